@@ -1,0 +1,49 @@
+# Two commands do all the set-up: `make demo` and `make test`. See README.md.
+
+PYTHON ?= python3
+PIP = $(1)/bin/python -m pip --disable-pip-version-check install -q -q -c constraints.txt
+PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproject.toml)
+PACKAGES = -e "core[cli]" -e libs/inl-torch -e plugins/inl-cpu
+SOURCES = core/src libs/inl-torch/src plugins/inl-cpu/src
+
+.PHONY: demo test test-core test-all lint clean
+
+demo: .venv/.demo
+	.venv/bin/inl generate "Why is the sky blue? Answer in two sentences." --max-tokens 40
+
+test: test-core test-all
+
+# The core's own tests, where torch, jax and triton are not installed.
+test-core: .venv-core/.test
+	.venv-core/bin/python -m pytest tests/core
+
+# Everything that needs a backend.
+test-all: .venv/.test
+	.venv/bin/python -m pytest $(filter-out tests/core tests/data,$(wildcard tests/*))
+
+lint: .venv/.test
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy $(SOURCES) tests/typing
+	PYTHONPATH=. .venv/bin/lint-imports
+
+.venv/.demo: $(PROJECTS) constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "INL needs Python 3.11 or newer; try: make PYTHON=python3.12 demo")'
+	$(PYTHON) -m venv .venv
+	@echo "installing into .venv (the first time this downloads torch)"
+	$(call PIP,.venv) $(PACKAGES)
+	@touch $@
+
+.venv/.test: .venv/.demo pyproject.toml
+	$(call PIP,.venv) -U "pip>=25.1"
+	$(call PIP,.venv) --group test --group jax --group lint
+	@touch $@
+
+.venv-core/.test: core/pyproject.toml pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-core
+	$(call PIP,.venv-core) -U "pip>=25.1"
+	$(call PIP,.venv-core) -e "core[cli,testing]" --group test
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-core

@@ -1,0 +1,45 @@
+"""INL: one model definition on any accelerator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from inl.device import Device as Device
+from inl.device import DeviceType as DeviceType
+from inl.errors import InlError as InlError
+
+if TYPE_CHECKING:
+    from inl.runtime.config import EngineConfig as EngineConfig
+    from inl.runtime.engine import Completion as Completion
+    from inl.runtime.engine import InferenceEngine as InferenceEngine
+
+__version__ = "0.1.0"
+
+LAZY = {
+    "Completion": "inl.runtime.engine",
+    "EngineConfig": "inl.runtime.config",
+    "InferenceEngine": "inl.runtime.engine",
+}
+"""Public names that are imported when first used, because they are heavy."""
+
+__all__ = [
+    "Completion",
+    "Device",
+    "DeviceType",
+    "EngineConfig",
+    "InferenceEngine",
+    "InlError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LAZY:
+        raise AttributeError(f"module 'inl' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""What a backend is, and the ones made of NumPy and of functions."""

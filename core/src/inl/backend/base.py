@@ -1,0 +1,97 @@
+"""What a backend is: a handful of methods, frozen within a contract major."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from inl.spec.values import Array, Bucket, Limits, Paged, Slotted, State
+
+if TYPE_CHECKING:
+    from inl.device import Device
+    from inl.dtypes import HostArray
+    from inl.spec.kernel import Kernel
+
+C = TypeVar("C")
+
+StateSpec = tuple[Paged | Slotted, ...]
+Program = Callable[..., tuple[Any, ...]]
+
+
+class Memory(NamedTuple):
+    """Bytes of a device."""
+
+    total: int
+    free: int
+
+
+class Traits(NamedTuple):
+    """What the planner must know of a backend before it asks it for anything."""
+
+    dtypes: tuple[str, ...] = ("float32",)
+    """Dtypes it computes in, the preferred one first."""
+    block_size: int = 16
+    """Tokens per cache block that its attention likes best."""
+    depth: int = 2
+    """Steps worth having in flight."""
+
+
+class Backend(ABC):
+    """One device. To tweak a method, wrap; to grow the contract, see :meth:`offers`."""
+
+    device: Device
+    traits: Traits
+
+    @abstractmethod
+    def tensor(self, data: HostArray, *, axis: int | None = None) -> Array:
+        """Copy to the device; ``axis`` is cut over ranks where one program drives many.
+
+        Raises :class:`~inl.errors.OutOfMemory`.
+        """
+
+    @abstractmethod
+    def numpy(self, x: Array) -> HostArray:
+        """Wait for ``x`` and copy it to the host."""
+
+    @abstractmethod
+    def state(self, spec: StateSpec, *, limits: Limits) -> State:
+        """Allocate zeroed caches, slots and tables for ``limits``."""
+
+    @abstractmethod
+    def memory(self) -> Memory:
+        """Say how much memory there is now."""
+
+    @abstractmethod
+    def kernels(self) -> Iterable[Kernel]:
+        """List the kernels that come with this backend."""
+
+    @abstractmethod
+    def buckets(self, limits: Limits) -> Sequence[Bucket]:
+        """Choose the programs to compile, smallest first; none means any exact size."""
+
+    @abstractmethod
+    def compile(
+        self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
+    ) -> Program:
+        """Make one program; arguments at ``consumes`` are given up by the caller."""
+
+    def offers(self, kind: type[C]) -> C | None:  # noqa: ARG002
+        """Return a capability of this kind, or ``None``."""
+        return None
+
+
+class Collectives(ABC):
+    """Talks to the other ranks of an axis; every rank makes the same calls in order."""
+
+    @abstractmethod
+    def size(self, axis: str) -> int:
+        """Count the ranks of ``axis``."""
+
+    @abstractmethod
+    def all_reduce(self, x: Array, axis: str) -> Array:
+        """Sum over the ranks of ``axis``, the same bits on each."""
+
+    @abstractmethod
+    def all_gather(self, x: Array, axis: str) -> Array:
+        """Concatenate the ranks' parts along the last axis."""

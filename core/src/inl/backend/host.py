@@ -1,0 +1,37 @@
+"""What the host itself has: memory as the kernel and the cgroup allow it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from inl.backend.base import Memory
+
+CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def host_memory() -> Memory:
+    """Total and available bytes; the free part is a guess where the OS says nothing."""
+    total = _total()
+    for name in CGROUPS:
+        limit = _read(name).strip()
+        if limit.isdigit():
+            total = min(total, int(limit))
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return Memory(total, min(total, int(line.split()[1]) * 1024))
+    return Memory(total, total // 2)
+
+
+def _total() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 8 << 30
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text()
+    except OSError:
+        return ""

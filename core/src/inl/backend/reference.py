@@ -1,0 +1,174 @@
+"""The NumPy backend: every op is its body. The oracle, not a fast path.
+
+It spoils what an op consumes - the old buffer is filled with nonsense and made
+read-only - so that a use after donation shows on a laptop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+import numpy as np
+
+from inl.backend.base import (
+    Backend,
+    Collectives,
+    Memory,
+    Program,
+    StateSpec,
+    Traits,
+)
+from inl.backend.host import host_memory
+from inl.backend.simple import plain_state
+from inl.dtypes import FLOATS, HostArray, widen, wrap
+from inl.errors import DeviceError, KernelFailed, RunnerError
+from inl.ops import catalog
+from inl.spec.kernel import Kernel
+from inl.spec.op import OpSpec
+from inl.spec.tolerance import round_results
+from inl.spec.tree import leaves
+from inl.spec.values import Bucket, Limits, State
+
+if TYPE_CHECKING:
+    from inl.device import Device
+
+C = TypeVar("C")
+SPOILED = 0x7FBAD000
+
+
+@final
+class ReferenceBackend(Backend):
+    """NumPy on the host, storing in ``dtype`` and computing in float32 or wider."""
+
+    traits = Traits(dtypes=("float32", "float64", "bfloat16", "float16"))
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        dtype: str = "float32",
+        collectives: Collectives | None = None,
+    ) -> None:
+        if dtype not in FLOATS:
+            raise DeviceError(f"dtype: found {dtype!r}, the reference stores {FLOATS}")
+        self.device = device
+        self._dtype = dtype
+        self._collectives = collectives
+
+    def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
+        values = widen(data)
+        if values.dtype.kind != "f":
+            return values.copy()
+        return values.astype(np.float64 if self._dtype == "float64" else np.float32)
+
+    def numpy(self, x: Any) -> HostArray:
+        return wrap(np.asarray(x))
+
+    def state(self, spec: StateSpec, *, limits: Limits) -> State:
+        return plain_state(spec, limits, self.tensor)
+
+    def memory(self) -> Memory:
+        return host_memory()
+
+    def kernels(self) -> Iterable[Kernel]:
+        for spec in catalog().values():
+            if not spec.composite:
+                run = self._collective(spec) or body_kernel(spec, self._dtype)
+                yield Kernel(spec.name, "numpy", run)
+
+    def buckets(self, limits: Limits) -> Sequence[Bucket]:  # noqa: ARG002
+        return ()
+
+    def compile(
+        self,
+        function: Program,
+        bucket: Bucket | None,  # noqa: ARG002
+        *,
+        consumes: Sequence[int],  # noqa: ARG002
+    ) -> Program:
+        return function
+
+    def offers(self, kind: type[C]) -> C | None:
+        return self._collectives if isinstance(self._collectives, kind) else None
+
+    def _collective(self, spec: OpSpec) -> Callable[..., Any] | None:
+        if self._collectives is None:
+            return None
+        return {
+            "all_reduce": self._collectives.all_reduce,
+            "all_gather": self._collectives.all_gather,
+        }.get(spec.name)
+
+
+def body_kernel(spec: OpSpec, dtype: str) -> Callable[..., Any]:
+    """Run a primitive's body, round what it gives and spoil what it consumes."""
+    spoiled = [spec.parameters.index(name) for name in spec.consumes]
+
+    def run(*args: Any, **attrs: Any) -> Any:
+        for index in spoiled:
+            if not all(array.flags.writeable for array in leaves(args[index])):
+                raise KernelFailed(
+                    f"{spec.name}: argument {spec.parameters[index]!r} was consumed "
+                    "before; state goes in once and comes out"
+                )
+        result = round_results(spec, spec.body(*args, **attrs), dtype)
+        kept = list(leaves(result)) if spoiled else []
+        for index in spoiled:
+            for array in leaves(args[index]):
+                if not any(np.may_share_memory(array, other) for other in kept):
+                    spoil(array)
+        return result
+
+    return run
+
+
+def spoil(array: Any) -> None:
+    """Fill with nonsense and forbid writing."""
+    array.setflags(write=True)
+    array.fill(np.nan if array.dtype.kind == "f" else SPOILED)
+    array.setflags(write=False)
+
+
+class ThreadCollectives(Collectives):
+    """Ranks that are threads of this process, meeting at a barrier."""
+
+    def __init__(self, ranks: int, rank: int, shared: Meeting) -> None:
+        self._ranks, self._rank, self._shared = ranks, rank, shared
+
+    def size(self, axis: str) -> int:  # noqa: ARG002
+        return self._ranks
+
+    def all_reduce(self, x: Any, axis: str) -> Any:  # noqa: ARG002
+        parts = self._shared.exchange(self._rank, x)
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def all_gather(self, x: Any, axis: str) -> Any:  # noqa: ARG002
+        return np.concatenate(self._shared.exchange(self._rank, x), axis=-1)
+
+
+class Meeting:
+    """Where the threads of a rank group exchange arrays."""
+
+    def __init__(self, ranks: int, *, seconds: float = 60.0) -> None:
+        self._parts: list[Any] = [None] * ranks
+        self._barrier = threading.Barrier(ranks, timeout=seconds)
+
+    def exchange(self, rank: int, x: Any) -> list[Any]:
+        """Give ``x`` and take every rank's; raises where a rank does not come."""
+        self._parts[rank] = x
+        try:
+            self._barrier.wait()
+            parts = list(self._parts)
+            self._barrier.wait()
+        except threading.BrokenBarrierError:
+            raise RunnerError(f"rank {rank}: another rank stopped or is late") from None
+        return parts
+
+    def abort(self) -> None:
+        """Let every waiting rank fail at once."""
+        self._barrier.abort()

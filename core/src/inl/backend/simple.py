@@ -1,0 +1,95 @@
+"""A whole backend from a few functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+from inl.backend.base import Backend, Memory, Program, StateSpec, Traits
+from inl.backend.host import host_memory
+from inl.dtypes import HostArray, cast, wrap
+from inl.ops.step import empty_tables
+from inl.spec.kernel import Kernel
+from inl.spec.values import Bucket, Cache, Limits, Paged, Slotted, State, Tables
+
+if TYPE_CHECKING:
+    from inl.device import Device
+
+Compile = Callable[[Program, "Bucket | None", Sequence[int]], Program]
+
+
+def simple_backend(
+    *,
+    tensor: Callable[[HostArray], Any],
+    numpy: Callable[[Any], HostArray],
+    kernels: Callable[[], Iterable[Kernel]],
+    compile: Compile | None = None,  # noqa: A002
+    buckets: Callable[[Limits], Sequence[Bucket]] | None = None,
+    traits: Traits | None = None,
+    memory: Callable[[], Memory] = host_memory,
+) -> Callable[[Device], Backend]:
+    """Make a backend class out of functions; what is left out has a plain default.
+
+    tensor: host array to device tensor. numpy: back again. kernels: at least one for
+    each primitive op that the models use. compile: ``(function, bucket, consumes)`` to
+    a program; the function itself by default. buckets: none means every exact size.
+    Caches get the default layout :class:`~inl.spec.values.Cache`.
+    """
+    chosen = traits or Traits()
+
+    @final
+    class SimpleBackend(Backend):
+        traits = chosen
+
+        def __init__(self, device: Device) -> None:
+            self.device = device
+
+        def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
+            return tensor(data)
+
+        def numpy(self, x: Any) -> HostArray:
+            return numpy(x)
+
+        def state(self, spec: StateSpec, *, limits: Limits) -> State:
+            return plain_state(spec, limits, tensor)
+
+        def memory(self) -> Memory:
+            return memory()
+
+        def kernels(self) -> Iterable[Kernel]:
+            return kernels()
+
+        def buckets(self, limits: Limits) -> Sequence[Bucket]:
+            return buckets(limits) if buckets else ()
+
+        def compile(
+            self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
+        ) -> Program:
+            return compile(function, bucket, consumes) if compile else function
+
+    return SimpleBackend
+
+
+def plain_state(
+    spec: StateSpec, limits: Limits, tensor: Callable[[HostArray], Any]
+) -> State:
+    """Zeroed state in the default layout, each buffer its own."""
+    import numpy as np
+
+    def zeros(shape: tuple[int, ...], dtype: str) -> Any:
+        return tensor(cast(np.zeros(shape, np.float32), dtype))
+
+    caches: dict[int, Cache] = {}
+    paged = [item for item in spec if isinstance(item, Paged)]
+    for group, blocks in zip(paged, limits.blocks, strict=True):
+        shape = (blocks, limits.block_size, group.kv_heads, group.head_dim)
+        for layer in group.layers:
+            caches[layer] = Cache(zeros(shape, group.dtype), zeros(shape, group.dtype))
+    slotted = {
+        item.name: zeros((limits.slots, *item.shape), item.dtype)
+        for item in spec
+        if isinstance(item, Slotted)
+    }
+    tables = empty_tables(groups=limits.groups, slots=limits.slots, width=limits.width)
+    on_device = Tables(*(tensor(wrap(array)) for array in tables))
+    return State(tuple(caches[layer] for layer in sorted(caches)), slotted, on_device)

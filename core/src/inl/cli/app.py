@@ -1,0 +1,99 @@
+"""The commands by name; the module of each is imported when it is asked for."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+import typer.main
+from typer.core import TyperGroup
+
+import inl
+
+COMMANDS = {
+    "generate": "inl.cli.generate:run",
+    "devices": "inl.cli.devices:run",
+    "plugins": "inl.cli.plugins:run",
+    "explain": "inl.cli.explain:run",
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group that looks its commands up in :data:`COMMANDS`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """All names, as the help page shows them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """Import one command; ``None`` for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        app = typer.Typer(add_completion=False, rich_markup_mode=_markup())
+        app.command(cmd_name)(_import(cmd_name))
+        return typer.main.get_command(app)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run one command; Ctrl-C has the shell's exit code in every typer."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+def run(words: list[str]) -> int:
+    """Run one command line; raises whatever the command raises."""
+    if words[:1] in (["devices"], ["plugins"]) and words[1:] in ([], ["--json"]):
+        # There is nothing to parse, and typer takes 0.1 s to set its parser up.
+        _import(words[0])(as_json=len(words) == 2)
+        return 0
+    app = typer.Typer(
+        cls=LazyGroup,
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=_markup(),
+    )
+    app.callback()(root)
+    try:
+        typer.main.get_command(app).main(words, prog_name="inl")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    return 0
+
+
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Show the version and exit.",
+            is_eager=True,
+            callback=lambda asked: _show_version(asked),
+        ),
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug", help="Show tracebacks and log more; so does INL_DEBUG=1."
+        ),
+    ] = False,
+) -> None:
+    """One model definition on any accelerator."""
+
+
+def _import(command: str) -> Any:
+    module, _, name = COMMANDS[command].partition(":")
+    return getattr(import_module(module), name)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"inl {inl.__version__}")
+        raise typer.Exit
+
+
+def _markup() -> Any:
+    """Boxes and colors are for people at a terminal only; rich takes 0.1 s."""
+    return "rich" if sys.stdout.isatty() and sys.stderr.isatty() else None

@@ -1,0 +1,66 @@
+"""``inl devices``: what there is to run on, and why the rest is not there."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from inl.cli.table import print_table
+from inl.plugin import Registry, registry
+
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def run(
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+) -> None:
+    """List every device of every plugin, and say why others are not there."""
+    rows = device_rows(registry())
+    if as_json:
+        print(json.dumps(rows, ensure_ascii=False))
+        return
+    print_table(("device", "name", "memory"), [_cells(row) for row in rows])
+
+
+def device_rows(known: Registry) -> list[dict[str, Any]]:
+    """One row a device, one a device type without any, one a plugin that failed."""
+    rows = [
+        {
+            "device": f"{row.type}:{row.info.index}" if row.info else str(row.type),
+            "status": "ready" if row.info else "unavailable",
+            "name": row.info.name if row.info else None,
+            "memory_bytes": row.info.memory_bytes if row.info else None,
+            "plugin": row.origin.package,
+            "reason": row.reason,
+        }
+        for row in known.devices()
+    ]
+    return rows + [
+        {
+            "device": plugin.origin.name,
+            "status": plugin.status,
+            "name": None,
+            "memory_bytes": None,
+            "plugin": plugin.origin.package,
+            "reason": plugin.detail,
+        }
+        for plugin in known.failed
+    ]
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    if row["status"] != "ready":
+        return row["device"], row["status"], row["reason"]
+    return row["device"], row["name"], show_bytes(row["memory_bytes"])
+
+
+def show_bytes(count: int | None) -> str:
+    """Bytes as a person reads them, ``"139.8 GiB"``; empty if unknown."""
+    if count is None:
+        return ""
+    power = min(max(count.bit_length() - 1, 0) // 10, len(UNITS) - 1)
+    if power == 0:
+        return f"{count} bytes"
+    return f"{count / 1024**power:.1f} {UNITS[power]}"

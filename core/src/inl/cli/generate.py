@@ -1,0 +1,117 @@
+"""``inl generate``: one prompt, one answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from inl.runtime.chat import chat_ids
+from inl.runtime.config import EngineConfig
+from inl.runtime.engine import Completion, InferenceEngine
+from inl.runtime.load import LanguageModel, open_model
+from inl.text.tokenizer import Tokenizer
+from inl.weights.hub import resolve_model
+
+
+def run(
+    prompt: Annotated[str, typer.Argument(help="What to answer.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder or GGUF file; SmolLM2-135M-Instruct if none."),
+    ] = None,
+    device: Annotated[str, typer.Option(help='Such as "cpu" or "cuda:1".')] = "auto",
+    dtype: Annotated[str, typer.Option(help="Dtype to compute in.")] = "auto",
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to answer.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same answer.")] = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Answer PROMPT with a model on a device."""
+    began = time.perf_counter()
+    language = open_model(resolve_model(model))
+    tokenizer = language.checkpoint.tokenizer()
+    ids = _ids(language, tokenizer, prompt, raw=raw)
+    config = EngineConfig(
+        backend=device,
+        dtype=dtype,
+        max_batch=1,
+        context=min(language.config.max_tokens, len(ids) + max(max_tokens, 1)),
+    )
+    engine = InferenceEngine(language, tokenizer, config, progress=_progress())
+    loaded = time.perf_counter() - began
+    options: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "seed": seed,
+    }
+    with engine:
+        if as_json:
+            _print_json(engine, engine.generate(ids, **options), loaded)
+            return
+        for piece in engine.stream(ids, **options):
+            print(piece, end="", flush=True)
+        print()
+
+
+def _ids(
+    language: LanguageModel, tokenizer: Tokenizer, prompt: str, *, raw: bool
+) -> list[int]:
+    if raw:
+        return tokenizer.encode(prompt)
+    template = language.checkpoint.chat_template
+    ids = chat_ids(language, template, tokenizer, prompt)
+    if template is not None:
+        template.close()
+    return ids
+
+
+def _print_json(engine: InferenceEngine, found: Completion, loaded: float) -> None:
+    count = len(found.token_ids)
+    decode = found.seconds - found.first_token_seconds
+    timings = {
+        "load_seconds": round(loaded, 4),
+        "first_token_seconds": round(found.first_token_seconds, 4),
+        "total_seconds": round(found.seconds, 4),
+        "decode_tokens_per_second": round((count - 1) / decode, 2)
+        if count > 1
+        else None,
+    }
+    print(
+        json.dumps(
+            {
+                "text": found.text,
+                "token_ids": list(found.token_ids),
+                "prompt_tokens": found.prompt_tokens,
+                "finish_reason": found.finish_reason,
+                "device": engine.device,
+                "timings": timings,
+            },
+            ensure_ascii=False,
+        )
+    )
+
+
+def _progress() -> Any:
+    """A bar for loading, on a terminal only and only if it takes a while."""
+    if not sys.stderr.isatty():
+        return None
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True)
+    task = bar.add_task("loading weights", total=None)
+    began = time.perf_counter()
+
+    def tell(done: int, total: int) -> None:
+        if time.perf_counter() - began > 0.5 or bar.live.is_started:
+            bar.start()
+            bar.update(task, completed=done, total=total)
+        if done == total:
+            bar.stop()
+
+    return tell

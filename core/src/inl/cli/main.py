@@ -1,0 +1,84 @@
+"""``inl``: runs a command and turns what goes wrong into a line and an exit code.
+
+0: done. 1: an unexpected error, or nobody reads our output any more. 2: a usage error
+or one of :mod:`inl.errors`. 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from inl.errors import InlError, MissingPackage
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run ``inl`` with ``args``, by default the process's own; gives an exit code."""
+    words, debug = _take_debug(list(sys.argv[1:] if args is None else args))
+    try:
+        with _log_on_stderr(debug):
+            code = _run(words)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The interpreter flushes once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except InlError as error:
+        _complain(error, debug)
+        return 2
+    except Exception as error:
+        _complain(error, debug)
+        if not debug:
+            print("inl: run again with --debug for the traceback", file=sys.stderr)
+        return 1
+    return code
+
+
+def _run(words: list[str]) -> int:
+    try:
+        from inl.cli.app import run
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "inl":
+            raise
+        raise MissingPackage(
+            "the command line needs typer and rich; try: pip install 'inl-core[cli]'"
+        ) from error
+    return run(words)
+
+
+def _take_debug(words: list[str]) -> tuple[list[str], bool]:
+    """Take --debug out, wherever it stands before a bare ``--``."""
+    end = words.index("--") if "--" in words else len(words)
+    kept = [word for word in words[:end] if word != "--debug"]
+    asked = len(kept) < end or os.environ.get("INL_DEBUG", "0") not in ("", "0")
+    return kept + words[end:], asked
+
+
+@contextmanager
+def _log_on_stderr(debug: bool) -> Iterator[None]:
+    log = logging.getLogger("inl")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("inl: %(message)s"))
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG if debug else logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+def _complain(error: Exception, debug: bool) -> None:
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    missing = isinstance(error, MissingPackage)
+    kind = "" if missing else f"{type(error).__name__}: "
+    print(f"inl: {kind}{error}", file=sys.stderr)

@@ -1,0 +1,24 @@
+"""``inl plugins``: what is installed, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from inl.cli.table import print_table
+from inl.plugin import registry
+
+
+def run(
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+) -> None:
+    """List every plugin; a broken one is a row like any other."""
+    rows = registry().plugins
+    if as_json:
+        print(json.dumps([row._asdict() for row in rows], ensure_ascii=False))
+        return
+    heads = "plugin", "package", "status", "detail"
+    cells = [(row.name, row.package, row.status, row.detail) for row in rows]
+    print_table(heads, cells)

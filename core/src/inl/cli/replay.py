@@ -1,0 +1,96 @@
+"""``inl replay``: a trace once more, on another device, compared step by step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from inl.errors import ModelError, ProtocolError
+from inl.runtime.config import EngineConfig
+from inl.runtime.load import LanguageModel, open_model
+from inl.runtime.recorder_file import RunHeader, digest, read_trace
+from inl.runtime.replay import Difference, Outcome, replay
+from inl.runtime.runner import Limits, Runner
+from inl.runtime.worker_start import start
+from inl.weights.hub import resolve_model
+
+
+def run(
+    file: Annotated[Path, typer.Argument(help="What `inl trace` wrote.")],
+    device: Annotated[str, typer.Option(help="Where to replay.")] = "reference",
+    dtype: Annotated[
+        str | None, typer.Option(help="Dtype to compute in; the recorded one if none.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Folder or GGUF file, if it has moved.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Compare a trace's tokens with another device's; exit status 1 if they differ."""
+    items = read_trace(file)
+    header = items[0]
+    assert isinstance(header, RunHeader), "readers check the first record"
+    language = _open(header, model, file)
+    config = EngineConfig(backend=device, dtype=dtype or header.dtype or "auto")
+
+    def make(limits: Limits) -> Runner:
+        return start(language, config, limits=limits).runner
+
+    try:
+        found = replay(items, make)
+    finally:
+        language.checkpoint.close()
+    if as_json:
+        print(json.dumps(_as_dict(found, header.device, device)))
+    else:
+        print("\n".join(describe(found, header.device, device)))
+    if found.differences:
+        raise typer.Exit(1)
+
+
+def _open(header: RunHeader, model: str | None, file: Path) -> LanguageModel:
+    if not (model or header.model):
+        raise ProtocolError(f"trace {file}: names no model; give --model")
+    language = open_model(resolve_model(model or header.model))
+    if header.digest and (found := digest(language.checkpoint)) != header.digest:
+        raise ModelError(
+            f"{language.checkpoint.path}: digest {found[:12]}, {file} was recorded "
+            f"with {header.digest[:12]} ({header.model}); give --model with that one"
+        )
+    return language
+
+
+def describe(found: Outcome, recorded: str, replayed: str) -> list[str]:
+    """Say in lines what a replay found."""
+    lines = [
+        f"{found.steps} steps, {found.rows} rows compared, {found.skipped} left out; "
+        f"recorded on {recorded or 'an unnamed runner'}, replayed on {replayed}"
+    ]
+    if not found.differences:
+        return [*lines, "every token is the same"]
+    first = found.differences[0]
+    lines.append(
+        f"first difference: step {first.step}, row {first.row}: sequence "
+        f"{first.sequence} (slot {first.slot}), token {first.position}: "
+        f"recorded {first.recorded}, replayed {first.replayed}"
+    )
+    count = len({each.sequence for each in found.differences})
+    return [*lines, f"{count} of {found.sequences} sequences differ"]
+
+
+def _as_dict(found: Outcome, recorded: str, replayed: str) -> dict[str, object]:
+    def row(each: Difference) -> dict[str, int]:
+        return each._asdict()
+
+    return {
+        "recorded": recorded,
+        "replayed": replayed,
+        "steps": found.steps,
+        "rows": found.rows,
+        "skipped": found.skipped,
+        "sequences": found.sequences,
+        "differences": [row(each) for each in found.differences],
+    }

@@ -1,0 +1,40 @@
+"""``inl trace``: one answer, with all that the runner was told and answered."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from inl.runtime.config import EngineConfig
+from inl.runtime.engine import InferenceEngine
+
+
+def run(
+    prompt: Annotated[str, typer.Argument(help="What to answer.")],
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder or GGUF file; SmolLM2-135M-Instruct if none."),
+    ] = None,
+    device: Annotated[str, typer.Option(help='Such as "cpu" or "cuda:1".')] = "auto",
+    dtype: Annotated[str, typer.Option(help="Dtype to compute in.")] = "auto",
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to answer.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same answer.")] = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+) -> None:
+    """Answer PROMPT and write a trace for `inl replay`."""
+    config = EngineConfig(backend=device, dtype=dtype, max_batch=1, trace=out)
+    with InferenceEngine.from_pretrained(model, config) as engine:
+        ids = engine.tokenizer.encode(prompt) if raw else engine.chat_ids(prompt)
+        pieces = engine.stream(
+            ids, max_tokens=max_tokens, temperature=temperature, seed=seed
+        )
+        for piece in pieces:
+            print(piece, end="", flush=True)
+        print()
+        steps, where = engine.stats.steps, engine.device
+    print(f"{steps} steps on {where} written to {out}", file=sys.stderr)

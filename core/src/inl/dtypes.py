@@ -1,0 +1,103 @@
+"""Dtype names, their sizes, and host arrays whose dtype NumPy may lack."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FLOATS = ("float64", "float32", "bfloat16", "float16")
+"""Names of the dtypes that tensors may be stored in, widest first."""
+
+SIZES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Bytes per element of every plain dtype."""
+
+EPSILON = {
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+}
+"""Gap between 1 and the next number of each floating dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostArray:
+    """Memory on the host with a dtype name.
+
+    ``data`` holds ``shape`` elements of ``dtype``; bfloat16 is held as uint16 bits.
+    A block-quantized dtype (``"q4_1"``) is held as uint8 ``[rows..., bytes per row]``
+    while ``shape`` stays the logical one. ``data`` may be a read-only memory map.
+    """
+
+    data: NDArray[Any]
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of logical elements."""
+        return math.prod(self.shape)
+
+
+def wrap(array: NDArray[Any]) -> HostArray:
+    """Name a NumPy array's own dtype."""
+    return HostArray(array, array.dtype.name, tuple(array.shape))
+
+
+def widen(array: HostArray) -> NDArray[Any]:
+    """Return plain numbers NumPy can compute with: bfloat16 becomes float32.
+
+    Raises ``TypeError`` for a quantized dtype: :mod:`inl.weights.quant` decodes those.
+    """
+    import numpy as np
+
+    if array.dtype == "bfloat16":
+        return (
+            (array.data.astype(np.uint32) << 16).view(np.float32).reshape(array.shape)
+        )
+    if array.dtype not in SIZES:
+        raise TypeError(f"dtype {array.dtype!r} is packed; decode it first")
+    return array.data.reshape(array.shape)
+
+
+def cast(values: NDArray[Any], dtype: str) -> HostArray:
+    """Round numbers to ``dtype``, to nearest even."""
+    import numpy as np
+
+    if dtype != "bfloat16":
+        return wrap(np.asarray(values).astype(dtype, copy=False))
+    values = np.asarray(values)
+    narrow = np.ascontiguousarray(values, np.float32)
+    bits = narrow.view(np.uint32)
+    if values.dtype.name == "float64":
+        # What the first rounding lost decides a tie of the second one.
+        tie = (bits & 0xFFFF) == 0x8000
+        bits = bits + (tie & (np.abs(values) > np.abs(narrow)))
+        bits = bits - (tie & (np.abs(values) < np.abs(narrow)))
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    quiet = np.where(np.isnan(values), np.uint32(0x7FC0), rounded)
+    return HostArray(quiet.astype(np.uint16), dtype, tuple(np.shape(values)))
+
+
+def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Round numbers to ``dtype`` and hold them again in their own dtype."""
+    if values.dtype.name == dtype:
+        return values
+    import numpy as np
+
+    return np.asarray(widen(cast(values, dtype)).astype(values.dtype))

@@ -1,0 +1,171 @@
+"""Causal attention over a paged cache (Vaswani et al., 2017; Kwon et al., 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from inl.ops.step import empty_tables, make_step
+from inl.spec.message import Row, step_frame
+from inl.spec.op import Case, Spec, op
+from inl.spec.values import Bucket, Cache, Step
+
+
+def random_step(
+    rng: np.random.Generator,
+    cached: Sequence[int],
+    counts: Sequence[int],
+    *,
+    block_size: int = 4,
+    pad_rows: int = 0,
+    pad_tokens: int = 0,
+) -> tuple[Step, int]:
+    """A step whose rows have ``cached`` tokens and get ``counts`` more, in scattered
+    blocks. Returns it and the number of blocks that its cache needs.
+    """
+    lengths = [old + new for old, new in zip(cached, counts, strict=True)]
+    width = max(-(-length // block_size) for length in lengths) + 1
+    tables = empty_tables(groups=1, slots=len(counts) + 1, width=width)
+    free = list(rng.permutation(np.arange(1, 2 + width * len(counts))))
+    for slot, length in enumerate(lengths, start=1):
+        for index in range(-(-length // block_size)):
+            tables.blocks[0, slot, index] = free.pop()
+    tables.lengths[1:] = cached
+    bucket = Bucket(sum(counts) + pad_tokens, len(counts) + pad_rows)
+    rows = [Row(slot, [0] * new) for slot, new in enumerate(counts, start=1)]
+    message = step_frame(
+        bucket,
+        rows,
+        step=0,
+        groups=1,
+        block_size=block_size,
+        decode_rows=sum(1 for new in counts if new == 1),
+    )
+    step, _ = make_step.body(message, tables, bucket=bucket, block_size=block_size)
+    return step, 2 + width * len(counts)
+
+
+SHAPES: tuple[tuple[str, list[int], list[int], dict[str, Any]], ...] = (
+    ("decode", [5, 0, 11, 15], [1, 1, 1, 1], {}),
+    ("prefill", [0], [9], {}),
+    ("chunk", [6], [5], {}),
+    ("mixed", [3, 8, 0, 4], [1, 1, 7, 3], {}),
+    ("padded", [3, 8], [1, 6], {"pad_rows": 3, "pad_tokens": 4}),
+)
+
+
+def attention_case(
+    rng: np.random.Generator,
+    name: str,
+    dims: tuple[int, int, int],
+    attrs: dict[str, Any],
+) -> Case:
+    """Case ``name`` of :data:`SHAPES` with ``dims`` = (heads, kv_heads, head_dim)."""
+    _, cached, counts, pads = next(shape for shape in SHAPES if shape[0] == name)
+    heads, kv_heads, dim = dims
+    step, blocks = random_step(rng, cached, counts, **pads)
+    q = rng.standard_normal((step.tokens.shape[0], heads, dim))
+    cache = Cache(*rng.standard_normal((2, blocks, 4, kv_heads, dim)))
+    values = {"scale": dim**-0.5, "window": None, "cap": None, "group": 0, **attrs}
+    label = f"{name}/{heads}/{kv_heads}x{dim}" + "".join(f"/{a}" for a in attrs)
+    return Case(label, (q, cache, step), values)
+
+
+def _cases(rng: np.random.Generator) -> Iterable[Case]:
+    for name, *_ in SHAPES:
+        yield attention_case(rng, name, (6, 2, 64), {})
+    yield attention_case(rng, "mixed", (9, 3, 64), {})
+    yield attention_case(rng, "mixed", (4, 4, 128), {})
+    yield attention_case(rng, "mixed", (4, 1, 8), {"window": 3})
+    yield attention_case(rng, "mixed", (4, 2, 8), {"cap": 2.0})
+
+
+def _flops(q: Any, cache: Any, step: Any, **_: Any) -> int:
+    longest = step.blocks.shape[-1] * cache.k.shape[1]
+    return 4 * int(np.prod(q.shape)) * int(longest)
+
+
+@op(
+    shapes=lambda q, cache, step, **_: Spec(q.shape, q.dtype),  # noqa: ARG005
+    cases=_cases,
+    flops=_flops,
+)
+def attention(
+    q: Any,
+    cache: Cache,
+    step: Step,
+    *,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    group: int,
+) -> Any:
+    """Attend ``q`` [T, heads, d] to its row's cached keys; causal.
+
+    A query at position p sees keys at positions 0 .. p, or p - window + 1 .. p.
+    ``cap`` bounds scores as ``cap * tanh(score / cap)``. Heads share keys in groups
+    of ``heads / kv_heads``. Tokens of padding and rows of length 0 give zeros.
+    Softmax in float32 or wider.
+    """
+    out = np.zeros_like(q)
+    _tokens, heads, dim = q.shape
+    size, kv_heads = cache.k.shape[1:3]
+    for row, length in enumerate(step.lengths):
+        start, stop = step.starts[row], step.starts[row + 1]
+        if stop == start:
+            continue
+        ids = step.blocks[group, row, : -(-int(length) // size)]
+        k = cache.k[ids].reshape(-1, kv_heads, dim)[:length].transpose(1, 2, 0)
+        v = cache.v[ids].reshape(-1, kv_heads, dim)[:length].transpose(1, 0, 2)
+        mine = q[start:stop].reshape(-1, kv_heads, heads // kv_heads, dim)
+        scores = mine.transpose(1, 2, 0, 3) @ k[:, None] * scale
+        if cap is not None:
+            scores = cap * np.tanh(scores / cap)
+        distance = step.positions[start:stop, None] - np.arange(length)
+        seen = (
+            distance >= 0 if window is None else (distance >= 0) & (distance < window)
+        )
+        scores = np.where(seen, scores, np.finfo(scores.dtype).min)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights = weights / weights.sum(-1, keepdims=True)
+        result = (weights @ v[:, None]).transpose(2, 0, 1, 3)
+        out[start:stop] = result.reshape(-1, heads, dim)
+    return out
+
+
+def _attend_cases(rng: np.random.Generator) -> Iterable[Case]:
+    for name, *_ in SHAPES:
+        case = attention_case(rng, name, (6, 2, 16), {})
+        q, cache, step = case.args
+        k, v = rng.standard_normal((2, q.shape[0], 2, 16))
+        k[step.counts[2] :] = v[step.counts[2] :] = (
+            0  # padding writes one cell, in any order
+        )
+        yield Case(case.name, (q, k, v, cache, step), case.attrs)
+
+
+@op(cases=_attend_cases, consumes=("cache",))
+def attend(
+    ops: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    cache: Any,
+    step: Step,
+    *,
+    scale: float,
+    window: int | None = None,
+    cap: float | None = None,
+    group: int = 0,
+) -> tuple[Any, Any]:
+    """Cache k, v [T, kv_heads, d], then attend q [T, heads, d] to all that is cached.
+
+    Returns the result [T, heads, d] and the cache.
+    """
+    cache = ops.write_kv(k, v, cache, step.writes[group])
+    out = ops.attention(
+        q, cache, step, scale=scale, window=window, cap=cap, group=group
+    )
+    return out, cache

@@ -1,0 +1,95 @@
+"""Matrix products with weights; ``weight`` is [out, in] as checkpoints have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from inl.spec.kernel import PLAIN
+from inl.spec.op import Case, Spec, op
+from inl.spec.values import Array
+
+SIZES = ((1, 8, 16), (2, 5, 3), (13, 64, 48), (33, 96, 160))
+
+
+class Linear(NamedTuple):
+    """Parameters of :data:`linear`."""
+
+    weight: Array
+    """[N, K]."""
+    bias: Array | None = None
+    """[N]."""
+
+    @property
+    def layout(self) -> str:
+        """Unpacked."""
+        return PLAIN
+
+
+class QkvLinear(NamedTuple):
+    """Three matrices over one input, which a kernel may pack as one."""
+
+    q: Array
+    """[heads * head_dim, K]."""
+    k: Array
+    """[kv_heads * head_dim, K]."""
+    v: Array
+    """[kv_heads * head_dim, K]."""
+    q_bias: Array | None = None
+    k_bias: Array | None = None
+    v_bias: Array | None = None
+
+    @property
+    def layout(self) -> str:
+        """Unpacked."""
+        return PLAIN
+
+
+def product_flops(x: Any, w: Any, **_: Any) -> int:
+    """Two per multiply-add over every matrix in the group ``w``."""
+    matrices = [m for m in w if m is not None and len(m.shape) == 2]
+    return sum(2 * int(np.prod(x.shape)) * int(m.shape[0]) for m in matrices)
+
+
+def _cases(rng: np.random.Generator) -> Iterable[Case]:
+    for tokens, n, k in SIZES:
+        x, weight = rng.standard_normal((tokens, k)), rng.standard_normal((n, k))
+        yield Case(f"{tokens}x{n}x{k}", (x, Linear(weight)))
+        biased = Linear(weight, rng.standard_normal(n))
+        yield Case(f"{tokens}x{n}x{k}/bias", (x, biased))
+
+
+@op(
+    shapes=lambda x, w: Spec((*x.shape[:-1], w.weight.shape[0]), x.dtype),
+    cases=_cases,
+    weights=Linear,
+    flops=product_flops,
+)
+def linear(x: Any, w: Linear) -> Any:
+    """``x`` [T, K] times the transpose of ``w.weight`` [N, K], plus the bias: [T, N].
+
+    Accumulates in float32 or wider.
+    """
+    y = x @ w.weight.T
+    return y if w.bias is None else y + w.bias
+
+
+def _qkv_cases(rng: np.random.Generator) -> Iterable[Case]:
+    for tokens, n, k in SIZES:
+        x = rng.standard_normal((tokens, k))
+        parts = [rng.standard_normal((size, k)) for size in (3 * n, n, n)]
+        yield Case(f"{tokens}x{n}x{k}", (x, QkvLinear(*parts)))
+        biases = [rng.standard_normal(size) for size in (3 * n, n, n)]
+        yield Case(f"{tokens}x{n}x{k}/bias", (x, QkvLinear(*parts, *biases)))
+
+
+@op(cases=_qkv_cases, weights=QkvLinear, flops=product_flops)
+def qkv_linear(ops: Any, x: Any, w: QkvLinear) -> tuple[Any, Any, Any]:
+    """Queries, keys and values of ``x`` [T, K]: three of [T, N]."""
+    return (
+        ops.linear(x, Linear(w.q, w.q_bias)),
+        ops.linear(x, Linear(w.k, w.k_bias)),
+        ops.linear(x, Linear(w.v, w.v_bias)),
+    )

@@ -1,0 +1,65 @@
+"""Root-mean-square normalization (Zhang and Sennrich, 2019), alone and fused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from inl.spec.kernel import PLAIN
+from inl.spec.op import Case, Spec, op
+from inl.spec.values import Array
+
+
+class Norm(NamedTuple):
+    """Parameters of :data:`rms_norm`."""
+
+    weight: Array
+    """[H]."""
+
+    @property
+    def layout(self) -> str:
+        """Unpacked."""
+        return PLAIN
+
+
+def _cases(rng: np.random.Generator) -> Iterable[Case]:
+    for rows, width in ((1, 1), (3, 16), (5, 577)):
+        for scale in (1e-4, 1.0, 100.0):
+            x = scale * rng.standard_normal((rows, width))
+            w = Norm(rng.standard_normal(width))
+            yield Case(f"{rows}x{width}/{scale:g}", (x, w), {"eps": 1e-5})
+    heads = rng.standard_normal((4, 3, 8))
+    yield Case("heads", (heads, Norm(rng.standard_normal(8))), {"eps": 1e-6})
+    yield Case("zeros", (np.zeros((2, 8)), Norm(np.ones(8))), {"eps": 1e-6})
+
+
+@op(
+    shapes=lambda x, w, *, eps: Spec(x.shape, x.dtype),  # noqa: ARG005
+    cases=_cases,
+    weights=Norm,
+)
+def rms_norm(x: Any, w: Norm, *, eps: float) -> Any:
+    """``x / sqrt(mean(x^2) + eps) * w.weight`` over the last axis, in float32."""
+    mean = np.mean(np.square(x), axis=-1, keepdims=True)
+    return x / np.sqrt(mean + eps) * w.weight
+
+
+def _fused_cases(rng: np.random.Generator) -> Iterable[Case]:
+    for rows, width in ((1, 8), (6, 96)):
+        residual, delta = rng.standard_normal((2, rows, width))
+        w = Norm(rng.standard_normal(width))
+        yield Case(f"{rows}x{width}", (residual, delta, w), {"eps": 1e-5})
+
+
+@op(cases=_fused_cases, weights=Norm)
+def reduce_add_norm(
+    ops: Any, residual: Any, delta: Any, w: Norm, *, eps: float
+) -> tuple[Any, Any]:
+    """Add the ranks' ``delta`` to ``residual`` and normalize the sum.
+
+    residual, delta: [T, H]. Returns the new residual and its norm.
+    """
+    residual = residual + ops.all_reduce(delta, axis="tensor")
+    return residual, ops.rms_norm(residual, w, eps=eps)

@@ -1,0 +1,163 @@
+"""From one message to the arrays of a step; integers only.
+
+These bodies are the template for every backend: fixed shapes, no branch on data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from inl.spec.message import (
+    HEADER,
+    Cell,
+    Row,
+    admit_frame,
+    layout,
+    release_frame,
+    step_frame,
+)
+from inl.spec.op import Case, Spec, op
+from inl.spec.values import PARAMS, Bucket, Step, Tables
+
+
+def _step_shapes(_message: Spec, tables: Any, *, bucket: Bucket, **_: Any) -> Any:
+    groups, _slots, width = tables.blocks.shape
+    tokens, rows, samples = bucket.tokens, bucket.rows, bucket.rows * bucket.width
+    shapes = Step(
+        (tokens,), (tokens,), (tokens,), (rows + 1,), (rows,), (rows,),
+        (groups, rows, width), (groups, tokens), (samples,), (rows,), (3,), (samples,),
+    )  # fmt: skip
+    step = Step(*(Spec(shape, "int32") for shape in shapes[:-1]))
+    return step, tables
+
+
+def empty_tables(*, groups: int, slots: int, width: int) -> Tables:
+    """Tables in which every slot belongs to nobody."""
+    return Tables(
+        np.zeros((groups, slots, width), np.int32),
+        np.zeros(slots, np.int32),
+        np.zeros(slots, np.int32),
+        np.zeros(slots, np.int32),
+        np.zeros((slots, len(PARAMS)), np.float32),
+    )
+
+
+def _cases(rng: np.random.Generator) -> Iterable[Case]:
+    groups, width, size = 2, 6, 4
+    tables = empty_tables(groups=groups, slots=5, width=width)
+    tables.blocks[:, 1:] = rng.integers(1, 30, (groups, 4, width))
+    tables.lengths[1:] = [5, 0, 7, 11]
+    tables.last[1:] = rng.integers(0, 90, 4)
+    mixed = [
+        Row(3, [-1], [0.25]),
+        Row(4, [-1], [0.5]),
+        Row(2, [int(x) for x in rng.integers(0, 90, 6)]),
+    ]
+    cells = [Cell(0, 4, 2, 17), Cell(1, 4, 2, 18), Cell(0, 2, 1, 9)]
+    for name, bucket in (
+        ("exact", Bucket(8, 3)),
+        ("padded", Bucket(12, 6, sampler="draw")),
+    ):
+        message = step_frame(
+            bucket, mixed, cells, step=3, groups=groups, block_size=size, decode_rows=2
+        )
+        yield Case(name, (message, tables), {"bucket": bucket, "block_size": size})
+    bucket = Bucket(6, 2, 3)
+    drafts = [Row(1, [-1, 4, 5], [0.1, 0.2, 0.3]), Row(3, [-1], [0.4])]
+    message = step_frame(
+        bucket, drafts, step=4, groups=groups, block_size=size, decode_rows=2
+    )
+    yield Case("drafts", (message, tables), {"bucket": bucket, "block_size": size})
+    message = step_frame(
+        bucket, (), step=4, groups=groups, block_size=size, decode_rows=0
+    )
+    yield Case("nobody", (message, tables), {"bucket": bucket, "block_size": size})
+
+
+@op(shapes=_step_shapes, cases=_cases, consumes=("tables",), rounds=False)
+def make_step(
+    message: Any, tables: Tables, *, bucket: Bucket, block_size: int
+) -> tuple[Step, Tables]:
+    """Unpack a step's ``message`` against the runner's ``tables``.
+
+    message: int32 [words] laid out by :func:`inl.spec.message.layout`.
+    Returns the step and the tables with its cells and lengths applied.
+    """
+    place = layout(bucket, groups=tables.blocks.shape[0], block_size=block_size)
+    rows = message[place.rows : place.cells].reshape(bucket.rows, 2 + bucket.width)
+    cells = message[place.cells : place.tokens].reshape(-1, 4)
+    given = message[place.tokens : place.size]
+    slots, counts = rows[:, 0], rows[:, 1]
+
+    blocks = tables.blocks.copy()
+    blocks[cells[:, 0], cells[:, 1], cells[:, 2]] = cells[:, 3]
+    before = tables.lengths[slots]
+    after = np.where(counts > 0, before + counts, 0).astype(np.int32)
+    lengths = tables.lengths.copy()
+    lengths[slots] = after
+
+    ends = np.cumsum(counts).astype(np.int32)
+    starts = np.concatenate([np.zeros(1, np.int32), ends])
+    index = np.arange(bucket.tokens, dtype=np.int32)
+    used = index < ends[-1]
+    owner = (index[:, None] >= ends[None, :]).sum(1)
+    row = np.where(used, owner, 0).astype(np.int32)
+    positions = np.where(used, before[row] + index - starts[row], 0).astype(np.int32)
+    row_blocks = blocks[:, slots]
+    homes = row_blocks[:, row, positions // block_size]
+    writes = np.where(used, homes * block_size + positions % block_size, 0)
+
+    offsets = np.arange(bucket.width, dtype=np.int32) - bucket.width
+    samples = np.maximum(ends[:, None] + offsets, starts[:-1, None])
+    samples = np.clip(samples, 0, bucket.tokens - 1)
+    step = Step(
+        tokens=np.where(given < 0, tables.last[slots][row], given),
+        positions=positions,
+        rows=row,
+        starts=starts,
+        lengths=after,
+        slots=slots.copy(),
+        blocks=row_blocks,
+        writes=writes.astype(np.int32),
+        samples=samples.reshape(-1).astype(np.int32),
+        adapters=tables.adapters[slots],
+        counts=message[9:12].copy(),
+        uniforms=rows[:, 2:].reshape(-1).copy(),
+    )
+    return step, tables._replace(blocks=blocks, lengths=lengths)
+
+
+def _admit_cases(rng: np.random.Generator) -> Iterable[Case]:
+    tables = empty_tables(groups=2, slots=4, width=5)
+    tables.blocks[:] = rng.integers(1, 30, tables.blocks.shape)
+    tables.lengths[:] = rng.integers(1, 20, 4)
+    ids = [[4, 5, 6], [7, 8, 9]]
+    frame = admit_frame(
+        2, ids, groups=2, width=5, length=12, last=7, adapter=1, temperature=0.7
+    )
+    yield Case("admit", (frame, tables))
+    yield Case("release", (release_frame(3, groups=2, width=5), tables))
+
+
+@op(
+    shapes=lambda _message, tables: tables,
+    cases=_admit_cases,
+    consumes=("tables",),
+    rounds=False,
+)
+def admit(message: Any, tables: Tables) -> Tables:
+    """Set one slot from an admission, or clear it from a release."""
+    groups, _slots, width = tables.blocks.shape
+    slot, length, last, adapter = message[HEADER : HEADER + 4]
+    table = HEADER + 4 + len(PARAMS)
+    params = np.ascontiguousarray(message[HEADER + 4 : table]).view(np.float32)
+    fresh = Tables(*(array.copy() for array in tables))
+    fresh.blocks[:, slot] = message[table:].reshape(groups, width)
+    fresh.lengths[slot] = length
+    fresh.last[slot] = last
+    fresh.adapters[slot] = adapter
+    fresh.params[slot] = params
+    return fresh

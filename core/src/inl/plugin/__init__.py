@@ -1,0 +1,43 @@
+"""The contract with plugins, and what the installed ones offer.
+
+A plugin's entry module needs ``hookimpl`` only; ``registry()`` is the host's side.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from inl.plugin.choose import choose_device as choose_device
+from inl.plugin.choose import make_backend as make_backend
+from inl.plugin.hooks import CONTRACT as CONTRACT
+from inl.plugin.hooks import FEATURES as FEATURES
+from inl.plugin.hooks import GROUP as GROUP
+from inl.plugin.hooks import hookimpl as hookimpl
+from inl.plugin.loader import load_registry as load_registry
+from inl.plugin.loader import registry as registry
+from inl.plugin.registry import Registry as Registry
+
+if TYPE_CHECKING:
+    from inl.backend.simple import simple_backend as simple_backend
+
+__all__ = [
+    "CONTRACT",
+    "FEATURES",
+    "GROUP",
+    "Registry",
+    "choose_device",
+    "hookimpl",
+    "load_registry",
+    "make_backend",
+    "registry",
+    "simple_backend",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "simple_backend":
+        # It computes, so it brings NumPy; an entry module must not.
+        from inl.backend.simple import simple_backend
+
+        return simple_backend
+    raise AttributeError(f"module 'inl.plugin' has no attribute {name!r}")

@@ -1,0 +1,105 @@
+"""Checks that a plugin follows the contract, before and after its hooks run."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pluggy
+
+from inl.errors import PluginError
+from inl.plugin import hooks
+from inl.plugin.hooks import CONTRACT, FEATURES, GROUP
+
+
+class Unsupported(PluginError):
+    """The plugin is sound but needs another contract than this core serves."""
+
+
+def hook_manager() -> pluggy.PluginManager:
+    """Make a manager that knows the hooks and no plugin."""
+    manager = pluggy.PluginManager("inl")
+    manager.add_hookspecs(hooks)
+    return manager
+
+
+def hook_callers(manager: pluggy.PluginManager | None = None) -> list[Any]:
+    """Every hook of the contract, as pluggy sees it, by name."""
+    relay = (manager or hook_manager()).hook
+    names = sorted(name for name in vars(relay) if name.startswith("inl_"))
+    return [getattr(relay, name) for name in names]
+
+
+def check_version(module: object) -> None:
+    """Refuse a plugin made for a newer contract, or one whose constants are odd."""
+    contract = getattr(module, "INL_CONTRACT", CONTRACT)
+    features = getattr(module, "INL_FEATURES", FEATURES)
+    pair = isinstance(contract, tuple) and len(contract) == 2
+    if not pair or not all(type(number) is int for number in contract):
+        raise PluginError(
+            f"INL_CONTRACT: found {contract!r:.80}, accepted: (major, minor) "
+            f"such as {CONTRACT}"
+        )
+    sound = isinstance(features, (set, frozenset, tuple, list))
+    if not sound or not all(isinstance(name, str) for name in features):
+        raise PluginError(
+            f"INL_FEATURES: found {features!r:.80}, accepted: a set of names"
+        )
+    if contract[0] != CONTRACT[0]:
+        raise PluginError(
+            f"INL_CONTRACT: found {contract}, but it is installed under {GROUP}"
+        )
+    served = ".".join(map(str, CONTRACT))
+    if contract > CONTRACT:
+        raise Unsupported(
+            f"needs contract {contract[0]}.{contract[1]}, this core serves {served}; "
+            "try: pip install -U inl-core"
+        )
+    if unknown := sorted(set(features) - FEATURES):
+        raise Unsupported(
+            f"needs {', '.join(unknown)}; this core has "
+            f"{', '.join(sorted(FEATURES)) or 'no features'} beside contract {served}; "
+            "try: pip install -U inl-core"
+        )
+
+
+def check_hooks(module: object, manager: pluggy.PluginManager) -> None:
+    """Refuse misspelled hooks, unmarked ones, and a plugin without any."""
+    known = {hook.name: hook for hook in hook_callers(manager)}
+    found = 0
+    for attribute in dir(module):
+        options = manager.parse_hookimpl_opts(module, attribute)
+        if options is None:
+            if attribute in known and callable(getattr(module, attribute)):
+                raise PluginError(f"{attribute}: lacks @hookimpl from inl.plugin")
+            continue
+        name = options["specname"] or attribute
+        if name not in known:
+            raise PluginError(
+                f"{name} is not a hook of {GROUP}; known: {', '.join(sorted(known))}"
+            )
+        _check_arguments(name, getattr(module, attribute), known[name].spec.argnames)
+        found += 1
+    if not found:
+        raise PluginError(
+            f"implements no hook of {GROUP}; known: {', '.join(sorted(known))}"
+        )
+
+
+def _check_arguments(name: str, function: Any, accepted: tuple[str, ...]) -> None:
+    plain = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    for parameter in inspect.signature(function).parameters.values():
+        required = parameter.default is parameter.empty and parameter.kind in plain
+        if required and parameter.name not in accepted:
+            raise PluginError(
+                f"{name}: found the argument {parameter.name!r}, "
+                f"accepted: {', '.join(accepted)}"
+            )
+
+
+def check_returned(returned: list[Any]) -> None:
+    """Refuse a hook that gives its items back instead of registering them."""
+    if returned:
+        raise PluginError(
+            f"a hook returned {returned[0]!r:.80}; hooks call register and return None"
+        )

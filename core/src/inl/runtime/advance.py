@@ -1,0 +1,36 @@
+"""One step of a model: the thing that is compiled, one program per bucket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inl.spec.values import Array, Model, State, Step
+
+
+def forward(
+    ops: Any, model: Model, config: Any, weights: Any, message: Array, state: State
+) -> tuple[Array, Step, State]:
+    """Read the message and compute the sampled tokens' logits [S, V]."""
+    step, tables = ops.make_step(
+        message, state.tables, bucket=ops.bucket, block_size=ops.block_size
+    )
+    step = step._replace(plan=ops.plan(step, block_size=ops.block_size))
+    state = state._replace(tables=tables)
+    carry = model.embed(ops, config, weights, step)
+    for index, w in enumerate(weights.layers):
+        carry, state = model.layer(ops, config, w, carry, step, state, index=index)
+    return model.head(ops, config, weights, carry, step), step, state
+
+
+def advance(
+    ops: Any, model: Model, config: Any, weights: Any, message: Array, state: State
+) -> tuple[Array, State]:
+    """Compute one step and choose its tokens, int32 [S]."""
+    logits, step, state = forward(ops, model, config, weights, message, state)
+    return choose(ops, logits, step, state)
+
+
+def choose(ops: Any, logits: Array, step: Step, state: State) -> tuple[Array, State]:
+    """Choose tokens and remember each row's last."""
+    tokens, tables = ops.choose(logits, step, state.tables, sampler=ops.bucket.sampler)
+    return tokens, state._replace(tables=tables)

@@ -1,0 +1,86 @@
+"""Refuses a bad frame before anything is consumed for it: a few array comparisons.
+
+A compiled program clamps an index that is out of range and goes on with wrong cells,
+and a state that was given up to a step that then fails is gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inl.errors import ProtocolError
+from inl.spec.message import HEADER, STEP, Header, admit_size, header, layout
+
+if TYPE_CHECKING:
+    from inl.spec.message import IntArray
+    from inl.spec.values import Limits
+
+
+class FrameCheck:
+    """Knows a runner's limits and how many tokens each slot holds."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._lengths = np.zeros(limits.slots, np.int64)
+
+    def read(self, frame: IntArray) -> Header:
+        """Check a frame and return its header; raises :class:`ProtocolError`."""
+        found = header(frame)
+        if found.kind == STEP:
+            self._step(frame, found)
+        else:
+            self._admission(frame)
+        return found
+
+    def _step(self, frame: IntArray, found: Header) -> None:
+        limits, bucket = self._limits, found.bucket
+        if limits.buckets and bucket not in limits.buckets:
+            raise ProtocolError(
+                f"bucket {tuple(bucket)} has no program; "
+                f"there are {[tuple(each) for each in limits.buckets]}"
+            )
+        place = layout(bucket, groups=limits.groups, block_size=limits.block_size)
+        _size(frame, place.size)
+        rows = frame[place.rows : place.cells].reshape(bucket.rows, -1)
+        slots, counts = rows[:, 0], rows[:, 1]
+        _within("slot", slots, 0, limits.slots - 1)
+        _within("tokens of a row", counts, 0, bucket.tokens)
+        if int(counts.sum()) != found.used_tokens:
+            raise ProtocolError(
+                f"step {found.step}: its rows have {int(counts.sum())} tokens, "
+                f"its header says {found.used_tokens}"
+            )
+        _within("token", frame[place.tokens :], -1, limits.vocab - 1)
+        cells = frame[place.cells : place.tokens].reshape(-1, 4)
+        _within("cell's group", cells[:, 0], 0, limits.groups - 1)
+        _within("cell's slot", cells[:, 1], 0, limits.slots - 1)
+        _within("cell's place", cells[:, 2], 0, limits.width - 1)
+        _within("cell's block", cells[:, 3], 0, min(limits.blocks) - 1)
+        after = self._lengths[slots] + counts
+        _within("length", after, 0, limits.width * limits.block_size)
+        self._lengths[slots] = np.where(slots > 0, after, 0)
+
+    def _admission(self, frame: IntArray) -> None:
+        limits = self._limits
+        _size(frame, admit_size(limits.groups, limits.width))
+        slot, length, last = (int(word) for word in frame[HEADER : HEADER + 3])
+        _within("slot", slot, 1, limits.slots - 1)
+        _within("length", length, 0, limits.width * limits.block_size)
+        _within("last token", last, 0, limits.vocab - 1)
+        table = frame[-limits.groups * limits.width :]
+        _within("block", table, 0, min(limits.blocks) - 1)
+        self._lengths[slot] = length
+
+
+def _size(frame: IntArray, words: int) -> None:
+    if frame.shape[0] != words:
+        raise ProtocolError(f"frame: found {frame.shape[0]} words, expected {words}")
+
+
+def _within(what: str, values: Any, low: int, high: int) -> None:
+    least, most = np.min(values), np.max(values)
+    if least < low or most > high:
+        found = int(least if least < low else most)
+        raise ProtocolError(f"{what}: found {found}, accepted: {low} to {high}")

@@ -1,0 +1,80 @@
+"""How an engine is to run; every field has a default that works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from inl.errors import RequestError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from inl.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine runs on and how much it takes.
+
+    Raises :class:`~inl.errors.RequestError` for a value out of range.
+    """
+
+    backend: str | Device = "auto"
+    """Device such as "cpu" or "cuda:1"; "auto" takes the best that is there, and
+    "worker:PATH_TO_PYTHON/cuda:1" one that another interpreter serves."""
+    dtype: str = "auto"
+    """Dtype to compute in; "auto" is the backend's preference."""
+    use_kv_cache: bool = True
+    """``False`` computes the whole sequence again for each token."""
+    prefix_cache: bool = True
+    """Share cached blocks between prompts that begin alike."""
+    max_batch: int = 8
+    """Sequences computed at once."""
+    token_budget: int = 512
+    """Most tokens in one step; longer prompts are cut into chunks."""
+    context: int | None = None
+    """Most tokens of a prompt and its answer; ``None`` is what the model allows."""
+    cache_bytes: int | None = None
+    """Memory for keys and values; ``None`` is a quarter of what is free."""
+    depth: int | None = None
+    """Steps in flight; ``None`` is the backend's preference."""
+    invariant: bool = False
+    """Only kernels whose bits do not depend on the rest of the batch."""
+    allow_hosted: bool = False
+    """Compute ops that have no kernel in NumPy on the host."""
+    on_worker_loss: str = "raise"
+    """"restart" starts a fresh worker, rebuilds every sequence and goes on."""
+    restart_device: str | Device | None = None
+    """Where the fresh worker runs; ``None`` is where the lost one ran."""
+    trace: str | Path | None = None
+    """File for all that the runner is told and answers, for ``inl replay``."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool):
+                self._check(field.name, type(value) is bool, "True or False")
+        for name in ("max_batch", "token_budget"):
+            value = getattr(self, name)
+            self._check(name, _counts(value), "a whole number of 1 or more")
+        for name in ("context", "cache_bytes", "depth"):
+            value = getattr(self, name)
+            known = value is None or _counts(value)
+            self._check(name, known, "None or a whole number of 1 or more")
+        self._check("dtype", isinstance(self.dtype, str), "the name of a dtype")
+        losses = ("raise", "restart")
+        self._check(
+            "on_worker_loss", self.on_worker_loss in losses, " or ".join(losses)
+        )
+
+    def _check(self, name: str, holds: bool, accepted: str) -> None:
+        if not holds:
+            raise RequestError(
+                f"EngineConfig.{name}: found {getattr(self, name)!r}, "
+                f"accepted: {accepted}"
+            )
+
+
+def _counts(value: object) -> bool:
+    return type(value) is int and 1 <= value < 2**62

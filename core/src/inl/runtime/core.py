@@ -1,0 +1,234 @@
+"""The loop between a scheduler and a runner: ids in, events out, no text, no tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from inl.errors import ProtocolError, RequestError, RunnerError, WorkerLost
+from inl.runtime.encode import STEP_NUMBERS, frames
+from inl.runtime.plan import Plan, Policy
+from inl.runtime.request import Event, Reason, Request
+from inl.runtime.runner import Limits, Reply, Runner
+from inl.runtime.scheduler import Scheduler
+from inl.spec.values import Bucket
+
+if TYPE_CHECKING:
+    from inl.runtime.recorder import Recorder
+
+
+class StepRecord(NamedTuple):
+    """What one submitted step was made of."""
+
+    step: int
+    bucket: Bucket
+    tokens: int
+    """Tokens computed, without padding."""
+    rows: int
+    decode_rows: int
+    requests: tuple[int, ...]
+    """Request of each row."""
+
+
+class Stats(NamedTuple):
+    """Totals since the engine began."""
+
+    steps: int
+    """Steps submitted."""
+    tokens: int
+    """Tokens computed, without padding."""
+    rows: int
+    """Rows of all steps, so ``rows / steps`` is the mean batch."""
+    preemptions: int
+    prefix_hit_tokens: int
+
+
+class EngineCore:
+    """Serves requests on one runner. One caller, one thread.
+
+    The runner is the caller's to close. Where it fails, every live request ends with
+    that error and the engine refuses further requests. If it is a worker that was lost,
+    ``replace`` may give a fresh runner, on which all live requests start over from
+    their token ids; the lost one is closed here.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        policy: Policy | None = None,
+        *,
+        scheduler: Scheduler | None = None,
+        on_step: Callable[[StepRecord], None] | None = None,
+        recorder: Recorder | None = None,
+        replace: Callable[[WorkerLost], Runner] | None = None,
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler or Scheduler(runner.limits, policy)
+        self.restarts = 0
+        """Runners that took the place of a lost one."""
+        self._recorder = recorder
+        self._replace = replace
+        self._on_step = on_step
+        self._live: dict[int, Request] = {}
+        self._pending: list[Event] = []
+        self._failure: Exception | None = None
+        self._steps = self._tokens = self._rows = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether :meth:`step` has anything left to do or to tell."""
+        if self._live or self._pending:
+            return True
+        idle = not self.scheduler.in_flight and not self.scheduler.has_releases
+        return self._failure is None and not idle
+
+    @property
+    def stats(self) -> Stats:
+        """Totals up to now."""
+        found = self.scheduler
+        return Stats(
+            self._steps,
+            self._tokens,
+            self._rows,
+            found.preemptions,
+            found.prefix_hit_tokens,
+        )
+
+    def add(self, request: Request) -> int:
+        """Queue a request and return its id.
+
+        Raises :class:`~inl.errors.RequestError` where it cannot be served, and
+        :class:`~inl.errors.RunnerError` once the runner has failed.
+        """
+        if self._failure is not None:
+            raise RunnerError(
+                f"engine: stopped when its runner failed ({_name(self._failure)}); "
+                "make another engine"
+            ) from self._failure
+        number = self.scheduler.add(request)
+        self._live[number] = request
+        return number
+
+    def cancel(self, number: int, reason: Reason = "cancelled") -> bool:
+        """End a request; tell whether it was still live.
+
+        Its last event comes with the next :meth:`step`. Raises
+        :class:`~inl.errors.RequestError` for an id that was never given.
+        """
+        request = self._live.pop(number, None)
+        if request is not None:
+            self._pending.append(self.scheduler.finish(request, reason))
+        elif not 1 <= number <= self.scheduler.arrivals:
+            raise RequestError(
+                f"request: found id {number!r}, this engine has given "
+                f"1 to {self.scheduler.arrivals}"
+            )
+        return request is not None
+
+    def step(self) -> list[Event]:
+        """Submit steps until enough are in flight, then collect the oldest."""
+        self._fill()
+        events, self._pending = self._pending, []
+        if self._failure is None and self.scheduler.in_flight:
+            events += self._collect()
+        if self._failure is not None:
+            events += self._end_all(self._failure)
+        return events
+
+    def _fill(self) -> None:
+        while (
+            self._failure is None
+            and len(self.scheduler.in_flight) < self.runner.limits.depth
+        ):
+            plan = self.scheduler.plan()
+            if not self._submit(plan):
+                continue
+            if plan.bucket is None:
+                assert self.scheduler.in_flight or not self._live, "work, but no plan"
+                return
+            self._record(plan, plan.bucket)
+
+    def _submit(self, plan: Plan) -> bool:
+        try:
+            for frame in frames(plan, self.runner.limits):
+                if self._recorder is not None:
+                    self._recorder.add(frame)
+                self.runner.submit(frame)
+        # A runner is anyone's code: whatever it raises must reach every caller.
+        except Exception as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        """Go on with a fresh runner, or end with the error."""
+        if self._replace is None or not isinstance(error, WorkerLost):
+            self._failure = error
+            return
+        self.runner.close()
+        try:
+            fresh = self._replace(error)
+            self.runner = fresh
+            self.scheduler.restart(fresh.limits)
+        except Exception as reason:
+            self._failure = reason
+            return
+        self.restarts += 1
+
+    def _record(self, plan: Plan, bucket: Bucket) -> None:
+        tokens, rows = plan.tokens, len(plan.chunks)
+        self._steps += 1
+        self._tokens += tokens
+        self._rows += rows
+        if self._on_step is not None:
+            ids = tuple(chunk.request.id for chunk in plan.chunks)
+            self._on_step(
+                StepRecord(plan.step, bucket, tokens, rows, plan.decode_rows, ids)
+            )
+
+    def _collect(self) -> list[Event]:
+        plan = self.scheduler.in_flight[0]
+        try:
+            reply = self.runner.collect()
+            if self._recorder is not None:
+                self._recorder.add(reply)
+            tokens = _chosen(reply, plan, self.runner.limits)
+        except Exception as error:
+            self._fail(error)
+            return []
+        events = self.scheduler.settle(tokens)
+        for event in events:
+            if event.reason is not None:
+                del self._live[event.request]
+        return events
+
+    def _end_all(self, error: Exception) -> list[Event]:
+        ended = [self.scheduler.finish(each, "error") for each in self._live.values()]
+        self._live.clear()
+        return [event._replace(error=error) for event in ended]
+
+
+def _chosen(reply: Reply, plan: Plan, limits: Limits) -> list[int]:
+    """Return one token a row; raises ``ProtocolError`` for a reply that cannot be."""
+    rows = len(plan.chunks)
+    step = plan.step % STEP_NUMBERS
+    if reply.step != step:
+        raise ProtocolError(f"reply: found step {reply.step}, expected {step}")
+    shape = reply.tokens.shape
+    if len(shape) != 2 or shape[0] < rows or shape[1] != 1:
+        raise ProtocolError(
+            f"reply of step {plan.step}: found tokens {list(shape)}, "
+            f"expected [{rows} or more, 1]"
+        )
+    tokens: list[int] = reply.tokens[:rows, 0].tolist()
+    if min(tokens) < 0 or max(tokens) >= limits.vocab:
+        bad = next(token for token in tokens if not 0 <= token < limits.vocab)
+        raise ProtocolError(
+            f"reply of step {plan.step}, row {tokens.index(bad)}: found token {bad}, "
+            f"the vocabulary is 0 to {limits.vocab - 1}"
+        )
+    return tokens
+
+
+def _name(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,164 @@
+"""From a checkpoint to a runner: which model, which kernels, how much cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from inl.dtypes import FLOATS, SIZES, wrap
+from inl.errors import CheckpointError, OutOfMemory, RequestError
+from inl.models.registry import find_model
+from inl.plugin import registry
+from inl.runtime.config import EngineConfig
+from inl.runtime.local import Loaded, LocalRunner
+from inl.runtime.runner import Limits
+from inl.spec.op import OpSpec
+from inl.spec.table import Policy
+from inl.spec.tolerance import round_results
+from inl.spec.tree import tree_map
+from inl.spec.values import Model, Paged
+from inl.weights.checkpoint import Checkpoint, open_checkpoint
+from inl.weights.groups import check_tensors, plan_groups
+from inl.weights.loader import Progress, load_weights, stored_specs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from inl.backend.base import Backend
+
+CACHE_SHARE = 0.25
+"""Part of the free memory that the cache may take unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModel:
+    """A checkpoint together with the architecture that reads it; no weights yet."""
+
+    model: Model
+    config: Any
+    checkpoint: Checkpoint
+
+    @property
+    def name(self) -> str:
+        """File or folder name."""
+        return self.checkpoint.path.name
+
+
+def open_model(path: str | Path) -> LanguageModel:
+    """Open a model's files and check its config and its tensors' shapes.
+
+    Raises :class:`~inl.errors.ModelError`; reads no weights.
+    """
+    checkpoint = open_checkpoint(path)
+    model = find_model(checkpoint.config, checkpoint.path)
+    try:
+        config = model.config(checkpoint.config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from None
+    stored = stored_specs(checkpoint)
+    groups = plan_groups(model.weights(config), (), stored)
+    check_tensors(groups, stored, str(checkpoint.path))
+    return LanguageModel(model, config, checkpoint)
+
+
+def start_runner(
+    language: LanguageModel,
+    backend: Backend,
+    config: EngineConfig,
+    *,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> LocalRunner:
+    """Load the weights on ``backend`` and make its runner, planned unless given."""
+    dtype = compute_dtype(backend, config.dtype)
+    shaped = replace(language.config, dtype=dtype)
+    limits = limits or plan_limits(language.model, shaped, backend, config)
+    policy = backend_policy(backend, config)
+    stored = stored_specs(language.checkpoint)
+    groups = plan_groups(language.model.weights(shaped), policy.kernels, stored)
+    weights = load_weights(
+        groups, language.checkpoint, backend, dtype, progress=progress
+    )
+    loaded = Loaded(language.model, shaped, groups, weights, policy)
+    return LocalRunner(backend, loaded, limits)
+
+
+def backend_policy(backend: Backend, config: EngineConfig) -> Policy:
+    """Which kernels an engine may choose from."""
+    return Policy(
+        (*backend.kernels(), *registry().kernels(backend.device.type)),
+        host=partial(hosted, backend) if config.allow_hosted else None,
+        invariant=config.invariant,
+        where=str(backend.device),
+    )
+
+
+def compute_dtype(backend: Backend, wanted: str) -> str:
+    """Resolve "auto" to the backend's preference; refuse what it cannot compute in."""
+    if wanted == "auto":
+        return backend.traits.dtypes[0]
+    if wanted not in FLOATS:
+        raise RequestError(
+            f"dtype: found {wanted!r}, accepted: auto, {', '.join(FLOATS)}"
+        )
+    if wanted not in backend.traits.dtypes:
+        raise RequestError(
+            f"dtype: found {wanted!r}, {backend.device} computes in "
+            f"{', '.join(backend.traits.dtypes)}"
+        )
+    return wanted
+
+
+def plan_limits(
+    model: Model, shaped: Any, backend: Backend, config: EngineConfig
+) -> Limits:
+    """Size slots and caches: what the batch may need, within the cache's memory.
+
+    Raises :class:`OutOfMemory` where not even one sequence fits.
+    """
+    size = backend.traits.block_size
+    context = min(config.context or shaped.max_tokens, shaped.max_tokens)
+    width = -(-context // size)
+    paged = [item for item in model.state(shaped) if isinstance(item, Paged)]
+    per_block = size * sum(
+        2 * len(group.layers) * group.kv_heads * group.head_dim * SIZES[group.dtype]
+        for group in paged
+    )
+    free = backend.memory().free
+    budget = config.cache_bytes or int(CACHE_SHARE * free)
+    affordable = budget // per_block
+    if config.context is None:
+        width = min(width, max(affordable, 0))
+    if affordable < width or width < 1:
+        raise OutOfMemory(
+            f"cache: one sequence of {context} tokens needs "
+            f"{max(width, 1) * per_block:,} bytes, {budget:,} are allowed; "
+            "lower context or raise cache_bytes"
+        )
+    blocks = 1 + min(config.max_batch * width, affordable)
+    return Limits(
+        slots=config.max_batch + 1,
+        blocks=(blocks,) * len(paged),
+        block_size=size,
+        width=width,
+        vocab=shaped.vocab_size,
+        depth=config.depth or backend.traits.depth,
+    )
+
+
+def hosted(backend: Backend, spec: OpSpec) -> Callable[..., Any]:
+    """Compute an op's body in NumPy: there and back again. Slow, and said so."""
+
+    def run(*args: Any, **attrs: Any) -> Any:
+        def fetch(x: Any) -> Any:
+            from inl.dtypes import widen
+
+            return widen(backend.numpy(x))
+
+        result = spec.body(*(tree_map(fetch, arg) for arg in args), **attrs)
+        rounded = round_results(spec, result, "float32")
+        return tree_map(lambda leaf: backend.tensor(wrap(leaf)), rounded)
+
+    return run

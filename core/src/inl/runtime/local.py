@@ -1,0 +1,219 @@
+"""The in-process runner: a model on one backend, or on one rank of several."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from inl.dtypes import HostArray, wrap
+from inl.errors import ProtocolError
+from inl.runtime.advance import advance, choose, forward
+from inl.runtime.check import FrameCheck
+from inl.runtime.runner import Limits, Reply, Runner
+from inl.runtime.trace import trace
+from inl.spec.message import MASKED, STEP, Header
+from inl.spec.table import Ops, Policy, Tracer
+from inl.spec.values import Bucket, Model, Paged, State, Tables
+
+if TYPE_CHECKING:
+    from inl.backend.base import Backend
+    from inl.spec.message import IntArray
+
+CLASSES = (Bucket(1, 1), Bucket(16, 16), Bucket(64, 16))
+"""Representatives of the sizes 1, 2 to 16, and 17 and more of an exact backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model with its weights on a device."""
+
+    model: Model
+    config: Any
+    groups: Any
+    """Tree of :class:`~inl.weights.groups.Planned`, which the weights follow."""
+    weights: Any
+    policy: Policy
+    ranks: int = 1
+
+
+class _Pending(NamedTuple):
+    step: int
+    bucket: Bucket
+    tokens: Any
+    """[S] on the device; ``None`` until ``choose`` for a masked step."""
+
+
+class LocalRunner(Runner):
+    """Runs steps on a backend of this process, programs made when first needed."""
+
+    def __init__(self, backend: Backend, loaded: Loaded, limits: Limits) -> None:
+        self.limits = replace(limits, buckets=tuple(backend.buckets(limits)))
+        self.compilations = 0
+        self._backend, self._loaded = backend, loaded
+        self._state = backend.state(self._shard_state(), limits=self.limits)
+        self._programs: dict[tuple[str, Bucket], Callable[..., Any]] = {}
+        self._check = FrameCheck(self.limits)
+        self._closed = False
+        self._resolved: dict[Bucket, Ops] = {}
+        self._pending: deque[_Pending] = deque()
+        self._masked: tuple[Header, Any, Any] | None = None
+        self._admit = self._compile(partial(_admit, self.ops(CLASSES[0])), None, (1,))
+
+    def submit(self, message: IntArray) -> None:
+        self._check_open()
+        if self._masked is not None:
+            raise ProtocolError(
+                f"step {self._masked[0].step} waits for its masks: call choose first"
+            )
+        if len(self._pending) >= self.limits.depth and message[1] == STEP:
+            raise ProtocolError(
+                f"submit: {len(self._pending)} steps are in flight, "
+                f"the limit is {self.limits.depth}"
+            )
+        found = self._check.read(message)
+        if found.kind != STEP:
+            frame = self._backend.tensor(wrap(message))
+            (self._state,) = self._admit(frame, self._state)
+            return
+        frame = self._backend.tensor(wrap(message))
+        if found.flags & MASKED:
+            self._submit_masked(found, frame)
+            return
+        program = self._program("advance", found.bucket)
+        tokens, self._state = program(self._loaded.weights, frame, self._state)
+        self._pending.append(_Pending(found.step, found.bucket, tokens))
+
+    def _submit_masked(self, found: Header, frame: Any) -> None:
+        program = self._program("logits", found.bucket)
+        logits, step, self._state = program(self._loaded.weights, frame, self._state)
+        self._masked = found, logits, step
+        self._pending.append(_Pending(found.step, found.bucket, None))
+
+    def choose(self, step: int, masks: IntArray) -> None:
+        if self._masked is None or self._masked[0].step != step:
+            raise ProtocolError(f"step {step}: no masks were announced for it")
+        found, logits, arrays = self._masked
+        words = -(-self.limits.vocab // 32)
+        if masks.shape != (found.rows, words) or masks.dtype.name != "int32":
+            raise ProtocolError(
+                f"masks: found {masks.dtype} {list(masks.shape)}, "
+                f"expected int32 {[found.rows, words]}"
+            )
+        program = self._program("masked", found.bucket)
+        bits = self._backend.tensor(wrap(masks))
+        tokens, self._state = program(logits, bits, arrays, self._state)
+        self._masked = None
+        self._pending[-1] = self._pending[-1]._replace(tokens=tokens)
+
+    def collect(self) -> Reply:
+        if not self._pending:
+            raise ProtocolError("collect: no step is in flight")
+        step, bucket, tokens = self._pending[0]
+        if tokens is None:
+            raise ProtocolError(f"step {step} waits for its masks: call choose first")
+        self._pending.popleft()
+        shape = bucket.rows, bucket.width
+        chosen = self._backend.numpy(tokens).data.reshape(shape).astype(np.int32)
+        return Reply(step, chosen, np.ones(bucket.rows, np.int32))
+
+    def close(self) -> None:
+        self._closed = True
+        self._pending.clear()
+        self._programs.clear()
+        self._state = State((), {}, Tables(*(None,) * len(Tables._fields)))
+        self._loaded = replace(self._loaded, weights=None)
+
+    def logits(self, message: IntArray) -> HostArray:
+        """Compute a step and choose nothing: its logits [S, V]; nothing in flight.
+
+        For comparing backends and for perplexity; keys and values are cached as usual.
+        """
+        self._check_open()
+        if self._pending or message[1] != STEP:
+            raise ProtocolError("logits: needs a step, and no step in flight")
+        program = self._program("logits", self._check.read(message).bucket)
+        frame = self._backend.tensor(wrap(message))
+        logits, _, self._state = program(self._loaded.weights, frame, self._state)
+        return self._backend.numpy(logits)
+
+    def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Make every program of ``limits.buckets`` now."""
+        for done, bucket in enumerate(self.limits.buckets, start=1):
+            self._program("advance", bucket)
+            if progress:
+                progress(done, len(self.limits.buckets))
+
+    def tracer(self, bucket: Bucket) -> Tracer:
+        """What the model calls at this bucket, and what was chosen for it."""
+        loaded = self._loaded
+        return trace(
+            loaded.model, loaded.config, loaded.groups, bucket, self.limits,
+            loaded.policy, ranks=loaded.ranks,
+        )  # fmt: skip
+
+    def ops(self, bucket: Bucket) -> Ops:
+        """Resolved ops of a bucket; an exact size shares those of its class."""
+        family = bucket if self.limits.buckets else size_class(bucket)
+        if family not in self._resolved:
+            self._resolved[family] = Ops(self.tracer(family))
+        return self._resolved[family].at(bucket)
+
+    def _program(self, name: str, bucket: Bucket) -> Callable[..., Any]:
+        known = self._programs.get((name, bucket))
+        if known is not None:
+            return known
+        ops, loaded = self.ops(bucket), self._loaded
+        made: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+            "advance": (partial(advance, ops, loaded.model, loaded.config), (2,)),
+            "logits": (partial(forward, ops, loaded.model, loaded.config), (2,)),
+            "masked": (partial(_masked, ops), (3,)),
+        }
+        run, consumes = made[name]
+        if len(self._programs) > 4096:
+            self._programs.clear()  # an exact backend meets ever new sizes
+        program = self._compile(run, bucket, consumes)
+        self._programs[name, bucket] = program
+        return program
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ProtocolError("runner: is closed; start another")
+
+    def _compile(
+        self, run: Callable[..., Any], bucket: Bucket | None, consumes: tuple[int, ...]
+    ) -> Callable[..., Any]:
+        self.compilations += 1
+        return self._backend.compile(run, bucket, consumes=consumes)
+
+    def _shard_state(self) -> Any:
+        ranks = self._loaded.ranks
+
+        def shard(item: Any) -> Any:
+            if isinstance(item, Paged):
+                return item._replace(kv_heads=item.kv_heads // ranks)
+            return item
+
+        return tuple(shard(i) for i in self._loaded.model.state(self._loaded.config))
+
+
+def size_class(bucket: Bucket) -> Bucket:
+    """Representative of an exact size's class."""
+    fits = [b for b in CLASSES if bucket.tokens <= b.tokens]
+    return (fits or CLASSES[-1:])[0]._replace(
+        width=bucket.width, sampler=bucket.sampler
+    )
+
+
+def _admit(ops: Ops, message: Any, state: Any) -> tuple[Any]:
+    return (state._replace(tables=ops.admit(message, state.tables)),)
+
+
+def _masked(
+    ops: Ops, logits: Any, masks: Any, step: Any, state: Any
+) -> tuple[Any, Any]:
+    return choose(ops, ops.mask_logits(logits, masks), step, state)

@@ -1,0 +1,163 @@
+"""Where a model's runner runs: in this process, or in a worker that is started."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from inl.errors import ProtocolError, RunnerError
+from inl.runtime.config import EngineConfig
+from inl.runtime.load import LanguageModel, compute_dtype, open_model, start_runner
+from inl.runtime.recorder_file import RunHeader, digest
+from inl.runtime.remote import WorkerRunner
+from inl.runtime.runner import Limits, Runner
+from inl.runtime.wire_values import Ready, read_limits
+from inl.runtime.worker_address import WorkerAddress, parse_worker
+
+if TYPE_CHECKING:
+    from inl.weights.loader import Progress
+
+log = logging.getLogger("inl")
+
+PARENTS = frozenset({"backend", "on_worker_loss", "restart_device", "trace"})
+"""Fields of EngineConfig that are the parent's affair."""
+
+MOST_RESTARTS = 3
+WINDOW_SECONDS = 60.0
+
+
+class Served(NamedTuple):
+    """A runner, and what it computes on."""
+
+    runner: Runner
+    device: str
+    dtype: str
+
+    @property
+    def ready(self) -> Ready:
+        """What a worker tells of it."""
+        return Ready(self.runner.limits, self.device, self.dtype)
+
+
+def start(
+    language: LanguageModel,
+    config: EngineConfig,
+    *,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Served:
+    """Start a model's runner on ``config.backend``, a device or a worker's.
+
+    limits: what it has to hold, instead of what ``config`` and its memory suggest.
+    """
+    address = parse_worker(config.backend)
+    if address is None:
+        return _start_here(language, config, limits, progress)
+    return _start_worker(language, config, address, limits, progress)
+
+
+def _start_here(
+    language: LanguageModel,
+    config: EngineConfig,
+    limits: Limits | None,
+    progress: Progress | None,
+) -> Served:
+    from inl.plugin import make_backend
+
+    backend = make_backend(config.backend)
+    runner = start_runner(language, backend, config, limits=limits, progress=progress)
+    return Served(runner, str(backend.device), compute_dtype(backend, config.dtype))
+
+
+def _start_worker(
+    language: LanguageModel,
+    config: EngineConfig,
+    address: WorkerAddress,
+    limits: Limits | None,
+    progress: Progress | None,
+) -> Served:
+    changed = {
+        field.name: getattr(config, field.name)
+        for field in fields(config)
+        if field.name not in PARENTS and getattr(config, field.name) != field.default
+    }
+    options = {
+        "model": str(language.checkpoint.path.absolute()),
+        "device": address.device,
+        "config": changed,
+        "limits": None if limits is None else asdict(limits),
+    }
+    runner = WorkerRunner(address.python, options, progress=progress)
+    return Served(runner, str(replace(address, device=runner.device)), runner.dtype)
+
+
+def run_header(language: LanguageModel, served: Served) -> RunHeader:
+    """What the flight recorder says of a model's runner."""
+    return RunHeader(
+        served.runner.limits,
+        served.device,
+        served.dtype,
+        str(language.checkpoint.path.absolute()),
+        digest(language.checkpoint),
+    )
+
+
+def serve_model(options: Mapping[str, Any], progress: Progress) -> Served:
+    """Open a model in a worker: the factory that :mod:`inl.runtime.worker` uses.
+
+    options: "model", a path; "device"; "config", fields of
+    :class:`~inl.runtime.config.EngineConfig` other than the defaults; perhaps "limits".
+    """
+    limits = options.get("limits")
+    model, device = options.get("model"), options.get("device")
+    config = options.get("config")
+    if not (isinstance(model, str) and isinstance(device, str)):
+        raise ProtocolError(f"OPEN: found model {model!r} and device {device!r}")
+    if not isinstance(config, dict):
+        raise ProtocolError(f"OPEN: config: found {config!r}, accepts an object")
+    known = {field.name for field in fields(EngineConfig)} - PARENTS
+    if unknown := sorted(config.keys() - known):
+        raise ProtocolError(
+            f"OPEN: config: found {', '.join(unknown)}, which this inl-core does not "
+            f"know; accepts {', '.join(sorted(known))}"
+        )
+    return start(
+        open_model(model),
+        EngineConfig(backend=device, **config),
+        limits=None if limits is None else read_limits(limits, "OPEN"),
+        progress=progress,
+    )
+
+
+class Restarts:
+    """Starts a runner in place of a lost one, but not endlessly.
+
+    Called with the error; raises it, with the times counted, once there were
+    :data:`MOST_RESTARTS` within :data:`WINDOW_SECONDS`.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], Runner],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._begin = begin
+        self._clock = clock
+        self._times: deque[float] = deque(maxlen=MOST_RESTARTS)
+
+    def __call__(self, error: RunnerError) -> Runner:
+        now = self._clock()
+        full = len(self._times) == MOST_RESTARTS
+        if full and now - self._times[0] < WINDOW_SECONDS:
+            raise type(error)(
+                f"{MOST_RESTARTS} workers were lost within {WINDOW_SECONDS:g} s; "
+                f"the last: {error}"
+            ) from error
+        self._times.append(now)
+        log.warning("starting another worker: %s", error)
+        return self._begin()

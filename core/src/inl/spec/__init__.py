@@ -1,0 +1,1 @@
+"""What ops, kernels, steps and messages are."""

@@ -1,0 +1,199 @@
+"""The values that cross the seam: what a step computes and what a model is.
+
+A tensor is opaque here (``Array``): NumPy, torch, JAX or a :class:`StrictArray`.
+Every tuple is a plain ``NamedTuple``, so each framework sees a tree of arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+Array = Any
+"""An opaque tensor: ``+ - *``, ``.shape``, ``.dtype``, static slices and reshapes."""
+
+SAMPLERS = ("greedy", "draw")
+"""Ways to choose a token, by rising cost; a bucket is compiled for one."""
+
+PARAMS = ("temperature",)
+"""Columns of ``Tables.params``."""
+
+
+class Bucket(NamedTuple):
+    """Static shape of a compiled step. Hashable; the only compile key."""
+
+    tokens: int
+    """T: tokens computed in the step, padding included."""
+    rows: int
+    """R: sequences taking part, padding included."""
+    width: int = 1
+    """W: tokens sampled per row; 1, or k + 1 when k drafts are verified."""
+    sampler: str = "greedy"
+    """One of :data:`SAMPLERS`."""
+
+
+class Step(NamedTuple):
+    """What one step computes: int32 arrays on the device.
+
+    Decoding rows come first. Slot 0, block 0 and cell 0 belong to nobody: padding
+    reads and writes there. ``G`` cache groups, ``B`` blocks per sequence,
+    ``S = R * W`` samples.
+    """
+
+    tokens: Array
+    """[T] token ids."""
+    positions: Array
+    """[T] place of the token in its own sequence."""
+    rows: Array
+    """[T] row of the token."""
+    starts: Array
+    """[R + 1] row r owns tokens starts[r] .. starts[r + 1]."""
+    lengths: Array
+    """[R] tokens cached after this step; 0 for padding."""
+    slots: Array
+    """[R] home of the row in per-sequence state."""
+    blocks: Array
+    """[G, R, B] block table of each cache group."""
+    writes: Array
+    """[G, T] cell (block * block_size + offset) for the token's key and value."""
+    samples: Array
+    """[S] tokens whose hidden state becomes logits."""
+    adapters: Array
+    """[R] adapter of the row; 0 is none."""
+    counts: Array
+    """[3] decoding rows, rows, tokens in use."""
+    uniforms: Array
+    """[S] the host's uniform numbers, float32 bits held as int32."""
+    plan: Any = ()
+    """What the attention kernel worked out once for all layers; opaque."""
+
+
+class Tables(NamedTuple):
+    """Per-slot bookkeeping that lives at the runner, int32 unless said otherwise."""
+
+    blocks: Array
+    """[G, slots, B] block tables."""
+    lengths: Array
+    """[slots] tokens cached."""
+    last: Array
+    """[slots] last token chosen."""
+    adapters: Array
+    """[slots] adapter; 0 is none."""
+    params: Array
+    """[slots, len(PARAMS)] float32 sampling parameters."""
+
+
+class Cache(NamedTuple):
+    """The default layout of one layer's paged cache; a backend may have its own."""
+
+    k: Array
+    """[blocks, block_size, kv_heads, head_dim]."""
+    v: Array
+    """[blocks, block_size, kv_heads, head_dim]."""
+
+
+class State(NamedTuple):
+    """All that a step consumes and returns; its layout is the backend's affair."""
+
+    caches: tuple[Any, ...]
+    """One opaque cache per attention layer."""
+    slotted: Mapping[str, Array]
+    """Name -> [slots, ...]: per-sequence state other than keys and values."""
+    tables: Tables
+
+
+class Paged(NamedTuple):
+    """One cache group: layers whose keys and values share a block table."""
+
+    layers: tuple[int, ...]
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    window: int | None = None
+
+
+class Slotted(NamedTuple):
+    """State of fixed size per sequence."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    rebuild: Literal["tokens", "replay", "save"]
+    """"tokens": recomputing restores it; "replay": one by one; "save": only a copy."""
+
+
+class Param(NamedTuple):
+    """One logical tensor of a checkpoint."""
+
+    source: str
+    """Its name in the Hugging Face layout."""
+    shape: tuple[int, ...]
+    axis: int | None = None
+    """Axis cut over tensor-parallel ranks; ``None`` is a copy on each."""
+    optional: bool = False
+    """May be absent; then the group's field is ``None``."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Group:
+    """Parameters that one op takes together, so that a kernel may pack them."""
+
+    op: str
+    params: Mapping[str, Param]
+
+    def __init__(self, op: str, **params: Param) -> None:
+        object.__setattr__(self, "op", op)
+        object.__setattr__(self, "params", params)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a runner can hold. Slot 0 and block 0 belong to nobody and are counted."""
+
+    slots: int
+    """Sequences at once, plus one."""
+    blocks: tuple[int, ...]
+    """Blocks of each cache group, plus one each."""
+    block_size: int
+    """Tokens per block."""
+    width: int
+    """B: most blocks of one sequence, so ``width * block_size`` tokens at most."""
+    vocab: int
+    """V: tokens are 0 .. vocab - 1."""
+    buckets: tuple[Bucket, ...] = ()
+    """Programs that exist, smallest first; empty where every size is served exactly."""
+    depth: int = 2
+    """Steps that may be in flight."""
+
+    @property
+    def groups(self) -> int:
+        """G: cache groups."""
+        return len(self.blocks)
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest sequence that fits."""
+        return min(self.width, *(count - 1 for count in self.blocks)) * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """An architecture: what to load, what it remembers, and three pure functions.
+
+    The core owns the loop over layers. Each function is written per shard: counts
+    come from shapes, per-head sizes from the config.
+    """
+
+    config: Callable[[Mapping[str, Any]], Any]
+    """(hf config dict) -> frozen, hashable config."""
+    weights: Callable[[Any], Any]
+    """(config) -> NamedTuple with a ``layers`` tuple; its leaves are :class:`Group`."""
+    state: Callable[[Any], tuple[Paged | Slotted, ...]]
+    """(config) -> what a sequence leaves behind."""
+    embed: Callable[..., tuple[Array, ...]]
+    """(ops, config, w, step) -> carry: tuple of [T, ...]."""
+    layer: Callable[..., tuple[tuple[Array, ...], State]]
+    """(ops, config, w, carry, step, state, *, index) -> (carry, state)."""
+    head: Callable[..., Array]
+    """(ops, config, w, carry, step) -> logits [S, V]."""

@@ -1,0 +1,225 @@
+"""Tiny models with random weights, and runners over them, with no file at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inl.backend.reference import Meeting, ReferenceBackend, ThreadCollectives
+from inl.dtypes import HostArray, wrap
+from inl.errors import CheckpointError
+from inl.runtime.local import Loaded, LocalRunner
+from inl.runtime.ranks import RankRunner, check_shares
+from inl.spec.table import Policy
+from inl.weights.checkpoint import Checkpoint
+from inl.weights.groups import check_tensors, plan_groups
+from inl.weights.loader import load_weights, stored_specs
+
+if TYPE_CHECKING:
+    from inl.backend.base import Backend
+    from inl.device import Device
+    from inl.runtime.runner import Limits
+    from inl.spec.values import Model
+    from inl.text.template import ChatTemplate
+    from inl.text.tokenizer import Tokenizer
+
+Tensors = dict[str, NDArray[np.float32]]
+
+
+@final
+class MemoryCheckpoint(Checkpoint):
+    """A config and tensors that are in memory already."""
+
+    path = Path("memory")
+    eos_token_ids = ()
+
+    def __init__(
+        self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
+    ) -> None:
+        self.config = config
+        self._tensors = {name: wrap(array) for name, array in tensors.items()}
+
+    def names(self) -> list[str]:
+        return list(self._tensors)
+
+    def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
+        found = self.tensor(name)
+        return found.dtype, found.shape
+
+    def tensor(self, name: str) -> HostArray:
+        if name not in self._tensors:
+            raise self.missing(name)
+        return self._tensors[name]
+
+    def tokenizer(self) -> Tokenizer:
+        raise CheckpointError(f"{self.path}: has no tokenizer; pass token ids")
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is mapped."""
+
+
+def tiny_llama(
+    rng: np.random.Generator,
+    *,
+    layers: int = 2,
+    hidden: int = 48,
+    heads: int = 8,
+    kv_heads: int = 8,
+    head_dim: int = 8,
+    inner: int = 96,
+    vocab: int = 96,
+    tied: bool = False,
+    bias: bool = False,
+) -> tuple[dict[str, Any], Tensors]:
+    """A Llama's config in the Hugging Face layout, and its tensors by name.
+
+    Weights are scaled so that residual, attention and feed-forward are of one size
+    and softmax is neither flat nor a maximum: an error in any term shows in the logits.
+    """
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "attention_bias": bias,
+        "tie_word_embeddings": tied,
+    }
+    shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": None}
+    if not tied:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    sizes = {"q": heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * head_dim}
+    for index in range(layers):
+        at = f"model.layers.{index}."
+        for name, rows in sizes.items():
+            shapes[f"{at}self_attn.{name}_proj.weight"] = (rows, hidden)
+            if bias:
+                shapes[f"{at}self_attn.{name}_proj.bias"] = (rows, 1)
+        shapes[f"{at}self_attn.o_proj.weight"] = (hidden, sizes["q"])
+        shapes[f"{at}mlp.gate_proj.weight"] = (inner, hidden)
+        shapes[f"{at}mlp.up_proj.weight"] = (inner, hidden)
+        shapes[f"{at}mlp.down_proj.weight"] = (hidden, inner)
+        shapes[f"{at}input_layernorm.weight"] = None
+        shapes[f"{at}post_attention_layernorm.weight"] = None
+    tensors = {name: _random(rng, shape, hidden) for name, shape in shapes.items()}
+    return config, tensors
+
+
+def _random(
+    rng: np.random.Generator, shape: tuple[int, int] | None, hidden: int
+) -> NDArray[np.float32]:
+    if shape is None:
+        values = 1 + 0.3 * rng.standard_normal(hidden)
+    elif shape[1] == 1:
+        values = 0.5 * rng.standard_normal(shape[0])
+    else:
+        values = 1.4 * rng.standard_normal(shape) / shape[1] ** 0.5
+    return np.asarray(values, np.float32)
+
+
+def plain_logits(
+    config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], ids: Any
+) -> NDArray[np.float64]:
+    """Logits [len(ids), V] of a tiny Llama in float64, one text at a time, no cache.
+
+    Written apart from the ops and the models of this package, to compare them with.
+    """
+    w = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+    dim, eps = config["head_dim"], config["rms_norm_eps"]
+    shared = config["num_attention_heads"] // config["num_key_value_heads"]
+    place = np.arange(len(ids))
+    turn = np.exp(
+        1j * np.outer(place, config["rope_theta"] ** (-2 * np.arange(dim // 2) / dim))
+    )
+
+    def norm(x: Any, name: str) -> Any:
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"]
+
+    def heads(x: Any, name: str, *, rotate: bool) -> Any:
+        y = x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
+        y = y.reshape(len(ids), -1, dim).transpose(1, 0, 2)
+        if not rotate:
+            return y
+        z = (y[..., : dim // 2] + 1j * y[..., dim // 2 :]) * turn
+        return np.concatenate([z.real, z.imag], -1)
+
+    x = w["model.embed_tokens.weight"][np.asarray(ids)]
+    for index in range(config["num_hidden_layers"]):
+        at = f"model.layers.{index}."
+        y = norm(x, f"{at}input_layernorm")
+        q = heads(y, f"{at}self_attn.q_proj", rotate=True)
+        k = heads(y, f"{at}self_attn.k_proj", rotate=True).repeat(shared, 0)
+        v = heads(y, f"{at}self_attn.v_proj", rotate=False).repeat(shared, 0)
+        scores = np.where(place[:, None] >= place, q @ k.swapaxes(1, 2), -np.inf)
+        share = np.exp(scores / dim**0.5)
+        out = share @ v / share.sum(-1, keepdims=True)
+        out = out.transpose(1, 0, 2).reshape(len(ids), -1)
+        x = x + out @ w[f"{at}self_attn.o_proj.weight"].T
+        y = norm(x, f"{at}post_attention_layernorm")
+        gate, up = (y @ w[f"{at}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ w[f"{at}mlp.down_proj.weight"].T
+    table = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
+    result: NDArray[np.float64] = norm(x, "model.norm") @ w[f"{table}.weight"].T
+    return result
+
+
+def local_runner(
+    backend: Backend,
+    model: Model,
+    checkpoint: Checkpoint,
+    limits: Limits,
+    *,
+    dtype: str = "float32",
+    rank: int = 0,
+    ranks: int = 1,
+) -> LocalRunner:
+    """Load one rank's weights on ``backend`` and make its runner."""
+    config = replace(model.config(checkpoint.config), dtype=dtype)
+    policy = Policy(tuple(backend.kernels()), where=str(backend.device))
+    stored = stored_specs(checkpoint)
+    groups = plan_groups(model.weights(config), policy.kernels, stored, ranks=ranks)
+    check_tensors(groups, stored, str(checkpoint.path))
+    check_shares(groups, model.state(config), ranks)
+    weights = load_weights(groups, checkpoint, backend, dtype, rank=rank)
+    return LocalRunner(
+        backend, Loaded(model, config, groups, weights, policy, ranks), limits
+    )
+
+
+def reference_ranks(
+    device: Device,
+    model: Model,
+    checkpoint: Checkpoint,
+    limits: Limits,
+    *,
+    ranks: int,
+    dtype: str = "float32",
+) -> RankRunner:
+    """A tensor-parallel group of NumPy backends, one thread each."""
+    meeting = Meeting(ranks)
+
+    def make(rank: int) -> LocalRunner:
+        collectives = ThreadCollectives(ranks, rank, meeting)
+        backend = ReferenceBackend(device, dtype=dtype, collectives=collectives)
+        return local_runner(
+            backend, model, checkpoint, limits, dtype=dtype, rank=rank, ranks=ranks
+        )
+
+    return RankRunner(make, ranks, abort=meeting.abort)

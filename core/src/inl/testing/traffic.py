@@ -1,0 +1,182 @@
+"""Random sequences that come, grow and go: frames that a runner must get right."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from inl.spec.message import Cell, Row, admit_frame, release_frame, step_frame
+from inl.spec.values import SAMPLERS, Bucket, Limits
+
+if TYPE_CHECKING:
+    from inl.runtime.runner import Runner
+    from inl.spec.message import IntArray
+
+
+class Sent(NamedTuple):
+    """A frame, and whose tokens its reply will hold."""
+
+    message: IntArray
+    takes: tuple[int, ...] | None
+    """Sequence of each row; -1 where a prompt goes on. ``None``: there is no reply."""
+    tokens: int = 0
+    """Tokens in use; 0 where there is no step."""
+    decoding: int = 0
+    """Rows that feed their own last token back."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    name: int
+    slot: int
+    prompt: list[int]
+    answer: int
+    """Tokens still to be chosen."""
+    cached: int = 0
+    table: list[list[int]] = field(default_factory=list)
+
+
+class Traffic:
+    """Frames for ``limits``: admissions in scattered blocks, chunked prompts mixed with
+    decoding rows, slots and blocks used again at once.
+
+    Nothing depends on a reply, so the same frames go to every runner that is compared.
+    ``prompts`` fills up with the prompt of each sequence, in order.
+    """
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        limits: Limits,
+        *,
+        max_rows: int = 6,
+        max_tokens: int = 24,
+        longest: int = 40,
+        sampler: str = "greedy",
+    ) -> None:
+        self.prompts: list[list[int]] = []
+        self._rng, self._limits, self._sampler = rng, limits, sampler
+        fits = [b for b in limits.buckets if b.sampler == sampler and b.width == 1]
+        self._buckets = sorted(fits)
+        self._max_rows = min([max_rows, *(max(b.rows for b in fits) for _ in fits[:1])])
+        top = [b.tokens for b in fits if b.rows >= self._max_rows]
+        self._max_tokens = min(max_tokens, max(top, default=max_tokens))
+        self._longest = min(longest, limits.max_tokens)
+        self._slots = list(range(1, limits.slots))
+        self._free = [
+            [int(b) for b in rng.permutation(np.arange(1, count))]
+            for count in limits.blocks
+        ]
+        self._live: list[_Sequence] = []
+
+    def frames(self, steps: int) -> Iterator[Sent]:
+        """Yield frames until there were ``steps`` steps."""
+        for step in range(1, steps + 1):
+            while self._slots and (not self._live or self._rng.random() < 0.5):
+                if not self._room():
+                    break
+                yield self._admit()
+            yield self._step(step)
+            for sequence in [s for s in self._live if s.answer == 0]:
+                yield self._release(sequence)
+
+    def _room(self) -> bool:
+        need = len(self._live) + 1
+        per_sequence = -(-self._longest // self._limits.block_size)
+        most = min(count - 1 for count in self._limits.blocks)
+        return need <= self._max_rows and need * per_sequence <= most
+
+    def _admit(self) -> Sent:
+        rng, limits = self._rng, self._limits
+        length = int(rng.integers(1, self._longest // 2 + 1))
+        answer = int(rng.integers(1, self._longest // 2 + 1))
+        prompt = [int(token) for token in rng.integers(0, limits.vocab, length)]
+        sequence = _Sequence(len(self.prompts), self._slots.pop(0), prompt, answer)
+        given = int(rng.integers(0, -(-length // limits.block_size) + 1))
+        sequence.table = [[free.pop() for _ in range(given)] for free in self._free]
+        self.prompts.append(prompt)
+        self._live.append(sequence)
+        hot = 0.8 if self._sampler != SAMPLERS[0] and rng.random() < 0.7 else 0.0
+        frame = admit_frame(
+            sequence.slot, sequence.table, groups=limits.groups, width=limits.width,
+            temperature=hot,
+        )  # fmt: skip
+        return Sent(frame, None)
+
+    def _release(self, sequence: _Sequence) -> Sent:
+        self._live.remove(sequence)
+        self._slots.append(sequence.slot)
+        for free, table in zip(self._free, sequence.table, strict=True):
+            free[:0] = table
+        limits = self._limits
+        frame = release_frame(sequence.slot, groups=limits.groups, width=limits.width)
+        return Sent(frame, None)
+
+    def _step(self, step: int) -> Sent:
+        decoding = [s for s in self._live if s.cached >= len(s.prompt)]
+        waiting = [s for s in self._live if s.cached < len(s.prompt)]
+        rows: list[Row] = []
+        takes: list[int] = []
+        cells: list[Cell] = []
+        budget = self._max_tokens
+        for sequence in (*decoding, *waiting):
+            left = len(sequence.prompt) - sequence.cached
+            most = 1 if left <= 0 else min(left, budget, 1 + int(self._rng.poisson(5)))
+            if most < 1:
+                continue
+            cells += self._grow(sequence, sequence.cached + most)
+            at = sequence.cached
+            tokens = [-1] if left <= 0 else sequence.prompt[at : at + most]
+            rows.append(Row(sequence.slot, tokens, [float(self._rng.random())]))
+            sequence.cached += most
+            budget -= most
+            chosen = sequence.cached >= len(sequence.prompt)
+            sequence.answer -= chosen
+            takes.append(sequence.name if chosen else -1)
+        used = sum(len(row.tokens) for row in rows)
+        message = step_frame(
+            self._bucket(used, len(rows)), rows, cells, step=step,
+            groups=self._limits.groups, block_size=self._limits.block_size,
+            decode_rows=len(decoding),
+        )  # fmt: skip
+        return Sent(message, tuple(takes), used, len(decoding))
+
+    def _grow(self, sequence: _Sequence, length: int) -> Iterator[Cell]:
+        need = -(-length // self._limits.block_size)
+        for group, table in enumerate(sequence.table):
+            while len(table) < need:
+                table.append(self._free[group].pop())
+                yield Cell(group, sequence.slot, len(table) - 1, table[-1])
+
+    def _bucket(self, tokens: int, rows: int) -> Bucket:
+        if not self._buckets:
+            extra, more = (int(n) for n in self._rng.integers(0, 3, 2))
+            return Bucket(tokens + extra, rows + more, sampler=self._sampler)
+        fits = [b for b in self._buckets if b.tokens >= tokens and b.rows >= rows]
+        return fits[min(len(fits) - 1, int(self._rng.random() < 0.2))]
+
+
+def play(runner: Runner, frames: Iterator[Sent]) -> dict[int, list[int]]:
+    """Run frames with as many steps in flight as allowed; tokens of each sequence."""
+    texts: dict[int, list[int]] = {}
+    flying: deque[tuple[int, ...]] = deque()
+
+    def take() -> None:
+        takes = flying.popleft()
+        for name, chosen in zip(takes, runner.collect().tokens, strict=False):
+            if name >= 0:
+                texts.setdefault(name, []).append(int(chosen[-1]))
+
+    for sent in frames:
+        if sent.takes is not None and len(flying) == runner.limits.depth:
+            take()
+        runner.submit(sent.message)
+        if sent.takes is not None:
+            flying.append(sent.takes)
+    while flying:
+        take()
+    return texts

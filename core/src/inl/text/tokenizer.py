@@ -1,0 +1,189 @@
+"""Text to token ids and back, over the ``tokenizers`` package."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+from inl.errors import CheckpointError, MissingPackage, RequestError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
+"""How a vocabulary with byte fallback spells a byte."""
+
+
+@final
+class Tokenizer:
+    """A vocabulary and its rules. Safe to share between threads."""
+
+    def __init__(
+        self,
+        rules: tokenizers.Tokenizer,
+        *,
+        where: str = "tokenizer",
+        bos_token: str = "",
+        eos_token: str = "",
+    ) -> None:
+        self._rules = rules
+        self.where = where
+        self.bos_token = bos_token
+        self.eos_token = eos_token
+
+    @classmethod
+    def from_file(cls, path: Path) -> Tokenizer:
+        """Read a ``tokenizer.json``; raises :class:`CheckpointError` if damaged."""
+        try:
+            text = path.read_text("utf-8")
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{path}: not found; accepted: a tokenizer.json beside the model"
+            ) from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}") from error
+        build = library().Tokenizer.from_str
+        where = str(path)
+        rules = guarded(build, text, where=where, accepted="a tokenizer.json")
+        return cls(rules, where=where)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, added tokens included."""
+        return self._rules.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Control tokens: :meth:`decode` leaves them out unless told otherwise."""
+        added = self._rules.get_added_tokens_decoder()
+        return frozenset(index for index, token in added.items() if token.special)
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Split ``text`` into ids; ``add_special`` adds what the model begins with.
+
+        A control token spelled in ``text`` becomes that token: templates need it.
+        Characters whose bytes the vocabulary lacks are left out, as it is defined.
+        Raises :class:`RequestError` for a lone surrogate, which UTF-8 cannot hold.
+        """
+        try:
+            with _no_panic(self.where):
+                found = self._rules.encode(text, add_special_tokens=add_special)
+                return list(found.ids)
+        except TypeError as error:
+            raise RequestError(
+                f"prompt: found {_odd(text)}; accepted: text that UTF-8 can hold"
+            ) from error
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Join ids into text; broken UTF-8 becomes U+FFFD, ids without a token nothing.
+
+        Raises :class:`RequestError` for an id that is no 32-bit number from 0.
+        """
+        try:
+            with _no_panic(self.where):
+                return self._rules.decode(list(ids), skip_special_tokens=skip_special)
+        except (OverflowError, TypeError) as error:
+            raise RequestError(
+                f"token ids: found one outside 0 to {2**32 - 1}; accepted: ids from 0"
+            ) from error
+
+    def token(self, index: int) -> str | None:
+        """Return the vocabulary's spelling of an id; ``None`` where it has none."""
+        return self._rules.id_to_token(index)
+
+    def token_id(self, token: str) -> int | None:
+        """Find the id of a token in the vocabulary's own spelling."""
+        return self._rules.token_to_id(token)
+
+    @cached_property
+    def byte_level(self) -> bool:
+        """Whether a text is its tokens' bytes joined, with no other rule."""
+        return _decoder_kind(self._rules) == "ByteLevel"
+
+    def token_bytes(self, index: int) -> bytes:
+        """Return what a token adds to a text, where :attr:`byte_level` is true."""
+        token = self.token(index)
+        if token is None:
+            return b""
+        try:
+            return bytes(map(_BYTES.__getitem__, token))
+        except KeyError:  # an added token, spelled as itself
+            return token.encode()
+
+    def is_byte(self, index: int) -> bool:
+        """Whether a token is one byte by fallback, to be joined with its neighbors."""
+        token = self.token(index)
+        return token is not None and BYTE_TOKEN.fullmatch(token) is not None
+
+
+def _odd(text: Any) -> str:
+    """Say what keeps a value from being a text."""
+    if not isinstance(text, str):
+        return type(text).__name__
+    at = next((at for at, one in enumerate(text) if "\ud800" <= one <= "\udfff"), 0)
+    return f"{text[at : at + 1]!r} at character {at}"
+
+
+def library() -> Any:
+    """Import ``tokenizers``, or raise :class:`MissingPackage` with the install line."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingPackage(
+            "tokenizers is not installed, which turns text into tokens. "
+            "Try: pip install 'inl-core[text]'"
+        ) from error
+    return tokenizers
+
+
+def guarded(build: Any, *args: Any, where: str, accepted: str, **options: Any) -> Any:
+    """Call into the library, whose errors have no type of their own."""
+    try:
+        with _no_panic(where):
+            return build(*args, **options)
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{where}: {error}; accepted: {accepted}") from error
+
+
+@contextmanager
+def _no_panic(where: str) -> Iterator[None]:
+    """Turn a panic in Rust, which is no ``Exception``, into an error of ours."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise CheckpointError(
+            f"{where}: {error}; accepted: a vocabulary whose parts fit together"
+        ) from error
+
+
+def _decoder_kind(rules: tokenizers.Tokenizer) -> str | None:
+    """Return the type of the decoder, or of the only one in a sequence."""
+    if rules.decoder is None:
+        return None
+    state = json.loads(rules.decoder.__getstate__())
+    if state["type"] == "Sequence" and len(state["decoders"]) == 1:
+        state = state["decoders"][0]
+    return str(state["type"])
+
+
+def _byte_spellings() -> dict[str, int]:
+    """GPT-2's letters for bytes: visible ones stand for themselves.
+
+    The others are counted from U+0100 up.
+    """
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    spelled = {chr(byte): byte for byte in visible}
+    return spelled | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+
+
+_BYTES: Final = _byte_spellings()

@@ -1,0 +1,1 @@
+"""Model files: checkpoints, packed numbers, and where a model comes from."""

@@ -1,0 +1,232 @@
+"""The GGUF container: metadata and tensors, every length checked before it is used.
+
+Layout, little endian: magic, version, tensor count, metadata count; key-value pairs;
+tensor descriptions; padding; data. Work and memory are linear in the file's size,
+whatever its header claims. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from inl.errors import CheckpointError
+from inl.weights.files import Entry, MappedFile, check_apart, fits, show
+from inl.weights.gguf_types import ARRAY, BOOL, KINDS, SCALARS, STRING, UINT32, UINT64
+from inl.weights.quant import packed_bytes
+
+VERSIONS: Final = (2, 3)
+DEFAULT_ALIGNMENT: Final = 32
+MAX_DEPTH: Final = 4
+"""Arrays within arrays."""
+MAX_RANK: Final = 4
+MAX_NAME: Final = 65535
+"""Bytes of the longest key or tensor name."""
+
+
+class GgufFile:
+    """A parsed GGUF file: ``metadata`` by key, ``tensors`` by ggml name."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = MappedFile(path)
+        cursor = _Cursor(self.file)
+        tensors, pairs = cursor.header()
+        self.metadata: dict[str, Any] = cursor.metadata(pairs)
+        self.tensors: dict[str, Entry] = cursor.tensors(
+            tensors, _alignment(path, self.metadata)
+        )
+        check_apart(path, self.tensors)
+
+
+def _alignment(path: Path, metadata: dict[str, Any]) -> int:
+    found = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if type(found) is not int or found < 8 or found & (found - 1):
+        raise CheckpointError(
+            f"{path}: general.alignment: found {show(found)}; "
+            "accepted: a power of two from 8"
+        )
+    return found
+
+
+class _Cursor:
+    """Reads forward through the header of one file."""
+
+    def __init__(self, file: MappedFile) -> None:
+        self.data = file.buffer
+        self.size = file.size
+        self.path = file.path
+        self.at = 0
+
+    def fail(self, what: str, found: object, accepted: str) -> NoReturn:
+        raise CheckpointError(
+            f"{self.path}: {what}: found {found}; accepted: {accepted}"
+        )
+
+    def need(self, count: int, each: int, what: str) -> None:
+        """Refuse more items, of ``each`` bytes or more, than the file can hold."""
+        left = self.size - self.at
+        if count * each > left:
+            self.fail(
+                what,
+                f"{count} at byte {self.at}",
+                f"at most {left // each}, for the file ends at byte {self.size}",
+            )
+
+    def scalar(self, kind: int, what: str) -> Any:
+        form = SCALARS[kind]
+        if self.at + form.size > self.size:
+            self.fail(
+                what,
+                f"the end of the file at byte {self.size}",
+                f"{form.size} bytes from byte {self.at}",
+            )
+        (value,) = form.unpack_from(self.data, self.at)
+        self.at += form.size
+        return self.boolean(value, what) if kind == BOOL else value
+
+    def boolean(self, value: int, what: str) -> bool:
+        if value > 1:
+            self.fail(what, value, "0 or 1")
+        return bool(value)
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """Read strings; one loop, because a vocabulary has hundreds of thousands."""
+        data, at, size = self.data, self.at, self.size
+        unpack = SCALARS[UINT64].unpack_from
+        found = []
+        for index in range(count):
+            length = unpack(data, at)[0] if at + 8 <= size else size
+            end = at + 8 + length
+            if end > size:
+                self.fail(
+                    f"{what}: length of string {index}",
+                    f"{length} at byte {at}",
+                    f"at most {max(size - at - 8, 0)}, for the file ends there",
+                )
+            try:
+                found.append(data[at + 8 : end].decode())
+            except UnicodeDecodeError as error:
+                self.fail(f"{what}: string {index} at byte {at}", error, "UTF-8")
+            at = end
+        self.at = at
+        return found
+
+    def name(self, what: str) -> str:
+        start = self.at
+        (name,) = self.strings(1, what)
+        if not 1 <= self.at - start - 8 <= MAX_NAME:
+            self.fail(what, show(name), f"1 to {MAX_NAME} bytes")
+        return name
+
+    def header(self) -> tuple[int, int]:
+        """Check magic and version; return the counts of tensors and of metadata."""
+        if self.data[:4] != b"GGUF":
+            self.fail("magic", bytes(self.data[:4]), "b'GGUF'")
+        self.at = 4
+        version = self.scalar(UINT32, "version")
+        if version and version & 0xFFFF == 0:
+            self.fail("version", f"{version:#010x} (big endian)", "little-endian files")
+        if version not in VERSIONS:
+            self.fail("version", version, f"{VERSIONS[0]} and {VERSIONS[1]}")
+        tensors = self.scalar(UINT64, "tensor count")
+        pairs = self.scalar(UINT64, "metadata count")
+        self.need(tensors, 24, "tensor count")
+        self.need(pairs, 13, "metadata count")
+        return tensors, pairs
+
+    def metadata(self, count: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for index in range(count):
+            key = self.name(f"key of metadata {index}")
+            if key in found:
+                self.fail("metadata", f"{key!r} twice", "each key once")
+            kind = self.scalar(UINT32, f"type of {show(key)}")
+            found[key] = self.value(kind, show(key), 0)
+        return found
+
+    def value(self, kind: int, what: str, depth: int) -> Any:
+        if kind in SCALARS:
+            return self.scalar(kind, what)
+        if kind == STRING:
+            return self.strings(1, what)[0]
+        if kind == ARRAY:
+            return self.array(what, depth)
+        return self.fail(f"type of {what}", kind, "0 to 12")
+
+    def array(self, what: str, depth: int) -> list[Any]:
+        if depth == MAX_DEPTH:
+            self.fail(what, f"arrays nested deeper than {depth}", f"{depth} levels")
+        kind = self.scalar(UINT32, f"element type of {what}")
+        count = self.scalar(UINT64, f"length of {what}")
+        if kind == STRING:
+            self.need(count, 8, f"length of {what}")
+            return self.strings(count, what)
+        if kind == ARRAY:
+            self.need(count, 12, f"length of {what}")
+            return [self.array(what, depth + 1) for _ in range(count)]
+        if kind not in SCALARS:
+            self.fail(f"element type of {what}", kind, "0 to 12")
+        form = SCALARS[kind]
+        self.need(count, form.size, f"length of {what}")
+        values = struct.unpack_from(f"<{count}{form.format[-1]}", self.data, self.at)
+        self.at += count * form.size
+        if kind == BOOL:
+            return [self.boolean(value, what) for value in values]
+        return list(values)
+
+    def tensors(self, count: int, alignment: int) -> dict[str, Entry]:
+        """Read the descriptions, then place them: data begins at an aligned byte."""
+        found: dict[str, tuple[tuple[int, ...], str, int]] = {}
+        for index in range(count):
+            name = self.name(f"name of tensor {index}")
+            if name in found:
+                self.fail("tensors", f"{name!r} twice", "each name once")
+            found[name] = self.description(f"tensor {show(name)}")
+        begin = -(-self.at // alignment) * alignment
+        return {
+            name: self.entry(f"tensor {show(name)}", begin, alignment, *description)
+            for name, description in found.items()
+        }
+
+    def description(self, what: str) -> tuple[tuple[int, ...], str, int]:
+        rank = self.scalar(UINT32, f"{what}: rank")
+        if not 1 <= rank <= MAX_RANK:
+            self.fail(f"{what}: rank", rank, f"1 to {MAX_RANK}")
+        sizes = [self.scalar(UINT64, f"{what}: shape") for _ in range(rank)]
+        if not fits(tuple(sizes)):
+            self.fail(f"{what}: shape", sizes[::-1], "fewer than 2**48 elements")
+        kind = self.scalar(UINT32, f"{what}: kind")
+        if kind not in KINDS:
+            known = ", ".join(f"{number} ({name})" for number, name in KINDS.items())
+            self.fail(f"{what}: kind", kind, known)
+        # ggml counts axes from the innermost; everybody else from the outermost.
+        return (
+            tuple(reversed(sizes)),
+            KINDS[kind],
+            self.scalar(UINT64, f"{what}: offset"),
+        )
+
+    def entry(
+        self,
+        what: str,
+        begin: int,
+        alignment: int,
+        shape: tuple[int, ...],
+        dtype: str,
+        offset: int,
+    ) -> Entry:
+        """Place one tensor, within the file."""
+        if offset % alignment:
+            self.fail(f"{what}: offset", offset, f"multiples of {alignment}")
+        try:
+            size = packed_bytes(shape, dtype)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: {what}: {error}") from error
+        if size and begin + offset + size > self.size:
+            self.fail(
+                f"{what}: {dtype} {list(shape)}",
+                f"{size} bytes at offset {offset}",
+                f"ends up to {max(self.size - begin, 0)}, the data in the file",
+            )
+        return Entry(dtype, shape, begin + offset, begin + offset + size)

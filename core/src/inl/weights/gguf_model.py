@@ -1,0 +1,132 @@
+"""A model in one GGUF file, in the words of the Hugging Face layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, final
+
+import numpy as np
+
+from inl.dtypes import SIZES, HostArray, widen, wrap
+from inl.errors import CheckpointError
+from inl.weights.checkpoint import Checkpoint
+from inl.weights.files import show
+from inl.weights.gguf import GgufFile
+from inl.weights.gguf_config import config
+from inl.weights.gguf_names import Family, architecture, family, hf_name
+from inl.weights.gguf_rope import ROPE_FACTORS, rope_config
+
+if TYPE_CHECKING:
+    from inl.text.template import ChatTemplate
+    from inl.text.tokenizer import Tokenizer
+
+HEADS: Final = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+
+
+@final
+class GgufCheckpoint(Checkpoint):
+    """Tensors keep the packing of the file.
+
+    Only what a family stores in its own way is undone: the order of rows of q and k,
+    an offset on the weights of norms.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._gguf = GgufFile(path)
+        metadata = self._gguf.metadata
+        known = family(metadata, architecture(metadata, path))
+        self.config = config(metadata, self._gguf.tensors, path)
+        if known and ROPE_FACTORS in self._gguf.tensors:
+            factors = self._gguf.tensors.pop(ROPE_FACTORS)
+            self.config |= rope_config(self._gguf.file, factors, self.config)
+        self.eos_token_ids = tuple(self.config["eos_token_id"])
+        self._family = known
+        self._stored = {
+            (hf_name(name, known.layer_names) if known else name): name
+            for name in self._gguf.tensors
+        }
+        if len(self._stored) != len(self._gguf.tensors):
+            twice = set(self._gguf.tensors) - set(self._stored.values())
+            raise CheckpointError(
+                f"{path}: tensors: {show(sorted(twice))} again under another name; "
+                "accepted: each once"
+            )
+
+    def names(self) -> list[str]:
+        return list(self._stored)
+
+    def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
+        if name not in self._stored:
+            raise self.missing(name)
+        entry = self._gguf.tensors[self._stored[name]]
+        return entry.dtype, entry.shape
+
+    def tensor(self, name: str) -> HostArray:
+        dtype, shape = self.spec(name)
+        file, entry = self._gguf.file, self._gguf.tensors[self._stored[name]]
+        if dtype in SIZES:
+            array = file.array(entry)
+        else:
+            array = HostArray(file.rows(entry), dtype, shape)
+        return self._undone(self._family, array, name) if self._family else array
+
+    def _undone(self, family: Family, array: HostArray, name: str) -> HostArray:
+        """Undo what the family's files do to a tensor."""
+        part = name.rpartition(".")[0].rpartition(".")[2]
+        if family.permuted and part in HEADS:
+            return unpermute(array, self.config[HEADS[part]], self._where(name))
+        if family.norm_offset and part.endswith("norm"):
+            offset = np.float32(family.norm_offset)
+            return wrap(widen(array).astype(np.float32) - offset)
+        return array
+
+    def tokenizer(self) -> Tokenizer:
+        from inl.text.gguf_vocabulary import read_tokenizer
+
+        return read_tokenizer(self._gguf.metadata, str(self.path))
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        from inl.text.template import ChatTemplate
+
+        source = self._gguf.metadata.get("tokenizer.chat_template")
+        if source is None:
+            return None
+        where = f"{self.path}: tokenizer.chat_template"
+        if not isinstance(source, str):
+            raise CheckpointError(f"{where}: found {show(source)}; accepted: a string")
+        return ChatTemplate(
+            source,
+            where=where,
+            bos_token=self._token("bos"),
+            eos_token=self._token("eos"),
+        )
+
+    def close(self) -> None:
+        self._gguf.file.close()
+
+    def _token(self, name: str) -> str:
+        metadata = self._gguf.metadata
+        index = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        return "" if index is None else metadata["tokenizer.ggml.tokens"][index]
+
+    def _where(self, name: str) -> str:
+        return f"{self.path}: tensor {self._stored[name]!r}"
+
+
+def unpermute(array: HostArray, heads: int, where: str) -> HostArray:
+    """Put rows of q or k back: pairs ``(i, i + half)`` rotate, not ``(2i, 2i + 1)``.
+
+    ``array``: [heads * head_dim, ...], of any packing: a row moves as it is.
+    """
+    rows = array.shape[0]
+    if rows % (2 * heads):
+        raise CheckpointError(
+            f"{where}: shape: found {list(array.shape)} for {heads} heads; "
+            f"accepted: rows in multiples of {2 * heads}"
+        )
+    rest = array.data.shape[1:]
+    pairs = array.data.reshape(heads, rows // (2 * heads), 2, *rest)
+    ordered = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.data.shape)
+    return HostArray(ordered, array.dtype, array.shape)

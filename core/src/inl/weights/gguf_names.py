@@ -1,0 +1,96 @@
+"""What a GGUF file calls tensors, in the words of the Hugging Face layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from inl.errors import CheckpointError
+from inl.weights.files import show
+
+GLOBAL_NAMES: Final = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+
+LAYER_NAMES: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+GEMMA3_NAMES: Final = LAYER_NAMES | {
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How files of one ``general.architecture`` are read."""
+
+    architecture: str
+    """The class name of the Hugging Face config."""
+    model_type: str
+    layer_names: Mapping[str, str]
+    permuted: bool = False
+    """Whether the rows of q and k are reordered for a rotation of neighbors."""
+    norm_offset: float = 0.0
+    """What the weights of norms are stored with on top."""
+
+
+FAMILIES: Final = {
+    "llama": Family("LlamaForCausalLM", "llama", LAYER_NAMES, permuted=True),
+    "qwen2": Family("Qwen2ForCausalLM", "qwen2", LAYER_NAMES),
+    "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", GEMMA3_NAMES, norm_offset=1.0),
+}
+
+
+def hf_name(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> str:
+    """``blk.3.attn_q.weight`` -> ``model.layers.3.self_attn.q_proj.weight``.
+
+    A name that the map does not know stays as it is.
+    """
+    stem, dot, kind = name.rpartition(".")
+    if stem in GLOBAL_NAMES:
+        return f"{GLOBAL_NAMES[stem]}{dot}{kind}"
+    layer = re.fullmatch(r"blk\.(0|[1-9][0-9]*)\.(\w+)", stem)
+    if layer and layer[2] in layer_names:
+        return f"model.layers.{layer[1]}.{layer_names[layer[2]]}{dot}{kind}"
+    return name
+
+
+def architecture(metadata: Mapping[str, Any], where: Path) -> str:
+    """Return ``general.architecture``, and refuse a part of a split model."""
+    parts = metadata.get("split.count", 1)
+    if parts not in (0, 1):
+        raise CheckpointError(
+            f"{where}: split.count: found {show(parts)}; accepted: a whole model "
+            "in one file (llama-gguf-split --merge joins the parts)"
+        )
+    found = metadata.get("general.architecture")
+    if not isinstance(found, str) or not found:
+        raise CheckpointError(
+            f"{where}: general.architecture: found {show(found)}; accepted: a name"
+        )
+    return found
+
+
+def family(metadata: Mapping[str, Any], name: str) -> Family | None:
+    """Find how to read an architecture; ``None`` where its names are not known."""
+    if metadata.get(f"{name}.expert_count", 0):
+        return None  # mixtures of experts call themselves "llama" too
+    return FAMILIES.get(name)

@@ -1,0 +1,112 @@
+"""Executes a weight plan: read, shard, decode or keep packed, lay out, let go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inl.dtypes import HostArray, cast, wrap
+from inl.spec.op import CATALOG, Spec
+from inl.spec.tree import leaves, tree_map
+from inl.spec.values import Param
+from inl.weights.checkpoint import Checkpoint
+from inl.weights.groups import Planned
+from inl.weights.quant import dequantize
+
+if TYPE_CHECKING:
+    from inl.backend.base import Backend
+
+Progress = Callable[[int, int], None]
+
+
+def stored_specs(checkpoint: Checkpoint) -> dict[str, Spec]:
+    """Dtype and shape of every tensor of a checkpoint."""
+    specs: dict[str, Spec] = {}
+    for name in checkpoint.names():
+        dtype, shape = checkpoint.spec(name)
+        specs[name] = Spec(shape, dtype)
+    return specs
+
+
+def load_weights(
+    tree: Any,
+    checkpoint: Checkpoint,
+    backend: Backend,
+    dtype: str,
+    *,
+    rank: int = 0,
+    progress: Progress | None = None,
+) -> Any:
+    """Turn a tree of :class:`Planned` groups into tensors on the backend.
+
+    Every group is read, cut for ``rank``, laid out by its kernel (or left plain, in
+    ``dtype``), and its host memory dropped before the next. ``progress`` is told
+    (groups done, groups). A tensor used plainly by several groups is kept once.
+    """
+    total = sum(1 for _ in leaves(tree))
+    done = 0
+    shared: dict[tuple[str, int | None], Any] = {}
+
+    def load(planned: Planned) -> Any:
+        nonlocal done
+        group: dict[str, HostArray | None] = {}
+        for name, param in planned.group.params.items():
+            group[name] = read_shard(checkpoint, planned, param, rank)
+        if planned.kernel and planned.kernel.prepare:
+            result = planned.kernel.prepare(group, backend, dtype)
+        else:
+            result = _plain(planned, group, backend, dtype, shared)
+        done += 1
+        if progress:
+            progress(done, total)
+        return result
+
+    return tree_map(load, tree)
+
+
+def read_shard(
+    checkpoint: Checkpoint, planned: Planned, param: Param, rank: int
+) -> HostArray | None:
+    """One rank's part of a tensor, as the checkpoint stores it; ``None`` if absent."""
+    if param.optional and param.source not in checkpoint.names():
+        return None
+    whole = checkpoint.tensor(param.source)
+    shape = planned.shard(param)
+    if shape == whole.shape or param.axis is None:
+        return whole
+    size = shape[param.axis]
+    part = slice(rank * size, (rank + 1) * size)
+    if param.axis == 0:
+        return HostArray(whole.data[part], whole.dtype, shape)
+    values = dequantize(whole, param.source)
+    return wrap(np.ascontiguousarray(values[:, part]))
+
+
+def to_dtype(array: HostArray, dtype: str, name: str = "a tensor") -> HostArray:
+    """Decode and round to a plain dtype; no copy where it is stored so already."""
+    return array if array.dtype == dtype else cast(dequantize(array, name), dtype)
+
+
+def _plain(
+    planned: Planned,
+    group: Mapping[str, HostArray | None],
+    backend: Backend,
+    dtype: str,
+    shared: dict[tuple[str, int | None], Any],
+) -> Any:
+    tensors: dict[str, Any] = {}
+    for name, array in group.items():
+        param = planned.group.params[name]
+        axis = param.axis if planned.ranks > 1 else None
+        key = (param.source, axis)
+        if array is None:
+            continue
+        if key not in shared or array.size < 2**16:
+            shared[key] = backend.tensor(
+                to_dtype(array, dtype, param.source), axis=axis
+            )
+        tensors[name] = shared[key]
+    weights: Any = CATALOG[planned.group.op].weights
+    return weights(**tensors)

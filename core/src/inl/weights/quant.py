@@ -1,0 +1,149 @@
+"""Numbers packed in blocks: one description each, and the way back to float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inl.dtypes import SIZES, HostArray, widen
+from inl.errors import CheckpointError
+from inl.weights import quant_blocks, quant_k
+from inl.weights.quant_blocks import Bytes, Floats
+
+CHUNK: Final = 1 << 17
+"""Numbers decoded at once: as float32 they stay in a core's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How a packed dtype holds its numbers: ``value = scale * code + offset``.
+
+    ``group`` codes share a scale, and an offset where ``symmetric`` is false. A block
+    is the unit of storage: its groups, their scales, and what scales those.
+    """
+
+    bits: int
+    """Bits of a code."""
+    group: int
+    """Codes that share a scale."""
+    bytes: int
+    """Bytes of a block, everything included."""
+    zero: int = 0
+    """Stored code that means zero, taken off before scaling."""
+    symmetric: bool = True
+    """Whether there is no offset."""
+    scale: str = "float16"
+    """Dtype of a group's scale and offset; a float16 scales those that are integers."""
+    block: int = 32
+    """Codes of a block."""
+    table: bool = False
+    """Whether a code is a place in a table of values rather than a number."""
+
+
+def _super(
+    bits: int, group: int, size: int, scale: str, zero: int = 0, **options: bool
+) -> Quantization:
+    return Quantization(bits, group, size, zero, scale=scale, block=256, **options)
+
+
+QUANTIZATIONS: Final = {
+    "q8_0": Quantization(8, 32, 34),
+    "q4_0": Quantization(4, 32, 18, zero=8),
+    "q4_1": Quantization(4, 32, 20, symmetric=False),
+    "q5_0": Quantization(5, 32, 22, zero=16),
+    "q5_1": Quantization(5, 32, 24, symmetric=False),
+    "q2_k": _super(2, 16, 84, "uint4", symmetric=False),
+    "q3_k": _super(3, 16, 110, "int6", zero=4),
+    "q4_k": _super(4, 32, 144, "uint6", symmetric=False),
+    "q5_k": _super(5, 32, 176, "uint6", symmetric=False),
+    "q6_k": _super(6, 16, 210, "int8", zero=32),
+    "iq4_nl": Quantization(4, 32, 18, table=True),
+    "iq4_xs": _super(4, 32, 136, "int6", table=True),
+    "tq1_0": _super(2, 256, 54, "float16", zero=1),
+    "tq2_0": _super(2, 256, 66, "float16", zero=1),
+    "mxfp4": Quantization(4, 32, 17, scale="float8_e8m0", table=True),
+}
+"""Packed dtypes that can be decoded."""
+
+BLOCKS: Final = {
+    **{name: (one.block, one.bytes) for name, one in QUANTIZATIONS.items()},
+    "q8_1": (32, 40),
+    "q8_k": (256, 292),
+    "iq1_s": (256, 50),
+    "iq1_m": (256, 56),
+    "iq2_xxs": (256, 66),
+    "iq2_xs": (256, 74),
+    "iq2_s": (256, 82),
+    "iq3_xxs": (256, 98),
+    "iq3_s": (256, 110),
+}
+"""Elements and bytes of a block, for every packed dtype that files hold."""
+
+_DECODERS: Final[dict[str, Callable[[Bytes, Floats], None]]] = {
+    "q8_0": quant_blocks.q8_0,
+    "q4_0": quant_blocks.q4_0,
+    "q4_1": quant_blocks.q4_1,
+    "q5_0": quant_blocks.q5_0,
+    "q5_1": quant_blocks.q5_1,
+    "iq4_nl": quant_blocks.iq4_nl,
+    "mxfp4": quant_blocks.mxfp4,
+    "q2_k": quant_k.q2_k,
+    "q3_k": quant_k.q3_k,
+    "q4_k": quant_k.q4_k,
+    "q5_k": quant_k.q5_k,
+    "q6_k": quant_k.q6_k,
+    "iq4_xs": quant_k.iq4_xs,
+    "tq1_0": quant_k.tq1_0,
+    "tq2_0": quant_k.tq2_0,
+}
+
+
+def packed_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Bytes of a tensor; blocks lie along its last axis.
+
+    Raises :class:`CheckpointError` for an unknown dtype, or where a row is not a whole
+    number of blocks.
+    """
+    if dtype in SIZES:
+        return math.prod(shape) * SIZES[dtype]
+    if dtype not in BLOCKS:
+        raise CheckpointError(
+            f"dtype: found {dtype!r}; accepted: {', '.join((*SIZES, *BLOCKS))}"
+        )
+    elements, size = BLOCKS[dtype]
+    if not shape or shape[-1] % elements:
+        raise CheckpointError(
+            f"shape: found {list(shape)} for {dtype}; "
+            f"accepted: rows of a multiple of {elements}"
+        )
+    return math.prod(shape) // elements * size
+
+
+def dequantize(array: HostArray, name: str = "a tensor") -> NDArray[np.float32]:
+    """Decode to float32 of ``array.shape``; ``name`` is for the message.
+
+    Equal bit for bit to ggml's own arithmetic: one float32 product, one sum. Plain
+    dtypes are widened. Raises :class:`CheckpointError` for a kind without a decoder.
+    """
+    if array.dtype in SIZES:
+        return np.asarray(widen(array), np.float32)
+    decode = _DECODERS.get(array.dtype)
+    if decode is None:
+        raise CheckpointError(
+            f"tensor {name!r}: kind: found {array.dtype}; "
+            f"accepted: {', '.join((*SIZES, *_DECODERS))}"
+        )
+    elements, size = BLOCKS[array.dtype]
+    blocks = array.data.reshape(-1, size)
+    out = np.empty((len(blocks), elements), np.float32)
+    # A damaged scale is infinite or NaN; the numbers then say so, without a warning.
+    with np.errstate(invalid="ignore", over="ignore"):
+        step = CHUNK // elements
+        for start in range(0, len(blocks), step):
+            decode(blocks[start : start + step], out[start : start + step])
+    return out.reshape(array.shape)

@@ -1,0 +1,97 @@
+"""Packings of 32 numbers: one scale for all of them.
+
+A decoder takes uint8 ``blocks`` [count, bytes] and fills float32 ``out``
+[count, 32].
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes: TypeAlias = NDArray[np.uint8]
+Floats: TypeAlias = NDArray[np.float32]
+
+FOUR_BIT_VALUES: Final = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+    np.int8,
+)
+"""What the codes of iq4_nl and iq4_xs stand for: denser around zero."""
+
+E2M1_DOUBLED: Final = np.array(
+    [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8
+)
+"""Floats of 4 bits (sign, two bits of exponent, one of mantissa), times two."""
+
+
+def q8_0(blocks: Bytes, out: Floats) -> None:
+    """Scale, 32 signed bytes."""
+    out[:] = blocks[:, 2:].view(np.int8)
+    out *= floats(blocks, 0)
+
+
+def q4_0(blocks: Bytes, out: Floats) -> None:
+    """Scale, codes of 4 bits less 8."""
+    _nibbles(blocks[:, 2:], out)
+    out -= 8
+    out *= floats(blocks, 0)
+
+
+def q4_1(blocks: Bytes, out: Floats) -> None:
+    """Scale, offset, codes of 4 bits."""
+    _nibbles(blocks[:, 4:], out)
+    out *= floats(blocks, 0)
+    out += floats(blocks, 2)
+
+
+def q5_0(blocks: Bytes, out: Floats) -> None:
+    """Scale, fifth bits, codes of 4 bits; less 16."""
+    _nibbles(blocks[:, 6:], out)
+    out += _fifth_bits(blocks[:, 2:6])
+    out -= 16
+    out *= floats(blocks, 0)
+
+
+def q5_1(blocks: Bytes, out: Floats) -> None:
+    """Scale, offset, fifth bits, codes of 4 bits."""
+    _nibbles(blocks[:, 8:], out)
+    out += _fifth_bits(blocks[:, 4:8])
+    out *= floats(blocks, 0)
+    out += floats(blocks, 2)
+
+
+def iq4_nl(blocks: Bytes, out: Floats) -> None:
+    """Scale, places of 4 bits in :data:`FOUR_BIT_VALUES`."""
+    _looked_up(FOUR_BIT_VALUES, blocks[:, 2:], out)
+    out *= floats(blocks, 0)
+
+
+def mxfp4(blocks: Bytes, out: Floats) -> None:
+    """An exponent, 32 floats of 4 bits (OCP Microscaling Formats, version 1.0)."""
+    _looked_up(E2M1_DOUBLED, blocks[:, 1:], out)
+    # Exact: a power of two, subnormal for the two least exponents.
+    out *= np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+
+
+def floats(blocks: Bytes, at: int) -> Floats:
+    """The float16 at a byte of each block: float32 [count, 1]."""
+    bits = np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2")
+    return bits.astype(np.float32)
+
+
+def _nibbles(codes: Bytes, out: Floats) -> None:
+    """Codes of a block: first the low halves of its bytes, then the high ones."""
+    out[:, :16] = codes & 15
+    out[:, 16:] = codes >> 4
+
+
+def _looked_up(table: NDArray[np.int8], codes: Bytes, out: Floats) -> None:
+    out[:, :16] = table[codes & 15]
+    out[:, 16:] = table[codes >> 4]
+
+
+def _fifth_bits(packed: Bytes) -> Bytes:
+    """32 bits from 4 bytes, the lowest first, each worth 16."""
+    return np.unpackbits(packed, axis=1, bitorder="little") * np.uint8(16)

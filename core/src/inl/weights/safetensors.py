@@ -1,0 +1,151 @@
+"""The safetensors format: a JSON header and the tensors' bytes.
+
+A reader of our own gives bfloat16 without a framework and views without a copy.
+Layout: uint64 length of the header, the header, then the data that its
+``data_offsets`` count from. https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from inl.errors import CheckpointError
+from inl.weights.files import (
+    Entry,
+    MappedFile,
+    check_apart,
+    fits,
+    in_order,
+    parse_json,
+    plain_bytes,
+    show,
+)
+
+DTYPES: Final = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""The format's dtype names and ours."""
+
+MAX_HEADER: Final = 100_000_000
+"""Bytes of the longest header, the limit of the reference implementation."""
+
+MAX_RANK: Final = 8
+
+
+def read_header(file: MappedFile) -> dict[str, Entry]:
+    """Find every tensor of a safetensors file.
+
+    Checked before anything is looked at: lengths and offsets against the file, sizes
+    against shape and dtype, no overlap, no hole, no byte left over. Raises
+    :class:`CheckpointError` that names the tensor and the field.
+    """
+    path = file.path
+    length = int.from_bytes(file.buffer[:8], "little")
+    if file.size < 8 or length > min(MAX_HEADER, file.size - 8):
+        raise CheckpointError(
+            f"{path}: header length: found {length} in a file of {file.size} bytes; "
+            f"accepted: 2 to {min(MAX_HEADER, max(file.size - 8, 2))}"
+        )
+    begin = 8 + length
+    header = parse_json(file.buffer[8:begin], f"{path}: header")
+    _check_metadata(path, header.pop("__metadata__", {}))
+    entries = {
+        name: _entry(f"{path}: tensor {name!r}", fields, begin, file.size)
+        for name, fields in header.items()
+    }
+    check_apart(path, entries)
+    _check_whole(path, entries, begin, file.size)
+    return entries
+
+
+def _check_metadata(path: Path, found: Any) -> None:
+    if not isinstance(found, dict) or not all(
+        isinstance(value, str) for value in found.values()
+    ):
+        raise CheckpointError(
+            f"{path}: header field '__metadata__': found {show(found)}; "
+            "accepted: an object of strings"
+        )
+
+
+def _entry(where: str, fields: Any, begin: int, size: int) -> Entry:
+    """Check one tensor's ``{dtype, shape, data_offsets}``."""
+    if not isinstance(fields, Mapping) or set(fields) != {
+        "dtype",
+        "shape",
+        "data_offsets",
+    }:
+        raise CheckpointError(
+            f"{where}: found {show(fields)}; "
+            "accepted: an object with dtype, shape and data_offsets"
+        )
+    dtype = fields["dtype"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise CheckpointError(
+            f"{where}: dtype: found {show(dtype)}; accepted: {', '.join(DTYPES)}"
+        )
+    shape = _integers(fields["shape"])
+    if shape is None or len(shape) > MAX_RANK or not fits(shape):
+        raise CheckpointError(
+            f"{where}: shape: found {show(fields['shape'])}; "
+            f"accepted: at most {MAX_RANK} integers from 0, fewer than 2**48 elements"
+        )
+    offsets = _integers(fields["data_offsets"])
+    if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise CheckpointError(
+            f"{where}: data_offsets: found {show(fields['data_offsets'])}; "
+            "accepted: [begin, end] with 0 <= begin <= end"
+        )
+    start, stop = begin + offsets[0], begin + offsets[1]
+    if stop > size:
+        raise CheckpointError(
+            f"{where}: data_offsets: found {list(offsets)}, but the file holds "
+            f"{size - begin} bytes of data; accepted: ends up to {size - begin}"
+        )
+    entry = Entry(DTYPES[dtype], shape, start, stop)
+    needed = plain_bytes(shape, entry.dtype)
+    if needed != stop - start:
+        raise CheckpointError(
+            f"{where}: data_offsets: found {stop - start} bytes for {dtype} "
+            f"{list(shape)}; accepted: {needed}"
+        )
+    return entry
+
+
+def _integers(found: Any) -> tuple[int, ...] | None:
+    """Return a list of integers from 0; to isinstance ``True`` would be one."""
+    if not isinstance(found, list):
+        return None
+    if not all(type(value) is int and 0 <= value < 1 << 63 for value in found):
+        return None
+    return tuple(found)
+
+
+def _check_whole(
+    path: Path, entries: Mapping[str, Entry], begin: int, size: int
+) -> None:
+    """Refuse bytes that belong to no tensor: they could hide another kind of file."""
+    end = begin
+    for name, entry in in_order(entries):
+        if entry.start != end:
+            raise CheckpointError(
+                f"{path}: tensor {name!r}: begins at byte {entry.start}, but the "
+                f"tensor before it ends at {end}; accepted: no hole between tensors"
+            )
+        end = entry.stop
+    if end != size:
+        raise CheckpointError(
+            f"{path}: the last tensor ends at byte {end}; accepted: {size}, "
+            "the end of the file"
+        )

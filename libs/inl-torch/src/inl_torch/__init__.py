@@ -1,0 +1,1 @@
+"""What the torch backends share: eager kernels, tensors and CUDA graphs."""

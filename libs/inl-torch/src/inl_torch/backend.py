@@ -1,0 +1,116 @@
+"""What every torch backend does alike; a child names its device and its memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from inl.backend.base import Backend, Program, StateSpec
+from inl.dtypes import SIZES, HostArray
+from inl.spec.kernel import Kernel
+from inl.spec.values import (
+    PARAMS,
+    Bucket,
+    Cache,
+    Limits,
+    Paged,
+    Slotted,
+    State,
+    Tables,
+)
+from inl_torch import eager
+from inl_torch.graphs import Arriving
+from inl_torch.tensors import allocating, from_host, to_host, torch_dtype
+
+PINNED = 1 << 20
+"""Bytes up to which a copy to a CUDA device is not waited for: a step's message."""
+
+
+class TorchBackend(Backend):
+    """Eager kernels on a torch device; a child sets device, traits and place."""
+
+    place: torch.device
+    """Where torch keeps the tensors."""
+
+    def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
+        nbytes = data.size * SIZES.get(data.dtype, 1)
+        with allocating(nbytes, str(self.device)):
+            held = from_host(data)
+            if self.place.type == "cuda" and nbytes <= PINNED:
+                return held.pin_memory().to(self.place, non_blocking=True)
+            return held.to(self.place)
+
+    def numpy(self, x: Any) -> HostArray:
+        return to_host(x.wait() if isinstance(x, Arriving) else x)
+
+    def state(self, spec: StateSpec, *, limits: Limits) -> State:
+        with allocating(state_bytes(spec, limits), f"{self.device}: state"):
+            return _state(spec, limits, self.place)
+
+    def kernels(self) -> Iterable[Kernel]:
+        return eager.kernels()
+
+    def buckets(self, limits: Limits) -> Sequence[Bucket]:  # noqa: ARG002
+        return ()
+
+    def compile(
+        self,
+        function: Program,
+        bucket: Bucket | None,  # noqa: ARG002
+        *,
+        consumes: Sequence[int],  # noqa: ARG002
+    ) -> Program:
+        return inferring(function)
+
+
+def inferring(function: Program) -> Program:
+    """Run a function without torch's bookkeeping for gradients."""
+
+    def run(*args: Any) -> Any:
+        with torch.inference_mode():
+            return function(*args)
+
+    return run
+
+
+def state_bytes(spec: StateSpec, limits: Limits) -> int:
+    """Bytes of the caches and slots; tables are small beside them."""
+    total = 0
+    paged = [item for item in spec if isinstance(item, Paged)]
+    for group, blocks in zip(paged, limits.blocks, strict=True):
+        cells = blocks * limits.block_size * group.kv_heads * group.head_dim
+        total += 2 * len(group.layers) * cells * SIZES[group.dtype]
+    for item in spec:
+        if isinstance(item, Slotted):
+            total += limits.slots * math.prod(item.shape) * SIZES[item.dtype]
+    return total
+
+
+def _state(spec: StateSpec, limits: Limits, place: torch.device) -> State:
+    def zeros(*shape: int, dtype: str = "int32") -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch_dtype(dtype), device=place)
+
+    caches: dict[int, Cache] = {}
+    paged = [item for item in spec if isinstance(item, Paged)]
+    for group, blocks in zip(paged, limits.blocks, strict=True):
+        shape = (blocks, limits.block_size, group.kv_heads, group.head_dim)
+        for layer in group.layers:
+            pair = (zeros(*shape, dtype=group.dtype) for _ in range(2))
+            caches[layer] = Cache(*pair)
+    slots = limits.slots
+    slotted = {
+        item.name: zeros(slots, *item.shape, dtype=item.dtype)
+        for item in spec
+        if isinstance(item, Slotted)
+    }
+    tables = Tables(
+        blocks=zeros(limits.groups, slots, limits.width),
+        lengths=zeros(slots),
+        last=zeros(slots),
+        adapters=zeros(slots),
+        params=zeros(slots, len(PARAMS), dtype="float32"),
+    )
+    return State(tuple(caches[layer] for layer in sorted(caches)), slotted, tables)

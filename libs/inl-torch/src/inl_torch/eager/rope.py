@@ -1,0 +1,49 @@
+"""Rotary position embedding."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from inl.ops.rope import RopeScaling, frequencies
+from inl.spec.kernel import Kernel
+
+
+# Never dropped: a captured graph goes on reading the address that it saw.
+@cache
+def _rates(
+    dim: int, theta: float, scaling: RopeScaling, place: torch.device
+) -> torch.Tensor:
+    return torch.from_numpy(frequencies(dim, theta, scaling)).to(place)
+
+
+def rope_table(
+    positions: torch.Tensor, *, dim: int, theta: float, scaling: RopeScaling
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rates = _rates(dim, theta, scaling, positions.device)
+    angles = positions.unsqueeze(1) * rates
+    return angles.cos().float(), angles.sin().float()
+
+
+def rope(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dtype = q.dtype
+    both = torch.cat((q, k), 1)
+    if dtype != torch.float32:
+        both = both.float()
+    a, b = both.chunk(2, -1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    left = torch.addcmul(a * cos, b, sin, value=-1)
+    turned = torch.cat((left, torch.addcmul(b * cos, a, sin)), -1)
+    if dtype != torch.float32:
+        turned = turned.to(dtype)
+    first, second = turned.split_with_sizes((q.shape[1], k.shape[1]), 1)
+    return first, second
+
+
+KERNELS = (
+    Kernel("rope_table", "eager", rope_table),
+    Kernel("rope", "eager", rope),
+)

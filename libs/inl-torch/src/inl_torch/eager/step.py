@@ -1,0 +1,93 @@
+"""From one message to the arrays of a step.
+
+The tables are written in place. Arrays that torch indexes with are int64 already, so
+that no layer converts them again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from inl.spec.kernel import Kernel
+from inl.spec.message import HEADER, layout
+from inl.spec.values import PARAMS, Bucket, Step, Tables
+
+
+def make_step(
+    message: torch.Tensor, tables: Tables, *, bucket: Bucket, block_size: int
+) -> tuple[Step, Tables]:
+    place = layout(bucket, groups=tables.blocks.shape[0], block_size=block_size)
+    words = message.long()
+    rows = words[place.rows : place.cells].view(bucket.rows, 2 + bucket.width)
+    given = words[place.tokens : place.size]
+    slots, counts = rows[:, 0].contiguous(), rows[:, 1]
+    _set_cells(tables, words[place.cells : place.tokens].view(-1, 4))
+
+    before = tables.lengths.index_select(0, slots).long()
+    after = (before + counts).masked_fill_(counts == 0, 0)
+    tables.lengths.index_copy_(0, slots, after.int())
+
+    ends = counts.cumsum(0)
+    starts = functional.pad(ends, (1, 0))
+    index = torch.arange(bucket.tokens, device=message.device)
+    unused = index >= ends[-1:]
+    row = (index.unsqueeze(1) >= ends).sum(1).masked_fill_(unused, 0)
+    offsets = (before - starts[:-1]).index_select(0, row)
+    positions = (offsets + index).masked_fill_(unused, 0)
+    row_blocks = tables.blocks.index_select(1, slots)
+    homes = row_blocks[:, row, positions // block_size].long()
+    writes = homes * block_size + positions % block_size
+    last = tables.last.index_select(0, slots).index_select(0, row)
+    step = Step(
+        tokens=torch.where(given < 0, last, given),
+        positions=positions,
+        rows=row,
+        starts=starts,
+        lengths=after,
+        slots=slots,
+        blocks=row_blocks,
+        writes=writes.masked_fill_(unused, 0),
+        samples=_samples(starts, bucket),
+        adapters=tables.adapters.index_select(0, slots),
+        counts=message[9:12].clone(),
+        uniforms=_uniforms(message[place.rows : place.cells], bucket),
+    )
+    return step, tables
+
+
+def _set_cells(tables: Tables, cells: torch.Tensor) -> None:
+    group, slot, index, block = cells.unbind(1)
+    tables.blocks.index_put_((group, slot, index), block.int())
+
+
+def _samples(starts: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    offsets = torch.arange(-bucket.width, 0, device=starts.device)
+    samples = starts[1:].unsqueeze(1) + offsets
+    samples = samples.maximum(starts[:-1].unsqueeze(1))
+    return samples.clamp(0, bucket.tokens - 1).view(-1)
+
+
+def _uniforms(rows: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    return rows.view(bucket.rows, 2 + bucket.width)[:, 2:].clone().reshape(-1)
+
+
+def admit(message: torch.Tensor, tables: Tables) -> Tables:
+    groups, _slots, width = tables.blocks.shape
+    table = HEADER + 4 + len(PARAMS)
+    slot, length, last, adapter = message[HEADER : HEADER + 4].unsqueeze(1).unbind()
+    params = message[HEADER + 4 : table].view(torch.float32)
+    slot = slot.long()
+    blocks = message[table : table + groups * width].view(groups, 1, width)
+    tables.blocks.index_copy_(1, slot, blocks)
+    tables.lengths.index_copy_(0, slot, length)
+    tables.last.index_copy_(0, slot, last)
+    tables.adapters.index_copy_(0, slot, adapter)
+    tables.params.index_copy_(0, slot, params.unsqueeze(0))
+    return tables
+
+
+KERNELS = (
+    Kernel("make_step", "eager", make_step, invariant=True),
+    Kernel("admit", "eager", admit, invariant=True),
+)

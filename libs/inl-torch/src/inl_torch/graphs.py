@@ -1,0 +1,116 @@
+"""One step of a model as a CUDA graph: a single launch instead of a thousand.
+
+A graph replays the same kernels on the same addresses. So the message is copied into
+a buffer of the graph's own, weights and state must be the buffers that were captured,
+and what the host will read leaves that buffer before the next replay overwrites it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+
+from inl.errors import KernelFailed
+from inl.spec.tree import leaves, tree_map
+
+WARM_UPS = 2
+"""Runs before a capture: libraries allocate and choose their kernels in the first."""
+
+
+@final
+class Arriving:
+    """A tensor on its way to the host; later work on the device does not delay it."""
+
+    __slots__ = ("_event", "_host")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._host.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.current_stream(tensor.device).record_event()
+
+    def wait(self) -> torch.Tensor:
+        """Wait until it has arrived."""
+        self._event.synchronize()
+        return self._host
+
+
+@final
+class Captured:
+    """``(weights, message, state) -> (*results, state)``, captured at the first call.
+
+    Later calls must bring the same weights and state. A single result is what the host
+    reads, and comes as :class:`Arriving`; several stay on the device, as copies. The
+    first call runs the function on an empty message to warm up, which writes to slot 0
+    and block 0 only. Raises :class:`KernelFailed` where the function gives back other
+    buffers of state than it was given.
+    """
+
+    def __init__(self, function: Any, *, pool: Any = None) -> None:
+        self._function = function
+        self._pool = pool
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._message = torch.empty(0)
+        self._weights: Any = None
+        self._state: Any = None
+        self._addresses: tuple[int, ...] = ()
+        self._results: tuple[Any, ...] = ()
+
+    def __call__(
+        self, weights: Any, message: torch.Tensor, state: Any
+    ) -> tuple[Any, ...]:
+        with torch.inference_mode():
+            if self._graph is None:
+                self._graph = self._capture(weights, message, state)
+            self._check(weights, state)
+            self._message.copy_(message, non_blocking=True)
+            self._graph.replay()
+            if len(self._results) == 1:
+                return Arriving(self._results[0]), state
+            return (*tree_map(torch.clone, self._results), state)
+
+    def _capture(
+        self, weights: Any, message: torch.Tensor, state: Any
+    ) -> torch.cuda.CUDAGraph:
+        self._message = torch.zeros_like(message)
+        side = torch.cuda.Stream(message.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(message.device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                self._function(weights, self._message, state)
+        torch.cuda.current_stream(message.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            *results, after = self._function(weights, self._message, state)
+        if addresses(after) != addresses(state):
+            raise KernelFailed(
+                "cuda graph: the step gave back other buffers of state than it took; "
+                "its kernels must write in place"
+            )
+        self._weights, self._addresses = weights, addresses(state)
+        self._results = tuple(results)
+        return graph
+
+    def _check(self, weights: Any, state: Any) -> None:
+        if weights is self._weights and state is self._state:
+            return
+        if weights is not self._weights or addresses(state) != self._addresses:
+            raise KernelFailed(
+                "cuda graph: called with other weights or another state than those "
+                "that it was captured with; capture again"
+            )
+        self._state = state
+
+
+def addresses(tree: Any) -> tuple[int, ...]:
+    """Where the tensors of a tree lie."""
+    return tuple(tensor.data_ptr() for tensor in leaves(tree))
+
+
+def capture(function: Any, *, pool: Any = None) -> Captured:
+    """Make a program of ``(weights, message, state) -> (*results, state)``.
+
+    ``pool``, of :func:`torch.cuda.graph_pool_handle`, lets the graphs of one backend
+    share memory, for they never run at once.
+    """
+    return Captured(function, pool=pool)

@@ -1,0 +1,101 @@
+"""Host arrays to torch tensors and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from inl.dtypes import HostArray
+from inl.errors import DeviceError, OutOfMemory
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DTYPES: Final = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int16": torch.int16,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+"""Dtypes by the names that :mod:`inl.dtypes` gives them."""
+
+NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+"""The way back."""
+
+FULL: Final = ("out of memory", "can't allocate memory", "not enough memory")
+"""How torch's allocators say that there is no more."""
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Find the torch dtype; raises :class:`DeviceError` for a name without one."""
+    if name not in DTYPES:
+        raise DeviceError(f"dtype: found {name!r}, torch takes {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def from_host(array: HostArray) -> torch.Tensor:
+    """Hold a host array as a CPU tensor.
+
+    A read-only array (a mapped file) is aliased, so its tensor must never be written;
+    a writable one is copied, for its owner may change it.
+    """
+    dtype = torch_dtype(array.dtype)
+    data = array.data.reshape(array.shape)
+    if array.dtype == "bfloat16":
+        data = data.view(np.int16)
+    if data.flags.writeable or not _plain(data):
+        data = np.array(data, data.dtype.newbyteorder("="), order="C")
+    else:
+        data = np.asarray(_Lent(data))
+    tensor = torch.from_numpy(data)
+    return tensor.view(dtype) if array.dtype == "bfloat16" else tensor
+
+
+def to_host(tensor: torch.Tensor) -> HostArray:
+    """Copy a tensor to the host; waits for it."""
+    held = tensor.detach().to("cpu", copy=True).contiguous()
+    name, shape = NAMES[held.dtype], tuple(held.shape)
+    if name == "bfloat16":
+        return HostArray(held.view(torch.int16).numpy().view(np.uint16), name, shape)
+    return HostArray(held.numpy(), name, shape)
+
+
+@contextmanager
+def allocating(nbytes: int, where: str) -> Iterator[None]:
+    """Turn a full device into :class:`OutOfMemory` that says how much was asked for."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
+        if not known and not any(words in str(error) for words in FULL):
+            raise
+        raise OutOfMemory(
+            f"{where}: {nbytes} bytes ({nbytes / 2**20:.1f} MiB) do not fit; "
+            "lower the number of blocks or slots, or take a smaller dtype or model"
+        ) from error
+
+
+def _plain(data: NDArray[Any]) -> bool:
+    return data.flags.c_contiguous and data.flags.aligned and data.dtype.isnative
+
+
+class _Lent:
+    """A read-only array presented as writable, without torch's warning about it."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array
+        address = array.__array_interface__["data"][0]
+        self.__array_interface__ = {
+            **array.__array_interface__,
+            "data": (address, False),
+        }

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from inl import __version__
+from inl.cli.app import COMMANDS
+from inl.cli.main import main
+
+RAISES = """
+from inl.plugin import hookimpl
+
+@hookimpl
+def inl_register_backends(register):
+    pass
+
+def run():
+    {body}
+
+from inl.cli import app
+app.COMMANDS["fail"] = "fake_npu:run"
+"""
+
+
+def failing(plugin, body):
+    """Environment in which the command ``fail`` runs ``body``."""
+    env = plugin(RAISES.format(body=body))
+    plugin("import fake_npu", "sitecustomize")
+    return env
+
+
+def test_the_version(inl):
+    done = inl("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        f"inl {__version__}\n",
+        "",
+    )
+
+
+def test_the_help_page_names_every_command(inl):
+    done = inl("--help")
+    assert done.returncode == 0
+    for command in COMMANDS:
+        assert f"\n  {command} " in done.stdout
+    assert "--debug" in done.stdout
+
+
+def test_without_a_command_the_help_is_shown(inl):
+    done = inl()
+    assert done.returncode in (0, 2)  # typer changed its mind over the years
+    assert "Usage: inl" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("devcies",), "No such command 'devcies'"),
+        (("devices", "--jsno"), "No such option: --jsno"),
+        (("devices", "extra"), "unexpected extra argument"),
+        (("generate",), "Missing argument"),
+    ],
+)
+def test_a_usage_error_exits_with_2(inl, words, sentence):
+    done = inl(*words)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_of_ours_is_a_line_and_2(inl, plugin):
+    env = failing(
+        plugin, "from inl.errors import PromptTooLong; raise PromptTooLong('9 > 8')"
+    )
+    done = inl("fail", env=env)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "inl: PromptTooLong: 9 > 8\n"
+
+
+def test_a_missing_package_is_an_instruction(inl, plugin):
+    body = "from inl.errors import MissingPackage; raise MissingPackage('try: pip ...')"
+    done = inl("fail", env=failing(plugin, body))
+    assert (done.returncode, done.stderr) == (2, "inl: try: pip ...\n")
+
+
+def test_any_other_error_is_a_line_and_1(inl, plugin):
+    done = inl("fail", env=failing(plugin, "1 / 0"))
+    assert done.returncode == 1
+    assert done.stderr == (
+        "inl: ZeroDivisionError: division by zero\n"
+        "inl: run again with --debug for the traceback\n"
+    )
+
+
+@pytest.mark.parametrize("place", ["before", "after", "variable"])
+def test_debug_shows_the_traceback(inl, plugin, place):
+    env = failing(plugin, "1 / 0")
+    words = {"before": ["--debug", "fail"], "after": ["fail", "--debug"]}
+    if place == "variable":
+        env = {**env, "INL_DEBUG": "1"}
+    done = inl(*words.get(place, ["fail"]), env=env)
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "in run" in done.stderr
+    assert done.stderr.endswith("inl: ZeroDivisionError: division by zero\n")
+
+
+def test_debug_after_a_bare_dash_dash_is_a_word(inl):
+    done = inl("devices", "--", "--debug")
+    assert done.returncode == 2
+    assert "--debug" in done.stderr
+
+
+def test_the_exit_code_of_a_command_is_kept(inl, plugin):
+    done = inl("fail", env=failing(plugin, "raise SystemExit(7)"))
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_ctrl_c_exits_with_130(inl, plugin):
+    done = inl("fail", env=failing(plugin, "raise KeyboardInterrupt"))
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+
+
+def test_the_log_goes_to_stderr(inl, plugin):
+    body = "import logging; logging.getLogger('inl').info('using cpu:0')"
+    done = inl("fail", env=failing(plugin, body))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "inl: using cpu:0\n")
+
+
+@pytest.mark.parametrize("body", ["print('x')", "print('x' * 10**6)"])
+def test_nobody_reading_is_quiet(inl, plugin, body):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = inl("fail", env=failing(plugin, body), stdout=writer)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_without_typer_there_is_an_instruction(inl, plugin):
+    plugin("raise ModuleNotFoundError('no typer', name='typer')", "typer")
+    done = inl("devices")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "inl: the command line needs typer and rich; try: pip install 'inl-core[cli]'\n"
+    )
+
+
+def test_a_command_is_imported_only_when_invoked(inl, plugin):
+    plugin(
+        "import atexit, sys\n"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n",
+        "sitecustomize",
+    )
+    loaded = inl("plugins").stderr.split()
+    assert "inl.cli.plugins" in loaded
+    for other in ("devices", "generate", "explain"):
+        assert f"inl.cli.{other}" not in loaded
+
+
+def test_main_gives_the_exit_code(capsys):
+    assert main(["--version"]) == 0
+    assert main(["nope"]) == 2
+    assert "No such command 'nope'" in capsys.readouterr().err
+
+
+def test_the_script_is_main():
+    project = Path(__file__).parents[3] / "core" / "pyproject.toml"
+    scripts = tomllib.loads(project.read_text())["project"]["scripts"]
+    assert scripts == {"inl": f"{main.__module__}:{main.__name__}"}
+
+
+def test_an_error_in_an_import_of_ours_is_not_called_missing(inl, plugin):
+    plugin(
+        "import sys\nsys.modules['inl.cli.app'] = None\n",
+        "sitecustomize",
+    )
+    done = inl("devices")
+    assert done.returncode == 1
+    assert "inl.cli.app" in done.stderr
+    assert sys.executable not in done.stderr

@@ -1,0 +1,169 @@
+"""Steps and admissions against a plain re-implementation with dicts and loops."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inl.ops.step import admit, empty_tables, make_step
+from inl.spec.message import (
+    Cell,
+    Row,
+    admit_frame,
+    cells_in,
+    release_frame,
+    step_frame,
+)
+from inl.spec.values import Bucket
+
+SLOTS, WIDTH, BLOCK = 6, 5, 4
+blocks = st.integers(1, 99)
+tokens = st.integers(0, 500)
+
+
+@st.composite
+def worlds(draw):
+    """Tables as dicts, a bucket, and rows and cells of one step that fits them."""
+    groups = draw(st.integers(1, 2))
+    width = draw(st.integers(1, 3))
+    table = {
+        (group, slot, place): draw(blocks)
+        for group in range(groups)
+        for slot in range(1, SLOTS)
+        for place in range(WIDTH)
+    }
+    lengths = {slot: draw(st.integers(0, 8)) for slot in range(1, SLOTS)}
+    last = {slot: draw(tokens) for slot in range(1, SLOTS)}
+    adapters = {slot: draw(st.integers(0, 3)) for slot in range(1, SLOTS)}
+    slots = draw(st.lists(st.sampled_from(range(1, SLOTS)), unique=True, max_size=4))
+    rows = [
+        Row(
+            slot, draw(st.lists(st.one_of(st.just(-1), tokens), min_size=1, max_size=9))
+        )
+        for slot in slots
+    ]
+    rows = [
+        row._replace(uniforms=[draw(st.floats(0, 1, width=32)) for _ in range(width)])
+        for row in rows
+    ]
+    bucket = Bucket(
+        max(1, sum(len(row.tokens) for row in rows)) + draw(st.integers(0, 3)),
+        max(1, len(rows)) + draw(st.integers(0, 2)),
+        width,
+    )
+    place = st.tuples(
+        st.integers(0, groups - 1), st.integers(1, SLOTS - 1), st.integers(0, WIDTH - 1)
+    )
+    room = cells_in(bucket, groups=groups, block_size=BLOCK)
+    changed = draw(st.dictionaries(place, blocks, max_size=room))
+    return groups, table, lengths, last, adapters, bucket, rows, changed
+
+
+def as_tables(groups, table, lengths, last, adapters):
+    arrays = empty_tables(groups=groups, slots=SLOTS, width=WIDTH)
+    for key, block in table.items():
+        arrays.blocks[key] = block
+    for slot in range(1, SLOTS):
+        arrays.lengths[slot] = lengths[slot]
+        arrays.last[slot] = last[slot]
+        arrays.adapters[slot] = adapters[slot]
+    return arrays
+
+
+def plainly(groups, table, lengths, last, adapters, bucket, rows, changed):
+    """What the step must be, one token at a time."""
+    table = {**table, **changed}
+    lengths = dict(lengths)
+    expected = {name: [] for name in ("tokens", "positions", "rows")}
+    writes = [[] for _ in range(groups)]
+    starts, after, samples = [0], [], []
+    for index, row in enumerate(rows):
+        first = lengths[row.slot]
+        for offset, token in enumerate(row.tokens):
+            position = first + offset
+            expected["tokens"].append(last[row.slot] if token == -1 else token)
+            expected["positions"].append(position)
+            expected["rows"].append(index)
+            for group in range(groups):
+                block = table[group, row.slot, position // BLOCK]
+                writes[group].append(block * BLOCK + position % BLOCK)
+        lengths[row.slot] = first + len(row.tokens)
+        after.append(lengths[row.slot])
+        starts.append(starts[-1] + len(row.tokens))
+        # The last W tokens of the row; a shorter row begins with its first again.
+        for back in range(bucket.width, 0, -1):
+            samples.append(max(starts[-1] - back, starts[-2]))
+    return expected, writes, starts, after, samples, table, lengths
+
+
+@given(worlds())
+def test_make_step(world):
+    groups, table, lengths, last, adapters, bucket, rows, changed = world
+    cells = [Cell(*place, block) for place, block in changed.items()]
+    message = step_frame(
+        bucket, rows, cells, step=0, groups=groups, block_size=BLOCK,
+        decode_rows=sum(len(row.tokens) == 1 for row in rows[:1]),
+    )  # fmt: skip
+    before = as_tables(groups, table, lengths, last, adapters)
+    step, tables = make_step.body(message, before, bucket=bucket, block_size=BLOCK)
+    expected, writes, starts, after, samples, new_table, new_lengths = plainly(*world)
+
+    used, count = starts[-1], len(rows)
+    for name, values in expected.items():
+        found = getattr(step, name).tolist()
+        assert found[:used] == values
+        if name != "tokens":
+            assert found[used:] == [0] * (bucket.tokens - used)
+    for group in range(groups):
+        padding = [0] * (bucket.tokens - used)
+        assert step.writes[group].tolist() == writes[group] + padding
+    assert step.starts.tolist() == starts + [used] * (bucket.rows - count)
+    assert step.lengths.tolist() == after + [0] * (bucket.rows - count)
+    slots = [row.slot for row in rows]
+    assert step.slots.tolist() == slots + [0] * (bucket.rows - count)
+    assert step.samples.tolist()[: len(samples)] == samples
+    assert all(0 <= sample < bucket.tokens for sample in step.samples)
+    assert step.adapters.tolist()[:count] == [adapters[slot] for slot in slots]
+    for index, slot in enumerate(slots):
+        for group in range(groups):
+            ids = [new_table[group, slot, place] for place in range(WIDTH)]
+            assert step.blocks[group, index].tolist() == ids
+    assert not step.blocks[:, count:].any()
+    uniforms = step.uniforms.view(np.float32).tolist()
+    given_uniforms = [value for row in rows for value in row.uniforms]
+    assert uniforms[: len(given_uniforms)] == given_uniforms
+    assert step.counts.tolist()[1:] == [count, used]
+
+    result = as_tables(groups, new_table, new_lengths, last, adapters)
+    for name, array in result._asdict().items():
+        assert np.array_equal(getattr(tables, name), array), name
+    assert all(array.dtype == np.int32 for array in step[:-1])
+
+
+@given(worlds(), st.integers(1, SLOTS - 1), st.data())
+def test_admit_and_release(world, slot, data):
+    groups, table, lengths, last, adapters, *_ = world
+    before = as_tables(groups, table, lengths, last, adapters)
+    given_blocks = [data.draw(st.lists(blocks, max_size=WIDTH)) for _ in range(groups)]
+    frame = admit_frame(
+        slot, given_blocks, groups=groups, width=WIDTH, length=3, last=77, adapter=2,
+        temperature=0.75,
+    )  # fmt: skip
+    tables = admit.body(frame, before)
+    for group in range(groups):
+        for place in range(WIDTH):
+            ids = given_blocks[group]
+            table[group, slot, place] = ids[place] if place < len(ids) else 0
+    lengths[slot], last[slot], adapters[slot] = 3, 77, 2
+    expected = as_tables(groups, table, lengths, last, adapters)
+    expected.params[slot] = 0.75
+    for name, array in expected._asdict().items():
+        assert np.array_equal(getattr(tables, name), array), name
+
+    cleared = admit.body(release_frame(slot, groups=groups, width=WIDTH), tables)
+    expected.blocks[:, slot] = 0
+    for array in expected[1:]:
+        array[slot] = 0
+    for name, array in expected._asdict().items():
+        assert np.array_equal(getattr(cleared, name), array), name

@@ -1,0 +1,201 @@
+"""A table of bad plugins: each is a row with a sentence, and its neighbor is ready."""
+
+from __future__ import annotations
+
+import pytest
+
+BACKENDS = """
+from inl.plugin import hookimpl
+
+@hookimpl
+def inl_register_backends(register):
+    {body}
+"""
+MODELS = BACKENDS.replace("backends", "models")
+KERNELS = BACKENDS.replace("backends(register)", "kernels(register, device_type)")
+
+
+def backends(body):
+    return BACKENDS.format(body=body)
+
+
+BAD = {
+    "raises on import": ("1 / 0", "ZeroDivisionError: division by zero"),
+    "exits on import": ("raise SystemExit(3)", "SystemExit: 3"),
+    "raises outside Exception": (
+        "class Odd(BaseException): pass\nraise Odd('so there')",
+        "Odd: so there",
+    ),
+    "has bad syntax": ("def (:", "SyntaxError: invalid syntax"),
+    "misses a library": (
+        "raise ImportError('libnpu.so: cannot open shared object file')",
+        "ImportError: libnpu.so: cannot open shared object file",
+    ),
+    "speaks in many lines": ("raise ValueError('a\\n  b\\n')", "ValueError: a b"),
+    "cannot show its error": (
+        "class Mute(Exception):\n    def __str__(self): raise RuntimeError\nraise Mute",
+        "Mute: (its message cannot be shown)",
+    ),
+    "raises in a hook": (backends("raise KeyError('x')"), "KeyError: 'x'"),
+    "exits in a hook": (backends("exit('bye')"), "SystemExit: bye"),
+    "implements nothing": ("x = 1", "implements no hook of inl.v1; known: inl_regis"),
+    "misspells a hook": (
+        "from inl.plugin import hookimpl\n"
+        "@hookimpl\ndef inl_register_backend(register): pass",
+        "inl_register_backend is not a hook of inl.v1; known: inl_register_backends",
+    ),
+    "misspells by specname": (
+        "from inl.plugin import hookimpl\n"
+        "@hookimpl(specname='inl_backends')\ndef f(register): pass",
+        "inl_backends is not a hook of inl.v1",
+    ),
+    "forgets the marker": (
+        "def inl_register_backends(register): pass",
+        "inl_register_backends: lacks @hookimpl from inl.plugin",
+    ),
+    "asks for an unknown argument": (
+        "from inl.plugin import hookimpl\n"
+        "@hookimpl\ndef inl_register_backends(register, config): pass",
+        "inl_register_backends: found the argument 'config', accepted: register",
+    ),
+    "returns its items": (
+        backends("return [('npu', 'm:C')]"),
+        "a hook returned [('npu', 'm:C')]; hooks call register and return None",
+    ),
+    "registers with too little": (backends("register('npu')"), "TypeError: "),
+    "registers a bad device type": (
+        backends("register('NPU!', 'm:C')"),
+        "DeviceError: device type: found 'NPU!', accepted: lower-case",
+    ),
+    "registers a number as device type": (
+        backends("register(7, 'm:C')"),
+        "DeviceError: device type: found 7, accepted: lower-case",
+    ),
+    "registers a bad backend": (
+        backends("register('npu', 'just.a.module')"),
+        "backend of npu: found 'just.a.module', accepted: a string 'module:attribute'",
+    ),
+    "registers no backend": (
+        backends("register('npu', None)"),
+        "backend of npu: found None, accepted: a string 'module:attribute' or a class",
+    ),
+    "registers a bad probe": (
+        backends("register('npu', 'm:C', probe=3)"),
+        "probe of npu: found 3, accepted: a string 'module:attribute' or a function",
+    ),
+    "registers twice": (
+        backends("register('npu', 'm:C'); register('npu', 'm:D')"),
+        "backend of npu: registered twice",
+    ),
+    "takes a device type": (
+        backends("register('good', 'm:C')"),
+        "device type good is already registered by plugin good (good 1.0)",
+    ),
+    "takes the reference": (
+        backends("register('reference', 'm:C')"),
+        "device type reference is already registered by plugin reference (builtin)",
+    ),
+    "takes an architecture": (
+        MODELS.format(body="register('llama', 'm:M')"),
+        "model llama is already registered by plugin reference (builtin)",
+    ),
+    "registers a bad architecture": (
+        MODELS.format(body="register('', 'm:M')"),
+        "model: found the architecture '', accepted: a name such as LlamaForCausalLM",
+    ),
+    "registers a bad model": (
+        MODELS.format(body="register('Odd', object)"),
+        "model Odd: found <class 'object'>, accepted: a string 'module:attribute'",
+    ),
+    "registers a bad kernel": (
+        KERNELS.format(body="register([1])"),
+        "kernels for reference: found [1], accepted: a string 'module:attribute' or ",
+    ),
+    "fails in its kernels": (KERNELS.format(body="1 / 0"), "ZeroDivisionError"),
+    "has an odd contract": ("INL_CONTRACT = '1.0'", "INL_CONTRACT: found '1.0', accep"),
+    "has odd features": ("INL_FEATURES = 'fast'", "INL_FEATURES: found 'fast', accept"),
+    "contradicts its group": (
+        "INL_CONTRACT = (2, 0)",
+        "INL_CONTRACT: found (2, 0), but it is installed under inl.v1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_broken_plugin_is_a_row(good, row_of, case):
+    source, sentence = BAD[case]
+    good.add("zzz", source, version="0.3")
+    known = good.load()
+    row = row_of(known, "zzz")
+    assert (row.status, row.distribution, row.version) == ("broken", "zzz", "0.3")
+    assert row.detail.startswith(sentence)
+    assert "\n" not in row.detail
+    assert row_of(known, "good").status == "ready"
+    assert row_of(known, "reference").status == "ready"
+    assert set(known.types) == {"good", "reference"}
+
+
+UNSUPPORTED = {
+    "a newer minor": (
+        "INL_CONTRACT = (1, 7)",
+        "needs contract 1.7, this core serves 1.0; try: pip install -U inl-core",
+    ),
+    "an unknown feature": (
+        "INL_FEATURES = {'warp', 'beam'}",
+        "needs beam, warp; this core has no features beside contract 1.0; try: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_a_newer_plugin_is_unsupported(good, row_of, case):
+    source, sentence = UNSUPPORTED[case]
+    good.add("zzz", source)
+    row = row_of(good.load(), "zzz")
+    assert row.status == "unsupported"
+    assert row.detail.startswith(sentence)
+
+
+@pytest.mark.parametrize(("group", "major"), [("inl.v0", "0"), ("inl.v2", "2")])
+def test_another_major_is_a_row_and_is_not_imported(good, row_of, group, major):
+    good.add("zzz", "raise AssertionError('imported')", group=group)
+    row = row_of(good.load(), "zzz")
+    assert row.status == "unsupported"
+    assert row.detail == f"needs contract {major}, this core serves 1"
+
+
+def test_a_plugin_that_serves_two_majors_has_one_row(site, row_of):
+    module = site.add("zzz", "from inl.plugin import hookimpl")
+    (info,) = site.path.glob("zzz-*.dist-info")
+    lines = f"[inl.v1]\nnpu = {module}\n[inl.v2]\nnpu = {module}\n"
+    (info / "entry_points.txt").write_text(lines)
+    assert "implements no hook" in row_of(site.load(), "npu").detail
+
+
+def test_ctrl_c_is_not_a_broken_plugin(site):
+    site.add("zzz", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        site.load()
+
+
+def test_a_failed_plugin_contributes_nothing(site):
+    site.add(
+        "zzz",
+        "from inl.plugin import hookimpl\n"
+        "@hookimpl\ndef inl_register_backends(register): register('npu', 'm:C')\n"
+        "@hookimpl\ndef inl_register_models(register): 1 / 0\n",
+    )
+    known = site.load()
+    assert known.backend("npu") is None
+    assert "zzz" in known.why_absent("npu")
+
+
+def test_the_first_by_name_wins_a_device_type(site, row_of):
+    for name in ("beta", "alpha"):
+        site.add(name, backends("register('npu', 'm:C')"), entry="npu")
+    rows = [row for row in site.load().plugins if row.name == "npu"]
+    assert [(row.distribution, row.status) for row in rows] == [
+        ("alpha", "ready"),
+        ("beta", "broken"),
+    ]
+    assert rows[1].detail.endswith("already registered by plugin npu (alpha 1.0)")

@@ -1,0 +1,53 @@
+"""docs/hooks.md is checked against the hooks, and its examples are run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from inl.plugin.check import hook_callers
+
+PAGE = (Path(__file__).parents[3] / "docs" / "hooks.md").read_text()
+HEADINGS = {line[3:] for line in PAGE.splitlines() if line.startswith("## inl_")}
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+HOOKS = {f"{hook.name}({', '.join(hook.spec.argnames)})" for hook in hook_callers()}
+
+
+def test_the_hooks_are_those_that_we_know():
+    assert {hook.partition("(")[0] for hook in HOOKS} == {
+        "inl_register_backends",
+        "inl_register_kernels",
+        "inl_register_models",
+    }
+
+
+def test_every_hook_has_a_heading_and_every_heading_a_hook():
+    assert HEADINGS == HOOKS
+
+
+@pytest.mark.parametrize("hook", hook_callers(), ids=lambda hook: hook.name)
+def test_every_hook_has_one_sentence(hook):
+    sentence = hook.spec.function.__doc__
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+
+
+SAYS = ["npu: plugin page", "kernels for cpu", "1 model name", "1 device"]
+CPU = """
+from inl.plugin import hookimpl
+
+@hookimpl
+def inl_register_backends(register):
+    register("cpu", "m:C")
+"""
+
+
+@pytest.mark.parametrize(("source", "says"), list(zip(EXAMPLES, SAYS, strict=True)))
+def test_every_example_is_a_plugin(site, row_of, source, says):
+    site.add("page", source)
+    site.add("inl-cpu", CPU, entry="cpu")
+    known = site.load()
+    assert known.failed == ()
+    assert row_of(known, "page").detail.startswith(says)

@@ -1,0 +1,272 @@
+"""A soak test for the engine loop, whose answers are computed again from ids alone."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+import pytest
+
+from inl.runtime.blocks import BlockPool
+from inl.runtime.core import EngineCore
+from inl.runtime.hash_runner import HashRunner
+from inl.runtime.memory import Memory
+from inl.runtime.plan import Policy
+from inl.runtime.request import Request
+from inl.runtime.runner import Limits
+from inl.runtime.scheduler import Scheduler
+from inl.spec.values import Bucket
+
+WORDS = 1 << 64
+
+
+class WrongText(AssertionError):
+    """An answer that is not the one that its ids alone decide."""
+
+
+@cache
+def scrambled(number):
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % WORDS
+    number = (number ^ number >> 27) * 0x94D049BB133111EB % WORDS
+    return number ^ number >> 31
+
+
+def noise(seed, position):
+    state = scrambled(seed % WORDS) + (position + 1) * 0x9E3779B97F4A7C15
+    number = (scrambled(state % WORDS) >> 40) / 2**24
+    return scrambled(1 + int.from_bytes(struct.pack("<f", number), "little"))
+
+
+def expected(request, limits, context, stops):
+    """The answer that HashRunner's module documents, with no block, slot or step."""
+    total, ids = 0, list(request.prompt)
+    for at in range(min(len(ids) + request.max_tokens, context)):
+        if at >= request.prompt_tokens:
+            extra = noise(request.seed, at) if request.temperature else 0
+            ids.append(scrambled((total + at) % WORDS ^ extra) % limits.vocab)
+            if ids[at] in stops:
+                return ids[request.prompt_tokens :], "stop"
+        value = (request.adapter << 32) + ids[at] + 1
+        for group in range(limits.groups):
+            total += value * (scrambled((group << 32) + at) | 1)
+    return ids[request.prompt_tokens :], "length"
+
+
+@dataclass
+class Parts:
+    """The classes that a soak is run with, so that a faulty one can be planted."""
+
+    runner: type = HashRunner
+    memory: type = Memory
+    pool: type = BlockPool
+    scheduler: type = Scheduler
+
+
+class World:
+    """One engine on random limits, with random requests that come and go."""
+
+    def __init__(self, random, parts, lag=True):
+        self.random = random
+        self.limits = random_limits(random)
+        self.policy = random_policy(random)
+        pools = [
+            parts.pool(blocks, self.limits.block_size) for blocks in self.limits.blocks
+        ]
+        self.scheduler = parts.scheduler(
+            self.limits, self.policy, memory=parts.memory(pools)
+        )
+        self.runner = parts.runner(self.limits, lag=random if lag else None)
+        self.engine = EngineCore(
+            self.runner, scheduler=self.scheduler, on_step=self.see_step
+        )
+        self.prefixes = [self.ids(random.randint(1, 30)) for _ in range(4)]
+        self.requests, self.answers, self.live = {}, {}, []
+        self.counts = Counter()
+
+    def ids(self, count):
+        return [self.random.randrange(self.limits.vocab) for _ in range(count)]
+
+    def see_step(self, record):
+        if self.limits.buckets:
+            assert record.bucket in self.limits.buckets
+        assert record.rows <= record.bucket.rows
+        assert record.tokens <= record.bucket.tokens
+        self.counts["decode rows"] += record.decode_rows
+
+    def arrive(self):
+        random = self.random
+        common = random.choice(self.prefixes)[: random.randint(0, 30)]
+        ids = (common + self.ids(random.randint(1, 12)))[: self.scheduler.context - 1]
+        draws = self.scheduler.buckets.draws and random.random() < 0.5
+        request = Request(
+            ids,
+            max_tokens=random.choice([1, random.randint(2, 9), random.randint(9, 99)]),
+            temperature=0.7 if draws else 0.0,
+            seed=random.randint(-3, 3),
+            stop_ids=frozenset(self.ids(random.choice([0, 0, 0, 2]))),
+            ignore_eos=random.random() < 0.3,
+            adapter=random.choice([0, 0, 0, 1]),
+        )
+        number = self.engine.add(request)
+        self.requests[number], self.answers[number] = request, []
+        self.live.append(number)
+        self.counts["requests"] += 1
+
+    def turn(self):
+        """One step, and what it answered."""
+        for number, token, reason, error in self.engine.step():
+            if error is not None:
+                raise error
+            if token is not None:
+                self.answers[number].append(token)
+            if reason is not None:
+                self.live.remove(number)
+                self.check(number, reason)
+                self.counts[reason] += 1
+
+    def check(self, number, reason):
+        request, found = self.requests.pop(number), self.answers.pop(number)
+        eos = frozenset() if request.ignore_eos else self.policy.eos_ids
+        context = self.scheduler.context
+        want, end = expected(request, self.limits, context, request.stop_ids | eos)
+        if reason == "cancelled":
+            want, end = want[: len(found)], "cancelled"
+        if (found, reason) != (want, end):
+            raise WrongText(f"request {number}: {found} {reason}, not {want} {end}")
+        assert request.answer == found
+
+    def run(self, steps):
+        random = self.random
+        rate, crowd = random.choice([0.3, 0.9, 0.9]), random.choice([5, 40, 80])
+        while self.engine.stats.steps < steps:
+            while not self.live or (random.random() < rate and len(self.live) < crowd):
+                self.arrive()
+            if random.random() < 0.03:
+                self.engine.cancel(random.choice(self.live))
+            self.turn()
+        for _ in range(100_000):
+            if not self.engine.has_work:
+                break
+            self.turn()
+        self.check_nothing_is_left()
+        stats = self.engine.stats
+        self.counts.update(steps=stats.steps, tokens=stats.tokens, rows=stats.rows)
+        self.counts["preemptions"] += stats.preemptions
+        self.counts["prefix hit tokens"] += stats.prefix_hit_tokens
+        return self.counts
+
+    def check_nothing_is_left(self):
+        assert not self.live
+        assert not self.requests
+        assert not self.engine.has_work
+        assert not self.scheduler.running
+        assert not len(self.scheduler.waiting)
+        assert not self.scheduler.memory.settling
+        assert self.runner.slots_in_use == []
+        for pool in self.scheduler.memory.pools:
+            assert pool.held_blocks == 0
+            assert pool.available_blocks == pool.blocks - 1
+
+
+def random_limits(random):
+    slots = random.choice([2, 6, 13, 25, 33])
+    buckets = []
+    for _ in range(random.choice([0, 0, 1, 3, 6])):
+        rows = random.choice([1, 6, 16, 32])
+        tokens = rows + random.choice([0, 1, 20, 60])
+        buckets += [Bucket(tokens, rows, sampler=s) for s in ("greedy", "draw")]
+    if len(buckets) > 4 and random.random() < 0.3:
+        buckets = [bucket for bucket in buckets if bucket.sampler == "greedy"]
+    size = random.choice([1, 2, 4, 8])
+    width = random.randint(40 // size, 100 // size)
+    least = max(2, width // 2)
+    plenty = random.choice([1, 2, 3, 5, 16])
+    return Limits(
+        slots=slots,
+        blocks=tuple(
+            1 + random.randint(least, 2 * least) * plenty
+            for _ in range(random.choice([1, 1, 2]))
+        ),
+        block_size=size,
+        width=width,
+        vocab=random.choice([11, 97, 50_000]),
+        buckets=tuple(sorted(buckets)),
+        depth=random.choice([1, 2, 2, 2, 2, 3]),
+    )
+
+
+def random_policy(random):
+    return Policy(
+        token_budget=random.choice([random.randint(1, 8), 24, 64, 512, 512]),
+        max_rows=random.choice([None, None, None, 3]),
+        context=random.choice([None, None, 37]),
+        eos_ids=frozenset({5}),
+        use_kv_cache=random.random() < 0.92,
+        prefix_cache=random.random() < 0.8,
+    )
+
+
+@pytest.fixture
+def parts():
+    return Parts
+
+
+@pytest.fixture
+def wrong_text():
+    return WrongText
+
+
+@pytest.fixture
+def soak():
+    def run(seed, steps, parts=None, *, world_steps=1_000, lag=True):
+        """Run worlds until they made ``steps`` steps in all; returns their counts."""
+        random, counts = Random(seed), Counter()
+        while counts["steps"] < steps:
+            world = World(random, parts or Parts(), lag)
+            counts += world.run(min(world_steps, steps - counts["steps"]))
+            counts["worlds"] += 1
+        return counts
+
+    return run
+
+
+@pytest.fixture
+def report(capsys):
+    def tell(line):
+        """Show a figure even where the test passes."""
+        with capsys.disabled():
+            sys.stdout.write(f"\n{line}\n")
+
+    return tell
+
+
+@pytest.fixture
+def small():
+    """Limits of a runner with 8 blocks of 4 tokens, unless told otherwise."""
+
+    def make(**changes):
+        values = {
+            "slots": 5,
+            "blocks": (9,),
+            "block_size": 4,
+            "width": 8,
+            "vocab": 100,
+            **changes,
+        }
+        return Limits(**values)
+
+    return make
+
+
+@pytest.fixture
+def answer_of():
+    """The answer to a request that neither context nor an end token cuts short."""
+
+    def answer(request, limits):
+        return expected(request, limits, limits.max_tokens, request.stop_ids)[0]
+
+    return answer

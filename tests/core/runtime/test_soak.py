@@ -1,0 +1,103 @@
+"""100,000 steps of everything at once, and four ways to get them wrong."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from inl.runtime.blocks import BlockPool
+from inl.runtime.hash_runner import HashRunner
+from inl.runtime.memory import Memory
+from inl.runtime.scheduler import Scheduler
+from inl.runtime.uniforms import mix
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_answer_is_what_its_ids_decide(soak, seed, report):
+    began = time.perf_counter()
+    counts = soak(seed, 25_000)
+    seconds = time.perf_counter() - began
+    figures = ", ".join(f"{counts[name]} {name}" for name in sorted(counts))
+    report(f"seed {seed}: {seconds:.1f} s, {figures}")
+    assert counts["steps"] >= 25_000
+    for name in ("preemptions", "cancelled", "prefix hit tokens", "stop", "length"):
+        assert counts[name] > 50, name
+
+
+class EarlyFree(Memory):
+    """Frees at once what a step in flight may still touch."""
+
+    def release(self, table, step):
+        self._free(table)
+
+
+class WrongBlock(Scheduler):
+    """Tells the runner of another block than the one that it took, now and then."""
+
+    def plan(self):
+        plan = super().plan()
+        for at, cell in enumerate(plan.cells):
+            if mix(plan.step) % 20 == 0:
+                other = cell.block % (self.limits.blocks[cell.group] - 1) + 1
+                plan.cells[at] = cell._replace(block=other)
+        return plan
+
+
+class StalePrefix(BlockPool):
+    """Finds a block by its old content after it was given to somebody else."""
+
+    def _evict(self):
+        key = self._key_of[next(iter(self._idle))]
+        block = super()._evict()
+        self._block_of[key] = block
+        return block
+
+    def share(self, key):
+        block = self._block_of[key]
+        if block in self._free:
+            self._free.remove(block)
+            self._idle[block] = None
+        return super().share(key)
+
+
+class EarlyPublish(Scheduler):
+    """Publishes a block once its tokens are scheduled, not when they are collected."""
+
+    def plan(self):
+        plan = super().plan()
+        for chunk in plan.chunks:
+            if self._publishes and chunk.stop <= len(chunk.request.tokens):
+                self._publish(chunk.request, chunk.stop)
+        return plan
+
+
+class LostFeedback(HashRunner):
+    """Forgets now and then which token it chose last."""
+
+    def _run(self, task):
+        before = task.seat.last
+        super()._run(task)
+        if mix(task.flight.step) % 20 == 0:
+            task.seat.last = before
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        {"memory": EarlyFree},
+        {"scheduler": WrongBlock},
+        {"pool": StalePrefix},
+        {"scheduler": EarlyPublish},
+        {"runner": LostFeedback},
+    ],
+    ids=["early free", "wrong block", "stale prefix", "early publish", "lost feedback"],
+)
+def test_a_planted_fault_changes_the_text(soak, parts, wrong_text, planted):
+    with pytest.raises(wrong_text):
+        soak(0, 10_000, parts(**planted))
+
+
+def test_an_early_free_shows_only_where_steps_overlap(soak, parts):
+    """Why the runner lags at random: in strict order, this fault is invisible."""
+    assert soak(0, 3_000, parts(memory=EarlyFree), lag=False)["steps"] >= 3_000

@@ -1,0 +1,246 @@
+"""Frames: written, read back word by word, and refused."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inl.errors import ProtocolError
+from inl.spec.message import (
+    ADMIT,
+    HEADER,
+    MASKED,
+    RELEASE,
+    STEP,
+    VERSION,
+    Cell,
+    Row,
+    admit_frame,
+    cells_in,
+    header,
+    release_frame,
+    step_frame,
+)
+from inl.spec.values import SAMPLERS, Bucket
+
+GROUPS, BLOCK = 2, 4
+ids = st.integers(-1, 2**31 - 1)
+small = st.integers(0, 2**31 - 1)
+uniform = st.floats(0, 1, width=32, exclude_max=True)
+
+
+@st.composite
+def steps(draw):
+    """A bucket, and rows and cells that fit it."""
+    width = draw(st.integers(1, 3))
+    row = st.builds(
+        Row, small, st.lists(ids, max_size=5), st.lists(uniform, max_size=width)
+    )
+    rows = draw(st.lists(row, max_size=4))
+    bucket = Bucket(
+        max(1, sum(len(row.tokens) for row in rows) + draw(st.integers(0, 4))),
+        max(1, len(rows) + draw(st.integers(0, 2))),
+        width,
+        draw(st.sampled_from(SAMPLERS)),
+    )
+    room = cells_in(bucket, groups=GROUPS, block_size=BLOCK)
+    cell = st.builds(Cell, small, small, small, small)
+    return bucket, rows, draw(st.lists(cell, max_size=room))
+
+
+class Words:
+    """Reads a frame's bytes from the front, knowing nothing but the documentation."""
+
+    def __init__(self, frame):
+        self.bytes = frame.astype("<i4").tobytes()
+        self.at = 0
+
+    def take(self, count, code="i"):
+        found = struct.unpack_from(f"<{count}{code}", self.bytes, self.at)
+        self.at += 4 * count
+        return list(found)
+
+    @property
+    def left(self):
+        return len(self.bytes) // 4 - self.at // 4
+
+
+@given(steps(), small, st.sampled_from([0, MASKED]))
+def test_a_step_comes_back_word_for_word(made, number, flags):
+    bucket, rows, cells = made
+    frame = step_frame(
+        bucket, rows, cells, step=number, groups=GROUPS, block_size=BLOCK,
+        decode_rows=min(1, len(rows)), flags=flags,
+    )  # fmt: skip
+    assert frame.dtype == np.int32
+    used = sum(len(row.tokens) for row in rows)
+    words = Words(frame)
+    assert words.take(HEADER) == [
+        VERSION, STEP, number, bucket.tokens, bucket.rows, bucket.width,
+        SAMPLERS.index(bucket.sampler), flags, 1, min(1, len(rows)), len(rows), used,
+        len(cells), 0, 0, 0,
+    ]  # fmt: skip
+    for row in rows:
+        assert words.take(2) == [row.slot, len(row.tokens)]
+        padding = [0.0] * (bucket.width - len(row.uniforms))
+        assert words.take(bucket.width, "f") == [*row.uniforms, *padding]
+    unused = (bucket.rows - len(rows)) * (2 + bucket.width)
+    assert words.take(unused) == [0] * unused
+    for cell in cells:
+        assert words.take(4) == list(cell)
+    room = GROUPS * (bucket.rows + bucket.tokens // BLOCK)
+    unused = 4 * (room - len(cells))
+    assert words.take(unused) == [0] * unused
+    assert words.take(used) == [token for row in rows for token in row.tokens]
+    assert words.take(words.left) == [0] * (bucket.tokens - used)
+    found = header(frame)
+    assert found.bucket == bucket
+    assert (found.kind, found.step, found.flags) == (STEP, number, flags)
+    assert (found.used_rows, found.used_tokens) == (len(rows), used)
+
+
+@given(
+    slot=small, length=small, last=ids, adapter=small,
+    heat=st.floats(0, 100, width=32), width=st.integers(1, 5), data=st.data(),
+)  # fmt: skip
+def test_an_admission_comes_back_word_for_word(
+    slot, length, last, adapter, heat, width, data
+):
+    table = st.lists(small, max_size=width)
+    blocks = data.draw(st.lists(table, max_size=GROUPS))
+    frame = admit_frame(
+        slot, blocks, groups=GROUPS, width=width, length=length, last=last,
+        adapter=adapter, temperature=heat,
+    )  # fmt: skip
+    assert header(frame).kind == ADMIT
+    words = Words(frame)
+    assert words.take(HEADER) == [VERSION, ADMIT] + [0] * 14
+    assert words.take(4) == [slot, length, last, adapter]
+    assert words.take(1, "f") == [heat]
+    for group in range(GROUPS):
+        given_ids = blocks[group] if group < len(blocks) else []
+        assert words.take(width) == given_ids + [0] * (width - len(given_ids))
+    assert words.left == 0
+
+
+def test_a_release_names_the_slot_and_clears_the_rest():
+    frame = release_frame(7, groups=GROUPS, width=3)
+    expected = [VERSION, RELEASE] + [0] * 14 + [7] + [0] * 10
+    assert frame.tolist() == expected
+    assert header(frame).kind == RELEASE
+
+
+def frame_with(word, value):
+    bucket = Bucket(8, 2)
+    rows = [Row(1, [5, 6, 7])]
+    frame = step_frame(bucket, rows, step=1, groups=1, block_size=4, decode_rows=0)
+    frame[word] = value
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "sentence"),
+    [
+        (0, 0x494E4C02, r"word 0 \(version\): found 0x494e4c02, speaks 0x494e4c01"),
+        (0, 0, r"word 0 \(version\): found 0x0"),
+        (1, 3, r"word 1 \(kind\): found 3, knows 0, 1 and 2"),
+        (1, -1, r"word 1 \(kind\): found -1"),
+        (3, 0, "below range"),
+        (3, 2, "exceed the bucket"),
+        (4, -7, "below range"),
+        (4, 0, "below range"),
+        (5, 0, "below range"),
+        (6, 2, r"word 6 \(sampler\): found 2, knows"),
+        (6, -1, r"word 6 \(sampler\): found -1"),
+        (8, 0, r"word 8 \(repeat\): found 0, serves 1"),
+        (8, 5, r"word 8 \(repeat\): found 5"),
+        (9, -1, "below range"),
+        (10, 3, "exceed the bucket"),
+        (11, 9, "exceed the bucket"),
+        (12, -1, "below range"),
+    ],
+)
+def test_a_bad_word_is_named(word, value, sentence):
+    with pytest.raises(ProtocolError, match=sentence):
+        header(frame_with(word, value))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        np.zeros(HEADER - 1, np.int32),
+        np.zeros(0, np.int32),
+        np.zeros((HEADER, 2), np.int32),
+        np.zeros(HEADER, np.int64),
+        np.zeros(HEADER, np.float32),
+        np.zeros((), np.int32),
+    ],
+    ids=lambda frame: f"{frame.dtype}{list(frame.shape)}",
+)
+def test_what_is_no_frame_is_refused_by_its_shape(frame):
+    with pytest.raises(
+        ProtocolError, match=r"frame: found .* expected int32 \[words\]"
+    ):
+        header(frame)
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=0, max_size=40))
+def test_any_words_give_a_header_or_a_protocol_error(words):
+    frame = np.array(words, np.int32)
+    with contextlib.suppress(ProtocolError):
+        assert header(frame).version == VERSION
+
+
+@given(st.lists(st.integers(-3, 9), min_size=12, max_size=12))
+def test_any_header_gives_a_bucket_or_a_protocol_error(words):
+    frame = np.zeros(HEADER, np.int32)
+    frame[: len(words) + 1] = [VERSION, *words]
+    try:
+        found = header(frame)
+    except ProtocolError:
+        return
+    if found.kind == STEP:
+        bucket = found.bucket
+        assert min(bucket.tokens, bucket.rows, bucket.width) >= 1
+        assert 0 <= found.used_rows <= bucket.rows
+        assert 0 <= found.used_tokens <= bucket.tokens
+
+
+@pytest.mark.parametrize(
+    ("bucket", "rows", "cells", "sentence"),
+    [
+        (
+            Bucket(9, 1),
+            [Row(1, [5]), Row(2, [6])],
+            0,
+            "rows: found 2, the frame holds 1",
+        ),
+        (Bucket(2, 1), [Row(1, [5, 6, 7])], 0, "tokens: found 3, the frame holds 2"),
+        (Bucket(4, 1), [Row(1, [5])], 3, "cells: found 3, the frame holds 2"),
+    ],
+)
+def test_what_does_not_fit_the_bucket_is_refused(bucket, rows, cells, sentence):
+    given_cells = [Cell(0, 1, place, 1 + place) for place in range(cells)]
+    with pytest.raises(ProtocolError, match=sentence):
+        step_frame(
+            bucket, rows, given_cells, step=0, groups=1, block_size=4, decode_rows=0
+        )
+
+
+def test_a_table_longer_than_the_width_is_refused():
+    with pytest.raises(ProtocolError, match=r"blocks of a sequence: found 4.* holds 3"):
+        admit_frame(1, [[1, 2, 3, 4]], groups=1, width=3)
+
+
+def test_a_frame_of_512_decoding_rows_is_small():
+    rows = [Row(slot, [-1], [0.5]) for slot in range(1, 513)]
+    frame = step_frame(
+        Bucket(512, 512), rows, step=0, groups=1, block_size=16, decode_rows=512
+    )
+    # 512 rows of 3 words and a token each are 8 KiB; the rest is room for cells.
+    assert frame.nbytes <= 4 * (HEADER + 512 * 4 + 4 * (512 + 32))

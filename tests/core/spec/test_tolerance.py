@@ -1,0 +1,111 @@
+"""The rule that says when a kernel is right: it can say no."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inl.dtypes import EPSILON
+from inl.ops import catalog
+from inl.spec.op import Case
+from inl.spec.tolerance import judge, storage_run, truth
+from inl.spec.tree import leaves, tree_map
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+LINEAR = catalog()["linear"]
+
+
+def cases():
+    for name, spec in catalog().items():
+        for case in spec.cases(np.random.default_rng(1)):
+            yield pytest.param(spec, case, id=f"{name}-{case.name}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("spec", "case"), list(cases()))
+def test_the_body_with_storage_rounding_passes(spec, case, dtype):
+    verdict = judge(spec, case, dtype, storage_run(spec, case, dtype))
+    assert verdict.passed, str(verdict)
+
+
+def one_row(rng):
+    x, w = rng.standard_normal((1, 64)), rng.standard_normal((48, 64))
+    return Case("one row", (x, LINEAR.weights(w)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("share", "passes"), [(0.98, True), (1.02, False)])
+def test_a_bias_of_the_tolerances_size_is_found(dtype, share, passes):
+    case = one_row(np.random.default_rng(2))
+    exact = truth(LINEAR, case, dtype)
+    # The bound is reported with the error, so there must be one.
+    bound = judge(LINEAR, case, dtype, exact + 1e-14).bound
+    rounding = np.abs(storage_run(LINEAR, case, dtype) - exact).max()
+    units = 8 if dtype in ("float64", "float32") else 1
+    floor = units * EPSILON[dtype] * np.abs(exact).max()
+    assert bound == pytest.approx(2 * rounding + floor, rel=1e-6)
+    assert judge(LINEAR, case, dtype, exact + share * bound).passed == passes
+    assert judge(LINEAR, case, dtype, exact - share * bound).passed == passes
+
+
+def test_one_wrong_element_in_one_row_is_found():
+    rng = np.random.default_rng(3)
+    x, w = rng.standard_normal((33, 64)), rng.standard_normal((48, 64))
+    case = Case("rows", (x, LINEAR.weights(w)))
+    result = truth(LINEAR, case, "float32").astype(np.float32)
+    assert judge(LINEAR, case, "float32", result).passed
+    result[17, 5] *= 1.001
+    assert not judge(LINEAR, case, "float32", result).passed
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_rows_are_judged_by_their_own_size(scale):
+    """An error that a large row hides in the sum of all is found in a small one."""
+    x = np.array([[1.0, 2.0], [1.0, 2.0]])
+    x[1] *= scale
+    case = Case("sizes", (x, LINEAR.weights(np.eye(2))))
+    result = truth(LINEAR, case, "float32")
+    result[np.argmin(np.abs(x[:, 0]))] *= 1.01
+    assert not judge(LINEAR, case, "float32", result).passed
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_found(bad):
+    case = one_row(np.random.default_rng(4))
+    result = truth(LINEAR, case, "bfloat16")
+    result[0, 7] = bad
+    verdict = judge(LINEAR, case, "bfloat16", result)
+    assert not verdict.passed
+    assert ">" in str(verdict)
+
+
+def test_a_wrong_shape_and_a_wrong_count_are_found():
+    case = one_row(np.random.default_rng(5))
+    exact = truth(LINEAR, case, "float32")
+    verdict = judge(LINEAR, case, "float32", exact[0])
+    assert not verdict.passed
+    assert "result 0" in verdict.where
+    verdict = judge(LINEAR, case, "float32", (exact, exact))
+    assert "2 results, expected 1" in verdict.where
+    assert not verdict.passed
+
+
+def test_integers_are_exact():
+    spec = catalog()["make_step"]
+    case = next(iter(spec.cases(np.random.default_rng(6))))
+    result = spec.body(*case.args, **case.attrs)
+    assert judge(spec, case, "float32", result).passed
+    count = len(list(leaves(result)))
+    for wrong in range(count):
+        index = iter(range(count))
+        changed = tree_map(
+            lambda leaf, index=index, wrong=wrong: leaf + (next(index) == wrong), result
+        )
+        assert not judge(spec, case, "float32", changed).passed, wrong
+
+
+def test_inputs_are_rounded_before_the_truth_is_computed():
+    x = np.array([[1 + 2.0**-9]])
+    case = Case("rounded", (x, LINEAR.weights(np.eye(1))))
+    assert truth(LINEAR, case, "bfloat16") == 1
+    assert truth(LINEAR, case, "float32") == x

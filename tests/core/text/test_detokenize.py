@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inl.text.detokenize import Detokenizer
+
+TEXT = "Ça coûte 10 € 🙂 — 日本語, 👩‍👩‍👧‍👦 and العربية.\n\tdef f(): pass"
+
+
+def streamed(tokenizer, ids, **options):
+    detokenizer = Detokenizer(tokenizer, **options)
+    return [*map(detokenizer.add, ids), detokenizer.finish()]
+
+
+@pytest.fixture(scope="session", params=["default", "fallback"])
+def tokenizer(request):
+    return request.getfixturevalue(f"{request.param}_tokenizer")
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), skip=st.booleans())
+def test_random_ids_join_to_what_decode_gives(tokenizer, data, skip):
+    top = tokenizer.vocab_size + 3
+    ids = data.draw(st.lists(st.integers(0, top) | st.integers(0, 300), max_size=60))
+    expected = tokenizer.decode(ids, skip_special=skip)
+    assert "".join(streamed(tokenizer, ids, skip_special=skip)) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(st.characters(codec="utf-8")) | st.text("é🙂日本 a👩‍"))
+def test_texts_come_back_without_half_characters(tokenizer, text):
+    ids = tokenizer.encode(text)
+    parts = streamed(tokenizer, ids, skip_special=False)
+    assert "".join(parts) == tokenizer.decode(ids, skip_special=False)
+    if "\ufffd" not in tokenizer.decode(ids, skip_special=False):
+        assert not any("\ufffd" in part for part in parts)
+
+
+def test_text_is_given_as_soon_as_it_is_complete(default_tokenizer):
+    ids = default_tokenizer.encode(TEXT)
+    detokenizer = Detokenizer(default_tokenizer)
+    given_out = ""
+    for count, index in enumerate(ids, 1):
+        given_out += detokenizer.add(index)
+        whole = b"".join(map(default_tokenizer.token_bytes, ids[:count]))
+        assert given_out == whole.decode("utf-8", "ignore")
+    assert detokenizer.finish() == ""
+    assert given_out == TEXT
+
+
+def test_bytes_by_fallback_are_held_until_their_run_ends(fallback_tokenizer):
+    smile = [fallback_tokenizer.token_id(f"<0x{byte:02X}>") for byte in "🙂".encode()]
+    letter = fallback_tokenizer.token_id("a")
+    assert streamed(fallback_tokenizer, [letter, *smile, letter]) == [
+        *("a", "", "", "", ""),
+        "🙂a",
+        "",
+    ]
+
+
+def test_a_cut_character_is_a_replacement_at_the_end(tokenizer):
+    ids = tokenizer.encode("a\U0001fae8")[:-1]
+    *first, last = streamed(tokenizer, ids)
+    assert "".join(first) == "a"
+    assert set(last) == {"\ufffd"}
+    assert "a" + last == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("text", ["the ", "é", "🙂", "�"])
+def test_time_is_linear(tokenizer, text):
+    ids = tokenizer.encode(text * 4000)
+    seconds = {}
+    for count in (len(ids) // 8, len(ids)):
+        began = time.perf_counter()
+        streamed(tokenizer, ids[:count])
+        seconds[count] = time.perf_counter() - began
+    few, many = seconds.values()
+    assert many < 30 * few + 0.05

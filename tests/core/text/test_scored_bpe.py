@@ -1,0 +1,125 @@
+"""SentencePiece's BPE out of GGUF, against ids that SentencePiece itself gave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inl.errors import CheckpointError
+from inl.text.detokenize import Detokenizer
+from inl.text.gguf_vocabulary import read_tokenizer
+from inl.text.scored_bpe import merges
+
+MODELS = json.loads(
+    (Path(__file__).parents[2] / "data" / "sentencepiece-bpe.json").read_text("utf-8")
+)
+"""Two vocabularies that SentencePiece trained: with a space in front and no tokens of
+the user's, and the other way round. Ids and texts are what it encoded and decoded."""
+
+
+def metadata(model, **changes):
+    fields = {
+        "model": "llama",
+        "tokens": model["tokens"],
+        "scores": model["scores"],
+        "token_type": model["types"],
+        "unknown_token_id": model["unknown"],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "add_space_prefix": model["add_space_prefix"],
+    }
+    fields |= changes
+    return {
+        f"tokenizer.ggml.{key}": value
+        for key, value in fields.items()
+        if value is not None
+    }
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["prefix", "user-defined"])
+def model(request):
+    return MODELS[request.param]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model):
+    return read_tokenizer(metadata(model), "m.gguf")
+
+
+def test_ids_are_sentencepieces(model, tokenizer):
+    assert len(model["cases"]) > 100
+    for case in model["cases"]:
+        assert tokenizer.encode(case["text"], add_special=False) == case["ids"]
+
+
+def test_texts_are_sentencepieces(model, tokenizer):
+    for case in model["cases"]:
+        assert tokenizer.decode(case["ids"], skip_special=False) == case["decoded"]
+
+
+def test_a_stream_of_tokens_joins_to_the_text(model, tokenizer):
+    assert not tokenizer.byte_level
+    for case in model["cases"]:
+        stream = Detokenizer(tokenizer)
+        parts = [stream.add(index) for index in case["ids"]]
+        assert "".join([*parts, stream.finish()]) == case["decoded"]
+
+
+def test_a_text_begins_with_the_first_token_unless_told_otherwise(model, tokenizer):
+    ids = tokenizer.encode("a", add_special=False)
+    assert tokenizer.encode("a") == [1, *ids]
+    without = read_tokenizer(metadata(model, add_bos_token=False), "m.gguf")
+    assert without.encode("a") == ids
+    ends = read_tokenizer(metadata(model, add_eos_token=True), "m.gguf")
+    assert ends.encode("a") == [1, *ids, 2]
+
+
+def test_marks_in_a_text_become_tokens_and_are_not_shown(tokenizer):
+    ids = tokenizer.encode("<s>the</s>", add_special=False)
+    assert (ids[0], ids[-1]) == (1, 2)
+    assert tokenizer.decode(ids).strip() == "the"
+
+
+def test_every_byte_comes_back(tokenizer):
+    text = "".join(map(chr, [*range(1, 128), 0xE9, 0x3B1, 0x4E2D, 0x1F9EA]))
+    ids = tokenizer.encode(text, add_special=False)
+    assert tokenizer.decode(ids, skip_special=False) == text
+
+
+def test_merges_go_by_score_and_cover_every_cut():
+    scores = {"a": -9.0, "b": -8.0, "ab": -2.0, "ba": -1.0, "aba": -3.0, "x": 0.0}
+    assert merges(scores) == [("b", "a"), ("a", "b"), ("ab", "a"), ("a", "ba")]
+
+
+def test_without_byte_tokens_what_is_unknown_is_one_token():
+    model = {
+        "tokens": ["<unk>", "<s>", "</s>", "a", "\u2581"],
+        "scores": [0.0] * 5,
+        "types": [2, 3, 3, 1, 1],
+        "unknown": 0,
+        "add_space_prefix": False,
+    }
+    tokenizer = read_tokenizer(metadata(model), "m.gguf")
+    assert tokenizer.encode("axya") == [1, 3, 0, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"scores": None}, ["tokenizer.ggml.scores", "nothing", "numbers"]),
+        ({"scores": [0.5]}, ["scores", "found 1 entries", "600, one for each"]),
+        ({"scores": [1] * 600}, ["scores", "found 1", "numbers"]),
+        ({"scores": [float("nan")] * 600}, ["scores", "found nan"]),
+        ({"unknown_token_id": 600}, ["unknown_token_id", "found 600", "below 600"]),
+        ({"add_space_prefix": 1}, ["add_space_prefix", "found 1", "true or false"]),
+        ({"token_type": [7] * 600}, ["token_type", "found 7", "0 to 6"]),
+    ],
+)
+def test_metadata_that_lies_is_refused(changes, parts):
+    with pytest.raises(CheckpointError) as caught:
+        read_tokenizer(metadata(MODELS[0], **changes), "m.gguf")
+    message = str(caught.value)
+    missing = [part for part in ["m.gguf", "accepted", *parts] if part not in message]
+    assert missing == [], message

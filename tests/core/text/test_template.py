@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import datetime
+import sys
+import threading
+import time
+
+import pytest
+
+from inl.errors import MissingPackage, RequestError, TemplateError
+from inl.text import template as module
+from inl.text.sandbox import MAX_MEMORY
+from inl.text.template import ChatTemplate
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def apply(source, messages=HELLO, **variables):
+    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+    try:
+        return template.apply(messages, **variables)
+    finally:
+        template.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ messages[0].content }}", "hello"),
+        ("{{ bos_token }}{{ eos_token }}", "<s></s>"),
+        ("{% if add_generation_prompt %}go{% endif %}", "go"),
+        ("{% for m in messages %}\n  {% if true %}\nx\n  {% endif %}\n{% endfor %}",
+         "x\n"),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}"
+         "{% endfor %}", "01"),
+        ("{{ {'b': '<é>', 'a': [1, none]} | tojson }}", '{"b": "<é>", "a": [1, null]}'),
+        ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
+        ("{% set ns = namespace(n=0) %}{% for i in range(3) %}"
+         "{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "3"),
+        ("{% macro f(context) %}[{{ context }}]{% endmacro %}{{ f(context='x') }}",
+         "[x]"),
+        ("{% generation %}{{ 'y' }}{% endgeneration %}", "y"),
+        ("{{ 'ab' * 2 ~ 2 ** 3 ~ '%03d' % 7 }}", "abab8007"),
+        ("{{ '%s-%s' | format(1, 2) }}{{ '{:>3}'.format('z') }}", "1-2  z"),
+        ("{{ ' x '.strip().center(5) | replace(' ', '.') }}", "..x.."),
+        ("{{ tools is none }}{{ documents is none }}{{ nothing }}", "TrueTrue"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+    ],
+)  # fmt: skip
+def test_what_templates_use(source, expected):
+    assert apply(source) == expected
+
+
+def test_variables_reach_the_template():
+    source = "{{ tools[0] }}{{ bos_token }}{{ add_generation_prompt }}{{ mood }}"
+    found = apply(
+        source, tools=["t"], bos_token="B", add_generation_prompt=False, mood="\ud800é"
+    )
+    assert found == "tBFalse\ud800é"
+
+
+def test_the_date_is_todays():
+    today = datetime.date.today().isoformat()
+    later = datetime.date.today().isoformat()
+    assert apply("{{ strftime_now('%Y-%m-%d') }}") in (today, later)
+
+
+DOUBLE = (
+    "{%% set ns = namespace(x=%s) %%}{%% for i in range(70) %%}"
+    "{%% set ns.x = %s %%}{%% endfor %%}%s"
+)
+
+REFUSED = {
+    "attribute": ("a\n{{ ''.__class__ }}", ["line 2", "'__class__'", "'str'"]),
+    "subscript": ("{{ ''['__class__'] }}", ["line 1", "'__class__'"]),
+    "filter attr": ("{{ messages | attr('__class__') }}", ["line 1", "'__class__'"]),
+    "map": ("{{ messages | map(attribute='__class__') | list }}", ["'__class__'"]),
+    "format": ("{{ '{0.__class__}'.format(1) }}", ["line 1", "'__class__'"]),
+    "globals": ("{{ cycler.__init__.__globals__ }}", ["line 1", "'__init__'"]),
+    "function": ("{{ raise_exception.__globals__ }}", ["line 1", "'__globals__'"]),
+    "namespace": ("{{ namespace(__class__=1) }}", ["line 1", "'__class__'"]),
+    "set": (
+        "{% set n = namespace() %}\n{% set n.__x = 1 %}",
+        ["line 2", "'__x'", "public"],
+    ),
+    "append": ("{{ messages.append(1) }}", ["line 1", "'append'", "change nothing"]),
+    "include": ("\n\n{% include 'x' %}", ["line 3", "include", "accepted: for, if"]),
+    "import": ("{% import 'x' as y %}", ["line 1", "import"]),
+    "extends": ("{% extends 'x' %}", ["line 1", "extends"]),
+    "repeat": ("{{ 'a' * 10**9 }}", ["line 1", "1000000000 times", "up to 1000000"]),
+    "repeat list": ("{{ [0] * 10**9 }}", ["line 1", "1000000000 times"]),
+    "repeat left": ("{{ 10**9 * 'a' }}", ["line 1", "1000000000 times"]),
+    "power": ("{{ 2 ** (10 ** 8) }}", ["line 1", "4096 bits"]),
+    "range": ("{% for i in range(10**9) %}{% endfor %}", ["1000000000", "'range'"]),
+    "center": ("{{ 'x'.center(10**9) }}", ["line 1", "1000000000", "'center'"]),
+    "center filter": ("{{ 'x' | center(10**9) }}", ["1000000000", "'center'"]),
+    "percent": ("{{ '%1000000000d' % 1 }}", ["line 1", "%1000000000d", "1000"]),
+    "percent star": ("{{ '%*d' % (10**9, 1) }}", ["line 1", "%*d"]),
+    "percent filter": ("{{ '%1000000000d' | format(1) }}", ["%1000000000d"]),
+    "width": ("{{ '{:1000000000d}'.format(1) }}", ["line 1", "{:1000000000d}"]),
+    "width inside": ("{{ '{:{}d}'.format(1, 10**9) }}", ["line 1", "1000000000"]),
+    "join": (
+        "{{ ('a' * 100000) | list | join('b' * 100000) | length }}",
+        ["line 1", "768 MiB"],
+    ),
+    "text doubles": (
+        DOUBLE % ("'aaaaaaaa'", "ns.x ~ ns.x", ""),
+        ["line 1", "accepted: less"],
+    ),
+    "list doubles": (DOUBLE % ("[1, 2]", "ns.x + ns.x", ""), ["line 1", "'+'"]),
+    "nests": (DOUBLE % ("[1]", "[ns.x, ns.x]", "{{ ns.x }}"), ["accepted: less"]),
+    "hash": (DOUBLE % ("(1,)", "(ns.x, ns.x)", "{{ {ns.x: 1} }}"), ["accepted: less"]),
+    "loops": (
+        "x\n{% for a in range(99999) %}{% for b in range(99999) %}\n"
+        "{% endfor %}{% endfor %}",
+        ["line 2", "longer than 1.5 seconds"],
+    ),
+    "text": (
+        "{% for a in range(99999) %}{{ 'x' * 9999 }}{% endfor %}",
+        ["33554432 characters"],
+    ),
+    "recursion": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", ["too deep"]),
+    "calls": (
+        "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}"
+        "{{ m(60) }}",
+        ["line 1", "longer than 1.5 seconds"],
+    ),
+    "nesting": ("{{ " + "(" * 5000 + ")" * 5000 + " }}", ["too deep"]),
+    "syntax": ("{% if %}", ["line 1", "Expected an expression"]),
+    "unclosed": ("x\n{{ 'a", ["line 2"]),
+    "filter": ("{{ 'x' | nosuch }}", ["line 1", "nosuch"]),
+    "undefined": ("\n{{ foo.bar }}", ["line 2", "'foo' is undefined"]),
+    "division": ("{{ 1 / 0 }}", ["line 1", "ZeroDivisionError"]),
+    "its own": ("{{ raise_exception('no tools') }}", ["line 1", "no tools"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_templates_may_not_do(name):
+    source, parts = REFUSED[name]
+    began = time.perf_counter()
+    with pytest.raises(TemplateError) as caught:
+        apply(source)
+    assert time.perf_counter() - began < 5
+    message = str(caught.value)
+    missing = [part for part in ["chat template", *parts] if part not in message]
+    assert missing == [], message
+    assert len(message) < 400
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits address space on Linux")
+def test_memory_stays_bounded():
+    import resource
+
+    for name in ("text doubles", "join"):
+        with pytest.raises(TemplateError):
+            apply(REFUSED[name][0])
+    most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
+    assert most < MAX_MEMORY
+
+
+def test_a_refusal_leaves_the_template_usable():
+    source = "{% if messages[0].content == 'x' %}{{ ''.__class__ }}{% endif %}ok"
+    template = ChatTemplate(source)
+    for _ in range(2):
+        with pytest.raises(TemplateError):
+            template.apply([{"role": "user", "content": "x"}])
+        assert template.apply(HELLO) == "ok"
+    template.close()
+    assert template.apply(HELLO) == "ok"
+    template.close()
+
+
+def test_one_process_serves_all_calls():
+    template = ChatTemplate("{{ messages[0].content }}")
+    template.apply(HELLO)
+    began = time.perf_counter()
+    for turn in range(100):
+        assert template.apply([{"content": f"n{turn}"}]) == f"n{turn}"
+    assert (time.perf_counter() - began) / 100 < 0.02
+    template.close()
+
+
+def test_threads_may_share_a_template():
+    template = ChatTemplate("{{ messages[0].content }}")
+    found = {}
+
+    def ask(number):
+        for turn in range(20):
+            text = f"{number}/{turn}"
+            found[text] = template.apply([{"content": text}])
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    template.close()
+    assert len(found) == 80
+    assert all(text == key for key, text in found.items())
+
+
+def test_messages_that_are_no_json_are_refused():
+    with pytest.raises(RequestError, match=r"messages: .*accepted"):
+        apply("x", [{"content": object()}])
+
+
+def test_a_missing_package_is_an_install_line(monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(MissingPackage, match=r"pip install 'inl-core\[text\]'"):
+        apply("x")
+
+
+def test_long_conversations_pass():
+    messages = [{"role": "user", "content": "word " * 2000}] * 200
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert len(apply(source, messages)) == 2_000_000

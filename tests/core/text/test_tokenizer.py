@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import gguf
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+
+from inl.errors import CheckpointError, MissingPackage, RequestError
+from inl.text.gguf_vocabulary import read_tokenizer
+from inl.text.pre_tokenizers import PATTERNS, PRE, pre_tokenizer
+from inl.text.tokenizer import Tokenizer, library
+
+TEXTS = [
+    "",
+    " ",
+    "Hello world",
+    "1234567 and 3.14159",
+    "x   y\n\n\n  z \t\t w   7",
+    "naïve café, Straße, Ёлка, 日本語テキスト",
+    "🙂👩‍👩‍👧‍👦🏳️‍🌈 emoji!",
+    "def f(x):\n    return x**2  # ok\n",
+    "<|im_start|>user\nhi<|im_end|>\n",
+    "it's I'll we've DON'T can't",
+    "١٢٣ ½ Ⅷ ²",
+    "\u00a0\u2003\u3000nbsp\u200b",
+    "a\r\nb\rc",
+    "\x00\x01\x7f\ufeff",
+    "e\u0301 vs é",
+    "العربية हिन्दी ไทย",
+]
+
+
+@pytest.fixture(scope="session")
+def reference(default_checkpoint):
+    """The default model's published rules, over the reference package's metadata."""
+    fields = gguf.GGUFReader(default_checkpoint.path).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    kinds = fields["tokenizer.ggml.token_type"].contents()
+    merges = [
+        tuple(one.split(" ")) for one in fields["tokenizer.ggml.merges"].contents()
+    ]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    rules = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+    rules.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    rules.decoder = decoders.ByteLevel()
+    control = [one for one, kind in zip(tokens, kinds, strict=True) if kind == 3]
+    rules.add_special_tokens(control)
+    return rules
+
+
+def test_the_oracles_prompts(default_checkpoint, default_tokenizer, oracle):
+    assert len(oracle) == 9
+    template = default_checkpoint.chat_template
+    for case in oracle:
+        prompt = case["prompt"]
+        if case["kind"] == "raw":
+            ids = default_tokenizer.encode(prompt)
+        else:
+            text = template.apply([{"role": "user", "content": prompt}])
+            ids = default_tokenizer.encode(text, add_special=False)
+        assert ids == case["prompt_ids"]
+    template.close()
+
+
+def test_the_oracles_texts(default_tokenizer, oracle):
+    for case in oracle:
+        assert default_tokenizer.decode(case["token_ids"]) == case["text"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_equal_the_published_rules(text, default_tokenizer, reference):
+    ids = default_tokenizer.encode(text)
+    assert ids == reference.encode(text).ids
+    for skip in (True, False):
+        found = default_tokenizer.decode(ids, skip)
+        assert found == reference.decode(ids, skip_special_tokens=skip)
+    assert default_tokenizer.decode(ids, skip_special=False) == text
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(st.characters(codec="utf-8", exclude_categories=["Cn", "Cc"])))
+def test_any_text_equals_the_published_rules(text, default_tokenizer, reference):
+    ids = default_tokenizer.encode(text)
+    assert ids == reference.encode(text).ids
+    assert default_tokenizer.decode(ids, skip_special=False) == text
+
+
+def test_facts_of_the_default_tokenizer(default_tokenizer):
+    assert default_tokenizer.vocab_size == 49152
+    assert default_tokenizer.bos_token == "<|im_start|>"
+    assert default_tokenizer.eos_token == "<|im_end|>"
+    assert default_tokenizer.special_ids == frozenset(range(17))
+    assert default_tokenizer.token_id("<|im_end|>") == 2
+    assert default_tokenizer.token(2) == "<|im_end|>"
+    assert default_tokenizer.token(10**6) is None
+
+
+def test_bytes_of_tokens_join_to_the_text(default_tokenizer):
+    for text in TEXTS:
+        ids = default_tokenizer.encode(text)
+        assert b"".join(map(default_tokenizer.token_bytes, ids)) == text.encode()
+
+
+def test_a_lone_surrogate_is_refused(default_tokenizer):
+    with pytest.raises(RequestError, match=r"'\\ud800' at character 2"):
+        default_tokenizer.encode("ab\ud800")
+    with pytest.raises(RequestError, match="found bytes; accepted: text"):
+        default_tokenizer.encode(b"ab")
+
+
+def test_a_byte_that_the_vocabulary_lacks_is_left_out(default_tokenizer, reference):
+    assert default_tokenizer.encode("a\x06b") == reference.encode("a\x06b").ids
+    assert default_tokenizer.decode(default_tokenizer.encode("a\x06b")) == "ab"
+
+
+@pytest.mark.parametrize("ids", [[-1], [1 << 32], ["a"], [None]])
+def test_ids_that_are_none_are_refused(ids, default_tokenizer):
+    with pytest.raises(RequestError, match=r"token ids.*accepted"):
+        default_tokenizer.decode(ids)
+
+
+def test_an_id_without_a_token_is_nothing(default_tokenizer):
+    assert default_tokenizer.decode([19556, 4_000_000]) == "Hello"
+
+
+def pieces(name, text):
+    found = pre_tokenizer(name).pre_tokenize_str(text)
+    return [text[start:stop] for _, (start, stop) in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt-2", ["I", "'ve", " 1234", "!!", " ", " x", "\n\n", "y"]),
+        ("smollm", ["I", "'ve", " ", "1", "2", "3", "4", "!!", " ", " x", "\n\n", "y"]),
+        ("llama-bpe", ["I", "'ve", " ", "123", "4", "!!", " ", " x", "\n\n", "y"]),
+        ("qwen2", ["I", "'ve", " ", *"1234", "!!", " ", " x", "\n\n", "y"]),
+        ("default", ["I", "'", "ve", " ", "123", "4", "!!", " ", " x", "\n\n", "y"]),
+        ("tekken", ["I", "'ve", " ", *"1234", "!!", " ", " x", "\n\n", "y"]),
+        ("gpt-4o", ["I've", " ", "123", "4", "!!", " ", " x", "\n\n", "y"]),
+        ("deepseek-v3", ["I", "'ve", " ", "123", "4", "!!", " ", " x", "\n\n", "y"]),
+        ("bloom", ["I've", " 1234", "!! ", " x", "\n\n", "y"]),
+    ],
+)
+def test_how_each_rule_cuts(name, expected):
+    # "default" cuts punctuation off first, so its "'ve" is no suffix any more.
+    if name in ("gpt-2", "smollm", "default"):
+        expected = [
+            part
+            for one in expected
+            for part in (["\n", "\n"] if one == "\n\n" else [one])
+        ]
+    assert pieces(name, "I've 1234!!  x\n\ny") == expected
+
+
+@pytest.mark.parametrize("name", PRE)
+def test_every_rule_keeps_every_character(name):
+    assert PRE[name] in PATTERNS
+    for text in TEXTS:
+        assert "".join(pieces(name, text)) == text
+
+
+def metadata(**changes):
+    """A vocabulary of three letters and two marks."""
+    fields = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": ["<s>", "</s>", "a", "b", "ab", "aba"],
+        "token_type": [3, 3, 1, 1, 1, 4],
+        "merges": ["a b"],
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    fields |= changes
+    return {
+        f"tokenizer.ggml.{key}": value
+        for key, value in fields.items()
+        if value is not None
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [4]),
+        ({"add_bos_token": True}, [0, 4]),
+        ({"add_eos_token": True}, [4, 1]),
+        ({"add_bos_token": True, "add_eos_token": True}, [0, 4, 1]),
+        ({"pre": "llama-bpe"}, [0, 4]),
+        ({"pre": "llama-bpe", "add_bos_token": False}, [4]),
+        ({"pre": None}, [4]),
+    ],
+)
+def test_what_a_text_begins_and_ends_with(changes, expected):
+    tokenizer = read_tokenizer(metadata(**changes), "m.gguf")
+    assert tokenizer.encode("ab") == expected
+    assert tokenizer.encode("ab", add_special=False) == [4]
+    assert tokenizer.decode(expected) == "ab"
+
+
+def test_marks_in_a_text_become_tokens():
+    tokenizer = read_tokenizer(metadata(), "m.gguf")
+    assert tokenizer.encode("<s>ba</s>") == [0, 3, 2, 1]
+    assert tokenizer.encode("baba") == [3, 5]
+    assert tokenizer.special_ids == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"model": "bert"}, ["tokenizer.ggml.model", "bert", "gpt2"]),
+        ({"model": "llama"}, ["tokenizer.ggml.scores", "nothing", "numbers"]),
+        ({"model": None}, ["tokenizer.ggml.model", "nothing"]),
+        ({"model": 3}, ["tokenizer.ggml.model", "found 3"]),
+        ({"pre": "new-one"}, ["tokenizer.ggml.pre", "'new-one'", "llama-bpe, qwen2"]),
+        ({"tokens": None}, ["tokenizer.ggml.tokens", "nothing"]),
+        ({"tokens": ["a", 3]}, ["tokenizer.ggml.tokens", "strings"]),
+        ({"tokens": ["a", "b", "a"]}, ["tokenizer.ggml.tokens", "'a' twice"]),
+        ({"token_type": [1]}, ["token_type", "found 1 entries", "6"]),
+        ({"token_type": [1, 1, 1, 1, 1, 9]}, ["token_type", "found 9", "0 to 6"]),
+        ({"merges": ["ab"]}, ["merges", "'ab'", "space"]),
+        ({"merges": ["a b c"]}, ["merges", "'a b c'"]),
+        ({"merges": ["a z"]}, ["merges", "z", "tokenizer.ggml.tokens"]),
+        ({"merges": [7]}, ["merges", "strings"]),
+        ({"merges": None}, ["merges", "nothing"]),
+        ({"bos_token_id": 6}, ["bos_token_id", "found 6", "below 6"]),
+        ({"eos_token_id": -1}, ["eos_token_id", "found -1"]),
+        ({"eos_token_id": "1"}, ["eos_token_id", "'1'"]),
+        ({"add_bos_token": 1}, ["add_bos_token", "found 1", "true or false"]),
+    ],
+)
+def test_metadata_that_lies_is_refused(changes, parts):
+    with pytest.raises(CheckpointError) as caught:
+        read_tokenizer(metadata(**changes), "m.gguf")
+    message = str(caught.value)
+    missing = [part for part in ["m.gguf", "accepted", *parts] if part not in message]
+    assert missing == [], message
+
+
+def test_a_missing_package_is_an_install_line(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    with pytest.raises(MissingPackage, match=r"pip install 'inl-core\[text\]'"):
+        library()
+
+
+def test_a_vocabulary_that_panics_is_an_error_of_ours():
+    class Panic(BaseException):
+        """What the library raises where its own code panics."""
+
+    class Rules:
+        def encode(self, text, add_special_tokens):
+            raise Panic("no entry found for key")
+
+    with pytest.raises(CheckpointError, match=r"m\.json: no entry found .*accepted"):
+        Tokenizer(Rules(), where="m.json").encode("ab")

@@ -1,0 +1,200 @@
+"""A throwaway backend on ``jax.jit``: right, not fast. It shows how little one is."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from inl.backend.base import Traits
+from inl.backend.simple import simple_backend
+from inl.dtypes import widen, wrap
+from inl.ops.rope import frequencies
+from inl.spec.kernel import Kernel
+from inl.spec.message import HEADER, layout
+from inl.spec.values import PARAMS, SAMPLERS, Bucket, Cache, Step
+
+SPAN = 512
+einsum = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+
+
+def make_step(message, tables, *, bucket, block_size):
+    place = layout(bucket, groups=tables.blocks.shape[0], block_size=block_size)
+    rows = message[place.rows : place.cells].reshape(bucket.rows, 2 + bucket.width)
+    cells = message[place.cells : place.tokens].reshape(-1, 4)
+    given = message[place.tokens : place.size]
+    slots, counts = rows[:, 0], rows[:, 1]
+    blocks = tables.blocks.at[cells[:, 0], cells[:, 1], cells[:, 2]].set(cells[:, 3])
+    before = tables.lengths[slots]
+    after = jnp.where(counts > 0, before + counts, 0)
+    ends = jnp.cumsum(counts)
+    starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
+    index = jnp.arange(bucket.tokens, dtype=jnp.int32)
+    used = index < ends[-1]
+    row = jnp.where(used, (index[:, None] >= ends).sum(1, dtype=jnp.int32), 0)
+    positions = jnp.where(used, before[row] + index - starts[row], 0)
+    homes = blocks[:, slots][:, row, positions // block_size]
+    offsets = jnp.arange(bucket.width, dtype=jnp.int32) - bucket.width
+    samples = jnp.maximum(ends[:, None] + offsets, starts[:-1, None])
+    step = Step(
+        tokens=jnp.where(given < 0, tables.last[slots][row], given),
+        positions=positions,
+        rows=row,
+        starts=starts,
+        lengths=after,
+        slots=slots,
+        blocks=blocks[:, slots],
+        writes=jnp.where(used, homes * block_size + positions % block_size, 0),
+        samples=jnp.clip(samples, 0, bucket.tokens - 1).reshape(-1),
+        adapters=tables.adapters[slots],
+        counts=message[9:12],
+        uniforms=rows[:, 2:].reshape(-1),
+    )
+    lengths = tables.lengths.at[slots].set(after)
+    return step, tables._replace(blocks=blocks, lengths=lengths)
+
+
+def admit(message, tables):
+    slot, length, last, adapter = message[HEADER : HEADER + 4]
+    at = HEADER + 4 + len(PARAMS)
+    params = jax.lax.bitcast_convert_type(message[HEADER + 4 : at], jnp.float32)
+    groups, _, width = tables.blocks.shape
+    return tables._replace(
+        blocks=tables.blocks.at[:, slot].set(message[at:].reshape(groups, width)),
+        lengths=tables.lengths.at[slot].set(length),
+        last=tables.last.at[slot].set(last),
+        adapters=tables.adapters.at[slot].set(adapter),
+        params=tables.params.at[slot].set(params),
+    )
+
+
+def linear(x, w):
+    y = einsum("...k,nk->...n", x, w.weight)
+    return y if w.bias is None else y + w.bias
+
+
+def rms_norm(x, w, *, eps):
+    mean = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(mean + eps) * w.weight
+
+
+def rope_table(positions, *, dim, theta, scaling):
+    # One float32 angle would be wrong in the fourth digit at 8,192: two small tables
+    # and the addition theorem are not. Positions up to SPAN * SPAN.
+    rates = frequencies(dim, theta, scaling)
+    near = np.exp(1j * np.arange(SPAN)[:, None] * rates)
+    far = np.exp(1j * SPAN * np.arange(SPAN)[:, None] * rates)
+    part = partial(jnp.asarray, dtype=jnp.float32)
+    a, b = part(near.real)[positions % SPAN], part(near.imag)[positions % SPAN]
+    c, d = part(far.real)[positions // SPAN], part(far.imag)[positions // SPAN]
+    return a * c - b * d, a * d + b * c
+
+
+def rotate(x, cos, sin):
+    a, b = jnp.split(x, 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def rope(q, k, cos, sin):
+    return rotate(q, cos, sin), rotate(k, cos, sin)
+
+
+def write_kv(k, v, cache, writes):
+    size = cache.k.shape[1]
+    block, offset = writes // size, writes % size
+    return Cache(cache.k.at[block, offset].set(k), cache.v.at[block, offset].set(v))
+
+
+def attention(q, cache, step, *, scale, window, cap, group):
+    tokens, _, dim = q.shape
+    kv_heads = cache.k.shape[2]
+    table = step.blocks[group]
+    k, v = (
+        part[table].reshape(table.shape[0], -1, kv_heads, dim)[step.rows]
+        for part in cache
+    )
+    mine = q.reshape(tokens, kv_heads, -1, dim)
+    scores = einsum("tkgd,tlkd->tkgl", mine, k) * scale
+    if cap is not None:
+        scores = cap * jnp.tanh(scores / cap)
+    distance = step.positions[:, None] - jnp.arange(k.shape[1])
+    seen = (distance >= 0) & (distance < (window or k.shape[1]))
+    scores = jnp.where(seen[:, None, None], scores, -1e30)
+    out = einsum("tkgl,tlkd->tkgd", jax.nn.softmax(scores, axis=-1), v)
+    used = jnp.arange(tokens) < step.starts[-1]
+    return jnp.where(used[:, None, None], out.reshape(q.shape), 0)
+
+
+def gated_activation(gate, up, *, activation):
+    if activation == "silu":
+        return jax.nn.silu(gate) * up
+    return jax.nn.gelu(gate, approximate=True) * up
+
+
+def choose(logits, step, tables, *, sampler):
+    tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    width = step.samples.shape[0] // step.slots.shape[0]
+    if sampler == "draw":
+        heat = jnp.repeat(tables.params[step.slots, 0], width)[:, None]
+        scaled = logits / jnp.where(heat > 0, heat, 1)
+        mass = jnp.cumsum(jnp.exp(scaled - scaled.max(-1, keepdims=True)), axis=-1)
+        uniform = jax.lax.bitcast_convert_type(step.uniforms, jnp.float32)[:, None]
+        drawn = (mass <= uniform * mass[:, -1:]).sum(-1, dtype=jnp.int32)
+        drawn = jnp.minimum(drawn, logits.shape[-1] - 1)
+        tokens = jnp.where(heat[:, 0] > 0, drawn, tokens)
+    last = tables.last.at[step.slots].set(tokens.reshape(-1, width)[:, -1])
+    return tokens, tables._replace(last=last)
+
+
+def mask_logits(logits, masks):
+    index = jnp.arange(logits.shape[-1])
+    allowed = (masks[:, index // 32] >> (index % 32)) & 1
+    return jnp.where(allowed == 1, logits, -1e30)
+
+
+KERNELS = {
+    "make_step": make_step,
+    "admit": admit,
+    "embedding": lambda tokens, w: w.weight[tokens],
+    "take_rows": lambda x, index: x[index],
+    "zeros_like": jnp.zeros_like,
+    "linear": linear,
+    "rms_norm": rms_norm,
+    "all_reduce": lambda x, *, axis: x,
+    "all_gather": lambda x, *, axis: x,
+    "rope_table": rope_table,
+    "rope": rope,
+    "write_kv": write_kv,
+    "attention": attention,
+    "gated_activation": gated_activation,
+    "choose": choose,
+    "mask_logits": mask_logits,
+}
+
+
+def buckets(limits):
+    """Few: each costs seconds to compile."""
+    rows = min(8, limits.slots - 1)
+    shapes = sorted({(1, 1), (rows, rows), (max(64, rows), rows)})
+    return [Bucket(*shape, sampler=name) for shape in shapes for name in SAMPLERS]
+
+
+def jit(function, bucket, consumes):
+    return jax.jit(function, donate_argnums=tuple(consumes))
+
+
+def jax_backend(*, replaced=None, compile=jit):  # noqa: A002
+    """The backend's class; tests plant their faults through ``replaced`` kernels."""
+    run = {**KERNELS, **(replaced or {})}
+    return simple_backend(
+        # A copy: JAX may alias host memory that its owner writes to again.
+        tensor=lambda data: jnp.array(widen(data), copy=True),
+        numpy=lambda x: wrap(np.asarray(x)),
+        kernels=lambda: [Kernel(name, "jax", run[name]) for name in run],
+        compile=compile,
+        buckets=buckets,
+        traits=Traits(dtypes=("float32",), block_size=16, depth=2),
+    )
