@@ -36,7 +36,7 @@ lint: .venv/.test
 
 .venv/.test: .venv/.demo pyproject.toml
 	$(call PIP,.venv) -U "pip>=25.1"
-	$(call PIP,.venv) --group test --group jax --group lint
+	$(call PIP,.venv) --group test --group outside --group lint
 	@touch $@
 
 .venv-core/.test: core/pyproject.toml pyproject.toml constraints.txt

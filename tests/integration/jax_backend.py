@@ -13,8 +13,8 @@ from inl.backend.simple import simple_backend
 from inl.dtypes import widen, wrap
 from inl.ops.rope import frequencies
 from inl.spec.kernel import Kernel
-from inl.spec.message import HEADER, layout
-from inl.spec.values import PARAMS, SAMPLERS, Bucket, Cache, Step
+from inl.spec.message import HEADER, MARKS, layout
+from inl.spec.values import PARAMS, TOP, Bucket, Cache, Scores, Step
 
 SPAN = 512
 einsum = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
@@ -67,6 +67,18 @@ def admit(message, tables):
         last=tables.last.at[slot].set(last),
         adapters=tables.adapters.at[slot].set(adapter),
         params=tables.params.at[slot].set(params),
+        counts=tables.counts.at[slot].set(0),
+        bias=tables.bias.at[slot].set(0),
+    )
+
+
+def mark(message, tables):
+    slot = message[HEADER]
+    ids, counts, bits = message[HEADER + 2 :].reshape(MARKS, 3).T
+    bias = jax.lax.bitcast_convert_type(bits, jnp.float32)
+    return tables._replace(
+        counts=tables.counts.at[slot, ids].add(counts),
+        bias=tables.bias.at[slot, ids].add(bias),
     )
 
 
@@ -135,18 +147,65 @@ def gated_activation(gate, up, *, activation):
 
 
 def choose(logits, step, tables, *, sampler):
+    if sampler == "full":
+        tables = tables._replace(counts=counted(step, tables))
+        logits = penalized(logits, step.slots, tables)
     tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     width = step.samples.shape[0] // step.slots.shape[0]
-    if sampler == "draw":
-        heat = jnp.repeat(tables.params[step.slots, 0], width)[:, None]
-        scaled = logits / jnp.where(heat > 0, heat, 1)
-        mass = jnp.cumsum(jnp.exp(scaled - scaled.max(-1, keepdims=True)), axis=-1)
+    if sampler != "greedy":
+        params = jnp.repeat(tables.params[step.slots], width, axis=0)
+        heat = params[:, :1]
+        shifted = logits - logits.max(-1, keepdims=True)
+        scaled = shifted / jnp.where(heat > 0, heat, 1)
+        mass = jnp.exp(scaled)
+        if sampler == "full":
+            mass = jnp.where(kept(scaled, params), mass, 0)
+        total = jnp.cumsum(mass, axis=-1)
         uniform = jax.lax.bitcast_convert_type(step.uniforms, jnp.float32)[:, None]
-        drawn = (mass <= uniform * mass[:, -1:]).sum(-1, dtype=jnp.int32)
+        drawn = (total <= uniform * total[:, -1:]).sum(-1, dtype=jnp.int32)
         drawn = jnp.minimum(drawn, logits.shape[-1] - 1)
         tokens = jnp.where(heat[:, 0] > 0, drawn, tokens)
     last = tables.last.at[step.slots].set(tokens.reshape(-1, width)[:, -1])
     return tokens, tables._replace(last=last)
+
+
+def counted(step, tables):
+    fed = step.tokens[jnp.minimum(step.starts[:-1], step.tokens.shape[0] - 1)]
+    decoding = jnp.arange(fed.shape[0]) < step.counts[0]
+    return tables.counts.at[step.slots, fed].add(2 * decoding)
+
+
+def penalized(logits, slots, tables):
+    counts, columns = tables.counts[slots], tables.params[slots].T[:, :, None]
+    param = dict(zip(PARAMS, columns, strict=True))
+    factor = param["repetition_penalty"]
+    factor = jnp.where((counts > 0) & (factor > 0), factor, 1)
+    logits = jnp.where(logits > 0, logits / factor, logits * factor)
+    answered = counts >> 1
+    frequency = param["frequency_penalty"] * answered
+    presence = param["presence_penalty"] * (answered > 0)
+    return logits - frequency - presence + tables.bias[slots]
+
+
+def kept(scaled, params):
+    top_k, top_p, min_p = params.T[1:4, :, None]
+    order = jnp.argsort(-scaled, axis=-1, stable=True)
+    mass = jnp.exp(jnp.take_along_axis(scaled, order, axis=-1))
+    rank = jnp.arange(scaled.shape[-1])
+    left = (rank < top_k) | (top_k < 1)
+    total = jnp.cumsum(jnp.where(left, mass, 0), axis=-1)
+    before = jnp.pad(total[:, :-1], ((0, 0), (1, 0)))
+    left &= (before < top_p * total[:, -1:]) | (top_p >= 1)
+    left &= mass >= min_p
+    left |= rank == 0
+    return jnp.zeros_like(left).at[jnp.arange(len(left))[:, None], order].set(left)
+
+
+def score(logits, tokens):
+    logs = jax.nn.log_softmax(logits, axis=-1)
+    top = jnp.argsort(-logits, axis=-1, stable=True)[:, :TOP].astype(jnp.int32)
+    chosen = jnp.take_along_axis(logs, tokens[:, None], axis=-1)[:, 0]
+    return Scores(chosen, top, jnp.take_along_axis(logs, top, axis=-1))
 
 
 def mask_logits(logits, masks):
@@ -158,6 +217,7 @@ def mask_logits(logits, masks):
 KERNELS = {
     "make_step": make_step,
     "admit": admit,
+    "mark": mark,
     "embedding": lambda tokens, w: w.weight[tokens],
     "take_rows": lambda x, index: x[index],
     "zeros_like": jnp.zeros_like,
@@ -172,6 +232,7 @@ KERNELS = {
     "gated_activation": gated_activation,
     "choose": choose,
     "mask_logits": mask_logits,
+    "score": score,
 }
 
 
@@ -179,7 +240,9 @@ def buckets(limits):
     """Few: each costs seconds to compile."""
     rows = min(8, limits.slots - 1)
     shapes = sorted({(1, 1), (rows, rows), (max(64, rows), rows)})
-    return [Bucket(*shape, sampler=name) for shape in shapes for name in SAMPLERS]
+    return [
+        Bucket(*shape, sampler=name) for shape in shapes for name in limits.samplers
+    ]
 
 
 def jit(function, bucket, consumes):

@@ -103,9 +103,8 @@ def coder():
 
 @pytest.fixture(scope="module")
 def prompts(coder):
-    return [coder.chat_ids(PROMPTS[0]), coder.chat_ids(PROMPTS[1])] + [
-        coder.tokenizer.encode(PROMPTS[2])
-    ]
+    chats = [coder.chat_ids(prompt) for prompt in PROMPTS[:2]]
+    return [*chats, coder.tokenizer.encode(PROMPTS[2])]
 
 
 @pytest.fixture(scope="module")

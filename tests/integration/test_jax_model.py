@@ -13,8 +13,8 @@ from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.dtypes import wrap
 from inl.models.llama import MODEL
-from inl.spec.message import header, step_frame
-from inl.spec.values import Bucket, Cache, Limits
+from inl.spec.message import header, mark_frame, release_frame, step_frame
+from inl.spec.values import SAMPLERS, Bucket, Cache, Limits
 from inl.testing.tiny import MemoryCheckpoint, local_runner, plain_logits, tiny_llama
 from inl.testing.traffic import Traffic, play
 
@@ -35,10 +35,11 @@ class Made:
 
     def __init__(self, jax_module, files, replaced=None, donate=True):
         self.programs, self.calls = {}, []
+        small = iter(("admit", "mark"))
 
         def keep(function, bucket, consumes):
             program = jax_module.jit(function, bucket, consumes if donate else ())
-            self.programs[bucket] = program
+            self.programs[bucket or next(small)] = program
 
             def run(*arguments):
                 self.calls.append(bucket)
@@ -99,7 +100,7 @@ def reference_texts(files, limits, seed, sampler):
     return play(runner, traffic(limits, seed, sampler).frames(STEPS))
 
 
-@pytest.mark.parametrize("sampler", ["greedy", "draw"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_tokens_equal_the_float64_reference(made, files, sampler):
     limits = made.runner.limits
     frames = [f for f in traffic(limits, 4, sampler).frames(STEPS) if f.takes]
@@ -148,15 +149,15 @@ def calls_to_the_host(lowered):
 
 
 def test_no_program_calls_the_host(made):
-    for bucket in (*made.runner.limits.buckets, None):
-        if bucket is None:
-            _, _, state = made.arguments(Bucket(1, 1))
-            from inl.spec.message import release_frame
-
-            frame = release_frame(1, groups=1, width=LIMITS.width)
-            lowered = made.programs[None].lower(made.backend.tensor(wrap(frame)), state)
-        else:
-            lowered = made.lowered(bucket)
+    for bucket in made.runner.limits.buckets:
+        assert calls_to_the_host(made.lowered(bucket)) == []
+    made.runner._program("mark", Bucket(1, 1))
+    for name, frame in (
+        ("admit", release_frame(1, groups=1, width=LIMITS.width)),
+        ("mark", mark_frame(1, ())),
+    ):
+        message = made.backend.tensor(wrap(frame))
+        lowered = made.programs[name].lower(message, made.runner._state)
         assert calls_to_the_host(lowered) == []
 
 
@@ -208,7 +209,7 @@ def test_the_state_is_donated_and_no_cache_is_copied(made):
     for bucket in made.runner.limits.buckets:
         text = made.lowered(bucket).compile().as_text()
         state = made.runner._state
-        assert aliased(text) == len(jax.tree.leaves(state)) == 2 * LAYERS + 5
+        assert aliased(text) == len(jax.tree.leaves(state)) == 2 * LAYERS + 7
         assert copies(text) == []
     weights, message, state = made.arguments(Bucket(1, 1))
     addresses = [part.unsafe_buffer_pointer() for part in jax.tree.leaves(state)]
@@ -241,14 +242,15 @@ def test_a_copied_cache_is_found(jax_module, files, replaced, donate):
 
 
 def test_compilations_are_no_more_than_buckets(jax_module, files, capsys):
-    """200 mixed steps of both samplers; the admission program is counted apart."""
+    """300 mixed steps of all samplers; admissions and marks are counted apart."""
     with counted_compilations() as admission:
         fresh = Made(jax_module, files)
         runner = fresh.runner
-        warm = traffic(runner.limits, 1, "greedy")
-        runner.submit(next(warm.frames(1)).message)
+        warm = traffic(runner.limits, 1, "full").frames(1)
+        runner.submit(next(warm).message)
+        runner.submit(next(warm).message)
     with counted_compilations() as steps:
-        for seed, sampler in ((1, "greedy"), (2, "draw")):
+        for seed, sampler in enumerate(SAMPLERS, start=1):
             play(runner, traffic(runner.limits, seed, sampler).frames(100))
             play(runner, traffic(runner.limits, seed, sampler, max_rows=1).frames(20))
     called = [bucket for bucket in fresh.calls if bucket is not None]
@@ -257,8 +259,8 @@ def test_compilations_are_no_more_than_buckets(jax_module, files, capsys):
             f"\ncompilations: {len(admission)} for admissions, {len(steps)} for "
             f"{len(called)} steps; buckets: {len(runner.limits.buckets)}"
         )
-    assert len(called) == 240
-    assert len(admission) == 1
+    assert len(called) == 360
+    assert len(admission) == 2
     assert len(steps) == len(set(called)) == len(runner.limits.buckets)
     assert all(program._cache_size() == 1 for program in fresh.programs.values())
 

@@ -11,7 +11,7 @@ import torch
 from inl.backend.base import Memory, Traits
 from inl.device import Device
 from inl.errors import KernelFailed
-from inl.spec.message import Row, admit_frame, step_frame
+from inl.spec.message import Mark, Row, admit_frame, mark_frame, step_frame
 from inl.spec.values import Bucket, Limits
 from inl_torch.backend import TorchBackend, inferring
 from inl_torch.graphs import Arriving, addresses, capture
@@ -43,7 +43,7 @@ class GraphBackend(TorchBackend):
         return self.spoiled and kernel.op == "write_kv"
 
     def compile(self, function, bucket, *, consumes):
-        if bucket == Bucket(1, 1) and consumes == (2,):
+        if bucket is not None and bucket[:3] == (1, 1, 1) and consumes == (2,):
             return capture(function)
         return inferring(function)
 
@@ -57,18 +57,26 @@ def moved(k, v, cache, writes):
     return cache
 
 
-def decode(runner, prompt, count):
+PENALTIES = {"repetition_penalty": 1.4, "frequency_penalty": 0.5}
+FILTERS = {"temperature": 1.2, "top_k": 40, "top_p": 0.95, "min_p": 0.01}
+
+
+def decode(runner, prompt, count, sampler="greedy"):
     """Two steps in flight, each token fed back on the device."""
     table = [5, 2, 9, 14, 1, 7, 3, 11]
-    runner.submit(admit_frame(1, [table], groups=1, width=8))
+    params = {**PENALTIES, **FILTERS} if sampler == "full" else {}
+    runner.submit(admit_frame(1, [table], groups=1, width=8, **params))
+    if params:
+        marks = [Mark(token, 1, -0.25) for token in sorted({*prompt})]
+        runner.submit(mark_frame(1, marks))
     tokens = []
     for step in range(count):
         ids = [-1] if step else prompt
         if step > 1:
             tokens.append(int(runner.collect().tokens[0, 0]))
         frame = step_frame(
-            Bucket(len(ids), 1),
-            [Row(1, ids)],
+            Bucket(len(ids), 1, 1, sampler),
+            [Row(1, ids, [(7 * step % 16) / 16])],
             step=step,
             groups=1,
             block_size=4,
@@ -79,13 +87,14 @@ def decode(runner, prompt, count):
 
 
 @cuda
-def test_a_captured_step_gives_the_same_tokens(tiny_llama, backend):
+@pytest.mark.parametrize("sampler", ["greedy", "full"])
+def test_a_captured_step_gives_the_same_tokens(sampler, tiny_llama, backend):
     tiny, prompt = tiny_llama(3), [4, 88, 17, 3, 61]
-    want = decode(tiny.runner(backend, "float32", LIMITS), prompt, 24)
+    want = decode(tiny.runner(backend, "float32", LIMITS), prompt, 24, sampler)
     runner = tiny.runner(GraphBackend(), "float32", LIMITS)
-    assert decode(runner, prompt, 24) == want
+    assert decode(runner, prompt, 24, sampler) == want
     # Again, through the graph that exists by now, from another state of the tables.
-    assert decode(runner, prompt, 24) == want
+    assert decode(runner, prompt, 24, sampler) == want
 
 
 @cuda

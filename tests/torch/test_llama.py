@@ -15,8 +15,8 @@ from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.dtypes import wrap
 from inl.runtime.advance import forward
-from inl.spec.message import Cell, Row, admit_frame, step_frame
-from inl.spec.values import Bucket, Limits
+from inl.spec.message import Cell, Mark, Row, admit_frame, mark_frame, step_frame
+from inl.spec.values import SAMPLERS, Bucket, Limits
 from inl_torch.backend import TorchBackend
 from inl_torch.eager import attention
 
@@ -58,9 +58,17 @@ class Traffic:
         self.mixed = 0
 
     def admissions(self):
-        for slot in self.prompts:
-            heat = 0.8 if self.sampler == "draw" and slot % 2 else 0.0
-            yield admit_frame(slot, (), groups=1, width=12, temperature=heat)
+        full = {"top_k": 20, "top_p": 0.9, "min_p": 0.02, "frequency_penalty": 0.5}
+        for slot, prompt in self.prompts.items():
+            params = {
+                "temperature": 0.8 if self.sampler != "greedy" and slot % 2 else 0
+            }
+            if self.sampler == "full":
+                params |= {**full, "repetition_penalty": 1 + 0.2 * slot}
+            yield admit_frame(slot, (), groups=1, width=12, **params)
+            if self.sampler == "full":
+                marks = [Mark(token, 1, 0.5 * (token % 3)) for token in {*prompt}]
+                yield mark_frame(slot, marks)
 
     def step(self, number):
         arrived = [slot for slot in self.prompts if 3 * (slot - 1) <= number]
@@ -132,9 +140,10 @@ def test_tokens_equal_the_reference(form, pads, bias, tiny_llama, backend):
     runner.close()
 
 
-def test_drawn_tokens_equal_the_reference(tiny_llama, backend):
+@pytest.mark.parametrize("sampler", ["draw", "full"])
+def test_drawn_tokens_equal_the_reference(sampler, tiny_llama, backend):
     tiny = tiny_llama(4)
-    frames = traffic(6, sampler="draw")
+    frames = traffic(6, sampler=sampler)
     want = drive(tiny.runner(reference(), "float64", LIMITS), frames)
     assert drive(tiny.runner(backend, "float32", LIMITS), frames) == want
 
@@ -177,7 +186,7 @@ def test_logits_equal_the_reference(dtype, bound, tiny_llama, backend):
 def test_a_whole_step_never_reads_the_device(tiny_llama, meta_backend):
     """On meta tensors there is nothing to read, and a branch on data raises."""
     deep = replace(LIMITS, depth=64)
-    for sampler in ("greedy", "draw"):
+    for sampler in SAMPLERS:
         runner = tiny_llama(3).runner(meta_backend, "float32", deep)
         for frame, _ in traffic(5, sampler=sampler):
             runner.submit(frame)
@@ -188,6 +197,7 @@ def test_a_captured_step_keeps_its_buffers(tiny_llama, backend):
     runner = tiny_llama(3).runner(backend, "float32", LIMITS)
     before = [x.data_ptr() for x in buffers(runner)]
     drive(runner, traffic(5))
+    drive(runner, traffic(5, sampler="full"))
     assert [x.data_ptr() for x in buffers(runner)] == before
 
 

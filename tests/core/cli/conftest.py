@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import tokenizers
+from safetensors.numpy import save_file
+
+from inl.testing.tiny import tiny_llama
 
 
 @pytest.fixture
@@ -43,3 +49,30 @@ def plugin(tmp_path):
         return {"INL_PLUGINS": name}
 
     return write
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    """A tiny Llama over bytes, in the Hugging Face layout, with a chat template."""
+    folder = tmp_path_factory.mktemp("tiny") / "tiny-chat"
+    folder.mkdir()
+    config, tensors = tiny_llama(np.random.default_rng(11), vocab=258, kv_heads=2)
+    config["max_position_embeddings"] = 8192
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    rules = tokenizers.Tokenizer(
+        tokenizers.models.BPE({each: at for at, each in enumerate(alphabet)}, [])
+    )
+    rules.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    rules.decoder = tokenizers.decoders.ByteLevel()
+    rules.add_special_tokens(["<begin>", "<end>"])
+    rules.save(str(folder / "tokenizer.json"))
+    template = (
+        "{% for m in messages %}<begin>{{ m.role[0] }}{{ m.content }}<end>{% endfor %}"
+    )
+    settings = json.dumps({"chat_template": template})
+    (folder / "tokenizer_config.json").write_text(settings)
+    return folder

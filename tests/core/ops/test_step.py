@@ -6,16 +6,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inl.ops.step import admit, empty_tables, make_step
+from inl.ops.step import admit, empty_tables, make_step, mark
 from inl.spec.message import (
+    MARKS,
     Cell,
+    Mark,
     Row,
     admit_frame,
     cells_in,
+    mark_frame,
     release_frame,
     step_frame,
 )
-from inl.spec.values import Bucket
+from inl.spec.values import NEUTRAL, PARAMS, Bucket
 
 SLOTS, WIDTH, BLOCK = 6, 5, 4
 blocks = st.integers(1, 99)
@@ -148,7 +151,7 @@ def test_admit_and_release(world, slot, data):
     given_blocks = [data.draw(st.lists(blocks, max_size=WIDTH)) for _ in range(groups)]
     frame = admit_frame(
         slot, given_blocks, groups=groups, width=WIDTH, length=3, last=77, adapter=2,
-        temperature=0.75,
+        temperature=0.75, top_k=7,
     )  # fmt: skip
     tables = admit.body(frame, before)
     for group in range(groups):
@@ -157,7 +160,7 @@ def test_admit_and_release(world, slot, data):
             table[group, slot, place] = ids[place] if place < len(ids) else 0
     lengths[slot], last[slot], adapters[slot] = 3, 77, 2
     expected = as_tables(groups, table, lengths, last, adapters)
-    expected.params[slot] = 0.75
+    expected.params[slot] = [0.75, 7, *NEUTRAL[2:]]
     for name, array in expected._asdict().items():
         assert np.array_equal(getattr(tables, name), array), name
 
@@ -167,3 +170,30 @@ def test_admit_and_release(world, slot, data):
         array[slot] = 0
     for name, array in expected._asdict().items():
         assert np.array_equal(getattr(cleared, name), array), name
+
+
+@given(
+    st.dictionaries(st.integers(0, 699), st.tuples(st.integers(0, 9), st.floats(-4, 4)))
+)
+def test_marks_add_up_and_an_admission_forgets_them(special):
+    before = empty_tables(groups=1, slots=4, width=2, vocab=700)
+    before.counts[:] = before.bias[:] = 5
+    tables = admit.body(admit_frame(2, [], groups=1, width=2), before)
+    marks = [Mark(token, *pair) for token, pair in special.items()]
+    for at in range(0, len(marks), MARKS):
+        tables = mark.body(mark_frame(2, marks[at : at + MARKS]), tables)
+    for token in range(700):
+        count, bias = special.get(token, (0, 0.0))
+        assert tables.counts[2, token] == count
+        assert tables.bias[2, token] == np.float32(bias)
+    for slot in (0, 1, 3):
+        assert (tables.counts[slot] == 5).all()
+        assert (tables.bias[slot] == 5).all()
+
+
+def test_every_parameter_has_its_column():
+    for place, name in enumerate(PARAMS):
+        frame = admit_frame(1, [], groups=1, width=2, **{name: 0.25})
+        tables = admit.body(frame, empty_tables(groups=1, slots=3, width=2))
+        want = [*NEUTRAL[:place], 0.25, *NEUTRAL[place + 1 :]]
+        assert tables.params[1].tolist() == want

@@ -41,12 +41,46 @@ def noise(seed, position):
     return scrambled(1 + int.from_bytes(struct.pack("<f", number), "little"))
 
 
+NEUTRAL = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+def bits(value):
+    return int.from_bytes(struct.pack("<f", value), "little")
+
+
+def special(request, answer):
+    """What parameters, biases and the tokens up to now add to the noise."""
+    numbers = [getattr(request, name) for name in NEUTRAL]
+    pairs = zip(numbers, NEUTRAL.values(), strict=True)
+    changed = [mine != other for mine, other in pairs]
+    penalized, filtered = any(changed[4:]), changed[0] and any(changed[1:4])
+    bias = {token: value for token, value in request.logit_bias.items() if value}
+    if not (penalized or filtered or bias):
+        return 0
+    pairs = [(1 + place, bits(number)) for place, number in enumerate(numbers)]
+    pairs += [(2**31 + token, bits(value)) for token, value in bias.items()]
+    if penalized:
+        for token in {*request.prompt, *answer}:
+            count = 2 * answer.count(token) + (token in request.prompt)
+            pairs.append((256 + token, count))
+    return sum(scrambled((tag << 32) + number) for tag, number in pairs) % WORDS
+
+
 def expected(request, limits, context, stops):
     """The answer that HashRunner's module documents, with no block, slot or step."""
     total, ids = 0, list(request.prompt)
     for at in range(min(len(ids) + request.max_tokens, context)):
         if at >= request.prompt_tokens:
             extra = noise(request.seed, at) if request.temperature else 0
+            extra ^= special(request, ids[request.prompt_tokens :])
             ids.append(scrambled((total + at) % WORDS ^ extra) % limits.vocab)
             if ids[at] in stops:
                 return ids[request.prompt_tokens :], "stop"
@@ -101,11 +135,14 @@ class World:
         random = self.random
         common = random.choice(self.prefixes)[: random.randint(0, 30)]
         ids = (common + self.ids(random.randint(1, 12)))[: self.scheduler.context - 1]
-        draws = self.scheduler.buckets.draws and random.random() < 0.5
+        served = self.scheduler.buckets.sampler
+        draws = served != "greedy" and random.random() < 0.5
+        more = self.sampling() if served == "full" and random.random() < 0.3 else {}
         request = Request(
             ids,
             max_tokens=random.choice([1, random.randint(2, 9), random.randint(9, 99)]),
             temperature=0.7 if draws else 0.0,
+            **more,
             seed=random.randint(-3, 3),
             stop_ids=frozenset(self.ids(random.choice([0, 0, 0, 2]))),
             ignore_eos=random.random() < 0.3,
@@ -115,6 +152,22 @@ class World:
         self.requests[number], self.answers[number] = request, []
         self.live.append(number)
         self.counts["requests"] += 1
+
+    def sampling(self):
+        """Random parameters that a full program serves."""
+        random = self.random
+        self.counts["full requests"] += 1
+        fields = {
+            "top_k": random.choice([0, 5]),
+            "top_p": random.choice([1.0, 0.5]),
+            "min_p": random.choice([0.0, 0.1]),
+            "repetition_penalty": random.choice([1.0, 1.5]),
+            "presence_penalty": random.choice([0.0, 0.5]),
+            "frequency_penalty": random.choice([0.0, -0.5]),
+        }
+        biased = self.ids(random.choice([0, 0, 3]))
+        bias = {token: random.uniform(-9, 9) for token in biased}
+        return {**fields, "logit_bias": bias, "logprobs": random.choice([None, 3])}
 
     def turn(self):
         """One step, and what it answered."""
@@ -138,6 +191,16 @@ class World:
         if (found, reason) != (want, end):
             raise WrongText(f"request {number}: {found} {reason}, not {want} {end}")
         assert request.answer == found
+        self.check_scores(request)
+
+    def check_scores(self, request):
+        scores = [(each.token, each.logprob, each.top) for each in request.scores]
+        vocab = self.limits.vocab
+        told = []
+        for token in request.answer if request.logprobs is not None else ():
+            top = [(token + step) % vocab for step in range(min(3, vocab))]
+            told.append((token, -token / 4, tuple((near, -near / 4) for near in top)))
+        assert scores == told
 
     def run(self, steps):
         random = self.random
@@ -178,9 +241,11 @@ def random_limits(random):
     for _ in range(random.choice([0, 0, 1, 3, 6])):
         rows = random.choice([1, 6, 16, 32])
         tokens = rows + random.choice([0, 1, 20, 60])
-        buckets += [Bucket(tokens, rows, sampler=s) for s in ("greedy", "draw")]
-    if len(buckets) > 4 and random.random() < 0.3:
-        buckets = [bucket for bucket in buckets if bucket.sampler == "greedy"]
+        samplers = "greedy", "draw", "full"
+        buckets += [Bucket(tokens, rows, sampler=sampler) for sampler in samplers]
+    if len(buckets) > 6 and random.random() < 0.4:
+        most = random.choice([("greedy",), ("greedy", "draw")])
+        buckets = [bucket for bucket in buckets if bucket.sampler in most]
     size = random.choice([1, 2, 4, 8])
     width = random.randint(40 // size, 100 // size)
     least = max(2, width // 2)

@@ -13,7 +13,7 @@ def ladder(small, *buckets, budget=512, rows=4):
 
 def test_without_programs_sizes_are_exact(small):
     buckets = ladder(small)
-    assert (buckets.tokens, buckets.rows, buckets.draws) == (512, 4, True)
+    assert (buckets.tokens, buckets.rows, buckets.sampler) == (512, 4, "full")
     assert buckets.choose(17, 3, "draw") == Bucket(17, 3, 1, "draw")
 
 
@@ -40,7 +40,18 @@ def test_a_program_that_draws_serves_greedy_steps_but_is_not_preferred(small):
     assert ladder(small, drawing, greedy).choose(3, 1, "greedy") == greedy
     assert ladder(small, drawing).choose(3, 1, "greedy") == drawing
     assert ladder(small, greedy, drawing).choose(3, 1, "draw") == drawing
-    assert not ladder(small, greedy).draws
+    assert ladder(small, greedy, drawing).sampler == "draw"
+    assert ladder(small, greedy).sampler == "greedy"
+
+
+def test_a_program_that_is_not_served_is_not_used(small):
+    full, drawing = Bucket(8, 4, sampler="full"), Bucket(8, 4, sampler="draw")
+    limits = small(buckets=(drawing, full), sampler="draw")
+    buckets = Buckets(limits, token_budget=8, max_rows=4)
+    assert buckets.sampler == "draw"
+    assert buckets.choose(3, 1, "greedy") == drawing
+    with pytest.raises(RunnerError, match=r"width 1 that is greedy$"):
+        Buckets(small(buckets=(full,), sampler="greedy"), token_budget=8, max_rows=4)
 
 
 def test_steps_fit_one_program_even_where_programs_are_not_nested(small):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inl.errors import ProtocolError, RequestError, RunnerError
+from inl.errors import ProtocolError, RequestError, RunnerError, WorkerLost
 from inl.runtime.core import EngineCore, StepRecord
 from inl.runtime.encode import frames
 from inl.runtime.hash_runner import HashRunner
@@ -13,7 +13,7 @@ from inl.runtime.plan import Chunk, Plan, Policy
 from inl.runtime.request import Event, Request
 from inl.runtime.runner import Reply
 from inl.spec.message import header
-from inl.spec.values import Bucket
+from inl.spec.values import Bucket, Scores
 
 
 def finished(engine):
@@ -218,3 +218,54 @@ def test_step_numbers_fit_into_their_word_forever(small):
     plan = Plan([], [], [], [Chunk(request, 0, 2)], 0, 2**31 + 5, Bucket(2, 1))
     (frame,) = frames(plan, limits)
     assert header(frame).step == 5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, Scores(*(np.zeros((0, 3)[:size], np.float32) for size in (1, 2, 2)))],
+    ids=["none", "too few"],
+)
+def test_scores_that_were_asked_for_and_do_not_come_are_an_error(small, wrong):
+    engine = EngineCore(Liar(small(), lambda reply: reply._replace(scores=wrong)))
+    engine.add(Request([1], max_tokens=2, logprobs=3))
+    (event,) = engine.step()
+    assert isinstance(event.error, ProtocolError)
+    assert "found no scores of 1 rows" in str(event.error)
+
+
+def test_a_fresh_runner_counts_the_same_tokens(small, answer_of):
+    class Mortal(HashRunner):
+        left = 9
+
+        def collect(self):
+            self.left -= 1
+            if not self.left:
+                raise WorkerLost("killed")
+            return super().collect()
+
+    limits = small(blocks=(30,))
+    fields = [
+        {"prompt": [5, 5, 6], "frequency_penalty": 0.5, "max_tokens": 20},
+        {"prompt": range(9), "repetition_penalty": 1.5, "max_tokens": 20},
+        {"prompt": [7], "temperature": 1, "top_k": 3, "logit_bias": {4: 2.0}},
+    ]
+    engine = EngineCore(Mortal(limits), replace=lambda _: HashRunner(limits))
+    numbers = [engine.add(Request(**each)) for each in fields]
+    answers, reasons = finished(engine)
+    assert engine.restarts == 1
+    assert set(reasons.values()) == {"length"}
+    for number, each in zip(numbers, fields, strict=True):
+        assert answers[number] == answer_of(Request(**each), limits)
+
+
+def test_a_fresh_runner_must_serve_who_is_live(small):
+    class Dead(HashRunner):
+        def collect(self):
+            raise WorkerLost("killed")
+
+    cheap = small(sampler="draw")
+    engine = EngineCore(Dead(small()), replace=lambda _: HashRunner(cheap))
+    number = engine.add(Request([1], min_p=0.5, temperature=1.0))
+    event = next(event for event in engine.step() if event.request == number)
+    assert "draw programs" in str(event.error)
+    assert "full ones" in str(event.error)

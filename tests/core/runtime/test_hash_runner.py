@@ -14,9 +14,11 @@ from inl.spec.message import (
     HEADER,
     MASKED,
     Cell,
+    Mark,
     Row,
     admit_frame,
     layout,
+    mark_frame,
     release_frame,
     step_frame,
 )
@@ -106,6 +108,94 @@ def test_an_adapter_and_a_uniform_change_the_text(frames):
         )
         drawn.append(int(runner.collect().tokens[0, 0]))
     assert len(set(drawn)) == 3
+
+
+def answers(frames, *, marks=(), steps=2, **fields):
+    """Tokens after a prompt in a full program."""
+    runner = said(HashRunner(frames.limits), frames.admit(**fields))
+    if marks:
+        runner.submit(mark_frame(1, marks))
+    for number in range(1, steps + 1):
+        row = (1, [-1] if number > 1 else [5, 6, 7], [0.25])
+        bucket = Bucket(len(row[1]), 1, 1, "full")
+        said(runner, frames.step(number, row, bucket=bucket, decode_rows=number > 1))
+        tokens = runner.collect().tokens[0].tolist()
+    return tokens
+
+
+def test_every_parameter_count_and_bias_changes_the_text(frames):
+    hot = {"temperature": 0.5, "repetition_penalty": 1.5}
+    held = [Mark(5, 1), Mark(8, 4)]
+    kinds = [
+        {},
+        {"temperature": 0.5},
+        *({**hot, "marks": each} for each in (held, held[:1], [Mark(5, 1, 2.0)])),
+        *(
+            {**hot, "marks": held, name: value}
+            for name, value in (
+                ("top_k", 3), ("top_p", 0.5), ("min_p", 0.1),
+                ("presence_penalty", 0.5), ("frequency_penalty", -0.5),
+            )
+        ),
+    ]  # fmt: skip
+    texts = {tuple(answers(frames, steps=4, **fields)) for fields in kinds}
+    # Of 40 tokens, two texts may agree by chance, but hardly five.
+    assert len(texts) > len(kinds) - 4
+    assert answers(frames, **hot, marks=held) != answers(frames, **hot)
+
+
+def test_full_programs_tell_scores_and_others_none(frames):
+    for sampler in ("full", "draw"):
+        runner = said(
+            HashRunner(frames.limits),
+            frames.admit(),
+            frames.step(1, (1, [5]), bucket=Bucket(1, 1, 1, sampler)),
+        )
+        reply = runner.collect()
+        if sampler == "draw":
+            assert reply.scores is None
+            continue
+        token = int(reply.tokens[0, 0])
+        chosen, ids, values = reply.scores
+        assert chosen.tolist() == [-token / 4]
+        assert ids[0].tolist() == [(token + step) % 40 for step in range(20)]
+        assert values[0].tolist() == [-index / 4 for index in ids[0]]
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "words"),
+    [
+        (HEADER, 0, "marks of slot 0"),
+        (HEADER, 2, "slot 2: is not admitted"),
+        (HEADER + 1, 257, "found 257 marks, accepts up to 256"),
+        (HEADER + 1, -1, "found -1 marks"),
+        (HEADER + 1, 1, "padding: found a word that is set"),
+        (HEADER + 2, 40, "accepts tokens up to 39"),
+        (HEADER + 2, 9, "found a token twice"),
+        (HEADER + 3, -1, "counts from 0"),
+        (HEADER + 4, 0x7F8 << 20, "finite biases"),
+    ],
+)
+def test_marks_that_cannot_be_are_refused(frames, word, value, words):
+    frame = mark_frame(1, [Mark(8, 2, 0.5), Mark(9, 1)])
+    frame[word] = value
+    runner = said(HashRunner(frames.limits), frames.admit())
+    with pytest.raises(ProtocolError) as caught:
+        runner.submit(frame)
+    assert words in str(caught.value)
+
+
+def test_marks_come_before_tokens_and_to_full_runners_only(frames, small):
+    runner = said(
+        HashRunner(frames.limits, lag=Random(0)),
+        frames.admit(),
+        frames.step(1, (1, [1]), bucket=Bucket(1, 1, 1, "full")),
+    )
+    with pytest.raises(ProtocolError, match="marks of slot 1: come after its tokens"):
+        runner.submit(mark_frame(1, [Mark(3, 1)]))
+    runner = said(HashRunner(small(vocab=40, sampler="draw")), frames.admit())
+    with pytest.raises(ProtocolError, match="this runner serves draw at most"):
+        runner.submit(mark_frame(1, [Mark(3, 1)]))
 
 
 def test_a_masked_step_chooses_among_what_is_allowed(frames):
@@ -211,7 +301,7 @@ def test_a_step_that_cannot_be_is_refused(frames, name):
 
 def test_a_drawing_row_needs_a_drawing_program(frames):
     runner = said(HashRunner(frames.limits), frames.admit(temperature=0.5))
-    with pytest.raises(ProtocolError, match=r"row 0: draws at temperature 0\.5"):
+    with pytest.raises(ProtocolError, match=r"row 0: needs a draw program"):
         runner.submit(frames.step(1, (1, [1])))
 
 
@@ -251,8 +341,10 @@ def test_padding_is_zero(frames, part):
         (HEADER + 3, -1, "adapter: found -1"),
         (HEADER + 4, -(1 << 23), "temperature: found -inf"),
         (HEADER + 4, (0x7F8 << 20) + 1, "temperature: found nan"),
-        (HEADER + 5, 9, "group 0: found blocks 0 to 9, accepts 0 to 8"),
-        (HEADER + 5, -3, "group 0: found blocks -3 to 2"),
+        (HEADER + 7, 0x7F8 << 20, "min_p: found inf, accepts 0 up"),
+        (HEADER + 9, -(1 << 23), "presence_penalty: found -inf, accepts finite"),
+        (HEADER + 11, 9, "group 0: found blocks 0 to 9, accepts 0 to 8"),
+        (HEADER + 11, -3, "group 0: found blocks -3 to 2"),
     ],
 )
 def test_an_admission_that_cannot_be_is_refused(frames, word, value, words):

@@ -48,6 +48,7 @@ def record(small, tmp_path):
                     [*common[: random.randint(0, 9)], number % 100],
                     max_tokens=random.randint(1, 15),
                     temperature=0.8 if draws else 0.0,
+                    frequency_penalty=0.5 if draws and number % 3 else 0.0,
                     seed=number,
                 )
             )
@@ -105,7 +106,7 @@ def test_a_planted_difference_is_named(record):
         for place, each in enumerate(items)
         if isinstance(each, Reply) and each.step == 7 and len(each.tokens) >= 2
     )
-    step, tokens, accepted = items[at]
+    step, tokens, accepted, _ = items[at]
     wrong = tokens.copy()
     wrong[1, 0] = (tokens[1, 0] + 1) % 100
     items[at] = Reply(step, wrong, accepted)
@@ -121,6 +122,37 @@ def test_a_planted_difference_is_named(record):
     assert first.slot == frame[16 + 3]
     assert len(found.differences) == 1
     assert found.skipped
+
+
+def test_blocks_of_a_sequence_that_differs_are_not_trusted(small, tmp_path):
+    """A chat's second turn shares blocks that its first one filled after a fault."""
+    recorder = Recorder(lambda: RunHeader(small()), tmp_path / "trace")
+    engine = EngineCore(HashRunner(small()), recorder=recorder)
+    turn = None
+    for _ in range(2):
+        prompt = [1, 2, 3, 4] if turn is None else [*turn.tokens, 5]
+        turn = Request(prompt, max_tokens=12)
+        engine.add(turn)
+        while engine.has_work:
+            engine.step()
+    assert turn.cached_tokens == 12
+    recorder.close()
+    items = read_trace(tmp_path / "trace")
+    assert not replay(items, HashRunner).differences
+
+    class Faulty(HashRunner):
+        """Chooses another token in its third step, and goes on from there."""
+
+        def collect(self):
+            reply = super().collect()
+            if reply.step == 3:
+                self._seats[next(iter(self._seats))].last ^= 1
+                reply.tokens[0] ^= 1
+            return reply
+
+    found = replay(items, Faulty)
+    assert [(each.step, each.sequence) for each in found.differences] == [(3, 1)]
+    assert found.skipped == engine.stats.steps - 3
 
 
 def test_a_runner_with_a_fault_is_told_apart(record):
@@ -148,7 +180,7 @@ def test_other_programs_serve_the_same_steps(record):
 
     class Bucketed(HashRunner):
         def __init__(self, given):
-            programs = tuple(Bucket(t, 4, 1, "draw") for t in (4, 16, 512))
+            programs = tuple(Bucket(t, 4, 1, "full") for t in (4, 16, 512))
             super().__init__(replace(given, buckets=programs))
 
     found = replay(read_trace(path), Bucketed)
@@ -183,7 +215,7 @@ def test_a_ring_that_begins_in_the_middle_still_finds_a_fault(record):
     path, _, _ = record(700, ring=True)
     items = read_trace(path)
     at = [place for place, each in enumerate(items) if isinstance(each, Reply)][-9]
-    step, tokens, accepted = items[at]
+    step, tokens, accepted, _ = items[at]
     items[at] = Reply(step, (tokens + 1) % 100, accepted)
     found = replay(items, HashRunner)
     assert {each.step for each in found.differences} == {step}
@@ -221,7 +253,11 @@ def test_a_fresh_runner_begins_a_run_of_its_own(record, small, tmp_path):
     assert not found.differences
     assert found.steps < engine.stats.steps, "what was in flight was never answered"
     recorder.write(tmp_path / "ring")
-    assert read_trace(tmp_path / "ring")[0].device == "b"
+    newest = read_trace(tmp_path / "ring")
+    assert newest[0].device == "b"
+    again = replay(newest, HashRunner)
+    assert not again.differences
+    assert 0 < again.steps < found.steps
 
 
 def test_recording_costs_little(small, report):

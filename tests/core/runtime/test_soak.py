@@ -21,7 +21,14 @@ def test_every_answer_is_what_its_ids_decide(soak, seed, report):
     figures = ", ".join(f"{counts[name]} {name}" for name in sorted(counts))
     report(f"seed {seed}: {seconds:.1f} s, {figures}")
     assert counts["steps"] >= 25_000
-    for name in ("preemptions", "cancelled", "prefix hit tokens", "stop", "length"):
+    for name in (
+        "preemptions",
+        "cancelled",
+        "prefix hit tokens",
+        "stop",
+        "length",
+        "full requests",
+    ):
         assert counts[name] > 50, name
 
 
@@ -82,6 +89,21 @@ class LostFeedback(HashRunner):
             task.seat.last = before
 
 
+class NoMarks(HashRunner):
+    """Does not hear which tokens a sequence holds."""
+
+    def _mark(self, message):
+        pass
+
+
+class OnlyPrompts(HashRunner):
+    """Counts no token of an answer that it chose itself."""
+
+    def _run(self, task):
+        task.decodes = False
+        super()._run(task)
+
+
 @pytest.mark.parametrize(
     "planted",
     [
@@ -90,8 +112,10 @@ class LostFeedback(HashRunner):
         {"pool": StalePrefix},
         {"scheduler": EarlyPublish},
         {"runner": LostFeedback},
+        {"runner": NoMarks},
+        {"runner": OnlyPrompts},
     ],
-    ids=["early free", "wrong block", "stale prefix", "early publish", "lost feedback"],
+    ids=lambda planted: next(iter(planted.values())).__name__,
 )
 def test_a_planted_fault_changes_the_text(soak, parts, wrong_text, planted):
     with pytest.raises(wrong_text):

@@ -133,6 +133,25 @@ def test_elsewhere_with_other_blocks_and_programs(small, answer_of):
         assert answers[number] == answer_of(Request(**each), limits)
 
 
+def test_prefixes_are_named_anew_where_blocks_are_larger(small, answer_of):
+    limits = small(blocks=(60,), block_size=2, width=20)
+    fields = [
+        {"prompt": [1, 2, 3, 4, number, 9, 9, 9, 9], "max_tokens": 9}
+        for number in range(4)
+    ]
+    engine = EngineCore(
+        Mortal(limits, 9),
+        Policy(token_budget=9),
+        replace=lambda error: HashRunner(small(blocks=(60,), block_size=8)),
+    )
+    numbers = [engine.add(Request(**each)) for each in fields]
+    answers, errors = finish(engine, numbers)
+    assert not errors
+    assert engine.restarts == 1
+    for number, each in zip(numbers, fields, strict=True):
+        assert answers[number] == answer_of(Request(**each), limits)
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"vocab": 99}, {"width": 2}, {"buckets": (Bucket(32, 4),)}],

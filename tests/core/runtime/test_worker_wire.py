@@ -6,7 +6,7 @@ import json
 import socket
 import struct
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import numpy as np
 import pytest
@@ -17,9 +17,16 @@ from inl.errors import InlError, OutOfMemory, ProtocolError, RunnerError
 from inl.runtime import wire_values
 from inl.runtime.runner import Limits, Reply
 from inl.runtime.wire import MAX_BYTES, MAX_TEXT, Channel, Kind, read_prefix
-from inl.spec.values import Bucket
+from inl.spec.values import Bucket, Scores
 
-LIMITS = Limits(5, (9, 7), 4, 8, 100, (Bucket(1, 1), Bucket(8, 4, 1, "draw")), 3)
+LIMITS = Limits(
+    5, (9, 7), 4, 8, 100, (Bucket(1, 1), Bucket(8, 4, 1, "draw")), 3, "draw"
+)
+SCORES = Scores(
+    np.array([-0.5, -9.25], np.float32),
+    np.array([[1, 2, 3], [4, 5, 6]], np.int32),
+    np.array([[-1, -2, -3.5], [-0.125, -1e9, -7]], np.float32),
+)
 GOOD = {
     "limits": lambda b: wire_values.read_limits(
         wire_values.read_text(b, "w").get("l"), "w"
@@ -28,6 +35,7 @@ GOOD = {
     "hello": lambda b: wire_values.check_hello(b, "w"),
     "failure": lambda b: wire_values.read_failure(b, "w"),
     "reply": wire_values.read_reply,
+    "scored reply": wire_values.read_reply,
     "masks": wire_values.read_masks,
     "progress": wire_values.read_progress,
     "prefix": lambda b: read_prefix(b) if len(b) >= 8 else None,
@@ -40,6 +48,11 @@ SAMPLES = {
     "reply": bytes(
         wire_values.reply(
             Reply(3, np.array([[4], [5]], np.int32), np.ones(2, np.int32))
+        )
+    ),
+    "scored reply": bytes(
+        wire_values.reply(
+            Reply(3, np.array([[4], [5]], np.int32), np.ones(2, np.int32), SCORES)
         )
     ),
     "masks": bytes(wire_values.masks(3, np.ones((2, 4), np.int32))),
@@ -117,6 +130,14 @@ def test_values_come_back():
         [1, 1],
     )
     assert wire_values.read_progress(SAMPLES["progress"]) == (1, 2)
+    # Whoever adds a field to either must send it too, and then say so here.
+    assert Reply._fields == ("step", "tokens", "accepted", "scores")
+    assert len(fields(Limits)) == 8
+    assert reply.scores is None
+    told = wire_values.read_reply(SAMPLES["scored reply"]).scores
+    for found, want in zip(told, SCORES, strict=True):
+        assert found.dtype == want.dtype
+        assert found.tolist() == want.tolist()
     strided = np.arange(12, dtype=np.int32)[::3]
     assert wire_values.ints(bytes(wire_values.words(strided)), "x").tolist() == [
         0, 3, 6, 9,
@@ -167,12 +188,12 @@ JSON = st.recursive(
     JSON,
 )
 def test_json_of_any_shape_is_read_or_refused(name, data, value):
-    fields = json.loads(SAMPLES[name])
-    inner = fields.get("limits", fields.get("l"))
-    target = inner if inner is not None and data.draw(st.booleans()) else fields
+    whole = json.loads(SAMPLES[name])
+    inner = whole.get("limits", whole.get("l"))
+    target = inner if inner is not None and data.draw(st.booleans()) else whole
     target[data.draw(st.sampled_from(sorted(target)))] = value
     with suppress(ProtocolError):
-        GOOD[name](wire_values.text(fields))
+        GOOD[name](wire_values.text(whole))
 
 
 def test_deep_and_odd_json():

@@ -38,6 +38,11 @@ def slow(options, progress):
     return _served(Slow, options)
 
 
+def stuck(options, progress):
+    """One that does not come back from a step."""
+    return _served(Stuck, options)
+
+
 def dying(options, progress):
     """One that is killed at a step, unless it was before."""
     runner = _served(Dying, options)
@@ -96,6 +101,11 @@ class Slow(HashRunner):
     def collect(self):
         time.sleep(1.3)
         return super().collect()
+
+
+class Stuck(HashRunner):
+    def collect(self):
+        time.sleep(600)
 
 
 class Refusing(HashRunner):

@@ -14,19 +14,23 @@ from inl.errors import ProtocolError
 from inl.spec.message import (
     ADMIT,
     HEADER,
+    MARK,
+    MARKS,
     MASKED,
     RELEASE,
     STEP,
     VERSION,
     Cell,
+    Mark,
     Row,
     admit_frame,
     cells_in,
     header,
+    mark_frame,
     release_frame,
     step_frame,
 )
-from inl.spec.values import SAMPLERS, Bucket
+from inl.spec.values import NEUTRAL, PARAMS, SAMPLERS, Bucket
 
 GROUPS, BLOCK = 2, 4
 ids = st.integers(-1, 2**31 - 1)
@@ -106,22 +110,25 @@ def test_a_step_comes_back_word_for_word(made, number, flags):
 
 @given(
     slot=small, length=small, last=ids, adapter=small,
-    heat=st.floats(0, 100, width=32), width=st.integers(1, 5), data=st.data(),
+    params=st.dictionaries(st.sampled_from(PARAMS), st.floats(-9, 100, width=32)),
+    width=st.integers(1, 5), data=st.data(),
 )  # fmt: skip
 def test_an_admission_comes_back_word_for_word(
-    slot, length, last, adapter, heat, width, data
+    slot, length, last, adapter, params, width, data
 ):
     table = st.lists(small, max_size=width)
     blocks = data.draw(st.lists(table, max_size=GROUPS))
     frame = admit_frame(
         slot, blocks, groups=GROUPS, width=width, length=length, last=last,
-        adapter=adapter, temperature=heat,
+        adapter=adapter, **params,
     )  # fmt: skip
     assert header(frame).kind == ADMIT
     words = Words(frame)
     assert words.take(HEADER) == [VERSION, ADMIT] + [0] * 14
     assert words.take(4) == [slot, length, last, adapter]
-    assert words.take(1, "f") == [heat]
+    neutral = zip(PARAMS, NEUTRAL, strict=True)
+    given_params = [params.get(name, value) for name, value in neutral]
+    assert words.take(len(PARAMS), "f") == given_params
     for group in range(GROUPS):
         given_ids = blocks[group] if group < len(blocks) else []
         assert words.take(width) == given_ids + [0] * (width - len(given_ids))
@@ -130,9 +137,38 @@ def test_an_admission_comes_back_word_for_word(
 
 def test_a_release_names_the_slot_and_clears_the_rest():
     frame = release_frame(7, groups=GROUPS, width=3)
-    expected = [VERSION, RELEASE] + [0] * 14 + [7] + [0] * 10
+    expected = [VERSION, RELEASE] + [0] * 14 + [7]
+    expected += [0] * (3 + len(PARAMS) + GROUPS * 3)
     assert frame.tolist() == expected
     assert header(frame).kind == RELEASE
+
+
+marks = st.builds(Mark, small, small, st.floats(-1e9, 1e9, width=32))
+
+
+@given(small, st.lists(marks, max_size=9))
+def test_marks_come_back_word_for_word(slot, special):
+    frame = mark_frame(slot, special)
+    assert header(frame).kind == MARK
+    words = Words(frame)
+    assert words.take(HEADER) == [VERSION, MARK] + [0] * 14
+    assert words.take(2) == [slot, len(special)]
+    for mark in special:
+        assert words.take(2) == [mark.token, mark.held]
+        assert words.take(1, "f") == [mark.bias]
+    unused = 3 * (MARKS - len(special))
+    assert words.take(unused) == [0] * unused
+    assert words.left == 0
+
+
+def test_more_marks_than_a_frame_holds_are_refused():
+    with pytest.raises(ProtocolError, match="marks: found 257, the frame holds 256"):
+        mark_frame(1, [Mark(token) for token in range(257)])
+
+
+def test_a_parameter_that_nobody_knows_is_refused():
+    with pytest.raises(ProtocolError, match=r"found \['heat'\], knows temperature"):
+        admit_frame(1, [], groups=1, width=3, heat=1.0)
 
 
 def frame_with(word, value):
@@ -148,14 +184,14 @@ def frame_with(word, value):
     [
         (0, 0x494E4C02, r"word 0 \(version\): found 0x494e4c02, speaks 0x494e4c01"),
         (0, 0, r"word 0 \(version\): found 0x0"),
-        (1, 3, r"word 1 \(kind\): found 3, knows 0, 1 and 2"),
+        (1, 4, r"word 1 \(kind\): found 4, knows 0 to 3"),
         (1, -1, r"word 1 \(kind\): found -1"),
         (3, 0, "below range"),
         (3, 2, "exceed the bucket"),
         (4, -7, "below range"),
         (4, 0, "below range"),
         (5, 0, "below range"),
-        (6, 2, r"word 6 \(sampler\): found 2, knows"),
+        (6, 3, r"word 6 \(sampler\): found 3, knows"),
         (6, -1, r"word 6 \(sampler\): found -1"),
         (8, 0, r"word 8 \(repeat\): found 0, serves 1"),
         (8, 5, r"word 8 \(repeat\): found 5"),

@@ -111,6 +111,8 @@ def test_without_byte_tokens_what_is_unknown_is_one_token():
         ({"scores": None}, ["tokenizer.ggml.scores", "nothing", "numbers"]),
         ({"scores": [0.5]}, ["scores", "found 1 entries", "600, one for each"]),
         ({"scores": [1] * 600}, ["scores", "found 1", "numbers"]),
+        ({"scores": [None] * 600}, ["scores", "found None", "numbers"]),
+        ({"token_type": [None] * 600}, ["token_type", "found None", "0 to 6"]),
         ({"scores": [float("nan")] * 600}, ["scores", "found nan"]),
         ({"unknown_token_id": 600}, ["unknown_token_id", "found 600", "below 600"]),
         ({"add_space_prefix": 1}, ["add_space_prefix", "found 1", "true or false"]),

@@ -260,3 +260,12 @@ def test_a_vocabulary_that_panics_is_an_error_of_ours():
 
     with pytest.raises(CheckpointError, match=r"m\.json: no entry found .*accepted"):
         Tokenizer(Rules(), where="m.json").encode("ab")
+
+
+def test_a_token_that_is_missing_shows_at_the_first_text(tmp_path):
+    rules = tokenizers.Tokenizer(models.BPE({"a": 0}, [], unk_token="<unk>"))
+    rules.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(tmp_path / "tokenizer.json")
+    assert tokenizer.encode("a") == [0]
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: .*<unk>.*accepted"):
+        tokenizer.encode("b")

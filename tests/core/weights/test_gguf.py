@@ -165,3 +165,17 @@ def test_arrays_outlive_the_checkpoint(tiny_gguf, tensors):
     assert np.array_equal(array.data, tensors["model.embed_tokens.weight"])
     with pytest.raises(CheckpointError, match="is closed"):
         checkpoint.tensor("model.embed_tokens.weight")
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.norm.weight"])
+def test_dropped_pages_are_read_again(name, tiny_gguf, tensors):
+    checkpoint = open_checkpoint(tiny_gguf)
+    array = checkpoint.tensor(name)
+    assert array.data.sum() == pytest.approx(tensors[name].sum())
+    for _ in range(2):
+        checkpoint.drop(name)
+        assert np.array_equal(array.data, tensors[name])
+    checkpoint.drop("no such tensor")
+    checkpoint.close()
+    checkpoint.drop(name)
+    assert np.array_equal(array.data, tensors[name])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import time
 
 import gguf
@@ -9,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inl.dtypes import HostArray, cast
-from inl.errors import CheckpointError
-from inl.weights.quant import BLOCKS, QUANTIZATIONS, dequantize, packed_bytes
+from inl.errors import CheckpointError, MissingPackage
+from inl.weights.quant import (
+    BLOCKS,
+    PIECE,
+    QUANTIZATIONS,
+    convert,
+    dequantize,
+    packed_bytes,
+)
+from inl.weights.quant_borrowed import BORROWED
 
 KINDS = {name: gguf.GGMLQuantizationType[name.upper()] for name in QUANTIZATIONS}
 
@@ -91,7 +100,38 @@ def test_plain_dtypes_are_widened(dtype):
     assert np.array_equal(found, values)
 
 
-@pytest.mark.parametrize("kind", ["q8_k", "q8_1", "iq1_m", "iq2_xxs", "iq3_s"])
+@pytest.mark.parametrize("stored", ["q4_k", "q8_0", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_conversion_in_pieces_is_that_of_the_whole(stored, dtype):
+    rng, shape = np.random.default_rng(6), (3, 2 * PIECE // 3 // 256 * 256 + 256)
+    if stored in BLOCKS:
+        elements, size = BLOCKS[stored]
+        packed = rng.integers(0, 255, (3, shape[1] // elements * size), dtype=np.uint8)
+        array = HostArray(packed, stored, shape)
+    else:
+        array = cast(rng.standard_normal(shape), stored)
+    with np.errstate(all="ignore"):
+        expected = cast(dequantize(array), dtype)
+    found = convert(array, dtype)
+    assert (found.dtype, found.shape) == (dtype, shape)
+    assert array.dtype == dtype or not found.data.flags.writeable
+    assert found.data.tobytes() == expected.data.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(), (0, 32), (1,), (2, 3, 4)])
+def test_a_conversion_keeps_every_shape(shape):
+    found = convert(HostArray(np.ones(shape, np.float16), "float16", shape), "float32")
+    assert found.data.shape == found.shape == shape
+    assert (found.data == 1).all()
+
+
+def test_a_conversion_names_the_tensor_that_it_cannot_read():
+    packed = HostArray(np.zeros((1, 292), np.uint8), "q8_k", (1, 256))
+    with pytest.raises(CheckpointError, match=r"'blk\.0\.x': kind: found q8_k"):
+        convert(packed, "float32", "blk.0.x")
+
+
+@pytest.mark.parametrize("kind", ["q8_k", "q8_1"])
 def test_a_kind_without_a_decoder_is_refused_by_name(kind):
     elements, size = BLOCKS[kind]
     packed = HostArray(np.zeros((1, size), np.uint8), kind, (1, elements))
@@ -100,6 +140,21 @@ def test_a_kind_without_a_decoder_is_refused_by_name(kind):
     parts = ("blk.0.ffn_up.weight", f"found {kind}", "q8_0", "q4_k", "bfloat16")
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", BORROWED)
+def test_kinds_with_codebooks_are_decoded_by_the_gguf_package(kind, monkeypatch):
+    elements, size = BLOCKS[kind]
+    raw = np.random.default_rng(4).integers(0, 256, (3, 5 * size)).astype(np.uint8)
+    array = HostArray(raw, kind, (3, 5 * elements))
+    found = dequantize(array)
+    assert found.shape == array.shape
+    with np.errstate(all="ignore"):
+        want = gguf.dequantize(raw, gguf.GGMLQuantizationType[kind.upper()])
+    assert same_bits(found, want)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(MissingPackage, match=r"'x': kind .* 'inl-core\[gguf\]'"):
+        dequantize(array, "x")
 
 
 @pytest.mark.parametrize("kind", gguf.GGMLQuantizationType)

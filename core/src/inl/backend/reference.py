@@ -126,6 +126,8 @@ def body_kernel(spec: OpSpec, dtype: str) -> Callable[..., Any]:
 
 def spoil(array: Any) -> None:
     """Fill with nonsense and forbid writing."""
+    if not array.size:
+        return  # nothing to spoil, and NumPy cannot tell who shares it
     array.setflags(write=True)
     array.fill(np.nan if array.dtype.kind == "f" else SPOILED)
     array.setflags(write=False)

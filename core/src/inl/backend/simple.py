@@ -90,6 +90,11 @@ def plain_state(
         for item in spec
         if isinstance(item, Slotted)
     }
-    tables = empty_tables(groups=limits.groups, slots=limits.slots, width=limits.width)
+    tables = empty_tables(
+        groups=limits.groups,
+        slots=limits.slots,
+        width=limits.width,
+        vocab=limits.counted,
+    )
     on_device = Tables(*(tensor(wrap(array)) for array in tables))
     return State(tuple(caches[layer] for layer in sorted(caches)), slotted, on_device)

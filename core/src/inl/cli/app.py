@@ -17,6 +17,14 @@ COMMANDS = {
     "devices": "inl.cli.devices:run",
     "plugins": "inl.cli.plugins:run",
     "explain": "inl.cli.explain:run",
+    "chat": "inl.cli.chat:run",
+    "models": "inl.cli.models:run",
+    "ops": "inl.cli.ops:run",
+    "doctor": "inl.cli.doctor:run",
+    "bench": "inl.cli.bench:run",
+    "completion": "inl.cli.completion:run",
+    "trace": "inl.cli.trace:run",
+    "replay": "inl.cli.replay:run",
 }
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from inl.cli.progress import loading_bar
 from inl.runtime.chat import chat_ids
 from inl.runtime.config import EngineConfig
 from inl.runtime.engine import Completion, InferenceEngine
 from inl.runtime.load import LanguageModel, open_model
+from inl.runtime.options import Options, make_request
+from inl.runtime.worker_start import check_place
 from inl.text.tokenizer import Tokenizer
 from inl.weights.hub import resolve_model
 
@@ -28,11 +30,36 @@ def run(
     max_tokens: Annotated[int, typer.Option(help="Most tokens to answer.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Same seed, same answer.")] = 0,
+    top_k: Annotated[int, typer.Option(help="Of so many likeliest; 0 is all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Of the likeliest with this much probability.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Of those with this share of the likeliest's.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1, what was said is less likely.")
+    ] = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Answer PROMPT with a model on a device."""
     began = time.perf_counter()
+    options: Options = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "stop": stop,
+    }
+    make_request([0], options, room=1)  # refuses bad ones before a model is loaded
+    check_place(EngineConfig(backend=device))
     language = open_model(resolve_model(model))
     tokenizer = language.checkpoint.tokenizer()
     ids = _ids(language, tokenizer, prompt, raw=raw)
@@ -42,13 +69,8 @@ def run(
         max_batch=1,
         context=min(language.config.max_tokens, len(ids) + max(max_tokens, 1)),
     )
-    engine = InferenceEngine(language, tokenizer, config, progress=_progress())
+    engine = InferenceEngine(language, tokenizer, config, progress=loading_bar())
     loaded = time.perf_counter() - began
-    options: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "seed": seed,
-    }
     with engine:
         if as_json:
             _print_json(engine, engine.generate(ids, **options), loaded)
@@ -94,24 +116,3 @@ def _print_json(engine: InferenceEngine, found: Completion, loaded: float) -> No
             ensure_ascii=False,
         )
     )
-
-
-def _progress() -> Any:
-    """A bar for loading, on a terminal only and only if it takes a while."""
-    if not sys.stderr.isatty():
-        return None
-    from rich.console import Console
-    from rich.progress import Progress
-
-    bar = Progress(console=Console(stderr=True), transient=True)
-    task = bar.add_task("loading weights", total=None)
-    began = time.perf_counter()
-
-    def tell(done: int, total: int) -> None:
-        if time.perf_counter() - began > 0.5 or bar.live.is_started:
-            bar.start()
-            bar.update(task, completed=done, total=total)
-        if done == total:
-            bar.stop()
-
-    return tell

@@ -16,8 +16,9 @@ def find_model(hf: Mapping[str, Any], path: Path) -> Model:
 
     Raises :class:`UnknownArchitecture` with what was found and what is registered.
     """
-    found = hf.get("architectures") or []
-    names = [name for name in found if isinstance(name, str)]
+    found = hf.get("architectures")
+    listed = found if isinstance(found, (list, tuple)) else []
+    names = [name for name in listed if isinstance(name, str)]
     kind = hf.get("model_type")
     if isinstance(kind, str):
         names.append(kind)

@@ -7,36 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from inl.ops.attention import random_step
-from inl.ops.step import empty_tables
+from inl.ops.sample_cases import choose_cases, score_cases
 from inl.spec.op import Case, Spec, op
-from inl.spec.values import Step, Tables
-
-
-def _case(rng: np.random.Generator, sampler: str, vocab: int) -> Case:
-    step, _ = random_step(rng, [3, 0, 5], [1, 4, 1], pad_rows=1)
-    uniforms = np.array([0.1, 0.62, 0.9999, 0.5], np.float32)
-    step = step._replace(uniforms=uniforms.view(np.int32))
-    tables = empty_tables(groups=1, slots=4, width=step.blocks.shape[-1])
-    tables.params[:, 0] = [0.0, 0.7, 0.0, 1.3]
-    logits = 3 * rng.standard_normal((4, vocab))
-    return Case(f"{sampler}/{vocab}", (logits, step, tables), {"sampler": sampler})
-
-
-def _cases(rng: np.random.Generator) -> Iterable[Case]:
-    for vocab in (5, 257):
-        yield _case(rng, "greedy", vocab)
-        yield _case(rng, "draw", vocab)
-    ties = _case(rng, "greedy", 5)
-    logits = np.array([[1, 2, 2, 0, 2.0]] * 4)
-    yield Case("greedy/ties", (logits, *ties.args[1:]), ties.attrs)
+from inl.spec.values import PARAMS, TOP, Scores, Step, Tables
 
 
 def _shapes(_logits: Spec, step: Step, tables: Tables, **_: Any) -> tuple[Any, Any]:
     return Spec(step.samples.shape, "int32"), tables
 
 
-@op(shapes=_shapes, cases=_cases, consumes=("tables",), rounds=False)
+@op(shapes=_shapes, cases=choose_cases, consumes=("tables",), rounds=False)
 def choose(
     logits: Any, step: Step, tables: Tables, *, sampler: str
 ) -> tuple[Any, Tables]:
@@ -44,26 +24,110 @@ def choose(
 
     "greedy" takes the highest logit, ties to the lowest id. "draw" scales by the
     slot's temperature (0 is greedy) and takes the first id at which the cumulative
-    probability exceeds the host's uniform number. Returns tokens int32 [S].
+    probability, in the order of ids, exceeds the host's uniform number. "full" does
+    the same with changed logits, of fewer tokens, in this order:
+
+    1. the fed token of each decoding row counts as one more of its answer
+    2. repetition penalty r, for tokens of prompt and answer: logits above 0 are divided
+       by r, others multiplied; then frequency penalty times the token's count in the
+       answer, and presence penalty if that is not 0, are subtracted
+    3. the bias is added
+    4. division by the temperature
+    5. top-k (0 is all), then top-p of what is left (the likeliest tokens whose
+       predecessors have less than p of the probability), then min-p (at least that
+       share of the likeliest's probability): each keeps the first few of the tokens
+       sorted by falling logit, equal ones by rising id, and never none
+
+    Neutral parameters give the bits of "draw". "full" is defined for one sample a row.
+    Returns tokens int32 [S].
     """
+    if sampler == "full":
+        tables = _counted(step, tables)
+        logits = _penalized(logits, step.slots, tables)
     tokens = np.argmax(logits, axis=-1)
-    if sampler == "draw":
-        tokens = np.where(*_drawn(logits, step, tables), tokens)
+    if sampler != "greedy":
+        width = step.samples.shape[0] // step.slots.shape[0]
+        params = np.repeat(tables.params[step.slots], width, axis=0)[:, :, None]
+        hot = params[:, 0] > 0
+        scaled = _scaled(logits, np.where(hot, params[:, 0], 1))
+        kept = _kept(scaled, params) if sampler == "full" else True
+        drawn = _drawn(np.where(kept, np.exp(scaled), 0), step.uniforms)
+        tokens = np.where(hot[:, 0], drawn, tokens)
     tokens = tokens.astype(np.int32)
     last = tables.last.copy()
     last[step.slots] = tokens.reshape(step.slots.shape[0], -1)[:, -1]
     return tokens, tables._replace(last=last)
 
 
-def _drawn(logits: Any, step: Step, tables: Tables) -> tuple[Any, Any]:
-    width = step.samples.shape[0] // step.slots.shape[0]
-    temperature = np.repeat(tables.params[step.slots, 0], width)[:, None]
-    hot = temperature > 0
-    scaled = logits / np.where(hot, temperature, 1)
-    mass = np.cumsum(np.exp(scaled - scaled.max(-1, keepdims=True)), axis=-1)
-    uniform = step.uniforms.view(np.float32)[:, None]
-    token = (mass <= uniform * mass[:, -1:]).sum(-1)
-    return hot[:, 0], np.minimum(token, logits.shape[-1] - 1)
+def _counted(step: Step, tables: Tables) -> Tables:
+    fed = step.tokens[np.minimum(step.starts[:-1], step.tokens.shape[0] - 1)]
+    decoding = np.arange(fed.shape[0]) < step.counts[0]
+    counts = tables.counts.copy()
+    counts[step.slots, fed] += 2 * decoding.astype(np.int32)
+    return tables._replace(counts=counts)
+
+
+def _penalized(logits: Any, slots: Any, tables: Tables) -> Any:
+    counts = tables.counts[slots]
+    param = dict(zip(PARAMS, tables.params[slots].T[:, :, None], strict=True))
+    factor = param["repetition_penalty"]
+    factor = np.where((counts > 0) & (factor > 0), factor, 1)
+    logits = np.where(logits > 0, logits / factor, logits * factor)
+    answered = counts >> 1
+    frequency = param["frequency_penalty"] * answered.astype(np.float32)
+    presence = param["presence_penalty"] * (answered > 0)
+    return logits - frequency - presence + tables.bias[slots]
+
+
+def _scaled(logits: Any, temperature: Any) -> Any:
+    # Less its maximum first: a tiny temperature then gives -inf at worst, and no NaN.
+    with np.errstate(over="ignore"):
+        return (logits - logits.max(-1, keepdims=True)) / temperature
+
+
+def _kept(scaled: Any, params: Any) -> Any:
+    """Which tokens top-k, top-p and min-p leave, [S, V]."""
+    top_k, top_p, min_p = params[:, 1], params[:, 2], params[:, 3]
+    order = np.argsort(-scaled, axis=-1, kind="stable")
+    rank = np.arange(scaled.shape[-1])
+    mass = np.exp(np.take_along_axis(scaled, order, -1))
+    kept = (rank < top_k) | (top_k < 1)
+    total = np.cumsum(np.where(kept, mass, 0), axis=-1)
+    before = np.concatenate([np.zeros_like(total[:, :1]), total[:, :-1]], axis=-1)
+    kept &= (before < top_p * total[:, -1:]) | (top_p >= 1)
+    kept &= mass >= min_p
+    kept[:, 0] = True
+    result = np.empty_like(kept)
+    np.put_along_axis(result, order, kept, -1)
+    return result
+
+
+def _drawn(mass: Any, uniforms: Any) -> Any:
+    total = np.cumsum(mass, axis=-1)
+    below = total <= uniforms.view(np.float32)[:, None] * total[:, -1:]
+    return np.minimum(below.sum(-1), mass.shape[-1] - 1)
+
+
+def _score_shapes(logits: Spec, tokens: Spec) -> Scores:
+    top = (logits.shape[0], min(TOP, logits.shape[1]))
+    return Scores(
+        Spec(tokens.shape, "float32"), Spec(top, "int32"), Spec(top, "float32")
+    )
+
+
+@op(shapes=_score_shapes, cases=score_cases, rounds=False)
+def score(logits: Any, tokens: Any) -> Scores:
+    """Tell the log-probabilities of ``tokens`` [S] and of the likeliest.
+
+    They are those of the model: ``log_softmax(logits)``, before penalties, bias,
+    temperature and filters, as users of vLLM and OpenAI expect, and so of one scale
+    whatever the parameters. Equal logits come in the order of ids. Float32.
+    """
+    shifted = logits - logits.max(-1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    ids = np.argsort(-logits, axis=-1, kind="stable")[:, :TOP].astype(np.int32)
+    chosen = np.take_along_axis(logs, tokens[:, None], -1)[:, 0]
+    return Scores(chosen, ids, np.take_along_axis(logs, ids, -1))
 
 
 def _mask_cases(rng: np.random.Generator) -> Iterable[Case]:

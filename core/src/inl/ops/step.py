@@ -12,10 +12,13 @@ import numpy as np
 
 from inl.spec.message import (
     HEADER,
+    MARKS,
     Cell,
+    Mark,
     Row,
     admit_frame,
     layout,
+    mark_frame,
     release_frame,
     step_frame,
 )
@@ -34,20 +37,25 @@ def _step_shapes(_message: Spec, tables: Any, *, bucket: Bucket, **_: Any) -> An
     return step, tables
 
 
-def empty_tables(*, groups: int, slots: int, width: int) -> Tables:
-    """Tables in which every slot belongs to nobody."""
+def empty_tables(*, groups: int, slots: int, width: int, vocab: int = 0) -> Tables:
+    """Tables in which every slot belongs to nobody.
+
+    vocab: columns of counts and biases; 0 where no "full" program is served.
+    """
     return Tables(
         np.zeros((groups, slots, width), np.int32),
         np.zeros(slots, np.int32),
         np.zeros(slots, np.int32),
         np.zeros(slots, np.int32),
         np.zeros((slots, len(PARAMS)), np.float32),
+        np.zeros((slots, vocab), np.int32),
+        np.zeros((slots, vocab), np.float32),
     )
 
 
 def _cases(rng: np.random.Generator) -> Iterable[Case]:
     groups, width, size = 2, 6, 4
-    tables = empty_tables(groups=groups, slots=5, width=width)
+    tables = empty_tables(groups=groups, slots=5, width=width, vocab=3)
     tables.blocks[:, 1:] = rng.integers(1, 30, (groups, 4, width))
     tables.lengths[1:] = [5, 0, 7, 11]
     tables.last[1:] = rng.integers(0, 90, 4)
@@ -131,15 +139,19 @@ def make_step(
 
 
 def _admit_cases(rng: np.random.Generator) -> Iterable[Case]:
-    tables = empty_tables(groups=2, slots=4, width=5)
-    tables.blocks[:] = rng.integers(1, 30, tables.blocks.shape)
-    tables.lengths[:] = rng.integers(1, 20, 4)
     ids = [[4, 5, 6], [7, 8, 9]]
+    params = {"temperature": 0.7, "top_k": 40.0, "presence_penalty": -0.5}
     frame = admit_frame(
-        2, ids, groups=2, width=5, length=12, last=7, adapter=1, temperature=0.7
+        2, ids, groups=2, width=5, length=12, last=7, adapter=1, **params
     )
-    yield Case("admit", (frame, tables))
-    yield Case("release", (release_frame(3, groups=2, width=5), tables))
+    for name, vocab in (("", 11), ("/uncounted", 0)):
+        tables = empty_tables(groups=2, slots=4, width=5, vocab=vocab)
+        tables.blocks[:] = rng.integers(1, 30, tables.blocks.shape)
+        tables.lengths[:] = rng.integers(1, 20, 4)
+        tables.counts[:] = rng.integers(0, 5, tables.counts.shape)
+        tables.bias[:] = rng.standard_normal(tables.bias.shape)
+        yield Case(f"admit{name}", (frame, tables))
+        yield Case(f"release{name}", (release_frame(3, groups=2, width=5), tables))
 
 
 @op(
@@ -149,7 +161,10 @@ def _admit_cases(rng: np.random.Generator) -> Iterable[Case]:
     rounds=False,
 )
 def admit(message: Any, tables: Tables) -> Tables:
-    """Set one slot from an admission, or clear it from a release."""
+    """Set one slot from an admission, or clear it from a release.
+
+    No token of it counts or is biased any more, until marks say so.
+    """
     groups, _slots, width = tables.blocks.shape
     slot, length, last, adapter = message[HEADER : HEADER + 4]
     table = HEADER + 4 + len(PARAMS)
@@ -160,4 +175,36 @@ def admit(message: Any, tables: Tables) -> Tables:
     fresh.last[slot] = last
     fresh.adapters[slot] = adapter
     fresh.params[slot] = params
+    fresh.counts[slot] = 0
+    fresh.bias[slot] = 0
     return fresh
+
+
+def _mark_cases(rng: np.random.Generator) -> Iterable[Case]:
+    tables = empty_tables(groups=1, slots=4, width=2, vocab=300)
+    tables.counts[:] = rng.integers(0, 5, tables.counts.shape)
+    tables.bias[:] = rng.standard_normal(tables.bias.shape)
+    for used in (0, 3, MARKS):
+        tokens = rng.permutation(300)[:used]
+        marks = [
+            Mark(int(token), int(rng.integers(0, 9)), float(rng.standard_normal()))
+            for token in tokens
+        ]
+        yield Case(str(used), (mark_frame(2, marks), tables))
+
+
+@op(
+    shapes=lambda _message, tables: tables,
+    cases=_mark_cases,
+    consumes=("tables",),
+    rounds=False,
+)
+def mark(message: Any, tables: Tables) -> Tables:
+    """Add a frame's counts and biases to those of its slot."""
+    slot = message[HEADER]
+    marks = message[HEADER + 2 :].reshape(MARKS, 3)
+    counts, bias = tables.counts.copy(), tables.bias.copy()
+    np.add.at(counts[slot], marks[:, 0], marks[:, 1])
+    biases = np.ascontiguousarray(marks[:, 2]).view(np.float32)
+    np.add.at(bias[slot], marks[:, 0], biases)
+    return tables._replace(counts=counts, bias=bias)

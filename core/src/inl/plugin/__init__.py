@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from inl.plugin.choose import check_device as check_device
 from inl.plugin.choose import choose_device as choose_device
 from inl.plugin.choose import make_backend as make_backend
 from inl.plugin.hooks import CONTRACT as CONTRACT
@@ -25,6 +26,7 @@ __all__ = [
     "FEATURES",
     "GROUP",
     "Registry",
+    "check_device",
     "choose_device",
     "hookimpl",
     "load_registry",

@@ -34,13 +34,24 @@ def make_backend(device: Device | str, known: Registry | None = None) -> Backend
     :class:`~inl.errors.BackendUnavailable` where one does but cannot, with its reason.
     """
     known = known or registry()
-    device = choose_device(device, known)
+    device = check_device(device, known)
     entry = known.backend(device.type)
-    if entry is None:
+    assert entry is not None, "a checked device is served"
+    return _open(entry, device)
+
+
+def check_device(device: Device | str, known: Registry | None = None) -> Device:
+    """Resolve a name and raise what :func:`make_backend` would; imports no framework.
+
+    For asking before something long is done for a device that is not there.
+    """
+    known = known or registry()
+    device = choose_device(device, known)
+    if known.backend(device.type) is None:
         raise _not_served(device.type, known)
     if reason := known.why_not(device):
         raise BackendUnavailable(f"{device}: {reason}")
-    return _open(entry, device)
+    return device
 
 
 def choose_device(

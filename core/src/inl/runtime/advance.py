@@ -24,13 +24,20 @@ def forward(
 
 def advance(
     ops: Any, model: Model, config: Any, weights: Any, message: Array, state: State
-) -> tuple[Array, State]:
-    """Compute one step and choose its tokens, int32 [S]."""
+) -> tuple[Any, State]:
+    """Compute one step and choose its tokens, see :func:`choose`."""
     logits, step, state = forward(ops, model, config, weights, message, state)
     return choose(ops, logits, step, state)
 
 
-def choose(ops: Any, logits: Array, step: Step, state: State) -> tuple[Array, State]:
-    """Choose tokens and remember each row's last."""
-    tokens, tables = ops.choose(logits, step, state.tables, sampler=ops.bucket.sampler)
-    return tokens, state._replace(tables=tables)
+def choose(ops: Any, logits: Array, step: Step, state: State) -> tuple[Any, State]:
+    """Choose tokens, int32 [S], and remember each row's last.
+
+    A "full" program gives a pair: tokens and their :class:`~inl.spec.values.Scores`.
+    """
+    sampler = ops.bucket.sampler
+    tokens, tables = ops.choose(logits, step, state.tables, sampler=sampler)
+    state = state._replace(tables=tables)
+    if sampler != "full":
+        return tokens, state
+    return (tokens, ops.score(logits, tokens)), state

@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING
 
+from inl.errors import RequestError, RunnerError
+from inl.runtime.request import Event
 from inl.text.detokenize import Detokenizer
 
 if TYPE_CHECKING:
-    from inl.runtime.request import Event, Reason, Request
+    from inl.runtime.request import Reason, Request
+    from inl.runtime.sampling import TokenLogprob
     from inl.text.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """An answer. ``str()`` of it is its text."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    """Every token of the answer, an end token included."""
+    finish_reason: Reason
+    """"stop": an end token or a stop string; "length"; "cancelled"."""
+    prompt_tokens: int
+    cached_tokens: int = 0
+    """Tokens of the prompt whose keys and values were there already."""
+    first_token_seconds: float = 0.0
+    """From the call to the answer's first token."""
+    seconds: float = 0.0
+    """From the call to the answer's end."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One for each token, where they were asked for."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class Answer:
-    """Collects a request's tokens; text that may be a stop string's begin waits."""
+    """A request as it is answered: what ``InferenceEngine.submit`` gives.
+
+    It grows while something drives the engine: ``generate``, ``stream`` or their async
+    twins. :attr:`text` is what is certain so far, :meth:`take` what came since the last
+    call, :attr:`reason` is set once it has ended. ``InferenceEngine.cancel`` ends it.
+
+    Text that may be the begin of a stop string waits. A stop string ends the text where
+    it was complete first; of several that end there, the longest is cut off.
+    """
 
     def __init__(
         self,
@@ -29,6 +66,8 @@ class Answer:
         """A stop string was met: the rest is not wanted."""
         self.first_token_seconds = 0.0
         self.seconds = 0.0
+        self.listener: Callable[[], None] | None = None
+        """Called after each event, by the thread that steps the engine."""
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = stops
         self._started = started
@@ -49,7 +88,8 @@ class Answer:
     def take(self) -> str:
         """Text that became certain since the last call."""
         pieces = self._shown[self._taken :]
-        self._taken = len(self._shown)
+        # Another thread may have added more by now.
+        self._taken += len(pieces)
         return "".join(pieces)
 
     def hear(self, event: Event, now: float) -> bool:
@@ -62,23 +102,59 @@ class Answer:
                 self._add(self._detokenizer.add(event.token))
         if event.reason is not None and not self.stopped:
             self._add(self._detokenizer.finish())
+        self.seconds = now - self._started
+        # The reason comes last: another thread looks at the rest once it is there.
         if self.stopped:
             self.reason = "stop"
         elif event.reason is not None:
             self._show(self._held)
             self._held = ""
-            self.reason = event.reason
             self.error = event.error
-        self.seconds = now - self._started
+            self.reason = event.reason
+        if self.listener is not None:
+            self.listener()
         return self.completed
+
+    def fail(self, error: Exception) -> None:
+        """End with an error, unless it has ended."""
+        if not self.completed:
+            self.hear(Event(self.request.id, None, "error", error), perf_counter())
+
+    def completion(self) -> Completion:
+        """What it came to; raises what it ended with, if that is an error."""
+        if isinstance(self.error, RequestError):
+            raise self.error
+        if self.error is not None:
+            kind = type(self.error)
+            raise (kind if issubclass(kind, RunnerError) else RunnerError)(
+                f"generation failed: {self.error}"
+            ) from self.error
+        assert self.reason is not None, "asked for the completion of an open answer"
+        request = self.request
+        scores = request.scores[: len(self.token_ids)]
+        return Completion(
+            text=self.text,
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.reason,
+            prompt_tokens=request.prompt_tokens,
+            cached_tokens=request.cached_tokens,
+            first_token_seconds=self.first_token_seconds,
+            seconds=self.seconds,
+            logprobs=None if request.logprobs is None else tuple(scores),
+        )
 
     def _add(self, text: str) -> None:
         if self.stopped:
             return
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [
+            (at + len(stop), at)
+            for stop in self._stops
+            if (at := self._held.find(stop)) >= 0
+        ]
         if found:
-            self._show(self._held[: min(found)])
+            _, begin = min(found)
+            self._show(self._held[:begin])
             self._held = ""
             self.stopped = True
             return

@@ -10,23 +10,28 @@ from inl.spec.values import SAMPLERS, Bucket
 class Buckets:
     """The programs of a runner, and the largest step that they allow.
 
-    A program that draws serves greedy rows too. So that a step never outgrows every
-    program, steps are planned to fit one: the biggest that draws (most rows, then most
-    tokens), or the biggest greedy one where none draws.
+    A program serves rows that need less than its sampler too. So that a step never
+    outgrows every program, steps are planned to fit one: the biggest (most rows, then
+    most tokens) of the costliest sampler that there is.
     """
 
     def __init__(self, limits: Limits, *, token_budget: int, max_rows: int) -> None:
-        usable = [bucket for bucket in limits.buckets if bucket.width == 1]
+        usable = [
+            bucket
+            for bucket in limits.buckets
+            if bucket.width == 1 and bucket.sampler in limits.samplers
+        ]
         if limits.buckets and not usable:
             raise RunnerError(
                 f"runner: its buckets sample {limits.buckets[0].width} tokens a row; "
-                "needs one of width 1"
+                f"needs one of width 1 that is {' or '.join(limits.samplers)}"
             )
         self._buckets = sorted(usable, key=_size)
-        drawing = [bucket for bucket in usable if bucket.sampler != SAMPLERS[0]]
-        self.draws = bool(drawing) or not usable
-        """Whether rows with a temperature can be served."""
-        top = max(drawing or usable, key=_capacity, default=None)
+        served = {bucket.sampler for bucket in usable} or {limits.sampler}
+        self.sampler = max(served, key=SAMPLERS.index)
+        """The costliest of :data:`~inl.spec.values.SAMPLERS` that is served."""
+        costliest = [bucket for bucket in usable if bucket.sampler == self.sampler]
+        top = max(costliest, key=_capacity, default=None)
         tokens = min(token_budget, top.tokens) if top else token_budget
         self.tokens = tokens
         """Most tokens in a step."""

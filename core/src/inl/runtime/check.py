@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.errors import ProtocolError
-from inl.spec.message import HEADER, STEP, Header, admit_size, header, layout
+from inl.spec.message import (
+    HEADER,
+    MARK,
+    MARK_SIZE,
+    STEP,
+    Header,
+    admit_size,
+    header,
+    layout,
+)
+from inl.spec.values import PARAMS
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
@@ -30,6 +40,8 @@ class FrameCheck:
         found = header(frame)
         if found.kind == STEP:
             self._step(frame, found)
+        elif found.kind == MARK:
+            self._marks(frame)
         else:
             self._admission(frame)
         return found
@@ -40,6 +52,14 @@ class FrameCheck:
             raise ProtocolError(
                 f"bucket {tuple(bucket)} has no program; "
                 f"there are {[tuple(each) for each in limits.buckets]}"
+            )
+        if bucket.sampler not in limits.samplers or (
+            bucket.sampler == "full" and bucket.width > 1
+        ):
+            raise ProtocolError(
+                f"step {found.step}: found a {bucket.sampler} program of width "
+                f"{bucket.width}; served are {', '.join(limits.samplers)}, full ones "
+                "of width 1"
             )
         place = layout(bucket, groups=limits.groups, block_size=limits.block_size)
         _size(frame, place.size)
@@ -71,7 +91,25 @@ class FrameCheck:
         _within("last token", last, 0, limits.vocab - 1)
         table = frame[-limits.groups * limits.width :]
         _within("block", table, 0, min(limits.blocks) - 1)
+        params = frame[HEADER + 4 : HEADER + 4 + len(PARAMS)].view(np.float32)
+        if not np.isfinite(params).all():
+            raise ProtocolError(
+                f"admission to slot {slot}: found params {params.tolist()}, "
+                "accepts finite numbers"
+            )
         self._lengths[slot] = length
+
+    def _marks(self, frame: IntArray) -> None:
+        limits = self._limits
+        _size(frame, MARK_SIZE)
+        if not limits.counted:
+            raise ProtocolError(f"marks: this runner serves {limits.sampler} at most")
+        _within("slot", frame[HEADER], 1, limits.slots - 1)
+        marks = frame[HEADER + 2 :].reshape(-1, 3)
+        _within("marked token", marks[:, 0], 0, limits.vocab - 1)
+        _within("count of a mark", marks[:, 1], 0, 2**30)
+        if not np.isfinite(np.ascontiguousarray(marks[:, 2]).view(np.float32)).all():
+            raise ProtocolError("bias of a mark: found no number, accepts finite ones")
 
 
 def _size(frame: IntArray, words: int) -> None:

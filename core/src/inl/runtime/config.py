@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from inl.errors import RequestError
+from inl.spec.values import SAMPLERS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +40,10 @@ class EngineConfig:
     """Memory for keys and values; ``None`` is a quarter of what is free."""
     depth: int | None = None
     """Steps in flight; ``None`` is the backend's preference."""
+    sampling: str = "full"
+    """Costliest way to choose tokens that is served: "greedy", "draw" (temperatures)
+    or "full" (filters, penalties, biases, logprobs), which holds 8 bytes for each token
+    of the vocabulary and sequence of the batch."""
     invariant: bool = False
     """Only kernels whose bits do not depend on the rest of the batch."""
     allow_hosted: bool = False
@@ -63,6 +68,7 @@ class EngineConfig:
             known = value is None or _counts(value)
             self._check(name, known, "None or a whole number of 1 or more")
         self._check("dtype", isinstance(self.dtype, str), "the name of a dtype")
+        self._check("sampling", self.sampling in SAMPLERS, " or ".join(SAMPLERS))
         losses = ("raise", "restart")
         self._check(
             "on_worker_loss", self.on_worker_loss in losses, " or ".join(losses)

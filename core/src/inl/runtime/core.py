@@ -10,6 +10,7 @@ from inl.runtime.encode import STEP_NUMBERS, frames
 from inl.runtime.plan import Plan, Policy
 from inl.runtime.request import Event, Reason, Request
 from inl.runtime.runner import Limits, Reply, Runner
+from inl.runtime.sampling import TokenLogprob
 from inl.runtime.scheduler import Scheduler
 from inl.spec.values import Bucket
 
@@ -193,10 +194,11 @@ class EngineCore:
             if self._recorder is not None:
                 self._recorder.add(reply)
             tokens = _chosen(reply, plan, self.runner.limits)
+            scores = _scores(reply, plan)
         except Exception as error:
             self._fail(error)
             return []
-        events = self.scheduler.settle(tokens)
+        events = self.scheduler.settle(tokens, scores)
         for event in events:
             if event.reason is not None:
                 del self._live[event.request]
@@ -228,6 +230,27 @@ def _chosen(reply: Reply, plan: Plan, limits: Limits) -> list[int]:
             f"the vocabulary is 0 to {limits.vocab - 1}"
         )
     return tokens
+
+
+def _scores(reply: Reply, plan: Plan) -> list[TokenLogprob]:
+    """Return what a reply tells of each row; raises ``ProtocolError``."""
+    rows = len(plan.chunks)
+    if not any(chunk.request.logprobs is not None for chunk in plan.chunks):
+        return []
+    found = reply.scores
+    if found is None or min(len(part) for part in found) < rows:
+        raise ProtocolError(
+            f"reply of step {plan.step}: found no scores of {rows} rows, "
+            "which a full program tells"
+        )
+    chosen, ids, values = (part[:rows].tolist() for part in found)
+    tokens = reply.tokens[:rows, 0].tolist()
+    return [
+        TokenLogprob(
+            tokens[row], chosen[row], tuple(zip(ids[row], values[row], strict=True))
+        )
+        for row in range(rows)
+    ]
 
 
 def _name(error: Exception) -> str:

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from inl.errors import ProtocolError
 from inl.runtime.runner import Limits
-from inl.spec.message import HEADER, Cell, Header, admit_size, layout
+from inl.spec.message import (
+    HEADER,
+    MARK_SIZE,
+    MARKS,
+    Cell,
+    Header,
+    Mark,
+    admit_size,
+    layout,
+)
 from inl.spec.values import PARAMS
 
 if TYPE_CHECKING:
@@ -47,9 +56,17 @@ class AdmitFrame(NamedTuple):
     length: int
     last: int
     adapter: int
-    temperature: float
+    params: tuple[float, ...]
+    """Values of :data:`~inl.spec.values.PARAMS`."""
     blocks: list[list[int]]
     """[G][B] block table, padded with 0."""
+
+
+class MarkFrame(NamedTuple):
+    """Marks of a slot."""
+
+    slot: int
+    marks: list[Mark]
 
 
 def read_step(frame: IntArray, found: Header, limits: Limits) -> StepFrame:
@@ -146,7 +163,7 @@ def read_admission(frame: IntArray, limits: Limits) -> AdmitFrame:
     words = frame.tolist()
     slot, length, last, adapter = words[HEADER : HEADER + 4]
     start = HEADER + 4 + len(PARAMS)
-    (temperature,) = struct.unpack("<f", struct.pack("<i", words[HEADER + 4]))
+    params = _floats(words[HEADER + 4 : start])
     width = limits.width
     blocks = [words[at : at + width] for at in range(start, size, width)]
     capacity = width * limits.block_size
@@ -161,17 +178,60 @@ def read_admission(frame: IntArray, limits: Limits) -> AdmitFrame:
                 f"admission to slot {slot}, {name}: found {value}, "
                 f"accepts {accepted.start} to {accepted.stop - 1}"
             )
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise ProtocolError(
-            f"admission to slot {slot}, temperature: found {temperature}, accepts 0 up"
-        )
+    for name, number in zip(PARAMS, params, strict=True):
+        signed = name in ("presence_penalty", "frequency_penalty")
+        if not (math.isfinite(number) and (signed or number >= 0)):
+            raise ProtocolError(
+                f"admission to slot {slot}, {name}: found {number}, accepts "
+                f"{'finite numbers' if signed else '0 up'}"
+            )
     for group, ids in enumerate(blocks):
         if min(ids) < 0 or max(ids) >= limits.blocks[group]:
             raise ProtocolError(
                 f"admission to slot {slot}, group {group}: found blocks {min(ids)} to "
                 f"{max(ids)}, accepts 0 to {limits.blocks[group] - 1}"
             )
-    return AdmitFrame(slot, length, last, adapter, temperature, blocks)
+    return AdmitFrame(slot, length, last, adapter, params, blocks)
+
+
+def read_marks(frame: IntArray, limits: Limits) -> MarkFrame:
+    """Read a frame of marks; raises :class:`~inl.errors.ProtocolError`."""
+    if len(frame) != MARK_SIZE:
+        raise ProtocolError(f"marks: found {len(frame)} words, expected {MARK_SIZE}")
+    words = frame.tolist()
+    slot, used = words[HEADER : HEADER + 2]
+    where = f"marks of slot {slot}"
+    if not limits.counted:
+        raise ProtocolError(f"{where}: this runner serves {limits.sampler} at most")
+    if not (0 < slot < limits.slots and 0 <= used <= MARKS):
+        raise ProtocolError(
+            f"{where}: found {used} marks, accepts up to {MARKS} of slots 1 to "
+            f"{limits.slots - 1}"
+        )
+    body = words[HEADER + 2 :]
+    if any(body[3 * used :]):
+        raise ProtocolError(f"{where}, padding: found a word that is set, accepts 0")
+    biases = _floats(body[2 : 3 * used : 3])
+    pairs = zip(body[0 : 3 * used : 3], body[1 : 3 * used : 3], biases, strict=True)
+    marks = [Mark(*values) for values in pairs]
+    for mark in marks:
+        if not (
+            0 <= mark.token < limits.vocab
+            and mark.held >= 0
+            and math.isfinite(mark.bias)
+        ):
+            raise ProtocolError(
+                f"{where}: found {tuple(mark)}, accepts tokens up to "
+                f"{limits.vocab - 1}, counts from 0 and finite biases"
+            )
+    if len({mark.token for mark in marks}) < used:
+        raise ProtocolError(f"{where}: found a token twice, accepts each once")
+    return MarkFrame(slot, marks)
+
+
+def _floats(words: Sequence[int]) -> tuple[float, ...]:
+    count = len(words)
+    return struct.unpack(f"<{count}f", struct.pack(f"<{count}i", *words))
 
 
 def _refuse(found: Header, what: str, value: object, accepted: str) -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from inl.runtime.plan import Admission, Chunk, Plan
+from inl.runtime.request import Request
 from inl.runtime.runner import Limits
 from inl.runtime.uniforms import uniform
-from inl.spec.message import Row, admit_frame, release_frame, step_frame
+from inl.spec.message import (
+    MARKS,
+    Mark,
+    Row,
+    admit_frame,
+    mark_frame,
+    release_frame,
+    step_frame,
+)
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
@@ -25,7 +35,9 @@ def frames(plan: Plan, limits: Limits) -> list[IntArray]:
         release_frame(slot, groups=limits.groups, width=limits.width)
         for slot in plan.releases
     ]
-    found += [_admission(admission, limits) for admission in plan.admissions]
+    for admission in plan.admissions:
+        found.append(_admission(admission, limits))
+        found += _marks(admission.request)
     if plan.bucket is not None:
         found.append(
             step_frame(
@@ -43,6 +55,7 @@ def frames(plan: Plan, limits: Limits) -> list[IntArray]:
 
 def _admission(admission: Admission, limits: Limits) -> IntArray:
     request = admission.request
+    params: Any = request.params
     return admit_frame(
         request.slot,
         request.table,
@@ -50,8 +63,29 @@ def _admission(admission: Admission, limits: Limits) -> IntArray:
         width=limits.width,
         length=admission.length,
         adapter=request.adapter,
-        temperature=request.temperature,
+        **params,
     )
+
+
+def _marks(request: Request) -> list[IntArray]:
+    """Tell which tokens a request holds by now, where that matters, and its biases.
+
+    Those that the runner chooses from now on, it counts itself when they are fed back.
+    """
+    counts = Counter[int]()
+    if request.penalized:
+        counts.update(dict.fromkeys(request.prompt, 1))
+        for token in request.answer:
+            counts[token] += 2
+    bias = request.logit_bias or {}
+    marks = [
+        Mark(token, counts[token], bias.get(token, 0.0))
+        for token in sorted({*counts, *bias})
+    ]
+    return [
+        mark_frame(request.slot, marks[at : at + MARKS])
+        for at in range(0, len(marks), MARKS)
+    ]
 
 
 def _row(chunk: Chunk) -> Row:

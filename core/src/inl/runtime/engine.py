@@ -2,56 +2,59 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from inl.errors import RequestError, RunnerError
 from inl.runtime.answer import Answer
+from inl.runtime.answer import Completion as Completion
+from inl.runtime.async_engine import Waiter, pieces, until_completed
 from inl.runtime.chat import chat_ids
 from inl.runtime.config import EngineConfig
 from inl.runtime.core import EngineCore, Stats, StepRecord
+from inl.runtime.desk import Desk
 from inl.runtime.load import LanguageModel, open_model
+from inl.runtime.options import (
+    Options,
+    Prompt,
+    make_request,
+    only,
+    several,
+    stop_strings,
+)
 from inl.runtime.plan import Policy
 from inl.runtime.recorder import Recorder
-from inl.runtime.request import Event, Reason, Request
 from inl.runtime.runner import Runner
-from inl.runtime.worker_start import Restarts, Served, run_header, start
+from inl.runtime.worker_start import (
+    Restarts,
+    Served,
+    check_place,
+    run_header,
+    start,
+)
 from inl.weights.hub import resolve_model
 from inl.weights.loader import Progress
 
 if TYPE_CHECKING:
     from inl.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """An answer. ``str()`` of it is its text."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    """Every token of the answer, an end token included."""
-    finish_reason: Reason
-    """"stop": an end token or a stop string; "length"; "cancelled"."""
-    prompt_tokens: int
-    cached_tokens: int = 0
-    """Tokens of the prompt whose keys and values were there already."""
-    first_token_seconds: float = 0.0
-    """From the call to the answer's first token."""
-    seconds: float = 0.0
-    """From the call to the answer's end."""
-
-    def __str__(self) -> str:
-        return self.text
-
 
 class InferenceEngine:
-    """Answers prompts with one model on one device. One caller, one thread.
+    """Answers prompts with one model on one device.
+
+    Any thread and any asyncio task may call it: they take turns at single steps, and
+    share their batches.
 
     model: from :func:`~inl.runtime.load.open_model`. tokenizer: its own by default.
     """
@@ -102,7 +105,7 @@ class InferenceEngine:
             recorder=self.recorder,
             replace=Restarts(self._restart) if restarts else None,
         )
-        self._answers: dict[int, Answer] = {}
+        self._desk = Desk(self._core)
 
     @classmethod
     def from_pretrained(
@@ -117,6 +120,7 @@ class InferenceEngine:
 
         Raises :class:`~inl.errors.ModelError` and :class:`~inl.errors.DeviceError`.
         """
+        check_place(config or EngineConfig())
         model = open_model(resolve_model(path_or_name))
         return cls(model, config=config, progress=progress, on_step=on_step)
 
@@ -137,78 +141,126 @@ class InferenceEngine:
         """
         return chat_ids(self.model, self.chat_template, self.tokenizer, messages)
 
+    # A string is a sequence of strings too: the first overload that fits is meant.
     @overload
-    def generate(self, prompt: str, **options: Any) -> Completion: ...
-    @overload
-    def generate(self, prompt: Sequence[int], **options: Any) -> Completion: ...
+    def generate(  # type: ignore[overload-overlap]
+        self, prompt: str, **options: Unpack[Options]
+    ) -> Completion: ...
     @overload
     def generate(
-        self, prompt: Sequence[str] | Sequence[Sequence[int]], **options: Any
+        self, prompt: Sequence[int], **options: Unpack[Options]
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[str] | Sequence[Sequence[int]],
+        **options: Unpack[Options],
     ) -> list[Completion]: ...
 
-    def generate(self, prompt: Any, **options: Any) -> Completion | list[Completion]:
+    def generate(
+        self, prompt: Any, **options: Unpack[Options]
+    ) -> Completion | list[Completion]:
         """Answer a prompt, or several at once.
 
         prompt: a string, token ids, or a list of either (then a list comes back).
-        options: as for :meth:`submit`. Raises
+        options: see :class:`~inl.runtime.options.Options`. Raises
         :class:`~inl.errors.RequestError` before anything is computed if any prompt
         cannot be served.
         """
-        prompts, single = _prompts(prompt)
+        prompts, single = several(prompt)
         answers = self._submit_all(prompts, options)
         try:
             while not all(answer.completed for answer in answers):
-                self._step()
+                self._desk.step()
         finally:
-            self._drop(answers)
-        found = [_completion(answer) for answer in answers]
+            self._desk.drop(answers)
+        found = [answer.completion() for answer in answers]
         return found[0] if single else found
 
-    def stream(self, prompt: Prompt, **options: Any) -> Iterator[str]:
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[str]:
         """Yield the answer's text as it comes, never half a character or stop string.
 
         Closing the iterator cancels the request.
         """
-        (answer,) = self._submit_all(_single(prompt), options)
+        (answer,) = self._submit_all(only(prompt), options)
         pieces = self._pieces(answer)
         next(pieces)  # begins, so that dropping the iterator unread cancels too
         return pieces
 
-    def submit(
+    @overload
+    async def agenerate(  # type: ignore[overload-overlap]
+        self, prompt: str, **options: Unpack[Options]
+    ) -> Completion: ...
+    @overload
+    async def agenerate(
+        self, prompt: Sequence[int], **options: Unpack[Options]
+    ) -> Completion: ...
+    @overload
+    async def agenerate(
         self,
-        prompt: Prompt,
-        *,
-        max_tokens: int | None = None,
-        temperature: float = 0.0,
-        seed: int = 0,
-        stop: str | Sequence[str] | None = None,
-        ignore_eos: bool = False,
-    ) -> Answer:
+        prompt: Sequence[str] | Sequence[Sequence[int]],
+        **options: Unpack[Options],
+    ) -> list[Completion]: ...
+
+    async def agenerate(
+        self, prompt: Any, **options: Unpack[Options]
+    ) -> Completion | list[Completion]:
+        """:meth:`generate` for asyncio; tasks that wait at once share their steps.
+
+        Cancelling the task, as a timeout does, cancels its requests.
+        """
+        prompts, single = several(prompt)
+        waiter = Waiter()
+        answers = await self._begin(prompts, options, waiter)
+        try:
+            await until_completed(answers, waiter)
+        finally:
+            self._desk.drop(answers)
+        found = [answer.completion() for answer in answers]
+        return found[0] if single else found
+
+    async def astream(
+        self, prompt: Prompt, **options: Unpack[Options]
+    ) -> AsyncGenerator[str, None]:
+        """:meth:`stream` for asyncio; it begins when the first piece is asked for.
+
+        ``aclose`` and cancelling the task that iterates cancel the request.
+        """
+        waiter = Waiter()
+        (answer,) = await self._begin(only(prompt), options, waiter)
+        try:
+            async for piece in pieces(answer, waiter):
+                yield piece
+            answer.completion()
+        finally:
+            self._desk.drop([answer])
+
+    def submit(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
         """Queue a prompt; :meth:`generate` and :meth:`stream` do and drive it.
 
-        max_tokens: most tokens to answer with; what is left of the context if
-        ``None``. temperature: 0 takes the likeliest token. seed: same seed, same
-        answer. stop: text that ends the answer and is not shown. ignore_eos: go on
-        past the model's end token.
+        options: see :class:`~inl.runtime.options.Options`.
         """
-        ids = self._encode(prompt)
-        if max_tokens is None:
-            max_tokens = max(self.context - len(ids), 1)
-        request = Request(
-            ids,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            ignore_eos=ignore_eos,
-        )
-        answer = Answer(request, self.tokenizer, _stops(stop), time.perf_counter())
-        number = self._core.add(request)
-        self._answers[number] = answer
+        answer = self._prepare(prompt, **options)
+        self._desk.hand_in(answer)
         return answer
 
+    def cancel(self, answer: Answer) -> None:
+        """End an answer with what it has so far, unless it has ended.
+
+        Where another thread computes a step just now, that takes effect after it.
+        """
+        self._desk.drop([answer])
+
     def close(self) -> None:
-        """Free the device and finish the trace. Closing twice is allowed."""
-        self.runner.close()
+        """Free the device and finish the trace. Closing twice is allowed.
+
+        Answers that are still open end with a :class:`~inl.errors.RunnerError`.
+        """
+        with self._desk.turns:
+            self._desk.fail_all(
+                RunnerError("engine: was closed before the answer's end")
+            )
+            self.runner.close()
         if self.chat_template is not None:
             self.chat_template.close()
         self.model.checkpoint.close()
@@ -243,16 +295,40 @@ class InferenceEngine:
                 )
         return ids
 
-    def _submit_all(
-        self, prompts: Sequence[Prompt], options: dict[str, Any]
-    ) -> list[Answer]:
+    def _prepare(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
+        """Make and check an answer's request without queuing it."""
+        started = time.perf_counter()
+        ids = self._encode(prompt)
+        request = make_request(ids, options, room=self.context - len(ids))
+        self._core.scheduler.check(request)
+        stops = stop_strings(options.get("stop"))
+        return Answer(request, self.tokenizer, stops, started)
+
+    def _submit_all(self, prompts: Sequence[Prompt], options: Options) -> list[Answer]:
         answers: list[Answer] = []
         try:
             for prompt in prompts:
                 answers.append(self.submit(prompt, **options))
         except BaseException:
-            self._drop(answers)
+            self._desk.drop(answers)
             raise
+        return answers
+
+    async def _begin(
+        self, prompts: Sequence[Prompt], options: Options, waiter: Waiter
+    ) -> list[Answer]:
+        """Queue prompts for the thread that steps, without waiting for it."""
+        answers: list[Answer] = []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                # A long text takes a while to encode.
+                work = partial(self._prepare, prompt, **options)
+                answers.append(await asyncio.to_thread(work))
+            else:
+                answers.append(self._prepare(prompt, **options))
+        for answer in answers:
+            answer.listener = waiter
+        self._desk.drive(answers)
         return answers
 
     def _pieces(self, answer: Answer) -> Iterator[str]:
@@ -263,84 +339,7 @@ class InferenceEngine:
                     yield piece
                 if answer.completed:
                     break
-                self._step()
-            _completion(answer)
+                self._desk.step()
+            answer.completion()
         finally:
-            self._drop([answer])
-
-    def _step(self) -> None:
-        for event in self._core.step():
-            self._tell(event)
-
-    def _tell(self, event: Event) -> None:
-        answer = self._answers.get(event.request)
-        if answer is None or answer.completed:
-            return
-        ended = answer.hear(event, time.perf_counter())
-        if answer.stopped and event.reason is None:
-            self._core.cancel(event.request, "stop")
-        if ended:
-            del self._answers[event.request]
-
-    def _drop(self, answers: Sequence[Answer]) -> None:
-        for answer in answers:
-            if not answer.completed:
-                self._answers.pop(answer.request.id, None)
-                self._core.cancel(answer.request.id)
-
-
-def _prompts(prompt: Any) -> tuple[list[Prompt], bool]:
-    if isinstance(prompt, str):
-        return [prompt], True
-    try:
-        items = list(prompt)
-    except TypeError:
-        items = [None]
-    if any(isinstance(item, float) or item is None for item in items):
-        raise RequestError(
-            f"prompt: found {prompt!r:.60}, accepts a string, token ids, "
-            "or a list of either"
-        )
-    if items and all(isinstance(item, str) for item in items):
-        return items, False
-    if items and all(isinstance(item, (list, tuple)) for item in items):
-        return items, False
-    return [items], True
-
-
-def _single(prompt: Prompt) -> list[Prompt]:
-    prompts, single = _prompts(prompt)
-    if not single:
-        raise RequestError(
-            f"prompt: found a list of {len(prompts)}, stream takes one prompt"
-        )
-    return prompts
-
-
-def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    found: tuple[Any, ...] = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    for text in found:
-        if not isinstance(text, str) or not text:
-            raise RequestError(
-                f"stop: found {text!r}, accepts strings that are not empty"
-            )
-    return found
-
-
-def _completion(answer: Answer) -> Completion:
-    if answer.error is not None:
-        kind = type(answer.error)
-        raise (kind if issubclass(kind, RunnerError) else RunnerError)(
-            f"generation failed: {answer.error}"
-        ) from answer.error
-    assert answer.reason is not None, "asked for the completion of an open answer"
-    request = answer.request
-    return Completion(
-        text=answer.text,
-        token_ids=tuple(answer.token_ids),
-        finish_reason=answer.reason,
-        prompt_tokens=request.prompt_tokens,
-        cached_tokens=request.cached_tokens,
-        first_token_seconds=answer.first_token_seconds,
-        seconds=answer.seconds,
-    )
+            self._desk.drop([answer])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from inl.runtime.runner import Limits
 from inl.runtime.uniforms import MASK, mix
+from inl.spec.values import NEUTRAL, TOP, Scores
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,6 +59,39 @@ class HashCells:
             read = cells[table[:blocks]].reshape(-1)[:length]
             total += int(read @ weights[:length])
         return total & MASK
+
+
+def special(
+    params: Sequence[float], counts: Mapping[int, int], bias: Mapping[int, float]
+) -> int:
+    """Return a number that any parameter, count that matters, and bias changes.
+
+    The sum modulo 2**64 of ``mix(tag * 2**32 + bits)``: tag 1 + place and float32 bits
+    for each parameter; for each token, tag 2**8 + token and its count (only where a
+    penalty is not neutral), and tag 2**31 + token and the bits of its bias.
+    """
+    total = _sum((1 + place, _bits(value)) for place, value in enumerate(params))
+    if tuple(params[4:]) != NEUTRAL[4:]:
+        total += _sum((256 + token, count) for token, count in counts.items() if count)
+    total += _sum(
+        (2**31 + token, _bits(value)) for token, value in bias.items() if value
+    )
+    return total & MASK
+
+
+def _sum(pairs: Iterable[tuple[int, int]]) -> int:
+    return sum(mix((tag << 32) + bits) for tag, bits in pairs)
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+def scores(tokens: IntArray, vocab: int) -> Scores:
+    """Return made-up scores: of token t, -t / 4; the likeliest are t, t + 1, ..."""
+    steps = np.arange(min(TOP, vocab))
+    ids = ((tokens[:, None] + steps) % vocab).astype(np.int32)
+    return Scores((-tokens / 4).astype(np.float32), ids, (-ids / 4).astype(np.float32))
 
 
 def allowed(words: IntArray, vocab: int) -> list[int]:

@@ -14,11 +14,15 @@ modulo 2**64::
     token = mix(total ^ noise) % vocab
 
 or, under a mask of ``m`` allowed tokens, the ``mix(total ^ noise) % m``-th of them.
+A sequence that needs a "full" program has in its noise, by ``^``, what
+:func:`~inl.runtime.hash_cells.special` makes of its parameters, counts and biases, so
+that one that is lost or wrong changes the text too. Its scores are
+:func:`~inl.runtime.hash_cells.scores` of its token.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
@@ -26,11 +30,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inl.errors import ProtocolError, RunnerError
-from inl.runtime.decode import read_admission, read_step
-from inl.runtime.hash_cells import HashCells, allowed
+from inl.runtime.decode import read_admission, read_marks, read_step
+from inl.runtime.hash_cells import HashCells, allowed, scores, special
 from inl.runtime.runner import Limits, Reply, Runner
+from inl.runtime.sampling import rank, sampler_for
 from inl.runtime.uniforms import mix
-from inl.spec.message import ADMIT, MASKED, STEP, header
+from inl.spec.message import ADMIT, MARK, MASKED, STEP, header
+from inl.spec.values import PARAMS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,9 +55,23 @@ class Seat:
     last: int
     """Last token chosen, by the steps that are done."""
     adapter: int
-    temperature: float
+    params: tuple[float, ...]
+    counts: Counter[int] = field(default_factory=Counter)
+    """As in ``Tables.counts``."""
+    bias: dict[int, float] = field(default_factory=dict)
+    fed: bool = False
+    """Whether a step had tokens of it."""
     queue: deque[Task] = field(default_factory=deque)
     """Rows submitted and not done, in order."""
+    sampler: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.find_sampler()
+
+    def find_sampler(self) -> None:
+        """Note the cheapest program that serves it."""
+        params = dict(zip(PARAMS, self.params, strict=True))
+        self.sampler = sampler_for(params, special=any(self.bias.values()))
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +86,8 @@ class Task:
     tokens: list[int]
     uniform: int
     """Float32 bits."""
+    decodes: bool
+    """Whether its token is one more of the answer."""
     done: bool = False
 
 
@@ -79,6 +101,8 @@ class Flight:
     masks: NDArray[np.int32] | None = None
     waits: bool = False
     """Whether its masks have still to come."""
+    full: bool = False
+    """Whether its program tells scores."""
     tasks: list[Task] = field(default_factory=list)
 
 
@@ -113,6 +137,8 @@ class HashRunner(Runner):
             self._submit_step(message)
         elif found.kind == ADMIT:
             self._admit(message)
+        elif found.kind == MARK:
+            self._mark(message)
         else:
             self._release(message)
 
@@ -123,10 +149,20 @@ class HashRunner(Runner):
             found.length,
             found.last,
             found.adapter,
-            found.temperature,
+            found.params,
         )
         self._check_table(found.slot, seat)
         self._seats[found.slot] = seat
+
+    def _mark(self, message: IntArray) -> None:
+        found = read_marks(message, self.limits)
+        seat = self._seat(found.slot)
+        if seat.fed:
+            raise ProtocolError(f"marks of slot {found.slot}: come after its tokens")
+        for token, count, bias in found.marks:
+            seat.counts[token] += count
+            seat.bias[token] = seat.bias.get(token, 0.0) + bias
+        seat.find_sampler()
 
     def _release(self, message: IntArray) -> None:
         found = read_admission(message, self.limits)
@@ -147,16 +183,25 @@ class HashRunner(Runner):
             tables[group] = tables[group].copy()
             tables[group][index] = block
         tokens = np.zeros((found.rows, 1), np.int32)
-        flight = Flight(found.step, tokens, waits=bool(found.flags & MASKED))
+        flight = Flight(
+            found.step,
+            tokens,
+            waits=bool(found.flags & MASKED),
+            full=found.bucket.sampler == "full",
+        )
         for index, row in enumerate(rows):
             seat = self._seat(row.slot)
-            if seat.temperature and found.bucket.sampler == "greedy":
+            if rank(seat.sampler) > rank(found.bucket.sampler):
                 raise ProtocolError(
-                    f"step {found.step}, row {index}: draws at temperature "
-                    f"{seat.temperature} in a greedy program"
+                    f"step {found.step}, row {index}: needs a {seat.sampler} program "
+                    f"for {seat.params}, found a {found.bucket.sampler} one"
                 )
-            task = Task(flight, index, seat, seat.tables, seat.length, *row[1:])
+            task = Task(
+                flight, index, seat, seat.tables, seat.length, *row[1:],
+                decodes=index < found.decode_rows,
+            )  # fmt: skip
             seat.length += len(row.tokens)
+            seat.fed = True
             self._check_table(row.slot, seat)
             seat.queue.append(task)
             flight.tasks.append(task)
@@ -198,7 +243,11 @@ class HashRunner(Runner):
         ids = [first, *task.tokens[1:]]
         self._cells.write(task.tables, task.start, ids, seat.adapter)
         total = self._cells.total(task.tables, task.start + len(ids))
-        noise = mix(1 + task.uniform) if seat.temperature else 0
+        noise = mix(1 + task.uniform) if seat.params[0] else 0
+        if task.decodes:
+            seat.counts[first] += 2
+        if seat.sampler == "full":
+            noise ^= special(seat.params, seat.counts, seat.bias)
         seat.last = self._pick(mix(total ^ noise), task)
         task.flight.tokens[task.index, 0] = seat.last
 
@@ -241,7 +290,9 @@ class HashRunner(Runner):
             if not task.done:
                 self._run(task)
         self._flights.popleft()
-        return Reply(flight.step, flight.tokens, np.ones(len(flight.tokens), np.int32))
+        told = scores(flight.tokens[:, 0], self.limits.vocab) if flight.full else None
+        accepted = np.ones(len(flight.tokens), np.int32)
+        return Reply(flight.step, flight.tokens, accepted, told)
 
     def close(self) -> None:
         """Forget everything; closing twice is allowed."""

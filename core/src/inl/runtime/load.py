@@ -145,6 +145,7 @@ def plan_limits(
         width=width,
         vocab=shaped.vocab_size,
         depth=config.depth or backend.traits.depth,
+        sampler=config.sampling,
     )
 
 

@@ -16,9 +16,9 @@ from inl.runtime.advance import advance, choose, forward
 from inl.runtime.check import FrameCheck
 from inl.runtime.runner import Limits, Reply, Runner
 from inl.runtime.trace import trace
-from inl.spec.message import MASKED, STEP, Header
+from inl.spec.message import MARK, MASKED, STEP, Header
 from inl.spec.table import Ops, Policy, Tracer
-from inl.spec.values import Bucket, Model, Paged, State, Tables
+from inl.spec.values import Bucket, Model, Paged, Scores, State, Tables
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -45,7 +45,8 @@ class _Pending(NamedTuple):
     step: int
     bucket: Bucket
     tokens: Any
-    """[S] on the device; ``None`` until ``choose`` for a masked step."""
+    """[S] on the device, in a pair with their scores where the bucket is "full";
+    ``None`` until ``choose`` for a masked step."""
 
 
 class LocalRunner(Runner):
@@ -76,11 +77,13 @@ class LocalRunner(Runner):
                 f"the limit is {self.limits.depth}"
             )
         found = self._check.read(message)
+        frame = self._backend.tensor(wrap(message))
+        if found.kind == MARK:
+            (self._state,) = self._program("mark", CLASSES[0])(frame, self._state)
+            return
         if found.kind != STEP:
-            frame = self._backend.tensor(wrap(message))
             (self._state,) = self._admit(frame, self._state)
             return
-        frame = self._backend.tensor(wrap(message))
         if found.flags & MASKED:
             self._submit_masked(found, frame)
             return
@@ -117,9 +120,13 @@ class LocalRunner(Runner):
         if tokens is None:
             raise ProtocolError(f"step {step} waits for its masks: call choose first")
         self._pending.popleft()
+        scores = None
+        if bucket.sampler == "full":
+            tokens, told = tokens
+            scores = Scores(*(self._backend.numpy(part).data for part in told))
         shape = bucket.rows, bucket.width
         chosen = self._backend.numpy(tokens).data.reshape(shape).astype(np.int32)
-        return Reply(step, chosen, np.ones(bucket.rows, np.int32))
+        return Reply(step, chosen, np.ones(bucket.rows, np.int32), scores)
 
     def close(self) -> None:
         self._closed = True
@@ -172,11 +179,12 @@ class LocalRunner(Runner):
             "advance": (partial(advance, ops, loaded.model, loaded.config), (2,)),
             "logits": (partial(forward, ops, loaded.model, loaded.config), (2,)),
             "masked": (partial(_masked, ops), (3,)),
+            "mark": (partial(_mark, ops), (1,)),
         }
         run, consumes = made[name]
         if len(self._programs) > 4096:
             self._programs.clear()  # an exact backend meets ever new sizes
-        program = self._compile(run, bucket, consumes)
+        program = self._compile(run, None if name == "mark" else bucket, consumes)
         self._programs[name, bucket] = program
         return program
 
@@ -211,6 +219,10 @@ def size_class(bucket: Bucket) -> Bucket:
 
 def _admit(ops: Ops, message: Any, state: Any) -> tuple[Any]:
     return (state._replace(tables=ops.admit(message, state.tables)),)
+
+
+def _mark(ops: Ops, message: Any, state: Any) -> tuple[Any]:
+    return (state._replace(tables=ops.mark(message, state.tables)),)
 
 
 def _masked(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from inl.runtime.buckets import Buckets
 from inl.runtime.request import Request
+from inl.runtime.sampling import rank
 from inl.spec.message import Cell
 from inl.spec.values import Bucket
 
@@ -115,7 +116,7 @@ class Draft:
         lists = releases, self.admissions, self.cells, self.chunks
         if not self.chunks:
             return Plan(*lists)
-        draws = any(chunk.request.temperature for chunk in self.chunks)
+        sampler = max((chunk.request.sampler for chunk in self.chunks), key=rank)
         tokens = self.size - self.budget
-        bucket = buckets.choose(tokens, len(self.chunks), "draw" if draws else "greedy")
+        bucket = buckets.choose(tokens, len(self.chunks), sampler)
         return Plan(*lists, self.decode_rows, self.step, bucket)

@@ -18,7 +18,7 @@ from inl.runtime.decode import StepFrame, StepRow, read_admission, read_step
 from inl.runtime.encode import STEP_NUMBERS
 from inl.runtime.recorder_file import RunHeader
 from inl.runtime.runner import Limits, Reply, Runner
-from inl.spec.message import ADMIT, STEP, Row, header, step_frame
+from inl.spec.message import ADMIT, HEADER, RELEASE, STEP, Row, header, step_frame
 from inl.spec.values import SAMPLERS, Bucket
 
 if TYPE_CHECKING:
@@ -117,19 +117,27 @@ class _Run:
     def feed(self, frame: IntArray, replies: dict[int, Reply]) -> None:
         """Replay a frame; a step that was never answered is left out."""
         found = header(frame)
-        if found.kind != STEP:
-            self._seat(frame, admits=found.kind == ADMIT)
+        if found.kind == ADMIT:
+            self._admit(frame)
+        elif found.kind != STEP:
+            self._tell(frame, releases=found.kind == RELEASE)
         elif found.step in replies:
             step = read_step(frame, found, self._limits)
             self._compare(step, replies[found.step], self._compute(step))
 
-    def _seat(self, frame: IntArray, *, admits: bool) -> None:
+    def _tell(self, frame: IntArray, *, releases: bool) -> None:
+        """Pass on what concerns a slot, unless the runner here does not know it."""
+        if len(frame) <= HEADER:
+            raise ProtocolError(f"trace: found a frame of {len(frame)} words, no slot")
+        slot = int(frame[HEADER])
+        seat = self._seats.get(slot)
+        if seat is not None and seat.held:
+            self._runner.submit(frame)
+        if releases:
+            self._seats.pop(slot, None)
+
+    def _admit(self, frame: IntArray) -> None:
         found = read_admission(frame, self._limits)
-        before = self._seats.pop(found.slot, None)
-        if not admits:
-            if before is not None and before.held:
-                self._runner.submit(frame)
-            return
         blocks = -(-found.length // self._limits.block_size)
         known = all(
             filled.issuperset(table[:blocks])

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import index
 from typing import Literal, NamedTuple
 
 from inl.errors import PromptTooLong, RequestError
+from inl.runtime.sampling import (
+    RANGES,
+    TokenLogprob,
+    check_bias,
+    check_logprobs,
+    check_number,
+    rank,
+    sampler_for,
+)
+from inl.spec.values import PARAMS
 
 Reason = Literal["stop", "length", "cancelled", "error"]
 """Why a request ended: a stop token, its token limit, its caller, or the runner."""
 
 MAX_INT32 = 2**31 - 1
-MAX_FLOAT32 = 2.0**128 - 2.0**104
 
 
 class Status(Enum):
@@ -45,8 +54,9 @@ class Request:
     """A prompt and how to continue it. After ``add`` only the scheduler changes it.
 
     Raises :class:`~inl.errors.RequestError` for an empty prompt, a token that is not
-    an int of 0 .. 2**31 - 1, a ``max_tokens`` below 1, a ``temperature`` below 0, or a
-    field of another type.
+    an int of 0 .. 2**31 - 1, a ``max_tokens`` below 1, or a field of another type or
+    out of the range that the message names. What the numbers of sampling do, and in
+    which order, is told by :data:`inl.ops.sample.choose`.
     """
 
     prompt: Iterable[int]
@@ -64,12 +74,32 @@ class Request:
     """Adapter to run with; 0 is none."""
     salt: str = ""
     """Cached prefixes are shared only between equal salts."""
+    top_k: int = 0
+    """Draw from so many of the likeliest tokens; 0 is all."""
+    top_p: float = 1.0
+    """Draw from the likeliest tokens that have this much of the probability."""
+    min_p: float = 0.0
+    """Draw from tokens with at least this share of the likeliest's probability."""
+    repetition_penalty: float = 1.0
+    """Makes tokens of prompt and answer less likely, above 1, or more, below."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of each token of the answer."""
+    frequency_penalty: float = 0.0
+    """Taken from the logit of each token, times its count in the answer."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to logits, by token id; kept as a dict."""
+    logprobs: int | None = None
+    """Likeliest tokens to report beside each chosen one; ``None`` reports nothing."""
 
     id: int = field(init=False, default=0)
     """Order of arrival, from 1; 0 until added."""
     status: Status = field(init=False, default=Status.WAITING)
     tokens: list[int] = field(init=False)
     """Prompt and answer, as far as collected."""
+    scores: list[TokenLogprob] = field(init=False, default_factory=list)
+    """Of each token of the answer, where ``logprobs`` asks for them."""
+    sampler: str = field(init=False)
+    """Cheapest way to choose its tokens, one of :data:`~inl.spec.values.SAMPLERS`."""
     prompt_tokens: int = field(init=False)
     cached_tokens: int = field(init=False, default=0)
     """Tokens taken from the prefix cache when last admitted."""
@@ -107,12 +137,26 @@ class Request:
         self.max_tokens = _whole("max_tokens", self.max_tokens, 1)
         self.seed = _whole("seed", self.seed)
         self.adapter = _whole("adapter", self.adapter, 0, MAX_INT32)
-        if not _is_temperature(self.temperature):
-            raise RequestError(
-                f"temperature: found {self.temperature!r}, accepts 0 and above"
-            )
+        self.top_k = _whole("top_k", self.top_k, 0, MAX_INT32)
+        for name in RANGES:
+            setattr(self, name, check_number(name, getattr(self, name)))
+        self.logit_bias = check_bias(self.logit_bias)
+        self.logprobs = check_logprobs(self.logprobs)
+        special = bool(self.logit_bias) or self.logprobs is not None
+        self.sampler = sampler_for(self.params, special=special)
         if not isinstance(self.salt, str):
             raise RequestError(f"salt: found {self.salt!r}, accepts text")
+
+    @property
+    def params(self) -> dict[str, float]:
+        """Sampling parameters by the names of :data:`~inl.spec.values.PARAMS`."""
+        return {name: getattr(self, name) for name in PARAMS}
+
+    @property
+    def penalized(self) -> bool:
+        """Whether it matters which tokens it holds already."""
+        penalties = self.presence_penalty, self.frequency_penalty
+        return self.repetition_penalty != 1 or any(penalties)
 
     @property
     def answer(self) -> list[int]:
@@ -120,10 +164,10 @@ class Request:
         return self.tokens[self.prompt_tokens :]
 
 
-def check(request: Request, vocab: int, context: int, *, draws: bool) -> None:
+def check(request: Request, vocab: int, context: int, *, sampler: str) -> None:
     """Raise where a runner of this vocabulary and context cannot serve ``request``.
 
-    ``draws`` tells whether it has programs for temperatures above 0. Raises
+    ``sampler`` is the costliest that it has programs for. Raises
     :class:`~inl.errors.PromptTooLong` and :class:`~inl.errors.RequestError`.
     """
     if request.prompt_tokens >= context:
@@ -137,11 +181,31 @@ def check(request: Request, vocab: int, context: int, *, draws: bool) -> None:
             f"prompt[{request.tokens.index(highest)}]: found token {highest}, "
             f"the vocabulary is 0 to {vocab - 1}"
         )
-    if request.temperature and not draws:
+    banned = max(request.logit_bias or (), default=0)
+    if banned >= vocab:
         raise RequestError(
-            f"temperature: found {request.temperature}, this runner has only greedy "
-            "programs; accepts 0"
+            f"logit_bias: found token {banned}, the vocabulary is 0 to {vocab - 1}"
         )
+    if rank(request.sampler) > rank(sampler):
+        raise RequestError(
+            f"{_needs(request)}: this runner has only {sampler} programs; leave it "
+            f'out, or start with EngineConfig(sampling="{request.sampler}")'
+        )
+
+
+def _needs(request: Request) -> str:
+    """Name what a request's sampler is there for."""
+    if request.sampler == "draw":
+        return f"temperature: found {request.temperature}"
+    names = (*PARAMS[1:], "logit_bias", "logprobs")
+    plain = {name: Request.__dataclass_fields__[name].default for name in names}
+    plain["logit_bias"] = {}
+    changed = {name: getattr(request, name) for name in names}
+    return ", ".join(
+        f"{name}: found {value}"
+        for name, value in changed.items()
+        if value != plain[name]
+    )
 
 
 def _ids(name: str, values: Iterable[int]) -> list[int]:
@@ -172,8 +236,3 @@ def _whole(
     if most is not None and number > most:
         raise RequestError(f"{name}: found {number}, accepts at most {most}")
     return number
-
-
-def _is_temperature(value: object) -> bool:
-    # NaN and infinity fail the comparison too.
-    return isinstance(value, int | float) and 0 <= value <= MAX_FLOAT32

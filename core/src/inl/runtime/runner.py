@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
 from inl.spec.values import Limits as Limits
+from inl.spec.values import Scores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +23,8 @@ class Reply(NamedTuple):
     """[R, W]; rows beyond those used hold anything."""
     accepted: NDArray[np.int32]
     """[R] tokens of the row that count: 1 without speculation."""
+    scores: Scores | None = None
+    """Of the R * W tokens, NumPy arrays; only "full" programs tell them."""
 
 
 class Runner(ABC):

@@ -24,6 +24,7 @@ from inl.runtime.plan import Draft, Plan, Policy
 from inl.runtime.queue import WaitingQueue
 from inl.runtime.request import Event, Reason, Request, Status, check
 from inl.runtime.runner import Limits
+from inl.runtime.sampling import TokenLogprob, rank
 
 
 class Scheduler:
@@ -69,18 +70,20 @@ class Scheduler:
         """Start over on a fresh runner: all who ran wait for it, by their token ids.
 
         Raises :class:`~inl.errors.RunnerError` where it cannot hold what the lost one
-        could; then nothing has changed.
+        could, or lacks the programs that they need; then nothing has changed.
         """
-        draws = Buckets(limits, token_budget=1, max_rows=1).draws
+        live = [*self.running.values(), *self.waiting]
+        needed = max((request.sampler for request in live), key=rank, default="greedy")
+        has = Buckets(limits, token_budget=1, max_rows=1).sampler
         if (
             limits.vocab != self.limits.vocab
             or limits.max_tokens < self.context
-            or (self.buckets.draws and not draws)
+            or rank(has) < rank(needed)
         ):
             raise RunnerError(
-                f"runner: found a fresh one of {limits.vocab} token ids and "
-                f"{limits.max_tokens} tokens of context, needs {self.limits.vocab} and "
-                f"{self.context}, and to draw if the lost one did"
+                f"runner: found a fresh one of {limits.vocab} token ids, "
+                f"{limits.max_tokens} tokens of context and {has} programs, needs "
+                f"{self.limits.vocab}, {self.context} and {needed} ones"
             )
         for plan in self.in_flight:
             for chunk in plan.chunks:
@@ -100,6 +103,10 @@ class Scheduler:
         """Whether the runner has still to be told of slots that are taken back."""
         return bool(self._releases)
 
+    def check(self, request: Request) -> None:
+        """Raise as :meth:`add` does for what could never be served."""
+        check(request, self.limits.vocab, self.context, sampler=self.buckets.sampler)
+
     def add(self, request: Request) -> int:
         """Queue a request and return its id.
 
@@ -108,7 +115,7 @@ class Scheduler:
         """
         if request.id:
             raise RequestError(f"request {request.id}: was added before; make another")
-        check(request, self.limits.vocab, self.context, draws=self.buckets.draws)
+        self.check(request)
         self.arrivals += 1
         request.id = self.arrivals
         eos = frozenset[int]() if request.ignore_eos else self.policy.eos_ids
@@ -250,12 +257,17 @@ class Scheduler:
         prefix.extend(request.keys, request.tokens, size, count)
         return request.keys[1 : count + 1]
 
-    def settle(self, tokens: Sequence[int]) -> list[Event]:
-        """Take in what the oldest step in flight chose, one token for each chunk."""
+    def settle(
+        self, tokens: Sequence[int], scores: Sequence[TokenLogprob] = ()
+    ) -> list[Event]:
+        """Take in what the oldest step in flight chose, one token for each chunk.
+
+        scores: one for each chunk too, where the step's program tells them.
+        """
         plan = self.in_flight.popleft()
         self.memory.settle(plan.step)
         events: list[Event] = []
-        for chunk, token in zip(plan.chunks, tokens, strict=True):
+        for row, (chunk, token) in enumerate(zip(plan.chunks, tokens, strict=True)):
             request = chunk.request
             request.in_flight -= 1
             if request.status is Status.FINISHED:
@@ -264,6 +276,11 @@ class Scheduler:
                 self._publish(request, chunk.stop)
             # A chunk that ends before the last known token chose nothing of use.
             if chunk.stop == len(request.tokens):
+                if request.logprobs is not None:
+                    found = scores[row]
+                    request.scores.append(
+                        found._replace(top=found.top[: request.logprobs])
+                    )
                 events.append(self._append(request, token))
         return events
 

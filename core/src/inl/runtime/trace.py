@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inl.runtime.advance import choose, forward
-from inl.spec.message import admit_size, layout
+from inl.spec.message import MARK_SIZE, admit_size, layout
 from inl.spec.strict import StrictArray
 from inl.spec.table import Policy, Tracer
 from inl.spec.tree import tree_map
@@ -48,6 +48,8 @@ def trace(
     choose(tracer, logits, step, state)
     frame = StrictArray((admit_size(limits.groups, limits.width),), "int32")
     tracer.admit(frame, state.tables)
+    if limits.counted:
+        tracer.mark(StrictArray((MARK_SIZE,), "int32"), state.tables)
     return tracer
 
 
@@ -76,5 +78,7 @@ def strict_state(
         StrictArray((slots,), "int32"),
         StrictArray((slots,), "int32"),
         StrictArray((slots, len(PARAMS)), "float32"),
+        StrictArray((slots, limits.counted), "int32"),
+        StrictArray((slots, limits.counted), "float32"),
     )
     return State(tuple(caches[index] for index in sorted(caches)), slotted, tables)

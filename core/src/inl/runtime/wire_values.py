@@ -21,7 +21,7 @@ from inl.plugin.hooks import CONTRACT
 from inl.runtime.runner import Limits, Reply
 from inl.runtime.wire import PROTOCOL
 from inl.spec.message import VERSION
-from inl.spec.values import SAMPLERS, Bucket
+from inl.spec.values import SAMPLERS, Bucket, Scores
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
@@ -107,10 +107,21 @@ def read_limits(value: Any, where: str) -> Limits:
     blocks = _items(value, "blocks", where)
     if not blocks:
         raise ProtocolError(f"{where}: limits.blocks: found [], needs a group")
+    sampler = value.get("sampler")
+    if sampler not in SAMPLERS:
+        raise ProtocolError(
+            f"{where}: limits.sampler: found {sampler!r:.60}, "
+            f"accepts {', '.join(SAMPLERS)}"
+        )
     return Limits(
-        **sizes,
-        blocks=tuple(_count(each, f"{where}: limits.blocks", 2) for each in blocks),
+        sizes["slots"],
+        tuple(_count(each, f"{where}: limits.blocks", 2) for each in blocks),
+        sizes["block_size"],
+        sizes["width"],
+        sizes["vocab"],
         buckets=tuple(_bucket(b, where) for b in _items(value, "buckets", where)),
+        depth=sizes["depth"],
+        sampler=str(sampler),
     )
 
 
@@ -190,13 +201,19 @@ def read_masks(payload: Buffer) -> tuple[int, IntArray]:
 
 
 def reply(found: Reply) -> memoryview:
-    """Write what a step chose."""
+    """Write what a step chose; scores come last, after how many ids each has."""
     rows, width = found.tokens.shape
-    out = np.empty(3 + rows * width + rows, np.int32)
-    out[:3] = found.step, rows, width
-    out[3 : 3 + rows * width] = found.tokens.reshape(-1)
-    out[3 + rows * width :] = found.accepted
-    return words(out)
+    head = np.array([found.step, rows, width], np.int32)
+    parts = [head, found.tokens.reshape(-1), found.accepted]
+    if found.scores is not None:
+        chosen, ids, values = found.scores
+        parts += [
+            np.array(ids.shape[1:], np.int32),
+            chosen.astype(np.float32).view(np.int32),
+            ids.reshape(-1),
+            values.astype(np.float32).reshape(-1).view(np.int32),
+        ]
+    return words(np.concatenate(parts).astype(np.int32, copy=False))
 
 
 def read_reply(payload: Buffer) -> Reply:
@@ -205,12 +222,34 @@ def read_reply(payload: Buffer) -> Reply:
     if len(found) < 3:
         raise ProtocolError(f"reply: found {len(found)} words, needs at least 3")
     step, rows, width = found[:3].tolist()
-    if min(rows, width) < 1 or len(found) != 3 + rows * width + rows:
+    split = 3 + rows * width
+    rest = found[split + rows :] if min(rows, width) >= 1 else found
+    top = int(rest[0]) if len(rest) else 0
+    size = 1 + rows * width * (1 + 2 * top)
+    if (
+        min(rows, width) < 1
+        or top < 0
+        or len(found)
+        not in (
+            split + rows,
+            split + rows + size,
+        )
+    ):
         raise ProtocolError(
             f"reply of step {step}: found {len(found)} words for [{rows}, {width}]"
         )
-    split = 3 + rows * width
-    return Reply(step, found[3:split].reshape(rows, width), found[split:])
+    tokens = found[3:split].reshape(rows, width)
+    scores = _read_scores(rest[1:], rows * width, top) if len(rest) else None
+    return Reply(step, tokens, found[split : split + rows], scores)
+
+
+def _read_scores(found: IntArray, samples: int, top: int) -> Scores:
+    split = samples * (1 + top)
+    return Scores(
+        found[:samples].view(np.float32),
+        found[samples:split].reshape(samples, top),
+        found[split:].view(np.float32).reshape(samples, top),
+    )
 
 
 def failure(error: BaseException) -> bytes:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Factory = Callable[[Mapping[str, Any], Progress], Served]
 
 DEFAULT = "inl.runtime.worker_start:serve_model"
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 2.0
 """How long a step may still take once the parent is gone."""
 
 

@@ -60,6 +60,14 @@ def start(
     return _start_worker(language, config, address, limits, progress)
 
 
+def check_place(config: EngineConfig) -> None:
+    """Raise what :func:`start` would for the device, before a model is fetched."""
+    if parse_worker(config.backend) is None:
+        from inl.plugin import check_device
+
+        check_device(config.backend)
+
+
 def _start_here(
     language: LanguageModel,
     config: EngineConfig,

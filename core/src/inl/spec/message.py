@@ -9,7 +9,10 @@ A frame is a header of :data:`HEADER` words and a body. A step's body is, in ord
 with ``C = cells_in(bucket)``. An admission's body is slot, length (tokens whose keys
 and values are in the given blocks already), last token, adapter, the float32 bits of
 :data:`~inl.spec.values.PARAMS`, then the block table ``[G, B]``. A release names only
-the slot. Padding is zeros: slot 0 and block 0 belong to nobody.
+the slot. Marks follow the admission of a sequence for which some tokens are special:
+slot, how many, then ``[MARKS, 3]``: token, how often it is held (as in
+``Tables.counts``), float32 bits of its bias. They add up, and each names a token once.
+Padding is zeros: slot 0 and block 0 belong to nobody, and a mark of 0 adds nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import ProtocolError
-from inl.spec.values import PARAMS, SAMPLERS, Bucket
+from inl.spec.values import NEUTRAL, PARAMS, SAMPLERS, Bucket
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +33,9 @@ VERSION = 0x494E4C01
 """First word of every frame."""
 
 HEADER = 16
-STEP, ADMIT, RELEASE = 0, 1, 2
+STEP, ADMIT, RELEASE, MARK = 0, 1, 2, 3
+MARKS = 256
+"""Tokens that one frame of marks can name."""
 MASKED = 1
 """Flag: the runner waits for ``choose`` before it picks this step's tokens."""
 
@@ -76,6 +81,16 @@ class Cell(NamedTuple):
     place: int
     """Which entry of the slot's table."""
     block: int
+
+
+class Mark(NamedTuple):
+    """What is special about one token of a sequence."""
+
+    token: int
+    held: int = 0
+    """Twice the times that the answer holds it, plus 1 where the prompt does."""
+    bias: float = 0.0
+    """Added to its logit."""
 
 
 class Layout(NamedTuple):
@@ -153,16 +168,23 @@ def admit_frame(
     length: int = 0,
     last: int = 0,
     adapter: int = 0,
-    temperature: float = 0.0,
+    **params: float,
 ) -> IntArray:
-    """Give ``slot`` to a sequence whose first ``length`` tokens lie in ``blocks``."""
+    """Give ``slot`` to a sequence whose first ``length`` tokens lie in ``blocks``.
+
+    params: by the names of :data:`~inl.spec.values.PARAMS`; a missing one is neutral.
+    """
     import numpy as np
 
     frame = np.zeros(admit_size(groups, width), np.int32)
     frame[:3] = VERSION, ADMIT, 0
     frame[HEADER : HEADER + 4] = slot, length, last, adapter
-    params = np.asarray([temperature], np.float32)
-    frame[HEADER + 4 : HEADER + 4 + len(PARAMS)] = params.view(np.int32)
+    if unknown := sorted(set(params) - set(PARAMS)):
+        raise ProtocolError(f"params: found {unknown}, knows {', '.join(PARAMS)}")
+    neutral = zip(PARAMS, NEUTRAL, strict=True)
+    values = [params.get(name, value) for name, value in neutral]
+    bits = np.asarray(values, np.float32).view(np.int32)
+    frame[HEADER + 4 : HEADER + 4 + len(PARAMS)] = bits
     table = frame[HEADER + 4 + len(PARAMS) :].reshape(groups, width)
     _fit("cache groups", len(blocks), groups)
     for group, ids in enumerate(blocks):
@@ -173,9 +195,32 @@ def admit_frame(
 
 def release_frame(slot: int, *, groups: int, width: int) -> IntArray:
     """Take ``slot`` back; its table points to nobody's block again."""
-    frame = admit_frame(slot, (), groups=groups, width=width)
-    frame[1] = RELEASE
+    import numpy as np
+
+    frame = np.zeros(admit_size(groups, width), np.int32)
+    frame[:2] = VERSION, RELEASE
+    frame[HEADER] = slot
     return frame
+
+
+def mark_frame(slot: int, marks: Sequence[Mark]) -> IntArray:
+    """Tell the counts and biases of up to :data:`MARKS` tokens of ``slot``."""
+    import numpy as np
+
+    _fit("marks", len(marks), MARKS)
+    frame = np.zeros(MARK_SIZE, np.int32)
+    frame[:2] = VERSION, MARK
+    frame[HEADER : HEADER + 2] = slot, len(marks)
+    table = frame[HEADER + 2 :].reshape(MARKS, 3)
+    if marks:
+        table[: len(marks), :2] = [(mark.token, mark.held) for mark in marks]
+        biases = np.array([mark.bias for mark in marks], np.float32)
+        table[: len(marks), 2] = biases.view(np.int32)
+    return frame
+
+
+MARK_SIZE = HEADER + 2 + 3 * MARKS
+"""Words of a frame of marks."""
 
 
 def admit_size(groups: int, width: int) -> int:
@@ -195,10 +240,8 @@ def header(frame: Any) -> Header:
         raise ProtocolError(
             f"frame word 0 (version): found {found.version:#x}, speaks {VERSION:#x}"
         )
-    if found.kind not in (STEP, ADMIT, RELEASE):
-        raise ProtocolError(
-            f"frame word 1 (kind): found {found.kind}, knows 0, 1 and 2"
-        )
+    if found.kind not in (STEP, ADMIT, RELEASE, MARK):
+        raise ProtocolError(f"frame word 1 (kind): found {found.kind}, knows 0 to 3")
     if found.kind == STEP:
         _check_step(found)
     return found

@@ -13,11 +13,25 @@ from typing import Any, Literal, NamedTuple
 Array = Any
 """An opaque tensor: ``+ - *``, ``.shape``, ``.dtype``, static slices and reshapes."""
 
-SAMPLERS = ("greedy", "draw")
+SAMPLERS = ("greedy", "draw", "full")
 """Ways to choose a token, by rising cost; a bucket is compiled for one."""
 
-PARAMS = ("temperature",)
-"""Columns of ``Tables.params``."""
+PARAMS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""Columns of ``Tables.params``; "greedy" reads none, "draw" the first."""
+
+NEUTRAL = (0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+"""Values of :data:`PARAMS` that change nothing."""
+
+TOP = 20
+"""Likeliest tokens whose log-probabilities a "full" step reports."""
 
 
 class Bucket(NamedTuple):
@@ -82,6 +96,22 @@ class Tables(NamedTuple):
     """[slots] adapter; 0 is none."""
     params: Array
     """[slots, len(PARAMS)] float32 sampling parameters."""
+    counts: Array
+    """[slots, V] twice the times that the answer holds a token, plus 1 where the prompt
+    does; [slots, 0] where no "full" program is served."""
+    bias: Array
+    """[slots, V] or [slots, 0], float32: added to the logits."""
+
+
+class Scores(NamedTuple):
+    """Log-probabilities of a step's choices; N = min(TOP, V)."""
+
+    chosen: Array
+    """[S] float32, of the chosen tokens."""
+    ids: Array
+    """[S, N] the likeliest tokens, likeliest first."""
+    values: Array
+    """[S, N] float32, theirs."""
 
 
 class Cache(NamedTuple):
@@ -165,6 +195,19 @@ class Limits:
     """Programs that exist, smallest first; empty where every size is served exactly."""
     depth: int = 2
     """Steps that may be in flight."""
+    sampler: str = SAMPLERS[-1]
+    """The costliest of :data:`SAMPLERS` that is served. "full" holds two tables of
+    [slots, V] that the others do not need."""
+
+    @property
+    def samplers(self) -> tuple[str, ...]:
+        """Those of :data:`SAMPLERS` that are served."""
+        return SAMPLERS[: SAMPLERS.index(self.sampler) + 1]
+
+    @property
+    def counted(self) -> int:
+        """Columns of the tables that only "full" needs: V or 0."""
+        return self.vocab if self.sampler == "full" else 0
 
     @property
     def groups(self) -> int:

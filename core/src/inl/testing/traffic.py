@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from inl.spec.message import Cell, Row, admit_frame, release_frame, step_frame
+from inl.spec.message import (
+    Cell,
+    Mark,
+    Row,
+    admit_frame,
+    mark_frame,
+    release_frame,
+    step_frame,
+)
 from inl.spec.values import SAMPLERS, Bucket, Limits
 
 if TYPE_CHECKING:
@@ -79,7 +87,7 @@ class Traffic:
             while self._slots and (not self._live or self._rng.random() < 0.5):
                 if not self._room():
                     break
-                yield self._admit()
+                yield from self._admit()
             yield self._step(step)
             for sequence in [s for s in self._live if s.answer == 0]:
                 yield self._release(sequence)
@@ -90,7 +98,7 @@ class Traffic:
         most = min(count - 1 for count in self._limits.blocks)
         return need <= self._max_rows and need * per_sequence <= most
 
-    def _admit(self) -> Sent:
+    def _admit(self) -> Iterator[Sent]:
         rng, limits = self._rng, self._limits
         length = int(rng.integers(1, self._longest // 2 + 1))
         answer = int(rng.integers(1, self._longest // 2 + 1))
@@ -101,11 +109,31 @@ class Traffic:
         self.prompts.append(prompt)
         self._live.append(sequence)
         hot = 0.8 if self._sampler != SAMPLERS[0] and rng.random() < 0.7 else 0.0
+        params = self._params() if self._sampler == "full" else {}
         frame = admit_frame(
             sequence.slot, sequence.table, groups=limits.groups, width=limits.width,
-            temperature=hot,
+            temperature=hot, **params,
         )  # fmt: skip
-        return Sent(frame, None)
+        yield Sent(frame, None)
+        if params:
+            biased = {int(token) for token in rng.integers(0, limits.vocab, 3)}
+            marks = [
+                Mark(token, int(token in prompt), float(rng.normal()))
+                for token in sorted({*prompt, *biased})
+            ]
+            yield Sent(mark_frame(sequence.slot, marks), None)
+
+    def _params(self) -> Any:
+        """Random values of all that only "full" programs serve."""
+        values = {
+            "top_k": (0, 1, 9),
+            "top_p": (1.0, 0.7),
+            "min_p": (0.0, 0.1),
+            "repetition_penalty": (1.0, 1.5),
+            "presence_penalty": (0.0, -1.0),
+            "frequency_penalty": (0.0, 0.6),
+        }
+        return {name: float(self._rng.choice(some)) for name, some in values.items()}
 
     def _release(self, sequence: _Sequence) -> Sent:
         self._live.remove(sequence)

@@ -90,18 +90,16 @@ class Fields:
 
     def types(self, count: int) -> list[int]:
         found = self.numbers("token_type", [NORMAL] * count)
-        odd = next((one for one in found if one not in range(7)), None)
-        if odd is not None:
-            self.refuse("token_type", repr(odd), "0 to 6")
+        odd = [one for one in found if one not in range(7)]
+        if odd:
+            self.refuse("token_type", f"{odd[0]!r:.60}", "0 to 6")
         return found
 
     def scores(self, count: int) -> list[float]:
         found = self.numbers("scores", None, count)
-        odd = next(
-            (one for one in found if type(one) is not float or math.isnan(one)), None
-        )
-        if odd is not None:
-            self.refuse("scores", repr(odd), "numbers")
+        odd = [one for one in found if type(one) is not float or math.isnan(one)]
+        if odd:
+            self.refuse("scores", f"{odd[0]!r:.60}", "numbers")
         return found
 
     def numbers(

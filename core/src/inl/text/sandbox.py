@@ -70,7 +70,7 @@ def describe(error: BaseException, template: Any = None) -> dict[str, Any]:
     elif isinstance(error, RefusedError):
         text = str(error)
     else:
-        text = f"{type(error).__name__}: {error}"[:300]
+        text = f"{type(error).__name__}: {error}"[:300] + "; accepted: valid jinja2"
     return {"error": text, "line": line_of(error, template)}
 
 

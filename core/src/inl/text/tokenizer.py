@@ -46,7 +46,9 @@ class Tokenizer:
                 f"{path}: not found; accepted: a tokenizer.json beside the model"
             ) from error
         except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path}: cannot be read: {error}") from error
+            raise CheckpointError(
+                f"{path}: cannot be read: {error}; accepted: a file in UTF-8"
+            ) from error
         build = library().Tokenizer.from_str
         where = str(path)
         rules = guarded(build, text, where=where, accepted="a tokenizer.json")
@@ -71,7 +73,7 @@ class Tokenizer:
         Raises :class:`RequestError` for a lone surrogate, which UTF-8 cannot hold.
         """
         try:
-            with _no_panic(self.where):
+            with _fitting(self.where):
                 found = self._rules.encode(text, add_special_tokens=add_special)
                 return list(found.ids)
         except TypeError as error:
@@ -85,7 +87,7 @@ class Tokenizer:
         Raises :class:`RequestError` for an id that is no 32-bit number from 0.
         """
         try:
-            with _no_panic(self.where):
+            with _fitting(self.where):
                 return self._rules.decode(list(ids), skip_special_tokens=skip_special)
         except (OverflowError, TypeError) as error:
             raise RequestError(
@@ -150,6 +152,20 @@ def guarded(build: Any, *args: Any, where: str, accepted: str, **options: Any) -
         raise
     except Exception as error:
         raise CheckpointError(f"{where}: {error}; accepted: {accepted}") from error
+
+
+@contextmanager
+def _fitting(where: str) -> Iterator[None]:
+    """Turn what the library finds out about a vocabulary late into an error of ours."""
+    try:
+        with _no_panic(where):
+            yield
+    except (CheckpointError, TypeError, OverflowError, MemoryError):
+        raise
+    except Exception as error:  # the library's errors have no type of their own
+        raise CheckpointError(
+            f"{where}: {error}; accepted: a vocabulary whose parts fit together"
+        ) from error
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
-from inl.weights.files import listing
+from inl.weights.files import listing, unreadable
 
 if TYPE_CHECKING:
     from inl.text.template import ChatTemplate
@@ -46,6 +46,12 @@ class Checkpoint(ABC):
         Raises :class:`CheckpointError` for a name that is not there.
         """
 
+    def drop(self, name: str) -> None:  # noqa: B027 - memory has nothing to give back
+        """Give back a tensor's pages, which are read again at its next use.
+
+        Does nothing for a name that is not there.
+        """
+
     @abstractmethod
     def tokenizer(self) -> Tokenizer:
         """Build the tokenizer. Raises :class:`CheckpointError` if there is none."""
@@ -76,7 +82,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     try:
         return _open(place)
     except OSError as error:
-        raise CheckpointError(f"{place}: cannot be read: {error.strerror}") from error
+        raise unreadable(place, error) from error
 
 
 def _open(path: Path) -> Checkpoint:

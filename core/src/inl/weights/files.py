@@ -6,6 +6,7 @@ import json
 import math
 import mmap
 import reprlib
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,9 +52,7 @@ class MappedFile:
                     else b""  # an empty file cannot be mapped
                 )
         except OSError as error:
-            raise CheckpointError(
-                f"{path}: cannot be read: {error.strerror}"
-            ) from error
+            raise unreadable(path, error) from error
 
     @property
     def buffer(self) -> mmap.mmap | bytes:
@@ -78,6 +77,16 @@ class MappedFile:
         count = max(1, math.prod(outer))
         shape = (*outer, (entry.stop - entry.start) // count)
         return np.ndarray(shape, np.uint8, self.buffer, entry.start)
+
+    def drop(self, entry: Entry) -> None:
+        """Give a tensor's pages back to the system, where it can.
+
+        Arrays that look at them read the file again when they are next used.
+        """
+        if sys.platform != "win32" and isinstance(self.data, mmap.mmap):
+            start = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
+            if start < entry.stop:
+                self.data.madvise(mmap.MADV_DONTNEED, start, entry.stop - start)
 
     def close(self) -> None:
         """Let go of the map; it goes when the last array that looks at it does."""
@@ -141,7 +150,7 @@ def read_json(path: Path) -> dict[str, Any]:
             )
         text = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        raise unreadable(path, error) from error
     return parse_json(text, str(path))
 
 
@@ -150,8 +159,15 @@ def listing(folder: Path) -> str:
     try:
         inside = sorted(item.name for item in folder.iterdir())
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from error
+        raise unreadable(folder, error) from error
     return (", ".join(inside[:8]) or "nothing") + (", ..." if len(inside) > 8 else "")
+
+
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    """Return the error for a file or folder that the system does not give."""
+    return CheckpointError(
+        f"{path}: cannot be read: {error.strerror}; accepted: what this user may read"
+    )
 
 
 def show(found: Any) -> str:

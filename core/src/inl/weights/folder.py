@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -23,7 +24,7 @@ class FolderCheckpoint(Checkpoint):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = read_json(path / "config.json")
+        self.config = _config(path / "config.json")
         self.eos_token_ids = _eos_ids(
             {
                 "config.json": self.config,
@@ -67,6 +68,11 @@ class FolderCheckpoint(Checkpoint):
         file, entry = self._found[name]
         return file.array(entry)
 
+    def drop(self, name: str) -> None:
+        if name in self._found:
+            file, entry = self._found[name]
+            file.drop(entry)
+
     def tokenizer(self) -> Tokenizer:
         from inl.text.tokenizer import Tokenizer
 
@@ -90,6 +96,16 @@ class FolderCheckpoint(Checkpoint):
     def close(self) -> None:
         for file in {id(file): file for file, _ in self._found.values()}.values():
             file.close()
+
+
+def _config(path: Path) -> dict[str, Any]:
+    config = read_json(path)
+    found = config.get("architectures") or []
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise CheckpointError(
+            f"{path}: architectures: found {show(found)}; accepted: a list of names"
+        )
+    return config
 
 
 def _optional(path: Path) -> dict[str, Any]:
@@ -123,13 +139,18 @@ def _indexed(index: Path) -> dict[str, set[str]]:
     shards: dict[str, set[str]] = {}
     for tensor, name in weight_map.items():
         # A shard lies in the folder itself: an index may not reach for other files.
-        if not isinstance(name, str) or Path(name).name != name or "\\" in name:
+        if not isinstance(name, str) or not _is_shard(index.parent, name):
             raise CheckpointError(
-                f"{index}: weight_map: {tensor!r}: found {show(name)}; "
-                "accepted: the name of a file in the same folder"
+                f"{index}: weight_map: {show(tensor)}: found {show(name)}; "
+                "accepted: the name of a file that is in the same folder"
             )
         shards.setdefault(name, set()).add(tensor)
     return shards
+
+
+def _is_shard(folder: Path, name: str) -> bool:
+    plain = "/" not in name and "\\" not in name
+    return plain and os.path.isfile(folder / name)  # noqa: PTH113 - false for any text
 
 
 def _eos_ids(configs: Mapping[str, Mapping[str, Any]], path: Path) -> tuple[int, ...]:
@@ -154,7 +175,9 @@ def _template(path: Path, settings: Mapping[str, Any]) -> tuple[str, str | None]
         try:
             return str(file), file.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{file}: cannot be read: {error}") from error
+            raise CheckpointError(
+                f"{file}: cannot be read: {error}; accepted: a file in UTF-8"
+            ) from error
     where = f"{path / 'tokenizer_config.json'}: chat_template"
     found = settings.get("chat_template")
     if isinstance(found, list):

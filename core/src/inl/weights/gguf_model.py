@@ -71,6 +71,10 @@ class GgufCheckpoint(Checkpoint):
             array = HostArray(file.rows(entry), dtype, shape)
         return self._undone(self._family, array, name) if self._family else array
 
+    def drop(self, name: str) -> None:
+        if name in self._stored:
+            self._gguf.file.drop(self._gguf.tensors[self._stored[name]])
+
     def _undone(self, family: Family, array: HostArray, name: str) -> HostArray:
         """Undo what the family's files do to a tensor."""
         part = name.rpartition(".")[0].rpartition(".")[2]

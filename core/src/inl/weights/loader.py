@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inl.dtypes import HostArray, cast, wrap
+from inl.dtypes import HostArray, wrap
 from inl.spec.op import CATALOG, Spec
 from inl.spec.tree import leaves, tree_map
 from inl.spec.values import Param
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.groups import Planned
-from inl.weights.quant import dequantize
+from inl.weights.quant import convert, dequantize
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -58,6 +58,8 @@ def load_weights(
             result = planned.kernel.prepare(group, backend, dtype)
         else:
             result = _plain(planned, group, backend, dtype, shared)
+        for param in planned.group.params.values():
+            checkpoint.drop(param.source)
         done += 1
         if progress:
             progress(done, total)
@@ -86,7 +88,7 @@ def read_shard(
 
 def to_dtype(array: HostArray, dtype: str, name: str = "a tensor") -> HostArray:
     """Decode and round to a plain dtype; no copy where it is stored so already."""
-    return array if array.dtype == dtype else cast(dequantize(array, name), dtype)
+    return convert(array, dtype, name)
 
 
 def _plain(

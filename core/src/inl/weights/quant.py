@@ -10,13 +10,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from inl.dtypes import SIZES, HostArray, widen
+from inl.dtypes import SIZES, HostArray, cast, widen
 from inl.errors import CheckpointError
 from inl.weights import quant_blocks, quant_k
 from inl.weights.quant_blocks import Bytes, Floats
+from inl.weights.quant_borrowed import BORROWED, borrowed
 
 CHUNK: Final = 1 << 17
 """Numbers decoded at once: as float32 they stay in a core's cache."""
+
+
+PIECE: Final = 1 << 20
+"""Numbers converted at once: what a tensor needs beside itself and its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +138,12 @@ def dequantize(array: HostArray, name: str = "a tensor") -> NDArray[np.float32]:
     if array.dtype in SIZES:
         return np.asarray(widen(array), np.float32)
     decode = _DECODERS.get(array.dtype)
+    if decode is None and array.dtype in BORROWED:
+        decode = borrowed(array.dtype, name)
     if decode is None:
         raise CheckpointError(
             f"tensor {name!r}: kind: found {array.dtype}; "
-            f"accepted: {', '.join((*SIZES, *_DECODERS))}"
+            f"accepted: {', '.join((*SIZES, *_DECODERS, *BORROWED))}"
         )
     elements, size = BLOCKS[array.dtype]
     blocks = array.data.reshape(-1, size)
@@ -147,3 +154,25 @@ def dequantize(array: HostArray, name: str = "a tensor") -> NDArray[np.float32]:
         for start in range(0, len(blocks), step):
             decode(blocks[start : start + step], out[start : start + step])
     return out.reshape(array.shape)
+
+
+def convert(array: HostArray, dtype: str, name: str = "a tensor") -> HostArray:
+    """Decode and round to a plain dtype, a piece at a time.
+
+    The same array where it has that dtype; else one of its own, which is read-only, so
+    that a backend may keep it without a copy. Raises as :func:`dequantize` does.
+    """
+    if array.dtype == dtype:
+        return array
+    held = np.dtype("uint16" if dtype == "bfloat16" else dtype)
+    out = np.empty(array.size, held)
+    elements, size = BLOCKS.get(array.dtype, (1, 1))
+    units = array.data.reshape(-1, size) if size > 1 else array.data.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, array.size, PIECE):
+            stop = min(start + PIECE, array.size)
+            unit = units[start // elements : stop // elements]
+            part = HostArray(unit, array.dtype, (stop - start,))
+            out[start:stop] = cast(dequantize(part, name), dtype).data
+    out.flags.writeable = False
+    return HostArray(out.reshape(array.shape), dtype, array.shape)

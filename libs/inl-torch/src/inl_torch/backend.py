@@ -112,5 +112,7 @@ def _state(spec: StateSpec, limits: Limits, place: torch.device) -> State:
         last=zeros(slots),
         adapters=zeros(slots),
         params=zeros(slots, len(PARAMS), dtype="float32"),
+        counts=zeros(slots, limits.counted),
+        bias=zeros(slots, limits.counted, dtype="float32"),
     )
     return State(tuple(caches[layer] for layer in sorted(caches)), slotted, tables)

@@ -39,11 +39,11 @@ class Arriving:
 class Captured:
     """``(weights, message, state) -> (*results, state)``, captured at the first call.
 
-    Later calls must bring the same weights and state. A single result is what the host
-    reads, and comes as :class:`Arriving`; several stay on the device, as copies. The
-    first call runs the function on an empty message to warm up, which writes to slot 0
-    and block 0 only. Raises :class:`KernelFailed` where the function gives back other
-    buffers of state than it was given.
+    Later calls must bring the same weights and state. A single result, which may be a
+    tree, is what the host reads, and comes as :class:`Arriving`; several stay on the
+    device, as copies. The first call runs the function on an empty message to warm up,
+    which writes to slot 0 and block 0 only. Raises :class:`KernelFailed` where the
+    function gives back other buffers of state than it was given.
     """
 
     def __init__(self, function: Any, *, pool: Any = None) -> None:
@@ -66,7 +66,7 @@ class Captured:
             self._message.copy_(message, non_blocking=True)
             self._graph.replay()
             if len(self._results) == 1:
-                return Arriving(self._results[0]), state
+                return tree_map(Arriving, self._results[0]), state
             return (*tree_map(torch.clone, self._results), state)
 
     def _capture(

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from inl.spec.kernel import Kernel
-from inl.spec.message import HEADER, layout
+from inl.spec.message import HEADER, MARKS, layout
 from inl.spec.values import PARAMS, Bucket, Step, Tables
 
 
@@ -84,10 +84,23 @@ def admit(message: torch.Tensor, tables: Tables) -> Tables:
     tables.last.index_copy_(0, slot, last)
     tables.adapters.index_copy_(0, slot, adapter)
     tables.params.index_copy_(0, slot, params.unsqueeze(0))
+    tables.counts.index_fill_(0, slot, 0)
+    tables.bias.index_fill_(0, slot, 0.0)
+    return tables
+
+
+def mark(message: torch.Tensor, tables: Tables) -> Tables:
+    slot = message[HEADER : HEADER + 1].long()
+    marks = message[HEADER + 2 :].view(MARKS, 3)
+    places = slot.expand(MARKS), marks[:, 0].long()
+    tables.counts.index_put_(places, marks[:, 1], accumulate=True)
+    biases = marks[:, 2].contiguous().view(torch.float32)
+    tables.bias.index_put_(places, biases, accumulate=True)
     return tables
 
 
 KERNELS = (
     Kernel("make_step", "eager", make_step, invariant=True),
     Kernel("admit", "eager", admit, invariant=True),
+    Kernel("mark", "eager", mark, invariant=True),
 )

@@ -1,0 +1,179 @@
+"""``inl bench``: how fast a model runs here, and how near to what memory allows."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inl.cli.bench_show import check_plot, save_plot, show
+from inl.cli.progress import loading_bar
+from inl.errors import RequestError
+
+if TYPE_CHECKING:
+    from inl.runtime.config import EngineConfig
+    from inl.runtime.engine import InferenceEngine
+    from inl.runtime.measure import Speed
+
+
+def run(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Folder or GGUF file; SmolLM2-135M-Instruct if none."),
+    ] = None,
+    device: Annotated[str, typer.Option(help='Such as "cpu" or "cuda:1".')] = "auto",
+    dtype: Annotated[str, typer.Option(help="Dtype to compute in.")] = "auto",
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Tokens of each prompt.", min=1)
+    ] = 512,
+    tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=1)] = 128,
+    batch: Annotated[str, typer.Option(help="Sequences at once, each tried.")] = "1,8",
+    runs: Annotated[
+        int, typer.Option(help="Runs that count, after one that does not.", min=1)
+    ] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="File for a picture, such as bench.png.")
+    ] = None,
+) -> None:
+    """Measure loading, first token, prefill, decoding and memory; medians of runs."""
+    from inl.runtime.config import EngineConfig
+
+    batches = parse_batches(batch)
+    if plot is not None:
+        check_plot(plot)  # before minutes of measuring
+    config = EngineConfig(
+        backend=device,
+        dtype=dtype,
+        max_batch=max(batches),
+        prefix_cache=False,
+        context=prompt_tokens + tokens,
+    )
+    report = _measure(model, config, batches, prompt_tokens, tokens, runs)
+    if plot is not None:
+        save_plot(report, plot)
+    print(json.dumps(report, ensure_ascii=False) if as_json else show(report))
+
+
+def parse_batches(text: str) -> list[int]:
+    """Read ``"1,8"``. Raises :class:`RequestError`."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(p.isascii() and p.isdigit() and 0 < int(p) <= 4096 for p in parts):
+        raise RequestError(
+            f"batch: found {text!r:.60}, accepted: whole numbers from 1 to 4096, "
+            "separated by commas"
+        )
+    return sorted({int(part) for part in parts})
+
+
+def _measure(
+    model: str | None,
+    config: EngineConfig,
+    batches: list[int],
+    prompt_tokens: int,
+    tokens: int,
+    runs: int,
+) -> dict[str, Any]:
+    from inl.runtime.engine import InferenceEngine
+    from inl.runtime.load import open_model
+    from inl.runtime.measure import StepClock, measure_speed
+    from inl.weights.hub import resolve_model
+
+    path = resolve_model(model)
+    clock = StepClock()
+    began = time.perf_counter()
+    language = open_model(path)
+    engine = InferenceEngine(
+        language, config=config, progress=loading_bar(), on_step=clock.on_step
+    )
+    loaded = time.perf_counter() - began
+    with engine, _bar(len(batches) * (runs + 1)) as tick:
+        speeds = [
+            measure_speed(
+                engine,
+                clock,
+                batch=batch,
+                prompt_tokens=prompt_tokens,
+                tokens=tokens,
+                runs=runs,
+                tick=tick,
+            )
+            for batch in batches
+        ]
+        peak = peak_bytes()
+        cached = prompt_tokens + tokens / 2
+        moved = _memory(engine, speeds, cached)
+    return {
+        "model": language.name,
+        "device": engine.device,
+        "prompt_tokens": prompt_tokens,
+        "tokens": tokens,
+        "runs": runs,
+        "load_seconds": loaded,
+        "peak_host_bytes": peak,
+        **moved,
+    }
+
+
+def _memory(
+    engine: InferenceEngine, speeds: list[Speed], cached: float
+) -> dict[str, Any]:
+    """Set what each batch moved against what memory was measured to give."""
+    from inl.plugin import make_backend
+    from inl.runtime.bandwidth import memory_bandwidth
+    from inl.runtime.local import LocalRunner
+    from inl.runtime.measure import traffic
+
+    # Another process's tensors and memory are not seen from here.
+    here = isinstance(engine.runner, LocalRunner)
+    ceiling = memory_bandwidth(make_backend(engine.device)) if here else None
+    moved = traffic(engine.runner) if isinstance(engine.runner, LocalRunner) else None
+    rows = [_row(speed, moved and moved.step(speed.batch, cached)) for speed in speeds]
+    for row in rows:
+        rate = row["bytes_per_second"]
+        share = rate / ceiling.bytes_per_second if rate and ceiling else None
+        row["share_of_bandwidth"] = share
+    return {"bandwidth": ceiling and ceiling._asdict(), "batches": rows}
+
+
+def _row(speed: Speed, step_bytes: float | None) -> dict[str, Any]:
+    per_token = step_bytes and step_bytes / speed.batch
+    decode = speed.decode
+    return {
+        "batch": speed.batch,
+        "first_token_seconds": speed.first_token_seconds._asdict(),
+        "prefill_tokens_per_second": speed.prefill._asdict(),
+        "decode_tokens_per_second": decode and decode._asdict(),
+        "bytes_per_token": per_token,
+        "bytes_per_second": per_token and decode and per_token * decode.median,
+    }
+
+
+def peak_bytes() -> int | None:
+    """Most memory that this process has had; ``None`` where the system does not say."""
+    try:
+        resource: Any = import_module("resource")
+    except ImportError:
+        return None
+    peak: int = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[], None]]:
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("measuring", total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,121 @@
+"""A benchmark's report as lines with bars, and as a picture."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from inl.cli.devices import show_bytes
+from inl.errors import MissingPackage, RequestError
+
+BAR = 30
+"""Characters of the longest bar."""
+PHASES = (
+    ("prefill", "prefill_tokens_per_second"),
+    ("decode", "decode_tokens_per_second"),
+)
+
+
+def show(report: dict[str, Any]) -> str:
+    """Write a report for a person."""
+    lines = [
+        f"{report['model']} on {report['device']}, prompts of "
+        f"{report['prompt_tokens']} tokens, answers of {report['tokens']}, "
+        f"medians of {report['runs']} runs (least to most)",
+        "",
+        f"load           {report['load_seconds']:.2f} s",
+        f"peak memory    {show_bytes(report['peak_host_bytes']) or 'not known'}",
+        f"bandwidth      {_bandwidth(report['bandwidth'])}",
+    ]
+    for row in report["batches"]:
+        lines += ["", f"batch {row['batch']}", *_batch(row)]
+    return "\n".join([*lines, "", *_bars(report["batches"])]).rstrip()
+
+
+def _bandwidth(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "not measured on this device"
+    return f"{found['bytes_per_second'] / 1e9:.1f} GB/s ({found['how']})"
+
+
+def _batch(row: dict[str, Any]) -> list[str]:
+    first = row["first_token_seconds"]
+    lines = [
+        f"  first token  {first['median']:.3f} s ({first['least']:.3f} to "
+        f"{first['most']:.3f})"
+    ]
+    for name, key in PHASES:
+        found = row[key]
+        text = "not measured: fewer than two full steps; raise --tokens"
+        if found is not None:
+            text = (
+                f"{found['median']:.1f} tokens/s ({found['least']:.1f} to "
+                f"{found['most']:.1f})"
+            )
+        lines.append(f"  {name:<11}  {text}")
+    if row["bytes_per_second"] is not None:
+        share = row["share_of_bandwidth"]
+        part = "" if share is None else f", {share:.0%} of the bandwidth"
+        lines.append(
+            f"  moved        {row['bytes_per_token'] / 1e6:.1f} MB a token, "
+            f"{row['bytes_per_second'] / 1e9:.1f} GB/s{part}"
+        )
+    return lines
+
+
+def _bars(rows: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for name, key in PHASES:
+        values = [(row["batch"], row[key]["median"]) for row in rows if row[key]]
+        longest = max((value for _, value in values), default=0)
+        for batch, value in values:
+            bar = "█" * max(1, round(BAR * value / longest))
+            label = f"{name}, batch {batch}"
+            lines.append(f"{label:<18} {bar:<{BAR}} {value:.1f}")
+    return lines
+
+
+def check_plot(path: Path) -> None:
+    """Raise where a picture cannot be drawn or kept there, before any measuring.
+
+    :class:`MissingPackage` without matplotlib, :class:`RequestError` for a bad place.
+    """
+    if find_spec("matplotlib") is None:
+        raise MissingPackage(
+            "--plot needs matplotlib; try: pip install 'inl-core[plot]'"
+        )
+    known = (".png", ".svg", ".pdf")
+    if path.suffix.lower() not in known:
+        raise RequestError(
+            f"plot: found {str(path)!r:.80}, accepted: a name that ends in "
+            f"{', '.join(known)}"
+        )
+    if not path.absolute().parent.is_dir():
+        raise RequestError(
+            f"plot: found {str(path)!r:.80}, accepted: a file in a folder that exists"
+        )
+
+
+def save_plot(report: dict[str, Any], path: Path) -> None:
+    """Draw prefill and decoding speed by batch, with the spread of the runs."""
+    matplotlib = import_module("matplotlib")
+    matplotlib.use("Agg")
+    figure, axes = import_module("matplotlib.pyplot").subplots(
+        1, 2, figsize=(8, 3.5), layout="constrained"
+    )
+    for axis, (name, key) in zip(axes, PHASES, strict=True):
+        rows = [row for row in report["batches"] if row[key]]
+        middle = [row[key]["median"] for row in rows]
+        below = [row[key]["median"] - row[key]["least"] for row in rows]
+        above = [row[key]["most"] - row[key]["median"] for row in rows]
+        names = [str(row["batch"]) for row in rows]
+        bars = axis.bar(names, middle, yerr=(below, above), capsize=4)
+        axis.bar_label(bars, fmt="%.0f", label_type="center", color="white")
+        axis.set(title=name, xlabel="batch", ylabel="tokens/s")
+    figure.suptitle(f"{report['model']} on {report['device']}")
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise RequestError(f"plot: {path}: {error.strerror}") from error

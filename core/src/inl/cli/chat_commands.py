@@ -1,0 +1,106 @@
+"""The /commands of ``inl chat``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from inl.errors import RequestError
+
+if TYPE_CHECKING:
+    from inl.cli.chat import Chat
+
+
+class Command(NamedTuple):
+    """One /command."""
+
+    usage: str
+    help: str
+    run: Callable[[Chat, str], str | None]
+    """(chat, rest of the line) -> what to print."""
+
+
+def obey(chat: Chat, line: str) -> str | None:
+    """Run one /command line; return what to print.
+
+    Raises :class:`RequestError` for a command that is not known or lacks its word.
+    """
+    name, _, rest = line.partition(" ")
+    command = COMMANDS.get(name)
+    if command is None:
+        raise RequestError(
+            f"{name}: no such command; accepted: {', '.join(COMMANDS)}, or // to say "
+            "something that begins with a slash"
+        )
+    rest = rest.strip()
+    if command.usage.endswith("FILE") and not rest:
+        raise RequestError(f"{name}: found no file name; accepted: {command.usage}")
+    return command.run(chat, rest)
+
+
+def _help(_chat: Chat, _rest: str) -> str:
+    width = max(len(command.usage) for command in COMMANDS.values())
+    lines = [f"{each.usage:<{width}}  {each.help}" for each in COMMANDS.values()]
+    lines.append(f"{'Ctrl-C':<{width}}  stop the answer; twice at an empty line: leave")
+    return "\n".join(lines)
+
+
+def _clear(chat: Chat, _rest: str) -> str:
+    chat.conversation.clear()
+    return "(the conversation begins anew)"
+
+
+def _system(chat: Chat, text: str) -> str:
+    if not text:
+        return f"system: {chat.conversation.system or '(none)'}"
+    chat.conversation.system = text
+    return "(the system prompt is set; it counts from the next answer on)"
+
+
+def _save(chat: Chat, name: str) -> str:
+    path = Path(name).expanduser()
+    chat.conversation.save(path)
+    return f"({chat.conversation.turns} turns written to {path})"
+
+
+def _load(chat: Chat, name: str) -> str:
+    path = Path(name).expanduser()
+    chat.conversation.load(path)
+    return f"({chat.conversation.turns} turns read from {path})"
+
+
+def _retry(chat: Chat, _rest: str) -> None:
+    talk = chat.conversation
+    before = list(talk.messages)
+    talk.take_back("assistant")
+    last = talk.take_back("user")
+    if last is None:
+        raise RequestError("/retry: found no question; ask one first")
+    try:
+        chat.ask(last["content"], again=True)
+    finally:
+        if len(talk.messages) < len(before):
+            talk.messages[:] = before  # no other answer came, so the old one stays
+
+
+def _stats(chat: Chat, _rest: str) -> str:
+    return "\n".join(chat.stats())
+
+
+def _exit(chat: Chat, _rest: str) -> None:
+    chat.open = False
+
+
+COMMANDS = {
+    "/help": Command("/help", "this list", _help),
+    "/clear": Command("/clear", "forget the conversation, keep the system", _clear),
+    "/system": Command(
+        "/system TEXT", "set the system prompt; alone, show it", _system
+    ),
+    "/save": Command("/save FILE", "write the conversation as JSON", _save),
+    "/load": Command("/load FILE", "go on with a saved conversation", _load),
+    "/retry": Command("/retry", "answer the last question again", _retry),
+    "/stats": Command("/stats", "tokens, context and speed", _stats),
+    "/exit": Command("/exit", "leave; so does Ctrl-D", _exit),
+}

@@ -1,0 +1,124 @@
+"""Where a chat's lines come from: a person at a terminal, or a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from inl.weights.hub import cache_folder
+
+PROMPT = "> "
+MORE = ". "
+HISTORY_LINES = 1000
+LEAVE = "(Ctrl-C again or Ctrl-D leaves)"
+
+
+class Lines(Protocol):
+    """Gives what the user says, one message at a time."""
+
+    interactive: bool
+
+    def __iter__(self) -> Iterator[str]: ...
+
+
+class PipedLines:
+    """Each line of standard input is a message."""
+
+    interactive = False
+
+    def __iter__(self) -> Iterator[str]:
+        for line in sys.stdin:
+            if text := line.strip():
+                yield text
+
+
+class TerminalLines:
+    """A prompt with line editing and a history that is kept in the cache folder.
+
+    A line that ends in a backslash goes on in the next one. Ctrl-C clears the line;
+    at an empty one it leaves the second time. Ctrl-D leaves.
+    """
+
+    interactive = True
+
+    def __init__(self) -> None:
+        self._readline = _readline()
+        self._history = cache_folder() / "chat_history"
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        try:
+            yield from self._messages()
+        finally:
+            self._save()
+
+    def _messages(self) -> Iterator[str]:
+        warned = False
+        while True:
+            try:
+                text = self._message()
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:
+                print()
+                if self._typed():
+                    continue
+                if warned:
+                    return
+                warned = True
+                print(LEAVE)
+                continue
+            warned = False
+            if text:
+                yield text
+
+    def _message(self) -> str:
+        parts = [input(PROMPT)]
+        while parts[-1].endswith("\\"):
+            parts[-1] = parts[-1][:-1]
+            parts.append(input(MORE))
+        return "\n".join(parts).strip()
+
+    def _typed(self) -> bool:
+        return bool(self._readline and self._readline.get_line_buffer().strip())
+
+    def _load(self) -> None:
+        if self._readline is None:
+            return
+        self._readline.set_history_length(HISTORY_LINES)
+        with contextlib.suppress(OSError):
+            self._readline.read_history_file(self._history)
+
+    def _save(self) -> None:
+        # A cache that cannot be written costs the history and nothing else.
+        with contextlib.suppress(OSError):
+            if self._readline is not None:
+                _private(self._history)
+                self._readline.write_history_file(self._history)
+
+
+def open_lines() -> Lines:
+    """Choose by whether a person is there on both sides."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        return TerminalLines()
+    return PipedLines()
+
+
+def _readline() -> Any:
+    """Return the module, whose import gives ``input`` line editing, if it is there."""
+    try:
+        import readline
+    except ImportError:
+        return None
+    return readline
+
+
+def _private(path: Path) -> None:
+    """Make a file that only its owner reads: a history holds what people say."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))

@@ -1,0 +1,128 @@
+"""The messages of a chat, and which of them still fit into the context."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from inl.errors import PromptTooLong, RequestError
+
+Message = dict[str, str]
+ROLES = ("system", "user", "assistant")
+
+
+class Conversation:
+    """A system prompt and turns; each turn is a user's message and its answer.
+
+    Every message is kept, so that :meth:`save` writes all of them; the model sees the
+    turns from ``start`` on.
+    """
+
+    def __init__(self, system: str | None = None) -> None:
+        self.system = system
+        self.messages: list[Message] = []
+        """Without the system prompt, oldest first."""
+        self.start = 0
+        """First message that the model sees."""
+
+    @property
+    def turns(self) -> int:
+        """Questions so far."""
+        return sum(message["role"] == "user" for message in self.messages)
+
+    def ask(self, text: str) -> None:
+        """Add what the user says."""
+        self.messages.append({"role": "user", "content": text})
+
+    def answer(self, text: str) -> None:
+        """Add what the model says."""
+        self.messages.append({"role": "assistant", "content": text})
+
+    def take_back(self, role: str) -> Message | None:
+        """Remove the last message if it is ``role``'s; return it."""
+        if self.messages and self.messages[-1]["role"] == role:
+            return self.messages.pop()
+        return None
+
+    def clear(self) -> None:
+        """Forget every turn; the system prompt stays."""
+        self.messages.clear()
+        self.start = 0
+
+    def seen(self) -> list[Message]:
+        """What the model is given."""
+        begin = [{"role": "system", "content": self.system}] if self.system else []
+        return begin + self.messages[self.start :]
+
+    def fit(
+        self, encode: Callable[[Sequence[Message]], list[int]], room: int
+    ) -> tuple[list[int], int]:
+        """Return the prompt's ids and how many of the oldest turns were dropped for it.
+
+        room: most tokens of the prompt. Raises :class:`PromptTooLong`, and drops
+        nothing, where the last message alone is longer.
+        """
+        start, dropped = self.start, 0
+        while len(ids := encode(self.seen())) > room:
+            following = self._turn_after(self.start)
+            if following is None:
+                self.start = start
+                raise PromptTooLong(
+                    f"message: found {len(ids)} tokens with the system prompt, "
+                    f"accepts {room}; make it shorter or raise --context"
+                )
+            self.start = following
+            dropped += 1
+        return ids, dropped
+
+    def _turn_after(self, start: int) -> int | None:
+        for place in range(start + 1, len(self.messages)):
+            if self.messages[place]["role"] == "user":
+                return place
+        return None
+
+    def save(self, path: Path) -> None:
+        """Write the conversation as JSON. Raises :class:`RequestError`."""
+        begin = [{"role": "system", "content": self.system}] if self.system else []
+        text = json.dumps({"messages": begin + self.messages}, indent=1)
+        try:
+            path.write_text(text + "\n", "utf-8")
+        except (OSError, ValueError) as error:
+            raise RequestError(f"{path}: cannot be written: {error}") from error
+
+    def load(self, path: Path) -> None:
+        """Go on with what :meth:`save` wrote; nothing changes where it is refused.
+
+        Raises :class:`RequestError`.
+        """
+        messages = _messages(_read(path), path)
+        first = messages[0]["role"] == "system" if messages else False
+        self.system = messages.pop(0)["content"] if first else None
+        self.messages, self.start = messages, 0
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"{path}: cannot be read: {error}; accepted: a file of /save"
+        ) from error
+
+
+def _messages(found: Any, path: Path) -> list[Message]:
+    messages = found.get("messages") if isinstance(found, dict) else None
+    if not isinstance(messages, list):
+        raise RequestError(f"{path}: has no list 'messages'; accepted: a file of /save")
+    for place, message in enumerate(messages):
+        known = isinstance(message, dict) and message.get("role") in ROLES
+        text = message.get("content") if isinstance(message, dict) else None
+        late = known and message["role"] == "system" and place > 0
+        if not known or not isinstance(text, str) or late:
+            raise RequestError(
+                f"{path}: messages[{place}]: found {message!r:.60}, accepted: a role "
+                f"({', '.join(ROLES)}, system at first only) and a text as content"
+            )
+    return [{"role": each["role"], "content": each["content"]} for each in messages]

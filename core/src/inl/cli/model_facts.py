@@ -1,0 +1,114 @@
+"""What a model's files say of it, with no weights read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inl.cli.devices import show_bytes
+from inl.errors import InlError, MissingPackage
+from inl.plugin import registry
+from inl.runtime.load import open_model
+from inl.weights.checkpoint import Checkpoint, open_checkpoint
+from inl.weights.hub import resolve_model
+from inl.weights.loader import stored_specs
+from inl.weights.quant import packed_bytes
+
+FIELDS = (
+    "model_type",
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "rope_theta",
+    "sliding_window",
+    "tie_word_embeddings",
+)
+"""Config fields worth a line, where they are there."""
+
+
+def model_facts(model: str) -> dict[str, Any]:
+    """Look into a model's files.
+
+    Raises :class:`~inl.errors.CheckpointError` where they cannot be read at all; that
+    an architecture is unknown or tensors do not fit is a fact, under "problem".
+    """
+    path = resolve_model(model)
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config
+    names = [name for name in config.get("architectures") or [] if name]
+    known = registry().models()
+    tensors = _tensors(checkpoint)
+    facts = {
+        "path": str(path),
+        "architecture": names[0] if names else None,
+        "plugin": next((known[n].package for n in names if n in known), None),
+        "parameters": sum(row["parameters"] for row in tensors.values()),
+        "bytes": sum(row["bytes"] for row in tensors.values()),
+        "context": config.get("max_position_embeddings"),
+        "chat_template": checkpoint.chat_template is not None,
+        "tokenizer": _tokenizer(checkpoint),
+        "eos_token_ids": list(checkpoint.eos_token_ids),
+        "tensors": tensors,
+        "config": {name: config[name] for name in FIELDS if name in config},
+        "problem": _problem(path),
+    }
+    checkpoint.close()
+    return facts
+
+
+def _tensors(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
+    rows: dict[str, dict[str, int]] = {}
+    for spec in stored_specs(checkpoint).values():
+        row = rows.setdefault(spec.dtype, {"tensors": 0, "parameters": 0, "bytes": 0})
+        size = 1
+        for length in spec.shape:
+            size *= length
+        row["tensors"] += 1
+        row["parameters"] += size
+        row["bytes"] += packed_bytes(spec.shape, spec.dtype)
+    return dict(sorted(rows.items(), key=lambda item: -item[1]["bytes"]))
+
+
+def _tokenizer(checkpoint: Checkpoint) -> str:
+    try:
+        return f"{checkpoint.tokenizer().vocab_size} tokens"
+    except MissingPackage as error:
+        return f"not read: {error}"
+    except InlError as error:
+        return f"none: {error}"
+
+
+def _problem(path: Any) -> str | None:
+    """Why it cannot run here, if it cannot."""
+    try:
+        open_model(path).checkpoint.close()
+    except InlError as error:
+        return str(error)
+    return None
+
+
+def show_facts(facts: dict[str, Any]) -> str:
+    """Write facts as lines for a person."""
+    plugin = facts["plugin"] or "not registered by any plugin"
+    lines = {
+        "path": facts["path"],
+        "architecture": f"{facts['architecture'] or 'not named'} ({plugin})",
+        "parameters": f"{facts['parameters']:,}",
+        "weights": show_bytes(facts["bytes"]),
+        "context": f"{facts['context']} tokens" if facts["context"] else "not said",
+        "chat template": "yes" if facts["chat_template"] else "no",
+        "tokenizer": facts["tokenizer"],
+        "end tokens": ", ".join(map(str, facts["eos_token_ids"])) or "none",
+    }
+    for dtype, row in facts["tensors"].items():
+        lines[f"tensors {dtype}"] = (
+            f"{row['tensors']} with {row['parameters']:,} parameters, "
+            f"{show_bytes(row['bytes'])}"
+        )
+    lines |= {name: str(value) for name, value in facts["config"].items()}
+    lines["runs here"] = f"no: {facts['problem']}" if facts["problem"] else "yes"
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())

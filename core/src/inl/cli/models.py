@@ -1,0 +1,101 @@
+"""``inl models``: what is there to run, and what is in a model's files."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+
+from inl.cli.devices import show_bytes
+from inl.cli.table import print_table
+from inl.plugin import registry
+from inl.weights.hub import DEFAULT, DEFAULT_NAME, cache_folder
+
+
+def run(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Folder, GGUF file or name to look into; else a list."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """List cached models and known architectures, or look into MODEL's files."""
+    if model is not None:
+        from inl.cli.model_facts import model_facts, show_facts
+
+        facts = model_facts(model)
+        print(json.dumps(facts, ensure_ascii=False) if as_json else show_facts(facts))
+        return
+    rows, architectures = cached_models(), architecture_rows()
+    if as_json:
+        found = {
+            "cache": str(cache_folder()),
+            "models": rows,
+            "architectures": architectures,
+        }
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    print_table(("model", "state", "size", "place"), [_cells(row) for row in rows])
+    print()
+    names = [(row["name"], row["plugin"]) for row in architectures]
+    print_table(("architecture", "plugin"), names)
+
+
+def cached_models() -> list[dict[str, Any]]:
+    """The default model, then files in the cache folder, then Hugging Face's cache."""
+    folder = cache_folder()
+    default = folder / DEFAULT.member.rpartition("/")[2]
+    there = default.is_file()
+    rows = [
+        {
+            "name": DEFAULT_NAME,
+            "state": "cached" if there else "not fetched",
+            "bytes": default.stat().st_size if there else None,
+            "place": str(default),
+        }
+    ]
+    files = sorted(folder.glob("*.gguf")) if folder.is_dir() else []
+    rows += [
+        {
+            "name": file.name,
+            "state": "cached",
+            "bytes": file.stat().st_size,
+            "place": str(file),
+        }
+        for file in files
+        if file != default and file.is_file()
+    ]
+    return rows + _hugging_face()
+
+
+def _hugging_face() -> list[dict[str, Any]]:
+    if find_spec("huggingface_hub") is None:
+        return []
+    hub = import_module("huggingface_hub")
+    try:
+        found = hub.scan_cache_dir().repos
+    except hub.CacheNotFound:
+        return []
+    return [
+        {
+            "name": str(repo.repo_id),
+            "state": "cached",
+            "bytes": int(repo.size_on_disk),
+            "place": str(repo.repo_path),
+        }
+        for repo in sorted(found, key=lambda repo: str(repo.repo_id))
+        if repo.repo_type == "model"
+    ]
+
+
+def architecture_rows() -> list[dict[str, str]]:
+    """Every registered architecture and the plugin that gives it."""
+    known = registry().models()
+    return [{"name": name, "plugin": known[name].package} for name in sorted(known)]
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    return row["name"], row["state"], show_bytes(row["bytes"]), row["place"]

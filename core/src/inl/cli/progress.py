@@ -1,0 +1,34 @@
+"""A bar for what takes a while, on a terminal only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inl.weights.loader import Progress
+
+PATIENCE_SECONDS = 0.5
+"""What is done sooner shows no bar."""
+
+
+def loading_bar(what: str = "loading weights") -> Progress | None:
+    """A function to tell (done, total), or ``None`` where nobody looks."""
+    if not sys.stderr.isatty():
+        return None
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    bar = Bar(console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, total=None)
+    began = time.perf_counter()
+
+    def tell(done: int, total: int) -> None:
+        if time.perf_counter() - began > PATIENCE_SECONDS or bar.live.is_started:
+            bar.start()
+            bar.update(task, completed=done, total=total)
+        if done == total:
+            bar.stop()
+
+    return tell

@@ -1,0 +1,112 @@
+"""Inputs on which sampling kernels are compared with their bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from inl.ops.attention import random_step
+from inl.ops.step import empty_tables
+from inl.spec.op import Case
+from inl.spec.values import NEUTRAL, PARAMS, Step, Tables
+
+UNIFORMS = (0.1, 0.62, 0.9999, 0.5)
+
+EDGES: dict[str, Sequence[float]] = {
+    "temperature": (0.0, 1e-6, 30.0),
+    "top_k": (0.0, 1.0, 3.0, 257.0, 2.0**24),
+    "top_p": (1e-6, 0.35, 0.9, 1.0),
+    "min_p": (0.0, 0.02, 0.3, 1.0),
+    "repetition_penalty": (0.5, 1.0, 1.7),
+    "presence_penalty": (-2.0, 0.0, 1.3),
+    "frequency_penalty": (-2.0, 0.0, 0.7),
+}
+"""Values of each parameter, its neutral one and its limits among them."""
+
+
+def _step(rng: np.random.Generator, vocab: int) -> tuple[Step, Tables]:
+    """A decoding row in slot 1, prompts in 2 and 3, and a padding row."""
+    step, _ = random_step(rng, [3, 0, 5], [1, 4, 1], pad_rows=1)
+    uniforms = np.array(UNIFORMS, np.float32).view(np.int32)
+    tokens = rng.integers(0, vocab, step.tokens.shape).astype(np.int32)
+    counts = np.array([1, *step.counts[1:]], np.int32)
+    step = step._replace(uniforms=uniforms, tokens=tokens, counts=counts)
+    tables = empty_tables(groups=1, slots=4, width=step.blocks.shape[-1], vocab=vocab)
+    held = rng.random((3, vocab)) < 0.4
+    tables.counts[1:] = np.where(held, rng.integers(0, 6, (3, vocab)), 0)
+    tables.params[1:] = NEUTRAL
+    return step, tables
+
+
+def _logits(rng: np.random.Generator, vocab: int) -> Any:
+    return 3 * rng.standard_normal((4, vocab))
+
+
+def _plain(rng: np.random.Generator, sampler: str, vocab: int) -> Case:
+    step, tables = _step(rng, vocab)
+    tables.params[:, 0] = [0.0, 0.7, 0.0, 1.3]
+    args = _logits(rng, vocab), step, tables
+    return Case(f"{sampler}/{vocab}", args, {"sampler": sampler})
+
+
+def _edge(rng: np.random.Generator, name: str, value: float) -> Case:
+    step, tables = _step(rng, 257)
+    tables.params[1:, 0] = [0.8, 1.0, 1.2]
+    tables.params[1:, PARAMS.index(name)] = value
+    args = _logits(rng, 257), step, tables
+    return Case(f"full/{name}/{value:g}", args, {"sampler": "full"})
+
+
+def _together(rng: np.random.Generator, heat: float) -> Case:
+    """Every parameter at once, another in each row, and a biased token in ten."""
+    step, tables = _step(rng, 257)
+    for row in (1, 2, 3):
+        tables.params[row] = [rng.choice(values) for values in EDGES.values()]
+    tables.params[1:, 0] = heat
+    biased = rng.random((3, 257)) < 0.1
+    tables.bias[1:] = np.where(biased, 4 * rng.standard_normal((3, 257)), 0)
+    args = _logits(rng, 257), step, tables
+    return Case(f"full/together/{heat:g}", args, {"sampler": "full"})
+
+
+def choose_cases(rng: np.random.Generator) -> Iterable[Case]:
+    """Every sampler, every parameter at its limits, ties, and bans."""
+    for vocab in (5, 257):
+        for sampler in ("greedy", "draw", "full"):
+            yield _plain(rng, sampler, vocab)
+    step, tables = _step(rng, 5)
+    ties = np.array([[1, 2, 2, 0, 2.0]] * 4)
+    for sampler in ("greedy", "draw", "full"):
+        yield Case(f"{sampler}/ties", (ties, step, tables), {"sampler": sampler})
+    tables = tables._replace(params=tables.params.copy())
+    tables.params[1:, 0] = 1.0
+    tables.params[1:, 1] = [1, 2, 0]
+    tables.params[1:, 3] = [0, 0, 1]
+    yield Case("full/ties/kept", (ties, step, tables), {"sampler": "full"})
+    for name, values in EDGES.items():
+        for value in values:
+            yield _edge(rng, name, value)
+    yield _together(rng, 0.0)
+    yield _together(rng, 0.9)
+    step, tables = _step(rng, 257)
+    tables.params[1:, 0] = [0.0, 1.0, 50.0]
+    tables.bias[1:] = -1e9
+    tables.bias[[1, 2, 3], [200, 0, 256]] = 0
+    yield Case(
+        "full/all banned but one",
+        (_logits(rng, 257), step, tables),
+        {"sampler": "full"},
+    )
+
+
+def score_cases(rng: np.random.Generator) -> Iterable[Case]:
+    """Fewer tokens than are reported, as many, more; ties; one token for certain."""
+    for vocab in (5, 20, 257):
+        tokens = rng.integers(0, vocab, 4).astype(np.int32)
+        yield Case(f"4x{vocab}", (_logits(rng, vocab), tokens))
+    ties = np.repeat([[0.0, 1.0, -0.0]], 2, 0)[:, rng.integers(0, 3, 64)]
+    yield Case("ties", (ties, np.array([3, 9], np.int32)))
+    certain = np.where(np.arange(40) == 17, 80.0, -80.0)[None]
+    yield Case("certain", (certain, np.array([17], np.int32)))

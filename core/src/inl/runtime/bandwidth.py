@@ -1,0 +1,98 @@
+"""How fast memory can be read here, measured rather than looked up."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from inl.backend.host import host_memory
+from inl.device import DeviceType
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from inl.backend.base import Backend
+
+HOST_TYPES = (DeviceType.CPU, DeviceType.REFERENCE)
+"""Device types whose memory is the host's."""
+MOST_BYTES = 256 << 20
+"""Buffer to read, well over any cache."""
+TRIES = 3
+
+
+class Bandwidth(ABC):
+    """A capability: a backend that can measure its own memory."""
+
+    @abstractmethod
+    def bytes_per_second(self) -> float:
+        """Measure now, in well under a second; the best of a few tries."""
+
+
+class Measured(NamedTuple):
+    """A ceiling and what gave it."""
+
+    bytes_per_second: float
+    how: str
+
+
+def memory_bandwidth(backend: Backend) -> Measured | None:
+    """Measure the memory of a backend's device; ``None`` where nobody can."""
+    offered = backend.offers(Bandwidth)  # type: ignore[type-abstract]
+    if offered is not None:
+        return Measured(offered.bytes_per_second(), f"measured by {backend.device}")
+    if backend.device.type in HOST_TYPES:
+        return host_bandwidth()
+    return None
+
+
+def host_bandwidth(size: int | None = None) -> Measured:
+    """Read and copy a buffer with 1, 2, 4 ... threads; the fastest counts.
+
+    size: bytes of the buffer. A copy counts twice, for what it reads and writes.
+    """
+    import numpy as np
+
+    size = size or min(MOST_BYTES, host_memory().free // 8)
+    source = np.ones(max(size // 8, 64), np.int64)
+    target = np.empty_like(source)
+
+    def copy(part: slice) -> None:
+        np.copyto(target[part], source[part])
+
+    def read(part: slice) -> None:
+        np.bitwise_or.reduce(source[part])
+
+    found: list[Measured] = []
+    for count in _thread_counts(os.cpu_count() or 1):
+        for name, work, times in (("read", read, 1), ("copy", copy, 2)):
+            seconds = _fastest(work, source, count)
+            speed = times * source.nbytes / seconds
+            threads = "1 thread" if count == 1 else f"{count} threads"
+            found.append(Measured(speed, f"NumPy {name}, {threads}"))
+    return max(found)
+
+
+def _thread_counts(cores: int) -> list[int]:
+    counts = [2**power for power in range(cores.bit_length()) if 2**power < cores]
+    return [*counts, cores]
+
+
+def _fastest(
+    work: Callable[[slice], None], source: NDArray[np.int64], threads: int
+) -> float:
+    """Seconds of the best try, the threads already running."""
+    size = -(-len(source) // threads)
+    parts = [slice(at, at + size) for at in range(0, len(source), size)]
+    best = float("inf")
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, parts))
+        for _ in range(TRIES):
+            began = time.perf_counter()
+            list(pool.map(work, parts))
+            best = min(best, time.perf_counter() - began)
+    return best

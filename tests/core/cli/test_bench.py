@@ -1,0 +1,213 @@
+"""``inl bench`` and what it measures with."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+
+from inl import EngineConfig, InferenceEngine
+from inl.cli import bench_show
+from inl.cli.bench import parse_batches, peak_bytes
+from inl.cli.bench_show import save_plot, show
+from inl.cli.main import main
+from inl.errors import RequestError
+from inl.runtime.bandwidth import Bandwidth, host_bandwidth, memory_bandwidth
+from inl.runtime.core import StepRecord
+from inl.runtime.measure import Spread, StepClock, measure_speed, traffic
+from inl.spec.values import Bucket
+
+SHORT = ("--prompt-tokens", "12", "--tokens", "5", "--runs", "2", "--batch", "2,1")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_folder):
+    clock = StepClock()
+    config = EngineConfig("reference", max_batch=2, prefix_cache=False, context=64)
+    with InferenceEngine.from_pretrained(
+        tiny_folder, config, on_step=clock.on_step
+    ) as engine:
+        yield engine, clock
+
+
+def test_a_report_as_json(inl, tiny_folder):
+    fixed = ("--model", str(tiny_folder), "--device", "reference", "--json")
+    done = inl("bench", *fixed, *SHORT)
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert (report["device"], report["model"]) == ("reference:0", "tiny-chat")
+    assert report["load_seconds"] > 0
+    assert report["peak_host_bytes"] > 10 << 20
+    assert report["bandwidth"]["bytes_per_second"] > 1e8
+    assert [row["batch"] for row in report["batches"]] == [1, 2]
+    for row in report["batches"]:
+        first, prefill = row["first_token_seconds"], row["prefill_tokens_per_second"]
+        assert first["least"] <= first["median"] <= first["most"]
+        assert prefill["most"] == pytest.approx(row["batch"] * 12 / first["least"])
+        decode = row["decode_tokens_per_second"]["median"]
+        assert row["bytes_per_second"] == pytest.approx(row["bytes_per_token"] * decode)
+        share = row["bytes_per_second"] / report["bandwidth"]["bytes_per_second"]
+        assert row["share_of_bandwidth"] == pytest.approx(share)
+
+
+def test_a_report_for_a_person(inl, tiny_folder):
+    fixed = ("--model", str(tiny_folder), "--device", "reference")
+    shown = inl("bench", *fixed, *SHORT).stdout
+    for word in ("load ", "peak memory", "first token", "prefill", "decode", "moved"):
+        assert word in shown
+    assert "prefill, batch 2" in shown
+    assert "█" in shown
+
+
+def test_what_a_step_reads_is_counted_from_the_tensors(engine):
+    """Against numbers written down from the config by hand."""
+    found = traffic(engine[0].runner)
+    hidden, inner, vocab, layers = 48, 96, 258, 2
+    layer = hidden * (64 + 16 + 16 + 64) + 3 * hidden * inner + 2 * hidden
+    head = vocab * hidden
+    assert found.weights == 4 * (head + hidden + layers * layer)
+    assert found.cache_per_token == layers * 2 * 2 * 8 * 4
+    assert found.step(3, 10.0) == found.weights + 30 * found.cache_per_token
+
+
+def test_speed_is_measured_over_full_steps(engine):
+    ticks = []
+    speed = measure_speed(
+        *engine,
+        batch=2,
+        prompt_tokens=9,
+        tokens=6,
+        runs=3,
+        tick=lambda: ticks.append(1),
+    )
+    assert len(ticks) == 4  # one to warm up
+    assert speed.batch == 2
+    assert speed.decode is not None
+    assert 0 < speed.decode.least <= speed.decode.median <= speed.decode.most
+
+
+def test_one_token_has_no_decoding_to_measure(engine):
+    speed = measure_speed(*engine, batch=1, prompt_tokens=9, tokens=1, runs=1)
+    assert speed.decode is None
+    assert speed.prefill.median == pytest.approx(9 / speed.first_token_seconds.median)
+
+
+def test_more_than_the_context_is_refused(engine):
+    with pytest.raises(RequestError, match="60 \\+ 6 tokens, the context is 64"):
+        measure_speed(*engine, batch=1, prompt_tokens=60, tokens=6, runs=1)
+
+
+def test_the_clock_counts_full_decoding_steps_only(monkeypatch):
+    now = iter([10.0, 10.5, 11.0, 12.0])
+    monkeypatch.setattr("inl.runtime.measure.time.perf_counter", lambda: next(now))
+    clock = StepClock()
+    clock.begin(3)
+    for rows, decoding in ((3, 2), (3, 3), (2, 2), (3, 3), (3, 0), (3, 3)):
+        bucket = Bucket(rows, rows)
+        clock.on_step(StepRecord(1, bucket, rows, rows, decoding, (1, 2, 3)))
+    assert clock.tokens_per_second() == pytest.approx(3 * 2 / 1.0)
+    clock.begin(3)
+    assert clock.tokens_per_second() is None
+
+
+def test_a_spread():
+    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
+
+
+def test_memory_of_the_host_is_measured():
+    small = host_bandwidth(8 << 20)
+    assert small.bytes_per_second > 1e8
+    assert small.how.startswith("NumPy ")
+
+
+class Offers:
+    """A backend of which only its memory matters."""
+
+    def __init__(self, kind, offered=None):
+        from inl.device import Device
+
+        self.device, self.offered = Device(kind), offered
+
+    def offers(self, kind):
+        return self.offered if kind is Bandwidth else None
+
+
+class Fixed(Bandwidth):
+    def bytes_per_second(self):
+        return 5e12
+
+
+def test_a_backend_measures_its_own_memory_or_nobody_does():
+    assert memory_bandwidth(Offers("npu")) is None
+    found = memory_bandwidth(Offers("npu", Fixed()))
+    assert found == (5e12, "measured by npu:0")
+
+
+@pytest.mark.parametrize("text", ["", "1,", "0", "1;8", "-1", "5000", "²"])
+def test_bad_batches_are_refused(text):
+    with pytest.raises(RequestError, match="batch: found"):
+        parse_batches(text)
+
+
+def test_batches_are_sorted_and_once_each():
+    assert parse_batches("8, 1,8") == [1, 8]
+
+
+def test_the_peak_is_at_least_what_this_process_holds_now():
+    held = bytearray(64 << 20)
+    assert peak_bytes() > len(held)
+
+
+REPORT = {
+    "model": "tiny",
+    "device": "npu:0",
+    "prompt_tokens": 4,
+    "tokens": 1,
+    "runs": 1,
+    "load_seconds": 0.5,
+    "peak_host_bytes": None,
+    "bandwidth": None,
+    "batches": [
+        {
+            "batch": 1,
+            "first_token_seconds": {"median": 1.0, "least": 1.0, "most": 1.0},
+            "prefill_tokens_per_second": {"median": 4.0, "least": 4.0, "most": 4.0},
+            "decode_tokens_per_second": None,
+            "bytes_per_token": None,
+            "bytes_per_second": None,
+            "share_of_bandwidth": None,
+        }
+    ],
+}
+
+
+def test_what_was_not_measured_is_said():
+    shown = show(REPORT)
+    assert "bandwidth      not measured on this device" in shown
+    assert "decode       not measured: fewer than two full steps" in shown
+    assert "moved" not in shown
+
+
+NO_PLOT = importlib.util.find_spec("matplotlib") is None
+
+
+def test_without_matplotlib_there_is_the_install_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(bench_show, "find_spec", lambda _: None)
+    assert main(["bench", "--plot", str(tmp_path / "x.png")]) == 2
+    line = "inl: --plot needs matplotlib; try: pip install 'inl-core[plot]'\n"
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.skipif(NO_PLOT, reason="matplotlib is not installed")
+def test_a_plot_is_a_picture(tmp_path):
+    save_plot(REPORT, tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+@pytest.mark.skipif(NO_PLOT, reason="matplotlib is not installed")
+@pytest.mark.parametrize("name", ["x.txt", "no/x.png"])
+def test_a_bad_place_for_a_plot_is_said_before_measuring(inl, tmp_path, name):
+    done = inl("bench", "--plot", str(tmp_path / name))
+    assert done.returncode == 2
+    assert "plot: found" in done.stderr

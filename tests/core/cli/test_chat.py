@@ -1,0 +1,259 @@
+"""``inl chat`` from a pipe, and the conversation behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from inl.cli.chat_commands import COMMANDS
+from inl.cli.conversation import Conversation
+from inl.cli.interrupt import PATIENCE, Interrupt
+from inl.errors import PromptTooLong, RequestError
+from inl.runtime.core import StepRecord
+from inl.spec.values import Bucket
+
+
+def words(messages):
+    """One token a word, to count with."""
+    return [0] * sum(len(message["content"].split()) for message in messages)
+
+
+def talk(*turns, system=None):
+    made = Conversation(system)
+    for question, answer in turns:
+        made.ask(question)
+        made.answer(answer)
+    return made
+
+
+def test_everything_is_seen_while_it_fits():
+    made = talk(("a b", "c"), ("d", "e f"), system="s")
+    assert made.fit(words, 7) == ([0] * 7, 0)
+    assert [m["role"] for m in made.seen()] == [
+        "system",
+        *("user", "assistant") * 2,
+    ]
+
+
+def test_whole_turns_are_dropped_oldest_first_and_the_system_stays():
+    made = talk(("a b", "c"), ("d", "e f"), ("g", "h"), system="s")
+    made.ask("i")
+    assert made.fit(words, 5) == ([0] * 4, 2)
+    assert [m["content"] for m in made.seen()] == ["s", "g", "h", "i"]
+    assert made.fit(words, 5) == ([0] * 4, 0)  # and are not counted again
+    assert made.turns == 4
+
+
+def test_a_message_that_cannot_fit_drops_nothing():
+    made = talk(("a", "b"))
+    made.ask("c d e f")
+    with pytest.raises(PromptTooLong, match=r"found 4 tokens .* accepts 3"):
+        made.fit(words, 3)
+    assert len(made.seen()) == 3
+
+
+def test_what_is_saved_is_loaded_dropped_turns_included(tmp_path):
+    made = talk(("a b c", "ü\n"), ("d", "e"), system="s")
+    made.ask("f")
+    assert made.fit(words, 4)[1] == 1
+    made.save(tmp_path / "talk.json")
+    other = Conversation("other")
+    other.load(tmp_path / "talk.json")
+    assert (other.system, other.messages, other.start) == ("s", made.messages, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "has no list 'messages'"),
+        ('{"messages": 3}', "has no list 'messages'"),
+        ('{"messages": [7]}', r"messages\[0\]: found 7"),
+        ('{"messages": [{"role": "user"}]}', r"messages\[0\]"),
+        ('{"messages": [{"role": ["user"], "content": ""}]}', r"messages\[0\]"),
+        ('{"messages": [{"role": "tool", "content": "x"}]}', r"messages\[0\]"),
+        (
+            '{"messages": [{"role": "user", "content": "x"},'
+            '{"role": "system", "content": "x"}]}',
+            r"messages\[1\]",
+        ),
+        ("[" * 100_000, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_conversation_changes_nothing(tmp_path, text, sentence):
+    (tmp_path / "bad.json").write_text(text)
+    made = talk(("a", "b"), system="s")
+    with pytest.raises(RequestError, match=sentence):
+        made.load(tmp_path / "bad.json")
+    assert (made.system, made.turns) == ("s", 1)
+
+
+def test_a_place_that_cannot_be_written_or_read_is_a_sentence(tmp_path):
+    made = talk(("a", "b"))
+    with pytest.raises(RequestError, match="cannot be written"):
+        made.save(tmp_path / "no" / "talk.json")
+    with pytest.raises(RequestError, match="cannot be read"):
+        made.load(tmp_path / "no.json")
+
+
+def record(decode_rows):
+    return StepRecord(1, Bucket(1, 1), 1, 1, decode_rows, (1,))
+
+
+def test_ctrl_c_stops_at_the_next_step_and_not_before():
+    interrupt, before = Interrupt(), signal.getsignal(signal.SIGINT)
+    with interrupt:
+        interrupt.on_step(record(0))
+        interrupt.on_step(record(1))
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.on_step(record(1))
+        interrupt.settle()
+    assert (interrupt.stopped, interrupt.decode_steps) == (True, 2)
+    assert signal.getsignal(signal.SIGINT) is before
+    with interrupt:
+        interrupt.on_step(record(0))
+    assert not interrupt.stopped
+
+
+def test_a_step_that_hangs_is_left_by_more_of_them():
+    with Interrupt() as interrupt:
+        for _ in range(PATIENCE - 1):
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        interrupt.settle()
+
+
+@pytest.fixture
+def chat(inl, tiny_folder, tmp_path):
+    """Talk through a pipe."""
+
+    def run(*lines, options=()):
+        fixed = ("--model", str(tiny_folder), "--device", "reference")
+        (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines))
+        with (tmp_path / "lines").open() as given:
+            return inl(
+                "chat",
+                *fixed,
+                *("--max-tokens", "6", "--context", "256"),
+                *options,
+                stdin=given,
+                env={"INL_CACHE": str(tmp_path / "cache")},
+            )
+
+    return run
+
+
+def saved(path):
+    return json.loads(path.read_text())["messages"]
+
+
+def test_a_pipe_is_answered_line_by_line(chat, tmp_path):
+    kept = tmp_path / "kept.json"
+    done = chat("Hello", "", "/stats", "And you?", f"/save {kept}", "/exit", "never")
+    assert (done.returncode, done.stderr) == (0, "")
+    messages = saved(kept)
+    assert [m["content"] for m in messages[::2]] == ["Hello", "And you?"]
+    assert [m["role"] for m in messages] == ["user", "assistant"] * 2
+    for message in messages[1::2]:
+        assert message["content"] in done.stdout
+    assert "tiny-chat on reference:0" in done.stdout
+    assert "1 turns, 0 of them" in done.stdout
+
+
+def test_the_same_seed_says_the_same_and_retry_another_thing(chat, tmp_path):
+    answers = []
+    for name in "ab":
+        kept = [tmp_path / f"{name}{at}" for at in range(2)]
+        chat("Hello", f"/save {kept[0]}", "/retry", f"/save {kept[1]}")
+        answers.append([saved(path)[1]["content"] for path in kept])
+        assert len(saved(kept[1])) == 2
+    assert answers[0] == answers[1]
+    assert answers[0][0] != answers[0][1]
+
+
+def test_commands_change_the_conversation(chat, tmp_path):
+    first, second = tmp_path / "1.json", tmp_path / "2.json"
+    done = chat(
+        "/system Be brief",
+        "/system",
+        "Hello",
+        f"/save {first}",
+        "/clear",
+        "//slash",
+        f"/load {first}",
+        "More",
+        f"/save {second}",
+        options=("--system", "Be long"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "system: Be brief" in done.stdout
+    assert saved(first)[0] == {"role": "system", "content": "Be brief"}
+    assert [m["content"] for m in saved(second) if m["role"] == "user"] == [
+        "Hello",
+        "More",
+    ]
+
+
+def test_help_lists_every_command(chat):
+    shown = chat("/help").stdout
+    for name, command in COMMANDS.items():
+        assert f"\n{command.usage} " in f"\n{shown}", name
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("/nope", "/nope: no such command; accepted: /help, "),
+        ("/save", "/save: found no file name"),
+        ("/load /no/such", "cannot be read"),
+        ("/retry", "/retry: found no question"),
+        ("x" * 400, "PromptTooLong: message: found "),
+    ],
+)
+def test_from_a_pipe_a_mistake_ends_with_2(chat, line, sentence):
+    done = chat(line, "never")
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_old_turns_go_with_a_line_that_says_so(chat, tmp_path):
+    kept = tmp_path / "kept.json"
+    done = chat(*("y" * 90 for _ in range(4)), "/stats", f"/save {kept}")
+    assert done.returncode == 0
+    said = "no longer fit into 256 tokens)"
+    assert sum(said in line for line in done.stderr.splitlines()) == 2
+    assert "4 turns, 2 of them no longer in the context" in done.stdout
+    assert len(saved(kept)) == 8
+
+
+def test_a_model_without_a_template_is_refused(inl, tiny_folder, tmp_path):
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for file in tiny_folder.iterdir():
+        if file.name != "tokenizer_config.json":
+            (plain / file.name).write_bytes(file.read_bytes())
+    done = inl("chat", "--model", str(plain), "--device", "reference")
+    assert done.returncode == 2
+    assert "plain: has no chat template; try: inl generate --raw" in done.stderr
+
+
+def test_bad_sampling_is_refused_before_anything_is_loaded(inl):
+    done = inl("chat", "--top-p", "2", "--model", "no-such-folder")
+    assert done.returncode == 2
+    assert done.stderr.startswith("inl: RequestError: top_p: found 2.0, accepts ")
+
+
+def test_a_filter_that_leaves_one_token_draws_as_greedy_does(chat, tmp_path):
+    kept = [tmp_path / name for name in ("greedy", "filtered", "free")]
+    chat("Hello", f"/save {kept[0]}", options=("--temperature", "0"))
+    chat("Hello", f"/save {kept[1]}", options=("--top-k", "1"))
+    chat("Hello", f"/save {kept[2]}", options=("--temperature", "3"))
+    assert saved(kept[0]) == saved(kept[1])
+    assert saved(kept[0]) != saved(kept[2])

@@ -1,0 +1,120 @@
+"""``inl completion``: the scripts, and what they ask for when Tab is pressed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from inl.cli.app import COMMANDS
+from inl.cli.completion import SCRIPTS, candidates
+from inl.ops import __name__ as ops_module
+from inl.spec.op import CATALOG
+
+assert ops_module
+
+
+def words(before, current):
+    return [word for word, _ in candidates(before, current)]
+
+
+def test_commands_come_first_with_what_they_do():
+    found = dict(candidates([], ""))
+    assert list(found) == list(COMMANDS)
+    assert all(found.values())
+    assert words([], "comp") == ["completion"]
+    assert words([], "--v") == ["--version"]
+
+
+def test_options_of_a_command():
+    found = dict(candidates(["chat"], "--"))
+    assert {"--model", "--device", "--temperature", "--help"} <= set(found)
+    assert found["--temperature"] == "0 takes the likeliest"
+    assert words(["bench"], "--pro") == ["--prompt-tokens"]
+    assert words(["completion"], "--at") == []  # the shells' own business
+
+
+def test_values_of_an_option():
+    assert words(["chat", "--device"], "ref") == ["reference:0"]
+    assert words(["generate", "x", "--dtype"], "b") == ["bfloat16"]
+    assert words(["chat", "--json"], "") == []
+
+
+def test_values_of_an_argument():
+    assert words(["completion"], "") == list(SCRIPTS)
+    assert words(["ops"], "rms") == ["rms_norm"]
+    assert set(words(["ops"], "")) == set(CATALOG)
+
+
+@pytest.mark.parametrize(
+    ("before", "current"),
+    [(["nope"], ""), (["chat", "--model"], ""), (["chat", "--nope"], "x"), ([], "zz")],
+)
+def test_where_nothing_is_known_the_shell_offers_files(before, current):
+    assert words(before, current) == []
+
+
+@pytest.mark.parametrize(
+    ("shell", "line"),
+    [
+        ("bash", "--temperature"),
+        ("zsh", "--temperature:0 takes the likeliest"),
+        ("fish", "--temperature\t0 takes the likeliest"),
+    ],
+)
+def test_each_shell_gets_its_own_form(inl, shell, line):
+    done = inl("completion", shell, "--at", "2", "--", "inl", "chat", "--te")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{line}\n", "")
+
+
+def test_zsh_does_not_take_a_device_for_a_description(inl):
+    words = ("inl", "chat", "--device", "ref")
+    done = inl("completion", "zsh", "--at", "3", "--", *words)
+    assert done.stdout == "reference\\:0\n"
+
+
+def test_an_unknown_shell_is_refused(inl):
+    done = inl("completion", "tcsh")
+    assert done.returncode == 2
+    assert "found 'tcsh', accepted: bash, zsh, fish" in done.stderr
+
+
+SESSION = """
+inl() {{ {python} -m inl "$@"; }}
+source {script}
+COMP_WORDS=({words})
+COMP_CWORD={place}
+_inl_complete
+printf '%s\\n' "${{COMPREPLY[@]}}"
+complete -p inl
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "place", "expected"),
+    [
+        ("inl ''", 1, list(COMMANDS)),
+        ("inl co", 1, ["completion"]),
+        ("inl chat --te --raw", 2, ["--temperature"]),
+        ("inl chat --dtype fl", 3, ["float64", "float32", "float16"]),
+        ("inl nope ''", 2, [""]),
+    ],
+)
+def test_bash_completes_through_the_script(inl, tmp_path, typed, place, expected):
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("bash is not installed")
+    script = tmp_path / "inl.bash"
+    script.write_text(inl("completion", "bash").stdout)
+    session = SESSION.format(
+        python=sys.executable, script=script, words=typed, place=place
+    )
+    done = subprocess.run(
+        [bash, "--norc", "-c", session], capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    *found, registered = done.stdout.splitlines()
+    assert found == expected
+    assert "-F _inl_complete inl" in registered

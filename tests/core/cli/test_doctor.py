@@ -1,0 +1,245 @@
+"""``inl doctor``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inl.cli import checks_machine, checks_model, checks_packages
+from inl.cli.checks import ORDER
+from inl.cli.checks_machine import NEEDED_MEMORY, cgroup_cores, memory, threads
+from inl.cli.checks_packages import Package
+from inl.weights import hub
+
+NPU = """
+from inl.device import DeviceInfo
+from inl.errors import BackendUnavailable
+from inl.plugin import hookimpl
+
+def there():
+    return [DeviceInfo(0, "Acme")]
+
+def absent():
+    raise BackendUnavailable("driver not found")
+
+@hookimpl
+def inl_register_backends(register):
+    register("npu", "{target}", probe={probe})
+
+def make(device):
+    from inl.backend.reference import ReferenceBackend
+    return ReferenceBackend(device)
+"""
+
+
+def report(inl, env):
+    done = inl("doctor", "--json", env=env)
+    assert "Traceback" not in done.stderr
+    found = json.loads(done.stdout)
+    assert done.returncode == (0 if found["ok"] else 1)
+    return found
+
+
+def of(found, what):
+    return [check for check in found["checks"] if check["what"] == what]
+
+
+@pytest.fixture
+def env(plugin, tmp_path):
+    """A machine on which the default model could run, on a made-up device."""
+    target = NPU.format(target="fake_npu:make", probe="there")
+    return {**plugin(target), "INL_CACHE": str(tmp_path / "cache")}
+
+
+def test_a_sound_machine_exits_with_0(inl, env):
+    found = report(inl, env)
+    assert found["ok"]
+    assert of(found, "device auto")[0]["found"].startswith("npu:0 opens and computes")
+    (model,) = of(found, "model")
+    assert model["status"] == "warn"
+    assert model["mend"] == "inl models smollm2-135m-instruct"
+
+
+def test_no_device_stops_the_default_model(inl, env, plugin):
+    plugin(NPU.format(target="m:C", probe="absent"))
+    found = report(inl, env)
+    assert not found["ok"]
+    assert of(found, "device npu")[0]["found"] == "driver not found"
+    (auto,) = of(found, "device auto")
+    assert (auto["status"], auto["mend"]) == ("wrong", "pip install inl-cpu")
+
+
+def test_a_backend_that_does_not_open_stops_it(inl, env, plugin):
+    plugin(NPU.format(target="no_such:C", probe="there"))
+    (auto,) = of(report(inl, env), "device auto")
+    assert auto["status"] == "wrong"
+    assert "No module named 'no_such'" in auto["found"]
+
+
+def test_a_broken_plugin_has_its_reason_and_what_mends_it(inl, env, plugin):
+    plugin("raise ImportError('libx.so: cannot open')", "broken_one")
+    env = {**env, "INL_PLUGINS": f"{env['INL_PLUGINS']},broken_one"}
+    (row,) = of(report(inl, env), "plugin broken_one")
+    assert (row["status"], row["found"]) == (
+        "warn",
+        "broken: ImportError: libx.so: cannot open",
+    )
+    assert "INL_PLUGINS" in row["mend"]
+
+
+def test_a_damaged_model_that_looks_checked_stops_it(inl, env):
+    folder = Path(env["INL_CACHE"])
+    folder.mkdir()
+    file = folder / hub.DEFAULT.member.rpartition("/")[2]
+    file.write_bytes(b"GGUF, but no more")
+    (model,) = of(report(inl, env), "model")
+    assert model["status"] == "wrong"
+    assert f"{file} is damaged: sha256 is " in model["found"]
+    assert model["mend"].startswith(f"rm '{file}'; inl models ")
+
+
+def test_every_line_that_is_not_ok_says_what_to_do(inl, env):
+    for check in report(inl, {**env, "INL_THREADS": "0", "INL_PLUGINS": "x"})["checks"]:
+        assert (check["status"] == "ok") == (check["mend"] == "")
+
+
+def test_what_stops_the_model_comes_first(inl, env):
+    done = inl("doctor", env={**env, "INL_THREADS": "many"})
+    assert done.returncode == 1
+    first, *_, last = done.stdout.splitlines()
+    assert first.split()[:2] == ["wrong", "threads"]
+    assert "INL_THREADS is 'many'" in first
+    assert "try: export INL_THREADS=" in first
+    assert last.endswith("stop the default model")
+    seen = [line.split()[0] for line in done.stdout.splitlines()[:-1]]
+    assert [each for each in ORDER if each in seen] == list(dict.fromkeys(seen))
+
+
+@pytest.mark.parametrize(
+    ("cores", "allowed", "environment", "status", "mend"),
+    [
+        (4, None, {}, "ok", ""),
+        (4, 8.0, {}, "ok", ""),
+        (64, 2.0, {}, "warn", "export INL_THREADS=2"),
+        (64, 0.5, {}, "warn", "export INL_THREADS=1"),
+        (64, 2.0, {"INL_THREADS": "2"}, "ok", ""),
+        (4, None, {"OMP_NUM_THREADS": "1"}, "warn", "export OMP_NUM_THREADS=4"),
+        (4, None, {"INL_THREADS": "8"}, "warn", "export INL_THREADS=4"),
+        (4, None, {"INL_THREADS": "-1"}, "wrong", "export INL_THREADS=4"),
+        (4, None, {"OMP_NUM_THREADS": "4,2"}, "warn", "export OMP_NUM_THREADS=4"),
+    ],
+)
+def test_threads(cores, allowed, environment, status, mend):
+    check = threads(cores, allowed, environment)
+    assert (check.status, check.mend) == (status, mend)
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "200000 100000\n"}, 2.0),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 0.5),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"cpu.max": ""}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_cgroup_allows(tmp_path, files, cores):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cgroup_cores(tmp_path) == cores
+
+
+def test_memory():
+    states = [memory(NEEDED_MEMORY * share // 4).status for share in (3, 4, 7, 8)]
+    assert states == ["wrong", "warn", "warn", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("version", "needed", "status"),
+    [
+        (None, True, "wrong"),
+        (None, False, "warn"),
+        ("0.9.9", True, "wrong"),
+        ("1.9", True, "warn"),
+        ("1.10rc1", True, "ok"),
+        ("2", True, "ok"),
+    ],
+)
+def test_packages(version, needed, status):
+    package = Package("acme", (1, 10), "text", "acme", needed)
+    check = checks_packages._package(package, version)
+    assert check.status == ("wrong" if version == "1.9" else status)
+    assert check.mend == ("" if status == "ok" else "pip install -U 'inl-core[text]'")
+
+
+def test_an_old_python_stops_it():
+    assert checks_packages._python((3, 10, 4)).status == "wrong"
+    assert checks_packages._python((3, 11, 0)).status == "ok"
+
+
+def test_a_driver_that_no_backend_serves_is_said_with_the_install_line():
+    rows = list(checks_packages._unserved(lambda path: path == "/dev/kfd"))
+    assert [(row.what, row.mend) for row in rows] == [
+        ("device rocm", "pip install inl-rocm")
+    ]
+
+
+class Carried:
+    """A distribution as importlib.metadata shows it."""
+
+    def __init__(self, version, requires, size):
+        self.version, self.requires = version, requires
+        self.files = [type("File", (), {"size": size})()]
+
+
+CUDA = {
+    "torch": Carried("2.9.0", ["nvidia-cublas-cu12==12.8; x", "sympy"], 900 << 20),
+    "nvidia-cublas-cu12": Carried("12.8", None, 2 << 30),
+}
+
+
+@pytest.mark.parametrize(
+    ("installed", "gpu", "status", "said"),
+    [
+        (CUDA, False, "warn", "2.9 GiB: a CUDA build, and there is no GPU"),
+        (CUDA, True, "ok", "with CUDA"),
+        ({"torch": Carried("2.9.0+cpu", [], 1 << 20)}, False, "ok", "1.0 MiB"),
+        ({"torch": Carried("2.9.0", ["sympy"], 1 << 20)}, False, "ok", "1.0 MiB"),
+    ],
+)
+def test_the_build_of_torch(monkeypatch, installed, gpu, status, said):
+    def distribution(name):
+        if name not in installed:
+            raise checks_packages.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(checks_packages, "distribution", distribution)
+    (check,) = checks_packages._torch(lambda _: gpu)
+    assert check.status == status
+    assert said in check.found
+
+
+@pytest.mark.parametrize(
+    ("writable", "needed", "status"),
+    [(True, True, "ok"), (False, True, "wrong"), (False, False, "warn")],
+)
+def test_the_cache(tmp_path, writable, needed, status):
+    check = checks_model.cache(tmp_path, writable=writable, needed=needed)
+    assert check.status == status
+
+
+def test_a_cache_below_a_file_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert not checks_model.is_writable(tmp_path / "file" / "cache")
+    assert checks_model.is_writable(tmp_path / "new" / "cache")
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    usage = type("Usage", (), {"free": 5})
+    monkeypatch.setattr(checks_machine.shutil, "disk_usage", lambda _: usage)
+    assert checks_machine.disk(tmp_path).status == "warn"

@@ -1,0 +1,73 @@
+"""``inl ops``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inl.backend.reference import ReferenceBackend
+from inl.device import Device
+from inl.spec.op import CATALOG
+
+BACKEND = """
+from inl.plugin import hookimpl
+
+@hookimpl
+def inl_register_backends(register):
+    register("npu", "fake_npu:make")
+
+def make(device):
+    raise RuntimeError("driver too old")
+"""
+
+
+@pytest.fixture
+def rows(inl):
+    done = inl("ops", "--device", "reference", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    return {row["op"]: row for row in json.loads(done.stdout)}
+
+
+def test_every_op_has_a_row(rows):
+    import inl.ops
+
+    assert inl.ops
+    assert sorted(rows) == sorted(CATALOG)
+    for name, spec in CATALOG.items():
+        assert (rows[name]["kind"] == "composite") == spec.composite
+
+
+def test_kernels_are_the_backends_own(rows):
+    found = {name for name, row in rows.items() if "reference" in row["kernels"]}
+    backend = ReferenceBackend(Device("reference"))
+    assert found == {kernel.op for kernel in backend.kernels()}
+
+
+def test_signatures_are_as_a_caller_writes_them(rows):
+    assert rows["rms_norm"]["signature"] == "(x, w, *, eps)"
+    assert rows["gated_mlp"]["signature"] == "(x, w, *, activation)"  # without ops
+
+
+def test_one_op_in_full(inl):
+    done = inl("ops", "rms_norm", "--device", "reference")
+    assert done.stdout.startswith("rms_norm(x, w, *, eps)\n\n")
+    assert CATALOG["rms_norm"].body.__doc__.splitlines()[0] in done.stdout
+    assert "kernels    reference: numpy" in done.stdout
+
+
+def test_an_unknown_op_is_refused_with_the_list(inl):
+    done = inl("ops", "rmsnorm")
+    assert done.returncode == 2
+    assert "op: found 'rmsnorm', accepted: " in done.stderr
+    assert "rms_norm" in done.stderr
+
+
+def test_a_backend_that_does_not_open_is_a_line_unless_it_was_asked_for(inl, plugin):
+    env = plugin(BACKEND)
+    done = inl("ops", env=env)
+    assert done.returncode == 0
+    assert "inl: npu:0: plugin fake_npu (INL_PLUGINS): " in done.stderr
+    assert "driver too old" in done.stderr
+    assert "reference: numpy" in done.stdout
+    assert inl("ops", "--device", "npu", env=env).returncode == 2

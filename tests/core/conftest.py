@@ -1,0 +1,159 @@
+"""Sampling computed plainly, and engines on tiny models and on hashes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tokenizers
+
+from inl import EngineConfig, InferenceEngine
+from inl.models.llama import MODEL
+from inl.runtime.hash_runner import HashRunner
+from inl.runtime.load import LanguageModel
+from inl.spec.values import Limits
+from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+from inl.text.tokenizer import Tokenizer
+
+VOCAB = 256
+
+
+def bytes_as_tokens():
+    """Token i is byte i of the byte-level alphabet; there are no merges."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    rules = tokenizers.Tokenizer(
+        tokenizers.models.BPE({s: i for i, s in enumerate(alphabet)}, [])
+    )
+    rules.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    rules.decoder = tokenizers.decoders.ByteLevel()
+    return Tokenizer(rules)
+
+
+def changed(logits, prompt, answer, *, repetition, presence, frequency, bias):
+    """Logits after penalties and bias, one token at a time."""
+    found = []
+    for token, logit in enumerate(logits):
+        value = float(logit)
+        if token in prompt or token in answer:
+            value = value / repetition if value > 0 else value * repetition
+        times = list(answer).count(token)
+        value -= frequency * times
+        value -= presence if times else 0.0
+        found.append(value + bias.get(token, 0.0))
+    return found
+
+
+def kept_tokens(logits, *, top_k, top_p, min_p):
+    """Ids that the filters leave, likeliest first, and their odds."""
+    best = max(logits)
+    odds = {token: math.exp(value - best) for token, value in enumerate(logits)}
+    order = sorted(odds, key=lambda token: (-logits[token], token))
+    order = order[:top_k] if top_k else order
+    total, before, left = sum(odds[token] for token in order), 0.0, []
+    for token in order:
+        if left and top_p < 1 and before >= top_p * total:
+            break
+        before += odds[token]
+        left.append(token)
+    return [t for at, t in enumerate(left) if not at or odds[t] >= min_p], odds
+
+
+def plainly(logits, prompt=(), answer=(), uniform=0.0, **params):
+    """The token that the documentation of "full" sampling names."""
+    single = {
+        name: float(np.float32(params.get(name, neutral)))
+        for name, neutral in {
+            "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+            "repetition_penalty": 1.0, "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+        }.items()
+    }  # fmt: skip
+    bias = params.get("logit_bias") or {}
+    new = changed(
+        logits, prompt, answer,
+        repetition=single["repetition_penalty"], presence=single["presence_penalty"],
+        frequency=single["frequency_penalty"],
+        bias={token: float(np.float32(value)) for token, value in bias.items()},
+    )  # fmt: skip
+    if single["temperature"] == 0:
+        return new.index(max(new))
+    scaled = [(value - max(new)) / single["temperature"] for value in new]
+    left, odds = kept_tokens(
+        scaled,
+        top_k=int(single["top_k"]), top_p=single["top_p"], min_p=single["min_p"],
+    )  # fmt: skip
+    total, mass = sum(odds[token] for token in left), 0.0
+    for token in sorted(left):
+        mass += odds[token]
+        if mass > uniform * total:
+            return token
+    return max(left)
+
+
+@pytest.fixture(scope="session")
+def plain_choice():
+    return plainly
+
+
+@pytest.fixture(scope="session")
+def tiny_made():
+    """Config and tensors of a tiny Llama over bytes."""
+    return tiny_llama(np.random.default_rng(5), vocab=VOCAB, kv_heads=2)
+
+
+@pytest.fixture
+def engines(tiny_made):
+    """Makes engines on the tiny model, or with ``runner`` on that, and closes them."""
+    made = []
+
+    def make(*, on_step=None, eos=(), runner=None, **settings):
+        checkpoint = MemoryCheckpoint(*tiny_made)
+        checkpoint.eos_token_ids = tuple(eos)
+        settings = {"backend": "reference", "max_batch": 4, "context": 96} | settings
+        engine = InferenceEngine(
+            LanguageModel(MODEL, MODEL.config(checkpoint.config), checkpoint),
+            bytes_as_tokens(),
+            EngineConfig(**settings),
+            runner=runner,
+            on_step=on_step,
+        )
+        made.append(engine)
+        return engine
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+@pytest.fixture
+def hashed(engines):
+    """Makes engines whose answers are hashes: fast, and wrong if anything is."""
+
+    def make(*, runner=HashRunner, blocks=200, depth=2, **settings):
+        limits = Limits(
+            slots=settings.get("max_batch", 8) + 1, blocks=(blocks,), block_size=4,
+            width=32, vocab=VOCAB, depth=depth,
+        )  # fmt: skip
+        settings = {"max_batch": 8, "context": 120} | settings
+        return engines(runner=runner(limits), **settings)
+
+    return make
+
+
+@pytest.fixture
+def drained():
+    """Whether nothing of an engine's work is left, blocks and slots included."""
+
+    def check(engine):
+        for _ in range(8):
+            if not engine._core.has_work:
+                break
+            engine._desk.step()
+        scheduler = engine._core.scheduler
+        held = any(pool.held_blocks for pool in scheduler.memory.pools)
+        return not (engine._core.has_work or held or scheduler.running)
+
+    return check

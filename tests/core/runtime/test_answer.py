@@ -1,0 +1,136 @@
+"""Text of an answer as it comes: stop strings and characters, on random bytes."""
+
+from __future__ import annotations
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inl.errors import RequestError, RunnerError, WorkerLost
+from inl.runtime.answer import Answer
+from inl.runtime.request import Event, Request
+from inl.text.tokenizer import Tokenizer
+
+PIECES = ["a", "b", "ab", "aba", "c", "é", "a€", "\U0001f600", " "]
+
+
+def pieces_as_tokens():
+    """Tokens are bytes, and some strings of them that begin and end anywhere."""
+    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    spelled = [level.pre_tokenize_str(piece)[0][0] for piece in PIECES]
+    names = list(dict.fromkeys([*spelled, *alphabet]))
+    rules = tokenizers.Tokenizer(
+        tokenizers.models.BPE({name: at for at, name in enumerate(names)}, [])
+    )
+    rules.pre_tokenizer = level
+    rules.decoder = tokenizers.decoders.ByteLevel()
+    return Tokenizer(rules), names
+
+
+TOKENIZER, NAMES = pieces_as_tokens()
+# Bytes of characters often, so that some are completed and some are not.
+BYTES = [NAMES.index(name) for name in ("Ã", "©", "â", "Ĥ", "¬", "ð", "Ł", "ĺ", "Ģ")]
+ids = st.lists(
+    st.integers(0, len(PIECES) - 1) | st.sampled_from(BYTES), min_size=1, max_size=30
+)
+stops = st.lists(
+    st.text(st.sampled_from("abcé€ \U0001f600\ufffd"), min_size=1, max_size=5),
+    max_size=4,
+)
+
+
+def cut(text, stops):
+    """The text before the stop string that is complete first, the longest of such."""
+    for end in range(1, len(text) + 1):
+        begins = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if begins:
+            return text[: min(begins)], True
+    return text, False
+
+
+def told(tokens, stops, *, pieces=None):
+    """An answer that heard these tokens, and its end if nothing stopped it."""
+    answer = Answer(Request([0]), TOKENIZER, tuple(stops), 0.0)
+    for token in tokens:
+        answer.hear(Event(1, token), 1.0)
+        if pieces is not None:
+            pieces.append(answer.take())
+        if answer.stopped:
+            return answer
+    answer.hear(Event(1, None, "length"), 2.0)
+    if pieces is not None:
+        pieces.append(answer.take())
+    return answer
+
+
+@settings(max_examples=500)
+@given(ids, stops)
+def test_streamed_text_is_the_whole_text_cut_at_the_first_stop(tokens, stops):
+    pieces = []
+    answer = told(tokens, stops, pieces=pieces)
+    # Bytes that never become a character are told apart by the decoder as they come,
+    # so the reference decodes what the answer had heard when it ended.
+    heard = answer.token_ids
+    text, stopped = cut(TOKENIZER.decode(heard), stops)
+    assert answer.text == text
+    assert (answer.reason == "stop") == stopped
+    assert "".join(pieces) == text
+
+
+@given(ids, stops)
+def test_a_piece_once_shown_is_never_taken_back(tokens, stops):
+    shown, final = "", told(tokens, stops).text
+    answer = Answer(Request([0]), TOKENIZER, tuple(stops), 0.0)
+    for token in tokens:
+        if answer.stopped:
+            break
+        answer.hear(Event(1, token), 1.0)
+        shown += answer.take()
+        assert final.startswith(shown)
+        assert answer.text == shown
+
+
+@given(ids)
+def test_no_half_character_is_shown(tokens):
+    pieces = []
+    told(tokens, (), pieces=pieces)
+    whole = TOKENIZER.decode(tokens)
+    assert "".join(pieces) == whole
+    # A replacement character is shown only where the whole text has one.
+    assert "".join(pieces).count("\ufffd") == whole.count("\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "shown"),
+    [
+        ("aabaa", ["aa"], ""),
+        ("abab c", ["ba", "abab"], "a"),
+        ("xxabc", ["bc", "abc"], "xx"),
+        ("ab", ["abc"], "ab"),
+        ("é", ["\ufffd"], "é"),
+    ],
+)
+def test_which_stop_string_wins(text, stops, shown):
+    assert told(TOKENIZER.encode(text), stops).text == shown
+
+
+def test_the_end_is_told_once_and_errors_as_what_they_are():
+    heard = []
+    answer = Answer(Request([0]), TOKENIZER, (), 0.0)
+    answer.listener = lambda: heard.append(answer.reason)
+    answer.hear(Event(1, 0), 1.0)
+    answer.fail(WorkerLost("gone"))
+    answer.fail(RequestError("late"))
+    assert heard == [None, "error"]
+    with pytest.raises(WorkerLost, match="generation failed: gone"):
+        answer.completion()
+    for error, kind in (
+        (OSError("pipe"), RunnerError),
+        (RequestError("no"), RequestError),
+    ):
+        answer = Answer(Request([0]), TOKENIZER, (), 0.0)
+        answer.fail(error)
+        with pytest.raises(kind):
+            answer.completion()
