@@ -12,7 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LINT = "from importlinter.cli import lint_imports_command as run; run()"
-SOURCES = ("core/src", "libs/inl-torch/src", "plugins/inl-cpu/src")
+SOURCES = (
+    "core/src",
+    "libs/inl-torch/src",
+    "plugins/inl-cpu/src",
+    "plugins/inl-cuda/src",
+)
 
 
 def lint(folder):

@@ -1,0 +1,69 @@
+"""Rotary position embedding: queries and keys in one launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language import tensor
+
+from inl.spec.kernel import Kernel
+from inl_torch.triton.common import PREFERENCE, dense, power, refuse_row, warps
+
+
+@triton.jit
+def _rotate(
+    x: tensor, y: tensor, token: tensor, stride: tensor, cos: tensor, sin: tensor,
+    HEADS: tl.constexpr, HALF: tl.constexpr, HEADS_P: tl.constexpr,
+    HALF_P: tl.constexpr,
+) -> None:  # fmt: skip
+    head = tl.arange(0, HEADS_P)[:, None]
+    lane = tl.arange(0, HALF_P)[None, :]
+    inside = (head < HEADS) & (lane < HALF)
+    at = head * (2 * HALF) + lane
+    a = tl.load(x + token * stride + at, mask=inside, other=0).to(tl.float32)
+    b = tl.load(x + token * stride + at + HALF, mask=inside, other=0).to(tl.float32)
+    c = tl.load(cos + token * HALF + lane, mask=lane < HALF, other=0)
+    s = tl.load(sin + token * HALF + lane, mask=lane < HALF, other=0)
+    out = y + token * (2 * HALF * HEADS) + at
+    tl.store(out, a * c - b * s, mask=inside)
+    tl.store(out + HALF, b * c + a * s, mask=inside)
+
+
+@triton.jit
+def _rope(
+    q: tensor, k: tensor, cos: tensor, sin: tensor, q_out: tensor, k_out: tensor,
+    q_stride: tensor, k_stride: tensor, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr, HEADS_P: tl.constexpr, KV_HEADS_P: tl.constexpr,
+    HALF_P: tl.constexpr,
+) -> None:  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    _rotate(q, q_out, token, q_stride, cos, sin, HEADS, HALF, HEADS_P, HALF_P)
+    _rotate(k, k_out, token, k_stride, cos, sin, KV_HEADS, HALF, KV_HEADS_P, HALF_P)
+
+
+def rope(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, heads, dim = q.shape
+    kv_heads, half = k.shape[1], dim // 2
+    q, k = dense(q), dense(k)
+    q_out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    k_out = torch.empty((tokens, kv_heads, dim), dtype=k.dtype, device=k.device)
+    tile = power(heads) * power(half)
+    _rope[(tokens,)](
+        q, k, cos.contiguous(), sin.contiguous(), q_out, k_out,
+        q.stride(0), k.stride(0), HEADS=heads, KV_HEADS=kv_heads, HALF=half,
+        HEADS_P=power(heads), KV_HEADS_P=power(kv_heads), HALF_P=power(half),
+        num_warps=warps(tile),
+    )  # fmt: skip
+    return q_out, k_out
+
+
+def _refuse(q: Any, *_: Any) -> str | None:
+    return refuse_row(q, power(q.shape[1]) * power(q.shape[2] // 2))
+
+
+KERNELS = (Kernel("rope", "triton", rope, refuse=_refuse, preference=PREFERENCE),)

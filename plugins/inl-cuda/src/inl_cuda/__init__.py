@@ -1,0 +1,1 @@
+"""NVIDIA GPUs as devices of INL, through torch and Triton."""

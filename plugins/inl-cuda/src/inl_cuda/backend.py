@@ -1,0 +1,101 @@
+"""An NVIDIA GPU: Triton kernels above torch's, and a CUDA graph for each bucket."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from inl.backend.base import Memory, Program, Traits
+from inl.errors import BackendUnavailable, OutOfMemory
+from inl_cuda.ladder import ladder
+from inl_torch.backend import TorchBackend, inferring
+from inl_torch.graphs import capture
+
+if TYPE_CHECKING:
+    from inl.device import Device
+    from inl.spec.kernel import Kernel
+    from inl.spec.values import Bucket, Limits
+
+STEP = (2,)
+"""What ``(weights, message, state)`` consumes: the shape of a program to capture."""
+
+
+@final
+class CudaBackend(TorchBackend):
+    """One GPU; raises :class:`BackendUnavailable` where this torch cannot use it."""
+
+    traits = Traits(dtypes=("bfloat16", "float16", "float32"), block_size=16, depth=2)
+
+    def __init__(self, device: Device) -> None:
+        check_torch(device)
+        self.device = device
+        self.place = torch.device("cuda", device.index)
+        torch.cuda.set_device(self.place)
+        float32_is_ieee()
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    def memory(self) -> Memory:
+        free, total = torch.cuda.mem_get_info(self.place)
+        held = torch.cuda.memory_reserved(self.place)
+        return Memory(total, free + held - torch.cuda.memory_allocated(self.place))
+
+    def kernels(self) -> Iterable[Kernel]:
+        yield from super().kernels()
+        if importlib.util.find_spec("triton") is not None:
+            from inl_torch import triton
+
+            yield from triton.kernels()
+
+    def buckets(self, limits: Limits) -> Sequence[Bucket]:
+        return ladder(limits)
+
+    def compile(
+        self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
+    ) -> Program:
+        if bucket is None or tuple(consumes) != STEP:
+            return self._guarded(inferring(function), "step")
+        program = capture(function, pool=self._pool)
+        return self._guarded(program, f"step of {bucket.tokens} tokens")
+
+    def _guarded(self, program: Program, where: str) -> Program:
+        def run(*args: Any) -> tuple[Any, ...]:
+            try:
+                return program(*args)
+            except torch.cuda.OutOfMemoryError as error:
+                raise full(self.device, where, self.memory(), error) from error
+
+        return run
+
+
+def check_torch(device: Device) -> None:
+    """Refuse a device that the driver has but this build of torch cannot use."""
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        raise BackendUnavailable(
+            f"{device}: torch {torch.__version__} finds no usable CUDA; install a "
+            "build of torch for CUDA, no newer than the driver"
+        )
+    count = torch.cuda.device_count()
+    if device.index >= count:
+        raise BackendUnavailable(f"{device}: torch finds {count} CUDA devices")
+
+
+def float32_is_ieee() -> None:
+    """Keep float32 products out of TF32, and half sums in float32."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    assert not torch.backends.cuda.matmul.allow_tf32, "float32 means float32"
+
+
+def full(
+    device: Device, where: str, memory: Memory, error: torch.cuda.OutOfMemoryError
+) -> OutOfMemory:
+    """Say what was asked for, in the allocator's words, and what is free."""
+    asked = ".".join(str(error).split(".")[1:3]).strip() or str(error)
+    return OutOfMemory(
+        f"{device}: {where}: does not fit: {asked}; "
+        f"{memory.free} bytes are free; lower cache_bytes, max_batch or token_budget"
+    )

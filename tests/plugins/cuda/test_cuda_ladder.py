@@ -1,0 +1,49 @@
+"""Which programs the CUDA backend makes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inl.runtime.buckets import Buckets
+from inl.spec.values import SAMPLERS, Bucket, Limits
+from inl_cuda.ladder import MOST, ladder, rungs
+
+
+def limits(rows, sampler, width=64):
+    return Limits(rows + 1, (rows * width + 1,), 16, width, 97, sampler=sampler)
+
+
+def test_a_small_batch():
+    sizes = [(b.tokens, b.rows) for b in ladder(limits(8, "greedy"))]
+    assert sizes == [
+        (1, 1), (2, 2), (4, 4), (8, 8), (64, 8), (256, 8), (512, 8), (2048, 8),
+    ]  # fmt: skip
+
+
+def test_rungs_end_with_all_rows():
+    assert rungs(1, 2) == [1]
+    assert rungs(9, 2) == [1, 2, 4, 8, 9]
+    assert rungs(512, 4) == [1, 4, 16, 64, 256, 512]
+
+
+@given(st.integers(1, 5000), st.sampled_from(SAMPLERS), st.integers(1, 600))
+def test_any_step_that_is_planned_has_a_program(rows, sampler, width):
+    given_limits = limits(rows, sampler, width)
+    found = ladder(given_limits)
+    assert len(set(found)) == len(found) <= MOST
+    assert {bucket.sampler for bucket in found} == set(given_limits.samplers)
+    planned = Buckets(
+        Limits(**{**_fields(given_limits), "buckets": found}),
+        token_budget=512,
+        max_rows=rows,
+    )
+    assert planned.rows == min(rows, planned.tokens)
+    for name in given_limits.samplers:
+        best = planned.choose(planned.tokens, planned.rows, name)
+        assert isinstance(best, Bucket)
+        assert planned.choose(1, 1, name).tokens == 1
+
+
+def _fields(value):
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}

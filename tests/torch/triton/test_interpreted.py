@@ -1,0 +1,33 @@
+"""The Triton kernels without a GPU: Triton's interpreter, in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+KERNELS = Path(__file__).with_name("test_kernels.py")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs them compiled")
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="already in the interpreter"
+)
+def test_every_kernel_in_the_interpreter():
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(KERNELS)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout.splitlines()[-1]

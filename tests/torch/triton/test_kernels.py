@@ -1,0 +1,141 @@
+"""Every Triton kernel against the float64 bodies.
+
+Compiled where there is a GPU; else in Triton's interpreter, in a process of its own
+that ``test_interpreted.py`` starts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from inl.ops import catalog
+from inl.ops.attention import random_step
+from inl.spec.op import Case
+from inl.spec.table import LateOps
+from inl.spec.tolerance import judge
+from inl.spec.values import Cache
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+PLACE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+if PLACE == "cpu" and not INTERPRETED:
+    pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
+
+from inl_torch import eager, triton as ours  # noqa: E402, I001
+from inl_torch.triton import attention, linear, mlp  # noqa: E402
+
+DTYPES = ("float32", "bfloat16", "float16")
+KERNELS = tuple(ours.kernels())
+
+
+def poison():
+    """Leave NaN in the memory that the next tensors get."""
+    spoiled = [torch.full((size,), float("nan"), device=PLACE) for size in 8 * [65536]]
+    del spoiled
+
+
+def run(name, case, dtype, on_torch, on_host):
+    spec = catalog()[name]
+    arguments = on_torch(spec, case, dtype, PLACE)
+    poison()
+    call = getattr(LateOps((*KERNELS, *eager.kernels())), name)
+    return judge(spec, case, dtype, on_host(call(*arguments, **case.attrs)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", sorted({kernel.op for kernel in KERNELS} | {"attend"}))
+def test_triton_errs_no_more_than_rounding(name, dtype, seed, on_torch, on_host):
+    for case in catalog()[name].cases(np.random.default_rng(seed)):
+        verdict = run(name, case, dtype, on_torch, on_host)
+        assert verdict.passed, f"{name}/{case.name} {dtype}, seed {seed}: {verdict}"
+
+
+STEPS = {
+    "one": ([], [1], {}),
+    "empty row": ([37], [1], {"pad_rows": 1, "pad_tokens": 1}),
+    "long": ([300, 0, 171], [1, 1, 1], {"block_size": 16}),
+    "chunks": ([33, 5, 0], [1, 50, 17], {"block_size": 16, "pad_tokens": 28}),
+}
+DIMS = ((9, 3, 64), (8, 1, 128), (22, 2, 32), (3, 3, 80))
+
+
+def attention_cases(rng):
+    for label, (cached, counts, extra) in STEPS.items():
+        step, blocks = random_step(rng, cached or [0], counts, **extra)
+        size = extra.get("block_size", 4)
+        for heads, kv_heads, dim in DIMS:
+            q = rng.standard_normal((step.tokens.shape[0], heads, dim))
+            cache = Cache(*rng.standard_normal((2, blocks, size, kv_heads, dim)))
+            for window, cap in ((None, None), (7, 3.0)):
+                attrs = {"scale": dim**-0.5, "window": window, "cap": cap, "group": 0}
+                name = f"{label}/{heads}/{kv_heads}x{dim}/{window}"
+                yield Case(name, (q, cache, step), attrs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_over_splits_groups_and_tails(dtype, seed, on_torch, on_host):
+    for case in attention_cases(np.random.default_rng(seed)):
+        verdict = run("attention", case, dtype, on_torch, on_host)
+        assert verdict.passed, f"{case.name} {dtype}, seed {seed}: {verdict}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_row_of_the_default_models_sizes(dtype, seed, on_torch, on_host):
+    rng = np.random.default_rng(seed)
+    for n, k in ((960, 576), (577, 1536), (5, 1030)):
+        w = linear.Linear(rng.standard_normal((n, k)), rng.standard_normal(n))
+        case = Case(f"{n}x{k}", (rng.standard_normal((1, k)), w))
+        verdict = run("linear", case, dtype, on_torch, on_host)
+        assert verdict.passed, f"{case.name} {dtype}, seed {seed}: {verdict}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_a_packed_mlp(activation, dtype, seed, on_torch, on_host):
+    rng, spec = np.random.default_rng(seed), catalog()["gated_mlp"]
+    for tokens in (1, 5):
+        x = rng.standard_normal((tokens, 48))
+        gate, up, down = (
+            rng.standard_normal(s) for s in ((96, 48), (96, 48), (48, 96))
+        )
+        w = catalog()["gated_mlp"].weights(gate, up, down)
+        case = Case(f"{tokens}", (x, w), {"activation": activation})
+        given, weights = on_torch(spec, case, dtype, PLACE)
+        packed = mlp.StackedMlp(torch.cat((weights.gate, weights.up)), weights.down)
+        poison()
+        got = on_host(mlp.gated_mlp(given, packed, activation=activation))
+        verdict = judge(spec, case, dtype, got)
+        assert verdict.passed, f"{tokens} {dtype}, seed {seed}: {verdict}"
+
+
+def test_a_wrong_kernel_is_found(seed, on_torch, on_host):
+    spec, verdicts = catalog()["attention"], []
+    for case in spec.cases(np.random.default_rng(seed)):
+        q, cache, step = on_torch(spec, case, "bfloat16", PLACE)
+        late = step._replace(positions=step.positions + 1)
+        got = on_host(attention.attention(q, cache, late, **case.attrs))
+        verdicts.append(judge(spec, case, "bfloat16", got).passed)
+    assert not all(verdicts), f"seed {seed}"
+
+
+def test_padding_gives_zeros(seed, on_torch, on_host):
+    rng = np.random.default_rng(seed)
+    for case in attention_cases(rng):
+        q, cache, step = on_torch(catalog()["attention"], case, "float32", PLACE)
+        poison()
+        out = attention.attention(q, cache, step, **case.attrs)
+        assert not out[int(step.counts[2]) :].any(), case.name
+
+
+def test_what_is_too_wide_is_refused():
+    kernel = next(k for k in KERNELS if k.op == "rms_norm")
+    assert "16384 at most" in kernel.refuse(torch.zeros(1, 16385), None, eps=1e-5)
+    assert "float64" in kernel.refuse(torch.zeros(1, 4).double(), None, eps=1e-5)
+    kernel = next(k for k in KERNELS if k.op == "linear")
+    assert "takes 1 row, found 2" in kernel.refuse(torch.zeros(2, 4), None)
