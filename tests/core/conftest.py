@@ -32,6 +32,11 @@ def bytes_as_tokens():
     return Tokenizer(rules)
 
 
+@pytest.fixture(scope="session")
+def byte_tokenizer():
+    return bytes_as_tokens()
+
+
 def changed(logits, prompt, answer, *, repetition, presence, frequency, bias):
     """Logits after penalties and bias, one token at a time."""
     found = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tokenizers
 
 from inl import Completion, Device, DeviceType, EngineConfig, InferenceEngine
 from inl.errors import (
@@ -17,22 +16,8 @@ from inl.errors import (
 from inl.models.llama import MODEL
 from inl.runtime.load import LanguageModel
 from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama
-from inl.text.tokenizer import Tokenizer
 
 VOCAB = 256
-
-
-def byte_tokenizer():
-    """Bytes are tokens: spelled as byte-level BPE spells them, with no merges."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    rules = tokenizers.Tokenizer(
-        tokenizers.models.BPE({s: i for i, s in enumerate(alphabet)}, [])
-    )
-    rules.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=False
-    )
-    rules.decoder = tokenizers.decoders.ByteLevel()
-    return Tokenizer(rules)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +26,7 @@ def made():
 
 
 @pytest.fixture
-def make(made):
+def make(made, byte_tokenizer):
     engines = []
 
     def build(*, on_step=None, eos=(), **settings):
@@ -51,7 +36,7 @@ def make(made):
         settings = {"backend": "reference", "max_batch": 4, "context": 96} | settings
         engine = InferenceEngine(
             LanguageModel(MODEL, config, checkpoint),
-            byte_tokenizer(),
+            byte_tokenizer,
             EngineConfig(**settings),
             on_step=on_step,
         )
