@@ -20,6 +20,7 @@ PAGES = sorted(page.name for page in DOCS.glob("*.md"))
 RUN_HERE = [
     "index.md",
     "checkpoints.md",
+    "cli.md",
     "devices.md",
     "generating.md",
     "how-it-works.md",

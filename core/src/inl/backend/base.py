@@ -95,3 +95,12 @@ class Collectives(ABC):
     @abstractmethod
     def all_gather(self, x: Array, axis: str) -> Array:
         """Concatenate the ranks' parts along the last axis."""
+
+
+class Storage(NamedTuple):
+    """How to open a backend in another dtype, where tensors do not carry theirs."""
+
+    dtypes: tuple[str, ...]
+    """Those that it can be opened in."""
+    storing: Callable[[str], Backend]
+    """Opens the same device with this as the only dtype of its traits."""

@@ -18,6 +18,7 @@ from inl.backend.base import (
     Memory,
     Program,
     StateSpec,
+    Storage,
     Traits,
 )
 from inl.backend.host import host_memory
@@ -42,8 +43,6 @@ SPOILED = 0x7FBAD000
 class ReferenceBackend(Backend):
     """NumPy on the host, storing in ``dtype`` and computing in float32 or wider."""
 
-    traits = Traits(dtypes=("float32", "float64", "bfloat16", "float16"))
-
     def __init__(
         self,
         device: Device,
@@ -54,6 +53,7 @@ class ReferenceBackend(Backend):
         if dtype not in FLOATS:
             raise DeviceError(f"dtype: found {dtype!r}, the reference stores {FLOATS}")
         self.device = device
+        self.traits = Traits(dtypes=(dtype,))
         self._dtype = dtype
         self._collectives = collectives
 
@@ -91,7 +91,11 @@ class ReferenceBackend(Backend):
         return function
 
     def offers(self, kind: type[C]) -> C | None:
-        return self._collectives if isinstance(self._collectives, kind) else None
+        offered = (self._collectives, Storage(FLOATS, self._storing))
+        return next((found for found in offered if isinstance(found, kind)), None)
+
+    def _storing(self, dtype: str) -> ReferenceBackend:
+        return ReferenceBackend(self.device, dtype=dtype, collectives=self._collectives)
 
     def _collective(self, spec: OpSpec) -> Callable[..., Any] | None:
         if self._collectives is None:

@@ -25,6 +25,8 @@ COMMANDS = {
     "completion": "inl.cli.completion:run",
     "trace": "inl.cli.trace:run",
     "replay": "inl.cli.replay:run",
+    "check": "inl.cli.check:run",
+    "new-plugin": "inl.cli.new_plugin:run",
 }
 
 

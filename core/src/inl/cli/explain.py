@@ -10,7 +10,13 @@ import typer
 
 from inl.plugin import make_backend
 from inl.runtime.config import EngineConfig
-from inl.runtime.load import backend_policy, compute_dtype, open_model, plan_limits
+from inl.runtime.load import (
+    backend_policy,
+    compute_dtype,
+    in_dtype,
+    open_model,
+    plan_limits,
+)
 from inl.runtime.trace import trace
 from inl.spec.table import Tracer
 from inl.spec.values import Bucket
@@ -52,7 +58,9 @@ def _trace(
 ) -> tuple[Tracer, str]:
     backend = make_backend(config.backend)  # before a model is fetched for nothing
     language = open_model(resolve_model(model))
-    shaped = replace(language.config, dtype=compute_dtype(backend, config.dtype))
+    dtype = compute_dtype(backend, config.dtype)
+    backend = in_dtype(backend, dtype)
+    shaped = replace(language.config, dtype=dtype)
     policy = backend_policy(backend, config)
     stored = stored_specs(language.checkpoint)
     groups = plan_groups(language.model.weights(shaped), policy.kernels, stored)

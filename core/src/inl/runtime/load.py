@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from inl.backend.base import Storage
 from inl.dtypes import FLOATS, SIZES, wrap
 from inl.errors import CheckpointError, OutOfMemory, RequestError
 from inl.models.registry import find_model
@@ -73,6 +74,7 @@ def start_runner(
 ) -> LocalRunner:
     """Load the weights on ``backend`` and make its runner, planned unless given."""
     dtype = compute_dtype(backend, config.dtype)
+    backend = in_dtype(backend, dtype)
     shaped = replace(language.config, dtype=dtype)
     limits = limits or plan_limits(language.model, shaped, backend, config)
     policy = backend_policy(backend, config)
@@ -103,12 +105,21 @@ def compute_dtype(backend: Backend, wanted: str) -> str:
         raise RequestError(
             f"dtype: found {wanted!r}, accepted: auto, {', '.join(FLOATS)}"
         )
-    if wanted not in backend.traits.dtypes:
+    storage = backend.offers(Storage)
+    served = storage.dtypes if storage else backend.traits.dtypes
+    if wanted not in served:
         raise RequestError(
-            f"dtype: found {wanted!r}, {backend.device} computes in "
-            f"{', '.join(backend.traits.dtypes)}"
+            f"dtype: found {wanted!r}, {backend.device} computes in {', '.join(served)}"
         )
     return wanted
+
+
+def in_dtype(backend: Backend, dtype: str) -> Backend:
+    """Open the backend once more where it must be told the dtype to store in."""
+    storage = backend.offers(Storage)
+    if storage is None or dtype in backend.traits.dtypes:
+        return backend
+    return storage.storing(dtype)
 
 
 def plan_limits(

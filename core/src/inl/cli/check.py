@@ -1,0 +1,102 @@
+"""``inl check``: whether a device keeps every promise that a backend makes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inl.cli.table import print_table
+from inl.plugin import make_backend
+from inl.plugin.choose import check_device
+
+if TYPE_CHECKING:
+    from inl.testing.check import Result
+    from inl.testing.target import Target
+
+SHOWN = 20
+"""Failures that are printed in full."""
+
+
+def run(
+    device: Annotated[str, typer.Argument(help='Such as "cpu:0" or "npu".')],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The capability card, one JSON object.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="More seeds and sizes: minutes.")
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of every input; a fresh one.", min=0)
+    ] = None,
+) -> None:
+    """Check the backend of DEVICE against the ops' own bodies; 1 if it fails."""
+    from inl.testing.card import capability_card
+    from inl.testing.conformance import check_all
+    from inl.testing.target import Target, fresh_seed
+
+    chosen = check_device(device)
+    make_backend(chosen)  # a device that is not there is a usage error, not a failure
+    target = Target(chosen, seed=fresh_seed() if seed is None else seed, full=full)
+    began = time.perf_counter()
+    results = check_all(target, told=None if as_json else _told)
+    seconds = time.perf_counter() - began
+    if as_json:
+        card = capability_card(target, results, seconds)
+        print(json.dumps(card, ensure_ascii=False))
+    else:
+        _show(target, results, seconds)
+    if any(result.status == "failed" for result in results):
+        raise typer.Exit(1)
+
+
+def _told(result: Result) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{result.section}: {result.name}", end="", file=sys.stderr)
+
+
+def _show(target: Target, results: Sequence[Result], seconds: float) -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    print_table(("section", "passed", "failed", "worst", "time"), _rows(results))
+    failures = [result for result in results if result.status == "failed"]
+    for result in failures[:SHOWN]:
+        print(f"failed  {result.name}\n        {result.message}")
+    if len(failures) > SHOWN:
+        print(f"failed  and {len(failures) - SHOWN} more; --json lists all")
+    again = f"inl check {target.device} --seed {target.seed}"
+    again += " --full" if target.full else ""
+    if failures:
+        print(
+            f"{target.device} breaks {len(failures)} of {len(results)} promises in "
+            f"{seconds:.1f} s; the same inputs again: {again}"
+        )
+    else:
+        print(
+            f"{target.device} keeps all {len(results)} promises in {seconds:.1f} s "
+            f"({', '.join(target.dtypes)}; seed {target.seed})"
+        )
+
+
+def _rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
+    from inl.testing.card import by_section, worst_ratio
+
+    rows: list[tuple[str, ...]] = []
+    for section, mine in by_section(results).items():
+        passed = sum(result.status == "passed" for result in mine)
+        ratio = worst_ratio(mine)
+        seconds = sum(result.seconds for result in mine)
+        rows.append(
+            (
+                section,
+                f"{passed} passed",
+                f"{len(mine) - passed} failed",
+                "" if ratio is None else f"worst error {ratio:.0%} of its bound",
+                f"{seconds:.1f} s",
+            )
+        )
+    return rows

@@ -1,0 +1,239 @@
+"""Promises of a backend: tensors, state, memory, programs, and its own description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inl.dtypes import FLOATS, HostArray, cast, widen, wrap
+from inl.errors import InlError
+from inl.ops import catalog
+from inl.ops.step import admit, empty_tables
+from inl.plugin import registry
+from inl.runtime.buckets import Buckets
+from inl.spec.kernel import Kernel
+from inl.spec.message import admit_frame, admit_size
+from inl.spec.strict import StrictArray
+from inl.spec.table import Ops, Tracer
+from inl.spec.tree import leaves, tree_map
+from inl.spec.values import (
+    SAMPLERS,
+    Bucket,
+    Cache,
+    Limits,
+    Paged,
+    Slotted,
+    State,
+    Tables,
+)
+from inl.testing.check import Check, CheckFailed, equal, require
+
+if TYPE_CHECKING:
+    from inl.testing.target import Target
+
+SHAPES = ((), (1,), (0,), (3,), (5, 7), (2, 0, 3), (1, 1, 1, 4), (17, 3, 2), (1025,))
+LIMITS = (
+    Limits(2, (3,), 16, 2, 5, sampler="greedy"),
+    Limits(9, (65,), 16, 32, 97),
+    Limits(65, (513, 513), 8, 64, 1000, sampler="draw"),
+)
+
+
+class Nothing:
+    """A capability that no backend has."""
+
+
+def backend_checks(target: Target) -> Iterator[Check]:
+    """What every backend promises, whatever it computes."""
+    found: dict[str, Callable[[Target], None]] = {
+        "plugin": _plugin,
+        "traits": _traits,
+        "kernels": _kernels,
+        "memory": _memory,
+        "offers": _offers,
+        "buckets": _buckets,
+        "compile": _compile,
+        "tensor/copies": _copies,
+    }
+    for name, run in found.items():
+        yield Check("backend", f"backend/{name}", partial(run, target))
+    for dtype in dict.fromkeys([*target.dtypes, "float32", "int32"]):
+        run_dtype = partial(_round_trip, target, dtype)
+        yield Check("backend", f"backend/tensor/{dtype}", run_dtype)
+    for dtype in target.dtypes:
+        yield Check("backend", f"backend/state/{dtype}", partial(_state, target, dtype))
+
+
+def _plugin(target: Target) -> None:
+    known, kind = registry(), target.device.type
+    entry = known.backend(kind)
+    if entry is None:
+        raise CheckFailed(f"no plugin serves {kind}; {known.advice(kind)}")
+    equal(
+        f"reason why {target.device} is not there", known.why_not(target.device), None
+    )
+    equal("device of the backend", target.backend.device, target.device)
+    for row in known.plugins:
+        if row.name == entry.origin.name and row.distribution == (
+            entry.origin.distribution
+        ):
+            equal(f"status of plugin {row.name} ({row.detail})", row.status, "ready")
+
+
+def _traits(target: Target) -> None:
+    traits = target.backend.traits
+    require(
+        len(traits.dtypes) > 0 and set(traits.dtypes) <= set(FLOATS),
+        f"traits.dtypes: found {traits.dtypes}, accepted: one or more of {FLOATS}",
+    )
+    for name in ("block_size", "depth"):
+        value = getattr(traits, name)
+        require(
+            type(value) is int and value >= 1,
+            f"traits.{name}: found {value!r}, accepts a whole number of 1 or more",
+        )
+
+
+def _kernels(target: Target) -> None:
+    labels: set[str] = set()
+    for kernel in target.policy.kernels:
+        require(isinstance(kernel, Kernel), f"kernels: found {kernel!r}, not a Kernel")
+        require(
+            kernel.op in catalog(),
+            f"kernel {kernel.label}: there is no op {kernel.op!r}; known: "
+            f"{', '.join(sorted(catalog()))}",
+        )
+        require(kernel.label not in labels, f"kernel {kernel.label}: listed twice")
+        labels.add(kernel.label)
+
+
+def _memory(target: Target) -> None:
+    memory = target.backend.memory()
+    require(
+        0 < memory.total < 1 << 60 and 0 <= memory.free <= memory.total,
+        f"memory: found {memory}, expected bytes with 0 <= free <= total",
+    )
+
+
+def _offers(target: Target) -> None:
+    equal("offers(an unknown kind)", target.backend.offers(Nothing), None)
+
+
+def _buckets(target: Target) -> None:
+    for limits in LIMITS:
+        found = list(target.backend.buckets(limits))
+        for bucket in found:
+            fine = isinstance(bucket, Bucket) and bucket.sampler in SAMPLERS
+            require(
+                fine and min(bucket[:3]) >= 1,
+                f"buckets: found {bucket!r}, accepted: Bucket(tokens, rows, width, "
+                f"sampler) with sizes from 1 and one of {SAMPLERS}",
+            )
+        equal("buckets in order, smallest first", [b.tokens for b in found],
+              sorted(b.tokens for b in found))  # fmt: skip
+        equal("buckets without repetition", len(set(found)), len(found))
+        if not found:
+            continue
+        held = Limits(limits.slots, limits.blocks, limits.block_size, limits.width,
+                      limits.vocab, tuple(found), sampler=limits.sampler)  # fmt: skip
+        try:
+            used = Buckets(held, token_budget=512, max_rows=limits.slots - 1)
+        except InlError as error:
+            raise CheckFailed(f"buckets for {limits}: {error}") from error
+        equal(f"costliest sampler served for {limits}", used.sampler, limits.sampler)
+
+
+def _compile(target: Target) -> None:
+    """A program takes its state over and gives it back, right, call after call."""
+    backend, groups, width = target.backend, 1, 4
+    tables = empty_tables(groups=groups, slots=5, width=width)
+    frames = [
+        admit_frame(slot, [[slot, 9]], groups=groups, width=width, length=slot, last=2)
+        for slot in (1, 4, 2, 1)
+    ]
+    tracer = Tracer(target.policy, Bucket(1, 1), 4)
+    words = StrictArray((admit_size(groups, width),), "int32")
+    strict = tree_map(lambda x: StrictArray(x.shape, x.dtype.name), tables)
+    tracer.admit(words, strict)
+    ops = Ops(tracer)
+
+    def run(message: Any, state: Any) -> tuple[Any]:
+        return (state._replace(tables=ops.admit(message, state.tables)),)
+
+    program = backend.compile(run, None, consumes=(1,))
+    held = Tables(*(backend.tensor(wrap(array)) for array in tables))
+    state = State((), {}, held)
+    for frame in frames:
+        tables = admit.body(frame, tables)
+        (state,) = program(backend.tensor(wrap(frame)), state)
+    for name, found, want in zip(Tables._fields, state.tables, tables, strict=True):
+        same = np.array_equal(widen(backend.numpy(found)), want)
+        require(same, f"compiled admit: {name} differ from the body's after 4 calls")
+
+
+def _copies(target: Target) -> None:
+    """A tensor does not change with the host memory that it was made of."""
+    for dtype in ("float32", "int32"):
+        host = np.arange(12).astype(dtype).reshape(3, 4)
+        held = target.backend.tensor(wrap(host))
+        host[:] = 99
+        same = np.array_equal(_fetch(target, held), np.arange(12).reshape(3, 4))
+        require(same, f"tensor of {dtype}: changed when the host wrote to its array")
+        odd = np.arange(24).astype(dtype).reshape(4, 6)[::2, ::3]
+        same = np.array_equal(_fetch(target, target.backend.tensor(wrap(odd))), odd)
+        require(same, f"tensor of {dtype}: wrong for an array with strides")
+
+
+def _round_trip(target: Target, dtype: str) -> None:
+    for shape in SHAPES:
+        host = _values(target.rng(dtype, shape), shape, dtype)
+        found = target.backend.numpy(target.backend.tensor(host))
+        equal(f"{dtype}{list(shape)}: shape after a round trip", found.shape, shape)
+        if not np.array_equal(widen(found), widen(host), equal_nan=dtype in FLOATS):
+            raise CheckFailed(
+                f"{dtype}{list(shape)}: other numbers after a round trip "
+                f"(came back as {found.dtype})"
+            )
+
+
+def _values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> HostArray:
+    if dtype not in FLOATS:
+        bounds = np.iinfo(dtype)
+        low, high = int(bounds.min), int(bounds.max)
+        return wrap(rng.integers(low, high, shape, dtype, endpoint=True))
+    values = np.asarray(10.0 ** rng.uniform(-4, 4, shape) * rng.choice([-1, 1], shape))
+    for place, odd in enumerate((np.inf, -np.inf, np.nan, 0.0, 1.0)):
+        if values.size > 8:
+            values.flat[place] = odd
+    return cast(values, dtype)
+
+
+def _state(target: Target, dtype: str) -> None:
+    limits = Limits(4, (7, 5), target.backend.traits.block_size, 3, 11)
+    spec = (
+        Paged((0, 2), 2, 16, dtype),
+        Paged((1,), 1, 32, dtype, 8),
+        Slotted("velocity", (3, 2), "float32", "replay"),
+    )
+    state = target.backend.state(spec, limits=limits)
+    equal("state: caches, one a layer", len(state.caches), 3)
+    for layer, cache in enumerate(state.caches):
+        if isinstance(cache, Cache):
+            group, blocks = (spec[1], 5) if layer == 1 else (spec[0], 7)
+            shape = (blocks, limits.block_size, group.kv_heads, group.head_dim)
+            found = [tuple(part.shape) for part in cache]
+            equal(f"state: cache of layer {layer}", found, [shape, shape])
+    found_slots = {key: tuple(x.shape) for key, x in state.slotted.items()}
+    equal("state: slotted", found_slots, {"velocity": (4, 3, 2)})
+    tables = empty_tables(groups=2, slots=4, width=3, vocab=11)
+    for name, got, want in zip(Tables._fields, state.tables, tables, strict=True):
+        equal(f"state: shape of {name}", tuple(got.shape), want.shape)
+    zero = all(not _fetch(target, leaf).any() for leaf in leaves(state))
+    require(zero, "state: found numbers in it, expected zeros")
+
+
+def _fetch(target: Target, x: Any) -> Any:
+    return widen(target.backend.numpy(x))

@@ -1,0 +1,135 @@
+"""The capability card: what a backend can do, as far as its checks have shown."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import inl
+from inl.plugin import CONTRACT, registry
+from inl.testing.kernel_site import Site
+
+if TYPE_CHECKING:
+    from inl.spec.op import OpSpec
+    from inl.testing.check import Result
+    from inl.testing.target import Target
+
+FRAMEWORKS = ("torch", "jax", "triton", "numpy")
+"""Packages whose versions a result depends on, where they were imported."""
+
+
+def capability_card(
+    target: Target, results: Sequence[Result], seconds: float
+) -> dict[str, Any]:
+    """Everything as JSON values.
+
+    Raises what opening the device raises.
+    """
+    backend = target.backend
+    return {
+        "device": str(target.device),
+        "name": _device_name(target),
+        "passed": all(result.status != "failed" for result in results),
+        "contract": list(CONTRACT),
+        "versions": _versions(target),
+        "seed": target.seed,
+        "full": target.full,
+        "seconds": round(seconds, 3),
+        "dtypes": list(backend.traits.dtypes),
+        "block_size": backend.traits.block_size,
+        "depth": backend.traits.depth,
+        "invariant": _is_invariant(target),
+        "sections": {name: _counts(mine) for name, mine in by_section(results).items()},
+        "ops": {
+            name: _op(target, spec, results)
+            for name, spec in sorted(target.ops.items())
+        },
+        "failures": [
+            {"check": result.name, "message": result.message}
+            for result in results
+            if result.status == "failed"
+        ],
+        "gaps": {r.name: r.message for r in results if r.status == "gap"},
+    }
+
+
+def by_section(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Results by section, in order."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        found.setdefault(result.section, []).append(result)
+    return found
+
+
+def how_computed(target: Target, spec: OpSpec) -> list[str]:
+    """Tell how its cases are computed: native, composed, hosted or missing."""
+    cases = spec.cases(target.rng(spec.name, 0))
+    dtypes = target.dtypes
+    found = {
+        Site(target, spec, case, dtype).choice().how
+        for case in cases
+        for dtype in dtypes
+    }
+    return sorted(found)
+
+
+def worst_ratio(results: Sequence[Result]) -> float | None:
+    """Largest share of its bound that any result used.
+
+    ``None`` if none was measured, or one was off where nothing may be.
+    """
+    ratios = [result.measure.ratio for result in results if result.measure]
+    return round(max(ratios), 4) if ratios and max(ratios) < math.inf else None
+
+
+def _op(target: Target, spec: OpSpec, results: Sequence[Result]) -> dict[str, Any]:
+    mine = [
+        result
+        for result in results
+        if result.section == "kernel" and result.name.startswith(f"{spec.name}/")
+    ]
+    kernels = [kernel for kernel in target.policy.kernels if kernel.op == spec.name]
+    return {
+        "how": how_computed(target, spec),
+        "kernels": [kernel.name for kernel in kernels],
+        "invariant": any(kernel.invariant for kernel in kernels),
+        **_counts(mine),
+        "worst_ratio": worst_ratio(mine),
+    }
+
+
+def _counts(results: Sequence[Result]) -> dict[str, Any]:
+    found = {"passed": 0, "failed": 0, "gap": 0}
+    for result in results:
+        found[result.status] += 1
+    return found
+
+
+def _is_invariant(target: Target) -> bool:
+    """Whether invariant mode has a kernel for every primitive op."""
+    marked = {kernel.op for kernel in target.policy.kernels if kernel.invariant}
+    return all(spec.composite or spec.name in marked for spec in target.ops.values())
+
+
+def _device_name(target: Target) -> str | None:
+    for info in registry().find(target.device.type).devices:
+        if info.index == target.device.index:
+            return info.name
+    return None
+
+
+def _versions(target: Target) -> dict[str, str]:
+    found = {"inl": inl.__version__, "python": sys.version.split()[0]}
+    entry = registry().backend(target.device.type)
+    if entry is not None:
+        found["plugin"] = entry.origin.package
+    for name in FRAMEWORKS:
+        if name in sys.modules:
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:
+                continue
+    return found

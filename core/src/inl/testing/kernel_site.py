@@ -1,0 +1,192 @@
+"""One call of one op on a device, resolved as an engine resolves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inl.dtypes import cast, widen, wrap
+from inl.spec.op import Case, OpSpec, Spec
+from inl.spec.strict import StrictArray
+from inl.spec.table import Choice, Ops, Tracer, pick
+from inl.spec.tolerance import stored, truth
+from inl.spec.tree import leaves, tree_map
+from inl.spec.values import Bucket, Cache, Group, Limits, Paged, Param, Step
+from inl.testing.tiny import MemoryCheckpoint
+from inl.weights.groups import Planned, plan_groups
+from inl.weights.loader import load_weights
+
+if TYPE_CHECKING:
+    from inl.testing.target import Target
+
+ROTATIONS = ("cos", "sin")
+"""Arguments that are float32 whatever is stored."""
+
+
+class Site:
+    """Inputs of a case on the device of ``target``, and the ops chosen for them.
+
+    Weights go through the loader, so that a kernel which packs them gets them packed.
+    Raises :class:`~inl.errors.NoKernel` where every kernel refuses.
+    """
+
+    def __init__(self, target: Target, spec: OpSpec, case: Case, dtype: str) -> None:
+        self._target, self.spec, self.case, self.dtype = target, spec, case, dtype
+        self._planned = self._plan_weights()
+        self.specs = tuple(
+            self._specs(name, value)
+            for name, value in zip(spec.parameters, case.args, strict=True)
+        )
+        self._own_cache = False
+
+    def choice(self) -> Choice:
+        """Who computes it; a missing kernel is a choice too."""
+        return pick(self.spec, self.specs, self.case.attrs, self._target.policy)
+
+    def run(self) -> Any:
+        """Compute the case once: NumPy leaves."""
+        ops, args = self.ready()
+        result = getattr(ops, self.spec.name)(*args, **self.case.attrs)
+        return self.fetch(result)
+
+    def run_twice(self) -> Any:
+        """Compute it again on the state that the first call gave back."""
+        ops, args = self.ready()
+        call = getattr(ops, self.spec.name)
+        result = call(*args, **self.case.attrs)
+        place = self.spec.parameters.index(self.spec.consumes[0])
+        again = (*args[:place], returned_state(result), *args[place + 1 :])
+        return self.fetch(call(*again, **self.case.attrs))
+
+    def ready(self) -> tuple[Ops, tuple[Any, ...]]:
+        """Resolve the ops and put the arguments on the device."""
+        size = self._block_size()
+        tracer = Tracer(self._target.policy, self._bucket(), size)
+        getattr(tracer, self.spec.name)(*self.specs, **self.case.attrs)
+        if any(isinstance(arg, Cache) for arg in self.specs):
+            self._trace_writes(tracer)
+        ops = Ops(tracer)
+        wide = np.float64 if self.dtype == "float64" else np.float32
+        rounded = stored(self.case, self.dtype, wide)
+        names = self.spec.parameters
+        args = tuple(
+            self._tensors(ops, name, before, after)
+            for name, before, after in zip(names, self.case.args, rounded, strict=True)
+        )
+        return ops, tuple(
+            arg._replace(plan=ops.plan(arg, block_size=size))
+            if isinstance(arg, Step)
+            else arg
+            for arg in args
+        )
+
+    def fetch(self, result: Any) -> Any:
+        """NumPy leaves; a cache in a layout of the backend's own counts as right here.
+
+        What lies in such a cache shows in what attention reads out of it.
+        """
+        if self._own_cache:
+            result = _without_caches(result, truth(self.spec, self.case, self.dtype))
+        backend = self._target.backend
+        return tree_map(
+            lambda x: x if isinstance(x, np.ndarray) else widen(backend.numpy(x)),
+            result,
+        )
+
+    def _plan_weights(self) -> Planned | None:
+        if self.spec.weights is None:
+            return None
+        w = self.case.args[self.spec.parameters.index("w")]
+        held = {key: value.shape for key, value in w._asdict().items() if _held(value)}
+        group = Group(
+            self.spec.name, **{key: Param(key, shape) for key, shape in held.items()}
+        )
+        specs = {key: Spec(shape, self.dtype) for key, shape in held.items()}
+        planned: Planned = plan_groups(group, self._target.policy.kernels, specs)
+        return planned
+
+    def _specs(self, name: str, value: Any) -> Any:
+        if name == "w" and self._planned is not None:
+            return self._planned.specs(self.dtype)
+        dtype = "float32" if name in ROTATIONS else self.dtype
+
+        def spec(leaf: Any) -> StrictArray:
+            found = np.asarray(leaf)
+            given = found.dtype.name
+            return StrictArray(found.shape, dtype if given == "float64" else given)
+
+        return tree_map(spec, value)
+
+    def _tensors(self, ops: Ops, name: str, before: Any, after: Any) -> Any:
+        backend = self._target.backend
+        if name == "w" and self._planned is not None:
+            arrays = {key: x for key, x in after._asdict().items() if _held(x)}
+            checkpoint = MemoryCheckpoint({}, arrays)
+            return load_weights(self._planned, checkpoint, backend, self.dtype)
+        if isinstance(before, Cache):
+            return self._cache(ops, after)
+        dtype = "float32" if name in ROTATIONS else self.dtype
+        originals = leaves(before)
+
+        def tensor(leaf: Any) -> Any:
+            # What a case itself gives in float32 is not storage and stays.
+            storage = np.asarray(next(originals)).dtype.name == "float64"
+            return backend.tensor(cast(leaf, dtype) if storage else wrap(leaf))
+
+        return tree_map(tensor, after)
+
+    def _cache(self, ops: Ops, cache: Cache) -> Any:
+        """The default layout where the backend has that, else its own, filled."""
+        backend = self._target.backend
+        blocks, size, heads, dim = cache.k.shape
+        limits = Limits(2, (blocks,), size, 2, 8, sampler="greedy")
+        paged = Paged((0,), heads, dim, self.dtype)
+        (own,) = backend.state((paged,), limits=limits).caches
+        k, v = (backend.tensor(cast(part, self.dtype)) for part in cache)
+        if isinstance(own, Cache):
+            return Cache(k, v)
+        self._own_cache = True
+        cells = backend.tensor(wrap(np.arange(blocks * size, dtype=np.int32)))
+        flat = (blocks * size, heads, dim)
+        return ops.write_kv(k.reshape(*flat), v.reshape(*flat), own, cells)
+
+    def _trace_writes(self, tracer: Tracer) -> None:
+        cache = next(arg for arg in self.specs if isinstance(arg, Cache))
+        blocks, size, heads, dim = cache.k.shape
+        rows = StrictArray((blocks * size, heads, dim), self.dtype)
+        tracer.write_kv(rows, rows, cache, StrictArray((blocks * size,), "int32"))
+
+    def _bucket(self) -> Bucket:
+        given = self.case.attrs.get("bucket")
+        if isinstance(given, Bucket):
+            return given
+        for arg in self.case.args:
+            if isinstance(arg, Step):
+                return Bucket(arg.tokens.shape[0], arg.slots.shape[0])
+        return Bucket(1, 1)
+
+    def _block_size(self) -> int:
+        caches = [arg for arg in self.case.args if isinstance(arg, Cache)]
+        return int(caches[0].k.shape[1]) if caches else 4
+
+
+def returned_state(result: Any) -> Any:
+    """What an op gave back for what it consumed: all of its result, or the last."""
+    return result[-1] if type(result) is tuple else result
+
+
+def _held(value: Any) -> bool:
+    return value is not None
+
+
+def _without_caches(result: Any, want: Any) -> Any:
+    if isinstance(want, Cache):
+        return want
+    if type(want) is tuple:
+        pairs = zip(result, want, strict=True)
+        return tuple(_without_caches(got, exact) for got, exact in pairs)
+    if isinstance(want, Mapping):
+        return {key: _without_caches(result[key], want[key]) for key in want}
+    return result

@@ -1,0 +1,103 @@
+"""Frames for a runner, written by hand: one admission, one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from inl.spec.message import Cell, Row, admit_frame, step_frame
+from inl.spec.values import SAMPLERS, Bucket
+
+if TYPE_CHECKING:
+    from inl.runtime.runner import Limits, Runner
+    from inl.spec.message import IntArray
+
+Part = tuple[int, list[int]] | tuple[int, list[int], float]
+"""Slot, tokens (-1 is its own last one), and perhaps the uniform number."""
+
+
+def admission(
+    limits: Limits, slot: int, blocks: Sequence[int], *, temperature: float = 0.0
+) -> IntArray:
+    """Give ``slot`` the same blocks in every cache group; nothing is cached yet."""
+    tables = [list(blocks)] * limits.groups
+    groups, width = limits.groups, limits.width
+    return admit_frame(
+        slot, tables, groups=groups, width=width, temperature=temperature
+    )
+
+
+def one_step(
+    limits: Limits,
+    parts: Sequence[Part],
+    *,
+    step: int,
+    decoding: int,
+    sampler: str = "greedy",
+    flags: int = 0,
+    cells: Sequence[Cell] = (),
+    padding: tuple[int, int] = (0, 0),
+) -> IntArray:
+    """A step in the smallest program for it; ``padding`` adds tokens and rows."""
+    tokens = sum(len(part[1]) for part in parts) + padding[0]
+    bucket = fitting(limits, tokens, len(parts) + padding[1], sampler)
+    return step_frame(
+        bucket,
+        [Row(part[0], part[1], part[2:]) for part in parts],
+        cells,
+        step=step,
+        groups=limits.groups,
+        block_size=limits.block_size,
+        decode_rows=decoding,
+        flags=flags,
+    )
+
+
+def fitting(limits: Limits, tokens: int, rows: int, sampler: str) -> Bucket:
+    """The smallest program, or the exact size where every size is served."""
+    if not limits.buckets:
+        return Bucket(tokens, rows, sampler=sampler)
+    rank = SAMPLERS.index(sampler)
+    fits = [
+        bucket
+        for bucket in limits.buckets
+        if bucket.tokens >= tokens
+        and bucket.rows >= rows
+        and bucket.width == 1
+        and SAMPLERS.index(bucket.sampler) >= rank
+    ]
+    return min(fits, key=lambda b: (b.tokens, b.rows, SAMPLERS.index(b.sampler)))
+
+
+def most_tokens(limits: Limits, wanted: int) -> int:
+    """``wanted``, or as many as the largest program takes of one sequence."""
+    return min(wanted, max((b.tokens for b in limits.buckets), default=wanted))
+
+
+def answer_alone(
+    runner: Runner,
+    prompt: Sequence[int],
+    count: int,
+    *,
+    chunks: Sequence[int],
+    blocks: Sequence[int],
+    padding: tuple[int, int] = (0, 0),
+) -> list[int]:
+    """Compute a prompt in ``chunks`` tokens a step, then ``count`` greedy tokens."""
+    limits = runner.limits
+    runner.submit(admission(limits, 1, blocks))
+    found: list[int] = []
+    done = 0
+    for step, size in enumerate((*chunks, *[1] * (count - 1)), start=1):
+        prompting = done < len(prompt)
+        tokens = list(prompt[done : done + size]) if prompting else [-1]
+        done += len(tokens)
+        frame = one_step(
+            limits, [(1, tokens)], step=step, decoding=0 if prompting else 1,
+            padding=padding,
+        )  # fmt: skip
+        runner.submit(frame)
+        token = int(runner.collect().tokens[0, 0])
+        if done >= len(prompt):
+            found.append(token)
+    return found

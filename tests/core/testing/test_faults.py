@@ -1,0 +1,90 @@
+"""``inl check`` fails on each planted fault, for the right reason, and on no other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def card_of(done):
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def test_a_sound_backend_passes_and_emits_its_card(check):
+    done = check("faulty:0", "--json")
+    card = card_of(done)
+    assert (done.returncode, card["passed"], card["failures"]) == (0, True, [])
+    assert card["device"] == "faulty:0"
+    assert card["dtypes"] == ["float32"]
+    assert {"inl", "python", "plugin", "numpy"} <= card["versions"].keys()
+    assert set(card["sections"]) == {"backend", "kernel", "runner", "engine"}
+    for counts in card["sections"].values():
+        assert counts["passed"] > 0
+        assert counts["failed"] == 0
+    assert card["ops"]["linear"]["how"] == ["native"]
+    assert card["ops"]["gated_mlp"]["how"] == ["composed"]
+    assert 0 < card["ops"]["linear"]["worst_ratio"] <= 1
+    assert card["invariant"] is False
+    assert 0 < card["seconds"] < 120
+
+
+FAULTS = {
+    "scale": {"attention/", "attend/", "runner/logits/"},
+    "rope": {"rope_table/"},
+    "write": {"write_kv/", "attend/", "runner/chunks/", "engine/batched/"},
+    "uniform": {"choose/draw/", "runner/uniforms/", "engine/seeds/"},
+    "bias": {"linear/"},
+    "leak": {"engine/batched/", "engine/cancel/"},
+}
+"""Fault -> beginnings of names, each of which some failure must have."""
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_each_planted_fault_is_found(check, fault):
+    done = check("faulty:0", "--json", fault=fault)
+    card = card_of(done)
+    assert (done.returncode, card["passed"]) == (1, False)
+    failed = [failure["check"] for failure in card["failures"]]
+    for beginning in FAULTS[fault]:
+        assert any(name.startswith(beginning) for name in failed), failed
+    assert card["sections"]["backend"]["failed"] == 0
+
+
+def test_a_leak_is_called_one(check):
+    card = card_of(check("faulty:0", "--json", fault="leak"))
+    (found,) = {
+        failure["message"].partition(":")[0]
+        for failure in card["failures"]
+        if failure["check"].startswith("engine/batched/")
+    }
+    assert found == "blocks leak"
+
+
+def test_the_table_names_the_worst_case_and_what_to_do(check):
+    done = check("faulty:0", "--seed", "11", fault="bias")
+    assert done.returncode == 1
+    assert "failed  linear/" in done.stdout
+    assert "linear/numpy on faulty:0: error " in done.stdout
+    assert "compare with the body of linear, or list a gap" in done.stdout
+    assert "the same inputs again: inl check faulty:0 --seed 11" in done.stdout
+
+
+def test_the_seed_decides_every_input(check):
+    first, again, other = (
+        {name: op["worst_ratio"] for name, op in card_of(done)["ops"].items()}
+        for done in (
+            check("faulty", "--json", "--seed", seed) for seed in ("5", "5", "6")
+        )
+    )
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("words", [("nobody:0",), ("faulty:7",), ("Faulty",)])
+def test_a_device_that_is_not_there_is_a_usage_error(check, words):
+    done = check(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("inl: ")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,91 @@
+"""The toy backend, from its source tree, and the page that shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOY = ROOT / "examples" / "inl-toy"
+PAGE = (ROOT / "docs" / "writing-a-backend.md").read_text()
+SHOWN = [
+    "pyproject.toml",
+    "src/inl_toy/plugin.py",
+    "src/inl_toy/backend.py",
+    "tests/test_contract.py",
+]
+
+
+def inl(*words):
+    path = os.pathsep.join([str(TOY / "src"), *filter(None, sys.path)])
+    return subprocess.run(
+        [sys.executable, "-m", "inl", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": path, "INL_PLUGINS": "inl_toy.plugin"},
+    )
+
+
+@pytest.mark.parametrize("path", SHOWN)
+def test_the_page_shows_the_file_as_it_is(path):
+    _, _, rest = PAGE.partition(f"`inl-toy/{path}`\n\n```")
+    block, end, _ = rest.partition("\n```\n")
+    assert end
+    assert block.partition("\n")[2] + "\n" == (TOY / path).read_text()
+
+
+def test_the_page_shows_every_file_that_has_code():
+    code = {
+        path.relative_to(TOY).as_posix()
+        for path in TOY.rglob("*.py")
+        if len(path.read_text().splitlines()) > 1 and "build" not in path.parts
+    }
+    assert code | {"pyproject.toml"} == set(SHOWN)
+
+
+def test_the_toy_keeps_every_promise():
+    card = json.loads(inl("check", "toy:0", "--json").stdout)
+    assert card["passed"], card["failures"]
+    assert card["gaps"] == {}
+    assert card["ops"]["attention"]["kernels"] == ["toy", "body"]
+
+
+def test_the_toy_is_a_ready_plugin():
+    done = inl("plugins")
+    assert (done.returncode, done.stderr) == (0, "")
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("toy ")]
+    assert re.search(r"ready\s+1 device", row)
+
+
+def test_the_packing_example_of_the_page_computes_what_linear_does():
+    (source,) = re.findall(r"```python\n(from typing.*?)```", PAGE, re.S)
+    space = {"__name__": "page"}
+    exec(compile(source, "writing-a-backend.md", "exec"), space)
+    kernel = space["KERNEL"]
+
+    from inl.dtypes import wrap
+    from inl.spec.op import Spec
+
+    class Host:
+        def tensor(self, host):
+            return host.data
+
+    rng = np.random.default_rng(4)
+    weight, bias, x = (
+        rng.standard_normal(shape, np.float32) for shape in ((5, 3), (5,), (2, 3))
+    )
+    assert kernel.packs(weight=Spec((5, 3), "float32")) is None
+    for given in (None, bias):
+        group = {"weight": wrap(weight), "bias": None if given is None else wrap(bias)}
+        w = kernel.prepare(group, Host(), "float32")
+        assert w.layout == kernel.layout
+        want = np.einsum("tk,nk->tn", x, weight) + (0 if given is None else bias)
+        np.testing.assert_allclose(kernel.run(x, w), want, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,15 @@
+"""Every promise of a backend, as ``inl check cuda:0`` checks them."""
+
+from __future__ import annotations
+
+import pytest
+
+from inl.device import Device
+from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
+
+REASON = Device("cuda:0").why_not()
+
+
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+class TestCuda(BackendContract, KernelContract, RunnerContract, EngineContract):
+    device = "cuda:0"
