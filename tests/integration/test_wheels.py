@@ -1,0 +1,127 @@
+"""Wheels of every package: what is in them, and that they work where installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {
+    path.parent.name if path.parent.name != "core" else "inl-core": path.parent
+    for pattern in ("core", "libs/*", "plugins/*", "examples/*")
+    for path in sorted(ROOT.glob(f"{pattern}/pyproject.toml"))
+}
+VERSIONS = ("3.11", "3.12", "3.13")
+OFFLINE = re.compile(
+    r"Name or service not known|Temporary failure|Max retries|timed out"
+)
+LEFT = shutil.ignore_patterns("*.egg-info", "build", "__pycache__", "*.so")
+
+
+def run(*words, **settings):
+    return subprocess.run(
+        [str(word) for word in words],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        **settings,
+    )
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """Folder with a wheel of each package, built apart from the tree."""
+    folder = tmp_path_factory.mktemp("wheels")
+    for name, source in PACKAGES.items():
+        copy = folder / "sources" / name
+        shutil.copytree(source, copy, ignore=LEFT)
+        done = run(
+            sys.executable, "-m", "pip", "wheel", "-q", "--no-deps",
+            "--disable-pip-version-check", "-w", folder, copy,
+        )  # fmt: skip
+        if done.returncode and OFFLINE.search(done.stdout + done.stderr):
+            pytest.skip("the package index cannot be reached; building needs it")
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def members(wheels, name):
+    (wheel,) = wheels.glob(f"{name.replace('-', '_')}-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_wheel_holds_its_package_its_license_and_no_tests(wheels, name):
+    found = members(wheels, name)
+    package = "inl" if name == "inl-core" else name.replace("-", "_")
+    tops = {path.partition("/")[0] for path in found}
+    assert tops == {package, *(top for top in tops if top.endswith(".dist-info"))}
+    assert len(tops) == 2
+    assert any(path.endswith("/licenses/LICENSE") for path in found)
+    own_tests = [
+        path for path in found if re.search(r"(^|/)(tests?/|test_|conftest)", path)
+    ]
+    assert own_tests == []
+    if name != "inl-toy":
+        assert f"{package}/py.typed" in found
+
+
+@pytest.mark.parametrize("name", [name for name in PACKAGES if name != "inl-toy"])
+def test_each_package_brings_the_license_of_the_whole(name):
+    text = (PACKAGES[name] / "LICENSE").read_bytes()
+    assert text == (ROOT / "LICENSE").read_bytes()
+
+
+def interpreter(version):
+    """A Python of this version on the path, or one that pyenv keeps."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    places = [
+        shutil.which(f"python{version}"),
+        *sorted(pyenv.glob(f"versions/{version}.*/bin/python")),
+    ]
+    for place in filter(None, places):
+        done = run(place, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
+        if done.stdout.strip() == version:
+            return place
+    return None
+
+
+@pytest.fixture(params=VERSIONS)
+def installed(request, wheels, tmp_path):
+    """Folder of a fresh environment with the core, the toy and the bare plugins."""
+    python = interpreter(request.param)
+    if python is None:
+        pytest.skip(f"there is no Python {request.param} on this machine")
+    assert run(python, "-m", "venv", tmp_path).returncode == 0
+    pip = [tmp_path / "bin" / "python", "-m", "pip", "install", "-q"]
+    pip += ["--disable-pip-version-check", "--find-links", wheels]
+    done = run(*pip, "inl-core[cli]", "inl-toy")
+    assert done.returncode == 0, done.stderr
+    done = run(*pip, "--no-deps", "inl-torch", "inl-cuda")
+    assert done.returncode == 0, done.stderr
+    return tmp_path
+
+
+def test_wheels_install_and_run(installed):
+    dropped = ("PYTHONPATH", "INL_PLUGINS", "VIRTUAL_ENV")
+    env = {name: value for name, value in os.environ.items() if name not in dropped}
+
+    def inl(*words):
+        return run(installed / "bin" / "inl", *words, env=env, cwd=installed)
+
+    plugins = inl("plugins").stdout
+    assert re.search(r"^toy .* ready ", plugins, re.M), plugins
+    assert re.search(r"^cuda .* (unavailable|ready|broken) ", plugins, re.M), plugins
+    checked = inl("check", "toy:0")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    words = ["The capital of France is", "--raw", "--max-tokens", "2"]
+    answer = inl("generate", *words, "--device", "reference:0", "--temperature", "0")
+    assert answer.stdout.strip() == "Paris.", answer.stderr
