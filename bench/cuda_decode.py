@@ -150,7 +150,7 @@ def main() -> int:
             )
             right &= bench.agreement(cases) or dtype != "float32"
             rate = copy_rate(bench)
-            floor = 1e3 * weight_bytes(bench.runner._loaded.weights) / rate
+            floor = 1e3 * weight_bytes(bench.runner.loaded.weights) / rate
             for rows in given.rows:
                 times = [
                     bench.ms_per_step(prompt, rows, given.tokens)

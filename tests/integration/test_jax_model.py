@@ -58,7 +58,7 @@ class Made:
         )
         runner = self.runner
         message = self.backend.tensor(wrap(frame))
-        return runner._loaded.weights, message, runner._state
+        return runner.loaded.weights, message, runner._state
 
     def lowered(self, bucket):
         """The program of a bucket as XLA is given it."""

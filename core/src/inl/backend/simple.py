@@ -10,7 +10,7 @@ from inl.backend.host import host_memory
 from inl.dtypes import HostArray, cast, wrap
 from inl.ops.step import empty_tables
 from inl.spec.kernel import Kernel
-from inl.spec.values import Bucket, Cache, Limits, Paged, Slotted, State, Tables
+from inl.spec.values import Bucket, Cache, Limits, Paged, Slotted, State
 
 if TYPE_CHECKING:
     from inl.device import Device
@@ -73,12 +73,21 @@ def simple_backend(
 def plain_state(
     spec: StateSpec, limits: Limits, tensor: Callable[[HostArray], Any]
 ) -> State:
-    """Zeroed state in the default layout, each buffer its own."""
+    """Zeroed state in the default layout, each buffer its own, copied by ``tensor``."""
     import numpy as np
 
     def zeros(shape: tuple[int, ...], dtype: str) -> Any:
+        if dtype == "int32":
+            return tensor(wrap(np.zeros(shape, np.int32)))
         return tensor(cast(np.zeros(shape, np.float32), dtype))
 
+    return zeroed_state(spec, limits, zeros)
+
+
+def zeroed_state(
+    spec: StateSpec, limits: Limits, zeros: Callable[[tuple[int, ...], str], Any]
+) -> State:
+    """State in the default layout of what ``zeros(shape, dtype name)`` allocates."""
     caches: dict[int, Cache] = {}
     paged = [item for item in spec if isinstance(item, Paged)]
     for group, blocks in zip(paged, limits.blocks, strict=True):
@@ -95,6 +104,6 @@ def plain_state(
         slots=limits.slots,
         width=limits.width,
         vocab=limits.counted,
+        zeros=zeros,
     )
-    on_device = Tables(*(tensor(wrap(array)) for array in tables))
-    return State(tuple(caches[layer] for layer in sorted(caches)), slotted, on_device)
+    return State(tuple(caches[layer] for layer in sorted(caches)), slotted, tables)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inl.cli import arguments
 from inl.cli.bench_show import check_plot, save_plot, show
 from inl.cli.progress import loading_bar
 from inl.errors import RequestError
@@ -24,12 +25,9 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder or GGUF file; SmolLM2-135M-Instruct if none."),
-    ] = None,
-    device: Annotated[str, typer.Option(help='Such as "cpu" or "cuda:1".')] = "auto",
-    dtype: Annotated[str, typer.Option(help="Dtype to compute in.")] = "auto",
+    model: arguments.Model = None,
+    device: arguments.Device = "auto",
+    dtype: arguments.Dtype = "auto",
     prompt_tokens: Annotated[
         int, typer.Option(help="Tokens of each prompt.", min=1)
     ] = 512,
@@ -38,7 +36,7 @@ def run(
     runs: Annotated[
         int, typer.Option(help="Runs that count, after one that does not.", min=1)
     ] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: arguments.Json = False,
     plot: Annotated[
         Path | None, typer.Option(help="File for a picture, such as bench.png.")
     ] = None,

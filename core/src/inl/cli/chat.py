@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inl.cli import arguments
 from inl.cli.chat_commands import obey
 from inl.cli.chat_input import Lines, open_lines
 from inl.cli.conversation import Conversation
@@ -18,34 +18,26 @@ from inl.errors import InlError, RequestError, RunnerError
 
 if TYPE_CHECKING:
     from inl.runtime.engine import InferenceEngine
+    from inl.runtime.options import Options
 
 CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 """What an answer may not send to a terminal: it could move the cursor or worse."""
 
 
 def run(
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder or GGUF file; SmolLM2-135M-Instruct if none."),
-    ] = None,
-    device: Annotated[str, typer.Option(help='Such as "cpu" or "cuda:1".')] = "auto",
-    dtype: Annotated[str, typer.Option(help="Dtype to compute in.")] = "auto",
+    model: arguments.Model = None,
+    device: arguments.Device = "auto",
+    dtype: arguments.Dtype = "auto",
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[
         int, typer.Option(help="Most tokens of one answer.", min=1)
     ] = 1024,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest.")] = 0.7,
-    seed: Annotated[int, typer.Option(help="Same seed, same answers.")] = 0,
-    top_k: Annotated[int, typer.Option(help="Of so many likeliest; 0 is all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Of the likeliest with this much probability.")
-    ] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(help="Of those with this share of the likeliest's.")
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1, what was said is less likely.")
-    ] = 1.0,
+    temperature: arguments.Temperature = 0.7,
+    seed: arguments.Seed = 0,
+    top_k: arguments.TopK = 0,
+    top_p: arguments.TopP = 1.0,
+    min_p: arguments.MinP = 0.0,
+    repetition_penalty: arguments.RepetitionPenalty = 1.0,
     context: Annotated[
         int | None,
         typer.Option(help="Most tokens remembered; the model's own if none.", min=16),
@@ -54,9 +46,9 @@ def run(
     """Talk with a model; /help shows the commands, Ctrl-C stops an answer."""
     from inl.runtime.config import EngineConfig
     from inl.runtime.engine import InferenceEngine
-    from inl.runtime.request import Request
+    from inl.runtime.options import make_request
 
-    sampling: dict[str, Any] = {
+    sampling: Options = {
         "max_tokens": max_tokens,
         "temperature": temperature,
         "seed": seed,
@@ -65,7 +57,7 @@ def run(
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
     }
-    Request([0], **sampling)  # refuses bad ones before a model is loaded
+    make_request([0], sampling, room=1)  # refuses before a model is loaded
     interrupt = Interrupt()
     config = EngineConfig(backend=device, dtype=dtype, max_batch=1, context=context)
     engine = InferenceEngine.from_pretrained(
@@ -82,7 +74,7 @@ class Chat:
         self,
         engine: InferenceEngine,
         interrupt: Interrupt,
-        sampling: Mapping[str, Any],
+        sampling: Options,
         conversation: Conversation,
     ) -> None:
         if engine.chat_template is None:
@@ -94,7 +86,7 @@ class Chat:
         self.open = True
         self._engine, self._interrupt = engine, interrupt
         self._sampling = sampling
-        self._most: int = sampling["max_tokens"]
+        self._most = sampling["max_tokens"] or engine.context
         self._answers = 0
         self._last = ""
 
@@ -158,7 +150,7 @@ class Chat:
         return self._stream(ids, retries)
 
     def _stream(self, ids: list[int], retries: int) -> str:
-        options: dict[str, Any] = {
+        options: Options = {
             **self._sampling,
             "max_tokens": min(self._most, self._engine.context - len(ids)),
             "seed": self._sampling["seed"] + retries,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
+from inl.cli import arguments
 from inl.cli.checks import ORDER, Check, Status
 from inl.cli.checks_machine import machine_checks
 from inl.cli.checks_model import model_checks
@@ -15,7 +15,7 @@ from inl.cli.table import print_table
 
 
 def run(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: arguments.Json = False,
 ) -> None:
     """Say what is wrong here, one line each; 1 if the default model cannot run."""
     checks = examine()

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from inl.cli import arguments
 from inl.plugin import make_backend
 from inl.runtime.config import EngineConfig
 from inl.runtime.load import (
@@ -26,16 +27,13 @@ from inl.weights.loader import stored_specs
 
 
 def run(
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder or GGUF file; SmolLM2-135M-Instruct if none."),
-    ] = None,
-    device: Annotated[str, typer.Option(help='Such as "cpu" or "cuda:1".')] = "auto",
-    dtype: Annotated[str, typer.Option(help="Dtype to compute in.")] = "auto",
+    model: arguments.Model = None,
+    device: arguments.Device = "auto",
+    dtype: arguments.Dtype = "auto",
     tokens: Annotated[int, typer.Option(help="Tokens in the step.", min=1)] = 1,
     rows: Annotated[int, typer.Option(help="Sequences in the step.", min=1)] = 1,
     sampler: Annotated[str, typer.Option(help="greedy or draw.")] = "greedy",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: arguments.Json = False,
 ) -> None:
     """Show the kernels that a step of a model would use; loads no weights."""
     bucket = Bucket(tokens, min(rows, tokens), sampler=sampler)

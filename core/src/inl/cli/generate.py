@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from inl.cli import arguments
 from inl.cli.progress import loading_bar
 from inl.runtime.chat import chat_ids
 from inl.runtime.config import EngineConfig
@@ -21,30 +22,21 @@ from inl.weights.hub import resolve_model
 
 def run(
     prompt: Annotated[str, typer.Argument(help="What to answer.")],
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder or GGUF file; SmolLM2-135M-Instruct if none."),
-    ] = None,
-    device: Annotated[str, typer.Option(help='Such as "cpu" or "cuda:1".')] = "auto",
-    dtype: Annotated[str, typer.Option(help="Dtype to compute in.")] = "auto",
+    model: arguments.Model = None,
+    device: arguments.Device = "auto",
+    dtype: arguments.Dtype = "auto",
     max_tokens: Annotated[int, typer.Option(help="Most tokens to answer.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same answer.")] = 0,
-    top_k: Annotated[int, typer.Option(help="Of so many likeliest; 0 is all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Of the likeliest with this much probability.")
-    ] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(help="Of those with this share of the likeliest's.")
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1, what was said is less likely.")
-    ] = 1.0,
+    temperature: arguments.Temperature = 0.0,
+    seed: arguments.Seed = 0,
+    top_k: arguments.TopK = 0,
+    top_p: arguments.TopP = 1.0,
+    min_p: arguments.MinP = 0.0,
+    repetition_penalty: arguments.RepetitionPenalty = 1.0,
     stop: Annotated[
         list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    raw: arguments.Raw = False,
+    as_json: arguments.Json = False,
 ) -> None:
     """Answer PROMPT with a model on a device."""
     began = time.perf_counter()

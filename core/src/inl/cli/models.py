@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from inl.cli import arguments
 from inl.cli.devices import show_bytes
 from inl.cli.table import print_table
 from inl.plugin import registry
@@ -20,7 +21,7 @@ def run(
         str | None,
         typer.Argument(help="Folder, GGUF file or name to look into; else a list."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: arguments.Json = False,
 ) -> None:
     """List cached models and known architectures, or look into MODEL's files."""
     if model is not None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from inl.cli import arguments
 from inl.errors import ModelError, ProtocolError
 from inl.runtime.config import EngineConfig
 from inl.runtime.load import LanguageModel, open_model
@@ -27,7 +28,7 @@ def run(
     model: Annotated[
         str | None, typer.Option(help="Folder or GGUF file, if it has moved.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: arguments.Json = False,
 ) -> None:
     """Compare a trace's tokens with another device's; exit status 1 if they differ."""
     items = read_trace(file)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from inl.cli import arguments
 from inl.runtime.config import EngineConfig
 from inl.runtime.engine import InferenceEngine
 
@@ -15,16 +16,13 @@ from inl.runtime.engine import InferenceEngine
 def run(
     prompt: Annotated[str, typer.Argument(help="What to answer.")],
     out: Annotated[Path, typer.Option(help="File to write.")],
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder or GGUF file; SmolLM2-135M-Instruct if none."),
-    ] = None,
-    device: Annotated[str, typer.Option(help='Such as "cpu" or "cuda:1".')] = "auto",
-    dtype: Annotated[str, typer.Option(help="Dtype to compute in.")] = "auto",
+    model: arguments.Model = None,
+    device: arguments.Device = "auto",
+    dtype: arguments.Dtype = "auto",
     max_tokens: Annotated[int, typer.Option(help="Most tokens to answer.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same answer.")] = 0,
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    temperature: arguments.Temperature = 0.0,
+    seed: arguments.Seed = 0,
+    raw: arguments.Raw = False,
 ) -> None:
     """Answer PROMPT and write a trace for `inl replay`."""
     config = EngineConfig(backend=device, dtype=dtype, max_batch=1, trace=out)

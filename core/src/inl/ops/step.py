@@ -5,7 +5,7 @@ These bodies are the template for every backend: fixed shapes, no branch on data
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -37,19 +37,27 @@ def _step_shapes(_message: Spec, tables: Any, *, bucket: Bucket, **_: Any) -> An
     return step, tables
 
 
-def empty_tables(*, groups: int, slots: int, width: int, vocab: int = 0) -> Tables:
+def empty_tables(
+    *,
+    groups: int,
+    slots: int,
+    width: int,
+    vocab: int = 0,
+    zeros: Callable[[tuple[int, ...], str], Any] = np.zeros,
+) -> Tables:
     """Tables in which every slot belongs to nobody.
 
     vocab: columns of counts and biases; 0 where no "full" program is served.
+    zeros: allocates by shape and dtype name.
     """
     return Tables(
-        np.zeros((groups, slots, width), np.int32),
-        np.zeros(slots, np.int32),
-        np.zeros(slots, np.int32),
-        np.zeros(slots, np.int32),
-        np.zeros((slots, len(PARAMS)), np.float32),
-        np.zeros((slots, vocab), np.int32),
-        np.zeros((slots, vocab), np.float32),
+        blocks=zeros((groups, slots, width), "int32"),
+        lengths=zeros((slots,), "int32"),
+        last=zeros((slots,), "int32"),
+        adapters=zeros((slots,), "int32"),
+        params=zeros((slots, len(PARAMS)), "float32"),
+        counts=zeros((slots, vocab), "int32"),
+        bias=zeros((slots, vocab), "float32"),
     )
 
 

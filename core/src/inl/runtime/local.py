@@ -55,7 +55,9 @@ class LocalRunner(Runner):
     def __init__(self, backend: Backend, loaded: Loaded, limits: Limits) -> None:
         self.limits = replace(limits, buckets=tuple(backend.buckets(limits)))
         self.compilations = 0
-        self._backend, self._loaded = backend, loaded
+        self._backend = backend
+        self.loaded = loaded
+        """What it computes; without weights once closed."""
         self._state = backend.state(self._shard_state(), limits=self.limits)
         self._programs: dict[tuple[str, Bucket], Callable[..., Any]] = {}
         self._check = FrameCheck(self.limits)
@@ -88,12 +90,12 @@ class LocalRunner(Runner):
             self._submit_masked(found, frame)
             return
         program = self._program("advance", found.bucket)
-        tokens, self._state = program(self._loaded.weights, frame, self._state)
+        tokens, self._state = program(self.loaded.weights, frame, self._state)
         self._pending.append(_Pending(found.step, found.bucket, tokens))
 
     def _submit_masked(self, found: Header, frame: Any) -> None:
         program = self._program("logits", found.bucket)
-        logits, step, self._state = program(self._loaded.weights, frame, self._state)
+        logits, step, self._state = program(self.loaded.weights, frame, self._state)
         self._masked = found, logits, step
         self._pending.append(_Pending(found.step, found.bucket, None))
 
@@ -133,7 +135,7 @@ class LocalRunner(Runner):
         self._pending.clear()
         self._programs.clear()
         self._state = State((), {}, Tables(*(None,) * len(Tables._fields)))
-        self._loaded = replace(self._loaded, weights=None)
+        self.loaded = replace(self.loaded, weights=None)
 
     def logits(self, message: IntArray) -> HostArray:
         """Compute a step and choose nothing: its logits [S, V]; nothing in flight.
@@ -145,7 +147,7 @@ class LocalRunner(Runner):
             raise ProtocolError("logits: needs a step, and no step in flight")
         program = self._program("logits", self._check.read(message).bucket)
         frame = self._backend.tensor(wrap(message))
-        logits, _, self._state = program(self._loaded.weights, frame, self._state)
+        logits, _, self._state = program(self.loaded.weights, frame, self._state)
         return self._backend.numpy(logits)
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -157,7 +159,7 @@ class LocalRunner(Runner):
 
     def tracer(self, bucket: Bucket) -> Tracer:
         """What the model calls at this bucket, and what was chosen for it."""
-        loaded = self._loaded
+        loaded = self.loaded
         return trace(
             loaded.model, loaded.config, loaded.groups, bucket, self.limits,
             loaded.policy, ranks=loaded.ranks,
@@ -174,7 +176,7 @@ class LocalRunner(Runner):
         known = self._programs.get((name, bucket))
         if known is not None:
             return known
-        ops, loaded = self.ops(bucket), self._loaded
+        ops, loaded = self.ops(bucket), self.loaded
         made: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
             "advance": (partial(advance, ops, loaded.model, loaded.config), (2,)),
             "logits": (partial(forward, ops, loaded.model, loaded.config), (2,)),
@@ -199,14 +201,14 @@ class LocalRunner(Runner):
         return self._backend.compile(run, bucket, consumes=consumes)
 
     def _shard_state(self) -> Any:
-        ranks = self._loaded.ranks
+        ranks = self.loaded.ranks
 
         def shard(item: Any) -> Any:
             if isinstance(item, Paged):
                 return item._replace(kv_heads=item.kv_heads // ranks)
             return item
 
-        return tuple(shard(i) for i in self._loaded.model.state(self._loaded.config))
+        return tuple(shard(i) for i in self.loaded.model.state(self.loaded.config))
 
 
 def size_class(bucket: Bucket) -> Bucket:

@@ -142,7 +142,7 @@ def traffic(runner: LocalRunner) -> Traffic:
     kernel may hold views of its own tensors. Embeddings are left out: a step reads a
     row a token.
     """
-    loaded = runner._loaded
+    loaded = runner.loaded
     sizes: dict[tuple[str, ...], int] = {}
     for planned, held in _pairs(loaded.groups, loaded.weights):
         if planned.group.op != "embedding":

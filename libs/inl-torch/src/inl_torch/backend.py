@@ -9,18 +9,10 @@ from typing import Any
 import torch
 
 from inl.backend.base import Backend, Program, StateSpec
+from inl.backend.simple import zeroed_state
 from inl.dtypes import SIZES, HostArray
 from inl.spec.kernel import Kernel
-from inl.spec.values import (
-    PARAMS,
-    Bucket,
-    Cache,
-    Limits,
-    Paged,
-    Slotted,
-    State,
-    Tables,
-)
+from inl.spec.values import Bucket, Limits, Paged, Slotted, State
 from inl_torch import eager
 from inl_torch.graphs import Arriving
 from inl_torch.tensors import allocating, from_host, to_host, torch_dtype
@@ -48,7 +40,10 @@ class TorchBackend(Backend):
 
     def state(self, spec: StateSpec, *, limits: Limits) -> State:
         with allocating(state_bytes(spec, limits), f"{self.device}: state"):
-            return _state(spec, limits, self.place)
+            return zeroed_state(spec, limits, self._zeros)
+
+    def _zeros(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch_dtype(dtype), device=self.place)
 
     def kernels(self) -> Iterable[Kernel]:
         return eager.kernels()
@@ -87,32 +82,3 @@ def state_bytes(spec: StateSpec, limits: Limits) -> int:
         if isinstance(item, Slotted):
             total += limits.slots * math.prod(item.shape) * SIZES[item.dtype]
     return total
-
-
-def _state(spec: StateSpec, limits: Limits, place: torch.device) -> State:
-    def zeros(*shape: int, dtype: str = "int32") -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch_dtype(dtype), device=place)
-
-    caches: dict[int, Cache] = {}
-    paged = [item for item in spec if isinstance(item, Paged)]
-    for group, blocks in zip(paged, limits.blocks, strict=True):
-        shape = (blocks, limits.block_size, group.kv_heads, group.head_dim)
-        for layer in group.layers:
-            pair = (zeros(*shape, dtype=group.dtype) for _ in range(2))
-            caches[layer] = Cache(*pair)
-    slots = limits.slots
-    slotted = {
-        item.name: zeros(slots, *item.shape, dtype=item.dtype)
-        for item in spec
-        if isinstance(item, Slotted)
-    }
-    tables = Tables(
-        blocks=zeros(limits.groups, slots, limits.width),
-        lengths=zeros(slots),
-        last=zeros(slots),
-        adapters=zeros(slots),
-        params=zeros(slots, len(PARAMS), dtype="float32"),
-        counts=zeros(slots, limits.counted),
-        bias=zeros(slots, limits.counted, dtype="float32"),
-    )
-    return State(tuple(caches[layer] for layer in sorted(caches)), slotted, tables)

@@ -1,0 +1,28 @@
+"""Options that several commands share, worded once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str | None,
+    typer.Option(help="Folder or GGUF file; SmolLM2-135M-Instruct if none."),
+]
+Device = Annotated[str, typer.Option(help='Such as "cpu" or "cuda:1".')]
+Dtype = Annotated[str, typer.Option(help="Dtype to compute in.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the likeliest.")]
+Seed = Annotated[int, typer.Option(help="Same seed, same answer.")]
+TopK = Annotated[int, typer.Option(help="Of so many likeliest; 0 is all.")]
+TopP = Annotated[
+    float, typer.Option(help="Of the likeliest with this much probability.")
+]
+MinP = Annotated[
+    float, typer.Option(help="Of those with this share of the likeliest's.")
+]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Above 1, what was said is less likely.")
+]
+Raw = Annotated[bool, typer.Option("--raw", help="No chat template.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
