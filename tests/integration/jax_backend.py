@@ -11,7 +11,7 @@ import numpy as np
 from inl.backend.base import Traits
 from inl.backend.simple import simple_backend
 from inl.dtypes import widen, wrap
-from inl.ops.rope import frequencies
+from inl.ops.rope import frequencies, gains
 from inl.spec.kernel import Kernel
 from inl.spec.message import HEADER, MARKS, layout
 from inl.spec.values import PARAMS, TOP, Bucket, Cache, Scores, Step
@@ -101,7 +101,8 @@ def rope_table(positions, *, dim, theta, scaling):
     part = partial(jnp.asarray, dtype=jnp.float32)
     a, b = part(near.real)[positions % SPAN], part(near.imag)[positions % SPAN]
     c, d = part(far.real)[positions // SPAN], part(far.imag)[positions // SPAN]
-    return a * c - b * d, a * d + b * c
+    length = part(gains(dim, scaling))
+    return (a * c - b * d) * length, (a * d + b * c) * length
 
 
 def rotate(x, cos, sin):
@@ -222,6 +223,7 @@ KERNELS = {
     "take_rows": lambda x, index: x[index],
     "zeros_like": jnp.zeros_like,
     "linear": linear,
+    "soft_cap": lambda x, *, cap: cap * jnp.tanh(x / cap),
     "rms_norm": rms_norm,
     "all_reduce": lambda x, *, axis: x,
     "all_gather": lambda x, *, axis: x,

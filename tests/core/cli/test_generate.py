@@ -182,8 +182,8 @@ def test_no_template_and_not_raw(capsys, folder):
         ({"hidden_act": "relu6"}, ["'hidden_act'", "'relu6'", "silu"]),
         ({"rms_norm_eps": "small"}, ["'rms_norm_eps'", "'small'"]),
         (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 4}},
-            ["rope_type", "'yarn'", "llama3"],
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 4}},
+            ["rope_type", "'dynamic'", "llama3"],
         ),
         ({"tie_word_embeddings": "yes"}, ["'tie_word_embeddings'", "'yes'"]),
         ({"mlp_bias": True}, ["'mlp_bias'", "true"]),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from inl.ops import catalog
-from inl.ops.rope import RopeScaling, frequencies
+from inl.ops.rope import RopeScaling, frequencies, gains
 
 ROPE, TABLE = catalog()["rope"].body, catalog()["rope_table"].body
 PLAIN = RopeScaling()
@@ -72,3 +72,36 @@ def test_scaled_frequencies():
     kept = sum(a == b for a, b in zip(expected, plain, strict=True))
     slowed = sum(a == b / 8 for a, b in zip(expected, plain, strict=True))
     assert min(kept, slowed, 32 - kept - slowed) > 0
+
+
+def test_yarn_keeps_fast_planes_and_slows_slow_ones():
+    """The places of the ramp are those of the paper's formula, rounded outward."""
+    scaling = RopeScaling("yarn", 4.0, 1.0, 32.0, 2048, gain=1.14)
+    plain = [1e4 ** (-2 * i / 64) for i in range(32)]
+
+    def place(turns):
+        return 64 * math.log(2048 / (turns * 2 * math.pi)) / (2 * math.log(1e4))
+
+    first, last = math.floor(place(32.0)), math.ceil(place(1.0))
+    expected = []
+    for index, rate in enumerate(plain):
+        slowed = min(max((index - first) / (last - first), 0.0), 1.0)
+        expected.append(rate * (1 - slowed) + rate / 4 * slowed)
+    found = frequencies(64, 1e4, scaling)
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert found[0] == plain[0]
+    assert found[-1] == pytest.approx(plain[-1] / 4)
+    assert 0 < first < last < 31
+
+
+def test_planes_that_do_not_turn_hold_still():
+    scaling = RopeScaling("divided", divisors=(1.0, 2.0, 5.0), gain=1.3, turning=6)
+    rates = frequencies(16, 100.0, scaling)
+    turning = [100.0 ** (-2 * i / 6) / by for i, by in enumerate((1.0, 2.0, 5.0))]
+    assert rates == pytest.approx([*turning, 0, 0, 0, 0, 0], rel=1e-14)
+    assert gains(16, scaling).tolist() == [1.3] * 3 + [1.0] * 5
+    positions = np.array([0, 9], np.int32)
+    cos, sin = TABLE(positions, dim=16, theta=100.0, scaling=scaling)
+    assert np.allclose(np.hypot(cos, sin), gains(16, scaling))
+    assert (cos[:, 3:] == 1).all()
+    assert (sin[:, 3:] == 0).all()

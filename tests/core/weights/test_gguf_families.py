@@ -144,13 +144,6 @@ def test_qwen2_has_its_biases_where_the_config_does_not_say_so(tmp_path):
     )
 
 
-def test_qwen2_with_a_window_is_refused(tmp_path):
-    path = written(tmp_path / "q.gguf", "qwen2", numbered(QWEN2))
-    given = {**open_checkpoint(path).config, "use_sliding_window": True}
-    with pytest.raises(CheckpointError, match="'use_sliding_window': found true"):
-        qwen2.config(given)
-
-
 def test_gemma3_config_and_norms(tmp_path):
     def fill(writer):
         writer.add_key_length(256)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from inl.models.views import FULL, View
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
+from inl.ops.rope import RopeScaling
 from inl.spec.values import Array, Group, State, Step
 
 
@@ -21,6 +23,10 @@ class Attention(NamedTuple):
     norm: Norm | Group
     qkv: QkvLinear | Group
     out: Linear | Group
+    q_norm: Norm | Group | None = None
+    """Of each head of the queries by itself, [head_dim]."""
+    k_norm: Norm | Group | None = None
+    """Of each head of the keys by itself, [head_dim]."""
 
 
 class Mlp(NamedTuple):
@@ -46,13 +52,20 @@ class Carry(NamedTuple):
 def embed(ops: Any, config: Any, w: Embedding, step: Step) -> Carry:
     """Look the tokens up and prepare the rotation that every layer uses."""
     residual = ops.embedding(step.tokens, w)
-    cos, sin = ops.rope_table(
-        step.positions,
-        dim=config.head_dim,
-        theta=config.rope_theta,
-        scaling=config.rope_scaling,
+    cos, sin = rotation(
+        ops, config.head_dim, step, config.rope_theta, config.rope_scaling
     )
     return Carry(residual, ops.zeros_like(residual), cos, sin)
+
+
+def rotation(
+    ops: Any, dim: int, step: Step, theta: float, scaling: RopeScaling
+) -> tuple[Array, Array]:
+    """Cosines and sines of the step's positions."""
+    table: tuple[Array, Array] = ops.rope_table(
+        step.positions, dim=dim, theta=theta, scaling=scaling
+    )
+    return table
 
 
 def attention(
@@ -64,22 +77,58 @@ def attention(
     state: State,
     *,
     index: int,
+    view: View = FULL,
 ) -> tuple[Carry, State]:
     """Grouped-query attention with rotary positions over the paged cache."""
     residual, x = ops.reduce_add_norm(
         carry.residual, carry.delta, w.norm, eps=config.norm_eps
     )
-    q, k, v = ops.qkv_linear(x, w.qkv)
-    dim = config.head_dim
-    q, k, v = (part.reshape(part.shape[0], -1, dim) for part in (q, k, v))
+    q, k, v = split_heads(ops.qkv_linear(x, w.qkv), config.head_dim)
+    q, k = norm_heads(ops, config, w, q, k)
     q, k = ops.rope(q, k, carry.cos, carry.sin)
-    out, cache = ops.attend(q, k, v, state.caches[index], step, scale=dim**-0.5)
-    delta = ops.linear(out.reshape(out.shape[0], -1), w.out)
-    caches = (*state.caches[:index], cache, *state.caches[index + 1 :])
-    return (
-        carry._replace(residual=residual, delta=delta),
-        state._replace(caches=caches),
+    out, state = attend(
+        ops, q, k, v, step, state, index=index, view=view, scale=q.shape[-1] ** -0.5
     )
+    delta = ops.linear(out, w.out)
+    return carry._replace(residual=residual, delta=delta), state
+
+
+def split_heads(parts: tuple[Array, ...], dim: int) -> tuple[Array, ...]:
+    """Each of [T, N] as [T, heads, dim]."""
+    return tuple(part.reshape(part.shape[0], -1, dim) for part in parts)
+
+
+def norm_heads(
+    ops: Any, config: Any, w: Any, q: Array, k: Array
+) -> tuple[Array, Array]:
+    """Queries and keys [T, heads, dim], each head normed where the model does that."""
+    if w.q_norm is not None:
+        q = ops.rms_norm(q, w.q_norm, eps=config.norm_eps)
+    if w.k_norm is not None:
+        k = ops.rms_norm(k, w.k_norm, eps=config.norm_eps)
+    return q, k
+
+
+def attend(
+    ops: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    step: Step,
+    state: State,
+    *,
+    index: int,
+    view: View,
+    scale: float,
+    cap: float | None = None,
+) -> tuple[Array, State]:
+    """Cache k and v as layer ``index`` does and attend: [T, heads * dim]."""
+    out, cache = ops.attend(
+        q, k, v, state.caches[index], step,
+        scale=scale, window=view.window, cap=cap, group=view.group,
+    )  # fmt: skip
+    caches = (*state.caches[:index], cache, *state.caches[index + 1 :])
+    return out.reshape(out.shape[0], -1), state._replace(caches=caches)
 
 
 def gated_mlp(ops: Any, config: Any, w: Mlp, carry: Carry) -> Carry:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from inl.errors import CheckpointError
-from inl.models import blocks
+from inl.models import blocks, groups
 from inl.models.config import flag, number, one_of, rope_scaling, whole
+from inl.models.views import View, paged, views
 from inl.ops.rope import RopeScaling
-from inl.spec.values import Array, Group, Model, Paged, Param, State, Step
+from inl.spec.values import Array, Model, Paged, State, Step
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -39,6 +40,10 @@ class LlamaConfig:
     qkv_bias: bool
     dtype: str = "float32"
     """Compute dtype; the loader sets it."""
+    views: tuple[View, ...] = ()
+    """What each layer's attention sees."""
+    head_norm: bool = False
+    """Whether queries and keys are normed, each head by itself."""
 
 
 class Layer(NamedTuple):
@@ -75,19 +80,15 @@ def config(hf: Mapping[str, Any]) -> LlamaConfig:
     head_dim = head_dim or hidden // heads
     if head_dim % 2:
         raise CheckpointError(f"config field 'head_dim': found {head_dim}, not even")
-    if number(hf, "partial_rotary_factor", 1.0) != 1.0:
-        raise CheckpointError(
-            "config field 'partial_rotary_factor': "
-            f"found {hf['partial_rotary_factor']!r}, accepted: 1.0"
-        )
     if flag(hf, "mlp_bias", False):
         raise CheckpointError("config field 'mlp_bias': found true, accepted: false")
     theta, scaling = rope_scaling(hf)
+    layers = whole(hf, "num_hidden_layers")
     return LlamaConfig(
         vocab_size=whole(hf, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=whole(hf, "intermediate_size"),
-        layers=whole(hf, "num_hidden_layers"),
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -98,54 +99,43 @@ def config(hf: Mapping[str, Any]) -> LlamaConfig:
         activation=one_of(hf, "hidden_act", ACTIVATIONS),
         tied=flag(hf, "tie_word_embeddings", False),
         qkv_bias=flag(hf, "attention_bias", False),
+        views=views((None,) * layers),
     )
 
 
 def weights(c: LlamaConfig) -> Weights:
     """What to load, under its Hugging Face names; no bytes are read."""
-    table = Param("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
-    head = table if c.tied else table._replace(source="lm_head.weight")
     return Weights(
-        embed=Group("embedding", weight=table),
-        layers=tuple(_layer(c, f"model.layers.{index}.") for index in range(c.layers)),
-        norm=_norm(c, "model.norm"),
-        head=Group("linear", weight=head._replace(axis=0)),
+        embed=groups.table(c),
+        layers=tuple(layer_weights(c, f"model.layers.{i}.") for i in range(c.layers)),
+        norm=groups.norm("model.norm", c.hidden_size),
+        head=groups.head(c),
     )
 
 
-def _layer(c: LlamaConfig, at: str) -> Layer:
-    h, inner = c.hidden_size, c.intermediate_size
-    queries, keys = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    qkv: dict[str, Param] = {}
-    for name, rows in (("q", queries), ("k", keys), ("v", keys)):
-        source = f"{at}self_attn.{name}_proj"
-        qkv[name] = Param(f"{source}.weight", (rows, h), axis=0)
-        if c.qkv_bias:
-            qkv[f"{name}_bias"] = Param(f"{source}.bias", (rows,), axis=0)
-    out = Param(f"{at}self_attn.o_proj.weight", (h, queries), axis=1)
-    mlp = Group(
-        "gated_mlp",
-        gate=Param(f"{at}mlp.gate_proj.weight", (inner, h), axis=0),
-        up=Param(f"{at}mlp.up_proj.weight", (inner, h), axis=0),
-        down=Param(f"{at}mlp.down_proj.weight", (h, inner), axis=1),
-    )
+def layer_weights(c: LlamaConfig, at: str) -> Layer:
+    """Groups of the layer whose names begin with ``at``."""
+    norms = {
+        f"{name}_norm": groups.norm(f"{at}self_attn.{name}_norm", c.head_dim)
+        for name in ("qk" if c.head_norm else "")
+    }
     return Layer(
         blocks.Attention(
-            _norm(c, f"{at}input_layernorm"),
-            Group("qkv_linear", **qkv),
-            Group("linear", weight=out),
+            groups.norm(f"{at}input_layernorm", c.hidden_size),
+            groups.qkv(c, at, bias=c.qkv_bias),
+            groups.out(c, at),
+            **norms,
         ),
-        blocks.Mlp(_norm(c, f"{at}post_attention_layernorm"), mlp),
+        blocks.Mlp(
+            groups.norm(f"{at}post_attention_layernorm", c.hidden_size),
+            groups.gated_mlp(c, at),
+        ),
     )
-
-
-def _norm(c: LlamaConfig, name: str) -> Group:
-    return Group("rms_norm", weight=Param(f"{name}.weight", (c.hidden_size,)))
 
 
 def state(c: LlamaConfig) -> tuple[Paged, ...]:
-    """One cache group: every layer sees everything."""
-    return (Paged(tuple(range(c.layers)), c.kv_heads, c.head_dim, c.dtype),)
+    """A cache group for each window that layers have."""
+    return paged(c)
 
 
 def embed(ops: Any, c: LlamaConfig, w: Weights, step: Step) -> blocks.Carry:
@@ -157,7 +147,7 @@ def layer(
     index: int,
 ) -> tuple[blocks.Carry, State]:  # fmt: skip
     carry, state = blocks.attention(
-        ops, c, w.attention, carry, step, state, index=index
+        ops, c, w.attention, carry, step, state, index=index, view=c.views[index]
     )
     return blocks.gated_mlp(ops, c, w.mlp, carry), state
 

@@ -6,18 +6,30 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from inl.errors import CheckpointError
 from inl.models import llama
-from inl.models.config import flag
+from inl.models.config import flag, whole
+from inl.models.views import views, windows
+
+FULL_LAYERS = 28
+"""First layers that see everything where the config does not say."""
 
 
 def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
-    if flag(hf, "use_sliding_window", False):
-        raise CheckpointError(
-            "config field 'use_sliding_window': found true, accepted: false"
-        )
-    return replace(llama.config(hf), qkv_bias=True)
+    return replace(windowed(llama.config(hf), hf), qkv_bias=True)
+
+
+def windowed(base: llama.LlamaConfig, hf: Mapping[str, Any]) -> llama.LlamaConfig:
+    """Let the later layers see a window only, where the config asks for that."""
+    if not flag(hf, "use_sliding_window", False):
+        return base
+    name = "max_window_layers"
+    first = 0 if hf.get(name) == 0 else whole(hf, name, FULL_LAYERS)
+    kinds = [
+        "sliding_attention" if index >= first else "full_attention"
+        for index in range(base.layers)
+    ]
+    return replace(base, views=views(windows(hf, kinds)))
 
 
 MODEL = replace(llama.MODEL, config=config)

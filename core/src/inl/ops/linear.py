@@ -93,3 +93,20 @@ def qkv_linear(ops: Any, x: Any, w: QkvLinear) -> tuple[Any, Any, Any]:
         ops.linear(x, Linear(w.k, w.k_bias)),
         ops.linear(x, Linear(w.v, w.v_bias)),
     )
+
+
+def _cap_cases(rng: np.random.Generator) -> Iterable[Case]:
+    for rows, width in ((1, 5), (4, 257)):
+        x = 40 * rng.standard_normal((rows, width))
+        yield Case(f"{rows}x{width}", (x,), {"cap": 30.0})
+    edge = np.array([[-1e4, -1e-3, 0.0, 1e-3, 1e4]])
+    yield Case("edges", (edge,), {"cap": 2.5})
+
+
+@op(
+    shapes=lambda x, *, cap: Spec(x.shape, x.dtype),  # noqa: ARG005
+    cases=_cap_cases,
+)
+def soft_cap(x: Any, *, cap: float) -> Any:
+    """``cap * tanh(x / cap)``, elementwise, in float32: numbers within ``cap`` of 0."""
+    return cap * np.tanh(x / cap)

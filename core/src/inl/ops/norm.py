@@ -63,3 +63,28 @@ def reduce_add_norm(
     """
     residual = residual + ops.all_reduce(delta, axis="tensor")
     return residual, ops.rms_norm(residual, w, eps=eps)
+
+
+@op(cases=_fused_cases, weights=Norm)
+def add_norm(
+    ops: Any, residual: Any, delta: Any, w: Norm, *, eps: float
+) -> tuple[Any, Any]:
+    """Add ``delta``, which is whole on every rank, and normalize the sum.
+
+    residual, delta: [T, H]. Returns the new residual and its norm.
+    """
+    residual = residual + delta
+    return residual, ops.rms_norm(residual, w, eps=eps)
+
+
+def _after_cases(rng: np.random.Generator) -> Iterable[Case]:
+    for rows, width in ((1, 8), (6, 96)):
+        w = Norm(rng.standard_normal(width))
+        x = rng.standard_normal((rows, width))
+        yield Case(f"{rows}x{width}", (x, w), {"eps": 1e-6})
+
+
+@op(cases=_after_cases, weights=Norm)
+def reduce_norm(ops: Any, delta: Any, w: Norm, *, eps: float) -> Any:
+    """Add the ranks' ``delta`` [T, H] up and normalize it, whole on every rank."""
+    return ops.rms_norm(ops.all_reduce(delta, axis="tensor"), w, eps=eps)

@@ -5,6 +5,18 @@ from __future__ import annotations
 from inl.device import DeviceInfo, DeviceType
 from inl.plugin.hooks import RegisterBackend, RegisterModel, hookimpl
 
+FAMILIES = (
+    ("Gemma2ForCausalLM", "gemma2", "gemma2"),
+    ("Gemma3ForCausalLM", "gemma3_text", "gemma3"),
+    ("LlamaForCausalLM", "llama", "llama"),
+    ("MistralForCausalLM", "mistral", "mistral"),
+    ("Olmo2ForCausalLM", "olmo2", "olmo2"),
+    ("Phi3ForCausalLM", "phi3", "phi3"),
+    ("Qwen2ForCausalLM", "qwen2", "qwen2"),
+    ("Qwen3ForCausalLM", "qwen3", "qwen3"),
+)
+"""``architectures`` and ``model_type`` of config files, and who reads them."""
+
 
 @hookimpl
 def inl_register_backends(register: RegisterBackend) -> None:
@@ -15,10 +27,9 @@ def inl_register_backends(register: RegisterBackend) -> None:
 @hookimpl
 def inl_register_models(register: RegisterModel) -> None:
     """The architectures under ``inl.models``."""
-    for name in ("LlamaForCausalLM", "llama"):
-        register(name, "inl.models.llama:MODEL")
-    for name in ("Qwen2ForCausalLM", "qwen2"):
-        register(name, "inl.models.qwen2:MODEL")
+    for architecture, name, module in FAMILIES:
+        for key in (architecture, name):
+            register(key, f"inl.models.{module}:MODEL")
 
 
 def probe() -> list[DeviceInfo]:

@@ -153,6 +153,15 @@ class Slotted(NamedTuple):
     """"tokens": recomputing restores it; "replay": one by one; "save": only a copy."""
 
 
+class Cut(NamedTuple):
+    """Rows of a stored tensor that make a logical one."""
+
+    spans: tuple[tuple[int, int], ...]
+    """(start, stop) along axis 0; what they hold is put together in this order."""
+    rows: int
+    """Rows of the stored tensor."""
+
+
 class Param(NamedTuple):
     """One logical tensor of a checkpoint."""
 
@@ -163,6 +172,16 @@ class Param(NamedTuple):
     """Axis cut over tensor-parallel ranks; ``None`` is a copy on each."""
     optional: bool = False
     """May be absent; then the group's field is ``None``."""
+    cut: Cut | None = None
+    """The part of the stored tensor that this is, where that holds more or another
+    order; ``None`` is all of it."""
+    offset: float = 0.0
+    """Added to every number, before it is rounded to the compute dtype."""
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """Shape of the tensor in the checkpoint."""
+        return (self.cut.rows, *self.shape[1:]) if self.cut else self.shape
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -67,10 +67,7 @@ def plan_groups(
     """
 
     def plan(group: Group) -> Planned:
-        specs = {
-            name: stored.get(param.source, Spec(param.shape, "float32"))
-            for name, param in group.params.items()
-        }
+        specs = {name: _held(param, stored) for name, param in group.params.items()}
         willing = [
             kernel
             for kernel in kernels
@@ -80,6 +77,14 @@ def plan_groups(
         return Planned(group, best if best and best.prepare else None, ranks)
 
     return tree_map(plan, tree)
+
+
+def _held(param: Param, stored: Mapping[str, Spec]) -> Spec:
+    """The logical tensor in the dtype that the checkpoint has it in."""
+    found = stored.get(param.source)
+    if found is None:
+        return Spec(param.shape, "float32")
+    return Spec(param.shape, found.dtype) if param.cut else found
 
 
 def check_tensors(tree: Any, stored: Mapping[str, Spec], where: str) -> None:
@@ -93,11 +98,11 @@ def check_tensors(tree: Any, stored: Mapping[str, Spec], where: str) -> None:
             needed.add(param.source)
             found = stored.get(param.source)
             if found is None and not param.optional:
-                problems.append(f"missing {param.source} {list(param.shape)}")
-            elif found is not None and found.shape != param.shape:
+                problems.append(f"missing {param.source} {list(param.stored)}")
+            elif found is not None and found.shape != param.stored:
                 problems.append(
                     f"{param.source} has shape {list(found.shape)}, "
-                    f"expected {list(param.shape)}"
+                    f"expected {list(param.stored)}"
                 )
     unused = sorted(set(stored) - needed)
     if "lm_head.weight" in unused and "model.embed_tokens.weight" in needed:

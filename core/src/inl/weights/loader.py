@@ -47,7 +47,7 @@ def load_weights(
     """
     total = sum(1 for _ in leaves(tree))
     done = 0
-    shared: dict[tuple[str, int | None], Any] = {}
+    shared: dict[Param, Any] = {}
 
     def load(planned: Planned) -> Any:
         nonlocal done
@@ -74,7 +74,7 @@ def read_shard(
     """One rank's part of a tensor, as the checkpoint stores it; ``None`` if absent."""
     if param.optional and param.source not in checkpoint.names():
         return None
-    whole = checkpoint.tensor(param.source)
+    whole = adjusted(checkpoint.tensor(param.source), param)
     shape = planned.shard(param)
     if shape == whole.shape or param.axis is None:
         return whole
@@ -84,6 +84,21 @@ def read_shard(
         return HostArray(whole.data[part], whole.dtype, shape)
     values = dequantize(whole, param.source)
     return wrap(np.ascontiguousarray(values[:, part]))
+
+
+def adjusted(whole: HostArray, param: Param) -> HostArray:
+    """The logical tensor out of the stored one: its rows, and its offset added.
+
+    Rows move as they are, whatever their packing; an offset is added in float64.
+    """
+    if param.cut is not None:
+        rows = [whole.data[start:stop] for start, stop in param.cut.spans]
+        data = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        whole = HostArray(data, whole.dtype, param.shape)
+    if param.offset:
+        values = dequantize(whole, param.source).astype(np.float64)
+        whole = wrap(values + param.offset)
+    return whole
 
 
 def to_dtype(array: HostArray, dtype: str, name: str = "a tensor") -> HostArray:
@@ -96,13 +111,13 @@ def _plain(
     group: Mapping[str, HostArray | None],
     backend: Backend,
     dtype: str,
-    shared: dict[tuple[str, int | None], Any],
+    shared: dict[Param, Any],
 ) -> Any:
     tensors: dict[str, Any] = {}
     for name, array in group.items():
         param = planned.group.params[name]
         axis = param.axis if planned.ranks > 1 else None
-        key = (param.source, axis)
+        key = param._replace(axis=axis)
         if array is None:
             continue
         if key not in shared or array.size < 2**16:

@@ -56,6 +56,10 @@ def qkv_linear(x: torch.Tensor, w: StackedQkv) -> tuple[torch.Tensor, ...]:
     return product(x, w.weight, w.bias).split_with_sizes(sizes, 1)
 
 
+def soft_cap(x: torch.Tensor, *, cap: float) -> torch.Tensor:
+    return torch.div(x.float(), cap).tanh_().mul_(cap).to(x.dtype)
+
+
 def qkv_stacks(**stored: Spec) -> str | None:
     if stored["k"].shape != stored["v"].shape:
         return "keys and values of different sizes"
@@ -94,6 +98,7 @@ def present(part: HostArray | None) -> HostArray:
 
 KERNELS = (
     Kernel("linear", "eager", linear),
+    Kernel("soft_cap", "eager", soft_cap),
     Kernel(
         "qkv_linear",
         "eager",

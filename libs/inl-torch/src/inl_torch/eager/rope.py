@@ -6,24 +6,30 @@ from functools import cache
 
 import torch
 
-from inl.ops.rope import RopeScaling, frequencies
+from inl.ops.rope import RopeScaling, frequencies, gains
 from inl.spec.kernel import Kernel
 
 
 # Never dropped: a captured graph goes on reading the address that it saw.
 @cache
-def _rates(
+def _planes(
     dim: int, theta: float, scaling: RopeScaling, place: torch.device
-) -> torch.Tensor:
-    return torch.from_numpy(frequencies(dim, theta, scaling)).to(place)
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    rates = torch.from_numpy(frequencies(dim, theta, scaling)).to(place)
+    if scaling.gain == 1:
+        return rates, None
+    return rates, torch.from_numpy(gains(dim, scaling)).to(place)
 
 
 def rope_table(
     positions: torch.Tensor, *, dim: int, theta: float, scaling: RopeScaling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    rates = _rates(dim, theta, scaling, positions.device)
+    rates, length = _planes(dim, theta, scaling, positions.device)
     angles = positions.unsqueeze(1) * rates
-    return angles.cos().float(), angles.sin().float()
+    cos, sin = angles.cos(), angles.sin()
+    if length is not None:
+        cos, sin = cos * length, sin * length
+    return cos.float(), sin.float()
 
 
 def rope(

@@ -1,0 +1,186 @@
+"""Tiny models of every family, made by transformers, and their logits by ours."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+
+from inl.backend.reference import ReferenceBackend
+from inl.device import Device
+from inl.runtime.load import LanguageModel, open_model
+from inl.runtime.local import Loaded, LocalRunner
+from inl.spec.message import Row, admit_frame, release_frame, step_frame
+from inl.spec.table import Policy
+from inl.spec.values import Bucket, Limits, Paged
+from inl.weights.groups import plan_groups
+from inl.weights.loader import load_weights, stored_specs
+
+TOKENS, VOCAB, LAYERS, WINDOW = 40, 96, 4, 7
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80,
+    "num_hidden_layers": LAYERS, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
+KINDS = ["sliding_attention", "full_attention"] * (LAYERS // 2)
+
+
+def rope(kind="default", theta=500.0, **fields):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **fields}}
+
+
+LLAMA3 = rope(
+    "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)  # fmt: skip
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=8.0)
+LONG = rope(
+    "longrope", short_factor=[1.0, 1.3, 2.0], long_factor=[1.0, 5.0, 9.0],
+    partial_rotary_factor=0.75,
+)  # fmt: skip
+LOCAL = {
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e3},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    }
+}
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 9, "sliding_window": WINDOW}
+SPLIT = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
+
+FAMILIES = {
+    "llama3": ("Llama", LLAMA3),
+    "llama-linear": ("Llama", rope("linear", factor=3.0) | {"head_dim": 12}),
+    "llama-yarn": ("Llama", YARN | {"tie_word_embeddings": True}),
+    "mistral": ("Mistral", rope() | {"sliding_window": WINDOW, "head_dim": 16}),
+    "qwen2": ("Qwen2", rope()),
+    "qwen2-window": ("Qwen2", rope() | SPLIT),
+    "qwen3": ("Qwen3", rope() | SPLIT | {"head_dim": 16}),
+    "gemma2": (
+        "Gemma2",
+        rope()
+        | GEMMA
+        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3": (
+        "Gemma3",
+        LOCAL | GEMMA | {"layer_types": [*KINDS[1:], KINDS[1]]},
+    ),
+    "phi3": ("Phi3", rope() | {"sliding_window": WINDOW}),
+    "phi3-long": (
+        "Phi3",
+        LONG | {"max_position_embeddings": 256, "original_max_position_embeddings": 64},
+    ),
+    "olmo2": ("Olmo2", rope()),
+}
+"""Name: its class in transformers and what its config has beside :data:`SIZES`."""
+
+
+class Made(NamedTuple):
+    """A model on disk, a text, and what transformers computes for it."""
+
+    path: Any
+    ids: list[int]
+    logits: Any
+    """[TOKENS, VOCAB] float32."""
+
+
+def make(name, path, *, dtype=torch.float32):
+    """Save a random model of a family under ``path``."""
+    kind, fields = FAMILIES[name]
+    text = "Text" if kind == "Gemma3" else ""
+    config = getattr(transformers, f"{kind}{text}Config")(**SIZES | fields)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    source = torch.Generator().manual_seed(len(name))
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            weight.copy_(_random(key, weight.shape, source, centered=kind[:5]))
+    model.save_pretrained(path)
+    ids = torch.randint(3, VOCAB, (1, TOKENS), generator=source)
+    with torch.no_grad():
+        logits = model(ids).logits[0].numpy()
+    return Made(path, ids[0].tolist(), logits)
+
+
+def _random(key, shape, source, *, centered):
+    """Of a size that lets every term matter: softmax neither flat nor a maximum."""
+    values = torch.randn(shape, generator=source)
+    if key.endswith("bias"):
+        return 0.5 * values
+    if len(shape) == 1:
+        return 0.3 * values + (0 if centered == "Gemma" else 1)
+    if "embed_tokens" in key:
+        return values
+    return 1.6 * values / shape[-1] ** 0.5
+
+
+def reference(dtype="float64"):
+    return ReferenceBackend(Device("reference:0"), dtype=dtype)
+
+
+def load(language: LanguageModel, backend, dtype, *, weights=None) -> LocalRunner:
+    """A runner for few tokens; ``weights`` may change what was loaded."""
+    from dataclasses import replace
+
+    config = replace(language.config, dtype=dtype)
+    kernels = tuple(backend.kernels())
+    stored = stored_specs(language.checkpoint)
+    groups = plan_groups(language.model.weights(config), kernels, stored)
+    held = load_weights(groups, language.checkpoint, backend, dtype)
+    held = weights(held) if weights else held
+    loaded = Loaded(language.model, config, groups, held, Policy(kernels))
+    count = sum(isinstance(item, Paged) for item in language.model.state(config))
+    limits = Limits(slots=4, blocks=(48,) * count, block_size=4, width=12, vocab=VOCAB)
+    return LocalRunner(backend, loaded, limits)
+
+
+def opened(made, backend, dtype="float32"):
+    return load(open_model(made.path), backend, dtype)
+
+
+def logits(runner, ids, cuts=()):
+    """Logits [len(ids), VOCAB] of a text given in pieces that begin at ``cuts``."""
+    return logits_of(runner, {1: ids}, [dict.fromkeys([1], c) for c in cuts])[1]
+
+
+def logits_of(runner, texts, stops=()):
+    """Logits of several texts, all rows of each step but those that are done.
+
+    ``stops``: for each step, how far each slot's text is computed after it; the last
+    step computes what is left.
+    """
+    groups, size = runner.limits.groups, runner.limits.block_size
+    for slot, ids in texts.items():
+        free = range(1 + 12 * (slot - 1), 1 + 12 * slot)
+        # Every group has blocks of its own in an order of its own.
+        tables = [[*free][:: 1 if group % 2 else -1] for group in range(groups)]
+        runner.submit(admit_frame(slot, tables, groups=groups, width=12))
+        assert len(ids) <= 12 * size
+    done, found = dict.fromkeys(texts, 0), {slot: [] for slot in texts}
+    last = {slot: len(ids) for slot, ids in texts.items()}
+    for number, stop in enumerate([*stops, last]):
+        parts = {s: texts[s][done[s] : stop[s]] for s in texts if stop[s] > done[s]}
+        order = sorted(parts, key=lambda slot: len(parts[slot]) > 1)
+        width = max(map(len, parts.values()))
+        rows = [Row(slot, parts[slot], [0.0] * width) for slot in order]
+        bucket = Bucket(sum(map(len, parts.values())), len(rows), width)
+        frame = step_frame(
+            bucket, rows, step=number, groups=groups, block_size=size,
+            decode_rows=sum(len(part) == 1 for part in parts.values()),
+        )  # fmt: skip
+        got = np.asarray(runner.logits(frame).data).reshape(len(rows), width, -1)
+        for row, slot in enumerate(order):
+            found[slot].append(got[row, width - len(parts[slot]) :])
+            done[slot] = stop[slot]
+    for slot in texts:
+        runner.submit(release_frame(slot, groups=groups, width=12))
+    return {slot: np.concatenate(found[slot]) for slot in texts}
+
+
+def distance(found, expected):
+    """The worst row's largest difference, relative to its largest logit."""
+    errors = np.abs(found - expected).max(-1) / np.abs(expected).max(-1)
+    return float(np.where(np.isnan(errors), np.inf, errors).max())

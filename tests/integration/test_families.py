@@ -1,0 +1,241 @@
+"""Every family against transformers: tiny models with random weights.
+
+Each feature of a config has a mutant here, our model with that feature off, which
+fails the same comparison by ten times the bound.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inl.device import Device
+from inl.models import phi3, post_norm
+from inl.models.views import views
+from inl.ops.rope import RopeScaling
+from inl.runtime.load import open_model
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+_spec = importlib.util.spec_from_file_location(
+    "families", Path(__file__).with_name("families.py")
+)
+families = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(families)
+
+BOUND = 1e-4
+NAMES = list(families.FAMILIES)
+TOKENS, WINDOW = families.TOKENS, families.WINDOW
+ONE_BY_ONE = (9, *range(10, TOKENS))
+CHUNKED = [(1,), (6, 7, 8), (5, 12, 13, 30), (20, 39)]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """Models by name, each made once."""
+    found = {}
+
+    def get(name):
+        if name not in found:
+            found[name] = families.make(name, tmp_path_factory.mktemp(name))
+        return found[name]
+
+    return get
+
+
+def backend_named(name):
+    if name == "cpu":
+        from inl_cpu.backend import CpuBackend
+
+        return CpuBackend(Device("cpu:0")), "float32"
+    return families.reference(name), name
+
+
+@pytest.mark.parametrize("backend", ["float64", "float32", "cpu"])
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_transformers(name, backend, made):
+    """At once, in pieces that end anywhere, and one token at a time."""
+    one = made(name)
+    runner = families.opened(one, *backend_named(backend))
+    for cuts in [(), ONE_BY_ONE, *CHUNKED]:
+        found = families.logits(runner, one.ids, cuts)
+        assert families.distance(found, one.logits) < BOUND, cuts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_do_not_depend_on_strangers(name, made):
+    one = made(name)
+    rng = np.random.default_rng(3)
+    texts = {1: rng.integers(3, families.VOCAB, 33).tolist(), 2: one.ids}
+    texts[3] = rng.integers(3, families.VOCAB, 19).tolist()
+    stops = [
+        {1: 8, 2: 3, 3: 0}, {1: 9, 2: 4, 3: 5}, {1: 10, 2: 17, 3: 6},
+        *({1: 10 + n, 2: 17 + n, 3: 6 + n} for n in range(1, 13)),
+    ]  # fmt: skip
+    runner = families.opened(one, *backend_named("cpu"))
+    found = families.logits_of(runner, texts, stops)
+    assert families.distance(found[2], one.logits) < BOUND
+    again = families.opened(one, *backend_named("float64"))
+    for slot, ids in texts.items():
+        assert families.distance(found[slot], families.logits(again, ids)) < BOUND
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A feature that is off: in our config, in what was loaded, or in our code."""
+
+    config: Callable[[Any], Any] = lambda config: config
+    weights: Callable[[Any], Any] = lambda weights: weights
+    patch: tuple[Any, str, Any] | None = None
+
+
+def field(**changes):
+    return Mutant(lambda config: replace(config, **changes))
+
+
+def scaling(**changes):
+    return Mutant(lambda c: replace(c, rope_scaling=c.rope_scaling._replace(**changes)))
+
+
+def seen(change):
+    """Another window for each layer."""
+    return Mutant(
+        lambda c: replace(c, views=views([change(v.window) for v in c.views]))
+    )
+
+
+def in_layers(change):
+    """Other tensors in every layer."""
+    return Mutant(
+        weights=lambda w: w._replace(layers=tuple(change(each) for each in w.layers))
+    )
+
+
+def without(*names):
+    """Nothing in place of these norms of the attention block."""
+    gone = dict.fromkeys(names)
+    return in_layers(lambda w: w._replace(attention=w.attention._replace(**gone)))
+
+
+def in_group(block, group, change):
+    """Other tensors in one group of every layer."""
+
+    def changed(layer):
+        part = getattr(layer, block)
+        new = part._replace(**{group: change(getattr(part, group))})
+        return layer._replace(**{block: new})
+
+    return in_layers(changed)
+
+
+def entered_plain(_ops, _config, carry, _norm):
+    total = carry.residual + carry.delta
+    return total, total
+
+
+def left_plain(_ops, _config, delta, _norm):
+    return delta
+
+
+def rows_as_stored(c, start, heads):
+    return ((start, start + heads * c.head_dim),)
+
+
+ROPE = {"theta": field(rope_theta=600.0)}
+SCALED = {"scaling": field(rope_scaling=RopeScaling())}
+WINDOWS = {
+    "window": seen(lambda window: None),
+    "window one wider": seen(lambda window: window and window + 1),
+}
+SPLIT = WINDOWS | {
+    "which layers have a window": seen(lambda window: None if window else WINDOW)
+}
+NORMS = {"eps": field(norm_eps=0.3)}
+SILU = {"activation": field(activation="gelu_tanh")}
+GELU = {"activation": field(activation="silu")}
+HEAD = {"head of its own": field(tied=True)}
+BIAS = {
+    f"bias of {name}": in_group("attention", "qkv", lambda w, n=name: w._replace(
+        **{f"{n}_bias": None}))
+    for name in "qkv"
+}  # fmt: skip
+HEAD_NORMS = {
+    "norm of queries": without("q_norm"),
+    "norm of keys": without("k_norm"),
+}
+AFTER = {"norm after a block": Mutant(patch=(post_norm, "leave", left_plain))}
+BEFORE = {"norm before a block": Mutant(patch=(post_norm, "enter", entered_plain))}
+GEMMA = {
+    "scale of scores": field(attention_scale=16**-0.5),
+    "scale of embeddings": field(embed_scale=1.0),
+    "offset of norms": field(norm_offset=0.0),
+}
+FUSED = {
+    "keys before values": in_group(
+        "attention", "qkv", lambda w: w._replace(k=w.v, v=w.k)
+    ),
+    "gate before up": in_group(
+        "mlp", "mlp", lambda w: w._replace(gate=w.up, up=w.gate)
+    ),
+}
+
+MUTANTS = {
+    "llama3": ROPE | SCALED | NORMS | SILU | HEAD | {
+        "scaling factor": scaling(factor=4.0),
+        "slowest kept": scaling(low=2.0),
+        "fastest slowed": scaling(high=8.0),
+        "original context": scaling(original=32),
+    },
+    "llama-linear": ROPE | SCALED | {"scaling factor": scaling(factor=2.0)},
+    "llama-yarn": ROPE | SCALED | {
+        "warmth": scaling(gain=1.0),
+        "scaling factor": scaling(factor=3.0),
+        "fastest slowed": scaling(high=2.0),
+        "slowest kept": scaling(low=4.0),
+        "original context": scaling(original=256),
+    },
+    "mistral": ROPE | WINDOWS | NORMS | SILU | HEAD,
+    "qwen2": ROPE | NORMS | SILU | BIAS,
+    "qwen2-window": SPLIT,
+    "qwen3": ROPE | SPLIT | NORMS | SILU | HEAD_NORMS,
+    "gemma2": ROPE | SPLIT | NORMS | GELU | GEMMA | BEFORE | AFTER | {
+        "cap of scores": field(attention_cap=None),
+        "cap of logits": field(logit_cap=None),
+    },
+    "gemma3": ROPE | SCALED | SPLIT | NORMS | GELU | GEMMA | BEFORE | AFTER
+    | HEAD_NORMS | {"theta of windows": field(local_rope=None)},
+    "phi3": ROPE | WINDOWS | NORMS | SILU | FUSED,
+    "phi3-long": ROPE | FUSED | {
+        "divisors": scaling(divisors=(1.0, 1.0, 1.0)),
+        "long divisors": scaling(divisors=(1.0, 5.0, 9.0)),
+        "warmth": scaling(gain=1.0),
+        "lanes that hold still": scaling(turning=0, divisors=(1.0, 1.3, 2.0, 2.0)),
+        "order of lanes": Mutant(patch=(phi3, "_halves", rows_as_stored)),
+    },
+    "olmo2": ROPE | NORMS | SILU | HEAD_NORMS | AFTER,
+}  # fmt: skip
+"""Family: feature: what it is to be without."""
+CASES = [(name, feature) for name, found in MUTANTS.items() for feature in found]
+
+
+def test_every_family_has_mutants():
+    assert set(MUTANTS) == set(families.FAMILIES)
+
+
+@pytest.mark.parametrize(("name", "feature"), CASES)
+def test_a_feature_that_is_off_shows(name, feature, made, monkeypatch):
+    mutant, one = MUTANTS[name][feature], made(name)
+    if mutant.patch:
+        monkeypatch.setattr(*mutant.patch)
+    language = open_model(one.path)
+    language = replace(language, config=mutant.config(language.config))
+    backend, dtype = families.reference(), "float64"
+    runner = families.load(language, backend, dtype, weights=mutant.weights)
+    found = families.logits(runner, one.ids, ONE_BY_ONE)
+    assert families.distance(found, one.logits) > 10 * BOUND
