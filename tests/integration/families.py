@@ -50,24 +50,25 @@ LOCAL = {
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 9, "sliding_window": WINDOW}
 SPLIT = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}
 
+PUBLISHED = rope(
+    "llama3", theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)  # fmt: skip
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+
 FAMILIES = {
     "llama3": ("Llama", LLAMA3),
+    "llama3-published": ("Llama", PUBLISHED | {"max_position_embeddings": 16384}),
     "llama-linear": ("Llama", rope("linear", factor=3.0) | {"head_dim": 12}),
     "llama-yarn": ("Llama", YARN | {"tie_word_embeddings": True}),
     "mistral": ("Mistral", rope() | {"sliding_window": WINDOW, "head_dim": 16}),
+    "mistral-full": ("Mistral", rope() | {"sliding_window": None}),
     "qwen2": ("Qwen2", rope()),
     "qwen2-window": ("Qwen2", rope() | SPLIT),
-    "qwen3": ("Qwen3", rope() | SPLIT | {"head_dim": 16}),
-    "gemma2": (
-        "Gemma2",
-        rope()
-        | GEMMA
-        | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
-    ),
-    "gemma3": (
-        "Gemma3",
-        LOCAL | GEMMA | {"layer_types": [*KINDS[1:], KINDS[1]]},
-    ),
+    "qwen3": ("Qwen3", rope() | {"head_dim": 16}),
+    "qwen3-window": ("Qwen3", rope() | SPLIT | {"head_dim": 16}),
+    "gemma2": ("Gemma2", rope() | GEMMA | CAPS),
+    "gemma3": ("Gemma3", LOCAL | GEMMA | {"layer_types": [*KINDS[1:], KINDS[1]]}),
     "phi3": ("Phi3", rope() | {"sliding_window": WINDOW}),
     "phi3-long": (
         "Phi3",
@@ -87,11 +88,11 @@ class Made(NamedTuple):
     """[TOKENS, VOCAB] float32."""
 
 
-def make(name, path, *, dtype=torch.float32):
-    """Save a random model of a family under ``path``."""
+def make(name, path, **changes):
+    """Save a random model of a family, with changed fields, under ``path``."""
     kind, fields = FAMILIES[name]
     text = "Text" if kind == "Gemma3" else ""
-    config = getattr(transformers, f"{kind}{text}Config")(**SIZES | fields)
+    config = getattr(transformers, f"{kind}{text}Config")(**SIZES | fields | changes)
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     source = torch.Generator().manual_seed(len(name))

@@ -39,7 +39,7 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
         plain["rope_type"] = "default"
     base = llama.config({**hf, "rope_parameters": plain})
     share = number(rope, "partial_rotary_factor", 1.0)
-    turning = int(base.head_dim * share)
+    turning = int(base.head_dim * share + 1e-6)  # a share of thirds is rounded down
     if share > 1 or turning % 2 or not turning:
         raise CheckpointError(
             f"config field 'partial_rotary_factor': found {share!r}, accepted: what "

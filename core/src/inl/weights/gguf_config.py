@@ -1,8 +1,11 @@
-"""The metadata of a GGUF file as a Hugging Face ``config.json`` would have it."""
+"""The metadata of a GGUF file as a Hugging Face ``config.json`` would have it.
+
+What all sizes of a family share is left out of its files and stands here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +16,14 @@ from inl.weights.gguf_names import architecture, family
 GEMMA3_PATTERN: Final = 6
 """Of so many layers the last one sees everything, the others a window."""
 
-GEMMA3_27B_LAYERS: Final = 62
+GEMMA_27B_LAYERS: Final = {"gemma2": 46, "gemma3": 62}
+"""Layers of the one size of each generation whose scale is not a head's."""
+
+
+YARN: Final = (
+    ("rope.scaling.yarn_beta_fast", "beta_fast"),
+    ("rope.scaling.yarn_beta_slow", "beta_slow"),
+)
 
 
 class _Fields:
@@ -33,6 +43,9 @@ class _Fields:
         if type(found) not in (int, float) or not 0 < found < float("inf"):
             self._refuse(key, found, "a finite number above 0")
         return float(found)
+
+    def has(self, key: str) -> bool:
+        return f"{self.name}.{key}" in self.metadata
 
     def _get(self, key: str, default: Any) -> Any:
         return self.metadata.get(f"{self.name}.{key}", default)
@@ -73,7 +86,7 @@ def config(
         "torch_dtype": "float32",
         **ids,
     }
-    return found | (_gemma3(field, found) if name == "gemma3" else {})
+    return found | (EXTRAS[name](field, found) if name in EXTRAS else {})
 
 
 def _sizes(field: _Fields) -> dict[str, Any]:
@@ -93,24 +106,72 @@ def _sizes(field: _Fields) -> dict[str, Any]:
     }
 
 
+def _gemma2(field: _Fields, found: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = "sliding_attention", "full_attention"
+    layers = range(found["num_hidden_layers"])
+    return {
+        **_gemma(field, found),
+        "layer_types": [kinds[index % 2] for index in layers],
+        "attn_logit_softcapping": field.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": field.number("final_logit_softcapping", 30.0),
+    }
+
+
 def _gemma3(field: _Fields, found: Mapping[str, Any]) -> dict[str, Any]:
-    """What only Gemma 3 has; its files leave out what all of its sizes share."""
-    layers, head_dim = found["num_hidden_layers"], found["head_dim"]
-    if layers == GEMMA3_27B_LAYERS:  # the only size whose scale is not a head's
-        head_dim = found["hidden_size"] // found["num_attention_heads"]
     sliding, full = "sliding_attention", "full_attention"
+    layers = range(found["num_hidden_layers"])
+    final = "final_logit_softcapping"
+    return {
+        **_gemma(field, found),
+        "layer_types": [
+            sliding if (index + 1) % GEMMA3_PATTERN else full for index in layers
+        ],
+        "rope_local_base_freq": field.number("rope.freq_base_swa", 10000.0),
+        "attn_logit_softcapping": None,
+        final: field.number(final) if field.has(final) else None,
+    }
+
+
+def _gemma(field: _Fields, found: Mapping[str, Any]) -> dict[str, Any]:
+    head_dim = found["head_dim"]
+    if found["num_hidden_layers"] == GEMMA_27B_LAYERS[field.name]:
+        head_dim = found["hidden_size"] // found["num_attention_heads"]
     return {
         "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": head_dim,
         "sliding_window": field.integer("attention.sliding_window"),
-        "layer_types": [
-            sliding if (index + 1) % GEMMA3_PATTERN else full for index in range(layers)
-        ],
-        "rope_local_base_freq": field.number("rope.freq_base_swa", 10000.0),
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
     }
+
+
+def _phi3(field: _Fields, _found: Mapping[str, Any]) -> dict[str, Any]:
+    """A window of 0 is none."""
+    key, original = "attention.sliding_window", "rope.scaling.original_context_length"
+    windowed = field.metadata.get(f"{field.name}.{key}", 0) != 0
+    extra = {"sliding_window": field.integer(key) if windowed else None}
+    if field.has(original):
+        extra["original_max_position_embeddings"] = field.integer(original)
+    return extra
+
+
+def _olmo2(field: _Fields, _found: Mapping[str, Any]) -> dict[str, Any]:
+    """Files of OLMo 3, which has windows, call themselves "olmo2" too."""
+    key = f"{field.name}.attention.sliding_window"
+    if key in field.metadata:
+        raise CheckpointError(
+            f"{field.where}: {key}: found {show(field.metadata[key])}; "
+            "accepted: none, as in OLMo 2"
+        )
+    return {}
+
+
+EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]]]] = {
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+    "olmo2": _olmo2,
+}
+"""What only one architecture has, beside the fields of all."""
 
 
 def _rope_scaling(field: _Fields) -> dict[str, Any] | None:
@@ -122,6 +183,9 @@ def _rope_scaling(field: _Fields) -> dict[str, Any] | None:
         scaling["original_max_position_embeddings"] = field.integer(
             "rope.scaling.original_context_length"
         )
+    for key, name in YARN:
+        if field.has(key):
+            scaling[name] = field.number(key)
     return scaling
 
 

@@ -10,11 +10,16 @@ import numpy as np
 from inl.dtypes import SIZES, HostArray, widen, wrap
 from inl.errors import CheckpointError
 from inl.weights.checkpoint import Checkpoint
-from inl.weights.files import show
+from inl.weights.files import Entry, show
 from inl.weights.gguf import GgufFile
 from inl.weights.gguf_config import config
 from inl.weights.gguf_names import Family, architecture, family, hf_name
-from inl.weights.gguf_rope import ROPE_FACTORS, rope_config
+from inl.weights.gguf_rope import (
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    long_rope_config,
+    rope_config,
+)
 
 if TYPE_CHECKING:
     from inl.text.template import ChatTemplate
@@ -40,6 +45,10 @@ class GgufCheckpoint(Checkpoint):
         if known and ROPE_FACTORS in self._gguf.tensors:
             factors = self._gguf.tensors.pop(ROPE_FACTORS)
             self.config |= rope_config(self._gguf.file, factors, self.config)
+        if known and LONG_FACTORS["short_factor"] in self._gguf.tensors:
+            self.config |= long_rope_config(
+                self._gguf.file, self._long_factors(), self.config
+            )
         self.eos_token_ids = tuple(self.config["eos_token_id"])
         self._family = known
         self._stored = {
@@ -52,6 +61,14 @@ class GgufCheckpoint(Checkpoint):
                 f"{path}: tensors: {show(sorted(twice))} again under another name; "
                 "accepted: each once"
             )
+
+    def _long_factors(self) -> dict[str, Entry]:
+        tensors = self._gguf.tensors
+        return {
+            field: tensors.pop(name)
+            for field, name in LONG_FACTORS.items()
+            if name in tensors
+        }
 
     def names(self) -> list[str]:
         return list(self._stored)

@@ -29,12 +29,25 @@ LAYER_NAMES: Final = {
     "ffn_down": "mlp.down_proj",
 }
 
-GEMMA3_NAMES: Final = LAYER_NAMES | {
+HEAD_NORMS: Final = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
+}
+
+POST_NORMS: Final = {
     "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+QWEN3_NAMES: Final = LAYER_NAMES | HEAD_NORMS
+GEMMA2_NAMES: Final = (
+    LAYER_NAMES | POST_NORMS | {"ffn_norm": "pre_feedforward_layernorm"}
+)
+GEMMA3_NAMES: Final = GEMMA2_NAMES | HEAD_NORMS
+OLMO2_NAMES: Final = LAYER_NAMES | POST_NORMS | HEAD_NORMS
+PHI3_NAMES: Final = LAYER_NAMES | {
+    "attn_qkv": "self_attn.qkv_proj",
+    "ffn_up": "mlp.gate_up_proj",
 }
 
 
@@ -55,8 +68,13 @@ class Family:
 FAMILIES: Final = {
     "llama": Family("LlamaForCausalLM", "llama", LAYER_NAMES, permuted=True),
     "qwen2": Family("Qwen2ForCausalLM", "qwen2", LAYER_NAMES),
+    "qwen3": Family("Qwen3ForCausalLM", "qwen3", QWEN3_NAMES),
+    "gemma2": Family("Gemma2ForCausalLM", "gemma2", GEMMA2_NAMES, norm_offset=1.0),
     "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", GEMMA3_NAMES, norm_offset=1.0),
+    "phi3": Family("Phi3ForCausalLM", "phi3", PHI3_NAMES),
+    "olmo2": Family("Olmo2ForCausalLM", "olmo2", OLMO2_NAMES),
 }
+"""By ``general.architecture``; files of Mistral call themselves "llama"."""
 
 
 def hf_name(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> str:

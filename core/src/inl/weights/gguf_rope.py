@@ -1,4 +1,4 @@
-"""Rotation frequencies that GGUF files of Llama 3 keep as a tensor of divisors."""
+"""Rotation frequencies that GGUF files keep as tensors of divisors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from inl.errors import CheckpointError
 from inl.weights.files import Entry, MappedFile
 
 ROPE_FACTORS: Final = "rope_freqs.weight"
+
+LONG_FACTORS: Final = {
+    "short_factor": "rope_factors_short.weight",
+    "long_factor": "rope_factors_long.weight",
+}
+"""LongRoPE's, of files of Phi-3."""
 
 LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192
 """What all files of Llama 3.1 to 3.3 have; only the largest divisor differs."""
@@ -47,6 +53,23 @@ def rope_config(
             "original_max_position_embeddings": ORIGINAL,
         }
     }
+
+
+def long_rope_config(
+    file: MappedFile, entries: Mapping[str, Entry], config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the ``rope_scaling`` field of LongRoPE; ``entries`` by its field names."""
+    half = int(config["head_dim"] * config["partial_rotary_factor"] + 0.5) // 2
+    factors: dict[str, list[float]] = {}
+    for field, entry in entries.items():
+        if entry.dtype != "float32" or entry.shape != (half,):
+            raise CheckpointError(
+                f"{file.path}: tensor {LONG_FACTORS[field]!r}: found {entry.dtype} "
+                f"{list(entry.shape)}; accepted: float32 [{half}], one for each pair "
+                "of lanes that turns"
+            )
+        factors[field] = file.array(entry).data.tolist()
+    return {"rope_scaling": {"rope_type": "longrope", **factors}}
 
 
 def llama3_factors(factor: float, half: int, theta: float) -> NDArray[np.float64]:
