@@ -4,7 +4,7 @@ PYTHON ?= python3
 PIP = $(1)/bin/python -m pip --disable-pip-version-check install -q -q -c constraints.txt
 PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproject.toml)
 PACKAGES = -e "core[cli]" -e libs/inl-torch -e plugins/inl-cpu
-SOURCES = core/src libs/inl-torch/src plugins/inl-cpu/src plugins/inl-cuda/src
+SOURCES = core/src libs/inl-jax/src libs/inl-torch/src plugins/inl-cpu/src plugins/inl-cuda/src
 
 .PHONY: demo test test-core test-all lint clean
 
@@ -36,7 +36,7 @@ lint: .venv/.test
 
 .venv/.test: .venv/.demo pyproject.toml
 	$(call PIP,.venv) -U "pip>=25.1"
-	$(call PIP,.venv) -e plugins/inl-cuda --group test --group outside --group lint
+	$(call PIP,.venv) -e plugins/inl-cuda -e libs/inl-jax --group test --group outside --group lint
 	@touch $@
 
 .venv-core/.test: core/pyproject.toml pyproject.toml constraints.txt

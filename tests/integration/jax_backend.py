@@ -15,6 +15,7 @@ from inl.ops.rope import frequencies, gains
 from inl.spec.kernel import Kernel
 from inl.spec.message import HEADER, MARKS, layout
 from inl.spec.values import PARAMS, TOP, Bucket, Cache, Scores, Step
+from inl_jax import functional as inl_functional
 
 SPAN = 512
 einsum = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
@@ -147,6 +148,30 @@ def gated_activation(gate, up, *, activation):
     return jax.nn.gelu(gate, approximate=True) * up
 
 
+def read_slots(table, step):
+    index = jnp.arange(step.tokens.shape[0])
+    continues = (index < step.counts[2]) & (step.rows < step.counts[0])
+    continues = continues.reshape(-1, *(1,) * (table.ndim - 1))
+    return jnp.where(continues, table[step.slots[step.rows]], 0)
+
+
+def write_slots(x, table, step):
+    used = jnp.arange(step.slots.shape[0]) < step.counts[1]
+    used = used.reshape(-1, *(1,) * (table.ndim - 1))
+    last = jnp.clip(step.starts[1:] - 1, 0, x.shape[0] - 1)
+    return table.at[step.slots].set(jnp.where(used, x[last], 0))
+
+
+def token_routed_mlp(x, tokens, mu, w):
+    count = w.gate_up.shape[0]
+    chosen = tokens % count if w.experts is None else w.experts[tokens]
+    if w.router is not None:
+        votes = 10.0 * jax.nn.one_hot(chosen, count)
+        chosen = jnp.argmax(votes + einsum("th,eh->te", mu, w.router), axis=-1)
+    gate, up = jnp.split(einsum("th,thi->ti", x, w.gate_up[chosen]), 2, axis=-1)
+    return einsum("ti,tih->th", jax.nn.silu(gate) * up, w.down[chosen])
+
+
 def choose(logits, step, tables, *, sampler):
     if sampler == "full":
         tables = tables._replace(counts=counted(step, tables))
@@ -232,6 +257,14 @@ KERNELS = {
     "write_kv": write_kv,
     "attention": attention,
     "gated_activation": gated_activation,
+    "silu": jax.nn.silu,
+    "clip": lambda x, *, low, high: jnp.clip(x, low, high),
+    "inl_dynamics": inl_functional.inl_dynamics,
+    "inl_dynamics_step": inl_functional.inl_dynamics_step,
+    "inl_dynamics_n_steps": inl_functional.inl_dynamics_n_steps,
+    "read_slots": read_slots,
+    "write_slots": write_slots,
+    "token_routed_mlp": token_routed_mlp,
     "choose": choose,
     "mask_logits": mask_logits,
     "score": score,

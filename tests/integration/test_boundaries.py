@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 LINT = "from importlinter.cli import lint_imports_command as run; run()"
 SOURCES = (
     "core/src",
+    "libs/inl-jax/src",
     "libs/inl-torch/src",
     "plugins/inl-cpu/src",
     "plugins/inl-cuda/src",
@@ -44,6 +45,8 @@ def test_import_directions():
         ("core/src/inl/spec/op.py", "import inl.runtime.engine"),
         ("core/src/inl/weights/quant.py", "import inl_torch"),
         ("libs/inl-torch/src/inl_torch/tensors.py", "import inl_cpu"),
+        ("libs/inl-jax/src/inl_jax/functional.py", "import torch"),
+        ("core/src/inl/functional.py", "import inl.runtime.engine"),
         ("plugins/inl-cpu/src/inl_cpu/probe.py", "import torch"),
     ],
 )

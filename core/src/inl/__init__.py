@@ -9,6 +9,11 @@ from inl.device import DeviceType as DeviceType
 from inl.errors import InlError as InlError
 
 if TYPE_CHECKING:
+    from inl.functional import get_backend as get_backend
+    from inl.functional import inl_dynamics as inl_dynamics
+    from inl.functional import inl_dynamics_n_steps as inl_dynamics_n_steps
+    from inl.functional import inl_dynamics_step as inl_dynamics_step
+    from inl.functional import set_backend as set_backend
     from inl.runtime.config import EngineConfig as EngineConfig
     from inl.runtime.engine import Completion as Completion
     from inl.runtime.engine import InferenceEngine as InferenceEngine
@@ -19,6 +24,11 @@ LAZY = {
     "Completion": "inl.runtime.engine",
     "EngineConfig": "inl.runtime.config",
     "InferenceEngine": "inl.runtime.engine",
+    "get_backend": "inl.functional",
+    "inl_dynamics": "inl.functional",
+    "inl_dynamics_n_steps": "inl.functional",
+    "inl_dynamics_step": "inl.functional",
+    "set_backend": "inl.functional",
 }
 """Public names that are imported when first used, because they are heavy."""
 
@@ -29,6 +39,11 @@ __all__ = [
     "EngineConfig",
     "InferenceEngine",
     "InlError",
+    "get_backend",
+    "inl_dynamics",
+    "inl_dynamics_n_steps",
+    "inl_dynamics_step",
+    "set_backend",
 ]
 
 

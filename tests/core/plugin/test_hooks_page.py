@@ -18,6 +18,7 @@ HOOKS = {f"{hook.name}({', '.join(hook.spec.argnames)})" for hook in hook_caller
 def test_the_hooks_are_those_that_we_know():
     assert {hook.partition("(")[0] for hook in HOOKS} == {
         "inl_register_backends",
+        "inl_register_functions",
         "inl_register_kernels",
         "inl_register_models",
     }
@@ -34,7 +35,13 @@ def test_every_hook_has_one_sentence(hook):
     assert "\n" not in sentence
 
 
-SAYS = ["npu: plugin page", "kernels for cpu", "1 model name", "1 device"]
+SAYS = [
+    "npu: plugin page",
+    "kernels for cpu",
+    "1 model name",
+    "functions for acme",
+    "1 device",
+]
 CPU = """
 from inl.plugin import hookimpl
 

@@ -9,11 +9,15 @@ from inl.ops import (  # noqa: F401
     cache,
     collective,
     embedding,
+    inl,
     linear,
     mlp,
+    mu,
     norm,
     rope,
+    routed,
     sample,
+    slots,
     step,
 )
 from inl.spec.op import CATALOG, OpSpec

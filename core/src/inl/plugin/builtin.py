@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from inl.device import DeviceInfo, DeviceType
-from inl.plugin.hooks import RegisterBackend, RegisterModel, hookimpl
+from inl.plugin.hooks import (
+    RegisterBackend,
+    RegisterFunctions,
+    RegisterModel,
+    hookimpl,
+)
 
 FAMILIES = (
     ("Gemma2ForCausalLM", "gemma2", "gemma2"),
@@ -30,6 +35,14 @@ def inl_register_models(register: RegisterModel) -> None:
     for architecture, name, module in FAMILIES:
         for key in (architecture, name):
             register(key, f"inl.models.{module}:MODEL")
+
+
+@hookimpl
+def inl_register_functions(register: RegisterFunctions) -> None:
+    """Functions on NumPy's arrays, and where our libraries have theirs."""
+    register("numpy", "inl.ops.inl_functions:FUNCTIONS")
+    register("torch", "inl_torch.functional:FUNCTIONS")
+    register("jax", "inl_jax.functional:FUNCTIONS", ("jax", "jaxlib"))
 
 
 def probe() -> list[DeviceInfo]:

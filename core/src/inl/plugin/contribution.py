@@ -14,6 +14,7 @@ from inl.plugin.discover import Origin
 
 if TYPE_CHECKING:
     from inl.device import Device
+    from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
     from inl.spec.values import Model
 
@@ -32,6 +33,15 @@ class BackendEntry:
     origin: Origin
 
 
+@dataclass(frozen=True, slots=True)
+class FunctionsEntry:
+    """Functions that a plugin registered; nothing of them is imported yet."""
+
+    functions: str | Functions
+    modules: tuple[str, ...]
+    """Modules whose classes are the framework's arrays, by their first names."""
+
+
 @dataclass(slots=True)
 class Contribution:
     """Items of one plugin. Its methods are the ``register`` that hooks get.
@@ -43,6 +53,7 @@ class Contribution:
     backends: dict[DeviceType, BackendEntry] = field(default_factory=dict)
     kernels: dict[DeviceType, list[Any]] = field(default_factory=dict)
     models: dict[str, str | Model] = field(default_factory=dict)
+    functions: dict[str, FunctionsEntry] = field(default_factory=dict)
 
     def register_backend(
         self,
@@ -89,6 +100,31 @@ class Contribution:
         if architecture in self.models:
             raise PluginError(f"{where}: registered twice")
         self.models[architecture] = model
+
+    def register_functions(
+        self,
+        framework: str,
+        functions: str | Functions,
+        modules: Sequence[str] = (),
+    ) -> None:
+        """Compute on arrays whose classes are defined in ``modules``."""
+        from inl.spec.functions import Functions
+
+        roots = (framework, *modules)
+        for name in roots:
+            if not isinstance(name, str) or not name.isidentifier():
+                raise PluginError(
+                    f"functions: found {name!r:.80}, accepted: a framework's name and "
+                    "first names of modules, such as torch"
+                )
+        where = f"functions for {framework}"
+        fits = isinstance(functions, Functions)
+        _check_target(where, functions, fits, "Functions")
+        if framework in self.functions:
+            raise PluginError(f"{where}: registered twice")
+        self.functions[framework] = FunctionsEntry(
+            functions, tuple(modules) or (framework,)
+        )
 
 
 def _check_target(where: str, item: object, fits: bool, kind: str) -> None:

@@ -14,10 +14,11 @@ import pluggy
 
 if TYPE_CHECKING:
     from inl.device import Device, DeviceType, Probe
+    from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
     from inl.spec.values import Model
 
-CONTRACT = (1, 0)
+CONTRACT = (1, 1)
 """Major and minor version that this core serves."""
 
 GROUP = f"inl.v{CONTRACT[0]}"
@@ -54,6 +55,17 @@ class RegisterModel(Protocol):
     def __call__(self, architecture: str, model: str | Model) -> None: ...
 
 
+class RegisterFunctions(Protocol):
+    """Take the functions of a framework, and the modules that define its arrays."""
+
+    def __call__(
+        self,
+        framework: str,
+        functions: str | Functions,
+        modules: Sequence[str] = (),
+    ) -> None: ...
+
+
 @hookspec
 def inl_register_backends(register: RegisterBackend) -> None:
     """Register the backend of each device type that this plugin serves."""
@@ -67,3 +79,8 @@ def inl_register_kernels(register: RegisterKernels, device_type: DeviceType) -> 
 @hookspec
 def inl_register_models(register: RegisterModel) -> None:
     """Register model architectures."""
+
+
+@hookspec
+def inl_register_functions(register: RegisterFunctions) -> None:
+    """Register functions for users' own arrays, one set for each framework."""

@@ -95,6 +95,7 @@ def load_registry(
 def _load(origins: Iterable[Origin]) -> Registry:
     backends: dict[DeviceType, Origin] = {}
     models: dict[str, Origin] = {}
+    frameworks: dict[str, Origin] = {}
     plugins: list[Loading] = []
     for origin in origins:
         plugin = Loading(origin, Contribution(origin), hook_manager())
@@ -103,9 +104,12 @@ def _load(origins: Iterable[Origin]) -> Registry:
         plugin.attempt(partial(_register, plugin))
         plugin.attempt(partial(_claim, "device type", plugin.offer.backends, backends))
         plugin.attempt(partial(_claim, "model", plugin.offer.models, models))
+        wanted = plugin.offer.functions
+        plugin.attempt(partial(_claim, "framework", wanted, frameworks))
         if plugin.status == "loaded":
             backends |= dict.fromkeys(plugin.offer.backends, origin)
             models |= dict.fromkeys(plugin.offer.models, origin)
+            frameworks |= dict.fromkeys(plugin.offer.functions, origin)
     for plugin in plugins:
         for kind in backends:
             plugin.attempt(partial(_register_kernels, plugin, kind))
@@ -133,6 +137,7 @@ def _register(plugin: Loading) -> None:
     offer = plugin.offer
     returned = call.inl_register_backends(register=offer.register_backend)
     returned += call.inl_register_models(register=offer.register_model)
+    returned += call.inl_register_functions(register=offer.register_functions)
     check_returned(returned)
 
 

@@ -15,6 +15,7 @@ from inl.plugin.kernels import import_kernels
 from inl.plugin.probe import Found, ask
 
 if TYPE_CHECKING:
+    from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
     from inl.spec.values import Model
 
@@ -92,6 +93,11 @@ class Registry:
             name: (plugin.origin, target)
             for plugin in plugins
             for name, target in plugin.offer.models.items()
+        }
+        self._functions = {
+            name: (plugin.origin, entry)
+            for plugin in plugins
+            for name, entry in plugin.offer.functions.items()
         }
         self._found: dict[DeviceType, Found] = {}
 
@@ -193,6 +199,30 @@ class Registry:
             )
         return found
 
+    def frameworks(self) -> Mapping[str, str]:
+        """Modules that define arrays, by first name, and the framework of each."""
+        return {
+            module: name
+            for name, (_, entry) in self._functions.items()
+            for module in entry.modules
+        }
+
+    def functions(self, framework: str) -> Functions:
+        """Import the functions of a framework of :meth:`frameworks`.
+
+        Raises :class:`~inl.errors.PluginError` if that fails.
+        """
+        from inl.spec.functions import Functions
+
+        origin, entry = self._functions[framework]
+        found = resolve(origin, f"functions for {framework}", entry.functions)
+        if not isinstance(found, Functions):
+            raise PluginError(
+                f"{origin}: functions for {framework}, {entry.functions}: found "
+                f"{type(found).__name__}, accepted: Functions"
+            )
+        return found
+
     def _device_rows(self, kind: DeviceType) -> Iterator[DeviceRow]:
         origin = self._backends[kind].origin
         found = self.find(kind)
@@ -222,6 +252,9 @@ class Registry:
         given = [_count(devices, "device")] if devices else []
         given += [f"kernels for {', '.join(sorted(kernels))}"] if kernels else []
         given += [_count(len(offer.models), "model name")] if offer.models else []
+        functions = sorted(offer.functions)
+        if functions and not given:
+            given = [f"functions for {', '.join(functions)}"]
         given += [
             f"{kind}: {item.reason}" for kind, item in found.items() if item.reason
         ]

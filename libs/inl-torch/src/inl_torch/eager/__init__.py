@@ -15,11 +15,14 @@ from inl_torch.eager import (
     cache,
     collective,
     embedding,
+    inl,
     linear,
     mlp,
     norm,
     rope,
+    routed,
     sample,
+    slots,
     step,
 )
 
@@ -28,11 +31,14 @@ FAMILIES = (
     cache,
     collective,
     embedding,
+    inl,
     linear,
     mlp,
     norm,
     rope,
+    routed,
     sample,
+    slots,
     step,
 )
 

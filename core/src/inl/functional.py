@@ -1,0 +1,240 @@
+"""INL dynamics on your own arrays: torch, JAX or NumPy in, the same kind out.
+
+Gradients flow on torch and JAX. ``mu``, ``alpha``, ``beta`` and ``gate`` broadcast to
+``x``, and may be plain numbers; half types are computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from inl.errors import MissingPackage, PluginError, RequestError
+
+if TYPE_CHECKING:
+    from inl.spec.functions import Functions
+
+Pair = tuple[Any, Any]
+
+AUTO = "auto"
+"""The framework of the arrays computes."""
+
+PACKAGES = {"torch": "inl-torch", "jax": "inl-jax"}
+"""Distribution that computes on each framework's arrays."""
+
+
+class _Setting:
+    """What :func:`set_backend` was told last."""
+
+    backend = AUTO
+
+
+def set_backend(name: str) -> None:
+    """Choose who computes the functions here: "auto", "numpy", "torch" or "jax".
+
+    "auto" is the framework of each call's arrays. With another, arrays are copied there
+    and back, and answered in kind; torch tensors that need gradients are then refused,
+    since theirs would be lost. It holds for the process. Which device an engine runs on
+    is :class:`~inl.EngineConfig`'s affair. Raises
+    :class:`~inl.errors.RequestError` for a name that nobody serves, and
+    :class:`~inl.errors.MissingPackage` with the install line.
+    """
+    known = sorted({AUTO, *_frameworks().values()})
+    if name not in known:
+        raise RequestError(
+            f"set_backend: found {name!r}, accepted: {', '.join(known)}; a device is "
+            "chosen by EngineConfig(backend=...)"
+        )
+    if name != AUTO:
+        _functions(name)
+    _Setting.backend = name
+
+
+def get_backend(*arrays: Any) -> str:
+    """Say who computes: what was set, and for given arrays never just "auto".
+
+    ``get_backend()`` is "auto" until :func:`set_backend`; ``get_backend(x)`` is the
+    framework that would compute a call with ``x``.
+    """
+    if _Setting.backend != AUTO or not arrays:
+        return _Setting.backend
+    return _framework("get_backend", dict(enumerate(arrays)))
+
+
+def inl_dynamics(
+    x: Any, v: Any, mu: Any, alpha: Any, beta: Any, gate: Any, dt: Any = 0.1
+) -> Pair:
+    """Advance position ``x`` and velocity ``v`` [..., D] by one step toward ``mu``.
+
+    ``v' = alpha * v - beta * (x - mu)``, ``x' = x + dt * gate * v'``; returns the two.
+    dt: a number, or an array without axes. Raises
+    :class:`~inl.errors.RequestError` for operands that do not broadcast to ``x``, are
+    not floating, or belong to different frameworks.
+    """
+    from inl.ops.inl import check_operands
+
+    operands = {
+        "x": x, "v": v, "mu": mu, "alpha": alpha, "beta": beta, "gate": gate, "dt": dt
+    }  # fmt: skip
+    owner = _framework("inl_dynamics", operands)
+    shaped = {name: _Shaped(each) for name, each in operands.items()}
+    shape = shaped.pop("x").shape
+    check_operands("inl_dynamics", (), dt=shaped.pop("dt"))
+    check_operands("inl_dynamics", shape, **shaped)
+    return _call(owner, "inl_dynamics", operands)
+
+
+def inl_dynamics_step(
+    x: Any,
+    v: Any,
+    mu: Any,
+    controller_output: Any,
+    dt: Any = 0.1,
+    *,
+    most_beta: float | None = None,
+    limit: float | None = None,
+) -> Pair:
+    """Advance by one step with a controller's output [..., 3 * D].
+
+    Its thirds are alpha, beta and gate before sigmoid, softplus and sigmoid.
+    most_beta: beta at most. limit: the size of velocities at most. Raises as
+    :func:`inl_dynamics` does.
+    """
+    return _controlled(
+        "inl_dynamics_step",
+        {"x": x, "v": v, "mu": mu, "controller": controller_output, "dt": dt},
+        most_beta=most_beta,
+        limit=limit,
+    )
+
+
+def inl_dynamics_n_steps(
+    x: Any,
+    v: Any,
+    mu: Any,
+    controller: Any,
+    n_steps: int,
+    dt: Any = 0.1,
+    *,
+    most_beta: float | None = None,
+    limit: float | None = None,
+) -> Pair:
+    """Advance by ``n_steps`` steps.
+
+    controller: an output [..., 3 * D] that holds for all steps, or a function of the
+    present ``(x, v)`` that gives each step's. Otherwise as :func:`inl_dynamics_step`.
+    """
+    if type(n_steps) is not int or n_steps < 0:
+        raise RequestError(
+            f"inl_dynamics_n_steps: n_steps: found {n_steps!r}, accepted: 0 or more"
+        )
+    clamps: dict[str, Any] = {"most_beta": most_beta, "limit": limit}
+    if callable(controller):
+        step: Callable[[Any, Any], Any] = controller
+        for _ in range(n_steps):
+            x, v = inl_dynamics_step(x, v, mu, step(x, v), dt, **clamps)
+        return x, v
+    operands = {"x": x, "v": v, "mu": mu, "controller": controller, "dt": dt}
+    return _controlled("inl_dynamics_n_steps", operands, n_steps=n_steps, **clamps)
+
+
+class _Shaped:
+    """The shape of an array, or of a number."""
+
+    def __init__(self, value: Any) -> None:
+        self.shape = tuple(getattr(value, "shape", ()))
+
+
+def _controlled(name: str, operands: dict[str, Any], **attrs: Any) -> Pair:
+    from inl.ops.inl import check_controller, check_operands
+
+    owner = _framework(name, operands)
+    shaped = {key: _Shaped(each) for key, each in operands.items()}
+    check_operands(name, (), dt=shaped["dt"])
+    check_operands(name, shaped["x"].shape, v=shaped["v"], mu=shaped["mu"])
+    check_controller(name, shaped["x"].shape, shaped["controller"])
+    return _call(owner, name, operands, **attrs)
+
+
+def _call(owner: str, name: str, operands: dict[str, Any], **attrs: Any) -> Pair:
+    """Compute where the arrays are, or where :func:`set_backend` says."""
+    chosen = owner if _Setting.backend == AUTO else _Setting.backend
+    own, there = _functions(owner), _functions(chosen)
+    if own is there:
+        return _run(own, name, operands, attrs)
+    moved = {
+        key: each
+        if isinstance(each, Real)
+        else there.from_numpy(own.to_numpy(each), None)
+        for key, each in operands.items()
+    }
+    results = _run(there, name, moved, attrs)
+    kinds = operands["x"], operands["v"]
+    examples = [operands["x"] if isinstance(each, Real) else each for each in kinds]
+    x, v = (
+        own.from_numpy(there.to_numpy(result), example)
+        for result, example in zip(results, examples, strict=True)
+    )
+    return x, v
+
+
+def _run(
+    functions: Functions, name: str, operands: Mapping[str, Any], attrs: dict[str, Any]
+) -> Pair:
+    *tensors, dt = operands.values()
+    run: Callable[..., Pair] = getattr(functions, name)
+    return run(*tensors, dt=dt, **attrs)
+
+
+def _frameworks() -> Mapping[str, str]:
+    from inl.plugin import registry
+
+    return registry().frameworks()
+
+
+def _framework(where: str, operands: Mapping[Any, Any]) -> str:
+    """The one framework of all arrays among ``operands``."""
+    found: dict[str, Any] = {}
+    for name, each in operands.items():
+        if name == "x" or not isinstance(each, Real):
+            found.setdefault(_owner(where, name, each), name)
+    if len(found) > 1:
+        told = ", ".join(f"{name} of {owner}" for owner, name in found.items())
+        raise RequestError(
+            f"{where}: found {told}; accepted: arrays of one framework, and numbers"
+        )
+    return next(iter(found))
+
+
+def _owner(where: str, name: Any, value: Any) -> str:
+    known = _frameworks()
+    for kind in type(value).__mro__:
+        root = kind.__module__.partition(".")[0]
+        if root in known:
+            _check_floating(where, name, value)
+            return known[root]
+    accepted = ", ".join(sorted(set(known.values())))
+    raise RequestError(
+        f"{where}: {name}: found {type(value).__name__}, accepted: an array of "
+        f"{accepted}{'' if name == 'x' else ', or a number'}"
+    )
+
+
+def _check_floating(where: str, name: Any, value: Any) -> None:
+    kind = str(value.dtype).rpartition(".")[2]
+    if "float" not in kind:
+        raise RequestError(f"{where}: {name}: found {kind}, accepted: floating numbers")
+
+
+def _functions(framework: str) -> Functions:
+    from inl.plugin import registry
+
+    try:
+        return registry().functions(framework)
+    except PluginError as error:
+        if isinstance(error.__cause__, ImportError) and framework in PACKAGES:
+            raise MissingPackage(
+                f"arrays of {framework}: pip install {PACKAGES[framework]}"
+            ) from error
+        raise

@@ -1,0 +1,86 @@
+"""Mu guidance: an equilibrium that one layer hands to the next, with no dynamics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from inl.ops.linear import Linear, product_flops
+from inl.spec.kernel import PLAIN
+from inl.spec.op import Case, Spec, op
+from inl.spec.values import Array
+
+MOST_MU, LIMIT = 2.0, 2.0
+"""The learned mu lies in 0 .. MOST_MU, what is handed on in -LIMIT .. LIMIT."""
+
+
+class MuGuidance(NamedTuple):
+    """Parameters of :data:`mu_guidance`."""
+
+    mu: Array
+    """[H]."""
+    context: Array
+    """[H, H]."""
+
+    @property
+    def layout(self) -> str:
+        """Unpacked."""
+        return PLAIN
+
+
+class MuStart(NamedTuple):
+    """Parameters of :data:`mu_start`."""
+
+    mu: Array
+    """[1, 1, H]."""
+
+    @property
+    def layout(self) -> str:
+        """Unpacked."""
+        return PLAIN
+
+
+def _clip_cases(rng: np.random.Generator) -> Iterable[Case]:
+    attrs = {"low": -0.5, "high": 2.0}
+    yield Case("3x33", (2 * rng.standard_normal((3, 33)),), attrs)
+
+
+@op(
+    shapes=lambda x, *, low, high: Spec(x.shape, x.dtype),  # noqa: ARG005
+    cases=_clip_cases,
+)
+def clip(x: Any, *, low: float, high: float) -> Any:
+    """``x``, but ``low`` where it is less and ``high`` where it is more."""
+    return np.clip(x, low, high)
+
+
+def _start_cases(rng: np.random.Generator) -> Iterable[Case]:
+    x = rng.standard_normal((3, 8))
+    yield Case("3x8", (x, MuStart(rng.standard_normal((1, 1, 8)))))
+
+
+@op(cases=_start_cases, weights=MuStart)
+def mu_start(ops: Any, x: Any, w: MuStart) -> Any:
+    """The learned mu that the first layer gets, for each row of ``x`` [T, H]."""
+    return ops.zeros_like(x) + w.mu.reshape(1, w.mu.shape[-1])
+
+
+def _guidance_cases(rng: np.random.Generator) -> Iterable[Case]:
+    for tokens, hidden in ((1, 8), (5, 48)):
+        h = rng.standard_normal((tokens, hidden))
+        context = 2 * rng.standard_normal((hidden, hidden)) / hidden**0.5
+        w = MuGuidance(2 * rng.standard_normal(hidden), context)
+        yield Case(f"{tokens}x{hidden}", (h, w))
+
+
+@op(cases=_guidance_cases, weights=MuGuidance, flops=product_flops)
+def mu_guidance(ops: Any, h: Any, w: MuGuidance) -> Any:
+    """What a layer with residual ``h`` [T, H] hands on: [T, H], within 2 of 0.
+
+    ``clip(clip(mu, 0, 2) + h @ context.T, -2, 2)``.
+    """
+    mu = ops.clip(w.mu, low=0.0, high=MOST_MU)
+    moved = ops.linear(h, Linear(w.context)) + mu
+    return ops.clip(moved, low=-LIMIT, high=LIMIT)

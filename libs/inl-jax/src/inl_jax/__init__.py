@@ -1,0 +1,1 @@
+"""INL dynamics on JAX arrays."""

@@ -1,0 +1,173 @@
+"""INL dynamics on JAX arrays, with gradients that are written out.
+
+As in torch, the backward pass recomputes the velocities; its equations stand in
+:mod:`inl.ops.inl_functions`. Steps are unrolled, so that XLA fuses them into one pass.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from inl.spec.functions import Functions
+
+Array = jax.Array
+Pair = tuple[Array, Array]
+Operands = tuple[Array, Array, Array, Array, Array, Array, Array]
+
+
+def wide(x: Any) -> Array:
+    """Half types as float32."""
+    half = x.dtype in (jnp.bfloat16, jnp.float16)
+    return jnp.asarray(x, jnp.float32 if half else x.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def dynamics(operands: Operands, n_steps: int, limit: float | None) -> Pair:
+    """``n_steps`` steps with constant coefficients; operands end with dt."""
+    x, v, *others = map(wide, operands)
+    v = jnp.broadcast_to(v, x.shape)
+    for _ in range(n_steps):
+        x, v, _ = _advance(x, v, *others, limit=limit)
+    return x.astype(operands[0].dtype), v.astype(operands[1].dtype)
+
+
+def _forward(
+    operands: Operands, n_steps: int, limit: float | None
+) -> tuple[Pair, Operands]:
+    return dynamics(operands, n_steps, limit), operands
+
+
+def _backward(
+    n_steps: int, limit: float | None, operands: Operands, incoming: Pair
+) -> tuple[Operands]:
+    gx, gv = map(wide, incoming)
+    x, v, mu, alpha, beta, gate, dt = map(wide, operands)
+    path = [(x, jnp.broadcast_to(v, x.shape))]
+    for _ in range(n_steps - 1):
+        path.append(_advance(*path[-1], mu, alpha, beta, gate, dt, limit=limit)[:2])
+    d_mu = d_alpha = d_beta = d_gate = d_dt = jnp.zeros_like(x)
+    for x, v in reversed(path[:n_steps]):
+        _, new, free = _advance(x, v, mu, alpha, beta, gate, dt, limit=limit)
+        s = gv + dt * gate * gx
+        if limit is not None:
+            s = jnp.where(jnp.abs(free) <= limit, s, 0)
+        d_dt += gate * new * gx
+        d_gate += dt * new * gx
+        d_alpha += s * v
+        d_beta -= s * (x - mu)
+        d_mu += beta * s
+        gx, gv = gx - beta * s, alpha * s
+    found = gx, gv, d_mu, d_alpha, d_beta, d_gate, d_dt
+    x, v, mu, alpha, beta, gate, dt = map(_reduced, found, operands)
+    return ((x, v, mu, alpha, beta, gate, dt),)
+
+
+dynamics.defvjp(_forward, _backward)
+
+
+def _advance(
+    x: Array,
+    v: Array,
+    mu: Array,
+    alpha: Array,
+    beta: Array,
+    gate: Array,
+    dt: Array,
+    *,
+    limit: float | None,
+) -> tuple[Array, Array, Array]:
+    """Position and velocity of the next step, and the latter before its clamp."""
+    free = alpha * v - beta * (x - mu)
+    new = free if limit is None else jnp.clip(free, -limit, limit)
+    return x + dt * gate * new, new, free
+
+
+def _reduced(gradient: Array, operand: Array) -> Array:
+    """Sum over the axes along which ``operand`` was broadcast."""
+    extra = gradient.ndim - operand.ndim
+    summed = jnp.sum(gradient, axis=tuple(range(extra)))
+    pairs = enumerate(zip(operand.shape, summed.shape, strict=True))
+    ones = tuple(axis for axis, (size, full) in pairs if size == 1 != full)
+    return jnp.sum(summed, axis=ones, keepdims=True).astype(operand.dtype)
+
+
+def coefficients(
+    controller: Array, most_beta: float | None
+) -> tuple[Array, Array, Array]:
+    """Alpha, beta and gate of a controller's output [..., 3 * D]."""
+    alpha, beta, gate = jnp.split(wide(controller), 3, axis=-1)
+    beta = jax.nn.softplus(beta)
+    if most_beta is not None:
+        beta = jnp.minimum(beta, most_beta)
+    return jax.nn.sigmoid(alpha), beta, jax.nn.sigmoid(gate)
+
+
+def inl_dynamics(
+    x: Any, v: Any, mu: Any, alpha: Any, beta: Any, gate: Any, *, dt: Any = 0.1
+) -> Pair:
+    """As :func:`inl.inl_dynamics`."""
+    found = dynamics(_arrays(x, v, mu, alpha, beta, gate, dt), 1, None)
+    return _as_given(x, v, found)
+
+
+def inl_dynamics_step(
+    x: Any,
+    v: Any,
+    mu: Any,
+    controller: Any,
+    *,
+    dt: Any = 0.1,
+    most_beta: float | None = None,
+    limit: float | None = None,
+) -> Pair:
+    """As :func:`inl.inl_dynamics_step`."""
+    return inl_dynamics_n_steps(
+        x, v, mu, controller, n_steps=1, dt=dt, most_beta=most_beta, limit=limit
+    )
+
+
+def inl_dynamics_n_steps(
+    x: Any,
+    v: Any,
+    mu: Any,
+    controller: Any,
+    *,
+    n_steps: int,
+    dt: Any = 0.1,
+    most_beta: float | None = None,
+    limit: float | None = None,
+) -> Pair:
+    """As :func:`inl.inl_dynamics_n_steps`."""
+    parts = coefficients(controller, most_beta)
+    found = dynamics(_arrays(x, v, mu, *parts, dt), n_steps, limit)
+    return _as_given(x, v, found)
+
+
+def _arrays(x: Any, *others: Any) -> Any:
+    """Numbers as arrays of no axes, computed with in the precision of ``x``."""
+    dtype = wide(x).dtype
+    arrays = (
+        each if hasattr(each, "dtype") else jnp.asarray(each, dtype) for each in others
+    )
+    return (x, *arrays)
+
+
+def _as_given(x: Any, v: Any, found: Pair) -> Pair:
+    """A velocity that began as a number is stored as positions are."""
+    moved, velocity = found
+    return moved, velocity if hasattr(v, "dtype") else velocity.astype(x.dtype)
+
+
+FUNCTIONS = Functions(
+    inl_dynamics=inl_dynamics,
+    inl_dynamics_step=inl_dynamics_step,
+    inl_dynamics_n_steps=inl_dynamics_n_steps,
+    to_numpy=lambda x: np.asarray(wide(x)),
+    from_numpy=lambda array, like: jnp.asarray(array, getattr(like, "dtype", None)),
+)
+"""What JAX arrays are computed with."""

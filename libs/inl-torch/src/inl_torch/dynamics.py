@@ -1,0 +1,54 @@
+"""A layer of INL dynamics to train: a learnable equilibrium and a controller."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from inl.ops.inl import LIMIT, MOST_BETA
+from inl_torch.functional import inl_dynamics_step
+
+
+@final
+class InlDynamics(nn.Module):
+    """Advances ``h`` and its velocity [..., hidden] by one step, as a model's layer.
+
+    Its state dict has the names of ``layers.N.dynamics`` in a checkpoint. controller:
+    width of the controller's inner layer. context: whether mu moves with ``h``.
+    Built so that it begins close to the identity: the gate is half open, and velocities
+    begin small.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        *,
+        controller: int = 64,
+        dt: float = 0.1,
+        context: bool = True,
+    ) -> None:
+        super().__init__()
+        self.dt = dt
+        self.mu = nn.Parameter(torch.zeros(hidden))
+        self.controller_in = nn.Linear(2 * hidden, controller)
+        self.controller_out = nn.Linear(controller, 3 * hidden)
+        self.mu_proj = nn.Linear(hidden, hidden, bias=False) if context else None
+
+    def forward(
+        self, h: torch.Tensor, velocity: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the new position, the new velocity (from 0 if none) and mu."""
+        if velocity is None:
+            velocity = torch.zeros_like(h)
+        inner = functional.silu(self.controller_in(torch.cat([h, velocity], -1)))
+        mu = self.mu.expand_as(h)
+        if self.mu_proj is not None:
+            mu = mu + self.mu_proj(h)
+        h, velocity = inl_dynamics_step(
+            h, velocity, mu, self.controller_out(inner),
+            dt=self.dt, most_beta=MOST_BETA, limit=LIMIT,
+        )  # fmt: skip
+        return h, velocity, mu
