@@ -11,6 +11,7 @@ import numpy as np
 from inl.backend.base import Traits
 from inl.backend.simple import simple_backend
 from inl.dtypes import widen, wrap
+from inl.ops.moe import LEAST
 from inl.ops.rope import frequencies, gains
 from inl.spec.kernel import Kernel
 from inl.spec.message import HEADER, MARKS, layout
@@ -172,6 +173,48 @@ def token_routed_mlp(x, tokens, mu, w):
     return einsum("ti,tih->th", jax.nn.silu(gate) * up, w.down[chosen])
 
 
+def route(logits, *, k, kind, renormalize):
+    lost = jnp.isnan(logits)
+    ids = best(jnp.where(lost, -jnp.inf, logits), k)
+    chosen = jnp.take_along_axis(logits, ids, axis=-1)
+    if kind == "softmax_topk":
+        shares = jax.nn.softmax(logits, axis=-1)
+        weights = jnp.take_along_axis(shares, ids, axis=-1)
+    elif kind == "topk_softmax":
+        weights = jax.nn.softmax(chosen, axis=-1)
+    else:
+        weights = jax.nn.sigmoid(chosen)
+    if renormalize:
+        weights /= jnp.maximum(weights.sum(-1, keepdims=True), LEAST)
+    return ids, jnp.where(lost.any(-1, keepdims=True), jnp.nan, weights)
+
+
+def best(scores, k):
+    # XLA sorts -0.0 below 0.0; adding zero makes them one.
+    order = jnp.argsort(-(scores + 0.0), axis=-1, stable=True)
+    return order[:, :k].astype(jnp.int32)
+
+
+def expert_linear(x, ids, w):
+    # A copy of the matrix for each slot: right, not fast.
+    x = jnp.broadcast_to(x, (*ids.shape, x.shape[-1]))
+    return einsum("tsk,tsnk->tsn", x, w.weight[ids])
+
+
+def drop_overflow(ids, weights, *, experts, capacity):
+    chosen = (ids[:, :, None] == jnp.arange(experts)).any(1).astype(jnp.int32)
+    before = jnp.cumsum(chosen, axis=0) - chosen
+    kept = jnp.take_along_axis(before, ids, axis=-1) < capacity
+    kept = jnp.where(kept, weights, 0)
+    return kept / jnp.maximum(kept.sum(-1, keepdims=True), LEAST)
+
+
+def load_balance_loss(logits, *, k):
+    count = logits.shape[-1]
+    share = jnp.bincount(best(logits, k).reshape(-1), length=count) / logits.shape[0]
+    return count / k * (share * jax.nn.softmax(logits, axis=-1).mean(0)).sum()
+
+
 def choose(logits, step, tables, *, sampler):
     if sampler == "full":
         tables = tables._replace(counts=counted(step, tables))
@@ -265,6 +308,12 @@ KERNELS = {
     "read_slots": read_slots,
     "write_slots": write_slots,
     "token_routed_mlp": token_routed_mlp,
+    "route": route,
+    "expert_linear": expert_linear,
+    "combine_experts": lambda y, weights: (y * weights[:, :, None]).sum(1),
+    "sigmoid_gate": lambda x, gate: x * jax.nn.sigmoid(gate),
+    "drop_overflow": drop_overflow,
+    "load_balance_loss": load_balance_loss,
     "choose": choose,
     "mask_logits": mask_logits,
     "score": score,

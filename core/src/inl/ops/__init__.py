@@ -12,6 +12,7 @@ from inl.ops import (  # noqa: F401
     inl,
     linear,
     mlp,
+    moe,
     mu,
     norm,
     rope,

@@ -1,0 +1,181 @@
+"""Mixture of experts: tokens sorted by expert, one product for each group of rows.
+
+On the CPU, where sizes can be read without waiting, the groups are the experts that
+got tokens, one after the other. Elsewhere shapes depend on nothing but shapes: rows
+are padded to blocks of one size, each block is multiplied with a copy of its expert's
+matrix, and a CUDA graph may capture it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from inl.ops.moe import LEAST, ExpertLinear, Experts, check_routing
+from inl.spec.kernel import Kernel
+from inl_torch.eager.linear import product
+from inl_torch.eager.mlp import gated_activation
+
+Index = int | torch.Tensor
+"""One expert, or the expert of each block."""
+
+Apply = Callable[[torch.Tensor, Index], torch.Tensor]
+"""(rows of one expert, it) or (blocks [N, B, K], their experts [N]) -> the same."""
+
+
+def route(
+    logits: torch.Tensor, *, k: int, kind: str, renormalize: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    check_routing(logits.shape[-1], k, kind)
+    scores = logits.float()
+    lost = scores.isnan()
+    ids = _best(scores.masked_fill(lost, -torch.inf), k)
+    if kind == "softmax_topk":
+        weights = scores.softmax(-1).gather(-1, ids)
+    elif kind == "topk_softmax":
+        weights = scores.gather(-1, ids).softmax(-1)
+    else:
+        weights = scores.gather(-1, ids).sigmoid()
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=LEAST)
+    weights = weights.masked_fill(lost.any(-1, keepdim=True), torch.nan)
+    return ids.int(), weights
+
+
+def _best(scores: torch.Tensor, k: int) -> torch.Tensor:
+    # topk orders equal values as it likes. Adding zero makes -0.0 and 0.0 one.
+    order = (scores + 0.0).sort(dim=-1, descending=True, stable=True).indices
+    return order[:, :k]
+
+
+def expert_linear(x: torch.Tensor, ids: torch.Tensor, w: ExpertLinear) -> torch.Tensor:
+    def apply(rows: torch.Tensor, expert: Index) -> torch.Tensor:
+        return _times(rows, w.weight, expert)
+
+    y = grouped(x, ids, w.weight.shape[0], apply)
+    return y.view(*ids.shape, -1)
+
+
+def combine_experts(y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return (y.float() * weights.unsqueeze(-1)).sum(1).to(y.dtype)
+
+
+def experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w: Experts,
+    *,
+    activation: str,
+) -> torch.Tensor:
+    def apply(rows: torch.Tensor, expert: Index) -> torch.Tensor:
+        gate, up = _times(rows, w.gate, expert), _times(rows, w.up, expert)
+        y = gated_activation(gate, up, activation=activation, own=True)
+        return _times(y, w.down, expert)
+
+    y = grouped(x.unsqueeze(1), ids, w.gate.shape[0], apply)
+    return combine_experts(y.view(*ids.shape, -1), weights)
+
+
+def grouped(
+    x: torch.Tensor, ids: torch.Tensor, count: int, apply: Apply
+) -> torch.Tensor:
+    """Apply to each slot of ``x`` [T, 1 or k, K] its expert of ``ids`` [T, k].
+
+    count: E, the number of experts. Returns [T * k, N].
+    """
+    flat = ids.flatten().long()
+    repeated = flat.shape[0] // (x.shape[0] * x.shape[1])
+    slots = x.flatten(0, 1)
+    if x.device.type == "cpu":
+        return _by_expert(slots, repeated, flat, count, apply)
+    return by_block(slots, repeated, flat, count, apply)
+
+
+def _times(rows: torch.Tensor, weight: torch.Tensor, expert: Index) -> torch.Tensor:
+    if isinstance(expert, int):
+        return product(rows, weight[expert])
+    return torch.bmm(rows, weight.index_select(0, expert).transpose(1, 2))
+
+
+def _by_expert(
+    slots: torch.Tensor, repeated: int, flat: torch.Tensor, count: int, apply: Apply
+) -> torch.Tensor:
+    """The loop is over experts that have tokens, and lies in the kernel alone."""
+    order = flat.argsort(stable=True)
+    sizes = torch.bincount(flat, minlength=count).tolist()
+    parts = slots.index_select(0, order // repeated).split_with_sizes(sizes)
+    found = [apply(rows, expert) for expert, rows in enumerate(parts) if rows.shape[0]]
+    y = torch.cat(found)
+    return torch.empty_like(y).index_copy_(0, order, y)
+
+
+def by_block(
+    slots: torch.Tensor, repeated: int, flat: torch.Tensor, count: int, apply: Apply
+) -> torch.Tensor:
+    """Blocks of rows of one expert each; no shape depends on who chose whom.
+
+    With few tokens a block is a slot. Else there are at most twice as many blocks as
+    experts, so at most twice the rows and two copies of the weights.
+    """
+    chosen = flat.shape[0]
+    if chosen <= count:
+        token = torch.arange(chosen, device=flat.device) // repeated
+        return apply(slots.index_select(0, token).unsqueeze(1), flat).squeeze(1)
+    size = -(-chosen // count)
+    blocks = -(-chosen // size) + count
+    place, expert = _places(flat, count, size, blocks)
+    source = torch.zeros(blocks * size, dtype=torch.int64, device=flat.device)
+    source.index_copy_(0, place, torch.arange(chosen, device=flat.device) // repeated)
+    rows = slots.index_select(0, source).view(blocks, size, -1)
+    return apply(rows, expert).flatten(0, 1).index_select(0, place)
+
+
+def _places(
+    flat: torch.Tensor, count: int, size: int, blocks: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row of each slot when every expert begins a new block, and experts of blocks."""
+    number = torch.arange(count, device=flat.device)
+    chose = (flat.unsqueeze(1) == number).long()
+    rank = (chose.cumsum(0) - chose).gather(1, flat.unsqueeze(1)).squeeze(1)
+    ends = ((chose.sum(0) + size - 1) // size).cumsum(0)
+    begins = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]])
+    block = torch.arange(blocks, device=flat.device)
+    expert = (block.unsqueeze(1) >= ends).sum(1).clamp(max=count - 1)
+    return begins.index_select(0, flat) * size + rank, expert
+
+
+def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    return (x.float() * gate.float().sigmoid()).to(x.dtype)
+
+
+def drop_overflow(
+    ids: torch.Tensor, weights: torch.Tensor, *, experts: int, capacity: int
+) -> torch.Tensor:
+    index = ids.long()
+    number = torch.arange(experts, device=ids.device)
+    chosen = (index.unsqueeze(-1) == number).any(1).long()
+    before = (chosen.cumsum(0) - chosen).gather(-1, index)
+    kept = weights.masked_fill(before >= capacity, 0.0)
+    return kept / kept.sum(-1, keepdim=True).clamp(min=LEAST)
+
+
+def load_balance_loss(logits: torch.Tensor, *, k: int) -> torch.Tensor:
+    scores = logits.float()
+    tokens, count = scores.shape
+    check_routing(count, k)
+    chosen = torch.zeros_like(scores).scatter(-1, _best(scores.detach(), k), 1.0)
+    share = chosen.sum(0) / (tokens * k)
+    return count * (share * scores.softmax(-1).mean(0)).sum()
+
+
+KERNELS = (
+    Kernel("combine_experts", "eager", combine_experts),
+    Kernel("drop_overflow", "eager", drop_overflow),
+    Kernel("expert_linear", "eager", expert_linear),
+    Kernel("experts", "eager", experts),
+    Kernel("load_balance_loss", "eager", load_balance_loss),
+    Kernel("route", "eager", route),
+    Kernel("sigmoid_gate", "eager", sigmoid_gate),
+)

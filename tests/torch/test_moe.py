@@ -1,0 +1,145 @@
+"""Mixture of experts on torch: the form for devices, ties, NaN and gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from inl.errors import RequestError
+from inl.ops import catalog
+from inl.ops.moe import Experts
+from inl.ops.moe_cases import choice, matrices, shares
+from inl.spec.tolerance import judge
+from inl_torch.eager import moe
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@pytest.fixture
+def on_a_device(monkeypatch):
+    """Takes the form that reads no sizes, though the tensors are on the CPU."""
+    monkeypatch.setattr(moe, "_by_expert", moe.by_block)
+
+
+def verdicts(name, run, dtype, seed, on_torch, on_host):
+    spec = catalog()[name]
+    for case in spec.cases(np.random.default_rng(seed)):
+        result = run(*on_torch(spec, case, dtype), **case.attrs)
+        yield case.name, judge(spec, case, dtype, on_host(result))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["expert_linear", "experts"])
+@pytest.mark.usefixtures("on_a_device")
+def test_blocks_err_no_more_than_rounding(name, dtype, seed, on_torch, on_host):
+    run = getattr(moe, name)
+    for case, found in verdicts(name, run, dtype, seed, on_torch, on_host):
+        assert found.passed, f"{case} in {dtype}, seed {seed}: {found}"
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 60])
+@pytest.mark.parametrize("tokens", [1, 3, 50, 333])
+def test_both_forms_agree_however_uneven_the_load(tokens, count, seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    k = min(2, count)
+    w = Experts(*(torch.from_numpy(m) for m in matrices(rng, count, 6, 8)))
+    x = torch.from_numpy(rng.standard_normal((tokens, 8)))
+    weights = torch.from_numpy(shares(rng, tokens, k))
+    loads = [choice(rng, tokens, count, k)]
+    loads.append(np.tile(np.arange(count - k, count, dtype=np.int32), (tokens, 1)))
+    for ids in map(torch.from_numpy, loads):
+        wanted = moe.experts(x, ids, weights, w, activation="gelu_tanh")
+        with monkeypatch.context() as patch:
+            patch.setattr(moe, "_by_expert", moe.by_block)
+            found = moe.experts(x, ids, weights, w, activation="gelu_tanh")
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_blocks_take_no_more_than_twice_the_rows(monkeypatch):
+    """And shapes are the same whoever chooses whom."""
+    seen = []
+
+    def apply(rows, expert):
+        seen.append((tuple(rows.shape), tuple(expert.shape)))
+        return rows
+
+    for count, chosen in ((8, 6), (8, 40), (128, 1000), (128, 129)):
+        for flat in (torch.zeros(chosen), torch.arange(chosen) % count):
+            rows = torch.arange(chosen, dtype=torch.float32).unsqueeze(1)
+            found = moe.by_block(rows, 1, flat.long(), count, apply)
+            assert torch.equal(found, rows)
+        one, other = seen[-2:]
+        assert one == other
+        blocks, size, _ = one[0]
+        assert blocks <= 2 * count
+        assert blocks * size <= chosen + size * (count + 1)
+
+
+def shifted(x, ids, weights, w, *, activation):
+    return moe.experts(x, ids.flip(0), weights, w, activation=activation)
+
+
+def swapped(x, ids, weights, w, *, activation):
+    other = Experts(w.up, w.gate, w.down)
+    return moe.experts(x, ids, weights, other, activation=activation)
+
+
+def even(x, ids, weights, w, *, activation):
+    same = torch.full_like(weights, 1 / weights.shape[1])
+    return moe.experts(x, ids, same, w, activation=activation)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wrong", [shifted, swapped, even])
+def test_a_wrong_kernel_is_found(wrong, dtype, seed, on_torch, on_host):
+    found = verdicts("experts", wrong, dtype, seed, on_torch, on_host)
+    assert not all(one.passed for _, one in found), f"seed {seed}"
+
+
+def unstable(logits, *, k, kind, renormalize):
+    """What ``topk`` may do with ties."""
+    ids, weights = moe.route(logits.flip(-1), k=k, kind=kind, renormalize=renormalize)
+    return logits.shape[-1] - 1 - ids, weights
+
+
+def test_a_router_with_other_ties_is_found(seed, on_torch, on_host):
+    found = verdicts("route", unstable, "float32", seed, on_torch, on_host)
+    failed = [case for case, one in found if not one.passed]
+    assert failed == ["ties", "vanishing"]
+
+
+@pytest.mark.parametrize("kind", ["softmax_topk", "topk_softmax", "sigmoid"])
+def test_nan_in_a_router_stays_in_its_row(kind, seed):
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((5, 6)).astype(np.float32)
+    logits[2, 4] = np.nan
+    attrs = {"k": 2, "kind": kind, "renormalize": True}
+    wanted = catalog()["route"].body(logits, **attrs)
+    found = moe.route(torch.from_numpy(logits), **attrs)
+    np.testing.assert_array_equal(found[0].numpy(), wanted[0])
+    np.testing.assert_allclose(found[1].numpy(), wanted[1], rtol=1e-5)
+    assert np.isnan(found[1].numpy()).any(1).tolist() == [
+        False,
+        False,
+        True,
+        *2 * [False],
+    ]
+
+
+def test_k_above_the_experts_is_refused():
+    with pytest.raises(RequestError, match=r"k: found 7, accepted: 1 to 6"):
+        moe.route(torch.zeros(2, 6), k=7, kind="sigmoid", renormalize=False)
+
+
+def test_the_gradient_of_the_loss_is_that_of_finite_differences(seed):
+    rng = np.random.default_rng(seed)
+    logits = rng.standard_normal((6, 4))
+    given = torch.tensor(logits, dtype=torch.float32, requires_grad=True)
+    moe.load_balance_loss(given, k=2).backward()
+    body, step = catalog()["load_balance_loss"].body, 1e-6
+    for place in np.ndindex(*logits.shape):
+        moved = np.zeros_like(logits)
+        moved[place] = step
+        slope = body(logits + moved, k=2) - body(logits - moved, k=2)
+        assert float(given.grad[place]) == pytest.approx(slope / 2 / step, abs=1e-6)
