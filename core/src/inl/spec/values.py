@@ -162,6 +162,17 @@ class Cut(NamedTuple):
     """Rows of the stored tensor."""
 
 
+class Part(NamedTuple):
+    """One of several tensors of one size that a checkpoint stores as one."""
+
+    axis: int
+    """Axis of the stored tensor along which they follow one another; not 0."""
+    place: int
+    """Which of them, from 0."""
+    total: int
+    """How many there are."""
+
+
 class Param(NamedTuple):
     """One logical tensor of a checkpoint."""
 
@@ -177,11 +188,16 @@ class Param(NamedTuple):
     order; ``None`` is all of it."""
     offset: float = 0.0
     """Added to every number, before it is rounded to the compute dtype."""
-
-    @property
-    def stored(self) -> tuple[int, ...]:
-        """Shape of the tensor in the checkpoint."""
-        return (self.cut.rows, *self.shape[1:]) if self.cut else self.shape
+    stack: int = 0
+    """Stored tensors that make up axis 0, one each: ``{}`` in ``source`` stands for
+    their numbers, from 0. 0 is one tensor as it is."""
+    part: Part | None = None
+    """Which part of the stored tensor this is; ``None`` is all of it."""
+    others: tuple[Param, ...] = ()
+    """The same tensor as other files have it: the first of which the checkpoint has
+    anything is taken."""
+    finite: bool = False
+    """Whether NaN and infinity are refused when it is loaded: for small tensors."""
 
 
 @dataclass(frozen=True, slots=True, init=False)

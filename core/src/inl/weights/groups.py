@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from inl.spec.op import CATALOG, Spec
 from inl.spec.strict import StrictArray
 from inl.spec.tree import leaves, tree_map
 from inl.spec.values import Group, Param
+from inl.weights.sources import resolved, stored_spec, stored_tensors
 
 IGNORED = ("rotary_emb.inv_freq",)
 """Endings of tensor names that follow from the config."""
@@ -67,7 +68,9 @@ def plan_groups(
     """
 
     def plan(group: Group) -> Planned:
-        specs = {name: _held(param, stored) for name, param in group.params.items()}
+        found = resolved(group.params, stored)
+        group = Group(group.op, **found)
+        specs = {name: stored_spec(param, stored) for name, param in found.items()}
         willing = [
             kernel
             for kernel in kernels
@@ -79,30 +82,21 @@ def plan_groups(
     return tree_map(plan, tree)
 
 
-def _held(param: Param, stored: Mapping[str, Spec]) -> Spec:
-    """The logical tensor in the dtype that the checkpoint has it in."""
-    found = stored.get(param.source)
-    if found is None:
-        return Spec(param.shape, "float32")
-    return Spec(param.shape, found.dtype) if param.cut else found
-
-
 def check_tensors(tree: Any, stored: Mapping[str, Spec], where: str) -> None:
     """Compare what a model needs with what there is; names every difference."""
     problems: list[str] = []
     needed: set[str] = set()
     for planned in leaves(tree):
-        for param in planned.group.params.values():
-            if param.source in needed:
+        for source, shape, optional in _sources(planned.group):
+            if source in needed:
                 continue
-            needed.add(param.source)
-            found = stored.get(param.source)
-            if found is None and not param.optional:
-                problems.append(f"missing {param.source} {list(param.stored)}")
-            elif found is not None and found.shape != param.stored:
+            needed.add(source)
+            found = stored.get(source)
+            if found is None and not optional:
+                problems.append(f"missing {source} {list(shape)}")
+            elif found is not None and found.shape != shape:
                 problems.append(
-                    f"{param.source} has shape {list(found.shape)}, "
-                    f"expected {list(param.stored)}"
+                    f"{source} has shape {list(found.shape)}, expected {list(shape)}"
                 )
     unused = sorted(set(stored) - needed)
     if "lm_head.weight" in unused and "model.embed_tokens.weight" in needed:
@@ -113,6 +107,13 @@ def check_tensors(tree: Any, stored: Mapping[str, Spec], where: str) -> None:
         more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []
         lines = "\n  ".join(shown + more)
         raise WeightMismatch(f"{where}: tensors do not fit the config\n  {lines}")
+
+
+def _sources(group: Group) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+    """Stored tensors of a group: name, shape, and whether it may be absent."""
+    for param in group.params.values():
+        for source, shape in stored_tensors(param).items():
+            yield source, shape, param.optional
 
 
 def _weights_type(group: Group) -> Any:

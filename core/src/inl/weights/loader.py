@@ -14,11 +14,15 @@ from inl.spec.values import Param
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.groups import Planned
 from inl.weights.quant import convert, dequantize
+from inl.weights.sources import check_finite, read_pieces, stored_tensors
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
 
 Progress = Callable[[int, int], None]
+
+MATRIX = 2
+"""Axes of a matrix."""
 
 
 def stored_specs(checkpoint: Checkpoint) -> dict[str, Spec]:
@@ -53,13 +57,14 @@ def load_weights(
         nonlocal done
         group: dict[str, HostArray | None] = {}
         for name, param in planned.group.params.items():
-            group[name] = read_shard(checkpoint, planned, param, rank)
+            group[name] = read_shard(checkpoint, planned, param, rank, dtype)
         if planned.kernel and planned.kernel.prepare:
             result = planned.kernel.prepare(group, backend, dtype)
         else:
             result = _plain(planned, group, backend, dtype, shared)
         for param in planned.group.params.values():
-            checkpoint.drop(param.source)
+            for source in stored_tensors(param):
+                checkpoint.drop(source)
         done += 1
         if progress:
             progress(done, total)
@@ -69,13 +74,29 @@ def load_weights(
 
 
 def read_shard(
-    checkpoint: Checkpoint, planned: Planned, param: Param, rank: int
+    checkpoint: Checkpoint, planned: Planned, param: Param, rank: int, dtype: str
 ) -> HostArray | None:
-    """One rank's part of a tensor, as the checkpoint stores it; ``None`` if absent."""
+    """One rank's part of a tensor, as the checkpoint stores it; ``None`` if absent.
+
+    What is put together out of several tensors comes in ``dtype``, unless it is packed.
+    Raises :class:`CheckpointError` for a number that the parameter does not allow.
+    """
     if param.optional and param.source not in checkpoint.names():
         return None
-    whole = adjusted(checkpoint.tensor(param.source), param)
     shape = planned.shard(param)
+    if param.stack or param.part or (shape != param.shape and len(shape) > MATRIX):
+        array = read_pieces(checkpoint, param, shape, rank, dtype)
+    else:
+        array = _read_whole(checkpoint, param, shape, rank)
+    if param.finite:
+        check_finite(array, f"{checkpoint.path}: tensor {param.source}")
+    return array
+
+
+def _read_whole(
+    checkpoint: Checkpoint, param: Param, shape: tuple[int, ...], rank: int
+) -> HostArray:
+    whole = adjusted(checkpoint.tensor(param.source), param)
     if shape == whole.shape or param.axis is None:
         return whole
     size = shape[param.axis]

@@ -1,0 +1,169 @@
+"""Tensors that are put together out of others: stacks and parts, for every rank."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import NamedTuple
+
+import gguf
+import numpy as np
+import pytest
+
+from inl.dtypes import HostArray, cast, widen
+from inl.ops.moe import Experts
+from inl.spec.values import Group, Param, Part
+from inl.weights.checkpoint import Checkpoint
+from inl.weights.groups import plan_groups
+from inl.weights.loader import load_weights, read_shard, stored_specs
+from inl.weights.quant import dequantize
+
+E, INNER, HIDDEN = 3, 64, 96
+
+
+class Files(Checkpoint):
+    path = Path("memory")
+    eos_token_ids = ()
+    chat_template = None
+
+    def __init__(self, tensors):
+        self.config, self._tensors, self.dropped = {}, tensors, []
+
+    def names(self):
+        return list(self._tensors)
+
+    def spec(self, name):
+        return self._tensors[name].dtype, self._tensors[name].shape
+
+    def tensor(self, name):
+        return self._tensors[name]
+
+    def drop(self, name):
+        self.dropped.append(name)
+
+    def tokenizer(self):
+        raise self.missing("tokenizer")
+
+    def close(self):
+        pass
+
+
+def packed(values, dtype):
+    """Numbers as a file holds them."""
+    if not dtype.startswith("q"):
+        return cast(values, dtype)
+    kind = gguf.GGMLQuantizationType[dtype.upper()]
+    data = gguf.quantize(values.astype(np.float32), kind)
+    return HostArray(data, dtype, values.shape)
+
+
+def read(param, tensors, *, rank=0, ranks=1, dtype="float32"):
+    files = Files(tensors)
+    group = Group("expert_linear", weight=param)
+    planned = plan_groups(group, (), stored_specs(files), ranks=ranks)
+    return read_shard(files, planned, planned.group.params["weight"], rank, dtype)
+
+
+@pytest.fixture
+def numbers():
+    return np.random.default_rng(3).standard_normal((E, INNER, HIDDEN))
+
+
+def share(values, axis, rank, ranks):
+    return np.split(values, ranks, axis)[rank]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stack(dtype, axis, ranks, numbers):
+    tensors = {f"x.{n}.w": packed(part, dtype) for n, part in enumerate(numbers)}
+    stored = np.stack([dequantize(one) for one in tensors.values()])
+    param = Param("x.{}.w", numbers.shape, axis=axis, stack=E)
+    for rank in range(ranks):
+        found = read(param, tensors, rank=rank, ranks=ranks)
+        expected = share(stored, axis, rank, ranks)
+        assert found.shape == expected.shape
+        assert np.array_equal(dequantize(found), expected)
+        whole_rows = axis == 1 or ranks == 1
+        assert found.dtype == (dtype if dtype[0] == "q" and whole_rows else "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "q8_0"])
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("place", [0, 1])
+def test_half_of_a_tensor(dtype, axis, ranks, place, numbers):
+    both = packed(np.concatenate([numbers, 2 * numbers], 1), dtype)
+    half = share(dequantize(both), 1, place, 2)
+    param = Param("both", numbers.shape, axis=axis, part=Part(1, place, 2))
+    for rank in range(ranks):
+        found = read(param, {"both": both}, rank=rank, ranks=ranks)
+        expected = share(half, axis, rank, ranks)
+        assert np.array_equal(dequantize(found), expected)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
+@pytest.mark.parametrize("axis", [1, 2])
+def test_a_tensor_of_three_axes_is_cut_on_any(dtype, axis, numbers):
+    whole = packed(numbers, dtype)
+    param = Param("w", numbers.shape, axis=axis)
+    assert read(param, {"w": whole}) is whole
+    for rank in range(2):
+        found = read(param, {"w": whole}, rank=rank, ranks=2, dtype="bfloat16")
+        expected = share(dequantize(whole), axis, rank, 2)
+        assert dequantize(found).shape == expected.shape
+        kept = axis == 1 or dtype == "bfloat16"
+        rounded = expected if kept else widen(cast(expected, "bfloat16"))
+        assert np.array_equal(dequantize(found), rounded)
+
+
+def test_bits_of_the_compute_dtype_are_moved_as_they_are(numbers):
+    tensors = {f"{n}": packed(part, "bfloat16") for n, part in enumerate(numbers)}
+    param = Param("{}", numbers.shape, axis=1, stack=E)
+    found = read(param, tensors, dtype="bfloat16")
+    assert found.data.dtype == np.uint16
+    assert not found.data.flags.writeable
+    stored = np.stack([one.data for one in tensors.values()])
+    assert np.array_equal(found.data, stored)
+
+
+def test_a_stack_of_different_kinds_is_decoded(numbers):
+    kinds = ("q8_0", "q4_0", "float16")
+    tensors = {
+        f"{n}": packed(part, kind)
+        for n, (part, kind) in enumerate(zip(numbers, kinds, strict=True))
+    }
+    found = read(Param("{}", numbers.shape, axis=1, stack=E), tensors)
+    expected = np.stack([dequantize(one) for one in tensors.values()])
+    assert found.dtype == "float32"
+    assert np.array_equal(found.data, expected)
+
+
+class Lending(NamedTuple):
+    """A backend that keeps what it is given, as one on the CPU may."""
+
+    def tensor(self, data, *, axis=None):
+        return data
+
+
+def test_experts_take_little_more_memory_than_they_keep():
+    experts, inner, hidden = 32, 128, 256
+    parts = {}
+    for kind, shape in (("gate", (inner, hidden)), ("down", (hidden, inner))):
+        for n in range(experts):
+            parts[f"{n}.{kind}"] = packed(np.ones(shape), "float16")
+    files = Files(parts | {f"{n}.up": parts[f"{n}.gate"] for n in range(experts)})
+    wide = Param("{}.gate", (experts, inner, hidden), stack=experts)
+    narrow = Param("{}.down", (experts, hidden, inner), stack=experts)
+    group = Group("experts", gate=wide, up=wide._replace(source="{}.up"), down=narrow)
+    planned = plan_groups(group, (), stored_specs(files))
+    tracemalloc.start()
+    held = load_weights(planned, files, Lending(), "float32")
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    size = 3 * experts * inner * hidden * 4
+    assert isinstance(held, Experts)
+    assert size <= kept <= peak < 1.1 * size
+    # Each expert's pages are let go before the next is read.
+    assert files.dropped[: experts // 2] == [f"{n}.gate" for n in range(experts // 2)]
