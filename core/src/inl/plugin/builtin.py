@@ -15,10 +15,13 @@ FAMILIES = (
     ("Gemma3ForCausalLM", "gemma3_text", "gemma3"),
     ("LlamaForCausalLM", "llama", "llama"),
     ("MistralForCausalLM", "mistral", "mistral"),
+    ("MixtralForCausalLM", "mixtral", "mixtral"),
     ("Olmo2ForCausalLM", "olmo2", "olmo2"),
     ("Phi3ForCausalLM", "phi3", "phi3"),
     ("Qwen2ForCausalLM", "qwen2", "qwen2"),
+    ("Qwen2MoeForCausalLM", "qwen2_moe", "qwen2_moe"),
     ("Qwen3ForCausalLM", "qwen3", "qwen3"),
+    ("Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe"),
 )
 """``architectures`` and ``model_type`` of config files, and who reads them."""
 

@@ -1,0 +1,39 @@
+"""Qwen2-MoE and Qwen1.5-MoE (Yang et al., 2024): an expert shared by all tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from inl.models import llama, moe, qwen3_moe
+from inl.models.config import flag, whole
+from inl.spec.values import Group, Param
+
+
+def config(hf: Mapping[str, Any]) -> moe.MoeConfig:
+    """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
+    base = replace(llama.config(hf), qkv_bias=flag(hf, "qkv_bias", True))
+    shared = whole(hf, "shared_expert_intermediate_size")
+    return replace(qwen3_moe.sparse(base, hf), shared_size=shared)
+
+
+def weights(c: moe.MoeConfig) -> llama.Weights:
+    """What to load, under its Hugging Face names; no bytes are read."""
+    return moe.weights(c, _feed_forward)
+
+
+def _feed_forward(c: moe.MoeConfig, at: str, norm: Group) -> moe.Moe:
+    h, inner, stem = c.hidden_size, c.shared_size, f"{at}mlp.shared_expert"
+    shared = Group(
+        "gated_mlp",
+        gate=Param(f"{stem}.gate_proj.weight", (inner, h), axis=0),
+        up=Param(f"{stem}.up_proj.weight", (inner, h), axis=0),
+        down=Param(f"{stem}.down_proj.weight", (h, inner), axis=1),
+    )
+    gate = Group("linear", weight=Param(f"{stem}_gate.weight", (1, h)))
+    routed = qwen3_moe.feed_forward(c, at, norm)
+    return routed._replace(shared=shared, shared_gate=gate)
+
+
+MODEL = replace(llama.MODEL, config=config, weights=weights, layer=moe.layer)
