@@ -1,4 +1,4 @@
-"""Tiny models of any architecture, with random weights under their stored names."""
+"""Random checkpoints of any family, drawn from what its model declares."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from inl.spec.tree import leaves
+from inl.testing.tiny import MemoryCheckpoint
 from inl.weights.sources import stored_tensors
 
 SIZES = {
@@ -18,6 +19,41 @@ SIZES = {
     "head_dim": 8,
     "max_position_embeddings": 128,
 }
+PLAIN = {
+    "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80,
+    "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "max_position_embeddings": 256, "rope_theta": 500.0,
+}  # fmt: skip
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0]}
+SPLIT = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}
+FIELDS = {
+    "llama": {"attention_bias": True},
+    "mistral": {"sliding_window": 7},
+    "qwen2": SPLIT,
+    "qwen3": SPLIT | {"head_dim": 16},
+    "gemma2": {"sliding_window": 7, "head_dim": 16},
+    "gemma3": {"sliding_window": 7, "head_dim": 16, "sliding_window_pattern": 2},
+    "phi3": {
+        "partial_rotary_factor": 0.75, "rope_scaling": LONG, "sliding_window": 7,
+        "original_max_position_embeddings": 64,
+    },
+    "olmo2": {},
+}  # fmt: skip
+
+
+def drawn(model, hf, rng):
+    """Tensors by their stored names, large enough that every term matters."""
+    tensors = {}
+    for group in leaves(model.weights(model.config(hf))):
+        for param in group.params.values():
+            for name, shape in stored_tensors(param).items():
+                values = rng.standard_normal(shape)
+                if len(shape) > 1:
+                    values = 1.4 * values / shape[-1] ** 0.5
+                elif "norm" in name:
+                    values = 1 - param.offset + 0.3 * values
+                tensors.setdefault(name, values.astype(np.float32))
+    return tensors
 
 
 @pytest.fixture
@@ -25,15 +61,18 @@ def random_model():
     """Makes (config, tensors by name) for a model and fields of its config."""
 
     def make(model, seed=0, **fields):
-        hf, rng = SIZES | fields, np.random.default_rng(seed)
-        tensors = {}
-        for group in leaves(model.weights(model.config(hf))):
-            for param in group.params.values():
-                for name, shape in stored_tensors(param).items():
-                    numbers = 1.4 * rng.standard_normal(shape) / shape[-1] ** 0.5
-                    if len(shape) == 1:
-                        numbers = 1 + 0.3 * rng.standard_normal(shape)
-                    tensors.setdefault(name, numbers.astype(np.float32))
-        return hf, tensors
+        hf = SIZES | fields
+        return hf, drawn(model, hf, np.random.default_rng(seed))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def random_checkpoint():
+    """(model, its name, changed fields) -> a checkpoint, the same each time."""
+
+    def make(model, name, **changes):
+        hf = {**PLAIN, **FIELDS[name], **changes}
+        return MemoryCheckpoint(hf, drawn(model, hf, np.random.default_rng(len(name))))
 
     return make

@@ -1,0 +1,159 @@
+"""Every family on NumPy alone: over ranks, and through the engine."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inl import EngineConfig, InferenceEngine
+from inl.backend.reference import ReferenceBackend
+from inl.device import Device
+from inl.errors import CheckpointError, RunnerError, WeightMismatch
+from inl.plugin import registry
+from inl.plugin.builtin import FAMILIES
+from inl.runtime.load import LanguageModel
+from inl.runtime.local import CLASSES
+from inl.spec.values import Limits, Paged
+from inl.testing.tiny import local_runner, reference_ranks
+from inl.testing.traffic import Traffic, play
+from inl.weights import gguf_names
+
+DEVICE = Device("reference:0")
+NAMES = sorted({module for _, _, module in FAMILIES})
+STEPS = 30
+
+
+def model_of(name):
+    return importlib.import_module(f"inl.models.{name}").MODEL
+
+
+def limits_of(model, files):
+    groups = sum(isinstance(g, Paged) for g in model.state(model.config(files.config)))
+    return Limits(slots=6, blocks=(60,) * groups, block_size=4, width=12, vocab=96)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_equal_one(name, random_checkpoint):
+    model = model_of(name)
+    files = random_checkpoint(model, name)
+    limits = limits_of(model, files)
+
+    def texts(runner):
+        found = play(runner, Traffic(np.random.default_rng(2), limits).frames(STEPS))
+        runner.close()
+        return found
+
+    backend = ReferenceBackend(DEVICE, dtype="float64")
+    alone = texts(local_runner(backend, model, files, limits, dtype="float64"))
+    assert len({token for text in alone.values() for token in text}) > 10
+    make = (DEVICE, model, files, limits)
+    if name == "olmo2":  # norms all queries at once
+        with pytest.raises((WeightMismatch, RunnerError), match="accepted: 1 rank"):
+            reference_ranks(*make, ranks=2, dtype="float64")
+    else:
+        assert texts(reference_ranks(*make, ranks=2, dtype="float64")) == alone
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layer_calls_nothing_but_the_catalog(name, random_checkpoint):
+    """The model runs on strict arrays, and its calls do not depend on the bucket."""
+    model = model_of(name)
+    files = random_checkpoint(model, name)
+    backend = ReferenceBackend(DEVICE)
+    runner = local_runner(backend, model, files, limits_of(model, files))
+    counts = [sum(runner.tracer(bucket).counts.values()) for bucket in CLASSES]
+    assert len(set(counts)) == 1
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+def test_answers_do_not_depend_on_how_they_are_computed(
+    name, random_checkpoint, byte_tokenizer
+):
+    """Prefix cache, preemption and chunks against computing all again each time."""
+    model = model_of(name)
+    files = random_checkpoint(model, name, vocab_size=256)
+    language = LanguageModel(model, model.config(files.config), files)
+    rng = np.random.default_rng(4)
+    shared = rng.integers(0, 256, 37).tolist()
+    prompts = [[*shared, *rng.integers(0, 256, n).tolist()] for n in (3, 1, 30, 9)]
+
+    def answers(**settings):
+        config = EngineConfig(
+            backend="reference", dtype="float64", context=96, **settings
+        )
+        with InferenceEngine(language, byte_tokenizer, config) as engine:
+            found = engine.generate(prompts, max_tokens=20)
+            again = engine.generate(prompts, max_tokens=20)
+            hits, lost = engine.stats.prefix_hit_tokens, engine.stats.preemptions
+        assert [one.token_ids for one in again] == [one.token_ids for one in found]
+        return [one.token_ids for one in found], hits, lost
+
+    plain, hits, _ = answers(max_batch=1, use_kv_cache=False)
+    assert hits == 0
+    per_block = (
+        2
+        * 16
+        * 8
+        * 2
+        * model.config(files.config).head_dim
+        * files.config["num_hidden_layers"]
+    )
+    cached, hits, _ = answers(max_batch=4, token_budget=16)
+    assert cached == plain
+    assert hits > len(shared)
+    tight, _, lost = answers(max_batch=4, cache_bytes=8 * per_block)
+    assert tight == plain
+    assert lost > 0
+
+
+def test_every_family_is_registered():
+    known = registry().models()
+    for architecture, kind, module in FAMILIES:
+        assert registry().model(architecture) is model_of(module)
+        assert kind in known
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensors_that_do_not_fit_are_named(name, random_checkpoint):
+    model = model_of(name)
+    files = random_checkpoint(model, name)
+    tensors = {key: files.tensor(key).data for key in files.names()}
+    gone = next(key for key in tensors if "layers.3" in key and "_proj" in key)
+    odd = next(
+        key for key in tensors if "layers.1" in key and key.endswith("norm.weight")
+    )
+    del tensors[gone]
+    tensors[odd] = tensors[odd][:-1]
+    tensors["model.layers.0.surplus.weight"] = tensors[odd]
+    backend = ReferenceBackend(DEVICE)
+    bad = type(files)(files.config, tensors)
+    with pytest.raises(WeightMismatch) as caught:
+        local_runner(backend, model, bad, limits_of(model, files))
+    message = str(caught.value)
+    assert f"missing {gone}" in message
+    assert f"{odd} has shape" in message
+    assert "unused model.layers.0.surplus.weight" in message
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("field", ["hidden_size", "num_attention_heads"])
+def test_a_size_that_is_missing_is_named(name, field, random_checkpoint):
+    files = random_checkpoint(model_of(name), name)
+    fields = {key: value for key, value in files.config.items() if key != field}
+    with pytest.raises(CheckpointError, match=f"'{field}' is missing"):
+        model_of(name).config(fields)
+
+
+def test_the_page_lists_every_family():
+    page = Path(__file__).parents[3] / "docs" / "checkpoints.md"
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.*?) \| (.*?) \|", page.read_text("utf-8"), re.M
+    )
+    listed = {name: ggufs for name, _, ggufs in rows}
+    assert set(listed) == {architecture for architecture, _, _ in FAMILIES}
+    for key, family in gguf_names.FAMILIES.items():
+        assert f"`{key}`" in listed[family.architecture]

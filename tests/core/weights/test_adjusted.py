@@ -1,0 +1,79 @@
+"""Logical tensors that are rows of a stored one, or differ from it by an offset."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+from inl.dtypes import HostArray, wrap
+from inl.errors import WeightMismatch
+from inl.spec.op import Spec
+from inl.spec.values import Cut, Group, Param
+from inl.testing.tiny import MemoryCheckpoint
+from inl.weights.groups import Planned, check_tensors, plan_groups
+from inl.weights.loader import adjusted, read_shard
+from inl.weights.quant import dequantize
+
+STORED = np.arange(8 * 64, dtype=np.float32).reshape(8, 64)
+TURNED = Param("fused", (4, 64), axis=0, cut=Cut(((6, 8), (1, 3)), 8))
+
+
+def test_rows_are_put_together_in_order():
+    found = adjusted(wrap(STORED), TURNED)
+    assert found.shape == (4, 64)
+    assert np.array_equal(found.data, STORED[[6, 7, 1, 2]])
+
+
+def test_one_span_is_a_view():
+    found = adjusted(wrap(STORED), TURNED._replace(cut=Cut(((2, 6),), 8)))
+    assert np.shares_memory(found.data, STORED)
+
+
+def test_packed_rows_move_as_they_are():
+    packed = gguf.quantize(STORED, gguf.GGMLQuantizationType.Q8_0)
+    array = HostArray(packed, "q8_0", STORED.shape)
+    expected = dequantize(array)[[6, 7, 1, 2]]
+    found = adjusted(array, TURNED)
+    assert found.dtype == "q8_0"
+    assert np.array_equal(dequantize(found), expected)
+
+
+def test_an_offset_is_added_before_rounding():
+    tiny = np.array([1e-9, -1.0, 0.5], np.float32)
+    found = adjusted(wrap(tiny), Param("norm", (3,), offset=1.0))
+    assert found.data.tolist() == (1.0 + tiny.astype(np.float64)).tolist()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_share_the_logical_rows(rank):
+    planned = Planned(Group("linear", weight=TURNED), None, 2)
+    files = MemoryCheckpoint({}, {"fused": STORED})
+    found = read_shard(files, planned, TURNED, rank)
+    assert np.array_equal(found.data, STORED[[6, 7, 1, 2]][2 * rank : 2 * rank + 2])
+
+
+def test_kernels_are_shown_the_logical_shape():
+    seen = {}
+
+    class Asked:
+        op, prepare, preference = "linear", None, 0
+
+        def packs(self, **specs):
+            seen.update(specs)
+
+    plan_groups(
+        Group("linear", weight=TURNED), (Asked(),), {"fused": Spec((8, 64), "q8_0")}
+    )
+    assert seen == {"weight": Spec((4, 64), "q8_0")}
+
+
+def test_the_stored_shape_is_what_is_compared():
+    tree = Planned(Group("linear", weight=TURNED), None)
+    check_tensors(tree, {"fused": Spec((8, 64), "float32")}, "here")
+    with pytest.raises(
+        WeightMismatch, match=r"fused has shape \[4, 64\], expected \[8"
+    ):
+        check_tensors(tree, {"fused": Spec((4, 64), "float32")}, "here")
+    with pytest.raises(WeightMismatch, match=r"missing fused \[8, 64\]"):
+        check_tensors(tree, {}, "here")
