@@ -20,6 +20,7 @@ from inl.models import phi3, post_norm
 from inl.models.views import views
 from inl.ops.rope import RopeScaling
 from inl.runtime.load import open_model
+from inl.testing.traffic import Traffic, play
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -84,6 +85,20 @@ def test_logits_do_not_depend_on_strangers(name, made):
     again = families.opened(one, *backend_named("float64"))
     for slot, ids in texts.items():
         assert families.distance(found[slot], families.logits(again, ids)) < BOUND
+
+
+def test_jax_chooses_the_same_tokens(made, jax_module):
+    language = open_model(made("gemma3").path)
+    fast = families.load(language, jax_module.jax_backend()(Device("jax:0")), "float32")
+    exact = families.load(language, families.reference(), "float64")
+
+    def texts(runner):
+        traffic = Traffic(np.random.default_rng(6), fast.limits)
+        return play(runner, traffic.frames(24))
+
+    found = texts(fast)
+    assert found == texts(exact)
+    assert len({token for text in found.values() for token in text}) > 5
 
 
 @dataclass(frozen=True)

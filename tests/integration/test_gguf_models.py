@@ -16,6 +16,7 @@ import pytest
 from inl import EngineConfig, InferenceEngine
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.values import Bucket
+from inl.testing.gap import compare
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.quant import dequantize
 
@@ -26,6 +27,7 @@ PROMPTS = [
     "What does `git rebase` do? Answer in one sentence.",
     "SELECT name FROM users WHERE",
 ]
+COUNTING = ", ".join(str(number) for number in range(1, 150)) + ","
 TOKENS = 48
 
 
@@ -59,15 +61,17 @@ def test_tensors_are_those_of_the_reference_package(name):
 
 
 def outside_model(path):
-    """transformers' Qwen2 with the weights that the gguf package decodes."""
+    """transformers' model with the weights that the gguf package decodes."""
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
     reader = gguf.GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
 
     def field(key):
-        return reader.fields[f"qwen2.{key}"].contents()
+        return reader.fields[f"{architecture}.{key}"].contents()
 
-    config = transformers.Qwen2Config(
+    kind, changes = OUTSIDE[architecture](field)
+    config = getattr(transformers, kind[0])(
         vocab_size=len(reader.fields["tokenizer.ggml.tokens"].contents()),
         hidden_size=field("embedding_length"),
         intermediate_size=field("feed_forward_length"),
@@ -75,55 +79,99 @@ def outside_model(path):
         num_attention_heads=field("attention.head_count"),
         num_key_value_heads=field("attention.head_count_kv"),
         rms_norm_eps=field("attention.layer_norm_rms_epsilon"),
-        rope_parameters={"rope_type": "default", "rope_theta": field("rope.freq_base")},
         max_position_embeddings=field("context_length"),
-        tie_word_embeddings=False,
+        **changes,
     )
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, field("block_count"))
+    arch = getattr(gguf.MODEL_ARCH, architecture.upper())
+    names = gguf.get_tensor_name_map(arch, field("block_count"))
     with torch.device("meta"):
-        model = transformers.Qwen2ForCausalLM(config)
+        model = getattr(transformers, kind[1])(config)
     raw = {one.name: one for one in reader.tensors}
     state = {}
     for name in model.state_dict():
-        one = raw[names.get_name(name, (".weight", ".bias"))]
-        state[name] = torch.tensor(gguf.dequantize(one.data, one.tensor_type))
+        stored = names.get_name(name, (".weight", ".bias"))
+        one = raw.get(stored, raw["token_embd.weight"])  # tied heads are not stored
+        values = gguf.dequantize(one.data, one.tensor_type)
+        if architecture == "gemma3" and name.endswith("norm.weight"):
+            values = values - np.float32(1)
+        state[name] = torch.tensor(values)
     model.load_state_dict(state, assign=True, strict=True)
-    # Frequencies are no weights, so they are still on the device without memory.
-    rotary = type(model.model.rotary_emb)(config)
-    model.model.rotary_emb = rotary
+    # What is no weight is still on the device without memory.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    embed = model.model.embed_tokens
+    if architecture == "gemma3":
+        embed.embed_scale = torch.tensor(config.hidden_size**0.5)
     return model.eval()
 
 
+def qwen2_outside(field):
+    rope = {"rope_type": "default", "rope_theta": field("rope.freq_base")}
+    changes = {"rope_parameters": rope, "tie_word_embeddings": False}
+    return ("Qwen2Config", "Qwen2ForCausalLM"), changes
+
+
+def gemma3_outside(field):
+    """What its files leave out is that of the published config of this size."""
+    plain = {"rope_type": "default"}
+    changes = {
+        "head_dim": field("attention.key_length"),
+        "query_pre_attn_scalar": 256,
+        "sliding_window": field("attention.sliding_window"),
+        "rope_parameters": {
+            "full_attention": {**plain, "rope_theta": field("rope.freq_base")},
+            "sliding_attention": {**plain, "rope_theta": 10000.0},
+        },
+    }
+    return ("Gemma3TextConfig", "Gemma3ForCausalLM"), changes
+
+
+OUTSIDE = {"qwen2": qwen2_outside, "gemma3": gemma3_outside}
+
+
+@pytest.fixture(scope="module", params=[CODER, GEMMA])
+def path(request):
+    return model_file(request.param)
+
+
 @pytest.fixture(scope="module")
-def coder():
-    config = EngineConfig(backend="cpu", dtype="float32", max_batch=1, context=256)
-    with InferenceEngine.from_pretrained(model_file(CODER), config) as engine:
+def engine(path):
+    config = EngineConfig(backend="cpu", dtype="float32", max_batch=1, context=1024)
+    with InferenceEngine.from_pretrained(path, config) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def prompts(coder):
-    chats = [coder.chat_ids(prompt) for prompt in PROMPTS[:2]]
-    return [*chats, coder.tokenizer.encode(PROMPTS[2])]
+def prompts(engine, path):
+    """Chats where the model has a template; one is longer than Gemma's window."""
+    if open_checkpoint(path).chat_template is None:
+        plain = ["The capital of France is", "Once upon a time", COUNTING]
+        return [engine.tokenizer.encode(prompt) for prompt in plain]
+    chats = [engine.chat_ids(prompt) for prompt in PROMPTS[:2]]
+    return [*chats, engine.tokenizer.encode(PROMPTS[2])]
 
 
 @pytest.fixture(scope="module")
-def oracle(prompts):
-    """Logits after each prompt, and what follows it greedily."""
+def oracle(path, prompts):
+    """Logits after each prompt, what follows it greedily, and the gaps of that."""
     torch = pytest.importorskip("torch")
-    model, found = outside_model(model_file(CODER)), []
+    model, found = outside_model(path), []
+    ends = list(open_checkpoint(path).eos_token_ids)
     for ids in prompts:
-        with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0, -1].numpy()
-            out = model.generate(
-                torch.tensor([ids]),
-                attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
-                max_new_tokens=TOKENS,
-                do_sample=False,
-                eos_token_id=[151645, 151643],
-                pad_token_id=151643,
-            )
-        found.append((logits, out[0, len(ids) :].tolist()))
+        out = model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+            max_new_tokens=TOKENS,
+            do_sample=False,
+            eos_token_id=ends,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        logits = torch.cat(out.logits)
+        best = logits.topk(2).values
+        gaps = (best[:, 0] - best[:, 1]).tolist()
+        text = out.sequences[0, len(ids) :].tolist()
+        found.append((logits[0].numpy(), text, gaps))
     del model
     gc.collect()
     return found
@@ -131,7 +179,8 @@ def oracle(prompts):
 
 def first_logits(runner, ids):
     limits = runner.limits
-    table = [list(range(1, 1 - (-len(ids) // limits.block_size)))]
+    blocks = list(range(1, 1 - (-len(ids) // limits.block_size)))
+    table = [blocks] * limits.groups
     runner.submit(admit_frame(1, table, groups=limits.groups, width=limits.width))
     message = step_frame(
         Bucket(len(ids), 1), [Row(1, ids)], step=0, groups=limits.groups,
@@ -140,9 +189,9 @@ def first_logits(runner, ids):
     return runner.logits(message).data[0]
 
 
-def test_logits_are_transformers_to_a_thousandth(coder, prompts, oracle, capsys):
-    for ids, (expected, _) in zip(prompts, oracle, strict=True):
-        found = first_logits(coder.runner, ids)
+def test_logits_are_transformers_to_a_thousandth(engine, prompts, oracle, capsys):
+    for ids, (expected, _, _) in zip(prompts, oracle, strict=True):
+        found = first_logits(engine.runner, ids)
         worst = np.abs(found - expected).max()
         with capsys.disabled():
             print(f"\n{len(ids)} tokens: logits differ by {worst:.2e} at most")
@@ -150,9 +199,12 @@ def test_logits_are_transformers_to_a_thousandth(coder, prompts, oracle, capsys)
         assert np.argmax(found) == np.argmax(expected)
 
 
-def test_greedy_tokens_are_transformers(coder, prompts, oracle, capsys):
-    for ids, (_, expected) in zip(prompts, oracle, strict=True):
-        found = coder.generate(ids, max_tokens=TOKENS)
+def test_greedy_tokens_are_transformers_under_the_gap_rule(
+    engine, prompts, oracle, capsys
+):
+    for ids, (_, expected, gaps) in zip(prompts, oracle, strict=True):
+        found = engine.generate(ids, max_tokens=TOKENS)
+        same = compare(found.token_ids, expected, gaps)
         with capsys.disabled():
-            print(f"\n{found.text!r}")
-        assert list(found.token_ids) == expected
+            print(f"\n{found.text!r}: {same.agreed} of {len(expected)} tokens agree")
+        assert same.allowed("float32"), same
