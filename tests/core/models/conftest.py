@@ -26,11 +26,15 @@ PLAIN = {
 }  # fmt: skip
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0]}
 SPLIT = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}
+SPARSE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 FIELDS = {
     "llama": {"attention_bias": True},
     "mistral": {"sliding_window": 7},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7},
     "qwen2": SPLIT,
+    "qwen2_moe": SPARSE | {"shared_expert_intermediate_size": 24},
     "qwen3": SPLIT | {"head_dim": 16},
+    "qwen3_moe": SPARSE | {"mlp_only_layers": [1], "norm_topk_prob": True},
     "gemma2": {"sliding_window": 7, "head_dim": 16},
     "gemma3": {"sliding_window": 7, "head_dim": 16, "sliding_window_pattern": 2},
     "phi3": {

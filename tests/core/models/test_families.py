@@ -155,5 +155,6 @@ def test_the_page_lists_every_family():
     )
     listed = {name: ggufs for name, _, ggufs in rows}
     assert set(listed) == {architecture for architecture, _, _ in FAMILIES}
-    for key, family in gguf_names.FAMILIES.items():
-        assert f"`{key}`" in listed[family.architecture]
+    for families in (gguf_names.FAMILIES, gguf_names.MOE_FAMILIES):
+        for key, family in families.items():
+            assert f"`{key}`" in listed[family.architecture]

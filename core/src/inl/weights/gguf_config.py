@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from inl.errors import CheckpointError
 from inl.weights.files import Entry, show
-from inl.weights.gguf_names import architecture, family
+from inl.weights.gguf_names import MOE_FAMILIES, architecture, family
 
 GEMMA3_PATTERN: Final = 6
 """Of so many layers the last one sees everything, the others a window."""
@@ -86,6 +86,8 @@ def config(
         "torch_dtype": "float32",
         **ids,
     }
+    if known in MOE_FAMILIES.values():
+        return found | _experts(field, known.model_type, found["intermediate_size"])
     return found | (EXTRAS[name](field, found) if name in EXTRAS else {})
 
 
@@ -103,6 +105,21 @@ def _sizes(field: _Fields) -> dict[str, Any]:
         "head_dim": head_dim,
         "partial_rotary_factor": rotated / head_dim,
         "max_position_embeddings": field.integer("context_length"),
+    }
+
+
+def _experts(field: _Fields, kind: str, inner: int) -> dict[str, Any]:
+    """What mixtures of experts have; llama.cpp lets the weights of both sum to 1."""
+    count, used = field.integer("expert_count"), field.integer("expert_used_count")
+    if kind == "mixtral":
+        return {"num_local_experts": count, "num_experts_per_tok": used}
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": used,
+        "moe_intermediate_size": field.integer(
+            "expert_feed_forward_length", max(1, inner // used)
+        ),
+        "norm_topk_prob": True,
     }
 
 

@@ -11,6 +11,8 @@ from typing import Any, Final
 from inl.errors import CheckpointError
 from inl.weights.files import show
 
+NUMBER: Final = "0|[1-9][0-9]*"
+
 GLOBAL_NAMES: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -50,6 +52,24 @@ PHI3_NAMES: Final = LAYER_NAMES | {
     "ffn_up": "mlp.gate_up_proj",
 }
 
+MIXTRAL_NAMES: Final = LAYER_NAMES | {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.w2",
+    "ffn_gate.{}": "block_sparse_moe.experts.{}.w1",
+    "ffn_up.{}": "block_sparse_moe.experts.{}.w3",
+    "ffn_down.{}": "block_sparse_moe.experts.{}.w2",
+}
+"""Files of before April 2024 have a tensor for each expert, with its number."""
+
+QWEN3_MOE_NAMES: Final = QWEN3_NAMES | {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -76,6 +96,12 @@ FAMILIES: Final = {
 }
 """By ``general.architecture``; files of Mistral call themselves "llama"."""
 
+MOE_FAMILIES: Final = {
+    "llama": Family("MixtralForCausalLM", "mixtral", MIXTRAL_NAMES, permuted=True),
+    "qwen3moe": Family("Qwen3MoeForCausalLM", "qwen3_moe", QWEN3_MOE_NAMES),
+}
+"""Mixtures of experts; Mixtral calls itself "llama" too."""
+
 
 def hf_name(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> str:
     """``blk.3.attn_q.weight`` -> ``model.layers.3.self_attn.q_proj.weight``.
@@ -85,9 +111,13 @@ def hf_name(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> str:
     stem, dot, kind = name.rpartition(".")
     if stem in GLOBAL_NAMES:
         return f"{GLOBAL_NAMES[stem]}{dot}{kind}"
-    layer = re.fullmatch(r"blk\.(0|[1-9][0-9]*)\.(\w+)", stem)
-    if layer and layer[2] in layer_names:
-        return f"model.layers.{layer[1]}.{layer_names[layer[2]]}{dot}{kind}"
+    layer = re.fullmatch(rf"blk\.({NUMBER})\.(\w+)(?:\.({NUMBER}))?", stem)
+    if layer:
+        index, part, expert = layer.groups()
+        found = layer_names.get(part if expert is None else f"{part}.{{}}")
+        if found is not None:
+            found = found.replace("{}", expert or "")
+            return f"model.layers.{index}.{found}{dot}{kind}"
     return name
 
 
@@ -109,6 +139,5 @@ def architecture(metadata: Mapping[str, Any], where: Path) -> str:
 
 def family(metadata: Mapping[str, Any], name: str) -> Family | None:
     """Find how to read an architecture; ``None`` where its names are not known."""
-    if metadata.get(f"{name}.expert_count", 0):
-        return None  # mixtures of experts call themselves "llama" too
-    return FAMILIES.get(name)
+    mixed = metadata.get(f"{name}.expert_count", 0)
+    return (MOE_FAMILIES if mixed else FAMILIES).get(name)
