@@ -1,6 +1,10 @@
-"""What tests of every tier share: gradients measured, not derived."""
+"""What tests of every tier share: measured gradients, and recorded INL models."""
 
 from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,3 +83,147 @@ def controlled_operands(request):
     operands = x, v, rng.standard_normal(5), controller, np.asarray(0.2)
     attrs = {"n_steps": n_steps, "most_beta": most_beta, "limit": limit}
     return operands, rng.standard_normal((2, 2, 5)), attrs
+
+
+DATA = Path(__file__).parent / "data"
+
+
+class Recorded:
+    """A model of tests/data on a device, fed by hand, and what is known of it."""
+
+    def __init__(self, version, device, *, language=None, kernels=None, **config):
+        from inl.plugin import make_backend
+        from inl.runtime.load import open_model
+
+        self.language = language or open_model(DATA / version)
+        if config:
+            changed = replace(self.language.config, **config)
+            self.language = replace(self.language, config=changed)
+        self.backend, self.kernels = make_backend(device), kernels
+        expected = np.load(DATA / version / "expected.npz")
+        self.prompts = [expected[f"prompt{i}"].tolist() for i in range(4)]
+        self.logits = [expected[f"logits{i}"] for i in range(4)]
+        self.greedy = [expected[f"greedy{i}"].tolist() for i in range(4)]
+
+    def runner(self, *, blocks=60, block_size=8):
+        from inl.runtime.local import Loaded, LocalRunner
+        from inl.spec.table import Policy
+        from inl.spec.values import Limits
+        from inl.weights.groups import plan_groups
+        from inl.weights.loader import load_weights, stored_specs
+
+        model, checkpoint = self.language.model, self.language.checkpoint
+        shaped = replace(self.language.config, dtype="float32")
+        kernels = tuple(self.backend.kernels())
+        if self.kernels:
+            kernels = tuple(map(self.kernels, kernels))
+        groups = plan_groups(model.weights(shaped), kernels, stored_specs(checkpoint))
+        weights = load_weights(groups, checkpoint, self.backend, "float32")
+        loaded = Loaded(model, shaped, groups, weights, Policy(kernels))
+        limits = Limits(
+            slots=6, blocks=(blocks,), block_size=block_size, width=16,
+            vocab=self.language.config.vocab_size,
+        )  # fmt: skip
+        return Fed(LocalRunner(self.backend, loaded, limits))
+
+    def core(self, **limits):
+        """An engine without text."""
+        from inl.runtime.core import EngineCore
+        from inl.runtime.load import is_replayed
+        from inl.runtime.plan import Policy
+
+        runner = self.runner(**limits).runner
+        return EngineCore(runner, Policy(replay=is_replayed(self.language)))
+
+
+class Fed:
+    """A runner of which each call is one step, and gives its tokens' logits."""
+
+    def __init__(self, runner):
+        self.runner, self.steps, self.cached = runner, 0, {}
+
+    def admit(self, slot):
+        from inl.spec.message import admit_frame
+
+        limits = self.runner.limits
+        # Scattered, and apart from those of other slots.
+        blocks = [slot + 5 * place for place in range(limits.blocks[0] // 5 - 1)]
+        self.runner.submit(
+            admit_frame(slot, [blocks[: limits.width]], groups=1, width=limits.width)
+        )
+
+    def __call__(self, *rows, decoding=0, pads=(0, 0)):
+        """rows: (slot, ids), decoding ones first. Returns [ids, V] of each row."""
+        from inl.dtypes import widen
+        from inl.spec.message import Row, step_frame
+        from inl.spec.values import Bucket
+
+        self.steps += 1
+        counts = [len(ids) for _, ids in rows]
+        width = max(counts)
+        bucket = Bucket(sum(counts) + pads[0], len(rows) + pads[1], width)
+        frame = step_frame(
+            bucket,
+            [Row(slot, ids) for slot, ids in rows],
+            step=self.steps,
+            groups=1,
+            block_size=self.runner.limits.block_size,
+            decode_rows=decoding,
+        )
+        found = widen(self.runner.logits(frame)).reshape(len(rows) + pads[1], width, -1)
+        return [found[row, width - count :] for row, count in enumerate(counts)]
+
+
+@pytest.fixture(scope="session")
+def recorded():
+    """Makes :class:`Recorded` models."""
+    return Recorded
+
+
+@pytest.fixture(scope="session")
+def apart():
+    """The largest relative difference of rows of logits."""
+
+    def measure(found, want):
+        size = np.abs(want).max(-1)
+        return float((np.abs(found - want).max(-1) / size).max())
+
+    return measure
+
+
+@pytest.fixture(scope="session")
+def answered():
+    """Answers to prompts by an engine without text: lists of tokens."""
+
+    def run(core, prompts, count, **options):
+        from inl.runtime.request import Request
+
+        requests = [Request(ids, max_tokens=count, **options) for ids in prompts]
+        for request in requests:
+            core.add(request)
+        while core.has_work:
+            core.step()
+        return [request.answer for request in requests]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def plain_deep():
+    """The class of ``plain_deep.py`` beside this file: test folders are no packages."""
+    place = Path(__file__).with_name("plain_deep.py")
+    spec = importlib.util.spec_from_file_location("plain_deep", place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.PlainDeep
+
+
+@pytest.fixture(scope="session")
+def deep_made():
+    """Config and tensors of the recorded 0.13 model, as NumPy arrays by name."""
+    from inl.dtypes import widen
+    from inl.weights.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(DATA / "inl-v013")
+    names = checkpoint.names()
+    return dict(checkpoint.config), {n: widen(checkpoint.tensor(n)) for n in names}

@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from inl.models import deep
+from inl.runtime.load import LanguageModel
 from inl.spec.tree import leaves
 from inl.testing.tiny import MemoryCheckpoint
+from inl.weights.groups import check_tensors, plan_groups
+from inl.weights.loader import stored_specs
 from inl.weights.sources import stored_tensors
 
 SIZES = {
@@ -80,3 +84,35 @@ def random_checkpoint():
         return MemoryCheckpoint(hf, drawn(model, hf, np.random.default_rng(len(name))))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def opened():
+    """Opens a config and tensors as :func:`inl.runtime.load.open_model` does files."""
+
+    def open_made(config, tensors, model=deep.MODEL):
+        stored = MemoryCheckpoint(config, tensors)
+        shaped, checkpoint = model.adapt(model.config(config), stored)
+        held = stored_specs(checkpoint)
+        groups = plan_groups(model.weights(shaped), (), held)
+        check_tensors(groups, held, "memory")
+        return LanguageModel(model, shaped, checkpoint)
+
+    return open_made
+
+
+@pytest.fixture
+def like_plainly(recorded, opened, plain_deep, apart):
+    """How far a variant's logits are from those of the plain model."""
+
+    def measure(config, tensors, plain=None, *, highway=0.1):
+        language = opened(config, tensors)
+        known = recorded("inl-v013", "reference", language=language)
+        ids = known.prompts[2]
+        fed = known.runner()
+        fed.admit(1)
+        (found,) = fed((1, ids))
+        model = plain_deep(config, plain or tensors, highway=highway)
+        return apart(found, np.array([model.feed(token) for token in ids]))
+
+    return measure

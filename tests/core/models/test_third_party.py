@@ -110,4 +110,4 @@ def test_without_the_plugin_the_architecture_is_not_known(folder, tmp_path_facto
     done = answered(folder[0], tmp_path_factory.mktemp("site"), "")
     assert done.returncode != 0
     assert "'AcmeForCausalLM'" in done.stderr
-    assert "registered: Gemma2ForCausalLM" in done.stderr
+    assert "registered: ComplexityModel, DeepForCausalLM" in done.stderr

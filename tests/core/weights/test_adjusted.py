@@ -49,7 +49,7 @@ def test_an_offset_is_added_before_rounding():
 def test_ranks_share_the_logical_rows(rank):
     planned = Planned(Group("linear", weight=TURNED), None, 2)
     files = MemoryCheckpoint({}, {"fused": STORED})
-    found = read_shard(files, planned, TURNED, rank)
+    found = read_shard(files, planned, TURNED, rank, "float32")
     assert np.array_equal(found.data, STORED[[6, 7, 1, 2]][2 * rank : 2 * rank + 2])
 
 

@@ -38,6 +38,8 @@ def inl_register_models(register: RegisterModel) -> None:
     for architecture, name, module in FAMILIES:
         for key in (architecture, name):
             register(key, f"inl.models.{module}:MODEL")
+    register("DeepForCausalLM", "inl.models.deep:MODEL")
+    register("ComplexityModel", "inl.models.deep_v04:MODEL")
 
 
 @hookimpl

@@ -48,6 +48,9 @@ class EngineConfig:
     """Only kernels whose bits do not depend on the rest of the batch."""
     allow_hosted: bool = False
     """Compute ops that have no kernel in NumPy on the host."""
+    velocity: str | None = None
+    """Of an INL model: "reset" lets each token begin at rest, "carry" lets those of an
+    answer go on from the one before; ``None`` is what the model's config says."""
     on_worker_loss: str = "raise"
     """"restart" starts a fresh worker, rebuilds every sequence and goes on."""
     restart_device: str | Device | None = None
@@ -69,6 +72,8 @@ class EngineConfig:
             self._check(name, known, "None or a whole number of 1 or more")
         self._check("dtype", isinstance(self.dtype, str), "the name of a dtype")
         self._check("sampling", self.sampling in SAMPLERS, " or ".join(SAMPLERS))
+        known = self.velocity in (None, "reset", "carry")
+        self._check("velocity", known, "None, reset or carry")
         losses = ("raise", "restart")
         self._check(
             "on_worker_loss", self.on_worker_loss in losses, " or ".join(losses)

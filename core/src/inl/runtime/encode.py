@@ -75,7 +75,8 @@ def _marks(request: Request) -> list[IntArray]:
     counts = Counter[int]()
     if request.penalized:
         counts.update(dict.fromkeys(request.prompt, 1))
-        for token in request.answer:
+        # Of the answer, those in chunks: a runner counts what is fed one by one.
+        for token in request.tokens[request.prompt_tokens : request.fed]:
             counts[token] += 2
     bias = request.logit_bias or {}
     marks = [
@@ -90,8 +91,8 @@ def _marks(request: Request) -> list[IntArray]:
 
 def _row(chunk: Chunk) -> Row:
     request, start, stop = chunk
-    fed = request.fed
-    ids = FEEDBACK if start >= fed else request.tokens[start:stop]
-    if request.temperature and stop >= fed:
+    known = request.known
+    ids = FEEDBACK if start >= known else request.tokens[start:stop]
+    if request.temperature and stop >= known:
         return Row(request.slot, ids, (uniform(request.seed, stop),))
     return Row(request.slot, ids)

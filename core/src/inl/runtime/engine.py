@@ -24,7 +24,12 @@ from inl.runtime.chat import chat_ids
 from inl.runtime.config import EngineConfig
 from inl.runtime.core import EngineCore, Stats, StepRecord
 from inl.runtime.desk import Desk
-from inl.runtime.load import LanguageModel, open_model
+from inl.runtime.load import (
+    LanguageModel,
+    configured,
+    is_replayed,
+    open_model,
+)
 from inl.runtime.options import (
     Options,
     Prompt,
@@ -69,8 +74,8 @@ class InferenceEngine:
         progress: Progress | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> None:
-        self.model = model
         self.config = config or EngineConfig()
+        self.model = model = configured(model, self.config)
         self.tokenizer = tokenizer or model.checkpoint.tokenizer()
         self.chat_template = model.checkpoint.chat_template
         if runner is None:
@@ -89,6 +94,7 @@ class InferenceEngine:
             eos_ids=frozenset(model.checkpoint.eos_token_ids),
             use_kv_cache=self.config.use_kv_cache,
             prefix_cache=self.config.prefix_cache,
+            replay=is_replayed(model),
         )
         restarts = runner is None and self.config.on_worker_loss == "restart"
         try:

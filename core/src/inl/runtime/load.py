@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from inl.spec.op import OpSpec
 from inl.spec.table import Policy
 from inl.spec.tolerance import round_results
 from inl.spec.tree import tree_map
-from inl.spec.values import Model, Paged
+from inl.spec.values import Model, Paged, Slotted
 from inl.weights.checkpoint import Checkpoint, open_checkpoint
 from inl.weights.groups import check_tensors, plan_groups
 from inl.weights.loader import Progress, load_weights, stored_specs
@@ -58,10 +58,33 @@ def open_model(path: str | Path) -> LanguageModel:
         config = model.config(checkpoint.config)
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
+    config, checkpoint = model.adapt(config, checkpoint)
     stored = stored_specs(checkpoint)
     groups = plan_groups(model.weights(config), (), stored)
     check_tensors(groups, stored, str(checkpoint.path))
     return LanguageModel(model, config, checkpoint)
+
+
+def configured(language: LanguageModel, config: EngineConfig) -> LanguageModel:
+    """The model with what an engine's config says of it.
+
+    Raises :class:`RequestError` where the model knows no such thing.
+    """
+    if config.velocity is None:
+        return language
+    if "velocity" not in {field.name for field in fields(language.config)}:
+        raise RequestError(
+            f"EngineConfig.velocity: found {config.velocity!r}, but {language.name} is "
+            "no INL model; accepted: None"
+        )
+    return replace(language, config=replace(language.config, velocity=config.velocity))
+
+
+def is_replayed(language: LanguageModel) -> bool:
+    """Whether the model keeps state that only computing token by token restores."""
+    kept = language.model.state(language.config)
+    slotted = [item for item in kept if isinstance(item, Slotted)]
+    return any(item.rebuild == "replay" for item in slotted)
 
 
 def start_runner(
@@ -73,6 +96,7 @@ def start_runner(
     progress: Progress | None = None,
 ) -> LocalRunner:
     """Load the weights on ``backend`` and make its runner, planned unless given."""
+    language = configured(language, config)
     dtype = compute_dtype(backend, config.dtype)
     backend = in_dtype(backend, dtype)
     shaped = replace(language.config, dtype=dtype)

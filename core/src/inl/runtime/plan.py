@@ -28,6 +28,9 @@ class Policy:
     """``False`` computes the whole sequence again for each token."""
     prefix_cache: bool = True
     """Share full blocks between requests that begin with the same tokens."""
+    replay: bool = False
+    """Answers' tokens are always computed one by one: what a sequence leaves behind
+    depends on where its prompt ended, so no block of an answer is shared either."""
     model: str = ""
     """Digest of the model and its weights; a part of every prefix key."""
 

@@ -116,6 +116,8 @@ class Request:
     published: int = field(init=False, default=0)
     """Blocks of the table that the prefix cache knows."""
     fed: int = field(init=False, default=0)
+    """Tokens that are computed in chunks; later ones one by one."""
+    known: int = field(init=False, default=0)
     """Tokens whose ids the host sends; later ones the runner feeds back itself."""
     scheduled: int = field(init=False, default=0)
     """Tokens in the cache once every step in flight is done."""

@@ -158,7 +158,7 @@ class Scheduler:
             if start < request.fed:
                 draft.prompts.append(request)
             elif start < request.goal and request.status is Status.RUNNING:
-                if start % size == 0:
+                if start == len(request.table[0]) * size:
                     if not self._grow(request):
                         continue
                     draft.changed(request, start // size)
@@ -227,21 +227,27 @@ class Scheduler:
     def _enter(self, request: Request) -> bool:
         size = self.limits.block_size
         ids = len(request.tokens)
+        fed = self._fed(request)
         # The last token is always computed: its hidden state chooses the next one.
-        keys = self._keys(request, (ids - 1) // size) if self._publishes else []
+        keys = self._keys(request, (fed - 1) // size) if self._publishes else []
         # Without a block spared for each running request they would preempt this one.
         found = self.memory.admit(keys, -(-ids // size), spare=len(self.running))
         if found is None:
             return False
         request.table, request.published = found
         request.cached_tokens = request.scheduled = request.published * size
-        request.fed = ids
+        request.fed, request.known = fed, ids
         request.goal = request.limit - 1 if self.policy.use_kv_cache else ids
         request.slot = self._slots.pop()
         request.status = Status.RUNNING
         self.prefix_hit_tokens += request.cached_tokens
         self.running[self.waiting.pop().id] = request
         return True
+
+    def _fed(self, request: Request) -> int:
+        """Tokens to compute in chunks; an answer's own are not where it is replayed."""
+        known = len(request.tokens)
+        return request.prompt_tokens if self.policy.replay else known
 
     def _keys(self, request: Request, count: int) -> list[bytes]:
         size = self.limits.block_size
@@ -285,6 +291,8 @@ class Scheduler:
         return events
 
     def _publish(self, request: Request, stop: int) -> None:
+        if self.policy.replay:
+            stop = min(stop, request.prompt_tokens)
         full = stop // self.limits.block_size
         if full > request.published:
             keys = self._keys(request, full)
@@ -300,5 +308,6 @@ class Scheduler:
             return self.finish(request, "length")._replace(token=token)
         if request.status is Status.RUNNING and not self.policy.use_kv_cache:
             request.scheduled = 0
-            request.fed = request.goal = len(request.tokens)
+            request.fed = self._fed(request)
+            request.known = request.goal = len(request.tokens)
         return Event(request.id, token)

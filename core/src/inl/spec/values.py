@@ -255,6 +255,11 @@ class Limits:
         return min(self.width, *(count - 1 for count in self.blocks)) * self.block_size
 
 
+def as_it_is(config: Any, checkpoint: Any) -> tuple[Any, Any]:
+    """Read a checkpoint under the names that it has."""
+    return config, checkpoint
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """An architecture: what to load, what it remembers, and three pure functions.
@@ -275,3 +280,5 @@ class Model:
     """(ops, config, w, carry, step, state, *, index) -> (carry, state)."""
     head: Callable[..., Array]
     """(ops, config, w, carry, step) -> logits [S, V]."""
+    adapt: Callable[[Any, Any], tuple[Any, Any]] = as_it_is
+    """(config, checkpoint) -> both as ``weights`` has them: for older layouts."""

@@ -23,6 +23,8 @@ Progress = Callable[[int, int], None]
 
 MATRIX = 2
 """Axes of a matrix."""
+INDICES = ("int32", "int64")
+"""Dtypes of tables that are looked up in, not computed with."""
 
 
 def stored_specs(checkpoint: Checkpoint) -> dict[str, Spec]:
@@ -142,9 +144,8 @@ def _plain(
         if array is None:
             continue
         if key not in shared or array.size < 2**16:
-            shared[key] = backend.tensor(
-                to_dtype(array, dtype, param.source), axis=axis
-            )
+            held = "int32" if array.dtype in INDICES else dtype
+            shared[key] = backend.tensor(to_dtype(array, held, param.source), axis=axis)
         tensors[name] = shared[key]
     weights: Any = CATALOG[planned.group.op].weights
     return weights(**tensors)

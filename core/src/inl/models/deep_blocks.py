@@ -1,0 +1,145 @@
+"""What both complexity-deep designs are composed of."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from inl.models.deep_config import HEAD_EPS, RoutedConfig
+from inl.ops.embedding import Embedding
+from inl.ops.linear import Linear
+from inl.ops.norm import Norm
+from inl.spec.values import Array, Group, Param, State, Step
+
+
+class MuAttention(NamedTuple):
+    """Groups of :func:`attend`, then their tensors."""
+
+    norm: Any
+    qkv: Any
+    out: Any
+    mu_qkv: Any = None
+    """What mu adds to queries, keys and values; ``None`` adds nothing."""
+    q_norm: Any = None
+    k_norm: Any = None
+
+
+class Turn(NamedTuple):
+    """Rotation of every token, the same in each layer."""
+
+    cos: Array
+    """[T, head_dim / 2] float32."""
+    sin: Array
+    """[T, head_dim / 2] float32."""
+
+
+class Ends(NamedTuple):
+    """Groups before and behind the layers."""
+
+    embed: Group
+    norm: Group
+    head: Group
+
+
+def ends(c: RoutedConfig) -> Ends:
+    """Embedding, last norm, and head, which a tied model takes from the first."""
+    table = Param("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
+    head = table if c.tied else table._replace(source="lm_head.weight")
+    return Ends(
+        Group("embedding", weight=table),
+        norm_group("model.norm", c.hidden_size),
+        Group("linear", weight=head._replace(axis=0)),
+    )
+
+
+def norm_group(name: str, size: int) -> Group:
+    """A norm's weight."""
+    return Group("rms_norm", weight=Param(f"{name}.weight", (size,)))
+
+
+def attention_groups(c: RoutedConfig, at: str, *, mu: bool) -> MuAttention:
+    """Weights of the layer ``at``; its heads are cut over tensor-parallel ranks."""
+    near, h = f"{at}self_attn.", c.hidden_size
+    rows = {"q": c.heads * c.head_dim, "k": c.kv_heads * c.head_dim}
+    rows["v"] = rows["k"]
+
+    def three(pattern: str) -> Group:
+        names = {key: near + pattern.format(key) + ".weight" for key in rows}
+        return Group(
+            "qkv_linear",
+            **{key: Param(names[key], (rows[key], h), axis=0) for key in rows},
+        )
+
+    out = Param(f"{near}o_proj.weight", (h, rows["q"]), axis=1)
+    each = (
+        norm_group(f"{near}q_norm", c.head_dim),
+        norm_group(f"{near}k_norm", c.head_dim),
+    )
+    return MuAttention(
+        norm=norm_group(f"{at}input_layernorm", h),
+        qkv=three("{}_proj"),
+        out=Group("linear", weight=out),
+        mu_qkv=three("mu_to_{}") if mu else None,
+        q_norm=each[0] if c.qk_norm else None,
+        k_norm=each[1] if c.qk_norm else None,
+    )
+
+
+def routed_group(c: RoutedConfig, at: str) -> Group:
+    """Experts of the layer ``at``, whole on every rank."""
+    experts, h, inner = c.experts, c.hidden_size, c.expert_size
+    params = {
+        "gate_up": Param(f"{at}mlp.gate_up_proj", (experts, h, 2 * inner)),
+        "down": Param(f"{at}mlp.down_proj", (experts, inner, h)),
+    }
+    if c.mu_router:
+        params["router"] = Param(f"{at}mlp.mu_router.weight", (experts, h))
+    if c.expert_table:
+        params["experts"] = Param(f"{at}mlp.token_to_expert", (c.vocab_size,))
+    return Group("token_routed_mlp", **params)
+
+
+def begin(ops: Any, c: RoutedConfig, w: Embedding, step: Step) -> tuple[Array, Turn]:
+    """Look the tokens up, and prepare their rotation."""
+    cos, sin = ops.rope_table(
+        step.positions, dim=c.head_dim, theta=c.rope_theta, scaling=c.rope_scaling
+    )
+    return ops.embedding(step.tokens, w), Turn(cos, sin)
+
+
+def attend(
+    ops: Any,
+    c: RoutedConfig,
+    w: MuAttention,
+    x: Array,
+    mu: Array,
+    turn: Turn,
+    step: Step,
+    state: State,
+    *,
+    index: int,
+) -> tuple[Array, State]:
+    """Attention whose queries, keys and values mu moves: this rank's part [T, H]."""
+    parts = ops.qkv_linear(x, w.qkv)
+    if w.mu_qkv is not None:
+        moved = ops.qkv_linear(mu, w.mu_qkv)
+        parts = tuple(part + more for part, more in zip(parts, moved, strict=True))
+    dim = c.head_dim
+    q, k, v = (part.reshape(part.shape[0], -1, dim) for part in parts)
+    if c.qk_norm:
+        q = ops.rms_norm(q, w.q_norm, eps=HEAD_EPS)
+        k = ops.rms_norm(k, w.k_norm, eps=HEAD_EPS)
+    q, k = ops.rope(q, k, turn.cos, turn.sin)
+    out, cache = ops.attend(
+        q, k, v, state.caches[index], step, scale=dim**-0.5, window=c.window
+    )
+    caches = (*state.caches[:index], cache, *state.caches[index + 1 :])
+    flat = out.reshape(out.shape[0], -1)
+    return ops.linear(flat, w.out), state._replace(caches=caches)
+
+
+def head(
+    ops: Any, c: RoutedConfig, norm: Norm, w: Linear, residual: Array, step: Step
+) -> Array:
+    """Logits [S, V] of the sampled tokens."""
+    x = ops.rms_norm(ops.take_rows(residual, step.samples), norm, eps=c.norm_eps)
+    return ops.all_gather(ops.linear(x, w), axis="tensor")

@@ -1,0 +1,94 @@
+"""What the complexity-deep designs have in common in their config files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inl.errors import CheckpointError
+from inl.models.config import flag, number, rope_scaling, whole
+from inl.ops.rope import RopeScaling
+
+HEAD_EPS = 1e-6
+"""Of the norms of queries and keys, whatever the others have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedConfig:
+    """Sizes and constants of one checkpoint of either design."""
+
+    vocab_size: int
+    hidden_size: int
+    expert_size: int
+    """I: width of one expert."""
+    experts: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_tokens: int
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling
+    tied: bool
+    qk_norm: bool
+    window: int | None
+    mu_attention: bool = True
+    """Whether mu has weights in queries, keys and values."""
+    mu_router: bool = True
+    """Whether a router over mu may outvote the expert of a token's id."""
+    expert_table: bool = True
+    """Whether the expert of each id is stored; else it is the id modulo experts."""
+    dtype: str = "float32"
+    """Compute dtype; the loader sets it."""
+
+
+def common(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of :class:`RoutedConfig`; raises :class:`CheckpointError`."""
+    hidden, heads = whole(hf, "hidden_size"), whole(hf, "num_attention_heads")
+    inner, experts = whole(hf, "intermediate_size"), whole(hf, "num_experts", 4)
+    kv_heads = whole(hf, "num_key_value_heads", heads)
+    _divides("num_attention_heads", heads, "hidden_size", hidden)
+    _divides("num_key_value_heads", kv_heads, "num_attention_heads", heads)
+    if hidden // heads % 2:
+        raise CheckpointError(
+            f"config field 'num_attention_heads': found {heads}, which makes heads of "
+            f"{hidden // heads}; accepted: heads of an even size"
+        )
+    if experts > inner:
+        raise CheckpointError(
+            f"config field 'num_experts': found {experts}, expected at most "
+            f"intermediate_size, {inner}"
+        )
+    if not flag(hf, "use_token_routed_mlp", True):
+        raise CheckpointError(
+            "config field 'use_token_routed_mlp': found false, accepted: true"
+        )
+    theta, scaling = rope_scaling(hf)
+    eps = number(hf, "rms_norm_eps", number(hf, "norm_eps", 1e-6))
+    sliding = hf.get("sliding_window") is not None
+    return {
+        "vocab_size": whole(hf, "vocab_size"),
+        "hidden_size": hidden,
+        "expert_size": inner // experts,
+        "experts": experts,
+        "layers": whole(hf, "num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "max_tokens": whole(hf, "max_position_embeddings", 2048),
+        "norm_eps": eps,
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "tied": flag(hf, "tie_word_embeddings", False),
+        "qk_norm": flag(hf, "use_qk_norm", True),
+        "window": whole(hf, "sliding_window") if sliding else None,
+    }
+
+
+def _divides(name: str, value: int, of: str, total: int) -> None:
+    if total % value:
+        raise CheckpointError(
+            f"config field {name!r}: found {value}, expected a divisor of {of}, {total}"
+        )

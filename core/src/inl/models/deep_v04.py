@@ -1,0 +1,128 @@
+"""complexity-deep 0.4.0 of 2026: layers hand mu on, and there are no dynamics.
+
+Each token meets its own expert and one that all tokens share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from inl.errors import CheckpointError
+from inl.models import deep_blocks as blocks
+from inl.models.config import flag
+from inl.models.deep_config import RoutedConfig, common
+from inl.models.deep_names import adapt_guided
+from inl.spec.values import Array, Group, Model, Paged, Param, State, Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuidedConfig(RoutedConfig):
+    """Sizes and constants of one checkpoint."""
+
+    shared: bool
+    """Whether all tokens meet one more expert."""
+
+
+class Layer(NamedTuple):
+    """Parameters of one decoder layer."""
+
+    attention: Any
+    norm: Any
+    mlp: Any
+    shared: Any
+    guidance: Any
+
+
+class Weights(NamedTuple):
+    """Parameters of the whole model."""
+
+    embed: Any
+    start: Any
+    layers: tuple[Layer, ...]
+    norm: Any
+    head: Any
+
+
+class Carry(NamedTuple):
+    """What flows from layer to layer."""
+
+    residual: Array
+    """[T, H]."""
+    mu: Array
+    """[T, H]."""
+    turn: blocks.Turn
+
+
+def config(hf: Mapping[str, Any]) -> GuidedConfig:
+    """Read a config file; raises :class:`CheckpointError` naming the field."""
+    if not flag(hf, "use_mu_guidance", True):
+        raise CheckpointError(
+            "config field 'use_mu_guidance': found false, accepted: true"
+        )
+    return GuidedConfig(**common(hf), shared=flag(hf, "shared_expert", True))
+
+
+def weights(c: GuidedConfig) -> Weights:
+    """What to load; no bytes are read."""
+    ends = blocks.ends(c)
+    start = Group("mu_start", mu=Param("model.mu_init", (1, 1, c.hidden_size)))
+    layers = tuple(_layer(c, f"model.layers.{index}.") for index in range(c.layers))
+    return Weights(ends.embed, start, layers, ends.norm, ends.head)
+
+
+def _layer(c: GuidedConfig, at: str) -> Layer:
+    h, inner = c.hidden_size, c.expert_size
+    shared = Group(
+        "gated_mlp",
+        gate=Param(f"{at}mlp.shared_gate.weight", (inner, h)),
+        up=Param(f"{at}mlp.shared_up.weight", (inner, h)),
+        down=Param(f"{at}mlp.shared_down.weight", (h, inner)),
+    )
+    guidance = Group(
+        "mu_guidance",
+        mu=Param(f"{at}mu_guidance.mu", (h,)),
+        context=Param(f"{at}mu_guidance.mu_proj.weight", (h, h)),
+    )
+    return Layer(
+        blocks.attention_groups(c, at, mu=c.mu_attention),
+        blocks.norm_group(f"{at}post_attention_layernorm", h),
+        blocks.routed_group(c, at),
+        shared if c.shared else None,
+        guidance,
+    )
+
+
+def state(c: GuidedConfig) -> tuple[Paged, ...]:
+    """Keys and values."""
+    layers = tuple(range(c.layers))
+    return (Paged(layers, c.kv_heads, c.head_dim, c.dtype, c.window),)
+
+
+def embed(ops: Any, c: GuidedConfig, w: Weights, step: Step) -> Carry:
+    residual, turn = blocks.begin(ops, c, w.embed, step)
+    return Carry(residual, ops.mu_start(residual, w.start), turn)
+
+
+def layer(
+    ops: Any, c: GuidedConfig, w: Layer, carry: Carry, step: Step, state: State, *,
+    index: int,
+) -> tuple[Carry, State]:  # fmt: skip
+    x = ops.rms_norm(carry.residual, w.attention.norm, eps=c.norm_eps)
+    part, state = blocks.attend(
+        ops, c, w.attention, x, carry.mu, carry.turn, step, state, index=index
+    )
+    residual, x = ops.reduce_add_norm(carry.residual, part, w.norm, eps=c.norm_eps)
+    residual = residual + ops.token_routed_mlp(x, step.tokens, carry.mu, w.mlp)
+    if w.shared is not None:
+        residual = residual + ops.gated_mlp(x, w.shared, activation="silu")
+    mu = ops.mu_guidance(residual, w.guidance)
+    return Carry(residual, mu, carry.turn), state
+
+
+def head(ops: Any, c: GuidedConfig, w: Weights, carry: Carry, step: Step) -> Array:
+    return blocks.head(ops, c, w.norm, w.head, carry.residual, step)
+
+
+MODEL = Model(config, weights, state, embed, layer, head, adapt=adapt_guided)

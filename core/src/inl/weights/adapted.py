@@ -1,0 +1,79 @@
+"""A checkpoint under other names: older layouts, read as the present one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from inl.dtypes import HostArray
+from inl.errors import CheckpointError
+from inl.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from inl.text.template import ChatTemplate
+    from inl.text.tokenizer import Tokenizer
+
+Make = Callable[[Sequence[HostArray]], HostArray]
+
+
+class Piece(NamedTuple):
+    """One tensor, and the stored ones that it is made of."""
+
+    sources: tuple[str, ...]
+    shape: tuple[int, ...]
+    make: Make | None = None
+    """Puts the stored ones together; ``None`` is the only one as it is stored."""
+
+
+@final
+class AdaptedCheckpoint(Checkpoint):
+    """Another checkpoint, whose tensors have the names of ``pieces``.
+
+    Nothing is read before it is asked for; what is made of several tensors is a copy.
+    """
+
+    def __init__(self, inner: Checkpoint, pieces: Mapping[str, Piece]) -> None:
+        self.path = inner.path
+        self.config = inner.config
+        self.eos_token_ids = inner.eos_token_ids
+        self._inner, self._pieces = inner, dict(pieces)
+
+    def names(self) -> list[str]:
+        return list(self._pieces)
+
+    def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
+        piece = self._piece(name)
+        dtype, _ = self._inner.spec(piece.sources[0])
+        return dtype, piece.shape
+
+    def tensor(self, name: str) -> HostArray:
+        piece = self._piece(name)
+        stored = [self._inner.tensor(source) for source in piece.sources]
+        if piece.make is None:
+            return stored[0]
+        dtypes = sorted({array.dtype for array in stored})
+        if len(dtypes) > 1:
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r}: is made of {piece.sources[0]} and "
+                f"others, found {' and '.join(dtypes)}; accepted: one dtype"
+            )
+        return piece.make(stored)
+
+    def drop(self, name: str) -> None:
+        for source in self._pieces[name].sources if name in self._pieces else ():
+            self._inner.drop(source)
+
+    def tokenizer(self) -> Tokenizer:
+        return self._inner.tokenizer()
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._inner.chat_template
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _piece(self, name: str) -> Piece:
+        if name not in self._pieces:
+            raise self.missing(name)
+        return self._pieces[name]
