@@ -25,6 +25,7 @@ RUN_HERE = [
     "generating.md",
     "how-it-works.md",
     "migrating.md",
+    "moe.md",
 ]
 """Pages whose python and console blocks are executed, in order."""
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
