@@ -103,7 +103,7 @@ def _records(data: bytes, path: str) -> Iterator[RunHeader | Reply | IntArray]:
 def _record(kind: int, payload: bytes, where: str) -> RunHeader | Reply | IntArray:
     try:
         if kind == RUN:
-            return _run(payload, where)
+            return _run(payload)
         if kind == FRAME:
             frame = wire_values.ints(payload, "frame")
             header(frame)
@@ -115,9 +115,9 @@ def _record(kind: int, payload: bytes, where: str) -> RunHeader | Reply | IntArr
     raise ProtocolError(f"{where}: found a record of kind {kind}, accepts 1, 2 and 3")
 
 
-def _run(payload: bytes, where: str) -> RunHeader:
-    fields = wire_values.read_text(payload, where)
-    limits = wire_values.read_limits(fields.get("limits"), where)
+def _run(payload: bytes) -> RunHeader:
+    fields = wire_values.read_text(payload, "run")
+    limits = wire_values.read_limits(fields.get("limits"), "run")
     rest = {name: fields.get(name) for name in RunHeader._fields[1:]}
     for name, value in rest.items():
         if not isinstance(value, str):
