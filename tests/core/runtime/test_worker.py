@@ -33,7 +33,8 @@ def serve(monkeypatch, small):
     runners = []
 
     def begin(factory="hashes", *, limits=None, python=sys.executable, **options):
-        timing = {"hello_seconds": options.pop("hello_seconds", 60.0)}
+        given = {"hello_seconds", "silent_seconds", "advice"} & options.keys()
+        how = {name: options.pop(name) for name in given}
         progress = options.pop("progress", None)
         options["limits"] = asdict(limits or small())
         runner = WorkerRunner(
@@ -41,7 +42,7 @@ def serve(monkeypatch, small):
             options,
             factory=f"worker_factories:{factory}",
             progress=progress,
-            **timing,
+            **how,
         )
         runners.append(runner)
         return runner
@@ -285,6 +286,47 @@ def test_a_silent_worker_is_given_up(serve, script):
     with pytest.raises(ProtocolError, match=r"said nothing for 0\.5 s"):
         serve(python=script("time.sleep(60)"), hello_seconds=0.5)
     assert time.monotonic() - began < 10
+
+
+def test_a_stuck_step_is_a_loss_after_the_time_that_was_given(serve, small):
+    runner = serve("stuck", silent_seconds=0.3)
+    runner.submit(admission(small()))
+    runner.submit(step(1, (1, [3])))
+    began = time.monotonic()
+    with pytest.raises(WorkerLost, match=r"nothing for 0\.3 s.*computing step 1;"):
+        runner.collect()
+    assert time.monotonic() - began < 5
+    assert not runner._process.alive
+    with pytest.raises(RunnerError, match="failed before"):
+        runner.collect()
+
+
+def test_a_stopped_process_is_given_up_too(serve, small):
+    runner = serve(silent_seconds=0.3)
+    runner.submit(admission(small()))
+    os.kill(runner.pid, signal.SIGSTOP)
+    runner.submit(step(1, (1, [3])))
+    with pytest.raises(WorkerLost, match="worker_seconds"):
+        runner.collect()
+    assert not runner._process.alive
+
+
+def test_progress_counts_as_an_answer(serve):
+    runner = serve("loading", silent_seconds=1.5)
+    assert runner.device == "hash:0"
+
+
+def test_loading_without_a_word_is_a_loss(serve):
+    with pytest.raises(WorkerLost, match=r"nothing for 0\.2 s.*opening the model"):
+        serve("loading", silent_seconds=0.2)
+
+
+def test_no_advice_where_there_is_nothing_to_set(serve, small):
+    runner = serve(advice="")
+    runner.submit(admission(small()))
+    said = str(loss(runner, step(1, (1, [3]))))
+    assert "on_worker_loss" not in said
+    assert ". It last printed: nothing" in said
 
 
 FD = "fd = int(sys.argv[sys.argv.index('--fd') + 1]); s = socket.socket(fileno=fd)\n"

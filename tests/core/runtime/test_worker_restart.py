@@ -11,7 +11,8 @@ from random import Random
 
 import pytest
 
-from inl.errors import OutOfMemory, RunnerError, WorkerLost
+from inl.errors import OutOfMemory, RequestError, RunnerError, WorkerLost
+from inl.runtime.config import EngineConfig
 from inl.runtime.core import EngineCore
 from inl.runtime.hash_runner import HashRunner
 from inl.runtime.plan import Policy
@@ -199,6 +200,12 @@ def test_a_replacement_that_does_not_start_ends_every_request(small):
     _, errors = finish(engine, numbers)
     assert {type(error) for error in errors.values()} == {OutOfMemory}
     assert engine.restarts == 0
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "5", True, None])
+def test_a_time_limit_that_is_none(seconds):
+    with pytest.raises(RequestError, match=r"EngineConfig\.worker_seconds: found"):
+        EngineConfig(worker_seconds=seconds)
 
 
 def test_restarts_are_limited_in_time(caplog):

@@ -38,6 +38,14 @@ def slow(options, progress):
     return _served(Slow, options)
 
 
+def loading(options, progress):
+    """One that takes a while to begin, and says how far it is."""
+    for done in range(4):
+        progress(done, 4)
+        time.sleep(0.9)
+    return _served(HashRunner, options)
+
+
 def stuck(options, progress):
     """One that does not come back from a step."""
     return _served(Stuck, options)

@@ -55,6 +55,9 @@ class EngineConfig:
     """"restart" starts a fresh worker, rebuilds every sequence and goes on."""
     restart_device: str | Device | None = None
     """Where the fresh worker runs; ``None`` is where the lost one ran."""
+    worker_seconds: float = 600.0
+    """How long a worker may be silent, loading or computing, before it counts as
+    lost; ``math.inf`` waits for ever."""
     trace: str | Path | None = None
     """File for all that the runner is told and answers, for ``inl replay``."""
 
@@ -70,6 +73,8 @@ class EngineConfig:
             value = getattr(self, name)
             known = value is None or _counts(value)
             self._check(name, known, "None or a whole number of 1 or more")
+        seconds = _seconds(self.worker_seconds)
+        self._check("worker_seconds", seconds, "a number of seconds above 0")
         self._check("dtype", isinstance(self.dtype, str), "the name of a dtype")
         self._check("sampling", self.sampling in SAMPLERS, " or ".join(SAMPLERS))
         known = self.velocity in (None, "reset", "carry")
@@ -85,6 +90,11 @@ class EngineConfig:
                 f"EngineConfig.{name}: found {getattr(self, name)!r}, "
                 f"accepted: {accepted}"
             )
+
+
+def _seconds(value: float) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and value > 0
 
 
 def _counts(value: object) -> bool:

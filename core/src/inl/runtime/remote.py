@@ -22,9 +22,17 @@ if TYPE_CHECKING:
 HELLO_SECONDS = 60.0
 """Time for an interpreter to start and import the core, from a cold disk too."""
 
+SILENT_SECONDS = 600.0
+"""Time for one step, or between two words of progress, before a worker is given up."""
+
 BEAT_SECONDS = 1.0
 """How often a silent worker's process is looked at, besides its connection."""
 
+RETURN_HINT = (
+    "set EngineConfig(on_worker_loss='restart') to go on with a fresh worker, "
+    "or make another engine"
+)
+SLOW = "raise EngineConfig.worker_seconds if it was slow and not stuck"
 STARTING = "see that inl-core is installed there: PYTHON -m pip install inl-core"
 
 
@@ -34,7 +42,9 @@ class WorkerRunner(Runner):
 
     python: path of the interpreter. options: what its factory is to serve, JSON.
     factory: "module:function" there; by default a model on a device, see
-    :func:`~inl.runtime.worker_start.serve_model`.
+    :func:`~inl.runtime.worker_start.serve_model`. silent_seconds: how long it may say
+    nothing while something is asked of it; then it is ended and counts as lost.
+    advice: what the error of its loss suggests.
 
     ``submit`` does not wait, so what the runner over there refuses is raised by the
     next ``collect``, as its own class of :mod:`inl.errors`. Raises
@@ -51,11 +61,15 @@ class WorkerRunner(Runner):
         factory: str | None = None,
         progress: Progress | None = None,
         hello_seconds: float = HELLO_SECONDS,
+        silent_seconds: float = SILENT_SECONDS,
+        advice: str = RETURN_HINT,
     ) -> None:
         self._flying: deque[int] = deque()
         self._masked: int | None = None
         self._asked = False
         self._refusal = ""
+        self._silent_seconds, self._advice = silent_seconds, advice
+        self._beat_seconds = min(BEAT_SECONDS, silent_seconds)
         arguments = () if factory is None else ("--factory", factory)
         self._process = WorkerProcess(python, arguments)
         self._channel = self._process.channel
@@ -163,14 +177,18 @@ class WorkerRunner(Runner):
             self._lose("waiting for a step")
 
     def _wait(self, doing: str, *advice: str) -> Frame:
+        seconds = self._silent_seconds
+        end = time.monotonic() + seconds
         while (frame := self._beat(doing, *advice)) is None:
-            """The worker is slow, and alive."""
+            if time.monotonic() > end:
+                how = f"said nothing for {seconds:g} s, and was stopped,"
+                self._lose(doing, SLOW, how=how)
         return frame
 
     def _beat(self, doing: str, *advice: str) -> Frame | None:
         """Wait a moment for a frame and see that the worker is alive."""
         try:
-            frame = self._channel.receive(BEAT_SECONDS)
+            frame = self._channel.receive(self._beat_seconds)
             # It may have spoken between the time's end and its own.
             if frame is None and not self._process.alive:
                 frame = self._channel.receive(0.0)
@@ -192,8 +210,9 @@ class WorkerRunner(Runner):
             )
         return frame.payload
 
-    def _lose(self, doing: str, *advice: str) -> NoReturn:
-        error = self._process.lost(doing, *advice)
+    def _lose(self, doing: str, advice: str | None = None, how: str = "") -> NoReturn:
+        advice = self._advice if advice is None else advice
+        error = self._process.lost(doing, advice, how)
         self._fail(error)
         raise error
 

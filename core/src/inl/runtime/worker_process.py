@@ -23,11 +23,6 @@ KEPT_LINES = 12
 POLITE_SECONDS = 5.0
 """Time to end by itself once asked, before it is terminated and then killed."""
 
-RETURN_HINT = (
-    "set EngineConfig(on_worker_loss='restart') to go on with a fresh worker, "
-    "or make another engine"
-)
-
 
 class WorkerProcess:
     """An interpreter that runs :mod:`inl.runtime.worker`, and the channel to it.
@@ -80,15 +75,20 @@ class WorkerProcess:
             for line in data.decode(errors="replace").splitlines():
                 log.info("worker %d: %s", self.pid, line)
 
-    def lost(self, doing: str, advice: str = RETURN_HINT) -> WorkerLost:
-        """End the process, if it still runs, and say how it ended and what it said."""
-        how = self._end(1.0)
+    def lost(self, doing: str, advice: str = "", how: str = "") -> WorkerLost:
+        """End the process, if it still runs, and say how it ended and what it said.
+
+        advice: what the reader may do. how: why it is ended, if by us.
+        """
+        if how:
+            self.stop(0.0)
+        how = how or self._end(1.0)
         self._reader.join(1.0)
         lines = self._output.decode(errors="replace").splitlines()[-KEPT_LINES:]
         said = "".join(f"\n    {line}" for line in lines) or " nothing"
         return WorkerLost(
-            f"worker {self.python} (process {self.pid}): {how} while {doing}; {advice}."
-            f" It last printed:{said}"
+            f"worker {self.python} (process {self.pid}): {how} while {doing}"
+            f"{advice and f'; {advice}'}. It last printed:{said}"
         )
 
     def _end(self, seconds: float) -> str:

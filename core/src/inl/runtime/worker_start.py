@@ -13,7 +13,7 @@ from inl.errors import ProtocolError, RunnerError
 from inl.runtime.config import EngineConfig
 from inl.runtime.load import LanguageModel, compute_dtype, open_model, start_runner
 from inl.runtime.recorder_file import RunHeader, digest
-from inl.runtime.remote import WorkerRunner
+from inl.runtime.remote import RETURN_HINT, WorkerRunner
 from inl.runtime.runner import Limits, Runner
 from inl.runtime.wire_values import Ready, read_limits
 from inl.runtime.worker_address import WorkerAddress, parse_worker
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("inl")
 
-PARENTS = frozenset({"backend", "on_worker_loss", "restart_device", "trace"})
+PARENTS = frozenset(
+    {"backend", "on_worker_loss", "restart_device", "trace", "worker_seconds"}
+)
 """Fields of EngineConfig that are the parent's affair."""
 
 MOST_RESTARTS = 3
@@ -99,7 +101,13 @@ def _start_worker(
         "config": changed,
         "limits": None if limits is None else asdict(limits),
     }
-    runner = WorkerRunner(address.python, options, progress=progress)
+    runner = WorkerRunner(
+        address.python,
+        options,
+        progress=progress,
+        silent_seconds=config.worker_seconds,
+        advice="" if config.on_worker_loss == "restart" else RETURN_HINT,
+    )
     return Served(runner, str(replace(address, device=runner.device)), runner.dtype)
 
 
