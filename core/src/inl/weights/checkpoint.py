@@ -99,9 +99,9 @@ def _open(path: Path) -> Checkpoint:
         magic = file.read(4)
     if path.suffix == ".gguf" or magic == b"GGUF":
         return GgufCheckpoint(path)
-    if path.suffix == ".safetensors":
+    if path.suffix in (".safetensors", ".pt", ".pth", ".bin"):
         raise CheckpointError(
-            f"{path}: a safetensors file alone has no config; "
+            f"{path}: a {path.suffix[1:]} file alone has no config; "
             f"accepted: its folder, with config.json ({path.parent})"
         )
     raise CheckpointError(f"{path}: found a file that begins {magic!r}; {ACCEPTED}")

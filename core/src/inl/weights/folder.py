@@ -1,4 +1,7 @@
-"""A model in a folder as Hugging Face lays it out: config.json and safetensors."""
+"""A model in a folder as Hugging Face lays it out: config.json and safetensors.
+
+Where there are no safetensors, one file of torch's is read, without executing it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from inl.errors import CheckpointError
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.files import Entry, MappedFile, listing, read_json, show
 from inl.weights.safetensors import read_header
+from inl.weights.torch_file import SUFFIXES, read_archive
 
 if TYPE_CHECKING:
     from inl.text.template import ChatTemplate
@@ -37,7 +41,8 @@ class FolderCheckpoint(Checkpoint):
             self._add(MappedFile(path / name), wanted)
 
     def _add(self, file: MappedFile, wanted: set[str] | None) -> None:
-        entries = read_header(file)
+        pickled = file.path.suffix in SUFFIXES
+        entries = read_archive(file) if pickled else read_header(file)
         absent = (wanted or set()) - set(entries)
         if absent:
             raise CheckpointError(
@@ -120,11 +125,17 @@ def _shards(path: Path) -> dict[str, set[str] | None]:
     if (path / "model.safetensors").is_file():
         return {"model.safetensors": None}
     found = sorted(file.name for file in path.glob("*.safetensors"))
+    found = found or sorted(
+        file.name
+        for pattern in ("*.pt", "*.pth", "pytorch_model.bin")
+        for file in path.glob(pattern)
+    )
     if len(found) != 1:
         raise CheckpointError(
             f"{path}: found {', '.join(found) or listing(path)}; accepted: "
             "model.safetensors, model.safetensors.index.json with its shards, or "
-            "exactly one *.safetensors"
+            "exactly one *.safetensors, else exactly one *.pt, *.pth or "
+            "pytorch_model.bin"
         )
     return {found[0]: None}
 
