@@ -47,7 +47,7 @@ def set_backend(name: str) -> None:
             "chosen by EngineConfig(backend=...)"
         )
     if name != AUTO:
-        _functions(name)
+        functions_of(name)
     _Setting.backend = name
 
 
@@ -160,7 +160,7 @@ def _controlled(name: str, operands: dict[str, Any], **attrs: Any) -> Pair:
 def _call(owner: str, name: str, operands: dict[str, Any], **attrs: Any) -> Pair:
     """Compute where the arrays are, or where :func:`set_backend` says."""
     chosen = owner if _Setting.backend == AUTO else _Setting.backend
-    own, there = _functions(owner), _functions(chosen)
+    own, there = functions_of(owner), functions_of(chosen)
     if own is there:
         return _run(own, name, operands, attrs)
     moved = {
@@ -208,11 +208,17 @@ def _framework(where: str, operands: Mapping[Any, Any]) -> str:
 
 
 def _owner(where: str, name: Any, value: Any) -> str:
+    found = framework_of(where, name, value)
+    _check_floating(where, name, value)
+    return found
+
+
+def framework_of(where: str, name: Any, value: Any) -> str:
+    """The framework of an array; raises :class:`RequestError` for what is none."""
     known = _frameworks()
     for kind in type(value).__mro__:
         root = kind.__module__.partition(".")[0]
         if root in known:
-            _check_floating(where, name, value)
             return known[root]
     accepted = ", ".join(sorted(set(known.values())))
     raise RequestError(
@@ -227,7 +233,8 @@ def _check_floating(where: str, name: Any, value: Any) -> None:
         raise RequestError(f"{where}: {name}: found {kind}, accepted: floating numbers")
 
 
-def _functions(framework: str) -> Functions:
+def functions_of(framework: str) -> Functions:
+    """What computes on a framework's arrays; raises :class:`MissingPackage`."""
     from inl.plugin import registry
 
     try:

@@ -6,12 +6,15 @@ torch arrays are computed where they are, with gradients. Those of JAX, outside 
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.dtypes import FLOATS
-from inl.errors import MissingPackage, RequestError
+from inl.errors import RequestError
+from inl.functional import framework_of, functions_of
+
+if TYPE_CHECKING:
+    from inl.spec.functions import Functions
 
 
 class Dispatched(NamedTuple):
@@ -164,28 +167,25 @@ def _apply(
 
 def _call(name: str, *args: Any, **attrs: Any) -> Any:
     """Run an op where the first argument lives; the result is of its kind."""
-    if type(args[0]).__module__.partition(".")[0] == "torch":
-        return getattr(_torch_ops(), name)(*args, **attrs)
-    return _on_host(name, args, attrs)
+    framework = framework_of(name, "inputs", args[0])
+    ops = _ops(framework)
+    if ops is not None:
+        return getattr(ops, name)(*args, **attrs)
+    return _on_host(functions_of(framework), name, args, attrs)
 
 
 @cache
-def _torch_ops() -> Any:
+def _ops(framework: str) -> Any:
+    """Ops that compute on the framework's arrays; ``None`` where it has no kernels."""
     from inl.spec.table import LateOps
 
-    try:
-        eager = importlib.import_module("inl_torch.eager")
-    except ImportError as error:
-        raise MissingPackage(
-            "inl-torch is not installed, which computes on torch tensors. "
-            "Try: pip install inl-torch"
-        ) from error
-    return LateOps(eager.kernels())
+    kernels = functions_of(framework).kernels
+    return None if kernels is None else LateOps(kernels())
 
 
-def _on_host(name: str, args: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
-    import numpy as np
-
+def _on_host(
+    own: Functions, name: str, args: tuple[Any, ...], attrs: dict[str, Any]
+) -> Any:
     from inl.backend.reference import ReferenceBackend
     from inl.device import Device
     from inl.spec.op import CATALOG
@@ -198,15 +198,9 @@ def _on_host(name: str, args: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     def fetch(leaf: Any) -> Any:
         # Half types, NumPy's own and others', are computed on in float32.
         floating = str(leaf.dtype) in FLOATS
-        return np.asarray(leaf).astype(wide if floating else leaf.dtype)
-
-    def give(leaf: Any) -> Any:
-        stored = args[0].dtype if CATALOG[name].rounds else leaf.dtype
-        if isinstance(args[0], np.ndarray):
-            return leaf.astype(stored)
-        return args[0].__array_namespace__().asarray(leaf, dtype=stored)
+        return own.to_numpy(leaf).astype(wide if floating else leaf.dtype)
 
     kernels = ReferenceBackend(Device("reference"), dtype=wide).kernels()
-    return tree_map(
-        give, getattr(LateOps(kernels), name)(*tree_map(fetch, args), **attrs)
-    )
+    found = getattr(LateOps(kernels), name)(*tree_map(fetch, args), **attrs)
+    like = args[0] if CATALOG[name].rounds else None
+    return tree_map(lambda leaf: own.from_numpy(leaf, like), found)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from inl.spec.kernel import Kernel
 
 Pair = tuple[Any, Any]
 
@@ -29,3 +31,5 @@ class Functions:
     from_numpy: Callable[[Any, Any], Any]
     """(host array, an array whose dtype and place the result shall have). ``None`` for
     the latter is the host array's dtype on the framework's default device."""
+    kernels: Callable[[], Iterable[Kernel]] | None = None
+    """Lists kernels of other ops on such arrays; ``None``: those run on the host."""

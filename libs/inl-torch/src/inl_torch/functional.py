@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from inl.errors import RequestError
 from inl.spec.functions import Functions
+from inl_torch import eager
 from inl_torch.eager.inl import coefficients, wide
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -189,5 +190,6 @@ FUNCTIONS = Functions(
     inl_dynamics_n_steps=inl_dynamics_n_steps,
     to_numpy=_to_numpy,
     from_numpy=_from_numpy,
+    kernels=eager.kernels,
 )
 """What torch tensors are computed with."""
