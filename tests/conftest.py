@@ -85,6 +85,23 @@ def controlled_operands(request):
     return operands, rng.standard_normal((2, 2, 5)), attrs
 
 
+@pytest.fixture(params=["moving mu", "still mu"])
+def block_operands(request):
+    """h, velocity, dt and the weights of a block in float64; weights of its results.
+
+    Some betas and velocities lie beyond their clamps, none close to them.
+    """
+    rng = np.random.default_rng(4)
+    hidden, inner = 4, 3
+    h, velocity = rng.standard_normal((2, 2, hidden))
+    shapes = (hidden,), (inner, 2 * hidden), (inner,), (3 * hidden, inner), (12,)
+    mu, *rest = (rng.standard_normal(shape) for shape in shapes)
+    w = [np.array([30.0, 0.3, -30.0, 1.0]) + mu, *(2 * each for each in rest)]
+    if request.param == "moving mu":
+        w.append(rng.standard_normal((hidden, hidden)))
+    return (h, velocity, np.asarray(0.2), *w), rng.standard_normal((3, 2, hidden))
+
+
 DATA = Path(__file__).parent / "data"
 
 

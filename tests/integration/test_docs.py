@@ -24,6 +24,7 @@ RUN_HERE = [
     "devices.md",
     "generating.md",
     "how-it-works.md",
+    "inl.md",
     "migrating.md",
     "moe.md",
 ]

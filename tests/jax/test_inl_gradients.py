@@ -16,6 +16,9 @@ from inl import (  # noqa: E402
     inl_dynamics_step,
 )
 from inl.ops import catalog  # noqa: E402
+from inl.ops.inl import InlBlock  # noqa: E402
+from inl.spec.tolerance import BodyOps  # noqa: E402
+from inl_jax.functional import inl_block  # noqa: E402
 
 BOUND = 1e-6
 NAMES = ("x", "v", "mu", "alpha", "beta", "gate", "dt")
@@ -120,3 +123,22 @@ def test_steps_by_a_function_of_the_state():
     found = inl_dynamics_n_steps(x, v, 0.5, lambda _x, _v: controller(), 3)
     want = inl_dynamics_n_steps(x, v, 0.5, controller(), 3)
     assert np.allclose(found, want, rtol=1e-13)
+
+
+def test_block(block_operands, measured_gradients):
+    operands, weights = block_operands
+    bodies = BodyOps(lambda _spec, result: result)
+
+    def plain(h, velocity, dt, *w):
+        return bodies.inl_block(h, velocity, InlBlock(*w), dt=float(dt))
+
+    def ours(h, velocity, dt, *w):
+        return inl_block(h, velocity, InlBlock(*w), dt=dt)
+
+    _, velocity, _ = plain(*operands)
+    assert 0 < (np.abs(velocity) == 10).sum() < velocity.size
+    want = measured_gradients(plain, operands, weights)
+    found = gradients(ours, operands, weights)
+    names = "h", "velocity", "dt", *InlBlock._fields
+    for name, got, exact in zip(names, found, want, strict=False):
+        assert off(got, exact) < BOUND, name

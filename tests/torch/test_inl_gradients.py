@@ -15,8 +15,11 @@ from inl import (
 )
 from inl.errors import RequestError
 from inl.ops import catalog
+from inl.ops.inl import InlBlock
 from inl.ops.inl_functions import inl_dynamics_backward
+from inl.spec.tolerance import BodyOps
 from inl_torch.dynamics import InlDynamics
+from inl_torch.functional import inl_block
 
 BOUND = 1e-6
 NAMES = ("x", "v", "mu", "alpha", "beta", "gate", "dt")
@@ -203,3 +206,22 @@ def test_the_answer_is_never_the_operand():
     moved += 1
     velocity += 1
     assert torch.equal(x, torch.ones(3))
+
+
+def test_block(block_operands, measured_gradients):
+    operands, weights = block_operands
+    bodies = BodyOps(lambda _spec, result: result)
+
+    def plain(h, velocity, dt, *w):
+        return bodies.inl_block(h, velocity, InlBlock(*w), dt=float(dt))
+
+    def ours(h, velocity, dt, *w):
+        return inl_block(h, velocity, InlBlock(*w), dt=dt)
+
+    _, velocity, _ = plain(*operands)
+    assert 0 < (np.abs(velocity) == 10).sum() < velocity.size
+    want = measured_gradients(plain, operands, weights)
+    found = gradients(ours, operands, weights)
+    names = "h", "velocity", "dt", *InlBlock._fields
+    for name, got, exact in zip(names, found, want, strict=False):
+        assert off(got, exact) < BOUND, name

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from inl.ops.inl import LIMIT, MOST_BETA, InlBlock
 from inl.spec.functions import Functions
 
 Array = jax.Array
@@ -146,6 +147,29 @@ def inl_dynamics_n_steps(
     parts = coefficients(controller, most_beta)
     found = dynamics(_arrays(x, v, mu, *parts, dt), n_steps, limit)
     return _as_given(x, v, found)
+
+
+def inl_block(
+    h: Array, velocity: Array, w: InlBlock, *, dt: Any = 0.1
+) -> tuple[Array, Array, Array]:
+    """As the op of that name, on [..., H], with gradients of every weight.
+
+    Products of float32 are exact to float32, on devices too that round them by default.
+    """
+    both = jnp.concatenate([h, velocity], axis=-1)
+    inner = jax.nn.silu(_product(both, w.inner) + w.inner_bias)
+    controller = _product(inner, w.outer) + w.outer_bias
+    mu = jnp.broadcast_to(w.mu, h.shape)
+    if w.context is not None:
+        mu = mu + _product(h, w.context)
+    h, velocity = inl_dynamics_step(
+        h, velocity, mu, controller, dt=dt, most_beta=MOST_BETA, limit=LIMIT
+    )
+    return h, velocity, mu
+
+
+def _product(x: Array, weight: Array) -> Array:
+    return jnp.einsum("...k,nk->...n", x, weight, precision=jax.lax.Precision.HIGHEST)
 
 
 def _arrays(x: Any, *others: Any) -> Any:

@@ -6,10 +6,9 @@ from typing import final
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from inl.ops.inl import LIMIT, MOST_BETA
-from inl_torch.functional import inl_dynamics_step
+from inl.ops.inl import InlBlock
+from inl_torch.functional import inl_block
 
 
 @final
@@ -18,8 +17,6 @@ class InlDynamics(nn.Module):
 
     Its state dict has the names of ``layers.N.dynamics`` in a checkpoint. controller:
     width of the controller's inner layer. context: whether mu moves with ``h``.
-    Built so that it begins close to the identity: the gate is half open, and velocities
-    begin small.
     """
 
     def __init__(
@@ -43,12 +40,12 @@ class InlDynamics(nn.Module):
         """Return the new position, the new velocity (from 0 if none) and mu."""
         if velocity is None:
             velocity = torch.zeros_like(h)
-        inner = functional.silu(self.controller_in(torch.cat([h, velocity], -1)))
-        mu = self.mu.expand_as(h)
-        if self.mu_proj is not None:
-            mu = mu + self.mu_proj(h)
-        h, velocity = inl_dynamics_step(
-            h, velocity, mu, self.controller_out(inner),
-            dt=self.dt, most_beta=MOST_BETA, limit=LIMIT,
-        )  # fmt: skip
-        return h, velocity, mu
+        w = InlBlock(
+            mu=self.mu,
+            inner=self.controller_in.weight,
+            inner_bias=self.controller_in.bias,
+            outer=self.controller_out.weight,
+            outer_bias=self.controller_out.bias,
+            context=None if self.mu_proj is None else self.mu_proj.weight,
+        )
+        return inl_block(h, velocity, w, dt=self.dt)

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from inl.errors import RequestError
+from inl.ops.inl import LIMIT, MOST_BETA, InlBlock
 from inl.spec.functions import Functions
 from inl_torch import eager
 from inl_torch.eager.inl import coefficients, wide
@@ -155,6 +157,21 @@ def inl_dynamics_n_steps(
     tensors = (_tensor(each, x) for each in (v, mu))
     found = _dynamics(x, *tensors, *parts, _tensor(dt, x), n_steps, limit)
     return _as_given(x, v, found)
+
+
+def inl_block(
+    h: torch.Tensor, velocity: torch.Tensor, w: InlBlock, *, dt: Operand = 0.1
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As the op of that name, on [..., H], with gradients of every weight."""
+    inner = functional.linear(torch.cat([h, velocity], -1), w.inner, w.inner_bias)
+    controller = functional.linear(functional.silu(inner), w.outer, w.outer_bias)
+    mu = w.mu.expand_as(h)
+    if w.context is not None:
+        mu = mu + functional.linear(h, w.context)
+    h, velocity = inl_dynamics_step(
+        h, velocity, mu, controller, dt=dt, most_beta=MOST_BETA, limit=LIMIT
+    )
+    return h, velocity, mu
 
 
 def _tensor(value: Operand, like: torch.Tensor) -> torch.Tensor:
