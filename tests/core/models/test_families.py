@@ -107,7 +107,8 @@ def test_answers_do_not_depend_on_how_they_are_computed(
     assert hits > len(shared)
     tight, _, lost = answers(max_batch=4, cache_bytes=8 * per_block)
     assert tight == plain
-    assert lost > 0
+    # Where every layer has a window, blocks come back before anybody is short of them.
+    assert (lost > 0) == (name == "gemma3")
 
 
 def test_every_family_is_registered():

@@ -76,17 +76,26 @@ def special(request, answer):
 
 def expected(request, limits, context, stops):
     """The answer that HashRunner's module documents, with no block, slot or step."""
-    total, ids = 0, list(request.prompt)
+    totals, ids = [[0] for _ in limits.blocks], list(request.prompt)
+    windows = limits.windows or (None,) * limits.groups
     for at in range(min(len(ids) + request.max_tokens, context)):
         if at >= request.prompt_tokens:
             extra = noise(request.seed, at) if request.temperature else 0
             extra ^= special(request, ids[request.prompt_tokens :])
+            total = sum(sum(last) for last in totals)
             ids.append(scrambled((total + at) % WORDS ^ extra) % limits.vocab)
             if ids[at] in stops:
                 return ids[request.prompt_tokens :], "stop"
         value = (request.adapter << 32) + ids[at] + 1
-        for group in range(limits.groups):
-            total += value * (scrambled((group << 32) + at) | 1)
+        for group, (window, last) in enumerate(zip(windows, totals, strict=True)):
+            weight, mine = scrambled((group << 32) + at) | 1, value
+            if window is None:
+                last[0] += value * weight
+                continue
+            if len(last) == window:
+                del last[0]
+            mine = scrambled((value + sum(last)) % WORDS)
+            last.append(mine * weight)
     return ids[request.prompt_tokens :], "length"
 
 
@@ -110,9 +119,8 @@ class World:
         pools = [
             parts.pool(blocks, self.limits.block_size) for blocks in self.limits.blocks
         ]
-        self.scheduler = parts.scheduler(
-            self.limits, self.policy, memory=parts.memory(pools)
-        )
+        memory = parts.memory(pools, self.limits.windows)
+        self.scheduler = parts.scheduler(self.limits, self.policy, memory=memory)
         self.runner = parts.runner(self.limits, lag=random if lag else None)
         self.engine = EngineCore(
             self.runner, scheduler=self.scheduler, on_step=self.see_step
@@ -250,18 +258,24 @@ def random_limits(random):
     width = random.randint(40 // size, 100 // size)
     least = max(2, width // 2)
     plenty = random.choice([1, 2, 3, 5, 16])
+    groups = random.choice([1, 1, 2])
     return Limits(
         slots=slots,
         blocks=tuple(
-            1 + random.randint(least, 2 * least) * plenty
-            for _ in range(random.choice([1, 1, 2]))
+            1 + random.randint(least, 2 * least) * plenty for _ in range(groups)
         ),
+        windows=random_windows(random, groups),
         block_size=size,
         width=width,
         vocab=random.choice([11, 97, 50_000]),
         buckets=tuple(sorted(buckets)),
         depth=random.choice([1, 2, 2, 2, 2, 3]),
     )
+
+
+def random_windows(random, groups):
+    windows = [random.choice([None, random.randint(1, 20)]) for _ in range(groups)]
+    return random.choice([(), tuple(windows), tuple(windows)])
 
 
 def random_policy(random):

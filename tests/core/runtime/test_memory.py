@@ -75,3 +75,38 @@ def test_growth_is_the_same_in_every_group_or_none():
     assert not held.grow(table)
     assert [len(blocks) for blocks in table] == [2, 2]
     assert held.pools[0].available_blocks == 1
+
+
+def test_a_window_asks_only_for_the_blocks_that_it_shows():
+    keys = [bytes([index]) for index in range(6)]
+    held = Memory([BlockPool(12, 4), BlockPool(12, 4)], (None, 5))
+    table, _ = held.admit([], 6, spare=0)
+    for index, key in enumerate(keys):
+        held.publish(table, index, key)
+    held.release(table, 0)
+    # Blocks 0 to 3 of the group with the window are evicted.
+    gone = [held.pools[1].take() for _ in range(9)]
+    assert [held.pools[1].find(key) is None for key in keys] == [False] * 2 + [True] * 4
+    for block in gone:
+        held.pools[1].free([block])
+    found, hits = held.admit(keys, 6, spare=0)
+    assert hits == 2
+    assert [bool(block) for block in found[1]] == [False] + [True] * 5
+
+
+def test_what_a_window_has_passed_is_not_needed_for_a_prefix():
+    keys = [bytes([index]) for index in range(6)]
+    held = Memory([BlockPool(20, 4), BlockPool(20, 4)], (None, 5))
+    table, _ = held.admit([], 6, spare=0)
+    for index, key in enumerate(keys):
+        held.publish(table, index, key)
+    first, table[1][:4] = table[1][:4], [0] * 4
+    held.release([[], first], 0)
+    held.release(table, 0)
+    taken = [held.pools[1].take() for _ in range(13 + 4)]
+    assert [held.pools[1].find(key) is None for key in keys] == [True] * 4 + [False] * 2
+    held.pools[1].free(taken)
+    found, hits = held.admit(keys, 8, spare=0)
+    assert hits == 6
+    assert [block == 0 for block in found[1]] == [True] * 5 + [False] * 3
+    assert 0 not in found[0]

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from inl.errors import ProtocolError
 from inl.runtime.blocks import BlockPool
 from inl.runtime.hash_runner import HashRunner
 from inl.runtime.memory import Memory
@@ -37,6 +38,23 @@ class EarlyFree(Memory):
 
     def release(self, table, step):
         self._free(table)
+
+
+class WideStep(Memory):
+    """Counts a block too many as passed by its window."""
+
+    def before_window(self, group, position):
+        passed = super().before_window(group, position)
+        return passed + 1 if passed and self.windows[group] > 2 else passed
+
+
+class EarlyPass(Scheduler):
+    """Gives passed blocks back while a step in flight may still read them."""
+
+    def _pass(self, draft, request, *, cells):
+        last, request.last_step = request.last_step, 0
+        super()._pass(draft, request, cells=cells)
+        request.last_step = last
 
 
 class WrongBlock(Scheduler):
@@ -120,6 +138,16 @@ class OnlyPrompts(HashRunner):
 def test_a_planted_fault_changes_the_text(soak, parts, wrong_text, planted):
     with pytest.raises(wrong_text):
         soak(0, 10_000, parts(**planted))
+
+
+def test_a_block_that_a_window_still_shows_is_missed(soak, parts):
+    with pytest.raises(ProtocolError, match="tokens need"):
+        soak(0, 10_000, parts(memory=WideStep), world_steps=200)
+
+
+def test_a_passed_block_that_a_step_in_flight_reads_is_missed(soak, parts, wrong_text):
+    with pytest.raises(wrong_text):
+        soak(0, 10_000, parts(scheduler=EarlyPass), world_steps=200)
 
 
 def test_an_early_free_shows_only_where_steps_overlap(soak, parts):

@@ -77,7 +77,9 @@ class FrameCheck:
         _within("cell's group", cells[:, 0], 0, limits.groups - 1)
         _within("cell's slot", cells[:, 1], 0, limits.slots - 1)
         _within("cell's place", cells[:, 2], 0, limits.width - 1)
-        _within("cell's block", cells[:, 3], 0, min(limits.blocks) - 1)
+        for group, blocks in enumerate(limits.blocks):
+            mine = cells[cells[:, 0] == group, 3]
+            _within("cell's block", mine, 0, blocks - 1)
         after = self._lengths[slots] + counts
         _within("length", after, 0, limits.width * limits.block_size)
         self._lengths[slots] = np.where(slots > 0, after, 0)
@@ -89,8 +91,9 @@ class FrameCheck:
         _within("slot", slot, 1, limits.slots - 1)
         _within("length", length, 0, limits.width * limits.block_size)
         _within("last token", last, 0, limits.vocab - 1)
-        table = frame[-limits.groups * limits.width :]
-        _within("block", table, 0, min(limits.blocks) - 1)
+        tables = frame[-limits.groups * limits.width :].reshape(limits.groups, -1)
+        for table, blocks in zip(tables, limits.blocks, strict=True):
+            _within("block", table, 0, blocks - 1)
         params = frame[HEADER + 4 : HEADER + 4 + len(PARAMS)].view(np.float32)
         if not np.isfinite(params).all():
             raise ProtocolError(
@@ -118,6 +121,8 @@ def _size(frame: IntArray, words: int) -> None:
 
 
 def _within(what: str, values: Any, low: int, high: int) -> None:
+    if not np.size(values):
+        return
     least, most = np.min(values), np.max(values)
     if least < low or most > high:
         found = int(least if least < low else most)

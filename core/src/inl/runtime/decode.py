@@ -147,12 +147,18 @@ def _cells(found: Header, words: Sequence[int], limits: Limits) -> list[Cell]:
             0 <= group < limits.groups
             and 0 < slot < limits.slots
             and 0 <= index < limits.width
-            and 0 < block < limits.blocks[group]
+            and _may_hold(block, group, limits)
         ):
             _refuse(
                 found, "cell", tuple(cell), f"group, slot, index, block of {limits}"
             )
     return cells
+
+
+def _may_hold(block: int, group: int, limits: Limits) -> bool:
+    """Whether a table cell may have this value: 0 only where a window has passed."""
+    windowed = bool(limits.windows) and limits.windows[group] is not None
+    return (0 if windowed else 1) <= block < limits.blocks[group]
 
 
 def read_admission(frame: IntArray, limits: Limits) -> AdmitFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ class HashCells:
 
     def __init__(self, limits: Limits) -> None:
         self._size = limits.block_size
+        self._windows = limits.windows or (None,) * limits.groups
         self._cells = [
             np.full((blocks, self._size), UNWRITTEN, np.uint64)
             for blocks in limits.blocks
@@ -43,21 +45,59 @@ class HashCells:
         ids: Sequence[int],
         adapter: int,
     ) -> None:
-        """Store ids at positions from ``start`` on, through the block tables."""
+        """Store ids at positions from ``start`` on, through the block tables.
+
+        In a group with a window, what is stored has been mixed with what is seen.
+        """
         values = np.array(ids, np.uint64) + np.uint64((adapter << 32) + 1)
         places = np.arange(start, start + len(ids))
-        for cells, table in zip(self._cells, tables, strict=True):
-            cells[table[places // self._size], places % self._size] = values
+        for group, (cells, table) in enumerate(zip(self._cells, tables, strict=True)):
+            window, held = self._windows[group], values
+            if window is not None:
+                held = self._chained(group, table, window, start, values)
+            cells[table[places // self._size], places % self._size] = held
+
+    def _chained(
+        self,
+        group: int,
+        table: NDArray[np.int64],
+        window: int,
+        start: int,
+        values: NDArray[np.uint64],
+    ) -> NDArray[np.uint64]:
+        """Values that depend, as keys do, on all that their tokens have seen."""
+        seen = deque(self._read(group, table, max(start - window + 1, 0), start))
+        found: list[int] = []
+        for at, value in enumerate(values.tolist(), start=start):
+            while len(seen) > window - 1:
+                seen.popleft()
+            found.append(mix((value + sum(seen)) & MASK))
+            seen.append(found[-1] * int(self._weights[group][at]) & MASK)
+        return np.array(found, np.uint64)
+
+    def _read(
+        self, group: int, table: NDArray[np.int64], start: int, stop: int
+    ) -> list[int]:
+        """Cells of positions from ``start`` to ``stop``, weighted."""
+        places = np.arange(start, stop)
+        cells = self._cells[group][table[places // self._size], places % self._size]
+        weighted: list[int] = (cells * self._weights[group][places]).tolist()
+        return weighted
 
     def total(self, tables: Sequence[NDArray[np.int64]], length: int) -> int:
-        """Read ``length`` positions through the block tables and sum them, weighted."""
+        """Read positions through the block tables and sum them, weighted.
+
+        They are the first ``length``, or as many of the last of them as a window shows.
+        """
         blocks = -(-length // self._size)
         total = length
-        for cells, weights, table in zip(
-            self._cells, self._weights, tables, strict=True
-        ):
-            read = cells[table[:blocks]].reshape(-1)[:length]
-            total += int(read @ weights[:length])
+        for group, table in enumerate(tables):
+            if (window := self._windows[group]) is not None:
+                start = max(length - window, 0)
+                total += sum(self._read(group, table, start, length))
+                continue
+            read = self._cells[group][table[:blocks]].reshape(-1)[:length]
+            total += int(read @ self._weights[group][:length])
         return total & MASK
 
 

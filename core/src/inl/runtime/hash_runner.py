@@ -14,6 +14,13 @@ modulo 2**64::
     token = mix(total ^ noise) % vocab
 
 or, under a mask of ``m`` allowed tokens, the ``mix(total ^ noise) % m``-th of them.
+In a group whose queries see a window of ``w`` positions, a cell holds instead::
+
+    value(i) = mix(adapter * 2**32 + id[i] + 1 + sum of value(j) * weight(g, j))
+
+over the ``w - 1`` positions j before i, as keys depend on all that their token saw, and
+the total takes the last ``w`` positions only: a block that is given away while a query
+still sees it changes the text.
 A sequence that needs a "full" program has in its noise, by ``^``, what
 :func:`~inl.runtime.hash_cells.special` makes of its parameters, counts and biases, so
 that one that is lost or wrong changes the text too. Its scores are
@@ -151,7 +158,7 @@ class HashRunner(Runner):
             found.adapter,
             found.params,
         )
-        self._check_table(found.slot, seat)
+        self._check_table(found.slot, seat, seat.length)
         self._seats[found.slot] = seat
 
     def _mark(self, message: IntArray) -> None:
@@ -202,7 +209,7 @@ class HashRunner(Runner):
             )  # fmt: skip
             seat.length += len(row.tokens)
             seat.fed = True
-            self._check_table(row.slot, seat)
+            self._check_table(row.slot, seat, task.start)
             seat.queue.append(task)
             flight.tasks.append(task)
         self._flights.append(flight)
@@ -216,10 +223,11 @@ class HashRunner(Runner):
             )
         return self._seats[slot]
 
-    def _check_table(self, slot: int, seat: Seat) -> None:
+    def _check_table(self, slot: int, seat: Seat, start: int) -> None:
         blocks = -(-seat.length // self.limits.block_size)
         for group, table in enumerate(seat.tables):
-            if blocks > len(table) or not table[:blocks].all():
+            first = self.limits.before_window(group, start)
+            if blocks > len(table) or not table[first:blocks].all():
                 raise ProtocolError(
                     f"slot {slot}, group {group}: {seat.length} tokens need {blocks} "
                     f"blocks, found table {table.tolist()}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -157,10 +158,7 @@ def plan_limits(
     context = min(config.context or shaped.max_tokens, shaped.max_tokens)
     width = -(-context // size)
     paged = [item for item in model.state(shaped) if isinstance(item, Paged)]
-    per_block = size * sum(
-        2 * len(group.layers) * group.kv_heads * group.head_dim * SIZES[group.dtype]
-        for group in paged
-    )
+    per_block = sum(_block_bytes(group, size) for group in paged)
     free = backend.memory().free
     budget = config.cache_bytes or int(CACHE_SHARE * free)
     affordable = budget // per_block
@@ -172,16 +170,49 @@ def plan_limits(
             f"{max(width, 1) * per_block:,} bytes, {budget:,} are allowed; "
             "lower context or raise cache_bytes"
         )
-    blocks = 1 + min(config.max_batch * width, affordable)
     return Limits(
         slots=config.max_batch + 1,
-        blocks=(blocks,) * len(paged),
+        blocks=_share(paged, budget, width, size, config.max_batch),
+        windows=tuple(group.window for group in paged),
         block_size=size,
         width=width,
         vocab=shaped.vocab_size,
         depth=config.depth or backend.traits.depth,
         sampler=config.sampling,
     )
+
+
+def _block_bytes(group: Paged, size: int) -> int:
+    """Bytes of one block of a cache group, keys and values of all its layers."""
+    cell = group.kv_heads * group.head_dim * SIZES[group.dtype]
+    return 2 * len(group.layers) * cell * size
+
+
+def _share(
+    paged: Sequence[Paged], budget: int, width: int, size: int, batch: int
+) -> tuple[int, ...]:
+    """Blocks of each cache group, for as many sequences as ``budget`` pays for.
+
+    A sequence is ``width`` blocks. A group with a window holds one whole, whose prompt
+    is being computed, and of every other what its window shows and passes next.
+    """
+
+    def counts(blocks: int) -> tuple[int, ...]:
+        others = -(-(blocks - width) // width)
+        return tuple(
+            min(blocks, width + others * (-(-group.window // size) + 2))
+            if group.window is not None
+            else blocks
+            for group in paged
+        )
+
+    def cost(blocks: int) -> int:
+        parts = zip(counts(blocks), paged, strict=True)
+        return sum(count * _block_bytes(group, size) for count, group in parts)
+
+    # Costs rise with the number, and ``width`` blocks are known to be affordable.
+    most = bisect_right(range(width, batch * width + 1), budget, key=cost)
+    return tuple(1 + count for count in counts(width + most - 1))
 
 
 def hosted(backend: Backend, spec: OpSpec) -> Callable[..., Any]:

@@ -15,10 +15,17 @@ Table = list[list[int]]
 
 
 class Memory:
-    """Gives and takes the same number of blocks in every group's pool."""
+    """Gives and takes the same number of blocks in every group's pool.
 
-    def __init__(self, pools: Sequence[BlockPool]) -> None:
+    In a group with a window, what lies before the window may be given back early; a
+    table then has block 0, nobody's, in its place.
+    """
+
+    def __init__(
+        self, pools: Sequence[BlockPool], windows: Sequence[int | None] = ()
+    ) -> None:
         self.pools = tuple(pools)
+        self.windows = tuple(windows) or (None,) * len(self.pools)
         self.block_size = self.pools[0].block_size
         self._settled = 0
         self._settling: dict[int, list[Table]] = {}
@@ -38,13 +45,17 @@ class Memory:
     ) -> tuple[Table, int] | None:
         """Return a table of ``count`` blocks, and how many of its first are shared.
 
-        Shared are those named by the leading ``keys`` that every group has. Gives
-        ``None``, and takes nothing, unless ``spare`` more blocks are available.
+        Shared are those named by the leading ``keys`` that every group has, or has as
+        far as its window shows. Gives ``None``, and takes nothing, unless ``spare``
+        more blocks are available.
         """
         if self.available_blocks < count - len(keys) + spare:
             return None
         hits = self._hits(keys)
-        table = [[pool.share(key) for key in keys[:hits]] for pool in self.pools]
+        table = []
+        for group, pool in enumerate(self.pools):
+            first = self.before_window(group, hits * self.block_size)
+            table.append([0] * first + [pool.share(key) for key in keys[first:hits]])
         fresh = count - hits
         if self.available_blocks < fresh + spare:
             self._free(table)
@@ -53,11 +64,27 @@ class Memory:
             blocks.extend(pool.take() for _ in range(fresh))
         return table, hits
 
+    def before_window(self, group: int, position: int) -> int:
+        """Blocks of a sequence that no query from ``position`` on sees in a group."""
+        window = self.windows[group]
+        if window is None:
+            return 0
+        return max(position - window + 1, 0) // self.block_size
+
     def _hits(self, keys: Sequence[bytes]) -> int:
-        for hits, key in enumerate(keys):
-            if any(pool.find(key) is None for pool in self.pools):
-                return hits
-        return len(keys)
+        """Most leading blocks of which every group has what its window shows."""
+        runs = [0] * len(self.pools)
+        best = 0
+        for hits, key in enumerate(keys, start=1):
+            for group, pool in enumerate(self.pools):
+                runs[group] = runs[group] + 1 if pool.find(key) is not None else 0
+            position = hits * self.block_size
+            shown = (hits - self.before_window(g, position) for g in range(len(runs)))
+            if all(run >= wanted for run, wanted in zip(runs, shown, strict=True)):
+                best = hits
+            elif None in self.windows and runs[self.windows.index(None)] < hits:
+                break
+        return best
 
     def grow(self, table: Table) -> bool:
         """Append one block in each group; ``False`` where one of them has none."""
@@ -87,4 +114,4 @@ class Memory:
 
     def _free(self, table: Table) -> None:
         for pool, blocks in zip(self.pools, table, strict=True):
-            pool.free(blocks)
+            pool.free([block for block in blocks if block])

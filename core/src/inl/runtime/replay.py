@@ -111,8 +111,9 @@ class _Run:
         self._runner, self._limits, self._outcome = runner, limits, outcome
         self._steps = 0
         self._seats: dict[int, _Seat] = {}
-        # Blocks of each group whose content here is what was recorded.
-        self._filled: list[set[int]] = [set() for _ in limits.blocks]
+        # Blocks of each group whose content here is what was recorded; a 0 is never
+        # read: it stands where a window has passed.
+        self._filled: list[set[int]] = [{0} for _ in limits.blocks]
 
     def feed(self, frame: IntArray, replies: dict[int, Reply]) -> None:
         """Replay a frame; a step that was never answered is left out."""

@@ -113,6 +113,8 @@ class Request:
     """Blocks in order, for each cache group."""
     keys: list[bytes] = field(init=False, default_factory=list)
     """Prefix keys as far as computed: the root, then one for each full block."""
+    passed: list[int] = field(init=False, default_factory=list)
+    """Leading blocks of each group that its window has passed, given back already."""
     published: int = field(init=False, default=0)
     """Blocks of the table that the prefix cache knows."""
     fed: int = field(init=False, default=0)

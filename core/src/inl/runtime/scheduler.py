@@ -25,6 +25,7 @@ from inl.runtime.queue import WaitingQueue
 from inl.runtime.request import Event, Reason, Request, Status, check
 from inl.runtime.runner import Limits
 from inl.runtime.sampling import TokenLogprob, rank
+from inl.spec.message import Cell
 
 
 class Scheduler:
@@ -56,13 +57,16 @@ class Scheduler:
     def _begin(self, limits: Limits, memory: Memory | None = None) -> None:
         self.limits = limits
         self.memory = memory or Memory(
-            [BlockPool(blocks, limits.block_size) for blocks in limits.blocks]
+            [BlockPool(blocks, limits.block_size) for blocks in limits.blocks],
+            limits.windows,
         )
         self.buckets = Buckets(
             limits,
             token_budget=self.policy.token_budget,
             max_rows=min(self.policy.max_rows or limits.slots, limits.slots - 1),
         )
+        windowed = any(window is not None for window in self.memory.windows)
+        self._passes = windowed and self.policy.use_kv_cache
         self._slots = list(range(limits.slots - 1, 0, -1))
         self._releases: list[int] = []
 
@@ -162,6 +166,7 @@ class Scheduler:
                     if not self._grow(request):
                         continue
                     draft.changed(request, start // size)
+                self._pass(draft, request, cells=start % size != 0 or size == 1)
                 draft.schedule(request, start + 1)
         draft.decode_rows = len(draft.chunks)
 
@@ -177,7 +182,31 @@ class Scheduler:
                 if not self._reach(request):
                     continue
                 draft.admit(request)
+            count = min(request.fed - request.scheduled, draft.budget)
+            self._pass(draft, request, cells=1 + count // self.limits.block_size)
             draft.schedule(request, request.fed)
+
+    def _pass(self, draft: Draft, request: Request, *, cells: int) -> None:
+        """Give back blocks that no query sees any more, and tell the runner.
+
+        ``cells`` are those that a step's message has left for each group of this row;
+        what is more waits for the next step.
+        """
+        if not self._passes:
+            return
+        gone: list[list[int]] = []
+        for group, blocks in enumerate(request.table):
+            first = request.passed[group]
+            stop = self.memory.before_window(group, request.scheduled)
+            if self._publishes:  # nobody could share a block that was never published
+                stop = min(stop, request.published)
+            stop = max(min(stop, first + cells), first)
+            gone.append(blocks[first:stop])
+            for index in range(first, stop):
+                blocks[index] = 0
+                draft.cells.append(Cell(group, request.slot, index, 0))
+            request.passed[group] = stop
+        self.memory.release(gone, request.last_step)
 
     def _reach(self, request: Request) -> bool:
         """Give a request blocks for all the tokens that it starts over with."""
@@ -235,6 +264,7 @@ class Scheduler:
         if found is None:
             return False
         request.table, request.published = found
+        request.passed = [blocks.count(0) for blocks in request.table]
         request.cached_tokens = request.scheduled = request.published * size
         request.fed, request.known = fed, ids
         request.goal = request.limit - 1 if self.policy.use_kv_cache else ids

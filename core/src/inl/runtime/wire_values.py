@@ -122,7 +122,22 @@ def read_limits(value: Any, where: str) -> Limits:
         buckets=tuple(_bucket(b, where) for b in _items(value, "buckets", where)),
         depth=sizes["depth"],
         sampler=str(sampler),
+        windows=_windows(value, len(blocks), where),
     )
+
+
+def _windows(
+    value: Mapping[str, Any], groups: int, where: str
+) -> tuple[int | None, ...]:
+    """Windows of the groups; a side that knows none leaves them out."""
+    found = value.get("windows", [])
+    if not isinstance(found, list) or len(found) not in (0, groups):
+        raise ProtocolError(
+            f"{where}: limits.windows: found {found!r:.60}, "
+            f"accepts none or {groups}, one for each group"
+        )
+    at = f"{where}: limits.windows"
+    return tuple(None if each is None else _count(each, at, 1) for each in found)
 
 
 def _items(value: Mapping[str, Any], name: str, where: str) -> list[Any]:

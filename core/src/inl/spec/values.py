@@ -234,6 +234,10 @@ class Limits:
     """The costliest of :data:`SAMPLERS` that is served. "full" holds two tables of
     [slots, V] that the others do not need."""
 
+    windows: tuple[int | None, ...] = ()
+    """Tokens that a query of each cache group sees, ``None`` for all; empty is all.
+    Where there is a window, blocks that lie before it may be block 0 in a table."""
+
     @property
     def samplers(self) -> tuple[str, ...]:
         """Those of :data:`SAMPLERS` that are served."""
@@ -248,6 +252,13 @@ class Limits:
     def groups(self) -> int:
         """G: cache groups."""
         return len(self.blocks)
+
+    def before_window(self, group: int, position: int) -> int:
+        """Blocks of a sequence that no query from ``position`` on sees in a group."""
+        window = self.windows[group] if self.windows else None
+        if window is None:
+            return 0
+        return max(position - window + 1, 0) // self.block_size
 
     @property
     def max_tokens(self) -> int:
