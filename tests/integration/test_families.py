@@ -10,6 +10,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from inl.models import phi3, post_norm
 from inl.models.views import views
 from inl.ops.rope import RopeScaling
 from inl.runtime.load import open_model
+from inl.spec.table import LateOps
 from inl.testing.traffic import Traffic, play
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 _spec = importlib.util.spec_from_file_location(
     "families", Path(__file__).with_name("families.py")
 )
@@ -85,6 +87,29 @@ def test_logits_do_not_depend_on_strangers(name, made):
     again = families.opened(one, *backend_named("float64"))
     for slot, ids in texts.items():
         assert families.distance(found[slot], families.logits(again, ids)) < BOUND
+
+
+def embedded(made, dtype):
+    """The scaled embeddings of a text in bfloat16, with the factor as in ``dtype``."""
+    one = made("gemma3")
+    backend, _ = backend_named("cpu")
+    runner = families.load(open_model(one.path), backend, "bfloat16")
+    loaded = runner._loaded
+    config = replace(loaded.config, dtype=dtype)
+    ids = torch.tensor(one.ids)
+    step = SimpleNamespace(tokens=ids, positions=torch.arange(len(ids)))
+    ops = LateOps(backend.kernels())
+    return loaded.model.embed(ops, config, loaded.weights, step).residual
+
+
+def test_scaled_embeddings_are_rounded_as_in_transformers(made):
+    """The factor is rounded to the storage dtype first, then the product is."""
+    one = made("gemma3")
+    model = transformers.Gemma3ForCausalLM.from_pretrained(one.path, dtype="bfloat16")
+    with torch.no_grad():
+        expected = model.model.embed_tokens(torch.tensor([one.ids]))[0]
+    assert torch.equal(embedded(made, "bfloat16"), expected)
+    assert not torch.equal(embedded(made, "float32"), expected)
 
 
 def test_jax_chooses_the_same_tokens(made, jax_module):

@@ -133,6 +133,7 @@ REFUSED = [
         ["'use_bidirectional_attention'", "true", "false"],
     ),
     (gemma3, {"query_pre_attn_scalar": 0}, ["'query_pre_attn_scalar'", "0"]),
+    (phi3, {"rope_scaling": {"type": "linear"}}, ["rope_type", "'linear'", "longrope"]),
     (phi3, {"partial_rotary_factor": 1.5}, ["'partial_rotary_factor'", "1.5", "8"]),
     (phi3, {"partial_rotary_factor": 0.4}, ["'partial_rotary_factor'", "0.4", "8"]),
     (

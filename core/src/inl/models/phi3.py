@@ -33,52 +33,50 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
     what is cached would be wrong.
     """
     rope = rope_fields(hf)
-    kind = rope.get("rope_type", rope.get("type"))
-    plain = {**rope, "partial_rotary_factor": 1.0}
-    if kind in LONG:
-        plain["rope_type"] = "default"
-    base = llama.config({**hf, "rope_parameters": plain})
-    share = number(rope, "partial_rotary_factor", 1.0)
-    turning = int(base.head_dim * share + 1e-6)  # a share of thirds is rounded down
-    if share > 1 or turning % 2 or not turning:
+    kind = rope.get("rope_type", rope.get("type")) or "default"
+    if kind not in ("default", *LONG):
         raise CheckpointError(
-            f"config field 'partial_rotary_factor': found {share!r}, accepted: what "
-            f"leaves an even number of the {base.head_dim} lanes of a head"
+            f"config field 'rope_scaling.rope_type': found {kind!r:.80}, "
+            f"accepted: default, {', '.join(LONG)}"
         )
-    scaling = replace_turning(base.rope_scaling, turning, base.head_dim)
-    tokens = base.max_tokens
+    plain = {"rope_theta": number(rope, "rope_theta", 10000.0)}
+    base = llama.config({**hf, "partial_rotary_factor": None, "rope_parameters": plain})
+    scaling, tokens = _turning(rope, base.head_dim), base.max_tokens
     if kind in LONG:
-        scaling, tokens = _long(scaling, turning, rope, hf, base.max_tokens)
+        tokens = min(original(rope, hf), tokens)
+        scaling = _long(scaling, rope, base, tokens)
     seen = one_window(hf, base.layers, tokens)
     return replace(base, rope_scaling=scaling, max_tokens=tokens, views=views(seen))
 
 
-def replace_turning(scaling: RopeScaling, turning: int, dim: int) -> RopeScaling:
-    """Let only the first lanes of a head turn."""
-    return scaling._replace(turning=turning if turning < dim else 0)
+def _turning(rope: Mapping[str, Any], dim: int) -> RopeScaling:
+    """Let only the first lanes of a head turn, where the config says so."""
+    share = number(rope, "partial_rotary_factor", 1.0)
+    turning = int(dim * share + 1e-6)  # a share of thirds is rounded down
+    if share > 1 or turning % 2 or not turning:
+        raise CheckpointError(
+            f"config field 'partial_rotary_factor': found {share!r}, accepted: what "
+            f"leaves an even number of the {dim} lanes of a head"
+        )
+    return RopeScaling(turning=turning if turning < dim else 0)
 
 
 def _long(
-    scaling: RopeScaling,
-    turning: int,
-    rope: Mapping[str, Any],
-    hf: Mapping[str, Any],
-    longest: int,
-) -> tuple[RopeScaling, int]:
-    """LongRoPE within the context trained on, and that context."""
-    found, size = rope.get("short_factor"), original(rope, hf)
-    fits = isinstance(found, (list, tuple)) and len(found) == turning // 2
+    scaling: RopeScaling, rope: Mapping[str, Any], base: llama.LlamaConfig, tokens: int
+) -> RopeScaling:
+    """LongRoPE within the context of ``tokens`` that was trained on."""
+    found, count = rope.get("short_factor"), (scaling.turning or base.head_dim) // 2
+    fits = isinstance(found, (list, tuple)) and len(found) == count
     if not fits or not all(type(x) in (int, float) and x > 0 for x in found or ()):
         raise CheckpointError(
             f"config field 'rope_scaling.short_factor': found {found!r:.80}, "
-            f"expected {turning // 2} numbers above 0"
+            f"expected {count} numbers above 0"
         )
-    factor = number(rope, "factor", longest / size)
-    warmth = math.sqrt(1 + math.log(factor) / math.log(size)) if factor > 1 else 1.0
-    gain = number(rope, "attention_factor", warmth)
+    factor = number(rope, "factor", base.max_tokens / tokens)
+    warmth = math.sqrt(1 + math.log(factor) / math.log(tokens)) if factor > 1 else 1.0
     divisors = tuple(float(each) for each in found or ())
-    scaling = scaling._replace(kind="divided", divisors=divisors, gain=gain)
-    return scaling, min(size, longest)
+    gain = number(rope, "attention_factor", warmth)
+    return scaling._replace(kind="divided", divisors=divisors, gain=gain)
 
 
 def weights(c: llama.LlamaConfig) -> llama.Weights:
