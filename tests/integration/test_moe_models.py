@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import tokenizers
 
+from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.dtypes import widen
@@ -19,10 +21,10 @@ from inl.errors import WeightMismatch
 from inl.models import mixtral, moe, qwen2_moe, qwen3_moe
 from inl.ops.moe import route
 from inl.ops.rope import RopeScaling
-from inl.runtime.config import EngineConfig
 from inl.runtime.load import open_model, start_runner
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.values import Bucket, Limits, Model
+from inl.testing.gap import compare
 from inl.testing.oracle import prompt_logits
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.groups import check_tensors, plan_groups
@@ -51,6 +53,8 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
     "initializer_range": 0.25,
+    "bos_token_id": None,
+    "eos_token_id": None,
 }
 QWEN = {
     "num_experts": 6,
@@ -222,6 +226,29 @@ def test_logits_on_jax_are_transformers(jax_module, outside):
     runner = start_runner(language, backend(Device("jax")), config, limits=LIMITS)
     found = prompt_logits(runner, PROMPTS[0])
     assert error([found], [outside.logits[0][-1]]) < BOUND
+
+
+def test_answers_of_a_batch_are_transformers_under_the_gap_rule(family, outside):
+    """Through the engine, prompts in chunks beside each other's answers."""
+    words = {f"word{index}": index for index in range(VOCAB)}
+    rules = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "word0"))
+    rules.save(str(outside.folder / "tokenizer.json"))
+    model = getattr(transformers, f"{family.name}ForCausalLM")
+    model = model.from_pretrained(outside.folder).eval()
+    config = EngineConfig(
+        backend="cpu", dtype="float32", max_batch=3, context=48, token_budget=8
+    )
+    with InferenceEngine(open_model(outside.folder), config=config) as engine:
+        answers = engine.generate([list(ids) for ids in PROMPTS], max_tokens=24)
+    for ids, answer in zip(PROMPTS, answers, strict=True):
+        text = [*ids, *answer.token_ids]
+        with torch.no_grad():
+            logits = model(torch.tensor([text])).logits[0, len(ids) - 1 : -1].double()
+        top = logits.topk(2, -1)
+        gaps = (top.values[:, 0] - top.values[:, 1]).tolist()
+        assert len(answer.token_ids) == 24
+        compared = compare(answer.token_ids, top.indices[:, 0].tolist(), gaps)
+        assert compared.allowed("float32"), compared
 
 
 class Mutant(NamedTuple):

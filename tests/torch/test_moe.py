@@ -6,11 +6,19 @@ import numpy as np
 import pytest
 import torch
 
+from inl.backend.reference import ReferenceBackend
+from inl.device import Device
 from inl.errors import RequestError
+from inl.models import mixtral, qwen2_moe, qwen3_moe
 from inl.ops import catalog
 from inl.ops.moe import Experts
 from inl.ops.moe_cases import choice, matrices, shares
 from inl.spec.tolerance import judge
+from inl.spec.tree import leaves
+from inl.spec.values import Limits
+from inl.testing.tiny import MemoryCheckpoint, local_runner
+from inl.testing.traffic import Traffic, play
+from inl.weights.sources import stored_tensors
 from inl_torch.eager import moe
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -143,3 +151,59 @@ def test_the_gradient_of_the_loss_is_that_of_finite_differences(seed):
         moved[place] = step
         slope = body(logits + moved, k=2) - body(logits - moved, k=2)
         assert float(given.grad[place]) == pytest.approx(slope / 2 / step, abs=1e-6)
+
+
+LIMITS = Limits(slots=7, blocks=(60,), block_size=4, width=10, vocab=70, depth=64)
+SIZES = {
+    "vocab_size": 70,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts": 6,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 16,
+}
+
+
+def random_files(model, seed):
+    rng, tensors = np.random.default_rng(seed), {}
+    for group in leaves(model.weights(model.config(SIZES))):
+        for param in group.params.values():
+            for name, shape in stored_tensors(param).items():
+                numbers = 1.4 * rng.standard_normal(shape) / shape[-1] ** 0.5
+                tensors[name] = numbers.astype(np.float32)
+    return MemoryCheckpoint(SIZES, tensors)
+
+
+@pytest.fixture(params=[mixtral, qwen2_moe, qwen3_moe], ids=lambda m: m.__name__[11:])
+def model(request):
+    return request.param.MODEL
+
+
+def frames(steps=15):
+    return Traffic(np.random.default_rng(2), LIMITS).frames(steps)
+
+
+def test_a_whole_step_of_a_mixture_never_reads_the_device(model, meta_backend):
+    """Meta tensors have no numbers: reading one raises, and a shape made of one too."""
+    runner = local_runner(meta_backend, model, random_files(model, 1), LIMITS)
+    for sent in frames():
+        runner.submit(sent.message)
+
+
+@pytest.mark.parametrize("form", ["by expert", "by block"])
+def test_tokens_of_a_mixture_are_the_references(model, form, backend, monkeypatch):
+    files = random_files(model, 3)
+    reference = ReferenceBackend(Device("reference"), dtype="float64")
+    wanted = play(
+        local_runner(reference, model, files, LIMITS, dtype="float64"), frames()
+    )
+    if form == "by block":
+        monkeypatch.setattr(moe, "_by_expert", moe.by_block)
+    found = play(local_runner(backend, model, files, LIMITS), frames())
+    assert found == wanted
+    assert sum(map(len, found.values())) > 15
