@@ -109,6 +109,7 @@ class Recorded:
     """A model of tests/data on a device, fed by hand, and what is known of it."""
 
     def __init__(self, version, device, *, language=None, kernels=None, **config):
+        """device: the name of one, or a backend."""
         from inl.plugin import make_backend
         from inl.runtime.load import open_model
 
@@ -116,7 +117,9 @@ class Recorded:
         if config:
             changed = replace(self.language.config, **config)
             self.language = replace(self.language, config=changed)
-        self.backend, self.kernels = make_backend(device), kernels
+        named = isinstance(device, str)
+        self.backend = make_backend(device) if named else device
+        self.kernels = kernels
         expected = np.load(DATA / version / "expected.npz")
         self.prompts = [expected[f"prompt{i}"].tolist() for i in range(4)]
         self.logits = [expected[f"logits{i}"] for i in range(4)]
