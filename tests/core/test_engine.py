@@ -207,6 +207,12 @@ def test_leaving_a_stream_frees_its_blocks(make):
         ("x", {"temperature": float("nan")}, RequestError, ["temperature", "nan"]),
         ("x", {"stop": ""}, RequestError, ["stop", "''"]),
         ("x", {"stop": [1]}, RequestError, ["stop", "1"]),
+        ("x", {"stop": 5}, RequestError, ["stop", "5", "a list of strings"]),
+        ("x", {"stop": b"end"}, RequestError, ["stop", "b'end'"]),
+        ("x", {"stop": {"end": 1}}, RequestError, ["stop", "{'end': 1}"]),
+        ("x", {"stop": iter(["end"])}, RequestError, ["stop", "list_iterator"]),
+        (b"x", {}, RequestError, ["b'x'", "a string"]),
+        ({"x": 1}, {}, RequestError, ["{'x': 1}", "a string"]),
         ("x", {"seed": "s"}, RequestError, ["seed", "'s'"]),
     ],
 )

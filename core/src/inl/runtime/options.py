@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypedDict
 
 from inl.errors import RequestError
@@ -42,7 +43,7 @@ class Options(TypedDict, total=False):
     """Same seed, same answer."""
     stop: str | Sequence[str] | None
     """Text that ends the answer and is not shown."""
-    stop_ids: Iterable[int]
+    stop_ids: Collection[int]
     """Tokens that end the answer."""
     ignore_eos: bool
     """Go on past the model's own end tokens."""
@@ -61,6 +62,8 @@ def make_request(ids: Sequence[int], options: Options, *, room: int) -> Request:
             f"{', '.join(Options.__annotations__)}"
         )
     stop_strings(fields.pop("stop", None))
+    if not isinstance(ends := fields.get("stop_ids", ()), Collection):
+        raise RequestError(f"stop_ids: found {ends!r:.60}, accepts a list of token ids")
     if fields.get("max_tokens") is None:
         fields["max_tokens"] = max(room, 1)
     return Request(ids, **fields)
@@ -73,10 +76,10 @@ def several(prompt: Any) -> tuple[list[Prompt], bool]:
     """
     if isinstance(prompt, str):
         return [prompt], True
-    try:
-        items = list(prompt)
-    except TypeError:
-        items = [None]
+    items: list[Any] = [None]
+    if not isinstance(prompt, bytes | Mapping):
+        with suppress(TypeError):
+            items = list(prompt)
     if any(isinstance(item, float) or item is None for item in items):
         raise RequestError(
             f"prompt: found {prompt!r:.60}, accepts a string, token ids, "
@@ -101,10 +104,17 @@ def only(prompt: Prompt) -> list[Prompt]:
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the strings that end an answer; raises for an empty one."""
-    found: tuple[Any, ...] = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    found = (stop,) if isinstance(stop, str) else stop
+    if found is None:
+        return ()
+    # Not an iterator: every prompt of a call looks at them, and the check before.
+    if isinstance(found, bytes | Mapping) or not isinstance(found, Collection):
+        raise RequestError(
+            f"stop: found {found!r:.60}, accepts a string or a list of strings"
+        )
     for text in found:
         if not isinstance(text, str) or not text:
             raise RequestError(
                 f"stop: found {text!r}, accepts strings that are not empty"
             )
-    return found
+    return tuple(found)

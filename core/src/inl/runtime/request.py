@@ -148,6 +148,10 @@ class Request:
         self.logprobs = check_logprobs(self.logprobs)
         special = bool(self.logit_bias) or self.logprobs is not None
         self.sampler = sampler_for(self.params, special=special)
+        if not isinstance(self.ignore_eos, bool):
+            raise RequestError(
+                f"ignore_eos: found {self.ignore_eos!r}, accepts True or False"
+            )
         if not isinstance(self.salt, str):
             raise RequestError(f"salt: found {self.salt!r}, accepts text")
 
