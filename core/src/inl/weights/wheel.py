@@ -46,7 +46,12 @@ def download_wheel(source: Source, folder: Path, path: Path) -> None:
     if code:
         lines = log.read_text("utf-8", "replace").split("\n")
         said = [line.strip() for line in lines if line.strip()] or [f"exit code {code}"]
-        errors = [line for line in said if line.startswith("ERROR")]
+        # Where pip itself fails, a traceback follows that ends with the reason.
+        errors = [
+            line
+            for line in said
+            if line.startswith("ERROR") and line != "ERROR: Exception:"
+        ]
         raise CheckpointError(
             f"{source.requirement}: pip could not download it: {(errors or said)[-1]}. "
             f"{INSTEAD}"
