@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -185,3 +186,18 @@ def test_an_error_in_an_import_of_ours_is_not_called_missing(inl, plugin):
     assert done.returncode == 1
     assert "inl.cli.app" in done.stderr
     assert sys.executable not in done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the shell closes the streams")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("words", [["ops"], ["devices"], ["bench", "--help"]])
+def test_a_stream_may_be_closed(closed, words):
+    line = f'exec "$0" -m inl "$@" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

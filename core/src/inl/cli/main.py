@@ -17,6 +17,7 @@ from inl.errors import InlError, MissingPackage
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run ``inl`` with ``args``, by default the process's own; gives an exit code."""
+    _open_streams()
     words, debug = _take_debug(list(sys.argv[1:] if args is None else args))
     try:
         with _log_on_stderr(debug):
@@ -37,6 +38,13 @@ def main(args: Sequence[str] | None = None) -> int:
             print("inl: run again with --debug for the traceback", file=sys.stderr)
         return 1
     return code
+
+
+def _open_streams() -> None:
+    """Put something in the place of standard streams that were closed before us."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _run(words: list[str]) -> int:
