@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from inl.cli.app import COMMANDS
-from inl.cli.completion import SCRIPTS, candidates
+from inl.cli.completion import SCRIPTS, candidates, unbroken
 from inl.ops import __name__ as ops_module
 from inl.spec.op import CATALOG
 
@@ -54,6 +54,47 @@ def test_values_of_an_argument():
 )
 def test_where_nothing_is_known_the_shell_offers_files(before, current):
     assert words(before, current) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "joined", "kept"),
+    [
+        ("inl chat --device ref", "inl chat --device ref", ""),
+        ("inl chat --device ref :", "inl chat --device ref:", "ref:"),
+        ("inl chat --device ref : 0", "inl chat --device ref:0", "ref:"),
+        ("inl chat --device ref : 0 --d", "inl chat --device ref:0 --d", ""),
+        ("inl chat --device = ref", "inl chat --device ref", ""),
+        ("inl chat --device = ref : 0", "inl chat --device ref:0", "ref:"),
+        ("inl chat --device ref:0", "inl chat --device ref:0", ""),
+    ],
+)
+def test_bash_breaks_words_at_colons_and_equals_signs(line, joined, kept):
+    assert unbroken(line.split(" ")) == (joined.split(" "), kept)
+
+
+def test_a_word_that_has_not_begun():
+    assert unbroken(["inl", "chat", "--device", "="]) == (
+        ["inl", "chat", "--device", ""],
+        "",
+    )
+    begun = ["inl", "chat", "--device", "ref", ":", ""]
+    assert unbroken(begun)[0] == ["inl", "chat", "--device", "ref:", ""]
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["--device", "ref"], "reference:0\n"),
+        (["--device", "reference", ":"], "0\n"),
+        (["--device", "reference", ":", "0"], "0\n"),
+        (["--device", "="], "auto\nreference:0\n"),
+        (["--device", "=", "ref"], "reference:0\n"),
+    ],
+)
+def test_bash_is_given_what_it_lacks(inl, words, lines):
+    at = str(1 + len(words))
+    done = inl("completion", "bash", "--at", at, "--", "inl", "chat", *words)
+    assert done.stdout.replace("cpu:0\n", "") == lines
 
 
 @pytest.mark.parametrize(

@@ -60,12 +60,38 @@ def run(
     if at is None:
         print(f"# {INSTALL[shell]}\n{SCRIPTS[shell]}", end="")
         return
-    given = list(words or [])
-    current = given[at] if at < len(given) else ""
-    for word, text in candidates(given[1:at], current):
+    given = list(words or [])[: at + 1]
+    given += [""] * (at + 1 - len(given))
+    if shell == "bash":
+        given, kept = unbroken(given)
+    else:
+        kept = ""
+    for word, text in candidates(given[1:-1], given[-1]):
+        word = word.removeprefix(kept)
         joint = JOINTS[shell]
         escaped = word.replace(":", "\\:") if joint == ":" else word
         print(escaped if joint is None or not text else f"{escaped}{joint}{text}")
+
+
+def unbroken(words: list[str]) -> tuple[list[str], str]:
+    """Undo what bash does to a line: it makes words of ``:`` and ``=``.
+
+    Returns the words, and how much of the last one an answer must leave out.
+    """
+    found: list[str] = []
+    glued = False
+    for place, word in enumerate(words):
+        if word == "=" and place:
+            # The value is a word of its own, perhaps an empty one.
+            found += [""] if place == len(words) - 1 else []
+        elif found and (word == ":" or (glued and word)):
+            found[-1] += word
+        else:
+            found.append(word)
+        glued = word == ":"
+    last = found[-1]
+    cut = len(words) > 1 and ":" in words[-2:]
+    return found, last[: last.rfind(":") + 1] if cut else ""
 
 
 def candidates(before: list[str], current: str) -> list[tuple[str, str]]:
