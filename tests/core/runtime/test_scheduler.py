@@ -373,3 +373,11 @@ class TestWithoutCache:
             turn(scheduler)
         assert scheduler.prefix_hit_tokens == 0
         assert scheduler.memory.pools[0].idle_blocks == 0
+
+
+@pytest.mark.parametrize(("max_tokens", "together"), [(2, 2), (3, 1)])
+def test_no_block_is_spared_for_one_that_has_all_it_needs(small, max_tokens, together):
+    """Four blocks of 4 cells: two of 7 tokens fit if neither computes a ninth."""
+    scheduler = Scheduler(small(blocks=(5,)), Policy(prefix_cache=False))
+    added(scheduler, *(Request(range(7), max_tokens=max_tokens) for _ in "ab"))
+    assert len(spans(scheduler.plan())) == together

@@ -259,8 +259,11 @@ class Scheduler:
         fed = self._fed(request)
         # The last token is always computed: its hidden state chooses the next one.
         keys = self._keys(request, (fed - 1) // size) if self._publishes else []
-        # Without a block spared for each running request they would preempt this one.
-        found = self.memory.admit(keys, -(-ids // size), spare=len(self.running))
+        # Without a block spared for each that still grows they would preempt this one.
+        spare = sum(
+            len(each.table[0]) * size < each.limit - 1 for each in self.running.values()
+        )
+        found = self.memory.admit(keys, -(-ids // size), spare=spare)
         if found is None:
             return False
         request.table, request.published = found
