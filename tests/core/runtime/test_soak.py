@@ -137,7 +137,8 @@ class OnlyPrompts(HashRunner):
 )
 def test_a_planted_fault_changes_the_text(soak, parts, wrong_text, planted):
     with pytest.raises(wrong_text):
-        soak(0, 10_000, parts(**planted))
+        for seed in range(4):  # a few worlds may happen to be such that nobody minds
+            soak(seed, 5_000, parts(**planted), world_steps=200)
 
 
 def test_a_block_that_a_window_still_shows_is_missed(soak, parts):
