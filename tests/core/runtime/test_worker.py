@@ -289,20 +289,22 @@ def test_a_silent_worker_is_given_up(serve, script):
 
 
 def test_a_stuck_step_is_a_loss_after_the_time_that_was_given(serve, small):
-    runner = serve("stuck", silent_seconds=0.3)
+    runner = serve("stuck")
+    runner._silent_seconds = 0.3  # only now: a busy machine starts it slowly
     runner.submit(admission(small()))
     runner.submit(step(1, (1, [3])))
     began = time.monotonic()
     with pytest.raises(WorkerLost, match=r"nothing for 0\.3 s.*computing step 1;"):
         runner.collect()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert not runner._process.alive
     with pytest.raises(RunnerError, match="failed before"):
         runner.collect()
 
 
 def test_a_stopped_process_is_given_up_too(serve, small):
-    runner = serve(silent_seconds=0.3)
+    runner = serve()
+    runner._silent_seconds = 0.3
     runner.submit(admission(small()))
     os.kill(runner.pid, signal.SIGSTOP)
     runner.submit(step(1, (1, [3])))
@@ -312,7 +314,7 @@ def test_a_stopped_process_is_given_up_too(serve, small):
 
 
 def test_progress_counts_as_an_answer(serve):
-    runner = serve("loading", silent_seconds=1.5)
+    runner = serve("loading", silent_seconds=4.0)
     assert runner.device == "hash:0"
 
 

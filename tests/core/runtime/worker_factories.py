@@ -40,8 +40,8 @@ def slow(options, progress):
 
 def loading(options, progress):
     """One that takes a while to begin, and says how far it is."""
-    for done in range(4):
-        progress(done, 4)
+    for done in range(6):
+        progress(done, 6)
         time.sleep(0.9)
     return _served(HashRunner, options)
 
