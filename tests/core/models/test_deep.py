@@ -18,7 +18,7 @@ from inl.runtime.core import EngineCore
 from inl.runtime.trace import trace
 from inl.spec.table import Policy
 from inl.spec.values import Bucket, Limits, Slotted
-from inl.testing.tiny import reference_ranks
+from inl.testing.tiny import MemoryCheckpoint, reference_ranks
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.groups import plan_groups
 
@@ -191,6 +191,20 @@ def test_only_a_carried_velocity_is_state(deep_made):
     assert paged.layers == (0, 1, 2)
     _, held = deep.MODEL.state(deep.config({**config, "velocity": "carry"}))
     assert held == Slotted("velocity", (64,), "float32", "replay")
+
+
+@pytest.mark.parametrize("version", ["inl-v013", "inl-v040"])
+def test_id_0_ends_a_text_unless_the_config_says_otherwise(recorded, version):
+    model = recorded(version, "reference").language.model
+    for fields, told in (
+        ({}, ()),
+        ({"eos_token_id": 7}, (7,)),
+        ({"eos_token_id": None}, ()),
+    ):
+        stored = MemoryCheckpoint(fields, {})
+        stored.eos_token_ids = told
+        _, adapted = model.adapt(recorded(version, "reference").language.config, stored)
+        assert adapted.eos_token_ids == ((0,) if not fields else told)
 
 
 def test_names():

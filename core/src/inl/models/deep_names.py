@@ -28,6 +28,9 @@ RENAMED = {
     ".mlp.up_proj_w": ".mlp.up_proj",
     ".mlp.down_proj_w": ".mlp.down_proj",
 }
+EOS = (0,)
+"""Ends a text where the config does not say what does."""
+
 Pieces = dict[str, Piece]
 Shapes = dict[str, tuple[int, ...]]
 
@@ -49,7 +52,7 @@ def adapt_deep(c: Any, checkpoint: Checkpoint) -> tuple[Any, Checkpoint]:
     )
     # Stored, and used by no layer: nothing comes before the first.
     used = {key: piece for key, piece in pieces.items() if not key.startswith(first)}
-    return found, AdaptedCheckpoint(checkpoint, used)
+    return found, AdaptedCheckpoint(checkpoint, used, eos=EOS)
 
 
 def adapt_guided(c: Any, checkpoint: Checkpoint) -> tuple[Any, Checkpoint]:
@@ -61,7 +64,7 @@ def adapt_guided(c: Any, checkpoint: Checkpoint) -> tuple[Any, Checkpoint]:
         mu_router=any(name.endswith(".mlp.mu_router.weight") for name in pieces),
         expert_table=any(name.endswith(".mlp.token_to_expert") for name in pieces),
     )
-    return found, AdaptedCheckpoint(checkpoint, pieces)
+    return found, AdaptedCheckpoint(checkpoint, pieces, eos=EOS)
 
 
 def _pieces(c: RoutedConfig, checkpoint: Checkpoint) -> Pieces:

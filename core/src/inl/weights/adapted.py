@@ -30,12 +30,20 @@ class AdaptedCheckpoint(Checkpoint):
     """Another checkpoint, whose tensors have the names of ``pieces``.
 
     Nothing is read before it is asked for; what is made of several tensors is a copy.
+    eos: what ends a text where no config says so, not even with null.
     """
 
-    def __init__(self, inner: Checkpoint, pieces: Mapping[str, Piece]) -> None:
+    def __init__(
+        self,
+        inner: Checkpoint,
+        pieces: Mapping[str, Piece],
+        *,
+        eos: tuple[int, ...] = (),
+    ) -> None:
         self.path = inner.path
         self.config = inner.config
-        self.eos_token_ids = inner.eos_token_ids
+        told = inner.eos_token_ids or "eos_token_id" in inner.config
+        self.eos_token_ids = inner.eos_token_ids if told else eos
         self._inner, self._pieces = inner, dict(pieces)
 
     def names(self) -> list[str]:
