@@ -24,10 +24,15 @@ from inl_torch.eager import moe
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-@pytest.fixture
-def on_a_device(monkeypatch):
-    """Takes the form that reads no sizes, though the tensors are on the CPU."""
-    monkeypatch.setattr(moe, "_by_expert", moe.by_block)
+FORMS = {"every": 128, "block": 0}
+"""Forms that read no sizes, by the rows up to which all experts compute them."""
+
+
+@pytest.fixture(params=FORMS)
+def on_a_device(request, monkeypatch):
+    """Takes a form that reads no sizes, though the tensors are on the CPU."""
+    monkeypatch.setattr(moe, "_by_expert", moe.without_sizes)
+    monkeypatch.setattr(moe, "EVERY", FORMS[request.param])
 
 
 def verdicts(name, run, dtype, seed, on_torch, on_host):
@@ -40,7 +45,9 @@ def verdicts(name, run, dtype, seed, on_torch, on_host):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["expert_linear", "experts"])
 @pytest.mark.usefixtures("on_a_device")
-def test_blocks_err_no_more_than_rounding(name, dtype, seed, on_torch, on_host):
+def test_forms_for_devices_err_no_more_than_rounding(
+    name, dtype, seed, on_torch, on_host
+):
     run = getattr(moe, name)
     for case, found in verdicts(name, run, dtype, seed, on_torch, on_host):
         assert found.passed, f"{case} in {dtype}, seed {seed}: {found}"
@@ -48,7 +55,7 @@ def test_blocks_err_no_more_than_rounding(name, dtype, seed, on_torch, on_host):
 
 @pytest.mark.parametrize("count", [1, 2, 7, 60])
 @pytest.mark.parametrize("tokens", [1, 3, 50, 333])
-def test_both_forms_agree_however_uneven_the_load(tokens, count, seed, monkeypatch):
+def test_all_forms_agree_however_uneven_the_load(tokens, count, seed, monkeypatch):
     rng = np.random.default_rng(seed)
     k = min(2, count)
     w = Experts(*(torch.from_numpy(m) for m in matrices(rng, count, 6, 8)))
@@ -58,14 +65,17 @@ def test_both_forms_agree_however_uneven_the_load(tokens, count, seed, monkeypat
     loads.append(np.tile(np.arange(count - k, count, dtype=np.int32), (tokens, 1)))
     for ids in map(torch.from_numpy, loads):
         wanted = moe.experts(x, ids, weights, w, activation="gelu_tanh")
-        with monkeypatch.context() as patch:
-            patch.setattr(moe, "_by_expert", moe.by_block)
-            found = moe.experts(x, ids, weights, w, activation="gelu_tanh")
-        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+        for rows in FORMS.values():
+            with monkeypatch.context() as patch:
+                patch.setattr(moe, "_by_expert", moe.without_sizes)
+                patch.setattr(moe, "EVERY", rows)
+                found = moe.experts(x, ids, weights, w, activation="gelu_tanh")
+            torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_blocks_take_no_more_than_twice_the_rows(monkeypatch):
     """And shapes are the same whoever chooses whom."""
+    monkeypatch.setattr(moe, "EVERY", 0)
     seen = []
 
     def apply(rows, expert):
@@ -75,7 +85,7 @@ def test_blocks_take_no_more_than_twice_the_rows(monkeypatch):
     for count, chosen in ((8, 6), (8, 40), (128, 1000), (128, 129)):
         for flat in (torch.zeros(chosen), torch.arange(chosen) % count):
             rows = torch.arange(chosen, dtype=torch.float32).unsqueeze(1)
-            found = moe.by_block(rows, 1, flat.long(), count, apply)
+            found = moe.without_sizes(rows, 1, flat.long(), count, apply)
             assert torch.equal(found, rows)
         one, other = seen[-2:]
         assert one == other
@@ -91,6 +101,17 @@ def shifted(x, ids, weights, w, *, activation):
 def swapped(x, ids, weights, w, *, activation):
     other = Experts(w.up, w.gate, w.down)
     return moe.experts(x, ids, weights, other, activation=activation)
+
+
+def test_what_an_expert_makes_of_others_tokens_does_not_count(monkeypatch):
+    """All experts compute every row: one that overflows must not poison a stranger."""
+    monkeypatch.setattr(moe, "_by_expert", moe.without_sizes)
+    gate = torch.ones(2, 3, 4)
+    gate[1] = torch.inf
+    w = Experts(gate, torch.ones(2, 3, 4), torch.ones(2, 4, 3))
+    ids = torch.tensor([[0], [1], [0]], dtype=torch.int32)
+    found = moe.experts(torch.ones(3, 4), ids, torch.ones(3, 1), w, activation="silu")
+    assert found.isfinite().all(1).tolist() == [True, False, True]
 
 
 def even(x, ids, weights, w, *, activation):
@@ -195,15 +216,16 @@ def test_a_whole_step_of_a_mixture_never_reads_the_device(model, meta_backend):
         runner.submit(sent.message)
 
 
-@pytest.mark.parametrize("form", ["by expert", "by block"])
+@pytest.mark.parametrize("form", ["by expert", *FORMS])
 def test_tokens_of_a_mixture_are_the_references(model, form, backend, monkeypatch):
     files = random_files(model, 3)
     reference = ReferenceBackend(Device("reference"), dtype="float64")
     wanted = play(
         local_runner(reference, model, files, LIMITS, dtype="float64"), frames()
     )
-    if form == "by block":
-        monkeypatch.setattr(moe, "_by_expert", moe.by_block)
+    if form in FORMS:
+        monkeypatch.setattr(moe, "_by_expert", moe.without_sizes)
+        monkeypatch.setattr(moe, "EVERY", FORMS[form])
     found = play(local_runner(backend, model, files, LIMITS), frames())
     assert found == wanted
     assert sum(map(len, found.values())) > 15

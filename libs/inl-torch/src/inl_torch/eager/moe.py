@@ -1,9 +1,9 @@
 """Mixture of experts: tokens sorted by expert, one product for each group of rows.
 
 On the CPU, where sizes can be read without waiting, the groups are the experts that
-got tokens, one after the other. Elsewhere shapes depend on nothing but shapes: rows
-are padded to blocks of one size, each block is multiplied with a copy of its expert's
-matrix, and a CUDA graph may capture it.
+got tokens, one after the other. Elsewhere no shape depends on who chose whom, so that a
+CUDA graph may capture it: a few slots get a copy of their expert's matrix each, some
+tokens go through every expert, many are padded to blocks of one expert each.
 """
 
 from __future__ import annotations
@@ -17,11 +17,18 @@ from inl.spec.kernel import Kernel
 from inl_torch.eager.linear import product
 from inl_torch.eager.mlp import gated_activation
 
-Index = int | torch.Tensor
-"""One expert, or the expert of each block."""
+COPIED = 3
+"""Times that a matrix goes through memory if it is copied before it is used."""
+
+EVERY = 128
+"""Rows up to which all experts compute all of them: reading a matrix then takes longer
+than multiplying, and each is read once."""
+
+Index = int | torch.Tensor | None
+"""One expert, the expert of each block, or ``None`` for all in order."""
 
 Apply = Callable[[torch.Tensor, Index], torch.Tensor]
-"""(rows of one expert, it) or (blocks [N, B, K], their experts [N]) -> the same."""
+"""Rows of an expert, blocks [N, B, K] of experts [N], or rows for all: [E, rows, N]."""
 
 
 def route(
@@ -90,12 +97,14 @@ def grouped(
     slots = x.flatten(0, 1)
     if x.device.type == "cpu":
         return _by_expert(slots, repeated, flat, count, apply)
-    return by_block(slots, repeated, flat, count, apply)
+    return without_sizes(slots, repeated, flat, count, apply)
 
 
 def _times(rows: torch.Tensor, weight: torch.Tensor, expert: Index) -> torch.Tensor:
     if isinstance(expert, int):
         return product(rows, weight[expert])
+    if expert is None:
+        return torch.matmul(rows, weight.transpose(1, 2))
     return torch.bmm(rows, weight.index_select(0, expert).transpose(1, 2))
 
 
@@ -111,25 +120,31 @@ def _by_expert(
     return torch.empty_like(y).index_copy_(0, order, y)
 
 
-def by_block(
+def without_sizes(
     slots: torch.Tensor, repeated: int, flat: torch.Tensor, count: int, apply: Apply
 ) -> torch.Tensor:
-    """Blocks of rows of one expert each; no shape depends on who chose whom.
-
-    With few tokens a block is a slot. Else there are at most twice as many blocks as
-    experts, so at most twice the rows and two copies of the weights.
-    """
+    """The same by shapes alone."""
     chosen = flat.shape[0]
-    if chosen <= count:
-        token = torch.arange(chosen, device=flat.device) // repeated
-        return apply(slots.index_select(0, token).unsqueeze(1), flat).squeeze(1)
-    size = -(-chosen // count)
-    blocks = -(-chosen // size) + count
+    row = torch.arange(chosen, device=flat.device) // repeated
+    if COPIED * chosen <= count:
+        return apply(slots.index_select(0, row).unsqueeze(1), flat).squeeze(1)
+    if slots.shape[0] <= EVERY:
+        y = apply(slots, None).flatten(0, 1)
+        return y.index_select(0, flat * slots.shape[0] + row)
+    return _by_block(slots, row, flat, count, apply)
+
+
+def _by_block(
+    slots: torch.Tensor, row: torch.Tensor, flat: torch.Tensor, count: int, apply: Apply
+) -> torch.Tensor:
+    """At most twice as many blocks as experts, so two copies of the weights."""
+    size = -(-flat.shape[0] // count)
+    blocks = -(-flat.shape[0] // size) + count
     place, expert = _places(flat, count, size, blocks)
     source = torch.zeros(blocks * size, dtype=torch.int64, device=flat.device)
-    source.index_copy_(0, place, torch.arange(chosen, device=flat.device) // repeated)
-    rows = slots.index_select(0, source).view(blocks, size, -1)
-    return apply(rows, expert).flatten(0, 1).index_select(0, place)
+    rows = slots.index_select(0, source.index_copy_(0, place, row))
+    y = apply(rows.view(blocks, size, -1), expert)
+    return y.flatten(0, 1).index_select(0, place)
 
 
 def _places(
