@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from inl.device import DeviceType
+
 BACKENDS = """
 from inl.plugin import hookimpl
 
@@ -170,6 +172,24 @@ def test_a_plugin_that_serves_two_majors_has_one_row(site, row_of):
     lines = f"[inl.v1]\nnpu = {module}\n[inl.v2]\nnpu = {module}\n"
     (info / "entry_points.txt").write_text(lines)
     assert "implements no hook" in row_of(site.load(), "npu").detail
+
+
+HANGS = """
+import threading
+from inl.plugin import hookimpl
+
+@hookimpl
+def inl_register_backends(register):
+    register("npu", "m:C", probe=threading.Event().wait)
+"""
+
+
+def test_a_probe_that_hangs_is_a_reason(good, monkeypatch):
+    monkeypatch.setattr("inl.plugin.probe.SECONDS", 0.05)
+    good.add("zzz", HANGS)
+    known = good.load()
+    assert "did not answer within 0.05 s" in known.find(DeviceType("npu")).reason
+    assert known.find(DeviceType("good")).devices
 
 
 def test_ctrl_c_is_not_a_broken_plugin(site):

@@ -61,7 +61,8 @@ def _system(chat: Chat, text: str) -> str:
 def _save(chat: Chat, name: str) -> str:
     path = Path(name).expanduser()
     chat.conversation.save(path)
-    return f"({chat.conversation.turns} turns written to {path})"
+    turns = chat.conversation.turns
+    return f"({turns} {'turn' if turns == 1 else 'turns'} written to {path})"
 
 
 def _load(chat: Chat, name: str) -> str:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from threading import Thread
 from typing import Any, NamedTuple
 
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable, PluginError
 from inl.plugin.contribution import BackendEntry, guarded, one_line, resolve
+
+
+SECONDS = 10.0
+"""Patience with one probe: a driver that hangs must not hang everybody."""
 
 
 class Found(NamedTuple):
@@ -38,7 +43,7 @@ def ask(entry: BackendEntry) -> Found:
 
 def _devices(probe: Callable[[], Iterable[Any]]) -> Found:
     try:
-        devices = tuple(probe())
+        devices = _answer(probe)
     except BackendUnavailable as error:
         return Found((), one_line(error) or "the probe gave no reason")
     for info in devices:
@@ -50,6 +55,28 @@ def _devices(probe: Callable[[], Iterable[Any]]) -> Found:
     if len({info.index for info in devices}) < len(devices):
         raise PluginError(f"the probe gave one index twice: {devices!r:.200}")
     return Found(devices, None if devices else "the probe found no device")
+
+
+def _answer(probe: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
+    """What a probe says, asked in a thread that is left behind if it never does."""
+    said: list[tuple[Any, ...]] = []
+    raised: list[BaseException] = []
+
+    def ask_it() -> None:
+        try:
+            said.append(tuple(probe()))
+        # Nothing may be lost in a thread; the caller decides.
+        except BaseException as error:
+            raised.append(error)
+
+    thread = Thread(target=ask_it, name="inl-probe", daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    for error in raised:
+        raise error
+    if not said:
+        raise BackendUnavailable(f"its probe did not answer within {SECONDS:g} s")
+    return said[0]
 
 
 def _is_sound(info: DeviceInfo) -> bool:

@@ -9,9 +9,9 @@ from inl.device import DeviceType
 from inl.errors import DeviceError, RequestError
 from inl.testing.scaffold_files import FILES, LICENSES
 
-TAKEN = ("core", "cpu", "cuda", "rocm", "xpu", "intel", "directml", "tpu", "reference",
-         "torch")  # fmt: skip
-"""Names that this project's own packages and device types have."""
+TAKEN = ("core", "cpu", "cuda", "directml", "inl", "intel", "jax", "reference",
+         "rocm", "torch", "tpu", "worker", "xpu")  # fmt: skip
+"""Names that have a meaning already: packages, device types, parts of ``--device``."""
 
 
 def render(name: str, license: str = "Apache-2.0") -> dict[str, str]:  # noqa: A002
