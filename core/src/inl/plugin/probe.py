@@ -11,7 +11,6 @@ from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable, PluginError
 from inl.plugin.contribution import BackendEntry, guarded, one_line, resolve
 
-
 SECONDS = 10.0
 """Patience with one probe: a driver that hangs must not hang everybody."""
 
