@@ -153,7 +153,7 @@ enum inl_opcode {
      * d: 0 rows, 1 columns, 2 first, 3 kind (inl_kind). p: 0 source, 1 matrix.
      * The matrix must have what inl_packing says of the kind. */
     INL_PACK = 21,
-    /* Read count bytes and write the sum of their 64-bit words: the speed of memory.
+    /* Read count bytes (a multiple of 64) and write a checksum: the speed of memory.
      * d: 0 count. p: 0 x, 1 y uint64 [1]. */
     INL_READ = 22,
     INL_OPCODES = 23

@@ -1,0 +1,62 @@
+"""Build the native kernels into the source tree: ``python build_native.py``.
+
+For development; wheels and editable installs build the same sources by themselves.
+``CXX`` names the compiler, ``--output`` the library, and further arguments are passed
+to the compiler (``-fsanitize=address``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "src" / "inl_cpu" / "native"
+# No contraction: a * b + c must not have other bits in one template than in another.
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=off",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-pthread",
+)
+LIBRARY = SOURCES / "libinl.so"
+
+
+def compiler() -> str:
+    return os.environ.get("CXX", "c++")
+
+
+def build(output: Path = LIBRARY, extra: tuple[str, ...] = (), *, jobs: int = 2) -> Path:
+    """Compile every source and link them; raises ``CalledProcessError``."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+
+        def compiled(source: Path) -> str:
+            target = str(Path(folder) / f"{source.stem}.o")
+            command = [compiler(), *FLAGS, *extra, "-c", str(source), "-o", target]
+            subprocess.run(command, check=True)
+            return target
+
+        objects = list(pool.map(compiled, sorted(SOURCES.glob("*.cpp"))))
+        fresh = output.with_suffix(f".{os.getpid()}.tmp")
+        link = [compiler(), *FLAGS, *extra, "-shared", *objects, "-o", str(fresh)]
+        subprocess.run(link, check=True)
+    # Renamed, so that a process that has mapped the old one keeps it whole.
+    fresh.replace(output)
+    return output
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=LIBRARY)
+    known, extra = parser.parse_known_args(arguments)
+    sys.stdout.write(f"{build(known.output, tuple(extra))}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

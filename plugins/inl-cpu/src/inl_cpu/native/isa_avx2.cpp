@@ -1,0 +1,44 @@
+/* The kernels for AVX2 with FMA and F16C. */
+
+#include "isa.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+/* Set here and not by a flag: one command compiles all files. */
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+namespace inl {
+namespace {
+
+#include "simd_avx2.h"
+
+#include "kernels.h"
+
+} // namespace
+
+const Operation *avx2_operations() { return OPERATIONS; }
+
+} // namespace inl
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#else
+
+namespace inl {
+
+const Operation *avx2_operations() { return nullptr; }
+
+} // namespace inl
+
+#endif

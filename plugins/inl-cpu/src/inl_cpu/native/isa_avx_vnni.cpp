@@ -1,0 +1,46 @@
+/* The kernels for AVX2 with FMA, F16C and AVX-VNNI. */
+
+#include "isa.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#define INL_VNNI
+
+/* Set here and not by a flag: one command compiles all files. */
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avxvnni"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avxvnni")
+#endif
+
+namespace inl {
+namespace {
+
+#include "simd_avx2.h"
+
+#include "kernels.h"
+
+} // namespace
+
+const Operation *avx_vnni_operations() { return OPERATIONS; }
+
+} // namespace inl
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#else
+
+namespace inl {
+
+const Operation *avx_vnni_operations() { return nullptr; }
+
+} // namespace inl
+
+#endif

@@ -1,0 +1,136 @@
+/* y = norm(x + delta) times a matrix, then bias or a gated activation. */
+
+/* With so few rows each thread encodes x for itself, which spares a barrier. */
+constexpr int64_t PRIVATE_ROWS = 4;
+/* Rows and bytes of weights that a chunk takes. */
+constexpr int64_t BLOCK_ROWS = 96;
+constexpr int64_t BLOCK_BYTES = 16384;
+
+bool encodes_privately(const inl_instruction &i) { return i.dims[0] <= PRIVATE_ROWS; }
+
+/* Tiles that belong together: with a gate, two. */
+int64_t unit_of(const inl_instruction &i) { return i.flags & INL_GATE_MASK ? 2 : 1; }
+
+/* Units of tiles in a chunk. */
+int64_t linear_units(const inl_instruction &i) {
+    const inl_matrix &m = matrix(i, 1);
+    const int64_t units = tiles_of(m) / unit_of(i), blocks = over(i.dims[0], BLOCK_ROWS);
+    int64_t size = BLOCK_BYTES / (tile_bytes(m) * unit_of(i));
+    if (size < 1 || i.dims[0] > 2 * MOST_ROWS) size = 1;
+    while (over(units, size) * blocks > MOST_CHUNKS) size *= 2;
+    return size;
+}
+
+int64_t linear_chunks(const inl_instruction &i) {
+    const int64_t units = tiles_of(matrix(i, 1)) / unit_of(i);
+    return over(units, linear_units(i)) * over(i.dims[0], BLOCK_ROWS);
+}
+
+int64_t encode_chunks(const inl_instruction &i) {
+    return encodes_privately(i) ? 0 : over(i.dims[0], MOST_ROWS);
+}
+
+Scratch linear_scratch(const inl_instruction &i) {
+    const int64_t rows = i.dims[0] * RowShape(matrix(i, 1), i.flags).bytes();
+    const int64_t row = aligned(4 * matrix(i, 1).columns);
+    return encodes_privately(i) ? Scratch{0, rows + row} : Scratch{rows, row};
+}
+
+/* Encode rows from .. to - 1; the normalized row stays in ``row`` for a moment. */
+void encode_rows(const inl_instruction &i, Span span, char *encoded, float *row, bool keep) {
+    const inl_matrix &m = matrix(i, 1);
+    const RowShape shape(m, i.flags);
+    for (int64_t at = span.from; at < span.to; at++) {
+        const float *x = data<float>(i, 0) + at * i.dims[1];
+        if (i.data[4] != nullptr) {
+            add_rows(x, data<float>(i, 4) + at * i.dims[1], row, m.columns);
+            x = row;
+            if (keep) std::memcpy(data<float>(i, 6) + at * i.dims[1], row, size_t(m.columns) * 4);
+        }
+        if (i.data[5] != nullptr) {
+            normalize(x, data<float>(i, 5), row, m.columns, i.reals[0],
+                      i.flags & INL_PLUS_ONE);
+            x = row;
+        }
+        const RowTile tile = tile_with(at, i.dims[0]);
+        const TileView<> view{encoded + tile.start * shape.bytes(), shape, tile.rows};
+        encode(x, view, int(at - tile.start), m.zero);
+    }
+}
+
+void encode_body(const inl_instruction &i, int64_t chunk, Worker &worker) {
+    encode_rows(i, Span(chunk, MOST_ROWS, i.dims[0]), worker.shared,
+                reinterpret_cast<float *>(worker.own), true);
+}
+
+/* 16 columns of y from ``tile`` on for the rows of x. */
+void put_sums(const inl_instruction &i, int64_t tile, const RowTile &rows, const F *sums) {
+    const int64_t first = tile * INL_LANES;
+    const int n = lanes_left(first, matrix(i, 1).rows);
+    const float *bias = data<float>(i, 2);
+    const F shift = bias == nullptr ? set(0.0f) : load_first(bias + first, n);
+    for (int r = 0; r < rows.rows; r++) {
+        float *y = data<float>(i, 3) + (rows.start + r) * i.dims[2] + first;
+        store_first(y, bias == nullptr ? sums[r] : add(sums[r], shift), n);
+    }
+}
+
+void put_gated(const inl_instruction &i, int64_t unit, const RowTile &rows, const F *gate,
+               const F *up) {
+    const int64_t first = unit * INL_LANES;
+    if (first >= i.dims[3]) return;
+    const int n = lanes_left(first, i.dims[3]);
+    for (int r = 0; r < rows.rows; r++) {
+        float *y = data<float>(i, 3) + (rows.start + r) * i.dims[2] + first;
+        store_first(y, mul(activated(gate[r], i.flags), up[r]), n);
+    }
+}
+
+void multiply_unit(const inl_instruction &i, int64_t unit, const RowTile &rows,
+                   const TileView<> &x) {
+    const inl_matrix &m = matrix(i, 1);
+    const char *weights = static_cast<const char *>(m.data);
+    F sums[MOST_ROWS], more[MOST_ROWS];
+    if (i.flags & INL_GATE_MASK) {
+        multiply_tile(m, weights + 2 * unit * tile_bytes(m), x, sums);
+        multiply_tile(m, weights + (2 * unit + 1) * tile_bytes(m), x, more);
+        put_gated(i, unit, rows, sums, more);
+    } else {
+        multiply_tile(m, weights + unit * tile_bytes(m), x, sums);
+        put_sums(i, unit, rows, sums);
+    }
+}
+
+/* Which units and rows a chunk has: those of one block of rows lie together. */
+struct LinearChunk {
+    Span units, rows;
+
+    LinearChunk(const inl_instruction &i, int64_t chunk)
+        : units(chunk % columns(i), linear_units(i), tiles_of(matrix(i, 1)) / unit_of(i)),
+          rows(chunk / columns(i), BLOCK_ROWS, i.dims[0]) {}
+
+    static int64_t columns(const inl_instruction &i) {
+        return over(tiles_of(matrix(i, 1)) / unit_of(i), linear_units(i));
+    }
+};
+
+void linear_body(const inl_instruction &i, int64_t chunk, Worker &worker) {
+    const RowShape shape(matrix(i, 1), i.flags);
+    char *encoded = worker.shared;
+    if (encodes_privately(i)) {
+        encoded = worker.own;
+        char *row = worker.own + i.dims[0] * shape.bytes();
+        if (worker.fresh)
+            encode_rows(i, Span(0, PRIVATE_ROWS, i.dims[0]), encoded,
+                        reinterpret_cast<float *>(row), chunk == 0);
+    }
+    const LinearChunk work(i, chunk);
+    for (int64_t unit = work.units.from; unit < work.units.to; unit++)
+        for (int64_t row = work.rows.from; row < work.rows.to;) {
+            const RowTile rows = tile_with(row, i.dims[0]);
+            multiply_unit(i, unit, rows,
+                          {encoded + rows.start * shape.bytes(), shape, rows.rows});
+            row = rows.start + rows.rows;
+        }
+}
+

@@ -1,0 +1,83 @@
+/* Threads that run a list of tasks in order.
+ *
+ * A 64-bit ticket names the current task, its number of chunks and the next one to
+ * take. Whoever finishes a task's last chunk moves the ticket to the next task. So a
+ * thread that was put aside by the system before it took a chunk is never waited for,
+ * and no thread leads the others.
+ */
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "operation.h"
+
+namespace inl {
+
+struct Task {
+    const inl_instruction *instruction;
+    Body body;
+    int64_t chunks;
+};
+
+class Pool {
+  public:
+    Pool(int threads, const Operation *operations);
+    ~Pool();
+    Pool(const Pool &) = delete;
+    Pool &operator=(const Pool &) = delete;
+
+    /* Run the program; 0, or the number of the instruction that is refused. */
+    int64_t run(const inl_instruction *program, int64_t count);
+
+    const std::string &refusal() const { return refusal_; }
+    int threads() const { return threads_; }
+
+  private:
+    struct alignas(64) Member {
+        Worker worker{};
+        int64_t own_bytes = 0;
+        uint32_t last_epoch = 0;
+        bool used = false;
+    };
+
+    bool check(const inl_instruction *program, int64_t count, int64_t &bad);
+    void plan(const inl_instruction *program, int64_t count);
+    void add(const inl_instruction &instruction, const Phase &phase);
+    void reserve(Scratch needed);
+    void begin();
+    void help(Member &member, uint32_t end);
+    void serve(Member &member);
+    bool claim(Member &member, uint64_t ticket);
+    void compute(Member &member, uint64_t ticket);
+    void advance(uint32_t epoch);
+    void publish(uint64_t ticket);
+    uint64_t wait(uint64_t seen, int microseconds);
+    bool forked() const;
+
+    const int threads_;
+    const Operation *const operations_;
+    const long process_;
+    std::vector<Task> tasks_;
+    std::vector<Member> members_;
+    std::vector<std::thread> others_;
+    char *shared_ = nullptr;
+    int64_t shared_bytes_ = 0;
+    std::string refusal_;
+    std::mutex running_;
+    uint32_t first_epoch_ = 1;
+    bool alone_ = false;
+
+    alignas(64) std::atomic<uint64_t> ticket_{0};
+    alignas(64) std::atomic<int64_t> done_{0};
+    alignas(64) std::atomic<int> sleepers_{0};
+    std::atomic<bool> stopping_{false};
+    std::mutex sleep_;
+    std::condition_variable woken_;
+};
+
+} // namespace inl
