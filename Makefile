@@ -3,7 +3,9 @@
 PYTHON ?= python3
 PIP = $(1)/bin/python -m pip --disable-pip-version-check install -q -q -c constraints.txt
 PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproject.toml)
-PACKAGES = -e "core[cli]" -e libs/inl-torch -e plugins/inl-cpu
+PACKAGES = -e "core[cli]" -e plugins/inl-cpu
+TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
+NATIVE = plugins/inl-cpu/src/inl_cpu/native/libinl.so
 SOURCES = core/src libs/inl-jax/src libs/inl-torch/src plugins/inl-cpu/src plugins/inl-cuda/src
 
 .PHONY: demo test test-core test-all lint clean
@@ -30,13 +32,14 @@ lint: .venv/.test
 .venv/.demo: $(PROJECTS) constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "INL needs Python 3.11 or newer; try: make PYTHON=python3.12 demo")'
 	$(PYTHON) -m venv .venv
-	@echo "installing into .venv (the first time this downloads torch)"
 	$(call PIP,.venv) $(PACKAGES)
+	@test -e $(NATIVE) || echo "no C++ compiler: installing torch instead"
+	@test -e $(NATIVE) || $(call PIP,.venv) $(TORCH)
 	@touch $@
 
 .venv/.test: .venv/.demo pyproject.toml
 	$(call PIP,.venv) -U "pip>=25.1"
-	$(call PIP,.venv) -e plugins/inl-cuda -e libs/inl-jax --group test --group outside --group lint
+	$(call PIP,.venv) $(TORCH) -e plugins/inl-cuda -e libs/inl-jax --group test --group outside --group lint
 	@touch $@
 
 .venv-core/.test: core/pyproject.toml pyproject.toml constraints.txt

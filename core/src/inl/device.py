@@ -113,6 +113,8 @@ class DeviceInfo:
     """As a person knows it, such as "NVIDIA H200"."""
     memory_bytes: int | None = None
     """Total memory; ``None`` where it cannot be known without a framework."""
+    note: str = ""
+    """What else a person should know in a few words, such as a slower way taken."""
 
 
 Probe = Callable[[], Sequence[DeviceInfo]]

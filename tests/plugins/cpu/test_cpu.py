@@ -1,4 +1,4 @@
-"""The CPU plugin: what it registers, its probe, its dtypes and its threads."""
+"""The CPU plugin: what it registers, its probe; and its floor, torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inl.dtypes import HostArray, wrap
 from inl.errors import DeviceError
 from inl.plugin.hooks import GROUP
 from inl.spec.values import Limits, Paged
-from inl_cpu.backend import CpuBackend
+from inl_cpu.torch_backend import TorchCpuBackend
 
 PROJECT = Path(__file__).parents[3] / "plugins" / "inl-cpu" / "pyproject.toml"
 
@@ -47,7 +47,7 @@ def test_the_plugin_registers_one_backend_by_name():
     inl_cpu.plugin.inl_register_backends(lambda *a, **k: given.append((a, k)))
     assert given == [
         (
-            (DeviceType.CPU, "inl_cpu.backend:CpuBackend"),
+            (DeviceType.CPU, "inl_cpu.backend:open_cpu"),
             {"probe": "inl_cpu.probe:probe"},
         )
     ]
@@ -55,7 +55,7 @@ def test_the_plugin_registers_one_backend_by_name():
 
 def test_the_names_that_it_registers_exist():
     assert inl_cpu.probe.probe.__module__ == "inl_cpu.probe"
-    assert issubclass(CpuBackend, Backend)
+    assert issubclass(TorchCpuBackend, Backend)
 
 
 def test_the_distribution_names_the_plugin():
@@ -73,7 +73,7 @@ def test_finding_the_cpu_imports_nothing_heavy(statement):
 
 
 def test_that_check_can_fail():
-    assert "torch" in modules_after("import inl_cpu.backend")
+    assert "torch" in modules_after("import inl_cpu.torch_backend")
 
 
 def test_the_probe_finds_one_device_with_memory():
@@ -108,7 +108,7 @@ def test_a_system_without_cpuinfo_still_has_a_name(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["cpu", "cpu:0"])
 def test_the_device_is_the_one_asked_for(name):
-    backend = CpuBackend(Device(name))
+    backend = TorchCpuBackend(Device(name))
     assert str(backend.device) == "cpu:0"
     assert backend.memory().total == host_memory().total
     assert backend.buckets(Limits(2, (2,), 16, 2, 97)) == ()
@@ -119,7 +119,7 @@ def test_the_device_is_the_one_asked_for(name):
     [("float32", torch.float32), ("bfloat16", torch.bfloat16)],
 )
 def test_it_computes_in_the_dtypes_that_it_names(dtype, held):
-    backend = CpuBackend(Device("cpu"))
+    backend = TorchCpuBackend(Device("cpu"))
     assert dtype in backend.traits.dtypes
     limits = Limits(slots=2, blocks=(3,), block_size=16, width=2, vocab=97)
     state = backend.state((Paged((0,), 2, 8, dtype),), limits=limits)
@@ -128,7 +128,7 @@ def test_it_computes_in_the_dtypes_that_it_names(dtype, held):
 
 
 def test_float32_comes_first():
-    assert CpuBackend.traits.dtypes[0] == "float32"
+    assert TorchCpuBackend.traits.dtypes[0] == "float32"
 
 
 def test_a_packed_dtype_is_refused_by_name():
@@ -136,13 +136,13 @@ def test_a_packed_dtype_is_refused_by_name():
 
     packed = HostArray(np.zeros((2, 20), np.uint8), "q4_1", (2, 32))
     with pytest.raises(DeviceError, match=r"dtype: found 'q4_1', torch takes"):
-        CpuBackend(Device("cpu")).tensor(packed)
+        TorchCpuBackend(Device("cpu")).tensor(packed)
 
 
 def test_what_it_compiles_keeps_no_gradients():
     import numpy as np
 
-    backend = CpuBackend(Device("cpu"))
+    backend = TorchCpuBackend(Device("cpu"))
     x = backend.tensor(wrap(np.ones(3, np.float32))).requires_grad_()
     program = backend.compile(lambda a: (a * 2,), None, consumes=())
     (y,) = program(x)
@@ -152,7 +152,7 @@ def test_what_it_compiles_keeps_no_gradients():
 
 def test_threads_are_as_many_as_asked_for(monkeypatch):
     monkeypatch.setenv("INL_THREADS", "1")
-    CpuBackend(Device("cpu"))
+    TorchCpuBackend(Device("cpu"))
     assert torch.get_num_threads() == 1
 
 
@@ -161,7 +161,7 @@ def test_without_the_variable_threads_stay(unset, monkeypatch):
     if unset is not None:
         monkeypatch.setenv("INL_THREADS", unset)
     before = torch.get_num_threads()
-    CpuBackend(Device("cpu"))
+    TorchCpuBackend(Device("cpu"))
     assert torch.get_num_threads() == before
 
 
@@ -171,7 +171,7 @@ def test_without_the_variable_threads_stay(unset, monkeypatch):
 def test_an_odd_number_of_threads_is_refused(found, monkeypatch):
     monkeypatch.setenv("INL_THREADS", found)
     with pytest.raises(DeviceError) as caught:
-        CpuBackend(Device("cpu"))
+        TorchCpuBackend(Device("cpu"))
     assert "environment variable INL_THREADS" in str(caught.value)
     assert repr(found)[:40] in str(caught.value)
     assert "from 1 to 4096" in str(caught.value)
@@ -180,7 +180,7 @@ def test_an_odd_number_of_threads_is_refused(found, monkeypatch):
 
 def wait_policy(**environment):
     code = (
-        "import os, inl_cpu.backend; "
+        "import os, inl_cpu.torch_backend; "
         "print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_WAIT_POLICY'))"
     )
     clean = {

@@ -49,7 +49,7 @@ def _devices(probe: Callable[[], Iterable[Any]]) -> Found:
         if not isinstance(info, DeviceInfo) or not _is_sound(info):
             raise PluginError(
                 f"the probe gave {info!r:.80}, accepted: DeviceInfo(index, name, "
-                "memory_bytes or None)"
+                "memory_bytes or None, note)"
             )
     if len({info.index for info in devices}) < len(devices):
         raise PluginError(f"the probe gave one index twice: {devices!r:.200}")
@@ -81,4 +81,4 @@ def _answer(probe: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
 def _is_sound(info: DeviceInfo) -> bool:
     numbers = [info.index, 0 if info.memory_bytes is None else info.memory_bytes]
     counts = all(type(number) is int and number >= 0 for number in numbers)
-    return counts and isinstance(info.name, str)
+    return counts and isinstance(info.name, str) and isinstance(info.note, str)

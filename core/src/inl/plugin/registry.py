@@ -250,6 +250,7 @@ class Registry:
         devices = sum(len(item.devices) for item in found.values())
         kernels = [kind for kind, items in offer.kernels.items() if items]
         given = [_count(devices, "device")] if devices else []
+        given += sorted({i.note for f in found.values() for i in f.devices if i.note})
         given += [f"kernels for {', '.join(sorted(kernels))}"] if kernels else []
         given += [_count(len(offer.models), "model name")] if offer.models else []
         functions = sorted(offer.functions)

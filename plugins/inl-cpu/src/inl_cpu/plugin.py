@@ -13,4 +13,4 @@ if TYPE_CHECKING:
 
 @hookimpl
 def inl_register_backends(register: RegisterBackend) -> None:
-    register(DeviceType.CPU, "inl_cpu.backend:CpuBackend", probe="inl_cpu.probe:probe")
+    register(DeviceType.CPU, "inl_cpu.backend:open_cpu", probe="inl_cpu.probe:probe")

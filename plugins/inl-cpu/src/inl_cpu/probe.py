@@ -7,13 +7,17 @@ from pathlib import Path
 
 from inl.backend.host import host_memory
 from inl.device import DeviceInfo
+from inl_cpu.choice import choose
 
 CPUINFO = Path("/proc/cpuinfo")
 
 
 def probe() -> list[DeviceInfo]:
-    """The one device that is always there: every processor of the host together."""
-    return [DeviceInfo(0, cpu_name(), host_memory().total)]
+    """One device, every processor of the host together, with what computes there.
+
+    Raises :class:`~inl.errors.BackendUnavailable` where nothing does.
+    """
+    return [DeviceInfo(0, cpu_name(), host_memory().total, choose().note)]
 
 
 def cpu_name() -> str:

@@ -1,0 +1,52 @@
+"""Builds the native kernels where there is a C++ compiler; all else is metadata."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from build_native import SOURCES, build  # noqa: E402 - beside this file
+
+
+class BuildNative(build_ext):
+    """A plain shared library: it has no Python in it."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return f"{fullname.replace('.', '/')}.so"
+
+    def build_extension(self, ext: Extension) -> None:
+        output = Path(self.get_ext_fullpath(ext.name))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            build(output)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CompileError(f"the native kernels were not built: {error}") from error
+
+
+class AnyPython(bdist_wheel):
+    """One wheel for every Python 3 of a platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "inl_cpu.native.libinl",
+            [str(path.relative_to(HERE)) for path in sorted(SOURCES.glob("*.cpp"))],
+            depends=[str(path.relative_to(HERE)) for path in SOURCES.glob("*.h")],
+            optional=True,
+        )
+    ],
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": AnyPython},
+)

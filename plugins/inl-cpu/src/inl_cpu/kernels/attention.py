@@ -1,0 +1,138 @@
+"""Attention over the paged cache, whose layout is the library's own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from inl.errors import OutOfMemory
+from inl.spec.kernel import Kernel
+from inl_cpu.abi import Flag, Opcode
+from inl_cpu.memory import zeros
+from inl_cpu.stage import stride
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from inl.spec.values import Paged, Step
+    from inl_cpu.stage import Stage
+
+
+class NativeCache:
+    """Keys and values of one layer, in tiles of 16 keys; zeroed."""
+
+    def __init__(self, stage: Stage, spec: Paged, blocks: int, block_size: int) -> None:
+        self.blocks, self.block_size = blocks, block_size
+        self.kv_heads, self.head_dim = spec.kv_heads, spec.head_dim
+        self.flags = int(Flag.KV_BF16 if spec.dtype == "bfloat16" else 0)
+        size = stage.machine.library.inl_cache_bytes(
+            blocks, block_size, spec.kv_heads, spec.head_dim, self.flags
+        )
+        assert size >= 0, f"no cache of {spec}"
+        try:
+            self.k, self.v = zeros(size), zeros(size)
+        except MemoryError as error:
+            raise OutOfMemory(
+                f"cache: {2 * size} bytes do not fit; lower the number of blocks"
+            ) from error
+
+    @property
+    def geometry(self) -> list[int]:
+        """Dims of the instructions that look at whole blocks."""
+        return [self.blocks, self.block_size, self.kv_heads, self.head_dim]
+
+
+def write_kv(
+    stage: Stage, k: Any, v: Any, cache: NativeCache, writes: Any
+) -> NativeCache:
+    k, v = _alike(stage, k, v)
+    dims = [k.shape[0], cache.kv_heads, cache.head_dim, cache.block_size, stride(k)]
+    data = [k, v, cache.k, cache.v, writes]
+    stage.emit(Opcode.WRITE_KV, dims, data, flags=cache.flags)
+    return cache
+
+
+def attention(
+    stage: Stage,
+    q: Any,
+    cache: NativeCache,
+    step: Step,
+    *,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    group: int,
+) -> Any:
+    return _attend(stage, q, None, None, cache, step, scale, window, cap, group)
+
+
+def attend(
+    stage: Stage,
+    q: Any,
+    k: Any,
+    v: Any,
+    cache: NativeCache,
+    step: Step,
+    *,
+    scale: float,
+    window: int | None = None,
+    cap: float | None = None,
+    group: int = 0,
+) -> tuple[Any, NativeCache]:
+    k, v = _alike(stage, k, v)
+    out = _attend(stage, q, k, v, cache, step, scale, window, cap, group)
+    return out, cache
+
+
+def _attend(
+    stage: Stage,
+    q: Any,
+    k: Any,
+    v: Any,
+    cache: NativeCache,
+    step: Step,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    group: int,
+) -> Any:
+    q = stage.dense(q)
+    tokens, heads, _ = q.shape
+    rows = step.lengths.shape[0]
+    out = stage.new(q.shape)
+    dims = [
+        tokens, heads, cache.kv_heads, cache.head_dim, cache.block_size, rows,
+        step.blocks.shape[2], window or 0, stride(q), 0 if k is None else stride(k),
+    ]  # fmt: skip
+    data = [
+        q, k, v, cache.k, cache.v, out, step.positions, step.rows, step.starts,
+        step.lengths, step.blocks[group], step.writes[group],
+    ]  # fmt: skip
+    one = Flag.ONE_EACH if tokens == rows == 1 else 0
+    stage.emit(
+        Opcode.ATTENTION, dims, data, [scale, cap or 0.0], cache.flags | int(one)
+    )
+    return out
+
+
+def _alike(stage: Stage, k: Any, v: Any) -> tuple[Any, Any]:
+    """Keys and values with one distance between rows."""
+    k, v = stage.dense(k), stage.dense(v)
+    if stride(k) == stride(v):
+        return k, v
+    return _packed(stage, k), _packed(stage, v)
+
+
+def _packed(stage: Stage, x: Any) -> Any:
+    if x.flags.c_contiguous:
+        return x
+    out = stage.new(x.shape)
+    width = out[0].size
+    stage.emit(Opcode.COPY, [x.shape[0], width, stride(x), width], [x, out])
+    return out
+
+
+def kernels(stage: Stage) -> Iterable[Kernel]:
+    """Alone and as one: rotation and norms of heads are folded in when recorded."""
+    for run in (write_kv, attention, attend):
+        yield Kernel(run.__name__, "native", partial(run, stage), invariant=True)

@@ -1,0 +1,130 @@
+"""From a message to the arrays of a step, written in place by NumPy."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inl.ops import catalog
+from inl.spec.kernel import Kernel
+from inl.spec.message import HEADER, MARKS, layout
+from inl.spec.values import PARAMS, Bucket, Step, Tables
+from inl_cpu.tensor import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from inl_cpu.stage import Stage
+
+
+def make_step(
+    stage: Stage, message: Any, tables: Tables, *, bucket: Bucket, block_size: int
+) -> tuple[Step, Tables]:
+    shapes = catalog()["make_step"].shapes
+    assert shapes is not None, "make_step is a primitive"
+    specs, _ = shapes(message, tables, bucket=bucket, block_size=block_size)
+    step = Step(*(stage.new(s.shape, np.int32) for s in specs[:-1]))
+    reader = StepReader(plain(message), tables, step, bucket, block_size)
+    stage.python(reader, [message])
+    return step, tables
+
+
+class StepReader:
+    """Fills a step's arrays from the message, whatever lies in it now."""
+
+    def __init__(
+        self, message: Any, tables: Tables, step: Step, bucket: Bucket, size: int
+    ) -> None:
+        place = layout(bucket, groups=tables.blocks.shape[0], block_size=size)
+        rows = message[place.rows : place.cells].reshape(bucket.rows, -1)
+        self._message, self._tables = message, tables
+        self._step = Step(*(plain(array) for array in step[:-1]))
+        self._bucket, self._size = bucket, size
+        self._slots, self._counts = rows[:, 0], rows[:, 1]
+        self._uniforms = rows[:, 2:]
+        self._cells = message[place.cells : place.tokens].reshape(-1, 4)
+        self._given = message[place.tokens : place.size]
+        self._index = np.arange(bucket.tokens, dtype=np.int32)
+        self._offsets = np.arange(-bucket.width, 0, dtype=np.int32)
+
+    def __call__(self) -> None:
+        """Apply the message to the tables and read the step out of both."""
+        step, tables = self._step, self._tables
+        if self._message[12]:
+            group, slot, index, block = self._cells.T
+            tables.blocks[group, slot, index] = block
+        step.slots[:] = slots = self._slots
+        before = tables.lengths[slots]
+        np.multiply(before + self._counts, self._counts > 0, out=step.lengths)
+        tables.lengths[slots] = step.lengths
+        step.starts[0] = 0
+        np.cumsum(self._counts, out=step.starts[1:])
+        self._places(before)
+        np.take(tables.blocks, slots, axis=1, out=step.blocks)
+        self._cells_written()
+        self._chosen()
+        step.adapters[:] = tables.adapters[slots]
+        step.counts[:] = self._message[9:12]
+        step.uniforms.reshape(self._uniforms.shape)[:] = self._uniforms
+
+    def _places(self, before: Any) -> None:
+        """Row and position of each token; both 0 for padding."""
+        step, used = self._step, int(self._step.starts[-1])
+        step.rows[:used] = np.repeat(self._index_of_rows(), self._counts)
+        step.rows[used:] = 0
+        shift = before - step.starts[:-1]
+        np.add(shift[step.rows], self._index, out=step.positions)
+        step.positions[used:] = 0
+
+    def _index_of_rows(self) -> Any:
+        return np.arange(self._bucket.rows, dtype=np.int32)
+
+    def _cells_written(self) -> None:
+        step, size = self._step, self._size
+        homes = step.blocks[:, step.rows, step.positions // size]
+        np.add(homes * np.int32(size), step.positions % size, out=step.writes)
+        step.writes[:, int(step.starts[-1]) :] = 0
+
+    def _chosen(self) -> None:
+        step, tables = self._step, self._tables
+        last = tables.last[self._slots][step.rows]
+        step.tokens[:] = np.where(self._given < 0, last, self._given)
+        samples = step.starts[1:, None] + self._offsets
+        np.maximum(samples, step.starts[:-1, None], out=samples)
+        np.minimum(samples, self._bucket.tokens - 1, out=samples)
+        step.samples[:] = samples.reshape(-1)
+
+
+def admit(message: Any, tables: Tables) -> Tables:
+    """Set one slot in place."""
+    groups, _slots, width = tables.blocks.shape
+    slot, length, last, adapter = message[HEADER : HEADER + 4]
+    table = HEADER + 4 + len(PARAMS)
+    tables.blocks[:, slot] = message[table:].reshape(groups, width)
+    tables.lengths[slot] = length
+    tables.last[slot] = last
+    tables.adapters[slot] = adapter
+    tables.params[slot] = message[HEADER + 4 : table].view(np.float32)
+    tables.counts[slot] = 0
+    tables.bias[slot] = 0
+    return tables
+
+
+def mark(message: Any, tables: Tables) -> Tables:
+    """Add a frame's counts and biases in place."""
+    slot = message[HEADER]
+    marks = message[HEADER + 2 :].reshape(MARKS, 3)
+    np.add.at(tables.counts[slot], marks[:, 0], marks[:, 1])
+    biases = np.ascontiguousarray(marks[:, 2]).view(np.float32)
+    np.add.at(tables.bias[slot], marks[:, 0], biases)
+    return tables
+
+
+def kernels(stage: Stage) -> Iterable[Kernel]:
+    """Integers only, so of equal bits whatever else is in the batch."""
+    run = partial(make_step, stage)
+    yield Kernel("make_step", "in_place", run, invariant=True)
+    yield Kernel("admit", "in_place", admit, invariant=True)
+    yield Kernel("mark", "in_place", mark, invariant=True)

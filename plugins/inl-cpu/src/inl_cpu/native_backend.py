@@ -1,0 +1,129 @@
+"""The CPU through the native library: NumPy's memory, and one call a step."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+import numpy as np
+
+from inl.backend.base import Backend, Memory, Program, StateSpec, Traits
+from inl.backend.host import host_memory
+from inl.dtypes import SIZES, HostArray, widen, wrap
+from inl.errors import DeviceError
+from inl.ops.step import empty_tables
+from inl.runtime.bandwidth import Bandwidth
+from inl.spec.kernel import Kernel
+from inl.spec.values import Bucket, Limits, Paged, Slotted, State, Tables
+from inl_cpu import kernels
+from inl_cpu.abi import Opcode
+from inl_cpu.kernels.attention import NativeCache
+from inl_cpu.library import open_machine
+from inl_cpu.memory import empty
+from inl_cpu.program import Program as Recorded
+from inl_cpu.program import Recording
+from inl_cpu.stage import Stage
+
+if TYPE_CHECKING:
+    from inl.device import Device
+
+C = TypeVar("C")
+
+
+@final
+class NativeBackend(Backend):
+    """Activations are float32 whatever the dtype.
+
+    "float32" computes exactly with weights as the file packs them; "bfloat16" rounds
+    the inputs of products, to int8 against quantized weights, and what it caches.
+    Raises :class:`DeviceError` for odd environment variables.
+    """
+
+    traits = Traits(dtypes=("float32", "bfloat16"), depth=1)
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.stage = Stage(open_machine())
+        self._recordings: OrderedDict[Recorded, Recording] = OrderedDict()
+
+    def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
+        if data.dtype not in SIZES:
+            raise DeviceError(
+                f"dtype: found {data.dtype!r}, a tensor takes {', '.join(SIZES)}"
+            )
+        values = widen(data)
+        floating = values.dtype.kind == "f"
+        out = empty(values.shape, np.float32 if floating else values.dtype)
+        with np.errstate(over="ignore"):
+            np.copyto(out, values, casting="same_kind")
+        return out
+
+    def numpy(self, x: Any) -> HostArray:
+        if isinstance(x, NativeCache):
+            return wrap(np.stack([x.k, x.v]))
+        return wrap(np.array(x))
+
+    def state(self, spec: StateSpec, *, limits: Limits) -> State:
+        caches: dict[int, NativeCache] = {}
+        paged = [item for item in spec if isinstance(item, Paged)]
+        for group, blocks in zip(paged, limits.blocks, strict=True):
+            for layer in group.layers:
+                caches[layer] = NativeCache(
+                    self.stage, group, blocks, limits.block_size
+                )
+        slotted = {
+            item.name: np.zeros((limits.slots, *item.shape), np.float32)
+            for item in spec
+            if isinstance(item, Slotted)
+        }
+        tables = empty_tables(
+            groups=limits.groups,
+            slots=limits.slots,
+            width=limits.width,
+            vocab=limits.counted,
+        )
+        held = Tables(*(self.tensor(wrap(array)) for array in tables))
+        return State(tuple(caches[layer] for layer in sorted(caches)), slotted, held)
+
+    def memory(self) -> Memory:
+        return host_memory()
+
+    def kernels(self) -> Iterable[Kernel]:
+        return kernels.kernels(self.stage)
+
+    def buckets(self, limits: Limits) -> Sequence[Bucket]:  # noqa: ARG002
+        return ()
+
+    def compile(
+        self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
+    ) -> Program:
+        # A step takes weights, a message and the state; all else is small and rare.
+        if bucket is None or tuple(consumes) != (2,):
+            return function
+        return Recorded(function, self.stage, self._recordings)
+
+    def offers(self, kind: type[C]) -> C | None:
+        offered = ReadSpeed(self.stage)
+        return offered if isinstance(offered, kind) else None
+
+
+class ReadSpeed(Bandwidth):
+    """Reads a buffer well over any cache with the threads that compute."""
+
+    BYTES = 256 << 20
+    TRIES = 4
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def bytes_per_second(self) -> float:
+        size = min(self.BYTES, host_memory().free // 8)
+        source, total = np.ones(size, np.uint8), np.zeros(1, np.uint64)
+        best = float("inf")
+        for _ in range(self.TRIES):
+            began = time.perf_counter()
+            self._stage.emit(Opcode.READ, [size], [source, total])
+            best = min(best, time.perf_counter() - began)
+        return size / best
