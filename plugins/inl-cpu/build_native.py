@@ -32,19 +32,34 @@ def compiler() -> str:
     return os.environ.get("CXX", "c++")
 
 
-def build(output: Path = LIBRARY, extra: tuple[str, ...] = (), *, jobs: int = 2) -> Path:
+def compile_all(
+    folder: Path, extra: tuple[str, ...] = (), *, jobs: int = 2
+) -> dict[str, Path]:
+    """Object files in ``folder`` by the stem of their source.
+
+    Raises ``CalledProcessError``; the compiler has said why by then.
+    """
+
+    def compiled(source: Path) -> Path:
+        target = folder / f"{source.stem}.o"
+        command = [compiler(), *FLAGS, *extra, "-c", str(source), "-o", str(target)]
+        subprocess.run(command, check=True)
+        return target
+
+    sources = sorted(SOURCES.glob("*.cpp"))
+    with ThreadPoolExecutor(jobs) as pool:
+        return {path.stem: path for path in pool.map(compiled, sources)}
+
+
+def build(
+    output: Path = LIBRARY, extra: tuple[str, ...] = (), *, jobs: int = 2
+) -> Path:
     """Compile every source and link them; raises ``CalledProcessError``."""
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
-
-        def compiled(source: Path) -> str:
-            target = str(Path(folder) / f"{source.stem}.o")
-            command = [compiler(), *FLAGS, *extra, "-c", str(source), "-o", target]
-            subprocess.run(command, check=True)
-            return target
-
-        objects = list(pool.map(compiled, sorted(SOURCES.glob("*.cpp"))))
+    with tempfile.TemporaryDirectory() as folder:
+        objects = compile_all(Path(folder), extra, jobs=jobs)
         fresh = output.with_suffix(f".{os.getpid()}.tmp")
-        link = [compiler(), *FLAGS, *extra, "-shared", *objects, "-o", str(fresh)]
+        parts = [str(path) for path in objects.values()]
+        link = [compiler(), *FLAGS, *extra, "-shared", *parts, "-o", str(fresh)]
         subprocess.run(link, check=True)
     # Renamed, so that a process that has mapped the old one keeps it whole.
     fresh.replace(output)

@@ -54,6 +54,7 @@ int32_t inl_packing(int32_t kind, inl_matrix *matrix) {
     matrix->zero = found->zero;
     matrix->scale = found->scale;
     matrix->offsets = found->offsets;
+    matrix->middle = found->middle;
     return 0;
 }
 

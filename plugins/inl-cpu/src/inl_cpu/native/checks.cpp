@@ -18,6 +18,8 @@ const char *matrix_refusal(const inl_matrix *m) {
         return "matrix: accepted scales are F16 and F32";
     if (m->zero < 0 || m->zero > (m->format == INL_U4 ? 15 : 255))
         return "matrix: zero must be one of its codes";
+    if (m->middle < 0 || m->middle > (m->format == INL_U4 ? 15 : 255))
+        return "matrix: middle must be one of its codes";
     return nullptr;
 }
 

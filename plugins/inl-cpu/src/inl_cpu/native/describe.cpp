@@ -35,7 +35,7 @@ Text matrix() {
         "matrix",
         {field("size", sizeof(inl_matrix)), OFFSET(inl_matrix, format),
          OFFSET(inl_matrix, group), OFFSET(inl_matrix, zero),
-         OFFSET(inl_matrix, scale), OFFSET(inl_matrix, offsets),
+         OFFSET(inl_matrix, scale), OFFSET(inl_matrix, offsets), OFFSET(inl_matrix, middle),
          OFFSET(inl_matrix, rows), OFFSET(inl_matrix, columns),
          OFFSET(inl_matrix, data)});
 }

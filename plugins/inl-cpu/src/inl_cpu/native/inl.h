@@ -64,7 +64,7 @@ typedef struct inl_matrix {
     int32_t zero;    /* code that stands for 0 */
     int32_t scale;   /* INL_F16 or INL_F32: of scales and offsets */
     int32_t offsets; /* whether groups have an offset */
-    int32_t reserved;
+    int32_t middle;  /* a code amid those in use: sums are about it, see kernel_tiles.h */
     int64_t rows;
     int64_t columns; /* a multiple of group */
     void *data;
@@ -213,7 +213,7 @@ INL_EXPORT int32_t inl_isa(const inl_pool *pool);
 INL_EXPORT int64_t inl_run(inl_pool *pool, const inl_instruction *program, int64_t count);
 INL_EXPORT const char *inl_refusal(const inl_pool *pool);
 
-/* Format, group, zero, scale and offsets that a kind is packed into; 0, or -1 for a
+/* Format, group, zero, scale, offsets and middle that a kind is packed into; 0, or -1 for a
  * kind that does not exist. Sets nothing else. */
 INL_EXPORT int32_t inl_packing(int32_t kind, inl_matrix *matrix);
 /* Bytes of the data of a matrix; of one source row; of one cache (k or v). -1: refused. */

@@ -1,9 +1,9 @@
 /* Elementary functions of sixteen lanes; coefficients as in Cephes (Moshier, 1989). */
 
-/* e^x within 2 units in the last place; 0 below -87.3, e^88 above 88. */
+/* e^x within 2 units in the last place; 0 below -87.3, infinite from 88.4 on. */
 inline F exponential(F x) {
     const F lowest = set(-87.3f);
-    const F bounded = smaller(set(88.0f), larger(lowest, x));
+    const F bounded = smaller(set(89.0f), larger(lowest, x));
     const I power = nearest(mul(bounded, set(1.44269504f)));
     const F whole = to_float(power);
     F r = fma(whole, set(-0.693359375f), bounded);

@@ -14,6 +14,13 @@ inline const char *offset_at(const inl_matrix &m, const char *scales) {
     return scales + (m.scale == INL_F16 ? 32 : 64);
 }
 
+/* The stream of weights, a little ahead: one core's own prefetcher stops at each page. */
+constexpr int64_t AHEAD = 2560;
+
+inline void prefetch(const char *p, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + AHEAD + at);
+}
+
 template <bool NARROW, int R, int GROUP>
 inline void integer_group(const char *codes, const uint32_t *words, I *sums) {
     const I low_half = set_int(0x0f0f0f0f);
@@ -41,6 +48,7 @@ void integer_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F
     const float *scales = x.extra(0), *shifts = x.extra(2);
     const int32_t *starts = reinterpret_cast<const int32_t *>(x.extra(1));
     for (int64_t g = 0; g < x.shape.groups; g++, tile += stride) {
+        if (R <= 4) prefetch(tile, stride);
         I group[R];
         for (int r = 0; r < R; r++) group[r] = PLANES == 2 ? zeros() : set_int(starts[g * R + r]);
         integer_group<NARROW, R, GROUP>(tile, x.words(0) + g * (GROUP / 4) * R, group);
@@ -75,17 +83,18 @@ inline void exact_group(const char *tile, const Codes &codes, const float *x, F 
     }
 }
 
-/* Codes with an offset are taken from their middle, as offsets mostly are about
- * -middle * scale: two sums that cancel would lose digits. */
+/* Codes are taken from their middle, as offsets mostly are about -middle * scale: two
+ * sums that cancel would lose digits. */
 template <bool NARROW, int R, int GROUP>
 void exact_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *sums) {
-    const int middle = m.offsets ? (NARROW ? 8 : 128) : m.zero;
+    const int middle = m.offsets ? m.middle : m.zero;
     const Codes codes(middle);
     F totals[R];
     for (int r = 0; r < R; r++) totals[r] = set(0.0f);
     const int64_t size = code_bytes(m), stride = group_bytes(m);
     const float *words = reinterpret_cast<const float *>(x.words(0)), *group_sums = x.extra(0);
     for (int64_t g = 0; g < x.shape.groups; g++, tile += stride) {
+        if (R <= 4) prefetch(tile, stride);
         F group[R];
         for (int r = 0; r < R; r++) group[r] = set(0.0f);
         exact_group<NARROW, R, GROUP>(tile, codes, words + g * GROUP * R, group);
@@ -145,6 +154,7 @@ void plain_tile(const inl_matrix &, const char *tile, const TileView<R> &x, F *s
         F part[R];
         for (int r = 0; r < R; r++) part[r] = set(0.0f);
         const int64_t end = step + RUN < steps ? step + RUN : steps;
+        if (R <= 4) prefetch(tile + 64 * step, 64 * RUN);
         for (; step < end; step++)
             Step::template meet<R>(tile + 64 * step, words + step * Step::COLUMNS * R, part);
         for (int r = 0; r < R; r++) totals[r] = add(totals[r], part[r]);

@@ -149,22 +149,22 @@ void mxfp4(const uint8_t *p, Decoded &d) {
 }
 
 constexpr Kind KINDS[INL_KINDS] = {
-    {1, 4, INL_F32, 0, 0, INL_F32, 0, nullptr},
-    {1, 2, INL_F32, 0, 0, INL_F32, 0, nullptr},
-    {1, 2, INL_BF16, 0, 0, INL_F32, 0, nullptr},
-    {32, 18, INL_U4, 32, 8, INL_F16, 0, q4_0},
-    {32, 20, INL_U4, 32, 0, INL_F16, 1, q4_1},
-    {32, 22, INL_U8, 32, 16, INL_F16, 0, q5_0},
-    {32, 24, INL_U8, 32, 0, INL_F16, 1, q5_1},
-    {32, 34, INL_U8, 32, MIDDLE, INL_F16, 0, q8_0},
-    {256, 84, INL_U4, 16, 0, INL_F32, 1, q2_k},
-    {256, 110, INL_U4, 16, 4, INL_F32, 0, q3_k},
-    {256, 144, INL_U4, 32, 0, INL_F32, 1, q4_k},
-    {256, 176, INL_U8, 32, 0, INL_F32, 1, q5_k},
-    {256, 210, INL_U8, 16, 32, INL_F32, 0, q6_k},
-    {32, 18, INL_U8, 32, MIDDLE, INL_F16, 0, iq4_nl},
-    {256, 136, INL_U8, 32, MIDDLE, INL_F32, 0, iq4_xs},
-    {32, 17, INL_U8, 32, MIDDLE, INL_F32, 0, mxfp4},
+    {1, 4, INL_F32, 0, 0, INL_F32, 0, 0, nullptr},
+    {1, 2, INL_F32, 0, 0, INL_F32, 0, 0, nullptr},
+    {1, 2, INL_BF16, 0, 0, INL_F32, 0, 0, nullptr},
+    {32, 18, INL_U4, 32, 8, INL_F16, 0, 8, q4_0},
+    {32, 20, INL_U4, 32, 0, INL_F16, 1, 8, q4_1},
+    {32, 22, INL_U8, 32, 16, INL_F16, 0, 16, q5_0},
+    {32, 24, INL_U8, 32, 0, INL_F16, 1, 16, q5_1},
+    {32, 34, INL_U8, 32, MIDDLE, INL_F16, 0, MIDDLE, q8_0},
+    {256, 84, INL_U4, 16, 0, INL_F32, 1, 2, q2_k},
+    {256, 110, INL_U4, 16, 4, INL_F32, 0, 4, q3_k},
+    {256, 144, INL_U4, 32, 0, INL_F32, 1, 8, q4_k},
+    {256, 176, INL_U8, 32, 0, INL_F32, 1, 16, q5_k},
+    {256, 210, INL_U8, 16, 32, INL_F32, 0, 32, q6_k},
+    {32, 18, INL_U8, 32, MIDDLE, INL_F16, 0, MIDDLE, iq4_nl},
+    {256, 136, INL_U8, 32, MIDDLE, INL_F32, 0, MIDDLE, iq4_xs},
+    {32, 17, INL_U8, 32, MIDDLE, INL_F32, 0, MIDDLE, mxfp4},
 };
 
 } // namespace

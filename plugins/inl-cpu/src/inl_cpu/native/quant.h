@@ -17,7 +17,7 @@ struct Kind {
     int block;      /* numbers */
     int bytes;      /* of a block */
     int32_t format; /* what it is packed into, and how, as in inl_matrix */
-    int32_t group, zero, scale, offsets;
+    int32_t group, zero, scale, offsets, middle;
     void (*decode)(const uint8_t *, Decoded &); /* NULL for plain numbers */
 };
 

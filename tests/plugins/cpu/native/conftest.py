@@ -1,0 +1,70 @@
+"""The native library under test, in every instruction set of this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from native_harness import Native, library
+
+from inl_cpu.abi import ISAS
+
+PACKAGE = Path(__file__).parents[4] / "plugins" / "inl-cpu"
+BUILT = PACKAGE / "src" / "inl_cpu" / "native" / "libinl.so"
+LIBRARY = "INL_NATIVE_LIBRARY"
+"""Environment variable that names another library to test."""
+
+
+@pytest.fixture(scope="session")
+def builder():
+    """The module ``build_native``; skips where there is no compiler."""
+    spec = importlib.util.spec_from_file_location(
+        "build_native", PACKAGE / "build_native.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if shutil.which(module.compiler()) is None:
+        pytest.skip(f"no C++ compiler: {module.compiler()} is not on the path")
+    return module
+
+
+@pytest.fixture(scope="session")
+def place(request, tmp_path_factory):
+    """Path of the library, built now where it is missing or older than a source."""
+    named = os.environ.get(LIBRARY)
+    if named:
+        return Path(named)
+    sources = (PACKAGE / "src" / "inl_cpu" / "native").glob("*.[ch]*")
+    newest = max(source.stat().st_mtime for source in sources)
+    if BUILT.exists() and BUILT.stat().st_mtime >= newest:
+        return BUILT
+    builder = request.getfixturevalue("builder")
+    return builder.build(tmp_path_factory.mktemp("native") / "libinl.so")
+
+
+@pytest.fixture(scope="session")
+def lib(place):
+    return library(place)
+
+
+@pytest.fixture(scope="module", params=ISAS)
+def native(lib, request):
+    """Two threads of one instruction set."""
+    if not lib.inl_can_run(ISAS.index(request.param)):
+        pytest.skip(f"this processor does not run {request.param}")
+    opened = Native(lib, request.param, threads=2)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(5)

@@ -1,0 +1,218 @@
+"""Attention over both caches, alone and with all that may come before it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from native_harness import Flag, Native, Op, aligned, bf16, f32, i32, instruction
+
+from inl.ops import catalog
+from inl.ops.attention import attention_case, random_step
+from inl.spec.op import Case
+from inl.spec.tolerance import judge
+from inl.spec.values import Cache
+
+CATALOG = catalog()
+CASES = [
+    *CATALOG["attention"].cases(np.random.default_rng(3)),
+    attention_case(np.random.default_rng(4), "mixed", (8, 2, 20), {}),
+    attention_case(np.random.default_rng(4), "mixed", (14, 2, 256), {"window": 5}),
+    attention_case(np.random.default_rng(4), "mixed", (5, 1, 80), {"cap": 50.0}),
+]
+
+
+class Paged:
+    """A cache in the kernels' own layout."""
+
+    def __init__(self, native, shape, narrow):
+        self.native, self.shape = native, shape
+        self.flags = Flag.KV_BF16 if narrow else 0
+        size = native.lib.inl_cache_bytes(*shape, self.flags)
+        assert size > 0
+        # What nobody has written may hold anything: here, no numbers.
+        self.k, self.v = aligned(size), aligned(size)
+        self.k[:], self.v[:] = 255, 255
+
+    def move(self, opcode, k, v):
+        data = self.k, self.v, k, v
+        self.native.run(instruction(opcode, self.shape, data, flags=self.flags))
+
+    def fill(self, cache):
+        self.move(Op.FILL_CACHE, f32(cache.k), f32(cache.v))
+
+    def read(self):
+        plain = np.empty((2, *self.shape), np.float32)
+        self.move(Op.READ_CACHE, *plain)
+        return Cache(*plain)
+
+
+def attend(native, q, paged, step, attrs, *, k=None, v=None, flags=0, **extra):
+    tokens, heads, width = q.shape
+    _, size, kv_heads, _ = paged.shape
+    y = np.full_like(q, np.nan)
+    group = attrs.get("group", 0)
+    dims = (
+        tokens, heads, kv_heads, width, size, len(step.lengths), step.blocks.shape[-1],
+        attrs.get("window") or 0, heads * width, kv_heads * width,
+    )  # fmt: skip
+    parts = ("cos", "sin", "q_norm", "k_norm", "sinks")
+    data = (
+        q, k, v, paged.k, paged.v, y, step.positions, step.rows, step.starts,
+        step.lengths, i32(step.blocks[group]), i32(step.writes[group]),
+        *[extra.get(part) for part in parts],
+    )  # fmt: skip
+    reals = attrs["scale"], attrs.get("cap") or 0.0, extra.get("eps", 0.0)
+    native.run(instruction(Op.ATTENTION, dims, data, reals, paged.flags | flags))
+    return y
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention(native, case, dtype):
+    rounded = bf16 if dtype == "bfloat16" else f32
+    q, cache, step = case.args
+    paged = Paged(native, cache.k.shape, dtype == "bfloat16")
+    paged.fill(cache)
+    y = attend(native, rounded(q), paged, step, case.attrs)
+    verdict = judge(CATALOG["attention"], case, dtype, y)
+    assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 24, 32])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_cache_comes_back_and_its_blocks_are_copied(native, rng, block_size, narrow):
+    shape = 5, block_size, 2, 20
+    plain = Cache(*f32(rng.standard_normal((2, *shape))))
+    if narrow:
+        plain = Cache(bf16(plain.k), bf16(plain.v))
+    paged = Paged(native, shape, narrow)
+    paged.fill(plain)
+    found = paged.read()
+    assert np.array_equal(found.k, plain.k)
+    assert np.array_equal(found.v, plain.v)
+    pair = i32([1, 4]), i32([3, 0])
+    data = paged.k, paged.v, *pair
+    native.run(instruction(Op.COPY_BLOCKS, (*shape, 2), data, flags=paged.flags))
+    found = paged.read()
+    assert np.array_equal(found.k[[3, 0]], plain.k[[1, 4]])
+    assert np.array_equal(found.v[[2, 4]], plain.v[[2, 4]])
+
+
+WRITES = list(CATALOG["write_kv"].cases(np.random.default_rng(2)))
+
+
+@pytest.mark.parametrize("case", WRITES, ids=lambda case: case.name)
+def test_write_kv(native, case):
+    k, v, cache, writes = case.args
+    tokens, heads, width = k.shape
+    paged = Paged(native, cache.k.shape, narrow=False)
+    paged.fill(cache)
+    dims = tokens, heads, width, cache.k.shape[1], heads * width
+    data = f32(k), f32(v), paged.k, paged.v, i32(writes)
+    native.run(instruction(Op.WRITE_KV, dims, data))
+    assert judge(CATALOG["write_kv"], case, "float32", paged.read()).passed
+
+
+def long_case(rng, *, counts, cached, block_size=16, heads=6, kv_heads=2, width=64):
+    step, blocks = random_step(rng, cached, counts, block_size=block_size)
+    tokens = sum(counts)
+    q = rng.standard_normal((tokens, heads, width))
+    k, v = rng.standard_normal((2, tokens, kv_heads, width))
+    cache = Cache(*rng.standard_normal((2, blocks, block_size, kv_heads, width)))
+    return Case("", (q, k, v, cache, step), {"scale": width**-0.5})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("cached", "counts"),
+    [([0], [70]), ([130, 33, 7], [1, 1, 1]), ([40, 0, 3], [1, 25, 90])],
+)
+def test_rotated_written_and_attended_at_once(native, rng, dtype, cached, counts):
+    case = long_case(rng, cached=cached, counts=counts)
+    rounded = bf16 if dtype == "bfloat16" else f32
+    q, k, v, cache, step = case.args
+    angle = rng.uniform(0, 6, (len(q), 32))
+    cos, sin = f32(np.cos(angle)), f32(np.sin(angle))
+    paged = Paged(native, cache.k.shape, dtype == "bfloat16")
+    paged.fill(cache)
+    flags = Flag.ONE_EACH if max(counts) == 1 else 0
+    y = attend(native, rounded(q), paged, step, case.attrs, k=rounded(k), v=rounded(v),
+               cos=cos, sin=sin, flags=flags)  # fmt: skip
+    turned = CATALOG["rope"].body(*(rounded(a).astype(float) for a in (q, k)), cos, sin)
+    rotated = Case("", (*turned, v, cache, step), case.attrs)
+    verdict = judge(CATALOG["attend"], rotated, dtype, (y, paged.read()))
+    assert verdict.passed, verdict
+
+
+def test_heads_are_normalized_first(native, rng):
+    case = long_case(rng, cached=[4, 9], counts=[1, 6])
+    q, k, v, cache, step = case.args
+    norms = f32(rng.standard_normal((2, 64)))
+    paged = Paged(native, cache.k.shape, narrow=False)
+    paged.fill(cache)
+    y = attend(native, f32(q), paged, step, case.attrs, k=f32(k), v=f32(v),
+               q_norm=norms[0], k_norm=norms[1], eps=1e-6)  # fmt: skip
+
+    def normed(x, weight):
+        x = f32(x).astype(np.float64)
+        return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6) * weight
+
+    heads = normed(q, norms[0]), normed(k, norms[1])
+    verdict = judge(
+        CATALOG["attend"],
+        Case("", (*heads, v, cache, step), case.attrs),
+        "float32",
+        (y, paged.read()),
+    )
+    assert verdict.passed, verdict
+
+
+def test_a_sink_takes_its_share(native, rng):
+    case = long_case(rng, cached=[20], counts=[3])
+    q, _, _, cache, step = case.args
+    sinks = f32(rng.standard_normal(6))
+    paged = Paged(native, cache.k.shape, narrow=False)
+    paged.fill(cache)
+    found = attend(native, f32(q), paged, step, case.attrs, sinks=sinks)
+    plain = attend(native, f32(q), paged, step, case.attrs)
+    ids = step.blocks[0, 0]
+    keys = cache.k[ids].reshape(-1, 2, 64)
+    for token in range(3):
+        for head in range(6):
+            scores = keys[: 21 + token, head // 3] @ q[token, head] / 8
+            total = np.exp(scores).sum()
+            share = total / (total + np.exp(float(sinks[head])))
+            assert np.allclose(
+                found[token, head], share * plain[token, head], rtol=1e-5
+            )
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_token_has_the_same_bits_in_any_company(lib, native, rng, narrow):
+    """Chunked, batched, on any number of threads."""
+    case = long_case(rng, cached=[0], counts=[75])
+    q, k, v, cache, step = case.args
+    q, k, v = f32(q), f32(k), f32(v)
+
+    def together(opened):
+        paged = Paged(opened, cache.k.shape, narrow)
+        return attend(opened, q, paged, step, case.attrs, k=k, v=v)
+
+    want = together(native)
+    for threads in (1, 4):
+        other = Native(lib, native.isa, threads)
+        assert np.array_equal(together(other), want)
+        other.close()
+    paged = Paged(native, cache.k.shape, narrow)
+    for start, stop in ((0, 1), (1, 9), (9, 74), (74, 75)):
+        part = step._replace(
+            positions=i32(step.positions[start:stop]),
+            rows=i32(step.rows[start:stop]),
+            starts=i32([0, stop - start]),
+            lengths=i32([stop]),
+            writes=i32(step.writes[:, start:stop]),
+        )
+        pieces = (array[start:stop].copy() for array in (q, k, v))
+        own_q, own_k, own_v = pieces
+        y = attend(native, own_q, paged, part, case.attrs, k=own_k, v=own_v)
+        assert np.array_equal(y, want[start:stop]), (start, stop)

@@ -1,0 +1,242 @@
+"""Products with weights, held in every format, for any number of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from native_blocks import HALVES, random_blocks
+from native_harness import (
+    Flag,
+    Native,
+    bf16,
+    excess,
+    f32,
+    product_excess,
+    weights_of,
+)
+
+from inl.dtypes import rounded
+
+KINDS = sorted(HALVES)
+ROWS = (1, 2, 3, 5, 7, 12, 13, 16, 29, 40)
+PLAIN = ("float32", "float16", "bfloat16")
+
+
+def packed(native, rng, kind, rows, columns, size=1.0):
+    source = random_blocks(rng, kind, rows, columns, size)
+    return native.pack(kind, source), weights_of(kind, source, (rows, columns))
+
+
+def plain(native, rng, kind, rows, columns):
+    weights = f32(rng.standard_normal((rows, columns)))
+    if kind == "float32":
+        return native.pack(kind, weights), weights.astype(np.float64)
+    if kind == "float16":
+        half = weights.astype(np.float16)
+        return native.pack(kind, half), half.astype(np.float64)
+    bits = (bf16(weights).view(np.uint32) >> 16).astype(np.uint16)
+    return native.pack(kind, bits), bf16(weights).astype(np.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_weights_with_exact_rows(native, rng, kind):
+    matrix, weights = packed(native, rng, kind, 37, 512)
+    for rows in ROWS:
+        x = f32(rng.standard_normal((rows, 512)))
+        assert product_excess(native.linear(x, matrix), x, weights, "float32") <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_weights_with_rows_of_15_bits_are_far_inside_the_rule(native, rng, kind):
+    matrix, weights = packed(native, rng, kind, 37, 512)
+    for rows in ROWS:
+        x = bf16(rng.standard_normal((rows, 512)))
+        y = native.linear(x, matrix, mode=Flag.X_INT16)
+        assert product_excess(y, x, weights, "bfloat16") < 0.03
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_weights_with_rows_of_8_bits(native, rng, kind):
+    """At the edge of bfloat16's rule, which is why it is not the default: a group's
+    largest number leaves the others an error of 1/254 of it."""
+    matrix, weights = packed(native, rng, kind, 37, 512)
+    for rows in ROWS:
+        x = bf16(rng.standard_normal((rows, 512)))
+        y = native.linear(x, matrix, mode=Flag.X_INT8)
+        assert product_excess(y, x, weights, "bfloat16") < 3
+
+
+def coded(x, group):
+    """Rows as int8 with a float32 scale for each group, held as float64."""
+    parts = x.reshape(len(x), -1, group).astype(np.float64)
+    scale = np.abs(parts).max(-1, keepdims=True) / 127
+    return (np.rint(parts / np.where(scale, scale, 1)) * scale).reshape(x.shape)
+
+
+@pytest.mark.parametrize(("kind", "group"), [("q4_1", 32), ("q6_k", 16), ("q8_0", 32)])
+def test_8_bits_are_what_they_are_said_to_be(native, rng, kind, group):
+    """The error against codes computed here is float32's: nothing else is lost."""
+    matrix, weights = packed(native, rng, kind, 64, 512)
+    # Whole numbers, whose codes fall on no tie.
+    x = f32(rng.integers(-127, 128, (9, 512)))
+    x[:, ::group] = 127
+    y = native.linear(x, matrix, mode=Flag.X_INT8)
+    assert np.array_equal(coded(x, group), x)
+    assert product_excess(y, x, weights, "float32") <= 1
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5, 31, 64, 577])
+@pytest.mark.parametrize("kind", PLAIN)
+def test_plain_weights(native, rng, kind, columns):
+    matrix, weights = plain(native, rng, kind, 37, columns)
+    for rows in ROWS:
+        x = f32(rng.standard_normal((rows, columns)))
+        assert product_excess(native.linear(x, matrix), x, weights, "float32") <= 1
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5, 31, 64, 577])
+def test_narrow_weights_with_narrow_rows(native, rng, columns):
+    matrix, weights = plain(native, rng, "bfloat16", 37, columns)
+    for rows in ROWS:
+        x = bf16(rng.standard_normal((rows, columns)))
+        y = native.linear(x, matrix, mode=Flag.X_BF16)
+        assert product_excess(y, x, weights, "bfloat16") <= 1
+
+
+@pytest.mark.parametrize("outputs", [1, 15, 16, 17, 50, 333])
+def test_ragged_outputs_and_a_bias(native, rng, outputs):
+    matrix, weights = packed(native, rng, "q4_1", outputs, 96)
+    x, bias = f32(rng.standard_normal((7, 96))), f32(rng.standard_normal(outputs))
+    y = native.linear(x, matrix, bias=bias)
+    assert product_excess(y, x, weights, "float32", bias) <= 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "size"),
+    [(Flag.X_EXACT, size) for size in (1e-38, 1e-30, 1e-20, 1e20, 1e30)]
+    + [(Flag.X_INT16, size) for size in (1e-30, 1e-20, 1e20, 1e30)],
+)
+def test_extreme_rows(native, rng, size, mode):
+    matrix, weights = packed(native, rng, "q4_1", 37, 256)
+    dtype = "float32" if mode == Flag.X_EXACT else "bfloat16"
+    x = rounded(f32(size * rng.standard_normal((13, 256))), dtype)
+    y = native.linear(x, matrix, mode=mode)
+    # Results near the smallest float32 lose digits in any arithmetic of that width.
+    lost = 256 * 2.0**-149
+    weighed = x.astype(np.float64) @ weights.T
+    off = np.abs(y - weighed) <= lost
+    assert off.all() or product_excess(y, x, weights, dtype) <= 1
+
+
+@pytest.mark.parametrize("mode", [Flag.X_EXACT, Flag.X_INT8, Flag.X_INT16])
+def test_denormal_rows_and_zeros(native, rng, mode):
+    matrix, weights = packed(native, rng, "q4_0", 37, 64)
+    x = f32(1e-41 * rng.standard_normal((3, 64)))
+    x[1] = 0
+    y = native.linear(x, matrix, mode=mode)
+    # A scale for integers is smaller than what it scales, and so may vanish.
+    bound = 1e-43 if mode == Flag.X_EXACT else 1e-40
+    assert np.abs(y - x.astype(np.float64) @ weights.T).max() < bound
+    assert (y[1] == 0).all()
+
+
+@pytest.mark.parametrize("scale", [6e-8, 1000.0])
+def test_scales_at_the_limits_of_float16(native, rng, scale):
+    matrix, weights = packed(native, rng, "q4_1", 37, 256, size=scale)
+    x = f32(rng.standard_normal((5, 256)))
+    assert product_excess(native.linear(x, matrix), x, weights, "float32") <= 1
+
+
+@pytest.mark.parametrize("mode", [Flag.X_EXACT, Flag.X_INT8, Flag.X_INT16])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_a_number_is_not_hidden(native, rng, mode, value):
+    matrix, _ = packed(native, rng, "q4_1", 37, 64)
+    x = f32(rng.standard_normal((3, 64)))
+    x[1, 40] = value
+    y = native.linear(x, matrix, mode=mode)
+    assert not np.isfinite(y[1]).any()
+    assert np.isfinite(y[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("mode", [Flag.X_EXACT, Flag.X_INT8, Flag.X_INT16])
+def test_a_row_has_the_same_bits_in_any_company(native, rng, mode):
+    matrix, _ = packed(native, rng, "q4_1", 96, 288)
+    x = f32(rng.standard_normal((40, 288)))
+    together = native.linear(x, matrix, mode=mode)
+    for rows in range(1, 40):
+        alone = native.linear(x[:rows].copy(), matrix, mode=mode)
+        assert np.array_equal(alone, together[:rows])
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q4_1", "q6_k"])
+@pytest.mark.parametrize("rows", [1, 4, 5, 40, 200])
+def test_any_number_of_threads_gives_the_same_bits(lib, native, rng, kind, rows):
+    make = plain if kind in PLAIN else packed
+    matrix, _ = make(native, rng, kind, 640, 512)
+    x = f32(rng.standard_normal((rows, 512)))
+    want = native.linear(x, matrix)
+    for threads in (1, 3, 4):
+        other = Native(lib, native.isa, threads)
+        assert np.array_equal(other.linear(x, matrix), want)
+        other.close()
+
+
+def normalized(x, weight, eps):
+    return x / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + eps) * weight
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 30])
+@pytest.mark.parametrize("plus_one", [False, True])
+def test_addition_and_norm_before_the_product(native, rng, rows, plus_one):
+    matrix, weights = packed(native, rng, "q8_0", 48, 160)
+    x, delta = f32(rng.standard_normal((2, rows, 160)))
+    norm, total = f32(rng.standard_normal(160)), np.empty_like(x)
+    flags = Flag.PLUS_ONE if plus_one else 0
+    y = native.linear(x, matrix, delta=delta, norm=norm, total=total, flags=flags)
+    assert np.array_equal(total, x + delta)
+
+    def body(kind):
+        weight = norm.astype(kind) + plus_one
+        return normalized(x.astype(kind) + delta, weight, 1e-5) @ weights.T.astype(kind)
+
+    assert excess(y, body(np.float64), body(np.float32), "float32") <= 1
+    plain_norm = native.linear(x + delta, matrix, norm=norm, flags=flags)
+    assert np.array_equal(plain_norm, y)
+
+
+@pytest.mark.parametrize("inner", [16, 40, 96])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_a_gate_beside_its_partner(native, rng, inner, activation):
+    """Gate and up in turns of 16 rows; widths that are no multiple of 16 too."""
+    sources = [random_blocks(rng, "q4_1", inner, 64) for _ in range(2)]
+    gate, up = (weights_of("q4_1", source, (inner, 64)) for source in sources)
+    matrix = native.packing("q4_1", 2 * 16 * -(-inner // 16), 64)
+    for index, source in enumerate(sources):
+        native.pack("q4_1", source, matrix, first=16 * index, flags=Flag.INTERLEAVE)
+    flag = Flag.GATE_SILU if activation == "silu" else Flag.GATE_GELU
+
+    def body(x):
+        from inl.ops.mlp import gated_activation
+
+        parts = (x @ w.T.astype(x.dtype) for w in (gate, up))
+        return gated_activation.body(*parts, activation=activation)
+
+    for rows in (1, 4, 13):
+        x = f32(rng.standard_normal((rows, 64)))
+        y = native.linear(x, matrix, flags=flag, columns=inner)
+        assert excess(y, body(x.astype(np.float64)), body(x), "float32") <= 1
+
+
+def test_several_sources_one_below_the_other(native, rng):
+    """Queries, keys and values whose rows end amid a tile."""
+    sizes = (40, 24, 24)
+    sources = [random_blocks(rng, "q6_k", rows, 256) for rows in sizes]
+    matrix = native.packing("q6_k", sum(sizes), 256)
+    first = 0
+    for source in sources:
+        native.pack("q6_k", source, matrix, first=first)
+        first += len(source)
+    together = np.concatenate(sources)
+    x = f32(rng.standard_normal((3, 256)))
+    y = native.linear(x, matrix)
+    assert product_excess(y, x, weights_of("q6_k", together, (88, 256)), "float32") <= 1

@@ -1,0 +1,186 @@
+"""Instructions that cannot run are refused with a sentence, and none has run then."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from native_harness import (
+    Flag,
+    Matrix,
+    Native,
+    Op,
+    Refused,
+    aligned,
+    f32,
+    i32,
+    instruction,
+)
+
+from inl_cpu.abi import KINDS, MatrixStruct
+
+X = f32(np.ones((4, 64)))
+Y = np.zeros((4, 64), np.float32)
+
+
+@pytest.fixture(scope="module")
+def scalar(lib):
+    opened = Native(lib, "scalar")
+    yield opened
+    opened.close()
+
+
+def matrix(**changes):
+    fields = {
+        "format": 2,
+        "group": 32,
+        "zero": 8,
+        "scale": 4,
+        "rows": 64,
+        "columns": 64,
+    }
+    return Matrix(MatrixStruct(**fields | changes), aligned(4096))
+
+
+def linear(weights, flags=0, dims=(4, 64, 64), **data):
+    places = [X, weights, None, Y, None, None, None]
+    for place, value in data.items():
+        places[int(place[1:])] = value
+    return instruction(Op.LINEAR, dims, tuple(places), flags=flags)
+
+
+def attention(**changes):
+    dims = [4, 4, 2, 16, 4, 4, 2, 0, 64, 32]
+    for place, value in changes.items():
+        dims[int(place[1:])] = value
+    return instruction(Op.ATTENTION, dims, (X, None, None, *[X] * 8))
+
+
+BAD = {
+    "opcode: unknown": [instruction(23), instruction(-1), instruction(2**31 - 1)],
+    "dims: must not be negative": [
+        instruction(Op.ADD, (-1,), (X, X, Y)),
+        linear(matrix(), dims=(4, -64, 64)),
+    ],
+    "data: a pointer is missing": [
+        instruction(Op.ADD, (4,), (X, X)),
+        linear(None),
+        instruction(Op.ADD_NORM, (1, 4), (X, X, X, Y)),
+        instruction(Op.CHOOSE, (1, 4, 4, 1), (X,)),
+        instruction(Op.WRITE_KV, (1, 1, 2, 4, 2), (X, X, Y, Y)),
+    ],
+    "matrix: rows and columns": [linear(matrix(rows=0)), linear(matrix(columns=-32))],
+    "matrix: accepted formats": [linear(matrix(format=4)), linear(matrix(format=-1))],
+    "matrix: accepted groups": [linear(matrix(group=0)), linear(matrix(group=64))],
+    "matrix: columns must be whole groups": [linear(matrix(columns=65))],
+    "matrix: accepted scales": [linear(matrix(scale=1))],
+    "matrix: zero must be": [linear(matrix(zero=16)), linear(matrix(zero=-1))],
+    "matrix: middle must be": [linear(matrix(middle=16))],
+    "one activation at a time": [linear(matrix(), Flag.GATE_SILU | Flag.GATE_GELU)],
+    "a gate takes whole pairs": [
+        linear(matrix(rows=48), Flag.GATE_SILU, (4, 64, 64, 24)),
+        linear(matrix(), Flag.GATE_SILU, (4, 64, 64, 33)),
+        linear(matrix(), Flag.GATE_SILU, (4, 64, 64, 32), p2=X),
+    ],
+    "integer x is for quantized": [
+        linear(matrix(), Flag.X_BF16),
+        linear(matrix(format=0, group=0), Flag.X_INT8),
+    ],
+    "adding delta takes": [linear(matrix(), p4=X)],
+    "the sum must be neither": [linear(matrix(), p4=Y, p5=X, p6=X)],
+    "rms_norm: y is missing": [instruction(Op.RMS_NORM, (1, 1, 4, 4, 4), (X, X))],
+    "gated: it takes an activation": [
+        instruction(Op.GATED, (1, 4, 4, 4, 4), (X, X, Y))
+    ],
+    "attention: heads must be": [attention(d2=3), attention(d2=0)],
+    "attention: head width": [attention(d3=15), attention(d3=0)],
+    "attention: block size": [attention(d4=0)],
+    "cache: head width": [instruction(Op.WRITE_KV, (1, 1, 3, 4, 3), (X, X, Y, Y, X))],
+    "cache: block size": [instruction(Op.READ_CACHE, (1, 0, 1, 2), (X, X, Y, Y))],
+    "choose: accepted are": [instruction(Op.CHOOSE, (1, 0, 0, 1), (X, Y))],
+    "choose: samples are not": [instruction(Op.CHOOSE, (3, 4, 4, 2), (X, Y))],
+    "choose: sampling takes": [
+        instruction(Op.CHOOSE, (1, 4, 4, 1), (X, Y), flags=Flag.SAMPLE_DRAW)
+    ],
+    "pack: columns differ": [instruction(Op.PACK, (4, 32, 0, 3), (X, matrix()))],
+    "pack: kind unknown": [
+        instruction(Op.PACK, (4, 64, 0, 99), (X, matrix())),
+        instruction(Op.PACK, (4, 64, 0, KINDS["q4_k"]), (X, matrix())),
+    ],
+    "pack: the matrix is not": [
+        instruction(Op.PACK, (4, 64, 0, KINDS["q8_0"]), (X, matrix())),
+        instruction(Op.PACK, (4, 64, 0, KINDS["float32"]), (X, matrix())),
+    ],
+    "pack: rows go beyond": [
+        instruction(
+            Op.PACK, (4, 64, 61, KINDS["float32"]), (X, matrix(format=0, group=0))
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_refused_with_a_sentence(scalar, words):
+    for bad in BAD[words]:
+        with pytest.raises(Refused, match=words):
+            scalar.run(bad)
+
+
+def test_a_matrix_without_data(scalar):
+    empty = matrix()
+    empty.struct.data = None
+    with pytest.raises(Refused, match="matrix: it has no data"):
+        scalar.run(linear(empty))
+
+
+def test_the_number_of_the_first_bad_one_is_told_and_nothing_has_run(scalar):
+    y = np.zeros(4, np.float32)
+    good = instruction(Op.ADD, (4,), (X, X, y))
+    with pytest.raises(Refused, match="^3: opcode: unknown"):
+        scalar.run(good, good, instruction(99), instruction(98))
+    assert not y.any()
+    scalar.run(good)
+    assert y.tolist() == [2, 2, 2, 2]
+
+
+def test_nothing_to_do_is_fine(scalar):
+    scalar.run()
+    scalar.run(instruction(Op.ADD, (0,), (X, X, Y)))
+    scalar.run(linear(matrix(), dims=(0, 64, 64)))
+
+
+@pytest.mark.parametrize(
+    ("threads", "isa"), [(0, 0), (-1, 0), (4097, 0), (1, 9), (1, -1)]
+)
+def test_a_pool_that_cannot_be(lib, threads, isa):
+    assert not lib.inl_open(threads, isa)
+
+
+def test_sizes_that_make_no_sense(lib):
+    sizes = lib.inl_cache_bytes
+    assert sizes(4, 16, 3, 64, 0) == 4 * 3 * 16 * 64 * 4
+    assert sizes(4, 16, 3, 64, Flag.KV_BF16) == 4 * 3 * 16 * 64 * 2
+    for bad in (
+        (0, 16, 3, 64),
+        (4, 0, 3, 64),
+        (4, 16, 0, 64),
+        (4, 16, 3, 63),
+        (4, 16, 3, 0),
+    ):
+        assert sizes(*bad, 0) == -1
+    assert lib.inl_source_bytes(KINDS["q4_k"], 512) == 288
+    assert lib.inl_source_bytes(KINDS["q4_k"], 511) == -1
+    assert lib.inl_source_bytes(-1, 512) == -1
+    assert lib.inl_packing(16, ctypes.byref(MatrixStruct())) == -1
+    assert lib.inl_matrix_bytes(ctypes.byref(matrix(columns=65).struct)) == -1
+
+
+def test_ids_of_slots_are_the_callers_affair_but_tokens_are_not(scalar):
+    """A fed token outside the vocabulary counts nowhere."""
+    logits, counts = f32(np.zeros((1, 4))), np.zeros((1, 4), np.int32)
+    bias, params = np.zeros((1, 4), np.float32), np.zeros((1, 7), np.float32)
+    for fed in (-1, 4):
+        data = logits, i32([0]), params, counts, bias, i32([fed])
+        scalar.run(instruction(Op.PENALIZE, (1, 4, 4, 1), data))
+    assert not counts.any()

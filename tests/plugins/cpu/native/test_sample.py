@@ -1,0 +1,125 @@
+"""Choosing tokens: exactly what the catalog's body chooses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from native_harness import Flag, Op, f32, i32, instruction
+
+from inl.ops import catalog
+from inl.ops.sample import _kept as kept_by_sorting
+from inl.spec.op import Case
+from inl.spec.tolerance import judge
+from inl.spec.values import NEUTRAL
+
+CHOOSE = catalog()["choose"]
+CASES = list(CHOOSE.cases(np.random.default_rng(11)))
+FLAGS = {
+    "greedy": Flag.SAMPLE_GREEDY,
+    "draw": Flag.SAMPLE_DRAW,
+    "full": Flag.SAMPLE_FULL,
+}
+
+
+def choose(native, logits, step, tables, sampler):
+    """Tokens and tables, as the op returns them."""
+    samples, vocabulary = logits.shape
+    rows, logits = len(step.slots), f32(logits).copy()
+    tables = type(tables)(*(array.copy() for array in tables))
+    tokens = np.full(samples, -1, np.int32)
+    program = []
+    if sampler == "full":
+        fed = i32(step.tokens[np.minimum(step.starts[:-1], len(step.tokens) - 1)])
+        dims = rows, vocabulary, vocabulary, int(step.counts[0])
+        data = logits, step.slots, tables.params, tables.counts, tables.bias, fed
+        program.append(instruction(Op.PENALIZE, dims, data))
+    dims = samples, vocabulary, vocabulary, samples // rows
+    data = logits, tokens, step.slots, tables.last, tables.params, step.uniforms
+    program.append(instruction(Op.CHOOSE, dims, data, flags=FLAGS[sampler]))
+    native.run(*program)
+    return tokens, tables
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_choose(native, case):
+    logits, step, tables = case.args
+    found = choose(native, logits, step, tables, case.attrs["sampler"])
+    verdict = judge(CHOOSE, case, "float32", found)
+    assert verdict.passed, verdict
+
+
+def wide(rng, vocabulary, **parameters):
+    """Four rows of one sample, all with the same parameters."""
+    case = next(case for case in CASES if case.name == "full/257")
+    _, step, tables = case.args
+    params = tables.params.copy()
+    params[1:] = NEUTRAL
+    for column, value in parameters.items():
+        params[1:, int(column[1:])] = value
+    tables = tables._replace(
+        params=params,
+        counts=np.zeros((4, vocabulary), np.int32),
+        bias=np.zeros((4, vocabulary), np.float32),
+    )
+    uniforms = f32(rng.uniform(0, 1, 4)).view(np.int32)
+    return step._replace(uniforms=uniforms), tables
+
+
+@pytest.mark.parametrize("vocabulary", [1, 15, 16, 17, 8192, 8193, 49152])
+def test_greedy_over_segments(native, rng, vocabulary):
+    step, tables = wide(rng, vocabulary)
+    logits = f32(rng.standard_normal((4, vocabulary)))
+    # Equal ones in two segments: the lower id wins.
+    logits[0, [vocabulary // 3, vocabulary - 1]] = 9
+    tokens, _ = choose(native, logits, step, tables, "greedy")
+    assert np.array_equal(tokens, logits.argmax(-1))
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 30.0])
+@pytest.mark.parametrize(
+    "filters", [{"p1": 40.0}, {"p2": 0.8}, {"p3": 0.05}, {"p1": 900.0, "p2": 0.5}, {}]
+)
+def test_filters_of_a_large_vocabulary(native, rng, spread, filters):
+    """The filters without a sort against those with one, many ties among them."""
+    vocabulary = 5000
+    for _ in range(5):
+        step, tables = wide(rng, vocabulary, p0=1.0, **filters)
+        logits = f32(np.round(spread * rng.standard_normal((4, vocabulary)), 1))
+        found, _ = choose(native, logits, step, tables, "full")
+        case = Case("", (logits.astype(np.float64), step, tables), {"sampler": "full"})
+        wanted, _ = CHOOSE.body(*case.args, sampler="full")
+        assert np.array_equal(found, wanted)
+
+
+def test_only_kept_tokens_are_ever_drawn(native, rng):
+    step, tables = wide(rng, 300, p0=1.0, p1=7.0)
+    logits = f32(rng.standard_normal((4, 300)))
+    scaled = logits - logits.max(-1, keepdims=True)
+    params = np.repeat(tables.params[1:2], 4, 0)[:, :, None]
+    kept = kept_by_sorting(scaled.astype(np.float64), params)
+    assert kept.sum(-1).tolist() == [7] * 4
+    seen = set()
+    for uniform in np.linspace(0, 0.9999, 60, dtype=np.float32):
+        step = step._replace(uniforms=np.full(4, uniform, np.float32).view(np.int32))
+        tokens, _ = choose(native, logits, step, tables, "full")
+        slots = step.slots > 0
+        assert kept[np.arange(4), tokens][slots].all()
+        seen.update(zip(np.flatnonzero(slots), tokens[slots], strict=True))
+    assert len(seen) > 12
+
+
+def test_neutral_parameters_give_the_tokens_of_draw(native, rng):
+    step, tables = wide(rng, 1000, p0=0.9)
+    logits = f32(rng.standard_normal((4, 1000)))
+    full, _ = choose(native, logits, step, tables, "full")
+    draw, _ = choose(native, logits, step, tables, "draw")
+    assert np.array_equal(full, draw)
+
+
+def test_numbers_that_are_none_still_give_a_token(native, rng):
+    step, tables = wide(rng, 50, p0=1.0, p1=3.0, p2=0.5)
+    for value in (np.nan, -np.inf, np.inf):
+        logits = np.full((4, 50), value, np.float32)
+        for sampler in FLAGS:
+            tokens, _ = choose(native, logits, step, tables, sampler)
+            assert ((tokens >= 0) & (tokens < 50)).all()

@@ -1,0 +1,75 @@
+"""The same tests again in a library that watches addresses and undefined behavior."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SANITIZERS = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+    "-g1",
+    "-O1",
+)
+TESTS = ("linear", "rows", "pack", "attention", "sample", "refusals")
+
+
+def runtime(builder, name):
+    """Path of a sanitizer's runtime, or a skip."""
+    done = subprocess.run(
+        [builder.compiler(), f"-print-file-name={name}"], capture_output=True, text=True
+    )
+    path = Path(done.stdout.strip())
+    if not path.is_absolute():
+        pytest.skip(f"{builder.compiler()} has no {name}")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def watched(builder, tmp_path_factory):
+    preload = runtime(builder, "libasan.so")
+    place = builder.build(tmp_path_factory.mktemp("watched") / "libinl.so", SANITIZERS)
+    environment = {
+        "INL_NATIVE_LIBRARY": str(place),
+        "LD_PRELOAD": preload,
+        # Python itself holds memory to the end.
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    return os.environ | environment
+
+
+@pytest.mark.timeout(900)
+def test_every_kernel_is_clean(watched):
+    here = Path(__file__).parent
+    files = [str(here / f"test_{name}.py") for name in TESTS]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files],
+        env=watched, capture_output=True, text=True, cwd=here.parents[3],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_the_watch_can_fail(watched):
+    """An array that is one number short."""
+    code = (
+        "import ctypes, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from native_harness import *\n"
+        "native = Native(library(sys.argv[2]), 'scalar')\n"
+        "libc = ctypes.CDLL(None); libc.malloc.restype = ctypes.c_void_p\n"
+        "place = libc.malloc(60)\n"
+        "program = INSTRUCTION.pack(0, 0, 16, *[0] * 9, place, *[0] * 19, *[0] * 4)\n"
+        "native.lib.inl_run(native.pool, program, 1)\n"
+    )
+    here = str(Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code, here, watched["INL_NATIVE_LIBRARY"]],
+        env=watched, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
