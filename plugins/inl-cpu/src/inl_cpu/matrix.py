@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from mmap import mmap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from inl.dtypes import SIZES, HostArray
-from inl.errors import OutOfMemory
+from inl.errors import DeviceError, OutOfMemory
 from inl.weights.quant import convert
 from inl_cpu.abi import KINDS, LANES, Flag, Format, MatrixStruct, Opcode
-from inl_cpu.memory import address, zeros
+from inl_cpu.memory import address
 from inl_cpu.tape import Addressed
 
 if TYPE_CHECKING:
@@ -24,6 +25,23 @@ if TYPE_CHECKING:
 PLAIN: Final = ("float32", "bfloat16", "float16")
 
 
+VARIABLE: Final = "INL_CPU_INPUTS"
+"""Environment variable: how "bfloat16" rounds what quantized weights multiply."""
+
+QUANTIZED: Final = {"int16": Flag.X_INT16, "int8": Flag.X_INT8}
+
+
+def inputs_asked_for() -> str:
+    """Read INL_CPU_INPUTS; raises :class:`DeviceError` for what it does not accept."""
+    found = os.environ.get(VARIABLE, "") or "int16"
+    if found not in QUANTIZED:
+        raise DeviceError(
+            f"environment variable {VARIABLE}: found {found!r:.80}, "
+            f"accepted: {', '.join(QUANTIZED)}"
+        )
+    return found
+
+
 class Packing(NamedTuple):
     """What the tiles of a matrix hold; matrices of equal packing can be stacked."""
 
@@ -32,6 +50,7 @@ class Packing(NamedTuple):
     zero: int = 0
     scale: int = 0
     offsets: int = 0
+    middle: int = 0
 
     @property
     def quantized(self) -> bool:
@@ -50,10 +69,10 @@ class Matrix(Addressed):
         self.packing, self.rows, self.columns = packing, rows, columns
         self.flags = flags
         """How a product holds its other operand."""
-        self._struct = MatrixStruct(*packing, 0, rows, columns, None)
+        self._struct = MatrixStruct(*packing, rows, columns, None)
         size = stage.machine.library.inl_matrix_bytes(ctypes.byref(self._struct))
         assert size >= 0, f"no tiles of {packing} [{rows}, {columns}]"
-        self.data = zeroed(size)
+        self.data = taken(stage, size)
         self._struct.data = address(self.data)
         self.address = ctypes.addressof(self._struct)
         self.shape = (size,)
@@ -68,10 +87,10 @@ class Matrix(Addressed):
         stage.emit(Opcode.PACK, dims, [data, self], flags=flags)
 
 
-def zeroed(size: int) -> NDArray[np.uint8]:
-    """Aligned bytes, all zero; raises :class:`OutOfMemory`."""
+def taken(stage: Stage, size: int) -> NDArray[np.uint8]:
+    """Aligned bytes for weights, all zero; raises :class:`OutOfMemory`."""
     try:
-        return zeros(size)
+        return stage.weights.take(size)
     except MemoryError as error:
         raise OutOfMemory(
             f"weights: {size} bytes ({size / 2**20:.1f} MiB) do not fit; "
@@ -86,22 +105,22 @@ def packing_of(array: HostArray, dtype: str, stage: Stage) -> Packing:
         known = stage.machine.library.inl_packing(
             KINDS[array.dtype], ctypes.byref(struct)
         )
-        groups = struct.group and array.shape[-1] % struct.group == 0
-        if known == 0 and groups:
-            return Packing(
-                struct.format, struct.group, struct.zero, struct.scale, struct.offsets
-            )
+        if known == 0 and struct.group and array.shape[-1] % struct.group == 0:
+            return Packing(*(getattr(struct, name) for name in Packing._fields))
     # A number of bfloat16 is a float32 as it stands: half the bytes for the same bits.
     narrow = dtype == "bfloat16" or array.dtype == "bfloat16"
     return Packing(Format.BF16 if narrow else Format.F32)
 
 
 def product_flags(packing: Packing, dtype: str) -> int:
-    """How products hold the other operand: exactly in float32, else cheaply."""
+    """How products hold the other operand: exactly in float32, else cheaply.
+
+    Sixteen bits against quantized weights, for eight leave the tolerance of bfloat16.
+    """
     if dtype != "bfloat16":
         return int(Flag.X_EXACT)
     if packing.quantized:
-        return int(Flag.X_INT8)
+        return int(QUANTIZED[inputs_asked_for()])
     return int(Flag.X_BF16 if packing.format == Format.BF16 else Flag.X_EXACT)
 
 

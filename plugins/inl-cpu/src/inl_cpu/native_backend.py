@@ -37,7 +37,7 @@ class NativeBackend(Backend):
     """Activations are float32 whatever the dtype.
 
     "float32" computes exactly with weights as the file packs them; "bfloat16" rounds
-    the inputs of products, to int8 against quantized weights, and what it caches.
+    the inputs of products, to int16 against quantized weights, and what it caches.
     Raises :class:`DeviceError` for odd environment variables.
     """
 

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from inl_cpu.abi import Opcode
-from inl_cpu.memory import Scratch, empty
+from inl_cpu.memory import Scratch, Slab, empty
 from inl_cpu.tape import Datum, Tape, make_call
 from inl_cpu.tensor import Tensor, plain
 
@@ -28,6 +28,7 @@ class Stage:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.scratch = Scratch()
+        self.weights = Slab(32 << 20)
         self.tape: Tape | None = None
         self.shared: WeakValueDictionary[Any, Matrix] = WeakValueDictionary()
         """Packed matrices by where in a mapped file they come from."""
