@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,7 +57,13 @@ class HostArray:
 
 def wrap(array: NDArray[Any]) -> HostArray:
     """Name a NumPy array's own dtype."""
-    return HostArray(array, array.dtype.name, tuple(array.shape))
+    return HostArray(array, _name(array.dtype), array.shape)
+
+
+@cache
+def _name(dtype: Any) -> str:
+    # NumPy makes the name anew each time, in Python.
+    return str(dtype.name)
 
 
 def widen(array: HostArray) -> NDArray[Any]:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from inl.spec.message import IntArray
     from inl.spec.values import Limits
 
+FEW = 64
+"""Numbers that are faster to look at one by one."""
+
 
 class FrameCheck:
     """Knows a runner's limits and how many tokens each slot holds."""
@@ -115,6 +118,14 @@ class FrameCheck:
             raise ProtocolError("bias of a mark: found no number, accepts finite ones")
 
 
+def _extent(values: Any) -> tuple[int, int]:
+    """Least and greatest; NumPy costs more than a few plain ints do."""
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.size <= FEW:
+        found = values.tolist()
+        return min(found), max(found)
+    return np.min(values), np.max(values)
+
+
 def _size(frame: IntArray, words: int) -> None:
     if frame.shape[0] != words:
         raise ProtocolError(f"frame: found {frame.shape[0]} words, expected {words}")
@@ -123,7 +134,7 @@ def _size(frame: IntArray, words: int) -> None:
 def _within(what: str, values: Any, low: int, high: int) -> None:
     if not np.size(values):
         return
-    least, most = np.min(values), np.max(values)
+    least, most = _extent(values)
     if least < low or most > high:
         found = int(least if least < low else most)
         raise ProtocolError(f"{what}: found {found}, accepted: {low} to {high}")

@@ -17,6 +17,7 @@ Padding is zeros: slot 0 and block 0 belong to nobody, and a mark of 0 adds noth
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     IntArray = NDArray[np.int32]
+
+INT32 = "<i4" if sys.byteorder == "little" else ">i4"
+"""How NumPy spells the dtype of a frame."""
 
 VERSION = 0x494E4C01
 """First word of every frame."""
@@ -230,7 +234,7 @@ def admit_size(groups: int, width: int) -> int:
 
 def header(frame: Any) -> Header:
     """Read and check the first words of a frame; raises :class:`ProtocolError`."""
-    if frame.ndim != 1 or frame.shape[0] < HEADER or frame.dtype.name != "int32":
+    if frame.ndim != 1 or frame.shape[0] < HEADER or frame.dtype.str != INT32:
         raise ProtocolError(
             f"frame: found {frame.dtype} {list(frame.shape)}, "
             f"expected int32 [words] of at least {HEADER}"

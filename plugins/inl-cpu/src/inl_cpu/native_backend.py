@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from inl.device import Device
 
 C = TypeVar("C")
+KEPT = ("float32", "int32")
+"""Dtypes that tensors have as they are."""
 
 
 @final
@@ -54,6 +56,8 @@ class NativeBackend(Backend):
                 f"dtype: found {data.dtype!r}, a tensor takes {', '.join(SIZES)}"
             )
         values = widen(data)
+        if data.dtype in KEPT:
+            return np.array(values)
         floating = values.dtype.kind == "f"
         out = empty(values.shape, np.float32 if floating else values.dtype)
         with np.errstate(over="ignore"):

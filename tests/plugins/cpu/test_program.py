@@ -1,0 +1,320 @@
+"""A recorded program gives what its ops give one by one, again and again."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from inl.dtypes import wrap
+from inl.errors import KernelFailed
+from inl.models.llama import MODEL
+from inl.ops.norm import Norm
+from inl.spec.message import Row, admit_frame, step_frame
+from inl.spec.table import LateOps
+from inl.spec.values import Bucket, Limits
+from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
+from inl_cpu.kernels.dense import pack_linear, pack_mlp, pack_qkv
+from inl_cpu.program import Program
+from inl_cpu.tape import Call
+
+HIDDEN = 32
+
+
+def recorded(backend, function):
+    """``function(ops, x)`` as a program of (weights, message, state), and its items."""
+    ops = LateOps(tuple(backend.kernels()))
+
+    def run(_weights, message, state):
+        return function(ops, message), state
+
+    recordings = backend._recordings
+    program = Program(run, backend.stage, recordings)
+    return program, lambda: next(reversed(recordings.values())).items
+
+
+def both(backend, function, *inputs):
+    """Run at once and recorded, on each input in turn; returns the last's items."""
+    ops = LateOps(tuple(backend.kernels()))
+    program, items = recorded(backend, function)
+    for x in inputs:
+        want = function(ops, x.copy())
+        found, _ = program(None, x, ())
+        for got, exact in zip(flat(found), flat(want), strict=True):
+            np.testing.assert_allclose(got, exact, rtol=2e-6, atol=2e-6)
+    return Counter(
+        item.opcode.name if isinstance(item, Call) else "python" for item in items()
+    )
+
+
+def flat(tree):
+    return tree if isinstance(tree, (tuple, list)) else (tree,)
+
+
+def floats(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def linear(backend, rng, rows=24, columns=HIDDEN):
+    group = {"weight": wrap(floats(rng, rows, columns)), "bias": None}
+    return pack_linear(backend.stage, group, backend, "float32")
+
+
+def inputs(rng, rows=5):
+    return [floats(rng, rows, HIDDEN) for _ in range(3)]
+
+
+def test_sums_and_products_are_native(backend, rng):
+    def function(_ops, x):
+        return (x + x * x - x) * 3.0 + 0.5, 1.0 - x
+
+    found = both(backend, function, *inputs(rng))
+    assert found == {"ADD": 1, "MUL": 1, "SUB": 1, "SCALE": 3}
+
+
+def test_broadcasting_is_computed_by_numpy(backend, rng):
+    found = both(backend, lambda _ops, x: x * x[:1] + x[:, :1], *inputs(rng))
+    assert found == {"python": 2}
+
+
+def test_views_need_no_instruction(backend, rng):
+    def function(_ops, x):
+        return (x[1:3].reshape(2, 4, 8) * 2.0)[..., 2:]
+
+    assert both(backend, function, *inputs(rng)) == {"SCALE": 1}
+
+
+def test_a_reshape_across_strides_is_a_copy(backend, rng):
+    def function(_ops, x):
+        return x[:, 4:12].reshape(-1, 5) * 2.0
+
+    assert both(backend, function, *inputs(rng)) == {"python": 1, "SCALE": 1}
+
+
+def test_what_no_model_may_do_is_refused(backend, rng):
+    program, _ = recorded(backend, lambda _ops, x: np.concatenate([x, x]))
+    with pytest.raises(KernelFailed, match="concatenate: not on a tensor"):
+        program(None, inputs(rng)[0], ())
+
+
+def test_in_place_operators_are_refused(backend, rng):
+    def function(_ops, x):
+        x += x
+        return x
+
+    program, _ = recorded(backend, function)
+    with pytest.raises(KernelFailed, match="add: not on a tensor; use"):
+        program(None, inputs(rng)[0], ())
+
+
+def test_a_norm_is_folded_into_the_product_that_reads_it(backend, rng):
+    w, norm = linear(backend, rng), Norm(floats(rng, HIDDEN))
+
+    def function(ops, x):
+        delta = x * 2.0
+        total, y = ops.reduce_add_norm(x, delta, norm, eps=1e-5)
+        return ops.linear(y, w), total
+
+    found = both(backend, function, *inputs(rng))
+    assert found == {"SCALE": 1, "LINEAR": 1}
+
+    def alone(ops, x):
+        return ops.linear(ops.rms_norm(x, norm, eps=1e-5), w)
+
+    assert both(backend, alone, *inputs(rng)) == {"LINEAR": 1}
+
+
+def test_a_norm_whose_operand_is_overwritten_by_the_product_is_kept(backend, rng):
+    w, norm = linear(backend, rng), Norm(floats(rng, HIDDEN))
+
+    def function(ops, x):
+        # Nobody holds the delta: its memory is the product's.
+        total, y = ops.reduce_add_norm(x, x * 2.0, norm, eps=1e-5)
+        return ops.linear(y, w), total
+
+    found = both(backend, function, *inputs(rng))
+    assert found == {"SCALE": 1, "ADD_NORM": 1, "LINEAR": 1}
+
+
+def test_a_norm_that_others_read_is_kept(backend, rng):
+    w, norm = linear(backend, rng), Norm(floats(rng, HIDDEN))
+
+    def twice(ops, x):
+        y = ops.rms_norm(x, norm, eps=1e-5)
+        return ops.linear(y, w), ops.linear(y, w)
+
+    assert both(backend, twice, *inputs(rng))["RMS_NORM"] == 1
+
+    def returned(ops, x):
+        y = ops.rms_norm(x, norm, eps=1e-5)
+        return ops.linear(y, w), y
+
+    assert both(backend, returned, *inputs(rng))["RMS_NORM"] == 1
+
+
+def test_an_op_without_a_kernel_breaks_the_list_and_no_more(backend, rng):
+    w = linear(backend, rng, rows=40)
+    masks = rng.integers(-(2**31), 2**31, (5, 2)).astype(np.int32)
+
+    def function(ops, x):
+        return ops.mask_logits(ops.linear(x, w), masks) * 0.5
+
+    found = both(backend, function, *inputs(rng))
+    assert found == {"LINEAR": 1, "python": 1, "SCALE": 1}
+
+
+def test_a_recording_serves_one_state(backend, rng):
+    """Another state of the same shapes is recorded anew, not written over."""
+
+    def run(_weights, message, state):
+        return message * 1.0, (state[0] + message,)
+
+    program = Program(run, backend.stage, backend._recordings)
+    x, first, second = (np.ones((2, 3), np.float32) * n for n in (1, 2, 3))
+    for _ in range(2):
+        program(None, x, (first,))
+        program(None, x, (second,))
+    assert (first == 4).all()
+    assert (second == 5).all()
+
+
+def test_recordings_are_bounded(backend):
+    for size in range(1, 80):
+        program = Program(
+            lambda _w, m, state: (m * 2.0, state), backend.stage, backend._recordings
+        )
+        program(None, np.ones((size, 2), np.float32), ())
+    assert len(backend._recordings) == 64
+
+
+def test_a_failure_while_recording_leaves_nothing_behind(backend):
+    def run(_weights, message, state):
+        raise ValueError("no")
+
+    program = Program(run, backend.stage, backend._recordings)
+    with pytest.raises(ValueError, match="no"):
+        program(None, np.ones((2, 2), np.float32), ())
+    assert backend.stage.tape is None
+    assert not backend._recordings
+
+
+def test_a_refused_instruction_says_which_and_why(backend):
+    from inl_cpu.abi import Opcode
+
+    x = np.ones((2, 4), np.float32)
+    with pytest.raises(KernelFailed, match="instruction 1: rms_norm: y is missing"):
+        backend.stage.emit(Opcode.RMS_NORM, [2, 1, 4, 4, 4], [x, None, None], [1e-5])
+
+
+class Chain:
+    """A random chain of ops whose results live for random times."""
+
+    def __init__(self, backend, seed):
+        rng = np.random.default_rng(seed)
+        self.seed = seed
+        self.square = linear(backend, rng, rows=HIDDEN)
+        self.norm = Norm(floats(rng, HIDDEN))
+        parts = {name: wrap(floats(rng, HIDDEN, HIDDEN)) for name in "qkv"}
+        self.qkv = pack_qkv(backend.stage, parts, backend, "float32")
+        mlp = {name: wrap(floats(rng, 48, HIDDEN)) for name in ("gate", "up")}
+        mlp["down"] = wrap(floats(rng, HIDDEN, 48))
+        self.mlp = pack_mlp(backend.stage, mlp, backend, "float32")
+
+    def __call__(self, ops, x):
+        rng = np.random.default_rng(self.seed)
+        live = [x]
+        for _ in range(40):
+            a, b = (live[rng.integers(len(live))] for _ in range(2))
+            live.append(self.one(ops, int(rng.integers(7)), a, b))
+            if len(live) > 4:
+                live.pop(int(rng.integers(len(live))))
+        return tuple(live)
+
+    def one(self, ops, kind, a, b):
+        if kind == 0:
+            return (a + b) * 0.5
+        if kind == 1:
+            total, y = ops.reduce_add_norm(a, b, self.norm, eps=1e-5)
+            return ops.linear(y, self.square) * 0.1 + total * 0.5
+        if kind == 2:
+            return ops.linear(ops.rms_norm(a, self.norm, eps=1e-5), self.square)
+        if kind == 3:
+            return ops.gated_mlp(
+                ops.rms_norm(a, self.norm, eps=1e-5), self.mlp, activation="silu"
+            )
+        if kind == 4:
+            q, k, v = ops.qkv_linear(ops.rms_norm(a, self.norm, eps=1e-5), self.qkv)
+            return (q + k) * 0.1 - v * 0.1
+        if kind == 5:
+            _, y = ops.reduce_add_norm(b, a, self.norm, eps=1e-5)
+            return y
+        return ops.rms_norm(a - b, self.norm, eps=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_scratch_memory_is_used_again_without_harm(backend, seed):
+    """Random chains: what is overwritten too early shows in the numbers."""
+    chain = Chain(backend, seed)
+    ops = LateOps(tuple(backend.kernels()))
+    program, _ = recorded(backend, chain)
+    rng = np.random.default_rng(seed)
+    for rows in (3, 3, 3):
+        x = floats(rng, rows, HIDDEN)
+        want = chain(ops, x)
+        found, _ = program(None, x, ())
+        for got, exact in zip(found, want, strict=True):
+            scale = np.abs(exact).max() + 1e-6
+            np.testing.assert_allclose(got / scale, exact / scale, atol=2e-4)
+
+
+@pytest.fixture
+def frames():
+    limits = Limits(4, (9,), 16, 2, 96)
+    table = [[1, 2]], [[3, 4]]
+    common = {"groups": 1, "block_size": 16}
+    return limits, [
+        admit_frame(1, table[0], groups=1, width=2),
+        admit_frame(2, table[1], groups=1, width=2),
+        step_frame(
+            Bucket(5, 1), [Row(1, [3, 1, 4, 1, 5])], step=0, decode_rows=0, **common
+        ),
+        step_frame(
+            Bucket(4, 2), [Row(1, [-1]), Row(2, [9, 2, 6])], step=1, decode_rows=1,
+            **common,
+        ),
+        *(
+            step_frame(
+                Bucket(2, 2), [Row(1, [-1]), Row(2, [-1])], step=n, decode_rows=2,
+                **common,
+            )
+            for n in range(2, 8)
+        ),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_runs_alike_recorded_and_at_once(backend, frames, dtype, monkeypatch):
+    limits, messages = frames
+    config, tensors = tiny_llama(np.random.default_rng(3))
+    files = MemoryCheckpoint(config, tensors)
+
+    def tokens():
+        runner = local_runner(backend, MODEL, files, limits, dtype=dtype)
+        found = []
+        for message in messages:
+            runner.submit(message)
+            if message[1] == 0:
+                found.append(runner.collect().tokens.ravel().tolist())
+        return found
+
+    whole = tokens()
+    steps = list(backend._recordings.values())
+    counts = Counter(
+        item.opcode.name for r in steps for item in r.items if isinstance(item, Call)
+    )
+    assert len(steps) == 3
+    assert "ROPE" not in counts
+    assert "ADD_NORM" not in counts
+    monkeypatch.setattr(type(backend), "compile", lambda *args, **_: args[1])
+    assert tokens() == whole
