@@ -181,11 +181,47 @@ def test_any_number_of_threads_gives_the_same_bits(lib, native, rng, kind, rows)
         other.close()
 
 
+MANY = (31, 32, 33, 48, 70, 513)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "bfloat16"])
+@pytest.mark.parametrize("columns", [256, 768])
+def test_many_rows_whose_bits_are_free(native, rng, kind, columns):
+    """What prefill asks for; with AMX weights are rounded to bfloat16 too."""
+    make = plain if kind in PLAIN else packed
+    matrix, weights = make(native, rng, kind, 53, columns)
+    mode = Flag.X_BF16 if kind in PLAIN else Flag.X_INT16
+    for rows in MANY:
+        x = bf16(rng.standard_normal((rows, columns)))
+        y = native.linear(x, matrix, mode=mode, flags=Flag.ANY_BITS)
+        assert product_excess(y, x, weights, "bfloat16") <= 1
+
+
+@pytest.mark.parametrize("columns", [1, 31, 33, 50])
+def test_many_rows_of_ragged_width(native, rng, columns):
+    matrix, weights = plain(native, rng, "bfloat16", 53, columns)
+    for rows in MANY:
+        x = bf16(rng.standard_normal((rows, columns)))
+        y = native.linear(x, matrix, mode=Flag.X_BF16, flags=Flag.ANY_BITS)
+        assert product_excess(y, x, weights, "bfloat16") <= 1
+
+
+def test_free_bits_are_those_of_any_number_of_threads(lib, native, rng):
+    matrix, _ = packed(native, rng, "q4_1", 100, 256)
+    x = f32(rng.standard_normal((600, 256)))
+    modes = {"mode": Flag.X_INT8, "flags": Flag.ANY_BITS}
+    want = native.linear(x, matrix, **modes)
+    for threads in (1, 4):
+        other = Native(lib, native.isa, threads)
+        assert np.array_equal(other.linear(x, matrix, **modes), want)
+        other.close()
+
+
 def normalized(x, weight, eps):
     return x / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + eps) * weight
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 5, 30])
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 40])
 @pytest.mark.parametrize("plus_one", [False, True])
 def test_addition_and_norm_before_the_product(native, rng, rows, plus_one):
     matrix, weights = packed(native, rng, "q8_0", 48, 160)
@@ -202,6 +238,10 @@ def test_addition_and_norm_before_the_product(native, rng, rows, plus_one):
     assert excess(y, body(np.float64), body(np.float32), "float32") <= 1
     plain_norm = native.linear(x + delta, matrix, norm=norm, flags=flags)
     assert np.array_equal(plain_norm, y)
+    modes = {"mode": Flag.X_INT16, "flags": flags | Flag.ANY_BITS}
+    near = native.linear(x, matrix, delta=delta, norm=norm, total=total, **modes)
+    assert np.array_equal(total, x + delta)
+    assert np.abs(near - y).max() < 0.01 * np.abs(y).max()
 
 
 @pytest.mark.parametrize("inner", [16, 40, 96])
@@ -221,10 +261,13 @@ def test_a_gate_beside_its_partner(native, rng, inner, activation):
         parts = (x @ w.T.astype(x.dtype) for w in (gate, up))
         return gated_activation.body(*parts, activation=activation)
 
-    for rows in (1, 4, 13):
+    for rows in (1, 4, 13, 50):
         x = f32(rng.standard_normal((rows, 64)))
         y = native.linear(x, matrix, flags=flag, columns=inner)
         assert excess(y, body(x.astype(np.float64)), body(x), "float32") <= 1
+        modes = {"mode": Flag.X_INT16, "flags": flag | Flag.ANY_BITS}
+        near = native.linear(x, matrix, columns=inner, **modes)
+        assert np.abs(near - y).max() < 0.01 * np.abs(y).max()
 
 
 def test_several_sources_one_below_the_other(native, rng):

@@ -1,2 +1,49 @@
+/* The kernels for AMX (tiles of bfloat16) beside AVX-512. */
+
 #include "isa.h"
-namespace inl { const Operation *amx_operations() { return nullptr; } }
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+/* Set here and not by a flag: one command compiles all files. */
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")
+#endif
+
+namespace inl {
+namespace {
+
+#include "simd_avx512.h"
+
+#include "kernels.h"
+
+#include "kernel_amx.h"
+
+} // namespace
+
+const Operation *amx_operations() {
+    static const AmxTable table;
+    return table.operations;
+}
+
+} // namespace inl
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#else
+
+namespace inl {
+
+const Operation *amx_operations() { return nullptr; }
+
+} // namespace inl
+
+#endif

@@ -36,22 +36,26 @@ Scratch linear_scratch(const inl_instruction &i) {
     return encodes_privately(i) ? Scratch{0, rows + row} : Scratch{rows, row};
 }
 
-/* Encode rows from .. to - 1; the normalized row stays in ``row`` for a moment. */
+/* A row as the product takes it: itself, or normalized in ``row``. */
+const float *prepare_row(const inl_instruction &i, int64_t at, float *row, bool keep) {
+    const int64_t columns = matrix(i, 1).columns;
+    const float *x = data<float>(i, 0) + at * i.dims[1];
+    if (i.data[4] != nullptr) {
+        add_rows(x, data<float>(i, 4) + at * i.dims[1], row, columns);
+        x = row;
+        if (keep) std::memcpy(data<float>(i, 6) + at * i.dims[1], row, size_t(columns) * 4);
+    }
+    if (i.data[5] == nullptr) return x;
+    normalize(x, data<float>(i, 5), row, columns, i.reals[0], i.flags & INL_PLUS_ONE);
+    return row;
+}
+
+/* Encode rows from .. to - 1; keep: write their sums with delta too. */
 void encode_rows(const inl_instruction &i, Span span, char *encoded, float *row, bool keep) {
     const inl_matrix &m = matrix(i, 1);
     const RowShape shape(m, i.flags);
     for (int64_t at = span.from; at < span.to; at++) {
-        const float *x = data<float>(i, 0) + at * i.dims[1];
-        if (i.data[4] != nullptr) {
-            add_rows(x, data<float>(i, 4) + at * i.dims[1], row, m.columns);
-            x = row;
-            if (keep) std::memcpy(data<float>(i, 6) + at * i.dims[1], row, size_t(m.columns) * 4);
-        }
-        if (i.data[5] != nullptr) {
-            normalize(x, data<float>(i, 5), row, m.columns, i.reals[0],
-                      i.flags & INL_PLUS_ONE);
-            x = row;
-        }
+        const float *x = prepare_row(i, at, row, keep);
         const RowTile tile = tile_with(at, i.dims[0]);
         const TileView<> view{encoded + tile.start * shape.bytes(), shape, tile.rows};
         encode(x, view, int(at - tile.start), m.zero);

@@ -1,6 +1,5 @@
 #include "pool.h"
 
-#include <chrono>
 #include <cstdlib>
 #include <new>
 
@@ -32,9 +31,11 @@ int64_t chunks_of(uint64_t ticket) { return (ticket >> FIELD) & MOST_CHUNKS; }
 
 int64_t next_of(uint64_t ticket) { return ticket & MOST_CHUNKS; }
 
-/* Longer than the gaps between tasks, shorter than what a neighbor would feel. */
+/* Microseconds: longer than the gaps between tasks, shorter than what a neighbor would feel. */
 constexpr int SPIN_INSIDE = 30;
 constexpr int SPIN_BETWEEN = 100;
+/* Nanoseconds; below, a wait is no sign of anything. */
+constexpr int64_t LONG_WAIT = 100000;
 
 void pause() {
 #if defined(__x86_64__)
@@ -161,8 +162,14 @@ void Pool::reserve(Scratch needed) {
 }
 
 void Pool::begin() {
+    members_[0].time.adopt();
+    forked_ = forked();
+    if (alone_.load() && !forked_) {
+        std::lock_guard<std::mutex> lock(sleep_);
+        if (solitude_.over(Clock::now())) alone_ = false;
+        woken_.notify_all();
+    }
     first_epoch_ = (epoch_of(ticket_.load()) + 1) % EPOCHS;
-    alone_ = forked();
     const uint32_t end = (first_epoch_ + uint32_t(tasks_.size())) % EPOCHS;
     publish(ticket_of(first_epoch_, tasks_[0].chunks));
     help(members_[0], end);
@@ -175,25 +182,30 @@ void Pool::help(Member &member, uint32_t end) {
             claim(member, seen);
             seen = ticket_.load(std::memory_order_acquire);
         } else {
-            seen = wait(seen, SPIN_INSIDE);
+            seen = wait(seen);
         }
     }
 }
 
 void Pool::serve(Member &member) {
+    member.time.adopt();
     uint64_t seen = ticket_.load(std::memory_order_acquire);
     while (!stopping_.load(std::memory_order_relaxed)) {
-        if (next_of(seen) < chunks_of(seen)) {
+        if (alone_.load(std::memory_order_relaxed)) {
+            sleep_alone();
+        } else if (next_of(seen) < chunks_of(seen)) {
             claim(member, seen);
-            seen = ticket_.load(std::memory_order_acquire);
         } else {
-            seen = wait(seen, chunks_of(seen) ? SPIN_INSIDE : SPIN_BETWEEN);
+            seen = wait(seen);
+            continue;
         }
+        seen = ticket_.load(std::memory_order_acquire);
     }
 }
 
 bool Pool::claim(Member &member, uint64_t ticket) {
     if (!ticket_.compare_exchange_strong(ticket, ticket + 1)) return false;
+    member.busy.store(true, std::memory_order_relaxed);
     compute(member, ticket);
     return true;
 }
@@ -202,12 +214,13 @@ void Pool::compute(Member &member, uint64_t ticket) {
     /* Only now may the tasks be read: the run cannot end while this chunk is out. */
     const uint32_t epoch = epoch_of(ticket);
     const Task &task = tasks_[(epoch - first_epoch_) % EPOCHS];
+    const int64_t chunks = task.chunks;
     member.worker.fresh = !member.used || member.last_epoch != epoch;
     member.used = true;
     member.last_epoch = epoch;
     task.body(*task.instruction, next_of(ticket), member.worker);
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == task.chunks)
-        advance(epoch);
+    member.busy.store(false, std::memory_order_relaxed);
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks) advance(epoch);
 }
 
 void Pool::advance(uint32_t epoch) {
@@ -219,27 +232,69 @@ void Pool::advance(uint32_t epoch) {
 void Pool::publish(uint64_t ticket) {
     ticket_.store(ticket);
     /* Nobody need wake for one chunk: whoever published it takes it. */
-    if (chunks_of(ticket) == 1 || sleepers_.load() == 0 || alone_) return;
+    if (chunks_of(ticket) == 1 || sleepers_.load() == 0 || forked_) return;
     { std::lock_guard<std::mutex> lock(sleep_); }
     woken_.notify_all();
 }
 
-uint64_t Pool::wait(uint64_t seen, int microseconds) {
-    using Clock = std::chrono::steady_clock;
-    const auto deadline = Clock::now() + std::chrono::microseconds(microseconds);
+uint64_t Pool::wait(uint64_t seen) {
     uint64_t now = seen;
+    const bool inside = chunks_of(seen) > 0;
+    if (spin(seen, now, inside ? SPIN_INSIDE : SPIN_BETWEEN)) return now;
+    if (!inside) return sleep(seen);
+    const Watch before = watch();
+    now = sleep(seen);
+    judge(before);
+    return now;
+}
+
+bool Pool::spin(uint64_t seen, uint64_t &now, int microseconds) const {
+    const auto deadline = Clock::now() + std::chrono::microseconds(microseconds);
     do {
         for (int turn = 0; turn < 16; turn++) {
             now = ticket_.load(std::memory_order_acquire);
-            if (now != seen || stopping_.load(std::memory_order_relaxed)) return now;
+            if (now != seen || stopping_.load(std::memory_order_relaxed)) return true;
             pause();
         }
     } while (Clock::now() < deadline);
+    return false;
+}
+
+uint64_t Pool::sleep(uint64_t seen) {
+    uint64_t now = seen;
     std::unique_lock<std::mutex> lock(sleep_);
     sleepers_.fetch_add(1);
     woken_.wait(lock, [&] { return (now = ticket_.load()) != seen || stopping_; });
     sleepers_.fetch_sub(1);
     return now;
+}
+
+void Pool::sleep_alone() {
+    std::unique_lock<std::mutex> lock(sleep_);
+    woken_.wait(lock, [&] { return !alone_ || stopping_; });
+}
+
+Pool::Watch Pool::watch() const {
+    Watch watch{Clock::now(), {}};
+    for (const Member &member : members_) {
+        const bool busy = member.busy.load(std::memory_order_relaxed);
+        watch.times.push_back(busy ? member.time.read() : -1);
+    }
+    return watch;
+}
+
+void Pool::judge(const Watch &watch) {
+    const auto now = Clock::now();
+    const auto waited = std::chrono::nanoseconds(now - watch.since).count();
+    if (waited < LONG_WAIT) return;
+    for (size_t index = 0; index < members_.size(); index++) {
+        const int64_t before = watch.times[index];
+        if (before < 0 || members_[index].time.read() - before > waited / 2) continue;
+        std::lock_guard<std::mutex> lock(sleep_);
+        solitude_.extend(now);
+        alone_ = true;
+        return;
+    }
 }
 
 } // namespace inl

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "contention.h"
 #include "operation.h"
 
 namespace inl {
@@ -43,6 +44,14 @@ class Pool {
         int64_t own_bytes = 0;
         uint32_t last_epoch = 0;
         bool used = false;
+        std::atomic<bool> busy{false}; /* has a chunk */
+        CpuTime time;
+    };
+
+    /* What a waiting thread remembers of those that it waits for. */
+    struct Watch {
+        Clock::time_point since;
+        std::vector<int64_t> times; /* -1: does not matter */
     };
 
     bool check(const inl_instruction *program, int64_t count, int64_t &bad);
@@ -56,7 +65,12 @@ class Pool {
     void compute(Member &member, uint64_t ticket);
     void advance(uint32_t epoch);
     void publish(uint64_t ticket);
-    uint64_t wait(uint64_t seen, int microseconds);
+    uint64_t wait(uint64_t seen);
+    bool spin(uint64_t seen, uint64_t &now, int microseconds) const;
+    uint64_t sleep(uint64_t seen);
+    void sleep_alone();
+    Watch watch() const;
+    void judge(const Watch &watch);
     bool forked() const;
 
     const int threads_;
@@ -70,7 +84,9 @@ class Pool {
     std::string refusal_;
     std::mutex running_;
     uint32_t first_epoch_ = 1;
-    bool alone_ = false;
+    bool forked_ = false;
+    Solitude solitude_;
+    std::atomic<bool> alone_{false}; /* whether the caller computes alone */
 
     alignas(64) std::atomic<uint64_t> ticket_{0};
     alignas(64) std::atomic<int64_t> done_{0};

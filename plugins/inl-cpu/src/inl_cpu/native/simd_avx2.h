@@ -2,7 +2,6 @@
 
 constexpr int MOST_ROWS = 2;
 constexpr int ATTENTION_ROWS = 2;
-constexpr bool HAS_TILES = false;
 
 struct F {
     __m256 a, b;

@@ -2,9 +2,6 @@
 
 constexpr int MOST_ROWS = 12;
 constexpr int ATTENTION_ROWS = 4;
-#if !defined(INL_TILES)
-constexpr bool HAS_TILES = false;
-#endif
 
 using F = __m512;
 using I = __m512i;

@@ -2,7 +2,6 @@
 
 constexpr int MOST_ROWS = 4;       /* rows of x that meet a tile of weights at once */
 constexpr int ATTENTION_ROWS = 2;  /* queries that meet a tile of keys at once */
-constexpr bool HAS_TILES = false;
 
 struct F {
     float v[16];
