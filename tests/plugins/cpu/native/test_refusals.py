@@ -137,7 +137,7 @@ def test_a_matrix_without_data(scalar):
 def test_the_number_of_the_first_bad_one_is_told_and_nothing_has_run(scalar):
     y = np.zeros(4, np.float32)
     good = instruction(Op.ADD, (4,), (X, X, y))
-    with pytest.raises(Refused, match="^3: opcode: unknown"):
+    with pytest.raises(Refused, match=r"^3: opcode: unknown"):
         scalar.run(good, good, instruction(99), instruction(98))
     assert not y.any()
     scalar.run(good)

@@ -131,11 +131,13 @@ def test_rope(native, case):
 @pytest.mark.parametrize("case", cases("rope_table"), ids=lambda case: case.name)
 def test_rope_table(native, case):
     positions, attrs = i32(case.args[0]), case.attrs
+    scaling = attrs["scaling"]
     rates = frequencies(attrs["dim"], attrs["theta"], attrs["scaling"])
     rates = np.ascontiguousarray(rates, np.float64)
     cos, sin = np.empty((2, len(positions), len(rates)), np.float32)
-    dims = len(positions), len(rates)
-    native.run(instruction(Op.ROPE_TABLE, dims, (positions, rates, cos, sin), (1.0,)))
+    dims = len(positions), len(rates), (scaling.turning or attrs["dim"]) // 2
+    data = positions, rates, cos, sin
+    native.run(instruction(Op.ROPE_TABLE, dims, data, (scaling.gain,)))
     judged("rope_table", case, cos, sin)
 
 

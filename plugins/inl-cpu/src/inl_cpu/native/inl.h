@@ -107,8 +107,9 @@ enum inl_opcode {
     /* Rotate halves; in place. d: 0 tokens, 1 heads, 2 head width, 3 x stride,
      * 4 y stride. p: 0 x, 1 cos [tokens, width / 2], 2 sin, 3 y. */
     INL_ROPE = 11,
-    /* cos and sin of position * rate. d: 0 tokens, 1 count. p: 0 positions,
-     * 1 rates float64 [count], 2 cos [tokens, count], 3 sin. r: 0 factor of both. */
+    /* cos and sin of position * rate. d: 0 tokens, 1 count, 2 how many of the first have
+     * the factor. p: 0 positions, 1 rates float64 [count], 2 cos [tokens, count], 3 sin.
+     * r: 0 factor of both. */
     INL_ROPE_TABLE = 12,
     /* Causal attention over the paged cache, after rotating q and k, normalizing their
      * heads and writing k and v, each if given. A token sees keys of its row at

@@ -178,8 +178,9 @@ void rope_table_body(const inl_instruction &i, int64_t chunk, Worker &) {
     for (int64_t row = rows.from; row < rows.to; row++)
         for (int64_t at = 0; at < count; at++) {
             const double angle = data<int32_t>(i, 0)[row] * data<double>(i, 1)[at];
-            data<float>(i, 2)[row * count + at] = float(std::cos(angle) * i.reals[0]);
-            data<float>(i, 3)[row * count + at] = float(std::sin(angle) * i.reals[0]);
+            const double length = at < i.dims[2] ? i.reals[0] : 1.0;
+            data<float>(i, 2)[row * count + at] = float(std::cos(angle) * length);
+            data<float>(i, 3)[row * count + at] = float(std::sin(angle) * length);
         }
 }
 
