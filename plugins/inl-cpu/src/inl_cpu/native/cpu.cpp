@@ -6,8 +6,12 @@
 #include <cpuid.h>
 #endif
 #if defined(__linux__)
+#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#endif
 #endif
 
 namespace inl {
@@ -82,9 +86,18 @@ const Operation *found(int32_t isa) {
 
 #else
 
+/* Every Apple processor with NEON has dot products; elsewhere the system tells. */
+bool can_dot() {
+#if defined(__linux__) && defined(__aarch64__)
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#else
+    return neon_operations() != nullptr;
+#endif
+}
+
 const Operation *found(int32_t isa) {
     if (isa == INL_SCALAR) return scalar_operations();
-    return isa == INL_NEON ? neon_operations() : nullptr;
+    return isa == INL_NEON && can_dot() ? neon_operations() : nullptr;
 }
 
 #endif
