@@ -1,0 +1,314 @@
+"""The CPU backend beside its peers, on one machine and in one run.
+
+    python bench/cpu_peers.py --rounds 5 --json peers.json --plot peers.png
+
+Makes an environment for each peer, converts the same weights into each one's format,
+then runs every row in a process of its own, round after round, so that what a
+neighbor of the machine does hits all of them alike. Needs the standard library and
+pip; see bench/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from peers.catalog import CONVERTER, LLAMA_VERSION, Row, Unknown, inl_rows, peer_of
+from peers.catalog import select as select_rows
+from peers.commands import Failed, run_logged
+from peers.environments import (
+    build_portable,
+    environment,
+    inl_environment,
+    is_portable,
+    llama_server,
+)
+from peers.machine import cpu_name, load_average, usable_cores
+from peers.models import Models
+from peers.picture import check_picture, draw
+from peers.report import (
+    Result,
+    Spread,
+    answers,
+    judge,
+    notes,
+    ratios,
+    show_ratios,
+    table,
+)
+
+HERE = Path(__file__).parent
+DRIVERS = HERE / "peers" / "drivers"
+FULL = {
+    "repeats": 5,
+    "tokens": 128,
+    "batches": [8, 32],
+    "batch_tokens": 64,
+    "batch_repeats": 1,
+}
+QUICK = {**FULL, "repeats": 1, "tokens": 32, "batch_tokens": 16}
+
+
+def arguments() -> argparse.Namespace:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    parse = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add = parse.add_argument
+    add("--peers", help="such as llama.cpp,openvino:int8; all; none (only INL)")
+    where = "interpreter that has INL, or a checkout to install (default: this one)"
+    add("--inl", type=Path, default=HERE.parent, help=where)
+    add("--inl-dtypes", default="auto", help="a row of INL for each: auto,bfloat16")
+    add("--model", type=Path, help="a GGUF file (default: INL's default model)")
+    add("--rounds", type=int, default=5)
+    add("--threads", type=int, default=usable_cores())
+    add("--cache", type=Path, default=Path(base) / "inl-peers")
+    add("--quick", action="store_true", help="one short round: does it work?")
+    add("--limit", type=float, default=900, help="seconds for one row of one round")
+    add("--json", type=Path, help="file for everything that was measured")
+    add("--plot", type=Path, help="file for a picture; needs matplotlib")
+    found = parse.parse_args()
+    if found.rounds < 1 or not 1 <= found.threads <= usable_cores():
+        parse.error(f"--rounds: 1 or more; --threads: 1 to {usable_cores()}")
+    return found
+
+
+class Bench:
+    """Environments, models and results of one run."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.cache = options.cache.expanduser().absolute()
+        self.sizes = QUICK if options.quick else FULL
+        self.rounds = 1 if options.quick else options.rounds
+        self.bandwidths: list[float] = []
+        self.jobs: dict[str, tuple[Path, Path, dict[str, Any]]] = {}
+        say(f"cache {self.cache}; logs in {self.cache / 'logs'}")
+        say("preparing the environment for converting")
+        self.converter = environment(self.cache, "convert", CONVERTER)
+        self.inl = self._inl()
+        source = (options.model or self._default_model()).absolute()
+        self.models = Models.of(source, self.cache, self.converter)
+        say("asking float32 for its answer")
+        self.facts = self.models.facts()
+
+    def _inl(self) -> Path:
+        given = self.options.inl.expanduser().absolute()
+        if given.is_dir():
+            say(f"installing INL from {given}")
+            return inl_environment(self.cache, given)
+        return given
+
+    def _default_model(self) -> Path:
+        code = "from inl.weights.hub import default_model as m; print(m())"
+        log = self.cache / "logs" / "model.log"
+        return Path(run_logged([self.inl, "-c", code], log, limit=600).strip())
+
+    def prepare(self, row: Row) -> Result:
+        """Install and convert what a row needs; a failure is its result."""
+        result = Result(row)
+        try:
+            self._prepare(row, result)
+        except Failed as reason:
+            result.failures.append(str(reason))
+            say(f"{row.title}: {reason}")
+        return result
+
+    def _prepare(self, row: Row, result: Result) -> None:
+        more: dict[str, Any] = {}
+        if row.peer == "inl":
+            python, driver = self.inl, "run_inl.py"
+        else:
+            peer = peer_of(row)
+            driver = peer.driver
+            python = environment(self.cache, peer.name, peer.requirements)
+            if peer.name == "llama.cpp":
+                program = llama_server(self.cache, python)
+                more = {"program": str(program), "version": LLAMA_VERSION}
+        made = self.models.make(row.model, python)
+        result.weight_bytes = made.weight_bytes
+        more |= {"model": str(made.path), "mode": row.mode}
+        self.jobs[row.key] = (python, DRIVERS / driver, more)
+
+    def try_llama(self, results: list[Result]) -> None:
+        """Find out whether a native build runs here, and build another if not."""
+        mine = [r for r in results if r.row.peer == "llama.cpp" and not r.failures]
+        if not mine or is_portable(self.cache):
+            return
+        try:
+            self.run(mine[0].row, QUICK | {"batches": []}, seed=0)
+        except Failed:
+            say("llama.cpp: the native build fails here; building without AMX")
+            try:
+                build_portable(self.cache, self.jobs[mine[0].row.key][0])
+            except Failed as reason:
+                for each in mine:
+                    each.failures.append(str(reason))
+
+    def run(self, row: Row, sizes: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """Run one row once. Raises :class:`Failed`."""
+        python, driver, more = self.jobs[row.key]
+        job = {
+            "threads": self.options.threads,
+            "vocabulary": self.facts["vocabulary"],
+            "question": self.facts["question_ids"],
+            "question_tokens": len(self.facts["answer"]),
+            "seed": seed,
+            **sizes,
+            **more,
+        }
+        count = str(self.options.threads)
+        settings = dict.fromkeys(("OMP_NUM_THREADS", "INL_THREADS"), count)
+        settings |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "job.json"
+            file.write_text(json.dumps({**job, "started": time.time()}), "utf-8")
+            out = run_logged(
+                [python, driver, file],
+                self.cache / "logs" / f"{row.key.replace(':', '-')}.log",
+                limit=self.options.limit,
+                environment=settings,
+            )
+        return parse_line(out)
+
+    def measure_bandwidth(self) -> None:
+        """Read memory as fast as it goes, in this same run."""
+        command = [self.converter, HERE / "peers" / "bandwidth.py"]
+        log = self.cache / "logs" / "bandwidth.log"
+        out = run_logged([*command, self.options.threads], log, limit=120)
+        self.bandwidths.append(float(json.loads(out)))
+
+    def play(self, results: list[Result]) -> None:
+        """Go through all rounds; each begins with another row."""
+        able = [each for each in results if not each.failures]
+        for number in range(self.rounds):
+            self.measure_bandwidth()
+            start = number * len(able) // self.rounds
+            for place, result in enumerate(able[start:] + able[:start]):
+                done = number * len(able) + place
+                bar(done, self.rounds * len(able), result.row.title)
+                try:
+                    found = self.run(result.row, self.sizes, seed=number + 1)
+                except Failed as reason:
+                    result.failures.append(f"round {number + 1}: {reason}")
+                    continue
+                result.rounds.append(found)
+                result.weight_bytes = found["weight_bytes"] or result.weight_bytes
+        bar(1, 1, "done")
+
+    def finish(self, results: list[Result]) -> None:
+        """Judge the answers."""
+        ran = [each for each in results if each.rounds]
+        texts = self.models.texts([each.rounds[-1]["said"] for each in ran])
+        for result, text in zip(ran, texts, strict=True):
+            result.text = text
+            judge(result, self.facts)
+
+
+def parse_line(out: str) -> dict[str, Any]:
+    """Read the last line that a driver printed. Raises :class:`Failed`."""
+    lines = out.strip().splitlines()
+    try:
+        found = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        raise Failed(f"the driver printed no JSON, but {out[-200:]!r}") from None
+    if not isinstance(found, dict):
+        raise Failed(f"the driver printed {lines[-1][:200]!r}, accepted: an object")
+    return found
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def bar(done: int, total: int, text: str) -> None:
+    """Draw the progress on a terminal; elsewhere one line each."""
+    if not sys.stderr.isatty():
+        return say(f"[{done}/{total}] {text}")
+    full = 30 * done // total
+    line = f"\r{'█' * full}{'░' * (30 - full)} {done}/{total} {text:<44.44}"
+    print(line, end="\n" if done == total else "", file=sys.stderr, flush=True)
+    return None
+
+
+def machine(bench: Bench, load: float | None) -> dict[str, Any]:
+    """Say on what, and how, everything was measured."""
+    return {
+        "cpu": cpu_name(),
+        "threads": bench.options.threads,
+        "cores": usable_cores(),
+        "load_before": load,
+        "python": sys.version.split()[0],
+        "model": bench.facts["name"],
+        "rounds": bench.rounds,
+        "quick": bench.options.quick,
+        "sizes": bench.sizes,
+        "llama.cpp build": "without AMX" if is_portable(bench.cache) else "native",
+        "read_bandwidth": Spread.of(bench.bandwidths)._asdict(),
+    }
+
+
+def show(bench: Bench, about: dict[str, Any], results: list[Result]) -> None:
+    speed = Spread.of(bench.bandwidths)
+    print(f"{about['cpu']}, {about['threads']} threads; {about['model']}")
+    print(
+        f"read bandwidth {speed.median / 1e9:.1f} GB/s ({speed.least / 1e9:.1f} to "
+        f"{speed.most / 1e9:.1f}); {bench.rounds} rounds; load before: "
+        f"{about['load_before']}"
+    )
+    if bench.options.quick:
+        print("--quick: short and single calls, no figures to quote")
+    print(f"\n{table(results, speed.median)}")
+    print("\nINL against the best peer (over 1: ahead)")
+    print(show_ratios(ratios(results)))
+    print(f"\n{answers(results, bench.facts)}\n\nversions and modes\n{notes(results)}")
+
+
+def record(about: dict[str, Any], results: list[Result]) -> dict[str, Any]:
+    """Everything, for a file."""
+    rows = [
+        {
+            "title": each.row.title,
+            "key": each.row.key,
+            "sensible": each.sensible,
+            "agrees": each.agrees,
+            "text": each.text,
+            "weight_bytes": each.weight_bytes,
+            "bandwidth_share": each.share(about["read_bandwidth"]["median"]),
+            "failures": each.failures,
+            "rounds": each.rounds,
+        }
+        for each in results
+    ]
+    return {"machine": about, "rows": rows, "ratios": ratios(results)}
+
+
+def main() -> None:
+    options = arguments()
+    load = load_average()
+    try:
+        if options.plot:
+            check_picture(options.plot)
+        rows = [*inl_rows(options.inl_dtypes), *select_rows(options.peers)]
+        bench = Bench(options)
+        results = [bench.prepare(row) for row in rows]
+        bench.try_llama(results)
+        bench.play(results)
+        bench.finish(results)
+    except (Failed, Unknown) as reason:
+        sys.exit(f"cpu_peers: {reason}")
+    about = machine(bench, load)
+    show(bench, about, results)
+    if options.json:
+        options.json.write_text(json.dumps(record(about, results), indent=1), "utf-8")
+    if options.plot:
+        draw(results, options.plot, f"{about['model']} on {about['cpu']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""What every driver does with its peer, so that all are timed by the same code.
+
+A driver gives ``load(job) -> answer``, and ``answer(prompts, tokens) -> Answered``
+runs prompts of equal length at once, greedily and past end tokens. Only the standard
+library is imported here: this runs in the peer's environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Answered(NamedTuple):
+    """What came back."""
+
+    ids: list[list[int]]
+    first_seconds: float | None = None
+    """From the call to the first token, where the peer tells."""
+
+
+Answer = Callable[[list[list[int]], int], Answered]
+
+
+class Loaded(NamedTuple):
+    """A peer that is ready to answer."""
+
+    answer: Answer
+    versions: dict[str, str]
+    mode: str
+    """In words: what the peer computes in, and with what settings."""
+    weight_bytes: int | None = None
+    """Bytes of weights that a token reads, where the peer itself can tell."""
+    close: Callable[[], None] = lambda: None
+    own_memory: Callable[[], int] | None = None
+    """Peak bytes, where the peer is not this process but a child of it."""
+    started: Callable[[], float] | None = None
+    """When the peer's own process began, by ``time.time``."""
+
+
+class Prompts:
+    """Prompts of random tokens, never the same twice: no cached prefix can help."""
+
+    def __init__(self, vocabulary: int, seed: int) -> None:
+        self._draw = random.Random(seed)
+        self._vocabulary = vocabulary
+
+    def take(self, count: int, length: int) -> list[list[int]]:
+        """Draw ``count`` prompts; low ids are left out, they are often special."""
+        low = min(256, self._vocabulary // 2)
+        return [
+            [self._draw.randrange(low, self._vocabulary) for _ in range(length)]
+            for _ in range(count)
+        ]
+
+
+def main(load: Callable[[dict[str, Any]], Loaded]) -> None:
+    """Run the job named on the command line and print one line of JSON."""
+    job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    out = _keep_stdout()
+    limit_cores(job["threads"])
+    loaded = load(job)
+    try:
+        report = measure(job, loaded)
+    finally:
+        loaded.close()
+    print(json.dumps(report), file=out, flush=True)
+    os._exit(0)  # some peers' threads abort at exit; the answer is out
+
+
+def measure(job: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
+    """Time every column of the table, each as the median of ``repeats`` calls."""
+    prompts = Prompts(job["vocabulary"], job["seed"])
+    answer, repeats = loaded.answer, job["repeats"]
+    check(answer(prompts.take(1, 32), 1), 1, 1)
+    ready = time.time() - (loaded.started() if loaded.started else job["started"])
+    said = answer([job["question"]], job["question_tokens"]).ids[0]
+    first = _median(repeats, lambda: timed(answer, prompts.take(1, 32), 1))
+    answer(prompts.take(1, 512), 1)  # the first of a shape may compile
+    long = _median(repeats, lambda: timed(answer, prompts.take(1, 512), 1))
+    rates = {
+        "ready_seconds": ready,
+        "first_token_ms": 1000 * first,
+        "prefill_rate": 512 / long,
+        "decode_rate": _median(
+            repeats, lambda: decode_rate(answer, prompts, job["tokens"], first)
+        ),
+    }
+    for batch in job["batches"]:
+        tokens = job["batch_tokens"]
+        answer(prompts.take(batch, 128), 2)
+        seconds = _median(
+            job["batch_repeats"],
+            lambda b=batch: timed(answer, prompts.take(b, 128), job["batch_tokens"]),
+        )
+        rates[f"c{batch}_rate"] = batch * tokens / seconds
+    peak = (loaded.own_memory or tree_peak_bytes)()
+    return {
+        **rates,
+        "peak_mb": peak / 1e6 if peak else None,
+        "said": said,
+        "versions": loaded.versions,
+        "mode": loaded.mode,
+        "weight_bytes": loaded.weight_bytes,
+    }
+
+
+def decode_rate(answer: Answer, prompts: Prompts, tokens: int, first: float) -> float:
+    """Tokens a second after the first one of an answer of ``tokens`` + 1."""
+    began = time.perf_counter()
+    got = answer(prompts.take(1, 32), tokens + 1)
+    seconds = time.perf_counter() - began
+    check(got, 1, tokens + 1)
+    before = first if got.first_seconds is None else got.first_seconds
+    return tokens / (seconds - before)
+
+
+def timed(answer: Answer, prompts: list[list[int]], tokens: int) -> float:
+    """Seconds of one call, whose answer has to be complete."""
+    began = time.perf_counter()
+    got = answer(prompts, tokens)
+    seconds = time.perf_counter() - began
+    check(got, len(prompts), tokens)
+    return seconds
+
+
+def check(got: Answered, count: int, tokens: int) -> None:
+    """Raise unless every prompt got all its tokens: a short answer is a fast one."""
+    lengths = [len(ids) for ids in got.ids]
+    if lengths != [tokens] * count:
+        raise RuntimeError(f"answers of {lengths} tokens, asked: {count} of {tokens}")
+
+
+def limit_cores(threads: int) -> None:
+    """Keep to the first cores, where threads are fewer: pools count cores."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, set(cores[:threads]))
+
+
+def tree_peak_bytes(root: int | None = None) -> int | None:
+    """Peak resident bytes of a process and its children, each at its own peak.
+
+    Off Linux only this process is known, and ``None`` says that not even that is.
+    """
+    if not Path("/proc/self/status").exists():
+        return _own_peak_bytes()
+    return sum(_high_water(each) for each in _family(root or os.getpid()))
+
+
+def _own_peak_bytes() -> int | None:
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _family(root: int) -> Iterator[int]:
+    yield root
+    for task in Path(f"/proc/{root}/task").glob("*/children"):
+        for child in task.read_text().split():
+            yield from _family(int(child))
+
+
+def _high_water(process: int) -> int:
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return 0
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _median(repeats: int, run: Callable[[], float]) -> float:
+    return statistics.median(run() for _ in range(repeats))
+
+
+def _keep_stdout() -> Any:
+    """Let whatever a peer prints go to stderr, also from its native code."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return out

@@ -1,0 +1,58 @@
+"""INL, in its own process and through its public engine."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from harness import Answered, Loaded, main
+
+
+def load(job: dict[str, Any]) -> Loaded:
+    from inl import EngineConfig, InferenceEngine
+
+    config = EngineConfig(
+        backend="cpu",
+        dtype=job["mode"],
+        max_batch=max([1, *job["batches"]]),
+        prefix_cache=False,
+        context=1024,
+        sampling="greedy",
+    )
+    engine = InferenceEngine.from_pretrained(job["model"], config=config)
+
+    def answer(prompts: list[list[int]], tokens: int) -> Answered:
+        found = engine.generate(prompts, max_tokens=tokens, ignore_eos=True)
+        ids = [list(each.token_ids) for each in found]
+        return Answered(ids, found[0].first_token_seconds)
+
+    return Loaded(
+        answer,
+        versions(),
+        f"dtype {job['mode']} on {engine.device}",
+        weight_bytes=weight_bytes(engine),
+        close=engine.close,
+    )
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in ("inl-core", "inl-cpu", "torch"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def weight_bytes(engine: Any) -> int | None:
+    from inl.runtime.local import LocalRunner
+    from inl.runtime.measure import traffic
+
+    if not isinstance(engine.runner, LocalRunner):
+        return None
+    return traffic(engine.runner).weights
+
+
+if __name__ == "__main__":
+    main(load)

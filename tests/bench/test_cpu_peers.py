@@ -1,0 +1,188 @@
+"""The parts of the benchmark against the peers that need no peer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import cpu_peers
+import harness
+import pytest
+from peers import report
+from peers.catalog import PEERS, Row, Unknown, inl_rows, select
+from peers.commands import Failed, run_logged
+from peers.environments import portable_flags
+from peers.models import Models
+from peers.report import COLUMNS, Result, Spread
+
+DECODE = next(column for column in COLUMNS if column.key == "decode_rate")
+READY = next(column for column in COLUMNS if column.key == "ready_seconds")
+FACTS = {"question": "?", "answer": [5, 6, 7, 8], "likeliest": [5, 9]}
+
+
+def result(peer: str, decodes: list[float], **more: object) -> Result:
+    rounds = [
+        {"decode_rate": rate, "ready_seconds": rate, "said": [5, 6], **more}
+        for rate in decodes
+    ]
+    return Result(Row(peer, peer, "mode", "source"), rounds)
+
+
+def test_a_spread_is_median_least_and_most() -> None:
+    assert Spread.of([3, 1, 50]) == (3, 1, 50)
+    assert Spread.of([2, 4]) == (3, 2, 4)
+
+
+def test_the_best_peer_is_by_median_and_never_inl() -> None:
+    steady, lucky = result("a", [10, 11, 12]), result("b", [1, 2, 99])
+    ours = result("inl", [500])
+    assert report.best_peer([ours, steady, lucky], DECODE) is steady
+    assert report.best_peer([ours, steady, lucky], READY) is lucky
+    assert report.best_peer([ours], DECODE) is None
+
+
+def test_ratios_above_one_are_ahead_in_both_directions() -> None:
+    assert report.ratio(200, 100, DECODE) == 2
+    assert report.ratio(0.5, 1.0, READY) == 2
+    found = report.ratios([result("inl", [30]), result("a", [10])])
+    assert {line["column"]: line["ratio"] for line in found} == {
+        "decode": 3,
+        "ready s": pytest.approx(1 / 3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "agrees", "sensible"),
+    [
+        ([5, 6, 7, 8], 4, True),
+        ([5, 6, 1, 8], 2, True),
+        ([9, 6, 7, 8], 0, True),
+        ([4, 6, 7, 8], 0, False),
+        ([5, 5, 5, 5], 1, False),
+    ],
+)
+def test_a_broken_peer_cannot_win(said: list[int], agrees: int, sensible: bool) -> None:
+    one, other = result("a", [99], said=said), result("b", [1])
+    report.judge(one, FACTS)
+    assert (one.agrees, one.sensible) == (agrees, sensible)
+    assert report.best_peer([one, other], DECODE) is (one if sensible else other)
+
+
+def test_a_peer_that_failed_in_one_round_cannot_win() -> None:
+    one, other = result("a", [99]), result("b", [1])
+    one.failures.append("round 2: exit code 1")
+    assert report.best_peer([one, other], DECODE) is other
+
+
+def test_the_share_is_bytes_times_rate_over_bandwidth() -> None:
+    one = result("a", [50])
+    assert one.share(10_000) is None
+    one.weight_bytes = 100
+    assert one.share(10_000) == 0.5
+    assert one.share(None) is None
+
+
+def test_the_table_has_a_line_for_a_peer_that_could_not_be_installed() -> None:
+    gone = Result(Row("b", "gone", "mode", "source"), failures=["no wheel"])
+    lines = report.table([result("inl", [3]), result("a", [1, 2]), gone], None)
+    head, _, ours, peer, last = lines.splitlines()
+    assert head.count("|") == ours.count("|") == len(COLUMNS) + 3
+    assert "**" not in ours
+    assert "| **2 (1 to 2)** |" in peer
+    assert last == "| gone | not run: no wheel |"
+
+
+def test_rows_are_selected_by_peer_and_by_mode() -> None:
+    keys = [row.key for row in select("openvino:int8, llama.cpp")]
+    assert keys[0] == "openvino:int8"
+    assert keys[1:] == [row.key for row in PEERS[0].rows]
+    assert select("none") == []
+    assert len(select("all")) == sum(len(peer.rows) for peer in PEERS)
+    assert "vllm" not in {row.peer for row in select(None)}
+    with pytest.raises(Unknown, match=r"'olama', accepted: all, none, llama\.cpp"):
+        select("olama")
+    with pytest.raises(Unknown, match="--inl-dtypes"):
+        inl_rows(" , ")
+
+
+def test_every_row_has_a_key_of_its_own_and_a_driver() -> None:
+    rows = select("all")
+    assert len({row.key for row in rows}) == len(rows)
+    drivers = Path(cpu_peers.DRIVERS)
+    assert all((drivers / peer.driver).is_file() for peer in PEERS)
+
+
+@pytest.mark.parametrize("out", ["", "hello\n", '{"a": 1}\nbye', "[1]"])
+def test_a_driver_that_prints_no_object_is_a_failure(out: str) -> None:
+    with pytest.raises(Failed, match="the driver printed"):
+        cpu_peers.parse_line(out)
+
+
+def test_the_last_line_counts() -> None:
+    assert cpu_peers.parse_line('noise\n{"a": 1}\n') == {"a": 1}
+
+
+def test_a_program_past_its_limit_ends_with_its_children(tmp_path: Path) -> None:
+    mark = tmp_path / "alive"
+    child = f"import time,pathlib;time.sleep(2);pathlib.Path({str(mark)!r}).touch()"
+    code = f"import subprocess,sys;subprocess.run([sys.executable,'-c',{child!r}])"
+    with pytest.raises(Failed, match="took more than 1 s"):
+        run_logged([sys.executable, "-c", code], tmp_path / "log", limit=1)
+    time.sleep(2)
+    assert not mark.exists()
+
+
+def test_a_failure_tells_the_line_of_the_error(tmp_path: Path) -> None:
+    code = "import sys;sys.exit('ERROR: no wheel\\nhint: see above')"
+    with pytest.raises(Failed, match="exit code 1: ERROR: no wheel"):
+        run_logged([sys.executable, "-c", code], tmp_path / "log", limit=60)
+
+
+def test_a_missing_model_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match=r"gone\.gguf: No such file"):
+        Models.of(tmp_path / "gone.gguf", tmp_path, Path(sys.executable))
+
+
+def test_portable_flags_leave_out_what_machines_only_claim() -> None:
+    flags = portable_flags("flags : avx avx2 fma avx512f amx_tile avx512_fp16")
+    assert flags == [
+        "-DGGML_NATIVE=OFF",
+        *["-DGGML_AVX=ON", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_AVX512=ON"],
+    ]
+
+
+def test_prompts_are_never_the_same_and_repeat_with_their_seed() -> None:
+    prompts, again = harness.Prompts(1000, seed=3), harness.Prompts(1000, seed=3)
+    first, second = prompts.take(2, 32), prompts.take(2, 32)
+    assert again.take(2, 32) == first != second
+    assert all(256 <= token < 1000 for row in first + second for token in row)
+
+
+def test_a_short_answer_is_not_taken_for_a_fast_one() -> None:
+    harness.check(harness.Answered([[1, 2]]), 1, 2)
+    for ids in ([[1]], [[1, 2], [1, 2]], []):
+        with pytest.raises(RuntimeError, match="asked: 1 of 2"):
+            harness.check(harness.Answered(ids), 1, 2)
+
+
+def test_measuring_a_peer_of_known_speed() -> None:
+    def answer(prompts: list[list[int]], tokens: int) -> harness.Answered:
+        time.sleep(0.02 + 0.002 * (tokens - 1))
+        return harness.Answered([[7] * tokens for _ in prompts], 0.02)
+
+    job = {
+        "vocabulary": 1000,
+        "seed": 1,
+        "started": time.time(),
+        "question": [1],
+        "question_tokens": 3,
+        **cpu_peers.QUICK,
+    }
+    found = harness.measure(job, harness.Loaded(answer, {}, "fake"))
+    assert found["said"] == [7, 7, 7]
+    # Sleeping takes at least its time; how much more depends on the machine.
+    assert 20 <= found["first_token_ms"] < 200
+    assert 2_560 < found["prefill_rate"] <= 25_600
+    assert 50 < found["decode_rate"] <= 520
+    assert found["c8_rate"] < found["c32_rate"] <= 32 * 16 / 0.05
