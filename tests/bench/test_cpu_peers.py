@@ -178,6 +178,8 @@ def test_measuring_a_peer_of_known_speed() -> None:
         "question": [1],
         "question_tokens": 3,
         **cpu_peers.QUICK,
+        "batches": [8, 32],
+        "batch_tokens": 16,
     }
     found = harness.measure(job, harness.Loaded(answer, {}, "fake"))
     assert found["said"] == [7, 7, 7]

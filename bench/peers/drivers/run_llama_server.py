@@ -136,7 +136,7 @@ def load(job: dict[str, Any]) -> Loaded:
     return Loaded(
         answer,
         {"llama-cpp-python": job["version"]},
-        f"llama-server, native build, {Path(job['model']).name}, KV float16",
+        f"llama-server, {job['build']} build, {Path(job['model']).name}, KV float16",
         close=server.stop,
         own_memory=server.peak_bytes,
         started=lambda: server.started,
