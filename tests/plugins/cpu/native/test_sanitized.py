@@ -49,7 +49,7 @@ def test_every_kernel_is_clean(watched):
     here = Path(__file__).parent
     files = [str(here / f"test_{name}.py") for name in TESTS]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files],
+        [sys.executable, "-m", "pytest", "-qxs", "-p", "no:cacheprovider", *files],
         env=watched, capture_output=True, text=True, cwd=here.parents[3],
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -34,7 +34,12 @@ inl_pool *inl_open(int32_t threads, int32_t isa) {
     }
 }
 
-void inl_close(inl_pool *pool) { delete pool; }
+void inl_close(inl_pool *pool) {
+    /* A forked child has no threads to join, and a condition on which they seem to
+     * wait for ever: it leaves the pool to the end of the process. */
+    if (pool == nullptr || pool->pool.forked()) return;
+    delete pool;
+}
 
 int32_t inl_threads(const inl_pool *pool) { return pool->pool.threads(); }
 

@@ -128,7 +128,8 @@ void encode_integer(const float *x, const TileView<> &view, int at, int zero) {
                                                  inverse, lift);
         const int64_t place = g * view.rows + at;
         view.extra(0)[place] = size / RANGE;
-        starts[place] = -zero * int32_t(total);
+        /* What is no number has an infinite size, and codes of any sum. */
+        starts[place] = std::isfinite(size) ? -zero * int32_t(total) : 0;
         view.extra(2)[place] = size / RANGE * total;
     }
 }

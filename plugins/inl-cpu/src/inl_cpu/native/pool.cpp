@@ -89,15 +89,10 @@ Pool::Pool(int threads, const Operation *operations)
 }
 
 Pool::~Pool() {
-    if (forked()) {
-        /* The threads are the parent's: there is nothing here to wait for. */
-        for (auto &other : others_) other.detach();
-    } else {
-        stopping_ = true;
-        { std::lock_guard<std::mutex> lock(sleep_); }
-        woken_.notify_all();
-        for (auto &other : others_) other.join();
-    }
+    stopping_ = true;
+    { std::lock_guard<std::mutex> lock(sleep_); }
+    woken_.notify_all();
+    for (auto &other : others_) other.join();
     for (auto &member : members_) release(member.worker.own);
     release(shared_);
 }

@@ -38,6 +38,9 @@ class Pool {
     const std::string &refusal() const { return refusal_; }
     int threads() const { return threads_; }
 
+    /* Whether this is a child of the process that has the threads. */
+    bool forked() const;
+
   private:
     struct alignas(64) Member {
         Worker worker{};
@@ -71,7 +74,6 @@ class Pool {
     void sleep_alone();
     Watch watch() const;
     void judge(const Watch &watch);
-    bool forked() const;
 
     const int threads_;
     const Operation *const operations_;

@@ -43,7 +43,7 @@ EACH(mul, F, a.v[l] * b.v[l])
 EACH(quotient, F, a.v[l] / b.v[l])
 EACH(larger, F, a.v[l] > b.v[l] ? a.v[l] : b.v[l])
 EACH(smaller, F, a.v[l] < b.v[l] ? a.v[l] : b.v[l])
-EACH(add, I, a.v[l] + b.v[l])
+EACH(add, I, int32_t(uint32_t(a.v[l]) + uint32_t(b.v[l])))
 EACH(both_bits, I, a.v[l] & b.v[l])
 #undef EACH
 

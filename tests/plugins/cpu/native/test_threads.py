@@ -1,0 +1,133 @@
+"""The pool: calls from several threads, neighbors, forks, and its own end."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from native_blocks import random_blocks
+from native_harness import Native, Op, f32, instruction
+
+
+@pytest.fixture
+def pool(lib):
+    opened = Native(lib, "scalar", 4)
+    yield opened
+    opened.close()
+
+
+def chain(steps, count=50000):
+    """Each step reads what the one before wrote: a lost or early one shows."""
+    x = np.zeros(count, np.float32)
+    return x, [instruction(Op.SCALE, (count,), (x, x), (1.0, 1.0))] * steps
+
+
+def test_instructions_run_in_order(pool):
+    x, program = chain(500)
+    pool.run(*program)
+    assert (x == 500).all()
+
+
+def test_calls_from_several_threads_wait_for_each_other(pool):
+    works = [chain(60) for _ in range(6)]
+    threads = [threading.Thread(target=pool.run, args=work[1]) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert all((x == 60).all() for x, _ in works)
+
+
+def test_pools_come_and_go(lib):
+    for _ in range(20):
+        opened = Native(lib, "scalar", 3)
+        x, program = chain(3, 20000)
+        opened.run(*program)
+        opened.close()
+        assert (x == 3).all()
+
+
+def test_threads_sleep_where_there_is_nothing_to_do(pool):
+    _, program = chain(1)
+    pool.run(*program)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.05
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_computes_alone(place):
+    """In a process of its own: pytest's threads and a fork do not go together."""
+    code = (
+        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from native_harness import *\n"
+        "native = Native(library(sys.argv[2]), 'scalar', 4)\n"
+        "x = np.zeros(100000, np.float32)\n"
+        "step = instruction(Op.SCALE, (x.size,), (x, x), (1.0, 1.0))\n"
+        "native.run(step)\n"
+        "child = os.fork()\n"
+        "native.run(*[step] * 50)\n"
+        "native.close()\n"
+        "assert (x == 51).all()\n"
+        "if child == 0: os._exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    here = str(Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code, here, str(place)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "7\n", done.stderr
+
+
+def busy_on(core):
+    code = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    return subprocess.Popen([sys.executable, "-c", code])
+
+
+@pytest.mark.skipif(
+    len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2,
+    reason="there is one core only",
+)
+def test_with_a_neighbor_two_threads_are_not_slower_than_one(lib, rng):
+    """A busy process on one of two cores; medians of interleaved rounds.
+
+    A pool that spins at its barriers is ten times slower here than one thread.
+    """
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    pools = [Native(lib, "scalar", threads) for threads in (1, 2)]
+    source = random_blocks(rng, "q4_1", 512, 512)
+    matrix = pools[0].pack("q4_1", source)
+    x, y = f32(rng.standard_normal((1, 512))), np.empty((1, 512), np.float32)
+    step = instruction(Op.LINEAR, (1, 512, 512), (x, matrix, None, y))
+    neighbor = busy_on(cores[1])
+    try:
+        speeds = [[], []]
+        for _ in range(9):
+            for pool, found in zip(pools, speeds, strict=True):
+                start, runs = time.perf_counter(), 0
+                while time.perf_counter() - start < 0.15:
+                    pool.run(*[step] * 50)
+                    runs += 1
+                found.append(runs / (time.perf_counter() - start))
+    finally:
+        neighbor.kill()
+        neighbor.wait()
+        os.sched_setaffinity(0, before)
+        for pool in pools:
+            pool.close()
+    one, two = (statistics.median(found) for found in speeds)
+    # A machine that others share moves both figures by a quarter.
+    assert two > 0.6 * one, (one, two)
