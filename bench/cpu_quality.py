@@ -27,17 +27,15 @@ MODES = {
     "bfloat16, inputs int16": ("bfloat16", "int16"),
     "bfloat16, inputs int8": ("bfloat16", "int8"),
 }
-CHUNK = 64
-"""Tokens of a step, all of whose logits are kept at once."""
 
 
-def logits_of(runner, ids):
-    """Logits after each token, a chunk at a time: yields [CHUNK, V] float32."""
+def logits_of(runner, ids, chunk):
+    """Logits after each token, a chunk of them at a time."""
     limits = runner.limits
     table = [list(range(1, 1 + limits.width))] * limits.groups
     runner.submit(admit_frame(1, table, groups=limits.groups, width=limits.width))
-    for start in range(0, len(ids), CHUNK):
-        part = ids[start : start + CHUNK]
+    for start in range(0, len(ids), chunk):
+        part = ids[start : start + chunk]
         message = step_frame(
             Bucket(len(part), 1, width=len(part)),
             [Row(1, part)],
@@ -61,16 +59,16 @@ def log_probabilities(logits):
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def compare(language, ids, device, modes):
+def compare(language, ids, device, modes, chunk):
     """One row a mode, the reference first."""
     yardstick = open_runner(language, "reference", "float32", len(ids))
-    exact = [log_probabilities(part) for part in logits_of(yardstick, ids)]
+    exact = [log_probabilities(part) for part in logits_of(yardstick, ids, chunk)]
     rows = {"reference float32": judge(exact, exact, ids)}
     for mode in modes:
         dtype, inputs = MODES[mode]
         os.environ["INL_CPU_INPUTS"] = inputs
         runner = open_runner(language, device, dtype, len(ids))
-        found = [log_probabilities(part) for part in logits_of(runner, ids)]
+        found = [log_probabilities(part) for part in logits_of(runner, ids, chunk)]
         rows[mode] = judge(found, exact, ids)
         runner.close()
     first = rows["reference float32"]["perplexity"]
@@ -99,16 +97,25 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument(
+        "--chunk",
+        type=int,
+        default=16,
+        help="tokens of a step: few rows are computed as in decoding, many otherwise",
+    )
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     language = open_model(resolve_model(given.model))
     ids = language.checkpoint.tokenizer().encode(given.text.read_text("utf-8"))
     ids = ids[: given.tokens]
-    rows = compare(language, ids, given.device, MODES)
+    rows = compare(language, ids, given.device, MODES, given.chunk)
     if given.json:
         print(json.dumps(rows))
         return
-    print(f"{language.name}, {len(ids)} tokens of {given.text.name}, {given.device}")
+    print(
+        f"{language.name}, {len(ids)} tokens of {given.text.name}, "
+        f"{given.chunk} a step, {given.device}"
+    )
     for mode, row in rows.items():
         print(
             f"{mode:<24} perplexity {row['perplexity']:9.4f} "

@@ -62,11 +62,13 @@ def test_a_benchmark_on_the_cpu(inl):
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     one, two = report["batches"]
-    # 134.5 million parameters, the tied table once, of 4 bytes; the cache is small.
-    assert 538e6 < one["bytes_per_token"] < 545e6
-    assert two["bytes_per_token"] == pytest.approx(one["bytes_per_token"] / 2, rel=0.01)
+    # 134.5 million parameters as the file packs them; the cache is small. Where torch
+    # computes they have 4 bytes each.
+    packed = 96e6 < one["bytes_per_token"] < 103e6
+    assert packed or 538e6 < one["bytes_per_token"] < 545e6
+    assert two["bytes_per_token"] == pytest.approx(one["bytes_per_token"] / 2, rel=0.03)
     assert 0 < one["share_of_bandwidth"] < 1.5
-    assert report["peak_host_bytes"] > 500e6
+    assert report["peak_host_bytes"] > one["bytes_per_token"]
 
 
 def test_a_chat_remembers_until_the_context_is_full(inl, tmp_path):

@@ -43,7 +43,7 @@ class NativeBackend(Backend):
     Raises :class:`DeviceError` for odd environment variables.
     """
 
-    traits = Traits(dtypes=("float32", "bfloat16"), depth=1)
+    traits = Traits(dtypes=("bfloat16", "float32"), depth=1)
 
     def __init__(self, device: Device) -> None:
         self.device = device

@@ -11,7 +11,7 @@ import numpy as np
 
 from inl.dtypes import HostArray, widen
 from inl.ops.mlp import ACTIVATIONS
-from inl.spec.kernel import Kernel
+from inl.spec.kernel import Kernel, accepts
 from inl.spec.op import Spec
 from inl.weights.quant import dequantize
 from inl_cpu.abi import Flag, Opcode
@@ -74,56 +74,54 @@ class TiledMlp(NamedTuple):
         return TILES
 
 
-def product(
-    stage: Stage,
-    x: Any,
-    matrix: Matrix,
-    out: Any,
-    *,
-    bias: Any = None,
-    gate: int = 0,
-) -> None:
-    """Multiply ``x`` [T, K] with a matrix into ``out`` [T, N], rows dense."""
-    dims = [x.shape[0], stride(x), stride(out), out.shape[1] if gate else 0]
-    data = [x, matrix, bias, out]
-    stage.emit(Opcode.LINEAR, dims, data, flags=matrix.flags | gate)
+class Products:
+    """Products by one way of summing: every row alone, or many rows in tiles."""
 
+    def __init__(self, stage: Stage, flags: Flag) -> None:
+        self._stage, self._flags = stage, int(flags)
 
-def linear(stage: Stage, x: Any, w: TiledLinear) -> Any:
-    flat = stage.dense(x if x.ndim == 2 else x.reshape(-1, x.shape[-1]))
-    out = stage.new((flat.shape[0], w.matrix.rows))
-    product(stage, flat, w.matrix, out, bias=w.bias)
-    return out if x.ndim == 2 else out.reshape(*x.shape[:-1], w.matrix.rows)
+    def _product(
+        self, x: Any, matrix: Matrix, out: Any, bias: Any = None, gate: int = 0
+    ) -> None:
+        """Multiply ``x`` [T, K] with a matrix into ``out`` [T, N], rows dense."""
+        dims = [x.shape[0], stride(x), stride(out), out.shape[1] if gate else 0]
+        flags = matrix.flags | gate | self._flags
+        self._stage.emit(Opcode.LINEAR, dims, [x, matrix, bias, out], flags=flags)
 
+    def linear(self, x: Any, w: TiledLinear) -> Any:
+        stage = self._stage
+        flat = stage.dense(x if x.ndim == 2 else x.reshape(-1, x.shape[-1]))
+        out = stage.new((flat.shape[0], w.matrix.rows))
+        self._product(flat, w.matrix, out, w.bias)
+        return out if x.ndim == 2 else out.reshape(*x.shape[:-1], w.matrix.rows)
 
-def qkv_linear(stage: Stage, x: Any, w: TiledQkv) -> tuple[Any, ...]:
-    x, ends = stage.dense(x), w.ends.tolist()
-    out = stage.new((x.shape[0], ends[-1]))
-    parts = tuple(out[:, start:stop] for start, stop in pairwise(ends))
-    if len(w.matrices) == 1:
-        product(stage, x, w.matrices[0], out, bias=w.bias)
+    def qkv_linear(self, x: Any, w: TiledQkv) -> tuple[Any, ...]:
+        x, ends = self._stage.dense(x), w.ends.tolist()
+        out = self._stage.new((x.shape[0], ends[-1]))
+        spans = list(pairwise(ends))
+        parts = tuple(out[:, start:stop] for start, stop in spans)
+        if len(w.matrices) == 1:
+            self._product(x, w.matrices[0], out, w.bias)
+            return parts
+        for matrix, part, (start, stop) in zip(w.matrices, parts, spans, strict=True):
+            bias = None if w.bias is None else w.bias[start:stop]
+            self._product(x, matrix, part, bias)
         return parts
-    for matrix, part, (start, stop) in zip(
-        w.matrices, parts, pairwise(ends), strict=True
-    ):
-        bias = None if w.bias is None else w.bias[start:stop]
-        product(stage, x, matrix, part, bias=bias)
-    return parts
 
-
-def gated_mlp(stage: Stage, x: Any, w: TiledMlp, *, activation: str) -> Any:
-    x, gate = stage.dense(x), int(GATES[activation])
-    hidden = stage.new((x.shape[0], w.down.columns))
-    if len(w.gate_up) == 1:
-        product(stage, x, w.gate_up[0], hidden, gate=gate)
-    else:
-        up = stage.new(hidden.shape)
-        product(stage, x, w.gate_up[0], hidden)
-        product(stage, x, w.gate_up[1], up)
-        _gate(stage, hidden, up, hidden, gate)
-    out = stage.new((x.shape[0], w.down.rows))
-    product(stage, hidden, w.down, out)
-    return out
+    def gated_mlp(self, x: Any, w: TiledMlp, *, activation: str) -> Any:
+        stage, gate = self._stage, int(GATES[activation])
+        x = stage.dense(x)
+        hidden = stage.new((x.shape[0], w.down.columns))
+        if len(w.gate_up) == 1:
+            self._product(x, w.gate_up[0], hidden, gate=gate)
+        else:
+            up = stage.new(hidden.shape)
+            self._product(x, w.gate_up[0], hidden)
+            self._product(x, w.gate_up[1], up)
+            _gate(stage, hidden, up, hidden, gate)
+        out = stage.new((x.shape[0], w.down.rows))
+        self._product(hidden, w.down, out)
+        return out
 
 
 def gated_activation(stage: Stage, gate: Any, up: Any, *, activation: str) -> Any:
@@ -201,17 +199,33 @@ def held(part: HostArray | None) -> Any:
 
 
 def kernels(stage: Stage) -> Iterable[Kernel]:
-    """The products, each with what packs its weights."""
+    """The products, each with what packs its weights.
 
-    def packed(op: str, run: Any, prepare: Any, **options: Any) -> Kernel:
-        return Kernel(
-            op, "native", partial(run, stage), layout=TILES, invariant=True,
-            packs=packs, prepare=partial(prepare, stage), **options,
-        )  # fmt: skip
-
-    yield packed("embedding", embedding, pack_linear)
-    yield packed("linear", linear, pack_linear)
-    yield packed("qkv_linear", qkv_linear, pack_qkv)
-    yield packed("gated_mlp", gated_mlp, pack_mlp, refuse=knows)
+    Tiles of many rows round otherwise than a row alone, so they are not invariant.
+    """
+    for name, flags in (("native", Flag.ANY_BITS), ("native_rows", Flag.X_EXACT)):
+        products = Products(stage, flags)
+        alone = flags == Flag.X_EXACT
+        for op, prepare in PACKERS.items():
+            yield Kernel(
+                op,
+                name,
+                getattr(products, op),
+                refuse=knows if op == "gated_mlp" else accepts,
+                layout=TILES,
+                packs=packs,
+                prepare=partial(prepare, stage),
+                invariant=alone,
+                preference=0 if alone else 1,
+            )
+    rows = partial(embedding, stage)
+    pack = partial(pack_linear, stage)
+    yield Kernel(
+        "embedding", "native", rows, layout=TILES, packs=packs, prepare=pack,
+        invariant=True,
+    )  # fmt: skip
     gate = partial(gated_activation, stage)
     yield Kernel("gated_activation", "native", gate, refuse=knows, invariant=True)
+
+
+PACKERS = {"linear": pack_linear, "qkv_linear": pack_qkv, "gated_mlp": pack_mlp}
