@@ -80,17 +80,20 @@ def attention(
     view: View = FULL,
 ) -> tuple[Carry, State]:
     """Grouped-query attention with rotary positions over the paged cache."""
-    residual, x = ops.reduce_add_norm(
-        carry.residual, carry.delta, w.norm, eps=config.norm_eps
+    residual, q, k, v = ops.norm_qkv(
+        carry.residual, carry.delta, w.norm, w.qkv, eps=config.norm_eps
     )
-    q, k, v = split_heads(ops.qkv_linear(x, w.qkv), config.head_dim)
+    q, k, v = split_heads((q, k, v), config.head_dim)
     q, k = norm_heads(ops, config, w, q, k)
-    q, k = ops.rope(q, k, carry.cos, carry.sin)
-    out, state = attend(
-        ops, q, k, v, step, state, index=index, view=view, scale=q.shape[-1] ** -0.5
+    delta, cache = ops.attend_project(
+        q, k, v, carry.cos, carry.sin, state.caches[index], step, w.out,
+        scale=config.head_dim**-0.5, window=view.window, group=view.group,
+    )  # fmt: skip
+    caches = (*state.caches[:index], cache, *state.caches[index + 1 :])
+    return (
+        carry._replace(residual=residual, delta=delta),
+        state._replace(caches=caches),
     )
-    delta = ops.linear(out, w.out)
-    return carry._replace(residual=residual, delta=delta), state
 
 
 def split_heads(parts: tuple[Array, ...], dim: int) -> tuple[Array, ...]:
@@ -133,10 +136,10 @@ def attend(
 
 def gated_mlp(ops: Any, config: Any, w: Mlp, carry: Carry) -> Carry:
     """Gated feed-forward block."""
-    residual, x = ops.reduce_add_norm(
-        carry.residual, carry.delta, w.norm, eps=config.norm_eps
-    )
-    delta = ops.gated_mlp(x, w.mlp, activation=config.activation)
+    residual, delta = ops.norm_mlp(
+        carry.residual, carry.delta, w.norm, w.mlp,
+        eps=config.norm_eps, activation=config.activation,
+    )  # fmt: skip
     return carry._replace(residual=residual, delta=delta)
 
 
@@ -144,7 +147,7 @@ def head(
     ops: Any, config: Any, norm: Norm, w: Linear, carry: Carry, step: Step
 ) -> Array:
     """Logits [S, V] of the sampled tokens: the last norm does the last add."""
-    residual = ops.take_rows(carry.residual, step.samples)
-    delta = ops.take_rows(carry.delta, step.samples)
-    _, x = ops.reduce_add_norm(residual, delta, norm, eps=config.norm_eps)
-    return ops.all_gather(ops.linear(x, w), axis="tensor")
+    logits = ops.norm_logits(
+        carry.residual, carry.delta, step.samples, norm, w, eps=config.norm_eps
+    )
+    return ops.all_gather(logits, axis="tensor")

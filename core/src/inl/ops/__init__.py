@@ -9,6 +9,7 @@ from inl.ops import (  # noqa: F401
     cache,
     collective,
     embedding,
+    fused,
     inl,
     linear,
     mlp,

@@ -72,6 +72,8 @@ class OpSpec:
     cost: Callable[..., Cost]
     parameters: tuple[str, ...]
     """Names of the tensor parameters, in order."""
+    passes: bool = False
+    """Whether a composite's body hands ``w`` on unopened: any layout will do."""
 
     @property
     def composite(self) -> bool:
@@ -92,6 +94,7 @@ def op(
     rounds: bool = True,
     tolerance: float = 2.0,
     flops: Callable[..., int] | None = None,
+    passes: bool = False,
 ) -> Callable[[Callable[..., Any]], OpSpec]:
     """Define an op from its body; keyword-only parameters are its attributes.
 
@@ -110,7 +113,7 @@ def op(
         tensors = positional[1:] if composite else positional
         spec = OpSpec(
             name, body, shapes, cases, weights, consumes, rounds, tolerance,
-            _cost(flops), tensors,
+            _cost(flops), tensors, passes,
         )  # fmt: skip
         CATALOG[name] = spec
         return spec

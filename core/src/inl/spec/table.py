@@ -95,7 +95,7 @@ def pick(spec: OpSpec, args: Any, attrs: dict[str, Any], policy: Policy) -> Choi
         lost = f"preference below that of {winner.label}"
         refusals += [(k.label, lost) for k in accepted if k is not winner]
         return Choice(spec.name, "native", winner, tuple(refusals))
-    if spec.composite and layout == PLAIN:
+    if spec.composite and (layout == PLAIN or spec.passes):
         return Choice(spec.name, "composed", None, tuple(refusals))
     how = "hosted" if policy.host and layout == PLAIN else "missing"
     return Choice(spec.name, how, None, tuple(refusals))
