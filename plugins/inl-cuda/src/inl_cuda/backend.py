@@ -35,7 +35,8 @@ class CudaBackend(TorchBackend):
         self.place = torch.device("cuda", device.index)
         torch.cuda.set_device(self.place)
         float32_is_ieee()
-        self._pool: Any = torch.cuda.graph_pool_handle()
+        # Held here, for it has to outlive the graphs of every runner in turn.
+        self._pool = torch.cuda.MemPool()
 
     def memory(self) -> Memory:
         free, total = torch.cuda.mem_get_info(self.place)
@@ -45,9 +46,10 @@ class CudaBackend(TorchBackend):
     def kernels(self) -> Iterable[Kernel]:
         yield from super().kernels()
         if importlib.util.find_spec("triton") is not None:
+            from inl_cuda.tuning import tuning
             from inl_torch import triton
 
-            yield from triton.kernels()
+            yield from triton.kernels(tuning(self.place))
 
     def buckets(self, limits: Limits) -> Sequence[Bucket]:
         return ladder(limits)
@@ -57,7 +59,7 @@ class CudaBackend(TorchBackend):
     ) -> Program:
         if bucket is None or tuple(consumes) != STEP:
             return self._guarded(inferring(function), "step")
-        program = capture(function, pool=self._pool)
+        program = capture(function, pool=self._pool.id)
         return self._guarded(program, f"step of {bucket.tokens} tokens")
 
     def _guarded(self, program: Program, where: str) -> Program:

@@ -12,9 +12,10 @@ from inl.spec.kernel import Kernel
 
 # Never dropped: a captured graph goes on reading the address that it saw.
 @cache
-def _planes(
+def planes(
     dim: int, theta: float, scaling: RopeScaling, place: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Angle of each plane per position, and its length if not 1, float64."""
     rates = torch.from_numpy(frequencies(dim, theta, scaling)).to(place)
     if scaling.gain == 1:
         return rates, None
@@ -24,7 +25,7 @@ def _planes(
 def rope_table(
     positions: torch.Tensor, *, dim: int, theta: float, scaling: RopeScaling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    rates, length = _planes(dim, theta, scaling, positions.device)
+    rates, length = planes(dim, theta, scaling, positions.device)
     angles = positions.unsqueeze(1) * rates
     cos, sin = angles.cos(), angles.sin()
     if length is not None:

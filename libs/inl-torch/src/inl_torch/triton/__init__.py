@@ -10,12 +10,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inl.spec.kernel import Kernel
-from inl_torch.triton import attention, cache, linear, mlp, norm, rope
+from inl_torch.triton import (
+    attention,
+    cache,
+    embedding,
+    fused,
+    linear,
+    mlp,
+    norm,
+    rope,
+    sample,
+    step,
+)
+from inl_torch.triton.tuning import Tuning
 
 FAMILIES = (attention, cache, linear, mlp, norm, rope)
+"""Modules whose kernels are one for all chips."""
+
+TUNED = (embedding, fused, rope, sample, step)
+"""Modules whose kernels are cut for a chip."""
 
 
-def kernels() -> Iterable[Kernel]:
+def kernels(tuning: Tuning | None = None) -> Iterable[Kernel]:
     """Every Triton kernel, for a backend of one rank."""
     for family in FAMILIES:
         yield from family.KERNELS
+    for tuned in TUNED:
+        yield from tuned.kernels(tuning or Tuning())

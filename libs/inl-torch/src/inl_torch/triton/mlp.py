@@ -19,9 +19,10 @@ BLOCK = 1024
 
 
 @triton.jit
-def _gated(
+def gated(
     gate: tensor, up: tensor, SILU: tl.constexpr,
 ) -> tensor:  # fmt: skip
+    """Activate ``gate``, in float32, and multiply by ``up``."""
     if SILU:
         slope = gate
     else:
@@ -40,7 +41,7 @@ def _activate(
     inside = at < width
     a = tl.load(gate + row * gate_stride + at, mask=inside, other=0).to(tl.float32)
     b = tl.load(up + row * up_stride + at, mask=inside, other=0).to(tl.float32)
-    tl.store(y + row * width + at, _gated(a, b, SILU), mask=inside)
+    tl.store(y + row * width + at, gated(a, b, SILU), mask=inside)
 
 
 @triton.jit
@@ -61,7 +62,7 @@ def _gate_up(
         below = weight + (rows + N)[:, None] * K + at[None, :]
         gate += tl.load(cells, mask=mask, other=0).to(tl.float32) * a[None, :]
         up += tl.load(below, mask=mask, other=0).to(tl.float32) * a[None, :]
-    result = _gated(tl.sum(gate, 1), tl.sum(up, 1), SILU)
+    result = gated(tl.sum(gate, 1), tl.sum(up, 1), SILU)
     tl.store(y + token * N + rows, result, mask=inside)
 
 
@@ -93,10 +94,15 @@ def gated_mlp(x: torch.Tensor, w: StackedMlp, *, activation: str) -> torch.Tenso
     return gemv(y, w.down)
 
 
-def _refuse(x: Any, _other: Any, *, activation: str) -> str | None:
+def refuse_activation(activation: str) -> str | None:
+    """Refuse all but the two that :func:`gated` computes."""
     if activation not in ("silu", "gelu_tanh"):
         return f"takes silu or gelu_tanh, found {activation}"
-    return refuse_dtype(x)
+    return None
+
+
+def _refuse(x: Any, _other: Any, *, activation: str) -> str | None:
+    return refuse_activation(activation) or refuse_dtype(x)
 
 
 KERNELS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,8 +10,12 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
+from inl.ops.rope import RopeScaling
 from inl.spec.kernel import Kernel
+from inl_torch.eager.rope import planes
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_row, warps
+from inl_torch.triton.programs import follow
+from inl_torch.triton.tuning import Tuning
 
 
 @triton.jit
@@ -44,6 +49,39 @@ def _rope(
     _rotate(k, k_out, token, k_stride, cos, sin, KV_HEADS, HALF, KV_HEADS_P, HALF_P)
 
 
+@triton.jit
+def _table(
+    positions: tensor, rates: tensor, cos: tensor, sin: tensor, HALF: tl.constexpr,
+    HALF_P: tl.constexpr, EARLY: tl.constexpr,
+) -> None:  # fmt: skip
+    """Turns are counted in float64 and cut to half of one: what is left is exact."""
+    lane = tl.arange(0, HALF_P)
+    inside = lane < HALF
+    rate = tl.load(rates + lane, mask=inside, other=0) * 0.15915494309189535
+    follow(EARLY)
+    token = tl.program_id(0).to(tl.int64)
+    turns = tl.load(positions + token).to(tl.float64) * rate
+    angle = ((turns - tl.floor(turns + 0.5)) * 6.283185307179586).to(tl.float32)
+    tl.store(cos + token * HALF + lane, tl.cos(angle), mask=inside)
+    tl.store(sin + token * HALF + lane, tl.sin(angle), mask=inside)
+
+
+def rope_table(
+    positions: torch.Tensor, *, dim: int, theta: float, scaling: RopeScaling,
+    tuning: Tuning,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    shape = (positions.shape[0], dim // 2)
+    cos = torch.empty(shape, dtype=torch.float32, device=positions.device)
+    sin = torch.empty_like(cos)
+    rates, _ = planes(dim, theta, scaling, positions.device)
+    _table[shape[:1]](
+        positions, rates, cos, sin,
+        HALF=dim // 2, HALF_P=power(dim // 2), EARLY=tuning.starts_early(shape[0]),
+        num_warps=1, **tuning.launch(shape[0]),
+    )  # fmt: skip
+    return cos, sin
+
+
 def rope(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,4 +104,16 @@ def _refuse(q: Any, *_: Any) -> str | None:
     return refuse_row(q, power(q.shape[1]) * power(q.shape[2] // 2))
 
 
+def _refuse_table(_positions: Any, *, scaling: RopeScaling, **_: Any) -> str | None:
+    if scaling.gain != 1:
+        return f"turns unit vectors only, found a length of {scaling.gain:g}"
+    return None
+
+
 KERNELS = (Kernel("rope", "triton", rope, refuse=_refuse, preference=PREFERENCE),)
+
+
+def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
+    """The kernel of a step's table, cut as ``tuning`` says."""
+    run = partial(rope_table, tuning=tuning)
+    return (Kernel("rope_table", "triton", run, _refuse_table, preference=PREFERENCE),)

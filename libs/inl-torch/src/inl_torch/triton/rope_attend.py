@@ -1,0 +1,290 @@
+"""Rotation, cache write and attention of a decoding step, in one launch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language import tensor
+
+from inl.spec.values import Cache, Step
+from inl_torch.triton.attention import HEADS, MOST_SPLITS
+from inl_torch.triton.common import dense, power
+from inl_torch.triton.programs import follow
+from inl_torch.triton.tuning import Tuning
+
+LABEL = "attend_project/triton"
+"""Where a step keeps the counters."""
+
+ALONE = tl.constexpr(3)
+"""Tiles of keys that one program attends to sooner than two could add up theirs."""
+
+MOST_HEADS = 256
+"""Most programs across the heads of a token."""
+
+
+@triton.jit
+def rotated(
+    cells: tensor, cos: tensor, sin: tensor, mask: tensor, HALF: tl.constexpr
+) -> tuple[tensor, tensor]:
+    """Both halves of heads, turned in float32."""
+    a = tl.load(cells, mask=mask, other=0).to(tl.float32)
+    b = tl.load(cells + HALF, mask=mask, other=0).to(tl.float32)
+    return a * cos - b * sin, b * cos + a * sin
+
+
+@triton.jit
+def capped(score: tensor, cap: tensor, CAPPED: tl.constexpr) -> tensor:
+    """Bound scores softly."""
+    if CAPPED:
+        score = cap * (1 - 2 / (tl.exp(2 * score / cap) + 1))
+    return score
+
+
+@triton.jit
+def merged(
+    part: tensor, masses: tensor, first: tensor, held: tensor, active: tensor,
+    L: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, SPLITS: tl.constexpr,
+) -> tuple[tensor, tensor]:  # fmt: skip
+    """Add up the splits of ``L`` heads from ``first`` on, each by its share."""
+    ROOM: tl.constexpr = 8192 // (L * DIM_P)
+    AT_ONCE: tl.constexpr = ROOM if SPLITS > ROOM else SPLITS
+    cell = (first + tl.arange(0, L))[None, :] * SPLITS
+    d = tl.arange(0, DIM_P)
+    highest = tl.full((L,), -1e30, tl.float32)
+    total = tl.zeros((L,), tl.float32)
+    result = tl.zeros((L, DIM_P), tl.float32)
+    for start in range(0, active, AT_ONCE):
+        split = start + tl.arange(0, AT_ONCE)[:, None]
+        inside = (split < active) & held[None, :]
+        top = tl.load(masses + (cell + split) * 2, mask=inside, other=-1e30)
+        mass = tl.load(masses + (cell + split) * 2 + 1, mask=inside, other=0)
+        at = (cell + split)[:, :, None] * DIM + d[None, None, :]
+        both = inside[:, :, None] & (d < DIM)[None, None, :]
+        values = tl.load(part + at, mask=both, other=0)
+        peak = tl.maximum(highest, tl.max(top, 0))
+        share = tl.exp(top - peak[None, :])
+        fade = tl.exp(highest - peak)
+        total = total * fade + tl.sum(mass * share, 0)
+        result = result * fade[:, None] + tl.sum(values * share[:, :, None], 0)
+        highest = peak
+    return result, total
+
+
+@triton.jit
+def finish(
+    out: tensor, part: tensor, masses: tensor, first: tensor, lane: tensor,
+    active: tensor, SHARED: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr,
+    DIM_P: tl.constexpr, SPLITS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Store the sum of the splits of the heads ``lane``, the first of which is cell
+    ``first`` of ``out``.
+    """
+    held = lane + tl.arange(0, LANES) < SHARED
+    sums, whole = merged(part, masses, first, held, active, LANES, DIM, DIM_P, SPLITS)
+    sums = sums / tl.where(whole > 0, whole, 1)[:, None]
+    d = tl.arange(0, DIM_P)
+    at = (first + tl.arange(0, LANES))[:, None] * DIM + d[None, :]
+    tl.store(out + at, sums, mask=held[:, None] & (d < DIM)[None, :])
+
+
+@triton.jit
+def rope_attend(
+    q: tensor, k: tensor, v: tensor, cos: tensor, sin: tensor, k_cache: tensor,
+    v_cache: tensor, table: tensor, token_rows: tensor, positions: tensor,
+    starts: tensor, used: tensor, writes: tensor, out: tensor, part: tensor,
+    masses: tensor, arrivals: tensor, q_stride: tensor, k_stride: tensor,
+    v_stride: tensor, width: tensor, scale: tensor, window: tensor, cap: tensor,
+    ONE: tl.constexpr, SIZE: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr,
+    LANES: tl.constexpr, HALF: tl.constexpr, HALF_P: tl.constexpr, DIM_P: tl.constexpr,
+    KEYS: tl.constexpr, SPLITS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr, EARLY: tl.constexpr,
+) -> None:  # fmt: skip
+    """Attend some heads of one token to one split of its row's keys.
+
+    Keys of this step come from ``k``, in split 0, and the others were cached by earlier
+    steps: nobody reads a cell that is written here. Of n active splits, split s takes
+    every n-th tile of keys from tile s on. The last split of some heads to arrive adds
+    them up, in their own order, and leaves ``arrivals`` at zero.
+    """
+    follow(EARLY)
+    DIM: tl.constexpr = 2 * HALF
+    CHUNKS: tl.constexpr = (SHARED + LANES - 1) // LANES
+    token = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1) % CHUNKS
+    kv_head = tl.program_id(1) // CHUNKS
+    split = tl.program_id(2)
+    row = token
+    if not ONE:
+        row = tl.load(token_rows + token).to(tl.int64)
+    at = split * KEYS + tl.arange(0, KEYS)
+    if not WINDOWED:
+        # Ahead of the token's place, on which all else depends.
+        inside = at < width * SIZE
+        home = tl.load(table + row * width + at // SIZE, mask=inside, other=0)
+    place = tl.load(positions + token).to(tl.int32)
+    real = tl.program_id(0) < tl.load(used + 2)
+    kind = k_cache.dtype.element_ty
+    m = tl.arange(0, M)
+    lane = chunk * LANES + m
+    mine = (m < LANES) & (lane < SHARED)
+    head = kv_head * SHARED + lane
+    h = tl.arange(0, HALF_P)
+    half = h < HALF
+    d = tl.arange(0, DIM_P)
+    c = tl.load(cos + token * HALF + h, mask=half, other=0)
+    s = tl.load(sin + token * HALF + h, mask=half, other=0)
+    left, right = rotated(
+        q + token * q_stride + head[:, None] * DIM + h[None, :], c[None, :], s[None, :],
+        mine[:, None] & half[None, :], HALF,
+    )  # fmt: skip
+    left = left.to(kind)
+    right = right.to(kind)
+
+    top = tl.full((M,), -1e30, tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    result = tl.zeros((M, DIM_P), tl.float32)
+    # A step of as many rows as tokens may still hold several tokens of one row.
+    oldest = token
+    if not ONE:
+        oldest = tl.where(real, tl.load(starts + row).to(tl.int64), token)
+    newest = tl.where(split == 0, token + 1, oldest)
+    for other in range(oldest, newest):
+        turn = tl.load(cos + other * HALF + h, mask=half, other=0)
+        lift = tl.load(sin + other * HALF + h, mask=half, other=0)
+        near, far = rotated(
+            k + other * k_stride + kv_head * DIM + h, turn, lift, half, HALF
+        )
+        near = near.to(kind)
+        far = far.to(kind)
+        new = tl.load(v + other * v_stride + kv_head * DIM + d, mask=d < DIM, other=0)
+        owned = (other == token) & (chunk == 0)
+        place_in_cache = tl.load(writes + token).to(tl.int64) * KV_HEADS + kv_head
+        tl.store(k_cache + place_in_cache * DIM + h, near, mask=half & owned)
+        tl.store(k_cache + place_in_cache * DIM + HALF + h, far, mask=half & owned)
+        tl.store(v_cache + place_in_cache * DIM + d, new, mask=(d < DIM) & owned)
+        fresh = tl.sum(left.to(tl.float32) * near.to(tl.float32)[None, :], 1)
+        fresh += tl.sum(right.to(tl.float32) * far.to(tl.float32)[None, :], 1)
+        fresh = capped(fresh * scale, cap, CAPPED)
+        shown = real
+        if WINDOWED:
+            shown = real & (token - other < window)
+        fresh = tl.where(shown, fresh, -1e30)
+        peak = tl.maximum(top, fresh)
+        weight = tl.where(shown, tl.exp(fresh - peak), 0.0)
+        kept = tl.exp(top - peak)
+        total = total * kept + weight
+        result = result * kept[:, None]
+        # Keys and values of padding are anybody's: no product with them.
+        value_row = tl.where(shown, new.to(tl.float32), 0.0)
+        result += weight[:, None] * value_row[None, :]
+        top = peak
+
+    cached = place - (token - oldest).to(tl.int32)
+    low = 0
+    if WINDOWED:
+        low = tl.minimum(tl.maximum(place - window + 1, 0), cached) // KEYS * KEYS
+        at += low
+        home = tl.load(table + row * width + at // SIZE, mask=at < cached, other=0)
+    end = tl.where(real, cached, 0)
+    tiles = (end - low + KEYS - 1) // KEYS
+    active = tl.where(tiles <= ALONE, 1, tl.minimum(tiles, SPLITS))
+    end = tl.where(split < active, end, 0)
+    for start in range(low + split * KEYS, end, active * KEYS):
+        at = start + tl.arange(0, KEYS)
+        there = at < end
+        if WINDOWED:
+            there = there & (place - at < window)
+        cell = (home.to(tl.int64) * SIZE + at % SIZE) * KV_HEADS + kv_head
+        inner = cell[:, None] * DIM + h[None, :]
+        seen = there[:, None] & half[None, :]
+        first = tl.load(k_cache + inner, mask=seen, other=0)
+        second = tl.load(k_cache + inner + HALF, mask=seen, other=0)
+        seen = there[:, None] & (d < DIM)[None, :]
+        value = tl.load(v_cache + cell[:, None] * DIM + d[None, :], mask=seen, other=0)
+        score = tl.dot(left, tl.trans(first), input_precision="ieee")
+        score += tl.dot(right, tl.trans(second), input_precision="ieee")
+        score = capped(score * scale, cap, CAPPED)
+        score = tl.where(there[None, :], score, -1e30)
+        higher = tl.maximum(top, tl.max(score, 1))
+        mass = tl.where(there[None, :], tl.exp(score - higher[:, None]), 0.0)
+        fade = tl.exp(top - higher)
+        total = total * fade + tl.sum(mass, 1)
+        result = result * fade[:, None]
+        result += tl.dot(mass.to(value.dtype), value, input_precision="ieee")
+        top = higher
+        at += active * KEYS
+        home = tl.load(table + row * width + at // SIZE, mask=at < end, other=0)
+
+    cell = token * (KV_HEADS * SHARED) + head
+    both = mine[:, None] & (d < DIM)[None, :]
+    if active == 1:
+        if split == 0:
+            result = result / tl.where(total > 0, total, 1)[:, None]
+            tl.store(out + cell[:, None] * DIM + d[None, :], result, mask=both)
+    else:
+        if split < active:
+            cell = cell * SPLITS + split
+            tl.store(part + cell[:, None] * DIM + d[None, :], result, mask=both)
+            tl.store(masses + cell * 2, top, mask=mine)
+            tl.store(masses + cell * 2 + 1, total, mask=mine)
+            tl.debug_barrier()
+            arrival = arrivals + token * tl.num_programs(1) + tl.program_id(1)
+            if tl.atomic_add(arrival, 1, sem="acq_rel") == active - 1:
+                tl.store(arrival, 0)
+                first_cell = token * (KV_HEADS * SHARED) + kv_head * SHARED
+                finish(
+                    out, part, masses, first_cell + chunk * LANES, chunk * LANES,
+                    active, SHARED, LANES, DIM, DIM_P, SPLITS,
+                )  # fmt: skip
+
+
+def plan(step: Step, *, block_size: int) -> torch.Tensor:  # noqa: ARG001
+    """Counters of arrivals, int32 [T, MOST_HEADS]; every layer leaves zeros."""
+    shape = (step.positions.shape[0], MOST_HEADS)
+    return torch.zeros(shape, dtype=torch.int32, device=step.positions.device)
+
+
+def launch(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor,
+    sin: torch.Tensor, cache: Cache, step: Step, *, scale: float, window: int | None,
+    cap: float | None, group: int, tuning: Tuning,
+) -> torch.Tensor:  # fmt: skip
+    """What every head of every token found: [T, heads, d]."""
+    q, k, v = dense(q), dense(k), dense(v)
+    tokens, heads, dim = q.shape
+    (size, kv_heads), width = cache.k.shape[1:3], step.blocks.shape[2]
+    shared, keys = heads // kv_heads, keys_at_once(dim, q.dtype)
+    lanes = min(power(shared), HEADS)
+    across = kv_heads * -(-shared // lanes)
+    splits = split_count(tokens * across, -(-width * size // keys), tuning)
+    out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    shape = (tokens, heads, splits)
+    part = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
+    masses = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
+    arrivals = step.plan[LABEL] if step.plan else plan(step, block_size=size)
+    rope_attend[(tokens, across, splits)](
+        q, k, v, cos, sin, cache.k, cache.v, step.blocks[group], step.rows,
+        step.positions, step.starts, step.counts, step.writes[group], out, part, masses,
+        arrivals, q.stride(0), k.stride(0), v.stride(0), width, scale, window or 0,
+        cap or 1.0, ONE=tokens == 1, SIZE=size, KV_HEADS=kv_heads, SHARED=shared,
+        LANES=lanes, HALF=dim // 2, HALF_P=max(power(dim // 2), 16),
+        DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits, M=max(lanes, 16),
+        WINDOWED=window is not None, CAPPED=cap is not None,
+        EARLY=tuning.starts_early(tokens), num_warps=4, num_stages=2,
+        **tuning.launch(tokens),
+    )  # fmt: skip
+    return out
+
+
+def split_count(programs: int, tiles: int, tuning: Tuning) -> int:
+    """Parts that a row's keys are cut into, so that every multiprocessor has work."""
+    wanted = -(-2 * tuning.processors // programs)
+    return min(power(wanted), MOST_SPLITS, power(tiles))
+
+
+def keys_at_once(dim: int, dtype: torch.dtype) -> int:
+    """Keys of a tile, as many as registers hold."""
+    if dtype == torch.float32:
+        return 32 if dim > 64 else 64
+    return 64 if dim > 64 else 128

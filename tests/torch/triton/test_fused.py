@@ -1,0 +1,232 @@
+"""Regions of a decoding step against the float64 bodies, as test_kernels.py does."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from inl.ops import catalog
+from inl.ops.attention import random_step
+from inl.ops.fused import attend_case
+from inl.ops.linear import Linear, QkvLinear
+from inl.ops.mlp import GatedMlp
+from inl.ops.norm import Norm
+from inl.ops.step import empty_tables
+from inl.spec.message import Cell, Row, step_frame
+from inl.spec.op import Case
+from inl.spec.tolerance import judge
+from inl.spec.values import Bucket, Cache
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+PLACE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+if PLACE == "cpu" and not INTERPRETED:
+    pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
+
+from inl_torch import triton as ours  # noqa: E402
+from inl_torch.eager.linear import StackedQkv  # noqa: E402
+from inl_torch.eager.mlp import StackedMlp  # noqa: E402
+from inl_torch.triton.tuning import Tile, Tuning  # noqa: E402
+
+EARLY = PLACE == "cuda" and torch.cuda.get_device_capability() >= (9, 0)
+TUNINGS = {
+    "rule": Tuning(),
+    "ragged": Tuning(
+        tiles={
+            (kind, n, k): Tile(4, 64, 2)
+            for kind in ("norm", "gated", "plain")
+            for kind in (kind, f"{kind} in turns")
+            for n, k in ((85, 100), (30, 100), (100, 30), (24, 576))
+        },
+        processors=1,
+        early=EARLY,
+    ),
+}
+"""The second has tiles that fit nothing, and kernels that start early if they can."""
+
+
+def kernel(op, tuning):
+    return next(k for k in ours.kernels(tuning) if (k.op, k.name) == (op, "triton"))
+
+
+def poison():
+    """Leave NaN in the memory that the next tensors get."""
+    spoiled = [torch.full((size,), float("nan"), device=PLACE) for size in 8 * [65536]]
+    del spoiled
+
+
+def packed(w):
+    """The group's tensors as the kernels' own layout."""
+    if isinstance(w, QkvLinear):
+        biased = w.q_bias is not None
+        bias = torch.cat((w.q_bias, w.k_bias, w.v_bias)) if biased else None
+        return StackedQkv(torch.cat((w.q, w.k, w.v)), w.k, bias)
+    if isinstance(w, GatedMlp):
+        return StackedMlp(torch.cat((w.gate, w.up)), w.down)
+    return w
+
+
+def check(op, case, dtype, on_torch, on_host, seed, tuning="rule"):
+    spec = catalog()[op]
+    *rest, w = on_torch(spec, case, dtype, PLACE)
+    chosen = kernel(op, TUNINGS[tuning])
+    refused = chosen.refuse(*rest, w, **case.attrs)
+    assert refused is None, refused
+    poison()
+    got = on_host(chosen.run(*rest, packed(w), **case.attrs))
+    verdict = judge(spec, case, dtype, got)
+    assert verdict.passed, f"{op}/{case.name} {dtype}, seed {seed}: {verdict}"
+
+
+def sums(rng, tokens, width):
+    residual, delta = rng.standard_normal((2, tokens, width))
+    return residual, delta, Norm(rng.standard_normal(width))
+
+
+ROWS = [("float32", 1), ("float32", 5), ("bfloat16", 1), ("bfloat16", 8)]
+ROWS += [("float16", 1), ("float16", 3)]
+
+
+@pytest.mark.parametrize("tuning", TUNINGS)
+@pytest.mark.parametrize(("dtype", "tokens"), ROWS)
+def test_norm_qkv(dtype, tokens, tuning, seed, on_torch, on_host):
+    rng = np.random.default_rng(seed)
+    parts = [rng.standard_normal((size, 100)) for size in (51, 17, 17)]
+    biases = [rng.standard_normal(size) for size in (51, 17, 17)]
+    for w in (QkvLinear(*parts), QkvLinear(*parts, *biases)):
+        case = Case(f"{tokens}", (*sums(rng, tokens, 100), w), {"eps": 1e-5})
+        check("norm_qkv", case, dtype, on_torch, on_host, seed, tuning)
+
+
+@pytest.mark.parametrize("tuning", TUNINGS)
+@pytest.mark.parametrize(("dtype", "tokens"), ROWS)
+def test_norm_mlp(dtype, tokens, tuning, seed, on_torch, on_host):
+    rng = np.random.default_rng(seed)
+    for activation in ("silu", "gelu_tanh"):
+        gate, up = rng.standard_normal((2, 30, 100)) / 10
+        w = GatedMlp(gate, up, rng.standard_normal((100, 30)))
+        attrs = {"eps": 1e-5, "activation": activation}
+        case = Case(activation, (*sums(rng, tokens, 100), w), attrs)
+        check("norm_mlp", case, dtype, on_torch, on_host, seed, tuning)
+
+
+@pytest.mark.parametrize(("dtype", "tokens"), ROWS)
+def test_norm_logits(dtype, tokens, seed, on_torch, on_host):
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(max(tokens, 3))[:tokens].astype(np.int32)
+    residual, delta, norm = sums(rng, max(tokens, 3), 100)
+    w = Linear(rng.standard_normal((30, 100)), rng.standard_normal(30))
+    case = Case(f"{tokens}", (residual, delta, rows, norm, w), {"eps": 1e-5})
+    check("norm_logits", case, dtype, on_torch, on_host, seed)
+
+
+STEPS = {
+    "one": ([], [1], {}),
+    "one long": ([410], [1], {"block_size": 16}),
+    "long": ([300, 0, 71], [1, 1, 1], {"block_size": 16}),
+    "chunk among rows": ([9, 3, 0], [1, 5, 1], {"pad_rows": 5, "pad_tokens": 1}),
+    "nobody": ([5], [1], {"pad_rows": 1, "pad_tokens": 1}),
+}
+DIMS = {"9/3x64": (9, 3, 64), "22/2x8": (22, 2, 8), "2/1x80": (2, 1, 80)}
+
+
+def attend_cases(rng, dims):
+    for label, (cached, counts, extra) in STEPS.items():
+        step, blocks = random_step(rng, cached or [0], counts, **extra)
+        heads, kv_heads, dim = dims
+        size = extra.get("block_size", 4)
+        for window, cap in ((None, None), (4, 3.0)):
+            attrs = {"scale": dim**-0.5, "window": window, "cap": cap, "group": 0}
+            case = attend_case(rng, "decode", dims, attrs)
+            w = case.args[-1]
+            count = step.tokens.shape[0]
+            q = rng.standard_normal((count, heads, dim))
+            k, v = rng.standard_normal((2, count, kv_heads, dim))
+            k[step.counts[2] :] = v[step.counts[2] :] = 0
+            angle = rng.uniform(0, 100, (count, dim // 2))
+            cache = Cache(*rng.standard_normal((2, blocks, size, kv_heads, dim)))
+            args = (q, k, v, np.cos(angle), np.sin(angle), cache, step, w)
+            yield Case(f"{label}/{window}", args, attrs)
+
+
+@pytest.mark.parametrize("tuning", TUNINGS)
+@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attend_project(dtype, dims, tuning, seed, on_torch, on_host):
+    for case in attend_cases(np.random.default_rng(seed), DIMS[dims]):
+        check("attend_project", case, dtype, on_torch, on_host, seed, tuning)
+
+
+def test_attend_project_in_float16(seed, on_torch, on_host):
+    for case in attend_cases(np.random.default_rng(seed), (6, 2, 16)):
+        check("attend_project", case, "float16", on_torch, on_host, seed)
+
+
+def test_a_wrong_region_is_found(seed, on_torch, on_host):
+    rng, spec = np.random.default_rng(seed), catalog()["attend_project"]
+    verdicts = []
+    for case in attend_cases(rng, (9, 3, 64)):
+        *rest, step, w = on_torch(spec, case, "bfloat16", PLACE)
+        late = step._replace(positions=step.positions + 1)
+        got = kernel(spec.name, Tuning()).run(*rest, late, w, **case.attrs)
+        verdicts.append(judge(spec, case, "bfloat16", on_host(got)).passed)
+    assert not all(verdicts), f"seed {seed}"
+
+
+@pytest.mark.parametrize("sampler", ["greedy", "draw"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_choose_over_many_chunks(dtype, sampler, seed, on_torch, on_host):
+    spec, rng = catalog()["choose"], np.random.default_rng(seed)
+    case = next(c for c in spec.cases(rng) if c.name == f"{sampler}/257")
+    _, step, tables = case.args
+    logits = 3 * rng.standard_normal((4, 5000))
+    logits[1, [7, 4000]] = 40.0  # a tie, far apart
+    case = Case(sampler, (logits, step, tables), case.attrs)
+    arguments = on_torch(spec, case, dtype, PLACE)
+    poison()
+    got = on_host(kernel("choose", Tuning(early=EARLY)).run(*arguments, **case.attrs))
+    verdict = judge(spec, case, dtype, got)
+    assert verdict.passed, f"{sampler} {dtype}, seed {seed}: {verdict}"
+
+
+def test_make_step_of_many_rows(seed, on_torch, on_host):
+    rng, spec = np.random.default_rng(seed), catalog()["make_step"]
+    tables = empty_tables(groups=2, slots=151, width=9)
+    tables.blocks[:, 1:] = rng.integers(1, 900, (2, 150, 9))
+    tables.lengths[1:] = rng.integers(0, 20, 150)
+    tables.last[1:] = rng.integers(0, 90, 150)
+    slots = rng.permutation(np.arange(1, 151))
+    counts = [1] * 90 + [int(n) for n in rng.integers(1, 9, 40)]
+    rows = [Row(int(s), [-1] * n) for s, n in zip(slots, counts, strict=False)]
+    cells = [Cell(1, int(slot), 8, int(slot) + 7) for slot in slots[:100]]
+    bucket = Bucket(sum(counts) + 20, 140)
+    message = step_frame(
+        bucket, rows, cells, step=1, groups=2, block_size=4, decode_rows=90
+    )
+    attrs = {"bucket": bucket, "block_size": 4}
+    case = Case("many", (message, tables), attrs)
+    arguments = on_torch(spec, case, "float32", PLACE)
+    poison()
+    got = on_host(kernel("make_step", Tuning(early=EARLY)).run(*arguments, **attrs))
+    verdict = judge(spec, case, "float32", got)
+    assert verdict.passed, f"seed {seed}: {verdict}"
+
+
+def test_what_the_library_does_better_is_refused():
+    tuning = Tuning(shared_elements=1000)
+    chosen = kernel("norm_logits", tuning)
+    norm, w = Norm(torch.zeros(40)), Linear(torch.zeros(30, 40))
+
+    def refuse(rows, dtype=torch.float32):
+        x = torch.zeros(rows, 40, dtype=dtype)
+        return chosen.refuse(x, x, torch.zeros(rows), norm, w, eps=1e-5)
+
+    assert refuse(1) is None
+    assert "of 1200 weights, for 2 rows, the library makes more" in refuse(2)
+    assert "8 rows at most, found 9" in refuse(9)
+    assert "float64" in refuse(1, torch.float64)
