@@ -16,7 +16,7 @@ from inl.runtime.advance import advance, choose, forward
 from inl.runtime.check import FrameCheck
 from inl.runtime.runner import Limits, Reply, Runner
 from inl.runtime.trace import trace
-from inl.spec.message import MARK, MASKED, STEP, Header
+from inl.spec.message import MARK, MASKED, STEP, Header, step_frame
 from inl.spec.table import Ops, Policy, Tracer
 from inl.spec.values import Bucket, Model, Paged, Scores, State, Tables
 
@@ -151,11 +151,24 @@ class LocalRunner(Runner):
         return self._backend.numpy(logits)
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Make every program of ``limits.buckets`` now."""
-        for done, bucket in enumerate(self.limits.buckets, start=1):
-            self._program("advance", bucket)
+        """Make every program of ``limits.buckets`` and run it once, on nobody.
+
+        ``progress`` is told (programs done, programs). No step may be in flight.
+        """
+        self._check_open()
+        if self._pending:
+            raise ProtocolError("warm_up: a step is in flight; collect it first")
+        limits = self.limits
+        for done, bucket in enumerate(limits.buckets, start=1):
+            empty = step_frame(
+                bucket, (), step=0, groups=limits.groups,
+                block_size=limits.block_size, decode_rows=0,
+            )  # fmt: skip
+            frame = self._backend.tensor(wrap(empty))
+            program = self._program("advance", bucket)
+            _, self._state = program(self._loaded.weights, frame, self._state)
             if progress:
-                progress(done, len(self.limits.buckets))
+                progress(done, len(limits.buckets))
 
     def tracer(self, bucket: Bucket) -> Tracer:
         """What the model calls at this bucket, and what was chosen for it."""

@@ -67,7 +67,7 @@ class Captured:
             self._graph.replay()
             if len(self._results) == 1:
                 return tree_map(Arriving, self._results[0]), state
-            return (*tree_map(torch.clone, self._results), state)
+            return (*tree_map(_copied, self._results), state)
 
     def _capture(
         self, weights: Any, message: torch.Tensor, state: Any
@@ -100,6 +100,11 @@ class Captured:
                 "that it was captured with; capture again"
             )
         self._state = state
+
+
+def _copied(leaf: Any) -> Any:
+    """A tensor that the next replay leaves alone; a plan of plain Python as it is."""
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def addresses(tree: Any) -> tuple[int, ...]:
