@@ -1,0 +1,294 @@
+"""Decoding steps alone, on random weights: what they take, and where the time goes.
+
+    python bench/cuda_steps.py --model smollm2 --rows 1 8 32 --profile
+    python bench/cuda_steps.py --model 8b --search
+
+Every row decodes the token it chose last, which the host never reads in between. The
+ceiling is the time in which a copy on the device reads the weights once. ``--search``
+tries tiles for each product and prints those that made the whole step faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cuda_graph import weight_bytes
+from torch.profiler import ProfilerActivity, profile
+
+from inl.device import Device
+from inl.dtypes import HostArray
+from inl.models.llama import MODEL
+from inl.runtime.local import Loaded, LocalRunner
+from inl.spec.message import Row, admit_frame, step_frame
+from inl.spec.op import Spec
+from inl.spec.table import Policy
+from inl.spec.tree import leaves
+from inl.spec.values import Bucket, Limits
+from inl.weights.checkpoint import Checkpoint
+from inl.weights.groups import plan_groups
+from inl.weights.loader import load_weights
+from inl_cuda.backend import CudaBackend
+from inl_cuda.tuning import tuning
+from inl_torch import eager, triton
+from inl_torch.triton.tuning import Tile
+
+BLOCK = 16
+SHAPES = {
+    "smollm2": (49152, 576, 1536, 30, 9, 3, 64, True),
+    "8b": (128256, 4096, 14336, 32, 32, 8, 128, False),
+}
+FIELDS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings",
+)  # fmt: skip
+
+
+class Random(Checkpoint):
+    """Tensors of the right shapes, all cut from one run of random numbers."""
+
+    path = Path("random")
+    eos_token_ids = ()
+    chat_template = None
+
+    def __init__(self, config: dict[str, Any], specs: dict[str, Spec]) -> None:
+        self.config, self._specs = config, specs
+        rng = np.random.default_rng(0)
+        numbers = rng.standard_normal(1 << 22).astype(np.float32) * 0.03
+        self._bits = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+        self._made: dict[tuple[int, ...], HostArray] = {}
+
+    def names(self) -> list[str]:
+        return list(self._specs)
+
+    def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
+        return self._specs[name].dtype, self._specs[name].shape
+
+    def tensor(self, name: str) -> HostArray:
+        shape = self._specs[name].shape
+        if shape not in self._made:
+            data = np.resize(self._bits, shape)
+            if len(shape) == 1:
+                data = np.full(shape, 0x3F80, np.uint16)
+            data.setflags(write=False)
+            self._made[shape] = HostArray(data, "bfloat16", shape)
+        return self._made[shape]
+
+    def tokenizer(self) -> Any:
+        raise self.missing("tokenizer")
+
+    def close(self) -> None:
+        self._made = {}
+
+
+def load(backend: CudaBackend, name: str, dtype: str, layers: int) -> Loaded:
+    hf = dict(zip(FIELDS, SHAPES[name], strict=True))
+    hf["max_position_embeddings"] = 8192
+    hf["num_hidden_layers"] = layers or hf["num_hidden_layers"]
+    config = replace(MODEL.config(hf), dtype=dtype)
+    specs = {
+        param.source: Spec(param.shape, "bfloat16")
+        for group in leaves(MODEL.weights(config))
+        for param in group.params.values()
+    }
+    kernels = tuple(backend.kernels())
+    groups = plan_groups(MODEL.weights(config), kernels, specs)
+    weights = load_weights(groups, Random(hf, specs), backend, dtype)
+    return Loaded(MODEL, config, groups, weights, Policy(kernels))
+
+
+class Bench:
+    """A runner whose rows all decode."""
+
+    def __init__(self, backend: CudaBackend, loaded: Loaded, rows: int, length: int):
+        self.rows, self.length = rows, length
+        width = -(-(length + 1200) // BLOCK)
+        vocab = loaded.config.vocab_size
+        limits = Limits(
+            rows + 1, (width * rows + 1,), BLOCK, width, vocab, sampler="greedy"
+        )
+        self.runner = LocalRunner(backend, loaded, limits)
+        for row in range(rows):
+            table = list(range(1 + row * width, 1 + (row + 1) * width))
+            self.runner.submit(
+                admit_frame(
+                    row + 1, [table], groups=1, width=width, length=length, last=row
+                )
+            )
+        self.frame = step_frame(
+            Bucket(rows, rows),
+            [Row(row + 1, [-1]) for row in range(rows)],
+            step=0, groups=1, block_size=BLOCK, decode_rows=rows,
+        )  # fmt: skip
+
+    def run(self, count: int) -> None:
+        flying: deque[int] = deque()
+        for number in range(count):
+            if len(flying) == 2:
+                flying.popleft()
+                self.runner.collect()
+            self.runner.submit(self.frame)
+            flying.append(number)
+        for _ in flying:
+            self.runner.collect()
+
+    def ms(self, count: int = 100, runs: int = 5) -> float:
+        self.run(3)
+        found = []
+        for _ in range(runs):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            self.run(count)
+            torch.cuda.synchronize()
+            found.append(1e3 * (time.perf_counter() - start) / count)
+        return statistics.median(found)
+
+    def device_ms(self, replays: int = 30) -> float:
+        """The graph alone, replayed back to back: no host between two steps."""
+        program = self.runner._programs["advance", Bucket(self.rows, self.rows)]
+        graph = program.__closure__[0].cell_contents._graph  # guarded(program)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        times = []
+        for _ in range(5):
+            begin.record()
+            for _ in range(replays):
+                graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / replays)
+        return statistics.median(times)
+
+    def spent(self, count: int = 20) -> None:
+        """Print launches a step and the mean time of each kernel."""
+        self.run(3)
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            self.run(count)
+            torch.cuda.synchronize()
+        events = [e for e in seen.key_averages() if e.self_device_time_total > 0]
+        events.sort(key=lambda e: -e.self_device_time_total)
+        launches = sum(e.count for e in events) / count
+        busy = sum(e.self_device_time_total for e in events) / count / 1e3
+        print(f"  {launches:.1f} launches a step, {busy:.3f} ms in kernels")
+        for e in events[:16]:
+            mean = e.self_device_time_total / e.count
+            print(f"    {e.count / count:6.1f} x {mean:8.2f} us  {e.key[:70]}")
+
+
+def copy_rate() -> float:
+    """Bytes per second that a large copy on the device reads and writes."""
+    source = torch.randn(1 << 30, device="cuda")
+    target = torch.empty_like(source)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    rates = []
+    for _ in range(10):
+        begin.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        rates.append(2e3 * source.nbytes / begin.elapsed_time(end))
+    return statistics.median(rates)
+
+
+def candidates(k: int) -> list[Tile]:
+    found = [
+        Tile(rows, columns, warps)
+        for rows in (1, 2, 4, 8) for columns in (256, 512, 1024, 2048)
+        for warps in (1, 2, 4, 8)
+        if 16 <= rows * columns // (32 * warps) <= 128
+    ]  # fmt: skip
+    return [tile for tile in found if tile.columns < 2 * k]
+
+
+def products(loaded: Loaded, rows: int) -> list[tuple[str, int, int]]:
+    c = loaded.config
+    h, i = c.hidden_size, c.intermediate_size
+    wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    found = [("plain", h, i), ("gated", i, h), ("norm", wide + 2 * narrow, h)]
+    found += [("plain", h, wide), ("norm", c.vocab_size, h)]
+    found = list(dict.fromkeys(found))
+    if rows > 1:
+        return [(f"{kind} in turns", n, k) for kind, n, k in found[:-1]]
+    return found
+
+
+def search(backend: Any, loaded: Loaded, rows: int, length: int, limit: float) -> None:
+    """One product after the other, the best tile kept; the whole step is timed."""
+    best = tuning(backend.place)
+
+    def time_of(tried: Any) -> float:
+        kernels = (*eager.kernels(), *triton.kernels(tried))
+        try:
+            bench = Bench(
+                backend, replace(loaded, policy=Policy(kernels)), rows, length
+            )
+            bench.run(3)
+            ms = bench.device_ms()
+            bench.runner.close()
+            return ms
+        except Exception as error:
+            print(f"  {type(error).__name__}: {str(error)[:80]}")
+            return float("inf")
+
+    deadline = time.perf_counter() + limit
+    fastest = time_of(best)
+    print(f"  start {fastest:.4f}")
+    for product in products(loaded, rows):
+        for tile in candidates(product[2]):
+            if time.perf_counter() > deadline:
+                print("  out of time")
+                return
+            tried = replace(best, tiles={**best.tiles, product: tile})
+            ms = time_of(tried)
+            if ms < 0.998 * fastest:
+                best, fastest = tried, ms
+        print(f"  {product}: {best.tiles.get(product)} -> {fastest:.4f}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2", choices=SHAPES)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1])
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=0)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--early", choices=["yes", "no", "both"], default="yes")
+    parser.add_argument("--search", type=float, default=0, help="seconds")
+    given = parser.parse_args()
+    backend = CudaBackend(Device("cuda:0"))
+    loaded = load(backend, given.model, given.dtype, given.layers)
+    size = weight_bytes(loaded.weights)
+    rate = copy_rate()
+    floor = 1e3 * size / rate
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.model} "
+          f"in {given.dtype}, weights {size / 1e9:.2f} GB, copies {rate / 1e12:.2f} TB/s, "
+          f"ceiling {floor:.3f} ms/step")  # fmt: skip
+    for rows in given.rows:
+        for early in {"yes": [True], "no": [False], "both": [True, False]}[given.early]:
+            tuned = replace(tuning(backend.place), early=early)
+            kernels = (*eager.kernels(), *triton.kernels(tuned))
+            chosen = replace(loaded, policy=Policy(kernels))
+            bench = Bench(backend, chosen, rows, given.length)
+            ms, device = bench.ms(), bench.device_ms()
+            print(f"{rows:4} rows, early {early}: {ms:.3f} ms/step, graph alone "
+                  f"{device:.3f}, {1e3 * rows / ms:.0f} tokens/s, "
+                  f"{floor / device:.0%} of the ceiling", flush=True)  # fmt: skip
+            if given.profile and not early:
+                bench.spent()
+            bench.runner.close()
+        if given.search:
+            search(backend, loaded, rows, given.length, given.search)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
