@@ -40,6 +40,7 @@ lint: .venv/.test
 .venv/.test: .venv/.demo pyproject.toml
 	$(call PIP,.venv) -U "pip>=25.1"
 	$(call PIP,.venv) $(TORCH) -e plugins/inl-cuda -e libs/inl-jax --group test --group outside --group lint
+	$(call PIP,.venv) --no-deps triton
 	@touch $@
 
 .venv-core/.test: core/pyproject.toml pyproject.toml constraints.txt

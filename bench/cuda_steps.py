@@ -270,8 +270,8 @@ def main() -> int:
     rate = copy_rate()
     floor = 1e3 * size / rate
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.model} "
-          f"in {given.dtype}, weights {size / 1e9:.2f} GB, copies {rate / 1e12:.2f} TB/s, "
-          f"ceiling {floor:.3f} ms/step")  # fmt: skip
+          f"in {given.dtype}, weights {size / 1e9:.2f} GB, "
+          f"copies {rate / 1e12:.2f} TB/s, ceiling {floor:.3f} ms/step")  # fmt: skip
     for rows in given.rows:
         for early in {"yes": [True], "no": [False], "both": [True, False]}[given.early]:
             tuned = replace(tuning(backend.place), early=early)

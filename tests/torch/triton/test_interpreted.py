@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-KERNELS = Path(__file__).with_name("test_kernels.py")
+FILES = ("test_fused.py", "test_kernels.py")
 
 
 @pytest.mark.skipif(
@@ -21,9 +21,11 @@ KERNELS = Path(__file__).with_name("test_kernels.py")
 @pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="already in the interpreter"
 )
-def test_every_kernel_in_the_interpreter():
+@pytest.mark.parametrize("file", FILES)
+def test_every_kernel_in_the_interpreter(file):
+    path = str(Path(__file__).with_name(file))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(KERNELS)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

@@ -166,7 +166,7 @@ class LocalRunner(Runner):
             )  # fmt: skip
             frame = self._backend.tensor(wrap(empty))
             program = self._program("advance", bucket)
-            _, self._state = program(self._loaded.weights, frame, self._state)
+            _, self._state = program(self.loaded.weights, frame, self._state)
             if progress:
                 progress(done, len(limits.buckets))
 
