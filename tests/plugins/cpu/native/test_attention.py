@@ -144,6 +144,34 @@ def test_rotated_written_and_attended_at_once(native, rng, dtype, cached, counts
     assert verdict.passed, verdict
 
 
+@pytest.mark.parametrize("block_size", [4, 16, 40])
+@pytest.mark.parametrize("attrs", [{}, {"window": 21}, {"cap": 5.0}])
+@pytest.mark.parametrize(
+    ("cached", "counts", "dims"),
+    [
+        ([0], [70], (6, 2, 64)),
+        ([40, 0, 3], [1, 25, 61], (9, 3, 64)),
+        ([17], [33], (3, 1, 128)),
+        ([5], [64], (2, 2, 96)),
+    ],
+)
+def test_many_tokens_whose_bits_are_free(
+    native, rng, block_size, attrs, cached, counts, dims
+):
+    heads, kv_heads, width = dims
+    case = long_case(rng, cached=cached, counts=counts, heads=heads, width=width,
+                     kv_heads=kv_heads, block_size=block_size)  # fmt: skip
+    q, k, v, cache, step = case.args
+    paged = Paged(native, cache.k.shape, narrow=True)
+    paged.fill(cache)
+    both = case.attrs | attrs
+    y = attend(native, bf16(q), paged, step, both, k=bf16(k), v=bf16(v),
+               flags=Flag.ANY_BITS)  # fmt: skip
+    named = Case("", case.args, both)
+    verdict = judge(CATALOG["attend"], named, "bfloat16", (y, paged.read()))
+    assert verdict.passed, verdict
+
+
 def test_heads_are_normalized_first(native, rng):
     case = long_case(rng, cached=[4, 9], counts=[1, 6])
     q, k, v, cache, step = case.args

@@ -5,8 +5,8 @@
  * axis unless said otherwise; integers are int32, as a Step has them. Strides count
  * elements between rows. A NULL pointer leaves an optional part out.
  *
- * Results have the same bits for any number of threads. Except with INL_AMX, a row's
- * results also do not depend on which other rows are computed with it.
+ * Results have the same bits for any number of threads. Except with INL_ANY_BITS, a
+ * row's results also do not depend on which other rows are computed with it.
  */
 #ifndef INL_H
 #define INL_H
@@ -115,7 +115,8 @@ enum inl_opcode {
      * heads and writing k and v, each if given. A token sees keys of its row at
      * positions p - window + 1 .. p; tokens beyond starts[R] and rows of length 0 get
      * zeros. Weights are softmax(cap * tanh(scale * q k / cap)).
-     * flags: INL_KV_BF16, INL_PLUS_ONE, INL_ONE_EACH (no row has two tokens).
+     * flags: INL_KV_BF16, INL_PLUS_ONE, INL_ANY_BITS, INL_ONE_EACH (no row has two
+     * tokens).
      * d: 0 tokens T, 1 heads, 2 kv heads, 3 head width, 4 block size, 5 rows R,
      *    6 blocks in a row's table, 7 window (0 is all), 8 q stride, 9 k and v stride.
      * p: 0 q, 1 k, 2 v, 3 k cache, 4 v cache, 5 y [T, heads * width], 6 positions [T],
@@ -177,7 +178,7 @@ enum inl_flag {
     INL_SAMPLE_FULL = 256,
     INL_SAMPLE_MASK = 384,
     INL_INTERLEAVE = 512,
-    INL_ANY_BITS = 1024 /* linear: may use AMX, whose bits differ from one row's */
+    INL_ANY_BITS = 1024 /* linear, attention: may use AMX, with other bits than one row's */
 };
 
 /* Sources of INL_PACK: plain numbers, and the packed kinds of GGUF files. */

@@ -23,30 +23,30 @@ struct Attention {
     int64_t longest() const { return table * shape.tiles() * INL_LANES; }
 };
 
-/* Scratch of a thread: rotated queries, words of queries, scores, weights. */
+/* Scratch of a thread for a number of queries at once. */
 struct AttentionScratch {
-    float *query;    /* [ATTENTION_ROWS][padded width] */
-    uint32_t *words; /* [ATTENTION_ROWS][padded width] or half of that */
-    float *scores;   /* [ATTENTION_ROWS][longest] */
-    uint16_t *narrow; /* [ATTENTION_ROWS][longest] weights in bfloat16 */
-    float *key;      /* [padded width] */
+    float *query;     /* [queries][padded width], rotated */
+    uint32_t *words;  /* [queries][width] or, in pairs, half of that */
+    float *scores;    /* [queries][longest] */
+    uint16_t *narrow; /* [queries][longest] weights in bfloat16 */
+    float *key;       /* [padded width] */
 
-    AttentionScratch(const Attention &a, char *own) {
-        const int64_t wide = a.shape.padded() * ATTENTION_ROWS, keys = a.longest() * ATTENTION_ROWS;
+    AttentionScratch(const Attention &a, char *own, int64_t queries) {
+        const int64_t wide = a.shape.padded() * queries, keys = a.longest() * queries;
         query = reinterpret_cast<float *>(own);
         words = reinterpret_cast<uint32_t *>(query + wide);
         key = reinterpret_cast<float *>(words + wide);
         scores = key + a.shape.padded();
         narrow = reinterpret_cast<uint16_t *>(scores + keys);
     }
-    static int64_t bytes(const Attention &a) {
-        const int64_t wide = a.shape.padded() * (2 * ATTENTION_ROWS + 1);
-        return aligned(4 * wide + 6 * a.longest() * ATTENTION_ROWS);
+    static int64_t bytes(const Attention &a, int64_t queries) {
+        const int64_t wide = a.shape.padded() * (2 * queries + 1);
+        return aligned(4 * wide + 6 * a.longest() * queries);
     }
 };
 
 Scratch attention_scratch(const inl_instruction &i) {
-    return {0, AttentionScratch::bytes(Attention(i))};
+    return {0, AttentionScratch::bytes(Attention(i), ATTENTION_ROWS)};
 }
 
 /* A head of q or k, normalized and rotated where that is asked for. */
@@ -75,16 +75,18 @@ int64_t cache_tokens_chunks(const inl_instruction &i) {
 
 void cache_tokens_body(const inl_instruction &i, int64_t token, Worker &worker) {
     const Attention a(i);
-    const AttentionScratch scratch(a, worker.own);
-    for (int64_t head = 0; head < a.kv_heads; head++) cache_token(a, token, head, scratch.key);
+    float *key = reinterpret_cast<float *>(worker.own);
+    for (int64_t head = 0; head < a.kv_heads; head++) cache_token(a, token, head, key);
 }
 
 /* A few queries of one sequence, and the keys that any of them sees. */
 struct Queries {
-    int count;
-    int64_t row, from, to;
-    int64_t token[ATTENTION_ROWS], head[ATTENTION_ROWS];
-    int64_t first[ATTENTION_ROWS], end[ATTENTION_ROWS]; /* keys that each sees */
+    int limit, count = 0;
+    int64_t row = 0, from = 0, to = 0;
+    int64_t token[16], head[16];
+    int64_t first[16], end[16]; /* keys that each sees */
+
+    explicit Queries(int limit) : limit(limit) {}
 };
 
 inline const char *key_tile(const Attention &a, int cache, const Queries &q, int64_t head,
@@ -264,7 +266,7 @@ void attend(const Attention &a, const Queries &q, int64_t head, const AttentionS
 /* Add a query; false where it is full or belongs to another sequence. */
 bool join(const Attention &a, Queries &q, int64_t token, int64_t head) {
     const int64_t row = a.ints(7, token), position = a.ints(6, token);
-    if (q.count == ATTENTION_ROWS || (q.count && row != q.row)) return false;
+    if (q.count == q.limit || (q.count && row != q.row)) return false;
     const int64_t first = a.window && position >= a.window ? position - a.window + 1 : 0;
     q.row = row;
     q.token[q.count] = token;
@@ -281,33 +283,38 @@ bool is_padding(const Attention &a, int64_t token) {
     return token >= a.ints(8, a.rows) || a.ints(9, a.ints(7, token)) == 0;
 }
 
-void attention_body(const inl_instruction &i, int64_t chunk, Worker &worker) {
-    const Attention a(i);
-    const AttentionScratch scratch(a, worker.own);
-    const int64_t head = chunk % a.kv_heads, spans = over(i.dims[0], token_span(i));
-    /* The last tokens see most: first come those that take longest. */
-    const Span tokens(spans - 1 - chunk / a.kv_heads, token_span(i), i.dims[0]);
-    Queries q{};
-    const auto finish = [&] {
-        if (q.count == 0) return;
-        a.shape.narrow ? attend<true>(a, q, head, scratch) : attend<false>(a, q, head, scratch);
-        q.count = 0;
-    };
+using Attend = void (*)(const Attention &, const Queries &, int64_t head,
+                        const AttentionScratch &);
+
+/* All queries of some tokens and one kv head, as many at once as may be. */
+void attend_tokens(const Attention &a, const Span &tokens, int64_t head,
+                   const AttentionScratch &scratch, int limit, Attend attend_some) {
+    Queries q(limit);
     for (int64_t token = tokens.from; token < tokens.to; token++) {
-        if (i.data[1] != nullptr && i.flags & INL_ONE_EACH)
+        if (a.i.data[1] != nullptr && a.i.flags & INL_ONE_EACH)
             cache_token(a, token, head, scratch.key);
-        for (int64_t at = 0; at < a.group; at++) {
-            const int64_t mine = head * a.group + at;
+        for (int64_t mine = head * a.group; mine < (head + 1) * a.group; mine++) {
             if (is_padding(a, token)) {
-                float *y = data<float>(i, 5) + (token * a.heads + mine) * a.width;
+                float *y = data<float>(a.i, 5) + (token * a.heads + mine) * a.width;
                 std::memset(y, 0, size_t(a.width) * 4);
             } else if (!join(a, q, token, mine)) {
-                finish();
+                attend_some(a, q, head, scratch);
+                q.count = 0;
                 join(a, q, token, mine);
             }
         }
     }
-    finish();
+    if (q.count) attend_some(a, q, head, scratch);
+}
+
+void attention_body(const inl_instruction &i, int64_t chunk, Worker &worker) {
+    const Attention a(i);
+    const AttentionScratch scratch(a, worker.own, ATTENTION_ROWS);
+    const int64_t spans = over(i.dims[0], token_span(i));
+    /* The last tokens see most: first come those that take longest. */
+    const Span tokens(spans - 1 - chunk / a.kv_heads, token_span(i), i.dims[0]);
+    attend_tokens(a, tokens, chunk % a.kv_heads, scratch, ATTENTION_ROWS,
+                  a.shape.narrow ? attend<true> : attend<false>);
 }
 
 int64_t attention_chunks(const inl_instruction &i) {
