@@ -72,7 +72,8 @@ def changed(folder, tmp_path, **fields):
 
 
 def test_the_default_model_answers_on_the_reference(capsys):
-    default_model()  # on a fresh machine fetching it is told on standard error
+    default_model()
+    capsys.readouterr()  # on a fresh machine, that it is fetched
     code, out, err = run(
         capsys, "generate", "What is 17 + 25?", "--device", "reference",
         "--max-tokens", "6",
