@@ -61,7 +61,8 @@ struct Packed {
         matrix.rows = rows;
         matrix.columns = columns;
         const int64_t size = inl_matrix_bytes(&matrix);
-        memory = static_cast<char *>(std::aligned_alloc(64, size_t(size + 63) / 64 * 64));
+        memory =
+            static_cast<char *>(std::aligned_alloc(64, size_t(size + 63) / 64 * 64));
         for (int64_t at = 0; at < size; at++) memory[at] = 0;
         matrix.data = memory;
         std::vector<uint8_t> source(size_t(rows * inl_source_bytes(kind, columns)));
@@ -83,8 +84,11 @@ void linear(const char *name, int kind, int mode, float bound) {
     Floats x = random_floats(rows * columns), y[2];
     for (int which = 0; which < 2; which++) {
         y[which].resize(rows * outputs);
-        run(which, {INL_LINEAR, mode, {rows, columns, outputs},
-                    {x.data(), &packed.matrix, nullptr, y[which].data()}, {}});
+        run(which, {INL_LINEAR,
+                    mode,
+                    {rows, columns, outputs},
+                    {x.data(), &packed.matrix, nullptr, y[which].data()},
+                    {}});
     }
     compare(name, y[0], y[1], bound);
 }
@@ -104,7 +108,8 @@ void attention(const char *name, int flags, float bound) {
     for (int which = 0; which < 2; which++) {
         std::vector<char> k_cache(bytes, -1), v_cache(bytes, -1);
         y[which].resize(q.size());
-        run(which, {INL_ATTENTION, flags,
+        run(which, {INL_ATTENTION,
+                    flags,
                     {tokens, heads, kv_heads, width, size, 1, 2, 9, heads * width,
                      kv_heads * width},
                     {q.data(), k.data(), v.data(), k_cache.data(), v_cache.data(),
@@ -120,7 +125,8 @@ void rows_of(const char *name, int opcode, int flags, std::vector<int64_t> dims)
     Floats a = random_floats(count), b = random_floats(count), y[2];
     for (int which = 0; which < 2; which++) {
         y[which].resize(count);
-        inl_instruction one = {opcode, flags, {}, {a.data(), b.data(), y[which].data()}, {1e-5f}};
+        inl_instruction one = {
+            opcode, flags, {}, {a.data(), b.data(), y[which].data()}, {1e-5f}};
         for (size_t at = 0; at < dims.size(); at++) one.dims[at] = dims[at];
         run(which, one);
     }

@@ -75,10 +75,12 @@ int64_t inl_source_bytes(int32_t kind, int64_t columns) {
     return columns / found->block * found->bytes;
 }
 
-int64_t inl_cache_bytes(
-    int64_t blocks, int64_t block_size, int64_t kv_heads, int64_t width, int32_t flags) {
-    if (blocks < 1 || block_size < 1 || kv_heads < 1 || width < 2 || width % 2) return -1;
-    const inl::CacheShape shape{block_size, kv_heads, width, (flags & INL_KV_BF16) != 0};
+int64_t inl_cache_bytes(int64_t blocks, int64_t block_size, int64_t kv_heads,
+                        int64_t width, int32_t flags) {
+    if (blocks < 1 || block_size < 1 || kv_heads < 1 || width < 2 || width % 2)
+        return -1;
+    const inl::CacheShape shape{block_size, kv_heads, width,
+                                (flags & INL_KV_BF16) != 0};
     return blocks * shape.block_bytes();
 }
 

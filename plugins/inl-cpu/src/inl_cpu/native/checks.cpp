@@ -7,12 +7,14 @@ namespace {
 
 const char *matrix_refusal(const inl_matrix *m) {
     if (m == nullptr) return "matrix: missing";
-    if (m->rows < 1 || m->columns < 1) return "matrix: rows and columns must be positive";
+    if (m->rows < 1 || m->columns < 1)
+        return "matrix: rows and columns must be positive";
     if (m->data == nullptr) return "matrix: it has no data";
     if (m->format == INL_F32 || m->format == INL_BF16) return nullptr;
     if (m->format != INL_U4 && m->format != INL_U8)
         return "matrix: accepted formats are F32, BF16, U4 and U8";
-    if (m->group != 16 && m->group != 32) return "matrix: accepted groups are 16 and 32";
+    if (m->group != 16 && m->group != 32)
+        return "matrix: accepted groups are 16 and 32";
     if (m->columns % m->group) return "matrix: columns must be whole groups";
     if (m->scale != INL_F16 && m->scale != INL_F32)
         return "matrix: accepted scales are F16 and F32";
@@ -45,7 +47,8 @@ const char *linear_refusal(const inl_instruction &i) {
     if (gate == INL_GATE_MASK) return "linear: one activation at a time";
     if (gate && (i.data[2] || m->rows % (2 * INL_LANES) || i.dims[3] * 2 > m->rows))
         return "linear: a gate takes whole pairs of tiles, fewer columns and no bias";
-    if (is_quantized(*m) ? mode == INL_X_BF16 : mode == INL_X_INT8 || mode == INL_X_INT16)
+    if (is_quantized(*m) ? mode == INL_X_BF16
+                         : mode == INL_X_INT8 || mode == INL_X_INT16)
         return "linear: integer x is for quantized weights, bfloat16 x for plain ones";
     if (i.data[4] && (!i.data[5] || !i.data[6]))
         return "linear: adding delta takes a norm weight and a place for the sum";
@@ -57,7 +60,8 @@ const char *linear_refusal(const inl_instruction &i) {
 const char *attention_refusal(const inl_instruction &i) {
     if (const char *why = basics(i, 10, 0)) return why;
     if (!has(i, 3, 10)) return "attention: a pointer is missing";
-    if (i.data[1] && !(i.data[2] && i.data[11])) return "attention: k without v or writes";
+    if (i.data[1] && !(i.data[2] && i.data[11]))
+        return "attention: k without v or writes";
     if (!i.data[12] != !i.data[13]) return "attention: cos without sin";
     if (i.dims[2] < 1 || i.dims[1] % i.dims[2])
         return "attention: heads must be a multiple of kv heads";
@@ -73,8 +77,10 @@ const char *cache_refusal(const inl_instruction &i, int size, int width) {
 
 const char *choose_refusal(const inl_instruction &i) {
     if (const char *why = basics(i, 4, 1)) return why;
-    if (i.dims[1] < 1 || i.dims[1] > 1 << 30) return "choose: accepted are 1 to 2^30 ids";
-    if (i.dims[3] < 1 || i.dims[0] % i.dims[3]) return "choose: samples are not whole rows";
+    if (i.dims[1] < 1 || i.dims[1] > 1 << 30)
+        return "choose: accepted are 1 to 2^30 ids";
+    if (i.dims[3] < 1 || i.dims[0] % i.dims[3])
+        return "choose: samples are not whole rows";
     if (!i.data[2] != !i.data[3]) return "choose: slots without last";
     if ((i.flags & INL_SAMPLE_MASK) == INL_SAMPLE_MASK) return "choose: one sampler";
     if ((i.flags & INL_SAMPLE_MASK) && !has(i, 2, 5))
@@ -97,9 +103,10 @@ const char *pack_refusal(const inl_instruction &i) {
                       m->offsets == wanted.offsets;
     if (!plain && !same) return "pack: the matrix is not what the kind packs into";
     const int64_t rows = i.dims[0];
-    const int64_t last = i.flags & INL_INTERLEAVE
-                             ? (rows - 1) / INL_LANES * 2 * INL_LANES + (rows - 1) % INL_LANES
-                             : rows - 1;
+    const int64_t last =
+        i.flags & INL_INTERLEAVE
+            ? (rows - 1) / INL_LANES * 2 * INL_LANES + (rows - 1) % INL_LANES
+            : rows - 1;
     return i.dims[2] + last >= m->rows ? "pack: rows go beyond the matrix" : nullptr;
 }
 

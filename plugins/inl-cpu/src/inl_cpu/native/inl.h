@@ -64,7 +64,8 @@ typedef struct inl_matrix {
     int32_t zero;    /* code that stands for 0 */
     int32_t scale;   /* INL_F16 or INL_F32: of scales and offsets */
     int32_t offsets; /* whether groups have an offset */
-    int32_t middle;  /* a code amid those in use: sums are about it, see kernel_tiles.h */
+    int32_t
+        middle; /* a code amid those in use: sums are about it, see kernel_tiles.h */
     int64_t rows;
     int64_t columns; /* a multiple of group */
     void *data;
@@ -102,7 +103,8 @@ enum inl_opcode {
      * r: 0 eps of the norm. */
     INL_LINEAR = 9,
     /* y = activation(gate) * up; in place. flags: INL_GATE_SILU or INL_GATE_GELU.
-     * d: 0 rows, 1 width, 2 gate stride, 3 up stride, 4 y stride. p: 0 gate, 1 up, 2 y. */
+     * d: 0 rows, 1 width, 2 gate stride, 3 up stride, 4 y stride.
+     * p: 0 gate, 1 up, 2 y. */
     INL_GATED = 10,
     /* Rotate halves; in place. d: 0 tokens, 1 heads, 2 head width, 3 x stride,
      * 4 y stride. p: 0 x, 1 cos [tokens, width / 2], 2 sin, 3 y. */
@@ -162,6 +164,8 @@ enum inl_opcode {
 };
 
 enum inl_flag {
+    /* How LINEAR holds x. Scales of integers are smaller than what they scale: groups
+     * of x below 1e-33 lose digits. */
     INL_X_EXACT = 0, /* x as float32 */
     INL_X_INT8 = 1,  /* quantized weights: x as int8 with a scale for each group */
     INL_X_INT16 = 2, /* quantized weights: x as two planes of int8, 15 bits */
@@ -170,27 +174,46 @@ enum inl_flag {
     INL_GATE_SILU = 4,
     INL_GATE_GELU = 8, /* the tanh form */
     INL_GATE_MASK = 12,
-    INL_PLUS_ONE = 16,    /* norms multiply by 1 + weight */
-    INL_KV_BF16 = 32,     /* the cache holds bfloat16, else float32 */
-    INL_ONE_EACH = 64,    /* attention: no row has two tokens in this step */
+    INL_PLUS_ONE = 16, /* norms multiply by 1 + weight */
+    INL_KV_BF16 = 32,  /* the cache holds bfloat16, else float32 */
+    INL_ONE_EACH = 64, /* attention: no row has two tokens in this step */
     INL_SAMPLE_GREEDY = 0,
     INL_SAMPLE_DRAW = 128,
     INL_SAMPLE_FULL = 256,
     INL_SAMPLE_MASK = 384,
     INL_INTERLEAVE = 512,
-    INL_ANY_BITS = 1024 /* linear, attention: may use AMX, with other bits than one row's */
+    INL_ANY_BITS =
+        1024 /* linear, attention: may use AMX, with other bits than one row's */
 };
 
 /* Sources of INL_PACK: plain numbers, and the packed kinds of GGUF files. */
 enum inl_kind {
-    INL_KIND_F32 = 0, INL_KIND_F16 = 1, INL_KIND_BF16 = 2,
-    INL_KIND_Q4_0 = 3, INL_KIND_Q4_1 = 4, INL_KIND_Q5_0 = 5, INL_KIND_Q5_1 = 6,
-    INL_KIND_Q8_0 = 7, INL_KIND_Q2_K = 8, INL_KIND_Q3_K = 9, INL_KIND_Q4_K = 10,
-    INL_KIND_Q5_K = 11, INL_KIND_Q6_K = 12, INL_KIND_IQ4_NL = 13,
-    INL_KIND_IQ4_XS = 14, INL_KIND_MXFP4 = 15, INL_KINDS = 16
+    INL_KIND_F32 = 0,
+    INL_KIND_F16 = 1,
+    INL_KIND_BF16 = 2,
+    INL_KIND_Q4_0 = 3,
+    INL_KIND_Q4_1 = 4,
+    INL_KIND_Q5_0 = 5,
+    INL_KIND_Q5_1 = 6,
+    INL_KIND_Q8_0 = 7,
+    INL_KIND_Q2_K = 8,
+    INL_KIND_Q3_K = 9,
+    INL_KIND_Q4_K = 10,
+    INL_KIND_Q5_K = 11,
+    INL_KIND_Q6_K = 12,
+    INL_KIND_IQ4_NL = 13,
+    INL_KIND_IQ4_XS = 14,
+    INL_KIND_MXFP4 = 15,
+    INL_KINDS = 16
 };
 
-enum inl_isa { INL_SCALAR = 0, INL_AVX2 = 1, INL_AVX512 = 2, INL_AMX = 3, INL_NEON = 4 };
+enum inl_isa {
+    INL_SCALAR = 0,
+    INL_AVX2 = 1,
+    INL_AVX512 = 2,
+    INL_AMX = 3,
+    INL_NEON = 4
+};
 
 typedef struct inl_pool inl_pool;
 
@@ -212,17 +235,18 @@ INL_EXPORT int32_t inl_isa(const inl_pool *pool);
  * in which case none has run and inl_refusal says why. Calls from several threads wait
  * for each other. In a forked child, whose pool has lost its threads, the caller
  * computes alone. */
-INL_EXPORT int64_t inl_run(inl_pool *pool, const inl_instruction *program, int64_t count);
+INL_EXPORT int64_t inl_run(inl_pool *pool, const inl_instruction *program,
+                           int64_t count);
 INL_EXPORT const char *inl_refusal(const inl_pool *pool);
 
-/* Format, group, zero, scale, offsets and middle that a kind is packed into; 0, or -1 for a
- * kind that does not exist. Sets nothing else. */
+/* Set format, group, zero, scale, offsets and middle to what a kind is packed into.
+ * 0, or -1 for a kind that does not exist. */
 INL_EXPORT int32_t inl_packing(int32_t kind, inl_matrix *matrix);
-/* Bytes of the data of a matrix; of one source row; of one cache (k or v). -1: refused. */
+/* Bytes of the data of a matrix, of one source row, of one cache (k or v); or -1. */
 INL_EXPORT int64_t inl_matrix_bytes(const inl_matrix *matrix);
 INL_EXPORT int64_t inl_source_bytes(int32_t kind, int64_t columns);
-INL_EXPORT int64_t inl_cache_bytes(
-    int64_t blocks, int64_t block_size, int64_t kv_heads, int64_t width, int32_t flags);
+INL_EXPORT int64_t inl_cache_bytes(int64_t blocks, int64_t block_size, int64_t kv_heads,
+                                   int64_t width, int32_t flags);
 
 #ifdef __cplusplus
 }

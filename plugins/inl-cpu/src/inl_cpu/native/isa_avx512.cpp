@@ -7,12 +7,18 @@
 #include <immintrin.h>
 
 /* Set here and not by a flag: one command compiles all files. */
+/* clang-format off */
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c"))), apply_to = function)
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl," \
+                          "avx512vnni,avx512bf16,avx2,fma,f16c"))), \
+    apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
+#pragma GCC target("avx512vnni,avx512bf16,avx2,fma,f16c")
 #endif
+/* clang-format on */
 
 namespace inl {
 namespace {

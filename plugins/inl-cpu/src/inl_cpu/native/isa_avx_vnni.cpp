@@ -9,12 +9,15 @@
 #define INL_VNNI
 
 /* Set here and not by a flag: one command compiles all files. */
+/* clang-format off */
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avxvnni"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avxvnni"))), \
+                             apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avxvnni")
 #endif
+/* clang-format on */
 
 namespace inl {
 namespace {

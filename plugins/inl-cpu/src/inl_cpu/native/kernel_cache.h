@@ -1,9 +1,11 @@
 /* Writing and converting paged caches; matrix.h has their layout. */
 
 /* One tile of 16 keys: where a number lies. */
-template <bool NARROW> struct CacheTile;
+template <bool NARROW>
+struct CacheTile;
 
-template <> struct CacheTile<false> {
+template <>
+struct CacheTile<false> {
     static void put_key(char *tile, int64_t, int key, int64_t at, float x) {
         reinterpret_cast<float *>(tile)[at * INL_LANES + key] = x;
     }
@@ -18,7 +20,8 @@ template <> struct CacheTile<false> {
     }
 };
 
-template <> struct CacheTile<true> {
+template <>
+struct CacheTile<true> {
     static int64_t key_place(int key, int64_t at) {
         return (at / 2 * INL_LANES + key) * 2 + at % 2;
     }
@@ -35,7 +38,8 @@ template <> struct CacheTile<true> {
         return widened(reinterpret_cast<const uint16_t *>(tile)[key_place(key, at)]);
     }
     static float value(const char *tile, int64_t padded, int key, int64_t at) {
-        return widened(reinterpret_cast<const uint16_t *>(tile)[value_place(padded, key, at)]);
+        return widened(
+            reinterpret_cast<const uint16_t *>(tile)[value_place(padded, key, at)]);
     }
 };
 
@@ -52,8 +56,8 @@ void put_cell(const CacheShape &shape, char *k_cache, char *v_cache, int64_t cel
     }
 }
 
-inline void put_cell(const CacheShape &shape, char *k_cache, char *v_cache, int64_t cell,
-                     int64_t head, const float *k, const float *v) {
+inline void put_cell(const CacheShape &shape, char *k_cache, char *v_cache,
+                     int64_t cell, int64_t head, const float *k, const float *v) {
     if (shape.narrow) return put_cell<true>(shape, k_cache, v_cache, cell, head, k, v);
     put_cell<false>(shape, k_cache, v_cache, cell, head, k, v);
 }
@@ -65,8 +69,9 @@ void write_kv_body(const inl_instruction &i, int64_t chunk, Worker &) {
     for (int64_t row = rows.from; row < rows.to; row++)
         for (int64_t head = 0; head < heads; head++) {
             const int64_t at = row * i.dims[4] + head * width;
-            put_cell(shape, data<char>(i, 2), data<char>(i, 3), data<int32_t>(i, 4)[row],
-                     head, data<float>(i, 0) + at, data<float>(i, 1) + at);
+            put_cell(shape, data<char>(i, 2), data<char>(i, 3),
+                     data<int32_t>(i, 4)[row], head, data<float>(i, 0) + at,
+                     data<float>(i, 1) + at);
         }
 }
 
@@ -82,17 +87,20 @@ void fill_cache_body(const inl_instruction &i, int64_t block, Worker &) {
         const int64_t row = block * shape.block_size * shape.kv_heads + at;
         put_cell(shape, data<char>(i, 0), data<char>(i, 1),
                  block * shape.block_size + at / shape.kv_heads, at % shape.kv_heads,
-                 data<float>(i, 2) + row * shape.width, data<float>(i, 3) + row * shape.width);
+                 data<float>(i, 2) + row * shape.width,
+                 data<float>(i, 3) + row * shape.width);
     }
 }
 
-template <bool NARROW> void read_block(const inl_instruction &i, int64_t block) {
+template <bool NARROW>
+void read_block(const inl_instruction &i, int64_t block) {
     const CacheShape shape = cache_shape(i);
     for (int64_t at = 0; at < shape.block_size * shape.kv_heads; at++) {
         const int64_t offset = at / shape.kv_heads;
         const int64_t place = shape.place(block, at % shape.kv_heads, offset);
         const int lane = int(offset % INL_LANES);
-        const int64_t row = (block * shape.block_size * shape.kv_heads + at) * shape.width;
+        const int64_t row =
+            (block * shape.block_size * shape.kv_heads + at) * shape.width;
         for (int64_t d = 0; d < shape.width; d++) {
             data<float>(i, 2)[row + d] = CacheTile<NARROW>::key(
                 data<char>(i, 0) + place, shape.padded(), lane, d);
@@ -103,7 +111,7 @@ template <bool NARROW> void read_block(const inl_instruction &i, int64_t block) 
 }
 
 void read_cache_body(const inl_instruction &i, int64_t block, Worker &) {
-    i.flags & INL_KV_BF16 ? read_block<true>(i, block) : read_block<false>(i, block);
+    i.flags &INL_KV_BF16 ? read_block<true>(i, block) : read_block<false>(i, block);
 }
 
 int64_t copy_chunks(const inl_instruction &i) { return i.dims[4]; }
@@ -112,6 +120,6 @@ void copy_blocks_body(const inl_instruction &i, int64_t chunk, Worker &) {
     const int64_t bytes = cache_shape(i).block_bytes();
     const int64_t from = data<int32_t>(i, 2)[chunk], to = data<int32_t>(i, 3)[chunk];
     for (int cache = 0; cache < 2; cache++)
-        std::memmove(data<char>(i, cache) + to * bytes, data<char>(i, cache) + from * bytes,
-                     size_t(bytes));
+        std::memmove(data<char>(i, cache) + to * bytes,
+                     data<char>(i, cache) + from * bytes, size_t(bytes));
 }

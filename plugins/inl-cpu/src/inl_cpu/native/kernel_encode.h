@@ -2,8 +2,8 @@
  *
  * Rows are cut into tiles of MOST_ROWS, 8, 4, 2 or 1. In a tile of R rows, 4-byte words
  * lie as [step][R], so that a kernel broadcasts them from one pointer: a float32 of one
- * column, two bfloat16 of two, or four int8 of four. Behind them, for quantized weights,
- * lie as many float32 or int32 [group][R] as the mode needs.
+ * column, two bfloat16 of two, or four int8 of four. Behind them, for quantized
+ * weights, lie as many float32 or int32 [group][R] as the mode needs.
  */
 
 struct RowTile {
@@ -29,9 +29,11 @@ struct RowShape {
     int64_t columns, group, groups, words; /* words: of one plane */
 
     RowShape(const inl_matrix &m, int32_t flags)
-        : mode(flags & INL_X_MASK), planes(mode == INL_X_INT16 ? 2 : 1), columns(m.columns),
-          group(is_quantized(m) ? m.group : 0), groups(group ? columns / group : 0) {
-        words = mode == INL_X_EXACT ? columns : over(columns, mode == INL_X_BF16 ? 2 : 4);
+        : mode(flags & INL_X_MASK), planes(mode == INL_X_INT16 ? 2 : 1),
+          columns(m.columns), group(is_quantized(m) ? m.group : 0),
+          groups(group ? columns / group : 0) {
+        words =
+            mode == INL_X_EXACT ? columns : over(columns, mode == INL_X_BF16 ? 2 : 4);
     }
     bool integer() const { return mode == INL_X_INT8 || mode == INL_X_INT16; }
     /* Scale, start of the sum, and sum of a group; a float32 sum alone when exact. */
@@ -40,7 +42,8 @@ struct RowShape {
 };
 
 /* Where a row's parts go: its place in a tile at ``base``. */
-template <int FIXED = 0> struct TileView {
+template <int FIXED = 0>
+struct TileView {
     char *base;
     const RowShape &shape;
     int rows;
@@ -70,7 +73,8 @@ void encode_bf16(const float *x, const TileView<> &view, int at) {
     const int64_t columns = view.shape.columns;
     uint32_t *words = view.words(0);
     for (int64_t k = 0; k + 1 < columns; k += 2)
-        words[k / 2 * view.rows + at] = narrowed(x[k]) | uint32_t(narrowed(x[k + 1])) << 16;
+        words[k / 2 * view.rows + at] = narrowed(x[k]) | uint32_t(narrowed(x[k + 1]))
+                                                             << 16;
     if (columns % 2) words[columns / 2 * view.rows + at] = narrowed(x[columns - 1]);
 }
 
@@ -91,8 +95,9 @@ inline void put_words(const int8_t *bytes, int64_t group, uint32_t *words, int r
 }
 
 /* Codes of a group; returns their sum. */
-template <bool PLANES> float encode_group(const float *x, const TileView<> &view, int at,
-                                          int64_t first, float scale, float lift) {
+template <bool PLANES>
+float encode_group(const float *x, const TileView<> &view, int at, int64_t first,
+                   float scale, float lift) {
     const int64_t group = view.shape.group;
     int8_t upper[32], lower[32];
     F total = set(0.0f);
@@ -109,7 +114,8 @@ template <bool PLANES> float encode_group(const float *x, const TileView<> &view
         }
     }
     put_words(upper, group, view.words(0) + first * view.rows + at, view.rows);
-    if (PLANES) put_words(lower, group, view.words(1) + first * view.rows + at, view.rows);
+    if (PLANES)
+        put_words(lower, group, view.words(1) + first * view.rows + at, view.rows);
     return sum(total);
 }
 
@@ -124,8 +130,8 @@ void encode_integer(const float *x, const TileView<> &view, int at, int zero) {
         /* Codes of tiny numbers: their reciprocal would be infinite. */
         const float lift = size < 1e-30f ? 0x1p100f : 1.0f;
         const float inverse = size > 0 ? RANGE / (size * lift) : 0.0f;
-        const float total = encode_group<PLANES>(part, view, at, g * shape.group / 4,
-                                                 inverse, lift);
+        const float total =
+            encode_group<PLANES>(part, view, at, g * shape.group / 4, inverse, lift);
         const int64_t place = g * view.rows + at;
         view.extra(0)[place] = size / RANGE;
         /* What is no number has an infinite size, and codes of any sum. */

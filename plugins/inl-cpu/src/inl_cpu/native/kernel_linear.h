@@ -14,7 +14,8 @@ int64_t unit_of(const inl_instruction &i) { return i.flags & INL_GATE_MASK ? 2 :
 /* Units of tiles in a chunk. */
 int64_t linear_units(const inl_instruction &i) {
     const inl_matrix &m = matrix(i, 1);
-    const int64_t units = tiles_of(m) / unit_of(i), blocks = over(i.dims[0], BLOCK_ROWS);
+    const int64_t units = tiles_of(m) / unit_of(i),
+                  blocks = over(i.dims[0], BLOCK_ROWS);
     int64_t size = BLOCK_BYTES / (tile_bytes(m) * unit_of(i));
     if (size < 1 || i.dims[0] > 2 * MOST_ROWS) size = 1;
     while (over(units, size) * blocks > MOST_CHUNKS) size *= 2;
@@ -43,7 +44,8 @@ const float *prepare_row(const inl_instruction &i, int64_t at, float *row, bool 
     if (i.data[4] != nullptr) {
         add_rows(x, data<float>(i, 4) + at * i.dims[1], row, columns);
         x = row;
-        if (keep) std::memcpy(data<float>(i, 6) + at * i.dims[1], row, size_t(columns) * 4);
+        if (keep)
+            std::memcpy(data<float>(i, 6) + at * i.dims[1], row, size_t(columns) * 4);
     }
     if (i.data[5] == nullptr) return x;
     normalize(x, data<float>(i, 5), row, columns, i.reals[0], i.flags & INL_PLUS_ONE);
@@ -51,7 +53,8 @@ const float *prepare_row(const inl_instruction &i, int64_t at, float *row, bool 
 }
 
 /* Encode rows from .. to - 1; keep: write their sums with delta too. */
-void encode_rows(const inl_instruction &i, Span span, char *encoded, float *row, bool keep) {
+void encode_rows(const inl_instruction &i, Span span, char *encoded, float *row,
+                 bool keep) {
     const inl_matrix &m = matrix(i, 1);
     const RowShape shape(m, i.flags);
     for (int64_t at = span.from; at < span.to; at++) {
@@ -68,7 +71,8 @@ void encode_body(const inl_instruction &i, int64_t chunk, Worker &worker) {
 }
 
 /* 16 columns of y from ``tile`` on for the rows of x. */
-void put_sums(const inl_instruction &i, int64_t tile, const RowTile &rows, const F *sums) {
+void put_sums(const inl_instruction &i, int64_t tile, const RowTile &rows,
+              const F *sums) {
     const int64_t first = tile * INL_LANES;
     const int n = lanes_left(first, matrix(i, 1).rows);
     const float *bias = data<float>(i, 2);
@@ -79,8 +83,8 @@ void put_sums(const inl_instruction &i, int64_t tile, const RowTile &rows, const
     }
 }
 
-void put_gated(const inl_instruction &i, int64_t unit, const RowTile &rows, const F *gate,
-               const F *up) {
+void put_gated(const inl_instruction &i, int64_t unit, const RowTile &rows,
+               const F *gate, const F *up) {
     const int64_t first = unit * INL_LANES;
     if (first >= i.dims[3]) return;
     const int n = lanes_left(first, i.dims[3]);
@@ -110,7 +114,8 @@ struct LinearChunk {
     Span units, rows;
 
     LinearChunk(const inl_instruction &i, int64_t chunk)
-        : units(chunk % columns(i), linear_units(i), tiles_of(matrix(i, 1)) / unit_of(i)),
+        : units(chunk % columns(i), linear_units(i),
+                tiles_of(matrix(i, 1)) / unit_of(i)),
           rows(chunk / columns(i), BLOCK_ROWS, i.dims[0]) {}
 
     static int64_t columns(const inl_instruction &i) {
@@ -137,4 +142,3 @@ void linear_body(const inl_instruction &i, int64_t chunk, Worker &worker) {
             row = rows.start + rows.rows;
         }
 }
-

@@ -15,14 +15,15 @@ inline float plain_number(const uint8_t *row, int64_t kind, int64_t at) {
     return number;
 }
 
-void pack_plain(const inl_matrix &m, const uint8_t *row, int64_t kind, char *tile, int lane) {
+void pack_plain(const inl_matrix &m, const uint8_t *row, int64_t kind, char *tile,
+                int lane) {
     for (int64_t at = 0; at < m.columns; at++) {
         const float x = plain_number(row, kind, at);
         if (m.format == INL_F32)
             reinterpret_cast<float *>(tile)[at * INL_LANES + lane] = x;
         else
-            reinterpret_cast<uint16_t *>(tile)[(at / 2 * INL_LANES + lane) * 2 + at % 2] =
-                narrowed(x);
+            reinterpret_cast<uint16_t *>(
+                tile)[(at / 2 * INL_LANES + lane) * 2 + at % 2] = narrowed(x);
     }
 }
 
@@ -54,7 +55,8 @@ void pack_block(const inl_matrix &m, const uint8_t *block, const Decoded &d, int
 void pack_row(const inl_instruction &i, int64_t row, int64_t target) {
     const inl_matrix &m = matrix(i, 1);
     const Kind &kind = *kind_of(i.dims[3]);
-    const uint8_t *source = data<uint8_t>(i, 0) + row * (m.columns / kind.block) * kind.bytes;
+    const uint8_t *source =
+        data<uint8_t>(i, 0) + row * (m.columns / kind.block) * kind.bytes;
     char *tile = static_cast<char *>(m.data) + target / INL_LANES * tile_bytes(m);
     const int lane = int(target % INL_LANES);
     if (kind.decode == nullptr) return pack_plain(m, source, i.dims[3], tile, lane);
@@ -62,7 +64,8 @@ void pack_row(const inl_instruction &i, int64_t row, int64_t target) {
     for (int64_t at = 0; at < m.columns; at += kind.block, source += kind.bytes) {
         Decoded decoded;
         kind.decode(source, decoded);
-        pack_block(m, source, decoded, groups, tile + at / m.group * group_bytes(m), lane);
+        pack_block(m, source, decoded, groups, tile + at / m.group * group_bytes(m),
+                   lane);
     }
 }
 
@@ -96,7 +99,8 @@ void unpack_quantized(const inl_matrix &m, const char *tile, int lane, float *y)
 }
 
 void unpack_row(const inl_matrix &m, int64_t row, float *y) {
-    const char *tile = static_cast<const char *>(m.data) + row / INL_LANES * tile_bytes(m);
+    const char *tile =
+        static_cast<const char *>(m.data) + row / INL_LANES * tile_bytes(m);
     const int lane = int(row % INL_LANES);
     if (is_quantized(m)) return unpack_quantized(m, tile, lane, y);
     for (int64_t at = 0; at < m.columns; at++)

@@ -9,14 +9,19 @@ struct Span {
         : from(chunk * size), to(from + size < count ? from + size : count) {}
 };
 
-inline int lanes_left(int64_t at, int64_t end) { return end - at < 16 ? int(end - at) : 16; }
+inline int lanes_left(int64_t at, int64_t end) {
+    return end - at < 16 ? int(end - at) : 16;
+}
 
 int64_t span_chunks(const inl_instruction &i) { return over(i.dims[0], SPAN); }
 
 /* Rows of which a chunk has about SPAN numbers. */
-int64_t rows_of_chunk(int64_t width) { return width < SPAN ? SPAN / (width ? width : 1) : 1; }
+int64_t rows_of_chunk(int64_t width) {
+    return width < SPAN ? SPAN / (width ? width : 1) : 1;
+}
 
-template <int WIDTHS> int64_t row_chunks(const inl_instruction &i) {
+template <int WIDTHS>
+int64_t row_chunks(const inl_instruction &i) {
     int64_t width = 1;
     for (int index = 1; index <= WIDTHS; index++) width *= i.dims[index];
     return over(i.dims[0], rows_of_chunk(width));
@@ -96,11 +101,13 @@ float norm_factor(const float *x, int64_t width, float eps) {
 /* weight may be NULL. */
 void normalize(const float *x, const float *weight, float *y, int64_t width, float eps,
                bool plus_one) {
-    const F factor = set(norm_factor(x, width, eps)), more = set(plus_one ? 1.0f : 0.0f);
+    const F factor = set(norm_factor(x, width, eps)),
+            more = set(plus_one ? 1.0f : 0.0f);
     for (int64_t at = 0; at < width; at += 16) {
         const int n = lanes_left(at, width);
         F value = mul(load_first(x + at, n), factor);
-        if (weight != nullptr) value = mul(value, add(load_first(weight + at, n), more));
+        if (weight != nullptr)
+            value = mul(value, add(load_first(weight + at, n), more));
         store_first(y + at, value, n);
     }
 }
@@ -117,7 +124,8 @@ void rms_norm_body(const inl_instruction &i, int64_t chunk, Worker &) {
     const Span rows(chunk, rows_of_chunk(heads * width), i.dims[0]);
     for (int64_t row = rows.from; row < rows.to; row++)
         for (int64_t head = 0; head < heads; head++)
-            normalize(data<float>(i, 0) + row * i.dims[3] + head * width, data<float>(i, 1),
+            normalize(data<float>(i, 0) + row * i.dims[3] + head * width,
+                      data<float>(i, 1),
                       data<float>(i, 2) + row * i.dims[4] + head * width, width,
                       i.reals[0], i.flags & INL_PLUS_ONE);
 }
@@ -150,7 +158,8 @@ void gated_body(const inl_instruction &i, int64_t chunk, Worker &) {
 }
 
 /* One head; y may be x. */
-void rotate(const float *x, const float *cos, const float *sin, float *y, int64_t width) {
+void rotate(const float *x, const float *cos, const float *sin, float *y,
+            int64_t width) {
     const int64_t half = width / 2;
     for (int64_t at = 0; at < half; at += 16) {
         const int n = lanes_left(at, half);
@@ -191,7 +200,9 @@ int64_t rope_table_chunks(const inl_instruction &i) {
 /* Words of a chunk of INL_READ. */
 constexpr int64_t READ_WORDS = 1 << 17;
 
-int64_t read_chunks(const inl_instruction &i) { return over(i.dims[0] / 8, READ_WORDS); }
+int64_t read_chunks(const inl_instruction &i) {
+    return over(i.dims[0] / 8, READ_WORDS);
+}
 
 Scratch read_scratch(const inl_instruction &i) { return {read_chunks(i) * 8, 0}; }
 
@@ -199,7 +210,8 @@ void read_body(const inl_instruction &i, int64_t chunk, Worker &worker) {
     const Span words(chunk, READ_WORDS, i.dims[0] / 8);
     const char *x = data<char>(i, 0);
     I total = zeros();
-    for (int64_t at = words.from; at < words.to; at += 8) total = add(total, load_ints(x + at * 8));
+    for (int64_t at = words.from; at < words.to; at += 8)
+        total = add(total, load_ints(x + at * 8));
     int32_t lanes[16];
     std::memcpy(lanes, &total, 64);
     uint64_t joined = 0;

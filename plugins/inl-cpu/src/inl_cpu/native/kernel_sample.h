@@ -1,7 +1,8 @@
 /* Choosing tokens: ops/sample.py says what each sampler means. */
 
 constexpr int64_t SEGMENT = 8192;
-constexpr int64_t PARAMETERS = 7; /* temperature, top-k, top-p, min-p, three penalties */
+constexpr int64_t PARAMETERS =
+    7; /* temperature, top-k, top-p, min-p, three penalties */
 
 struct Best {
     float value;
@@ -32,7 +33,8 @@ void best_body(const inl_instruction &i, int64_t chunk, Worker &worker) {
 }
 
 Best best_of_segments(const inl_instruction &i, int64_t sample, const Worker &worker) {
-    const Best *found = reinterpret_cast<const Best *>(worker.shared) + sample * segments(i);
+    const Best *found =
+        reinterpret_cast<const Best *>(worker.shared) + sample * segments(i);
     Best best = found[0];
     for (int64_t at = 1; at < segments(i); at++)
         if (found[at].value > best.value) best = found[at];
@@ -42,7 +44,8 @@ Best best_of_segments(const inl_instruction &i, int64_t sample, const Worker &wo
 Scratch choose_scratch(const inl_instruction &i) {
     const int64_t wide = aligned(4 * over(i.dims[1], 16) * 16);
     const bool draws = i.flags & INL_SAMPLE_MASK;
-    return {int64_t(sizeof(Best)) * best_chunks(i), draws ? 2 * wide + filter_bytes(i.dims[1]) : 0};
+    return {int64_t(sizeof(Best)) * best_chunks(i),
+            draws ? 2 * wide + filter_bytes(i.dims[1]) : 0};
 }
 
 /* scaled = (logits - top) / temperature and its exponential. */
@@ -50,7 +53,8 @@ void scale_logits(const float *logits, int64_t count, float top, float temperatu
                   float *scaled, float *mass) {
     for (int64_t at = 0; at < count; at += 16) {
         const int n = lanes_left(at, count);
-        const F value = quotient(sub(load_first(logits + at, n), set(top)), set(temperature));
+        const F value =
+            quotient(sub(load_first(logits + at, n), set(top)), set(temperature));
         store(scaled + at, value);
         store(mass + at, between(exponential(value), 0, n, set(0.0f)));
     }
@@ -82,10 +86,11 @@ int32_t sampled(const inl_instruction &i, int64_t sample, Best best, Worker &wor
     float *scaled = reinterpret_cast<float *>(worker.own);
     float *mass = scaled + over(count, 16) * 16;
     char *rest = worker.own + 2 * aligned(4 * over(count, 16) * 16);
-    scale_logits(data<float>(i, 0) + sample * i.dims[2], count, best.value, parameter[0],
-                 scaled, mass);
+    scale_logits(data<float>(i, 0) + sample * i.dims[2], count, best.value,
+                 parameter[0], scaled, mass);
     if (i.flags & INL_SAMPLE_FULL)
-        keep_likeliest(scaled, mass, count, {parameter[1], parameter[2], parameter[3]}, rest);
+        keep_likeliest(scaled, mass, count, {parameter[1], parameter[2], parameter[3]},
+                       rest);
     return drawn(mass, count, data<float>(i, 5)[sample]);
 }
 
@@ -114,7 +119,8 @@ int64_t penalize_chunks(const inl_instruction &i) { return i.dims[0]; }
 void penalize_body(const inl_instruction &i, int64_t row, Worker &) {
     const int64_t slot = data<int32_t>(i, 1)[row], vocabulary = i.dims[1];
     const float *parameter = data<float>(i, 2) + slot * PARAMETERS;
-    const float repetition = parameter[4], presence = parameter[5], frequency = parameter[6];
+    const float repetition = parameter[4], presence = parameter[5],
+                frequency = parameter[6];
     int32_t *counts = data<int32_t>(i, 3) + slot * vocabulary;
     const float *bias = data<float>(i, 4) + slot * vocabulary;
     float *logits = data<float>(i, 0) + row * i.dims[2];
@@ -124,6 +130,7 @@ void penalize_body(const inl_instruction &i, int64_t row, Worker &) {
         const float factor = counts[t] > 0 && repetition > 0 ? repetition : 1.0f;
         const float answered = float(counts[t] >> 1);
         const float logit = logits[t] > 0 ? logits[t] / factor : logits[t] * factor;
-        logits[t] = logit - frequency * answered - (answered > 0 ? presence : 0.0f) + bias[t];
+        logits[t] =
+            logit - frequency * answered - (answered > 0 ? presence : 0.0f) + bias[t];
     }
 }

@@ -14,7 +14,7 @@ inline const char *offset_at(const inl_matrix &m, const char *scales) {
     return scales + (m.scale == INL_F16 ? 32 : 64);
 }
 
-/* The stream of weights, a little ahead: one core's own prefetcher stops at each page. */
+/* The stream of weights, a little ahead: the core's prefetcher stops at each page. */
 constexpr int64_t AHEAD = 2560;
 
 inline void prefetch(const char *p, int64_t bytes) {
@@ -32,7 +32,8 @@ inline void integer_group(const char *codes, const uint32_t *words, I *sums) {
             for (int r = 0; r < R; r++)
                 sums[r] = dot4<true>(sums[r], low, int32_t(words[2 * step * R + r]));
             for (int r = 0; r < R; r++)
-                sums[r] = dot4<true>(sums[r], high, int32_t(words[(2 * step + 1) * R + r]));
+                sums[r] =
+                    dot4<true>(sums[r], high, int32_t(words[(2 * step + 1) * R + r]));
         } else {
             for (int r = 0; r < R; r++)
                 sums[r] = dot4<false>(sums[r], w, int32_t(words[step * R + r]));
@@ -41,7 +42,8 @@ inline void integer_group(const char *codes, const uint32_t *words, I *sums) {
 }
 
 template <bool NARROW, int R, int GROUP, int PLANES>
-void integer_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *sums) {
+void integer_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
+                  F *sums) {
     F totals[R];
     for (int r = 0; r < R; r++) totals[r] = set(0.0f);
     const int64_t codes = code_bytes(m), stride = group_bytes(m);
@@ -50,16 +52,19 @@ void integer_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F
     for (int64_t g = 0; g < x.shape.groups; g++, tile += stride) {
         if (R <= 4) prefetch(tile, stride);
         I group[R];
-        for (int r = 0; r < R; r++) group[r] = PLANES == 2 ? zeros() : set_int(starts[g * R + r]);
+        for (int r = 0; r < R; r++)
+            group[r] = PLANES == 2 ? zeros() : set_int(starts[g * R + r]);
         integer_group<NARROW, R, GROUP>(tile, x.words(0) + g * (GROUP / 4) * R, group);
         if (PLANES == 2) {
             for (int r = 0; r < R; r++)
                 group[r] = add(shift_left(group[r], 7), set_int(starts[g * R + r]));
-            integer_group<NARROW, R, GROUP>(tile, x.words(1) + g * (GROUP / 4) * R, group);
+            integer_group<NARROW, R, GROUP>(tile, x.words(1) + g * (GROUP / 4) * R,
+                                            group);
         }
         const F scale = scale_at(m, tile + codes);
         for (int r = 0; r < R; r++)
-            totals[r] = fma(to_float(group[r]), mul(scale, set(scales[g * R + r])), totals[r]);
+            totals[r] =
+                fma(to_float(group[r]), mul(scale, set(scales[g * R + r])), totals[r]);
         if (!m.offsets) continue;
         const F offset = scale_at(m, offset_at(m, tile + codes));
         for (int r = 0; r < R; r++)
@@ -74,7 +79,7 @@ inline void exact_group(const char *tile, const Codes &codes, const float *x, F 
     for (int step = 0; step < GROUP / STEP; step++) {
         const I w = load_ints(tile + 64 * step);
         for (int k = 0; k < STEP; k++) {
-            /* Column j of a narrow step is the low half of byte j, 4 + j the high one. */
+            /* Column j of a narrow step: low half of byte j; 4 + j: the high one. */
             const int shift = NARROW ? k % 4 * 8 + k / 4 * BITS : k * BITS;
             const F value = NARROW ? codes.nibble(w, shift) : codes.byte(w, shift);
             for (int r = 0; r < R; r++)
@@ -92,7 +97,8 @@ void exact_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *
     F totals[R];
     for (int r = 0; r < R; r++) totals[r] = set(0.0f);
     const int64_t size = code_bytes(m), stride = group_bytes(m);
-    const float *words = reinterpret_cast<const float *>(x.words(0)), *group_sums = x.extra(0);
+    const float *words = reinterpret_cast<const float *>(x.words(0)),
+                *group_sums = x.extra(0);
     for (int64_t g = 0; g < x.shape.groups; g++, tile += stride) {
         if (R <= 4) prefetch(tile, stride);
         F group[R];
@@ -112,7 +118,8 @@ void exact_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *
 /* Weights of one step: a column in float32, two in bfloat16. */
 struct Single {
     static constexpr int COLUMNS = 1;
-    template <int R> static void meet(const char *p, const uint32_t *x, F *sums) {
+    template <int R>
+    static void meet(const char *p, const uint32_t *x, F *sums) {
         const F w = load(reinterpret_cast<const float *>(p));
         for (int r = 0; r < R; r++) sums[r] = fma(w, set(float_of(x[r])), sums[r]);
     }
@@ -120,25 +127,29 @@ struct Single {
 
 struct ExactPair {
     static constexpr int COLUMNS = 2;
-    template <int R> static void meet(const char *p, const uint32_t *x, F *sums) {
+    template <int R>
+    static void meet(const char *p, const uint32_t *x, F *sums) {
         const I pair = load_ints(p);
         const F first = as_float(shift_left(pair, 16));
         const F second = as_float(both_bits(pair, set_int(int(0xffff0000))));
         for (int r = 0; r < R; r++) sums[r] = fma(first, set(float_of(x[r])), sums[r]);
-        for (int r = 0; r < R; r++) sums[r] = fma(second, set(float_of(x[R + r])), sums[r]);
+        for (int r = 0; r < R; r++)
+            sums[r] = fma(second, set(float_of(x[R + r])), sums[r]);
     }
 };
 
 struct NarrowPair {
     static constexpr int COLUMNS = 1; /* words of x */
-    template <int R> static void meet(const char *p, const uint32_t *x, F *sums) {
+    template <int R>
+    static void meet(const char *p, const uint32_t *x, F *sums) {
         const I pair = load_ints(p);
         for (int r = 0; r < R; r++) sums[r] = dot2(sums[r], pair, x[r]);
     }
 };
 
 /* The last odd column of a matrix in bfloat16, whose pair is zeros and x has none. */
-template <int R> void odd_column(const char *p, const uint32_t *x, F *sums) {
+template <int R>
+void odd_column(const char *p, const uint32_t *x, F *sums) {
     const F w = as_float(shift_left(load_ints(p), 16));
     for (int r = 0; r < R; r++) sums[r] = fma(w, set(float_of(x[r])), sums[r]);
 }
@@ -156,7 +167,8 @@ void plain_tile(const inl_matrix &, const char *tile, const TileView<R> &x, F *s
         const int64_t end = step + RUN < steps ? step + RUN : steps;
         if (R <= 4) prefetch(tile + 64 * step, 64 * RUN);
         for (; step < end; step++)
-            Step::template meet<R>(tile + 64 * step, words + step * Step::COLUMNS * R, part);
+            Step::template meet<R>(tile + 64 * step, words + step * Step::COLUMNS * R,
+                                   part);
         for (int r = 0; r < R; r++) totals[r] = add(totals[r], part[r]);
     }
     if (x.shape.words % Step::COLUMNS)
@@ -165,7 +177,8 @@ void plain_tile(const inl_matrix &, const char *tile, const TileView<R> &x, F *s
 }
 
 template <bool NARROW, int R, int GROUP>
-void quantized_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *sums) {
+void quantized_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
+                    F *sums) {
     switch (x.shape.mode) {
     case INL_X_INT8: return integer_tile<NARROW, R, GROUP, 1>(m, tile, x, sums);
     case INL_X_INT16: return integer_tile<NARROW, R, GROUP, 2>(m, tile, x, sums);
@@ -179,7 +192,8 @@ void any_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *su
     switch (m.format) {
     case INL_F32: return plain_tile<Single, R>(m, tile, x, sums);
     case INL_BF16:
-        if (x.shape.mode == INL_X_BF16) return plain_tile<NarrowPair, R>(m, tile, x, sums);
+        if (x.shape.mode == INL_X_BF16)
+            return plain_tile<NarrowPair, R>(m, tile, x, sums);
         return plain_tile<ExactPair, R>(m, tile, x, sums);
     case INL_U4:
         if (small) return quantized_tile<true, R, 16>(m, tile, x, sums);
@@ -191,7 +205,8 @@ void any_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *su
 }
 
 /* As above for a number of rows that tile_rows gives. */
-void multiply_tile(const inl_matrix &m, const char *tile, const TileView<> &x, F *sums) {
+void multiply_tile(const inl_matrix &m, const char *tile, const TileView<> &x,
+                   F *sums) {
     if constexpr (MOST_ROWS > 8)
         if (x.rows == MOST_ROWS)
             return any_tile<MOST_ROWS>(m, tile, {x.base, x.shape, MOST_ROWS}, sums);

@@ -17,6 +17,10 @@
 
 #include "kernel_cache.h"
 
+#include "kernel_heads.h"
+
+#include "kernel_scores.h"
+
 #include "kernel_attention.h"
 
 #include "kernel_pack.h"
@@ -40,7 +44,8 @@ const Operation OPERATIONS[INL_OPCODES] = {
     {{row_chunks<1>, gated_body}, NONE, nullptr},
     {{row_chunks<2>, rope_body}, NONE, nullptr},
     {{rope_table_chunks, rope_table_body}, NONE, nullptr},
-    {{cache_tokens_chunks, cache_tokens_body}, {attention_chunks, attention_body},
+    {{cache_tokens_chunks, cache_tokens_body},
+     {attention_chunks, attention_body},
      attention_scratch},
     {{row_chunks<2>, write_kv_body}, NONE, nullptr},
     {{block_chunks, read_cache_body}, NONE, nullptr},

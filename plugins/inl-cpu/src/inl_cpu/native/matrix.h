@@ -21,7 +21,9 @@ inline int64_t code_bytes(const inl_matrix &m) {
 }
 
 /* Bytes of a group of a tile, scales included. */
-inline int64_t group_bytes(const inl_matrix &m) { return code_bytes(m) + scale_bytes(m); }
+inline int64_t group_bytes(const inl_matrix &m) {
+    return code_bytes(m) + scale_bytes(m);
+}
 
 inline int64_t tile_bytes(const inl_matrix &m) {
     if (m.format == INL_F32) return m.columns * INL_LANES * 4;
@@ -52,7 +54,8 @@ struct CacheShape {
     int64_t block_bytes() const { return kv_heads * tiles() * tile() * bytes(); }
     /* Where a key's tile begins. */
     int64_t place(int64_t block, int64_t head, int64_t offset) const {
-        const int64_t tile_index = (block * kv_heads + head) * tiles() + offset / INL_LANES;
+        const int64_t tile_index =
+            (block * kv_heads + head) * tiles() + offset / INL_LANES;
         return tile_index * tile() * bytes();
     }
 };

@@ -11,9 +11,9 @@ namespace inl {
 
 /* What one thread brings to a chunk. */
 struct Worker {
-    char *own;       /* scratch of this thread */
-    char *shared;    /* scratch of the instruction, common to all threads */
-    bool fresh;      /* whether this is the thread's first chunk of the phase */
+    char *own;    /* scratch of this thread */
+    char *shared; /* scratch of the instruction, common to all threads */
+    bool fresh;   /* whether this is the thread's first chunk of the phase */
 };
 
 using Body = void (*)(const inl_instruction &, int64_t chunk, Worker &);
@@ -41,7 +41,8 @@ inline int64_t over(int64_t count, int64_t size) { return (count + size - 1) / s
 
 inline int64_t aligned(int64_t bytes) { return over(bytes, 64) * 64; }
 
-template <class T> T *data(const inl_instruction &i, int index) {
+template <class T>
+T *data(const inl_instruction &i, int index) {
     return static_cast<T *>(i.data[index]);
 }
 

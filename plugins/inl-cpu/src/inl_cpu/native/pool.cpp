@@ -31,7 +31,7 @@ int64_t chunks_of(uint64_t ticket) { return (ticket >> FIELD) & MOST_CHUNKS; }
 
 int64_t next_of(uint64_t ticket) { return ticket & MOST_CHUNKS; }
 
-/* Microseconds: longer than the gaps between tasks, shorter than what a neighbor would feel. */
+/* Microseconds: longer than gaps between tasks, shorter than what a neighbor feels. */
 constexpr int SPIN_INSIDE = 30;
 constexpr int SPIN_BETWEEN = 100;
 /* Nanoseconds; below, a wait is no sign of anything. */
@@ -90,7 +90,9 @@ Pool::Pool(int threads, const Operation *operations)
 
 Pool::~Pool() {
     stopping_ = true;
-    { std::lock_guard<std::mutex> lock(sleep_); }
+    {
+        std::lock_guard<std::mutex> lock(sleep_);
+    }
     woken_.notify_all();
     for (auto &other : others_) other.join();
     for (auto &member : members_) release(member.worker.own);
@@ -228,7 +230,9 @@ void Pool::publish(uint64_t ticket) {
     ticket_.store(ticket);
     /* Nobody need wake for one chunk: whoever published it takes it. */
     if (chunks_of(ticket) == 1 || sleepers_.load() == 0 || forked_) return;
-    { std::lock_guard<std::mutex> lock(sleep_); }
+    {
+        std::lock_guard<std::mutex> lock(sleep_);
+    }
     woken_.notify_all();
 }
 

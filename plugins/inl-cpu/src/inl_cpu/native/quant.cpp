@@ -10,7 +10,8 @@ namespace {
 constexpr int8_t FOUR_BIT_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                         1,    13,   25,  38,  53,  69,  89,  113};
 /* Floats of 4 bits (sign, two bits of exponent, one of mantissa), times two. */
-constexpr int8_t E2M1_DOUBLED[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+constexpr int8_t E2M1_DOUBLED[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                     0, -1, -2, -3, -4, -6, -8, -12};
 constexpr int MIDDLE = 128; /* code of 0 where codes were signed bytes */
 
 float half_at(const uint8_t *p) {
@@ -105,12 +106,14 @@ void six_bits(const uint8_t *p, Decoded &d) {
 
 void q4_k(const uint8_t *p, Decoded &d) {
     six_bits(p, d);
-    for (int pair = 0; pair < 4; pair++) nibbles(p + 16 + 32 * pair, 32, d.codes + 64 * pair);
+    for (int pair = 0; pair < 4; pair++)
+        nibbles(p + 16 + 32 * pair, 32, d.codes + 64 * pair);
 }
 
 void q5_k(const uint8_t *p, Decoded &d) {
     six_bits(p, d);
-    for (int pair = 0; pair < 4; pair++) nibbles(p + 48 + 32 * pair, 32, d.codes + 64 * pair);
+    for (int pair = 0; pair < 4; pair++)
+        nibbles(p + 48 + 32 * pair, 32, d.codes + 64 * pair);
     for (int i = 0; i < 256; i++) d.codes[i] |= (p[16 + i % 32] >> (i / 32) & 1) << 4;
 }
 
@@ -172,6 +175,5 @@ constexpr Kind KINDS[INL_KINDS] = {
 const Kind *kind_of(int64_t kind) {
     return kind < 0 || kind >= INL_KINDS ? nullptr : &KINDS[kind];
 }
-
 
 } // namespace inl

@@ -10,7 +10,9 @@ namespace inl {
 namespace {
 
 /* Smaller for likelier tokens: numbers at most 0 fall as their bits rise. */
-uint32_t rank_key(float scaled) { return scaled == 0 ? 0 : bits_of(scaled) & 0x7fffffff; }
+uint32_t rank_key(float scaled) {
+    return scaled == 0 ? 0 : bits_of(scaled) & 0x7fffffff;
+}
 
 int64_t bin_of(float scaled) { return rank_key(scaled) >> 19; }
 
@@ -101,8 +103,8 @@ class Ranking {
 
 } // namespace
 
-void keep_likeliest(const float *scaled, float *mass, int64_t count, const Filter &filter,
-                    char *scratch) {
+void keep_likeliest(const float *scaled, float *mass, int64_t count,
+                    const Filter &filter, char *scratch) {
     if (filter.neutral()) return;
     Ranking ranking(scaled, mass, count, scratch);
     double total;
@@ -113,7 +115,8 @@ void keep_likeliest(const float *scaled, float *mass, int64_t count, const Filte
     for (int64_t token = 0; token < count; token++) {
         const uint32_t key = rank_key(scaled[token]);
         const bool kept = by_count.keeps(key, int32_t(token)) &&
-                          by_mass.keeps(key, int32_t(token)) && mass[token] >= filter.min_p;
+                          by_mass.keeps(key, int32_t(token)) &&
+                          mass[token] >= filter.min_p;
         if (!kept && token != likeliest) mass[token] = 0;
     }
 }

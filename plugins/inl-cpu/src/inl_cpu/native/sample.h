@@ -16,8 +16,9 @@ struct Filter {
 /* Bytes of scratch for a vocabulary. */
 constexpr int64_t filter_bytes(int64_t count) { return 4 * count + 16 * BINS; }
 
-/* Set mass[t] to 0 where token t is not kept. scaled: at most 0; mass: its exponential. */
-void keep_likeliest(const float *scaled, float *mass, int64_t count, const Filter &filter,
-                    char *scratch);
+/* Set mass[t] to 0 where token t is not kept. scaled is at most 0, mass its
+ * exponential. */
+void keep_likeliest(const float *scaled, float *mass, int64_t count,
+                    const Filter &filter, char *scratch);
 
 } // namespace inl

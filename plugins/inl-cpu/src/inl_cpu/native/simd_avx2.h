@@ -32,8 +32,10 @@ inline void store_first(float *p, F x, int n) {
     if (n > 8) _mm256_maskstore_ps(p + 8, below(n - 8), x.b);
 }
 inline F set(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
-#define EACH(name, type, intrinsic)                                                     \
-    inline type name(type x, type y) { return {intrinsic(x.a, y.a), intrinsic(x.b, y.b)}; }
+#define EACH(name, type, intrinsic)                                                    \
+    inline type name(type x, type y) {                                                 \
+        return {intrinsic(x.a, y.a), intrinsic(x.b, y.b)};                             \
+    }
 EACH(add, F, _mm256_add_ps)
 EACH(sub, F, _mm256_sub_ps)
 EACH(mul, F, _mm256_mul_ps)
@@ -61,13 +63,15 @@ inline F between(F x, int from, int to, F other) {
 }
 inline float sum(F x) {
     const __m256 eight = _mm256_add_ps(x.a, x.b);
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 four =
+        _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     four = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
 inline float largest(F x) {
     const __m256 eight = _mm256_max_ps(x.a, x.b);
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 four =
+        _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
     four = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
@@ -78,8 +82,12 @@ inline I load_ints(const void *p) {
     const __m256i *q = static_cast<const __m256i *>(p);
     return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
 }
-inline I shift_left(I x, int n) { return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
-inline I shift_right(I x, int n) { return {_mm256_srli_epi32(x.a, n), _mm256_srli_epi32(x.b, n)}; }
+inline I shift_left(I x, int n) {
+    return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)};
+}
+inline I shift_right(I x, int n) {
+    return {_mm256_srli_epi32(x.a, n), _mm256_srli_epi32(x.b, n)};
+}
 inline I nearest(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 inline F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline F as_float(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
@@ -91,7 +99,8 @@ inline void store_bytes(int8_t *p, I x) {
 }
 inline F load_half(const uint16_t *p) {
     const __m128i *q = reinterpret_cast<const __m128i *>(p);
-    return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+    return {_mm256_cvtph_ps(_mm_loadu_si128(q)),
+            _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
 }
 
 struct Codes {
@@ -106,13 +115,15 @@ struct Codes {
     F byte(I words, int shift) const { return masked(words, shift, 255); }
 };
 
-template <bool SMALL> inline __m256i dot4_half(__m256i sums, __m256i w, __m256i x) {
+template <bool SMALL>
+inline __m256i dot4_half(__m256i sums, __m256i w, __m256i x) {
 #if defined(INL_VNNI)
     return _mm256_dpbusd_avx_epi32(sums, w, x);
 #else
     const __m256i ones = _mm256_set1_epi16(1);
     if (SMALL)
-        return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), ones));
+        return _mm256_add_epi32(sums,
+                                _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), ones));
     /* Pairs of wide products do not fit in 16 bits: even and odd bytes apart. */
     const __m256i byte = _mm256_set1_epi16(255);
     const __m256i even = _mm256_madd_epi16(
@@ -122,7 +133,8 @@ template <bool SMALL> inline __m256i dot4_half(__m256i sums, __m256i w, __m256i 
     return _mm256_add_epi32(sums, _mm256_add_epi32(even, odd));
 #endif
 }
-template <bool SMALL> inline I dot4(I sums, I w, int32_t x) {
+template <bool SMALL>
+inline I dot4(I sums, I w, int32_t x) {
     const __m256i four = _mm256_set1_epi32(x);
     return {dot4_half<SMALL>(sums.a, w.a, four), dot4_half<SMALL>(sums.b, w.b, four)};
 }

@@ -56,23 +56,25 @@ inline F load_half(const uint16_t *p) {
 struct Codes {
     F table, magic;
     explicit Codes(int zero)
-        : table(_mm512_sub_ps(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,
-                                             14, 15),
-                              _mm512_set1_ps(float(zero)))),
+        : table(_mm512_sub_ps(
+              _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+              _mm512_set1_ps(float(zero)))),
           magic(_mm512_set1_ps(8388608.0f + float(zero))) {}
     F nibble(I words, int shift) const {
-        return _mm512_permutexvar_ps(shift ? _mm512_srli_epi32(words, shift) : words, table);
+        return _mm512_permutexvar_ps(shift ? _mm512_srli_epi32(words, shift) : words,
+                                     table);
     }
     F byte(I words, int shift) const {
         /* 2^23 with the byte as its last bits, less 2^23: (w & 255) | bits of 2^23. */
         const I byte = shift ? _mm512_srli_epi32(words, shift) : words;
-        const I bits = _mm512_ternarylogic_epi32(
-            byte, _mm512_set1_epi32(255), _mm512_set1_epi32(0x4b000000), 0xea);
+        const I bits = _mm512_ternarylogic_epi32(byte, _mm512_set1_epi32(255),
+                                                 _mm512_set1_epi32(0x4b000000), 0xea);
         return _mm512_sub_ps(_mm512_castsi512_ps(bits), magic);
     }
 };
 
-template <bool SMALL> inline I dot4(I sums, I w, int32_t x) {
+template <bool SMALL>
+inline I dot4(I sums, I w, int32_t x) {
     return _mm512_dpbusd_epi32(sums, w, _mm512_set1_epi32(x));
 }
 inline F dot2(F sums, I pairs, uint32_t x) {

@@ -35,10 +35,10 @@ inline F set(float a) {
     PARTS x.v[part] = vdupq_n_f32(a);
     return x;
 }
-#define EACH(name, type, intrinsic)                                                     \
-    inline type name(type x, type y) {                                                  \
-        PARTS x.v[part] = intrinsic(x.v[part], y.v[part]);                              \
-        return x;                                                                       \
+#define EACH(name, type, intrinsic)                                                    \
+    inline type name(type x, type y) {                                                 \
+        PARTS x.v[part] = intrinsic(x.v[part], y.v[part]);                             \
+        return x;                                                                      \
     }
 EACH(add, F, vaddq_f32)
 EACH(sub, F, vsubq_f32)
@@ -58,7 +58,8 @@ inline F magnitude(F x) {
     return x;
 }
 inline F where_below(F x, F bound, F yes, F no) {
-    PARTS no.v[part] = vbslq_f32(vcltq_f32(x.v[part], bound.v[part]), yes.v[part], no.v[part]);
+    PARTS no.v[part] =
+        vbslq_f32(vcltq_f32(x.v[part], bound.v[part]), yes.v[part], no.v[part]);
     return no;
 }
 inline F between(F x, int from, int to, F other) {
@@ -86,7 +87,8 @@ inline I set_int(int32_t a) {
 inline I zeros() { return set_int(0); }
 inline I load_ints(const void *p) {
     I x;
-    PARTS x.v[part] = vreinterpretq_s32_s8(vld1q_s8(static_cast<const int8_t *>(p) + 16 * part));
+    PARTS x.v[part] =
+        vreinterpretq_s32_s8(vld1q_s8(static_cast<const int8_t *>(p) + 16 * part));
     return x;
 }
 inline I shift_left(I x, int bits) {
@@ -134,7 +136,8 @@ struct Codes {
     F byte(I words, int shift) const { return masked(words, shift, 255); }
 };
 
-template <bool SMALL> inline I dot4(I sums, I w, int32_t x) {
+template <bool SMALL>
+inline I dot4(I sums, I w, int32_t x) {
     const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(x));
     const int8x16_t middle = vdupq_n_s8(int8_t(0x80)), half = vdupq_n_s8(64);
     PARTS {

@@ -1,7 +1,7 @@
 /* Sixteen lanes in plain C++: the floor, and the meaning of the other files. */
 
-constexpr int MOST_ROWS = 4;       /* rows of x that meet a tile of weights at once */
-constexpr int ATTENTION_ROWS = 2;  /* queries that meet a tile of keys at once */
+constexpr int MOST_ROWS = 2;      /* rows of x that meet a tile of weights at once */
+constexpr int ATTENTION_ROWS = 2; /* queries that meet a tile of keys at once */
 
 struct F {
     float v[16];
@@ -31,11 +31,11 @@ inline F set(float a) {
     LANES x.v[l] = a;
     return x;
 }
-#define EACH(name, type, expression)                                                    \
-    inline type name(type a, type b) {                                                  \
-        type x;                                                                         \
-        LANES x.v[l] = expression;                                                      \
-        return x;                                                                       \
+#define EACH(name, type, expression)                                                   \
+    inline type name(type a, type b) {                                                 \
+        type x;                                                                        \
+        LANES x.v[l] = expression;                                                     \
+        return x;                                                                      \
     }
 EACH(add, F, a.v[l] + b.v[l])
 EACH(sub, F, a.v[l] - b.v[l])
@@ -137,8 +137,10 @@ struct Codes {
 };
 
 /* Unsigned bytes of w times the signed bytes of x, four to a lane. */
-template <bool SMALL> inline I dot4(I sums, I w, int32_t x) {
-    const int8_t a = int8_t(x), b = int8_t(x >> 8), c = int8_t(x >> 16), d = int8_t(x >> 24);
+template <bool SMALL>
+inline I dot4(I sums, I w, int32_t x) {
+    const int8_t a = int8_t(x), b = int8_t(x >> 8), c = int8_t(x >> 16),
+                 d = int8_t(x >> 24);
     LANES {
         const uint32_t u = uint32_t(w.v[l]);
         sums.v[l] += int(u & 255) * a + int(u >> 8 & 255) * b + int(u >> 16 & 255) * c +
