@@ -52,67 +52,71 @@ def write_kv(
     return cache
 
 
-def attention(
-    stage: Stage,
-    q: Any,
-    cache: NativeCache,
-    step: Step,
-    *,
-    scale: float,
-    window: int | None,
-    cap: float | None,
-    group: int,
-) -> Any:
-    return _attend(stage, q, None, None, cache, step, scale, window, cap, group)
+class Attention:
+    """Attention by one way of summing: every token alone, or many in tiles."""
 
+    def __init__(self, stage: Stage, flags: Flag) -> None:
+        self._stage, self._flags = stage, int(flags)
 
-def attend(
-    stage: Stage,
-    q: Any,
-    k: Any,
-    v: Any,
-    cache: NativeCache,
-    step: Step,
-    *,
-    scale: float,
-    window: int | None = None,
-    cap: float | None = None,
-    group: int = 0,
-) -> tuple[Any, NativeCache]:
-    k, v = _alike(stage, k, v)
-    out = _attend(stage, q, k, v, cache, step, scale, window, cap, group)
-    return out, cache
+    def attention(
+        self,
+        q: Any,
+        cache: NativeCache,
+        step: Step,
+        *,
+        scale: float,
+        window: int | None,
+        cap: float | None,
+        group: int,
+    ) -> Any:
+        return self._attend(q, (None, None), cache, step, scale, window, cap, group)
 
+    def attend(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        cache: NativeCache,
+        step: Step,
+        *,
+        scale: float,
+        window: int | None = None,
+        cap: float | None = None,
+        group: int = 0,
+    ) -> tuple[Any, NativeCache]:
+        pair = _alike(self._stage, k, v)
+        out = self._attend(q, pair, cache, step, scale, window, cap, group)
+        return out, cache
 
-def _attend(
-    stage: Stage,
-    q: Any,
-    k: Any,
-    v: Any,
-    cache: NativeCache,
-    step: Step,
-    scale: float,
-    window: int | None,
-    cap: float | None,
-    group: int,
-) -> Any:
-    q = stage.dense(q)
-    tokens, heads, _ = q.shape
-    rows = step.lengths.shape[0]
-    out = stage.new(q.shape)
-    dims = [
-        tokens, heads, cache.kv_heads, cache.head_dim, cache.block_size, rows,
-        step.blocks.shape[2], window or 0, stride(q), 0 if k is None else stride(k),
-    ]  # fmt: skip
-    data = [
-        q, k, v, cache.k, cache.v, out, step.positions, step.rows, step.starts,
-        step.lengths, step.blocks[group], step.writes[group],
-    ]  # fmt: skip
-    one = Flag.ONE_EACH if tokens == rows == 1 else 0
-    stage.emit(
-        Opcode.ATTENTION, dims, data, [scale, cap or 0.0], cache.flags | int(one)
-    )
-    return out
+    def _attend(
+        self,
+        q: Any,
+        pair: tuple[Any, Any],
+        cache: NativeCache,
+        step: Step,
+        scale: float,
+        window: int | None,
+        cap: float | None,
+        group: int,
+    ) -> Any:
+        q, (k, v) = self._stage.dense(q), pair
+        tokens, heads, _ = q.shape
+        rows = step.lengths.shape[0]
+        out = self._stage.new(q.shape)
+        dims = [
+            tokens, heads, cache.kv_heads, cache.head_dim, cache.block_size, rows,
+            step.blocks.shape[2], window or 0, stride(q),
+            0 if k is None else stride(k),
+        ]  # fmt: skip
+        data = [
+            q, k, v, cache.k, cache.v, out, step.positions, step.rows, step.starts,
+            step.lengths, step.blocks[group], step.writes[group],
+        ]  # fmt: skip
+        flags = cache.flags | self._flags
+        flags |= int(Flag.ONE_EACH) if tokens == rows == 1 else 0
+        reals = [scale, cap or 0.0]
+        self._stage.emit(Opcode.ATTENTION, dims, data, reals, flags)
+        return out
 
 
 def _alike(stage: Stage, k: Any, v: Any) -> tuple[Any, Any]:
@@ -133,6 +137,16 @@ def _packed(stage: Stage, x: Any) -> Any:
 
 
 def kernels(stage: Stage) -> Iterable[Kernel]:
-    """Alone and as one: rotation and norms of heads are folded in when recorded."""
-    for run in (write_kv, attention, attend):
-        yield Kernel(run.__name__, "native", partial(run, stage), invariant=True)
+    """Alone and as one: rotation and norms of heads are folded in when recorded.
+
+    Tiles of many tokens round otherwise than a token alone, so they are not invariant.
+    """
+    write = partial(write_kv, stage)
+    yield Kernel("write_kv", "native", write, invariant=True)
+    for name, flags in (("native", Flag.ANY_BITS), ("native_rows", Flag.X_EXACT)):
+        alone = flags == Flag.X_EXACT
+        found = Attention(stage, flags)
+        for run in (found.attention, found.attend):
+            yield Kernel(
+                run.__name__, name, run, invariant=alone, preference=0 if alone else 1
+            )
