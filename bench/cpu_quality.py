@@ -21,7 +21,7 @@ from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.values import Bucket
 from inl.weights.hub import resolve_model
 
-TEXT = Path(__file__).parents[1] / "ARCHITECTURE.md"
+TEXT = Path(__file__).parents[1] / "LICENSE"
 MODES = {
     "float32": ("float32", ""),
     "bfloat16, inputs int16": ("bfloat16", "int16"),

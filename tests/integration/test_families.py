@@ -54,9 +54,9 @@ def made(tmp_path_factory):
 
 def backend_named(name):
     if name == "cpu":
-        from inl_cpu.backend import CpuBackend
+        from inl_cpu.backend import open_cpu
 
-        return CpuBackend(Device("cpu:0")), "float32"
+        return open_cpu(Device("cpu:0")), "float32"
     return families.reference(name), name
 
 

@@ -29,7 +29,7 @@ from inl.testing.oracle import prompt_logits
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.groups import check_tensors, plan_groups
 from inl.weights.loader import stored_specs
-from inl_cpu.backend import CpuBackend
+from inl_cpu.backend import open_cpu
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -130,7 +130,7 @@ def outside(family, tmp_path_factory):
 
 def backend_of(name, dtype):
     if name == "cpu":
-        return CpuBackend(Device("cpu"))
+        return open_cpu(Device("cpu"))
     return ReferenceBackend(Device("reference"), dtype=dtype)
 
 
