@@ -270,6 +270,9 @@ uint64_t Pool::sleep(uint64_t seen) {
 
 void Pool::sleep_alone() {
     std::unique_lock<std::mutex> lock(sleep_);
+    /* This thread may have published a task of one chunk, woken nobody for it, and now
+     * does not take it. */
+    woken_.notify_all();
     woken_.wait(lock, [&] { return !alone_ || stopping_; });
 }
 
