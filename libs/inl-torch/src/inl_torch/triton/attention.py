@@ -74,7 +74,8 @@ def attention(
     shared = heads // kv_heads
     lanes = min(power(shared), HEADS)
     single = _single(tokens, rows)
-    keys = 32 if q.dtype == torch.float32 and dim > 64 else 64
+    wide = q.dtype == torch.float32
+    keys = 16 if wide else 64
     across = kv_heads * -(-shared // lanes)
     splits = _splits(tokens * across, -(-width * size // keys)) if single else 1
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
@@ -98,7 +99,7 @@ def attention(
         DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits, SINGLE=single,
         M=max(lanes * (1 if single else QUERIES), 16),
         WINDOWED=window is not None, CAPPED=cap is not None,
-        num_warps=4, num_stages=2,
+        num_warps=8 if wide else 4, num_stages=2,
     )  # fmt: skip
     if splits > 1:
         combine[(tokens * heads,)](
