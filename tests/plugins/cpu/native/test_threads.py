@@ -90,6 +90,50 @@ def test_a_forked_child_computes_alone(place):
     assert done.stdout == "7\n", done.stderr
 
 
+CROWDED = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from native_harness import *
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+native = Native(library(sys.argv[2]), "scalar", 3)
+# Long chunks twice, amid which threads are put aside, then tasks of one chunk.
+rows = np.ones((32, 1 << 15), np.float32)
+matrix = native.packing("float32", *rows.shape)
+dims = *rows.shape, 0, KINDS["float32"]
+pack = instruction(Op.PACK, dims, (rows, matrix))
+x, total = np.ones(1000, np.uint64), np.zeros(1, np.uint64)
+read = instruction(Op.READ, (x.nbytes,), (x, total))
+start = time.monotonic()
+while time.monotonic() - start < 5:
+    total[0] = 0
+    native.run(*[pack, pack, read] * 3)
+    assert total[0] == x.size, total
+print("done")
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="this system pins no threads"
+)
+def test_no_wake_up_is_lost_where_threads_are_put_aside(place):
+    """Tasks of one chunk and of many, and more busy threads than cores: whoever leaves
+    the work to the caller must not take an unannounced task with it."""
+    here, cores = str(Path(__file__).parent), sorted(os.sched_getaffinity(0))
+    neighbors = [busy_on(core) for core in cores[:2]]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", CROWDED, here, str(place)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        for neighbor in neighbors:
+            neighbor.kill()
+            neighbor.wait()
+    assert done.stdout == "done\n", done.stderr
+
+
 def busy_on(core):
     code = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
     return subprocess.Popen([sys.executable, "-c", code])
