@@ -116,10 +116,15 @@ def poison(op: OpSpec, case: Case, huge: float) -> Case:
             block = step.blocks[case.attrs.get("group", 0), row, place // size]
             unowned[block, place % size] = False
     args["cache"] = Cache(*(np.where(unowned[..., None, None], huge, x) for x in cache))
+    padding = slice(int(step.counts[2]), None)
     for name in ("k", "v"):
         if name in args:
             args[name] = args[name].copy()
-            args[name][step.counts[2] :] = huge
+            args[name][padding] = huge
+    for name in ("cos", "sin"):
+        if name in args:  # all padding writes one cell, in any order: the same to it
+            args[name] = args[name].copy()
+            args[name][padding] = args[name][padding][:1]
     return replace(case, args=tuple(args.values()))
 
 
