@@ -48,6 +48,8 @@ class StepReader:
         self._given = message[place.tokens : place.size]
         self._index = np.arange(bucket.tokens, dtype=np.int32)
         self._offsets = np.arange(-bucket.width, 0, dtype=np.int32)
+        self._numbers = np.arange(bucket.rows, dtype=np.int32)
+        self._single = bucket[:3] == (1, 1, 1)
 
     def __call__(self) -> None:
         """Apply the message to the tables and read the step out of both."""
@@ -55,6 +57,9 @@ class StepReader:
         if self._message[12]:
             group, slot, index, block = self._cells.T
             tables.blocks[group, slot, index] = block
+        if self._single and self._counts[0] == 1:
+            self._one()
+            return
         step.slots[:] = slots = self._slots
         before = tables.lengths[slots]
         np.multiply(before + self._counts, self._counts > 0, out=step.lengths)
@@ -69,17 +74,32 @@ class StepReader:
         step.counts[:] = self._message[9:12]
         step.uniforms.reshape(self._uniforms.shape)[:] = self._uniforms
 
+    def _one(self) -> None:
+        """One token of one sequence, number by number: what decoding waits for."""
+        step, tables = self._step, self._tables
+        slot, given = int(self._slots[0]), int(self._given[0])
+        position, size = int(tables.lengths[slot]), self._size
+        tables.lengths[slot] = step.lengths[0] = position + 1
+        step.slots[0] = slot
+        step.starts[0], step.starts[1] = 0, 1
+        step.rows[0] = step.samples[0] = 0
+        step.positions[0] = position
+        step.tokens[0] = tables.last[slot] if given < 0 else given
+        step.blocks[:, 0] = tables.blocks[:, slot]
+        homes = step.blocks[:, 0, position // size]
+        step.writes[:, 0] = homes * size + position % size
+        step.adapters[0] = tables.adapters[slot]
+        step.counts[:] = self._message[9:12]
+        step.uniforms[0] = self._uniforms[0, 0]
+
     def _places(self, before: Any) -> None:
         """Row and position of each token; both 0 for padding."""
         step, used = self._step, int(self._step.starts[-1])
-        step.rows[:used] = np.repeat(self._index_of_rows(), self._counts)
+        step.rows[:used] = np.repeat(self._numbers, self._counts)
         step.rows[used:] = 0
         shift = before - step.starts[:-1]
         np.add(shift[step.rows], self._index, out=step.positions)
         step.positions[used:] = 0
-
-    def _index_of_rows(self) -> Any:
-        return np.arange(self._bucket.rows, dtype=np.int32)
 
     def _cells_written(self) -> None:
         step, size = self._step, self._size
