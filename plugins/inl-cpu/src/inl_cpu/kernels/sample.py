@@ -11,6 +11,7 @@ from inl.ops import catalog
 from inl.spec.kernel import Kernel
 from inl.spec.values import TOP, Scores, Step, Tables
 from inl_cpu.abi import Flag, Opcode
+from inl_cpu.kernels.floor import run_body
 from inl_cpu.stage import stride
 from inl_cpu.tensor import plain
 
@@ -95,5 +96,7 @@ def likeliest(values: Any, count: int = TOP) -> Any:
 
 def kernels(stage: Stage) -> Iterable[Kernel]:
     """Choice natively; scores without a sort of the whole vocabulary."""
+    mask = partial(run_body, stage, catalog()["mask_logits"])
+    yield Kernel("mask_logits", "elementwise", mask, invariant=True)
     yield Kernel("choose", "native", partial(choose, stage), invariant=True)
     yield Kernel("score", "partition", partial(score, stage), invariant=True)
