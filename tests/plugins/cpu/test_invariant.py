@@ -22,9 +22,7 @@ def runner(backend, request):
     )
     files = MemoryCheckpoint(config, tensors)
     language = LanguageModel(MODEL, MODEL.config(config), files)
-    options = EngineConfig(
-        dtype=request.param, invariant=True, max_batch=3, context=96
-    )
+    options = EngineConfig(dtype=request.param, invariant=True, max_batch=3, context=96)
     return start_runner(language, backend, options)
 
 
