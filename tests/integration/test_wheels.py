@@ -103,7 +103,7 @@ def installed(request, wheels, tmp_path):
     assert run(python, "-m", "venv", tmp_path).returncode == 0
     pip = [tmp_path / "bin" / "python", "-m", "pip", "install", "-q"]
     pip += ["--disable-pip-version-check", "--find-links", wheels]
-    done = run(*pip, "inl-core[cli]", "inl-toy")
+    done = run(*pip, "inl-core[cli]", "inl-toy", "inl-cpu")
     assert done.returncode == 0, done.stderr
     done = run(*pip, "--no-deps", "inl-torch", "inl-cuda")
     assert done.returncode == 0, done.stderr
@@ -122,6 +122,9 @@ def test_wheels_install_and_run(installed):
     assert re.search(r"^cuda .* (unavailable|ready|broken) ", plugins, re.M), plugins
     checked = inl("check", "toy:0")
     assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert re.search(r"^cpu .* ready .*native kernels", plugins, re.M), plugins
+    assert not list(installed.glob("lib/python*/site-packages/torch"))
     words = ["The capital of France is", "--raw", "--max-tokens", "2"]
-    answer = inl("generate", *words, "--device", "reference:0", "--temperature", "0")
-    assert answer.stdout.strip() == "Paris.", answer.stderr
+    for device in ("reference:0", "cpu:0"):
+        answer = inl("generate", *words, "--device", device, "--temperature", "0")
+        assert answer.stdout.strip() == "Paris.", answer.stderr
