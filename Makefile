@@ -6,9 +6,10 @@ PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproj
 PACKAGES = -e "core[cli]" -e plugins/inl-cpu
 TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
 NATIVE = plugins/inl-cpu/src/inl_cpu/native/libinl.so
+KERNELS = tests/plugins/cpu/native tests/torch/triton
 SOURCES = core/src libs/inl-jax/src libs/inl-torch/src plugins/inl-cpu/src plugins/inl-cuda/src
 
-.PHONY: demo test test-core test-all lint clean
+.PHONY: demo test test-core test-all test-kernels test-rest lint clean
 
 demo: .venv/.demo
 	.venv/bin/inl generate "Why is the sky blue? Answer in two sentences." --max-tokens 40
@@ -19,9 +20,15 @@ test: test-core test-all
 test-core: .venv-core/.test
 	.venv-core/bin/python -m pytest tests/core
 
-# Everything that needs a backend.
+# Everything that needs a backend; kernels that are built and interpreted take one core.
 test-all: .venv/.test
-	.venv/bin/python -m pytest $(filter-out tests/core tests/data,$(wildcard tests/*))
+	$(MAKE) --no-print-directory -j2 -Otarget test-kernels test-rest
+
+test-kernels: .venv/.test
+	.venv/bin/python -m pytest $(KERNELS)
+
+test-rest: .venv/.test
+	.venv/bin/python -m pytest $(filter-out tests/core tests/data,$(wildcard tests/*)) $(KERNELS:%=--ignore=%)
 
 lint: .venv/.test
 	.venv/bin/ruff check .

@@ -57,10 +57,14 @@ def backend_named(name):
         from inl_cpu.backend import open_cpu
 
         return open_cpu(Device("cpu:0")), "float32"
+    if name == "torch":
+        from inl_cpu.torch_backend import TorchCpuBackend
+
+        return TorchCpuBackend(Device("cpu:0")), "float32"
     return families.reference(name), name
 
 
-@pytest.mark.parametrize("backend", ["float64", "float32", "cpu"])
+@pytest.mark.parametrize("backend", ["float64", "float32", "cpu", "torch"])
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_transformers(name, backend, made):
     """At once, in pieces that end anywhere, and one token at a time."""
@@ -92,9 +96,9 @@ def test_logits_do_not_depend_on_strangers(name, made):
 def embedded(made, dtype):
     """The scaled embeddings of a text in bfloat16, with the factor as in ``dtype``."""
     one = made("gemma3")
-    backend, _ = backend_named("cpu")
+    backend, _ = backend_named("torch")
     runner = families.load(open_model(one.path), backend, "bfloat16")
-    loaded = runner._loaded
+    loaded = runner.loaded
     config = replace(loaded.config, dtype=dtype)
     ids = torch.tensor(one.ids)
     step = SimpleNamespace(tokens=ids, positions=torch.arange(len(ids)))

@@ -1,0 +1,22 @@
+"""The torch floor keeps every promise too, as ``inl check`` finds with INL_CPU=torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+
+def test_the_torch_floor_keeps_every_promise():
+    done = subprocess.run(
+        [sys.executable, "-m", "inl", "check", "cpu:0", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"INL_CPU": "torch"},
+    )
+    card = json.loads(done.stdout)
+    assert card["failures"] == []
+    assert card["ops"]["linear"]["kernels"] == ["eager"]
+    assert "torch" in card["versions"]
