@@ -1,4 +1,4 @@
-"""The torch floor keeps every promise too, as ``inl check`` finds with INL_CPU=torch."""
+"""The torch floor keeps every promise too: ``inl check`` with INL_CPU=torch."""
 
 from __future__ import annotations
 
