@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from inl.errors import CheckpointError
 from inl.models import deep_blocks as blocks
+from inl.models import groups
 from inl.models.config import number, one_of, whole
 from inl.models.deep_config import RoutedConfig, common
 from inl.models.deep_names import adapt_deep
@@ -114,7 +115,7 @@ def _layer(c: DeepConfig, index: int) -> Layer:
         # No layer comes before the first, so nothing moves its attention.
         blocks.attention_groups(c, at, mu=c.mu_attention and index > 0),
         Group("inl_block", **params),
-        blocks.norm_group(f"{at}post_attention_layernorm", h),
+        groups.norm(f"{at}post_attention_layernorm", h),
         blocks.routed_group(c, at),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from inl.models import groups
 from inl.models.deep_config import HEAD_EPS, RoutedConfig
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
@@ -42,43 +43,30 @@ class Ends(NamedTuple):
 
 def ends(c: RoutedConfig) -> Ends:
     """Embedding, last norm, and head, which a tied model takes from the first."""
-    table = Param("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
-    head = table if c.tied else table._replace(source="lm_head.weight")
-    return Ends(
-        Group("embedding", weight=table),
-        norm_group("model.norm", c.hidden_size),
-        Group("linear", weight=head._replace(axis=0)),
-    )
-
-
-def norm_group(name: str, size: int) -> Group:
-    """A norm's weight."""
-    return Group("rms_norm", weight=Param(f"{name}.weight", (size,)))
+    last = groups.norm("model.norm", c.hidden_size)
+    return Ends(groups.table(c), last, groups.head(c))
 
 
 def attention_groups(c: RoutedConfig, at: str, *, mu: bool) -> MuAttention:
     """Weights of the layer ``at``; its heads are cut over tensor-parallel ranks."""
     near, h = f"{at}self_attn.", c.hidden_size
-    rows = {"q": c.heads * c.head_dim, "k": c.kv_heads * c.head_dim}
-    rows["v"] = rows["k"]
-
-    def three(pattern: str) -> Group:
-        names = {key: near + pattern.format(key) + ".weight" for key in rows}
-        return Group(
-            "qkv_linear",
-            **{key: Param(names[key], (rows[key], h), axis=0) for key in rows},
-        )
-
-    out = Param(f"{near}o_proj.weight", (h, rows["q"]), axis=1)
+    heads = {"q": c.heads, "k": c.kv_heads, "v": c.kv_heads}
+    moved = Group(
+        "qkv_linear",
+        **{
+            key: Param(f"{near}mu_to_{key}.weight", (count * c.head_dim, h), axis=0)
+            for key, count in heads.items()
+        },
+    )
     each = (
-        norm_group(f"{near}q_norm", c.head_dim),
-        norm_group(f"{near}k_norm", c.head_dim),
+        groups.norm(f"{near}q_norm", c.head_dim),
+        groups.norm(f"{near}k_norm", c.head_dim),
     )
     return MuAttention(
-        norm=norm_group(f"{at}input_layernorm", h),
-        qkv=three("{}_proj"),
-        out=Group("linear", weight=out),
-        mu_qkv=three("mu_to_{}") if mu else None,
+        norm=groups.norm(f"{at}input_layernorm", h),
+        qkv=groups.qkv(c, at),
+        out=groups.out(c, at),
+        mu_qkv=moved if mu else None,
         q_norm=each[0] if c.qk_norm else None,
         k_norm=each[1] if c.qk_norm else None,
     )

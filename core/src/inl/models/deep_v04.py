@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from inl.errors import CheckpointError
 from inl.models import deep_blocks as blocks
+from inl.models import groups
 from inl.models.config import flag
 from inl.models.deep_config import RoutedConfig, common
 from inl.models.deep_names import adapt_guided
@@ -87,7 +88,7 @@ def _layer(c: GuidedConfig, at: str) -> Layer:
     )
     return Layer(
         blocks.attention_groups(c, at, mu=c.mu_attention),
-        blocks.norm_group(f"{at}post_attention_layernorm", h),
+        groups.norm(f"{at}post_attention_layernorm", h),
         blocks.routed_group(c, at),
         shared if c.shared else None,
         guidance,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inl.runtime.blocks import BlockPool
+from inl.spec.values import passed_blocks
 
 Table = list[list[int]]
 """Blocks of one sequence, in order, for each cache group."""
@@ -66,10 +67,7 @@ class Memory:
 
     def before_window(self, group: int, position: int) -> int:
         """Blocks of a sequence that no query from ``position`` on sees in a group."""
-        window = self.windows[group]
-        if window is None:
-            return 0
-        return max(position - window + 1, 0) // self.block_size
+        return passed_blocks(self.windows[group], position, self.block_size)
 
     def _hits(self, keys: Sequence[bytes]) -> int:
         """Most leading blocks of which every group has what its window shows."""

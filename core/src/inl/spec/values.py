@@ -212,6 +212,11 @@ class Group:
         object.__setattr__(self, "params", params)
 
 
+def passed_blocks(window: int | None, position: int, block_size: int) -> int:
+    """Leading blocks of a sequence that no query from ``position`` on sees."""
+    return 0 if window is None else max(position - window + 1, 0) // block_size
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a runner can hold. Slot 0 and block 0 belong to nobody and are counted."""
@@ -256,9 +261,7 @@ class Limits:
     def before_window(self, group: int, position: int) -> int:
         """Blocks of a sequence that no query from ``position`` on sees in a group."""
         window = self.windows[group] if self.windows else None
-        if window is None:
-            return 0
-        return max(position - window + 1, 0) // self.block_size
+        return passed_blocks(window, position, self.block_size)
 
     @property
     def max_tokens(self) -> int:
