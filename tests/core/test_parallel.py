@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
+from functools import partial
+from operator import attrgetter
 
 import numpy as np
 import pytest
 
 from inl.backend.base import Collectives
-from inl.backend.reference import Meeting, ReferenceBackend, ThreadCollectives
+from inl.backend.ranks import over_ranks
+from inl.backend.reference import (
+    Meeting,
+    ReferenceBackend,
+    ThreadCollectives,
+    body_kernel,
+)
 from inl.device import Device
 from inl.errors import ProtocolError, RunnerError, WeightMismatch
 from inl.models.llama import MODEL
+from inl.ops import catalog
 from inl.runtime.ranks import RankRunner
+from inl.spec.kernel import Kernel
 from inl.spec.message import MASKED, Row, admit_frame, step_frame
+from inl.spec.table import LateOps
+from inl.spec.tolerance import stored
+from inl.spec.tree import leaves
 from inl.spec.values import Bucket, Limits
 from inl.testing.tiny import (
     MemoryCheckpoint,
@@ -211,6 +225,40 @@ def test_ranks_that_choose_other_tokens_are_named():
     with pytest.raises(RunnerError, match=r"rank 1 of 2 .* step 1: chose \[\[\d+"):
         play(group, traffic(3).frames(STEPS))
     group.close()
+
+
+class Twins(Deaf):
+    """Two ranks that always hold the same."""
+
+    def all_reduce(self, x, axis):
+        return 2 * x
+
+    def all_gather(self, x, axis):
+        return x
+
+
+@pytest.mark.parametrize(
+    "op",
+    [spec for spec in catalog().values() if spec.composite],
+    ids=attrgetter("name"),
+)
+def test_a_kernel_of_one_device_is_given_the_sums_of_its_op(op):
+    """Every op that sums over ranks says so, and only those."""
+    primitives = [
+        Kernel(spec.name, "numpy", body_kernel(spec, "float64"))
+        for spec in catalog().values()
+        if not spec.composite
+    ]
+    alone = LateOps(primitives)
+    fused = Kernel(op.name, "fused", partial(op.body, alone))
+    plain = LateOps(over_ranks(primitives, Twins(None, 0)))
+    wrapped = LateOps(over_ranks([*primitives, fused], Twins(None, 0)))
+    for case in itertools.islice(op.cases(np.random.default_rng(4)), 4):
+        args = [stored(case, "float64", np.float64) for _ in range(2)]
+        want = op.body(plain, *args[0], **case.attrs)
+        found = getattr(wrapped, op.name)(*args[1], **case.attrs)
+        for a, b in zip(leaves(found), leaves(want), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
 class Breaks(Collectives):

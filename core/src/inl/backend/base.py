@@ -84,6 +84,9 @@ class Backend(ABC):
 class Collectives(ABC):
     """Talks to the other ranks of an axis; every rank makes the same calls in order."""
 
+    invariant: bool = False
+    """Whether a sum's bits depend on nothing but the ranks' numbers."""
+
     @abstractmethod
     def size(self, axis: str) -> int:
         """Count the ranks of ``axis``."""
@@ -95,6 +98,26 @@ class Collectives(ABC):
     @abstractmethod
     def all_gather(self, x: Array, axis: str) -> Array:
         """Concatenate the ranks' parts along the last axis."""
+
+
+class Rank(NamedTuple):
+    """One of several processes that compute a model together."""
+
+    number: int
+    """From 0."""
+    ranks: int
+    meeting: str
+    """Path of a file, not there yet, by which they find one another."""
+    seconds: float
+    """How long to wait for the others."""
+
+
+class Ranks(NamedTuple):
+    """How to open a backend as one rank of several, each in its own process."""
+
+    joining: Callable[[Rank], Backend]
+    """Opens the same device once more, offering :class:`Collectives`; returns when
+    all ranks have come. Raises :class:`~inl.errors.RunnerError` where they do not."""
 
 
 class Storage(NamedTuple):

@@ -12,6 +12,9 @@ Model = Annotated[
 ]
 Device = Annotated[str, typer.Option(help='Such as "cpu" or "cuda:1".')]
 Dtype = Annotated[str, typer.Option(help="Dtype to compute in.")]
+TensorParallel = Annotated[
+    int, typer.Option(help="Devices that share the model, from the named one on.")
+]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same answer.")]
 TopK = Annotated[int, typer.Option(help="Of so many likeliest; 0 is all.")]

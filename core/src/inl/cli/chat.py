@@ -28,6 +28,7 @@ def run(
     model: arguments.Model = None,
     device: arguments.Device = "auto",
     dtype: arguments.Dtype = "auto",
+    tensor_parallel: arguments.TensorParallel = 1,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[
         int, typer.Option(help="Most tokens of one answer.", min=1)
@@ -59,7 +60,13 @@ def run(
     }
     make_request([0], sampling, room=1)  # refuses before a model is loaded
     interrupt = Interrupt()
-    config = EngineConfig(backend=device, dtype=dtype, max_batch=1, context=context)
+    config = EngineConfig(
+        backend=device,
+        dtype=dtype,
+        tensor_parallel=tensor_parallel,
+        max_batch=1,
+        context=context,
+    )
     engine = InferenceEngine.from_pretrained(
         model, config, progress=loading_bar(), on_step=interrupt.on_step
     )

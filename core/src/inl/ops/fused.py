@@ -40,7 +40,7 @@ def _qkv_cases(rng: np.random.Generator) -> Iterable[Case]:
             yield Case(f"{tokens}x{n}x{k}{name}", args, {"eps": 1e-5})
 
 
-@op(cases=_qkv_cases, weights=QkvLinear, flops=_flops, passes=True)
+@op(cases=_qkv_cases, weights=QkvLinear, flops=_flops, passes=True, reduces="delta")
 def norm_qkv(
     ops: Any, residual: Any, delta: Any, norm: Norm, w: QkvLinear, *, eps: float
 ) -> tuple[Any, Any, Any, Any]:
@@ -63,7 +63,7 @@ def _mlp_cases(rng: np.random.Generator) -> Iterable[Case]:
             yield Case(name, (*_sums(rng, tokens, k), w), attrs)
 
 
-@op(cases=_mlp_cases, weights=GatedMlp, flops=_flops, passes=True)
+@op(cases=_mlp_cases, weights=GatedMlp, flops=_flops, passes=True, reduces="delta")
 def norm_mlp(
     ops: Any, residual: Any, delta: Any, norm: Norm, w: GatedMlp, *, eps: float,
     activation: str,
@@ -85,7 +85,7 @@ def _logit_cases(rng: np.random.Generator) -> Iterable[Case]:
         yield Case(f"{tokens}x{n}x{k}", args, {"eps": 1e-6})
 
 
-@op(cases=_logit_cases, weights=Linear, flops=_flops, passes=True)
+@op(cases=_logit_cases, weights=Linear, flops=_flops, passes=True, reduces="delta")
 def norm_logits(
     ops: Any, residual: Any, delta: Any, samples: Any, norm: Norm, w: Linear, *,
     eps: float,

@@ -53,7 +53,7 @@ def _fused_cases(rng: np.random.Generator) -> Iterable[Case]:
         yield Case(f"{rows}x{width}", (residual, delta, w), {"eps": 1e-5})
 
 
-@op(cases=_fused_cases, weights=Norm)
+@op(cases=_fused_cases, weights=Norm, reduces="delta")
 def reduce_add_norm(
     ops: Any, residual: Any, delta: Any, w: Norm, *, eps: float
 ) -> tuple[Any, Any]:
@@ -84,7 +84,7 @@ def _after_cases(rng: np.random.Generator) -> Iterable[Case]:
         yield Case(f"{rows}x{width}", (x, w), {"eps": 1e-6})
 
 
-@op(cases=_after_cases, weights=Norm)
+@op(cases=_after_cases, weights=Norm, reduces="delta")
 def reduce_norm(ops: Any, delta: Any, w: Norm, *, eps: float) -> Any:
     """Add the ranks' ``delta`` [T, H] up and normalize it, whole on every rank."""
     return ops.rms_norm(ops.all_reduce(delta, axis="tensor"), w, eps=eps)

@@ -24,6 +24,9 @@ class EngineConfig:
     backend: str | Device = "auto"
     """Device such as "cpu" or "cuda:1"; "auto" takes the best that is there, and
     "worker:PATH_TO_PYTHON/cuda:1" one that another interpreter serves."""
+    tensor_parallel: int = 1
+    """Devices that share the model, a process on each: the named one and those after
+    it, which must divide the model's key-value heads."""
     dtype: str = "auto"
     """Dtype to compute in; "auto" is the backend's preference."""
     use_kv_cache: bool = True
@@ -66,7 +69,7 @@ class EngineConfig:
             value = getattr(self, field.name)
             if isinstance(field.default, bool):
                 self._check(field.name, type(value) is bool, "True or False")
-        for name in ("max_batch", "token_budget"):
+        for name in ("max_batch", "token_budget", "tensor_parallel"):
             value = getattr(self, name)
             self._check(name, _counts(value), "a whole number of 1 or more")
         for name in ("context", "cache_bytes", "depth"):

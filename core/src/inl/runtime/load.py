@@ -8,13 +8,17 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from inl.backend.base import Storage
+from inl.backend.ranks import AXIS, collectives_of, count_ranks, over_ranks
 from inl.dtypes import FLOATS, SIZES, wrap
 from inl.errors import CheckpointError, OutOfMemory, RequestError
 from inl.models.registry import find_model
 from inl.plugin import registry
 from inl.runtime.config import EngineConfig
 from inl.runtime.local import Loaded, LocalRunner
+from inl.runtime.ranks import check_shares
 from inl.runtime.runner import Limits
 from inl.spec.op import OpSpec
 from inl.spec.table import Policy
@@ -95,27 +99,52 @@ def start_runner(
     *,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    rank: int = 0,
 ) -> LocalRunner:
-    """Load the weights on ``backend`` and make its runner, planned unless given."""
+    """Load the weights on ``backend`` and make its runner, planned unless given.
+
+    rank: which part of the weights, where ``backend`` offers
+    :class:`~inl.backend.base.Collectives`; every rank must make the same call.
+    """
     language = configured(language, config)
     dtype = compute_dtype(backend, config.dtype)
     backend = in_dtype(backend, dtype)
     shaped = replace(language.config, dtype=dtype)
-    limits = limits or plan_limits(language.model, shaped, backend, config)
-    policy = backend_policy(backend, config)
+    ranks = count_ranks(backend)
     stored = stored_specs(language.checkpoint)
-    groups = plan_groups(language.model.weights(shaped), policy.kernels, stored)
-    weights = load_weights(
-        groups, language.checkpoint, backend, dtype, progress=progress
+    policy = backend_policy(backend, config)
+    groups = plan_groups(
+        language.model.weights(shaped), policy.kernels, stored, ranks=ranks
     )
-    loaded = Loaded(language.model, shaped, groups, weights, policy)
+    check_shares(groups, language.model.state(shaped), ranks)
+    if limits is None:
+        planned = plan_limits(language.model, shaped, backend, config, ranks=ranks)
+        limits = least_limits(planned, backend)
+    weights = load_weights(
+        groups, language.checkpoint, backend, dtype, rank=rank, progress=progress
+    )
+    loaded = Loaded(language.model, shaped, groups, weights, policy, ranks)
     return LocalRunner(backend, loaded, limits)
+
+
+def least_limits(limits: Limits, backend: Backend) -> Limits:
+    """What every rank has memory for; their devices may not be equally free."""
+    collectives = collectives_of(backend)
+    if collectives is None:
+        return limits
+    sizes = np.array([[limits.width, *limits.blocks]], np.int32)
+    found = collectives.all_gather(backend.tensor(wrap(sizes)), AXIS)
+    width, *blocks = backend.numpy(found).data.reshape(-1, sizes.size).min(0).tolist()
+    return replace(limits, width=width, blocks=tuple(blocks))
 
 
 def backend_policy(backend: Backend, config: EngineConfig) -> Policy:
     """Which kernels an engine may choose from."""
+    kernels = (*backend.kernels(), *registry().kernels(backend.device.type))
+    if (collectives := collectives_of(backend)) is not None:
+        kernels = tuple(over_ranks(kernels, collectives))
     return Policy(
-        (*backend.kernels(), *registry().kernels(backend.device.type)),
+        kernels,
         host=partial(hosted, backend) if config.allow_hosted else None,
         invariant=config.invariant,
         where=str(backend.device),
@@ -148,16 +177,21 @@ def in_dtype(backend: Backend, dtype: str) -> Backend:
 
 
 def plan_limits(
-    model: Model, shaped: Any, backend: Backend, config: EngineConfig
+    model: Model, shaped: Any, backend: Backend, config: EngineConfig, *, ranks: int = 1
 ) -> Limits:
     """Size slots and caches: what the batch may need, within the cache's memory.
 
+    ranks: each holds its share of the heads, and ``cache_bytes`` is for each.
     Raises :class:`OutOfMemory` where not even one sequence fits.
     """
     size = backend.traits.block_size
     context = min(config.context or shaped.max_tokens, shaped.max_tokens)
     width = -(-context // size)
-    paged = [item for item in model.state(shaped) if isinstance(item, Paged)]
+    paged = [
+        item._replace(kv_heads=item.kv_heads // ranks)
+        for item in model.state(shaped)
+        if isinstance(item, Paged)
+    ]
     per_block = sum(_block_bytes(group, size) for group in paged)
     free = backend.memory().free
     budget = config.cache_bytes or int(CACHE_SHARE * free)

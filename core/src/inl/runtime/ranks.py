@@ -1,4 +1,4 @@
-"""A tensor-parallel group as threads of this process: one runner a rank."""
+"""A tensor-parallel group: a thread of this process for each rank's runner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
-from inl.errors import InlError, ProtocolError, RunnerError, WeightMismatch
+from inl.errors import (
+    InlError,
+    ProtocolError,
+    RunnerError,
+    WeightMismatch,
+    WorkerLost,
+)
 from inl.runtime.runner import Reply, Runner
 from inl.spec.message import MASKED, STEP, header
 from inl.spec.tree import leaves
@@ -37,8 +43,9 @@ class RankRunner(Runner):
 
     ``make(rank)`` builds a rank's runner, on the rank's own thread. ``abort`` lets
     ranks that wait for another fail at once. The first failure of any rank stops the
-    group: it is raised once, as :class:`~inl.errors.RunnerError` from its cause, and
-    every later call refuses. What ``make`` raises of our own errors is raised as it is.
+    group: it is raised once, as :class:`~inl.errors.RunnerError` from its cause (as
+    :class:`~inl.errors.WorkerLost` where a rank's process is gone), and every later
+    call refuses. What ``make`` raises of our own errors is raised as it is.
     """
 
     def __init__(
@@ -50,6 +57,7 @@ class RankRunner(Runner):
         self._lock = threading.Lock()
         self._failure: _Failure | None = None
         self._refusal = ""
+        self._closed = False
         self._flying: deque[_Flight] = deque()
         self._masked: int | None = None
         self._threads = [
@@ -108,12 +116,21 @@ class RankRunner(Runner):
         return replies[0]
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         self._refusal = "the rank group is closed; make a new one"
-        # A rank may wait for one that sees the refusal and never comes.
-        self._abort()
+        if self._flying or self._failure is not None:
+            # A rank may wait for one that sees the refusal and never comes.
+            self._abort()
+        # All at once: to leave a group, a rank may wait for the others.
+        closing = [
+            thread.submit(runner.close)
+            for thread, runner in zip(self._threads, self._runners, strict=True)
+        ]
         self._join()
-        for runner in self._runners:
-            runner.close()
+        for each in closing:
+            each.result()
 
     def _join(self) -> None:
         for thread in self._threads:
@@ -130,7 +147,8 @@ class RankRunner(Runner):
         rank, cause = self._failure
         what = f"rank {rank} of {len(self._threads)} failed"
         self._refusal = f"{what} before: the group is over; make a new one"
-        raise RunnerError(f"{what}: {type(cause).__name__}: {cause}") from cause
+        kind = WorkerLost if isinstance(cause, WorkerLost) else RunnerError
+        raise kind(f"{what}: {type(cause).__name__}: {cause}") from cause
 
     def _everywhere(self, call: Callable[[int], Any]) -> list[Future[Any]]:
         """Queue ``call(rank)`` on every rank's thread."""
@@ -146,7 +164,10 @@ class RankRunner(Runner):
             return call(rank)
         except BaseException as error:
             with self._lock:
-                self._failure = self._failure or _Failure(rank, error)
+                # A rank that is gone explains the errors of those that talked to it.
+                first, lost = self._failure, isinstance(error, WorkerLost)
+                if first is None or (lost and not isinstance(first.cause, WorkerLost)):
+                    self._failure = _Failure(rank, error)
             self._abort()
             return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -44,7 +45,8 @@ class WorkerRunner(Runner):
     factory: "module:function" there; by default a model on a device, see
     :func:`~inl.runtime.worker_start.serve_model`. silent_seconds: how long it may say
     nothing while something is asked of it; then it is ended and counts as lost.
-    advice: what the error of its loss suggests.
+    advice: what the error of its loss suggests. abandoned: once set, by any thread, the
+    worker is ended and who waits for it gets a :class:`~inl.errors.RunnerError`.
 
     ``submit`` does not wait, so what the runner over there refuses is raised by the
     next ``collect``, as its own class of :mod:`inl.errors`. Raises
@@ -63,12 +65,14 @@ class WorkerRunner(Runner):
         hello_seconds: float = HELLO_SECONDS,
         silent_seconds: float = SILENT_SECONDS,
         advice: str = RETURN_HINT,
+        abandoned: threading.Event | None = None,
     ) -> None:
         self._flying: deque[int] = deque()
         self._masked: int | None = None
         self._asked = False
         self._refusal = ""
         self._silent_seconds, self._advice = silent_seconds, advice
+        self._abandoned = abandoned or threading.Event()
         self._beat_seconds = min(BEAT_SECONDS, silent_seconds)
         arguments = () if factory is None else ("--factory", factory)
         self._process = WorkerProcess(python, arguments)
@@ -187,6 +191,11 @@ class WorkerRunner(Runner):
 
     def _beat(self, doing: str, *advice: str) -> Frame | None:
         """Wait a moment for a frame and see that the worker is alive."""
+        if self._abandoned.is_set() and self._process.alive:
+            self._process.stop(0.0)
+            error = RunnerError(f"{self.where}: was stopped with its group")
+            self._fail(error)
+            raise error
         try:
             frame = self._channel.receive(self._beat_seconds)
             # It may have spoken between the time's end and its own.

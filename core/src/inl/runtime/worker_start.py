@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("inl")
 
 PARENTS = frozenset(
-    {"backend", "on_worker_loss", "restart_device", "trace", "worker_seconds"}
+    {
+        "backend",
+        "on_worker_loss",
+        "restart_device",
+        "tensor_parallel",
+        "trace",
+        "worker_seconds",
+    }
 )
 """Fields of EngineConfig that are the parent's affair."""
 
@@ -56,6 +63,10 @@ def start(
 
     limits: what it has to hold, instead of what ``config`` and its memory suggest.
     """
+    if config.tensor_parallel > 1:
+        from inl.runtime.rank_start import start_ranks
+
+        return start_ranks(language, config, limits=limits, progress=progress)
     address = parse_worker(config.backend)
     if address is None:
         return _start_here(language, config, limits, progress)
@@ -90,25 +101,31 @@ def _start_worker(
     limits: Limits | None,
     progress: Progress | None,
 ) -> Served:
-    changed = {
-        field.name: getattr(config, field.name)
-        for field in fields(config)
-        if field.name not in PARENTS and getattr(config, field.name) != field.default
-    }
-    options = {
-        "model": str(language.checkpoint.path.absolute()),
-        "device": address.device,
-        "config": changed,
-        "limits": None if limits is None else asdict(limits),
-    }
     runner = WorkerRunner(
         address.python,
-        options,
+        worker_options(language, config, address.device, limits),
         progress=progress,
         silent_seconds=config.worker_seconds,
         advice="" if config.on_worker_loss == "restart" else RETURN_HINT,
     )
     return Served(runner, str(replace(address, device=runner.device)), runner.dtype)
+
+
+def worker_options(
+    language: LanguageModel, config: EngineConfig, device: str, limits: Limits | None
+) -> dict[str, Any]:
+    """What :func:`serve_model` is told of a model on a device there."""
+    changed = {
+        field.name: getattr(config, field.name)
+        for field in fields(config)
+        if field.name not in PARENTS and getattr(config, field.name) != field.default
+    }
+    return {
+        "model": str(language.checkpoint.path.absolute()),
+        "device": device,
+        "config": changed,
+        "limits": None if limits is None else asdict(limits),
+    }
 
 
 def run_header(language: LanguageModel, served: Served) -> RunHeader:
@@ -128,6 +145,14 @@ def serve_model(options: Mapping[str, Any], progress: Progress) -> Served:
     options: "model", a path; "device"; "config", fields of
     :class:`~inl.runtime.config.EngineConfig` other than the defaults; perhaps "limits".
     """
+    language, config, limits = read_options(options)
+    return start(language, config, limits=limits, progress=progress)
+
+
+def read_options(
+    options: Mapping[str, Any],
+) -> tuple[LanguageModel, EngineConfig, Limits | None]:
+    """Read what :func:`worker_options` wrote, and open the model's files."""
     limits = options.get("limits")
     model, device = options.get("model"), options.get("device")
     config = options.get("config")
@@ -141,11 +166,10 @@ def serve_model(options: Mapping[str, Any], progress: Progress) -> Served:
             f"OPEN: config: found {', '.join(unknown)}, which this inl-core does not "
             f"know; accepts {', '.join(sorted(known))}"
         )
-    return start(
+    return (
         open_model(model),
         EngineConfig(backend=device, **config),
-        limits=None if limits is None else read_limits(limits, "OPEN"),
-        progress=progress,
+        None if limits is None else read_limits(limits, "OPEN"),
     )
 
 

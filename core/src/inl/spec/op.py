@@ -74,6 +74,9 @@ class OpSpec:
     """Names of the tensor parameters, in order."""
     passes: bool = False
     """Whether a composite's body hands ``w`` on unopened: any layout will do."""
+    reduces: str = ""
+    """Argument that a composite's body sums over the ranks before anything else; a
+    kernel is given the sum."""
 
     @property
     def composite(self) -> bool:
@@ -95,6 +98,7 @@ def op(
     tolerance: float = 2.0,
     flops: Callable[..., int] | None = None,
     passes: bool = False,
+    reduces: str = "",
 ) -> Callable[[Callable[..., Any]], OpSpec]:
     """Define an op from its body; keyword-only parameters are its attributes.
 
@@ -113,7 +117,7 @@ def op(
         tensors = positional[1:] if composite else positional
         spec = OpSpec(
             name, body, shapes, cases, weights, consumes, rounds, tolerance,
-            _cost(flops), tensors, passes,
+            _cost(flops), tensors, passes, reduces,
         )  # fmt: skip
         CATALOG[name] = spec
         return spec

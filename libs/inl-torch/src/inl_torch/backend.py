@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from copy import copy
+from typing import Any, TypeVar
 
 import torch
 
-from inl.backend.base import Backend, Program, StateSpec
+from inl.backend.base import (
+    Backend,
+    Collectives,
+    Program,
+    Rank,
+    Ranks,
+    StateSpec,
+)
 from inl.backend.simple import zeroed_state
 from inl.dtypes import SIZES, HostArray
 from inl.spec.kernel import Kernel
@@ -16,6 +24,8 @@ from inl.spec.values import Bucket, Limits, Paged, Slotted, State
 from inl_torch import eager
 from inl_torch.graphs import Arriving
 from inl_torch.tensors import allocating, from_host, to_host, torch_dtype
+
+C = TypeVar("C")
 
 PINNED = 1 << 20
 """Bytes up to which a copy to a CUDA device is not waited for: a step's message."""
@@ -26,6 +36,8 @@ class TorchBackend(Backend):
 
     place: torch.device
     """Where torch keeps the tensors."""
+    collectives: Collectives | None = None
+    """The other ranks, where this is one of several."""
 
     def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
         nbytes = data.size * SIZES.get(data.dtype, 1)
@@ -59,6 +71,17 @@ class TorchBackend(Backend):
         consumes: Sequence[int],  # noqa: ARG002
     ) -> Program:
         return inferring(function)
+
+    def offers(self, kind: type[C]) -> C | None:
+        offered = (self.collectives, Ranks(self._join))
+        return next((found for found in offered if isinstance(found, kind)), None)
+
+    def _join(self, rank: Rank) -> TorchBackend:
+        from inl_torch.collectives import ProcessCollectives
+
+        twin = copy(self)
+        twin.collectives = ProcessCollectives(rank, self.place)
+        return twin
 
 
 def inferring(function: Program) -> Program:

@@ -1,0 +1,167 @@
+"""Ranks as processes, over gloo on the CPU, against float64 and against one rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from inl import EngineConfig
+from inl.errors import DeviceError, RequestError, WeightMismatch, WorkerLost
+from inl.runtime.core import EngineCore
+from inl.runtime.load import open_model
+from inl.runtime.plan import Policy
+from inl.runtime.rank_start import rank_devices
+from inl.runtime.request import Request
+from inl.runtime.worker_start import start
+from inl.testing.tiny import plain_logits, tiny_llama
+
+PROMPTS = [[5, 17, 80, 3, 44, 9], [61], [7, 7, 12, 90, 33] * 7]
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def made():
+    return tiny_llama(np.random.default_rng(21), kv_heads=4, bias=True)
+
+
+@pytest.fixture(scope="module")
+def language(made, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    config, tensors = made
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return open_model(folder)
+
+
+@pytest.fixture
+def begin(language, monkeypatch, tmp_path):
+    """Start a core over ranks; every process must be gone in the end."""
+    monkeypatch.setenv("INL_CPU", "torch")
+    monkeypatch.setenv("INL_THREADS", "1")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    started = []
+
+    def make(ranks, *, restart=False, **options):
+        config = EngineConfig(
+            backend="cpu", tensor_parallel=ranks, context=128, worker_seconds=60,
+            **{"dtype": "float32", "max_batch": 3, "token_budget": 16, **options},
+        )  # fmt: skip
+
+        def again(_error=None):
+            started.append(start(language, config).runner)
+            return started[-1]
+
+        return EngineCore(
+            again(), Policy(token_budget=16), replace=again if restart else None
+        )
+
+    yield make
+    for runner in started:
+        runner.close()
+        processes = [rank._process for rank in getattr(runner, "_runners", ())]
+        assert not any(process.alive for process in processes)
+
+
+def answer(core, prompts=PROMPTS, count=COUNT, **options):
+    requests = [Request(ids, max_tokens=count, **options) for ids in prompts]
+    for request in requests:
+        core.add(request)
+    errors = []
+    while core.has_work:
+        errors += [event.error for event in core.step() if event.error]
+    return requests, errors
+
+
+def log_softmax(logits):
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_give_the_logits_of_a_whole_model(begin, made, ranks):
+    requests, errors = answer(begin(ranks), logprobs=20)
+    assert not errors
+    for request in requests:
+        ids = request.tokens
+        exact = log_softmax(plain_logits(*made, ids[:-1])[-COUNT:])
+        assert request.answer == list(exact.argmax(-1))
+        assert len(request.scores) == COUNT
+        for row, found in zip(exact, request.scores, strict=True):
+            told = [(row[token], value) for token, value in found.top]
+            assert max(abs(want - got) for want, got in told) < 2e-5
+
+
+def test_two_ranks_in_bfloat16_stay_as_close_as_one(begin, made):
+    apart = {}
+    for ranks in (1, 2):
+        requests, errors = answer(begin(ranks, dtype="bfloat16"), logprobs=20)
+        assert not errors
+        worst = []
+        for request in requests:
+            exact = log_softmax(plain_logits(*made, request.tokens[:-1])[-COUNT:])
+            for row, found in zip(exact, request.scores, strict=True):
+                worst += [abs(row[token] - value) for token, value in found.top]
+        apart[ranks] = np.sqrt(np.mean(np.square(worst)))
+    assert 0 < apart[2] < 1.5 * apart[1], apart
+
+
+def test_a_killed_rank_ends_the_group_soon_and_says_which(begin):
+    core = begin(2)
+    core.add(Request(PROMPTS[0], max_tokens=100))
+    core.step()
+    os.kill(core.runner._runners[1].pid, signal.SIGKILL)
+    began = time.monotonic()
+    errors = []
+    while core.has_work:
+        errors += [event.error for event in core.step() if event.error]
+    assert time.monotonic() - began < 10
+    (error,) = errors
+    assert type(error) is WorkerLost
+    assert "rank 1 of 2 failed" in str(error)
+    assert "SIGKILL" in str(error)
+
+
+def test_a_lost_group_is_replaced_and_the_answer_goes_on(begin):
+    whole, _ = answer(begin(1), PROMPTS[:1])
+    core = begin(2, restart=True)
+    request = Request(PROMPTS[0], max_tokens=COUNT)
+    core.add(request)
+    for _ in range(5):
+        core.step()
+    os.kill(core.runner._runners[0].pid, signal.SIGKILL)
+    while core.has_work:
+        assert not any(event.error for event in core.step())
+    assert core.restarts == 1
+    assert request.answer == whole[0].answer
+
+
+def test_what_ranks_cannot_do_is_raised_as_it_is_and_none_is_left(begin, tmp_path):
+    with pytest.raises(RequestError, match="float16"):
+        begin(2, dtype="float16")
+    assert not list(tmp_path.glob("inl-ranks-*"))
+
+
+def test_heads_that_do_not_divide_are_refused_before_anything_starts(begin):
+    began = time.monotonic()
+    with pytest.raises(WeightMismatch, match="3 ranks"):
+        begin(3)
+    assert time.monotonic() - began < 1
+
+
+def test_ranks_take_the_devices_from_the_named_one_on():
+    config = EngineConfig(backend="cpu", tensor_parallel=2)
+    assert rank_devices(config)[1] == ["cpu:0", "cpu:0"]
+    python = Path("/bin/sh")
+    config = EngineConfig(backend=f"worker:{python}/cuda:1", tensor_parallel=3)
+    assert rank_devices(config) == (str(python), ["cuda:1", "cuda:2", "cuda:3"])
+    config = EngineConfig(backend=f"worker:{python}/auto", tensor_parallel=2)
+    with pytest.raises(DeviceError, match="name the first device"):
+        rank_devices(config)
