@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from inl.errors import ProtocolError, RequestError, RunnerError, WorkerLost
+from inl.errors import (
+    OutOfMemory,
+    ProtocolError,
+    RequestError,
+    RunnerError,
+    WorkerLost,
+)
 from inl.runtime.encode import STEP_NUMBERS, frames
 from inl.runtime.plan import Plan, Policy
 from inl.runtime.request import Event, Reason, Request
 from inl.runtime.runner import Limits, Reply, Runner
 from inl.runtime.sampling import TokenLogprob
 from inl.runtime.scheduler import Scheduler
+from inl.spec.message import STEP, header
 from inl.spec.values import Bucket
 
 if TYPE_CHECKING:
@@ -47,7 +54,9 @@ class Stats(NamedTuple):
 class EngineCore:
     """Serves requests on one runner. One caller, one thread.
 
-    The runner is the caller's to close. Where it fails, every live request ends with
+    The runner is the caller's to close. Where it has no memory for a step, that step's
+    requests end with :class:`~inl.errors.OutOfMemory` and the others go on. Where it
+    fails, every live request ends with
     that error and the engine refuses further requests. If it is a worker that was lost,
     ``replace`` may give a fresh runner, on which all live requests start over from
     their token ids; the lost one is closed here.
@@ -73,6 +82,8 @@ class EngineCore:
         self._live: dict[int, Request] = {}
         self._pending: list[Event] = []
         self._failure: Exception | None = None
+        self._dropped: set[int] = set()
+        """Steps in flight that the runner refused."""
         self._steps = self._tokens = self._rows = 0
 
     @property
@@ -155,11 +166,25 @@ class EngineCore:
                 if self._recorder is not None:
                     self._recorder.add(frame)
                 self.runner.submit(frame)
+        except OutOfMemory as error:
+            if header(frame).kind == STEP:
+                self._drop(plan, error)
+            else:
+                self._fail(error)
+            return False
         # A runner is anyone's code: whatever it raises must reach every caller.
         except Exception as error:
             self._fail(error)
             return False
         return True
+
+    def _drop(self, plan: Plan, error: OutOfMemory) -> None:
+        """End the requests of a step that the runner did not begin."""
+        self._dropped.add(plan.step)
+        for chunk in plan.chunks:
+            del self._live[chunk.request.id]
+            event = self.scheduler.finish(chunk.request, "error")
+            self._pending.append(event._replace(error=error))
 
     def _fail(self, error: Exception) -> None:
         """Go on with a fresh runner, or end with the error."""
@@ -171,6 +196,7 @@ class EngineCore:
             fresh = self._replace(error)
             self.runner = fresh
             self.scheduler.restart(fresh.limits)
+            self._dropped.clear()
         except Exception as reason:
             self._failure = reason
             return
@@ -189,6 +215,9 @@ class EngineCore:
 
     def _collect(self) -> list[Event]:
         plan = self.scheduler.in_flight[0]
+        if plan.step in self._dropped:
+            self._dropped.remove(plan.step)
+            return self.scheduler.settle([0] * len(plan.chunks))
         try:
             reply = self.runner.collect()
             if self._recorder is not None:

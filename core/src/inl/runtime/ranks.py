@@ -163,13 +163,16 @@ class RankRunner(Runner):
         try:
             return call(rank)
         except BaseException as error:
-            with self._lock:
-                # A rank that is gone explains the errors of those that talked to it.
-                first, lost = self._failure, isinstance(error, WorkerLost)
-                if first is None or (lost and not isinstance(first.cause, WorkerLost)):
-                    self._failure = _Failure(rank, error)
+            self._fail(_Failure(rank, error))
             self._abort()
             return None
+
+    def _fail(self, found: _Failure) -> None:
+        """Keep the first failure, or a rank that is gone: it explains the others."""
+        with self._lock:
+            first, lost = self._failure, isinstance(found.cause, WorkerLost)
+            if first is None or (lost and not isinstance(first.cause, WorkerLost)):
+                self._failure = found
 
     def _wait(self, futures: Iterable[Future[Any]]) -> list[Any]:
         results = [future.result() for future in futures]

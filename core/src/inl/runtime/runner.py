@@ -37,7 +37,9 @@ class Runner(ABC):
         """Queue a frame; never waits for the device.
 
         At most ``limits.depth`` steps may be in flight; admissions and releases do
-        not count. Raises :class:`~inl.errors.ProtocolError`.
+        not count. Raises :class:`~inl.errors.ProtocolError`, and
+        :class:`~inl.errors.OutOfMemory` for a step that it did not begin: the rows of
+        that step are lost, and it serves all others as before.
         """
 
     @abstractmethod

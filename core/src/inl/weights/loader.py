@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.dtypes import HostArray, wrap
-from inl.spec.op import CATALOG, Spec
+from inl.errors import OutOfMemory
+from inl.spec.op import CATALOG, Spec, nbytes
 from inl.spec.tree import leaves, tree_map
 from inl.spec.values import Param
 from inl.weights.checkpoint import Checkpoint
@@ -60,10 +61,18 @@ def load_weights(
         group: dict[str, HostArray | None] = {}
         for name, param in planned.group.params.items():
             group[name] = read_shard(checkpoint, planned, param, rank, dtype)
-        if planned.kernel and planned.kernel.prepare:
-            result = planned.kernel.prepare(group, backend, dtype)
-        else:
-            result = _plain(planned, group, backend, dtype, shared)
+        try:
+            if planned.kernel and planned.kernel.prepare:
+                result = planned.kernel.prepare(group, backend, dtype)
+            else:
+                result = _plain(planned, group, backend, dtype, shared)
+        except OutOfMemory as error:
+            name = next(iter(planned.group.params.values())).source
+            size = sum(nbytes(each.specs(dtype)) for each in leaves(tree))
+            raise OutOfMemory(
+                f"weights: {name}, group {done + 1} of {total}: {error} (all weights "
+                f"in {dtype} are about {size} bytes)"
+            ) from error
         for param in planned.group.params.values():
             for source in stored_tensors(param):
                 checkpoint.drop(source)

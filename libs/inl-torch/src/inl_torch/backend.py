@@ -23,7 +23,8 @@ from inl.spec.kernel import Kernel
 from inl.spec.values import Bucket, Limits, Paged, Slotted, State
 from inl_torch import eager
 from inl_torch.graphs import Arriving
-from inl_torch.tensors import allocating, from_host, to_host, torch_dtype
+from inl_torch.memory import allocating, surviving
+from inl_torch.tensors import from_host, to_host, torch_dtype
 
 C = TypeVar("C")
 
@@ -41,7 +42,7 @@ class TorchBackend(Backend):
 
     def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
         nbytes = data.size * SIZES.get(data.dtype, 1)
-        with allocating(nbytes, str(self.device)):
+        with allocating(nbytes, str(self.device), self.memory):
             held = from_host(data)
             if self.place.type == "cuda" and nbytes <= PINNED:
                 return held.pin_memory().to(self.place, non_blocking=True)
@@ -51,7 +52,8 @@ class TorchBackend(Backend):
         return to_host(x.wait() if isinstance(x, Arriving) else x)
 
     def state(self, spec: StateSpec, *, limits: Limits) -> State:
-        with allocating(state_bytes(spec, limits), f"{self.device}: state"):
+        size, where = state_bytes(spec, limits), f"{self.device}: state"
+        with allocating(size, where, self.memory, f"for {_blocks(limits)}; "):
             return zeroed_state(spec, limits, self._zeros)
 
     def _zeros(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
@@ -66,11 +68,16 @@ class TorchBackend(Backend):
     def compile(
         self,
         function: Program,
-        bucket: Bucket | None,  # noqa: ARG002
+        bucket: Bucket | None,
         *,
         consumes: Sequence[int],  # noqa: ARG002
     ) -> Program:
-        return inferring(function)
+        return self.guarded(inferring(function), bucket)
+
+    def guarded(self, program: Program, bucket: Bucket | None) -> Program:
+        """Raise :class:`~inl.errors.OutOfMemory` where a program's memory is short."""
+        step = f"step of {bucket.tokens} tokens" if bucket else "admission"
+        return surviving(program, f"{self.device}: {step}", self.memory)
 
     def offers(self, kind: type[C]) -> C | None:
         offered = (self.collectives, Ranks(self._join))
@@ -92,6 +99,11 @@ def inferring(function: Program) -> Program:
             return function(*args)
 
     return run
+
+
+def _blocks(limits: Limits) -> str:
+    counts = ", ".join(f"{count}" for count in limits.blocks)
+    return f"{limits.slots} slots and {counts} blocks of {limits.block_size} tokens"
 
 
 def state_bytes(spec: StateSpec, limits: Limits) -> int:

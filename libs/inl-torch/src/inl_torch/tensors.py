@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
 from inl.dtypes import HostArray
-from inl.errors import DeviceError, OutOfMemory
+from inl.errors import DeviceError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,9 +29,6 @@ DTYPES: Final = {
 
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 """The way back."""
-
-FULL: Final = ("out of memory", "can't allocate memory", "not enough memory")
-"""How torch's allocators say that there is no more."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -68,21 +63,6 @@ def to_host(tensor: torch.Tensor) -> HostArray:
     if name == "bfloat16":
         return HostArray(held.view(torch.int16).numpy().view(np.uint16), name, shape)
     return HostArray(held.numpy(), name, shape)
-
-
-@contextmanager
-def allocating(nbytes: int, where: str) -> Iterator[None]:
-    """Turn a full device into :class:`OutOfMemory` that says how much was asked for."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
-        if not known and not any(words in str(error) for words in FULL):
-            raise
-        raise OutOfMemory(
-            f"{where}: {nbytes} bytes ({nbytes / 2**20:.1f} MiB) do not fit; "
-            "lower the number of blocks or slots, or take a smaller dtype or model"
-        ) from error
 
 
 def _plain(data: NDArray[Any]) -> bool:

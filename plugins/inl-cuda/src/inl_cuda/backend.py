@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import torch
 
 from inl.backend.base import Memory, Program, Traits
-from inl.errors import BackendUnavailable, OutOfMemory
+from inl.errors import BackendUnavailable
 from inl_cuda.ladder import ladder
 from inl_torch.backend import TorchBackend, inferring
 from inl_torch.graphs import capture
@@ -58,18 +58,8 @@ class CudaBackend(TorchBackend):
         self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
     ) -> Program:
         if bucket is None or tuple(consumes) != STEP:
-            return self._guarded(inferring(function), "step")
-        program = capture(function, pool=self._pool.id)
-        return self._guarded(program, f"step of {bucket.tokens} tokens")
-
-    def _guarded(self, program: Program, where: str) -> Program:
-        def run(*args: Any) -> tuple[Any, ...]:
-            try:
-                return program(*args)
-            except torch.cuda.OutOfMemoryError as error:
-                raise full(self.device, where, self.memory(), error) from error
-
-        return run
+            return self.guarded(inferring(function), bucket)
+        return self.guarded(capture(function, pool=self._pool.id), bucket)
 
 
 def check_torch(device: Device) -> None:
@@ -90,14 +80,3 @@ def float32_is_ieee() -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     assert not torch.backends.cuda.matmul.allow_tf32, "float32 means float32"
-
-
-def full(
-    device: Device, where: str, memory: Memory, error: torch.cuda.OutOfMemoryError
-) -> OutOfMemory:
-    """Say what was asked for, in the allocator's words, and what is free."""
-    asked = ".".join(str(error).split(".")[1:3]).strip() or str(error)
-    return OutOfMemory(
-        f"{device}: {where}: does not fit: {asked}; "
-        f"{memory.free} bytes are free; lower cache_bytes, max_batch or token_budget"
-    )

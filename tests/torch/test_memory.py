@@ -1,0 +1,141 @@
+"""Torch's own error of a full device, injected: what is said, and what lives on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import final
+
+import numpy as np
+import pytest
+import torch
+
+from inl.backend.base import Memory, Traits
+from inl.device import Device
+from inl.errors import OutOfMemory
+from inl.runtime.core import EngineCore
+from inl.runtime.request import Request
+from inl.spec.values import Limits, Paged
+from inl_torch.backend import TorchBackend
+from inl_torch.memory import full
+
+LIMITS = Limits(slots=4, blocks=(40,), block_size=4, width=10, vocab=97)
+TORCH_SAYS = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+    "139.80 GiB of which 1.10 GiB is free."
+)
+
+
+def allocator_fails():
+    raise torch.cuda.OutOfMemoryError(TORCH_SAYS)
+
+
+@final
+class Small(TorchBackend):
+    """A device that is full for steps of more than 12 tokens, and for some tensors."""
+
+    traits = Traits()
+    full = ()
+
+    def __init__(self):
+        self.device, self.place = Device("cuda:0"), torch.device("cpu")
+
+    def memory(self):
+        return Memory(1 << 30, 12345)
+
+    def kernels(self):
+        for kernel in super().kernels():
+            limited = kernel.op == "qkv_linear"
+            yield replace(kernel, run=_limited(kernel.run)) if limited else kernel
+
+    def _zeros(self, shape, dtype):
+        if "state" in self.full:
+            allocator_fails()
+        return super()._zeros(shape, dtype)
+
+
+def _limited(run):
+    def limited(x, *args, **attrs):
+        if x.shape[0] > 12:
+            allocator_fails()
+        return run(x, *args, **attrs)
+
+    return limited
+
+
+def answers(core, prompts):
+    requests = [Request(ids, max_tokens=6) for ids in prompts]
+    numbers = [core.add(request) for request in requests]
+    errors = {}
+    while core.has_work:
+        for event in core.step():
+            if event.error:
+                errors[numbers.index(event.request)] = event.error
+    return [request.answer for request in requests], errors
+
+
+def test_a_step_that_does_not_fit_fails_and_the_next_one_runs(tiny_llama):
+    core = EngineCore(tiny_llama(3).runner(Small(), "float32", LIMITS))
+    fits = [[4, 88, 17], [5] * 9]
+    want, errors = answers(core, fits[:1])
+    assert not errors
+    _, errors = answers(core, [[*range(20)]])
+    assert str(errors[0]) == (
+        "cuda:0: step of 20 tokens: 2.00 GiB more does not fit, 12345 bytes are free; "
+        "lower token_budget, max_batch or cache_bytes"
+    )
+    assert isinstance(errors[0].__cause__, torch.cuda.OutOfMemoryError)
+    found, errors = answers(core, fits)
+    assert not errors
+    assert found[0] == want[0]
+
+
+def test_a_state_says_what_it_was_for(tiny_llama):
+    backend = Small()
+    backend.full = ("state",)
+    with pytest.raises(
+        OutOfMemory,
+        match=r"cuda:0: state: 20480 bytes .* do not fit, 12345 bytes are free; "
+        r"for 4 slots and 40 blocks of 4 tokens",
+    ):
+        backend.state((Paged((0,), 2, 8, "float32"),), limits=LIMITS)
+
+
+def test_weights_say_which_and_how_much_all_of_them_take(tiny_llama, monkeypatch):
+    count = []
+
+    def some(self, data, *, axis=None, real=TorchBackend.tensor):
+        count.append(data)
+        if len(count) == 7:
+            from inl_torch.memory import allocating
+
+            with allocating(data.size * 4, str(self.device), self.memory):
+                allocator_fails()
+        return real(self, data, axis=axis)
+
+    monkeypatch.setattr(TorchBackend, "tensor", some)
+    with pytest.raises(
+        OutOfMemory,
+        match=r"weights: model\.layers\.\S+, group 6 of 18: cuda:0: \d+ bytes .* "
+        r"12345 bytes are free.*all weights in float32 are about \d+ bytes",
+    ):
+        tiny_llama(3).runner(Small(), "float32", LIMITS)
+
+
+def test_an_error_that_came_of_a_full_device_counts():
+    """A capture that runs out of memory ends with an error of its own."""
+    with pytest.raises(RuntimeError, match="previous error") as caught:  # noqa: PT012
+        try:
+            allocator_fails()
+        finally:
+            raise RuntimeError("operation failed due to a previous error")
+    assert isinstance(full(caught.value), torch.cuda.OutOfMemoryError)
+    assert full(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"))
+    assert full(RuntimeError("Triton Error [CUDA]: out of memory"))
+    assert full(RuntimeError("illegal memory access")) is None
+    assert full(ValueError("out of memory")) is None
+
+
+def test_other_errors_of_a_step_stay_as_they_are():
+    program = Small().compile(lambda x: 1 / 0, None, consumes=())
+    with pytest.raises(ZeroDivisionError):
+        program(np.zeros(1))
