@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import time
+
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
+from inl import EngineConfig
 from inl.device import Device
 from inl.dtypes import wrap
-from inl.errors import BackendUnavailable, InlError, OutOfMemory
+from inl.errors import BackendUnavailable, InlError, OutOfMemory, WorkerLost
+from inl.models.llama import MODEL
+from inl.runtime.core import EngineCore
+from inl.runtime.load import LanguageModel, open_model, start_runner
+from inl.runtime.request import Request
+from inl.runtime.worker_start import start
 from inl.spec.values import Bucket, Limits
+from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama
 from inl_cuda import probe
 from inl_cuda.backend import CudaBackend, check_torch
 
@@ -80,7 +93,7 @@ def test_a_step_that_does_not_fit_says_so_and_the_next_one_runs(gpu):
 
     program = gpu.compile(greedy, None, consumes=(2,))
     frame = gpu.tensor(wrap(np.ones(1, np.int32)))
-    with pytest.raises(OutOfMemory, match=r"Tried to allocate .* bytes are free"):
+    with pytest.raises(OutOfMemory, match=r"TiB more does not fit, \d+ bytes are free"):
         program((), frame, ())
     result, _ = program((), frame * 0, ())
     assert result.tolist() == [1]
@@ -101,3 +114,97 @@ def test_a_bucket_is_one_graph(gpu):
         arrived, _ = program(weights, frame, ())
         assert gpu.numpy(arrived).data.tolist() == [number + 5] * 3
     assert len(calls) == 3  # two to warm up, one to capture
+
+
+@cuda
+@pytest.mark.parametrize("failing", [1, 3], ids=["warming up", "capturing"])
+def test_a_capture_that_does_not_fit_says_so_and_the_next_one_runs(gpu, failing):
+    calls = []
+
+    def step(weights, message, state):
+        calls.append(1)
+        if len(calls) == failing:
+            torch.empty(1 << 42, device=message.device)
+        return message + weights[0], state
+
+    program = gpu.compile(step, Bucket(1, 1), consumes=(2,))
+    weights = (gpu.tensor(wrap(np.full(3, 5, np.int32))),)
+    frame = gpu.tensor(wrap(np.full(3, 2, np.int32)))
+    with pytest.raises(OutOfMemory, match=r"step of 1 tokens: 4.00 TiB more does not"):
+        program(weights, frame, ())
+    for _ in range(2):
+        arrived, _ = program(weights, frame, ())
+        assert gpu.numpy(arrived).data.tolist() == [7] * 3
+
+
+@cuda
+def test_an_engine_outlives_a_step_that_does_not_fit(gpu):
+    """The allocator is told to have nothing left, then everything again."""
+    sizes = {"hidden": 128, "head_dim": 16, "inner": 4096, "vocab": 256}
+    tiny = tiny_llama(np.random.default_rng(3), **sizes)
+    language = LanguageModel(MODEL, MODEL.config(tiny[0]), MemoryCheckpoint(*tiny))
+    config = EngineConfig(
+        backend="cuda:0", dtype="float32", context=256, cache_bytes=1 << 24
+    )
+    core = EngineCore(start_runner(language, gpu, config))
+    want = answered(core, [4, 88, 17], 8)
+    torch.cuda.empty_cache()
+    reserved, total = torch.cuda.memory_reserved(), gpu.memory().total
+    torch.cuda.set_per_process_memory_fraction(reserved / total)
+    try:
+        long = Request(range(200), max_tokens=2)
+        core.add(long)
+        errors = [event.error for event in ended(core) if event.error]
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert [type(error) for error in errors] == [OutOfMemory]
+    assert "step of 256 tokens" in str(errors[0])
+    assert answered(core, [4, 88, 17], 8) == want
+    logits = plain_logits(*tiny, [*range(200)])
+    assert answered(core, range(200), 1) == [int(logits[-1].argmax())]
+    core.runner.close()
+
+
+def ended(core):
+    while core.has_work:
+        yield from core.step()
+
+
+def answered(core, ids, count):
+    request = Request(ids, max_tokens=count)
+    core.add(request)
+    assert not [event.error for event in ended(core) if event.error]
+    return request.answer
+
+
+@cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_give_the_logits_of_float64(tmp_path):
+    tiny = tiny_llama(np.random.default_rng(5), hidden=64, head_dim=16, kv_heads=4)
+    (tmp_path / "config.json").write_text(json.dumps(tiny[0]))
+    save_file(tiny[1], tmp_path / "model.safetensors")
+    config = EngineConfig(
+        backend="cuda:0", tensor_parallel=2, dtype="float32", context=128,
+        cache_bytes=1 << 24, worker_seconds=120,
+    )  # fmt: skip
+    core = EngineCore(start(open_model(tmp_path), config).runner)
+    prompts = [[5, 17, 80, 3, 44, 9], [61], [7, 12, 90, 33] * 7]
+    requests = [Request(ids, max_tokens=24, logprobs=20) for ids in prompts]
+    for request in requests:
+        core.add(request)
+    assert not [event.error for event in ended(core) if event.error]
+    for request in requests:
+        exact = plain_logits(*tiny, request.tokens[:-1])[-24:]
+        exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
+        assert request.answer == list(exact.argmax(-1))
+        for row, found in zip(exact, request.scores, strict=True):
+            assert max(abs(row[token] - value) for token, value in found.top) < 1e-4
+    core.add(Request(prompts[0], max_tokens=100))
+    core.step()
+    os.kill(core.runner._runners[1].pid, signal.SIGKILL)
+    began = time.monotonic()
+    (error,) = [event.error for event in ended(core) if event.error]
+    assert time.monotonic() - began < 10
+    assert isinstance(error, WorkerLost)
+    assert "rank 1 of 2 failed" in str(error)
+    core.runner.close()

@@ -114,6 +114,8 @@ def _read_whole(
     part = slice(rank * size, (rank + 1) * size)
     if param.axis == 0:
         return HostArray(whole.data[part], whole.dtype, shape)
+    if whole.data.shape == whole.shape:
+        return HostArray(np.ascontiguousarray(whole.data[:, part]), whole.dtype, shape)
     values = dequantize(whole, param.source)
     return wrap(np.ascontiguousarray(values[:, part]))
 

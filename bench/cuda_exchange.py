@@ -1,0 +1,105 @@
+"""What one sum over the GPUs of a host takes within a CUDA graph, by three ways.
+
+    python bench/cuda_exchange.py --ranks 2
+
+"gather" is ours (inl_torch.collectives), "library" is NCCL's own sum, and "symmetric"
+torch's one-shot kernel over memory that the GPUs map from one another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, multiprocessing
+
+from inl.backend.base import Rank
+from inl_torch.collectives import ProcessCollectives
+
+CHAIN = 64
+"""Exchanges in a graph, each of what the one before gave."""
+
+
+def microseconds(step: Callable[[Any], Any], x: Any) -> float:
+    """Of one exchange, by events around replays of a chain of them."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step(x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x
+        for _ in range(CHAIN):
+            y = step(y)
+    times = []
+    for _ in range(12):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(5):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * begin.elapsed_time(end) / 5 / CHAIN)
+    return statistics.median(times[2:])
+
+
+def symmetric(shape: tuple[int, ...]) -> Callable[[Any], Any]:
+    import torch.distributed._symmetric_memory as memory
+
+    name = distributed.group.WORLD.group_name
+    buffer = memory.empty(shape, dtype=torch.bfloat16, device="cuda")
+    memory.rendezvous(buffer, name)
+
+    def step(x: Any) -> Any:
+        buffer.copy_(x)
+        return torch.ops.symm_mem.one_shot_all_reduce(buffer, "sum", name)
+
+    return step
+
+
+def serve(number: int, ranks: int, meeting: str) -> None:
+    place = torch.device("cuda", number)
+    torch.cuda.set_device(place)
+    ours = ProcessCollectives(Rank(number, ranks, meeting, 60.0), place)
+
+    def library(x: Any) -> Any:
+        y = x.clone()
+        distributed.all_reduce(y)
+        return y
+
+    for shape in ((1, 4096), (8, 4096), (64, 4096), (2048, 4096)):
+        x = torch.randn(shape, dtype=torch.bfloat16, device=place) * 1e-9
+        ways = {
+            "gather": lambda x: ours.all_reduce(x, "tensor"),
+            "library": library,
+            "symmetric": symmetric,
+        }
+        line = []
+        for name, way in ways.items():
+            try:
+                step = symmetric(shape) if name == "symmetric" else way
+                line.append(f"{name} {microseconds(step, x):.1f}")
+            except Exception as error:
+                line.append(f"{name}: {type(error).__name__} {str(error)[:90]}")
+        if number == 0:
+            print(f"{list(shape)} bfloat16, us: {', '.join(line)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = str(Path(folder) / "meeting")
+        multiprocessing.spawn(serve, (given.ranks, meeting), nprocs=given.ranks)
+
+
+if __name__ == "__main__":
+    main()

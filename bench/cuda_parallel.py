@@ -1,0 +1,199 @@
+"""Two GPUs, one model: are the answers those of one, and what does a token take?
+
+    python bench/cuda_parallel.py                # on a machine with two GPUs
+    python bench/cuda_parallel.py --device cpu --model tiny --ranks 1 2
+
+Weights are random and lie in a file that every rank reads. A cut of two layers is
+decoded in float32 on each number of ranks and compared with float64; then the whole
+shape is timed in bfloat16, one sequence after a prompt of 128 tokens. What an exchange
+between ranks takes alone is told by ``cuda_exchange.py``. Exits with 1 where the ranks'
+tokens are wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inl import EngineConfig
+from inl.errors import RunnerError
+from inl.models.llama import MODEL
+from inl.runtime.core import EngineCore
+from inl.runtime.load import LanguageModel, open_model
+from inl.runtime.plan import Policy
+from inl.runtime.request import Request
+from inl.runtime.worker_start import start
+from inl.spec.tree import leaves
+from inl.testing.gap import BOUNDS
+from inl.testing.tiny import plain_logits
+from inl.weights.checkpoint import open_checkpoint
+
+SHAPES = {
+    "8b": (128256, 4096, 14336, 32, 32, 8, 128, False),
+    "1b": (128256, 2048, 8192, 16, 32, 8, 64, False),
+    "tiny": (512, 128, 256, 3, 4, 2, 32, False),
+}
+FIELDS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings",
+)  # fmt: skip
+
+
+def write_model(folder: Path, shape: tuple[Any, ...], layers: int | None) -> Path:
+    """A folder with a config and one run of random bfloat16 numbers as its tensors.
+
+    Every tensor is cut from the same numbers, at a place of its own, so that the file
+    is as small as the largest of them.
+    """
+    hf = dict(zip(FIELDS, shape, strict=True)) | {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+        "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "max_position_embeddings": 4096, "attention_bias": False,
+    }  # fmt: skip
+    hf["num_hidden_layers"] = layers or hf["num_hidden_layers"]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(hf))
+    params = {
+        param.source: param.shape
+        for group in leaves(MODEL.weights(MODEL.config(hf)))
+        for param in group.params.values()
+    }
+    header, end = {}, 0
+    for name, size in params.items():
+        start, end = end, end + 2 * int(np.prod(size))
+        header[name] = {
+            "dtype": "BF16", "shape": list(size), "data_offsets": [start, end]
+        }  # fmt: skip
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    numbers = np.random.default_rng(0).standard_normal(1 << 22).astype(np.float32)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for place, size in enumerate(params.values()):
+            count = int(np.prod(size))
+            scale = 1.4 / size[-1] ** 0.5 if len(size) > 1 else 0.1
+            part = np.roll(numbers, 7919 * place)[: min(count, len(numbers))] * scale
+            part += 1.0 if len(size) == 1 else 0.0
+            bits = (part.view(np.uint32) >> 16).astype(np.uint16)
+            for start in range(0, count, len(bits)):
+                file.write(bits[: count - start].tobytes())
+    return folder
+
+
+def begin(
+    language: LanguageModel, device: str, ranks: int, dtype: str
+) -> tuple[EngineCore, float]:
+    """An engine without text, and the seconds that it took to start."""
+    config = EngineConfig(
+        backend=device, tensor_parallel=ranks, dtype=dtype, max_batch=8, context=512,
+        sampling="greedy", worker_seconds=120, cache_bytes=1 << 30,
+    )  # fmt: skip
+    began = time.perf_counter()
+    core = EngineCore(start(language, config).runner, Policy(prefix_cache=False))
+    return core, time.perf_counter() - began
+
+
+def answers(core: EngineCore, prompts: list[list[int]], count: int) -> list[list[int]]:
+    requests = [Request(ids, max_tokens=count) for ids in prompts]
+    for request in requests:
+        core.add(request)
+    while core.has_work:
+        for event in core.step():
+            if event.error is not None:
+                raise RunnerError("a step failed") from event.error
+    return [request.answer for request in requests]
+
+
+def ms_per_token(core: EngineCore, prompt: list[int], count: int) -> float:
+    """Between the first and the last token of one answer."""
+    request = Request(prompt, max_tokens=count)
+    core.add(request)
+    times = []
+    while core.has_work:
+        if any(event.token is not None for event in core.step()):
+            times.append(time.perf_counter())
+    return 1e3 * (times[-1] - times[0]) / (len(times) - 1)
+
+
+def right(language: LanguageModel, device: str, ranks: int, prompts: Any) -> bool:
+    """Decode in float32 and judge every token by float64 logits of its own text."""
+    core, _ = begin(language, device, ranks, "float32")
+    found = answers(core, prompts, 24)
+    core.runner.close()
+    files = open_checkpoint(language.checkpoint.path)
+    tensors = {
+        name: (files.tensor(name).data.astype(np.uint32) << 16).view(np.float32)
+        for name in files.names()
+    }
+    worst, equal = 0.0, 0
+    for prompt, answer in zip(prompts, found, strict=True):
+        logits = plain_logits(files.config, tensors, [*prompt, *answer[:-1]])
+        logits = logits[len(prompt) - 1 :]
+        behind = logits.max(-1) - logits[np.arange(len(answer)), answer]
+        worst, equal = max(worst, float(behind.max())), equal + int((behind == 0).sum())
+    print(
+        f"{ranks} ranks, float32, 2 layers: {equal} of {24 * len(prompts)} tokens are "
+        f"the likeliest of float64, others at most {worst:.1e} behind",
+        flush=True,
+    )
+    return worst < BOUNDS["float32"]
+
+
+def agreed(one: list[int], other: list[int]) -> int:
+    """Tokens that are equal from the start."""
+    pairs = enumerate(zip(one, other, strict=True))
+    return next((place for place, (a, b) in pairs if a != b), len(one))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--model", default="8b", choices=SHAPES)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--runs", type=int, default=5)
+    given = parser.parse_args()
+    draw = np.random.default_rng(1)
+    holds = True
+    with tempfile.TemporaryDirectory() as folder:
+        small = (2048, *SHAPES[given.model][1:])
+        two = open_model(write_model(Path(folder) / "two", small, 2))
+        prompts = [draw.integers(0, 2048, n).tolist() for n in (1, 9, 40)]
+        for ranks in given.ranks:
+            holds &= right(two, given.device, ranks, prompts)
+        whole = open_model(
+            write_model(Path(folder) / "whole", SHAPES[given.model], None)
+        )
+        size = (whole.checkpoint.path / "model.safetensors").stat().st_size
+        prompt = draw.integers(0, SHAPES[given.model][0], 128).tolist()
+        texts = {}
+        for ranks in given.ranks:
+            core, seconds = begin(whole, given.device, ranks, "bfloat16")
+            texts[ranks] = answers(core, [prompt], given.tokens)[0]
+            found = [
+                ms_per_token(core, prompt, given.tokens) for _ in range(given.runs)
+            ]
+            core.runner.close()
+            same = agreed(texts[given.ranks[0]], texts[ranks])
+            print(
+                f"{given.model} bfloat16, {ranks} ranks: "
+                f"{statistics.median(found):.3f} ms/token ({min(found):.3f} to "
+                f"{max(found):.3f}), started in {seconds:.1f} s, "
+                f"{size / ranks / 1e9:.2f} GB a rank, first {same} of {given.tokens} "
+                f"tokens as on {given.ranks[0]}",
+                flush=True,
+            )
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
