@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import gguf
 import pytest
 import tokenizers
@@ -8,9 +10,11 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from inl.errors import CheckpointError, MissingPackage, RequestError
-from inl.text.gguf_vocabulary import read_tokenizer
+from inl.text.detokenize import Detokenizer
+from inl.text.gguf_vocabulary import open_tokenizer, read_tokenizer
 from inl.text.pre_tokenizers import PATTERNS, PRE, pre_tokenizer
 from inl.text.tokenizer import Tokenizer, library
+from inl.weights.gguf import GgufFile
 
 TEXTS = [
     "",
@@ -242,6 +246,35 @@ def test_metadata_that_lies_is_refused(changes, parts):
     message = str(caught.value)
     missing = [part for part in ["m.gguf", "accepted", *parts] if part not in message]
     assert missing == [], message
+    # Of several things that are wrong, another may be found first.
+    with pytest.raises(CheckpointError, match=r"^m\.gguf: tokenizer\.ggml\.\w+: found"):
+        open_tokenizer(metadata(**changes), "m.gguf").encode("ab")
+
+
+def test_rules_that_wait_are_the_same_rules(default_checkpoint, default_tokenizer):
+    """The file's own tokenizer, built at once and put off, id by id."""
+    fields = GgufFile(default_checkpoint.path).metadata
+    built = read_tokenizer(fields, "m.gguf")
+    waiting = open_tokenizer(fields, "m.gguf")
+    assert waiting.special_ids == built.special_ids
+    assert waiting.byte_level is built.byte_level is True
+    ids = range(-1, built.vocab_size + 2)
+    tokens = [built.token(index) if index >= 0 else None for index in ids]
+    assert [waiting.token(index) for index in ids] == tokens
+    assert "_rules" not in vars(waiting)
+    text = "naïve 𝄞 <|im_start|>x"
+    assert waiting.encode(text) == built.encode(text)
+
+
+def test_ids_become_text_without_the_package(default_checkpoint, monkeypatch, oracle):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    tokenizer = open_tokenizer(GgufFile(default_checkpoint.path).metadata, "m.gguf")
+    for case in oracle:
+        detokenizer = Detokenizer(tokenizer)
+        text = "".join(map(detokenizer.add, case["token_ids"]))
+        assert text + detokenizer.finish() == case["text"]
+    with pytest.raises(MissingPackage, match="inl-core"):
+        tokenizer.encode("text")
 
 
 def test_a_missing_package_is_an_install_line(monkeypatch):

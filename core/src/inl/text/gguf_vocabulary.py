@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from inl.errors import CheckpointError
+from inl.text.gguf_fields import CONTROL, NORMAL, USER_DEFINED, Fields
 from inl.text.pre_tokenizers import (
     BEGINS_WITH_BOS,
     COMPOSED,
@@ -15,10 +14,7 @@ from inl.text.pre_tokenizers import (
     pre_tokenizer,
 )
 from inl.text.scored_bpe import scored_bpe
-from inl.text.tokenizer import Tokenizer, guarded, library
-
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-"""Values of ``tokenizer.ggml.token_type``."""
+from inl.text.tokenizer import Spelling, Tokenizer, guarded, library
 
 KINDS: Final = "gpt2 (byte-level BPE), llama (SentencePiece BPE)"
 
@@ -34,6 +30,39 @@ def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     if kind not in ("gpt2", "llama"):
         fields.refuse("model", f"{kind!r:.60}", KINDS)
     tokens = fields.strings("tokens")
+    bos, eos = fields.token("bos", tokens), fields.token("eos", tokens)
+    return Tokenizer(
+        _rules(fields, kind, tokens, bos, eos),
+        where=where,
+        bos_token=bos,
+        eos_token=eos,
+    )
+
+
+def open_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
+    """As :func:`read_tokenizer`, but put off what only text to encode needs.
+
+    Building the rules of a byte-level vocabulary takes a tenth of a second, and turning
+    ids into text takes none of them. What is wrong with its merges is said then.
+    """
+    fields = Fields(metadata, where)
+    tokens = fields.strings("tokens")
+    if metadata.get("tokenizer.ggml.model") != "gpt2":
+        return read_tokenizer(metadata, where)
+    _pre(fields)
+    kinds, ends = fields.types(len(tokens)), fields.ends(tokens)
+    bos, eos = fields.token("bos", tokens), fields.token("eos", tokens)
+    special = {index for index, kind in enumerate(kinds) if kind == CONTROL}
+    return Tokenizer(
+        lambda: _rules(fields, "gpt2", tokens, bos, eos),
+        where=where,
+        bos_token=bos,
+        eos_token=eos,
+        spelling=Spelling(tokens, frozenset(special | set(ends))),
+    )
+
+
+def _rules(fields: Fields, kind: str, tokens: Sequence[str], bos: str, eos: str) -> Any:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         twice = next(
@@ -44,81 +73,15 @@ def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
         rules, begins = _scored(fields, tokens, vocabulary), True
     else:
         rules, begins = _byte_level(fields, vocabulary)
-    bos, eos = fields.token("bos", tokens), fields.token("eos", tokens)
     _add_tokens(rules, fields, tokens)
     _frame(rules, fields, vocabulary, bos, eos, begins=begins)
-    return Tokenizer(rules, where=where, bos_token=bos, eos_token=eos)
-
-
-class Fields:
-    """``tokenizer.ggml.*`` with checked types."""
-
-    def __init__(self, metadata: Mapping[str, Any], where: str) -> None:
-        self.metadata, self.where = metadata, where
-
-    def refuse(self, key: str, found: str, accepted: str) -> NoReturn:
-        raise CheckpointError(
-            f"{self.where}: tokenizer.ggml.{key}: found {found}; accepted: {accepted}"
-        )
-
-    def get(self, key: str, kind: type, accepted: str, default: Any = None) -> Any:
-        found = self.metadata.get(f"tokenizer.ggml.{key}", default)
-        if type(found) is not kind:
-            self.refuse(key, "nothing" if found is None else f"{found!r:.60}", accepted)
-        return found
-
-    def strings(self, key: str) -> list[str]:
-        found: list[Any] = self.get(key, list, "strings")
-        if not all(type(one) is str for one in found):
-            self.refuse(key, "other values than strings", "strings")
-        return found
-
-    def flag(self, key: str, default: bool) -> bool:
-        return bool(self.get(key, bool, "true or false", default))
-
-    def token(
-        self, name: str, tokens: Sequence[str], default: int | None = None
-    ) -> str:
-        """Return the text of a special token; empty where the file names none."""
-        key = f"{name}_token_id"
-        if default is None and f"tokenizer.ggml.{key}" not in self.metadata:
-            return ""
-        index: int = self.get(key, int, "an id", default)
-        if not 0 <= index < len(tokens):
-            self.refuse(key, str(index), f"an id below {len(tokens)}")
-        return tokens[index]
-
-    def types(self, count: int) -> list[int]:
-        found = self.numbers("token_type", [NORMAL] * count)
-        odd = [one for one in found if one not in range(7)]
-        if odd:
-            self.refuse("token_type", f"{odd[0]!r:.60}", "0 to 6")
-        return found
-
-    def scores(self, count: int) -> list[float]:
-        found = self.numbers("scores", None, count)
-        odd = [one for one in found if type(one) is not float or math.isnan(one)]
-        if odd:
-            self.refuse("scores", f"{odd[0]!r:.60}", "numbers")
-        return found
-
-    def numbers(
-        self, key: str, default: list[Any] | None, count: int | None = None
-    ) -> list[Any]:
-        """A list with an entry for each token."""
-        found: list[Any] = self.get(key, list, "numbers", default)
-        count = len(default) if default is not None else count
-        if len(found) != count:
-            self.refuse(key, f"{len(found)} entries", f"{count}, one for each token")
-        return found
+    return rules
 
 
 def _byte_level(fields: Fields, vocabulary: dict[str, int]) -> tuple[Any, bool]:
     """Byte-level BPE, and whether its texts begin with the first token."""
     lib = library()
-    name = fields.get("pre", str, "a name", "default")
-    if name not in PRE:
-        fields.refuse("pre", f"{name!r:.60}", ", ".join(PRE))
+    name = _pre(fields)
     merges = [tuple(merge.split(" ")) for merge in fields.strings("merges")]
     odd = next((merge for merge in merges if len(merge) != 2), None)
     if odd is not None:
@@ -138,6 +101,14 @@ def _byte_level(fields: Fields, vocabulary: dict[str, int]) -> tuple[Any, bool]:
     rules.pre_tokenizer = pre_tokenizer(name)
     rules.decoder = lib.decoders.ByteLevel()
     return rules, name in BEGINS_WITH_BOS
+
+
+def _pre(fields: Fields) -> str:
+    """Name of the rules that cut a text into words."""
+    name: str = fields.get("pre", str, "a name", "default")
+    if name not in PRE:
+        fields.refuse("pre", f"{name!r:.60}", ", ".join(PRE))
+    return name
 
 
 def _scored(
@@ -162,7 +133,7 @@ def _add_tokens(rules: Any, fields: Fields, tokens: Sequence[str]) -> None:
     """Tokens that are found in a text before it is cut; control ones are not shown."""
     added = library().AddedToken
     kinds = fields.types(len(tokens))
-    ends = {fields.token(name, tokens) for name in ("bos", "eos", "eot", "eom")} - {""}
+    ends = set(fields.ends(tokens).values())
     control = [
         token
         for token, kind in zip(tokens, kinds, strict=True)

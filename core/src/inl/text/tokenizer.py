@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from inl.errors import CheckpointError, MissingPackage, RequestError
 
@@ -19,22 +19,39 @@ BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
 """How a vocabulary with byte fallback spells a byte."""
 
 
+class Spelling(NamedTuple):
+    """A byte-level vocabulary without its rules: enough to turn ids into text."""
+
+    tokens: Sequence[str]
+    special_ids: frozenset[int]
+
+
 @final
 class Tokenizer:
-    """A vocabulary and its rules. Safe to share between threads."""
+    """A vocabulary and its rules. Safe to share between threads.
+
+    rules: or what builds them, called when first needed. spelling: of a vocabulary
+    whose ids become text without them.
+    """
 
     def __init__(
         self,
-        rules: tokenizers.Tokenizer,
+        rules: tokenizers.Tokenizer | Callable[[], tokenizers.Tokenizer],
         *,
         where: str = "tokenizer",
         bos_token: str = "",
         eos_token: str = "",
+        spelling: Spelling | None = None,
     ) -> None:
-        self._rules = rules
+        self._given = rules
+        self._spelling = spelling
         self.where = where
         self.bos_token = bos_token
         self.eos_token = eos_token
+
+    @cached_property
+    def _rules(self) -> tokenizers.Tokenizer:
+        return self._given() if callable(self._given) else self._given
 
     @classmethod
     def from_file(cls, path: Path) -> Tokenizer:
@@ -62,6 +79,8 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Control tokens: :meth:`decode` leaves them out unless told otherwise."""
+        if self._spelling is not None:
+            return self._spelling.special_ids
         added = self._rules.get_added_tokens_decoder()
         return frozenset(index for index, token in added.items() if token.special)
 
@@ -96,6 +115,9 @@ class Tokenizer:
 
     def token(self, index: int) -> str | None:
         """Return the vocabulary's spelling of an id; ``None`` where it has none."""
+        if self._spelling is not None:
+            tokens = self._spelling.tokens
+            return tokens[index] if 0 <= index < len(tokens) else None
         return self._rules.id_to_token(index)
 
     def token_id(self, token: str) -> int | None:
@@ -105,6 +127,8 @@ class Tokenizer:
     @cached_property
     def byte_level(self) -> bool:
         """Whether a text is its tokens' bytes joined, with no other rule."""
+        if self._spelling is not None:
+            return True
         return _decoder_kind(self._rules) == "ByteLevel"
 
     def token_bytes(self, index: int) -> bytes:

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from inl.errors import CheckpointError
+from inl.text.strings import Strings, scan
 from inl.weights.files import Entry, MappedFile, check_apart, fits, show
 from inl.weights.gguf_types import ARRAY, BOOL, KINDS, SCALARS, STRING, UINT32, UINT64
 from inl.weights.quant import packed_bytes
 
 VERSIONS: Final = (2, 3)
 DEFAULT_ALIGNMENT: Final = 32
+MANY: Final = 64
+"""Strings of an array that are left in the file."""
 MAX_DEPTH: Final = 4
 """Arrays within arrays."""
 MAX_RANK: Final = 4
@@ -90,8 +93,16 @@ class _Cursor:
             self.fail(what, value, "0 or 1")
         return bool(value)
 
+    def texts(self, count: int, what: str) -> list[str] | Strings:
+        """Read an array of strings; a vocabulary has hundreds of thousands."""
+        found = scan(self.data, self.at, self.size, count) if count >= MANY else None
+        if found is None:
+            return self.strings(count, what)
+        self.at = found.stop
+        return found
+
     def strings(self, count: int, what: str) -> list[str]:
-        """Read strings; one loop, because a vocabulary has hundreds of thousands."""
+        """Read strings in turn."""
         data, at, size = self.data, self.at, self.size
         unpack = SCALARS[UINT64].unpack_from
         found = []
@@ -154,14 +165,14 @@ class _Cursor:
             return self.array(what, depth)
         return self.fail(f"type of {what}", kind, "0 to 12")
 
-    def array(self, what: str, depth: int) -> list[Any]:
+    def array(self, what: str, depth: int) -> list[Any] | Strings:
         if depth == MAX_DEPTH:
             self.fail(what, f"arrays nested deeper than {depth}", f"{depth} levels")
         kind = self.scalar(UINT32, f"element type of {what}")
         count = self.scalar(UINT64, f"length of {what}")
         if kind == STRING:
             self.need(count, 8, f"length of {what}")
-            return self.strings(count, what)
+            return self.texts(count, what)
         if kind == ARRAY:
             self.need(count, 12, f"length of {what}")
             return [self.array(what, depth + 1) for _ in range(count)]

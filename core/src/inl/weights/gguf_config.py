@@ -5,11 +5,12 @@ What all sizes of a family share is left out of its files and stands here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from inl.errors import CheckpointError
+from inl.text.strings import is_strings
 from inl.weights.files import Entry, show
 from inl.weights.gguf_names import MOE_FAMILIES, architecture, family
 
@@ -206,10 +207,10 @@ def _rope_scaling(field: _Fields) -> dict[str, Any] | None:
     return scaling
 
 
-def vocabulary(metadata: Mapping[str, Any], where: Path) -> list[str]:
+def vocabulary(metadata: Mapping[str, Any], where: Path) -> Sequence[str]:
     """Return ``tokenizer.ggml.tokens``; empty where the file has none."""
-    found = metadata.get("tokenizer.ggml.tokens", [])
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+    found: Sequence[str] = metadata.get("tokenizer.ggml.tokens", [])
+    if not is_strings(found):
         raise CheckpointError(
             f"{where}: tokenizer.ggml.tokens: found {show(found)}; accepted: strings"
         )

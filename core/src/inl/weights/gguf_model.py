@@ -103,9 +103,9 @@ class GgufCheckpoint(Checkpoint):
         return array
 
     def tokenizer(self) -> Tokenizer:
-        from inl.text.gguf_vocabulary import read_tokenizer
+        from inl.text.gguf_vocabulary import open_tokenizer
 
-        return read_tokenizer(self._gguf.metadata, str(self.path))
+        return open_tokenizer(self._gguf.metadata, str(self.path))
 
     @property
     def chat_template(self) -> ChatTemplate | None:
