@@ -7,7 +7,6 @@ be woken; it never waits for a step, not even to be cancelled.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -73,6 +72,8 @@ class Waiter:
     """Wakes one task of one event loop, from any thread."""
 
     def __init__(self) -> None:
+        import asyncio  # takes longer to import than all of INL, and few need it
+
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -324,6 +323,8 @@ class InferenceEngine:
         self, prompts: Sequence[Prompt], options: Options, waiter: Waiter
     ) -> list[Answer]:
         """Queue prompts for the thread that steps, without waiting for it."""
+        import asyncio
+
         answers: list[Answer] = []
         for prompt in prompts:
             if isinstance(prompt, str):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.backend.base import Storage
+from inl.backend.kept import KeptWeights
 from inl.backend.ranks import AXIS, collectives_of, count_ranks, over_ranks
 from inl.dtypes import FLOATS, SIZES, wrap
 from inl.errors import CheckpointError, OutOfMemory, RequestError
@@ -120,9 +121,15 @@ def start_runner(
     if limits is None:
         planned = plan_limits(language.model, shaped, backend, config, ranks=ranks)
         limits = least_limits(planned, backend)
-    weights = load_weights(
-        groups, language.checkpoint, backend, dtype, rank=rank, progress=progress
-    )
+    load = partial(
+        load_weights, groups, language.checkpoint, backend, dtype, rank=rank,
+        progress=progress,
+    )  # fmt: skip
+    kept = backend.offers(KeptWeights)  # type: ignore[type-abstract]
+    if kept is None or ranks > 1:
+        weights = load()
+    else:
+        weights = kept.load(language.checkpoint.files(), dtype, load)
     loaded = Loaded(language.model, shaped, groups, weights, policy, ranks)
     return LocalRunner(backend, loaded, limits)
 

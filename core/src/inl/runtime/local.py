@@ -65,7 +65,8 @@ class LocalRunner(Runner):
         self._resolved: dict[Bucket, Ops] = {}
         self._pending: deque[_Pending] = deque()
         self._masked: tuple[Header, Any, Any] | None = None
-        self._admit = self._compile(partial(_admit, self.ops(CLASSES[0])), None, (1,))
+        # Ops of a prompt's size, which the first step needs too.
+        self._admit = self._compile(partial(_admit, self.ops(CLASSES[-1])), None, (1,))
 
     def submit(self, message: IntArray) -> None:
         self._check_open()

@@ -13,7 +13,6 @@ from inl.errors import ProtocolError, RunnerError
 from inl.runtime.config import EngineConfig
 from inl.runtime.load import LanguageModel, compute_dtype, open_model, start_runner
 from inl.runtime.recorder_file import RunHeader, digest
-from inl.runtime.remote import RETURN_HINT, WorkerRunner
 from inl.runtime.runner import Limits, Runner
 from inl.runtime.wire_values import Ready, read_limits
 from inl.runtime.worker_address import WorkerAddress, parse_worker
@@ -101,6 +100,8 @@ def _start_worker(
     limits: Limits | None,
     progress: Progress | None,
 ) -> Served:
+    from inl.runtime.remote import RETURN_HINT, WorkerRunner
+
     runner = WorkerRunner(
         address.python,
         worker_options(language, config, address.device, limits),

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from inl.errors import CheckpointError, MissingPackage, RequestError
+from inl.errors import CheckpointError, InlError, MissingPackage, RequestError
 
 if TYPE_CHECKING:
     import tokenizers
@@ -172,7 +172,7 @@ def guarded(build: Any, *args: Any, where: str, accepted: str, **options: Any) -
     try:
         with _no_panic(where):
             return build(*args, **options)
-    except (CheckpointError, MemoryError):
+    except (InlError, MemoryError):
         raise
     except Exception as error:
         raise CheckpointError(f"{where}: {error}; accepted: {accepted}") from error
@@ -184,7 +184,7 @@ def _fitting(where: str) -> Iterator[None]:
     try:
         with _no_panic(where):
             yield
-    except (CheckpointError, TypeError, OverflowError, MemoryError):
+    except (InlError, TypeError, OverflowError, MemoryError):
         raise
     except Exception as error:  # the library's errors have no type of their own
         raise CheckpointError(

@@ -10,6 +10,8 @@ from inl.errors import CheckpointError
 from inl.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -66,6 +68,9 @@ class AdaptedCheckpoint(Checkpoint):
                 f"others, found {' and '.join(dtypes)}; accepted: one dtype"
             )
         return piece.make(stored)
+
+    def files(self) -> Sequence[Path]:
+        return self._inner.files()
 
     def drop(self, name: str) -> None:
         for source in self._pieces[name].sources if name in self._pieces else ():

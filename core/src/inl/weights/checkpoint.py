@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,10 @@ class Checkpoint(ABC):
 
         Raises :class:`CheckpointError` for a name that is not there.
         """
+
+    def files(self) -> Sequence[Path]:
+        """Every file that tensors come from; empty where they come from elsewhere."""
+        return ()
 
     def drop(self, name: str) -> None:  # noqa: B027 - memory has nothing to give back
         """Give back a tensor's pages, which are read again at its next use.

@@ -6,7 +6,7 @@ Where there are no safetensors, one file of torch's is read, without executing i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -72,6 +72,10 @@ class FolderCheckpoint(Checkpoint):
             raise self.missing(name)
         file, entry = self._found[name]
         return file.array(entry)
+
+    def files(self) -> Sequence[Path]:
+        shards = {file.path for file, _ in self._found.values()}
+        return self.path / "config.json", *sorted(shards)
 
     def drop(self, name: str) -> None:
         if name in self._found:

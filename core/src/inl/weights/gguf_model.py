@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
@@ -87,6 +88,9 @@ class GgufCheckpoint(Checkpoint):
         else:
             array = HostArray(file.rows(entry), dtype, shape)
         return self._undone(self._family, array, name) if self._family else array
+
+    def files(self) -> Sequence[Path]:
+        return (self.path,)
 
     def drop(self, name: str) -> None:
         if name in self._stored:

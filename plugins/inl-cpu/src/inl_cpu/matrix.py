@@ -72,7 +72,10 @@ class Matrix(Addressed):
         self._struct = MatrixStruct(*packing, rows, columns, None)
         size = stage.machine.library.inl_matrix_bytes(ctypes.byref(self._struct))
         assert size >= 0, f"no tiles of {packing} [{rows}, {columns}]"
-        self.data = taken(stage, size)
+        found = stage.kept.find(self, size) if stage.kept else None
+        self.kept = found is not None
+        """Whether it is full already, from an earlier start."""
+        self.data = taken(stage, size) if found is None else found
         self._struct.data = address(self.data)
         self.address = ctypes.addressof(self._struct)
         self.shape = (size,)
@@ -81,6 +84,10 @@ class Matrix(Addressed):
         self, source: HostArray, stage: Stage, *, first: int = 0, flags: int = 0
     ) -> None:
         """Pack the rows of ``source`` from row ``first`` on."""
+        if self.kept and stage.kept:
+            stage.kept.compare(self, source, first, flags)
+            return
+        source = readable(source, self.packing)
         data = np.ascontiguousarray(source.data)
         kind = KINDS[source.dtype]
         dims = [source.shape[0], self.columns, first, kind]
@@ -145,7 +152,7 @@ def pack_rows(
     matrix = Matrix(packings[0], rows, sources[0].shape[1], flags, stage)
     first = 0
     for source in sources:
-        matrix.fill(readable(source, packings[0]), stage, first=first)
+        matrix.fill(source, stage, first=first)
         first += source.shape[0]
     if len(sources) == 1 and (place := place_of(sources[0], dtype)):
         stage.shared[place] = matrix
@@ -163,8 +170,7 @@ def pack_pairs(
     flags = product_flags(packings[0], dtype)
     matrix = Matrix(packings[0], rows, gate.shape[1], flags, stage)
     for first, source in ((0, gate), (LANES, up)):
-        held = readable(source, packings[0])
-        matrix.fill(held, stage, first=first, flags=int(Flag.INTERLEAVE))
+        matrix.fill(source, stage, first=first, flags=int(Flag.INTERLEAVE))
     return (matrix,)
 
 

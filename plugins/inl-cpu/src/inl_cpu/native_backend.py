@@ -19,6 +19,7 @@ from inl.spec.kernel import Kernel
 from inl.spec.values import Bucket, Limits, Paged, Slotted, State, Tables
 from inl_cpu import kernels
 from inl_cpu.abi import Opcode
+from inl_cpu.kept import KeptMatrices
 from inl_cpu.kernels.attention import NativeCache
 from inl_cpu.library import open_machine
 from inl_cpu.memory import empty
@@ -109,8 +110,10 @@ class NativeBackend(Backend):
         return Recorded(function, self.stage, self._recordings)
 
     def offers(self, kind: type[C]) -> C | None:
-        offered = ReadSpeed(self.stage)
-        return offered if isinstance(offered, kind) else None
+        for offered in (ReadSpeed(self.stage), KeptMatrices(self.stage)):
+            if isinstance(offered, kind):
+                return offered
+        return None
 
 
 class ReadSpeed(Bandwidth):

@@ -18,6 +18,7 @@ from inl_cpu.tensor import Tensor, plain
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from inl_cpu.kept import Keeper
     from inl_cpu.library import Machine
     from inl_cpu.matrix import Matrix
 
@@ -29,6 +30,8 @@ class Stage:
         self.machine = machine
         self.scratch = Scratch()
         self.weights = Slab(32 << 20)
+        self.kept: Keeper | None = None
+        """Where packed matrices come from or go to, while weights are loaded."""
         self.tape: Tape | None = None
         self.shared: WeakValueDictionary[Any, Matrix] = WeakValueDictionary()
         """Packed matrices by where in a mapped file they come from."""
