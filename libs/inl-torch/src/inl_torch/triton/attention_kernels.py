@@ -10,45 +10,39 @@ from triton.language import tensor
 @triton.jit
 def attend(
     q: tensor, k: tensor, v: tensor, table: tensor, token_rows: tensor,
-    positions: tensor, used: tensor, work: tensor, out: tensor, sums: tensor,
-    q_stride: tensor, width: tensor, scale: tensor, window: tensor, cap: tensor,
-    SIZE: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr,
-    LANES: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr,
-    SPLITS: tl.constexpr, SINGLE: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
+    positions: tensor, singles: tensor, out: tensor, sums: tensor, q_stride: tensor,
+    width: tensor, scale: tensor, window: tensor, cap: tensor, SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr, SHARED: tl.constexpr, LANES: tl.constexpr,
+    DIM: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
+    M: tl.constexpr, MIXED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Attend one block of queries to one split of its row's keys.
+    """Attend one token, alone in its row, to one split of its row's keys.
 
-    Row m of the tile is head ``m % LANES`` of token ``m // LANES`` of the block.
+    Of a mixed step only the first ``singles`` tokens are such; the others are left
+    to :func:`inl_torch.triton.attention_tiles.attend_tiles`.
     """
     CHUNKS: tl.constexpr = (SHARED + LANES - 1) // LANES
-    block = tl.program_id(0)
+    token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1) // CHUNKS
     split = tl.program_id(2)
-    if SINGLE:
-        row = tl.load(token_rows + block).to(tl.int64)
-        first = block
-        count = (block < tl.load(used + 2)).to(tl.int32)
-    else:
-        row = tl.load(work + block * 3).to(tl.int64)
-        first = tl.load(work + block * 3 + 1)
-        count = tl.load(work + block * 3 + 2)
+    real = token < tl.load(singles)
+    if MIXED:
+        if not real:
+            return
+    row = tl.load(token_rows + token).to(tl.int64)
     m = tl.arange(0, M)
-    lane = (tl.program_id(1) % CHUNKS) * LANES + m % LANES
-    token = (first + m // LANES).to(tl.int64)
-    mine = (m // LANES < count) & (lane < SHARED)
-    # A query of nobody lies before every key, and sees none.
-    place = tl.load(positions + token, mask=mine, other=-1).to(tl.int32)
+    lane = (tl.program_id(1) % CHUNKS) * LANES + m
+    mine = (m < LANES) & (lane < SHARED)
+    place = tl.where(real, tl.load(positions + token).to(tl.int32), -1)
     head = kv_head * SHARED + lane
     d = tl.arange(0, DIM_P)
-    cells = token[:, None] * q_stride + head[:, None] * DIM + d[None, :]
+    cells = token * q_stride + head[:, None] * DIM + d[None, :]
     x = tl.load(q + cells, mask=mine[:, None] & (d < DIM)[None, :], other=0)
 
-    last = tl.max(place, 0) + 1
+    last = place + 1
     low = 0
     if WINDOWED:
-        nearest = tl.min(tl.where(mine, place, 2147483647), 0)
-        low = tl.minimum(tl.maximum(nearest - window + 1, 0), last)
+        low = tl.maximum(last - window, 0)
     share = ((last - low + KEYS - 1) // KEYS + SPLITS - 1) // SPLITS * KEYS
     begin = low + split * share
     end = tl.minimum(begin + share, last)
@@ -68,40 +62,37 @@ def attend(
         score = tl.dot(x, tl.trans(key), input_precision="ieee") * scale
         if CAPPED:
             score = cap * (1 - 2 / (tl.exp(2 * score / cap) + 1))
-        seen = there[None, :] & (at[None, :] <= place[:, None])
-        if WINDOWED:
-            seen = seen & (place[:, None] - at[None, :] < window)
-        score = tl.where(seen, score, -1e30)
+        score = tl.where(there[None, :], score, -1e30)
         higher = tl.maximum(top, tl.max(score, 1))
-        mass = tl.where(seen, tl.exp(score - higher[:, None]), 0.0)
+        mass = tl.where(there[None, :], tl.exp(score - higher[:, None]), 0.0)
         fade = tl.exp(top - higher)
         total = total * fade + tl.sum(mass, 1)
         result = result * fade[:, None]
         result += tl.dot(mass.to(value.dtype), value, input_precision="ieee")
         top = higher
 
-    written = mine
-    if SINGLE:
-        written = (m // LANES < 1) & (lane < SHARED)
     cell = token * (KV_HEADS * SHARED) + head
-    both = written[:, None] & (d < DIM)[None, :]
+    both = mine[:, None] & (d < DIM)[None, :]
     if SPLITS == 1:
         result = result / tl.where(total > 0, total, 1)[:, None]
         tl.store(out + cell[:, None] * DIM + d[None, :], result, mask=both)
     else:
         cell = cell * SPLITS + split
         tl.store(out + cell[:, None] * DIM + d[None, :], result, mask=both)
-        tl.store(sums + cell * 2, top, mask=written)
-        tl.store(sums + cell * 2 + 1, total, mask=written)
+        tl.store(sums + cell * 2, top, mask=mine)
+        tl.store(sums + cell * 2 + 1, total, mask=mine)
 
 
 @triton.jit
 def combine(
-    part: tensor, sums: tensor, out: tensor, DIM: tl.constexpr, DIM_P: tl.constexpr,
-    SPLITS: tl.constexpr,
+    part: tensor, sums: tensor, singles: tensor, out: tensor, HEADS: tl.constexpr,
+    DIM: tl.constexpr, DIM_P: tl.constexpr, SPLITS: tl.constexpr, MIXED: tl.constexpr,
 ) -> None:  # fmt: skip
     """Add the splits of one head of one token, each by its share of the mass."""
     cell = tl.program_id(0).to(tl.int64)
+    if MIXED:
+        if cell // HEADS >= tl.load(singles):
+            return
     split = cell * SPLITS + tl.arange(0, SPLITS)
     d = tl.arange(0, DIM_P)
     top = tl.load(sums + split * 2)

@@ -186,13 +186,11 @@ def refuse_attend(
     **_: Any,
 ) -> str | None:  # fmt: skip
     tokens, rows = q.shape[0], step.lengths.shape[0]
-    if tokens != rows:
-        return f"takes as many rows as tokens, found {rows} and {tokens}"
     if q.shape[2] > 256 or q.shape[2] % 2:
         return f"heads of {q.shape[2]} elements, takes even ones up to 256"
     if q.shape[1] > MOST_HEADS:
         return f"takes {MOST_HEADS} heads at most, found {q.shape[1]}"
-    if tokens > MOST_ROWS:
+    if tokens == rows and tokens > MOST_ROWS:
         return f"takes {MOST_ROWS} rows at most, found {tokens}"
     return refuse_dtype(q)
 

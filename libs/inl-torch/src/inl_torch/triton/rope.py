@@ -19,22 +19,21 @@ from inl_torch.triton.tuning import Tuning
 
 
 @triton.jit
-def _rotate(
-    x: tensor, y: tensor, token: tensor, stride: tensor, cos: tensor, sin: tensor,
-    HEADS: tl.constexpr, HALF: tl.constexpr, HEADS_P: tl.constexpr,
-    HALF_P: tl.constexpr,
+def rotate(
+    x: tensor, y: tensor, cos: tensor, sin: tensor, HEADS: tl.constexpr,
+    HALF: tl.constexpr, HEADS_P: tl.constexpr, HALF_P: tl.constexpr,
 ) -> None:  # fmt: skip
+    """Turn the heads of one token, which lie one after the other at ``x`` and ``y``."""
     head = tl.arange(0, HEADS_P)[:, None]
     lane = tl.arange(0, HALF_P)[None, :]
     inside = (head < HEADS) & (lane < HALF)
     at = head * (2 * HALF) + lane
-    a = tl.load(x + token * stride + at, mask=inside, other=0).to(tl.float32)
-    b = tl.load(x + token * stride + at + HALF, mask=inside, other=0).to(tl.float32)
-    c = tl.load(cos + token * HALF + lane, mask=lane < HALF, other=0)
-    s = tl.load(sin + token * HALF + lane, mask=lane < HALF, other=0)
-    out = y + token * (2 * HALF * HEADS) + at
-    tl.store(out, a * c - b * s, mask=inside)
-    tl.store(out + HALF, b * c + a * s, mask=inside)
+    a = tl.load(x + at, mask=inside, other=0).to(tl.float32)
+    b = tl.load(x + at + HALF, mask=inside, other=0).to(tl.float32)
+    c = tl.load(cos + lane, mask=lane < HALF, other=0)
+    s = tl.load(sin + lane, mask=lane < HALF, other=0)
+    tl.store(y + at, a * c - b * s, mask=inside)
+    tl.store(y + at + HALF, b * c + a * s, mask=inside)
 
 
 @triton.jit
@@ -45,8 +44,15 @@ def _rope(
     HALF_P: tl.constexpr,
 ) -> None:  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    _rotate(q, q_out, token, q_stride, cos, sin, HEADS, HALF, HEADS_P, HALF_P)
-    _rotate(k, k_out, token, k_stride, cos, sin, KV_HEADS, HALF, KV_HEADS_P, HALF_P)
+    turns = token * HALF
+    rotate(
+        q + token * q_stride, q_out + token * (2 * HALF * HEADS), cos + turns,
+        sin + turns, HEADS, HALF, HEADS_P, HALF_P,
+    )  # fmt: skip
+    rotate(
+        k + token * k_stride, k_out + token * (2 * HALF * KV_HEADS), cos + turns,
+        sin + turns, KV_HEADS, HALF, KV_HEADS_P, HALF_P,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Rotation, cache write and attention of a decoding step, in one launch."""
+"""Rotation, cache write and attention: of a decoding step in one launch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import triton.language as tl
 from triton.language import tensor
 
 from inl.spec.values import Cache, Step
-from inl_torch.triton.attention import HEADS, MOST_SPLITS
+from inl_torch.triton.attention import HEADS, MOST_SPLITS, attended
+from inl_torch.triton.attention_plan import Work
 from inl_torch.triton.common import dense, power
 from inl_torch.triton.programs import follow
+from inl_torch.triton.rope_write import rope_write
 from inl_torch.triton.tuning import Tuning
 
 LABEL = "attend_project/triton"
@@ -239,9 +241,14 @@ def rope_attend(
                 )  # fmt: skip
 
 
-def plan(step: Step, *, block_size: int) -> torch.Tensor:  # noqa: ARG001
-    """Counters of arrivals, int32 [T, MOST_HEADS]; every layer leaves zeros."""
-    shape = (step.positions.shape[0], MOST_HEADS)
+def plan(step: Step, *, block_size: int) -> torch.Tensor | Work:  # noqa: ARG001
+    """Counters of arrivals, int32 [T, MOST_HEADS], which every layer leaves zero; or
+    lists of work, where there are more tokens than rows.
+    """
+    tokens = step.positions.shape[0]
+    if tokens != step.lengths.shape[0]:
+        return Work(step)
+    shape = (tokens, MOST_HEADS)
     return torch.zeros(shape, dtype=torch.int32, device=step.positions.device)
 
 
@@ -251,6 +258,13 @@ def launch(
     cap: float | None, group: int, tuning: Tuning,
 ) -> torch.Tensor:  # fmt: skip
     """What every head of every token found: [T, heads, d]."""
+    shared_work = step.plan[LABEL] if step.plan else plan(step, block_size=0)
+    if isinstance(shared_work, Work):
+        q = rope_write(q, k, v, cos, sin, cache, step.writes[group])
+        return attended(
+            q, cache, step, shared_work, scale=scale, window=window, cap=cap,
+            group=group,
+        )  # fmt: skip
     q, k, v = dense(q), dense(k), dense(v)
     tokens, heads, dim = q.shape
     (size, kv_heads), width = cache.k.shape[1:3], step.blocks.shape[2]
@@ -262,11 +276,10 @@ def launch(
     shape = (tokens, heads, splits)
     part = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
     masses = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
-    arrivals = step.plan[LABEL] if step.plan else plan(step, block_size=size)
     rope_attend[(tokens, across, splits)](
         q, k, v, cos, sin, cache.k, cache.v, step.blocks[group], step.rows,
         step.positions, step.starts, step.counts, step.writes[group], out, part, masses,
-        arrivals, q.stride(0), k.stride(0), v.stride(0), width, scale, window or 0,
+        shared_work, q.stride(0), k.stride(0), v.stride(0), width, scale, window or 0,
         cap or 1.0, ONE=tokens == 1, SIZE=size, KV_HEADS=kv_heads, SHARED=shared,
         LANES=lanes, HALF=dim // 2, HALF_P=max(power(dim // 2), 16),
         DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits, M=max(lanes, 16),
