@@ -29,6 +29,7 @@ if PLACE == "cpu" and not INTERPRETED:
     pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
 
 from inl_torch import triton as ours  # noqa: E402
+from inl_torch.triton import attention_prompt, rope_attend  # noqa: E402
 from inl_torch.eager.linear import StackedQkv  # noqa: E402
 from inl_torch.eager.mlp import StackedMlp  # noqa: E402
 from inl_torch.triton.tuning import Tile, Tuning  # noqa: E402
@@ -89,7 +90,7 @@ def sums(rng, tokens, width):
 
 
 ROWS = [("float32", 1), ("float32", 5), ("bfloat16", 1), ("bfloat16", 8)]
-ROWS += [("float16", 1), ("float16", 3)]
+ROWS += [("float16", 1), ("float16", 3), ("bfloat16", 3), ("bfloat16", 19)]
 
 
 @pytest.mark.parametrize("tuning", TUNINGS)
@@ -135,8 +136,8 @@ STEPS = {
 DIMS = {"9/3x64": (9, 3, 64), "22/2x8": (22, 2, 8), "2/1x80": (2, 1, 80)}
 
 
-def attend_cases(rng, dims):
-    for label, (cached, counts, extra) in STEPS.items():
+def attend_cases(rng, dims, steps=None):
+    for label, (cached, counts, extra) in (steps or STEPS).items():
         step, blocks = random_step(rng, cached or [0], counts, **extra)
         heads, kv_heads, dim = dims
         size = extra.get("block_size", 4)
@@ -160,6 +161,55 @@ def attend_cases(rng, dims):
 def test_attend_project(dtype, dims, tuning, seed, on_torch, on_host):
     for case in attend_cases(np.random.default_rng(seed), DIMS[dims]):
         check("attend_project", case, dtype, on_torch, on_host, seed, tuning)
+
+
+PROMPTS = {
+    "prompts": ([33, 5, 0], [1, 20, 17], {"block_size": 16, "pad_tokens": 28}),
+    "rows and a long one": ([90, 7, 60], [1, 1, 150], {"block_size": 16}),
+    "a short one among rows": ([9, 3, 0], [1, 12, 1], {"pad_rows": 2}),
+}
+
+
+@pytest.mark.parametrize("dims", [(9, 3, 64), (4, 1, 128), (2, 2, 80)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_attend_project_of_prompts(dtype, dims, seed, on_torch, on_host):
+    for case in attend_cases(np.random.default_rng(seed), dims, PROMPTS):
+        check("attend_project", case, dtype, on_torch, on_host, seed)
+
+
+LONE = {
+    "first chunk": ([0], [150], {"block_size": 16, "pad_tokens": 42}),
+    "second chunk": ([75], [77], {"block_size": 16, "pad_tokens": 3}),
+    "one token": ([70], [1], {"block_size": 16, "pad_tokens": 5}),
+}
+
+
+def test_a_prompt_by_the_library(monkeypatch, seed, on_torch, on_host):
+    if PLACE == "cpu":
+        monkeypatch.setattr(attention_prompt, "itself", plainly)
+        monkeypatch.setattr(attention_prompt, "hopper", lambda _: True)
+    elif not attention_prompt.hopper(torch.device(PLACE)):
+        pytest.skip("the library is not asked on this chip")
+    monkeypatch.setattr(attention_prompt, "FEWEST_TOKENS", 0)
+    met, whole = [], attention_prompt.attend_prompt
+    monkeypatch.setattr(
+        rope_attend, "attend_prompt", lambda *a, **k: met.append(1) or whole(*a, **k)
+    )
+    for case in attend_cases(np.random.default_rng(seed), (8, 2, 128), LONE):
+        check("attend_project", case, "bfloat16", on_torch, on_host, seed)
+    assert len(met) == len(LONE), "cases without a window or a cap go to the library"
+
+
+def plainly(q, k, v, scale):
+    """What cuDNN computes, in plain torch."""
+    share = q.shape[1] // k.shape[1]
+    q, k, v = (x.float().transpose(0, 1) for x in (q, k, v))
+    k, v = k.repeat_interleave(share, 0), v.repeat_interleave(share, 0)
+    scores = q @ k.transpose(1, 2) * scale
+    hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    out = (scores.softmax(-1) @ v).transpose(0, 1)
+    return out.to(torch.bfloat16), scores.logsumexp(-1)
 
 
 def test_attend_project_in_float16(seed, on_torch, on_host):

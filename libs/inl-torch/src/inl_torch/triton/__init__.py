@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from inl.spec.kernel import Kernel
 from inl_torch.triton import (
+    admit,
     attention,
     cache,
     embedding,
@@ -24,7 +25,7 @@ from inl_torch.triton import (
 )
 from inl_torch.triton.tuning import Tuning
 
-FAMILIES = (attention, cache, linear, mlp, norm, rope)
+FAMILIES = (admit, attention, cache, linear, mlp, norm, rope)
 """Modules whose kernels are one for all chips."""
 
 TUNED = (embedding, fused, rope, sample, step)

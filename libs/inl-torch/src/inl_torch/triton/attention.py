@@ -103,7 +103,7 @@ def _alone(
         shape = (tokens, heads, splits)
         part = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
         sums = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
-    attend[(tokens, across, splits)](
+    attend[(across, tokens, splits)](
         q, cache.k, cache.v, table, step.rows, step.positions, singles, part, sums,
         q.stride(0), width, scale, window or 0, cap or 1.0,
         SIZE=size, KV_HEADS=kv_heads, SHARED=shared, LANES=lanes, DIM=dim,
@@ -140,8 +140,7 @@ def _in_tiles(
     size, kv_heads = cache.k.shape[1:3]
     shared = heads // kv_heads
     wide = q.dtype == torch.float32
-    m = 64 if wide or dim > 128 else 128
-    keys = 16 if wide else 64
+    m, keys, stages = tile(dim, wide)
     lanes = min(shared, m)
     tiles = work.tiles(m // lanes)
     attend_tiles[(kv_heads * -(-shared // lanes), tiles.shape[0])](
@@ -149,8 +148,17 @@ def _in_tiles(
         table.shape[1], scale if cap else scale * LOG2E.value, window or 0, cap or 1.0,
         SIZE=size, KV_HEADS=kv_heads, SHARED=shared, LANES=lanes, DIM=dim,
         DIM_P=max(power(dim), 16), KEYS=keys, M=m, WINDOWED=window is not None,
-        CAPPED=cap is not None, num_warps=8, num_stages=2,
+        CAPPED=cap is not None, num_warps=8, num_stages=stages,
     )  # fmt: skip
+
+
+def tile(dim: int, wide: bool) -> tuple[int, int, int]:
+    """Queries times heads of a tile, keys that it meets at once, and stages of loads."""
+    if wide:
+        return 64, 16, 2
+    if dim > 128:
+        return 64, 32, 2
+    return (128, 64, 2) if dim <= 64 else (128, 128, 3)
 
 
 def _refuse(q: Any, *_: Any, **__: Any) -> str | None:

@@ -22,8 +22,9 @@ def attend(
     to :func:`inl_torch.triton.attention_tiles.attend_tiles`.
     """
     CHUNKS: tl.constexpr = (SHARED + LANES - 1) // LANES
-    token = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1) // CHUNKS
+    # The heads of a token run side by side, for their keys lie so.
+    kv_head = tl.program_id(0) // CHUNKS
+    token = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     real = token < tl.load(singles)
     if MIXED:
@@ -31,7 +32,7 @@ def attend(
             return
     row = tl.load(token_rows + token).to(tl.int64)
     m = tl.arange(0, M)
-    lane = (tl.program_id(1) % CHUNKS) * LANES + m
+    lane = (tl.program_id(0) % CHUNKS) * LANES + m
     mine = (m < LANES) & (lane < SHARED)
     place = tl.where(real, tl.load(positions + token).to(tl.int32), -1)
     head = kv_head * SHARED + lane

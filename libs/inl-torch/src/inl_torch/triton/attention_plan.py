@@ -12,7 +12,7 @@ class Work:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._tiles: dict[int, torch.Tensor] = {}
+        self._tiles: dict[tuple[int, bool], torch.Tensor] = {}
         self._sizes: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
@@ -20,15 +20,16 @@ class Work:
         """[1] leading rows of one token each, which attend by themselves."""
         return self._split()[0]
 
-    def tiles(self, queries: int) -> torch.Tensor:
-        """All other tokens, int32 [tiles, 3]: row, first token, tokens.
+    def tiles(self, queries: int, *, every: bool = False) -> torch.Tensor:
+        """All other tokens, or ``every`` one, int32 [tiles, 3]: row, first, tokens.
 
         Padding is a row -1, and tiles of nobody, at the end, have no tokens. A row's
         last tile, which sees most keys, comes first.
         """
-        if queries not in self._tiles:
-            self._tiles[queries] = self._list(queries)
-        return self._tiles[queries]
+        key = queries, every
+        if key not in self._tiles:
+            self._tiles[key] = self._list(queries, every=every)
+        return self._tiles[key]
 
     def _split(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._sizes is None:
@@ -37,13 +38,14 @@ class Work:
             self._sizes = alone.sum(0, keepdim=True), alone
         return self._sizes
 
-    def _list(self, queries: int) -> torch.Tensor:
+    def _list(self, queries: int, *, every: bool) -> torch.Tensor:
         step = self._step
         tokens, rows = step.positions.shape[0], step.lengths.shape[0]
         # What follows the last row is padding, as one more row.
         bounds = torch.nn.functional.pad(step.starts.long(), (0, 1), value=tokens)
         sizes = bounds.diff()
-        sizes[:-1] *= 1 - self._split()[1]
+        if not every:
+            sizes[:-1] *= 1 - self._split()[1]
         counts = (sizes + queries - 1) // queries
         ends = counts.cumsum(0)
         most = -(-tokens // queries) + rows + 1

@@ -42,26 +42,25 @@ def met(
     else:
         key = tl.load(k + inner)
         value = tl.load(v + inner)
-    score = tl.dot(x, tl.trans(key), input_precision="ieee") * scale
+    score = tl.dot(x, tl.trans(key), input_precision="ieee")
     if CAPPED:
-        # tanh by its exponential; ``scale`` is natural there.
-        score = cap * (1 - 2 / (tl.exp2(score * (2 * LOG2E / cap)) + 1)) * LOG2E
+        # tanh by its exponential; the scale, natural here, is one afterwards.
+        score = cap * LOG2E * (1 - 2 / (tl.exp2(score * (scale * 2 * LOG2E / cap)) + 1))
+        scale = 1.0
     if MASKED:
         seen = (at[None, :] <= place[:, None]) & there[None, :]
         if WINDOWED:
             seen = seen & (place[:, None] - at[None, :] < window)
         score = tl.where(seen, score, -1e30)
-    higher = tl.maximum(top, tl.max(score, 1))
-    mass = tl.exp2(score - higher[:, None])
+    higher = tl.maximum(top, tl.max(score, 1) * scale)
+    mass = tl.exp2(score * scale - higher[:, None])
     if WINDOWED:
         # Where no key of a tile is seen, the highest score is no score.
         mass = tl.where(seen, mass, 0.0)
     fade = tl.exp2(top - higher)
     total = total * fade + tl.sum(mass, 1)
     result = result * fade[:, None]
-    result = tl.dot(
-        mass.to(value.dtype), value, acc=result, input_precision="ieee"
-    )
+    result = tl.dot(mass.to(value.dtype), value, acc=result, input_precision="ieee")
     return higher, total, result
 
 

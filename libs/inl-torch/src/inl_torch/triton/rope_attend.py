@@ -10,8 +10,12 @@ from triton.language import tensor
 from inl.spec.values import Cache, Step
 from inl_torch.triton.attention import HEADS, MOST_SPLITS, attended
 from inl_torch.triton.attention_plan import Work
+from inl_torch.triton.attention_prompt import attend_prompt, suits
+from inl_torch.triton.attention_tiles import LOG2E
+from inl_torch.triton.cache import write_kv
 from inl_torch.triton.common import dense, power
 from inl_torch.triton.programs import follow
+from inl_torch.triton.rope import rope
 from inl_torch.triton.rope_write import rope_write
 from inl_torch.triton.tuning import Tuning
 
@@ -27,19 +31,22 @@ MOST_HEADS = 256
 
 @triton.jit
 def rotated(
-    cells: tensor, cos: tensor, sin: tensor, mask: tensor, HALF: tl.constexpr
-) -> tuple[tensor, tensor]:
-    """Both halves of heads, turned in float32."""
-    a = tl.load(cells, mask=mask, other=0).to(tl.float32)
-    b = tl.load(cells + HALF, mask=mask, other=0).to(tl.float32)
-    return a * cos - b * sin, b * cos + a * sin
+    cells: tensor, cos: tensor, sin: tensor, mask: tensor, HALF: tl.constexpr,
+    DIM_P: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """Heads that begin at ``cells`` [n, 1], turned in float32: [n, DIM_P]."""
+    d = tl.arange(0, DIM_P)
+    partner = tl.where(d < HALF, d + HALF, d - HALF)
+    x = tl.load(cells + d[None, :], mask=mask, other=0).to(tl.float32)
+    y = tl.load(cells + partner[None, :], mask=mask, other=0).to(tl.float32)
+    return x * cos[None, :] + y * tl.where(d < HALF, -sin, sin)[None, :]
 
 
 @triton.jit
 def capped(score: tensor, cap: tensor, CAPPED: tl.constexpr) -> tensor:
-    """Bound scores softly."""
+    """Bound scores softly; ``cap`` is natural, scores are powers of two after it."""
     if CAPPED:
-        score = cap * (1 - 2 / (tl.exp(2 * score / cap) + 1))
+        return cap * LOG2E * (1 - 2 / (tl.exp2(score * (2 * LOG2E / cap)) + 1))
     return score
 
 
@@ -65,8 +72,8 @@ def merged(
         both = inside[:, :, None] & (d < DIM)[None, None, :]
         values = tl.load(part + at, mask=both, other=0)
         peak = tl.maximum(highest, tl.max(top, 0))
-        share = tl.exp(top - peak[None, :])
-        fade = tl.exp(highest - peak)
+        share = tl.exp2(top - peak[None, :])
+        fade = tl.exp2(highest - peak)
         total = total * fade + tl.sum(mass * share, 0)
         result = result * fade[:, None] + tl.sum(values * share[:, :, None], 0)
         highest = peak
@@ -98,9 +105,9 @@ def rope_attend(
     masses: tensor, arrivals: tensor, q_stride: tensor, k_stride: tensor,
     v_stride: tensor, width: tensor, scale: tensor, window: tensor, cap: tensor,
     ONE: tl.constexpr, SIZE: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr,
-    LANES: tl.constexpr, HALF: tl.constexpr, HALF_P: tl.constexpr, DIM_P: tl.constexpr,
-    KEYS: tl.constexpr, SPLITS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr, EARLY: tl.constexpr,
+    LANES: tl.constexpr, HALF: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr,
+    SPLITS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Attend some heads of one token to one split of its row's keys.
 
@@ -112,9 +119,10 @@ def rope_attend(
     follow(EARLY)
     DIM: tl.constexpr = 2 * HALF
     CHUNKS: tl.constexpr = (SHARED + LANES - 1) // LANES
-    token = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1) % CHUNKS
-    kv_head = tl.program_id(1) // CHUNKS
+    # The heads of a token run side by side, for their keys lie so.
+    chunk = tl.program_id(0) % CHUNKS
+    kv_head = tl.program_id(0) // CHUNKS
+    token = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     row = token
     if not ONE:
@@ -125,23 +133,21 @@ def rope_attend(
         inside = at < width * SIZE
         home = tl.load(table + row * width + at // SIZE, mask=inside, other=0)
     place = tl.load(positions + token).to(tl.int32)
-    real = tl.program_id(0) < tl.load(used + 2)
+    real = tl.program_id(1) < tl.load(used + 2)
     kind = k_cache.dtype.element_ty
     m = tl.arange(0, M)
     lane = chunk * LANES + m
     mine = (m < LANES) & (lane < SHARED)
     head = kv_head * SHARED + lane
-    h = tl.arange(0, HALF_P)
-    half = h < HALF
     d = tl.arange(0, DIM_P)
-    c = tl.load(cos + token * HALF + h, mask=half, other=0)
-    s = tl.load(sin + token * HALF + h, mask=half, other=0)
-    left, right = rotated(
-        q + token * q_stride + head[:, None] * DIM + h[None, :], c[None, :], s[None, :],
-        mine[:, None] & half[None, :], HALF,
-    )  # fmt: skip
-    left = left.to(kind)
-    right = right.to(kind)
+    turned = d < DIM
+    h = d % HALF
+    c = tl.load(cos + token * HALF + h, mask=turned, other=0)
+    s = tl.load(sin + token * HALF + h, mask=turned, other=0)
+    x = rotated(
+        q + token * q_stride + head[:, None] * DIM, c, s,
+        mine[:, None] & turned[None, :], HALF, DIM_P,
+    ).to(kind)  # fmt: skip
 
     top = tl.full((M,), -1e30, tl.float32)
     total = tl.zeros((M,), tl.float32)
@@ -152,29 +158,26 @@ def rope_attend(
         oldest = tl.where(real, tl.load(starts + row).to(tl.int64), token)
     newest = tl.where(split == 0, token + 1, oldest)
     for other in range(oldest, newest):
-        turn = tl.load(cos + other * HALF + h, mask=half, other=0)
-        lift = tl.load(sin + other * HALF + h, mask=half, other=0)
-        near, far = rotated(
-            k + other * k_stride + kv_head * DIM + h, turn, lift, half, HALF
-        )
-        near = near.to(kind)
-        far = far.to(kind)
-        new = tl.load(v + other * v_stride + kv_head * DIM + d, mask=d < DIM, other=0)
-        owned = (other == token) & (chunk == 0)
-        place_in_cache = tl.load(writes + token).to(tl.int64) * KV_HEADS + kv_head
-        tl.store(k_cache + place_in_cache * DIM + h, near, mask=half & owned)
-        tl.store(k_cache + place_in_cache * DIM + HALF + h, far, mask=half & owned)
-        tl.store(v_cache + place_in_cache * DIM + d, new, mask=(d < DIM) & owned)
-        fresh = tl.sum(left.to(tl.float32) * near.to(tl.float32)[None, :], 1)
-        fresh += tl.sum(right.to(tl.float32) * far.to(tl.float32)[None, :], 1)
+        turn = tl.load(cos + other * HALF + h, mask=turned, other=0)
+        lift = tl.load(sin + other * HALF + h, mask=turned, other=0)
+        near = rotated(
+            k + other * k_stride + kv_head * DIM + tl.zeros((1, 1), tl.int32), turn,
+            lift, turned[None, :], HALF, DIM_P,
+        ).to(kind)  # fmt: skip
+        new = tl.load(v + other * v_stride + kv_head * DIM + d, mask=turned, other=0)
+        owned = turned & (other == token) & (chunk == 0)
+        home_cell = tl.load(writes + token).to(tl.int64) * KV_HEADS + kv_head
+        tl.store(k_cache + home_cell * DIM + d[None, :], near, mask=owned[None, :])
+        tl.store(v_cache + home_cell * DIM + d, new, mask=owned)
+        fresh = tl.sum(x.to(tl.float32) * near.to(tl.float32), 1)
         fresh = capped(fresh * scale, cap, CAPPED)
         shown = real
         if WINDOWED:
             shown = real & (token - other < window)
         fresh = tl.where(shown, fresh, -1e30)
         peak = tl.maximum(top, fresh)
-        weight = tl.where(shown, tl.exp(fresh - peak), 0.0)
-        kept = tl.exp(top - peak)
+        weight = tl.where(shown, tl.exp2(fresh - peak), 0.0)
+        kept = tl.exp2(top - peak)
         total = total * kept + weight
         result = result * kept[:, None]
         # Keys and values of padding are anybody's: no product with them.
@@ -198,19 +201,16 @@ def rope_attend(
         if WINDOWED:
             there = there & (place - at < window)
         cell = (home.to(tl.int64) * SIZE + at % SIZE) * KV_HEADS + kv_head
-        inner = cell[:, None] * DIM + h[None, :]
-        seen = there[:, None] & half[None, :]
-        first = tl.load(k_cache + inner, mask=seen, other=0)
-        second = tl.load(k_cache + inner + HALF, mask=seen, other=0)
-        seen = there[:, None] & (d < DIM)[None, :]
-        value = tl.load(v_cache + cell[:, None] * DIM + d[None, :], mask=seen, other=0)
-        score = tl.dot(left, tl.trans(first), input_precision="ieee")
-        score += tl.dot(right, tl.trans(second), input_precision="ieee")
+        inner = cell[:, None] * DIM + d[None, :]
+        seen = there[:, None] & turned[None, :]
+        key = tl.load(k_cache + inner, mask=seen, other=0)
+        value = tl.load(v_cache + inner, mask=seen, other=0)
+        score = tl.dot(x, tl.trans(key), input_precision="ieee")
         score = capped(score * scale, cap, CAPPED)
         score = tl.where(there[None, :], score, -1e30)
         higher = tl.maximum(top, tl.max(score, 1))
-        mass = tl.where(there[None, :], tl.exp(score - higher[:, None]), 0.0)
-        fade = tl.exp(top - higher)
+        mass = tl.where(there[None, :], tl.exp2(score - higher[:, None]), 0.0)
+        fade = tl.exp2(top - higher)
         total = total * fade + tl.sum(mass, 1)
         result = result * fade[:, None]
         result += tl.dot(mass.to(value.dtype), value, input_precision="ieee")
@@ -231,7 +231,7 @@ def rope_attend(
             tl.store(masses + cell * 2, top, mask=mine)
             tl.store(masses + cell * 2 + 1, total, mask=mine)
             tl.debug_barrier()
-            arrival = arrivals + token * tl.num_programs(1) + tl.program_id(1)
+            arrival = arrivals + token * tl.num_programs(0) + tl.program_id(0)
             if tl.atomic_add(arrival, 1, sem="acq_rel") == active - 1:
                 tl.store(arrival, 0)
                 first_cell = token * (KV_HEADS * SHARED) + kv_head * SHARED
@@ -260,6 +260,12 @@ def launch(
     """What every head of every token found: [T, heads, d]."""
     shared_work = step.plan[LABEL] if step.plan else plan(step, block_size=0)
     if isinstance(shared_work, Work):
+        if suits(q, step, window=window, cap=cap):
+            q, k = rope(q, k, cos, sin)
+            cache = write_kv(k, v, cache, step.writes[group])
+            return attend_prompt(
+                q, k, v, cache, step, shared_work, scale=scale, group=group
+            )
         q = rope_write(q, k, v, cos, sin, cache, step.writes[group])
         return attended(
             q, cache, step, shared_work, scale=scale, window=window, cap=cap,
@@ -268,7 +274,7 @@ def launch(
     q, k, v = dense(q), dense(k), dense(v)
     tokens, heads, dim = q.shape
     (size, kv_heads), width = cache.k.shape[1:3], step.blocks.shape[2]
-    shared, keys = heads // kv_heads, keys_at_once(dim, q.dtype)
+    shared, (keys, warps) = heads // kv_heads, cut(dim, q.dtype, tokens)
     lanes = min(power(shared), HEADS)
     across = kv_heads * -(-shared // lanes)
     splits = split_count(tokens * across, -(-width * size // keys), tuning)
@@ -276,15 +282,15 @@ def launch(
     shape = (tokens, heads, splits)
     part = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
     masses = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
-    rope_attend[(tokens, across, splits)](
+    rope_attend[(across, tokens, splits)](
         q, k, v, cos, sin, cache.k, cache.v, step.blocks[group], step.rows,
         step.positions, step.starts, step.counts, step.writes[group], out, part, masses,
-        shared_work, q.stride(0), k.stride(0), v.stride(0), width, scale, window or 0,
-        cap or 1.0, ONE=tokens == 1, SIZE=size, KV_HEADS=kv_heads, SHARED=shared,
-        LANES=lanes, HALF=dim // 2, HALF_P=max(power(dim // 2), 16),
-        DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits, M=max(lanes, 16),
-        WINDOWED=window is not None, CAPPED=cap is not None,
-        EARLY=tuning.starts_early(tokens), num_warps=4, num_stages=2,
+        shared_work, q.stride(0), k.stride(0), v.stride(0), width,
+        scale if cap else scale * LOG2E.value, window or 0, cap or 1.0,
+        ONE=tokens == 1, SIZE=size, KV_HEADS=kv_heads, SHARED=shared, LANES=lanes,
+        HALF=dim // 2, DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits,
+        M=max(lanes, 16), WINDOWED=window is not None, CAPPED=cap is not None,
+        EARLY=tuning.starts_early(tokens), num_warps=warps, num_stages=2,
         **tuning.launch(tokens),
     )  # fmt: skip
     return out
@@ -296,8 +302,9 @@ def split_count(programs: int, tiles: int, tuning: Tuning) -> int:
     return min(power(wanted), MOST_SPLITS, power(tiles))
 
 
-def keys_at_once(dim: int, dtype: torch.dtype) -> int:
-    """Keys of a tile, as many as registers hold."""
+def cut(dim: int, dtype: torch.dtype, tokens: int) -> tuple[int, int]:
+    """Keys of a tile, as many as registers hold, and warps of a program."""
     if dtype == torch.float32:
-        return 32 if dim > 64 else 64
-    return 64 if dim > 64 else 128
+        return (32 if dim > 64 else 64), 4
+    # Many small programs keep more loads in flight than a few large ones.
+    return (64, 2) if tokens > 1 else (64 if dim > 64 else 128, 4)

@@ -1,0 +1,376 @@
+"""Prompts and batches on an NVIDIA GPU: throughput, first tokens, how busy it is.
+
+    python bench/cuda_serve.py --model 8b --requests 8 32 512 --ttft 8000 --profile
+    python bench/cuda_serve.py MODEL.gguf --requests 8 32 512 --ready
+
+A shape has random weights and runs through the engine's core, ids in and events out; a
+file runs through the whole engine, text included. Prompts are random tokens, no two
+alike. ``--check`` compares two layers of the shape with a plain torch model first.
+Copies and matrix products are measured in the same call, as ceilings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from cuda_graph import weight_bytes
+from cuda_steps import FIELDS, SHAPES, Random, copy_rate
+from plain_llama import logits as plain_logits
+from torch.profiler import ProfilerActivity, profile
+
+from inl.device import Device
+from inl.models.llama import MODEL
+from inl.runtime.config import EngineConfig
+from inl.runtime.core import EngineCore
+from inl.runtime.engine import InferenceEngine
+from inl.runtime.load import open_model, start_runner
+from inl.runtime.local import Loaded, LocalRunner
+from inl.runtime.plan import Policy as SchedulerPolicy
+from inl.runtime.request import Request
+from inl.spec.message import Row, admit_frame, step_frame
+from inl.spec.op import Spec
+from inl.spec.table import Policy
+from inl.spec.tree import leaves, tree_map
+from inl.spec.values import Limits
+from inl.weights.groups import plan_groups
+from inl.weights.loader import load_weights
+from inl_cuda.backend import CudaBackend
+
+TARGETS = {
+    ("8b", 8): 1_600, ("8b", 32): 4_100, ("8b", 512): 7_600, ("8b", "first"): 190,
+    ("smollm2", 8): 14_000, ("smollm2", 32): 40_000, ("smollm2", 512): 120_000,
+    ("smollm2", "first"): 9,
+}  # fmt: skip
+"""Output tokens a second, and milliseconds to the first token of 8,000."""
+
+READY = """
+import sys
+from inl import EngineConfig, InferenceEngine
+config = EngineConfig(backend="cuda:0", max_batch=8, sampling="greedy", context=512)
+with InferenceEngine.from_pretrained(sys.argv[1], config=config) as engine:
+    engine.generate([1, 2, 3, 4], max_tokens=2)
+"""
+
+
+def load(backend: CudaBackend, name: str, layers: int = 0) -> tuple[Loaded, Random]:
+    """A shape with random weights: one layer is made, the others are copies of it."""
+    hf = dict(zip(FIELDS, SHAPES[name], strict=True))
+    count = layers or hf["num_hidden_layers"]
+    hf |= {"max_position_embeddings": 16384, "num_hidden_layers": 1}
+    one = replace(MODEL.config(hf), dtype="bfloat16")
+    specs = {
+        param.source: Spec(param.shape, "bfloat16")
+        for group in leaves(MODEL.weights(one))
+        for param in group.params.values()
+    }
+    kernels = tuple(backend.kernels())
+    groups = plan_groups(MODEL.weights(one), kernels, specs)
+    checkpoint = Random(hf, specs)
+    weights = load_weights(groups, checkpoint, backend, "bfloat16")
+    (layer,) = weights.layers
+    more = [tree_map(torch.clone, layer) for _ in range(count - 1)]
+    config = replace(one, layers=count, views=one.views * count)
+    groups = groups._replace(layers=groups.layers * count)
+    weights = weights._replace(layers=(layer, *more))
+    return Loaded(MODEL, config, groups, weights, Policy(kernels)), checkpoint
+
+
+@dataclass
+class Serving:
+    """An engine's core, or a whole engine, with room for so many requests."""
+
+    runner: LocalRunner
+    core: EngineCore
+    engine: InferenceEngine | None = None
+
+    @classmethod
+    def shape(
+        cls, backend: CudaBackend, loaded: Loaded, rows: int, context: int, budget: int
+    ) -> Serving:
+        size = backend.traits.block_size
+        width = -(-context // size)
+        limits = Limits(
+            rows + 1, (width * rows + 1,), size, width, loaded.config.vocab_size,
+            sampler="greedy", windows=(None,),
+        )  # fmt: skip
+        runner = LocalRunner(backend, loaded, limits)
+        policy = SchedulerPolicy(
+            token_budget=budget, context=context, prefix_cache=False
+        )
+        return cls(runner, EngineCore(runner, policy))
+
+    @classmethod
+    def file(
+        cls, backend: CudaBackend, path: str, rows: int, context: int, budget: int
+    ) -> Serving:
+        language = open_model(path)
+        per_token = 2 * len(language.model.state(language.config)[0].layers)
+        per_token *= 2 * language.config.kv_heads * language.config.head_dim
+        config = EngineConfig(
+            backend="cuda:0", max_batch=rows, token_budget=budget, context=context,
+            sampling="greedy", prefix_cache=False,
+            cache_bytes=rows * (context + 64) * per_token,
+        )  # fmt: skip
+        runner = start_runner(language, backend, config)
+        engine = InferenceEngine(language, config=config, runner=runner)
+        return cls(runner, engine._core, engine)
+
+    def answer(self, prompts: list[list[int]], tokens: int) -> float:
+        """Seconds in which all are answered."""
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        if self.engine is not None:
+            done = self.engine.generate(prompts, max_tokens=tokens, ignore_eos=True)
+            got = sum(len(answer.token_ids) for answer in done)
+        else:
+            for prompt in prompts:
+                self.core.add(Request(prompt, max_tokens=tokens, ignore_eos=True))
+            got = 0
+            while self.core.has_work:
+                for event in self.core.step():
+                    if event.error is not None:
+                        raise event.error
+                    got += event.token is not None
+        spent = time.perf_counter() - start
+        assert got == len(prompts) * tokens, f"{got} tokens"
+        return spent
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
+        else:
+            self.runner.close()
+        torch.cuda.empty_cache()
+
+
+def random_prompts(rng: Any, count: int, length: int, vocab: int) -> list[list[int]]:
+    return [rng.integers(3, vocab, length).tolist() for _ in range(count)]
+
+
+def products_rate() -> float:
+    """Operations a second of a large product of random numbers in bfloat16."""
+    a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    rates = []
+    for _ in range(20):
+        begin.record()
+        torch.mm(a, b)
+        end.record()
+        end.synchronize()
+        rates.append(2e3 * 8192**3 / begin.elapsed_time(end))
+    return statistics.median(rates)
+
+
+def busy(serving: Serving, prompts: list[list[int]], steps: int = 100) -> None:
+    """Print how much of some steps, in which all decode, the GPU computes."""
+    core = serving.core
+    for prompt in prompts:
+        core.add(Request(prompt, max_tokens=steps + 100, ignore_eos=True))
+    while core.scheduler.waiting or any(
+        request.scheduled < request.fed for request in core.scheduler.running.values()
+    ):
+        core.step()
+    for _ in range(5):
+        core.step()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(steps):
+        core.step()
+    ms = 1e3 * (time.perf_counter() - start) / steps
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(40):
+            core.step()
+        torch.cuda.synchronize()
+    found = [
+        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
+        for event in seen.profiler.kineto_results.events()
+        if event.device_type() == torch.autograd.DeviceType.CUDA
+    ]
+    found.sort()
+    # The first steps of a profile wait for the profiler itself.
+    first = found[len(found) // 4][0]
+    found = [event for event in found if event[0] >= first]
+    union, reached = 0, first
+    for begin, end, _ in found:
+        union += max(end, reached) - max(begin, reached)
+        reached = max(end, reached)
+    print(f"  {len(prompts)} rows decode: {ms:.3f} ms a step, "
+          f"{1e3 * len(prompts) / ms:,.0f} tokens/s; profiled, the GPU is busy "
+          f"{union / (reached - first):.1%} of {(reached - first) / 30e6:.3f} ms "
+          f"a step, {len(found) / 30:.0f} launches")  # fmt: skip
+    totals: dict[str, list[int]] = {}
+    for begin, end, name in found:
+        totals.setdefault(name, []).append(end - begin)
+    ranked = sorted(totals.items(), key=lambda item: -sum(item[1]))
+    for name, spans in ranked[:14]:
+        print(f"    {sum(spans) / 30e3:9.1f} us a step, {len(spans) / 30:6.1f} x "
+              f"{statistics.median(spans) / 1e3:8.2f}  {name[:90]}")  # fmt: skip
+    for number in list(core._live):
+        core.cancel(number)
+    while core.has_work:
+        core.step()
+
+
+def spent(serving: Serving, prompt: list[int]) -> None:
+    """Print the kernels of one prompt's steps."""
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        serving.answer([prompt], 1)
+        torch.cuda.synchronize()
+    events = [e for e in seen.key_averages() if e.self_device_time_total > 0]
+    events.sort(key=lambda e: -e.self_device_time_total)
+    whole = sum(e.self_device_time_total for e in events)
+    print(f"  first token: {whole / 1e3:.2f} ms in kernels")
+    for e in events[:12]:
+        print(f"    {e.self_device_time_total / 1e3:8.3f} ms, {e.count:4} x "
+              f"{e.self_device_time_total / e.count:9.1f} us  "
+              f"{e.key[:90]}")  # fmt: skip
+
+
+def check(backend: CudaBackend, name: str) -> bool:
+    """Two layers: logits of a prompt in two chunks and a token beside plain torch's."""
+    loaded, checkpoint = load(backend, name, 2)
+    config, rng = loaded.config, np.random.default_rng()
+    ids = random_prompts(rng, 1, 777, config.vocab_size)[0]
+    held = {
+        key.replace("layers.0", f"layers.{index}"): torch.from_numpy(
+            checkpoint.tensor(key).data.view(np.int16).copy()
+        ).view(torch.bfloat16).cuda()
+        for key in checkpoint.names() for index in range(2)
+    }  # fmt: skip
+    place = torch.tensor(ids, device="cuda")
+    wide = {key: value.double() for key, value in held.items()}
+    truth = plain_logits(config, {k: v.float() for k, v in wide.items()}, place)
+    plain = plain_logits(config, held, place).float()
+    serving = Serving.shape(backend, loaded, 2, 1024, 8192)
+    size, runner = backend.traits.block_size, serving.runner
+    table = [list(range(1, 1 + -(-len(ids) // size)))]
+    width = runner.limits.width
+    runner.submit(admit_frame(1, table, groups=1, width=width, length=0, last=0))
+    ours = None
+    for part in (ids[:300], ids[300:-1], ids[-1:]):
+        bucket = next(b for b in runner.limits.buckets if b.tokens >= len(part))
+        frame = step_frame(
+            bucket, [Row(1, part)], step=0, groups=1, block_size=size, decode_rows=0
+        )
+        ours = torch.from_numpy(_wide(runner.logits(frame)))[0]
+    serving.close()
+
+    def away(x: torch.Tensor) -> float:
+        return float((x.cpu() - truth.cpu()).norm() / truth.cpu().norm())
+
+    assert ours is not None
+    verdict = away(ours) < 2 * away(plain)
+    print(f"two layers of {name}: from plain float32, ours {away(ours):.3%}, plain "
+          f"bfloat16 {away(plain):.3%}: {'right' if verdict else 'WRONG'}")  # fmt: skip
+    return verdict
+
+
+def _wide(array: Any) -> Any:
+    from inl.dtypes import widen
+
+    return widen(array).astype(np.float32)
+
+
+def ready(path: str) -> None:
+    """Print the time from a process's start to its first answer."""
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in ("cold caches", "warm", "warm"):
+            env = {**os.environ, "TRITON_CACHE_DIR": folder, "TRITON_HOME": folder}
+            start = time.perf_counter()
+            subprocess.run(
+                [sys.executable, "-c", READY, path], env=env, check=True, timeout=200
+            )
+            print(f"  ready, {kind}: {time.perf_counter() - start:.1f} s", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("path", nargs="?")
+    parser.add_argument("--model", default="smollm2", choices=SHAPES)
+    parser.add_argument("--requests", type=int, nargs="*", default=[8, 32, 512])
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--ttft", type=int, default=0, help="tokens of its prompt")
+    parser.add_argument("--budget", type=int, default=8192, help="tokens of a step")
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--ready", action="store_true")
+    given = parser.parse_args()
+    if given.ready and given.path:
+        ready(given.path)
+    backend, rng = CudaBackend(Device("cuda:0")), np.random.default_rng(0)
+    copies, products = copy_rate(), products_rate()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
+          f"{given.path or given.model}; ceilings: copies {copies / 1e12:.2f} TB/s, "
+          f"products {products / 1e12:.0f} TFLOP/s", flush=True)  # fmt: skip
+    right = not given.check or check(backend, given.model)
+    start = time.perf_counter()
+    loaded = None if given.path else load(backend, given.model)[0]
+    if loaded is not None:
+        size = weight_bytes(loaded.weights) / 1e9
+        print(f"weights {size:.2f} GB in {time.perf_counter() - start:.1f} s")
+
+    def serving(rows: int, context: int) -> Serving:
+        if loaded is None:
+            return Serving.file(backend, given.path, rows, context, given.budget)
+        return Serving.shape(backend, loaded, rows, context, given.budget)
+
+    def against(key: Any, value: float) -> str:
+        target = TARGETS.get(("smollm2" if given.path else given.model, key))
+        return f"target {target:,}: {value / target:.2f} of it" if target else ""
+
+    if given.ttft:
+        server = serving(8, given.ttft + 64)
+        vocab = server.runner.limits.vocab
+        server.answer(random_prompts(rng, 1, given.ttft, vocab), 1)
+        times = [
+            1e3 * server.answer(random_prompts(rng, 1, given.ttft, vocab), 1)
+            for _ in range(7)
+        ]
+        ms = statistics.median(times)
+        print(f"first token of {given.ttft}: {ms:.2f} ms ({min(times):.2f} to "
+              f"{max(times):.2f}) {against('first', ms)}", flush=True)  # fmt: skip
+        if given.profile:
+            spent(server, random_prompts(rng, 1, given.ttft, vocab)[0])
+        server.close()
+    for rows in given.requests:
+        torch.cuda.reset_peak_memory_stats()
+        server = serving(rows, given.prompt + given.tokens + 128)
+        vocab = server.runner.limits.vocab
+        start = time.perf_counter()
+        server.runner.warm_up()
+        warm = time.perf_counter() - start
+        server.answer(random_prompts(rng, rows, given.prompt, vocab), 4)
+        rates = [
+            rows * given.tokens / server.answer(
+                random_prompts(rng, rows, given.prompt, vocab), given.tokens
+            )
+            for _ in range(given.runs)
+        ]  # fmt: skip
+        rate = statistics.median(rates)
+        used = torch.cuda.max_memory_allocated() / 1e9
+        print(f"{rows:4} requests of {given.prompt} + {given.tokens}: {rate:,.0f} out "
+              f"tokens/s ({min(rates):,.0f} to {max(rates):,.0f}) "
+              f"{against(rows, rate)}; "
+              f"{len(server.runner.limits.buckets)} programs in {warm:.1f} s, peak "
+              f"{used:.1f} GB", flush=True)  # fmt: skip
+        if given.profile and server.engine is None:
+            busy(server, random_prompts(rng, rows, given.prompt - 100, vocab))
+        server.close()
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
