@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from inl.ops.attention import random_step
 from inl.ops.embedding import Embedding
+from inl.ops.inl import InlBlock
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
@@ -37,6 +38,8 @@ from inl.spec.values import Bucket, Cache, Step, Tables
 from inl_torch import triton as ours
 from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
+from inl_torch.triton import dynamics_training, packed_products
+from inl_torch.triton.packed import FLOAT8, PackedLinear, PackedMlp, packed
 from inl_torch.triton.tuning import Tuning
 
 WARP = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32}
@@ -91,14 +94,47 @@ def steps(dim):
     yield random_step(np.random.default_rng(0), [40, 3], [1, 20], block_size=16)
 
 
+def call_dynamics(kernels, dtype):
+    """INL dynamics: forward, a model's layer, and backward."""
+    x, controller = torch.ones(3, 700, dtype=dtype), torch.ones(3, 2100, dtype=dtype)
+    clamps = {"dt": 0.1, "most_beta": 2.0, "limit": 10.0}
+    kernels["inl_dynamics"](x, x, x[0], x, x, x, dt=0.1)
+    kernels["inl_dynamics_step"](x, x, x[0], controller, **clamps)
+    inner, wide = torch.ones(64, 1400, dtype=dtype), torch.ones(2100, 64, dtype=dtype)
+    w = InlBlock(x[0], inner, inner[:, 0], wide, wide[:, 0], x[:1].expand(700, 700))
+    kernels["inl_block"](x, x, w, dt=0.1)
+    operands = (x, x[0], *controller.chunk(3, -1))
+    options = dynamics_training.Options(3, True, 2.0, 10.0)
+    dynamics_training.gradients(x, x, x, operands, 0.1, options, (True,) * 6 + (False,))
+
+
+def packed_weights():
+    """A matrix and a feed-forward layer of each kind."""
+    for kind, group, has_offsets in (
+        (torch.uint8, 32, True), (torch.uint8, 32, False), (torch.int8, 32, False),
+        (FLOAT8, HIDDEN, False),
+    ):  # fmt: skip
+
+        def matrix(rows, columns, kind=kind, group=group, has_offsets=has_offsets):
+            scales = torch.ones(rows, max(columns // group, 1)).half()
+            codes = torch.ones(rows, columns).to(kind)
+            return packed(codes, scales, scales if has_offsets else None)
+
+        mlp = PackedMlp(matrix(2 * INNER, HIDDEN), matrix(HIDDEN, INNER))
+        yield PackedLinear(matrix(HIDDEN, HIDDEN)), mlp
+
+
 def call_all(dtype, dim, tuning):
     """Every kernel once for each way in which it is cut."""
     kernels = {kernel.op: kernel.run for kernel in ours.kernels(tuning)}
+    more = {kernel.op: kernel.run for kernel in packed_products.kernels(tuning)}
 
     def x(*shape):
         return torch.ones(shape, dtype=dtype)
 
     width = HEADS * dim
+    packings = list(packed_weights())
+    call_dynamics(kernels, dtype)
     norm, out = Norm(x(HIDDEN)), Linear(x(HIDDEN, width), x(HIDDEN))
     qkv = StackedQkv(x(width + 2 * KV_HEADS * dim, HIDDEN), x(KV_HEADS * dim, HIDDEN))
     mlp = StackedMlp(x(2 * INNER, HIDDEN), x(HIDDEN, INNER))
@@ -127,6 +163,13 @@ def call_all(dtype, dim, tuning):
         kernels["norm_qkv"](y, y, norm, qkv, **sums)
         kernels["rms_norm"](y, norm, **sums)
         kernels["linear"](y, Linear(x(HIDDEN, HIDDEN)))
+        for linear, feed_forward in packings:
+            more["linear"](y, linear)
+            more["gated_mlp"](y, feed_forward, activation="silu")
+            if tokens == 1:
+                more["norm_mlp"](y, y, norm, feed_forward, activation="silu", **sums)
+                more["norm_logits"](y, y, step.samples, norm, linear, **sums)
+            packed_products.decoded(linear.matrix, dtype)
         logits = kernels["norm_logits"](y, y, step.samples, norm, out, **sums)
         bucket = Bucket(tokens, rows)
         frame = step_frame(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-FILES = ("test_fused.py", "test_kernels.py")
+FILES = ("test_dynamics.py", "test_fused.py", "test_kernels.py", "test_packed.py")
 
 
 @pytest.mark.skipif(

@@ -6,6 +6,7 @@ holds the operands only. Its equations stand in :mod:`inl.ops.inl_functions`.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,9 @@ from inl_torch.eager.inl import coefficients, wide
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Operand = torch.Tensor | float
+
+LAUNCHED = ("cuda",)
+"""Kinds of devices that Triton's kernels run on."""
 
 
 class Dynamics(torch.autograd.Function):
@@ -121,8 +125,8 @@ def inl_dynamics(
     dt: Operand = 0.1,
 ) -> Pair:
     """As :func:`inl.inl_dynamics`."""
-    others = (_tensor(each, x) for each in (v, mu, alpha, beta, gate, dt))
-    return _as_given(x, v, _dynamics(x, *others, 1, None))
+    parts = tuple(_tensor(each, x) for each in (alpha, beta, gate))
+    return _steps(x, v, mu, parts, dt, 1, None, None)
 
 
 def inl_dynamics_step(
@@ -153,10 +157,40 @@ def inl_dynamics_n_steps(
     limit: float | None = None,
 ) -> Pair:
     """As :func:`inl.inl_dynamics_n_steps`."""
-    parts = coefficients(controller, most_beta)
-    tensors = (_tensor(each, x) for each in (v, mu))
+    return _steps(x, v, mu, (controller,), dt, n_steps, most_beta, limit)
+
+
+def _steps(
+    x: torch.Tensor,
+    v: Operand,
+    mu: Operand,
+    parts: tuple[torch.Tensor, ...],
+    dt: Operand,
+    n_steps: int,
+    most_beta: float | None,
+    limit: float | None,
+) -> Pair:
+    """parts: alpha, beta and gate, or a controller's output."""
+    tensors = _tensor(v, x), _tensor(mu, x)
+    programs = _programs(x, n_steps)
+    if programs is not None:
+        given = (each.to(x.device) for each in (*tensors, *parts))
+        options = programs.Options(n_steps, len(parts) == 1, most_beta, limit)
+        step = dt.to(x.device) if isinstance(dt, torch.Tensor) else dt
+        return _as_given(x, v, programs.dynamics(options, step, x, *given))
+    if len(parts) == 1:
+        parts = coefficients(parts[0], most_beta)
     found = _dynamics(x, *tensors, *parts, _tensor(dt, x), n_steps, limit)
     return _as_given(x, v, found)
+
+
+def _programs(x: torch.Tensor, n_steps: int) -> Any:
+    """The module that computes this in one launch each way, where there is one."""
+    if x.device.type not in LAUNCHED or importlib.util.find_spec("triton") is None:
+        return None
+    from inl_torch.triton import dynamics_training
+
+    return dynamics_training if dynamics_training.takes(x, n_steps) else None
 
 
 def inl_block(
@@ -178,7 +212,7 @@ def _tensor(value: Operand, like: torch.Tensor) -> torch.Tensor:
     """A number as a tensor of no axes, computed with in the precision of ``like``."""
     if isinstance(value, torch.Tensor):
         return value
-    return torch.tensor(value, dtype=wide(like).dtype, device=like.device)
+    return torch.full((), value, dtype=wide(like).dtype, device=like.device)
 
 
 def _as_given(x: torch.Tensor, v: Operand, found: Pair) -> Pair:

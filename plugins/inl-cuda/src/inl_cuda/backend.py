@@ -11,6 +11,7 @@ import torch
 from inl.backend.base import Memory, Program, Traits
 from inl.errors import BackendUnavailable
 from inl_cuda.ladder import ladder
+from inl_cuda.settings import weights_asked_for
 from inl_torch.backend import TorchBackend, inferring
 from inl_torch.graphs import capture
 
@@ -48,8 +49,12 @@ class CudaBackend(TorchBackend):
         if importlib.util.find_spec("triton") is not None:
             from inl_cuda.tuning import tuning
             from inl_torch import triton
+            from inl_torch.triton import packed_products
 
-            yield from triton.kernels(tuning(self.place))
+            cut = tuning(self.place)
+            yield from triton.kernels(cut)
+            if weights_asked_for() == "packed":
+                yield from packed_products.kernels(cut)
 
     def buckets(self, limits: Limits) -> Sequence[Bucket]:
         return ladder(limits)

@@ -14,6 +14,7 @@ from inl_torch.triton import (
     admit,
     attention,
     cache,
+    dynamics,
     embedding,
     fused,
     linear,
@@ -25,7 +26,7 @@ from inl_torch.triton import (
 )
 from inl_torch.triton.tuning import Tuning
 
-FAMILIES = (admit, attention, cache, linear, mlp, norm, rope)
+FAMILIES = (admit, attention, cache, dynamics, linear, mlp, norm, rope)
 """Modules whose kernels are one for all chips."""
 
 TUNED = (embedding, fused, rope, sample, step)

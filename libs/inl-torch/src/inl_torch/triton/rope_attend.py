@@ -255,10 +255,13 @@ def plan(step: Step, *, block_size: int) -> torch.Tensor | Work:  # noqa: ARG001
 def launch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor,
     sin: torch.Tensor, cache: Cache, step: Step, *, scale: float, window: int | None,
-    cap: float | None, group: int, tuning: Tuning,
+    cap: float | None, group: int, tuning: Tuning, label: str = LABEL,
 ) -> torch.Tensor:  # fmt: skip
-    """What every head of every token found: [T, heads, d]."""
-    shared_work = step.plan[LABEL] if step.plan else plan(step, block_size=0)
+    """What every head of every token found: [T, heads, d].
+
+    label: of the kernel whose plan the step holds.
+    """
+    shared_work = step.plan[label] if step.plan else plan(step, block_size=0)
     if isinstance(shared_work, Work):
         if suits(q, step, window=window, cap=cap):
             q, k = rope(q, k, cos, sin)

@@ -1,0 +1,158 @@
+"""INL dynamics in Triton: gradients against differences of the float64 bodies."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from inl import inl_dynamics, inl_dynamics_n_steps
+from inl.ops import catalog
+from inl.ops.inl import InlBlock
+from inl.ops.inl_functions import inl_dynamics_backward
+from inl.spec.tolerance import BodyOps
+from inl_torch import functional
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+PLACE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+if PLACE == "cpu" and not INTERPRETED:
+    pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
+
+from inl_torch.triton import dynamics_training  # noqa: E402
+
+BOUND = 2e-5
+"""Of float32, relative to the largest number of a gradient."""
+
+BODY = {name: spec.body for name, spec in catalog().items()}
+NAMES = ("x", "v", "mu", "alpha", "beta", "gate", "dt")
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch):
+    """Use the programs here too, several rows each; count how often they are run."""
+    runs = []
+    plain = dynamics_training.gradients
+
+    def counted(*args):
+        runs.append(1)
+        return plain(*args)
+
+    monkeypatch.setattr(functional, "LAUNCHED", ("cuda", "cpu"))
+    monkeypatch.setattr(dynamics_training, "PROGRAMS", 2)
+    monkeypatch.setattr(dynamics_training, "gradients", counted)
+    yield
+    assert runs, "the gradients were computed elsewhere"
+
+
+def off(found, want):
+    return np.abs(found - want).max() / max(np.abs(want).max(), 1e-3)
+
+
+def gradients(function, operands, weights, dtype=torch.float32):
+    """What autograd gives for the same weighted sum."""
+    held = [
+        torch.tensor(np.asarray(x), dtype=dtype, device=PLACE, requires_grad=True)
+        for x in operands
+    ]
+    results = function(*held)
+    total = sum(
+        (torch.tensor(w, device=PLACE) * r.double()).sum()
+        for w, r in zip(weights, results, strict=True)
+    )
+    found = torch.autograd.grad(total, held, allow_unused=True)
+    for g, x in zip(found, held, strict=True):
+        assert g is None or (g.shape, g.dtype) == (x.shape, x.dtype)
+    return [
+        np.zeros(x.shape) if g is None else g.double().cpu().numpy()
+        for g, x in zip(found, operands, strict=True)
+    ]
+
+
+def body(x, v, mu, alpha, beta, gate, dt):
+    return BODY["inl_dynamics"](x, v, mu, alpha, beta, gate, dt=float(dt))
+
+
+def test_dynamics(dynamics_operands, measured_gradients):
+    operands, weights = dynamics_operands
+    want = measured_gradients(body, operands, weights)
+    found = gradients(inl_dynamics, operands, weights)
+    for name, got, exact in zip(NAMES, found, want, strict=True):
+        assert got.shape == exact.shape
+        assert off(got, exact) < BOUND, name
+
+
+def test_a_wrong_gradient_is_found(dynamics_operands, measured_gradients):
+    operands, weights = dynamics_operands
+    want = measured_gradients(body, operands, weights)
+    found = gradients(
+        lambda *given: inl_dynamics(*given[:-1], given[-1] * 1.001), operands, weights
+    )
+    assert max(map(off, found, want)) > BOUND
+
+
+def test_controlled(controlled_operands, measured_gradients):
+    operands, weights, attrs = controlled_operands
+    if attrs["n_steps"] > dynamics_training.MOST_STEPS:
+        pytest.fail("the fixture has outgrown what is tested here")
+
+    def plain(x, v, mu, controller, dt):
+        return BODY["inl_dynamics_n_steps"](x, v, mu, controller, dt=float(dt), **attrs)
+
+    def ours(x, v, mu, controller, dt):
+        return inl_dynamics_n_steps(x, v, mu, controller, dt=dt, **attrs)
+
+    want = measured_gradients(plain, operands, weights)
+    found = gradients(ours, operands, weights)
+    names = ("x", "v", "mu", "controller", "dt")
+    for name, got, exact in zip(names, found, want, strict=True):
+        assert off(got, exact) < BOUND, name
+
+
+def test_block(block_operands, measured_gradients):
+    operands, weights = block_operands
+    bodies = BodyOps(lambda _spec, result: result)
+
+    def plain(h, velocity, dt, *w):
+        return bodies.inl_block(h, velocity, InlBlock(*w), dt=float(dt))
+
+    def ours(h, velocity, dt, *w):
+        return functional.inl_block(h, velocity, InlBlock(*w), dt=dt)
+
+    want = measured_gradients(plain, operands, weights)
+    found = gradients(ours, operands, weights)
+    names = "h", "velocity", "dt", *InlBlock._fields
+    for name, got, exact in zip(names, found, want, strict=False):
+        assert off(got, exact) < BOUND, name
+
+
+WIDE = {
+    "a row, numbers": ((3, 5, 1030), (1030,), (), (), ()),
+    "full": ((7, 1030), (7, 1030), (7, 1030), (7, 1), (1, 1030)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", WIDE)
+def test_wide_rows_against_the_written_reference(name, dtype, seed):
+    """Rows of more than one program, summed by programs of several rows."""
+    rng = np.random.default_rng(seed)
+    shape, *others = WIDE[name]
+    kept = [torch.tensor(rng.standard_normal(s)).to(dtype) for s in (shape, shape)]
+    kept += [torch.tensor(rng.standard_normal(s)).to(dtype) for s in others]
+    operands = [each.double().numpy() for each in kept]
+    weights = [
+        torch.tensor(rng.standard_normal(shape)).to(dtype).double().numpy()
+        for _ in range(2)
+    ]
+    found = gradients(
+        lambda *given: inl_dynamics(*given, 0.3), operands, weights, dtype
+    )
+    want = inl_dynamics_backward(*weights, *operands, dt=0.3)
+    bound = BOUND if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+    for field, got, exact in zip(want._fields, found, want, strict=False):
+        assert off(got, exact) < bound, f"{field}, seed {seed}"
