@@ -2,9 +2,11 @@
 
 /* With so few rows each thread encodes x for itself, which spares a barrier. */
 constexpr int64_t PRIVATE_ROWS = 4;
-/* Rows and bytes of weights that a chunk takes. */
+/* Rows that a chunk takes, and the bytes of weights that it takes at most. */
 constexpr int64_t BLOCK_ROWS = 96;
-constexpr int64_t BLOCK_BYTES = 16384;
+constexpr int64_t BLOCK_BYTES = 49152;
+/* Chunks are as long as this leaves them: memory is slow to begin with a new place. */
+constexpr int64_t ENOUGH_CHUNKS = 12;
 
 bool encodes_privately(const inl_instruction &i) { return i.dims[0] <= PRIVATE_ROWS; }
 
@@ -17,7 +19,9 @@ int64_t linear_units(const inl_instruction &i) {
     const int64_t units = tiles_of(m) / unit_of(i),
                   blocks = over(i.dims[0], BLOCK_ROWS);
     int64_t size = BLOCK_BYTES / (tile_bytes(m) * unit_of(i));
-    if (size < 1 || i.dims[0] > 2 * MOST_ROWS) size = 1;
+    const int64_t share = units * blocks / ENOUGH_CHUNKS;
+    if (size > share) size = share;
+    if (size < 1) size = 1;
     while (over(units, size) * blocks > MOST_CHUNKS) size *= 2;
     return size;
 }
@@ -94,11 +98,20 @@ void put_gated(const inl_instruction &i, int64_t unit, const RowTile &rows,
     }
 }
 
+/* Bring the lines that the sums go to: a store that has to wait for its line stops the
+ * core once there are many. */
+void prefetch_sums(const inl_instruction &i, int64_t unit, const RowTile &rows) {
+    for (int r = 0; r < rows.rows; r++)
+        __builtin_prefetch(
+            data<float>(i, 3) + (rows.start + r) * i.dims[2] + unit * INL_LANES, 1);
+}
+
 void multiply_unit(const inl_instruction &i, int64_t unit, const RowTile &rows,
                    const TileView<> &x) {
     const inl_matrix &m = matrix(i, 1);
     const char *weights = static_cast<const char *>(m.data);
     F sums[MOST_ROWS], more[MOST_ROWS];
+    prefetch_sums(i, unit, rows);
     if (i.flags & INL_GATE_MASK) {
         multiply_tile(m, weights + 2 * unit * tile_bytes(m), x, sums);
         multiply_tile(m, weights + (2 * unit + 1) * tile_bytes(m), x, more);
@@ -134,11 +147,11 @@ void linear_body(const inl_instruction &i, int64_t chunk, Worker &worker) {
                         reinterpret_cast<float *>(row), chunk == 0);
     }
     const LinearChunk work(i, chunk);
-    for (int64_t unit = work.units.from; unit < work.units.to; unit++)
-        for (int64_t row = work.rows.from; row < work.rows.to;) {
-            const RowTile rows = tile_with(row, i.dims[0]);
-            multiply_unit(i, unit, rows,
-                          {encoded + rows.start * shape.bytes(), shape, rows.rows});
-            row = rows.start + rows.rows;
-        }
+    for (int64_t row = work.rows.from; row < work.rows.to;) {
+        const RowTile rows = tile_with(row, i.dims[0]);
+        const TileView<> x{encoded + rows.start * shape.bytes(), shape, rows.rows};
+        for (int64_t unit = work.units.from; unit < work.units.to; unit++)
+            multiply_unit(i, unit, rows, x);
+        row = rows.start + rows.rows;
+    }
 }

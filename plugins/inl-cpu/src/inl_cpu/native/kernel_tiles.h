@@ -14,16 +14,20 @@ inline const char *offset_at(const inl_matrix &m, const char *scales) {
     return scales + (m.scale == INL_F16 ? 32 : 64);
 }
 
-/* The stream of weights, a little ahead: the core's prefetcher stops at each page. */
-constexpr int64_t AHEAD = 2560;
-
+/* Bytes of weights ahead of those that ``R`` rows meet now, into the second cache. With
+ * few rows memory sets the pace, and the core's own prefetcher keeps it once it knows
+ * where the next page begins: more than that costs it places in its queue. With many
+ * the core is too slow a reader for that prefetcher, and asks for every line itself. */
+template <int R>
 inline void prefetch(const char *p, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + AHEAD + at);
+    constexpr int64_t AHEAD = R <= 4 ? 3072 : 8192, STEP = R <= 4 ? 512 : 64;
+    for (int64_t at = 0; at < bytes; at += STEP) __builtin_prefetch(p + AHEAD + at, 0, 2);
 }
 
 template <bool NARROW, int R, int GROUP>
 inline void integer_group(const char *codes, const uint32_t *words, I *sums) {
     const I low_half = set_int(0x0f0f0f0f);
+#pragma GCC unroll 8
     for (int step = 0; step < GROUP / (NARROW ? 8 : 4); step++) {
         const I w = load_ints(codes + 64 * step);
         if (NARROW) {
@@ -50,7 +54,7 @@ void integer_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
     const float *scales = x.extra(0), *shifts = x.extra(2);
     const int32_t *starts = reinterpret_cast<const int32_t *>(x.extra(1));
     for (int64_t g = 0; g < x.shape.groups; g++, tile += stride) {
-        if (R <= 4) prefetch(tile, stride);
+        prefetch<R>(tile, stride);
         I group[R];
         for (int r = 0; r < R; r++)
             group[r] = PLANES == 2 ? zeros() : set_int(starts[g * R + r]);
@@ -100,7 +104,7 @@ void exact_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *
     const float *words = reinterpret_cast<const float *>(x.words(0)),
                 *group_sums = x.extra(0);
     for (int64_t g = 0; g < x.shape.groups; g++, tile += stride) {
-        if (R <= 4) prefetch(tile, stride);
+        prefetch<R>(tile, stride);
         F group[R];
         for (int r = 0; r < R; r++) group[r] = set(0.0f);
         exact_group<NARROW, R, GROUP>(tile, codes, words + g * GROUP * R, group);
@@ -165,7 +169,7 @@ void plain_tile(const inl_matrix &, const char *tile, const TileView<R> &x, F *s
         F part[R];
         for (int r = 0; r < R; r++) part[r] = set(0.0f);
         const int64_t end = step + RUN < steps ? step + RUN : steps;
-        if (R <= 4) prefetch(tile + 64 * step, 64 * RUN);
+        prefetch<R>(tile + 64 * step, 64 * RUN);
         for (; step < end; step++)
             Step::template meet<R>(tile + 64 * step, words + step * Step::COLUMNS * R,
                                    part);
