@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from inl.backend.base import Backend, Memory, Program, StateSpec, Traits
+from inl.backend.base import Backend, C, Memory, Program, StateSpec, Traits
 from inl.backend.host import host_memory
 from inl.dtypes import HostArray, cast, wrap
 from inl.ops.step import empty_tables
@@ -27,12 +27,14 @@ def simple_backend(
     buckets: Callable[[Limits], Sequence[Bucket]] | None = None,
     traits: Traits | None = None,
     memory: Callable[[], Memory] = host_memory,
+    capabilities: Sequence[object] = (),
 ) -> Callable[[Device], Backend]:
     """Make a backend class out of functions; what is left out has a plain default.
 
     tensor: host array to device tensor. numpy: back again. kernels: at least one for
     each primitive op that the models use. compile: ``(function, bucket, consumes)`` to
     a program; the function itself by default. buckets: none means every exact size.
+    capabilities: what ``offers`` finds by its type.
     Caches get the default layout :class:`~inl.spec.values.Cache`.
     """
     chosen = traits or Traits()
@@ -66,6 +68,9 @@ def simple_backend(
             self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
         ) -> Program:
             return compile(function, bucket, consumes) if compile else function
+
+        def offers(self, kind: type[C]) -> C | None:
+            return next((x for x in capabilities if isinstance(x, kind)), None)
 
     return SimpleBackend
 

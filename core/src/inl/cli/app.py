@@ -22,6 +22,7 @@ COMMANDS = {
     "ops": "inl.cli.ops:run",
     "doctor": "inl.cli.doctor:run",
     "bench": "inl.cli.bench:run",
+    "tune": "inl.cli.tune:run",
     "completion": "inl.cli.completion:run",
     "trace": "inl.cli.trace:run",
     "replay": "inl.cli.replay:run",

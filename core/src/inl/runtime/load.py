@@ -21,6 +21,7 @@ from inl.runtime.config import EngineConfig
 from inl.runtime.local import Loaded, LocalRunner
 from inl.runtime.ranks import check_shares
 from inl.runtime.runner import Limits
+from inl.runtime.tuned import findings
 from inl.spec.op import OpSpec
 from inl.spec.table import Policy
 from inl.spec.tolerance import round_results
@@ -155,6 +156,7 @@ def backend_policy(backend: Backend, config: EngineConfig) -> Policy:
         host=partial(hosted, backend) if config.allow_hosted else None,
         invariant=config.invariant,
         where=str(backend.device),
+        findings=findings(backend),
     )
 
 

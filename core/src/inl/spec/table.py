@@ -19,6 +19,7 @@ from inl.spec.op import CATALOG, OpSpec
 from inl.spec.strict import StrictArray
 from inl.spec.tree import leaves, tree_map
 from inl.spec.values import Bucket, Step
+from inl.spec.workload import Findings, described, workload
 
 Key = tuple[Any, ...]
 
@@ -37,7 +38,10 @@ class Choice:
     @property
     def winner(self) -> str:
         """What runs, as a person reads it."""
-        return self.kernel.label if self.kernel else f"{self.op} ({self.how})"
+        if self.kernel is None:
+            return f"{self.op} ({self.how})"
+        tuned = f" (tuned: {described(self.kernel.config)})"
+        return self.kernel.label + (tuned if self.kernel.config else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ class Policy:
     """Makes a hosted op, where ``allow_hosted`` was asked for."""
     invariant: bool = False
     where: str = "this device"
+    findings: Findings = field(default_factory=Findings)
+    """What ``inl tune`` measured here."""
 
 
 def site_key(spec: OpSpec, args: tuple[Any, ...], attrs: dict[str, Any]) -> Key:
@@ -85,14 +91,21 @@ def pick(spec: OpSpec, args: Any, attrs: dict[str, Any], policy: Policy) -> Choi
         layout = layout_of(args[spec.parameters.index("w")])
     accepted: list[Kernel] = []
     refusals: list[tuple[str, str]] = []
-    for kernel in policy.kernels:
+    found = policy.findings
+    work = workload(spec, args, attrs) if found else None
+    fastest = found.winners.get(work) if work else None
+    for kernel in (*policy.kernels, *([fastest] if fastest else [])):
         if kernel.op == spec.name:
-            reason = _refusal(kernel, layout, args, attrs, policy)
+            reason = found.bars(kernel, work) if work else None
+            reason = reason or _refusal(kernel, layout, args, attrs, policy)
             accepted += [] if reason else [kernel]
             refusals += [(kernel.label, reason)] if reason else []
     if accepted:
         winner = max(accepted, key=lambda kernel: kernel.preference)
         lost = f"preference below that of {winner.label}"
+        if fastest in accepted:
+            assert fastest is not None, "it was accepted"
+            winner, lost = fastest, "inl tune found another faster here"
         refusals += [(k.label, lost) for k in accepted if k is not winner]
         return Choice(spec.name, "native", winner, tuple(refusals))
     if spec.composite and (layout == PLAIN or spec.passes):
@@ -129,6 +142,10 @@ class Tracer:
     block_size: int
     choices: dict[str, dict[Key, Choice]] = field(default_factory=dict)
     counts: dict[tuple[str, Key], int] = field(default_factory=dict)
+    calls: dict[tuple[str, Key], tuple[tuple[Any, ...], dict[str, Any]]] = field(
+        default_factory=dict
+    )
+    """Arguments and attributes of the first call of each site."""
     quiet: int = 0
 
     def plan(self, _step: Step, **_: Any) -> tuple[()]:
@@ -147,6 +164,7 @@ class Tracer:
         if not self.quiet:
             self.choices.setdefault(spec.name, {})[key] = choice
             self.counts[spec.name, key] = self.counts.get((spec.name, key), 0) + 1
+            self.calls.setdefault((spec.name, key), (args, attrs))
         if spec.shapes is not None:
             return tree_map(_strict, spec.shapes(*args, **attrs))
         quiet = choice.how != "composed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -19,10 +19,21 @@ from inl.weights.groups import Planned, plan_groups
 from inl.weights.loader import load_weights
 
 if TYPE_CHECKING:
-    from inl.testing.target import Target
+    from inl.backend.base import Backend
+    from inl.spec.table import Policy
 
 ROTATIONS = ("cos", "sin")
 """Arguments that are float32 whatever is stored."""
+
+
+class Opened(Protocol):
+    """A backend, and the kernels to choose from: a target is one."""
+
+    @property
+    def backend(self) -> Backend: ...
+
+    @property
+    def policy(self) -> Policy: ...
 
 
 class Site:
@@ -32,7 +43,7 @@ class Site:
     Raises :class:`~inl.errors.NoKernel` where every kernel refuses.
     """
 
-    def __init__(self, target: Target, spec: OpSpec, case: Case, dtype: str) -> None:
+    def __init__(self, target: Opened, spec: OpSpec, case: Case, dtype: str) -> None:
         self._target, self.spec, self.case, self.dtype = target, spec, case, dtype
         self._planned = self._plan_weights()
         self.specs = tuple(
@@ -62,12 +73,19 @@ class Site:
 
     def ready(self) -> tuple[Ops, tuple[Any, ...]]:
         """Resolve the ops and put the arguments on the device."""
-        size = self._block_size()
-        tracer = Tracer(self._target.policy, self._bucket(), size)
+        ops = self.ops()
+        return ops, self.arguments(ops)
+
+    def ops(self) -> Ops:
+        """Choose the ops."""
+        tracer = Tracer(self._target.policy, self._bucket(), self._block_size())
         getattr(tracer, self.spec.name)(*self.specs, **self.case.attrs)
         if any(isinstance(arg, Cache) for arg in self.specs):
             self._trace_writes(tracer)
-        ops = Ops(tracer)
+        return Ops(tracer)
+
+    def arguments(self, ops: Ops) -> tuple[Any, ...]:
+        """Put the arguments on the device, as ``ops`` take them."""
         wide = np.float64 if self.dtype == "float64" else np.float32
         rounded = stored(self.case, self.dtype, wide)
         names = self.spec.parameters
@@ -75,7 +93,12 @@ class Site:
             self._tensors(ops, name, before, after)
             for name, before, after in zip(names, self.case.args, rounded, strict=True)
         )
-        return ops, tuple(
+        return self.planned(ops, args)
+
+    def planned(self, ops: Ops, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Let the chosen kernels plan each step anew."""
+        size = self._block_size()
+        return tuple(
             arg._replace(plan=ops.plan(arg, block_size=size))
             if isinstance(arg, Step)
             else arg

@@ -1,0 +1,136 @@
+"""``inl tune``: measures ways of computing ops on this machine, and keeps the best."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from inl.cli import arguments
+from inl.cli.progress import loading_bar
+from inl.cli.table import print_table
+from inl.errors import RequestError
+
+if TYPE_CHECKING:
+    from inl.runtime.tuned_record import Measured, Quarantined, Record
+    from inl.tune.trials import Wanted
+
+
+def run(
+    device: arguments.Device = "auto",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder, file, config.json, smollm2 or 8b; the default model if none."
+        ),
+    ] = None,
+    dtype: arguments.Dtype = "auto",
+    ops: Annotated[
+        str, typer.Option(help="Ops to tune, with commas between; all if none.")
+    ] = "",
+    rows: Annotated[
+        str, typer.Option(help="Sequences that decode at once, each tuned.")
+    ] = "1,8",
+    length: Annotated[
+        int, typer.Option(help="Tokens cached in each sequence.", min=1)
+    ] = 512,
+    seconds: Annotated[float, typer.Option(help="Time to spend.", min=0)] = 120,
+    limit: Annotated[
+        float, typer.Option(help="Seconds after which a way hangs.", min=0.1)
+    ] = 60,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print what is known; measure nothing.")
+    ] = False,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Forget it, --ops alone if given.")
+    ] = False,
+    export_to: Annotated[
+        Path | None, typer.Option("--export", help="Write what is known to a file.")
+    ] = None,
+    import_from: Annotated[
+        Path | None, typer.Option("--import", help="Add what such a file knows.")
+    ] = None,
+    as_json: arguments.Json = False,
+) -> None:
+    """Find the fastest way of each op here, check it, and use it from then on."""
+    from inl.runtime.tuned_file import read, tuning_file, update, write
+
+    path = tuning_file()
+    names = tuple(name.strip() for name in ops.split(",") if name.strip())
+    if clear:
+        _clear(path, names)
+    if import_from is not None:
+        if not import_from.exists():
+            raise RequestError(f"{import_from}: no such file")
+        found = read(import_from)
+        update(path, lambda known: known.merged(found))
+    if not (show or clear or export_to or import_from):
+        from inl.plugin.choose import check_device
+        from inl.tune.trials import Wanted
+
+        chosen = str(check_device(device))
+        wanted = Wanted(chosen, model, dtype, names, _rows(rows), length)
+        _tune(path, wanted, seconds, limit)
+    known = read(path)
+    if export_to is not None:
+        write(export_to, known)
+    if as_json:
+        from inl.runtime.tuned_record import dump
+
+        print(json.dumps(json.loads(dump(known))))
+    elif not clear:
+        _show(known, path)
+
+
+def _clear(path: Path, ops: tuple[str, ...]) -> None:
+    from inl.runtime.tuned_file import update
+
+    if ops:
+        update(path, lambda known: known.without(lambda e: e.work.op in ops))
+    else:
+        path.unlink(missing_ok=True)  # a damaged one too
+
+
+def _rows(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(p.isascii() and p.isdigit() and 0 < int(p) <= 4096 for p in parts):
+        raise RequestError(
+            f"rows: found {text!r:.60}, accepted: whole numbers from 1 to 4096, "
+            "separated by commas"
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _tune(path: Path, wanted: Wanted, seconds: float, limit: float) -> None:
+    from inl.runtime.tuned_file import read, update
+    from inl.tune.run import tune
+
+    bar = loading_bar("trying ways")
+    deadline = time.monotonic() + seconds
+    for found in tune(wanted, read(path), deadline, limit=limit, told=bar):
+        update(path, lambda known, new=found: known.merged(new))  # type: ignore[misc]
+
+
+def _show(known: Record, path: Path) -> None:
+    from inl.spec.workload import described
+
+    if not known:
+        print(f"nothing is known: {path}")
+        return
+    rows: list[tuple[str, ...]] = []
+    for entry in known.measured.values():
+        gain = entry.before / entry.seconds
+        gained = f"{1e6 * entry.seconds:.2f} us" + (
+            f", {gain:.2f} x as fast" if entry.config else ""
+        )
+        rows.append((*_head(entry), described(entry.config), gained))
+    for bad in known.quarantined.values():
+        rows.append((*_head(bad), described(bad.config), f"quarantined: {bad.reason}"))
+    print_table(("op", "dtype", "shape", "device", "way", "found"), rows)
+
+
+def _head(entry: Measured | Quarantined) -> tuple[Any, ...]:
+    return (entry.work.op, entry.work.dtype, entry.work.shape, entry.facts.device)

@@ -1,0 +1,172 @@
+"""Measurements of kernels, and what is in quarantine: as values and as JSON.
+
+``{"format": "inl-tuning/1", "measured": [...], "quarantined": [...]}``
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from inl.backend.tunable import Facts
+from inl.errors import RequestError
+from inl.spec.workload import Config, Workload, frozen
+
+FORMAT = "inl-tuning/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The fastest right way at one workload."""
+
+    work: Workload
+    facts: Facts
+    config: Config
+    seconds: float
+    before: float
+    """Seconds of the kernel as it comes; of the fastest where that one failed."""
+    when: str
+    """Day, as 2026-11-21."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Only one measurement has it."""
+        return (self.work, self.facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A way that was wrong, or brought its process down."""
+
+    work: Workload
+    facts: Facts
+    kernel: str
+    """Label, such as ``norm_mlp/triton``."""
+    config: Config
+    reason: str
+    when: str
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Only one entry has it."""
+        return (self.work, self.facts, self.kernel, frozen(self.config))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that is in a file."""
+
+    measured: Mapping[Any, Measured] = field(default_factory=dict)
+    quarantined: Mapping[Any, Quarantined] = field(default_factory=dict)
+
+    def merged(self, other: Record) -> Record:
+        """Both; where both measured the same, what ``other`` found, if not older.
+
+        A way that either has in quarantine is in quarantine, and wins nowhere.
+        """
+        measured = dict(self.measured)
+        for key, entry in other.measured.items():
+            mine = measured.get(key)
+            if mine is None or mine.when <= entry.when:
+                measured[key] = entry
+        barred = {**self.quarantined, **other.quarantined}
+        bad = {(b.work, b.facts, frozen(b.config)) for b in barred.values()}
+        measured = {
+            key: entry
+            for key, entry in measured.items()
+            if (entry.work, entry.facts, frozen(entry.config)) not in bad
+        }
+        return Record(measured, barred)
+
+    def without(self, drop: Callable[[Measured | Quarantined], bool]) -> Record:
+        """Only entries that ``drop`` is false of."""
+        return Record(
+            {key: m for key, m in self.measured.items() if not drop(m)},
+            {key: q for key, q in self.quarantined.items() if not drop(q)},
+        )
+
+    def __len__(self) -> int:
+        return len(self.measured) + len(self.quarantined)
+
+
+def record(*entries: Measured | Quarantined) -> Record:
+    """A record of these entries."""
+    return Record(
+        {e.key: e for e in entries if isinstance(e, Measured)},
+        {e.key: e for e in entries if isinstance(e, Quarantined)},
+    )
+
+
+def parse(data: bytes | str, where: str) -> Record:
+    """Check and build what a file holds."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where}: not JSON: {error}") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise RequestError(
+            f"{where}: no {FORMAT!r} file; `inl tune --export` writes one"
+        )
+    entries: list[Measured | Quarantined] = []
+    for kind, build in (("measured", _measured), ("quarantined", _quarantined)):
+        for place, item in enumerate(_typed(found, kind, list, where)):
+            at = f"{where}: {kind}[{place}]"
+            if not isinstance(item, dict):
+                raise RequestError(f"{at}: found {item!r:.40}, accepted: an object")
+            entries.append(build(item, at))
+    return record(*entries)
+
+
+def _typed(item: Mapping[str, Any], name: str, kind: Any, where: str) -> Any:
+    value = item.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        names = getattr(kind, "__name__", "number")
+        raise RequestError(f"{where}: {name}: found {value!r:.40}, accepted: a {names}")
+    return value
+
+
+def _shared(item: Mapping[str, Any], where: str) -> tuple[Workload, Facts, Config]:
+    work = Workload(*(_typed(item, name, str, where) for name in Workload._fields))
+    facts = Facts(*(_typed(item, name, str, where) for name in Facts._fields))
+    config = _typed(item, "config", dict, where)
+    for name in config:
+        _typed(config, name, int, f"{where}: config")
+    return work, facts, config
+
+
+def _measured(item: Mapping[str, Any], where: str) -> Measured:
+    number = (int, float)
+    seconds, before = (
+        float(_typed(item, name, number, where)) for name in ("seconds", "before")
+    )
+    return Measured(
+        *_shared(item, where), seconds, before, _typed(item, "when", str, where)
+    )
+
+
+def _quarantined(item: Mapping[str, Any], where: str) -> Quarantined:
+    work, facts, config = _shared(item, where)
+    kernel, reason, when = (
+        _typed(item, name, str, where) for name in ("kernel", "reason", "when")
+    )
+    return Quarantined(work, facts, kernel, config, reason, when)
+
+
+def dump(found: Record) -> str:
+    """The text of a file."""
+
+    def flat(entry: Measured | Quarantined) -> dict[str, Any]:
+        rest = asdict(entry)
+        del rest["work"], rest["facts"]
+        return {**entry.work._asdict(), **entry.facts._asdict(), **rest}
+
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "measured": [flat(entry) for entry in found.measured.values()],
+            "quarantined": [flat(entry) for entry in found.quarantined.values()],
+        },
+        indent=1,
+    )

@@ -1,0 +1,239 @@
+"""``inl tune`` on a toy that has right, wrong and deadly ways to compute a product."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+BACKEND = """
+import os
+import time
+
+import numpy as np
+
+from inl.backend.reference import body_kernel
+from inl.backend.tunable import Facts, Tunable
+from inl.device import DeviceInfo
+from inl.dtypes import widen, wrap
+from inl.ops import catalog
+from inl.plugin import hookimpl, simple_backend
+from inl.spec.kernel import Kernel
+
+WAYS = {WAYS}
+VERSION = {VERSION!r}
+
+
+def tensor(host):
+    values = widen(host)
+    return np.array(values, np.float32 if values.dtype.kind == "f" else values.dtype)
+
+
+def linear(x, w, *, way):
+    if way == "slow":
+        time.sleep(0.004)
+    if way == "raise":
+        raise ArithmeticError("too wide a way")
+    if way == "exit":
+        os._exit(7)
+    if way == "hang":
+        time.sleep(1000)
+    y = np.zeros_like(x, shape=(len(x), len(w.weight)))
+    if way != "wrong":
+        y = x @ w.weight.T
+    if way == "fair":
+        time.sleep(0.001)
+    return y if w.bias is None else y + w.bias
+
+
+def way_of(config):
+    return ["slow", "fair", "good", "wrong", "raise", "exit", "hang"][config["way"]]
+
+
+def cut(config):
+    def run(x, w):
+        return linear(x, w, way=way_of(config))
+
+    return Kernel("linear", "toy", run, preference=1, config=config)
+
+
+class Ways(Tunable):
+    cache_bytes = 0
+
+    def facts(self):
+        return Facts("toy chip", "driver 1", "none", VERSION)
+
+    def axes(self, work):
+        if work.op != "linear" or "w=258x" not in work.shape:
+            return ()  # the head's alone
+        return [[{{"way": way}} for way in WAYS]]
+
+    def kernel(self, op, config):
+        return cut(config)
+
+
+def kernels():
+    yield Kernel("linear", "toy", lambda x, w: linear(x, w, way="slow"), preference=1)
+    for op in catalog().values():
+        if not op.composite and op.name != "linear":
+            yield Kernel(op.name, "body", body_kernel(op, "float32"))
+
+
+Backend = simple_backend(
+    tensor=tensor, numpy=wrap, kernels=kernels, capabilities=[Ways()]
+)
+
+
+@hookimpl
+def inl_register_backends(register):
+    register("npu", "fake_npu:Backend", probe=lambda: [DeviceInfo(0, "toy chip")])
+"""
+FAIR, GOOD, WRONG, RAISE, EXIT, HANG = range(1, 7)
+
+
+@pytest.fixture
+def tune(inl, plugin, tiny_folder, tmp_path):
+    """Run ``inl tune`` on the toy with these ways; a file of its own."""
+
+    def run(*words, ways=(FAIR, GOOD), version="toy 1", command="tune"):
+        env = plugin(BACKEND.format(WAYS=list(ways), VERSION=version))
+        env["INL_CACHE"] = str(tmp_path / "cache")
+        if command == "tune":
+            words = ("--limit", "4", *words)
+        words = (command, "--device", "npu", "--model", str(tiny_folder), *words)
+        return inl(*words, env=env)
+
+    return run
+
+
+def found(done):
+    assert (done.returncode, done.stderr) == (0, "")
+    record = json.loads(done.stdout)
+    assert record["format"] == "inl-tuning/1"
+    return record["measured"], record["quarantined"]
+
+
+def small(tune, *words, **options):
+    return found(tune("--rows", "1", "--json", *words, **options))
+
+
+def winner(tune, **options):
+    """What an engine would run for the head's product of one row."""
+    done = tune("--json", command="explain", **options)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["ops"]
+    return [row for row in rows if row["op"] == "linear"][-1], done.stderr
+
+
+def test_the_fastest_right_way_is_kept_and_used(tune):
+    assert winner(tune)[0]["winner"] == "linear/toy"
+    measured, quarantined = small(tune)
+    assert measured
+    assert quarantined == []
+    for entry in measured:
+        assert entry["op"] == "linear"
+        assert entry["config"] == {"way": GOOD}
+        assert entry["seconds"] < 0.5 * entry["before"]
+        assert entry["plugin"] == "toy 1"
+    row, _ = winner(tune)
+    assert row["winner"] == "linear/toy (tuned: way=2)"
+    assert row["refusals"] == {"linear/toy": "inl tune found another faster here"}
+
+
+def test_a_wrong_way_is_quarantined_however_fast(tune):
+    measured, quarantined = small(tune, ways=(FAIR, WRONG))
+    assert {entry["config"]["way"] for entry in measured} == {FAIR}
+    assert {entry["config"]["way"] for entry in quarantined} == {WRONG}
+    for entry in quarantined:
+        assert entry["reason"].startswith("wrong: error ")
+        assert "seed" in entry["reason"]
+    # Only the quarantine is kept to: the way is not even tried again.
+    again, still = small(tune, ways=(WRONG,))
+    assert {len(entry["config"]) for entry in again} == {0}
+    assert still == quarantined
+
+
+def test_a_way_that_kills_its_process_is_named_and_the_tuning_goes_on(tune):
+    measured, quarantined = small(tune, "--ops", "linear", ways=(RAISE, EXIT, GOOD))
+    assert {entry["config"]["way"] for entry in measured} == {GOOD}
+    reasons = {entry["config"]["way"]: entry["reason"] for entry in quarantined}
+    assert reasons == {
+        RAISE: "ArithmeticError: too wide a way",
+        EXIT: "its process ended with exit code 7",
+    }
+    shown = tune("--show").stdout
+    assert "quarantined: its process ended with exit code 7" in shown
+    assert "way=5" in shown
+
+
+def test_a_way_that_hangs_is_given_up(tune):
+    measured, quarantined = small(tune, ways=(HANG, GOOD))
+    assert {entry["config"]["way"] for entry in measured} == {GOOD}
+    assert {e["reason"] for e in quarantined} == {"its process gave no answer in 4 s"}
+
+
+def test_what_is_in_quarantine_is_not_served(tune, tmp_path):
+    """A file may name the kernel as it comes, which then is refused by that name."""
+    small(tune)
+    path = tmp_path / "cache" / "tuning.json"
+    record = json.loads(path.read_text())
+    (first, *_) = record["measured"]
+    bad = {key: first[key] for key in first if key not in ("seconds", "before")}
+    reason = {"kernel": "linear/toy", "config": {}, "reason": "wrong: planted"}
+    record["quarantined"] = [{**bad, **reason}]
+    record["measured"] = []
+    path.write_text(json.dumps(record))
+    done = tune(command="explain")
+    assert "missing" in done.stdout
+    said = f"not linear/toy: quarantined by inl tune on {first['when']}: wrong: planted"
+    assert said in done.stdout
+
+
+def test_what_another_version_measured_does_not_count(tune):
+    small(tune)
+    assert winner(tune, version="toy 2")[0]["winner"] == "linear/toy"
+
+
+def test_export_import_and_clear(tune, tmp_path):
+    measured, _ = small(tune)
+    there = tmp_path / "there.json"
+    assert tune("--export", str(there)).returncode == 0
+    assert json.loads(there.read_text())["measured"] == measured
+    assert tune("--clear").returncode == 0
+    assert found(tune("--show", "--json")) == ([], [])
+    assert "nothing is known" in tune("--show").stdout
+    assert found(tune("--import", str(there), "--json")) == (measured, [])
+    assert found(tune("--clear", "--ops", "rope", "--json")) == (measured, [])
+    assert found(tune("--clear", "--ops", "linear", "--json")) == ([], [])
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": "other"}', "\x00" * 9])
+def test_a_damaged_file_is_a_line_and_serving_goes_on(tune, tmp_path, text):
+    path = tmp_path / "cache" / "tuning.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    row, said = winner(tune)
+    assert row["winner"] == "linear/toy"
+    (line,) = said.splitlines()
+    assert str(path) in line
+    assert "ignored" in line
+    done = tune()
+    assert done.returncode == 2
+    assert str(path) in done.stderr
+    assert path.read_text() == text
+    assert tune("--clear").returncode == 0
+    assert not path.exists()
+
+
+def test_mistakes_are_said(tune, tmp_path, inl):
+    for words, said in (
+        (("--rows", "0"), "rows: found '0'"),
+        (("--ops", "rope"), "ops: found rope, of which there is nothing to tune"),
+        (("--import", str(tmp_path / "no")), "no such file"),
+    ):
+        done = tune(*words)
+        assert done.returncode == 2
+        assert said in done.stderr
+    done = inl("tune", "--device", "reference", "--model", "smollm2")
+    assert done.returncode == 2
+    assert "reference:0: has nothing to tune" in done.stderr
