@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -63,6 +65,49 @@ def told(tokens, stops, *, pieces=None):
     if pieces is not None:
         pieces.append(answer.take())
     return answer
+
+
+@given(ids, st.lists(st.booleans(), min_size=30, max_size=30))
+def test_text_is_the_same_whenever_it_is_looked_at(tokens, looks):
+    answer = Answer(Request([0]), TOKENIZER, (), 0.0)
+    pieces = []
+    for token, look in zip(tokens, looks, strict=False):
+        answer.hear(Event(1, token), 1.0)
+        if look:
+            pieces.append(answer.take())
+    answer.hear(Event(1, 0, "stop"), 2.0)
+    assert "".join([*pieces, answer.take()]) == answer.text
+    assert answer.text == TOKENIZER.decode(tokens)
+    assert answer.token_ids == [*tokens, 0]
+
+
+def test_nothing_becomes_text_before_somebody_looks(monkeypatch):
+    turned = []
+    monkeypatch.setattr(
+        Tokenizer, "token_bytes", lambda _, index: turned.append(index) or b"x"
+    )
+    answer = told([1, 2, 3], [])
+    assert turned == []
+    assert answer.completion().text == answer.text == "xxx"
+    assert turned == [1, 2, 3]
+
+
+def test_threads_that_look_at_once_share_the_text_out():
+    answer = Answer(Request([0]), TOKENIZER, (), 0.0)
+    tokens = [number % len(PIECES) for number in range(20_000)]
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(_takes, answer) for _ in range(3)]
+        for token in tokens:
+            answer.hear(Event(1, token), 1.0)
+        answer.hear(Event(1, None, "length"), 2.0)
+        for each in running:
+            each.result()
+    assert answer.text == TOKENIZER.decode(tokens)
+
+
+def _takes(answer):
+    while not answer.completed:
+        answer.take()
 
 
 @settings(max_examples=500)

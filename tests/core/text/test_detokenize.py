@@ -30,6 +30,17 @@ def test_random_ids_join_to_what_decode_gives(tokenizer, data, skip):
     assert "".join(streamed(tokenizer, ids, skip_special=skip)) == expected
 
 
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), skip=st.booleans())
+def test_several_at_once_are_as_one_by_one(tokenizer, data, skip):
+    some = st.lists(st.integers(0, tokenizer.vocab_size + 3) | st.integers(0, 300))
+    runs = data.draw(st.lists(some, max_size=6))
+    ids = [index for run in runs for index in run]
+    detokenizer = Detokenizer(tokenizer, skip_special=skip)
+    found = "".join(map(detokenizer.extend, runs)) + detokenizer.finish()
+    assert found == tokenizer.decode(ids, skip_special=skip)
+
+
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(st.characters(codec="utf-8")) | st.text("é🙂日本 a👩‍"))
 def test_texts_come_back_without_half_characters(tokenizer, text):

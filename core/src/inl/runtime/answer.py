@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,12 @@ class Answer:
         self._shown: list[str] = []
         self._held = ""
         self._taken = 0
+        self._spoken = 0
+        """Tokens that belong to the text."""
+        self._read = 0
+        """Tokens that are text already; the rest waits until somebody looks."""
+        self._ended = self._finished = False
+        self._reading = Lock()
 
     @property
     def completed(self) -> bool:
@@ -83,10 +90,12 @@ class Answer:
     @property
     def text(self) -> str:
         """The answer so far, without what is held back."""
+        self._catch_up()
         return "".join(self._shown)
 
     def take(self) -> str:
         """Text that became certain since the last call."""
+        self._catch_up()
         pieces = self._shown[self._taken :]
         # Another thread may have added more by now.
         self._taken += len(pieces)
@@ -99,21 +108,21 @@ class Answer:
                 self.first_token_seconds = now - self._started
             self.token_ids.append(event.token)
             if event.reason != "stop":
-                self._add(self._detokenizer.add(event.token))
-        if event.reason is not None and not self.stopped:
-            self._add(self._detokenizer.finish())
+                self._spoken += 1
+        if event.reason is not None:
+            self._ended = True
+        if self._stops:
+            self._catch_up()
         self.seconds = now - self._started
         # The reason comes last: another thread looks at the rest once it is there.
         if self.stopped:
             self.reason = "stop"
         elif event.reason is not None:
-            self._show(self._held)
-            self._held = ""
             self.error = event.error
             self.reason = event.reason
         if self.listener is not None:
             self.listener()
-        return self.completed
+        return self.reason is not None
 
     def fail(self, error: Exception) -> None:
         """End with an error, unless it has ended."""
@@ -143,8 +152,25 @@ class Answer:
             logprobs=None if request.logprobs is None else tuple(scores),
         )
 
+    def _catch_up(self) -> None:
+        """Turn what came since into text: asked for, or where a stop may be in it."""
+        with self._reading:
+            ended = self._ended
+            ids = self.token_ids[self._read : self._spoken]
+            self._read += len(ids)
+            if ids:
+                self._add(self._detokenizer.extend(ids))
+            if ended and not self._finished:
+                self._finished = True
+                self._add(self._detokenizer.finish())
+                self._show(self._held)
+                self._held = ""
+
     def _add(self, text: str) -> None:
         if self.stopped:
+            return
+        if not self._stops:
+            self._show(text)
             return
         self._held += text
         found = [

@@ -47,15 +47,17 @@ class Desk:
         """Compute one step and tell whom it concerns."""
         with self.turns:
             self._let_go()
-            for event in self._core.step():
-                self._tell(event)
+            events = self._core.step()
+            now = time.perf_counter()
+            for event in events:
+                self._tell(event, now)
         self._end_dropped()
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: Event, now: float) -> None:
         answer = self._open.get(event.request)
-        if answer is None or answer.completed:
+        if answer is None or answer.reason is not None:
             return
-        ended = answer.hear(event, time.perf_counter())
+        ended = answer.hear(event, now)
         if answer.stopped and event.reason is None:
             self._core.cancel(event.request, "stop")
         if ended:

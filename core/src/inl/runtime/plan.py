@@ -105,6 +105,15 @@ class Draft:
         request.in_flight += 1
         request.last_step = self.step
 
+    def decode(self, request: Request) -> None:
+        """Compute the token that a request's last step chose."""
+        start = request.scheduled
+        stop = request.scheduled = start + 1
+        self.budget -= 1
+        self.chunks.append(Chunk(request, start, stop))
+        request.in_flight += 1
+        request.last_step = self.step
+
     def admit(self, request: Request) -> None:
         """Tell the runner of a request's slot, blocks and cached tokens."""
         self.admissions.append(Admission(request, request.scheduled))
@@ -119,7 +128,7 @@ class Draft:
         lists = releases, self.admissions, self.cells, self.chunks
         if not self.chunks:
             return Plan(*lists)
-        sampler = max((chunk.request.sampler for chunk in self.chunks), key=rank)
+        sampler = max({chunk.request.sampler for chunk in self.chunks}, key=rank)
         tokens = self.size - self.budget
         bucket = buckets.choose(tokens, len(self.chunks), sampler)
         return Plan(*lists, self.decode_rows, self.step, bucket)

@@ -166,8 +166,9 @@ class Scheduler:
                     if not self._grow(request):
                         continue
                     draft.changed(request, start // size)
-                self._pass(draft, request, cells=start % size != 0 or size == 1)
-                draft.schedule(request, start + 1)
+                if self._passes:
+                    self._pass(draft, request, cells=start % size != 0 or size == 1)
+                draft.decode(request)
         draft.decode_rows = len(draft.chunks)
 
     def _prefill(self, draft: Draft) -> None:
@@ -242,28 +243,35 @@ class Scheduler:
 
     def _admit(self, draft: Draft) -> None:
         """Let in those who wait, as long as there is room."""
+        growing: int | None = None
         while (
             draft.budget
             and len(self.running) < self.buckets.rows
             and (request := self.waiting.head()) is not None
             # Until its steps are collected, a preempted request's ids are not known.
             and not request.in_flight
-            and self._enter(request)
         ):
+            if growing is None:
+                growing = sum(map(self._grows, self.running.values()))
+            if not self._enter(request, growing):
+                return
+            growing += self._grows(request)
             draft.admit(request)
             draft.schedule(request, request.fed)
 
-    def _enter(self, request: Request) -> bool:
+    def _grows(self, request: Request) -> bool:
+        """Whether a request will need a block more than it holds."""
+        return len(request.table[0]) * self.limits.block_size < request.limit - 1
+
+    def _enter(self, request: Request, growing: int) -> bool:
+        """Give a request its slot and blocks beside ``growing`` others that grow."""
         size = self.limits.block_size
         ids = len(request.tokens)
         fed = self._fed(request)
         # The last token is always computed: its hidden state chooses the next one.
         keys = self._keys(request, (fed - 1) // size) if self._publishes else []
         # Without a block spared for each that still grows they would preempt this one.
-        spare = sum(
-            len(each.table[0]) * size < each.limit - 1 for each in self.running.values()
-        )
-        found = self.memory.admit(keys, -(-ids // size), spare=spare)
+        found = self.memory.admit(keys, -(-ids // size), spare=growing)
         if found is None:
             return False
         request.table, request.published = found
@@ -305,13 +313,18 @@ class Scheduler:
         """
         plan = self.in_flight.popleft()
         self.memory.settle(plan.step)
+        size = self.limits.block_size
         events: list[Event] = []
         for row, (chunk, token) in enumerate(zip(plan.chunks, tokens, strict=True)):
             request = chunk.request
             request.in_flight -= 1
             if request.status is Status.FINISHED:
                 continue
-            if self._publishes and request.status is Status.RUNNING:
+            if (
+                self._publishes
+                and chunk.stop // size > request.published
+                and request.status is Status.RUNNING
+            ):
                 self._publish(request, chunk.stop)
             # A chunk that ends before the last known token chose nothing of use.
             if chunk.stop == len(request.tokens):
@@ -339,7 +352,7 @@ class Scheduler:
             return self.finish(request, "stop")._replace(token=token)
         if len(request.tokens) == request.limit:
             return self.finish(request, "length")._replace(token=token)
-        if request.status is Status.RUNNING and not self.policy.use_kv_cache:
+        if not self.policy.use_kv_cache and request.status is Status.RUNNING:
             request.scheduled = 0
             request.fed = self._fed(request)
             request.known = request.goal = len(request.tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
 from inl.text.tokenizer import Tokenizer
@@ -25,11 +25,16 @@ class Detokenizer:
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
         part = _Bytes(tokenizer) if tokenizer.byte_level else _Window(tokenizer)
         self._add: Callable[[int], str] = part.add
+        self._extend: Callable[[Sequence[int]], str] = part.extend
         self._finish: Callable[[], str] = part.finish
 
     def add(self, index: int) -> str:
         """Take the next id; return the text that it completes, often none."""
         return "" if index in self._skipped else self._add(index)
+
+    def extend(self, ids: Sequence[int]) -> str:
+        """Take several ids; return the text that they complete."""
+        return self._extend([index for index in ids if index not in self._skipped])
 
     def finish(self) -> str:
         """Return what is left: U+FFFD for a character whose end never came."""
@@ -45,6 +50,9 @@ class _Bytes:
 
     def add(self, index: int) -> str:
         return self._decoder.decode(self._bytes(index))
+
+    def extend(self, ids: Sequence[int]) -> str:
+        return self._decoder.decode(b"".join(map(self._bytes, ids)))
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -68,6 +76,9 @@ class _Window:
         self._new.append(index)
         # Bytes by fallback become characters together or not at all.
         return "" if self._tokenizer.is_byte(index) else self._take(final=False)
+
+    def extend(self, ids: Sequence[int]) -> str:
+        return "".join(map(self.add, ids))
 
     def finish(self) -> str:
         return self._take(final=True)

@@ -45,6 +45,7 @@ class Tokenizer:
     ) -> None:
         self._given = rules
         self._spelling = spelling
+        self._bytes: dict[int, bytes] = {}
         self.where = where
         self.bos_token = bos_token
         self.eos_token = eos_token
@@ -133,18 +134,25 @@ class Tokenizer:
 
     def token_bytes(self, index: int) -> bytes:
         """Return what a token adds to a text, where :attr:`byte_level` is true."""
-        token = self.token(index)
-        if token is None:
-            return b""
-        try:
-            return bytes(map(_BYTES.__getitem__, token))
-        except KeyError:  # an added token, spelled as itself
-            return token.encode()
+        found = self._bytes.get(index)
+        if found is None:
+            found = self._bytes[index] = _bytes_of(self.token(index))
+        return found
 
     def is_byte(self, index: int) -> bool:
         """Whether a token is one byte by fallback, to be joined with its neighbors."""
         token = self.token(index)
         return token is not None and BYTE_TOKEN.fullmatch(token) is not None
+
+
+def _bytes_of(token: str | None) -> bytes:
+    """Bytes of a token in GPT-2's letters."""
+    if token is None:
+        return b""
+    try:
+        return bytes(map(_BYTES.__getitem__, token))
+    except KeyError:  # an added token, spelled as itself
+        return token.encode()
 
 
 def _odd(text: Any) -> str:
