@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +42,21 @@ def zeros(nbytes: int) -> NDArray[np.uint8]:
     whole = np.zeros(nbytes + ALIGNMENT, np.uint8)
     start = -address(whole) % ALIGNMENT
     return whole[start : start + nbytes]
+
+
+def sparse_zeros(nbytes: int) -> NDArray[np.uint8]:
+    """Aligned bytes, all zero, for what is filled here and there: in small pages.
+
+    A large page is taken whole for its first byte. Raises :class:`MemoryError`.
+    """
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:
+        pages = mmap.mmap(-1, nbytes + ALIGNMENT, private)
+    except (OSError, OverflowError, ValueError) as error:
+        raise MemoryError(f"{nbytes} bytes") from error
+    with suppress(OSError, AttributeError):  # not every system has large pages
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, np.uint8)[:nbytes]
 
 
 class Slab:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from inl.errors import OutOfMemory
 from inl.spec.kernel import Kernel
 from inl_cpu.abi import Flag, Opcode
-from inl_cpu.memory import zeros
+from inl_cpu.memory import sparse_zeros
 from inl_cpu.stage import stride
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class NativeCache:
         )
         assert size >= 0, f"no cache of {spec}"
         try:
-            self.k, self.v = zeros(size), zeros(size)
+            self.k, self.v = sparse_zeros(size), sparse_zeros(size)
         except MemoryError as error:
             raise OutOfMemory(
                 f"cache: {2 * size} bytes do not fit; lower the number of blocks"
