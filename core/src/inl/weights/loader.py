@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.dtypes import HostArray, wrap
-from inl.errors import OutOfMemory
+from inl.errors import CheckpointError, OutOfMemory
 from inl.spec.op import CATALOG, Spec, nbytes
 from inl.spec.tree import leaves, tree_map
 from inl.spec.values import Param
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.groups import Planned
-from inl.weights.quant import convert, dequantize
+from inl.weights.quant import convert, decoder, dequantize
 from inl.weights.sources import check_finite, read_pieces, stored_tensors
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def read_shard(
     """
     if param.optional and param.source not in checkpoint.names():
         return None
+    _check_kinds(checkpoint, param)
     shape = planned.shard(param)
     if param.stack or param.part or (shape != param.shape and len(shape) > MATRIX):
         array = read_pieces(checkpoint, param, shape, rank, dtype)
@@ -102,6 +103,17 @@ def read_shard(
     if param.finite:
         check_finite(array, f"{checkpoint.path}: tensor {param.source}")
     return array
+
+
+def _check_kinds(checkpoint: Checkpoint, param: Param) -> None:
+    """Raise for a kind that nothing decodes, while the tensor's name is known."""
+    for name in stored_tensors(param):
+        dtype, _ = checkpoint.spec(name)
+        if dtype not in SIZES:
+            try:
+                decoder(dtype, name)
+            except CheckpointError as error:
+                raise CheckpointError(f"{checkpoint.path}: {error}") from error
 
 
 def _read_whole(

@@ -129,6 +129,21 @@ def packed_bytes(shape: tuple[int, ...], dtype: str) -> int:
     return math.prod(shape) // elements * size
 
 
+def decoder(dtype: str, name: str = "a tensor") -> Callable[[Bytes, Floats], None]:
+    """What decodes blocks of a packed dtype; ``name`` is for the message.
+
+    Raises :class:`CheckpointError` where there is nothing that does.
+    """
+    if dtype in BORROWED:
+        return borrowed(dtype, name)
+    if dtype not in _DECODERS:
+        raise CheckpointError(
+            f"tensor {name!r}: kind: found {dtype}; "
+            f"accepted: {', '.join((*SIZES, *_DECODERS, *BORROWED))}"
+        )
+    return _DECODERS[dtype]
+
+
 def dequantize(array: HostArray, name: str = "a tensor") -> NDArray[np.float32]:
     """Decode to float32 of ``array.shape``; ``name`` is for the message.
 
@@ -137,14 +152,7 @@ def dequantize(array: HostArray, name: str = "a tensor") -> NDArray[np.float32]:
     """
     if array.dtype in SIZES:
         return np.asarray(widen(array), np.float32)
-    decode = _DECODERS.get(array.dtype)
-    if decode is None and array.dtype in BORROWED:
-        decode = borrowed(array.dtype, name)
-    if decode is None:
-        raise CheckpointError(
-            f"tensor {name!r}: kind: found {array.dtype}; "
-            f"accepted: {', '.join((*SIZES, *_DECODERS, *BORROWED))}"
-        )
+    decode = decoder(array.dtype, name)
     elements, size = BLOCKS[array.dtype]
     blocks = array.data.reshape(-1, size)
     out = np.empty((len(blocks), elements), np.float32)
