@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inl.dtypes import HostArray, wrap
+from inl.dtypes import SIZES, HostArray, wrap
 from inl.errors import CheckpointError, OutOfMemory
 from inl.spec.op import CATALOG, Spec, nbytes
 from inl.spec.tree import leaves, tree_map
