@@ -93,7 +93,7 @@ def test_a_step_that_does_not_fit_says_so_and_the_next_one_runs(gpu):
 
     program = gpu.compile(greedy, None, consumes=(2,))
     frame = gpu.tensor(wrap(np.ones(1, np.int32)))
-    with pytest.raises(OutOfMemory, match=r"TiB more does not fit, \d+ bytes are free"):
+    with pytest.raises(OutOfMemory, match=r"GiB more does not fit, \d+ bytes are free"):
         program((), frame, ())
     result, _ = program((), frame * 0, ())
     assert result.tolist() == [1]
@@ -130,7 +130,7 @@ def test_a_capture_that_does_not_fit_says_so_and_the_next_one_runs(gpu, failing)
     program = gpu.compile(step, Bucket(1, 1), consumes=(2,))
     weights = (gpu.tensor(wrap(np.full(3, 5, np.int32))),)
     frame = gpu.tensor(wrap(np.full(3, 2, np.int32)))
-    with pytest.raises(OutOfMemory, match=r"step of 1 tokens: 4.00 TiB more does not"):
+    with pytest.raises(OutOfMemory, match=r"step of 1 tokens: 16384.00 GiB more"):
         program(weights, frame, ())
     for _ in range(2):
         arrived, _ = program(weights, frame, ())
