@@ -7,10 +7,13 @@ from typing import final
 import pytest
 import torch
 
+from inl import EngineConfig
 from inl.backend.base import Traits
 from inl.backend.host import host_memory
 from inl.device import Device
 from inl.errors import ProtocolError
+from inl.models.llama import MODEL
+from inl.runtime.load import LanguageModel, start_runner
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.values import Bucket, Limits
 from inl_torch.backend import TorchBackend, inferring
@@ -79,3 +82,19 @@ def test_a_step_in_flight_is_not_disturbed(tiny_llama):
     runner.submit(frame)
     with pytest.raises(ProtocolError, match="in flight"):
         runner.warm_up()
+
+
+@pytest.mark.parametrize("warm_up", [True, False])
+def test_an_engine_makes_its_programs_at_the_start_where_asked_to(tiny_llama, warm_up):
+    tiny, backend, told = tiny_llama(3), Counting(), []
+    language = LanguageModel(MODEL, tiny.config, tiny.checkpoint)
+    config = EngineConfig(dtype="float32", warm_up=warm_up)
+    runner = start_runner(
+        language, backend, config, limits=LIMITS,
+        progress=lambda done, total: told.append((done, total)),
+    )  # fmt: skip
+    assert backend.runs == (dict.fromkeys(BUCKETS, 1) if warm_up else {})
+    weights = [pair for pair in told if pair[1] != len(BUCKETS)]
+    assert weights == [(done, 18) for done in range(1, 19)]
+    assert told[18:] == ([(1, 3), (2, 3), (3, 3)] if warm_up else [])
+    decode(runner)

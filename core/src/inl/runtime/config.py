@@ -49,6 +49,10 @@ class EngineConfig:
     of the vocabulary and sequence of the batch."""
     invariant: bool = False
     """Only kernels whose bits do not depend on the rest of the batch."""
+    warm_up: bool = False
+    """Make every program before the engine begins, as a server should; otherwise each
+    is made when a step first needs it, so that one short answer waits for two or
+    three of them."""
     allow_hosted: bool = False
     """Compute ops that have no kernel in NumPy on the host."""
     velocity: str | None = None

@@ -105,7 +105,8 @@ def start_runner(
 ) -> LocalRunner:
     """Load the weights on ``backend`` and make its runner, planned unless given.
 
-    rank: which part of the weights, where ``backend`` offers
+    progress: told (done, total) of the weights, then of the programs that are made at
+    the start. rank: which part of the weights, where ``backend`` offers
     :class:`~inl.backend.base.Collectives`; every rank must make the same call.
     """
     language = configured(language, config)
@@ -132,7 +133,10 @@ def start_runner(
     else:
         weights = kept.load(language.checkpoint.files(), dtype, load)
     loaded = Loaded(language.model, shaped, groups, weights, policy, ranks)
-    return LocalRunner(backend, loaded, limits)
+    runner = LocalRunner(backend, loaded, limits)
+    if config.warm_up:
+        runner.warm_up(progress)
+    return runner
 
 
 def least_limits(limits: Limits, backend: Backend) -> Limits:
