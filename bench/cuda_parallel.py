@@ -175,6 +175,12 @@ def main() -> int:
         )
         size = (whole.checkpoint.path / "model.safetensors").stat().st_size
         prompt = draw.integers(0, SHAPES[given.model][0], 128).tolist()
+        if given.device.startswith("cuda"):
+            from cuda_steps import copy_rate
+
+            rate = copy_rate()
+            print(f"copies run at {rate / 1e12:.2f} TB/s: {1e3 * size / rate:.3f} "
+                  "ms to read all weights once", flush=True)  # fmt: skip
         texts = {}
         for ranks in given.ranks:
             core, seconds = begin(whole, given.device, ranks, "bfloat16")
