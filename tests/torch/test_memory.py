@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import final
 
@@ -87,6 +88,21 @@ def test_a_step_that_does_not_fit_fails_and_the_next_one_runs(tiny_llama):
     found, errors = answers(core, fits)
     assert not errors
     assert found[0] == want[0]
+
+
+def test_the_error_keeps_nothing_of_the_call_that_failed():
+    held = []
+
+    def step(x):
+        big = torch.zeros(100) + x
+        held.append(weakref.ref(big))
+        allocator_fails()
+
+    program = Small().compile(step, None, consumes=())
+    with pytest.raises(OutOfMemory) as caught:
+        program(1)
+    assert caught.value.__cause__ is not None
+    assert held[0]() is None
 
 
 def test_a_state_says_what_it_was_for(tiny_llama):

@@ -56,10 +56,9 @@ class EngineCore:
 
     The runner is the caller's to close. Where it has no memory for a step, that step's
     requests end with :class:`~inl.errors.OutOfMemory` and the others go on. Where it
-    fails, every live request ends with
-    that error and the engine refuses further requests. If it is a worker that was lost,
-    ``replace`` may give a fresh runner, on which all live requests start over from
-    their token ids; the lost one is closed here.
+    fails, every live request ends with that error and the engine refuses further
+    requests. If it is a worker that was lost, ``replace`` may give a fresh runner, on
+    which all live requests start over from their ids; the lost one is closed here.
     """
 
     def __init__(

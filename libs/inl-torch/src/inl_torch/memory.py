@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from traceback import clear_frames
 from typing import Any, Final
 
 import torch
@@ -60,7 +61,7 @@ def allocating(
         ) from error
 
 
-def surviving(program: Program, where: str, memory: Callable[[], Memory]) -> Program:
+def surviving(program: Program, where: str, usage: Callable[[], Memory]) -> Program:
     """Run a program whose failure for want of memory leaves the device usable.
 
     Raises :class:`OutOfMemory`; what the failed call took is given back.
@@ -76,9 +77,12 @@ def surviving(program: Program, where: str, memory: Callable[[], Memory]) -> Pro
             asked = ASKED.search(str(found))
             wanted = asked[1] if asked else f"its memory ({found})"
             cause = error
+        # Whoever keeps the error must not keep the tensors of the call that failed.
+        for each in {id(found): found, id(cause): cause}.values():
+            clear_frames(each.__traceback__)
         torch.cuda.empty_cache()
         raise OutOfMemory(
-            f"{where}: {wanted} more does not fit, {memory().free} bytes are free; "
+            f"{where}: {wanted} more does not fit, {usage().free} bytes are free; "
             "lower token_budget, max_batch or cache_bytes"
         ) from cause
 
