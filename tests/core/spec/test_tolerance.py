@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inl.dtypes import EPSILON
+from inl.dtypes import EPSILON, rounded
 from inl.ops import catalog
+from inl.spec.inputs import INPUTS, INT8
 from inl.spec.op import Case
 from inl.spec.tolerance import judge, storage_run, truth
 from inl.spec.tree import leaves, tree_map
@@ -109,3 +110,40 @@ def test_inputs_are_rounded_before_the_truth_is_computed():
     case = Case("rounded", (x, LINEAR.weights(np.eye(1))))
     assert truth(LINEAR, case, "bfloat16") == 1
     assert truth(LINEAR, case, "float32") == x
+
+
+def test_eight_bits_in_groups_by_hand():
+    x = np.zeros((1, 40))
+    x[0, :3] = 127, 2.4, -0.6  # the first group's unit is 1
+    x[0, 32:34] = -12.7, 0.26  # that of the last, short one 0.1
+    found = INPUTS[INT8](x)
+    np.testing.assert_allclose(found[0, :3], [127, 2, -1], rtol=1e-12)
+    np.testing.assert_allclose(found[0, 32:34], [-12.7, 0.3], rtol=1e-12)
+    assert found.shape == x.shape
+    assert (found[0, 3:32] == 0).all()
+
+
+def coarse_run(case, scale):
+    """The product with every input off by ``scale`` times what eight bits cost."""
+    x, w = (np.asarray(part, np.float64) for part in (case.args[0], case.args[1][0]))
+    x = rounded(x, "bfloat16").astype(np.float64)
+    w = rounded(w, "bfloat16").astype(np.float64)
+    return (x + scale * (INPUTS[INT8](x) - x)) @ w.T
+
+
+def test_what_is_declared_widens_the_bound_that_far_and_no_further():
+    rng = np.random.default_rng(3)
+    x, w = rng.standard_normal((9, 256)), rng.standard_normal((64, 256))
+    x[:, ::32] *= 30  # one number of each group leaves the others few digits
+    case = Case("many", (x, LINEAR.weights(w)))
+    found = coarse_run(case, 1.0)
+    assert judge(LINEAR, case, "bfloat16", found, INT8).passed
+    assert not judge(LINEAR, case, "bfloat16", found).passed
+    assert not judge(LINEAR, case, "bfloat16", coarse_run(case, 4.0), INT8).passed
+
+
+def test_the_truth_of_what_is_declared_is_not_rounded():
+    rng = np.random.default_rng(4)
+    case = one_row(rng)
+    exact = truth(LINEAR, case, "float64")
+    assert judge(LINEAR, case, "float64", exact, INT8).error == 0

@@ -46,7 +46,8 @@ def run(
     print(f"{where}, a step of {tokens} tokens in {bucket.rows} rows ({sampler})")
     width = max(len(row["op"]) for row in table)
     for row in table:
-        print(f"{row['op']:<{width}}  {row['sites']:>4} x  {row['winner']}")
+        held = f", inputs {row['inputs']}" if row["inputs"] else ""
+        print(f"{row['op']:<{width}}  {row['sites']:>4} x  {row['winner']}{held}")
         for label, reason in row["refusals"].items():
             print(f"{'':<{width}}          not {label}: {reason}")
 
@@ -80,6 +81,7 @@ def explain(traced: Tracer) -> list[dict[str, Any]]:
                     "sites": 0,
                     "how": choice.how,
                     "winner": choice.winner,
+                    "inputs": choice.kernel.inputs if choice.kernel else "",
                     "refusals": dict(choice.refusals),
                 },
             )

@@ -37,6 +37,9 @@ class Kernel:
     """(step, *, block_size) -> what all layers share, found in ``step.plan[label]``."""
     invariant: bool = False
     """Gives the same bits whatever else is in the batch."""
+    inputs: str = ""
+    """How it may round what packed weights multiply, a name in
+    :data:`inl.spec.inputs.INPUTS`; empty: no coarser than storage."""
     capturable: bool = True
     """Never waits for the device nor branches on its data."""
     preference: int = 0

@@ -5,6 +5,10 @@ What rounding alone costs is measured, not guessed: the same body in float32
 arithmetic, its results rounded to storage. A kernel may err ``spec.tolerance`` times
 (2) as much, plus a floor of a few units in the last place, so that a body that happens
 to be exact does not forbid a rounding.
+
+A kernel that declares a coarser rounding of what packed weights multiply
+(``Kernel.inputs``) is judged beside the body whose products round their input so: the
+truth stays the same, what rounding alone costs is then more.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from inl.dtypes import EPSILON, rounded
+from inl.spec.inputs import INPUTS
 from inl.spec.op import CATALOG, Case, OpSpec
 from inl.spec.tree import leaves, tree_map
 
@@ -27,10 +32,17 @@ Wide types accumulate as narrowly as they store, half types do not.
 
 
 class BodyOps:
-    """Ops that are their bodies, with floating results rounded by ``store``."""
+    """Ops that are their bodies, with floating results rounded by ``store``.
 
-    def __init__(self, store: Callable[[OpSpec, Any], Any]) -> None:
-        self._store = store
+    ``held``: how products hold their first operand.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[OpSpec, Any], Any],
+        held: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._store, self._held = store, held
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         spec = CATALOG[name]
@@ -38,6 +50,8 @@ class BodyOps:
         def run(*args: Any, **attrs: Any) -> Any:
             if spec.composite:
                 return spec.body(self, *args, **attrs)
+            if name == "linear" and self._held is not None:
+                args = (self._held(args[0]), *args[1:])
             return self._store(spec, spec.body(*args, **attrs))
 
         return run
@@ -61,9 +75,13 @@ def truth(spec: OpSpec, case: Case, dtype: str) -> Any:
     return getattr(ops, spec.name)(*stored(case, dtype, np.float64), **case.attrs)
 
 
-def storage_run(spec: OpSpec, case: Case, dtype: str) -> Any:
-    """The body in float32 arithmetic (float64 for that) with ``dtype`` results."""
-    ops = BodyOps(lambda op, result: round_results(op, result, dtype))
+def storage_run(spec: OpSpec, case: Case, dtype: str, inputs: str = "") -> Any:
+    """The body in float32 arithmetic (float64 for that) with ``dtype`` results.
+
+    inputs: a name in :data:`inl.spec.inputs.INPUTS`, for what products multiply.
+    """
+    held = INPUTS[inputs] if inputs else None
+    ops = BodyOps(lambda op, result: round_results(op, result, dtype), held)
     wide = np.float64 if dtype == "float64" else np.float32
     return getattr(ops, spec.name)(*stored(case, dtype, wide), **case.attrs)
 
@@ -100,10 +118,15 @@ class Verdict:
         return f"error {self.error:.3g} {sign} {self.bound:.3g} {self.where}".rstrip()
 
 
-def judge(spec: OpSpec, case: Case, dtype: str, result: Any) -> Verdict:
-    """Compare a kernel's result (NumPy leaves) with the truth, row by row."""
+def judge(
+    spec: OpSpec, case: Case, dtype: str, result: Any, inputs: str = ""
+) -> Verdict:
+    """Compare a kernel's result (NumPy leaves) with the truth, row by row.
+
+    inputs: what the kernel declares, where its weights are packed.
+    """
     want = list(leaves(truth(spec, case, dtype)))
-    near = list(leaves(storage_run(spec, case, dtype)))
+    near = list(leaves(storage_run(spec, case, dtype, inputs)))
     found = list(leaves(result))
     if len(found) != len(want):
         return Verdict(np.inf, 0.0, f"{len(found)} results, expected {len(want)}")

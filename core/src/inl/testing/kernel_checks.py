@@ -15,7 +15,8 @@ from inl.spec.tolerance import Verdict, judge, truth
 from inl.spec.tree import tree_map
 from inl.spec.values import Cache, Step
 from inl.testing.check import Check, CheckFailed, Measure, require, worst
-from inl.testing.kernel_site import Site, returned_state
+from inl.testing.kernel_site import Site, passed, returned_state
+from inl.testing.packed_checks import packed_checks
 
 if TYPE_CHECKING:
     from inl.spec.kernel import Kernel
@@ -32,6 +33,7 @@ def kernel_checks(target: Target) -> Iterator[Check]:
         names = [case.name for case in _cases(target, op, 0)]
         for dtype in target.dtypes:
             yield from _op_checks(target, op, names, dtype)
+            yield from packed_checks(target, op, dtype)
         for kernel in kernels:
             if kernel.op == op.name:
                 run = partial(_refusals, target, op, kernel)
@@ -69,7 +71,7 @@ def _case(target: Target, op: OpSpec, place: int, dtype: str) -> Measure:
         if not found.passed and site.case.attrs.get("sampler", "greedy") != "greedy":
             # A uniform number may fall on the border of two tokens: draw once more.
             found, site = verdict(turn + 1000)
-        measures.append(_passed(found, site, target))
+        measures.append(passed(found, site))
     return worst(measures)
 
 
@@ -78,7 +80,7 @@ def _poisoned(target: Target, op: OpSpec, place: int, dtype: str) -> Measure:
     site = Site(target, op, case, dtype)
     result = site.run()
     found = judge(op, case, dtype, result)
-    return _passed(found, site, target, "; cells that nobody owns hold huge numbers")
+    return passed(found, site, "; cells that nobody owns hold huge numbers")
 
 
 def _twice(target: Target, op: OpSpec, dtype: str) -> Measure:
@@ -89,19 +91,7 @@ def _twice(target: Target, op: OpSpec, dtype: str) -> Measure:
     site = Site(target, op, case, dtype)
     found = judge(op, replace(case, args=args), dtype, site.run_twice())
     note = f"; on the {op.consumes[0]} that the first call gave back"
-    return _passed(found, site, target, note)
-
-
-def _passed(found: Verdict, site: Site, target: Target, note: str = "") -> Measure:
-    measure = Measure(found.error, found.bound)
-    if found.passed:
-        return measure
-    raise CheckFailed(
-        f"{site.choice().winner} on {target.device}: {found}, case {site.case.name} in "
-        f"{site.dtype}, seed {target.seed}{note}; compare with the body of "
-        f"{site.spec.name}, or list a gap",
-        measure,
-    )
+    return passed(found, site, note)
 
 
 def poison(op: OpSpec, case: Case, huge: float) -> Case:

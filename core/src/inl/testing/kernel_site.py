@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from inl.dtypes import cast, widen, wrap
+from inl.dtypes import HostArray, cast, widen, wrap
 from inl.spec.op import Case, OpSpec, Spec
 from inl.spec.strict import StrictArray
 from inl.spec.table import Choice, Ops, Tracer, pick
-from inl.spec.tolerance import stored, truth
+from inl.spec.tolerance import Verdict, stored, truth
 from inl.spec.tree import leaves, tree_map
 from inl.spec.values import Bucket, Cache, Group, Limits, Paged, Param, Step
+from inl.testing.check import CheckFailed, Measure
 from inl.testing.tiny import MemoryCheckpoint
 from inl.weights.groups import Planned, plan_groups
 from inl.weights.loader import load_weights
@@ -39,12 +41,21 @@ class Opened(Protocol):
 class Site:
     """Inputs of a case on the device of ``target``, and the ops chosen for them.
 
-    Weights go through the loader, so that a kernel which packs them gets them packed.
+    Weights go through the loader, so that a kernel which packs them gets them packed;
+    ``packed`` has those that the checkpoint holds otherwise than the case does.
     Raises :class:`~inl.errors.NoKernel` where every kernel refuses.
     """
 
-    def __init__(self, target: Opened, spec: OpSpec, case: Case, dtype: str) -> None:
-        self._target, self.spec, self.case, self.dtype = target, spec, case, dtype
+    def __init__(
+        self,
+        target: Opened,
+        spec: OpSpec,
+        case: Case,
+        dtype: str,
+        packed: Mapping[str, HostArray] = MappingProxyType({}),
+    ) -> None:
+        self.target, self.spec, self.case, self.dtype = target, spec, case, dtype
+        self._packed = packed
         self._planned = self._plan_weights()
         self.specs = tuple(
             self._specs(name, value)
@@ -54,7 +65,7 @@ class Site:
 
     def choice(self) -> Choice:
         """Who computes it; a missing kernel is a choice too."""
-        return pick(self.spec, self.specs, self.case.attrs, self._target.policy)
+        return pick(self.spec, self.specs, self.case.attrs, self.target.policy)
 
     def run(self) -> Any:
         """Compute the case once: NumPy leaves."""
@@ -78,7 +89,7 @@ class Site:
 
     def ops(self) -> Ops:
         """Choose the ops."""
-        tracer = Tracer(self._target.policy, self._bucket(), self._block_size())
+        tracer = Tracer(self.target.policy, self._bucket(), self._block_size())
         getattr(tracer, self.spec.name)(*self.specs, **self.case.attrs)
         if any(isinstance(arg, Cache) for arg in self.specs):
             self._trace_writes(tracer)
@@ -112,7 +123,7 @@ class Site:
         """
         if self._own_cache:
             result = _without_caches(result, truth(self.spec, self.case, self.dtype))
-        backend = self._target.backend
+        backend = self.target.backend
         return tree_map(
             lambda x: x if isinstance(x, np.ndarray) else widen(backend.numpy(x)),
             result,
@@ -127,7 +138,9 @@ class Site:
             self.spec.name, **{key: Param(key, shape) for key, shape in held.items()}
         )
         specs = {key: Spec(shape, self.dtype) for key, shape in held.items()}
-        planned: Planned = plan_groups(group, self._target.policy.kernels, specs)
+        for key, array in self._packed.items():
+            specs[key] = Spec(array.shape, array.dtype)
+        planned: Planned = plan_groups(group, self.target.policy.kernels, specs)
         return planned
 
     def _specs(self, name: str, value: Any) -> Any:
@@ -143,10 +156,10 @@ class Site:
         return tree_map(spec, value)
 
     def _tensors(self, ops: Ops, name: str, before: Any, after: Any) -> Any:
-        backend = self._target.backend
+        backend = self.target.backend
         if name == "w" and self._planned is not None:
             arrays = {key: x for key, x in after._asdict().items() if _held(x)}
-            checkpoint = MemoryCheckpoint({}, arrays)
+            checkpoint = MemoryCheckpoint({}, arrays | dict(self._packed))
             return load_weights(self._planned, checkpoint, backend, self.dtype)
         if isinstance(before, Cache):
             return self._cache(ops, after)
@@ -162,7 +175,7 @@ class Site:
 
     def _cache(self, ops: Ops, cache: Cache) -> Any:
         """The default layout where the backend has that, else its own, filled."""
-        backend = self._target.backend
+        backend = self.target.backend
         blocks, size, heads, dim = cache.k.shape
         limits = Limits(2, (blocks,), size, 2, 8, sampler="greedy")
         paged = Paged((0,), heads, dim, self.dtype)
@@ -193,6 +206,19 @@ class Site:
     def _block_size(self) -> int:
         caches = [arg for arg in self.case.args if isinstance(arg, Cache)]
         return int(caches[0].k.shape[1]) if caches else 4
+
+
+def passed(found: Verdict, site: Site, note: str = "") -> Measure:
+    """The measure of a verdict; raises :class:`CheckFailed` where it is too far off."""
+    measure = Measure(found.error, found.bound)
+    if found.passed:
+        return measure
+    raise CheckFailed(
+        f"{site.choice().winner} on {site.target.device}: {found}, case "
+        f"{site.case.name} in {site.dtype}, seed {site.target.seed}{note}; compare "
+        f"with the body of {site.spec.name}, or list a gap",
+        measure,
+    )
 
 
 def returned_state(result: Any) -> Any:

@@ -39,10 +39,13 @@ class MemoryCheckpoint(Checkpoint):
     eos_token_ids = ()
 
     def __init__(
-        self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]
+        self, config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any] | HostArray]
     ) -> None:
         self.config = config
-        self._tensors = {name: wrap(array) for name, array in tensors.items()}
+        self._tensors = {
+            name: array if isinstance(array, HostArray) else wrap(array)
+            for name, array in tensors.items()
+        }
 
     def names(self) -> list[str]:
         return list(self._tensors)
