@@ -3,9 +3,10 @@
     python bench/cpu_kernels.py [--isa avx512] [--threads 2] [--rows 1 8] [--cpu-time]
 
 Each matrix is held in as many copies as a model has layers, so that it comes from
-memory as in a step. Rounds are interleaved with a plain read of 128 MB by the same
-threads, whose speed is the ceiling; medians. ``--cpu-time`` counts processor time
-instead, which means something on a machine that others share (one thread only).
+memory as in a step; "step" is all products of one, in their order. Rounds are
+interleaved with a plain read of 128 MB by the same threads, whose speed is the ceiling;
+medians. ``--cpu-time`` counts processor time instead, which means something on a
+machine that others share (one thread only).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import ctypes
 import statistics
 import sys
 import time
+from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -52,13 +55,21 @@ MODES = {
 
 
 class Program(NamedTuple):
-    """Instructions, what they point to, and the bytes that one of them reads."""
+    """Instructions and what they point to; how many are timed as one.
+
+    Bytes of weights that one of ``count`` such pieces reads, and its multiplications.
+    """
 
     name: str
     instructions: bytes
     held: tuple
     nbytes: int
     count: int
+    macs: int = 0
+
+    @property
+    def length(self):
+        return len(self.instructions) // INSTRUCTION.size
 
 
 def instruction(opcode, dims, pointers, flags=0):
@@ -80,7 +91,7 @@ class Bench:
         self.clock = clock
 
     def run(self, program):
-        refused = self.library.inl_run(self.pool, program.instructions, program.count)
+        refused = self.library.inl_run(self.pool, program.instructions, program.length)
         assert not refused, self.library.inl_refusal(self.pool)
 
     def timed(self, program):
@@ -112,25 +123,42 @@ class Bench:
             self.run(Program("pack", pack, (), 0, 1))
         return structs, memory, size
 
-    def linear(self, shape, rows):
+    def products(self, shape, rows):
+        """For each copy of a matrix, its product as a function of the flags."""
         name, kind, outputs, columns = shape
         count = 1 if name == "head" else LAYERS
         structs, memory, size = self.matrices(kind, outputs, columns, count)
         x = np.random.default_rng(1).standard_normal((rows, columns)).astype(np.float32)
         y = np.empty((rows, outputs), np.float32)
+
+        def product(one, flags):
+            place = x.ctypes.data, ctypes.addressof(one), 0, y.ctypes.data
+            return instruction(Opcode.LINEAR, (rows, columns, outputs), place, flags)
+
+        held = structs, memory, x, y
+        return [partial(product, one) for one in structs], held, size
+
+    def programs(self, rows):
+        """Every shape in every mode, shape by shape, and then the whole step."""
+        parts = []
+        for shape in SHAPES:
+            products, held, size = self.products(shape, rows)
+            macs = rows * shape[2] * shape[3]
+            parts.append((products, held, size, macs))
+            for mode, flags in MODES.items():
+                code = b"".join(product(flags) for product in products)
+                name = f"{shape[0]:9s} {shape[1]} {mode:5s}"
+                yield Program(name, code, held, size, len(products), macs)
+        order = [p[0][n] for n in range(LAYERS) for p in parts if n < len(p[0])]
+        # The head has one copy, and is the last.
+        order.append(order.pop(len(parts) - 1))
+        size = sum(len(p[0]) * p[2] for p in parts)
+        macs = sum(len(p[0]) * p[3] for p in parts)
         for mode, flags in MODES.items():
-            dims = rows, columns, outputs
-            program = b"".join(
-                instruction(
-                    Opcode.LINEAR,
-                    dims,
-                    (x.ctypes.data, ctypes.addressof(one), 0, y.ctypes.data),
-                    flags,
-                )
-                for one in structs
+            code = b"".join(product(flags) for product in order)
+            yield Program(
+                f"step      all  {mode:5s}", code, tuple(parts), size, 1, macs
             )
-            held = structs, memory, x, y
-            yield Program(f"{name:9s} {kind} {mode:5s}", program, held, size, count)
 
 
 def main():
@@ -149,8 +177,8 @@ def main():
     print(f"{options.isa}, {options.threads} threads, medians of {ROUNDS} rounds")
     print("rows  matrix    kind mode         us    GB/s  of read   GMAC/s")
     for rows in options.rows:
-        for shape in SHAPES:
-            programs = list(bench.linear(shape, rows))
+        every = bench.programs(rows)
+        while programs := list(islice(every, len(MODES))):
             times = {program.name: [] for program in [*programs, reading]}
             for _ in range(ROUNDS):
                 for program in programs:
@@ -160,7 +188,7 @@ def main():
             ceiling = READ_BYTES / statistics.median(times["read"])
             for program in programs:
                 took = statistics.median(times[program.name])
-                speed, macs = program.nbytes / took, rows * shape[2] * shape[3] / took
+                speed, macs = program.nbytes / took, program.macs / took
                 print(
                     f"{rows:4d}  {program.name} {took * 1e6:9.1f} {speed / 1e9:7.1f} "
                     f"{speed / ceiling:7.0%} {macs / 1e9:8.0f}"
