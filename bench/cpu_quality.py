@@ -24,6 +24,7 @@ from inl.weights.hub import resolve_model
 TEXT = Path(__file__).parents[1] / "LICENSE"
 MODES = {
     "float32": ("float32", ""),
+    "bfloat16, inputs mixed": ("bfloat16", "mixed"),
     "bfloat16, inputs int16": ("bfloat16", "int16"),
     "bfloat16, inputs int8": ("bfloat16", "int8"),
 }

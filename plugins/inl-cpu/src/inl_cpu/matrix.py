@@ -28,12 +28,16 @@ PLAIN: Final = ("float32", "bfloat16", "float16")
 VARIABLE: Final = "INL_CPU_INPUTS"
 """Environment variable: how "bfloat16" rounds what quantized weights multiply."""
 
-QUANTIZED: Final = {"int16": Flag.X_INT16, "int8": Flag.X_INT8}
+QUANTIZED: Final = {"mixed": Flag.X_INT16, "int16": Flag.X_INT16, "int8": Flag.X_INT8}
+"""What it accepts, and how a product of few rows then holds its other operand."""
+
+FEW_ROWS: Final = 4
+"""Rows up to which memory sets the pace of a product: int8 would win nothing."""
 
 
 def inputs_asked_for() -> str:
     """Read INL_CPU_INPUTS; raises :class:`DeviceError` for what it does not accept."""
-    found = os.environ.get(VARIABLE, "") or "int16"
+    found = os.environ.get(VARIABLE, "") or "mixed"
     if found not in QUANTIZED:
         raise DeviceError(
             f"environment variable {VARIABLE}: found {found!r:.80}, "
@@ -58,17 +62,24 @@ class Packing(NamedTuple):
         return self.format in (Format.U4, Format.U8)
 
 
+class Held(NamedTuple):
+    """Flags for how a product holds its other operand."""
+
+    few: int
+    """With at most :data:`FEW_ROWS` rows, and where bits must not depend on that."""
+    many: int
+
+
 class Matrix(Addressed):
     """One packed matrix; to the runtime a tensor of bytes."""
 
     dtype = "uint8"
 
     def __init__(
-        self, packing: Packing, rows: int, columns: int, flags: int, stage: Stage
+        self, packing: Packing, rows: int, columns: int, held: Held, stage: Stage
     ) -> None:
         self.packing, self.rows, self.columns = packing, rows, columns
-        self.flags = flags
-        """How a product holds its other operand."""
+        self.held = held
         self._struct = MatrixStruct(*packing, rows, columns, None)
         size = stage.machine.library.inl_matrix_bytes(ctypes.byref(self._struct))
         assert size >= 0, f"no tiles of {packing} [{rows}, {columns}]"
@@ -119,16 +130,21 @@ def packing_of(array: HostArray, dtype: str, stage: Stage) -> Packing:
     return Packing(Format.BF16 if narrow else Format.F32)
 
 
-def product_flags(packing: Packing, dtype: str) -> int:
+def held_for(packing: Packing, dtype: str, *, coarse: bool) -> Held:
     """How products hold the other operand: exactly in float32, else cheaply.
 
-    Sixteen bits against quantized weights, for eight leave the tolerance of bfloat16.
+    Sixteen bits against quantized weights, for eight leave the tolerance of bfloat16;
+    eight, under "mixed", with many rows and where the product is ``coarse``.
     """
-    if dtype != "bfloat16":
-        return int(Flag.X_EXACT)
-    if packing.quantized:
-        return int(QUANTIZED[inputs_asked_for()])
-    return int(Flag.X_BF16 if packing.format == Format.BF16 else Flag.X_EXACT)
+    flag = Flag.X_EXACT
+    if dtype == "bfloat16" and packing.quantized:
+        asked = inputs_asked_for()
+        flag = QUANTIZED[asked]
+        if asked == "mixed" and coarse:
+            return Held(int(flag), int(Flag.X_INT8))
+    elif dtype == "bfloat16" and packing.format == Format.BF16:
+        flag = Flag.X_BF16
+    return Held(int(flag), int(flag))
 
 
 def readable(array: HostArray, packing: Packing) -> HostArray:
@@ -139,22 +155,28 @@ def readable(array: HostArray, packing: Packing) -> HostArray:
 
 
 def pack_rows(
-    sources: Sequence[HostArray], dtype: str, stage: Stage
+    sources: Sequence[HostArray], dtype: str, stage: Stage, *, coarse: bool = False
 ) -> tuple[Matrix, ...]:
-    """Put matrices below each other in one; one each where they are packed unlike."""
+    """Put matrices below each other in one; one each where they are packed unlike.
+
+    ``coarse``: whether their products take eight bits well, see :func:`held_for`.
+    """
     packings = [packing_of(source, dtype, stage) for source in sources]
     if len(set(packings)) > 1:
-        return tuple(pack_rows([source], dtype, stage)[0] for source in sources)
-    if len(sources) == 1 and (known := stage.shared.get(place_of(sources[0], dtype))):
+        return tuple(
+            pack_rows([source], dtype, stage, coarse=coarse)[0] for source in sources
+        )
+    place = place_of(sources[0], dtype) if len(sources) == 1 and not coarse else None
+    if place is not None and (known := stage.shared.get(place)):
         return (known,)
     rows = sum(source.shape[0] for source in sources)
-    flags = product_flags(packings[0], dtype)
-    matrix = Matrix(packings[0], rows, sources[0].shape[1], flags, stage)
+    held = held_for(packings[0], dtype, coarse=coarse)
+    matrix = Matrix(packings[0], rows, sources[0].shape[1], held, stage)
     first = 0
     for source in sources:
         matrix.fill(source, stage, first=first)
         first += source.shape[0]
-    if len(sources) == 1 and (place := place_of(sources[0], dtype)):
+    if place is not None:
         stage.shared[place] = matrix
     return (matrix,)
 
@@ -165,10 +187,12 @@ def pack_pairs(
     """Sixteen rows of gate, sixteen of up in turn; two matrices if packed unlike."""
     packings = [packing_of(source, dtype, stage) for source in (gate, up)]
     if packings[0] != packings[1]:
-        return tuple(pack_rows([source], dtype, stage)[0] for source in (gate, up))
+        return tuple(
+            pack_rows([source], dtype, stage, coarse=True)[0] for source in (gate, up)
+        )
     rows = 2 * LANES * -(-gate.shape[0] // LANES)
-    flags = product_flags(packings[0], dtype)
-    matrix = Matrix(packings[0], rows, gate.shape[1], flags, stage)
+    held = held_for(packings[0], dtype, coarse=True)
+    matrix = Matrix(packings[0], rows, gate.shape[1], held, stage)
     for first, source in ((0, gate), (LANES, up)):
         matrix.fill(source, stage, first=first, flags=int(Flag.INTERLEAVE))
     return (matrix,)

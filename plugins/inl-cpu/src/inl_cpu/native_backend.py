@@ -40,7 +40,8 @@ class NativeBackend(Backend):
     """Activations are float32 whatever the dtype.
 
     "float32" computes exactly with weights as the file packs them; "bfloat16" rounds
-    the inputs of products, to int16 against quantized weights, and what it caches.
+    the inputs of products, against quantized weights to int16 or int8 (see
+    :func:`inl_cpu.matrix.held_for`), and what it caches.
     Raises :class:`DeviceError` for odd environment variables.
     """
 

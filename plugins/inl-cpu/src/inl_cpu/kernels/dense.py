@@ -11,11 +11,19 @@ import numpy as np
 
 from inl.dtypes import HostArray, widen
 from inl.ops.mlp import ACTIVATIONS
+from inl.spec.inputs import INT8
 from inl.spec.kernel import Kernel, accepts
 from inl.spec.op import Spec
 from inl.weights.quant import dequantize
 from inl_cpu.abi import Flag, Opcode
-from inl_cpu.matrix import Matrix, pack_pairs, pack_rows, packable
+from inl_cpu.matrix import (
+    FEW_ROWS,
+    Matrix,
+    inputs_asked_for,
+    pack_pairs,
+    pack_rows,
+    packable,
+)
 from inl_cpu.memory import empty
 from inl_cpu.stage import stride
 
@@ -79,13 +87,15 @@ class Products:
 
     def __init__(self, stage: Stage, flags: Flag) -> None:
         self._stage, self._flags = stage, int(flags)
+        self._free = bool(flags & Flag.ANY_BITS)
 
     def _product(
         self, x: Any, matrix: Matrix, out: Any, bias: Any = None, gate: int = 0
     ) -> None:
         """Multiply ``x`` [T, K] with a matrix into ``out`` [T, N], rows dense."""
         dims = [x.shape[0], stride(x), stride(out), out.shape[1] if gate else 0]
-        flags = matrix.flags | gate | self._flags
+        many = self._free and x.shape[0] > FEW_ROWS
+        flags = (matrix.held.many if many else matrix.held.few) | gate | self._flags
         self._stage.emit(Opcode.LINEAR, dims, [x, matrix, bias, out], flags=flags)
 
     def linear(self, x: Any, w: TiledLinear) -> Any:
@@ -203,6 +213,7 @@ def kernels(stage: Stage) -> Iterable[Kernel]:
 
     Tiles of many rows round otherwise than a row alone, so they are not invariant.
     """
+    asked = inputs_asked_for()
     for name, flags in (("native", Flag.ANY_BITS), ("native_rows", Flag.X_EXACT)):
         products = Products(stage, flags)
         alone = flags == Flag.X_EXACT
@@ -216,6 +227,7 @@ def kernels(stage: Stage) -> Iterable[Kernel]:
                 packs=packs,
                 prepare=partial(prepare, stage),
                 invariant=alone,
+                inputs=INT8 if _coarse(asked, op, alone=alone) else "",
                 preference=0 if alone else 1,
             )
     rows = partial(embedding, stage)
@@ -226,6 +238,11 @@ def kernels(stage: Stage) -> Iterable[Kernel]:
     )  # fmt: skip
     gate = partial(gated_activation, stage)
     yield Kernel("gated_activation", "native", gate, refuse=knows, invariant=True)
+
+
+def _coarse(asked: str, op: str, *, alone: bool) -> bool:
+    """Whether products of an op may hold their other operand in eight bits."""
+    return asked == "int8" or (asked == "mixed" and op == "gated_mlp" and not alone)
 
 
 PACKERS = {"linear": pack_linear, "qkv_linear": pack_qkv, "gated_mlp": pack_mlp}

@@ -21,7 +21,8 @@ inline const char *offset_at(const inl_matrix &m, const char *scales) {
 template <int R>
 inline void prefetch(const char *p, int64_t bytes) {
     constexpr int64_t AHEAD = R <= 4 ? 3072 : 8192, STEP = R <= 4 ? 512 : 64;
-    for (int64_t at = 0; at < bytes; at += STEP) __builtin_prefetch(p + AHEAD + at, 0, 2);
+    for (int64_t at = 0; at < bytes; at += STEP)
+        __builtin_prefetch(p + AHEAD + at, 0, 2);
 }
 
 template <bool NARROW, int R, int GROUP>

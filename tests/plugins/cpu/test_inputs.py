@@ -1,0 +1,157 @@
+"""How products of packed weights hold their inputs: eight bits only where declared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gguf
+import numpy as np
+import pytest
+
+from inl.device import Device
+from inl.dtypes import HostArray, rounded
+from inl.ops import catalog
+from inl.spec.inputs import INT8
+from inl.spec.op import Case
+from inl.spec.tolerance import judge
+from inl.testing.check import CheckFailed
+from inl.testing.packed_checks import packed_checks
+from inl.testing.target import Target
+from inl_cpu.matrix import FEW_ROWS, held_for, pack_rows
+from inl_cpu.native_backend import NativeBackend
+
+MLP = catalog()["gated_mlp"]
+HIDDEN, INNER = 256, 512
+SHAPES = {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "down": (HIDDEN, INNER)}
+FEW, MANY = (1, 3, FEW_ROWS), (FEW_ROWS + 1, 12, 40)
+
+
+def kernel_named(backend, label):
+    return next(kernel for kernel in backend.kernels() if kernel.label == label)
+
+
+class Mlp:
+    """Random weights in one packing, and the kernels over them."""
+
+    def __init__(self, backend, kind, rng):
+        packing = gguf.GGMLQuantizationType[kind.upper()]
+        self.backend, self.group, weights = backend, {}, {}
+        for name, shape in SHAPES.items():
+            values = rng.standard_normal(shape, np.float32) / shape[1] ** 0.5
+            data = gguf.quants.quantize(values, packing)
+            self.group[name] = HostArray(data, kind, shape)
+            # float32 in a case is no storage: it stays as the file has it.
+            weights[name] = gguf.quants.dequantize(data, packing).astype(np.float32)
+        self.weights = MLP.weights(**weights)
+
+    def run(self, x, label="gated_mlp/native"):
+        kernel = kernel_named(self.backend, label)
+        packed = kernel.prepare(self.group, self.backend, "bfloat16")
+        return np.array(
+            kernel.run(np.asarray(x, np.float32), packed, activation="silu")
+        )
+
+    def verdict(self, x, inputs):
+        case = Case("mlp", (x, self.weights), {"activation": "silu"})
+        return judge(MLP, case, "bfloat16", self.run(x), inputs)
+
+
+@pytest.fixture(params=["q4_0", "q4_1", "q8_0"])
+def mlp(backend, request, rng):
+    return Mlp(backend, request.param, rng)
+
+
+def inputs(rng, rows):
+    x = rng.standard_normal((rows, HIDDEN))
+    x[:, 7] *= 20  # as trained models have it: one channel is far larger
+    return rounded(x, "bfloat16").astype(np.float64)
+
+
+@pytest.mark.parametrize("rows", FEW)
+def test_few_rows_keep_the_rule_of_bfloat16(mlp, rng, rows):
+    verdict = mlp.verdict(inputs(rng, rows), "")
+    assert verdict.passed, str(verdict)
+
+
+@pytest.mark.parametrize("rows", MANY)
+def test_many_rows_keep_the_rule_of_what_is_declared(mlp, rng, rows):
+    kernel = kernel_named(mlp.backend, "gated_mlp/native")
+    assert kernel.inputs == INT8
+    verdict = mlp.verdict(inputs(rng, rows), kernel.inputs)
+    assert verdict.passed, str(verdict)
+
+
+def test_many_rows_are_coarser_than_few(mlp, rng):
+    """Else the two tests above would tell nothing apart."""
+    x = inputs(rng, 40)
+    exact = mlp.run(x.astype(np.float32), "gated_mlp/native_rows")
+    few = np.concatenate([mlp.run(x[at : at + 4]) for at in range(0, 40, 4)])
+    many = mlp.run(x)
+    assert np.abs(few - exact).max() == 0
+    assert np.abs(many - exact).max() > 1e-3 * np.abs(exact).max()
+
+
+def test_invariant_kernels_declare_nothing_and_keep_sixteen_bits(mlp, rng):
+    kernel = kernel_named(mlp.backend, "gated_mlp/native_rows")
+    assert kernel.invariant
+    assert kernel.inputs == ""
+    x = inputs(rng, 40)
+    together = mlp.run(x, "gated_mlp/native_rows")
+    alone = np.concatenate([mlp.run(row[None], kernel.label) for row in x])
+    assert np.array_equal(together, alone)
+
+
+@pytest.mark.parametrize(
+    ("asked", "coarse"),
+    [("mixed", {"gated_mlp"}), ("int16", set()),
+     ("int8", {"linear", "qkv_linear", "gated_mlp"})],
+)  # fmt: skip
+def test_what_kernels_declare_follows_what_was_asked_for(
+    backend, monkeypatch, asked, coarse
+):
+    monkeypatch.setenv("INL_CPU_INPUTS", asked)
+    declared = {k.op for k in backend.kernels() if k.inputs and k.name == "native"}
+    assert declared == coarse
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_float32_and_plain_weights_are_never_coarse(backend, dtype):
+    plain = HostArray(np.zeros((16, 64), np.float32), "float32", (16, 64))
+    packed = HostArray(np.zeros((16, 68), np.uint8), "q8_0", (16, 64))
+    for source in (plain, packed):
+        (matrix,) = pack_rows([source], dtype, backend.stage, coarse=True)
+        fine = held_for(matrix.packing, dtype, coarse=False)
+        same = matrix.held.many == fine.many
+        assert same == (source is plain or dtype == "float32")
+
+
+def packed_failures(monkeypatch, change):
+    """Checks of packed weights that fail once each kernel is ``change(kernel)``."""
+    sound = NativeBackend.kernels
+    monkeypatch.setattr(
+        NativeBackend, "kernels", lambda self: [change(k) for k in sound(self)]
+    )
+    target = Target(Device("cpu"), seed=1)
+    checks = list(packed_checks(target, MLP, "bfloat16"))
+    assert len(checks) == 3
+
+    def fails(check):
+        try:
+            check.run()
+        except CheckFailed:
+            return True
+        return False
+
+    return [check.name.split("/")[2] for check in checks if fails(check)]
+
+
+def test_the_contract_covers_packed_weights_and_can_fail(monkeypatch):
+    def six_bits(kernel):
+        def run(x, *rest, **attrs):
+            unit = np.abs(x).max() / 31
+            return kernel.run(np.rint(x / unit) * unit, *rest, **attrs)
+
+        return replace(kernel, run=run) if kernel.op == "gated_mlp" else kernel
+
+    assert packed_failures(monkeypatch, lambda kernel: kernel) == []
+    assert packed_failures(monkeypatch, six_bits) == ["1", "5", "33"]
