@@ -29,9 +29,9 @@ if PLACE == "cpu" and not INTERPRETED:
     pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
 
 from inl_torch import triton as ours  # noqa: E402
-from inl_torch.triton import attention_prompt, rope_attend  # noqa: E402
 from inl_torch.eager.linear import StackedQkv  # noqa: E402
 from inl_torch.eager.mlp import StackedMlp  # noqa: E402
+from inl_torch.triton import attention_prompt, rope_attend  # noqa: E402
 from inl_torch.triton.tuning import Tile, Tuning  # noqa: E402
 
 EARLY = PLACE == "cuda" and torch.cuda.get_device_capability() >= (9, 0)

@@ -153,7 +153,7 @@ def _in_tiles(
 
 
 def tile(dim: int, wide: bool) -> tuple[int, int, int]:
-    """Queries times heads of a tile, keys that it meets at once, and stages of loads."""
+    """Queries times heads of a tile, keys that it meets at once, stages of loads."""
     if wide:
         return 64, 16, 2
     if dim > 128:

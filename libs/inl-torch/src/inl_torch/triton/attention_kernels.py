@@ -27,7 +27,7 @@ def attend(
     token = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     real = token < tl.load(singles)
-    if MIXED:
+    if MIXED:  # noqa: SIM102
         if not real:
             return
     row = tl.load(token_rows + token).to(tl.int64)
@@ -91,7 +91,7 @@ def combine(
 ) -> None:  # fmt: skip
     """Add the splits of one head of one token, each by its share of the mass."""
     cell = tl.program_id(0).to(tl.int64)
-    if MIXED:
+    if MIXED:  # noqa: SIM102
         if cell // HEADS >= tl.load(singles):
             return
     split = cell * SPLITS + tl.arange(0, SPLITS)
