@@ -14,11 +14,28 @@ def limits(rows, sampler, width=64):
     return Limits(rows + 1, (rows * width + 1,), 16, width, 97, sampler=sampler)
 
 
+def sizes(found):
+    return [(bucket.tokens, bucket.rows) for bucket in found]
+
+
 def test_a_small_batch():
-    sizes = [(b.tokens, b.rows) for b in ladder(limits(8, "greedy"))]
-    assert sizes == [
-        (1, 1), (2, 2), (4, 4), (8, 8), (64, 8), (256, 8), (512, 8), (2048, 8),
+    assert sizes(ladder(limits(8, "greedy"))) == [
+        (1, 1), (2, 2), (4, 4), (8, 8), (64, 8), (128, 8), (256, 8), (512, 8),
+        (768, 8), (1024, 8), (1536, 8), (2048, 8), (3072, 8), (4096, 8), (6144, 8),
+        (8192, 8),
     ]  # fmt: skip
+
+
+def test_the_costliest_sampler_leaves_the_coarsest_sizes():
+    found = [b for b in ladder(limits(8, "full")) if b.sampler == "full"]
+    assert sizes(found) == [
+        (1, 1), (2, 2), (4, 4), (8, 8), (64, 8), (512, 8), (2048, 8), (8192, 8),
+    ]  # fmt: skip
+
+
+def test_one_long_prompt_has_programs_of_its_own():
+    found = sizes(ladder(limits(8, "greedy", width=504)))
+    assert found[-3:] == [(2048, 1), (4096, 1), (8064, 1)]
 
 
 def test_rungs_end_with_all_rows():

@@ -64,7 +64,7 @@ def attended(
     tokens, rows = q.shape[0], step.lengths.shape[0]
     q, out = dense(q), torch.empty(q.shape, dtype=q.dtype, device=q.device)
     table = step.blocks[group].contiguous()
-    attrs = {"scale": scale, "window": window, "cap": cap}
+    attrs: dict[str, Any] = {"scale": scale, "window": window, "cap": cap}
     if tokens == rows or tokens <= SINGLES:
         _alone(q, cache, step, table, step.counts[2:], tokens, out, False, **attrs)
         return out
