@@ -33,12 +33,13 @@ from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
 from inl.ops.step import empty_tables
-from inl.spec.message import Row, step_frame
+from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.values import Bucket, Cache, Step, Tables
 from inl_torch import triton as ours
 from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
-from inl_torch.triton import dynamics_training, packed_products
+from inl_torch.triton import attention_prompt, dynamics_training, packed_products
+from inl_torch.triton.attention_plan import Work
 from inl_torch.triton.packed import FLOAT8, PackedLinear, PackedMlp, packed
 from inl_torch.triton.tuning import Tuning
 
@@ -152,8 +153,7 @@ def call_all(dtype, dim, tuning):
         for window, cap in ((None, None), (7, 3.0)):
             attrs = {"scale": 0.1, "window": window, "cap": cap, "group": 0}
             kernels["attention"](q, cache, step, **attrs)
-            if tokens == rows:
-                kernels["attend_project"](q, k, k, cos, sin, cache, step, out, **attrs)
+            kernels["attend_project"](q, k, k, cos, sin, cache, step, out, **attrs)
         y = kernels["embedding"](step.tokens, Embedding(x(97, HIDDEN)))
         for activation in ("silu", "gelu_tanh"):
             kernels["norm_mlp"](y, y, norm, mlp, activation=activation, **sums)
@@ -181,8 +181,23 @@ def call_all(dtype, dim, tuning):
         kernels["make_step"](
             torch.from_numpy(frame), tables, bucket=bucket, block_size=16
         )
+        kernels["admit"](
+            torch.from_numpy(
+                admit_frame(1, [[1]], groups=1, width=5, length=0, last=0)
+            ),
+            tables,
+        )
         for sampler in ("greedy", "draw"):
             kernels["choose"](logits, step, tables, sampler=sampler)
+        if dtype == torch.bfloat16 and dim == 128:
+            attention_prompt.attend_prompt(
+                q, k, k, cache, step, Work(step), scale=0.1, group=0
+            )
+
+
+def library(q, _k, _v, _scale):
+    """In the place of cuDNN, which is not compiled here."""
+    return torch.ones_like(q), torch.ones(q.shape[1], q.shape[0])
 
 
 def resources(compiled, target):
@@ -231,6 +246,7 @@ def main():
     early = target.backend == "cuda" and target.arch >= 90
     rows, found = [], []
     recording(found)
+    attention_prompt.itself = library
     for dtype in given.dtypes:
         for dim in given.dims:
             call_all(getattr(torch, dtype), dim, Tuning(early=early))
