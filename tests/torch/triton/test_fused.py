@@ -90,7 +90,7 @@ def sums(rng, tokens, width):
 
 
 ROWS = [("float32", 1), ("float32", 5), ("bfloat16", 1), ("bfloat16", 8)]
-ROWS += [("float16", 1), ("float16", 3), ("bfloat16", 3), ("bfloat16", 19)]
+ROWS += [("float16", 1), ("float16", 3)]
 
 
 @pytest.mark.parametrize("tuning", TUNINGS)

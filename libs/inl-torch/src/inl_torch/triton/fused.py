@@ -1,7 +1,8 @@
 """Regions of a decoding step, a launch or two each: see :mod:`inl.ops.fused`.
 
 They take steps of a few rows with one token each, which read every weight once and
-compute next to nothing; larger ones go through the ops that a region is made of.
+compute next to nothing; larger ones go through the ops that a region is made of, but
+for attention, which takes steps of every kind.
 """
 
 from __future__ import annotations
@@ -27,12 +28,11 @@ from inl_torch.triton.products import (
     product,
     products,
 )
-from inl_torch.triton.products_by_dots import norm_products_by_dots, products_by_dots
 from inl_torch.triton.rope_attend import MOST_HEADS, launch, plan
-from inl_torch.triton.tuning import DOTS, TURNS, Tuning
+from inl_torch.triton.tuning import TURNS, Tuning
 
 MOST_ROWS = 1024
-"""Rows of a step whose attention is one launch."""
+"""Rows of a decoding step whose attention is one launch."""
 
 
 def norm_qkv(
@@ -104,8 +104,7 @@ def normed(
         "GATED": bool(gated), "SILU": gated == "silu",
     }  # fmt: skip
     kind = "gated" if gated else "norm"
-    ways = norm_product, norm_products, norm_products_by_dots
-    run(ways, (*tensors, eps), facts, kind, tokens, tuning)
+    run(norm_product, norm_products, (*tensors, eps), facts, kind, tokens, tuning)
     return total, y
 
 
@@ -114,50 +113,36 @@ def times(
 ) -> torch.Tensor:
     """``x`` [T, K] times the transpose of ``weight`` [N, K]: [T, N]."""
     (n, k), tokens = weight.shape, x.shape[0]
-    if _library(tokens, x, tuning, weight.shape):
+    if _library(tokens, tuning, weight.shape):
         return library_product(x, weight, bias)
     y = torch.empty((tokens, n), dtype=x.dtype, device=x.device)
     tensors = (x, weight, weight if bias is None else bias, y, x.stride(0))
     facts = {"N": n, "K": k, "BIASED": bias is not None}
-    ways = product, products, products_by_dots
-    run(ways, tensors, facts, "plain", tokens, tuning)
+    run(product, products, tensors, facts, "plain", tokens, tuning)
     return y
 
 
 def run(
-    ways: tuple[Any, Any, Any], tensors: tuple[Any, ...], facts: dict[str, Any],
-    kind: str, tokens: int, tuning: Tuning,
+    one: Any, several: Any, tensors: tuple[Any, ...], facts: dict[str, Any], kind: str,
+    tokens: int, tuning: Tuning,
 ) -> None:  # fmt: skip
-    """Launch the program for one row, for several in turns, or for all at once, with
-    the tile of its kind.
-    """
-    chosen, options = ways[0], {}
+    """Launch the program for one row or that for several, with the tile of its kind."""
+    chosen = one if tokens == 1 else several
     if tokens > 1:
-        dots = tokens > tuning.turns and half(tensors[0])
-        chosen, options = ways[2 if dots else 1], {"num_stages": 4 if dots else 3}
-        kind += " by dots" if dots else " in turns"
-        least = 16 if dots else 1
-        facts = {**facts, "TOKENS": tokens, "TOKENS_P": max(power(tokens), least)}
+        kind += " in turns"
+        facts = {**facts, "TOKENS": tokens, "TOKENS_P": power(tokens)}
     tile = tuning.tile(kind, facts["N"], facts["K"])
     chosen[(-(-facts["N"] // tile.rows), 1)](
         *tensors, **facts, ROWS=tile.rows, COLUMNS=tile.columns,
-        EARLY=tuning.starts_early(tokens), num_warps=tile.warps, **options,
+        EARLY=tuning.starts_early(tokens), num_warps=tile.warps,
         **tuning.launch(tokens),
     )  # fmt: skip
 
 
-def half(x: Any) -> bool:
-    """Whether tensor cores take it, and no sum of a row overflows it."""
-    return str(x.dtype).removeprefix("torch.") == "bfloat16"
-
-
-def _library(
-    rows: int, x: Any, tuning: Tuning, *matrices: tuple[int, ...]
-) -> str | None:
+def _library(rows: int, tuning: Tuning, *matrices: tuple[int, ...]) -> str | None:
     """Say why the device's own library is better, where it is."""
-    most = DOTS if half(x) else TURNS
-    if rows > most:
-        return f"takes {most} rows at most, found {rows}: the library is faster"
+    if rows > TURNS:
+        return f"takes {TURNS} rows at most, found {rows}: the library is faster"
     largest = max(m[0] * m[1] for m in matrices)
     if rows > 1 and largest > tuning.shared_elements:
         return f"of {largest} weights, for {rows} rows, the library makes more"
@@ -175,7 +160,7 @@ def refuse_qkv(
 ) -> str | None:
     rows = sum(part.shape[0] for part in (w.q, w.k, w.v))
     size = (rows, w.q.shape[1])
-    return _library(residual.shape[0], residual, tuning, size) or refuse_dtype(residual)
+    return _library(residual.shape[0], tuning, size) or refuse_dtype(residual)
 
 
 def refuse_mlp(
@@ -185,7 +170,7 @@ def refuse_mlp(
     refused = refuse_activation(activation)
     inner, hidden = w.gate.shape
     sizes = (2 * inner, hidden), w.down.shape
-    refused = refused or _library(residual.shape[0], residual, tuning, *sizes)
+    refused = refused or _library(residual.shape[0], tuning, *sizes)
     return refused or refuse_dtype(residual)
 
 
@@ -194,7 +179,7 @@ def refuse_logits(
     tuning: Tuning,
 ) -> str | None:  # fmt: skip
     rows, size = samples.shape[0], w.weight.shape
-    return _library(rows, residual, tuning, size) or refuse_dtype(residual)
+    return _library(rows, tuning, size) or refuse_dtype(residual)
 
 
 def refuse_attend(

@@ -12,10 +12,6 @@ TURNS = 8
 """Most rows that take turns with a tile of weights."""
 
 
-DOTS = 32
-"""Most rows whose products with a small matrix are tensor cores' work in one launch."""
-
-
 class Tile(NamedTuple):
     """Part of a weight matrix that one program takes at once."""
 
@@ -35,8 +31,6 @@ class Tuning:
     """Multiprocessors of the chip."""
     tiles: Mapping[tuple[str, int, int], Tile] = field(default_factory=dict)
     """(kind of product, rows, columns of the matrix) -> what was measured best."""
-    turns: int = 3
-    """Most rows that take turns with a tile where tensor cores could serve them."""
     shared_elements: int = 1 << 22
     """Largest matrix, in elements, with which a few rows take turns; of a larger one
     the device's own library makes more."""
@@ -46,8 +40,6 @@ class Tuning:
         found = self.tiles.get((kind, n, k))
         if found is not None:
             return found
-        if kind.endswith("by dots"):
-            return Tile(16 if n < 4096 else 32, 128, 4)
         if kind.endswith("in turns"):
             return Tile(1, max(power(k), 16), 1 if k <= 1024 else 2)
         rows = min(max(power(n // (8 * self.processors)), 1), 4)
