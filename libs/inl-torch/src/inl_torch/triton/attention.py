@@ -109,7 +109,7 @@ def _alone(
         SIZE=size, KV_HEADS=kv_heads, SHARED=shared, LANES=lanes, DIM=dim,
         DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits, M=max(lanes, 16),
         MIXED=mixed, WINDOWED=window is not None, CAPPED=cap is not None,
-        num_warps=8 if wide else 4, num_stages=2,
+        num_warps=8 if wide else 2, num_stages=2,
     )  # fmt: skip
     if splits > 1:
         combine[(tokens * heads,)](
