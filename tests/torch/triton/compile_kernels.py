@@ -38,12 +38,25 @@ from inl.spec.values import Bucket, Cache, Step, Tables
 from inl_torch import triton as ours
 from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
-from inl_torch.triton import attention_prompt, dynamics_training, packed_products
+from inl_torch.triton import (
+    attention,
+    attention_prompt,
+    dynamics_training,
+    packed_products,
+)
+from inl_torch.triton.attention_plan import Work
+from inl_torch.triton.packed import FLOAT8, PackedLinear, PackedMlp, packed
 from inl_torch.triton.attention_plan import Work
 from inl_torch.triton.packed import FLOAT8, PackedLinear, PackedMlp, packed
 from inl_torch.triton.tuning import Tuning
 
 WARP = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32}
+SHARED = {
+    "cuda:80": 166912, "cuda:90": 232448, "cuda:100": 232448, "hip:gfx90a": 65536,
+    "hip:gfx942": 65536, "hip:gfx950": 163840, "hip:gfx1100": 65536,
+}  # fmt: skip
+"""Bytes of shared memory that a program may have, by chip."""
+
 HEADS, KV_HEADS, HIDDEN, INNER = 9, 3, 576, 256
 """Sizes of the default model where they shape the code; its group of 3 heads too."""
 
@@ -247,6 +260,7 @@ def main():
     rows, found = [], []
     recording(found)
     attention_prompt.itself = library
+    attention.shared_bytes = lambda _: SHARED[given.target]
     for dtype in given.dtypes:
         for dim in given.dims:
             call_all(getattr(torch, dtype), dim, Tuning(early=early))

@@ -7,10 +7,12 @@ does both.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton.runtime.driver import driver
 
 from inl.spec.kernel import Kernel
 from inl.spec.values import Cache, Step
@@ -31,6 +33,12 @@ SINGLES = 8
 
 HEADS = 8
 """Most heads of a program for one token."""
+
+ROOMY = 166_000
+"""Bytes of shared memory with which a tile of prompts may be the largest."""
+
+SMALL = 65536
+"""Bytes of it that every chip has."""
 
 
 def attention(
@@ -139,26 +147,47 @@ def _in_tiles(
     heads, dim = q.shape[1:]
     size, kv_heads = cache.k.shape[1:3]
     shared = heads // kv_heads
-    wide = q.dtype == torch.float32
-    m, keys, stages = tile(dim, wide)
-    lanes = min(shared, m)
-    tiles = work.tiles(m // lanes)
+    cut = tile(dim, q.dtype == torch.float32, shared_bytes(q.device))
+    lanes = min(shared, cut.rows)
+    tiles = work.tiles(cut.rows // lanes)
     attend_tiles[(kv_heads * -(-shared // lanes), tiles.shape[0])](
         q, cache.k, cache.v, table, step.positions, tiles, out, q.stride(0),
         table.shape[1], scale if cap else scale * LOG2E.value, window or 0, cap or 1.0,
         SIZE=size, KV_HEADS=kv_heads, SHARED=shared, LANES=lanes, DIM=dim,
-        DIM_P=max(power(dim), 16), KEYS=keys, M=m, WINDOWED=window is not None,
-        CAPPED=cap is not None, num_warps=8, num_stages=stages,
+        DIM_P=max(power(dim), 16), KEYS=cut.keys, M=cut.rows,
+        WINDOWED=window is not None, CAPPED=cap is not None, num_warps=cut.warps,
+        num_stages=cut.stages,
     )  # fmt: skip
 
 
-def tile(dim: int, wide: bool) -> tuple[int, int, int]:
-    """Queries times heads of a tile, keys that it meets at once, stages of loads."""
+class Tile(NamedTuple):
+    """How a program for prompts is cut."""
+
+    rows: int
+    """Queries times heads."""
+    keys: int
+    """Keys that they meet at once."""
+    warps: int
+    stages: int
+
+
+def tile(dim: int, wide: bool, shared: int) -> Tile:
+    """The best that was measured among those that fit ``shared`` bytes."""
     if wide:
-        return 64, 16, 2
-    if dim > 128:
-        return 64, 32, 2
-    return (128, 64, 2) if dim <= 64 else (128, 128, 3)
+        return Tile(64, 16, 8, 2)
+    if dim <= 64:
+        return Tile(128, 64, 8, 2)
+    if dim <= 128 and shared >= ROOMY:
+        return Tile(128, 128, 8, 3)
+    return Tile(64, 64 if dim <= 128 and shared >= ROOMY // 2 else 32, 4, 2)
+
+
+@functools.cache
+def shared_bytes(place: torch.device) -> int:
+    """Shared memory that a program may have; what any chip has, where there is none."""
+    if place.type != "cuda":
+        return SMALL
+    return int(driver.active.utils.get_device_properties(place.index)["max_shared_mem"])
 
 
 def _refuse(q: Any, *_: Any, **__: Any) -> str | None:
