@@ -13,7 +13,7 @@ from inl.spec.tree import leaves
 if TYPE_CHECKING:
     from inl.backend.base import Backend
     from inl.spec.kernel import Kernel
-    from inl.spec.workload import Config, Workload
+    from inl.spec.workload import Config
 
 LEAST_SECONDS = 2e-3
 """What a host's clock measures well."""
@@ -46,8 +46,8 @@ class Tunable(ABC):
         """Say what results hold for; imports no framework that is not there yet."""
 
     @abstractmethod
-    def axes(self, work: Workload) -> Sequence[Sequence[Config]]:
-        """Ways to try at a workload: of each axis one, tried axis by axis.
+    def axes(self, op: str, *specs: Any, **attrs: Any) -> Sequence[Sequence[Config]]:
+        """Ways to try for a call of ``op`` on specs: of each axis one, axis by axis.
 
         Empty where there is nothing to choose.
         """

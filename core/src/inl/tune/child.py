@@ -51,7 +51,7 @@ def _open(request: dict[str, Any]) -> tuple[Trials, dict[str, Any]]:
             "axes": [[dict(config) for config in axis] for axis in axes],
         }
         for place, call in enumerate(trials.calls)
-        if (axes := trials.tunable.axes(call.work))
+        if (axes := trials.axes(call))
     ]
     return trials, {"facts": trials.tunable.facts()._asdict(), "tasks": tasks}
 

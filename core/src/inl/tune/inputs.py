@@ -59,7 +59,11 @@ class Inputs:
         size = next(arg.k.shape[1] for arg in args if isinstance(arg, Cache))
         counts = [tokens // rows + (row < tokens % rows) for row in range(rows)]
         cached = [length if count == 1 else 0 for count in counts]
-        return random_step(self._rng, cached, counts, block_size=size)
+        made, blocks = random_step(self._rng, cached, counts, block_size=size)
+        # As wide a table as is served: kernels split their work by what it can hold.
+        more = max(step.blocks.shape[2] - made.blocks.shape[2], 0)
+        table = np.pad(made.blocks, ((0, 0), (0, 0), (0, more)))
+        return made._replace(blocks=table), blocks
 
     def _still_padding(self, spec: OpSpec, made: list[Any]) -> list[Any]:
         """Keep what padding writes alike: it goes to one cell, in any order."""

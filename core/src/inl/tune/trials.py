@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -81,9 +81,13 @@ class Trials:
             for call in calls(
                 self.backend, self.policy, self.wanted.model, self.dtype, rows
             )
-            if self.tunable.axes(call.work)
+            if self.axes(call)
         ]
         self.calls = chosen(met, self.wanted.ops)
+
+    def axes(self, call: Call) -> Sequence[Sequence[Config]]:
+        """Ways to try for a call."""
+        return self.tunable.axes(call.spec.name, *call.args, **call.attrs)
 
     def seconds(self, place: int, config: Config) -> float:
         """Time a call in one way; raises what it raises."""

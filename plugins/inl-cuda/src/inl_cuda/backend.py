@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, cast, final
 
 import torch
 
-from inl.backend.base import Memory, Program, Traits
+from inl.backend.base import C, Memory, Program, Traits
+from inl.backend.tunable import Tunable
 from inl.errors import BackendUnavailable
 from inl_cuda.ladder import ladder
 from inl_cuda.settings import weights_asked_for
@@ -65,6 +66,13 @@ class CudaBackend(TorchBackend):
         if bucket is None or tuple(consumes) != STEP:
             return self.guarded(inferring(function), bucket)
         return self.guarded(capture(function, pool=self._pool.id), bucket)
+
+    def offers(self, kind: type[C]) -> C | None:
+        if kind is Tunable and importlib.util.find_spec("triton") is not None:
+            from inl_cuda.ways import Ways
+
+            return cast("C", Ways(self.place))
+        return super().offers(kind)
 
 
 def check_torch(device: Device) -> None:

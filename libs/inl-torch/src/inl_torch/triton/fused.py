@@ -29,7 +29,7 @@ from inl_torch.triton.products import (
     products,
 )
 from inl_torch.triton.rope_attend import MOST_HEADS, launch, plan
-from inl_torch.triton.tuning import TURNS, Tuning
+from inl_torch.triton.tuning import IN_TURNS, TURNS, Tuning
 
 MOST_ROWS = 1024
 """Rows of a decoding step whose attention is one launch."""
@@ -129,7 +129,7 @@ def run(
     """Launch the program for one row or that for several, with the tile of its kind."""
     chosen = one if tokens == 1 else several
     if tokens > 1:
-        kind += " in turns"
+        kind += IN_TURNS
         facts = {**facts, "TOKENS": tokens, "TOKENS_P": power(tokens)}
     tile = tuning.tile(kind, facts["N"], facts["K"])
     chosen[(-(-facts["N"] // tile.rows), 1)](

@@ -17,7 +17,7 @@ from inl_torch.triton.common import dense, power
 from inl_torch.triton.programs import follow
 from inl_torch.triton.rope import rope
 from inl_torch.triton.rope_write import rope_write
-from inl_torch.triton.tuning import Tuning
+from inl_torch.triton.tuning import Attend, Tuning
 
 LABEL = "attend_project/triton"
 """Where a step keeps the counters."""
@@ -277,10 +277,11 @@ def launch(
     q, k, v = dense(q), dense(k), dense(v)
     tokens, heads, dim = q.shape
     (size, kv_heads), width = cache.k.shape[1:3], step.blocks.shape[2]
-    shared, (keys, warps) = heads // kv_heads, cut(dim, q.dtype, tokens)
+    way = tuning.attend or cut(dim, q.dtype, tokens)
+    shared, keys = heads // kv_heads, way.keys
     lanes = min(power(shared), HEADS)
     across = kv_heads * -(-shared // lanes)
-    splits = split_count(tokens * across, -(-width * size // keys), tuning)
+    splits = split_count(tokens * across, -(-width * size // keys), tuning, way.waves)
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     shape = (tokens, heads, splits)
     part = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
@@ -293,21 +294,23 @@ def launch(
         ONE=tokens == 1, SIZE=size, KV_HEADS=kv_heads, SHARED=shared, LANES=lanes,
         HALF=dim // 2, DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits,
         M=max(lanes, 16), WINDOWED=window is not None, CAPPED=cap is not None,
-        EARLY=tuning.starts_early(tokens), num_warps=warps, num_stages=2,
+        EARLY=tuning.starts_early(tokens), num_warps=way.warps, num_stages=way.stages,
         **tuning.launch(tokens),
     )  # fmt: skip
     return out
 
 
-def split_count(programs: int, tiles: int, tuning: Tuning) -> int:
+def split_count(programs: int, tiles: int, tuning: Tuning, waves: int) -> int:
     """Parts that a row's keys are cut into, so that every multiprocessor has work."""
-    wanted = -(-2 * tuning.processors // programs)
+    wanted = -(-waves * tuning.processors // programs)
     return min(power(wanted), MOST_SPLITS, power(tiles))
 
 
-def cut(dim: int, dtype: torch.dtype, tokens: int) -> tuple[int, int]:
+def cut(dim: int, dtype: torch.dtype, tokens: int) -> Attend:
     """Keys of a tile, as many as registers hold, and warps of a program."""
     if dtype == torch.float32:
-        return (32 if dim > 64 else 64), 4
+        return Attend(32 if dim > 64 else 64, 2, 4, 2)
     # Many small programs keep more loads in flight than a few large ones.
-    return (64, 2) if tokens > 1 else (64 if dim > 64 else 128, 4)
+    if tokens > 1:
+        return Attend(64, 2, 2, 2)
+    return Attend(64 if dim > 64 else 128, 2, 4, 2)

@@ -20,6 +20,21 @@ class Tile(NamedTuple):
     warps: int
 
 
+class Attend(NamedTuple):
+    """How the attention of a decoding step is cut."""
+
+    keys: int
+    """Keys of a tile."""
+    waves: int
+    """Programs wanted for each multiprocessor."""
+    warps: int
+    stages: int
+
+
+IN_TURNS = " in turns"
+"""Ends the kind of a product of several rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """How the kernels of a decoding step are cut."""
@@ -31,16 +46,22 @@ class Tuning:
     """Multiprocessors of the chip."""
     tiles: Mapping[tuple[str, int, int], Tile] = field(default_factory=dict)
     """(kind of product, rows, columns of the matrix) -> what was measured best."""
+    chosen: Mapping[str, Tile] = field(default_factory=dict)
+    """Kind of product, whatever its rows -> tile of every matrix: what is being tried,
+    or was measured for a kernel of its own."""
+    attend: Attend | None = None
+    """Likewise; a rule if none."""
     shared_elements: int = 1 << 22
     """Largest matrix, in elements, with which a few rows take turns; of a larger one
     the device's own library makes more."""
 
     def tile(self, kind: str, n: int, k: int) -> Tile:
         """What is known for this product, or else a rule."""
-        found = self.tiles.get((kind, n, k))
+        found = self.chosen.get(kind.partition(" ")[0])
+        found = found or self.tiles.get((kind, n, k))
         if found is not None:
             return found
-        if kind.endswith("in turns"):
+        if kind.endswith(IN_TURNS):
             return Tile(1, max(power(k), 16), 1 if k <= 1024 else 2)
         rows = min(max(power(n // (8 * self.processors)), 1), 4)
         if k > 2048:
