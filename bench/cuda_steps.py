@@ -1,11 +1,11 @@
 """Decoding steps alone, on random weights: what they take, and where the time goes.
 
     python bench/cuda_steps.py --model smollm2 --rows 1 8 32 --profile
-    python bench/cuda_steps.py --model 8b --search
+    python bench/cuda_steps.py --model 8b --tuned
 
 Every row decodes the token it chose last, which the host never reads in between. The
-ceiling is the time in which a copy on the device reads the weights once. ``--search``
-tries tiles for each product and prints those that made the whole step faster.
+ceiling is the time in which a copy on the device reads the weights once. ``--tuned``
+times each step with what ``inl tune`` found too.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from inl.device import Device
 from inl.dtypes import HostArray
 from inl.models.llama import MODEL
 from inl.runtime.local import Loaded, LocalRunner
+from inl.runtime.tuned import findings
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.op import Spec
 from inl.spec.table import Policy
 from inl.spec.tree import leaves
 from inl.spec.values import Bucket, Limits
+from inl.spec.workload import Findings
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.groups import plan_groups
 from inl.weights.loader import load_weights
 from inl_cuda.backend import CudaBackend
 from inl_cuda.tuning import tuning
 from inl_torch import eager, triton
-from inl_torch.triton.tuning import Tile
 
 BLOCK = 16
 SHAPES = {
@@ -199,61 +200,6 @@ def copy_rate() -> float:
     return statistics.median(rates)
 
 
-def candidates(k: int) -> list[Tile]:
-    found = [
-        Tile(rows, columns, warps)
-        for rows in (1, 2, 4, 8) for columns in (256, 512, 1024, 2048)
-        for warps in (1, 2, 4, 8)
-        if 16 <= rows * columns // (32 * warps) <= 128
-    ]  # fmt: skip
-    return [tile for tile in found if tile.columns < 2 * k]
-
-
-def products(loaded: Loaded, rows: int) -> list[tuple[str, int, int]]:
-    c = loaded.config
-    h, i = c.hidden_size, c.intermediate_size
-    wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    found = [("plain", h, i), ("gated", i, h), ("norm", wide + 2 * narrow, h)]
-    found += [("plain", h, wide), ("norm", c.vocab_size, h)]
-    found = list(dict.fromkeys(found))
-    if rows > 1:
-        return [(f"{kind} in turns", n, k) for kind, n, k in found[:-1]]
-    return found
-
-
-def search(backend: Any, loaded: Loaded, rows: int, length: int, limit: float) -> None:
-    """One product after the other, the best tile kept; the whole step is timed."""
-    best = tuning(backend.place)
-
-    def time_of(tried: Any) -> float:
-        kernels = (*eager.kernels(), *triton.kernels(tried))
-        try:
-            bench = Bench(
-                backend, replace(loaded, policy=Policy(kernels)), rows, length
-            )
-            bench.run(3)
-            ms = bench.device_ms()
-            bench.runner.close()
-            return ms
-        except Exception as error:
-            print(f"  {type(error).__name__}: {str(error)[:80]}")
-            return float("inf")
-
-    deadline = time.perf_counter() + limit
-    fastest = time_of(best)
-    print(f"  start {fastest:.4f}")
-    for product in products(loaded, rows):
-        for tile in candidates(product[2]):
-            if time.perf_counter() > deadline:
-                print("  out of time")
-                return
-            tried = replace(best, tiles={**best.tiles, product: tile})
-            ms = time_of(tried)
-            if ms < 0.998 * fastest:
-                best, fastest = tried, ms
-        print(f"  {product}: {best.tiles.get(product)} -> {fastest:.4f}", flush=True)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2", choices=SHAPES)
@@ -263,7 +209,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--early", choices=["yes", "no", "both"], default="yes")
-    parser.add_argument("--search", type=float, default=0, help="seconds")
+    parser.add_argument("--tuned", action="store_true")
     given = parser.parse_args()
     backend = CudaBackend(Device("cuda:0"))
     loaded = load(backend, given.model, given.dtype, given.layers)
@@ -273,21 +219,25 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.model} "
           f"in {given.dtype}, weights {size / 1e9:.2f} GB, "
           f"copies {rate / 1e12:.2f} TB/s, ceiling {floor:.3f} ms/step")  # fmt: skip
+    found = findings(backend) if given.tuned else Findings()
+    ways = {"yes": [True], "no": [False], "both": [True, False]}[given.early]
     for rows in given.rows:
-        for early in {"yes": [True], "no": [False], "both": [True, False]}[given.early]:
+        for early in ways:
             tuned = replace(tuning(backend.place), early=early)
             kernels = (*eager.kernels(), *triton.kernels(tuned))
-            chosen = replace(loaded, policy=Policy(kernels))
-            bench = Bench(backend, chosen, rows, given.length)
-            ms, device = bench.ms(), bench.device_ms()
-            print(f"{rows:4} rows, early {early}: {ms:.3f} ms/step, graph alone "
-                  f"{device:.3f}, {1e3 * rows / ms:.0f} tokens/s, "
-                  f"{floor / device:.0%} of the ceiling", flush=True)  # fmt: skip
-            if given.profile and not early:
-                bench.spent()
-            bench.runner.close()
-        if given.search:
-            search(backend, loaded, rows, given.length, given.search)
+            for known in (Findings(), found) if found else (found,):
+                policy = Policy(kernels, findings=known)
+                bench = Bench(
+                    backend, replace(loaded, policy=policy), rows, given.length
+                )
+                ms, device = bench.ms(), bench.device_ms()
+                print(f"{rows:4} rows, early {early}{', tuned' if known else ''}: "
+                      f"{ms:.3f} ms/step, graph alone {device:.4f}, "
+                      f"{1e3 * rows / ms:.0f} tokens/s, "
+                      f"{floor / device:.0%} of the ceiling", flush=True)  # fmt: skip
+                if given.profile and not early:
+                    bench.spent()
+                bench.runner.close()
     return 0
 
 

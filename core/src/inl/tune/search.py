@@ -56,8 +56,6 @@ class Task:
         best = self._descend(deadline)
         self._duel(best)
         before = self.times.get(())
-        if before is not None and not self._right({}):
-            before = None
         right = next(self._right_ones(), None)
         entries: list[Measured | Quarantined] = [
             Quarantined(self.work, self.facts, self.kernel, dict(key), reason, _today())
@@ -137,13 +135,12 @@ class Task:
 
     def _right_ones(self) -> Iterator[tuple[tuple[str, int], ...]]:
         """Ways that are right, the fastest first; the plain one where it is as fast."""
-        plain = self.times.get((), float("inf"))
-        order = sorted(self.times, key=lambda key: (self.times[key], key))
-        for key in order:
-            if self.times[key] >= BETTER * plain and () in self.times:
+        for key in sorted(self.times, key=lambda key: (self.times[key], key)):
+            plain = self.times.get((), float("inf"))
+            if self.times[key] >= BETTER * plain and self._right({}):
                 yield ()
                 return
-            if self._right(dict(key)):
+            if key in self.times and self._right(dict(key)):
                 yield key
 
     def _right(self, config: Config) -> bool:

@@ -15,7 +15,7 @@ from inl.plugin import make_backend
 from inl.runtime.config import EngineConfig
 from inl.runtime.load import backend_policy, compute_dtype, in_dtype
 from inl.spec.kernel import Kernel
-from inl.spec.op import nbytes
+from inl.spec.op import Case, nbytes
 from inl.spec.table import Policy
 from inl.spec.tolerance import Verdict, judge
 from inl.spec.tree import tree_map
@@ -60,6 +60,7 @@ class Trials:
     wanted: Wanted
     seed: int
     calls: list[Call] = field(init=False)
+    _case: tuple[int, Case] | None = None
     _ready: tuple[int, Kernel, list[Any]] | None = None
 
     def __post_init__(self) -> None:
