@@ -22,9 +22,13 @@ from inl.spec.kernel import Kernel
 
 WAYS = {WAYS}
 VERSION = {VERSION!r}
+BROKEN = []
+WAYS_BY_NUMBER = ("slow", "fair", "good", "wrong", "raise", "exit", "hang", "break")
 
 
 def tensor(host):
+    if BROKEN:
+        raise OSError("the device is gone")
     values = widen(host)
     return np.array(values, np.float32 if values.dtype.kind == "f" else values.dtype)
 
@@ -34,6 +38,9 @@ def linear(x, w, *, way):
         time.sleep(0.004)
     if way == "raise":
         raise ArithmeticError("too wide a way")
+    if way == "break":
+        BROKEN.append(True)
+        raise OSError("an access that was illegal")
     if way == "exit":
         os._exit(7)
     if way == "hang":
@@ -47,7 +54,7 @@ def linear(x, w, *, way):
 
 
 def way_of(config):
-    return ["slow", "fair", "good", "wrong", "raise", "exit", "hang"][config["way"]]
+    return WAYS_BY_NUMBER[config["way"]]
 
 
 def cut(config):
@@ -88,7 +95,7 @@ Backend = simple_backend(
 def inl_register_backends(register):
     register("npu", "fake_npu:Backend", probe=lambda: [DeviceInfo(0, "toy chip")])
 """
-FAIR, GOOD, WRONG, RAISE, EXIT, HANG = range(1, 7)
+FAIR, GOOD, WRONG, RAISE, EXIT, HANG, BREAK = range(1, 8)
 
 
 @pytest.fixture
@@ -154,11 +161,14 @@ def test_a_wrong_way_is_quarantined_however_fast(tune):
 
 
 def test_a_way_that_kills_its_process_is_named_and_the_tuning_goes_on(tune):
-    measured, quarantined = small(tune, "--ops", "linear", ways=(RAISE, EXIT, GOOD))
+    measured, quarantined = small(
+        tune, "--ops", "linear", ways=(RAISE, BREAK, EXIT, GOOD)
+    )
     assert {entry["config"]["way"] for entry in measured} == {GOOD}
     reasons = {entry["config"]["way"]: entry["reason"] for entry in quarantined}
     assert reasons == {
         RAISE: "ArithmeticError: too wide a way",
+        BREAK: "OSError: an access that was illegal",
         EXIT: "its process ended with exit code 7",
     }
     shown = tune("--show").stdout
@@ -207,7 +217,13 @@ def test_export_import_and_clear(tune, tmp_path):
     assert found(tune("--clear", "--ops", "linear", "--json")) == ([], [])
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": "other"}', "\x00" * 9])
+def test_what_time_did_not_allow_is_said(tune):
+    done = tune("--rows", "1", "--seconds", "0")
+    assert done.returncode == 0
+    assert done.stderr == "inl: tried 1 of 3 ways in 0 s; --seconds gives them more\n"
+
+
+@pytest.mark.parametrize("text", ["{", '{"format": "other"}'])
 def test_a_damaged_file_is_a_line_and_serving_goes_on(tune, tmp_path, text):
     path = tmp_path / "cache" / "tuning.json"
     path.parent.mkdir()

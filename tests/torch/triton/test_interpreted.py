@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-FILES = ("test_dynamics.py", "test_fused.py", "test_kernels.py", "test_packed.py")
+FILES = (
+    "test_candidates.py",
+    "test_dynamics.py",
+    "test_fused.py",
+    "test_kernels.py",
+    "test_packed.py",
+)
 
 
 @pytest.mark.skipif(

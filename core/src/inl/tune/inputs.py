@@ -57,6 +57,7 @@ class Inputs:
     def _step(self, step: Step, args: tuple[Any, ...], length: int) -> tuple[Step, int]:
         tokens, rows = step.positions.shape[0], step.lengths.shape[0]
         size = next(arg.k.shape[1] for arg in args if isinstance(arg, Cache))
+        length = min(length, step.blocks.shape[2] * size - 1)
         counts = [tokens // rows + (row < tokens % rows) for row in range(rows)]
         cached = [length if count == 1 else 0 for count in counts]
         made, blocks = random_step(self._rng, cached, counts, block_size=size)

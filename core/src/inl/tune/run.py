@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from inl.backend.tunable import Facts
 from inl.runtime.tuned_record import Record
@@ -15,6 +16,15 @@ from inl.tune.trials import Wanted
 Told = Callable[[int, int], None]
 
 
+class Found(NamedTuple):
+    """What was found at one workload."""
+
+    record: Record
+    tried: int
+    ways: int
+    """That there are; fewer are tried where time runs out."""
+
+
 def tune(
     wanted: Wanted,
     known: Record,
@@ -23,8 +33,8 @@ def tune(
     limit: float,
     told: Told | None = None,
     seed: int = 0,
-) -> Iterator[Record]:
-    """Search until ``deadline`` of :func:`time.monotonic`; a record for each task.
+) -> Iterator[Found]:
+    """Search until ``deadline`` of :func:`time.monotonic`; what each task found.
 
     known: whose quarantine is kept to. limit: seconds after which a way hangs. told:
     hears of ways tried, and of how many. Raises :class:`~inl.errors.RequestError`
@@ -50,8 +60,10 @@ def tune(
             )  # fmt: skip
             now = time.monotonic()
             share = max(deadline - now, 0) / (len(child.tasks) - place)
-            yield task.run(now + share)
-            done = start + 1 + sum(map(len, given["axes"]))
+            ways = 1 + sum(map(len, given["axes"]))
+            found = task.run(now + share)
+            yield Found(found, done - start, ways)
+            done = start + ways
     if told is not None:
         told(total, total)
 

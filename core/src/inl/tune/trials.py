@@ -19,6 +19,7 @@ from inl.spec.op import Case, nbytes
 from inl.spec.table import Policy
 from inl.spec.tolerance import Verdict, judge
 from inl.spec.tree import tree_map
+from inl.spec.values import Step
 from inl.spec.workload import Config, Findings
 from inl.testing.kernel_site import Site
 from inl.tune.inputs import Inputs
@@ -39,7 +40,12 @@ class Wanted:
     """All that have something to tune, if empty."""
     rows: tuple[int, ...] = (1,)
     length: int = 512
-    """Tokens cached in each row."""
+    """Tokens cached in each row; also a quarter and four times as many."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """All of them: which one a step will have is not known when it is compiled."""
+        return (max(self.length // 4, 1), self.length, 4 * self.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +66,8 @@ class Trials:
     wanted: Wanted
     seed: int
     calls: list[Call] = field(init=False)
-    _case: tuple[int, Case] | None = None
-    _ready: tuple[int, Kernel, list[Any]] | None = None
+    _cases: dict[tuple[int, int], Case] = field(default_factory=dict)
+    _ready: tuple[int, Kernel, dict[int, list[Any]]] | None = None
 
     def __post_init__(self) -> None:
         backend = make_backend(self.wanted.device)
@@ -95,20 +101,23 @@ class Trials:
         call, kernel = self.calls[place], self.kernel(place, config)
         ready = self._ready
         if ready is None or ready[0] != place or not _same_inputs(ready[1], kernel):
-            self._ready = None
+            self._ready, self._cases = None, {}
             ready = place, kernel, self._sets(place, kernel)
             self._ready = ready
-        site = self._site(place, kernel, self.seed)
-        ops = site.ops()
-        run: Callable[..., Any] = getattr(ops, call.spec.name)
-        sets = [site.planned(ops, args) for args in ready[2]]
-        ways = [partial(run, *args, **call.attrs) for args in sets]
+        ways: list[Callable[..., Any]] = []
+        for length, sets in ready[2].items():
+            site = self._site(place, kernel, self.seed, length)
+            ops = site.ops()
+            run = getattr(ops, call.spec.name)
+            planned = (site.planned(ops, args) for args in sets)
+            ways += [partial(run, *args, **call.attrs) for args in planned]
         return self.tunable.seconds(self.backend, ways)
 
     def verdict(self, place: int, config: Config, seed: int) -> Verdict:
         """Compare a way with the op's body in float64, on inputs of ``seed``."""
         kernel = self.kernel(place, config)
-        site = self._site(place, kernel, seed)
+        lengths = self.wanted.lengths
+        site = self._site(place, kernel, seed, lengths[seed % len(lengths)])
         return judge(site.spec, site.case, self.dtype, site.run())
 
     def healthy(self) -> bool:
@@ -152,21 +161,35 @@ class Trials:
         others = (k for k in self.policy.kernels if k.op != kernel.op)
         return replace(self.policy, kernels=(kernel, *others))
 
-    def _site(self, place: int, kernel: Kernel, seed: int) -> Site:
-        call = self.calls[place]
-        case = Inputs([seed, place]).case(
-            call.spec, call.args, call.attrs, length=self.wanted.length
-        )
-        return Site(
-            _Opened(self.backend, self._only(kernel)), call.spec, case, self.dtype
-        )
+    def _site(self, place: int, kernel: Kernel, seed: int, length: int) -> Site:
+        call, key = self.calls[place], (place, length)
+        case = self._cases.get(key) if seed == self.seed else None
+        if case is None:
+            inputs = Inputs([seed, place, length])
+            case = inputs.case(call.spec, call.args, call.attrs, length=length)
+        if seed == self.seed:
+            self._cases[key] = case
+        opened = _Opened(self.backend, self._only(kernel))
+        return Site(opened, call.spec, case, self.dtype)
 
-    def _sets(self, place: int, kernel: Kernel) -> list[Any]:
-        """Inputs on the device, as many copies as overflow its last cache."""
-        site = self._site(place, kernel, self.seed)
+    def _sets(self, place: int, kernel: Kernel) -> dict[int, list[Any]]:
+        """Inputs on the device, as many copies as overflow its last cache.
+
+        By their length, which counts only where there are steps.
+        """
+        steps = any(isinstance(arg, Step) for arg in self.calls[place].args)
+        lengths = self.wanted.lengths if steps else (self.wanted.length,)
+        return {
+            length: self._copies(place, kernel, length, len(lengths))
+            for length in lengths
+        }
+
+    def _copies(self, place: int, kernel: Kernel, length: int, parts: int) -> list[Any]:
+        site = self._site(place, kernel, self.seed, length)
         first = site.arguments(site.ops())
-        size = max(nbytes(site.specs), 1)
-        count = min(max(math.ceil(1.5 * self.tunable.cache_bytes / size), 2), MOST_SETS)
+        size = parts * max(nbytes(site.specs), 1)
+        count = math.ceil(1.5 * self.tunable.cache_bytes / size)
+        count = min(max(count, 2), MOST_SETS // parts)
         backend = self.backend
 
         def copied(leaf: Any) -> Any:

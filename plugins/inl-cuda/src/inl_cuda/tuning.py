@@ -1,4 +1,4 @@
-"""What was measured best on NVIDIA's chips; see ``bench/cuda_steps.py --search``."""
+"""What was measured best on NVIDIA's chips; ``inl tune`` adds to it on a machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ HOPPER: dict[tuple[str, int, int], Tile] = {
     ("plain", 4096, 4096): Tile(2, 1024, 1),
     ("norm", 128256, 4096): Tile(4, 256, 1),
 }
-"""H200, triton 3.6, bfloat16: (kind of product, rows, columns) of the matrix."""
+"""H200, triton 3.6, bfloat16: (kind of product, rows, columns) of the matrix.
+
+Chosen by the time of whole steps, in which a kernel reads its weights while the one
+before it ends."""
 
 
 def tuning(place: torch.device) -> Tuning:

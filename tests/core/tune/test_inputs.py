@@ -1,0 +1,107 @@
+"""Inputs for a call: of its sizes, in its workload, and nowhere constant."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from inl.backend.reference import ReferenceBackend
+from inl.device import Device
+from inl.errors import CheckpointError, RequestError
+from inl.runtime.config import EngineConfig
+from inl.runtime.load import backend_policy
+from inl.spec.strict import StrictArray
+from inl.spec.tree import leaves
+from inl.spec.values import Step
+from inl.spec.workload import workload
+from inl.testing.kernel_site import Site
+from inl.testing.tiny import tiny_llama
+from inl.tune.inputs import Inputs
+from inl.tune.models import calls, chosen
+
+OPS = (
+    "norm_qkv", "attend_project", "attend", "attention", "norm_mlp", "gated_mlp",
+    "norm_logits", "linear", "qkv_linear", "rope", "rms_norm", "reduce_add_norm",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def opened():
+    backend = ReferenceBackend(Device("reference"))
+    return SimpleNamespace(
+        backend=backend, policy=backend_policy(backend, EngineConfig())
+    )
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    config, _ = tiny_llama(np.random.default_rng(3), kv_heads=2)
+    path = tmp_path_factory.mktemp("shape") / "config.json"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def met(opened, model, rows=3):
+    return calls(opened.backend, opened.policy, model, "float32", rows)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_case_lies_in_the_workload_of_its_call(opened, path, op):
+    found = [call for call in met(opened, path) if call.spec.name == op]
+    assert found
+    for call in found:
+        case = Inputs([1]).case(call.spec, call.args, call.attrs, length=20)
+        site = Site(opened, call.spec, case, "float32")
+        assert workload(call.spec, site.specs, case.attrs) == call.work
+        for arg in case.args:
+            if not isinstance(arg, Step):
+                big = [leaf for leaf in leaves(arg) if leaf.dtype.kind == "f"]
+                assert all(np.isfinite(leaf).all() for leaf in big)
+                assert all(leaf.std() > 0 for leaf in big if leaf.size > 8)
+        assert all(np.isfinite(leaf).all() for leaf in leaves(site.run()))
+
+
+def test_rows_have_as_much_cached_as_was_asked_for_and_fits(opened, path):
+    call = next(c for c in met(opened, path) if c.spec.name == "attention")
+    step = call.args[2]
+    for length, expected in ((20, 21), (10**6, 512)):
+        made = Inputs([1]).case(call.spec, call.args, call.attrs, length=length)
+        assert made.args[2].lengths.tolist() == [expected] * 3
+        assert made.args[2].blocks.shape[2] >= step.blocks.shape[2]
+
+
+def test_other_seeds_are_other_numbers(opened, path):
+    call = next(c for c in met(opened, path) if c.spec.name == "linear")
+    one, same, other = (
+        Inputs(seed).case(call.spec, call.args, call.attrs, length=1).args[0]
+        for seed in ([1], [1], [2])
+    )
+    assert (one == same).all()
+    assert (one != other).all()
+
+
+def test_rows_count_up_to_a_power_of_two(opened, path):
+    def works(rows):
+        return {c.work for c in met(opened, path, rows) if c.spec.name == "linear"}
+
+    assert works(5) == works(8) != works(9)
+
+
+def test_a_model_may_be_a_shape_a_config_or_a_folder(opened, path, tmp_path):
+    assert "norm_mlp" in {call.spec.name for call in met(opened, "8b")}
+    with pytest.raises(CheckpointError, match=r"no\.json"):
+        met(opened, str(tmp_path / "no.json"))
+
+
+def test_what_cannot_be_tuned_is_said(opened, path):
+    found = met(opened, path)
+    assert {call.spec.name for call in chosen(found, ("rope",))} == {"rope"}
+    with pytest.raises(RequestError, match="found ropes, of which there is nothing"):
+        chosen(found, ("rope", "ropes"))
+    call = next(c for c in found if c.spec.name == "rope")
+    odd = (StrictArray((2,), "int32"), *call.args[1:])
+    with pytest.raises(RequestError, match=r"op rope: q is int32\[2\]"):
+        Inputs([1]).case(call.spec, odd, call.attrs, length=1)
