@@ -46,8 +46,6 @@ from inl_torch.triton import (
 )
 from inl_torch.triton.attention_plan import Work
 from inl_torch.triton.packed import FLOAT8, PackedLinear, PackedMlp, packed
-from inl_torch.triton.attention_plan import Work
-from inl_torch.triton.packed import FLOAT8, PackedLinear, PackedMlp, packed
 from inl_torch.triton.tuning import Tuning
 
 WARP = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32}

@@ -120,7 +120,6 @@ def test_a_tile_counts_for_one_row_and_for_several():
     )
     assert cut.tile("norm", 8, 8) == Tile(2, 64, 1)
     assert cut.tile("norm in turns", 9, 9) == Tile(2, 64, 1)
-    assert cut.tile("norm by dots", 9, 9) == Tile(2, 64, 1)
     assert cut.tile("plain", 8, 8) != Tile(2, 64, 1)
 
 

@@ -71,7 +71,7 @@ def _case(target: Target, op: OpSpec, place: int, dtype: str) -> Measure:
         if not found.passed and site.case.attrs.get("sampler", "greedy") != "greedy":
             # A uniform number may fall on the border of two tokens: draw once more.
             found, site = verdict(turn + 1000)
-        measures.append(passed(found, site))
+        measures.append(passed(found, site, target.seed))
     return worst(measures)
 
 
@@ -80,7 +80,9 @@ def _poisoned(target: Target, op: OpSpec, place: int, dtype: str) -> Measure:
     site = Site(target, op, case, dtype)
     result = site.run()
     found = judge(op, case, dtype, result)
-    return passed(found, site, "; cells that nobody owns hold huge numbers")
+    return passed(
+        found, site, target.seed, "; cells that nobody owns hold huge numbers"
+    )
 
 
 def _twice(target: Target, op: OpSpec, dtype: str) -> Measure:
@@ -91,7 +93,7 @@ def _twice(target: Target, op: OpSpec, dtype: str) -> Measure:
     site = Site(target, op, case, dtype)
     found = judge(op, replace(case, args=args), dtype, site.run_twice())
     note = f"; on the {op.consumes[0]} that the first call gave back"
-    return passed(found, site, note)
+    return passed(found, site, target.seed, note)
 
 
 def poison(op: OpSpec, case: Case, huge: float) -> Case:

@@ -208,14 +208,14 @@ class Site:
         return int(caches[0].k.shape[1]) if caches else 4
 
 
-def passed(found: Verdict, site: Site, note: str = "") -> Measure:
+def passed(found: Verdict, site: Site, seed: int, note: str = "") -> Measure:
     """The measure of a verdict; raises :class:`CheckFailed` where it is too far off."""
     measure = Measure(found.error, found.bound)
     if found.passed:
         return measure
     raise CheckFailed(
-        f"{site.choice().winner} on {site.target.device}: {found}, case "
-        f"{site.case.name} in {site.dtype}, seed {site.target.seed}{note}; compare "
+        f"{site.choice().winner} on {site.target.backend.device}: {found}, case "
+        f"{site.case.name} in {site.dtype}, seed {seed}{note}; compare "
         f"with the body of {site.spec.name}, or list a gap",
         measure,
     )
