@@ -67,6 +67,7 @@ class Flag(IntFlag):
     SAMPLE_FULL = 256
     INTERLEAVE = 512
     ANY_BITS = 1024
+    KV_INT8 = 16384
 
 
 class Format(IntEnum):

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from native_harness import Flag, Native, Op, aligned, bf16, f32, i32, instruction
+from native_harness import (
+    Flag,
+    Native,
+    Op,
+    aligned,
+    bf16,
+    excess,
+    f32,
+    i32,
+    instruction,
+)
 
+from inl.dtypes import rounded
 from inl.ops import catalog
 from inl.ops.attention import attention_case, random_step
 from inl.spec.op import Case
@@ -21,12 +32,16 @@ CASES = [
 ]
 
 
+KINDS = {"float32": 0, "bfloat16": Flag.KV_BF16, "int8": Flag.KV_INT8}
+"""Flags by what a cache holds."""
+
+
 class Paged:
     """A cache in the kernels' own layout."""
 
-    def __init__(self, native, shape, narrow):
+    def __init__(self, native, shape, dtype):
         self.native, self.shape = native, shape
-        self.flags = Flag.KV_BF16 if narrow else 0
+        self.flags = KINDS[dtype]
         size = native.lib.inl_cache_bytes(*shape, self.flags)
         assert size > 0
         # What nobody has written may hold anything: here, no numbers.
@@ -69,11 +84,11 @@ def attend(native, q, paged, step, attrs, *, k=None, v=None, flags=0, **extra):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_attention(native, case, dtype):
-    rounded = bf16 if dtype == "bfloat16" else f32
+    narrow = bf16 if dtype == "bfloat16" else f32
     q, cache, step = case.args
-    paged = Paged(native, cache.k.shape, dtype == "bfloat16")
+    paged = Paged(native, cache.k.shape, dtype)
     paged.fill(cache)
-    y = attend(native, rounded(q), paged, step, case.attrs)
+    y = attend(native, narrow(q), paged, step, case.attrs)
     verdict = judge(CATALOG["attention"], case, dtype, y)
     assert verdict.passed, verdict
 
@@ -85,7 +100,7 @@ def test_a_cache_comes_back_and_its_blocks_are_copied(native, rng, block_size, n
     plain = Cache(*f32(rng.standard_normal((2, *shape))))
     if narrow:
         plain = Cache(bf16(plain.k), bf16(plain.v))
-    paged = Paged(native, shape, narrow)
+    paged = Paged(native, shape, "bfloat16" if narrow else "float32")
     paged.fill(plain)
     found = paged.read()
     assert np.array_equal(found.k, plain.k)
@@ -105,7 +120,7 @@ WRITES = list(CATALOG["write_kv"].cases(np.random.default_rng(2)))
 def test_write_kv(native, case):
     k, v, cache, writes = case.args
     tokens, heads, width = k.shape
-    paged = Paged(native, cache.k.shape, narrow=False)
+    paged = Paged(native, cache.k.shape, "float32")
     paged.fill(cache)
     dims = tokens, heads, width, cache.k.shape[1], heads * width
     data = f32(k), f32(v), paged.k, paged.v, i32(writes)
@@ -129,16 +144,16 @@ def long_case(rng, *, counts, cached, block_size=16, heads=6, kv_heads=2, width=
 )
 def test_rotated_written_and_attended_at_once(native, rng, dtype, cached, counts):
     case = long_case(rng, cached=cached, counts=counts)
-    rounded = bf16 if dtype == "bfloat16" else f32
+    narrow = bf16 if dtype == "bfloat16" else f32
     q, k, v, cache, step = case.args
     angle = rng.uniform(0, 6, (len(q), 32))
     cos, sin = f32(np.cos(angle)), f32(np.sin(angle))
-    paged = Paged(native, cache.k.shape, dtype == "bfloat16")
+    paged = Paged(native, cache.k.shape, dtype)
     paged.fill(cache)
     flags = Flag.ONE_EACH if max(counts) == 1 else 0
-    y = attend(native, rounded(q), paged, step, case.attrs, k=rounded(k), v=rounded(v),
+    y = attend(native, narrow(q), paged, step, case.attrs, k=narrow(k), v=narrow(v),
                cos=cos, sin=sin, flags=flags)  # fmt: skip
-    turned = CATALOG["rope"].body(*(rounded(a).astype(float) for a in (q, k)), cos, sin)
+    turned = CATALOG["rope"].body(*(narrow(a).astype(float) for a in (q, k)), cos, sin)
     rotated = Case("", (*turned, v, cache, step), case.attrs)
     verdict = judge(CATALOG["attend"], rotated, dtype, (y, paged.read()))
     assert verdict.passed, verdict
@@ -162,7 +177,7 @@ def test_many_tokens_whose_bits_are_free(
     case = long_case(rng, cached=cached, counts=counts, heads=heads, width=width,
                      kv_heads=kv_heads, block_size=block_size)  # fmt: skip
     q, k, v, cache, step = case.args
-    paged = Paged(native, cache.k.shape, narrow=True)
+    paged = Paged(native, cache.k.shape, "bfloat16")
     paged.fill(cache)
     both = case.attrs | attrs
     y = attend(native, bf16(q), paged, step, both, k=bf16(k), v=bf16(v),
@@ -176,7 +191,7 @@ def test_heads_are_normalized_first(native, rng):
     case = long_case(rng, cached=[4, 9], counts=[1, 6])
     q, k, v, cache, step = case.args
     norms = f32(rng.standard_normal((2, 64)))
-    paged = Paged(native, cache.k.shape, narrow=False)
+    paged = Paged(native, cache.k.shape, "float32")
     paged.fill(cache)
     y = attend(native, f32(q), paged, step, case.attrs, k=f32(k), v=f32(v),
                q_norm=norms[0], k_norm=norms[1], eps=1e-6)  # fmt: skip
@@ -199,7 +214,7 @@ def test_a_sink_takes_its_share(native, rng):
     case = long_case(rng, cached=[20], counts=[3])
     q, _, _, cache, step = case.args
     sinks = f32(rng.standard_normal(6))
-    paged = Paged(native, cache.k.shape, narrow=False)
+    paged = Paged(native, cache.k.shape, "float32")
     paged.fill(cache)
     found = attend(native, f32(q), paged, step, case.attrs, sinks=sinks)
     plain = attend(native, f32(q), paged, step, case.attrs)
@@ -215,24 +230,38 @@ def test_a_sink_takes_its_share(native, rng):
             )
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-def test_a_token_has_the_same_bits_in_any_company(lib, native, rng, narrow):
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize(
+    ("length", "block_size", "window"), [(75, 16, None), (600, 16, None),
+                                         (333, 24, None), (600, 16, 270)],
+)  # fmt: skip
+def test_a_token_has_the_same_bits_in_any_company(
+    lib, native, rng, dtype, length, block_size, window
+):
     """Chunked, batched, on any number of threads."""
-    case = long_case(rng, cached=[0], counts=[75])
-    q, k, v, cache, step = case.args
+    case = long_case(rng, cached=[0], counts=[length], block_size=block_size)
+    q, k, v, _, step = case.args
     q, k, v = f32(q), f32(k), f32(v)
+    shape, attrs = case.args[3].k.shape, case.attrs | {"window": window}
 
     def together(opened):
-        paged = Paged(opened, cache.k.shape, narrow)
-        return attend(opened, q, paged, step, case.attrs, k=k, v=v)
+        paged = Paged(opened, shape, dtype)
+        return attend(opened, q, paged, step, attrs, k=k, v=v)
 
     want = together(native)
     for threads in (1, 4):
         other = Native(lib, native.isa, threads)
         assert np.array_equal(together(other), want)
         other.close()
-    paged = Paged(native, cache.k.shape, narrow)
-    for start, stop in ((0, 1), (1, 9), (9, 74), (74, 75)):
+    paged = Paged(native, shape, dtype)
+    last = length - 1
+    for start, stop in (
+        (0, 1),
+        (1, 9),
+        (9, last - 20),
+        (last - 20, last),
+        (last, length),
+    ):
         part = step._replace(
             positions=i32(step.positions[start:stop]),
             rows=i32(step.rows[start:stop]),
@@ -242,5 +271,72 @@ def test_a_token_has_the_same_bits_in_any_company(lib, native, rng, narrow):
         )
         pieces = (array[start:stop].copy() for array in (q, k, v))
         own_q, own_k, own_v = pieces
-        y = attend(native, own_q, paged, part, case.attrs, k=own_k, v=own_v)
+        flags = Flag.ONE_EACH if stop - start == 1 else 0
+        y = attend(native, own_q, paged, part, attrs, k=own_k, v=own_v, flags=flags)
         assert np.array_equal(y, want[start:stop]), (start, stop)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("attrs", [{}, {"window": 300}, {"cap": 5.0}])
+@pytest.mark.parametrize(
+    ("cached", "counts", "dims", "block_size"),
+    [
+        ([700, 3, 255, 256], [1, 1, 1, 1], (9, 3, 64), 16),
+        ([500], [40], (7, 1, 64), 24),
+        ([300, 260], [1, 80], (4, 4, 20), 40),
+        ([1100], [1], (10, 2, 128), 4),
+    ],
+)
+def test_contexts_of_several_segments(
+    native, rng, dtype, attrs, cached, counts, dims, block_size
+):
+    """Against float64 over what the cache holds: its own rounding is not looked at."""
+    heads, kv_heads, width = dims
+    case = long_case(rng, cached=cached, counts=counts, heads=heads, width=width,
+                     kv_heads=kv_heads, block_size=block_size)  # fmt: skip
+    q, _, _, cache, step = case.args
+    paged = Paged(native, cache.k.shape, dtype)
+    paged.fill(cache)
+    q = bf16(q) if dtype == "bfloat16" else f32(q)
+    both = {"window": None, "cap": None, "group": 0} | case.attrs | attrs
+    y = attend(native, q, paged, step, both)
+    body = CATALOG["attention"].body
+    held = Cache(*(part.astype(np.float64) for part in paged.read()))
+    exact = body(q.astype(np.float64), held, step, **both)
+    if dtype == "int8":
+        # Queries and weights have 15 bits.
+        assert excess(y, exact, exact, "bfloat16") < 0.25
+        return
+    close = rounded(f32(body(q, paged.read(), step, **both)), dtype)
+    # Hundreds of numbers are summed in a row, where NumPy sums them in pairs.
+    assert excess(y, exact, close, dtype) <= (2 if dtype == "float32" else 1)
+
+
+def test_an_int8_cache_has_a_scale_for_each_token_and_head(native, rng):
+    shape = 3, 24, 2, 20
+    plain = rng.standard_normal((2, *shape)) * np.exp(
+        rng.normal(size=(2, *shape[:3], 1))
+    )
+    plain = f32(plain)
+    plain[0, 1, 5, 1] = 0
+    paged = Paged(native, shape, "int8")
+    paged.fill(Cache(*plain))
+    most = np.abs(plain).max(-1, keepdims=True)
+    steps = np.where(most > 0, most, 1) / 127
+    want = np.rint(plain / steps) * steps
+    for found, exact, step in zip(paged.read(), want, steps, strict=True):
+        # A number amid two codes may go either way.
+        assert (np.abs(found - exact) <= 1.001 * step).all()
+        assert np.mean(np.abs(found - exact) > 1e-3 * step) < 0.01
+    assert not paged.read().k[1, 5, 1].any()
+
+
+def test_an_int8_cache_hides_no_nan(native, rng):
+    case = long_case(rng, cached=[20], counts=[1])
+    q, _, _, cache, step = case.args
+    cache.v[step.blocks[0, 0, 0], 3, 1, 7] = np.nan
+    paged = Paged(native, cache.k.shape, "int8")
+    paged.fill(cache)
+    y = attend(native, f32(q), paged, step, case.attrs)
+    assert np.isnan(y[0, 3:]).all()
+    assert not np.isnan(y[0, :3]).any()

@@ -96,6 +96,14 @@ BAD = {
     "attention: heads must be": [attention(d2=3), attention(d2=0)],
     "attention: head width": [attention(d3=15), attention(d3=0)],
     "attention: block size": [attention(d4=0)],
+    "cache: it holds": [
+        instruction(
+            Op.WRITE_KV,
+            (1, 1, 4, 4, 4),
+            (X, X, Y, Y, X),
+            flags=Flag.KV_BF16 | Flag.KV_INT8,
+        ),
+    ],
     "cache: head width": [instruction(Op.WRITE_KV, (1, 1, 3, 4, 3), (X, X, Y, Y, X))],
     "cache: block size": [instruction(Op.READ_CACHE, (1, 0, 1, 2), (X, X, Y, Y))],
     "choose: accepted are": [instruction(Op.CHOOSE, (1, 0, 0, 1), (X, Y))],
@@ -161,6 +169,7 @@ def test_sizes_that_make_no_sense(lib):
     sizes = lib.inl_cache_bytes
     assert sizes(4, 16, 3, 64, 0) == 4 * 3 * 16 * 64 * 4
     assert sizes(4, 16, 3, 64, Flag.KV_BF16) == 4 * 3 * 16 * 64 * 2
+    assert sizes(4, 16, 3, 64, Flag.KV_INT8) == 4 * 3 * 16 * (64 + 4)
     for bad in (
         (0, 16, 3, 64),
         (4, 0, 3, 64),

@@ -80,7 +80,7 @@ int64_t inl_cache_bytes(int64_t blocks, int64_t block_size, int64_t kv_heads,
     if (blocks < 1 || block_size < 1 || kv_heads < 1 || width < 2 || width % 2)
         return -1;
     const inl::CacheShape shape{block_size, kv_heads, width,
-                                (flags & INL_KV_BF16) != 0};
+                                inl::cache_kind(flags)};
     return blocks * shape.block_bytes();
 }
 

@@ -57,6 +57,11 @@ const char *linear_refusal(const inl_instruction &i) {
     return nullptr;
 }
 
+const char *kinds_refusal(const inl_instruction &i) {
+    const bool both = i.flags & INL_KV_BF16 && i.flags & INL_KV_INT8;
+    return both ? "cache: it holds bfloat16 or int8" : nullptr;
+}
+
 const char *attention_refusal(const inl_instruction &i) {
     if (const char *why = basics(i, 10, 0)) return why;
     if (!has(i, 3, 10)) return "attention: a pointer is missing";
@@ -67,12 +72,13 @@ const char *attention_refusal(const inl_instruction &i) {
         return "attention: heads must be a multiple of kv heads";
     if (i.dims[3] < 2 || i.dims[3] % 2) return "attention: head width must be even";
     if (i.dims[4] < 1) return "attention: block size must be positive";
-    return nullptr;
+    return kinds_refusal(i);
 }
 
 const char *cache_refusal(const inl_instruction &i, int size, int width) {
     if (i.dims[width] < 2 || i.dims[width] % 2) return "cache: head width must be even";
-    return i.dims[size] < 1 ? "cache: block size must be positive" : nullptr;
+    if (i.dims[size] < 1) return "cache: block size must be positive";
+    return kinds_refusal(i);
 }
 
 const char *choose_refusal(const inl_instruction &i) {

@@ -60,7 +60,7 @@ Text flags() {
                    NUMBER(INL_KV_BF16), NUMBER(INL_ONE_EACH), NUMBER(INL_SAMPLE_GREEDY),
                    NUMBER(INL_SAMPLE_DRAW), NUMBER(INL_SAMPLE_FULL),
                    NUMBER(INL_SAMPLE_MASK), NUMBER(INL_INTERLEAVE),
-                   NUMBER(INL_ANY_BITS)});
+                   NUMBER(INL_ANY_BITS), NUMBER(INL_KV_INT8)});
 }
 
 Text formats() {

@@ -116,8 +116,9 @@ enum inl_opcode {
     /* Causal attention over the paged cache, after rotating q and k, normalizing their
      * heads and writing k and v, each if given. A token sees keys of its row at
      * positions p - window + 1 .. p; tokens beyond starts[R] and rows of length 0 get
-     * zeros. Weights are softmax(cap * tanh(scale * q k / cap)).
-     * flags: INL_KV_BF16, INL_PLUS_ONE, INL_ANY_BITS, INL_ONE_EACH (no row has two
+     * zeros. Weights are softmax(cap * tanh(scale * q k / cap)). Positions, rows,
+     * starts and lengths are read before the program runs, to share the work out.
+     * flags: INL_KV_BF16 or INL_KV_INT8, INL_PLUS_ONE, INL_ANY_BITS, INL_ONE_EACH (no row has two
      * tokens).
      * d: 0 tokens T, 1 heads, 2 kv heads, 3 head width, 4 block size, 5 rows R,
      *    6 blocks in a row's table, 7 window (0 is all), 8 q stride, 9 k and v stride.
@@ -127,12 +128,12 @@ enum inl_opcode {
      *    16 sinks [heads] or NULL: a logit that takes its share and brings no value.
      * r: 0 scale, 1 cap (0 is none), 2 eps of the norms. */
     INL_ATTENTION = 13,
-    /* Put k, v [tokens, kv heads, width] into the cache. flags: INL_KV_BF16.
+    /* Put k, v [tokens, kv heads, width] into the cache. flags: INL_KV_*.
      * d: 0 tokens, 1 kv heads, 2 width, 3 block size, 4 k and v stride.
      * p: 0 k, 1 v, 2 k cache, 3 v cache, 4 writes. */
     INL_WRITE_KV = 14,
     /* The cache as plain float32 [blocks, block size, kv heads, width], and back.
-     * flags: INL_KV_BF16. d: 0 blocks, 1 block size, 2 kv heads, 3 width.
+     * flags: INL_KV_*. d: 0 blocks, 1 block size, 2 kv heads, 3 width.
      * p: 0 k cache, 1 v cache, 2 plain k, 3 plain v. */
     INL_READ_CACHE = 15,
     INL_FILL_CACHE = 16,
@@ -183,7 +184,9 @@ enum inl_flag {
     INL_SAMPLE_MASK = 384,
     INL_INTERLEAVE = 512,
     INL_ANY_BITS =
-        1024 /* linear, attention: may use AMX, with other bits than one row's */
+        1024, /* linear, attention: may use AMX, with other bits than one row's */
+    INL_KV_INT8 =
+        16384 /* the cache holds int8, with a scale for each token and head */
 };
 
 /* Sources of INL_PACK: plain numbers, and the packed kinds of GGUF files. */

@@ -16,6 +16,7 @@ struct AmxTable {
                                   amx_linear_scratch};
         operations[INL_ATTENTION] = {{cache_tokens_chunks, cache_tokens_body},
                                      {amx_attention_chunks, amx_attention_body},
-                                     amx_attention_scratch};
+                                     amx_attention_scratch,
+                                    {amx_gather_chunks, gather_body}};
     }
 };

@@ -1,4 +1,4 @@
-/* What attention works on: its sizes, scratch, and heads of q and k. */
+/* What attention works on: its sizes, and heads of q and k. */
 
 struct Attention {
     const inl_instruction &i;
@@ -8,37 +8,23 @@ struct Attention {
     explicit Attention(const inl_instruction &i)
         : i(i), heads(i.dims[1]), kv_heads(i.dims[2]), width(i.dims[3]),
           rows(i.dims[5]), table(i.dims[6]), window(i.dims[7]), group(heads / kv_heads),
-          shape{i.dims[4], kv_heads, width, (i.flags & INL_KV_BF16) != 0} {}
+          shape{i.dims[4], kv_heads, width, cache_kind(i.flags)} {}
 
     int32_t ints(int index, int64_t at) const { return data<int32_t>(i, index)[at]; }
-    int64_t longest() const { return table * shape.tiles() * INL_LANES; }
-};
-
-/* Scratch of a thread for a number of queries at once. */
-struct AttentionScratch {
-    float *query;     /* [queries][padded width], rotated */
-    uint32_t *words;  /* [queries][width] or, in pairs, half of that */
-    float *scores;    /* [queries][longest] */
-    uint16_t *narrow; /* [queries][longest] weights in bfloat16 */
-    float *key;       /* [padded width] */
-
-    AttentionScratch(const Attention &a, char *own, int64_t queries) {
-        const int64_t wide = a.shape.padded() * queries, keys = a.longest() * queries;
-        query = reinterpret_cast<float *>(own);
-        words = reinterpret_cast<uint32_t *>(query + wide);
-        key = reinterpret_cast<float *>(words + wide);
-        scores = key + a.shape.padded();
-        narrow = reinterpret_cast<uint16_t *>(scores + keys);
+    /* Number of a key's tile among those of its row. */
+    int64_t tile_of(int64_t key) const {
+        const uint32_t at = uint32_t(key), size = uint32_t(shape.block_size);
+        return at / size * shape.tiles() + at % size / INL_LANES;
     }
-    static int64_t bytes(const Attention &a, int64_t queries) {
-        const int64_t wide = a.shape.padded() * (2 * queries + 1);
-        return aligned(4 * wide + 6 * a.longest() * queries);
+    /* First key that a token sees. */
+    int64_t first_key(int64_t token) const {
+        const int64_t position = ints(6, token);
+        return window && position >= window ? position - window + 1 : 0;
+    }
+    bool is_padding(int64_t token) const {
+        return token >= ints(8, rows) || ints(9, ints(7, token)) == 0;
     }
 };
-
-Scratch attention_scratch(const inl_instruction &i) {
-    return {0, AttentionScratch::bytes(Attention(i), ATTENTION_ROWS)};
-}
 
 /* A head of q or k, normalized and rotated where that is asked for. */
 void prepare_head(const Attention &a, const float *x, int norm, int64_t token,
@@ -62,12 +48,19 @@ void cache_token(const Attention &a, int64_t token, int64_t head, float *key) {
              data<float>(i, 2) + at);
 }
 
+/* Tokens whose keys and values a chunk writes. */
+constexpr int64_t CACHED_TOKENS = 8;
+
 int64_t cache_tokens_chunks(const inl_instruction &i) {
-    return i.data[1] == nullptr || i.flags & INL_ONE_EACH ? 0 : i.dims[0];
+    const bool none = i.data[1] == nullptr || i.flags & INL_ONE_EACH;
+    return none ? 0 : over(i.dims[0], CACHED_TOKENS);
 }
 
-void cache_tokens_body(const inl_instruction &i, int64_t token, Worker &worker) {
+void cache_tokens_body(const inl_instruction &i, int64_t chunk, Worker &worker) {
     const Attention a(i);
     float *key = reinterpret_cast<float *>(worker.own);
-    for (int64_t head = 0; head < a.kv_heads; head++) cache_token(a, token, head, key);
+    const Span tokens(chunk, CACHED_TOKENS, i.dims[0]);
+    for (int64_t token = tokens.from; token < tokens.to; token++)
+        for (int64_t head = 0; head < a.kv_heads; head++)
+            cache_token(a, token, head, key);
 }

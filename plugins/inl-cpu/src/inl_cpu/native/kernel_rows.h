@@ -7,6 +7,7 @@ struct Span {
     int64_t from, to;
     Span(int64_t chunk, int64_t size, int64_t count)
         : from(chunk * size), to(from + size < count ? from + size : count) {}
+    int64_t count() const { return to - from; }
 };
 
 inline int lanes_left(int64_t at, int64_t end) {

@@ -1,48 +1,107 @@
-/* Scores of a few queries, their weights, and the values that these mix. */
+/* Scores of a few queries over a segment of their keys, and the weights of these. */
 
-/* A few queries of one sequence, and the keys that any of them sees. */
-struct Queries {
-    int limit, count = 0;
-    int64_t row = 0, from = 0, to = 0;
-    int64_t token[16], head[16];
-    int64_t first[16], end[16]; /* keys that each sees */
+/* Tiles of a segment: a row's keys are cut at the same places whoever looks, so that
+ * a query's bits depend neither on its neighbors nor on who computes which segment. */
+constexpr int SEGMENT_TILES = 16;
+constexpr int SEGMENT_KEYS = SEGMENT_TILES * INL_LANES;
+constexpr float HIDDEN = -3.4e38f;
 
-    explicit Queries(int limit) : limit(limit) {}
+/* Some tiles of one row and kv head. Those of a block that ends amid one are shorter. */
+struct Segment {
+    int tiles = 0;
+    int64_t first[SEGMENT_TILES]; /* keys */
+    int keys[SEGMENT_TILES];
+    const char *k[SEGMENT_TILES], *v[SEGMENT_TILES];
+
+    Segment(const Attention &a, int64_t row, int64_t head, int64_t from, int64_t to) {
+        const int64_t each = a.shape.tiles(), size = a.shape.tile_bytes();
+        int64_t block = from / each, part = from % each;
+        for (int64_t tile = from; tile < to; tile++, tiles++) {
+            const int64_t home = a.ints(10, row * a.table + block);
+            const int64_t place = ((home * a.kv_heads + head) * each + part) * size;
+            k[tiles] = data<char>(a.i, 3) + place;
+            v[tiles] = data<char>(a.i, 4) + place;
+            first[tiles] = block * a.shape.block_size + part * INL_LANES;
+            keys[tiles] =
+                lanes_left(part * INL_LANES, a.shape.block_size);
+            if (++part == each) part = 0, block++;
+        }
+    }
+    /* Keys of a tile that some query sees. */
+    int seen(int tile, const Queries &q) const {
+        const int64_t left = q.to - first[tile];
+        return left < keys[tile] ? int(left) : keys[tile];
+    }
 };
 
-inline const char *key_tile(const Attention &a, int cache, const Queries &q,
-                            int64_t head, int64_t key) {
-    const int64_t block = a.ints(10, q.row * a.table + key / a.shape.block_size);
-    return data<char>(a.i, cache) +
-           a.shape.place(block, head, key % a.shape.block_size);
-}
+/* Scratch for R queries and a segment: scores, which become weights, and these in the
+ * form in which they meet values. */
+struct Weights {
+    float *scores;    /* [R][SEGMENT_KEYS] */
+    uint16_t *narrow; /* [R][SEGMENT_KEYS] bfloat16, or two planes of bytes */
+    float top[ATTENTION_ROWS], total[ATTENTION_ROWS], step[ATTENTION_ROWS];
+    int32_t upper[ATTENTION_ROWS], lower[ATTENTION_ROWS];
 
-/* Next key that begins a tile: blocks may end amid one. */
-inline int64_t tile_end(const Attention &a, int64_t key) {
-    const int64_t offset = key % a.shape.block_size, block = key - offset;
-    const int64_t next = (offset / INL_LANES + 1) * INL_LANES;
-    return block + (next < a.shape.block_size ? next : a.shape.block_size);
-}
+    int8_t *uppers() const { return reinterpret_cast<int8_t *>(narrow); }
+    int8_t *lowers() const { return uppers() + ATTENTION_ROWS * SEGMENT_KEYS; }
+};
 
-inline int64_t tile_start(const Attention &a, int64_t key) {
-    const int64_t offset = key % a.shape.block_size;
-    return key - offset % INL_LANES;
-}
-
-template <bool NARROW, int R>
-inline void score_tile(const char *tile, const uint32_t *words, int64_t stride,
-                       F *scores) {
-    for (int r = 0; r < R; r++) scores[r] = set(0.0f);
-    for (int64_t at = 0; at < stride; at++) {
-        if (NARROW) {
-            const I pair = load_ints(tile + 64 * at);
-            for (int r = 0; r < R; r++)
-                scores[r] = dot2(scores[r], pair, words[r * stride + at]);
-        } else {
-            const F key = load(reinterpret_cast<const float *>(tile + 64 * at));
-            for (int r = 0; r < R; r++)
-                scores[r] = fma(key, set(float_of(words[r * stride + at])), scores[r]);
+/* 16 keys with a scale each, so that sums of integers end here. */
+template <int R>
+inline void score_bytes(const char *tile, int64_t width, const QueryWords &x, F *sums) {
+    const uint32_t *words = x.words;
+    I upper[R], lower[R];
+    for (int r = 0; r < R; r++) upper[r] = lower[r] = zeros();
+    for (int64_t at = 0; at < width; at += 4, words += 2 * R) {
+        const I codes = load_ints(tile + 16 * at);
+        for (int r = 0; r < R; r++) {
+            upper[r] = dot4<false>(upper[r], codes, int32_t(words[r]));
+            lower[r] = dot4<false>(lower[r], codes, int32_t(words[R + r]));
         }
+    }
+    const int64_t padded = over(width, INL_LANES) * INL_LANES;
+    const F scales = load(reinterpret_cast<const float *>(tile + 16 * padded));
+    for (int r = 0; r < R; r++) {
+        const F high = to_float(add(upper[r], set_int(-x.upper[r])));
+        const F low = to_float(add(lower[r], set_int(-x.lower[r])));
+        sums[r] = mul(mul(fma(high, set(256.0f), low), set(x.step[r])), scales);
+    }
+}
+
+template <CacheKind KIND, int R, int L>
+inline void score_tiles(const char *const *tiles, int64_t width, const QueryWords &x,
+                        F (*sums)[R]) {
+    const uint32_t *words = x.words;
+    for (int l = 0; l < L; l++)
+        for (int r = 0; r < R; r++) sums[l][r] = set(0.0f);
+    if constexpr (KIND == FLOATS) {
+        for (int64_t at = 0; at < width; at++, words += R)
+            for (int l = 0; l < L; l++) {
+                const F key = load(reinterpret_cast<const float *>(tiles[l] + 64 * at));
+                for (int r = 0; r < R; r++)
+                    sums[l][r] = fma(key, set(float_of(words[r])), sums[l][r]);
+            }
+    } else if constexpr (KIND == PAIRS && DOTS_OF_PAIRS) {
+        for (int64_t at = 0; at < width / 2; at++, words += R)
+            for (int l = 0; l < L; l++) {
+                const I pairs = load_ints(tiles[l] + 64 * at);
+                for (int r = 0; r < R; r++)
+                    sums[l][r] = dot2(sums[l][r], pairs, words[r]);
+            }
+    } else if constexpr (KIND == PAIRS) {
+        const I high = set_int(int(0xffff0000));
+        for (int64_t at = 0; at < width / 2; at++, words += 2 * R)
+            for (int l = 0; l < L; l++) {
+                const I pairs = load_ints(tiles[l] + 64 * at);
+                const F even = as_float(shift_left(pairs, 16));
+                const F odd = as_float(both_bits(pairs, high));
+                for (int r = 0; r < R; r++) {
+                    sums[l][r] = fma(even, set(float_of(words[r])), sums[l][r]);
+                    sums[l][r] = fma(odd, set(float_of(words[R + r])), sums[l][r]);
+                }
+            }
+    } else {
+        for (int l = 0; l < L; l++) score_bytes<R>(tiles[l], width, x, sums[l]);
     }
 }
 
@@ -51,121 +110,103 @@ inline F capped(F x, float cap) {
     return mul(set(cap), hyperbolic_tangent(quotient(x, set(cap))));
 }
 
-/* Scores of the keys, at the place of their tile: tiles of a block that ends amid one
- * are as long as the others here. Hidden keys get the lowest number. */
-template <bool NARROW, int R>
-void score(const Attention &a, const Queries &q, int64_t head,
-           const AttentionScratch &s) {
-    const int64_t stride = NARROW ? a.width / 2 : a.width;
-    const F hidden = set(-3.4e38f), scale = set(a.i.reals[0]);
-    float *out = s.scores;
-    for (int64_t key = tile_start(a, q.from); key < q.to;
-         key = tile_end(a, key), out += 16) {
-        const int64_t end = tile_end(a, key);
-        F scores[R];
-        score_tile<NARROW, R>(key_tile(a, 3, q, head, key), s.words, stride, scores);
-        for (int r = 0; r < R; r++) {
-            const int64_t from = q.first[r] - key,
-                          to = (q.end[r] < end ? q.end[r] : end) - key;
-            const F value = capped(mul(scores[r], scale), a.i.reals[1]);
-            store(out + r * a.longest(), between(value,
-                                                 int(from < 0    ? 0
-                                                     : from < 16 ? from
-                                                                 : 16),
-                                                 int(to < 0 ? 0 : to), hidden));
+inline int within(int64_t place) {
+    return int(place < 0 ? 0 : place > 16 ? 16 : place);
+}
+
+/* A query's 16 scores of a tile that begins with key, hidden ones the lowest number. */
+inline F shown(const Queries &q, int r, int64_t key, int keys, F scores) {
+    const int to = within(q.end[r] - key);
+    return between(scores, within(q.first[r] - key), to < keys ? to : keys,
+                   set(HIDDEN));
+}
+
+template <CacheKind KIND, int R, int L>
+inline void score_some(const Attention &a, const Queries &q, const Segment &segment,
+                       int tile, const QueryWords &x, const Weights &w) {
+    F sums[L][R];
+    score_tiles<KIND, R, L>(segment.k + tile, a.width, x, sums);
+    const F scale = set(a.i.reals[0]);
+    for (int l = 0; l < L; l++)
+        for (int r = 0; r < R && r < q.count; r++) {
+            const F value = capped(mul(sums[l][r], scale), a.i.reals[1]);
+            float *scores = w.scores + r * SEGMENT_KEYS + 16 * (tile + l);
+            const int64_t key = segment.first[tile + l];
+            const int keys = segment.keys[tile + l];
+            const bool whole = keys == 16 && q.first[r] <= key && key + 16 <= q.end[r];
+            store(scores, whole ? value : shown(q, r, key, keys, value));
         }
-    }
 }
 
-/* Scores become weights that are not divided by their sum yet, which is returned. */
-float weigh(float *scores, int64_t count, const float *sink) {
-    F most = set(-3.4e38f);
-    for (int64_t at = 0; at < count; at += 16) most = larger(most, load(scores + at));
-    float top = largest(most);
-    if (sink != nullptr && *sink > top) top = *sink;
-    F total = set(0.0f);
-    for (int64_t at = 0; at < count; at += 16) {
-        const F weight = exponential(sub(load(scores + at), set(top)));
-        store(scores + at, weight);
-        total = add(total, weight);
-    }
-    return sum(total) + (sink == nullptr ? 0 : std::exp(*sink - top));
+/* As many tiles at once as make half the sums that fit: keys come from memory. */
+template <CacheKind KIND, int R>
+void score(const Attention &a, const Queries &q, const Segment &segment,
+           const QueryWords &x, const Weights &w) {
+    constexpr int L = ATTENTION_SUMS / 2 >= 4 * R   ? 4
+                      : ATTENTION_SUMS / 2 >= 2 * R ? 2
+                                                    : 1;
+    int tile = 0;
+    for (; tile + L <= segment.tiles; tile += L)
+        score_some<KIND, R, L>(a, q, segment, tile, x, w);
+    if constexpr (L > 1)
+        for (; tile < segment.tiles; tile++)
+            score_some<KIND, R, 1>(a, q, segment, tile, x, w);
 }
 
-void narrow_weights(const float *weights, int64_t count, uint16_t *narrow) {
-    for (int64_t at = 0; at < count; at++) narrow[at] = narrowed(weights[at]);
-}
-
-/* R queries and D times 16 numbers of the values, over the keys of one tile. */
-template <bool NARROW, int R, int D>
-inline void mix_tile(const char *tile, int64_t padded, int keys, const float *weights,
-                     const uint16_t *narrow, int64_t stride, F (*sums)[D]) {
-    if (!NARROW) {
-        for (int key = 0; key < keys; key++)
-            for (int d = 0; d < D; d++) {
-                const F value =
-                    load(reinterpret_cast<const float *>(tile) + key * padded + 16 * d);
-                for (int r = 0; r < R; r++)
-                    sums[r][d] = fma(value, set(weights[r * stride + key]), sums[r][d]);
-            }
+/* A query's scores become weights, not divided by their sum yet; top and total are set.
+ * A query that sees no key of the segment has a total of 0. */
+template <CacheKind KIND>
+inline void weigh(float *scores, int count, float &top, float &total) {
+    F most = set(HIDDEN);
+    for (int at = 0; at < count; at += 16) most = larger(most, load(scores + at));
+    top = largest(most);
+    if (top == HIDDEN) {
+        std::memset(scores, 0, size_t(count) * 4);
+        total = 0;
         return;
     }
-    for (int key = 0; key < keys; key += 2)
-        for (int d = 0; d < D; d++) {
-            I value = load_ints(tile + (key / 2 * padded + 16 * d) * 4);
-            /* The last key's partner may hold anything, and 0 times that may be NaN. */
-            if (key + 1 == keys) value = both_bits(value, set_int(0xffff));
-            for (int r = 0; r < R; r++) {
-                uint32_t pair;
-                std::memcpy(&pair, narrow + r * stride + key, 4);
-                sums[r][d] = dot2(sums[r][d], value, pair);
-            }
-        }
+    F sums = set(0.0f);
+    for (int at = 0; at < count; at += 16) {
+        const F score = sub(load(scores + at), set(top));
+        const F weight = KIND == FLOATS ? exponential(score) : rough_exponential(score);
+        store(scores + at, weight);
+        sums = add(sums, weight);
+    }
+    total = sum(sums);
 }
 
-template <bool NARROW, int R, int D>
-void mix(const Attention &a, const Queries &q, int64_t head, const AttentionScratch &s,
-         const float *totals, int64_t column) {
-    F sums[R][D];
-    for (int r = 0; r < R; r++)
-        for (int d = 0; d < D; d++) sums[r][d] = set(0.0f);
-    int64_t at = 0;
-    for (int64_t key = tile_start(a, q.from); key < q.to;
-         key = tile_end(a, key), at += 16) {
-        const int64_t end = tile_end(a, key) < q.to ? tile_end(a, key) : q.to;
-        const char *tile = key_tile(a, 4, q, head, key) + column * 4;
-        mix_tile<NARROW, R, D>(tile, a.shape.padded(), int(end - key), s.scores + at,
-                               s.narrow + at, a.longest(), sums);
-    }
-    for (int r = 0; r < R; r++) {
-        float *y = data<float>(a.i, 5) + (q.token[r] * a.heads + q.head[r]) * a.width;
-        for (int d = 0; d < D; d++) {
-            const int64_t first = column + 16 * d;
-            store_first(y + first, quotient(sums[r][d], set(totals[r])),
-                        lanes_left(first, a.width));
-        }
-    }
+inline void narrow_weights(const float *weights, int count, uint16_t *narrow) {
+    for (int at = 0; at < count; at += 16)
+        store_narrow(narrow + at, load(weights + at));
 }
 
-template <bool NARROW, int R>
-void attend(const Attention &a, const Queries &q, int64_t head,
-            const AttentionScratch &s) {
-    score<NARROW, R>(a, q, head, s);
-    int64_t count = 0;
-    for (int64_t key = tile_start(a, q.from); key < q.to; key = tile_end(a, key))
-        count += 16;
-    float totals[R];
-    for (int r = 0; r < R; r++) {
-        const float *sinks = data<float>(a.i, 16);
-        totals[r] = weigh(s.scores + r * a.longest(), count,
-                          sinks == nullptr ? nullptr : sinks + q.head[r]);
-        if (NARROW)
-            narrow_weights(s.scores + r * a.longest(), count,
-                           s.narrow + r * a.longest());
+/* Weights times the scales of values, in two planes of bytes with one step a query. */
+inline void weigh_bytes(const Segment &segment, int64_t padded, Weights &w, int r) {
+    float *weights = w.scores + r * SEGMENT_KEYS;
+    F most = set(0.0f), odd = set(0.0f); /* NaN spreads to the step */
+    for (int tile = 0; tile < segment.tiles; tile++) {
+        const F weight = load(weights + 16 * tile);
+        const F scale =
+            load(reinterpret_cast<const float *>(segment.v[tile] + 16 * padded));
+        /* A key that nobody wrote may have any scale. */
+        const F scaled =
+            where_below(set(0.0f), weight, mul(weight, scale), set(0.0f));
+        store(weights + 16 * tile, scaled);
+        most = larger(most, scaled);
+        odd = fma(scaled, set(0.0f), odd);
     }
-    int64_t column = 0;
-    for (; column + 48 < a.shape.padded(); column += 64)
-        mix<NARROW, R, 4>(a, q, head, s, totals, column);
-    for (; column < a.shape.padded(); column += 16)
-        mix<NARROW, R, 1>(a, q, head, s, totals, column);
+    const float top = largest(most);
+    const F factor = set(top > 0 ? MOST_CODE / top : 0);
+    w.step[r] = top / MOST_CODE + sum(odd);
+    I uppers = zeros(), lowers = zeros();
+    for (int at = 0; at < 16 * segment.tiles; at += 16) {
+        const F code = to_float(nearest(mul(load(weights + at), factor)));
+        const I upper = upper_bytes(code), lower = lower_bytes(code, upper);
+        store_bytes(w.uppers() + r * SEGMENT_KEYS + at, upper);
+        store_bytes(w.lowers() + r * SEGMENT_KEYS + at, lower);
+        uppers = add(uppers, upper);
+        lowers = add(lowers, lower);
+    }
+    w.upper[r] = 128 * int32_t(sum(to_float(uppers)));
+    w.lower[r] = 128 * int32_t(sum(to_float(lowers)));
 }

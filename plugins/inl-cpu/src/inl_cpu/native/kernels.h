@@ -19,7 +19,11 @@
 
 #include "kernel_heads.h"
 
+#include "kernel_queries.h"
+
 #include "kernel_scores.h"
+
+#include "kernel_values.h"
 
 #include "kernel_attention.h"
 
@@ -46,7 +50,8 @@ const Operation OPERATIONS[INL_OPCODES] = {
     {{rope_table_chunks, rope_table_body}, NONE, nullptr},
     {{cache_tokens_chunks, cache_tokens_body},
      {attention_chunks, attention_body},
-     attention_scratch},
+     attention_scratch,
+     {gather_chunks, gather_body}},
     {{row_chunks<2>, write_kv_body}, NONE, nullptr},
     {{block_chunks, read_cache_body}, NONE, nullptr},
     {{block_chunks, fill_cache_body}, NONE, nullptr},

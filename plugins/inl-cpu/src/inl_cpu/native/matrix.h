@@ -39,24 +39,36 @@ inline int64_t code_place(const inl_matrix &m, int lane, int64_t column, int &sh
     return column / step * 64 + lane * 4 + inside % 4;
 }
 
-/* A cache of one layer: for each block and head, tiles of 16 keys.
- * k: [width][16 keys], v: [16 keys][width padded to 16] in float32; in bfloat16 pairs:
- * k [width / 2][16 keys][2 of width], v [8 pairs of keys][padded width][2 keys]. */
+/* How the numbers of a cache are held. */
+enum CacheKind { FLOATS, PAIRS, BYTES };
+
+inline CacheKind cache_kind(int32_t flags) {
+    if (flags & INL_KV_INT8) return BYTES;
+    return flags & INL_KV_BF16 ? PAIRS : FLOATS;
+}
+
+/* A cache of one layer: for each block and head, tiles of 16 keys, of
+ *   FLOATS: k [width][16 keys], v [16 keys][width], float32;
+ *   PAIRS:  k [width / 2][16 keys][2 of width], v [8][width][2 keys], bfloat16;
+ *   BYTES:  k [width / 4][16 keys][4 of width], v [4][width][4 keys], int8 plus 128,
+ *           and then a float32 scale for each of the 16 keys.
+ * Widths are padded to 16. */
 struct CacheShape {
     int64_t block_size, kv_heads, width;
-    bool narrow; /* bfloat16 */
+    CacheKind kind;
 
     int64_t padded() const { return over(width, INL_LANES) * INL_LANES; }
     int64_t tiles() const { return over(block_size, INL_LANES); }
-    /* Numbers of one tile, of k or of v. */
-    int64_t tile() const { return padded() * INL_LANES; }
-    int64_t bytes() const { return narrow ? 2 : 4; }
-    int64_t block_bytes() const { return kv_heads * tiles() * tile() * bytes(); }
+    /* Bytes of one tile, of k or of v. */
+    int64_t tile_bytes() const {
+        if (kind == BYTES) return padded() * INL_LANES + 4 * INL_LANES;
+        return padded() * INL_LANES * (kind == PAIRS ? 2 : 4);
+    }
+    int64_t block_bytes() const { return kv_heads * tiles() * tile_bytes(); }
     /* Where a key's tile begins. */
     int64_t place(int64_t block, int64_t head, int64_t offset) const {
-        const int64_t tile_index =
-            (block * kv_heads + head) * tiles() + offset / INL_LANES;
-        return tile_index * tile() * bytes();
+        return ((block * kv_heads + head) * tiles() + offset / INL_LANES) *
+               tile_bytes();
     }
 };
 

@@ -1,4 +1,4 @@
-/* How an opcode is run: one or two phases, each cut into chunks that any thread takes.
+/* How an opcode is run: up to three phases, each cut into chunks that any thread takes.
  *
  * Chunks follow from the instruction alone, never from the number of threads, and
  * each result is written by one chunk: hence equal bits for any number of threads.
@@ -33,6 +33,7 @@ struct Operation {
     Phase first;
     Phase second;
     Scratch (*scratch)(const inl_instruction &); /* NULL: none */
+    Phase third = {nullptr, nullptr};
 };
 
 constexpr int64_t MOST_CHUNKS = (1 << 20) - 1;

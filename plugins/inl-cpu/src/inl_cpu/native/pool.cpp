@@ -135,6 +135,7 @@ void Pool::plan(const inl_instruction *program, int64_t count) {
         const Operation &operation = operations_[instruction.opcode];
         add(instruction, operation.first);
         add(instruction, operation.second);
+        add(instruction, operation.third);
         if (operation.scratch == nullptr) continue;
         const Scratch needed = operation.scratch(instruction);
         if (needed.shared > most.shared) most.shared = needed.shared;

@@ -1,7 +1,7 @@
 /* Sixteen lanes in two registers of AVX2 with FMA and F16C; INL_VNNI: AVX-VNNI too. */
 
 constexpr int MOST_ROWS = 2;
-constexpr int ATTENTION_ROWS = 2;
+constexpr int ATTENTION_ROWS = 3;
 
 struct F {
     __m256 a, b;
@@ -143,4 +143,15 @@ inline F dot2(F sums, I pairs, uint32_t x) {
     const F high = as_float(both_bits(pairs, set_int(int(0xffff0000))));
     sums = fma(low, set(float_of(x << 16)), sums);
     return fma(high, set(float_of(x & 0xffff0000)), sums);
+}
+
+/* What attention asks of the registers: how many sums they hold at once, and whether
+ * dot2 is one instruction. */
+constexpr int ATTENTION_SUMS = 6;
+constexpr bool DOTS_OF_PAIRS = false;
+
+inline void store_narrow(uint16_t *p, F x) {
+    float lanes[16];
+    store(lanes, x);
+    for (int lane = 0; lane < 16; lane++) p[lane] = narrowed(lanes[lane]);
 }

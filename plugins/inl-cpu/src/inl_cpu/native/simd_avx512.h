@@ -1,7 +1,7 @@
 /* Sixteen lanes in one register of AVX-512 (F, BW, DQ, VL, VNNI, BF16). */
 
 constexpr int MOST_ROWS = 12;
-constexpr int ATTENTION_ROWS = 4;
+constexpr int ATTENTION_ROWS = 6;
 
 using F = __m512;
 using I = __m512i;
@@ -79,4 +79,14 @@ inline I dot4(I sums, I w, int32_t x) {
 }
 inline F dot2(F sums, I pairs, uint32_t x) {
     return _mm512_dpbf16_ps(sums, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32(int(x)));
+}
+
+/* What attention asks of the registers: how many sums they hold at once, and whether
+ * dot2 is one instruction. */
+constexpr int ATTENTION_SUMS = 24;
+constexpr bool DOTS_OF_PAIRS = true;
+
+inline void store_narrow(uint16_t *p, F x) {
+    const __m256bh half = _mm512_cvtneps_pbh(x);
+    std::memcpy(p, &half, 32);
 }

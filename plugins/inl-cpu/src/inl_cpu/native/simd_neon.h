@@ -1,7 +1,7 @@
 /* Sixteen lanes in four registers of NEON, with the dot products of ARMv8.2. */
 
 constexpr int MOST_ROWS = 2;
-constexpr int ATTENTION_ROWS = 2;
+constexpr int ATTENTION_ROWS = 3;
 
 struct F {
     float32x4_t v[4];
@@ -158,3 +158,14 @@ inline F dot2(F sums, I pairs, uint32_t x) {
     return fma(high, set(float_of(x & 0xffff0000)), sums);
 }
 #undef PARTS
+
+/* What attention asks of the registers: how many sums they hold at once, and whether
+ * dot2 is one instruction. */
+constexpr int ATTENTION_SUMS = 6;
+constexpr bool DOTS_OF_PAIRS = false;
+
+inline void store_narrow(uint16_t *p, F x) {
+    float lanes[16];
+    store(lanes, x);
+    for (int lane = 0; lane < 16; lane++) p[lane] = narrowed(lanes[lane]);
+}

@@ -158,3 +158,14 @@ inline F dot2(F sums, I pairs, uint32_t x) {
     return sums;
 }
 #undef LANES
+
+/* What attention asks of the registers: how many sums they hold at once, and whether
+ * dot2 is one instruction. */
+constexpr int ATTENTION_SUMS = 2;
+constexpr bool DOTS_OF_PAIRS = false;
+
+inline void store_narrow(uint16_t *p, F x) {
+    float lanes[16];
+    store(lanes, x);
+    for (int lane = 0; lane < 16; lane++) p[lane] = narrowed(lanes[lane]);
+}
