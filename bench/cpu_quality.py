@@ -23,10 +23,12 @@ from inl.weights.hub import resolve_model
 
 TEXT = Path(__file__).parents[1] / "LICENSE"
 MODES = {
-    "float32": ("float32", ""),
-    "bfloat16, inputs mixed": ("bfloat16", "mixed"),
-    "bfloat16, inputs int16": ("bfloat16", "int16"),
-    "bfloat16, inputs int8": ("bfloat16", "int8"),
+    "float32": ("float32", "", "auto"),
+    "float32, cache int8": ("float32", "", "int8"),
+    "bfloat16, inputs mixed": ("bfloat16", "mixed", "auto"),
+    "the same, cache int8": ("bfloat16", "mixed", "int8"),
+    "bfloat16, inputs int16": ("bfloat16", "int16", "auto"),
+    "bfloat16, inputs int8": ("bfloat16", "int8", "auto"),
 }
 
 
@@ -48,10 +50,11 @@ def logits_of(runner, ids, chunk):
         yield runner.logits(message).data.astype(np.float64)
 
 
-def open_runner(language, device, dtype, tokens):
+def open_runner(language, device, dtype, tokens, kv_dtype="auto"):
     config = EngineConfig(
-        backend=device, dtype=dtype, max_batch=1, context=tokens, sampling="greedy"
-    )
+        backend=device, dtype=dtype, kv_dtype=kv_dtype, max_batch=1, context=tokens,
+        sampling="greedy",
+    )  # fmt: skip
     return start_runner(language, make_backend(Device(device)), config)
 
 
@@ -66,9 +69,9 @@ def compare(language, ids, device, modes, chunk):
     exact = [log_probabilities(part) for part in logits_of(yardstick, ids, chunk)]
     rows = {"reference float32": judge(exact, exact, ids)}
     for mode in modes:
-        dtype, inputs = MODES[mode]
+        dtype, inputs, kv_dtype = MODES[mode]
         os.environ["INL_CPU_INPUTS"] = inputs
-        runner = open_runner(language, device, dtype, len(ids))
+        runner = open_runner(language, device, dtype, len(ids), kv_dtype)
         found = [log_probabilities(part) for part in logits_of(runner, ids, chunk)]
         rows[mode] = judge(found, exact, ids)
         runner.close()

@@ -1,7 +1,7 @@
 """Where a step's time goes on the CPU: each kind of instruction of the default model.
 
     python bench/cpu_steps.py [--prefill 512 2000] [--rows 1 8] [--contexts 128 8000]
-                              [--dtype bfloat16] [--cpu-time] [--json]
+                              [--dtype bfloat16] [--kv-dtype int8] [--cpu-time]
 
 A step is recorded as the engine records it; then its instructions are run one at a
 time, with the clock read in between, so the sum is a little more than a whole step,
@@ -36,7 +36,8 @@ class Steps:
         tokens = -(-(context + 1) // 64) * 64
         config = EngineConfig(
             backend="cpu", dtype=given.dtype, max_batch=rows, context=tokens,
-            sampling="greedy", token_budget=max(given.prefill), **given.options,
+            sampling="greedy", token_budget=max([512, *given.prefill]),
+            kv_dtype=given.kv_dtype,
         )  # fmt: skip
         self.backend = make_backend(Device("cpu"))
         self.runner = start_runner(language, self.backend, config)
@@ -128,6 +129,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--prefill", type=int, nargs="*", default=[512])
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--contexts", type=int, nargs="*", default=[128, 2000, 8000])
@@ -135,7 +137,6 @@ def main():
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    given.options = {}
     clock = time.process_time if given.cpu_time else time.perf_counter
     language = open_model(resolve_model(given.model))
     rng = np.random.default_rng(0)

@@ -35,6 +35,8 @@ class Traits(NamedTuple):
     """Tokens per cache block that its attention likes best."""
     depth: int = 2
     """Steps worth having in flight."""
+    kv_dtypes: tuple[str, ...] = ()
+    """Dtypes of keys and values that may be asked for, whatever it computes in."""
 
 
 class Backend(ABC):

@@ -29,6 +29,9 @@ class EngineConfig:
     it, which must divide the model's key-value heads."""
     dtype: str = "auto"
     """Dtype to compute in; "auto" is the backend's preference."""
+    kv_dtype: str = "auto"
+    """Dtype of cached keys and values; "auto" is the one computed in. "int8", with a
+    scale for each token and head, takes half the memory of bfloat16."""
     use_kv_cache: bool = True
     """``False`` computes the whole sequence again for each token."""
     prefix_cache: bool = True
@@ -82,7 +85,9 @@ class EngineConfig:
             self._check(name, known, "None or a whole number of 1 or more")
         seconds = _seconds(self.worker_seconds)
         self._check("worker_seconds", seconds, "a number of seconds above 0")
-        self._check("dtype", isinstance(self.dtype, str), "the name of a dtype")
+        for name in ("dtype", "kv_dtype"):
+            given = isinstance(getattr(self, name), str)
+            self._check(name, given, "the name of a dtype")
         self._check("sampling", self.sampling in SAMPLERS, " or ".join(SAMPLERS))
         known = self.velocity in (None, "reset", "carry")
         self._check("velocity", known, "None, reset or carry")

@@ -13,7 +13,7 @@ import numpy as np
 from inl.backend.base import Storage
 from inl.backend.kept import KeptWeights
 from inl.backend.ranks import AXIS, collectives_of, count_ranks, over_ranks
-from inl.dtypes import FLOATS, SIZES, wrap
+from inl.dtypes import FLOATS, wrap
 from inl.errors import CheckpointError, OutOfMemory, RequestError
 from inl.models.registry import find_model
 from inl.plugin import registry
@@ -34,7 +34,7 @@ from inl.weights.loader import Progress, load_weights, stored_specs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from inl.backend.base import Backend
+    from inl.backend.base import Backend, StateSpec
 
 CACHE_SHARE = 0.25
 """Part of the free memory that the cache may take unless told otherwise."""
@@ -113,15 +113,16 @@ def start_runner(
     dtype = compute_dtype(backend, config.dtype)
     backend = in_dtype(backend, dtype)
     shaped = replace(language.config, dtype=dtype)
+    model = caching_in(language.model, backend, config.kv_dtype)
     ranks = count_ranks(backend)
     stored = stored_specs(language.checkpoint)
     policy = backend_policy(backend, config)
     groups = plan_groups(
-        language.model.weights(shaped), policy.kernels, stored, ranks=ranks
+        model.weights(shaped), policy.kernels, stored, ranks=ranks
     )
-    check_shares(groups, language.model.state(shaped), ranks)
+    check_shares(groups, model.state(shaped), ranks)
     if limits is None:
-        planned = plan_limits(language.model, shaped, backend, config, ranks=ranks)
+        planned = plan_limits(model, shaped, backend, config, ranks=ranks)
         limits = least_limits(planned, backend)
     load = partial(
         load_weights, groups, language.checkpoint, backend, dtype, rank=rank,
@@ -132,7 +133,7 @@ def start_runner(
         weights = load()
     else:
         weights = kept.load(language.checkpoint.files(), dtype, load)
-    loaded = Loaded(language.model, shaped, groups, weights, policy, ranks)
+    loaded = Loaded(model, shaped, groups, weights, policy, ranks)
     runner = LocalRunner(backend, loaded, limits)
     if config.warm_up:
         runner.warm_up(progress)
@@ -179,6 +180,27 @@ def compute_dtype(backend: Backend, wanted: str) -> str:
             f"dtype: found {wanted!r}, {backend.device} computes in {', '.join(served)}"
         )
     return wanted
+
+
+def caching_in(model: Model, backend: Backend, wanted: str) -> Model:
+    """Keep keys and values in another dtype; refuse what has no cache."""
+    if wanted == "auto":
+        return model
+    served = backend.traits.kv_dtypes
+    if wanted not in served:
+        others = ", ".join(("auto", *served))
+        raise RequestError(
+            f"kv_dtype: found {wanted!r}, {backend.device} accepts {others}; "
+            "auto caches in the dtype that it computes in"
+        )
+    return replace(model, state=partial(_state_in, model.state, wanted))
+
+
+def _state_in(state: Callable[[Any], StateSpec], dtype: str, config: Any) -> StateSpec:
+    return tuple(
+        item._replace(dtype=dtype) if isinstance(item, Paged) else item
+        for item in state(config)
+    )
 
 
 def in_dtype(backend: Backend, dtype: str) -> Backend:
@@ -231,8 +253,7 @@ def plan_limits(
 
 def _block_bytes(group: Paged, size: int) -> int:
     """Bytes of one block of a cache group, keys and values of all its layers."""
-    cell = group.kv_heads * group.head_dim * SIZES[group.dtype]
-    return 2 * len(group.layers) * cell * size
+    return len(group.layers) * group.token_bytes * size
 
 
 def _share(

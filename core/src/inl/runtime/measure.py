@@ -176,7 +176,7 @@ def _held_bytes(held: Any, otherwise: int) -> int:
 
 def _cache_bytes(loaded: Loaded) -> int:
     return sum(
-        2 * len(item.layers) * item.kv_heads * item.head_dim * SIZES[item.dtype]
+        len(item.layers) * item.token_bytes
         for item in loaded.model.state(loaded.config)
         if isinstance(item, Paged)
     )

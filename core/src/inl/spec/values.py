@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from inl.dtypes import SIZES
+
 Array = Any
 """An opaque tensor: ``+ - *``, ``.shape``, ``.dtype``, static slices and reshapes."""
 
@@ -140,7 +142,14 @@ class Paged(NamedTuple):
     kv_heads: int
     head_dim: int
     dtype: str
+    """int8 has a float32 scale for each token and head, laid out by the backend."""
     window: int | None = None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's key and value in one layer."""
+        scale = SIZES["float32"] if self.dtype == "int8" else 0
+        return 2 * self.kv_heads * (self.head_dim * SIZES[self.dtype] + scale)
 
 
 class Slotted(NamedTuple):

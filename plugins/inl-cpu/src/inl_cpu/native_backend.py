@@ -45,7 +45,11 @@ class NativeBackend(Backend):
     Raises :class:`DeviceError` for odd environment variables.
     """
 
-    traits = Traits(dtypes=("bfloat16", "float32"), depth=1)
+    traits = Traits(
+        dtypes=("bfloat16", "float32"),
+        depth=1,
+        kv_dtypes=("bfloat16", "float32", "int8"),
+    )
 
     def __init__(self, device: Device) -> None:
         self.device = device

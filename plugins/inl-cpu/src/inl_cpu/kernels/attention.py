@@ -18,13 +18,17 @@ if TYPE_CHECKING:
     from inl_cpu.stage import Stage
 
 
+CACHED = {"float32": Flag.X_EXACT, "bfloat16": Flag.KV_BF16, "int8": Flag.KV_INT8}
+"""How a cache is told what it holds."""
+
+
 class NativeCache:
     """Keys and values of one layer, in tiles of 16 keys; zeroed."""
 
     def __init__(self, stage: Stage, spec: Paged, blocks: int, block_size: int) -> None:
         self.blocks, self.block_size = blocks, block_size
         self.kv_heads, self.head_dim = spec.kv_heads, spec.head_dim
-        self.flags = int(Flag.KV_BF16 if spec.dtype == "bfloat16" else 0)
+        self.flags = int(CACHED[spec.dtype])
         size = stage.machine.library.inl_cache_bytes(
             blocks, block_size, spec.kv_heads, spec.head_dim, self.flags
         )

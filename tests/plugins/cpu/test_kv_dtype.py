@@ -1,0 +1,91 @@
+"""Keys and values in another dtype than the rest is computed in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inl import EngineConfig
+from inl.errors import RequestError
+from inl.models.llama import MODEL
+from inl.plugin import make_backend
+from inl.runtime.load import LanguageModel, start_runner
+from inl.spec.message import Row, admit_frame, step_frame
+from inl.spec.values import Bucket, Paged
+from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+
+IDS = np.random.default_rng(7).integers(0, 40, 90).tolist()
+
+
+def language():
+    config, tensors = tiny_llama(
+        np.random.default_rng(5), hidden=64, heads=2, kv_heads=1, head_dim=64
+    )
+    files = MemoryCheckpoint(config, tensors)
+    return LanguageModel(MODEL, MODEL.config(config), files)
+
+
+def runner_of(backend, kv_dtype, dtype="float32", **options):
+    config = EngineConfig(
+        dtype=dtype, kv_dtype=kv_dtype, context=96, **{"max_batch": 2} | options
+    )
+    return start_runner(language(), backend, config)
+
+
+def logits(runner, parts):
+    """Logits of the last token of IDS, fed in parts."""
+    limits = runner.limits
+    table = [list(range(1, 1 + limits.width))]
+    runner.submit(admit_frame(1, table, groups=1, width=limits.width))
+    start = 0
+    for number, part in enumerate(parts):
+        rows = [Row(1, IDS[start : start + part])]
+        message = step_frame(
+            Bucket(part, 1), rows, step=number, decode_rows=0, groups=1,
+            block_size=limits.block_size,
+        )  # fmt: skip
+        found = runner.logits(message).data[0]
+        start += part
+    return found
+
+
+def test_int8_changes_little_and_something(backend):
+    exact = logits(runner_of(backend, "auto"), [80, 10])
+    assert np.array_equal(logits(runner_of(backend, "float32"), [80, 10]), exact)
+    spread = np.ptp(exact)
+    for kv_dtype, most in (("bfloat16", 0.02), ("int8", 0.03)):
+        off = np.abs(logits(runner_of(backend, kv_dtype), [80, 10]) - exact).max()
+        assert 0 < off < most * spread, (kv_dtype, off, spread)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_chunks_change_no_bit_of_it(backend, dtype):
+    runner = runner_of(backend, "int8", dtype, invariant=True)
+    want = logits(runner, [90])
+    for parts in ([89, 1], [40, 50], [1] * 90):
+        assert np.array_equal(logits(runner, parts), want), parts
+
+
+def test_memory_of_a_block():
+    sizes = {
+        dtype: Paged((0, 1), 3, 64, dtype).token_bytes
+        for dtype in ("float32", "bfloat16", "int8")
+    }
+    assert sizes == {"float32": 1536, "bfloat16": 768, "int8": 408}
+
+
+def test_as_many_bytes_hold_nearly_twice_the_tokens(backend):
+    blocks = {
+        kv_dtype: runner_of(
+            backend, kv_dtype, cache_bytes=800_000, max_batch=64
+        ).limits.blocks[0]
+        for kv_dtype in ("bfloat16", "int8")
+    }
+    assert 1.8 < blocks["int8"] / blocks["bfloat16"] < 2
+
+
+def test_it_is_refused_where_there_is_none(backend):
+    with pytest.raises(RequestError, match=r"kv_dtype: found 'int4', cpu:0 accepts"):
+        runner_of(backend, "int4")
+    with pytest.raises(RequestError, match=r"found 'int8', reference:0 accepts auto;"):
+        runner_of(make_backend("reference"), "int8")
