@@ -10,8 +10,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from inl_cpu.nodes import spread
+
 Floats = NDArray[np.float32]
 ALIGNMENT: Final = 64
+SPREAD: Final = 1 << 20
+"""Bytes from which an array is mapped by itself, not yet touched."""
 SMALLEST: Final = 1024
 """Bytes of the smallest block of scratch."""
 
@@ -38,8 +42,13 @@ def address(array: NDArray[Any]) -> int:
 
 
 def zeros(nbytes: int) -> NDArray[np.uint8]:
-    """Aligned bytes, all zero; pages that nobody touches take no memory."""
+    """Aligned bytes, all zero; pages that nobody touches take no memory.
+
+    Large ones are spread over the nodes of a machine that has several.
+    """
     whole = np.zeros(nbytes + ALIGNMENT, np.uint8)
+    if nbytes >= SPREAD:
+        spread(address(whole), whole.nbytes)
     start = -address(whole) % ALIGNMENT
     return whole[start : start + nbytes]
 
