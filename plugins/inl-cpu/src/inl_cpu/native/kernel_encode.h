@@ -58,24 +58,30 @@ struct TileView {
     }
 };
 
-void encode_exact(const float *x, const TileView<> &view, int at) {
+/* Columns from .. to - 1, which are whole runs of ENCODE_COLUMNS or the last. */
+constexpr int64_t ENCODE_COLUMNS = 32;
+
+void encode_exact(const float *x, const TileView<> &view, int at, Span columns) {
     const RowShape &shape = view.shape;
     float *words = reinterpret_cast<float *>(view.words(0));
-    for (int64_t k = 0; k < shape.columns; k++) words[k * view.rows + at] = x[k];
-    for (int64_t g = 0; g < shape.groups; g++) {
+    for (int64_t k = columns.from; k < columns.to; k++)
+        words[k * view.rows + at] = x[k];
+    if (shape.groups == 0) return;
+    for (int64_t g = columns.from / shape.group; g * shape.group < columns.to; g++) {
         F total = load(x + g * shape.group);
         if (shape.group == 32) total = add(total, load(x + g * 32 + 16));
         view.extra(0)[g * view.rows + at] = sum(total);
     }
 }
 
-void encode_bf16(const float *x, const TileView<> &view, int at) {
-    const int64_t columns = view.shape.columns;
+void encode_bf16(const float *x, const TileView<> &view, int at, Span columns) {
     uint32_t *words = view.words(0);
-    for (int64_t k = 0; k + 1 < columns; k += 2)
+    const int64_t last = columns.to - 1;
+    for (int64_t k = columns.from; k < last; k += 2)
         words[k / 2 * view.rows + at] = narrowed(x[k]) | uint32_t(narrowed(x[k + 1]))
                                                              << 16;
-    if (columns % 2) words[columns / 2 * view.rows + at] = narrowed(x[columns - 1]);
+    if (last >= columns.from && last % 2 == 0)
+        words[last / 2 * view.rows + at] = narrowed(x[last]);
 }
 
 /* The largest magnitude of a group; infinite where it holds a NaN. */
@@ -120,11 +126,12 @@ float encode_group(const float *x, const TileView<> &view, int at, int64_t first
 }
 
 template <bool PLANES>
-void encode_integer(const float *x, const TileView<> &view, int at, int zero) {
+void encode_integer(const float *x, const TileView<> &view, int at, int zero,
+                    Span columns) {
     constexpr float RANGE = PLANES ? 127.0f * 128 : 127.0f;
     const RowShape &shape = view.shape;
     int32_t *starts = reinterpret_cast<int32_t *>(view.extra(1));
-    for (int64_t g = 0; g < shape.groups; g++) {
+    for (int64_t g = columns.from / shape.group; g * shape.group < columns.to; g++) {
         const float *part = x + g * shape.group;
         const float size = group_size(part, shape.group);
         /* Codes of tiny numbers: their reciprocal would be infinite. */
@@ -140,12 +147,12 @@ void encode_integer(const float *x, const TileView<> &view, int at, int zero) {
     }
 }
 
-/* Row x, at place ``at`` of the tile. */
-void encode(const float *x, const TileView<> &view, int at, int zero) {
+/* Columns of row x, at place ``at`` of the tile. */
+void encode(const float *x, const TileView<> &view, int at, int zero, Span columns) {
     switch (view.shape.mode) {
-    case INL_X_EXACT: return encode_exact(x, view, at);
-    case INL_X_BF16: return encode_bf16(x, view, at);
-    case INL_X_INT8: return encode_integer<false>(x, view, at, zero);
-    default: return encode_integer<true>(x, view, at, zero);
+    case INL_X_EXACT: return encode_exact(x, view, at, columns);
+    case INL_X_BF16: return encode_bf16(x, view, at, columns);
+    case INL_X_INT8: return encode_integer<false>(x, view, at, zero, columns);
+    default: return encode_integer<true>(x, view, at, zero, columns);
     }
 }

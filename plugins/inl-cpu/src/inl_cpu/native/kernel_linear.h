@@ -31,8 +31,13 @@ int64_t linear_chunks(const inl_instruction &i) {
     return over(units, linear_units(i)) * over(i.dims[0], BLOCK_ROWS);
 }
 
+/* Parts that the columns are cut into: few rows would leave a thread without any. */
+int64_t encode_parts(const inl_instruction &i) {
+    return i.dims[0] <= 4 * MOST_ROWS ? 2 : 1;
+}
+
 int64_t encode_chunks(const inl_instruction &i) {
-    return encodes_privately(i) ? 0 : over(i.dims[0], MOST_ROWS);
+    return encodes_privately(i) ? 0 : over(i.dims[0], MOST_ROWS) * encode_parts(i);
 }
 
 Scratch linear_scratch(const inl_instruction &i) {
@@ -56,22 +61,26 @@ const float *prepare_row(const inl_instruction &i, int64_t at, float *row, bool 
     return row;
 }
 
-/* Encode rows from .. to - 1; keep: write their sums with delta too. */
-void encode_rows(const inl_instruction &i, Span span, char *encoded, float *row,
-                 bool keep) {
+/* Encode these columns of some rows; keep: write the rows' sums with delta too. */
+void encode_rows(const inl_instruction &i, Span span, Span columns, char *encoded,
+                 float *row, bool keep) {
     const inl_matrix &m = matrix(i, 1);
     const RowShape shape(m, i.flags);
     for (int64_t at = span.from; at < span.to; at++) {
         const float *x = prepare_row(i, at, row, keep);
         const RowTile tile = tile_with(at, i.dims[0]);
         const TileView<> view{encoded + tile.start * shape.bytes(), shape, tile.rows};
-        encode(x, view, int(at - tile.start), m.zero);
+        encode(x, view, int(at - tile.start), m.zero, columns);
     }
 }
 
 void encode_body(const inl_instruction &i, int64_t chunk, Worker &worker) {
-    encode_rows(i, Span(chunk, MOST_ROWS, i.dims[0]), worker.shared,
-                reinterpret_cast<float *>(worker.own), true);
+    const int64_t columns = matrix(i, 1).columns, parts = encode_parts(i),
+                  part = chunk % parts,
+                  width = over(columns, ENCODE_COLUMNS * parts) * ENCODE_COLUMNS;
+    encode_rows(i, Span(chunk / parts, MOST_ROWS, i.dims[0]),
+                Span(part, width, columns), worker.shared,
+                reinterpret_cast<float *>(worker.own), part == 0);
 }
 
 /* 16 columns of y from ``tile`` on for the rows of x. */
@@ -142,8 +151,9 @@ void linear_body(const inl_instruction &i, int64_t chunk, Worker &worker) {
     if (encodes_privately(i)) {
         encoded = worker.own;
         char *row = worker.own + i.dims[0] * shape.bytes();
+        const Span all(0, shape.columns, shape.columns);
         if (worker.fresh)
-            encode_rows(i, Span(0, PRIVATE_ROWS, i.dims[0]), encoded,
+            encode_rows(i, Span(0, PRIVATE_ROWS, i.dims[0]), all, encoded,
                         reinterpret_cast<float *>(row), chunk == 0);
     }
     const LinearChunk work(i, chunk);
