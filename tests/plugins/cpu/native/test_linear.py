@@ -57,7 +57,7 @@ def test_packed_weights_with_rows_of_15_bits_are_far_inside_the_rule(native, rng
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_weights_with_rows_of_8_bits(native, rng, kind):
-    """At the edge of bfloat16's rule, which is why it is not the default: a group's
+    """At the edge of bfloat16's rule, which is why kernels declare it: a group's
     largest number leaves the others an error of 1/254 of it."""
     matrix, weights = packed(native, rng, kind, 37, 512)
     for rows in ROWS:
