@@ -174,7 +174,7 @@ class Tile(NamedTuple):
 def tile(dim: int, wide: bool, shared: int) -> Tile:
     """The best that was measured among those that fit ``shared`` bytes."""
     if wide:
-        return Tile(64, 16, 8, 2)
+        return Tile(64 if dim <= 64 else 32, 16, 8, 2)
     if dim <= 64:
         return Tile(128, 64, 8, 2)
     if dim <= 128 and shared >= ROOMY:

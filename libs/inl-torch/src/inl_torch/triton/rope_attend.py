@@ -309,7 +309,7 @@ def split_count(programs: int, tiles: int, tuning: Tuning, waves: int) -> int:
 def cut(dim: int, dtype: torch.dtype, tokens: int) -> Attend:
     """Keys of a tile, as many as registers hold, and warps of a program."""
     if dtype == torch.float32:
-        return Attend(32 if dim > 64 else 64, 2, 4, 2)
+        return Attend(32, 2, 8, 2) if dim > 64 else Attend(64, 2, 4, 2)
     # Many small programs keep more loads in flight than a few large ones.
     if tokens > 1:
         return Attend(64, 2, 2, 2)
