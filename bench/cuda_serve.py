@@ -18,32 +18,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from cuda_check import check
+from cuda_engines import Serving, load, random_prompts
 from cuda_graph import weight_bytes
-from cuda_steps import FIELDS, SHAPES, Random, copy_rate
-from plain_llama import logits as plain_logits
+from cuda_steps import SHAPES, copy_rate
 from torch.profiler import ProfilerActivity, profile
 
 from inl.device import Device
-from inl.models.llama import MODEL
-from inl.runtime.config import EngineConfig
-from inl.runtime.core import EngineCore
-from inl.runtime.engine import InferenceEngine
-from inl.runtime.load import open_model, start_runner
-from inl.runtime.local import Loaded, LocalRunner
-from inl.runtime.plan import Policy as SchedulerPolicy
 from inl.runtime.request import Request
-from inl.spec.message import Row, admit_frame, step_frame
-from inl.spec.op import Spec
-from inl.spec.table import Policy
-from inl.spec.tree import leaves, tree_map
-from inl.spec.values import Limits
-from inl.weights.groups import plan_groups
-from inl.weights.loader import load_weights
 from inl_cuda.backend import CudaBackend
 
 TARGETS = {
@@ -60,101 +46,6 @@ config = EngineConfig(backend="cuda:0", max_batch=8, sampling="greedy", context=
 with InferenceEngine.from_pretrained(sys.argv[1], config=config) as engine:
     engine.generate([1, 2, 3, 4], max_tokens=2)
 """
-
-
-def load(backend: CudaBackend, name: str, layers: int = 0) -> tuple[Loaded, Random]:
-    """A shape with random weights: one layer is made, the others are copies of it."""
-    hf = dict(zip(FIELDS, SHAPES[name], strict=True))
-    count = layers or hf["num_hidden_layers"]
-    hf |= {"max_position_embeddings": 16384, "num_hidden_layers": 1}
-    one = replace(MODEL.config(hf), dtype="bfloat16")
-    specs = {
-        param.source: Spec(param.shape, "bfloat16")
-        for group in leaves(MODEL.weights(one))
-        for param in group.params.values()
-    }
-    kernels = tuple(backend.kernels())
-    groups = plan_groups(MODEL.weights(one), kernels, specs)
-    checkpoint = Random(hf, specs)
-    weights = load_weights(groups, checkpoint, backend, "bfloat16")
-    (layer,) = weights.layers
-    more = [tree_map(torch.clone, layer) for _ in range(count - 1)]
-    config = replace(one, layers=count, views=one.views * count)
-    groups = groups._replace(layers=groups.layers * count)
-    weights = weights._replace(layers=(layer, *more))
-    return Loaded(MODEL, config, groups, weights, Policy(kernels)), checkpoint
-
-
-@dataclass
-class Serving:
-    """An engine's core, or a whole engine, with room for so many requests."""
-
-    runner: LocalRunner
-    core: EngineCore
-    engine: InferenceEngine | None = None
-
-    @classmethod
-    def shape(
-        cls, backend: CudaBackend, loaded: Loaded, rows: int, context: int, budget: int
-    ) -> Serving:
-        size = backend.traits.block_size
-        width = -(-context // size)
-        limits = Limits(
-            rows + 1, (width * rows + 1,), size, width, loaded.config.vocab_size,
-            sampler="greedy", windows=(None,),
-        )  # fmt: skip
-        runner = LocalRunner(backend, loaded, limits)
-        policy = SchedulerPolicy(
-            token_budget=budget, context=context, prefix_cache=False
-        )
-        return cls(runner, EngineCore(runner, policy))
-
-    @classmethod
-    def file(
-        cls, backend: CudaBackend, path: str, rows: int, context: int, budget: int
-    ) -> Serving:
-        language = open_model(path)
-        per_token = 2 * len(language.model.state(language.config)[0].layers)
-        per_token *= 2 * language.config.kv_heads * language.config.head_dim
-        config = EngineConfig(
-            backend="cuda:0", max_batch=rows, token_budget=budget, context=context,
-            sampling="greedy", prefix_cache=False,
-            cache_bytes=rows * (context + 64) * per_token,
-        )  # fmt: skip
-        runner = start_runner(language, backend, config)
-        engine = InferenceEngine(language, config=config, runner=runner)
-        return cls(runner, engine._core, engine)
-
-    def answer(self, prompts: list[list[int]], tokens: int) -> float:
-        """Seconds in which all are answered."""
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        if self.engine is not None:
-            done = self.engine.generate(prompts, max_tokens=tokens, ignore_eos=True)
-            got = sum(len(answer.token_ids) for answer in done)
-        else:
-            for prompt in prompts:
-                self.core.add(Request(prompt, max_tokens=tokens, ignore_eos=True))
-            got = 0
-            while self.core.has_work:
-                for event in self.core.step():
-                    if event.error is not None:
-                        raise event.error
-                    got += event.token is not None
-        spent = time.perf_counter() - start
-        assert got == len(prompts) * tokens, f"{got} tokens"
-        return spent
-
-    def close(self) -> None:
-        if self.engine is not None:
-            self.engine.close()
-        else:
-            self.runner.close()
-        torch.cuda.empty_cache()
-
-
-def random_prompts(rng: Any, count: int, length: int, vocab: int) -> list[list[int]]:
-    return [rng.integers(3, vocab, length).tolist() for _ in range(count)]
 
 
 def products_rate() -> float:
@@ -235,65 +126,6 @@ def spent(serving: Serving, prompt: list[int]) -> None:
         print(f"    {e.self_device_time_total / 1e3:8.3f} ms, {e.count:4} x "
               f"{e.self_device_time_total / e.count:9.1f} us  "
               f"{e.key[:90]}")  # fmt: skip
-
-
-def check(backend: Any, name: str) -> bool:
-    """Two layers: logits after a prompt in three chunks beside plain torch's; once in
-    programs of several rows, once in those of one prompt alone.
-    """
-    loaded, checkpoint = load(backend, name, 2)
-    config, rng = loaded.config, np.random.default_rng()
-    ids = random_prompts(rng, 1, 2900, config.vocab_size)[0]
-    held = {
-        key.replace("layers.0", f"layers.{index}"): torch.from_numpy(
-            checkpoint.tensor(key).data.view(np.int16).copy()
-        ).view(torch.bfloat16).to(backend.place)
-        for key in checkpoint.names() for index in range(2)
-    }  # fmt: skip
-    place = torch.tensor(ids, device=backend.place)
-    wide = {key: value.float() for key, value in held.items()}
-    truth = plain_logits(config, wide, place).cpu()
-
-    def away(x: torch.Tensor) -> float:
-        return float((x.float().cpu() - truth).norm() / truth.norm())
-
-    plain = away(plain_logits(config, held, place))
-    serving = Serving.shape(backend, loaded, 2, 4096, 8192)
-    ours = [
-        away(chunked(serving.runner, ids, slot, backend.traits.block_size))
-        for slot in (1, 2)
-    ]
-    serving.close()
-    right = max(ours) < 2 * plain
-    print(f"two layers of {name}: from plain float32, ours {ours[0]:.3%}, as a lone "
-          f"prompt {ours[1]:.3%}, plain bfloat16 {plain:.3%}: "
-          f"{'right' if right else 'WRONG'}")  # fmt: skip
-    return right
-
-
-def chunked(runner: LocalRunner, ids: list[int], slot: int, size: int) -> torch.Tensor:
-    """Logits [V] after ``ids``; slot 2 takes programs of one row where there are."""
-    limits = runner.limits
-    first = 1 + (slot - 1) * limits.width
-    table = [list(range(first, first + -(-len(ids) // size)))]
-    runner.submit(
-        admit_frame(slot, table, groups=1, width=limits.width, length=0, last=0)
-    )
-    buckets = sorted(limits.buckets, key=lambda b: b.rows if slot == 2 else -b.rows)
-    for part in (ids[:2100], ids[2100:-1], ids[-1:]):
-        bucket = next(b for b in buckets if b.tokens >= len(part))
-        rows = [Row(slot, part)]
-        frame = step_frame(
-            bucket, rows, step=0, groups=1, block_size=size, decode_rows=0
-        )
-        found = _wide(runner.logits(frame))[0]
-    return torch.from_numpy(found)
-
-
-def _wide(array: Any) -> Any:
-    from inl.dtypes import widen
-
-    return widen(array).astype(np.float32)
 
 
 def ready(path: str) -> None:

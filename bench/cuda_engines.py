@@ -1,0 +1,121 @@
+"""Engines for ``cuda_serve.py``: of a file, or of a shape with random weights."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from cuda_steps import FIELDS, SHAPES, Random
+
+from inl.models.llama import MODEL
+from inl.runtime.config import EngineConfig
+from inl.runtime.core import EngineCore
+from inl.runtime.engine import InferenceEngine
+from inl.runtime.load import open_model, start_runner
+from inl.runtime.local import Loaded, LocalRunner
+from inl.runtime.plan import Policy as SchedulerPolicy
+from inl.runtime.request import Request
+from inl.spec.op import Spec
+from inl.spec.table import Policy
+from inl.spec.tree import leaves, tree_map
+from inl.spec.values import Limits
+from inl.weights.groups import plan_groups
+from inl.weights.loader import load_weights
+from inl_cuda.backend import CudaBackend
+
+
+def load(backend: CudaBackend, name: str, layers: int = 0) -> tuple[Loaded, Random]:
+    """A shape with random weights: one layer is made, the others are copies of it."""
+    hf = dict(zip(FIELDS, SHAPES[name], strict=True))
+    count = layers or hf["num_hidden_layers"]
+    hf |= {"max_position_embeddings": 16384, "num_hidden_layers": 1}
+    one = replace(MODEL.config(hf), dtype="bfloat16")
+    specs = {
+        param.source: Spec(param.shape, "bfloat16")
+        for group in leaves(MODEL.weights(one))
+        for param in group.params.values()
+    }
+    kernels = tuple(backend.kernels())
+    groups = plan_groups(MODEL.weights(one), kernels, specs)
+    checkpoint = Random(hf, specs)
+    weights = load_weights(groups, checkpoint, backend, "bfloat16")
+    (layer,) = weights.layers
+    more = [tree_map(torch.clone, layer) for _ in range(count - 1)]
+    config = replace(one, layers=count, views=one.views * count)
+    groups = groups._replace(layers=groups.layers * count)
+    weights = weights._replace(layers=(layer, *more))
+    return Loaded(MODEL, config, groups, weights, Policy(kernels)), checkpoint
+
+
+@dataclass
+class Serving:
+    """An engine's core, or a whole engine, with room for so many requests."""
+
+    runner: LocalRunner
+    core: EngineCore
+    engine: InferenceEngine | None = None
+
+    @classmethod
+    def shape(
+        cls, backend: CudaBackend, loaded: Loaded, rows: int, context: int, budget: int
+    ) -> Serving:
+        size = backend.traits.block_size
+        width = -(-context // size)
+        limits = Limits(
+            rows + 1, (width * rows + 1,), size, width, loaded.config.vocab_size,
+            sampler="greedy", windows=(None,),
+        )  # fmt: skip
+        runner = LocalRunner(backend, loaded, limits)
+        policy = SchedulerPolicy(
+            token_budget=budget, context=context, prefix_cache=False
+        )
+        return cls(runner, EngineCore(runner, policy))
+
+    @classmethod
+    def file(
+        cls, backend: CudaBackend, path: str, rows: int, context: int, budget: int
+    ) -> Serving:
+        language = open_model(path)
+        per_token = 2 * len(language.model.state(language.config)[0].layers)
+        per_token *= 2 * language.config.kv_heads * language.config.head_dim
+        config = EngineConfig(
+            backend="cuda:0", max_batch=rows, token_budget=budget, context=context,
+            sampling="greedy", prefix_cache=False,
+            cache_bytes=rows * (context + 64) * per_token,
+        )  # fmt: skip
+        runner = start_runner(language, backend, config)
+        engine = InferenceEngine(language, config=config, runner=runner)
+        return cls(runner, engine._core, engine)
+
+    def answer(self, prompts: list[list[int]], tokens: int) -> float:
+        """Seconds in which all are answered."""
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        if self.engine is not None:
+            done = self.engine.generate(prompts, max_tokens=tokens, ignore_eos=True)
+            got = sum(len(answer.token_ids) for answer in done)
+        else:
+            for prompt in prompts:
+                self.core.add(Request(prompt, max_tokens=tokens, ignore_eos=True))
+            got = 0
+            while self.core.has_work:
+                for event in self.core.step():
+                    if event.error is not None:
+                        raise event.error
+                    got += event.token is not None
+        spent = time.perf_counter() - start
+        assert got == len(prompts) * tokens, f"{got} tokens"
+        return spent
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
+        else:
+            self.runner.close()
+        torch.cuda.empty_cache()
+
+
+def random_prompts(rng: Any, count: int, length: int, vocab: int) -> list[list[int]]:
+    return [rng.integers(3, vocab, length).tolist() for _ in range(count)]
