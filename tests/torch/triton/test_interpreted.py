@@ -14,6 +14,7 @@ import torch
 FILES = (
     "test_candidates.py",
     "test_dynamics.py",
+    "test_experts.py",
     "test_fused.py",
     "test_kernels.py",
     "test_packed.py",

@@ -113,7 +113,7 @@ def on_place(values, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 def test_linear(kind, dtype, seed, on_torch, on_host):
     rng = np.random.default_rng(seed)
-    for tokens, rows in ((1, 5), (1, 70), (2, 33), (16, 7), (17, 40), (70, 9)):
+    for tokens, rows in ((1, 5), (1, 70), (2, 33), (5, 7), (8, 40), (17, 9)):
         held, values = matrix(rng, kind, rows, 288)
         bias = rng.integers(-8, 8, rows) / 2 if tokens % 2 else None
         x = rng.standard_normal((tokens, 288))
@@ -127,7 +127,7 @@ def test_every_float_of_8_bits():
     finite = codes.float().isfinite()
     held = packed(torch.where(finite, codes.float(), 0).to(FLOAT8).view(8, 32),
                   torch.ones(8, 1))  # fmt: skip
-    want = held.codes.float()
+    want = torch.where(finite, codes.float(), 0).view(8, 32)
     held = Packed(*(None if p is None else p.to(PLACE) for p in held))
     got = packed_products.decoded(held, torch.float32)
     assert int(finite.sum()) == 254
@@ -166,11 +166,11 @@ def qkv(rng, kind, biased, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 def test_queries_keys_and_values(kind, dtype, seed, on_torch, on_host):
     rng = np.random.default_rng(seed)
-    for tokens, biased in ((1, True), (1, False), (7, True)):
+    for tokens, biased in ((1, True), (3, False), (7, True)):
         weights, w = qkv(rng, kind, biased, dtype)
         case = Case(f"{tokens}", (rng.standard_normal((tokens, 96)), w))
         check("qkv_linear", case, weights, dtype, on_torch, on_host, seed)
-        if tokens == 1:
+        if tokens != 7:
             residual, delta = rng.standard_normal((2, tokens, 96))
             norm = Norm(rng.standard_normal(96))
             case = Case("norm", (residual, delta, norm, w), {"eps": 1e-5})
@@ -194,7 +194,7 @@ def test_feed_forward(activation, kind, dtype, seed, on_torch, on_host):
         attrs = {"activation": activation}
         case = Case(f"{tokens}", (rng.standard_normal((tokens, width)), w), attrs)
         check("gated_mlp", case, weights, dtype, on_torch, on_host, seed)
-        if tokens == 1:
+        if tokens != 7:
             residual, delta = rng.standard_normal((2, tokens, width))
             norm = Norm(rng.standard_normal(width))
             args = residual, delta, norm, w
@@ -208,10 +208,11 @@ def test_logits(kind, dtype, seed, on_torch, on_host):
     rng = np.random.default_rng(seed)
     held, values = matrix(rng, kind, 75, 288)
     residual, delta = rng.standard_normal((2, 3, 288))
-    norm, rows = Norm(rng.standard_normal(288)), np.array([2], np.int32)
-    args = residual, delta, rows, norm, Linear(values)
-    case = Case("one of three", args, {"eps": 1e-5})
-    check("norm_logits", case, PackedLinear(held), dtype, on_torch, on_host, seed)
+    for chosen in ([2], [2, 0, 1]):
+        norm, rows = Norm(rng.standard_normal(288)), np.array(chosen, np.int32)
+        args = residual, delta, rows, norm, Linear(values)
+        case = Case(f"{chosen}", args, {"eps": 1e-5})
+        check("norm_logits", case, PackedLinear(held), dtype, on_torch, on_host, seed)
 
 
 FILE_KINDS = {
@@ -278,8 +279,8 @@ def test_refusals():
     assert "gate is stored as q4_1, up as q8_0" in refuse_mlp(
         gate=four, up=eight, down=four
     )
-    rows = KERNELS["norm_qkv"].refuse(torch.zeros(2, 4), None, None, None, eps=1e-5)
-    assert "takes 1 row, found 2" in rows
+    rows = KERNELS["norm_qkv"].refuse(torch.zeros(9, 4), None, None, None, eps=1e-5)
+    assert "takes 8 rows at most, found 9" in rows
     with pytest.raises(ValueError, match="found 40 columns in 1 groups"):
         packed(torch.zeros(2, 40, dtype=torch.int8), torch.ones(2, 1))
     with pytest.raises(ValueError, match=r"codes: found torch\.float32"):

@@ -16,6 +16,7 @@ from inl_torch.triton import (
     cache,
     dynamics,
     embedding,
+    experts,
     fused,
     linear,
     mlp,
@@ -26,7 +27,7 @@ from inl_torch.triton import (
 )
 from inl_torch.triton.tuning import Tuning
 
-FAMILIES = (admit, attention, cache, dynamics, linear, mlp, norm, rope)
+FAMILIES = (admit, attention, cache, dynamics, experts, linear, mlp, norm, rope)
 """Modules whose kernels are one for all chips."""
 
 TUNED = (embedding, fused, rope, sample, step)

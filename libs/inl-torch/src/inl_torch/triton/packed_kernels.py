@@ -1,7 +1,11 @@
 """Programs that multiply packed weights: see :mod:`inl_torch.triton.packed`.
 
-Codes become float32 by their bits: below a float's leading bit, an integer stands for
-itself, so taking the leading bit off again leaves the code, exactly.
+A *unit* is 16 bytes of codes, four words, which a thread holds. A word has its codes at
+``POSITIONS`` places; the four words of a unit have consecutive ones at each place, so
+that they meet four numbers in a row.
+
+Codes become float32 by their bits: with the exponent of its last bit's worth in front,
+an integer stands for itself and the leading bit, which is taken off again, exactly.
 """
 
 from __future__ import annotations
@@ -13,37 +17,52 @@ from triton.language import tensor
 from inl_torch.triton.mlp import gated
 from inl_torch.triton.programs import follow
 
-BYTES = tl.constexpr(16)
-"""Bytes of codes that lie together, a *unit*: 32 codes of 4 bits or 16 of 8."""
+WORDS = tl.constexpr(4)
+"""Words of a unit."""
 
 
 @triton.jit
-def halves(
-    b: tensor, BITS: tl.constexpr, FLOAT: tl.constexpr, ZERO: tl.constexpr
-) -> tuple[tensor, tensor]:
-    """Codes of bytes as float32: the low and the high ones, or all of them twice."""
-    if BITS == 4:
-        wide = b.to(tl.int32)
-        low = ((wide & 15) | 0x4B000000).to(tl.float32, bitcast=True)
-        high = ((wide & 240) | 0x49000000).to(tl.float32, bitcast=True)
-        return low - (8388608.0 + ZERO), high - (524288.0 + ZERO)
+def code(
+    words: tensor, magic: tensor, PLACE: tl.constexpr, BITS: tl.constexpr,
+    FLOAT: tl.constexpr, ZERO: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """The codes at one place of each word, as float32.
+
+    magic: 0x4B000000, at run time, for the compiler then keeps it in a register and
+    needs one instruction for mask and exponent.
+    """
+    AT: tl.constexpr = PLACE * BITS
     if FLOAT:
-        wide = b.to(tl.int32)
-        bits = ((wide & 128) << 24) | ((wide & 127) << 20)
-        all_ = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
-    else:
-        all_ = b.to(tl.int8, bitcast=True).to(tl.float32)
-    return all_, all_
+        low: tl.constexpr = 24 - AT
+        sign = (words << low) & -2147483648
+        if AT >= 24:
+            rest = (words >> (AT - 20)) & 0x07F00000
+        else:
+            rest = (words << (20 - AT) if AT <= 20 else words) & 0x07F00000
+        return (sign | rest).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    # Codes that would reach into the exponent are moved down by a multiple of BITS.
+    MOVED: tl.constexpr = (
+        (12 if AT > 16 else 0) if BITS == 4 else (AT - 8 if AT > 8 else 0)
+    )
+    HELD: tl.constexpr = AT - MOVED
+    if MOVED > 0:
+        words = words >> MOVED
+    MASK: tl.constexpr = ((1 << BITS) - 1) << HELD
+    LEAD: tl.constexpr = 1 << (23 - HELD)
+    bits = (words & MASK) | (magic - (HELD << 23))
+    return bits.to(tl.float32, bitcast=True) - (LEAD + ZERO)
 
 
 @triton.jit
-def load_codes(
+def load_words(
     codes: tensor, rows: tensor, units: tensor, N: tl.constexpr, LINE: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Bytes [rows, units, 16] of codes, zeros outside."""
-    at = rows[:, None, None] * (LINE * BYTES) + units[None, :, None] * BYTES
-    mask = ((rows < N)[:, None] & (units < LINE)[None, :])[:, :, None]
-    return tl.load(codes + at + tl.arange(0, BYTES)[None, None, :], mask=mask, other=0)
+    """Words [1, rows, units, 4], zeros outside."""
+    line = rows[None, :, None, None] * (LINE * WORDS)
+    at = line + units[None, None, :, None] * WORDS
+    mask = (rows < N)[None, :, None, None] & (units < LINE)[None, None, :, None]
+    word = tl.arange(0, WORDS)[None, None, None, :]
+    return tl.load(codes + at + word, mask=mask, other=0)
 
 
 @triton.jit
@@ -58,186 +77,138 @@ def load_scales(
 
 
 @triton.jit
-def load_row(
-    x: tensor, units: tensor, shift: tl.constexpr, LINE: tl.constexpr,
-    PER_UNIT: tl.constexpr,
+def four(
+    x: tensor, lines: tensor, units: tensor, place: tl.constexpr, known: tensor,
+    LINE: tl.constexpr, POSITIONS: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Numbers [units, 16] of one row that meet the low or the high codes."""
-    at = units[:, None] * PER_UNIT + shift + tl.arange(0, BYTES)[None, :]
-    return tl.load(x + at, mask=(units < LINE)[:, None], other=0).to(tl.float32)
+    """Numbers [tokens, 1, units, 4] of each line that codes at one place meet."""
+    at = units[None, None, :, None] * (POSITIONS * WORDS) + place * WORDS
+    cells = x + lines[:, None, None, None] + at
+    mask = known[:, None, None, None] & (units < LINE)[None, None, :, None]
+    word = tl.arange(0, WORDS)[None, None, None, :]
+    return tl.load(cells + word, mask=mask, other=0).to(tl.float32)
 
 
 @triton.jit
-def meet(
-    b: tensor, scale: tensor, offset: tensor, low: tensor, high: tensor,
-    BITS: tl.constexpr, FLOAT: tl.constexpr, ZERO: tl.constexpr, OFFSET: tl.constexpr,
+def scaled(
+    dot: tensor, amount: tensor, scale: tensor, offset: tensor, OFFSET: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """What each unit adds to its row's product: float32 [rows, units]."""
-    first, second = halves(b, BITS, FLOAT, ZERO)
-    dot = tl.sum(first * low[None, :, :], 2)
-    if BITS == 4:
-        dot += tl.sum(second * high[None, :, :], 2)
-    found = scale.to(tl.float32) * dot
+    """What units add to their rows [tokens, rows, units], from [..., 4] apart."""
+    found = tl.sum(dot, 3) * scale.to(tl.float32)[None, :, :]
     if OFFSET:
-        amount = tl.sum(low, 1)
-        if BITS == 4:
-            amount = tl.sum(low + high, 1)
-        found += offset.to(tl.float32) * amount[None, :]
+        found += tl.sum(amount, 3) * offset.to(tl.float32)[None, :, :]
     return found
 
 
 @triton.jit
-def packed_row(
+def packed_product(
     x: tensor, delta: tensor, samples: tensor, gain: tensor, codes: tensor,
     scales: tensor, offsets: tensor, bias: tensor, total: tensor, y: tensor,
-    x_stride: tensor, delta_stride: tensor, eps: tensor, N: tl.constexpr,
-    LINE: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, FLOAT: tl.constexpr,
-    ZERO: tl.constexpr, OFFSET: tl.constexpr, NORMED: tl.constexpr,
-    TAKES: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr,
-    SILU: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, EARLY: tl.constexpr,
+    x_stride: tensor, delta_stride: tensor, eps: tensor, magic: tensor, count: tensor,
+    N: tl.constexpr, LINE: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
+    FLOAT: tl.constexpr, ZERO: tl.constexpr, OFFSET: tl.constexpr,
+    NORMED: tl.constexpr, TAKES: tl.constexpr, BIASED: tl.constexpr,
+    GATED: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+    UNITS: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Multiply one row, of a sum and its norm where NORMED: scaled after the product.
+    """Multiply ``count`` rows, of a sum and its norm where NORMED: scaled at the end.
 
     N: rows of the result; GATED multiplies with as many again, which follow them.
     """
-    PER_UNIT: tl.constexpr = BYTES * 8 // BITS
-    K: tl.constexpr = LINE * PER_UNIT
-    TWICE: tl.constexpr = 2 * N
+    POSITIONS: tl.constexpr = 32 // BITS
+    K: tl.constexpr = LINE * POSITIONS * WORDS
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     # Rows outside stay outside of the second half too.
     below = tl.where(rows < N, rows + N, 2 * N)
     units = tl.arange(0, UNITS)
-    b = load_codes(codes, rows, units, N, LINE)
+    words = load_words(codes, rows, units, N, LINE)
     if GATED:
-        c = load_codes(codes, below, units, TWICE, LINE)
+        others = load_words(codes, below, units, 2 * N, LINE)
     follow(EARLY)
-    token = tl.program_id(1).to(tl.int64)
-    place = token
+    tokens = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    known = tokens < count
+    places = tokens
     if TAKES:
-        place = tl.load(samples + token).to(tl.int64)
-    sums = tl.zeros((ROWS, UNITS), tl.float32)
-    ups = tl.zeros((ROWS, UNITS), tl.float32)
-    squares = tl.zeros((UNITS,), tl.float32)
+        places = tl.load(samples + tokens, mask=known, other=0).to(tl.int64)
+    sums = tl.zeros((TOKENS, ROWS, UNITS), tl.float32)
+    ups = tl.zeros((TOKENS, ROWS, UNITS), tl.float32)
+    squares = tl.zeros((TOKENS, 1, UNITS, WORDS), tl.float32)
     for start in range(0, LINE, UNITS):
         units = start + tl.arange(0, UNITS)
-        low = load_row(x + place * x_stride, units, 0, LINE, PER_UNIT)
-        high = low
-        if BITS == 4:
-            high = load_row(x + place * x_stride, units, BYTES, LINE, PER_UNIT)
-        if NORMED:
-            more = delta + place * delta_stride
-            low += load_row(more, units, 0, LINE, PER_UNIT)
-            squares += tl.sum(low * low, 1)
-            at = units[:, None] * PER_UNIT + tl.arange(0, BYTES)[None, :]
-            first = (units < LINE)[:, None] & (tl.program_id(0) == 0)
-            if not TAKES:
-                tl.store(total + token * K + at, low, mask=first)
-            low *= load_row(gain, units, 0, LINE, PER_UNIT)
-            if BITS == 4:
-                high += load_row(more, units, BYTES, LINE, PER_UNIT)
-                squares += tl.sum(high * high, 1)
+        dot = tl.zeros((TOKENS, ROWS, UNITS, WORDS), tl.float32)
+        up = tl.zeros((TOKENS, ROWS, UNITS, WORDS), tl.float32)
+        amount = tl.zeros((TOKENS, 1, UNITS, WORDS), tl.float32)
+        for place in tl.static_range(0, POSITIONS):
+            a = four(x, places * x_stride, units, place, known, LINE, POSITIONS)
+            if NORMED:
+                line = places * delta_stride
+                a += four(delta, line, units, place, known, LINE, POSITIONS)
+                squares += a * a
                 if not TAKES:
-                    tl.store(total + token * K + at + BYTES, high, mask=first)
-                high *= load_row(gain, units, BYTES, LINE, PER_UNIT)
+                    at = units[None, None, :, None] * (POSITIONS * WORDS)
+                    at += place * WORDS + tl.arange(0, WORDS)[None, None, None, :]
+                    mask = known[:, None, None, None] & (tl.program_id(0) == 0)
+                    mask = mask & (units < LINE)[None, None, :, None]
+                    cells = total + tokens[:, None, None, None] * K + at
+                    tl.store(cells, a, mask=mask)
+                line = tl.zeros((1,), tl.int64)
+                a *= four(gain, line, units, place, line == 0, LINE, POSITIONS)
+            dot += code(words, magic, place, BITS, FLOAT, ZERO) * a
+            if GATED:
+                up += code(others, magic, place, BITS, FLOAT, ZERO) * a
+            if OFFSET:
+                amount += a
         scale = load_scales(scales, rows, units, N, LINE, GROUPS)
         offset = scale
         if OFFSET:
             offset = load_scales(offsets, rows, units, N, LINE, GROUPS)
-        sums += meet(b, scale, offset, low, high, BITS, FLOAT, ZERO, OFFSET)
+        sums += scaled(dot, amount, scale, offset, OFFSET)
         if GATED:
-            scale = load_scales(scales, below, units, TWICE, LINE, GROUPS)
+            scale = load_scales(scales, below, units, 2 * N, LINE, GROUPS)
             if OFFSET:
-                offset = load_scales(offsets, below, units, TWICE, LINE, GROUPS)
-            ups += meet(c, scale, offset, low, high, BITS, FLOAT, ZERO, OFFSET)
+                offset = load_scales(offsets, below, units, 2 * N, LINE, GROUPS)
+            ups += scaled(up, amount, scale, offset, OFFSET)
         if start + UNITS < LINE:
-            b = load_codes(codes, rows, units + UNITS, N, LINE)
+            words = load_words(codes, rows, units + UNITS, N, LINE)
             if GATED:
-                c = load_codes(codes, below, units + UNITS, TWICE, LINE)
-    result = tl.sum(sums, 1)
-    up = tl.sum(ups, 1)
+                others = load_words(codes, below, units + UNITS, 2 * N, LINE)
+    result = tl.sum(sums, 2)
+    second = tl.sum(ups, 2)
     if NORMED:
-        length = tl.rsqrt(tl.sum(squares, 0) / K + eps)
+        length = tl.sum(tl.sum(tl.sum(squares, 3), 2), 1)
+        length = tl.rsqrt(length / K + eps)[:, None]
         result *= length
-        up *= length
+        second *= length
     if GATED:
-        result = gated(result, up, SILU)
+        result = gated(result, second, SILU)
     if BIASED:
-        result += tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)
-    tl.store(y + token * N + rows, result, mask=rows < N)
-
-
-@triton.jit
-def numbers(
-    codes: tensor, scales: tensor, offsets: tensor, rows: tensor, units: tensor,
-    N: tl.constexpr, LINE: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
-    FLOAT: tl.constexpr, ZERO: tl.constexpr, OFFSET: tl.constexpr,
-) -> tuple[tensor, tensor]:  # fmt: skip
-    """Weights [rows, units, 16] of the low and of the high codes, in float32."""
-    b = load_codes(codes, rows, units, N, LINE)
-    scale = load_scales(scales, rows, units, N, LINE, GROUPS).to(tl.float32)
-    low, high = halves(b, BITS, FLOAT, ZERO)
-    low *= scale[:, :, None]
-    high *= scale[:, :, None]
-    if OFFSET:
-        offset = load_scales(offsets, rows, units, N, LINE, GROUPS).to(tl.float32)
-        low += offset[:, :, None]
-        high += offset[:, :, None]
-    return low, high
-
-
-@triton.jit
-def packed_rows(
-    x: tensor, codes: tensor, scales: tensor, offsets: tensor, bias: tensor, y: tensor,
-    x_stride: tensor, count: tensor, N: tl.constexpr, LINE: tl.constexpr,
-    GROUPS: tl.constexpr, BITS: tl.constexpr, FLOAT: tl.constexpr, ZERO: tl.constexpr,
-    OFFSET: tl.constexpr, BIASED: tl.constexpr, TOKENS: tl.constexpr,
-    ROWS: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
-) -> None:  # fmt: skip
-    """Multiply ``count`` rows with weights that are rounded to the dtype of ``x``."""
-    PER_UNIT: tl.constexpr = BYTES * 8 // BITS
-    WIDTH: tl.constexpr = UNITS * BYTES
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    tokens = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    inside = (tokens < count)[None, :]
-    sums = tl.zeros((ROWS, TOKENS), tl.float32)
-    column = tl.arange(0, WIDTH)
-    for start in tl.range(0, LINE, UNITS, num_stages=STAGES):
-        units = start + tl.arange(0, UNITS)
-        low, high = numbers(
-            codes, scales, offsets, rows, units, N, LINE, GROUPS, BITS, FLOAT, ZERO,
-            OFFSET,
-        )  # fmt: skip
-        unit = start + column // BYTES
-        at = unit * PER_UNIT + column % BYTES
-        cells = x + tokens[None, :] * x_stride + at[:, None]
-        mask = (unit < LINE)[:, None] & inside
-        a = tl.load(cells, mask=mask, other=0)
-        sums = tl.dot(low.reshape(ROWS, WIDTH).to(a.dtype), a, sums)
-        if BITS == 4:
-            a = tl.load(cells + BYTES, mask=mask, other=0)
-            sums = tl.dot(high.reshape(ROWS, WIDTH).to(a.dtype), a, sums)
-    if BIASED:
-        sums += tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)[:, None]
-    held = (rows < N)[:, None] & inside
-    tl.store(y + tokens[None, :] * N + rows[:, None], sums, mask=held)
+        more = tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)
+        result += more[None, :]
+    mask = known[:, None] & (rows < N)[None, :]
+    tl.store(y + tokens[:, None] * N + rows[None, :], result, mask=mask)
 
 
 @triton.jit
 def unpack(
-    codes: tensor, scales: tensor, offsets: tensor, y: tensor, N: tl.constexpr,
-    LINE: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, FLOAT: tl.constexpr,
-    ZERO: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+    codes: tensor, scales: tensor, offsets: tensor, y: tensor, magic: tensor,
+    N: tl.constexpr, LINE: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
+    FLOAT: tl.constexpr, ZERO: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr,
+    UNITS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write weights as plain numbers."""
-    PER_UNIT: tl.constexpr = BYTES * 8 // BITS
+    POSITIONS: tl.constexpr = 32 // BITS
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     units = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
-    low, high = numbers(
-        codes, scales, offsets, rows, units, N, LINE, GROUPS, BITS, FLOAT, ZERO, OFFSET
-    )
-    line = rows[:, None] * (LINE * PER_UNIT) + units[None, :] * PER_UNIT
-    at = line[:, :, None] + tl.arange(0, BYTES)[None, None, :]
-    mask = ((rows < N)[:, None] & (units < LINE)[None, :])[:, :, None]
-    tl.store(y + at, low, mask=mask)
-    if BITS == 4:
-        tl.store(y + at + BYTES, high, mask=mask)
+    words = load_words(codes, rows, units, N, LINE)
+    scale = load_scales(scales, rows, units, N, LINE, GROUPS).to(tl.float32)
+    unit = rows[:, None] * LINE + units[None, :]
+    mask = ((rows < N)[:, None] & (units < LINE)[None, :])[None, :, :, None]
+    word = tl.arange(0, WORDS)[None, None, None, :]
+    for place in tl.static_range(0, POSITIONS):
+        numbers = code(words, magic, place, BITS, FLOAT, ZERO)
+        numbers *= scale[None, :, :, None]
+        if OFFSET:
+            more = load_scales(offsets, rows, units, N, LINE, GROUPS)
+            numbers += more.to(tl.float32)[None, :, :, None]
+        at = (unit[None, :, :, None] * POSITIONS + place) * WORDS + word
+        tl.store(y + at, numbers, mask=mask)
