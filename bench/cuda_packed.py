@@ -1,20 +1,18 @@
 """Packed weights and INL dynamics on an NVIDIA GPU, beside what memory could do.
 
-    python bench/cuda_packed.py [--search] [--only packed dynamics block]
+    python bench/cuda_packed.py [--only packed dynamics block]
 
 Times are of one launch within a CUDA graph of many, over operands that take turns and
 together are larger than the cache. The share is that of the rate of a large copy on
 the device, measured in the same process: bytes that have to be read and written, over
-the time. "bf16" is torch's own product with as many weights in bfloat16. ``--search``
-tries other cuts of the products.
+the time. "bf16" is torch's own product with as many weights in bfloat16.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -110,38 +108,6 @@ def product_row(n: int, k: int, kinds: list[str], rate: float) -> None:
             share = held_bytes(matrices[0]) / took / rate
             line += f" | {kind} {took:7.2f} ({share:4.0%}, {base / took:4.2f}x)"
         print(line, flush=True)
-
-
-def cuts() -> Iterator[packed_products.Cut]:
-    for rows, units in itertools.product((1, 2, 4, 8), (32, 64, 128, 256)):
-        yield packed_products.Cut(rows, units, units // 32)
-
-
-def search(n: int, k: int, kind: str, tokens: int, rate: float) -> None:
-    """Print the best cuts of a product."""
-    w = matrix(kind, n, k)
-    held = [w] + [
-        Packed(*(None if part is None else part.clone() for part in w))
-        for _ in range(copies(held_bytes(w)) - 1)
-    ]
-    x = torch.randn(tokens, k, device=PLACE, dtype=torch.bfloat16)
-    rule = packed_products.cut_of
-    known = rule(n, packed_products.facts(w)["LINE"], tokens, tuning(PLACE))
-    found = []
-    for cut in (known, *cuts()):
-        packed_products.cut_of = lambda *_, cut=cut: cut
-        calls = [
-            partial(packed_products.times, x, w, None, tuning(PLACE)) for w in held
-        ]
-        found.append((microseconds(calls * 2, 5), tuple(cut)))
-    packed_products.cut_of = rule
-    best = sorted(found)[:4]
-    shown = " ".join(f"{cut}: {took:.2f}" for took, cut in best)
-    share = held_bytes(w) / best[0][0] / rate
-    took, cut = found[0]
-    print(
-        f"{kind} {n} x {k} {tokens}: {cut} {took:.2f}, {share:.0%} {shown}", flush=True
-    )
 
 
 def dynamics_rows(rate: float) -> None:
@@ -248,7 +214,6 @@ def block_rows(rate: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--search", action="store_true")
     parser.add_argument("--only", nargs="+", default=["packed", "dynamics", "block"])
     given = parser.parse_args()
     torch.manual_seed(0)
@@ -258,13 +223,6 @@ def main() -> None:
         if "packed" in given.only:
             for n, k in SHAPES:
                 product_row(n, k, list(KINDS), rate)
-        if given.search:
-            for n, k in ((4096, 4096), (28672, 4096), (4096, 14336), (960, 576)):
-                for tokens in (1, 4, 8):
-                    search(n, k, "q4_1", tokens, rate)
-            for tokens in (1, 4):
-                search(49152, 576, "q8_0", tokens, rate)
-                search(28672, 4096, "q8_0", tokens, rate)
     if "dynamics" in given.only:
         dynamics_rows(rate)
     if "block" in given.only:

@@ -74,6 +74,12 @@ def rows(name: str, like: dict[str, Any], rounds: int) -> None:
             "by block": lambda args=args, run=moe.without_sizes: form(run)(*args, w),
             "every": lambda args=args, run=moe.without_sizes: form(run, 512)(*args, w),
         }
+        if like["device"].type == "cuda":
+            from inl_torch.triton import experts
+
+            ways["triton"] = lambda args=args, run=experts.experts: run(
+                *args, w, activation="silu"
+            )
         best = dict.fromkeys(ways, float("inf"))
         for _ in range(rounds):
             for way, run in ways.items():

@@ -30,6 +30,7 @@ from inl.ops.attention import random_step
 from inl.ops.embedding import Embedding
 from inl.ops.inl import InlBlock
 from inl.ops.linear import Linear
+from inl.ops.moe import ExpertLinear, Experts
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
 from inl.ops.step import empty_tables
@@ -120,6 +121,17 @@ def call_dynamics(kernels, dtype):
     dynamics_training.gradients(x, x, x, operands, 0.1, options, (True,) * 6 + (False,))
 
 
+def call_experts(kernels, dtype):
+    """Experts of a few slots, and of more that are sorted."""
+    for tokens, count in ((1, 8), (100, 8), (1000, 4)):
+        x, ids = torch.ones(tokens, HIDDEN, dtype=dtype), torch.zeros(tokens, 2).int()
+        wide, narrow = (count, INNER, HIDDEN), (count, HIDDEN, INNER)
+        w = Experts(*(torch.ones(s, dtype=dtype) for s in (wide, wide, narrow)))
+        weights = torch.ones(tokens, 2)
+        kernels["experts"](x, ids, weights, w, activation="silu")
+        kernels["expert_linear"](x[:, None], ids, ExpertLinear(w.gate))
+
+
 def packed_weights():
     """A matrix and a feed-forward layer of each kind."""
     for kind, group, has_offsets in (
@@ -147,6 +159,7 @@ def call_all(dtype, dim, tuning):
     width = HEADS * dim
     packings = list(packed_weights())
     call_dynamics(kernels, dtype)
+    call_experts(kernels, dtype)
     norm, out = Norm(x(HIDDEN)), Linear(x(HIDDEN, width), x(HIDDEN))
     qkv = StackedQkv(x(width + 2 * KV_HEADS * dim, HIDDEN), x(KV_HEADS * dim, HIDDEN))
     mlp = StackedMlp(x(2 * INNER, HIDDEN), x(HIDDEN, INNER))

@@ -18,6 +18,7 @@ FILES = (
     "test_fused.py",
     "test_kernels.py",
     "test_packed.py",
+    "test_packed_model.py",
 )
 
 

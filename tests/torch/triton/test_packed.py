@@ -6,7 +6,6 @@ import importlib.util
 import os
 from types import SimpleNamespace
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -57,6 +56,9 @@ KINDS = {
     "float8 in groups": (FLOAT8, 48, False),
 }
 """Codes, how many share a scale, and whether they have offsets."""
+
+MAIN = ("int4", "int4 with offsets", "int8", "float8")
+"""Of these, the ones whose programs differ most."""
 
 
 def matrix(rng, kind, rows, columns):
@@ -113,7 +115,7 @@ def on_place(values, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 def test_linear(kind, dtype, seed, on_torch, on_host):
     rng = np.random.default_rng(seed)
-    for tokens, rows in ((1, 5), (1, 70), (2, 33), (5, 7), (8, 40), (17, 9)):
+    for tokens, rows in ((1, 5), (1, 70), (2, 33), (17, 7), (70, 9)):
         held, values = matrix(rng, kind, rows, 288)
         bias = rng.integers(-8, 8, rows) / 2 if tokens % 2 else None
         x = rng.standard_normal((tokens, 288))
@@ -127,7 +129,7 @@ def test_every_float_of_8_bits():
     finite = codes.float().isfinite()
     held = packed(torch.where(finite, codes.float(), 0).to(FLOAT8).view(8, 32),
                   torch.ones(8, 1))  # fmt: skip
-    want = torch.where(finite, codes.float(), 0).view(8, 32)
+    want = held.codes.float()
     held = Packed(*(None if p is None else p.to(PLACE) for p in held))
     got = packed_products.decoded(held, torch.float32)
     assert int(finite.sum()) == 254
@@ -136,7 +138,7 @@ def test_every_float_of_8_bits():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["int4 with offsets", "int8"])
-@pytest.mark.parametrize("columns", [32, 1056, 4128])
+@pytest.mark.parametrize("columns", [32, 4128])
 def test_short_and_long_rows(columns, kind, dtype, seed, on_torch, on_host):
     rng = np.random.default_rng(seed)
     for tokens in (1, 3):
@@ -163,14 +165,14 @@ def qkv(rng, kind, biased, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAIN)
 def test_queries_keys_and_values(kind, dtype, seed, on_torch, on_host):
     rng = np.random.default_rng(seed)
-    for tokens, biased in ((1, True), (3, False), (7, True)):
+    for tokens, biased in ((1, True), (7, False)):
         weights, w = qkv(rng, kind, biased, dtype)
         case = Case(f"{tokens}", (rng.standard_normal((tokens, 96)), w))
         check("qkv_linear", case, weights, dtype, on_torch, on_host, seed)
-        if tokens != 7:
+        if tokens == 1:
             residual, delta = rng.standard_normal((2, tokens, 96))
             norm = Norm(rng.standard_normal(96))
             case = Case("norm", (residual, delta, norm, w), {"eps": 1e-5})
@@ -178,10 +180,10 @@ def test_queries_keys_and_values(kind, dtype, seed, on_torch, on_host):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_feed_forward(activation, kind, dtype, seed, on_torch, on_host):
+@pytest.mark.parametrize("kind", MAIN)
+def test_feed_forward(kind, dtype, seed, on_torch, on_host):
     rng = np.random.default_rng(seed)
+    activation = "gelu_tanh" if kind == "int8" else "silu"
     for tokens in (1, 4):
         gate, up = (matrix(rng, kind, 96, 64 + 32 * (kind == "int4")) for _ in "ab")
         down = matrix(rng, kind, gate[1].shape[1], 96)
@@ -194,7 +196,7 @@ def test_feed_forward(activation, kind, dtype, seed, on_torch, on_host):
         attrs = {"activation": activation}
         case = Case(f"{tokens}", (rng.standard_normal((tokens, width)), w), attrs)
         check("gated_mlp", case, weights, dtype, on_torch, on_host, seed)
-        if tokens != 7:
+        if tokens == 1:
             residual, delta = rng.standard_normal((2, tokens, width))
             norm = Norm(rng.standard_normal(width))
             args = residual, delta, norm, w
@@ -203,25 +205,18 @@ def test_feed_forward(activation, kind, dtype, seed, on_torch, on_host):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAIN)
 def test_logits(kind, dtype, seed, on_torch, on_host):
     rng = np.random.default_rng(seed)
     held, values = matrix(rng, kind, 75, 288)
     residual, delta = rng.standard_normal((2, 3, 288))
-    for chosen in ([2], [2, 0, 1]):
-        norm, rows = Norm(rng.standard_normal(288)), np.array(chosen, np.int32)
-        args = residual, delta, rows, norm, Linear(values)
-        case = Case(f"{chosen}", args, {"eps": 1e-5})
-        check("norm_logits", case, PackedLinear(held), dtype, on_torch, on_host, seed)
+    norm, rows = Norm(rng.standard_normal(288)), np.array([2], np.int32)
+    args = residual, delta, rows, norm, Linear(values)
+    case = Case("one of three", args, {"eps": 1e-5})
+    check("norm_logits", case, PackedLinear(held), dtype, on_torch, on_host, seed)
 
 
-FILE_KINDS = {
-    "q8_0": gguf.GGMLQuantizationType.Q8_0,
-    "q4_0": gguf.GGMLQuantizationType.Q4_0,
-    "q4_1": gguf.GGMLQuantizationType.Q4_1,
-    "q5_0": gguf.GGMLQuantizationType.Q5_0,
-    "q5_1": gguf.GGMLQuantizationType.Q5_1,
-}
+FILE_KINDS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 
 
 class Place:
@@ -232,9 +227,11 @@ class Place:
 @pytest.mark.parametrize("kind", FILE_KINDS)
 def test_a_files_own_blocks(kind, seed, on_host):
     """To float32's last bits; decoded, they are the numbers that the file means."""
+    gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(seed)
     numbers = rng.standard_normal((21, 160), np.float32)
-    data = gguf.quants.quantize(numbers, FILE_KINDS[kind])
+    file_kind = gguf.GGMLQuantizationType[kind.upper()]
+    data = gguf.quants.quantize(numbers, file_kind)
     source = HostArray(data, kind, numbers.shape)
     w = KERNELS["linear"].prepare({"weight": source, "bias": None}, Place(), "float32")
     assert w.matrix.shape == numbers.shape
@@ -279,8 +276,8 @@ def test_refusals():
     assert "gate is stored as q4_1, up as q8_0" in refuse_mlp(
         gate=four, up=eight, down=four
     )
-    rows = KERNELS["norm_qkv"].refuse(torch.zeros(9, 4), None, None, None, eps=1e-5)
-    assert "takes 8 rows at most, found 9" in rows
+    rows = KERNELS["norm_qkv"].refuse(torch.zeros(2, 4), None, None, None, eps=1e-5)
+    assert "takes 1 row, found 2" in rows
     with pytest.raises(ValueError, match="found 40 columns in 1 groups"):
         packed(torch.zeros(2, 40, dtype=torch.int8), torch.ones(2, 1))
     with pytest.raises(ValueError, match=r"codes: found torch\.float32"):

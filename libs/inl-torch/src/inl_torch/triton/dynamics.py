@@ -11,7 +11,7 @@ from torch.nn import functional
 from inl.ops.inl import LIMIT, MOST_BETA, InlBlock
 from inl.spec.kernel import Kernel
 from inl_torch.eager.linear import product
-from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype, warps
+from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
 from inl_torch.triton.dynamics_kernels import block_step, control, forward
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -19,7 +19,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 BLOCK = 1024
 """Numbers of a row that a program takes at once."""
 
-FEW = 8
+FEW = 2
 """Rows up to which a model's layer is two launches that read its weights for each."""
 
 WIDEST_CONTROLLER = 1024
@@ -90,7 +90,7 @@ def advance(
         forward[(laid.rows, -(-laid.width // block))](
             x, *tensors, moved, new, *strides, size=laid.inner, width=laid.width,
             NUMBER=not isinstance(dt, torch.Tensor), BLOCK=block,
-            num_warps=warps(block), **options.facts(),
+            num_warps=4, **options.facts(),
         )  # fmt: skip
     return moved, new
 

@@ -76,11 +76,11 @@ def forward(
     LIMITED: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Advance part of a row by ``steps``. NUMBER: dt is one, rather than a tensor."""
-    row = tl.program_id(0).to(tl.int64)
-    i, j = row // size, row % size
+    row = tl.program_id(0)
+    i, j = (row // size).to(tl.int64), (row % size).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
-    place = row * width + at
+    place = row.to(tl.int64) * width + at
     p = tl.load(x + place, mask=mask, other=0).to(tl.float32)
     q = lay(v, i, j, at, v0, v1, v2, mask)
     m = lay(mu, i, j, at, m0, m1, m2, mask)
@@ -136,7 +136,7 @@ def backward(
     pitch: from one row to the next of the gradients of alpha, beta and gate. Of each
     operand, a constant says how its gradient is stored, 0 for not at all.
     """
-    part = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
     all_mu = tl.zeros((BLOCK,), tl.float32)
@@ -144,8 +144,8 @@ def backward(
     all_beta = tl.zeros((BLOCK,), tl.float32)
     all_gate = tl.zeros((BLOCK,), tl.float32)
     for row in range(part * chunk, tl.minimum((part + 1) * chunk, rows)):
-        i, j = row // size, row % size
-        place = row * width + at
+        i, j = (row // size).to(tl.int64), (row % size).to(tl.int64)
+        place = tl.cast(row, tl.int64) * width + at
         x_0 = tl.load(x + place, mask=mask, other=0).to(tl.float32)
         v_0 = lay(v, i, j, at, v0, v1, v2, mask)
         m = lay(mu, i, j, at, m0, m1, m2, mask)
@@ -192,9 +192,9 @@ def backward(
         put(d_v, place, d_q, mask, V)
         put(d_mu, place, s_m, mask, MU)
         put(d_dt, place, s_t, mask, DT)
-        put(d_alpha, row * pitch + at, s_a, mask, ALPHA)
-        put(d_beta, row * pitch + at, s_b, mask, BETA)
-        put(d_gate, row * pitch + at, s_g, mask, GATE)
+        put(d_alpha, tl.cast(row, tl.int64) * pitch + at, s_a, mask, ALPHA)
+        put(d_beta, tl.cast(row, tl.int64) * pitch + at, s_b, mask, BETA)
+        put(d_gate, tl.cast(row, tl.int64) * pitch + at, s_g, mask, GATE)
         all_mu += s_m
         all_alpha += s_a
         all_beta += s_b

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from inl_torch.triton.common import DTYPES, power, warps
+from inl_torch.triton.common import DTYPES, power
 from inl_torch.triton.dynamics import BLOCK, Laid, Options, Pair, advance, placed
 from inl_torch.triton.dynamics_kernels import backward
 
@@ -110,7 +110,7 @@ def gradients(
             *(x if room is None else room for room in rooms), *strides,
             rows=laid.rows, size=laid.inner, width=laid.width, chunk=chunk,
             pitch=pitch, NUMBER=not isinstance(dt, torch.Tensor), BLOCK=block,
-            num_warps=warps(block), **dict(zip(NAMES, kinds, strict=True)),
+            num_warps=8, **dict(zip(NAMES, kinds, strict=True)),
             **options.facts(),
         )  # fmt: skip
     return [

@@ -1,9 +1,8 @@
 """Weights of 4 or 8 bits that stay packed in the device's memory.
 
 A matrix is its codes, row after row, and a scale (with an offset, for some kinds) for
-each group of a row: ``weight = scale * code + offset``. Of each 16 bytes, four words,
-the codes at one place of all words are neighbors: see
-:mod:`inl_torch.triton.packed_kernels`.
+each group of a row: ``weight = scale * code + offset``. Codes of 4 bits lie two in a
+byte, as in GGUF: of each 32, the first 16 are the low halves of 16 bytes.
 """
 
 from __future__ import annotations
@@ -23,14 +22,11 @@ from inl_torch.eager.linear import present, qkv_stacks
 PACKED: Final = "packed"
 """Layout of the three tuples of weights below."""
 
-UNIT: Final = 16
+HALF: Final = 16
 """Bytes of codes that a thread takes at once."""
 
 KINDS: Final = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 """Packings that codes and scales are taken out of without a loss."""
-
-HALVED: Final = ("q4_0", "q4_1")
-"""Of these, the first 16 codes of each 32 are the low halves of 16 bytes."""
 
 FLOAT8: Final = torch.float8_e4m3fn
 
@@ -109,7 +105,7 @@ def packed(
     """
     if codes.dtype not in CODES:
         raise ValueError(f"codes: found {codes.dtype}, accepted: {CODES}")
-    step = UNIT if codes.dtype != torch.uint8 else 2 * UNIT
+    step = HALF if codes.dtype != torch.uint8 else 2 * HALF
     rows, columns = codes.shape
     groups = scales.shape[-1]
     group = columns // groups
@@ -123,24 +119,10 @@ def packed(
             raise ValueError(
                 f"{name}: found {list(part.shape)}, accepted: {[rows, groups]}"
             )
-    return Packed(in_words(codes), scales, offsets)
-
-
-def in_words(codes: torch.Tensor) -> torch.Tensor:
-    """Codes [N, K] in the order of words, two in a byte if they are uint8.
-
-    Those of int8 are kept from 0 on, 128 more.
-    """
-    rows, columns = codes.shape
     if codes.dtype == torch.uint8:
-        pairs = codes.view(rows, -1, 4, 2, 4)
-        placed = pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4
-    else:
-        placed = codes.view(torch.uint8).view(rows, -1, 4, 4)
-    if codes.dtype == torch.int8:
-        placed = placed ^ 128
-    ordered = placed.transpose(2, 3).contiguous().view(codes.dtype)
-    return ordered.view(rows, columns // (2 if codes.dtype == torch.uint8 else 1))
+        halves = codes.view(rows, -1, 2, HALF)
+        codes = (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(rows, -1)
+    return Packed(codes.contiguous(), scales, offsets)
 
 
 def refuse_parts(**stored: Spec) -> str | None:
@@ -196,11 +178,7 @@ def _matrix(parts: Sequence[HostArray | None], backend: Any, dtype: str) -> Pack
         data = np.concatenate(plain)
         return Packed(backend.tensor(HostArray(data, dtype, data.shape)))
     fields = zip(*(unpacked(part) for part in given), strict=True)
-    codes, scales, offsets = (_stacked(field, backend) for field in fields)
-    if given[0].dtype in HALVED:
-        halves = codes.view(codes.shape[0], -1, UNIT)
-        codes = torch.cat((halves & 15, halves >> 4), -1).flatten(1)
-    return Packed(in_words(codes), scales, offsets)
+    return Packed(*(_stacked(field, backend) for field in fields))
 
 
 def _stacked(parts: Sequence[Any], backend: Any) -> Any:

@@ -1,11 +1,7 @@
 """Programs that multiply packed weights: see :mod:`inl_torch.triton.packed`.
 
-A *unit* is 16 bytes of codes, four words, which a thread holds. A word has its codes at
-``POSITIONS`` places; the four words of a unit have consecutive ones at each place, so
-that they meet four numbers in a row.
-
-Codes become float32 by their bits: with the exponent of its last bit's worth in front,
-an integer stands for itself and the leading bit, which is taken off again, exactly.
+Codes become float32 by their bits: below a float's leading bit, an integer stands for
+itself, so taking the leading bit off again leaves the code, exactly.
 """
 
 from __future__ import annotations
@@ -17,52 +13,37 @@ from triton.language import tensor
 from inl_torch.triton.mlp import gated
 from inl_torch.triton.programs import follow
 
-WORDS = tl.constexpr(4)
-"""Words of a unit."""
+BYTES = tl.constexpr(16)
+"""Bytes of codes that lie together, a *unit*: 32 codes of 4 bits or 16 of 8."""
 
 
 @triton.jit
-def code(
-    words: tensor, magic: tensor, PLACE: tl.constexpr, BITS: tl.constexpr,
-    FLOAT: tl.constexpr, ZERO: tl.constexpr,
-) -> tensor:  # fmt: skip
-    """The codes at one place of each word, as float32.
-
-    magic: 0x4B000000, at run time, for the compiler then keeps it in a register and
-    needs one instruction for mask and exponent.
-    """
-    AT: tl.constexpr = PLACE * BITS
+def halves(
+    b: tensor, BITS: tl.constexpr, FLOAT: tl.constexpr, ZERO: tl.constexpr
+) -> tuple[tensor, tensor]:
+    """Codes of bytes as float32: the low and the high ones, or all of them twice."""
+    if BITS == 4:
+        wide = b.to(tl.int32)
+        low = ((wide & 15) | 0x4B000000).to(tl.float32, bitcast=True)
+        high = ((wide & 240) | 0x49000000).to(tl.float32, bitcast=True)
+        return low - (8388608.0 + ZERO), high - (524288.0 + ZERO)
     if FLOAT:
-        low: tl.constexpr = 24 - AT
-        sign = (words << low) & -2147483648
-        if AT >= 24:
-            rest = (words >> (AT - 20)) & 0x07F00000
-        else:
-            rest = (words << (20 - AT) if AT <= 20 else words) & 0x07F00000
-        return (sign | rest).to(tl.float32, bitcast=True) * 1.329227995784916e36
-    # Codes that would reach into the exponent are moved down by a multiple of BITS.
-    MOVED: tl.constexpr = (
-        (12 if AT > 16 else 0) if BITS == 4 else (AT - 8 if AT > 8 else 0)
-    )
-    HELD: tl.constexpr = AT - MOVED
-    if MOVED > 0:
-        words = words >> MOVED
-    MASK: tl.constexpr = ((1 << BITS) - 1) << HELD
-    LEAD: tl.constexpr = 1 << (23 - HELD)
-    bits = (words & MASK) | (magic - (HELD << 23))
-    return bits.to(tl.float32, bitcast=True) - (LEAD + ZERO)
+        wide = b.to(tl.int32)
+        bits = ((wide & 128) << 24) | ((wide & 127) << 20)
+        all_ = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
+    else:
+        all_ = b.to(tl.int8, bitcast=True).to(tl.float32)
+    return all_, all_
 
 
 @triton.jit
-def load_words(
+def load_codes(
     codes: tensor, rows: tensor, units: tensor, N: tl.constexpr, LINE: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Words [1, rows, units, 4], zeros outside."""
-    line = rows[None, :, None, None] * (LINE * WORDS)
-    at = line + units[None, None, :, None] * WORDS
-    mask = (rows < N)[None, :, None, None] & (units < LINE)[None, None, :, None]
-    word = tl.arange(0, WORDS)[None, None, None, :]
-    return tl.load(codes + at + word, mask=mask, other=0)
+    """Bytes [rows, units, 16] of codes, zeros outside."""
+    at = rows[:, None, None] * (LINE * BYTES) + units[None, :, None] * BYTES
+    mask = ((rows < N)[:, None] & (units < LINE)[None, :])[:, :, None]
+    return tl.load(codes + at + tl.arange(0, BYTES)[None, None, :], mask=mask, other=0)
 
 
 @triton.jit
@@ -77,138 +58,186 @@ def load_scales(
 
 
 @triton.jit
-def four(
-    x: tensor, lines: tensor, units: tensor, place: tl.constexpr, known: tensor,
-    LINE: tl.constexpr, POSITIONS: tl.constexpr,
+def load_row(
+    x: tensor, units: tensor, shift: tl.constexpr, LINE: tl.constexpr,
+    PER_UNIT: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Numbers [tokens, 1, units, 4] of each line that codes at one place meet."""
-    at = units[None, None, :, None] * (POSITIONS * WORDS) + place * WORDS
-    cells = x + lines[:, None, None, None] + at
-    mask = known[:, None, None, None] & (units < LINE)[None, None, :, None]
-    word = tl.arange(0, WORDS)[None, None, None, :]
-    return tl.load(cells + word, mask=mask, other=0).to(tl.float32)
+    """Numbers [units, 16] of one row that meet the low or the high codes."""
+    at = units[:, None] * PER_UNIT + shift + tl.arange(0, BYTES)[None, :]
+    return tl.load(x + at, mask=(units < LINE)[:, None], other=0).to(tl.float32)
 
 
 @triton.jit
-def scaled(
-    dot: tensor, amount: tensor, scale: tensor, offset: tensor, OFFSET: tl.constexpr,
+def meet(
+    b: tensor, scale: tensor, offset: tensor, low: tensor, high: tensor,
+    BITS: tl.constexpr, FLOAT: tl.constexpr, ZERO: tl.constexpr, OFFSET: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """What units add to their rows [tokens, rows, units], from [..., 4] apart."""
-    found = tl.sum(dot, 3) * scale.to(tl.float32)[None, :, :]
+    """What each unit adds to its row's product: float32 [rows, units]."""
+    first, second = halves(b, BITS, FLOAT, ZERO)
+    dot = tl.sum(first * low[None, :, :], 2)
+    if BITS == 4:
+        dot += tl.sum(second * high[None, :, :], 2)
+    found = scale.to(tl.float32) * dot
     if OFFSET:
-        found += tl.sum(amount, 3) * offset.to(tl.float32)[None, :, :]
+        amount = tl.sum(low, 1)
+        if BITS == 4:
+            amount = tl.sum(low + high, 1)
+        found += offset.to(tl.float32) * amount[None, :]
     return found
 
 
 @triton.jit
-def packed_product(
+def packed_row(
     x: tensor, delta: tensor, samples: tensor, gain: tensor, codes: tensor,
     scales: tensor, offsets: tensor, bias: tensor, total: tensor, y: tensor,
-    x_stride: tensor, delta_stride: tensor, eps: tensor, magic: tensor, count: tensor,
-    N: tl.constexpr, LINE: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
-    FLOAT: tl.constexpr, ZERO: tl.constexpr, OFFSET: tl.constexpr,
-    NORMED: tl.constexpr, TAKES: tl.constexpr, BIASED: tl.constexpr,
-    GATED: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-    UNITS: tl.constexpr, EARLY: tl.constexpr,
+    x_stride: tensor, delta_stride: tensor, eps: tensor, N: tl.constexpr,
+    LINE: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, FLOAT: tl.constexpr,
+    ZERO: tl.constexpr, OFFSET: tl.constexpr, NORMED: tl.constexpr,
+    TAKES: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr,
+    SILU: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Multiply ``count`` rows, of a sum and its norm where NORMED: scaled at the end.
+    """Multiply one row, of a sum and its norm where NORMED: scaled after the product.
 
     N: rows of the result; GATED multiplies with as many again, which follow them.
     """
-    POSITIONS: tl.constexpr = 32 // BITS
-    K: tl.constexpr = LINE * POSITIONS * WORDS
+    PER_UNIT: tl.constexpr = BYTES * 8 // BITS
+    K: tl.constexpr = LINE * PER_UNIT
+    TWICE: tl.constexpr = 2 * N
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     # Rows outside stay outside of the second half too.
     below = tl.where(rows < N, rows + N, 2 * N)
     units = tl.arange(0, UNITS)
-    words = load_words(codes, rows, units, N, LINE)
+    b = load_codes(codes, rows, units, N, LINE)
     if GATED:
-        others = load_words(codes, below, units, 2 * N, LINE)
+        c = load_codes(codes, below, units, TWICE, LINE)
     follow(EARLY)
-    tokens = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    known = tokens < count
-    places = tokens
+    token = tl.program_id(1).to(tl.int64)
+    place = token
     if TAKES:
-        places = tl.load(samples + tokens, mask=known, other=0).to(tl.int64)
-    sums = tl.zeros((TOKENS, ROWS, UNITS), tl.float32)
-    ups = tl.zeros((TOKENS, ROWS, UNITS), tl.float32)
-    squares = tl.zeros((TOKENS, 1, UNITS, WORDS), tl.float32)
+        place = tl.load(samples + token).to(tl.int64)
+    sums = tl.zeros((ROWS, UNITS), tl.float32)
+    ups = tl.zeros((ROWS, UNITS), tl.float32)
+    squares = tl.zeros((UNITS,), tl.float32)
     for start in range(0, LINE, UNITS):
         units = start + tl.arange(0, UNITS)
-        dot = tl.zeros((TOKENS, ROWS, UNITS, WORDS), tl.float32)
-        up = tl.zeros((TOKENS, ROWS, UNITS, WORDS), tl.float32)
-        amount = tl.zeros((TOKENS, 1, UNITS, WORDS), tl.float32)
-        for place in tl.static_range(0, POSITIONS):
-            a = four(x, places * x_stride, units, place, known, LINE, POSITIONS)
-            if NORMED:
-                line = places * delta_stride
-                a += four(delta, line, units, place, known, LINE, POSITIONS)
-                squares += a * a
+        low = load_row(x + place * x_stride, units, 0, LINE, PER_UNIT)
+        high = low
+        if BITS == 4:
+            high = load_row(x + place * x_stride, units, BYTES, LINE, PER_UNIT)
+        if NORMED:
+            more = delta + place * delta_stride
+            low += load_row(more, units, 0, LINE, PER_UNIT)
+            squares += tl.sum(low * low, 1)
+            at = units[:, None] * PER_UNIT + tl.arange(0, BYTES)[None, :]
+            first = (units < LINE)[:, None] & (tl.program_id(0) == 0)
+            if not TAKES:
+                tl.store(total + token * K + at, low, mask=first)
+            low *= load_row(gain, units, 0, LINE, PER_UNIT)
+            if BITS == 4:
+                high += load_row(more, units, BYTES, LINE, PER_UNIT)
+                squares += tl.sum(high * high, 1)
                 if not TAKES:
-                    at = units[None, None, :, None] * (POSITIONS * WORDS)
-                    at += place * WORDS + tl.arange(0, WORDS)[None, None, None, :]
-                    mask = known[:, None, None, None] & (tl.program_id(0) == 0)
-                    mask = mask & (units < LINE)[None, None, :, None]
-                    cells = total + tokens[:, None, None, None] * K + at
-                    tl.store(cells, a, mask=mask)
-                line = tl.zeros((1,), tl.int64)
-                a *= four(gain, line, units, place, line == 0, LINE, POSITIONS)
-            dot += code(words, magic, place, BITS, FLOAT, ZERO) * a
-            if GATED:
-                up += code(others, magic, place, BITS, FLOAT, ZERO) * a
-            if OFFSET:
-                amount += a
+                    tl.store(total + token * K + at + BYTES, high, mask=first)
+                high *= load_row(gain, units, BYTES, LINE, PER_UNIT)
         scale = load_scales(scales, rows, units, N, LINE, GROUPS)
         offset = scale
         if OFFSET:
             offset = load_scales(offsets, rows, units, N, LINE, GROUPS)
-        sums += scaled(dot, amount, scale, offset, OFFSET)
+        sums += meet(b, scale, offset, low, high, BITS, FLOAT, ZERO, OFFSET)
         if GATED:
-            scale = load_scales(scales, below, units, 2 * N, LINE, GROUPS)
+            scale = load_scales(scales, below, units, TWICE, LINE, GROUPS)
             if OFFSET:
-                offset = load_scales(offsets, below, units, 2 * N, LINE, GROUPS)
-            ups += scaled(up, amount, scale, offset, OFFSET)
+                offset = load_scales(offsets, below, units, TWICE, LINE, GROUPS)
+            ups += meet(c, scale, offset, low, high, BITS, FLOAT, ZERO, OFFSET)
         if start + UNITS < LINE:
-            words = load_words(codes, rows, units + UNITS, N, LINE)
+            b = load_codes(codes, rows, units + UNITS, N, LINE)
             if GATED:
-                others = load_words(codes, below, units + UNITS, 2 * N, LINE)
-    result = tl.sum(sums, 2)
-    second = tl.sum(ups, 2)
+                c = load_codes(codes, below, units + UNITS, TWICE, LINE)
+    result = tl.sum(sums, 1)
+    up = tl.sum(ups, 1)
     if NORMED:
-        length = tl.sum(tl.sum(tl.sum(squares, 3), 2), 1)
-        length = tl.rsqrt(length / K + eps)[:, None]
+        length = tl.rsqrt(tl.sum(squares, 0) / K + eps)
         result *= length
-        second *= length
+        up *= length
     if GATED:
-        result = gated(result, second, SILU)
+        result = gated(result, up, SILU)
     if BIASED:
-        more = tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)
-        result += more[None, :]
-    mask = known[:, None] & (rows < N)[None, :]
-    tl.store(y + tokens[:, None] * N + rows[None, :], result, mask=mask)
+        result += tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)
+    tl.store(y + token * N + rows, result, mask=rows < N)
+
+
+@triton.jit
+def numbers(
+    codes: tensor, scales: tensor, offsets: tensor, rows: tensor, units: tensor,
+    N: tl.constexpr, LINE: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
+    FLOAT: tl.constexpr, ZERO: tl.constexpr, OFFSET: tl.constexpr,
+) -> tuple[tensor, tensor]:  # fmt: skip
+    """Weights [rows, units, 16] of the low and of the high codes, in float32."""
+    b = load_codes(codes, rows, units, N, LINE)
+    scale = load_scales(scales, rows, units, N, LINE, GROUPS).to(tl.float32)
+    low, high = halves(b, BITS, FLOAT, ZERO)
+    low *= scale[:, :, None]
+    high *= scale[:, :, None]
+    if OFFSET:
+        offset = load_scales(offsets, rows, units, N, LINE, GROUPS).to(tl.float32)
+        low += offset[:, :, None]
+        high += offset[:, :, None]
+    return low, high
+
+
+@triton.jit
+def packed_rows(
+    x: tensor, codes: tensor, scales: tensor, offsets: tensor, bias: tensor, y: tensor,
+    x_stride: tensor, count: tensor, N: tl.constexpr, LINE: tl.constexpr,
+    GROUPS: tl.constexpr, BITS: tl.constexpr, FLOAT: tl.constexpr, ZERO: tl.constexpr,
+    OFFSET: tl.constexpr, BIASED: tl.constexpr, TOKENS: tl.constexpr,
+    ROWS: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
+) -> None:  # fmt: skip
+    """Multiply ``count`` rows with weights that are rounded to the dtype of ``x``."""
+    PER_UNIT: tl.constexpr = BYTES * 8 // BITS
+    WIDTH: tl.constexpr = UNITS * BYTES
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    tokens = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    inside = (tokens < count)[None, :]
+    sums = tl.zeros((ROWS, TOKENS), tl.float32)
+    column = tl.arange(0, WIDTH)
+    for start in tl.range(0, LINE, UNITS, num_stages=STAGES):
+        units = start + tl.arange(0, UNITS)
+        low, high = numbers(
+            codes, scales, offsets, rows, units, N, LINE, GROUPS, BITS, FLOAT, ZERO,
+            OFFSET,
+        )  # fmt: skip
+        unit = start + column // BYTES
+        at = unit * PER_UNIT + column % BYTES
+        cells = x + tokens[None, :] * x_stride + at[:, None]
+        mask = (unit < LINE)[:, None] & inside
+        a = tl.load(cells, mask=mask, other=0)
+        sums = tl.dot(low.reshape(ROWS, WIDTH).to(a.dtype), a, sums)
+        if BITS == 4:
+            a = tl.load(cells + BYTES, mask=mask, other=0)
+            sums = tl.dot(high.reshape(ROWS, WIDTH).to(a.dtype), a, sums)
+    if BIASED:
+        sums += tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)[:, None]
+    held = (rows < N)[:, None] & inside
+    tl.store(y + tokens[None, :] * N + rows[:, None], sums, mask=held)
 
 
 @triton.jit
 def unpack(
-    codes: tensor, scales: tensor, offsets: tensor, y: tensor, magic: tensor,
-    N: tl.constexpr, LINE: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
-    FLOAT: tl.constexpr, ZERO: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr,
-    UNITS: tl.constexpr,
+    codes: tensor, scales: tensor, offsets: tensor, y: tensor, N: tl.constexpr,
+    LINE: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, FLOAT: tl.constexpr,
+    ZERO: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write weights as plain numbers."""
-    POSITIONS: tl.constexpr = 32 // BITS
+    PER_UNIT: tl.constexpr = BYTES * 8 // BITS
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     units = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
-    words = load_words(codes, rows, units, N, LINE)
-    scale = load_scales(scales, rows, units, N, LINE, GROUPS).to(tl.float32)
-    unit = rows[:, None] * LINE + units[None, :]
-    mask = ((rows < N)[:, None] & (units < LINE)[None, :])[None, :, :, None]
-    word = tl.arange(0, WORDS)[None, None, None, :]
-    for place in tl.static_range(0, POSITIONS):
-        numbers = code(words, magic, place, BITS, FLOAT, ZERO)
-        numbers *= scale[None, :, :, None]
-        if OFFSET:
-            more = load_scales(offsets, rows, units, N, LINE, GROUPS)
-            numbers += more.to(tl.float32)[None, :, :, None]
-        at = (unit[None, :, :, None] * POSITIONS + place) * WORDS + word
-        tl.store(y + at, numbers, mask=mask)
+    low, high = numbers(
+        codes, scales, offsets, rows, units, N, LINE, GROUPS, BITS, FLOAT, ZERO, OFFSET
+    )
+    line = rows[:, None] * (LINE * PER_UNIT) + units[None, :] * PER_UNIT
+    at = line[:, :, None] + tl.arange(0, BYTES)[None, None, :]
+    mask = ((rows < N)[:, None] & (units < LINE)[None, :])[:, :, None]
+    tl.store(y + at, low, mask=mask)
+    if BITS == 4:
+        tl.store(y + at + BYTES, high, mask=mask)

@@ -18,24 +18,25 @@ from inl_torch.triton.fused import refuse_attend
 from inl_torch.triton.mlp import gated_activation, refuse_activation
 from inl_torch.triton.packed import (
     FLOAT8,
+    HALF,
     PACKED,
-    UNIT,
     Packed,
     PackedLinear,
     PackedMlp,
     PackedQkv,
 )
-from inl_torch.triton.packed_kernels import packed_product, unpack
+from inl_torch.triton.packed_kernels import packed_row, packed_rows, unpack
 from inl_torch.triton.rope_attend import launch, plan
 from inl_torch.triton.tuning import Tuning
 
 NAME = "triton_packed"
 
-MOST_ROWS = 8
-"""Rows that share the decoding of a weight; for more of them it is written down."""
+MOST_ALONE = 8
+"""Rows up to which, in float32, each reads the weights for itself."""
 
-MAGIC = 0x4B000000
-"""A float32 whose last bit is worth 1."""
+MOST_ROWS = 64
+"""Rows up to which, in half types, tensor cores meet the weights as they are decoded;
+more of them win back the time to write the decoded weights."""
 
 
 class Cut(NamedTuple):
@@ -44,17 +45,21 @@ class Cut(NamedTuple):
     rows: int
     units: int
     warps: int
+    stages: int = 1
 
 
-def cut_of(n: int, line: int, tokens: int, tuning: Tuning) -> Cut:
-    """How a product is cut: a unit for each thread, so that all agree on who has what.
+def alone(n: int, line: int, tuning: Tuning) -> Cut:
+    """How the product of one row is cut."""
+    units = min(power(line), 128)
+    most = max(1024 // units, 1)
+    rows = min(max(power(n // (8 * tuning.processors)), 1), most, 8)
+    return Cut(rows, units, 4 if rows * units >= 256 else 2)
 
-    Rows times tokens are what a thread holds sums of.
-    """
-    units = min(max(power(line), 32), 128)
-    most = max(8 // power(tokens), 1) if tokens > 2 else 4
-    rows = min(max(power(n // (8 * tuning.processors)), 1), most)
-    return Cut(rows, units, units // 32)
+
+def together(n: int, line: int, tokens: int, tuning: Tuning) -> Cut:
+    """How the product of a few rows is cut; all of them fit shared memory at once."""
+    rows = 64 if n >= 64 * tuning.processors else 32 if n >= 4096 else 16
+    return Cut(rows, min(power(line), 256 // tokens), 4, 3)
 
 
 def facts(w: Packed) -> dict[str, Any]:
@@ -62,18 +67,18 @@ def facts(w: Packed) -> dict[str, Any]:
     assert w.scales is not None
     four = w.codes.dtype == torch.uint8
     return {
-        "LINE": w.codes.shape[1] // UNIT,
+        "LINE": w.codes.shape[1] // HALF,
         "GROUPS": w.scales.shape[1],
         "BITS": 4 if four else 8,
         "FLOAT": w.codes.dtype == FLOAT8,
-        "ZERO": 128.0 if not four else 8.0 if w.offsets is None else 0.0,
+        "ZERO": 8.0 if four and w.offsets is None else 0.0,
         "OFFSET": w.offsets is not None,
     }
 
 
 def parts(w: Packed) -> tuple[Any, Any, Any]:
-    """Codes as words, scales, and offsets or what stands for them."""
-    codes = w.codes.view(torch.int32)
+    """Codes as bytes, scales, and offsets or what stands for them."""
+    codes = w.codes.view(torch.uint8)
     return codes, w.scales, w.scales if w.offsets is None else w.offsets
 
 
@@ -86,7 +91,7 @@ def decoded(w: Packed, dtype: torch.dtype) -> torch.Tensor:
     units = min(power(known["LINE"]), 64)
     rows = 512 // units
     unpack[(-(-n // rows), -(-known["LINE"] // units))](
-        *parts(w), y, MAGIC, N=n, ROWS=rows, UNITS=units, num_warps=4, **known
+        *parts(w), y, N=n, ROWS=rows, UNITS=units, num_warps=4, **known
     )
     return y
 
@@ -95,12 +100,31 @@ def times(
     x: torch.Tensor, w: Packed, bias: torch.Tensor | None, tuning: Tuning
 ) -> torch.Tensor:
     """``x`` [T, K] times the transpose of the matrix [N, K]: [T, N]."""
-    if w.scales is None or x.shape[0] > MOST_ROWS:
+    tokens, narrow = x.shape[0], x.dtype != torch.float32
+    most = MOST_ROWS if narrow else MOST_ALONE
+    if w.scales is None or tokens > most:
         return library_product(x, decoded(w, x.dtype), bias)
-    return product(x, w, bias, tuning)[1]
+    if tokens > 1 and narrow:
+        return _together(dense(x), w, bias, tuning)
+    return row_product(x, w, bias, tuning)[1]
 
 
-def product(
+def _together(
+    x: torch.Tensor, w: Packed, bias: torch.Tensor | None, tuning: Tuning
+) -> torch.Tensor:
+    tokens, (n, _), known = x.shape[0], w.shape, facts(w)
+    y = torch.empty((tokens, n), dtype=x.dtype, device=x.device)
+    at_once = max(power(tokens), 16)
+    cut = together(n, known["LINE"], at_once, tuning)
+    packed_rows[(-(-n // cut.rows), 1)](
+        x, *parts(w), y if bias is None else bias, y, x.stride(0), tokens, N=n,
+        BIASED=bias is not None, TOKENS=at_once, ROWS=cut.rows,
+        UNITS=cut.units, STAGES=cut.stages, num_warps=cut.warps, **known,
+    )  # fmt: skip
+    return y
+
+
+def row_product(
     x: torch.Tensor,
     w: Packed,
     bias: torch.Tensor | None,
@@ -124,15 +148,14 @@ def product(
     y = torch.empty((tokens, n), dtype=x.dtype, device=x.device)
     adds = norm is not None and samples is None
     total = torch.empty((tokens, k), dtype=x.dtype, device=x.device) if adds else y
-    cut = cut_of(n, known["LINE"], tokens, tuning)
-    at_once = min(power(tokens), MOST_ROWS)
-    packed_product[(-(-n // cut.rows), -(-tokens // at_once))](
+    cut = alone(n, known["LINE"], tuning)
+    packed_row[(-(-n // cut.rows), tokens)](
         x, delta, y if samples is None else samples,
         x if norm is None else norm.weight, *parts(w), y if bias is None else bias,
-        total, y, x.stride(0), delta.stride(0), eps, MAGIC, tokens, N=n,
-        NORMED=norm is not None, TAKES=samples is not None, BIASED=bias is not None,
-        GATED=bool(gated), SILU=gated == "silu", TOKENS=at_once, ROWS=cut.rows,
-        UNITS=cut.units, EARLY=tuning.starts_early(tokens), num_warps=cut.warps,
+        total, y, x.stride(0), delta.stride(0), eps, N=n, NORMED=norm is not None,
+        TAKES=samples is not None, BIASED=bias is not None, GATED=bool(gated),
+        SILU=gated == "silu", ROWS=cut.rows, UNITS=cut.units,
+        EARLY=tuning.starts_early(tokens), num_warps=cut.warps,
         **known, **tuning.launch(tokens),
     )  # fmt: skip
     return total, y
@@ -156,8 +179,8 @@ def _split(y: torch.Tensor, w: PackedQkv) -> tuple[torch.Tensor, ...]:
 def gated_mlp(
     x: torch.Tensor, w: PackedMlp, *, activation: str, tuning: Tuning
 ) -> torch.Tensor:
-    if x.shape[0] <= MOST_ROWS and w.gate_up.scales is not None:
-        inner = product(x, w.gate_up, None, tuning, gated=activation)[1]
+    if x.shape[0] == 1 and w.gate_up.scales is not None:
+        inner = row_product(x, w.gate_up, None, tuning, gated=activation)[1]
     else:
         gate, up = times(x, w.gate_up, None, tuning).chunk(2, 1)
         inner = gated_activation(gate, up, activation=activation)
@@ -168,7 +191,7 @@ def norm_qkv(
     residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: PackedQkv, *,
     eps: float, tuning: Tuning,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    total, y = product(
+    total, y = row_product(
         residual, w.matrix, w.bias, tuning, delta=delta, norm=norm, eps=eps
     )
     return total, *_split(y, w)
@@ -178,7 +201,7 @@ def norm_mlp(
     residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: PackedMlp, *,
     eps: float, activation: str, tuning: Tuning,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    total, y = product(
+    total, y = row_product(
         residual, w.gate_up, None, tuning, delta=delta, norm=norm, eps=eps,
         gated=activation,
     )  # fmt: skip
@@ -189,7 +212,7 @@ def norm_logits(
     residual: torch.Tensor, delta: torch.Tensor, samples: torch.Tensor, norm: Norm,
     w: PackedLinear, *, eps: float, tuning: Tuning,
 ) -> torch.Tensor:  # fmt: skip
-    return product(
+    return row_product(
         residual, w.matrix, w.bias, tuning, delta=delta, samples=samples, norm=norm,
         eps=eps,
     )[1]  # fmt: skip
@@ -219,10 +242,10 @@ def refuse(x: Any, *_: Any, tuning: Tuning, **attrs: Any) -> str | None:  # noqa
 def refuse_rows(
     residual: Any, _delta: Any, *rest: Any, tuning: Tuning, **attrs: Any
 ) -> str | None:
-    """Refuse more rows than share a decoding: those get a norm of their own first."""
+    """Refuse more than one row, which a product after a norm of its own takes."""
     rows = rest[0].shape[0] if len(rest) > 2 else residual.shape[0]
-    if rows > MOST_ROWS:
-        return f"takes {MOST_ROWS} rows at most, found {rows}"
+    if rows > 1:
+        return f"takes 1 row, found {rows}: a norm for all of them comes first"
     return refuse(residual, tuning=tuning, **attrs)
 
 

@@ -1,0 +1,24 @@
+"""What environment variables ask of the CUDA backend."""
+
+from __future__ import annotations
+
+import pytest
+
+from inl.errors import DeviceError
+from inl_cuda.settings import WEIGHTS, weights_asked_for
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [(None, "dense"), ("", "dense"), ("packed", "packed")]
+)
+def test_how_weights_lie(monkeypatch, given, found):
+    monkeypatch.delenv(WEIGHTS, raising=False)
+    if given is not None:
+        monkeypatch.setenv(WEIGHTS, given)
+    assert weights_asked_for() == found
+
+
+def test_an_odd_word_is_refused(monkeypatch):
+    monkeypatch.setenv(WEIGHTS, "tight")
+    with pytest.raises(DeviceError, match=r"found 'tight', accepted: dense, packed"):
+        weights_asked_for()

@@ -1,0 +1,97 @@
+"""A whole model whose weights stay packed, beside the same one decoded."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import final
+
+import numpy as np
+import pytest
+import torch
+
+from inl.backend.base import Traits
+from inl.backend.host import host_memory
+from inl.device import Device
+from inl.dtypes import HostArray, widen
+from inl.spec.message import Row, admit_frame, step_frame
+from inl.spec.tree import leaves
+from inl.spec.values import Bucket, Limits
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+PLACE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+if PLACE == "cpu" and not INTERPRETED:
+    pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
+
+from inl_torch import triton  # noqa: E402
+from inl_torch.backend import TorchBackend  # noqa: E402
+from inl_torch.triton import packed_products  # noqa: E402
+from inl_torch.triton.tuning import Tuning  # noqa: E402
+
+LIMITS = Limits(slots=2, blocks=(8,), block_size=4, width=4, vocab=97)
+
+
+@final
+class Packing(TorchBackend):
+    """Triton's kernels, with those for packed weights or without."""
+
+    traits = Traits(dtypes=("float32",))
+
+    def __init__(self, packs):
+        self.device, self.packs = Device("cpu:0"), packs
+        self.place = torch.device(PLACE)
+
+    def memory(self):
+        return host_memory()
+
+    def kernels(self):
+        yield from super().kernels()
+        yield from triton.kernels(Tuning(processors=1))
+        if self.packs:
+            yield from packed_products.kernels(Tuning(processors=1))
+
+
+def quantized(tiny, gguf):
+    """The model's matrices as a file of Q4_1 and Q8_0 has them."""
+    for name, array in tiny.checkpoint._tensors.items():
+        if len(array.shape) != 2:
+            continue
+        kind = "q8_0" if "embed" in name else "q4_1"
+        numbers = gguf.quants.quantize(
+            np.asarray(array.data), gguf.GGMLQuantizationType[kind.upper()]
+        )
+        tiny.checkpoint._tensors[name] = HostArray(numbers, kind, array.shape)
+    return tiny
+
+
+def logits(runner, rows):
+    """Of a prompt's tokens in one step, then of one token a step."""
+    table = list(range(1, 5))
+    runner.submit(admit_frame(1, [table], groups=1, width=4))
+    found = []
+    for number, tokens in enumerate(rows, 1):
+        bucket = Bucket(len(tokens), 1, len(tokens))
+        frame = step_frame(
+            bucket, [Row(1, tokens)], step=number, groups=1, block_size=4,
+            decode_rows=0,
+        )  # fmt: skip
+        found.append(widen(runner.logits(frame)).reshape(len(tokens), -1))
+    return np.concatenate(found)
+
+
+def test_a_model_of_packed_weights(tiny_llama, seed):
+    gguf = pytest.importorskip("gguf")
+    sizes = {"hidden_size": 96, "intermediate_size": 64, "num_hidden_layers": 1}
+    tiny = quantized(tiny_llama(seed, **sizes), gguf)
+    found = {}
+    for packs in (False, True):
+        backend = Packing(packs)
+        runner = tiny.runner(backend, "float32", LIMITS)
+        groups = [g for g in leaves(runner.loaded.groups) if g.group.op != "embedding"]
+        kept = {g.layout for g in groups if "norm" not in g.group.op}
+        assert ("packed" in kept) == packs, kept
+        found[packs] = logits(runner, ([5, 17], [8]))
+    size = np.abs(found[False]).max()
+    assert np.abs(found[True] - found[False]).max() < 1e-5 * size, f"seed {seed}"
