@@ -117,9 +117,7 @@ def start_runner(
     ranks = count_ranks(backend)
     stored = stored_specs(language.checkpoint)
     policy = backend_policy(backend, config)
-    groups = plan_groups(
-        model.weights(shaped), policy.kernels, stored, ranks=ranks
-    )
+    groups = plan_groups(model.weights(shaped), policy.kernels, stored, ranks=ranks)
     check_shares(groups, model.state(shaped), ranks)
     if limits is None:
         planned = plan_limits(model, shaped, backend, config, ranks=ranks)
