@@ -22,7 +22,10 @@ struct Border {
     int32_t id = std::numeric_limits<int32_t>::max();
 
     bool keeps(uint32_t other, int32_t token) const {
-        return other != key ? other < key : token <= id;
+        return (other < key) | ((other == key) & (token <= id));
+    }
+    Border nearer(const Border &other) const {
+        return other.key < key || (other.key == key && other.id < id) ? other : *this;
     }
 };
 
@@ -106,19 +109,21 @@ class Ranking {
 void keep_likeliest(const float *scaled, float *mass, int64_t count,
                     const Filter &filter, char *scratch) {
     if (filter.neutral()) return;
-    Ranking ranking(scaled, mass, count, scratch);
-    double total;
-    const Border by_count = ranking.first(filter.top_k, total);
-    const Border by_mass =
-        filter.top_p >= 1 ? Border{} : ranking.until(double(filter.top_p) * total);
-    const int64_t likeliest = std::max_element(scaled, scaled + count) - scaled;
-    for (int64_t token = 0; token < count; token++) {
-        const uint32_t key = rank_key(scaled[token]);
-        const bool kept = by_count.keeps(key, int32_t(token)) &&
-                          by_mass.keeps(key, int32_t(token)) &&
-                          mass[token] >= filter.min_p;
-        if (!kept && token != likeliest) mass[token] = 0;
+    Border border;
+    if (filter.top_k >= 1 || !(filter.top_p >= 1)) {
+        Ranking ranking(scaled, mass, count, scratch);
+        double total;
+        border = ranking.first(filter.top_k, total);
+        if (!(filter.top_p >= 1))
+            border = border.nearer(ranking.until(double(filter.top_p) * total));
     }
+    const int64_t likeliest = std::max_element(scaled, scaled + count) - scaled;
+    const float most = mass[likeliest];
+    for (int64_t token = 0; token < count; token++) {
+        const bool kept = border.keeps(rank_key(scaled[token]), int32_t(token));
+        mass[token] = kept & (mass[token] >= filter.min_p) ? mass[token] : 0;
+    }
+    mass[likeliest] = most;
 }
 
 } // namespace inl
