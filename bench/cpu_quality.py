@@ -21,7 +21,18 @@ from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.values import Bucket
 from inl.weights.hub import resolve_model
 
-TEXT = Path(__file__).parents[1] / "LICENSE"
+HERE = Path(__file__).parents[1]
+TEXTS = [
+    HERE / name
+    for name in (
+        "LICENSE",
+        "README.md",
+        "ARCHITECTURE.md",
+        "docs/how-it-works.md",
+        "docs/inl.md",
+        "core/src/inl/runtime/scheduler.py",
+    )
+]
 MODES = {
     "float32": ("float32", "", "auto"),
     "float32, cache int8": ("float32", "", "int8"),
@@ -63,44 +74,62 @@ def log_probabilities(logits):
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def compare(language, ids, device, modes, chunk):
-    """One row a mode, the reference first."""
-    yardstick = open_runner(language, "reference", "float32", len(ids))
-    exact = [log_probabilities(part) for part in logits_of(yardstick, ids, chunk)]
-    rows = {"reference float32": judge(exact, exact, ids)}
+def compare(language, texts, device, modes, chunk):
+    """One row a mode, the reference first; every text begins anew."""
+    longest = max(len(ids) for ids in texts)
+
+    def read(*place):
+        runner = open_runner(language, *place)
+        for ids in texts:
+            logits = logits_of(runner, ids, chunk)
+            yield np.concatenate([log_probabilities(part) for part in logits])[:-1]
+        runner.close()
+
+    exact = list(read("reference", "float32", longest))
+    rows = {"reference float32": judge(exact, exact, texts)}
     for mode in modes:
         dtype, inputs, kv_dtype = MODES[mode]
         os.environ["INL_CPU_INPUTS"] = inputs
-        runner = open_runner(language, device, dtype, len(ids), kv_dtype)
-        found = [log_probabilities(part) for part in logits_of(runner, ids, chunk)]
-        rows[mode] = judge(found, exact, ids)
-        runner.close()
-    first = rows["reference float32"]["perplexity"]
+        rows[mode] = judge(read(device, dtype, longest, kv_dtype), exact, texts)
+    first = rows["reference float32"]
     for row in rows.values():
-        row["ratio"] = row["perplexity"] / first
+        row["ratio"] = row["perplexity"] / first["perplexity"]
+        ratios = np.exp(np.subtract(row["losses"], first["losses"]))
+        row["ratios"] = [float(ratios.min()), float(ratios.max())]
     return rows
 
 
-def judge(found, exact, ids):
-    """Perplexity of the text, share of equal choices, divergence from exact."""
-    logs, truth = np.concatenate(found)[:-1], np.concatenate(exact)[:-1]
-    nexts = np.array(ids[1:])
-    loss = -logs[np.arange(len(nexts)), nexts].mean()
-    agree = (logs.argmax(-1) == truth.argmax(-1)).mean()
-    divergence = (np.exp(truth) * (truth - logs)).sum(-1).mean()
+def judge(found, exact, texts):
+    """Perplexity of all texts, share of equal choices, divergence from exact."""
+    losses, agreed, apart = [], [], []
+    for logs, truth, ids in zip(found, exact, texts, strict=True):
+        nexts = np.array(ids[1:])
+        losses.append(-logs[np.arange(len(nexts)), nexts])
+        agreed.append(logs.argmax(-1) == truth.argmax(-1))
+        apart.append((np.exp(truth) * (truth - logs)).sum(-1))
     return {
-        "perplexity": float(np.exp(loss)),
-        "greedy_agreement": float(agree),
-        "mean_kl": float(divergence),
+        "perplexity": float(np.exp(np.concatenate(losses).mean())),
+        "greedy_agreement": float(np.concatenate(agreed).mean()),
+        "mean_kl": float(np.concatenate(apart).mean()),
+        "losses": [float(loss.mean()) for loss in losses],
     }
+
+
+def span(ratios):
+    """From the best text to the worst."""
+    return " to ".join(f"{100 * (ratio - 1):+.2f}" for ratio in ratios)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=None)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--text", type=Path, default=TEXT)
-    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--text", type=Path, nargs="+", default=TEXTS[:1])
+    parser.add_argument(
+        "--all", action="store_true", help=f"{len(TEXTS)} texts of this repository"
+    )
+    parser.add_argument("--tokens", type=int, default=512, help="of each text")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument(
         "--chunk",
         type=int,
@@ -110,20 +139,25 @@ def main():
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     language = open_model(resolve_model(given.model))
-    ids = language.checkpoint.tokenizer().encode(given.text.read_text("utf-8"))
-    ids = ids[: given.tokens]
-    rows = compare(language, ids, given.device, MODES, given.chunk)
+    tokenizer, paths = language.checkpoint.tokenizer(), given.text
+    if given.all:
+        paths = TEXTS
+    texts = [
+        tokenizer.encode(path.read_text("utf-8"))[: given.tokens] for path in paths
+    ]
+    rows = compare(language, texts, given.device, given.modes, given.chunk)
     if given.json:
         print(json.dumps(rows))
         return
+    names = ", ".join(path.name for path in paths)
     print(
-        f"{language.name}, {len(ids)} tokens of {given.text.name}, "
+        f"{language.name}, {sum(map(len, texts))} tokens of {names}, "
         f"{given.chunk} a step, {given.device}"
     )
     for mode, row in rows.items():
         print(
             f"{mode:<24} perplexity {row['perplexity']:9.4f} "
-            f"({100 * (row['ratio'] - 1):+.3f} %)  "
+            f"({100 * (row['ratio'] - 1):+.3f} %, {span(row['ratios'])})  "
             f"same greedy token {100 * row['greedy_agreement']:6.2f} %  "
             f"mean KL {row['mean_kl']:.2e}"
         )

@@ -106,7 +106,7 @@ def test_bash_is_given_what_it_lacks(inl, words, lines):
     ],
 )
 def test_each_shell_gets_its_own_form(inl, shell, line):
-    done = inl("completion", shell, "--at", "2", "--", "inl", "chat", "--te")
+    done = inl("completion", shell, "--at", "2", "--", "inl", "chat", "--temp")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{line}\n", "")
 
 
@@ -138,7 +138,7 @@ complete -p inl
     [
         ("inl ''", 1, list(COMMANDS)),
         ("inl co", 1, ["completion"]),
-        ("inl chat --te --raw", 2, ["--temperature"]),
+        ("inl chat --temp --raw", 2, ["--temperature"]),
         ("inl chat --dtype fl", 3, ["float64", "float32", "float16"]),
         ("inl nope ''", 2, [""]),
     ],

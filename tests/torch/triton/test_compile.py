@@ -24,7 +24,9 @@ STACK = 40
 WIDE = {"cuda:90": ["float32", "bfloat16"], "hip:gfx942": ["float32", "bfloat16"]}
 """Chips for which float32 is compiled too, and on the first, both sizes of heads."""
 
-SPILLING = {"hip:gfx1100": {"attend", "rope_attend"}}
+SPILLING = {
+    "hip:gfx1100": {"attend", "attend_tiles", "packed_rows", "rope_attend"},
+}
 """Kernels whose tiles are too large for a chip that no plugin serves yet."""
 
 SECONDS = 60

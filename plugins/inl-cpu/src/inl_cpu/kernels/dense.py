@@ -189,7 +189,7 @@ def pack_qkv(stage: Stage, group: Group, _backend: Any, dtype: str) -> TiledQkv:
 
 def pack_mlp(stage: Stage, group: Group, _backend: Any, dtype: str) -> TiledMlp:
     pair = pack_pairs(present(group["gate"]), present(group["up"]), dtype, stage)
-    (down,) = pack_rows([present(group["down"])], dtype, stage)
+    (down,) = pack_rows([present(group["down"])], dtype, stage, coarse=True)
     return TiledMlp(pair, down)
 
 

@@ -35,7 +35,7 @@ int64_t next_of(uint64_t ticket) { return ticket & MOST_CHUNKS; }
 constexpr int SPIN_INSIDE = 30;
 constexpr int SPIN_BETWEEN = 100;
 /* Nanoseconds; below, a wait is no sign of anything. */
-constexpr int64_t LONG_WAIT = 100000;
+constexpr int64_t LONG_WAIT = 50000;
 
 void pause() {
 #if defined(__x86_64__)
@@ -203,6 +203,7 @@ void Pool::serve(Member &member) {
 
 bool Pool::claim(Member &member, uint64_t ticket) {
     if (!ticket_.compare_exchange_strong(ticket, ticket + 1)) return false;
+    member.watch.forget();
     member.busy.store(true, std::memory_order_relaxed);
     compute(member, ticket);
     return true;
@@ -218,6 +219,8 @@ void Pool::compute(Member &member, uint64_t ticket) {
     member.last_epoch = epoch;
     task.body(*task.instruction, next_of(ticket), member.worker);
     member.busy.store(false, std::memory_order_relaxed);
+    const int64_t lost = member.watch.end(member.time);
+    if (lost >= LONG_WAIT) judge(lost);
     if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks) advance(epoch);
 }
 
@@ -241,11 +244,8 @@ uint64_t Pool::wait(uint64_t seen) {
     uint64_t now = seen;
     const bool inside = chunks_of(seen) > 0;
     if (spin(seen, now, inside ? SPIN_INSIDE : SPIN_BETWEEN)) return now;
-    if (!inside) return sleep(seen);
-    const Watch before = watch();
-    now = sleep(seen);
-    judge(before);
-    return now;
+    if (inside) watch_others();
+    return sleep(seen);
 }
 
 bool Pool::spin(uint64_t seen, uint64_t &now, int microseconds) const {
@@ -277,27 +277,14 @@ void Pool::sleep_alone() {
     woken_.wait(lock, [&] { return !alone_ || stopping_; });
 }
 
-Pool::Watch Pool::watch() const {
-    Watch watch{Clock::now(), {}};
-    for (const Member &member : members_) {
-        const bool busy = member.busy.load(std::memory_order_relaxed);
-        watch.times.push_back(busy ? member.time.read() : -1);
-    }
-    return watch;
+void Pool::watch_others() {
+    for (Member &member : members_)
+        if (member.busy.load(std::memory_order_relaxed)) member.watch.begin(member.time);
 }
 
-void Pool::judge(const Watch &watch) {
-    const auto now = Clock::now();
-    const auto waited = std::chrono::nanoseconds(now - watch.since).count();
-    if (waited < LONG_WAIT) return;
-    for (size_t index = 0; index < members_.size(); index++) {
-        const int64_t before = watch.times[index];
-        if (before < 0 || members_[index].time.read() - before > waited / 2) continue;
-        std::lock_guard<std::mutex> lock(sleep_);
-        solitude_.extend(now);
-        alone_ = true;
-        return;
-    }
+void Pool::judge(int64_t lost) {
+    std::lock_guard<std::mutex> lock(sleep_);
+    if (solitude_.lose(std::chrono::nanoseconds(lost), Clock::now())) alone_ = true;
 }
 
 } // namespace inl

@@ -49,12 +49,7 @@ class Pool {
         bool used = false;
         std::atomic<bool> busy{false}; /* has a chunk */
         CpuTime time;
-    };
-
-    /* What a waiting thread remembers of those that it waits for. */
-    struct Watch {
-        Clock::time_point since;
-        std::vector<int64_t> times; /* -1: does not matter */
+        Watch watch;
     };
 
     bool check(const inl_instruction *program, int64_t count, int64_t &bad);
@@ -72,8 +67,8 @@ class Pool {
     bool spin(uint64_t seen, uint64_t &now, int microseconds) const;
     uint64_t sleep(uint64_t seen);
     void sleep_alone();
-    Watch watch() const;
-    void judge(const Watch &watch);
+    void watch_others();
+    void judge(int64_t lost);
 
     const int threads_;
     const Operation *const operations_;
