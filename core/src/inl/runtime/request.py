@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import index
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from inl.errors import PromptTooLong, RequestError
 from inl.runtime.sampling import (
@@ -217,19 +217,25 @@ def _needs(request: Request) -> str:
 
 
 def _ids(name: str, values: Iterable[int]) -> list[int]:
-    ids: list[int] = []
+    given: list[Any] = []
     try:
-        for value in values:
-            ids.append(index(value))
+        given.extend(values)
+        ids = list(map(index, given))
     except TypeError as error:
-        where = f"{name}[{len(ids)}]"
-        raise RequestError(f"{where}: {error}; accepts token ids") from error
+        bad = next((at for at, value in enumerate(given) if not _is_whole(value)), 0)
+        raise RequestError(f"{name}[{bad}]: {error}; accepts token ids") from error
     if ids and not (min(ids) >= 0 and max(ids) <= MAX_INT32):
-        bad = next(value for value in ids if not 0 <= value <= MAX_INT32)
-        raise RequestError(
-            f"{name}[{ids.index(bad)}]: found {bad}, accepts 0 to {MAX_INT32}"
-        )
+        bad = next(at for at, each in enumerate(ids) if not 0 <= each <= MAX_INT32)
+        raise RequestError(f"{name}[{bad}]: found {ids[bad]}, accepts 0 to {MAX_INT32}")
     return ids
+
+
+def _is_whole(value: Any) -> bool:
+    try:
+        index(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _whole(
