@@ -28,7 +28,7 @@ PLAIN: Final = ("float32", "bfloat16", "float16")
 VARIABLE: Final = "INL_CPU_INPUTS"
 """Environment variable: how "bfloat16" rounds what quantized weights multiply."""
 
-QUANTIZED: Final = {"mixed": Flag.X_INT16, "int16": Flag.X_INT16, "int8": Flag.X_INT8}
+QUANTIZED: Final = {"int16": Flag.X_INT16, "mixed": Flag.X_INT16, "int8": Flag.X_INT8}
 """What it accepts, and how a product of few rows then holds its other operand."""
 
 FEW_ROWS: Final = 4
@@ -37,7 +37,7 @@ FEW_ROWS: Final = 4
 
 def inputs_asked_for() -> str:
     """Read INL_CPU_INPUTS; raises :class:`DeviceError` for what it does not accept."""
-    found = os.environ.get(VARIABLE, "") or "mixed"
+    found = os.environ.get(VARIABLE, "") or "int16"
     if found not in QUANTIZED:
         raise DeviceError(
             f"environment variable {VARIABLE}: found {found!r:.80}, "

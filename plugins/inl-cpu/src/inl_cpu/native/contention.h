@@ -103,7 +103,7 @@ class Solitude {
     bool over(Clock::time_point now) const { return now >= until_; }
 
   private:
-    static constexpr std::chrono::milliseconds FIRST{40}, LONGEST{640}, ENOUGH{8};
+    static constexpr std::chrono::milliseconds FIRST{40}, LONGEST{1280}, ENOUGH{8};
     std::chrono::nanoseconds length_ = FIRST, debt_{0};
     Clock::time_point until_{}, last_{};
 };
