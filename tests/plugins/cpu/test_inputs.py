@@ -26,6 +26,12 @@ SHAPES = {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "down": (HIDDEN, INNER
 FEW, MANY = (1, 3, FEW_ROWS), (FEW_ROWS + 1, 12, 40)
 
 
+@pytest.fixture(autouse=True)
+def mixed(monkeypatch):
+    """Hold many rows in eight bits where a test asks for nothing else."""
+    monkeypatch.setenv("INL_CPU_INPUTS", "mixed")
+
+
 def kernel_named(backend, label):
     return next(kernel for kernel in backend.kernels() if kernel.label == label)
 
