@@ -105,6 +105,8 @@ def tune(inl, plugin, tiny_folder, tmp_path):
     def run(*words, ways=(FAIR, GOOD), version="toy 1", command="tune"):
         env = plugin(BACKEND.format(WAYS=list(ways), VERSION=version))
         env["INL_CACHE"] = str(tmp_path / "cache")
+        # Versions of a second and of a length would share compiled files.
+        env["PYTHONDONTWRITEBYTECODE"] = "1"
         if command == "tune":
             words = ("--limit", "4", *words)
         words = (command, "--device", "npu", "--model", str(tiny_folder), *words)
