@@ -168,7 +168,8 @@ enum inl_flag {
     /* How LINEAR holds x. Scales of integers are smaller than what they scale: groups
      * of x below 1e-33 lose digits. */
     INL_X_EXACT = 0, /* x as float32 */
-    INL_X_INT8 = 1,  /* quantized weights: x as int8 with a scale for each group */
+    INL_X_INT8 = 1,  /* quantized weights: x as int8 with a scale for each group, and
+                        a second plane for groups with outliers */
     INL_X_INT16 = 2, /* quantized weights: x as two planes of int8, 15 bits */
     INL_X_BF16 = 3,  /* x rounded to bfloat16 */
     INL_X_MASK = 3,

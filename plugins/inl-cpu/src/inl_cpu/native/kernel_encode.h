@@ -29,15 +29,18 @@ struct RowShape {
     int64_t columns, group, groups, words; /* words: of one plane */
 
     RowShape(const inl_matrix &m, int32_t flags)
-        : mode(flags & INL_X_MASK), planes(mode == INL_X_INT16 ? 2 : 1),
+        : mode(flags & INL_X_MASK), planes(mode == INL_X_INT8 || mode == INL_X_INT16 ? 2 : 1),
           columns(m.columns), group(is_quantized(m) ? m.group : 0),
           groups(group ? columns / group : 0) {
         words =
             mode == INL_X_EXACT ? columns : over(columns, mode == INL_X_BF16 ? 2 : 4);
     }
     bool integer() const { return mode == INL_X_INT8 || mode == INL_X_INT16; }
-    /* Scale, start of the sum, and sum of a group; a float32 sum alone when exact. */
-    int64_t extras() const { return integer() ? 3 : groups ? 1 : 0; }
+    /* Scale, start of the sum, and sum of a group; a float32 sum alone when exact. With
+     * int8 also the start of the second sum, and whether the tile needs that. */
+    int64_t extras() const {
+        return mode == INL_X_INT8 ? 5 : integer() ? 3 : groups ? 1 : 0;
+    }
     int64_t bytes() const { return aligned(4 * (planes * words + extras() * groups)); }
 };
 
@@ -100,50 +103,84 @@ inline void put_words(const int8_t *bytes, int64_t group, uint32_t *words, int r
         std::memcpy(words + step * rows, bytes + 4 * step, 4);
 }
 
-/* Codes of a group; returns their sum. */
+struct CodeSums {
+    float upper, lower;
+};
+
+/* Codes of a group in 15 bits, or in 8 with a lower plane of zeros; their sums. */
 template <bool PLANES>
-float encode_group(const float *x, const TileView<> &view, int at, int64_t first,
-                   float scale, float lift) {
+CodeSums encode_group(const float *x, const TileView<> &view, int at, int64_t first,
+                      float scale, float lift) {
     const int64_t group = view.shape.group;
-    int8_t upper[32], lower[32];
-    F total = set(0.0f);
+    int8_t upper[32], lower[32] = {};
+    F uppers = set(0.0f), lowers = set(0.0f);
     for (int64_t k = 0; k < group; k += 16) {
-        const I code = nearest(mul(mul(load(x + k), set(lift)), set(scale)));
-        const F whole = to_float(code);
-        total = add(total, whole);
+        const F value = mul(mul(load(x + k), set(lift)), set(scale));
         if (PLANES) {
+            const F whole = to_float(nearest(mul(value, set(128.0f))));
             const I high = nearest(mul(whole, set(1.0f / 128)));
+            const F rest = fma(to_float(high), set(-128.0f), whole);
             store_bytes(upper + k, high);
-            store_bytes(lower + k, nearest(fma(to_float(high), set(-128.0f), whole)));
+            store_bytes(lower + k, nearest(rest));
+            uppers = add(uppers, to_float(high));
+            lowers = add(lowers, rest);
         } else {
-            store_bytes(upper + k, code);
+            const I high = nearest(value);
+            store_bytes(upper + k, high);
+            uppers = add(uppers, to_float(high));
         }
     }
     put_words(upper, group, view.words(0) + first * view.rows + at, view.rows);
-    if (PLANES)
-        put_words(lower, group, view.words(1) + first * view.rows + at, view.rows);
-    return sum(total);
+    put_words(lower, group, view.words(1) + first * view.rows + at, view.rows);
+    return {sum(uppers), PLANES ? sum(lowers) : 0.0f};
 }
 
-template <bool PLANES>
+/* Groups of a row that hold much more than others do would lose most of what eight
+ * bits lose: so many times the row's root mean square has a second plane. */
+constexpr float OUTLIER = 8.0f;
+
+inline float root_mean_square(const float *x, int64_t columns) {
+    F total = set(0.0f);
+    for (int64_t k = 0; k < columns; k += 16) {
+        const F part = load(x + k);
+        total = fma(part, part, total);
+    }
+    return std::sqrt(sum(total) / float(columns));
+}
+
+template <bool SECOND>
 void encode_integer(const float *x, const TileView<> &view, int at, int zero,
                     Span columns) {
-    constexpr float RANGE = PLANES ? 127.0f * 128 : 127.0f;
     const RowShape &shape = view.shape;
-    int32_t *starts = reinterpret_cast<int32_t *>(view.extra(1));
+    int32_t *starts = reinterpret_cast<int32_t *>(view.extra(1)),
+            *seconds = SECOND ? nullptr : reinterpret_cast<int32_t *>(view.extra(3)),
+            *flags = SECOND ? nullptr : reinterpret_cast<int32_t *>(view.extra(4));
+    const float large = SECOND ? 0 : OUTLIER * root_mean_square(x, shape.columns);
     for (int64_t g = columns.from / shape.group; g * shape.group < columns.to; g++) {
         const float *part = x + g * shape.group;
         const float size = group_size(part, shape.group);
         /* Codes of tiny numbers: their reciprocal would be infinite. */
         const float lift = size < 1e-30f ? 0x1p100f : 1.0f;
-        const float inverse = size > 0 ? RANGE / (size * lift) : 0.0f;
-        const float total =
-            encode_group<PLANES>(part, view, at, g * shape.group / 4, inverse, lift);
-        const int64_t place = g * view.rows + at;
-        view.extra(0)[place] = size / RANGE;
+        const float inverse = size > 0 ? 127.0f / (size * lift) : 0.0f;
+        const bool second = SECOND || size > large;
+        const int64_t first = g * shape.group / 4, place = g * view.rows + at;
+        const CodeSums sums =
+            second ? encode_group<true>(part, view, at, first, inverse, lift)
+                   : encode_group<false>(part, view, at, first, inverse, lift);
         /* What is no number has an infinite size, and codes of any sum. */
-        starts[place] = std::isfinite(size) ? -zero * int32_t(total) : 0;
-        view.extra(2)[place] = size / RANGE * total;
+        const int sign = std::isfinite(size) ? -zero : 0;
+        const float both = sums.upper + sums.lower * (1.0f / 128);
+        if (SECOND) {
+            view.extra(0)[place] = size / (127.0f * 128);
+            starts[place] = sign * int32_t(128 * both);
+        } else {
+            view.extra(0)[place] = size / 127.0f;
+            starts[place] = sign * int32_t(sums.upper);
+            seconds[place] = sign * int32_t(sums.lower);
+            int32_t &flag = flags[g * view.rows];
+            flag = (at > 0 ? flag : 0) | int32_t(second);
+        }
+        view.extra(2)[place] = size / 127.0f * both;
     }
 }
 

@@ -46,6 +46,8 @@ inline void integer_group(const char *codes, const uint32_t *words, I *sums) {
     }
 }
 
+/* PLANES: 2, or 1 and a second where a group of the tile asks for it. A row whose own
+ * second plane is zeros gets the bits that it has with one: 128 divides exactly. */
 template <bool NARROW, int R, int GROUP, int PLANES>
 void integer_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
                   F *sums) {
@@ -54,24 +56,31 @@ void integer_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
     const int64_t codes = code_bytes(m), stride = group_bytes(m);
     const float *scales = x.extra(0), *shifts = x.extra(2);
     const int32_t *starts = reinterpret_cast<const int32_t *>(x.extra(1));
+    const int32_t *seconds = nullptr, *flags = nullptr;
+    if (PLANES == 1) {
+        seconds = reinterpret_cast<const int32_t *>(x.extra(3));
+        flags = reinterpret_cast<const int32_t *>(x.extra(4));
+    }
     for (int64_t g = 0; g < x.shape.groups; g++, tile += stride) {
         prefetch<R>(tile, stride);
         I group[R];
         for (int r = 0; r < R; r++)
             group[r] = PLANES == 2 ? zeros() : set_int(starts[g * R + r]);
         integer_group<NARROW, R, GROUP>(tile, x.words(0) + g * (GROUP / 4) * R, group);
-        if (PLANES == 2) {
+        F scale = scale_at(m, tile + codes);
+        const F offset = m.offsets ? scale_at(m, offset_at(m, tile + codes)) : scale;
+        if (PLANES == 2 || flags[g * R] != 0) {
+            const int32_t *begin = PLANES == 2 ? starts : seconds;
             for (int r = 0; r < R; r++)
-                group[r] = add(shift_left(group[r], 7), set_int(starts[g * R + r]));
+                group[r] = add(shift_left(group[r], 7), set_int(begin[g * R + r]));
             integer_group<NARROW, R, GROUP>(tile, x.words(1) + g * (GROUP / 4) * R,
                                             group);
+            if (PLANES == 1) scale = mul(scale, set(1.0f / 128));
         }
-        const F scale = scale_at(m, tile + codes);
         for (int r = 0; r < R; r++)
             totals[r] =
                 fma(to_float(group[r]), mul(scale, set(scales[g * R + r])), totals[r]);
         if (!m.offsets) continue;
-        const F offset = scale_at(m, offset_at(m, tile + codes));
         for (int r = 0; r < R; r++)
             totals[r] = fma(offset, set(shifts[g * R + r]), totals[r]);
     }
