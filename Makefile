@@ -10,7 +10,7 @@ KERNELS = tests/plugins/cpu/native tests/torch/triton
 COMPILED = tests/torch/triton/test_compile.py
 SOURCES = core/src libs/inl-jax/src libs/inl-torch/src plugins/inl-cpu/src plugins/inl-cuda/src
 
-.PHONY: demo test test-core test-all test-kernels test-rest test-compiled lint clean
+.PHONY: demo test test-core test-all test-kernels test-rest test-compiled-amd test-compiled lint clean
 
 demo: .venv/.demo
 	.venv/bin/inl generate "Why is the sky blue? Answer in two sentences." --max-tokens 40
@@ -23,13 +23,16 @@ test-core: .venv-core/.test
 
 # Everything that needs a backend; kernels that are built and interpreted take one core.
 test-all: .venv/.test
-	$(MAKE) --no-print-directory -j2 -Otarget test-kernels test-rest test-compiled
+	$(MAKE) --no-print-directory -j2 -Otarget test-kernels test-rest test-compiled-amd test-compiled
 
 test-kernels: .venv/.test
 	.venv/bin/python -m pytest $(KERNELS) --ignore=$(COMPILED)
 
 test-compiled: .venv/.test
-	.venv/bin/python -m pytest $(COMPILED)
+	.venv/bin/python -m pytest $(COMPILED) -k "not hip"
+
+test-compiled-amd: .venv/.test
+	.venv/bin/python -m pytest $(COMPILED) -k hip
 
 test-rest: .venv/.test
 	.venv/bin/python -m pytest $(filter-out tests/core tests/data,$(wildcard tests/*)) $(KERNELS:%=--ignore=%)
