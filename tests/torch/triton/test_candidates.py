@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 import numpy as np
 import pytest
 import torch
+from triton_place import PLACE
 
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
@@ -18,15 +16,9 @@ from inl.runtime.load import backend_policy
 from inl.spec.tolerance import judge
 from inl.tune.models import calls
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-PLACE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("triton is not installed", allow_module_level=True)
-if PLACE == "cpu" and not INTERPRETED:
-    pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
-
-from inl_torch.triton import candidates, fused  # noqa: E402
-from inl_torch.triton.tuning import Tile, Tuning  # noqa: E402
+# isort: split
+from inl_torch.triton import candidates, fused
+from inl_torch.triton.tuning import Tile, Tuning
 
 TUNING = Tuning()
 TILE = {"rows": 2, "columns": 64, "warps": 1}

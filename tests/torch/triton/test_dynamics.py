@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 import numpy as np
 import pytest
 import torch
+from triton_place import PLACE
 
 from inl import inl_dynamics, inl_dynamics_n_steps
 from inl.ops import catalog
@@ -16,14 +14,8 @@ from inl.ops.inl_functions import inl_dynamics_backward
 from inl.spec.tolerance import BodyOps
 from inl_torch import functional
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-PLACE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("triton is not installed", allow_module_level=True)
-if PLACE == "cpu" and not INTERPRETED:
-    pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
-
-from inl_torch.triton import dynamics_training  # noqa: E402
+# isort: split
+from inl_torch.triton import dynamics_training
 
 BOUND = 2e-5
 """Of float32, relative to the largest number of a gradient."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 import numpy as np
 import pytest
 import torch
+from triton_place import PLACE
 
 from inl.ops import catalog
 from inl.ops.moe import ExpertLinear, Experts
@@ -15,14 +13,8 @@ from inl.ops.moe_cases import choice, matrices, shares
 from inl.spec.op import Case
 from inl.spec.tolerance import judge
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-PLACE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("triton is not installed", allow_module_level=True)
-if PLACE == "cpu" and not INTERPRETED:
-    pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
-
-from inl_torch.triton import experts as ours  # noqa: E402
+# isort: split
+from inl_torch.triton import experts as ours
 
 DTYPES = ("float32", "bfloat16", "float16")
 KERNELS = {kernel.op: kernel for kernel in ours.KERNELS}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 import numpy as np
 import pytest
 import torch
+from triton_place import EARLY, PLACE
 
 from inl.ops import catalog
 from inl.ops.attention import random_step
@@ -21,20 +19,13 @@ from inl.spec.op import Case
 from inl.spec.tolerance import judge
 from inl.spec.values import Bucket, Cache
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-PLACE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("triton is not installed", allow_module_level=True)
-if PLACE == "cpu" and not INTERPRETED:
-    pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
+# isort: split
+from inl_torch import triton as ours
+from inl_torch.eager.linear import StackedQkv
+from inl_torch.eager.mlp import StackedMlp
+from inl_torch.triton import attention_prompt, rope_attend
+from inl_torch.triton.tuning import Tile, Tuning
 
-from inl_torch import triton as ours  # noqa: E402
-from inl_torch.eager.linear import StackedQkv  # noqa: E402
-from inl_torch.eager.mlp import StackedMlp  # noqa: E402
-from inl_torch.triton import attention_prompt, rope_attend  # noqa: E402
-from inl_torch.triton.tuning import Tile, Tuning  # noqa: E402
-
-EARLY = PLACE == "cuda" and torch.cuda.get_device_capability() >= (9, 0)
 TUNINGS = {
     "rule": Tuning(),
     "ragged": Tuning(

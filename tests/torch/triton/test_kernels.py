@@ -6,12 +6,10 @@ that ``test_interpreted.py`` starts.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 import numpy as np
 import pytest
 import torch
+from triton_place import PLACE
 
 from inl.ops import catalog
 from inl.ops.attention import random_step
@@ -20,15 +18,10 @@ from inl.spec.table import LateOps
 from inl.spec.tolerance import judge
 from inl.spec.values import Cache
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-PLACE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("triton is not installed", allow_module_level=True)
-if PLACE == "cpu" and not INTERPRETED:
-    pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
-
-from inl_torch import eager, triton as ours  # noqa: E402, I001
-from inl_torch.triton import attention, linear, mlp  # noqa: E402
+# isort: split
+from inl_torch import eager
+from inl_torch import triton as ours
+from inl_torch.triton import attention, linear, mlp
 
 DTYPES = ("float32", "bfloat16", "float16")
 KERNELS = tuple(ours.kernels())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from triton_place import EARLY, PLACE
 
 from inl.dtypes import HostArray, wrap
 from inl.ops import catalog
@@ -19,16 +18,10 @@ from inl.spec.op import Case, Spec
 from inl.spec.tolerance import judge
 from inl.weights.quant import dequantize
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-PLACE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("triton is not installed", allow_module_level=True)
-if PLACE == "cpu" and not INTERPRETED:
-    pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
-
-from inl_torch.tensors import from_host  # noqa: E402
-from inl_torch.triton import packed_products  # noqa: E402
-from inl_torch.triton.packed import (  # noqa: E402
+# isort: split
+from inl_torch.tensors import from_host
+from inl_torch.triton import packed_products
+from inl_torch.triton.packed import (
     FLOAT8,
     Packed,
     PackedLinear,
@@ -39,10 +32,9 @@ from inl_torch.triton.packed import (  # noqa: E402
     refuse_parts,
     refuse_qkv,
 )
-from inl_torch.triton.tuning import Tuning  # noqa: E402
+from inl_torch.triton.tuning import Tuning
 
 DTYPES = ("float32", "bfloat16", "float16")
-EARLY = PLACE == "cuda" and torch.cuda.get_device_capability() >= (9, 0)
 TUNING = Tuning(early=EARLY)
 KERNELS = {k.op: k for k in packed_products.kernels(TUNING)}
 KINDS = {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from typing import final
 
 import numpy as np
 import pytest
 import torch
+from triton_place import PLACE
 
 from inl.backend.base import Traits
 from inl.backend.host import host_memory
@@ -18,17 +17,11 @@ from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.tree import leaves
 from inl.spec.values import Bucket, Limits
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-PLACE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("triton is not installed", allow_module_level=True)
-if PLACE == "cpu" and not INTERPRETED:
-    pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
-
-from inl_torch import triton  # noqa: E402
-from inl_torch.backend import TorchBackend  # noqa: E402
-from inl_torch.triton import packed_products  # noqa: E402
-from inl_torch.triton.tuning import Tuning  # noqa: E402
+# isort: split
+from inl_torch import triton
+from inl_torch.backend import TorchBackend
+from inl_torch.triton import packed_products
+from inl_torch.triton.tuning import Tuning
 
 LIMITS = Limits(slots=2, blocks=(8,), block_size=4, width=4, vocab=97)
 

@@ -40,11 +40,6 @@ class NativeCache:
                 f"cache: {2 * size} bytes do not fit; lower the number of blocks"
             ) from error
 
-    @property
-    def geometry(self) -> list[int]:
-        """Dims of the instructions that look at whole blocks."""
-        return [self.blocks, self.block_size, self.kv_heads, self.head_dim]
-
 
 def write_kv(
     stage: Stage, k: Any, v: Any, cache: NativeCache, writes: Any
