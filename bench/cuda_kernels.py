@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 from kernels.picture import check_picture, draw
-from kernels.rows import ROWS, Row
+from kernels.rows import Row
+from kernels.table import ROWS
 
 from inl.device import Device
 from inl.spec.tree import leaves, tree_map

@@ -1,0 +1,71 @@
+"""What surrounds a model in a step: its message, admissions, the table of rotations.
+
+Plain torch is what backends without Triton run. Tables change with every call, so
+results are left to the op's contract.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from inl.ops.rope import RopeScaling
+from inl.ops.step import empty_tables
+from inl.spec import message
+from inl.spec.values import Bucket, Tables
+from inl_torch.eager import rope, step
+from kernels.rows import BLOCK, Row
+
+WIDTH = 128
+"""Blocks of a slot: no table is full before the clock stops."""
+
+
+def on_device(frame: Any, slots: int) -> tuple[torch.Tensor, Tables]:
+    found = empty_tables(groups=1, slots=slots + 1, width=WIDTH)
+    tables = Tables(*(torch.from_numpy(np.asarray(part)).cuda() for part in found))
+    return torch.from_numpy(np.asarray(frame)).cuda(), tables
+
+
+def make_step(rows: int) -> Row:
+    """Each row decodes one token, and one in sixteen gets a block."""
+    bucket = Bucket(rows, rows)
+    entries = [message.Row(slot + 1, [-1], [0.5]) for slot in range(rows)]
+    cells = [message.Cell(0, slot + 1, 1, slot) for slot in range(0, rows, BLOCK)]
+    frame = message.step_frame(
+        bucket, entries, cells, step=3, groups=1, block_size=BLOCK, decode_rows=rows
+    )
+    attrs = {"bucket": bucket, "block_size": BLOCK}
+    return Row(
+        "make_step", f"{rows} rows", lambda: on_device(frame, rows),
+        lambda run, *args: run(*args, **attrs),
+        lambda *args: step.make_step(*args, **attrs),
+        read=4 * len(frame) + 4 * rows * (WIDTH + 4), outputs=4 * rows * (WIDTH + 12),
+        exact=False,
+    )  # fmt: skip
+
+
+def admit(slots: int) -> Row:
+    frame = message.admit_frame(
+        1, [[1] * 8], groups=1, width=WIDTH, length=100, last=7, temperature=0.7
+    )
+    return Row(
+        "admit", f"1 of {slots} slots", lambda: on_device(frame, slots),
+        lambda run, *args: run(*args), step.admit,
+        read=4 * len(frame), outputs=4 * len(frame), exact=False,
+    )  # fmt: skip
+
+
+def rope_table(tokens: int, dim: int) -> Row:
+    attrs = {"dim": dim, "theta": 10000.0, "scaling": RopeScaling()}
+    return Row(
+        "rope_table", f"{tokens}x{dim}",
+        lambda: (torch.randint(8192, (tokens,), dtype=torch.int32, device="cuda"),),
+        lambda run, at: run(at, **attrs), lambda at: rope.rope_table(at, **attrs),
+        outputs=4 * tokens * dim,
+    )  # fmt: skip
+
+
+ROWS = (make_step(1), make_step(512), admit(512),
+        *(rope_table(tokens, 128) for tokens in (1, 2048)))  # fmt: skip
