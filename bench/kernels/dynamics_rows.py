@@ -71,8 +71,11 @@ def both(*shape: int) -> Row:
     def gradients(way: Any) -> Any:
         def run(*args: torch.Tensor) -> Any:
             with torch.inference_mode(mode=False), torch.enable_grad():
-                leaves = [each.detach().requires_grad_() for each in args[:4]]
-                return torch.autograd.grad(way(*leaves), leaves, args[4:])
+                given = (a.clone() if a.is_inference() else a for a in args)
+                *leaves, dx, dv = (a.detach() for a in given)
+                for leaf in leaves:
+                    leaf.requires_grad_()
+                return torch.autograd.grad(way(*leaves), leaves, (dx, dv))
 
         return run
 

@@ -22,7 +22,8 @@ from inl_torch.triton.experts_kernels import (
 from inl_torch.triton.mlp import refuse_activation
 
 FEW = 32
-"""Slots, of all tokens, that each read the matrix of their expert."""
+"""Slots, of all tokens, that each read the matrix of their expert; no more of them than
+there are experts, or most matrices would be read again and again."""
 
 MOST_EXPERTS = 4096
 
@@ -111,7 +112,7 @@ def expert_linear(x: torch.Tensor, ids: torch.Tensor, w: ExpertLinear) -> torch.
     slots = x.flatten(0, 1).contiguous()
     repeated = ids.numel() // slots.shape[0]
     ids = ids.contiguous()
-    if ids.numel() <= FEW:
+    if ids.numel() <= min(FEW, w.weight.shape[0]):
         y = few(slots, ids, w.weight, repeated=repeated)
     else:
         found = sort(ids, w.weight.shape[0])
@@ -129,7 +130,7 @@ def experts(
 ) -> torch.Tensor:
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
     (tokens, k), silu = ids.shape, activation == "silu"
-    if ids.numel() <= FEW:
+    if ids.numel() <= min(FEW, w.gate.shape[0]):
         inner = few(x, ids, w.gate, w.up, repeated=k, silu=silu)
         return _summed(inner, ids, weights, w.down)
     found = sort(ids, w.gate.shape[0])
