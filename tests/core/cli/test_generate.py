@@ -126,6 +126,7 @@ def test_explain_names_winner_and_losers(capsys, folder):
         (["--device", "rocm"], ["rocm", "pip install inl-rocm"]),
         (["--device", "cuda:x"], ["'cuda:x'", "device"]),
         (["--device", "reference:7"], ["reference:7"]),
+        (["--kv-dtype", "int4"], ["kv_dtype", "'int4'", "auto"]),
         (["--dtype", "int4"], ["dtype", "'int4'", "float32"]),
         (["--max-tokens", "0"], ["max_tokens", "0", "1 and above"]),
         (["--temperature", "-1"], ["temperature", "-1", "0 and above"]),

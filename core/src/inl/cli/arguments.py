@@ -12,6 +12,9 @@ Model = Annotated[
 ]
 Device = Annotated[str, typer.Option(help='Such as "cpu" or "cuda:1".')]
 Dtype = Annotated[str, typer.Option(help="Dtype to compute in.")]
+KvDtype = Annotated[
+    str, typer.Option(help="Dtype of the cache; int8 takes half the memory on a CPU.")
+]
 TensorParallel = Annotated[
     int, typer.Option(help="Devices that share the model, from the named one on.")
 ]

@@ -28,6 +28,7 @@ def run(
     model: arguments.Model = None,
     device: arguments.Device = "auto",
     dtype: arguments.Dtype = "auto",
+    kv_dtype: arguments.KvDtype = "auto",
     tensor_parallel: arguments.TensorParallel = 1,
     prompt_tokens: Annotated[
         int, typer.Option(help="Tokens of each prompt.", min=1)
@@ -51,6 +52,7 @@ def run(
     config = EngineConfig(
         backend=device,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
         max_batch=max(batches),
         prefix_cache=False,

@@ -28,6 +28,7 @@ def run(
     model: arguments.Model = None,
     device: arguments.Device = "auto",
     dtype: arguments.Dtype = "auto",
+    kv_dtype: arguments.KvDtype = "auto",
     tensor_parallel: arguments.TensorParallel = 1,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[
@@ -63,6 +64,7 @@ def run(
     config = EngineConfig(
         backend=device,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
         max_batch=1,
         context=context,

@@ -25,6 +25,7 @@ def run(
     model: arguments.Model = None,
     device: arguments.Device = "auto",
     dtype: arguments.Dtype = "auto",
+    kv_dtype: arguments.KvDtype = "auto",
     tensor_parallel: arguments.TensorParallel = 1,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to answer.")] = 256,
     temperature: arguments.Temperature = 0.0,
@@ -59,6 +60,7 @@ def run(
     config = EngineConfig(
         backend=device,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
         max_batch=1,
         context=min(language.config.max_tokens, len(ids) + max(max_tokens, 1)),
