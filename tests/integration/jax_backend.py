@@ -58,6 +58,20 @@ def make_step(message, tables, *, bucket, block_size):
     return step, tables._replace(blocks=blocks, lengths=lengths)
 
 
+def sampled_step(step):
+    at, rows, used = step.samples, step.lengths.shape[0], step.counts[1]
+    return step._replace(
+        tokens=step.tokens[at],
+        positions=step.positions[at],
+        rows=step.rows[at],
+        starts=jnp.minimum(jnp.arange(rows + 1, dtype=jnp.int32), used),
+        writes=step.writes[:, at],
+        samples=jnp.arange(rows, dtype=jnp.int32),
+        counts=jnp.full(3, used),
+        plan=(),
+    )
+
+
 def admit(message, tables):
     slot, length, last, adapter = message[HEADER : HEADER + 4]
     at = HEADER + 4 + len(PARAMS)
@@ -285,6 +299,7 @@ def mask_logits(logits, masks):
 
 KERNELS = {
     "make_step": make_step,
+    "sampled_step": sampled_step,
     "admit": admit,
     "mark": mark,
     "embedding": lambda tokens, w: w.weight[tokens],

@@ -383,7 +383,7 @@ def ops_met(config, tokens):
 def test_the_number_of_ops_is_that_of_layers(deep_made):
     config, _ = deep_made
     base = deep.config(config)
-    count = ops_met(base, 8)
+    count = ops_met(base, 9)
     assert count == ops_met(base, 512)
-    assert count == ops_met(replace(base, experts=32), 8)
-    assert count < ops_met(replace(base, layers=4), 8)
+    assert count == ops_met(replace(base, experts=32), 9)
+    assert count < ops_met(replace(base, layers=4), 9)

@@ -205,6 +205,7 @@ def call_all(dtype, dim, tuning):
         kernels["make_step"](
             torch.from_numpy(frame), tables, bucket=bucket, block_size=16
         )
+        kernels["sampled_step"](step)
         kernels["admit"](
             torch.from_numpy(
                 admit_frame(1, [[1]], groups=1, width=5, length=0, last=0)

@@ -78,13 +78,26 @@ def attention(
     *,
     index: int,
     view: View = FULL,
+    sampled: Step | None = None,
 ) -> tuple[Carry, State]:
-    """Grouped-query attention with rotary positions over the paged cache."""
+    """Grouped-query attention with rotary positions over the paged cache.
+
+    With the step of the ``sampled`` tokens, residual and delta are theirs alone.
+    """
     residual, q, k, v = ops.norm_qkv(
         carry.residual, carry.delta, w.norm, w.qkv, eps=config.norm_eps
     )
     q, k, v = split_heads((q, k, v), config.head_dim)
     q, k = norm_heads(ops, config, w, q, k)
+    if sampled is not None:
+        q, k = ops.rope(q, k, carry.cos, carry.sin)
+        out, state = attend(
+            ops, q, k, v, step, state, index=index, view=view,
+            scale=config.head_dim**-0.5, sampled=sampled,
+        )  # fmt: skip
+        residual = ops.take_rows(residual, step.samples)
+        delta = ops.linear(out, w.out)
+        return carry._replace(residual=residual, delta=delta), state
     delta, cache = ops.attend_project(
         q, k, v, carry.cos, carry.sin, state.caches[index], step, w.out,
         scale=config.head_dim**-0.5, window=view.window, group=view.group,
@@ -124,12 +137,20 @@ def attend(
     view: View,
     scale: float,
     cap: float | None = None,
+    sampled: Step | None = None,
 ) -> tuple[Array, State]:
-    """Cache k and v as layer ``index`` does and attend: [T, heads * dim]."""
-    out, cache = ops.attend(
-        q, k, v, state.caches[index], step,
-        scale=scale, window=view.window, cap=cap, group=view.group,
-    )  # fmt: skip
+    """Cache k and v as layer ``index`` does and attend: [T, heads * dim].
+
+    With the step of the ``sampled`` tokens these alone do: [R, heads * dim].
+    """
+    cache = state.caches[index]
+    attrs = {"scale": scale, "window": view.window, "cap": cap, "group": view.group}
+    if sampled is None:
+        out, cache = ops.attend(q, k, v, cache, step, **attrs)
+    else:
+        cache = ops.write_kv(k, v, cache, step.writes[view.group])
+        q = ops.take_rows(q, step.samples)
+        out = ops.attention(q, cache, sampled, **attrs)
     caches = (*state.caches[:index], cache, *state.caches[index + 1 :])
     return out.reshape(out.shape[0], -1), state._replace(caches=caches)
 

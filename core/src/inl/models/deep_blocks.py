@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from inl.models import groups
+from inl.models import blocks, groups
 from inl.models.deep_config import HEAD_EPS, RoutedConfig
+from inl.models.views import View
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
@@ -105,8 +106,12 @@ def attend(
     state: State,
     *,
     index: int,
+    sampled: Step | None = None,
 ) -> tuple[Array, State]:
-    """Attention whose queries, keys and values mu moves: this rank's part [T, H]."""
+    """Attention whose queries, keys and values mu moves: this rank's part [T, H].
+
+    With the step of the ``sampled`` tokens it is theirs alone, [R, H].
+    """
     parts = ops.qkv_linear(x, w.qkv)
     if w.mu_qkv is not None:
         moved = ops.qkv_linear(mu, w.mu_qkv)
@@ -117,12 +122,11 @@ def attend(
         q = ops.rms_norm(q, w.q_norm, eps=HEAD_EPS)
         k = ops.rms_norm(k, w.k_norm, eps=HEAD_EPS)
     q, k = ops.rope(q, k, turn.cos, turn.sin)
-    out, cache = ops.attend(
-        q, k, v, state.caches[index], step, scale=dim**-0.5, window=c.window
-    )
-    caches = (*state.caches[:index], cache, *state.caches[index + 1 :])
-    flat = out.reshape(out.shape[0], -1)
-    return ops.linear(flat, w.out), state._replace(caches=caches)
+    out, state = blocks.attend(
+        ops, q, k, v, step, state,
+        index=index, view=View(c.window), scale=dim**-0.5, sampled=sampled,
+    )  # fmt: skip
+    return ops.linear(out, w.out), state
 
 
 def head(

@@ -126,9 +126,11 @@ def embed(ops: Any, c: GemmaConfig, w: llama.Weights, step: Step) -> Carry:
 
 def layer(
     ops: Any, c: GemmaConfig, w: Any, carry: Any, step: Step, state: State, *,
-    index: int,
+    index: int, sampled: Step | None = None,
 ) -> tuple[Any, State]:  # fmt: skip
-    carry, state = _attention(ops, c, w.attention, carry, step, state, index=index)
+    carry, state = _attention(
+        ops, c, w.attention, carry, step, state, index=index, sampled=sampled
+    )
     return post_norm.gated_mlp(ops, c, w.mlp, carry), state
 
 
@@ -141,6 +143,7 @@ def _attention(
     state: State,
     *,
     index: int,
+    sampled: Step | None,
 ) -> tuple[Carry, State]:
     view = c.views[index]
     residual, x = post_norm.enter(ops, c, carry, w.norm)
@@ -152,7 +155,10 @@ def _attention(
     out, state = blocks.attend(
         ops, q, k, v, step, state,
         index=index, view=view, scale=c.attention_scale, cap=c.attention_cap,
+        sampled=sampled,
     )  # fmt: skip
+    if sampled is not None:
+        residual = ops.take_rows(residual, step.samples)
     delta = post_norm.leave(ops, c, ops.linear(out, w.out), w.post)
     return carry._replace(residual=residual, delta=delta), state
 

@@ -144,11 +144,12 @@ def embed(ops: Any, c: LlamaConfig, w: Weights, step: Step) -> blocks.Carry:
 
 def layer(
     ops: Any, c: LlamaConfig, w: Layer, carry: Any, step: Step, state: State, *,
-    index: int,
+    index: int, sampled: Step | None = None,
 ) -> tuple[blocks.Carry, State]:  # fmt: skip
     carry, state = blocks.attention(
-        ops, c, w.attention, carry, step, state, index=index, view=c.views[index]
-    )
+        ops, c, w.attention, carry, step, state, index=index, view=c.views[index],
+        sampled=sampled,
+    )  # fmt: skip
     return blocks.gated_mlp(ops, c, w.mlp, carry), state
 
 

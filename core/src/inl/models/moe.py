@@ -86,11 +86,12 @@ def mixture(ops: Any, c: MoeConfig, w: Moe, carry: blocks.Carry) -> blocks.Carry
 
 def layer(
     ops: Any, c: MoeConfig, w: llama.Layer, carry: Any, step: Step, state: State, *,
-    index: int,
+    index: int, sampled: Step | None = None,
 ) -> tuple[blocks.Carry, State]:  # fmt: skip
     carry, state = blocks.attention(
-        ops, c, w.attention, carry, step, state, index=index, view=c.views[index]
-    )
+        ops, c, w.attention, carry, step, state, index=index, view=c.views[index],
+        sampled=sampled,
+    )  # fmt: skip
     if isinstance(w.mlp, Moe):
         return mixture(ops, c, w.mlp, carry), state
     return blocks.gated_mlp(ops, c, w.mlp, carry), state

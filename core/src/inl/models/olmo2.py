@@ -43,9 +43,11 @@ def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
 
 def layer(
     ops: Any, c: llama.LlamaConfig, w: Any, carry: Any, step: Step, state: State, *,
-    index: int,
+    index: int, sampled: Step | None = None,
 ) -> tuple[Any, State]:  # fmt: skip
-    carry, state = _attention(ops, c, w.attention, carry, step, state, index=index)
+    carry, state = _attention(
+        ops, c, w.attention, carry, step, state, index=index, sampled=sampled
+    )
     return post_norm.gated_mlp(ops, c, w.mlp, carry), state
 
 
@@ -58,6 +60,7 @@ def _attention(
     state: State,
     *,
     index: int,
+    sampled: Step | None,
 ) -> tuple[Any, State]:
     residual, x = post_norm.enter(ops, c, carry, w.norm)
     q, k, v = ops.qkv_linear(x, w.qkv)
@@ -75,7 +78,10 @@ def _attention(
     out, state = blocks.attend(
         ops, q, k, v, step, state,
         index=index, view=c.views[index], scale=c.head_dim**-0.5,
+        sampled=sampled,
     )  # fmt: skip
+    if sampled is not None:
+        residual = ops.take_rows(residual, step.samples)
     delta = post_norm.leave(ops, c, ops.linear(out, w.out), w.post)
     return carry._replace(residual=residual, delta=delta), state
 

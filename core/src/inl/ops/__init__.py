@@ -19,6 +19,7 @@ from inl.ops import (  # noqa: F401
     rope,
     routed,
     sample,
+    sampled,
     slots,
     step,
 )

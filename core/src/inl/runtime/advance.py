@@ -17,9 +17,27 @@ def forward(
     step = step._replace(plan=ops.plan(step, block_size=ops.block_size))
     state = state._replace(tables=tables)
     carry = model.embed(ops, config, weights, step)
+    sampled = narrowed(ops, model, step)
+    last = len(weights.layers) - 1
     for index, w in enumerate(weights.layers):
-        carry, state = model.layer(ops, config, w, carry, step, state, index=index)
-    return model.head(ops, config, weights, carry, step), step, state
+        more = {"sampled": sampled} if sampled and index == last else {}
+        carry, state = model.layer(
+            ops, config, w, carry, step, state, index=index, **more
+        )
+    return model.head(ops, config, weights, carry, sampled or step), step, state
+
+
+def narrowed(ops: Any, model: Model, step: Step) -> Step | None:
+    """The step of the last layer, where fewer tokens are sampled than computed.
+
+    Not where several are sampled of a row: kernels may take a row's tokens for its
+    last ones, and of a row that has fewer one is sampled twice.
+    """
+    bucket = ops.bucket
+    if bucket.width > 1 or bucket.rows >= bucket.tokens or not model.narrows:
+        return None
+    sampled: Step = ops.sampled_step(step)
+    return sampled._replace(plan=ops.plan(sampled, block_size=ops.block_size))
 
 
 def advance(

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from inl.backend.base import Backend
     from inl.spec.message import IntArray
 
-CLASSES = (Bucket(1, 1), Bucket(16, 16), Bucket(64, 16))
-"""Representatives of the sizes 1, 2 to 16, and 17 and more of an exact backend."""
+CLASSES = (
+    Bucket(1, 1), Bucket(16, 16), Bucket(16, 4), Bucket(64, 64), Bucket(64, 16),
+)  # fmt: skip
+"""Representatives of the sizes 1, 2 to 16, and 17 and more of an exact backend: with a
+token for each row, and with more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +230,10 @@ class LocalRunner(Runner):
 
 def size_class(bucket: Bucket) -> Bucket:
     """Representative of an exact size's class."""
-    fits = [b for b in CLASSES if bucket.tokens <= b.tokens]
-    return (fits or CLASSES[-1:])[0]._replace(
-        width=bucket.width, sampler=bucket.sampler
-    )
+    single = bucket.rows >= bucket.tokens
+    alike = [b for b in CLASSES if (b.rows == b.tokens) == single]
+    fits = [b for b in alike if bucket.tokens <= b.tokens]
+    return (fits or alike[-1:])[0]._replace(width=bucket.width, sampler=bucket.sampler)
 
 
 def _admit(ops: Ops, message: Any, state: Any) -> tuple[Any]:

@@ -6,6 +6,7 @@ Every tuple is a plain ``NamedTuple``, so each framework sees a tree of arrays.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -300,8 +301,18 @@ class Model:
     embed: Callable[..., tuple[Array, ...]]
     """(ops, config, w, step) -> carry: tuple of [T, ...]."""
     layer: Callable[..., tuple[tuple[Array, ...], State]]
-    """(ops, config, w, carry, step, state, *, index) -> (carry, state)."""
+    """(ops, config, w, carry, step, state, *, index) -> (carry, state).
+
+    One with a parameter ``sampled=None`` is given, as the last layer of a step with
+    more tokens than rows, the step of the sampled tokens alone: it caches keys and
+    values of all tokens, and its carry is [R, ...], of those that are sampled.
+    """
     head: Callable[..., Array]
     """(ops, config, w, carry, step) -> logits [S, V]."""
     adapt: Callable[[Any, Any], tuple[Any, Any]] = as_it_is
     """(config, checkpoint) -> both as ``weights`` has them: for older layouts."""
+
+    @property
+    def narrows(self) -> bool:
+        """Whether the last layer can compute the sampled tokens alone."""
+        return "sampled" in inspect.signature(self.layer).parameters

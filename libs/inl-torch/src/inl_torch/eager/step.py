@@ -72,6 +72,22 @@ def _uniforms(rows: torch.Tensor, bucket: Bucket) -> torch.Tensor:
     return rows.view(bucket.rows, 2 + bucket.width)[:, 2:].clone().reshape(-1)
 
 
+def sampled_step(step: Step) -> Step:
+    at, rows = step.samples, step.lengths.shape[0]
+    used = step.counts[1:2]
+    index = torch.arange(rows + 1, device=at.device)
+    return step._replace(
+        tokens=step.tokens.index_select(0, at),
+        positions=step.positions.index_select(0, at),
+        rows=step.rows.index_select(0, at),
+        starts=index.minimum(used),
+        writes=step.writes.index_select(1, at),
+        samples=index[:-1],
+        counts=used.repeat(3),
+        plan=(),
+    )
+
+
 def admit(message: torch.Tensor, tables: Tables) -> Tables:
     groups, _slots, width = tables.blocks.shape
     table = HEADER + 4 + len(PARAMS)
@@ -101,6 +117,7 @@ def mark(message: torch.Tensor, tables: Tables) -> Tables:
 
 KERNELS = (
     Kernel("make_step", "eager", make_step, invariant=True),
+    Kernel("sampled_step", "eager", sampled_step, invariant=True),
     Kernel("admit", "eager", admit, invariant=True),
     Kernel("mark", "eager", mark, invariant=True),
 )

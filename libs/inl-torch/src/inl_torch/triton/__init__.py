@@ -23,11 +23,14 @@ from inl_torch.triton import (
     norm,
     rope,
     sample,
+    sampled,
     step,
 )
 from inl_torch.triton.tuning import Tuning
 
-FAMILIES = (admit, attention, cache, dynamics, experts, linear, mlp, norm, rope)
+FAMILIES = (
+    admit, attention, cache, dynamics, experts, linear, mlp, norm, rope, sampled,
+)  # fmt: skip
 """Modules whose kernels are one for all chips."""
 
 TUNED = (embedding, fused, rope, sample, step)

@@ -10,6 +10,8 @@ import numpy as np
 from inl.ops import catalog
 from inl.spec.kernel import Kernel
 from inl.spec.message import HEADER, MARKS, layout
+from inl.spec.op import Spec
+from inl.spec.tree import leaves, tree_map
 from inl.spec.values import PARAMS, Bucket, Step, Tables
 from inl_cpu.tensor import plain
 
@@ -117,6 +119,31 @@ class StepReader:
         step.samples[:] = samples.reshape(-1)
 
 
+def sampled_step(stage: Stage, step: Step) -> Step:
+    shapes = catalog()["sampled_step"].shapes
+    assert shapes is not None, "sampled_step is a primitive"
+    found: Step = tree_map(partial(_placed, stage), shapes(step))
+    source, target = (Step(*map(plain, each[:-1])) for each in (step, found))
+    index = np.arange(source.lengths.shape[0] + 1, dtype=np.int32)
+
+    def run() -> None:
+        at, used = source.samples, source.counts[1]
+        for name in ("tokens", "positions", "rows"):
+            np.take(getattr(source, name), at, out=getattr(target, name))
+        np.take(source.writes, at, axis=1, out=target.writes)
+        np.minimum(index, used, out=target.starts)
+        target.samples[:] = index[:-1]
+        target.counts[:] = used
+
+    stage.python(run, list(leaves(step[:-1])))
+    return found
+
+
+def _placed(stage: Stage, leaf: Any) -> Any:
+    """Memory for what is new; what belongs to the rows stays where it is."""
+    return stage.new(leaf.shape, np.int32) if isinstance(leaf, Spec) else leaf
+
+
 def admit(message: Any, tables: Tables) -> Tables:
     """Set one slot in place."""
     groups, _slots, width = tables.blocks.shape
@@ -144,7 +171,7 @@ def mark(message: Any, tables: Tables) -> Tables:
 
 def kernels(stage: Stage) -> Iterable[Kernel]:
     """Integers only, so of equal bits whatever else is in the batch."""
-    run = partial(make_step, stage)
-    yield Kernel("make_step", "in_place", run, invariant=True)
+    for run in (make_step, sampled_step):
+        yield Kernel(run.__name__, "in_place", partial(run, stage), invariant=True)
     yield Kernel("admit", "in_place", admit, invariant=True)
     yield Kernel("mark", "in_place", mark, invariant=True)
