@@ -1,0 +1,106 @@
+"""What a last layer for the sampled tokens alone wins on an NVIDIA GPU.
+
+    python bench/cuda_last_layer.py --model 8b smollm2 --ttft 8000 [--check]
+
+Two runners share one model's weights; the other sends every token through all of the
+last layer. They answer in turns, so that neither meets a warmer chip. ``--check``
+compares two layers of the shape with a plain torch model first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+from cuda_check import check
+from cuda_engines import Serving, load, random_prompts
+from cuda_serve import products_rate
+from cuda_steps import SHAPES, copy_rate
+
+from inl.device import Device
+from inl_cuda.backend import CudaBackend
+
+
+def whole(model):
+    """The model with a last layer like all others."""
+    layer = model.layer
+    return replace(
+        model, layer=lambda ops, *rest, index: layer(ops, *rest, index=index)
+    )
+
+
+def turns(title, servers, unit, rounds, measure):
+    """Measure the servers in turns, and print medians and the median of the ratios."""
+    found = [[measure(server) for server in servers] for _ in range(rounds)]
+    ours, other = zip(*found, strict=True)
+    ratio = statistics.median(a / b for a, b in found)
+    print(f"{title}: {statistics.median(ours):,.2f} ({min(ours):,.2f} to "
+          f"{max(ours):,.2f}) {unit}, all tokens {statistics.median(other):,.2f} "
+          f"({min(other):,.2f} to {max(other):,.2f}); {ratio:.4f} of it",
+          flush=True)  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", nargs="+", default=["8b"], choices=SHAPES)
+    parser.add_argument("--ttft", type=int, nargs="*", default=[8000])
+    parser.add_argument("--requests", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--check", action="store_true")
+    given = parser.parse_args()
+    backend, rng = CudaBackend(Device("cuda:0")), np.random.default_rng(0)
+    copies, products = copy_rate(), products_rate()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; ceilings: "
+          f"copies {copies / 1e12:.2f} TB/s, products {products / 1e12:.0f} TFLOP/s",
+          flush=True)  # fmt: skip
+    right = True
+    for name in given.model:
+        right &= not given.check or check(backend, name)
+        loaded, _ = load(backend, name)
+        ways = loaded, replace(loaded, model=whole(loaded.model))
+        vocab = loaded.config.vocab_size
+
+        def serving(rows, context, budget=8192, ways=ways):
+            return [Serving.shape(backend, way, rows, context, budget) for way in ways]
+
+        for length in given.ttft:
+            servers = serving(8, length + 64)
+            prompts = random_prompts(rng, 1, length, vocab)
+            for server in servers:
+                start = time.perf_counter()
+                server.answer(prompts, 1)
+                print(f"  the first time: {time.perf_counter() - start:.2f} s")
+
+            def first(server, length=length, vocab=vocab):
+                prompts = random_prompts(rng, 1, length, vocab)
+                return 1e3 * server.answer(prompts, 1)
+
+            title = f"{name}, first token of {length}"
+            turns(title, servers, "ms", given.rounds, first)
+            for server in servers:
+                server.close()
+        if given.requests:
+            servers = serving(given.requests, 768)
+            for server in servers:
+                server.answer(random_prompts(rng, given.requests, 512, vocab), 4)
+
+            def rate(server, vocab=vocab):
+                prompts = random_prompts(rng, given.requests, 512, vocab)
+                return given.requests * 128 / server.answer(prompts, 128)
+
+            title = f"{name}, {given.requests} requests of 512 + 128"
+            turns(title, servers, "tokens/s", 3, rate)
+            for server in servers:
+                server.close()
+        del loaded, ways
+        torch.cuda.empty_cache()
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
