@@ -36,10 +36,9 @@ TEXTS = [
 MODES = {
     "float32": ("float32", "", "auto"),
     "float32, cache int8": ("float32", "", "int8"),
-    "bfloat16, inputs mixed": ("bfloat16", "mixed", "auto"),
-    "the same, cache int8": ("bfloat16", "mixed", "int8"),
     "bfloat16, inputs int16": ("bfloat16", "int16", "auto"),
     "bfloat16, inputs int8": ("bfloat16", "int8", "auto"),
+    "the same, cache int8": ("bfloat16", "int8", "int8"),
 }
 
 

@@ -17,19 +17,14 @@ from inl.spec.tolerance import judge
 from inl.testing.check import CheckFailed
 from inl.testing.packed_checks import packed_checks
 from inl.testing.target import Target
-from inl_cpu.matrix import FEW_ROWS, held_for, pack_rows
+from inl_cpu.abi import Flag
+from inl_cpu.matrix import pack_rows
 from inl_cpu.native_backend import NativeBackend
 
 MLP = catalog()["gated_mlp"]
 HIDDEN, INNER = 256, 512
 SHAPES = {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "down": (HIDDEN, INNER)}
-FEW, MANY = (1, 3, FEW_ROWS), (FEW_ROWS + 1, 12, 40)
-
-
-@pytest.fixture(autouse=True)
-def mixed(monkeypatch):
-    """Hold many rows in eight bits where a test asks for nothing else."""
-    monkeypatch.setenv("INL_CPU_INPUTS", "mixed")
+ROWS = (1, 3, 12, 40)
 
 
 def kernel_named(backend, label):
@@ -73,31 +68,32 @@ def inputs(rng, rows):
     return rounded(x, "bfloat16").astype(np.float64)
 
 
-@pytest.mark.parametrize("rows", FEW)
-def test_few_rows_keep_the_rule_of_bfloat16(mlp, rng, rows):
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_careful_way_keeps_the_rule_of_bfloat16(mlp, rng, rows, monkeypatch):
+    monkeypatch.setenv("INL_CPU_INPUTS", "int16")
     verdict = mlp.verdict(inputs(rng, rows), "")
     assert verdict.passed, str(verdict)
 
 
-@pytest.mark.parametrize("rows", MANY)
-def test_many_rows_keep_the_rule_of_what_is_declared(mlp, rng, rows):
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_default_keeps_the_rule_of_what_it_declares(mlp, rng, rows):
     kernel = kernel_named(mlp.backend, "gated_mlp/native")
     assert kernel.inputs == INT8
     verdict = mlp.verdict(inputs(rng, rows), kernel.inputs)
     assert verdict.passed, str(verdict)
 
 
-def test_many_rows_are_coarser_than_few(mlp, rng):
+def test_eight_bits_are_coarser_than_sixteen(mlp, rng, monkeypatch):
     """Else the two tests above would tell nothing apart."""
     x = inputs(rng, 40)
-    exact = mlp.run(x.astype(np.float32), "gated_mlp/native_rows")
-    few = np.concatenate([mlp.run(x[at : at + 4]) for at in range(0, 40, 4)])
-    many = mlp.run(x)
-    assert np.abs(few - exact).max() == 0
-    assert np.abs(many - exact).max() > 1e-3 * np.abs(exact).max()
+    eight, invariant = mlp.run(x), mlp.run(x, "gated_mlp/native_rows")
+    monkeypatch.setenv("INL_CPU_INPUTS", "int16")
+    sixteen = mlp.run(x)
+    assert np.abs(invariant - sixteen).max() == 0
+    assert np.abs(eight - sixteen).max() > 1e-3 * np.abs(sixteen).max()
 
 
-def test_invariant_kernels_declare_nothing_and_keep_sixteen_bits(mlp, rng):
+def test_invariant_kernels_declare_nothing_and_give_a_row_its_bits(mlp, rng):
     kernel = kernel_named(mlp.backend, "gated_mlp/native_rows")
     assert kernel.invariant
     assert kernel.inputs == ""
@@ -109,26 +105,27 @@ def test_invariant_kernels_declare_nothing_and_keep_sixteen_bits(mlp, rng):
 
 @pytest.mark.parametrize(
     ("asked", "coarse"),
-    [("mixed", {"gated_mlp"}), ("int16", set()),
+    [("", {"linear", "qkv_linear", "gated_mlp"}), ("int16", set()),
      ("int8", {"linear", "qkv_linear", "gated_mlp"})],
 )  # fmt: skip
 def test_what_kernels_declare_follows_what_was_asked_for(
     backend, monkeypatch, asked, coarse
 ):
     monkeypatch.setenv("INL_CPU_INPUTS", asked)
-    declared = {k.op for k in backend.kernels() if k.inputs and k.name == "native"}
+    declared = {k.op for k in backend.kernels() if k.inputs}
     assert declared == coarse
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_float32_and_plain_weights_are_never_coarse(backend, dtype):
+def test_float32_and_plain_weights_are_never_coarse(backend):
     plain = HostArray(np.zeros((16, 64), np.float32), "float32", (16, 64))
     packed = HostArray(np.zeros((16, 68), np.uint8), "q8_0", (16, 64))
-    for source in (plain, packed):
-        (matrix,) = pack_rows([source], dtype, backend.stage, coarse=True)
-        fine = held_for(matrix.packing, dtype, coarse=False)
-        same = matrix.held.many == fine.many
-        assert same == (source is plain or dtype == "float32")
+    coarse = [
+        (source.dtype, dtype)
+        for source in (plain, packed)
+        for dtype in ("float32", "bfloat16")
+        if pack_rows([source], dtype, backend.stage)[0].held.usual == Flag.X_INT8
+    ]
+    assert coarse == [("q8_0", "bfloat16")]
 
 
 def packed_failures(monkeypatch, change):

@@ -28,16 +28,13 @@ PLAIN: Final = ("float32", "bfloat16", "float16")
 VARIABLE: Final = "INL_CPU_INPUTS"
 """Environment variable: how "bfloat16" rounds what quantized weights multiply."""
 
-QUANTIZED: Final = {"int16": Flag.X_INT16, "mixed": Flag.X_INT16, "int8": Flag.X_INT8}
-"""What it accepts, and how a product of few rows then holds its other operand."""
-
-FEW_ROWS: Final = 4
-"""Rows up to which memory sets the pace of a product: int8 would win nothing."""
+QUANTIZED: Final = {"int8": Flag.X_INT8, "int16": Flag.X_INT16}
+"""What it accepts, the default first, and how a product then holds that."""
 
 
 def inputs_asked_for() -> str:
     """Read INL_CPU_INPUTS; raises :class:`DeviceError` for what it does not accept."""
-    found = os.environ.get(VARIABLE, "") or "int16"
+    found = os.environ.get(VARIABLE, "") or "int8"
     if found not in QUANTIZED:
         raise DeviceError(
             f"environment variable {VARIABLE}: found {found!r:.80}, "
@@ -65,9 +62,9 @@ class Packing(NamedTuple):
 class Held(NamedTuple):
     """Flags for how a product holds its other operand."""
 
-    few: int
-    """With at most :data:`FEW_ROWS` rows, and where bits must not depend on that."""
-    many: int
+    invariant: int
+    """Where bits must not depend on the batch: no coarser than needed for bfloat16."""
+    usual: int
 
 
 class Matrix(Addressed):
@@ -130,20 +127,12 @@ def packing_of(array: HostArray, dtype: str, stage: Stage) -> Packing:
     return Packing(Format.BF16 if narrow else Format.F32)
 
 
-def held_for(packing: Packing, dtype: str, *, coarse: bool) -> Held:
-    """How products hold the other operand: exactly in float32, else cheaply.
-
-    Sixteen bits against quantized weights, for eight leave the tolerance of bfloat16;
-    eight, under "mixed", with many rows and where the product is ``coarse``.
-    """
-    flag = Flag.X_EXACT
+def held_for(packing: Packing, dtype: str) -> Held:
+    """How products hold the other operand: exactly in float32, else cheaply."""
     if dtype == "bfloat16" and packing.quantized:
-        asked = inputs_asked_for()
-        flag = QUANTIZED[asked]
-        if asked == "mixed" and coarse:
-            return Held(int(flag), int(Flag.X_INT8))
-    elif dtype == "bfloat16" and packing.format == Format.BF16:
-        flag = Flag.X_BF16
+        return Held(int(Flag.X_INT16), int(QUANTIZED[inputs_asked_for()]))
+    narrow = dtype == "bfloat16" and packing.format == Format.BF16
+    flag = Flag.X_BF16 if narrow else Flag.X_EXACT
     return Held(int(flag), int(flag))
 
 
@@ -155,22 +144,17 @@ def readable(array: HostArray, packing: Packing) -> HostArray:
 
 
 def pack_rows(
-    sources: Sequence[HostArray], dtype: str, stage: Stage, *, coarse: bool = False
+    sources: Sequence[HostArray], dtype: str, stage: Stage
 ) -> tuple[Matrix, ...]:
-    """Put matrices below each other in one; one each where they are packed unlike.
-
-    ``coarse``: whether their products take eight bits well, see :func:`held_for`.
-    """
+    """Put matrices below each other in one; one each where they are packed unlike."""
     packings = [packing_of(source, dtype, stage) for source in sources]
     if len(set(packings)) > 1:
-        return tuple(
-            pack_rows([source], dtype, stage, coarse=coarse)[0] for source in sources
-        )
-    place = place_of(sources[0], dtype) if len(sources) == 1 and not coarse else None
+        return tuple(pack_rows([source], dtype, stage)[0] for source in sources)
+    place = place_of(sources[0], dtype) if len(sources) == 1 else None
     if place is not None and (known := stage.shared.get(place)):
         return (known,)
     rows = sum(source.shape[0] for source in sources)
-    held = held_for(packings[0], dtype, coarse=coarse)
+    held = held_for(packings[0], dtype)
     matrix = Matrix(packings[0], rows, sources[0].shape[1], held, stage)
     first = 0
     for source in sources:
@@ -187,11 +171,9 @@ def pack_pairs(
     """Sixteen rows of gate, sixteen of up in turn; two matrices if packed unlike."""
     packings = [packing_of(source, dtype, stage) for source in (gate, up)]
     if packings[0] != packings[1]:
-        return tuple(
-            pack_rows([source], dtype, stage, coarse=True)[0] for source in (gate, up)
-        )
+        return tuple(pack_rows([source], dtype, stage)[0] for source in (gate, up))
     rows = 2 * LANES * -(-gate.shape[0] // LANES)
-    held = held_for(packings[0], dtype, coarse=True)
+    held = held_for(packings[0], dtype)
     matrix = Matrix(packings[0], rows, gate.shape[1], held, stage)
     for first, source in ((0, gate), (LANES, up)):
         matrix.fill(source, stage, first=first, flags=int(Flag.INTERLEAVE))

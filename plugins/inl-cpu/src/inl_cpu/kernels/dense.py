@@ -17,7 +17,6 @@ from inl.spec.op import Spec
 from inl.weights.quant import dequantize
 from inl_cpu.abi import Flag, Opcode
 from inl_cpu.matrix import (
-    FEW_ROWS,
     Matrix,
     inputs_asked_for,
     pack_pairs,
@@ -94,8 +93,8 @@ class Products:
     ) -> None:
         """Multiply ``x`` [T, K] with a matrix into ``out`` [T, N], rows dense."""
         dims = [x.shape[0], stride(x), stride(out), out.shape[1] if gate else 0]
-        many = self._free and x.shape[0] > FEW_ROWS
-        flags = (matrix.held.many if many else matrix.held.few) | gate | self._flags
+        held = matrix.held.usual if self._free else matrix.held.invariant
+        flags = held | gate | self._flags
         self._stage.emit(Opcode.LINEAR, dims, [x, matrix, bias, out], flags=flags)
 
     def linear(self, x: Any, w: TiledLinear) -> Any:
@@ -189,7 +188,7 @@ def pack_qkv(stage: Stage, group: Group, _backend: Any, dtype: str) -> TiledQkv:
 
 def pack_mlp(stage: Stage, group: Group, _backend: Any, dtype: str) -> TiledMlp:
     pair = pack_pairs(present(group["gate"]), present(group["up"]), dtype, stage)
-    (down,) = pack_rows([present(group["down"])], dtype, stage, coarse=True)
+    (down,) = pack_rows([present(group["down"])], dtype, stage)
     return TiledMlp(pair, down)
 
 
@@ -213,7 +212,7 @@ def kernels(stage: Stage) -> Iterable[Kernel]:
 
     Tiles of many rows round otherwise than a row alone, so they are not invariant.
     """
-    asked = inputs_asked_for()
+    declared = INT8 if inputs_asked_for() == "int8" else ""
     for name, flags in (("native", Flag.ANY_BITS), ("native_rows", Flag.X_EXACT)):
         products = Products(stage, flags)
         alone = flags == Flag.X_EXACT
@@ -227,7 +226,7 @@ def kernels(stage: Stage) -> Iterable[Kernel]:
                 packs=packs,
                 prepare=partial(prepare, stage),
                 invariant=alone,
-                inputs=INT8 if _coarse(asked, op, alone=alone) else "",
+                inputs="" if alone else declared,
                 preference=0 if alone else 1,
             )
     rows = partial(embedding, stage)
@@ -238,11 +237,6 @@ def kernels(stage: Stage) -> Iterable[Kernel]:
     )  # fmt: skip
     gate = partial(gated_activation, stage)
     yield Kernel("gated_activation", "native", gate, refuse=knows, invariant=True)
-
-
-def _coarse(asked: str, op: str, *, alone: bool) -> bool:
-    """Whether products of an op may hold their other operand in eight bits."""
-    return asked == "int8" or (asked == "mixed" and op == "gated_mlp" and not alone)
 
 
 PACKERS = {"linear": pack_linear, "qkv_linear": pack_qkv, "gated_mlp": pack_mlp}
