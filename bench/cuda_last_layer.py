@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -34,22 +33,24 @@ def whole(model):
     )
 
 
-def turns(title, servers, unit, rounds, measure):
-    """Measure the servers in turns, and print medians and the median of the ratios."""
-    found = [[measure(server) for server in servers] for _ in range(rounds)]
+def turns(title, servers, rounds, prompt):
+    """Ask the servers in turns, and print medians and the median of the ratios."""
+    found = [
+        [1e3 * server.answer([prompt()], 1) for server in servers]
+        for _ in range(rounds)
+    ]
     ours, other = zip(*found, strict=True)
     ratio = statistics.median(a / b for a, b in found)
-    print(f"{title}: {statistics.median(ours):,.2f} ({min(ours):,.2f} to "
-          f"{max(ours):,.2f}) {unit}, all tokens {statistics.median(other):,.2f} "
-          f"({min(other):,.2f} to {max(other):,.2f}); {ratio:.4f} of it",
+    print(f"{title}: {statistics.median(ours):.2f} ({min(ours):.2f} to "
+          f"{max(ours):.2f}) ms, all tokens {statistics.median(other):.2f} "
+          f"({min(other):.2f} to {max(other):.2f}); {ratio:.4f} of it",
           flush=True)  # fmt: skip
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", nargs="+", default=["8b"], choices=SHAPES)
-    parser.add_argument("--ttft", type=int, nargs="*", default=[8000])
-    parser.add_argument("--requests", type=int, default=0)
+    parser.add_argument("--ttft", type=int, nargs="+", default=[8000])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
@@ -65,36 +66,17 @@ def main():
         ways = loaded, replace(loaded, model=whole(loaded.model))
         vocab = loaded.config.vocab_size
 
-        def serving(rows, context, budget=8192, ways=ways):
-            return [Serving.shape(backend, way, rows, context, budget) for way in ways]
-
         for length in given.ttft:
-            servers = serving(8, length + 64)
-            prompts = random_prompts(rng, 1, length, vocab)
+            servers = [
+                Serving.shape(backend, way, 8, length + 64, 8192) for way in ways
+            ]
+
+            def prompt(length=length, vocab=vocab):
+                return random_prompts(rng, 1, length, vocab)[0]
+
             for server in servers:
-                start = time.perf_counter()
-                server.answer(prompts, 1)
-                print(f"  the first time: {time.perf_counter() - start:.2f} s")
-
-            def first(server, length=length, vocab=vocab):
-                prompts = random_prompts(rng, 1, length, vocab)
-                return 1e3 * server.answer(prompts, 1)
-
-            title = f"{name}, first token of {length}"
-            turns(title, servers, "ms", given.rounds, first)
-            for server in servers:
-                server.close()
-        if given.requests:
-            servers = serving(given.requests, 768)
-            for server in servers:
-                server.answer(random_prompts(rng, given.requests, 512, vocab), 4)
-
-            def rate(server, vocab=vocab):
-                prompts = random_prompts(rng, given.requests, 512, vocab)
-                return given.requests * 128 / server.answer(prompts, 128)
-
-            title = f"{name}, {given.requests} requests of 512 + 128"
-            turns(title, servers, "tokens/s", 3, rate)
+                server.answer([prompt()], 1)
+            turns(f"{name}, first token of {length}", servers, given.rounds, prompt)
             for server in servers:
                 server.close()
         del loaded, ways

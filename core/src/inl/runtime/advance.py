@@ -16,8 +16,8 @@ def forward(
     )
     step = step._replace(plan=ops.plan(step, block_size=ops.block_size))
     state = state._replace(tables=tables)
-    carry = model.embed(ops, config, weights, step)
     sampled = narrowed(ops, model, step)
+    carry = model.embed(ops, config, weights, step)
     last = len(weights.layers) - 1
     for index, w in enumerate(weights.layers):
         more = {"sampled": sampled} if sampled and index == last else {}
