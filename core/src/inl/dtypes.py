@@ -96,9 +96,15 @@ def cast(values: NDArray[Any], dtype: str) -> HostArray:
         tie = (bits & 0xFFFF) == 0x8000
         bits = bits + (tie & (np.abs(values) > np.abs(narrow)))
         bits = bits - (tie & (np.abs(values) < np.abs(narrow)))
-    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-    quiet = np.where(np.isnan(values), np.uint32(0x7FC0), rounded)
-    return HostArray(quiet.astype(np.uint16), dtype, tuple(np.shape(values)))
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    held = rounded.astype(np.uint16)
+    if (odd := np.isnan(narrow)).any():
+        held[odd] = 0x7FC0
+    return HostArray(held, dtype, tuple(np.shape(values)))
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
