@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import final
 
 import pytest
 import torch
 
 from inl import EngineConfig
-from inl.backend.base import Traits
+from inl.backend.base import Ahead, Traits
 from inl.backend.host import host_memory
 from inl.device import Device
-from inl.errors import ProtocolError
+from inl.errors import OutOfMemory, ProtocolError
 from inl.models.llama import MODEL
 from inl.runtime.load import LanguageModel, start_runner
+from inl.runtime.wire_values import read_limits
 from inl.spec.message import Row, admit_frame, step_frame
-from inl.spec.values import Bucket, Limits
+from inl.spec.tree import leaves
+from inl.spec.values import TOKEN_BUDGET, Bucket, Limits
 from inl_torch.backend import TorchBackend, inferring
 
 LIMITS = Limits(slots=3, blocks=(20,), block_size=4, width=8, vocab=97)
@@ -44,6 +48,38 @@ class Counting(TorchBackend):
             return inferring(function)(*args)
 
         return run if consumes == (2,) else inferring(function)
+
+
+@final
+class Preparing(TorchBackend):
+    """Notes what it is asked to make ready, beside what runs."""
+
+    traits = Traits(readers=3, token_budget=64)
+
+    def __init__(self, *, breaks=False):
+        self.device, self.place = Device("cpu:0"), torch.device("cpu")
+        self.told, self.breaks = [], breaks
+
+    def memory(self):
+        return host_memory()
+
+    def buckets(self, limits):
+        return BUCKETS
+
+    def compile(self, function, bucket, *, consumes):
+        def run(*args):
+            self.told.append(bucket)
+            return inferring(function)(*args)
+
+        return run if consumes == (2,) else inferring(function)
+
+    def offers(self, kind):
+        return Ahead(self.prepare) if kind is Ahead else super().offers(kind)
+
+    def prepare(self, calls):
+        with torch.inference_mode():
+            found = [call()[0] for call in calls]
+        self.told.append([len(each) for each in found])
 
 
 def decode(runner):
@@ -98,3 +134,65 @@ def test_an_engine_makes_its_programs_at_the_start_where_asked_to(tiny_llama, wa
     assert weights == [(done, 18) for done in range(1, 19)]
     assert told[18:] == ([(1, 3), (2, 3), (3, 3)] if warm_up else [])
     decode(runner)
+
+
+def test_all_programs_are_made_ready_before_the_first_runs(tiny_llama):
+    want = decode(tiny_llama(3).runner(Counting(), "float32", LIMITS))
+    backend = Preparing()
+    runner = tiny_llama(3).runner(backend, "float32", LIMITS)
+    runner.warm_up()
+    # Tokens of the two greedy steps, and a pair of the one that tells scores.
+    assert [sorted(backend.told[0]), *backend.told[1:]] == [[1, 2, 2], *BUCKETS]
+    assert decode(runner) == want
+    assert [told for told in backend.told[4:] if isinstance(told, list)] == []
+
+
+def test_a_first_step_makes_ready_what_decodes_after_it(tiny_llama):
+    want = decode(tiny_llama(3).runner(Counting(), "float32", LIMITS))
+    backend = Preparing()
+    runner = tiny_llama(3).runner(backend, "float32", LIMITS)
+    assert decode(runner) == want
+    long, short = BUCKETS[1], BUCKETS[0]
+    assert [sorted(backend.told[0]), *backend.told[1:]] == [
+        [1, 2], long, short, short, short,
+    ]  # fmt: skip
+
+
+def test_weights_read_side_by_side_are_the_same_and_told_in_order(tiny_llama):
+    tiny, told = tiny_llama(3), []
+    language = LanguageModel(MODEL, tiny.config, tiny.checkpoint)
+    config = EngineConfig(dtype="float32")
+    plain = start_runner(language, Counting(), config, limits=LIMITS)
+    side = start_runner(
+        language, Preparing(), config, limits=LIMITS,
+        progress=lambda *pair: told.append(pair),
+    )  # fmt: skip
+    assert told == [(done, 18) for done in range(1, 19)]
+    ours, theirs = leaves(side.loaded.weights), leaves(plain.loaded.weights)
+    for found, wanted in zip(ours, theirs, strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_weights_that_do_not_fit_end_all_readers(tiny_llama, monkeypatch):
+    tiny, backend = tiny_llama(3), Preparing()
+    language = LanguageModel(MODEL, tiny.config, tiny.checkpoint)
+    monkeypatch.setattr(TorchBackend, "tensor", full)
+    with pytest.raises(OutOfMemory, match=r"weights: .* of 18: 4 bytes do not fit"):
+        start_runner(language, backend, EngineConfig(), limits=LIMITS)
+
+
+def full(_self, _data, *, axis=None):
+    raise OutOfMemory("4 bytes do not fit, 3 bytes are free")
+
+
+@pytest.mark.parametrize(("asked", "planned"), [(None, 64), (9, 9)])
+def test_a_step_is_as_large_as_the_backend_likes(tiny_llama, asked, planned):
+    tiny = tiny_llama(3)
+    language = LanguageModel(MODEL, tiny.config, tiny.checkpoint)
+    config = EngineConfig(token_budget=asked, max_batch=2, context=32)
+    runner = start_runner(language, Preparing(), config)
+    assert runner.limits.token_budget == planned
+    sent = json.loads(json.dumps(asdict(runner.limits)))
+    assert read_limits(sent, "there").token_budget == planned
+    del sent["token_budget"]
+    assert read_limits(sent, "an older one").token_budget == TOKEN_BUDGET

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from inl.backend.base import Memory as Bytes
+from inl.backend.base import Traits
 from inl.errors import OutOfMemory, ProtocolError
 from inl.models import gemma2, mistral
 from inl.runtime.check import FrameCheck
@@ -124,9 +125,7 @@ def test_windows_cross_the_wire(two):
 class Room:
     """A backend of which only the memory matters."""
 
-    class traits:  # noqa: N801
-        block_size = 16
-        depth = 2
+    traits = Traits(block_size=16, depth=2)
 
     def __init__(self, free):
         self.free = free

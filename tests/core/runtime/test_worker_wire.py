@@ -132,7 +132,7 @@ def test_values_come_back():
     assert wire_values.read_progress(SAMPLES["progress"]) == (1, 2)
     # Whoever adds a field to either must send it too, and then say so here.
     assert Reply._fields == ("step", "tokens", "accepted", "scores")
-    assert len(fields(Limits)) == 9
+    assert len(fields(Limits)) == 10
     assert reply.scores is None
     told = wire_values.read_reply(SAMPLES["scored reply"]).scores
     for found, want in zip(told, SCORES, strict=True):

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
+from inl.backend.base import Traits
 from inl.dtypes import HostArray, cast, widen
 from inl.ops.moe import Experts
 from inl.spec.values import Group, Param, Part
@@ -142,6 +143,8 @@ def test_a_stack_of_different_kinds_is_decoded(numbers):
 
 class Lending(NamedTuple):
     """A backend that keeps what it is given, as one on the CPU may."""
+
+    traits = Traits()
 
     def tensor(self, data, *, axis=None):
         return data

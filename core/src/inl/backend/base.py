@@ -6,7 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from inl.spec.values import Array, Bucket, Limits, Paged, Slotted, State
+from inl.spec.values import (
+    TOKEN_BUDGET,
+    Array,
+    Bucket,
+    Limits,
+    Paged,
+    Slotted,
+    State,
+)
 
 if TYPE_CHECKING:
     from inl.device import Device
@@ -37,6 +45,19 @@ class Traits(NamedTuple):
     """Steps worth having in flight."""
     kv_dtypes: tuple[str, ...] = ()
     """Dtypes of keys and values that may be asked for, whatever it computes in."""
+    token_budget: int = TOKEN_BUDGET
+    """Most tokens worth computing in one step, unless an engine is told otherwise."""
+    readers: int = 1
+    """Groups of weights worth reading and laying out at the same time."""
+
+
+class Ahead(NamedTuple):
+    """How to make ready what several programs need, all at once, before they run."""
+
+    prepare: Callable[[Sequence[Callable[[], Any]]], object]
+    """Takes calls, each of which computes a step of nobody. It may run them, on state
+    that it writes in place, and raises nothing: what fails will fail when it is meant.
+    """
 
 
 class Backend(ABC):

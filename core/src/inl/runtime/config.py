@@ -38,8 +38,10 @@ class EngineConfig:
     """Share cached blocks between prompts that begin alike."""
     max_batch: int = 8
     """Sequences computed at once."""
-    token_budget: int = 512
-    """Most tokens in one step; longer prompts are cut into chunks."""
+    token_budget: int | None = None
+    """Most tokens in one step; longer prompts are cut into chunks. ``None`` is what the
+    backend likes best: more of them read prompts faster, take more memory, and let rows
+    that decode beside them wait longer."""
     context: int | None = None
     """Most tokens of a prompt and its answer; ``None`` is what the model allows."""
     cache_bytes: int | None = None
@@ -76,10 +78,10 @@ class EngineConfig:
             value = getattr(self, field.name)
             if isinstance(field.default, bool):
                 self._check(field.name, type(value) is bool, "True or False")
-        for name in ("max_batch", "token_budget", "tensor_parallel"):
+        for name in ("max_batch", "tensor_parallel"):
             value = getattr(self, name)
             self._check(name, _counts(value), "a whole number of 1 or more")
-        for name in ("context", "cache_bytes", "depth"):
+        for name in ("token_budget", "context", "cache_bytes", "depth"):
             value = getattr(self, name)
             known = value is None or _counts(value)
             self._check(name, known, "None or a whole number of 1 or more")

@@ -87,7 +87,7 @@ class InferenceEngine:
         self.context = min(context, self.config.context or context)
         """Most tokens of a prompt and its answer."""
         policy = Policy(
-            token_budget=self.config.token_budget,
+            token_budget=self.config.token_budget or served.runner.limits.token_budget,
             max_rows=self.config.max_batch,
             context=self.context,
             eos_ids=frozenset(model.checkpoint.eos_token_ids),

@@ -246,6 +246,7 @@ def plan_limits(
         vocab=shaped.vocab_size,
         depth=config.depth or backend.traits.depth,
         sampler=config.sampling,
+        token_budget=config.token_budget or backend.traits.token_budget,
     )
 
 

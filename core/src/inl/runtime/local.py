@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from inl.backend.base import Ahead
 from inl.dtypes import HostArray, wrap
 from inl.errors import ProtocolError
 from inl.runtime.advance import advance, choose, forward
@@ -66,6 +67,7 @@ class LocalRunner(Runner):
         self._check = FrameCheck(self.limits)
         self._closed = False
         self._resolved: dict[Bucket, Ops] = {}
+        self._prepared: set[Bucket] = set()
         self._pending: deque[_Pending] = deque()
         self._masked: tuple[Header, Any, Any] | None = None
         # Ops of a prompt's size, which the first step needs too.
@@ -162,17 +164,38 @@ class LocalRunner(Runner):
         self._check_open()
         if self._pending:
             raise ProtocolError("warm_up: a step is in flight; collect it first")
-        limits = self.limits
-        for done, bucket in enumerate(limits.buckets, start=1):
-            empty = step_frame(
-                bucket, (), step=0, groups=limits.groups,
-                block_size=limits.block_size, decode_rows=0,
-            )  # fmt: skip
-            frame = self._backend.tensor(wrap(empty))
+        buckets = self.limits.buckets
+        self._prepare(buckets)
+        for done, bucket in enumerate(buckets, start=1):
             program = self._program("advance", bucket)
+            frame = self._nobody(bucket)
             _, self._state = program(self.loaded.weights, frame, self._state)
             if progress:
-                progress(done, len(limits.buckets))
+                progress(done, len(buckets))
+
+    def _nobody(self, bucket: Bucket) -> Any:
+        """The message of a step without rows."""
+        empty = step_frame(
+            bucket, (), step=0, groups=self.limits.groups,
+            block_size=self.limits.block_size, decode_rows=0,
+        )  # fmt: skip
+        return self._backend.tensor(wrap(empty))
+
+    def _prepare(self, buckets: Iterable[Bucket]) -> None:
+        """Make ready what the programs of these buckets need, side by side."""
+        ahead = self._backend.offers(Ahead)
+        fresh = dict.fromkeys(buckets).keys() - self._prepared
+        if ahead is None or not fresh:
+            return
+        self._prepared |= fresh
+        loaded, state = self.loaded, self._state
+        ahead.prepare([
+            partial(
+                advance, self.ops(bucket), loaded.model, loaded.config,
+                loaded.weights, self._nobody(bucket), state,
+            )
+            for bucket in fresh
+        ])  # fmt: skip
 
     def tracer(self, bucket: Bucket) -> Tracer:
         """What the model calls at this bucket, and what was chosen for it."""
@@ -193,6 +216,9 @@ class LocalRunner(Runner):
         known = self._programs.get((name, bucket))
         if known is not None:
             return known
+        if name == "advance":
+            # Whatever comes first, rows that decode come next.
+            self._prepare((bucket, *self.limits.buckets[:1]))
         ops, loaded = self.ops(bucket), self.loaded
         made: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
             "advance": (partial(advance, ops, loaded.model, loaded.config), (2,)),

@@ -9,14 +9,14 @@ from inl.runtime.buckets import Buckets
 from inl.runtime.request import Request
 from inl.runtime.sampling import rank
 from inl.spec.message import Cell
-from inl.spec.values import Bucket
+from inl.spec.values import TOKEN_BUDGET, Bucket
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How a scheduler uses a runner."""
 
-    token_budget: int = 512
+    token_budget: int = TOKEN_BUDGET
     """Most tokens in a step."""
     max_rows: int | None = None
     """Most sequences at once; ``None`` is what the runner has slots for."""

@@ -21,7 +21,7 @@ from inl.plugin.hooks import CONTRACT
 from inl.runtime.runner import Limits, Reply
 from inl.runtime.wire import PROTOCOL
 from inl.spec.message import VERSION
-from inl.spec.values import SAMPLERS, Bucket, Scores
+from inl.spec.values import SAMPLERS, TOKEN_BUDGET, Bucket, Scores
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
@@ -123,6 +123,7 @@ def read_limits(value: Any, where: str) -> Limits:
         depth=sizes["depth"],
         sampler=str(sampler),
         windows=_windows(value, len(blocks), where),
+        token_budget=_budget(value, where),
     )
 
 
@@ -138,6 +139,13 @@ def _windows(
         )
     at = f"{where}: limits.windows"
     return tuple(None if each is None else _count(each, at, 1) for each in found)
+
+
+def _budget(value: Mapping[str, Any], where: str) -> int:
+    """What a step likes to hold; a side that has no preference leaves it out."""
+    if "token_budget" not in value:
+        return TOKEN_BUDGET
+    return _count(value["token_budget"], f"{where}: limits.token_budget", 1)
 
 
 def _items(value: Mapping[str, Any], name: str, where: str) -> list[Any]:

@@ -33,6 +33,9 @@ PARAMS = (
 NEUTRAL = (0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 """Values of :data:`PARAMS` that change nothing."""
 
+TOKEN_BUDGET = 512
+"""Tokens of a step where neither an engine nor its backend has a preference."""
+
 TOP = 20
 """Likeliest tokens whose log-probabilities a "full" step reports."""
 
@@ -252,6 +255,8 @@ class Limits:
     windows: tuple[int | None, ...] = ()
     """Tokens that a query of each cache group sees, ``None`` for all; empty is all.
     Where there is a window, blocks that lie before it may be block 0 in a table."""
+    token_budget: int = TOKEN_BUDGET
+    """Most tokens of a step that a scheduler plans unless it is told otherwise."""
 
     @property
     def samplers(self) -> tuple[str, ...]:

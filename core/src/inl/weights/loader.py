@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,8 @@ Progress = Callable[[int, int], None]
 
 MATRIX = 2
 """Axes of a matrix."""
+SHARED = 1 << 16
+"""Numbers from which on a tensor is kept once."""
 INDICES = ("int32", "int64")
 """Dtypes of tables that are looked up in, not computed with."""
 
@@ -49,15 +52,15 @@ def load_weights(
     """Turn a tree of :class:`Planned` groups into tensors on the backend.
 
     Every group is read, cut for ``rank``, laid out by its kernel (or left plain, in
-    ``dtype``), and its host memory dropped before the next. ``progress`` is told
-    (groups done, groups). A tensor used plainly by several groups is kept once.
+    ``dtype``), and its host memory dropped before the next; as many at once as the
+    backend's traits say. ``progress`` is told (groups done, groups). A tensor used
+    plainly by several groups is kept once.
     """
-    total = sum(1 for _ in leaves(tree))
-    done = 0
+    plan = list(leaves(tree))
+    total = len(plan)
     shared: dict[Param, Any] = {}
 
-    def load(planned: Planned) -> Any:
-        nonlocal done
+    def load(number: int, planned: Planned) -> Any:
         group: dict[str, HostArray | None] = {}
         for name, param in planned.group.params.items():
             group[name] = read_shard(checkpoint, planned, param, rank, dtype)
@@ -68,20 +71,38 @@ def load_weights(
                 result = _plain(planned, group, backend, dtype, shared)
         except OutOfMemory as error:
             name = next(iter(planned.group.params.values())).source
-            size = sum(nbytes(each.specs(dtype)) for each in leaves(tree))
+            size = sum(nbytes(each.specs(dtype)) for each in plan)
             raise OutOfMemory(
-                f"weights: {name}, group {done + 1} of {total}: {error} (all weights "
+                f"weights: {name}, group {number} of {total}: {error} (all weights "
                 f"in {dtype} are about {size} bytes)"
             ) from error
         for param in planned.group.params.values():
             for source in stored_tensors(param):
                 checkpoint.drop(source)
-        done += 1
-        if progress:
-            progress(done, total)
         return result
 
-    return tree_map(load, tree)
+    loaded = []
+    for result in _each(load, plan, backend.traits.readers):
+        loaded.append(result)
+        if progress:
+            progress(len(loaded), total)
+    found = iter(loaded)
+    return tree_map(lambda _: next(found), tree)
+
+
+def _each(
+    load: Callable[[int, Planned], Any], plan: Sequence[Planned], readers: int
+) -> Iterator[Any]:
+    """What ``load`` makes of (number from 1, group), in order."""
+    if readers == 1:
+        yield from map(load, range(1, len(plan) + 1), plan)
+        return
+    with ThreadPoolExecutor(readers, "inl-weights") as threads:
+        try:
+            yield from threads.map(load, range(1, len(plan) + 1), plan)
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def read_shard(
@@ -166,9 +187,12 @@ def _plain(
         key = param._replace(axis=axis)
         if array is None:
             continue
-        if key not in shared or array.size < 2**16:
+        known = shared.get(key) if array.size >= SHARED else None
+        if known is None:
             held = "int32" if array.dtype in INDICES else dtype
-            shared[key] = backend.tensor(to_dtype(array, held, param.source), axis=axis)
-        tensors[name] = shared[key]
+            made = backend.tensor(to_dtype(array, held, param.source), axis=axis)
+            # Another group may have made the same meanwhile.
+            known = shared.setdefault(key, made) if array.size >= SHARED else made
+        tensors[name] = known
     weights: Any = CATALOG[planned.group.op].weights
     return weights(**tensors)

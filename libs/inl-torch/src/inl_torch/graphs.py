@@ -14,8 +14,8 @@ import torch
 from inl.errors import KernelFailed
 from inl.spec.tree import leaves, tree_map
 
-WARM_UPS = 2
-"""Runs before a capture: libraries allocate and choose their kernels in the first."""
+WARM_UPS = 1
+"""Runs before a capture, in which libraries allocate and choose their kernels."""
 
 
 @final

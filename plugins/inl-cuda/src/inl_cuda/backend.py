@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast, final
 
 import torch
 
-from inl.backend.base import C, Memory, Program, Traits
+from inl.backend.base import Ahead, C, Memory, Program, Traits
 from inl.backend.tunable import Tunable
 from inl.errors import BackendUnavailable
 from inl_cuda.ladder import ladder
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from inl.spec.kernel import Kernel
     from inl.spec.values import Bucket, Limits
 
+LARGE = 32 << 30
+"""Bytes of memory beside which those of a long step are few: 1 GB for a model of 8B."""
+
 STEP = (2,)
 """What ``(weights, message, state)`` consumes: the shape of a program to capture."""
 
@@ -29,13 +34,21 @@ STEP = (2,)
 class CudaBackend(TorchBackend):
     """One GPU; raises :class:`BackendUnavailable` where this torch cannot use it."""
 
-    traits = Traits(dtypes=("bfloat16", "float16", "float32"), block_size=16, depth=2)
+    traits = Traits(
+        dtypes=("bfloat16", "float16", "float32"),
+        block_size=16,
+        depth=2,
+        token_budget=8192,
+        readers=min(os.cpu_count() or 1, 8),
+    )
 
     def __init__(self, device: Device) -> None:
         check_torch(device)
         self.device = device
         self.place = torch.device("cuda", device.index)
         torch.cuda.set_device(self.place)
+        if self.memory().total < LARGE:
+            self.traits = self.traits._replace(token_budget=2048)
         float32_is_ieee()
         # Held here, for it has to outlive the graphs of every runner in turn.
         self._pool = torch.cuda.MemPool()
@@ -68,10 +81,16 @@ class CudaBackend(TorchBackend):
         return self.guarded(capture(function, pool=self._pool.id), bucket)
 
     def offers(self, kind: type[C]) -> C | None:
-        if kind is Tunable and importlib.util.find_spec("triton") is not None:
+        if importlib.util.find_spec("triton") is None:
+            return super().offers(kind)
+        if kind is Tunable:
             from inl_cuda.ways import Ways
 
             return cast("C", Ways(self.place))
+        if kind is Ahead:
+            from inl_torch.triton.ahead import prepare
+
+            return cast("C", Ahead(partial(prepare, place=self.place)))
         return super().offers(kind)
 
 

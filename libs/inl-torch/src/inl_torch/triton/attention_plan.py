@@ -33,7 +33,8 @@ class Work:
 
     def _split(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._sizes is None:
-            sizes = self._step.starts.diff()
+            starts = self._step.starts
+            sizes = starts[1:] - starts[:-1]
             alone = (sizes == 1).long().cumprod(0)
             self._sizes = alone.sum(0, keepdim=True), alone
         return self._sizes
@@ -43,7 +44,7 @@ class Work:
         tokens, rows = step.positions.shape[0], step.lengths.shape[0]
         # What follows the last row is padding, as one more row.
         bounds = torch.nn.functional.pad(step.starts.long(), (0, 1), value=tokens)
-        sizes = bounds.diff()
+        sizes = bounds[1:] - bounds[:-1]
         if not every:
             sizes[:-1] *= 1 - self._split()[1]
         counts = (sizes + queries - 1) // queries
