@@ -21,9 +21,10 @@ from inl.backend.reference import (
     body_kernel,
 )
 from inl.device import Device
-from inl.errors import ProtocolError, RunnerError, WeightMismatch
+from inl.errors import OutOfMemory, ProtocolError, RunnerError, WeightMismatch
 from inl.models.llama import MODEL
 from inl.ops import catalog
+from inl.runtime import ranks
 from inl.runtime.ranks import RankRunner
 from inl.spec.kernel import Kernel
 from inl.spec.message import MASKED, Row, admit_frame, step_frame
@@ -298,6 +299,31 @@ def test_a_failing_rank_stops_the_group_at_once_and_is_told_once(broken):
             call()
         assert again.value.__cause__ is None
     group.close()
+    group.close()
+    assert threading.active_count() == before
+
+
+class Full(Breaks):
+    """A rank that has no memory for its ``nth`` sum."""
+
+    def all_reduce(self, x, axis):
+        try:
+            return super().all_reduce(x, axis)
+        except OSError:
+            raise OutOfMemory("4 bytes do not fit, 3 bytes are free") from None
+
+
+def test_a_rank_alone_without_memory_ends_the_group_with_that_error(monkeypatch):
+    monkeypatch.setattr(ranks, "FULL_SECONDS", 0.2)
+    before, began = threading.active_count(), time.monotonic()
+    group = group_of(checkpoint(3), lambda rank, real: Full(real, 3) if rank else real)
+    group.submit(admit_frame(1, [[1, 2]], groups=1, width=LIMITS.width))
+    group.submit(step_of(Bucket(1, 1)))
+    with pytest.raises(OutOfMemory, match=r"rank 1 of 2 failed: .*4 bytes do not"):
+        group.collect()
+    assert time.monotonic() - began < 10
+    with pytest.raises(RunnerError, match="group is over"):
+        group.submit(step_of(Bucket(1, 1)))
     group.close()
     assert threading.active_count() == before
 

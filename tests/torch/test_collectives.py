@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import tempfile
 import time
@@ -14,7 +15,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from inl import EngineConfig
-from inl.errors import DeviceError, RequestError, WeightMismatch, WorkerLost
+from inl.errors import (
+    DeviceError,
+    OutOfMemory,
+    RequestError,
+    WeightMismatch,
+    WorkerLost,
+)
+from inl.runtime import rank_start
 from inl.runtime.core import EngineCore
 from inl.runtime.load import open_model
 from inl.runtime.plan import Policy
@@ -111,6 +119,23 @@ def test_two_ranks_in_bfloat16_stay_as_close_as_one(begin, made):
                 worst += [abs(row[token] - value) for token, value in found.top]
         apart[ranks] = np.sqrt(np.mean(np.square(worst)))
     assert 0 < apart[2] < 1.5 * apart[1], apart
+
+
+def test_ranks_without_memory_for_a_step_serve_the_next(begin, made, monkeypatch):
+    monkeypatch.setattr(rank_start, "FACTORY", "rank_factories:full")
+    paths = str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    core = begin(2)
+    # Six and one tokens, then what is left of a long prompt beside them.
+    _, errors = answer(core)
+    assert {type(error) for error in errors} == {OutOfMemory}
+    words = r"rank 0 of 2: worker .*2\.00 GiB more does not fit, \d+ bytes are free"
+    assert re.search(words, str(errors[0]))
+    requests, errors = answer(core, PROMPTS[:2])
+    assert not errors
+    for request in requests:
+        exact = plain_logits(*made, request.tokens[:-1])[-COUNT:]
+        assert request.answer == list(exact.argmax(-1))
 
 
 def test_a_killed_rank_ends_the_group_soon_and_says_which(begin):

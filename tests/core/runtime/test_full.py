@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import pytest
 
@@ -30,6 +31,31 @@ class Full(HashRunner):
         super().submit(message)
 
 
+class FullThere(HashRunner):
+    """Says so when the step's tokens are asked for, as a runner elsewhere does.
+
+    By then there are steps behind it, of the same rows too.
+    """
+
+    def __init__(self, limits, refuses):
+        super().__init__(limits)
+        self.refuses, self.refused = refuses, 0
+        self.flying = deque()
+
+    def submit(self, message):
+        super().submit(message)
+        found = header(message)
+        if found.kind == STEP:
+            self.flying.append(self.refuses(found))
+
+    def collect(self):
+        reply = super().collect()
+        if self.flying.popleft():
+            self.refused += 1
+            raise OutOfMemory("4 bytes do not fit, 3 bytes are free")
+        return reply
+
+
 def run(engine, told=()):
     """Errors and answers by request, from events before and until nothing is left."""
     told = list(told)
@@ -45,9 +71,10 @@ def run(engine, told=()):
     return {event.request: event.error for event in told if event.error}, answers
 
 
-def test_a_step_that_does_not_fit_ends_its_requests_alone(small, answer_of):
+@pytest.mark.parametrize("kind", [Full, FullThere])
+def test_a_step_that_does_not_fit_ends_its_requests_alone(kind, small, answer_of):
     limits = small(blocks=(60,))
-    runner = Full(limits, lambda step: step.used_tokens > 12)
+    runner = kind(limits, lambda step: step.used_tokens > 12)
     engine = EngineCore(runner, Policy(token_budget=16, max_rows=4))
     first = engine.add(Request([1, 2, 3], max_tokens=12))
     for _ in range(3):
@@ -69,10 +96,11 @@ def test_a_step_that_does_not_fit_ends_its_requests_alone(small, answer_of):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nothing_leaks_and_survivors_are_right(seed, small, answer_of):
+@pytest.mark.parametrize("kind", [Full, FullThere])
+def test_nothing_leaks_and_survivors_are_right(kind, seed, small, answer_of):
     draw = random.Random(seed)
     limits = small(blocks=(40,))
-    runner = Full(limits, lambda step: draw.random() < 0.1)
+    runner = kind(limits, lambda step: draw.random() < 0.1)
     engine = EngineCore(runner, Policy(token_budget=8, max_rows=4))
     free = engine.scheduler.memory.available_blocks
     wanted, told = {}, []
@@ -90,6 +118,7 @@ def test_nothing_leaks_and_survivors_are_right(seed, small, answer_of):
     assert {n: a for n, a in answers.items() if n not in errors} == {
         n: answer for n, answer in wanted.items() if n not in errors
     }
+    assert {type(error) for error in errors.values()} == {OutOfMemory}, errors
     assert engine.scheduler.memory.available_blocks == free
     assert not engine.scheduler.in_flight
     assert not engine.scheduler.running

@@ -16,9 +16,16 @@ import pytest
 
 import inl
 from inl import errors
-from inl.errors import KernelFailed, ProtocolError, RunnerError, WorkerLost
+from inl.errors import (
+    KernelFailed,
+    OutOfMemory,
+    ProtocolError,
+    RunnerError,
+    WorkerLost,
+)
 from inl.runtime.core import EngineCore
 from inl.runtime.hash_runner import HashRunner
+from inl.runtime.plan import Policy
 from inl.runtime.remote import WorkerRunner
 from inl.runtime.request import Request
 from inl.spec.message import MASKED, Row, admit_frame, release_frame, step_frame
@@ -209,6 +216,43 @@ def test_errors_keep_their_class(serve, small):
     runner.collect()
     with pytest.raises(KernelFailed, match=r"worker .*rms_norm/test: gave NaN"):
         runner.collect()
+
+
+def test_a_worker_without_memory_for_a_step_serves_the_next(serve, small):
+    runner = serve("full")
+    runner.submit(admission(small()))
+    runner.submit(admission(small(), slot=2))
+    first, second = step(1, (1, range(7))), step(2, (2, [3, 4]))
+    runner.submit(first)
+    runner.submit(second)
+    with pytest.raises(OutOfMemory, match=r"worker .*8 bytes more does not fit"):
+        runner.collect()
+    own = HashRunner(small())
+    own.submit(admission(small(), slot=2))
+    own.submit(second)
+    found, wanted = runner.collect(), own.collect()
+    assert (found.step, found.tokens.tolist()) == (2, wanted.tokens.tolist())
+    runner.submit(step(3, (1, range(7)), flags=MASKED))
+    runner.choose(3, np.full((1, -(-small().vocab // 32)), -1, np.int32))
+    with pytest.raises(OutOfMemory):
+        runner.collect()
+
+
+def test_requests_of_a_step_without_memory_end_alone(serve, small, answer_of):
+    limits = small(blocks=(60,))
+    engine = EngineCore(serve("full", limits=limits), Policy(token_budget=8))
+    kept = Request(range(3), max_tokens=20)
+    wanted = answer_of(Request(range(3), max_tokens=20), limits)
+    doomed = Request(range(7), max_tokens=4)
+    number, errors = engine.add(doomed), {}
+    while engine.has_work:
+        errors |= {event.request: event.error for event in engine.step() if event.error}
+    assert type(errors.pop(number)) is OutOfMemory
+    engine.add(kept)
+    while engine.has_work:
+        errors |= {event.request: event.error for event in engine.step() if event.error}
+    assert not errors
+    assert kept.answer == wanted
 
 
 @pytest.mark.parametrize("name", ["BackendUnavailable", "OutOfMemory", "InlError"])

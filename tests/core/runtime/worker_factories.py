@@ -17,6 +17,7 @@ from inl.models.llama import MODEL
 from inl.runtime.hash_runner import HashRunner
 from inl.runtime.wire_values import read_limits
 from inl.runtime.worker_start import Served
+from inl.spec.message import STEP, header
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 
 
@@ -69,6 +70,11 @@ def refusing(options, progress):
     return _served(Refusing, options)
 
 
+def full(options, progress):
+    """One that has no memory for some steps."""
+    return _served(Full, options)
+
+
 def quitting(options, progress):
     """None: leaves a word and ends."""
     sys.stderr.write("cannot go on like this\n")
@@ -114,6 +120,17 @@ class Slow(HashRunner):
 class Stuck(HashRunner):
     def collect(self):
         time.sleep(600)
+
+
+class Full(HashRunner):
+    """Has no memory for steps of seven tokens."""
+
+    def submit(self, message):
+        found = header(message)
+        if found.kind == STEP and found.used_tokens == 7:
+            self._step = found.step
+            raise errors.OutOfMemory("step of 7 tokens: 8 bytes more does not fit")
+        super().submit(message)
 
 
 class Refusing(HashRunner):

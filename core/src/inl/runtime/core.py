@@ -178,12 +178,16 @@ class EngineCore:
         return True
 
     def _drop(self, plan: Plan, error: OutOfMemory) -> None:
-        """End the requests of a step that the runner did not begin."""
+        """Forget a step that the runner did not begin."""
         self._dropped.add(plan.step)
+        self._end_rows(plan, error)
+
+    def _end_rows(self, plan: Plan, error: OutOfMemory) -> None:
+        """End the requests of a step that chose nothing."""
         for chunk in plan.chunks:
-            del self._live[chunk.request.id]
-            event = self.scheduler.finish(chunk.request, "error")
-            self._pending.append(event._replace(error=error))
+            if self._live.pop(chunk.request.id, None) is not None:
+                event = self.scheduler.finish(chunk.request, "error")
+                self._pending.append(event._replace(error=error))
 
     def _fail(self, error: Exception) -> None:
         """Go on with a fresh runner, or end with the error."""
@@ -223,6 +227,10 @@ class EngineCore:
                 self._recorder.add(reply)
             tokens = _chosen(reply, plan, self.runner.limits)
             scores = _scores(reply, plan)
+        except OutOfMemory as error:
+            # A runner elsewhere tells of it late; steps behind it may have begun.
+            self._end_rows(plan, error)
+            return self.scheduler.settle([0] * len(plan.chunks))
         except Exception as error:
             self._fail(error)
             return []

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
 from inl.errors import (
     InlError,
+    OutOfMemory,
     ProtocolError,
     RunnerError,
     WeightMismatch,
@@ -24,6 +25,10 @@ from inl.spec.values import Paged, Slotted
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
+
+
+FULL_SECONDS = 5.0
+"""How long ranks may take to find no memory where one of them has found none."""
 
 
 class _Flight(NamedTuple):
@@ -45,7 +50,9 @@ class RankRunner(Runner):
     ranks that wait for another fail at once. The first failure of any rank stops the
     group: it is raised once, as :class:`~inl.errors.RunnerError` from its cause (as
     :class:`~inl.errors.WorkerLost` where a rank's process is gone), and every later
-    call refuses. What ``make`` raises of our own errors is raised as it is.
+    call refuses. A step for which no rank has memory is :class:`OutOfMemory`, and the
+    group goes on; where some ranks have it, it is over with that error. What ``make``
+    raises of our own errors is raised as it is.
     """
 
     def __init__(
@@ -60,6 +67,8 @@ class RankRunner(Runner):
         self._closed = False
         self._flying: deque[_Flight] = deque()
         self._masked: int | None = None
+        self._full: dict[tuple[int, int], OutOfMemory] = {}
+        """(rank, step) -> why a rank of this process did not begin it."""
         self._threads = [
             ThreadPoolExecutor(1, thread_name_prefix=f"inl-rank-{rank}")
             for rank in range(ranks)
@@ -90,7 +99,7 @@ class RankRunner(Runner):
             self._masked = found.step if found.flags & MASKED else None
             self._flying.append(_Flight(found.step, found.used_rows))
         frame = message.copy()
-        self._everywhere(lambda rank: self._runners[rank].submit(frame))
+        self._everywhere(lambda rank: self._submit(rank, frame))
 
     def choose(self, step: int, masks: IntArray) -> None:
         self._check()
@@ -98,7 +107,7 @@ class RankRunner(Runner):
             raise ProtocolError(f"step {step}: no masks were announced for it")
         self._masked = None
         words = masks.copy()
-        self._everywhere(lambda rank: self._runners[rank].choose(step, words))
+        self._everywhere(lambda rank: self._choose(rank, step, words))
 
     def collect(self) -> Reply:
         self._check()
@@ -109,8 +118,8 @@ class RankRunner(Runner):
                 f"step {self._masked} waits for its masks: call choose first"
             )
         flight = self._flying.popleft()
-        replies: list[Reply] = self._wait(
-            self._everywhere(lambda rank: self._runners[rank].collect())
+        replies = self._together(
+            self._everywhere(lambda rank: self._collect(rank, flight.step))
         )
         self._agree(flight, replies)
         return replies[0]
@@ -147,7 +156,8 @@ class RankRunner(Runner):
         rank, cause = self._failure
         what = f"rank {rank} of {len(self._threads)} failed"
         self._refusal = f"{what} before: the group is over; make a new one"
-        kind = WorkerLost if isinstance(cause, WorkerLost) else RunnerError
+        kinds = (WorkerLost, OutOfMemory)
+        kind = next((each for each in kinds if isinstance(cause, each)), RunnerError)
         raise kind(f"{what}: {type(cause).__name__}: {cause}") from cause
 
     def _everywhere(self, call: Callable[[int], Any]) -> list[Future[Any]]:
@@ -173,6 +183,52 @@ class RankRunner(Runner):
             first, lost = self._failure, isinstance(found.cause, WorkerLost)
             if first is None or (lost and not isinstance(first.cause, WorkerLost)):
                 self._failure = found
+
+    def _submit(self, rank: int, frame: IntArray) -> None:
+        """Submit a frame to one rank, and keep what it says of a step's memory."""
+        try:
+            self._runners[rank].submit(frame)
+        except OutOfMemory as error:
+            found = header(frame)
+            if found.kind != STEP:
+                raise
+            self._full[rank, found.step] = error
+
+    def _choose(self, rank: int, step: int, masks: IntArray) -> None:
+        if (rank, step) not in self._full:
+            self._runners[rank].choose(step, masks)
+
+    def _collect(self, rank: int, step: int) -> Reply | OutOfMemory:
+        if (rank, step) in self._full:
+            return self._full.pop((rank, step))
+        try:
+            reply: Reply = self._runners[rank].collect()
+            return reply
+        except OutOfMemory as error:
+            return error
+
+    def _together(self, futures: list[Future[Any]]) -> list[Reply]:
+        """Replies of all ranks; raises ``OutOfMemory`` where none of them has begun.
+
+        Where only some had no memory the others wait for them, or are a step ahead.
+        """
+        for future in as_completed(futures):
+            if isinstance(future.result(), OutOfMemory):
+                break
+        else:
+            return self._wait(futures)
+        _, late = wait(futures, FULL_SECONDS)
+        found = {
+            rank: future.result()
+            for rank, future in enumerate(futures)
+            if future not in late and isinstance(future.result(), OutOfMemory)
+        }
+        rank, full = next(iter(found.items()))
+        if len(found) == len(futures):
+            raise OutOfMemory(f"rank {rank} of {len(found)}: {full}") from full
+        self._fail(_Failure(rank, full))
+        self._abort()
+        return self._wait(futures)
 
     def _wait(self, futures: Iterable[Future[Any]]) -> list[Any]:
         results = [future.result() for future in futures]

@@ -49,7 +49,8 @@ class WorkerRunner(Runner):
     worker is ended and who waits for it gets a :class:`~inl.errors.RunnerError`.
 
     ``submit`` does not wait, so what the runner over there refuses is raised by the
-    next ``collect``, as its own class of :mod:`inl.errors`. Raises
+    next ``collect``, as its own class of :mod:`inl.errors`. After
+    :class:`~inl.errors.OutOfMemory` for a step it goes on. Raises
     :class:`~inl.errors.WorkerLost` once the process is gone,
     :class:`~inl.errors.ProtocolError` where the two sides do not understand each other.
     After either, every call refuses.
@@ -149,6 +150,10 @@ class WorkerRunner(Runner):
             self._asked = True
         doing = f"computing step {self._flying[0]}"
         frame = self._wait(doing)
+        if frame.kind is Kind.FULL:
+            self._asked = False
+            self._flying.popleft()
+            raise wire_values.read_failure(frame.payload, self.where)
         try:
             reply = wire_values.read_reply(self._expect(frame, Kind.REPLY))
         except InlError as error:

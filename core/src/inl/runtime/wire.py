@@ -13,6 +13,7 @@ of the payload (4) - and the payload::
     REPLY     worker   int32: step, R, W, tokens [R, W], accepted [R]
     ERROR     worker   JSON: class and message of what was raised; nothing follows
     CLOSE     parent   empty
+    FULL      worker   JSON as ERROR's, in place of REPLY: no memory for that step alone
 
 JSON is for the handshake and errors only, and nothing is ever unpickled. What the
 payloads hold is read in :mod:`inl.runtime.wire_values`.
@@ -58,9 +59,10 @@ class Kind(IntEnum):
     REPLY = 8
     ERROR = 9
     CLOSE = 10
+    FULL = 11
 
 
-TEXTS = frozenset({Kind.HELLO, Kind.OPEN, Kind.READY, Kind.ERROR})
+TEXTS = frozenset({Kind.HELLO, Kind.OPEN, Kind.READY, Kind.ERROR, Kind.FULL})
 KINDS = {kind.value: kind for kind in Kind}
 
 

@@ -17,17 +17,20 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from inl.errors import InlError, ProtocolError, RunnerError
+from inl.errors import InlError, OutOfMemory, ProtocolError, RunnerError
 from inl.runtime import wire_values
 from inl.runtime.wire import Channel, Frame, Kind
+from inl.spec.message import STEP, header
 
 if TYPE_CHECKING:
     from inl.runtime.runner import Runner
     from inl.runtime.worker_start import Served
+    from inl.spec.message import IntArray
     from inl.weights.loader import Progress
 
     Factory = Callable[[Mapping[str, Any], Progress], Served]
@@ -100,18 +103,39 @@ def _make(channel: Channel, name: str, options: Mapping[str, Any]) -> Served:
 
 
 def _work(channel: Channel, runner: Runner) -> None:
+    flying: deque[bytes | None] = deque()
     while True:
         kind, payload = _receive(channel)
         if kind is Kind.MESSAGE:
-            runner.submit(wire_values.ints(payload, "message"))
+            message = wire_values.ints(payload, "message")
+            full = _submit(runner, message)
+            if header(message).kind == STEP:
+                flying.append(full)
         elif kind is Kind.COLLECT:
-            channel.send(Kind.REPLY, wire_values.reply(runner.collect()))
+            full = flying.popleft() if flying else None
+            if full is None:
+                channel.send(Kind.REPLY, wire_values.reply(runner.collect()))
+            else:
+                channel.send(Kind.FULL, full)
         elif kind is Kind.MASKS:
-            runner.choose(*wire_values.read_masks(payload))
+            if not (flying and flying[-1]):
+                runner.choose(*wire_values.read_masks(payload))
         elif kind is Kind.CLOSE:
             return
         else:
             raise ProtocolError(f"worker: found {kind.name} among steps")
+
+
+def _submit(runner: Runner, message: IntArray) -> bytes | None:
+    """Submit a frame; what to tell the parent of a step that has no memory."""
+    try:
+        runner.submit(message)
+    except OutOfMemory as error:
+        if header(message).kind != STEP:
+            raise
+        # Its words alone: the error holds the frames of what failed.
+        return wire_values.failure(error)
+    return None
 
 
 def _receive(channel: Channel) -> Frame:

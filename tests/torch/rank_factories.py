@@ -1,0 +1,31 @@
+"""Ranks with a fault, for ``test_collectives.py``."""
+
+from __future__ import annotations
+
+import torch
+
+from inl.runtime.rank_start import serve_rank
+from inl_torch.memory import surviving
+
+TORCH_SAYS = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no more."
+LARGE = 12
+"""Tokens of a step for which there is no memory."""
+
+
+def full(options, progress):
+    """A rank that has no memory for large steps."""
+    served = serve_rank(options, progress)
+    runner = served.runner
+    plain = runner._program
+
+    def program(name, bucket):
+        if bucket.tokens < LARGE:
+            return plain(name, bucket)
+        return surviving(fail, "cpu:0: step", runner._backend.memory)
+
+    runner._program = program
+    return served
+
+
+def fail(*_):
+    raise torch.cuda.OutOfMemoryError(TORCH_SAYS)
