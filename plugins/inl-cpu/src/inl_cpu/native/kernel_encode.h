@@ -1,9 +1,9 @@
 /* Rows of x as the linear kernels take them.
  *
- * Rows are cut into tiles of MOST_ROWS, 8, 4, 2 or 1. In a tile of R rows, 4-byte words
- * lie as [step][R], so that a kernel broadcasts them from one pointer: a float32 of one
- * column, two bfloat16 of two, or four int8 of four. Behind them, for quantized
- * weights, lie as many float32 or int32 [group][R] as the mode needs.
+ * Rows are cut into tiles of MOST_ROWS, 8, 4, 2 or 1. In a tile of R rows, a kernel
+ * broadcasts 4-byte words from one pointer: a float32 of one column or two bfloat16 of
+ * two, as [step][R], or int8 as [group][R][columns of a group]. Behind them, for
+ * quantized weights, lie as many float32 or int32 [group][R] as the mode needs.
  */
 
 struct RowTile {
@@ -55,6 +55,10 @@ struct TileView {
     uint32_t *words(int plane) const {
         return reinterpret_cast<uint32_t *>(base) + plane * shape.words * count();
     }
+    /* Codes of all rows in a group. */
+    int8_t *codes(int plane, int64_t group) const {
+        return reinterpret_cast<int8_t *>(words(plane)) + group * shape.group * count();
+    }
     float *extra(int index) const {
         return reinterpret_cast<float *>(base) +
                (shape.planes * shape.words + index * shape.groups) * count();
@@ -88,100 +92,121 @@ void encode_bf16(const float *x, const TileView<> &view, int at, Span columns) {
 }
 
 /* The largest magnitude of a group; infinite where it holds a NaN. */
-inline float group_size(const float *x, int64_t group) {
+template <int GROUP>
+inline float group_size(const float *x) {
     const F infinite = set(INFINITY);
     F most = set(0.0f);
-    for (int64_t k = 0; k < group; k += 16) {
+    for (int k = 0; k < GROUP; k += 16) {
         const F size = magnitude(load(x + k));
         most = larger(most, where_below(size, infinite, size, infinite));
     }
     return largest(most);
 }
 
-inline void put_words(const int8_t *bytes, int64_t group, uint32_t *words, int rows) {
-    for (int64_t step = 0; step < group / 4; step++)
-        std::memcpy(words + step * rows, bytes + 4 * step, 4);
-}
-
+/* Sums of the codes of a group, in each plane. */
 struct CodeSums {
     float upper, lower;
 };
 
-/* Codes of a group in 15 bits, or in 8 with a lower plane of zeros; their sums. */
-template <bool PLANES>
-CodeSums encode_group(const float *x, const TileView<> &view, int at, int64_t first,
-                      float scale, float lift) {
-    const int64_t group = view.shape.group;
-    int8_t upper[32], lower[32] = {};
-    F uppers = set(0.0f), lowers = set(0.0f);
-    for (int64_t k = 0; k < group; k += 16) {
+/* Codes of a group in 15 bits, or in 8 and nothing to the lower plane. */
+template <bool PLANES, int GROUP>
+inline CodeSums encode_group(const float *x, int8_t *upper, int8_t *lower, float scale,
+                             float lift) {
+    I uppers = zeros();
+    F lowers = set(0.0f);
+    for (int k = 0; k < GROUP; k += 16) {
         const F value = mul(mul(load(x + k), set(lift)), set(scale));
+        I high;
         if (PLANES) {
             const F whole = to_float(nearest(mul(value, set(128.0f))));
-            const I high = nearest(mul(whole, set(1.0f / 128)));
+            high = nearest(mul(whole, set(1.0f / 128)));
             const F rest = fma(to_float(high), set(-128.0f), whole);
-            store_bytes(upper + k, high);
             store_bytes(lower + k, nearest(rest));
-            uppers = add(uppers, to_float(high));
             lowers = add(lowers, rest);
         } else {
-            const I high = nearest(value);
-            store_bytes(upper + k, high);
-            uppers = add(uppers, to_float(high));
+            high = nearest(value);
         }
+        store_bytes(upper + k, high);
+        uppers = add(uppers, high);
     }
-    put_words(upper, group, view.words(0) + first * view.rows + at, view.rows);
-    put_words(lower, group, view.words(1) + first * view.rows + at, view.rows);
-    return {sum(uppers), PLANES ? sum(lowers) : 0.0f};
+    return {sum(to_float(uppers)), PLANES ? sum(lowers) : 0.0f};
 }
 
 /* Groups of a row that hold much more than others do would lose most of what eight
  * bits lose: so many times the row's root mean square has a second plane. */
 constexpr float OUTLIER = 8.0f;
 
-inline float root_mean_square(const float *x, int64_t columns) {
-    F total = set(0.0f);
-    for (int64_t k = 0; k < columns; k += 16) {
-        const F part = load(x + k);
-        total = fma(part, part, total);
-    }
-    return std::sqrt(sum(total) / float(columns));
+/* One row's part of a tile: each pointer at the first of its columns. */
+struct RowView {
+    int64_t rows;
+    int8_t *upper, *lower;
+    float *scales, *shifts;
+    int32_t *starts, *seconds, *flags; /* flags: of the whole tile */
+
+    RowView(const TileView<> &view, int at, int64_t group)
+        : rows(view.rows), upper(view.codes(0, group) + at * view.shape.group),
+          lower(view.codes(1, group) + at * view.shape.group),
+          scales(view.extra(0) + group * rows + at),
+          shifts(view.extra(2) + group * rows + at),
+          starts(reinterpret_cast<int32_t *>(view.extra(1)) + group * rows + at),
+          seconds(reinterpret_cast<int32_t *>(view.extra(3)) + group * rows + at),
+          flags(reinterpret_cast<int32_t *>(view.extra(4)) + group * rows) {}
+};
+
+/* Only those groups of a tile have a lower plane that some row has outliers in: it is
+ * zeros for the other rows. */
+template <int GROUP>
+void begin_lower(const RowView &row, int at) {
+    *row.flags = 1;
+    std::memset(row.lower - at * GROUP, 0, size_t(GROUP * row.rows));
+    std::memset(row.seconds - at, 0, size_t(4 * row.rows));
 }
 
-template <bool SECOND>
+template <bool SECOND, int GROUP>
 void encode_integer(const float *x, const TileView<> &view, int at, int zero,
                     Span columns) {
-    const RowShape &shape = view.shape;
-    int32_t *starts = reinterpret_cast<int32_t *>(view.extra(1)),
-            *seconds = SECOND ? nullptr : reinterpret_cast<int32_t *>(view.extra(3)),
-            *flags = SECOND ? nullptr : reinterpret_cast<int32_t *>(view.extra(4));
-    const float large = SECOND ? 0 : OUTLIER * root_mean_square(x, shape.columns);
-    for (int64_t g = columns.from / shape.group; g * shape.group < columns.to; g++) {
-        const float *part = x + g * shape.group;
-        const float size = group_size(part, shape.group);
+    const float large =
+        SECOND ? 0.0f
+               : OUTLIER * std::sqrt(sum_of_squares(x, view.shape.columns) /
+                                     float(view.shape.columns));
+    RowView row(view, at, columns.from / GROUP);
+    const int64_t rows = row.rows;
+    for (int64_t k = columns.from; k < columns.to; k += GROUP) {
+        const float size = group_size<GROUP>(x + k);
         /* Codes of tiny numbers: their reciprocal would be infinite. */
         const float lift = size < 1e-30f ? 0x1p100f : 1.0f;
         const float inverse = size > 0 ? 127.0f / (size * lift) : 0.0f;
-        const bool second = SECOND || size > large;
-        const int64_t first = g * shape.group / 4, place = g * view.rows + at;
-        const CodeSums sums =
-            second ? encode_group<true>(part, view, at, first, inverse, lift)
-                   : encode_group<false>(part, view, at, first, inverse, lift);
         /* What is no number has an infinite size, and codes of any sum. */
-        const int sign = std::isfinite(size) ? -zero : 0;
-        const float both = sums.upper + sums.lower * (1.0f / 128);
-        if (SECOND) {
-            view.extra(0)[place] = size / (127.0f * 128);
-            starts[place] = sign * int32_t(128 * both);
+        const int sign = size < INFINITY ? -zero : 0;
+        if (!SECOND && at == 0) *row.flags = 0;
+        if (SECOND || size > large) {
+            if (!SECOND && *row.flags == 0) begin_lower<GROUP>(row, at);
+            const CodeSums sums =
+                encode_group<true, GROUP>(x + k, row.upper, row.lower, inverse, lift);
+            const float both = sums.upper + sums.lower * (1.0f / 128);
+            *row.scales = size / (SECOND ? 127.0f * 128 : 127.0f);
+            *row.starts = sign * int32_t(SECOND ? 128 * both : sums.upper);
+            if (!SECOND) *row.seconds = sign * int32_t(sums.lower);
+            *row.shifts = size / 127.0f * both;
         } else {
-            view.extra(0)[place] = size / 127.0f;
-            starts[place] = sign * int32_t(sums.upper);
-            seconds[place] = sign * int32_t(sums.lower);
-            int32_t &flag = flags[g * view.rows];
-            flag = (at > 0 ? flag : 0) | int32_t(second);
+            const CodeSums sums =
+                encode_group<false, GROUP>(x + k, row.upper, row.lower, inverse, lift);
+            *row.scales = size / 127.0f;
+            *row.starts = sign * int32_t(sums.upper);
+            *row.shifts = size / 127.0f * sums.upper;
         }
-        view.extra(2)[place] = size / 127.0f * both;
+        row.upper += GROUP * rows, row.lower += GROUP * rows;
+        row.scales += rows, row.shifts += rows;
+        row.starts += rows, row.seconds += rows, row.flags += rows;
     }
+}
+
+template <bool SECOND>
+void encode_groups(const float *x, const TileView<> &view, int at, int zero,
+                   Span columns) {
+    if (view.shape.group == 16)
+        return encode_integer<SECOND, 16>(x, view, at, zero, columns);
+    encode_integer<SECOND, 32>(x, view, at, zero, columns);
 }
 
 /* Columns of row x, at place ``at`` of the tile. */
@@ -189,7 +214,7 @@ void encode(const float *x, const TileView<> &view, int at, int zero, Span colum
     switch (view.shape.mode) {
     case INL_X_EXACT: return encode_exact(x, view, at, columns);
     case INL_X_BF16: return encode_bf16(x, view, at, columns);
-    case INL_X_INT8: return encode_integer<false>(x, view, at, zero, columns);
-    default: return encode_integer<true>(x, view, at, zero, columns);
+    case INL_X_INT8: return encode_groups<false>(x, view, at, zero, columns);
+    default: return encode_groups<true>(x, view, at, zero, columns);
     }
 }

@@ -51,10 +51,9 @@ const float *prepare_row(const inl_instruction &i, int64_t at, float *row, bool 
     const int64_t columns = matrix(i, 1).columns;
     const float *x = data<float>(i, 0) + at * i.dims[1];
     if (i.data[4] != nullptr) {
-        add_rows(x, data<float>(i, 4) + at * i.dims[1], row, columns);
-        x = row;
-        if (keep)
-            std::memcpy(data<float>(i, 6) + at * i.dims[1], row, size_t(columns) * 4);
+        float *total = keep ? data<float>(i, 6) + at * i.dims[1] : row;
+        add_rows(x, data<float>(i, 4) + at * i.dims[1], total, columns);
+        x = total;
     }
     if (i.data[5] == nullptr) return x;
     normalize(x, data<float>(i, 5), row, columns, i.reals[0], i.flags & INL_PLUS_ONE);

@@ -89,14 +89,25 @@ void take_body(const inl_instruction &i, int64_t chunk, Worker &) {
     }
 }
 
+/* In four sums, each of which waits for itself alone. */
+float sum_of_squares(const float *x, int64_t width) {
+    F sums[4] = {set(0.0f), set(0.0f), set(0.0f), set(0.0f)};
+    int64_t at = 0;
+    for (; at + 64 <= width; at += 64)
+        for (int part = 0; part < 4; part++) {
+            const F some = load(x + at + 16 * part);
+            sums[part] = fma(some, some, sums[part]);
+        }
+    for (; at < width; at += 16) {
+        const F some = load_first(x + at, lanes_left(at, width));
+        sums[0] = fma(some, some, sums[0]);
+    }
+    return sum(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+}
+
 /* 1 / sqrt(mean of squares + eps). */
 float norm_factor(const float *x, int64_t width, float eps) {
-    F squares = set(0.0f);
-    for (int64_t at = 0; at < width; at += 16) {
-        const F part = load_first(x + at, lanes_left(at, width));
-        squares = fma(part, part, squares);
-    }
-    return 1.0f / std::sqrt(sum(squares) / float(width) + eps);
+    return 1.0f / std::sqrt(sum_of_squares(x, width) / float(width) + eps);
 }
 
 /* weight may be NULL. */

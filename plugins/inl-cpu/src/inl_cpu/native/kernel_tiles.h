@@ -26,8 +26,13 @@ inline void prefetch(const char *p, int64_t bytes) {
 }
 
 template <bool NARROW, int R, int GROUP>
-inline void integer_group(const char *codes, const uint32_t *words, I *sums) {
+inline void integer_group(const char *codes, const int8_t *x, I *sums) {
     const I low_half = set_int(0x0f0f0f0f);
+    const auto four = [x](int row, int step) {
+        int32_t word;
+        std::memcpy(&word, x + row * GROUP + 4 * step, 4);
+        return word;
+    };
 #pragma GCC unroll 8
     for (int step = 0; step < GROUP / (NARROW ? 8 : 4); step++) {
         const I w = load_ints(codes + 64 * step);
@@ -35,13 +40,12 @@ inline void integer_group(const char *codes, const uint32_t *words, I *sums) {
             const I low = both_bits(w, low_half);
             const I high = both_bits(shift_right(w, 4), low_half);
             for (int r = 0; r < R; r++)
-                sums[r] = dot4<true>(sums[r], low, int32_t(words[2 * step * R + r]));
+                sums[r] = dot4<true>(sums[r], low, four(r, 2 * step));
             for (int r = 0; r < R; r++)
-                sums[r] =
-                    dot4<true>(sums[r], high, int32_t(words[(2 * step + 1) * R + r]));
+                sums[r] = dot4<true>(sums[r], high, four(r, 2 * step + 1));
         } else {
             for (int r = 0; r < R; r++)
-                sums[r] = dot4<false>(sums[r], w, int32_t(words[step * R + r]));
+                sums[r] = dot4<false>(sums[r], w, four(r, step));
         }
     }
 }
@@ -66,15 +70,14 @@ void integer_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
         I group[R];
         for (int r = 0; r < R; r++)
             group[r] = PLANES == 2 ? zeros() : set_int(starts[g * R + r]);
-        integer_group<NARROW, R, GROUP>(tile, x.words(0) + g * (GROUP / 4) * R, group);
+        integer_group<NARROW, R, GROUP>(tile, x.codes(0, g), group);
         F scale = scale_at(m, tile + codes);
         const F offset = m.offsets ? scale_at(m, offset_at(m, tile + codes)) : scale;
         if (PLANES == 2 || flags[g * R] != 0) {
             const int32_t *begin = PLANES == 2 ? starts : seconds;
             for (int r = 0; r < R; r++)
                 group[r] = add(shift_left(group[r], 7), set_int(begin[g * R + r]));
-            integer_group<NARROW, R, GROUP>(tile, x.words(1) + g * (GROUP / 4) * R,
-                                            group);
+            integer_group<NARROW, R, GROUP>(tile, x.codes(1, g), group);
             if (PLANES == 1) scale = mul(scale, set(1.0f / 128));
         }
         for (int r = 0; r < R; r++)
