@@ -186,43 +186,6 @@ def numbers(
 
 
 @triton.jit
-def packed_rows(
-    x: tensor, codes: tensor, scales: tensor, offsets: tensor, bias: tensor, y: tensor,
-    x_stride: tensor, count: tensor, N: tl.constexpr, LINE: tl.constexpr,
-    GROUPS: tl.constexpr, BITS: tl.constexpr, FLOAT: tl.constexpr, ZERO: tl.constexpr,
-    OFFSET: tl.constexpr, BIASED: tl.constexpr, TOKENS: tl.constexpr,
-    ROWS: tl.constexpr, UNITS: tl.constexpr, STAGES: tl.constexpr,
-) -> None:  # fmt: skip
-    """Multiply ``count`` rows with weights that are rounded to the dtype of ``x``."""
-    PER_UNIT: tl.constexpr = BYTES * 8 // BITS
-    WIDTH: tl.constexpr = UNITS * BYTES
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    tokens = (tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    inside = (tokens < count)[None, :]
-    sums = tl.zeros((ROWS, TOKENS), tl.float32)
-    column = tl.arange(0, WIDTH)
-    for start in tl.range(0, LINE, UNITS, num_stages=STAGES):
-        units = start + tl.arange(0, UNITS)
-        low, high = numbers(
-            codes, scales, offsets, rows, units, N, LINE, GROUPS, BITS, FLOAT, ZERO,
-            OFFSET,
-        )  # fmt: skip
-        unit = start + column // BYTES
-        at = unit * PER_UNIT + column % BYTES
-        cells = x + tokens[None, :] * x_stride + at[:, None]
-        mask = (unit < LINE)[:, None] & inside
-        a = tl.load(cells, mask=mask, other=0)
-        sums = tl.dot(low.reshape(ROWS, WIDTH).to(a.dtype), a, sums)
-        if BITS == 4:
-            a = tl.load(cells + BYTES, mask=mask, other=0)
-            sums = tl.dot(high.reshape(ROWS, WIDTH).to(a.dtype), a, sums)
-    if BIASED:
-        sums += tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)[:, None]
-    held = (rows < N)[:, None] & inside
-    tl.store(y + tokens[None, :] * N + rows[:, None], sums, mask=held)
-
-
-@triton.jit
 def unpack(
     codes: tensor, scales: tensor, offsets: tensor, y: tensor, N: tl.constexpr,
     LINE: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, FLOAT: tl.constexpr,

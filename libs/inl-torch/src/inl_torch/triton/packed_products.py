@@ -25,7 +25,8 @@ from inl_torch.triton.packed import (
     PackedMlp,
     PackedQkv,
 )
-from inl_torch.triton.packed_kernels import packed_row, packed_rows, unpack
+from inl_torch.triton.packed_kernels import packed_row, unpack
+from inl_torch.triton.packed_tiles import packed_rows
 from inl_torch.triton.rope_attend import launch, plan
 from inl_torch.triton.tuning import Tuning
 
@@ -56,10 +57,27 @@ def alone(n: int, line: int, tuning: Tuning) -> Cut:
     return Cut(rows, units, 4 if rows * units >= 256 else 2)
 
 
-def together(n: int, line: int, tokens: int, tuning: Tuning) -> Cut:
-    """How the product of a few rows is cut; all of them fit shared memory at once."""
-    rows = 64 if n >= 64 * tuning.processors else 32 if n >= 4096 else 16
-    return Cut(rows, min(power(line), 256 // tokens), 4, 3)
+class Tiles(NamedTuple):
+    """How the product of a few rows is cut."""
+
+    tokens: int
+    rows: int
+    slots: int
+    """Slots of each row at once, one a warp."""
+    width: int
+    """Bytes of a slot."""
+    stages: int
+
+
+def together(w: Packed, tokens: int, tuning: Tuning) -> Tiles:
+    """How the product of a few rows is cut."""
+    n, line = w.codes.shape
+    assert w.scales is not None
+    wide = w.codes.dtype != torch.uint8 and line // w.scales.shape[1] % (2 * HALF) == 0
+    width = 2 * HALF if wide else HALF
+    slots = 4
+    rows = 64 if n >= 128 * tuning.processors else 32
+    return Tiles(min(max(power(tokens), 8), 32), rows, slots, width, 3)
 
 
 def facts(w: Packed) -> dict[str, Any]:
@@ -112,14 +130,14 @@ def times(
 def _together(
     x: torch.Tensor, w: Packed, bias: torch.Tensor | None, tuning: Tuning
 ) -> torch.Tensor:
-    tokens, (n, _), known = x.shape[0], w.shape, facts(w)
+    tokens, (n, line) = x.shape[0], w.codes.shape
     y = torch.empty((tokens, n), dtype=x.dtype, device=x.device)
-    at_once = max(power(tokens), 16)
-    cut = together(n, known["LINE"], at_once, tuning)
-    packed_rows[(-(-n // cut.rows), 1)](
+    cut = together(w, tokens, tuning)
+    known = facts(w) | {"LINE": line}
+    packed_rows[(-(-tokens // cut.tokens), -(-n // cut.rows))](
         x, *parts(w), y if bias is None else bias, y, x.stride(0), tokens, N=n,
-        BIASED=bias is not None, TOKENS=at_once, ROWS=cut.rows,
-        UNITS=cut.units, STAGES=cut.stages, num_warps=cut.warps, **known,
+        BIASED=bias is not None, TOKENS=cut.tokens, ROWS=cut.rows, SLOTS=cut.slots,
+        WIDTH=cut.width, STAGES=cut.stages, num_warps=cut.slots, **known,
     )  # fmt: skip
     return y
 
