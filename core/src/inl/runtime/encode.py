@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inl.runtime.plan import Admission, Chunk, Plan
@@ -92,7 +93,10 @@ def _marks(request: Request) -> list[IntArray]:
 def _row(chunk: Chunk) -> Row:
     request, start, stop = chunk
     known = request.known
-    ids = FEEDBACK if start >= known else request.tokens[start:stop]
+    ids: Sequence[int] | IntArray = FEEDBACK
+    if start < known:
+        within = stop <= request.prompt_tokens
+        ids = (request.words if within else request.tokens)[start:stop]
     if request.temperature and stop >= known:
         return Row(request.slot, ids, (uniform(request.seed, stop),))
     return Row(request.slot, ids)

@@ -71,7 +71,7 @@ class Row(NamedTuple):
     """One sequence's part of a step."""
 
     slot: int
-    tokens: Sequence[int]
+    tokens: Sequence[int] | IntArray
     """Ids to compute; -1 is the slot's own last token."""
     uniforms: Sequence[float] = ()
     """In [0, 1), one per sampled position; missing ones are 0."""
@@ -150,8 +150,12 @@ def step_frame(
     used = len(rows)
     table[:used, 0] = [row.slot for row in rows]
     table[:used, 1] = [len(row.tokens) for row in rows]
-    tokens = [token for row in rows for token in row.tokens]
-    frame[place.tokens : place.tokens + used_tokens] = tokens
+    single = next((i for i, row in enumerate(rows) if len(row.tokens) != 1), used)
+    at = place.tokens + single
+    frame[place.tokens : at] = [row.tokens[0] for row in rows[:single]]
+    for row in rows[single:]:
+        frame[at : at + len(row.tokens)] = row.tokens
+        at += len(row.tokens)
     if any(row.uniforms for row in rows):
         blank = (0.0,) * bucket.width
         drawn = [(*row.uniforms, *blank)[: bucket.width] for row in rows]
