@@ -113,11 +113,11 @@ def test_a_bucket_is_one_graph(gpu):
         frame = gpu.tensor(wrap(np.full(3, number, np.int32)))
         arrived, _ = program(weights, frame, ())
         assert gpu.numpy(arrived).data.tolist() == [number + 5] * 3
-    assert len(calls) == 3  # two to warm up, one to capture
+    assert len(calls) == 2  # one to warm up, one to capture
 
 
 @cuda
-@pytest.mark.parametrize("failing", [1, 3], ids=["warming up", "capturing"])
+@pytest.mark.parametrize("failing", [1, 2], ids=["warming up", "capturing"])
 def test_a_capture_that_does_not_fit_says_so_and_the_next_one_runs(gpu, failing):
     calls = []
 

@@ -87,7 +87,8 @@ class CudaBackend(TorchBackend):
             from inl_cuda.ways import Ways
 
             return cast("C", Ways(self.place))
-        if kind is Ahead:
+        # A rank whose step of nobody fails would leave the others in a sum.
+        if kind is Ahead and self.collectives is None:
             from inl_torch.triton.ahead import prepare
 
             return cast("C", Ahead(partial(prepare, place=self.place)))
