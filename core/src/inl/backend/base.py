@@ -48,7 +48,8 @@ class Traits(NamedTuple):
     token_budget: int = TOKEN_BUDGET
     """Most tokens worth computing in one step, unless an engine is told otherwise."""
     readers: int = 1
-    """Groups of weights worth reading and laying out at the same time."""
+    """Groups of weights worth reading and laying out at the same time, each by a thread
+    of its own, which calls kernels' ``prepare`` and ``tensor``."""
 
 
 class Ahead(NamedTuple):
