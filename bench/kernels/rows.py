@@ -352,11 +352,14 @@ SMALL, LARGE = (576, 192), (4096, 1024)
 """SmolLM2-135M's and an 8B model's hidden size and size of all keys."""
 
 ROWS: tuple[Row, ...] = (
-    *(norm_qkv(rows, *SMALL) for rows in (1, 8)), norm_qkv(1, *LARGE),
-    *(norm_mlp(rows, 576, 1536) for rows in (1, 8)), norm_mlp(1, 4096, 14336),
+    *(norm_qkv(rows, *SMALL) for rows in (1, 8, 32)),
+    norm_qkv(1, *LARGE),
+    *(norm_mlp(rows, 576, 1536) for rows in (1, 8, 32)),
+    norm_mlp(1, 4096, 14336),
     *(attend_project(rows, n, 9, 3, 64) for rows in (1, 8) for n in (512, 4096)),
+    attend_project(32, 512, 9, 3, 64),
     *(attend_project(rows, n, 32, 8, 128) for rows in (1, 8) for n in (512, 4096)),
-    *(norm_logits(rows, 576, 49152) for rows in (1,)), norm_logits(1, 4096, 128256),
+    *(norm_logits(rows, 576, 49152) for rows in (1, 8)), norm_logits(1, 4096, 128256),
     *(linear(n, 4096) for n in (4096, 6144, 28672)), linear(4096, 14336),
     linear(960, 576), gated_mlp(1, 4096, 14336), gated_mlp(2048, 4096, 14336),
     *(gated_activation(tokens, 14336) for tokens in (8, 2048)),

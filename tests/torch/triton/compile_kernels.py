@@ -47,6 +47,7 @@ from inl_torch.triton import (
 )
 from inl_torch.triton.attention_plan import Work
 from inl_torch.triton.packed import FLOAT8, PackedLinear, PackedMlp, packed
+from inl_torch.triton.products import left_to_library
 from inl_torch.triton.tuning import Tuning
 
 WARP = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32}
@@ -179,12 +180,15 @@ def call_all(dtype, dim, tuning):
             kernels["attention"](q, cache, step, **attrs)
             kernels["attend_project"](q, k, k, cos, sin, cache, step, out, **attrs)
         y = kernels["embedding"](step.tokens, Embedding(x(97, HIDDEN)))
+        own = not left_to_library(tokens, dtype, mlp.gate_up.shape, tuning)
         for activation in ("silu", "gelu_tanh"):
-            kernels["norm_mlp"](y, y, norm, mlp, activation=activation, **sums)
+            if own:
+                kernels["norm_mlp"](y, y, norm, mlp, activation=activation, **sums)
             kernels["gated_mlp"](y, mlp, activation=activation)
             kernels["gated_activation"](y, y, activation=activation)
         kernels["reduce_add_norm"](y, y, norm, **sums)
-        kernels["norm_qkv"](y, y, norm, qkv, **sums)
+        if own:
+            kernels["norm_qkv"](y, y, norm, qkv, **sums)
         kernels["rms_norm"](y, norm, **sums)
         kernels["linear"](y, Linear(x(HIDDEN, HIDDEN)))
         for linear, feed_forward in packings:
@@ -194,7 +198,8 @@ def call_all(dtype, dim, tuning):
                 more["norm_mlp"](y, y, norm, feed_forward, activation="silu", **sums)
                 more["norm_logits"](y, y, step.samples, norm, linear, **sums)
             packed_products.decoded(linear.matrix, dtype)
-        logits = kernels["norm_logits"](y, y, step.samples, norm, out, **sums)
+        head = Linear(x(HIDDEN, HIDDEN), x(HIDDEN))
+        logits = kernels["norm_logits"](y, y, step.samples, norm, head, **sums)
         bucket = Bucket(tokens, rows)
         frame = step_frame(
             bucket, [Row(1, [-1])], step=0, groups=1, block_size=16, decode_rows=1
@@ -269,13 +274,15 @@ def main():
     target = target_of(given.target)
     driver.set_active(Stub(target))
     early = target.backend == "cuda" and target.arch >= 90
+    few = 32 if target.backend == "cuda" else 1
+    tuning = Tuning(early=early, few_rows=few, shared_bytes=SHARED[given.target])
     rows, found = [], []
     recording(found)
     attention_prompt.itself = library
     attention.shared_bytes = lambda _: SHARED[given.target]
     for dtype in given.dtypes:
         for dim in given.dims:
-            call_all(getattr(torch, dtype), dim, Tuning(early=early))
+            call_all(getattr(torch, dtype), dim, tuning)
             rows += [row(kept, spent, dtype, dim, target) for kept, spent in found]
             found.clear()
     if not given.table:

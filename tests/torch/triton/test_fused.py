@@ -27,16 +27,19 @@ from inl_torch.triton import attention_prompt, rope_attend
 from inl_torch.triton.tuning import Tile, Tuning
 
 TUNINGS = {
-    "rule": Tuning(),
+    "rule": Tuning(few_rows=32, shared_bytes=160 << 10),
     "ragged": Tuning(
         tiles={
             (kind, n, k): Tile(4, 64, 2)
             for kind in ("norm", "gated", "plain")
-            for kind in (kind, f"{kind} in turns")
+            for kind in (kind, f"{kind} x8", f"{kind} x16", f"{kind} x64")
             for n, k in ((85, 100), (30, 100), (100, 30), (24, 576))
         },
         processors=1,
         early=EARLY,
+        few_rows=64,
+        normed_rows=64,
+        shared_bytes=1 << 18,
     ),
 }
 """The second has tiles that fit nothing, and kernels that start early if they can."""
@@ -80,13 +83,14 @@ def sums(rng, tokens, width):
     return residual, delta, Norm(rng.standard_normal(width))
 
 
-ROWS = [("float32", 1), ("float32", 5), ("bfloat16", 1), ("bfloat16", 8)]
-ROWS += [("float16", 1), ("float16", 3)]
+ROWS = [("float32", 1), ("bfloat16", 1), ("float16", 1), ("float16", 3)]
+ROWS += [("bfloat16", tokens) for tokens in (2, 8, 9, 17, 32)]
+EVERY = [("rule", *row) for row in ROWS] + [("ragged", *row) for row in ROWS]
+EVERY += [("ragged", "bfloat16", 33), ("ragged", "bfloat16", 64)]
 
 
-@pytest.mark.parametrize("tuning", TUNINGS)
-@pytest.mark.parametrize(("dtype", "tokens"), ROWS)
-def test_norm_qkv(dtype, tokens, tuning, seed, on_torch, on_host):
+@pytest.mark.parametrize(("tuning", "dtype", "tokens"), EVERY)
+def test_norm_qkv(tuning, dtype, tokens, seed, on_torch, on_host):
     rng = np.random.default_rng(seed)
     parts = [rng.standard_normal((size, 100)) for size in (51, 17, 17)]
     biases = [rng.standard_normal(size) for size in (51, 17, 17)]
@@ -95,9 +99,8 @@ def test_norm_qkv(dtype, tokens, tuning, seed, on_torch, on_host):
         check("norm_qkv", case, dtype, on_torch, on_host, seed, tuning)
 
 
-@pytest.mark.parametrize("tuning", TUNINGS)
-@pytest.mark.parametrize(("dtype", "tokens"), ROWS)
-def test_norm_mlp(dtype, tokens, tuning, seed, on_torch, on_host):
+@pytest.mark.parametrize(("tuning", "dtype", "tokens"), EVERY)
+def test_norm_mlp(tuning, dtype, tokens, seed, on_torch, on_host):
     rng = np.random.default_rng(seed)
     for activation in ("silu", "gelu_tanh"):
         gate, up = rng.standard_normal((2, 30, 100)) / 10
@@ -259,15 +262,18 @@ def test_make_step_of_many_rows(seed, on_torch, on_host):
 
 
 def test_what_the_library_does_better_is_refused():
-    tuning = Tuning(shared_elements=1000)
-    chosen = kernel("norm_logits", tuning)
-    norm, w = Norm(torch.zeros(40)), Linear(torch.zeros(30, 40))
+    parts = [torch.zeros(size, 40) for size in (30, 5, 5)]
 
-    def refuse(rows, dtype=torch.float32):
-        x = torch.zeros(rows, 40, dtype=dtype)
-        return chosen.refuse(x, x, torch.zeros(rows), norm, w, eps=1e-5)
+    def refuse(rows, dtype=torch.bfloat16, **limits):
+        chosen, x = kernel("norm_qkv", Tuning(**limits)), torch.zeros(rows, 40)
+        x, norm = x.to(dtype), Norm(torch.zeros(40))
+        return chosen.refuse(x, x, norm, QkvLinear(*parts), eps=1e-5)
 
-    assert refuse(1) is None
-    assert "of 1200 weights, for 2 rows, the library makes more" in refuse(2)
-    assert "8 rows at most, found 9" in refuse(9)
+    assert refuse(1, torch.float32, most_outputs=39) is None
+    assert refuse(8, few_rows=8, most_outputs=40) is None
+    said = "of a matrix of 40 x 40, for 2 rows, the library makes more"
+    assert said in refuse(2, few_rows=8, most_outputs=39)
+    assert "8 rows at most, found 9" in refuse(9, few_rows=8)
+    assert "1 rows at most, found 2" in refuse(2)
+    assert "one row of float32, found 2" in refuse(2, torch.float32, few_rows=8)
     assert "float64" in refuse(1, torch.float64)

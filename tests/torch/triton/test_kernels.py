@@ -13,6 +13,7 @@ from triton_place import PLACE
 
 from inl.ops import catalog
 from inl.ops.attention import random_step
+from inl.ops.linear import Linear
 from inl.spec.op import Case
 from inl.spec.table import LateOps
 from inl.spec.tolerance import judge
@@ -21,7 +22,8 @@ from inl.spec.values import Cache
 # isort: split
 from inl_torch import eager
 from inl_torch import triton as ours
-from inl_torch.triton import attention, linear, mlp
+from inl_torch.triton import attention, mlp
+from inl_torch.triton.tuning import Tuning
 
 DTYPES = ("float32", "bfloat16", "float16")
 KERNELS = tuple(ours.kernels())
@@ -81,8 +83,8 @@ def test_attention_over_splits_groups_and_tails(dtype, seed, on_torch, on_host):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_row_of_the_default_models_sizes(dtype, seed, on_torch, on_host):
     rng = np.random.default_rng(seed)
-    for n, k in ((960, 576), (577, 1536), (5, 1030)):
-        w = linear.Linear(rng.standard_normal((n, k)), rng.standard_normal(n))
+    for n, k in ((320, 576), (193, 1536), (5, 1030)):
+        w = Linear(rng.standard_normal((n, k)), rng.standard_normal(n))
         case = Case(f"{n}x{k}", (rng.standard_normal((1, k)), w))
         verdict = run("linear", case, dtype, on_torch, on_host)
         assert verdict.passed, f"{case.name} {dtype}, seed {seed}: {verdict}"
@@ -92,6 +94,7 @@ def test_one_row_of_the_default_models_sizes(dtype, seed, on_torch, on_host):
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_a_packed_mlp(activation, dtype, seed, on_torch, on_host):
     rng, spec = np.random.default_rng(seed), catalog()["gated_mlp"]
+    tuning = Tuning(few_rows=8)
     for tokens in (1, 5):
         x = rng.standard_normal((tokens, 48))
         gate, up, down = (
@@ -102,8 +105,8 @@ def test_a_packed_mlp(activation, dtype, seed, on_torch, on_host):
         given, weights = on_torch(spec, case, dtype, PLACE)
         packed = mlp.StackedMlp(torch.cat((weights.gate, weights.up)), weights.down)
         poison()
-        got = on_host(mlp.gated_mlp(given, packed, activation=activation))
-        verdict = judge(spec, case, dtype, got)
+        got = mlp.gated_mlp(given, packed, activation=activation, tuning=tuning)
+        verdict = judge(spec, case, dtype, on_host(got))
         assert verdict.passed, f"{tokens} {dtype}, seed {seed}: {verdict}"
 
 
@@ -131,4 +134,5 @@ def test_what_is_too_wide_is_refused():
     assert "16384 at most" in kernel.refuse(torch.zeros(1, 16385), None, eps=1e-5)
     assert "float64" in kernel.refuse(torch.zeros(1, 4).double(), None, eps=1e-5)
     kernel = next(k for k in KERNELS if k.op == "linear")
-    assert "takes 1 row, found 2" in kernel.refuse(torch.zeros(2, 4), None)
+    w, x = Linear(torch.zeros(3, 4)), torch.zeros(9, 4, dtype=torch.bfloat16)
+    assert "1 rows at most, found 9" in kernel.refuse(x, w)

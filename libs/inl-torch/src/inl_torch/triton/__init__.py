@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from inl.spec.kernel import Kernel
 from inl_torch.triton import (
+    activation,
     admit,
     attention,
     cache,
@@ -29,11 +30,11 @@ from inl_torch.triton import (
 from inl_torch.triton.tuning import Tuning
 
 FAMILIES = (
-    admit, attention, cache, dynamics, experts, linear, mlp, norm, rope, sampled,
+    activation, admit, attention, cache, dynamics, experts, norm, rope, sampled,
 )  # fmt: skip
 """Modules whose kernels are one for all chips."""
 
-TUNED = (embedding, fused, rope, sample, step)
+TUNED = (embedding, fused, linear, mlp, rope, sample, step)
 """Modules whose kernels are cut for a chip."""
 
 

@@ -10,7 +10,9 @@ from inl.errors import RequestError
 from inl.spec.kernel import Kernel
 from inl.spec.workload import Config
 from inl_torch.triton import fused
-from inl_torch.triton.tuning import TURNS, Attend, Tile, Tuning
+from inl_torch.triton.common import power
+from inl_torch.triton.products import left_to_library
+from inl_torch.triton.tuning import Attend, Tile, Tuning
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "norm_qkv": ("norm",),
@@ -41,8 +43,9 @@ def axes(
     for kind in KINDS[op]:
         if kind == "attend":
             found.append([_config(kind, cut) for cut in attends(specs[0].shape[2])])
-        elif rows == 1 or (rows <= TURNS and _shared(matrices[kind], tuning)):
-            tried = tiles(matrices[kind][1])
+        elif not left_to_library(rows, specs[0].dtype, matrices[kind], tuning):
+            k = matrices[kind][1]
+            tried = tiles(k) if rows == 1 else few_tiles(k)
             found.append([_config(kind, tile) for tile in tried])
     return [axis for axis in found if axis]
 
@@ -57,14 +60,10 @@ def _matrices(
         return {"norm": (total, w.q.shape[1])}, rows
     if op == "norm_mlp":
         inner, hidden = w.gate.shape
-        return {"gated": (inner, hidden), "plain": w.down.shape}, rows
+        return {"gated": (2 * inner, hidden), "plain": w.down.shape}, rows
     if op == "norm_logits":
         return {"norm": w.weight.shape}, specs[2].shape[0]
     return {"plain": w.weight.shape}, rows
-
-
-def _shared(matrix: tuple[int, int], tuning: Tuning) -> bool:
-    return matrix[0] * matrix[1] <= tuning.shared_elements
 
 
 def tiles(k: int) -> list[Tile]:
@@ -82,6 +81,17 @@ def tiles(k: int) -> list[Tile]:
 
     fits = [tile for tile in every if held(tile) in ELEMENTS]
     return sorted(fits, key=lambda tile: ELEMENTS.index(held(tile)))
+
+
+def few_tiles(k: int) -> list[Tile]:
+    """Tiles of weights for several rows and matrices of ``k`` columns."""
+    whole = max(power(k), 64)
+    return [
+        Tile(rows, columns, warps)
+        for columns in dict.fromkeys((whole, 256))
+        for rows in (16, 32)
+        for warps in (4, 8)
+    ]
 
 
 def attends(dim: int) -> Iterable[Attend]:

@@ -12,6 +12,7 @@ import torch
 
 from inl.ops.moe import ExpertLinear, Experts
 from inl.spec.kernel import Kernel
+from inl_torch.triton.activation import refuse_activation
 from inl_torch.triton.common import PREFERENCE, power, refuse_dtype
 from inl_torch.triton.experts_kernels import (
     combine,
@@ -19,7 +20,6 @@ from inl_torch.triton.experts_kernels import (
     slots_sum,
     tile_product,
 )
-from inl_torch.triton.mlp import refuse_activation
 
 FEW = 32
 """Slots, of all tokens, that each read the matrix of their expert; no more of them than

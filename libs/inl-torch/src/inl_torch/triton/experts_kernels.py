@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-from inl_torch.triton.mlp import gated
+from inl_torch.triton.activation import gated
 
 
 @triton.jit

@@ -13,9 +13,9 @@ from inl.spec.kernel import Kernel
 from inl.spec.values import Cache, Step
 from inl_torch.eager.linear import product as library_product
 from inl_torch.triton import packed
+from inl_torch.triton.activation import gated_activation, refuse_activation
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
 from inl_torch.triton.fused import refuse_attend
-from inl_torch.triton.mlp import gated_activation, refuse_activation
 from inl_torch.triton.packed import (
     FLOAT8,
     HALF,

@@ -1,186 +1,119 @@
-"""Programs that multiply weights with one row, or with a few, of a decoding step.
-
-Each reads its first weights before it waits for the kernel ahead of it, where kernels
-may start early: weights never change, and everything else may still be on its way.
-"""
+"""Products of a decoding step's few rows with weights, cut for a chip."""
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
-from triton.language import tensor
+from typing import Any
 
-from inl_torch.triton.mlp import gated
-from inl_torch.triton.programs import follow
+import torch
 
+from inl.ops.norm import Norm
+from inl_torch.eager.linear import product as library_product
+from inl_torch.triton.common import dense, power
+from inl_torch.triton.norm import added_norm
+from inl_torch.triton.products_kernels import row_product, rows_product
+from inl_torch.triton.tuning import WIDE, Tuning, padded
 
-@triton.jit
-def weights(
-    weight: tensor, rows: tensor, at: tensor, N: tl.constexpr, K: tl.constexpr,
-) -> tensor:  # fmt: skip
-    """Load a tile of ``weight`` [N, K], zeros outside."""
-    mask = (rows < N)[:, None] & (at < K)[None, :]
-    return tl.load(weight + rows[:, None] * K + at[None, :], mask=mask, other=0)
+DEEP = 16
+"""Columns of the smallest tile of the matrix units."""
 
 
-@triton.jit
-def norm_product(
-    residual: tensor, delta: tensor, samples: tensor, gain: tensor, weight: tensor,
-    bias: tensor, total: tensor, y: tensor, residual_stride: tensor,
-    delta_stride: tensor, eps: tensor, N: tl.constexpr, K: tl.constexpr,
-    TAKES: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+def left_to_library(
+    rows: int, dtype: Any, matrix: tuple[int, ...], tuning: Tuning
+) -> str | None:
+    """Say why the device's own library is better for so many rows, where it is."""
+    if rows == 1:
+        return None
+    if rows > tuning.few_rows:
+        most = tuning.few_rows
+        return f"takes {most} rows at most, found {rows}: the library is faster"
+    if str(dtype).removeprefix("torch.") == "float32":
+        return f"takes one row of float32, found {rows}: the library is faster"
+    if matrix[0] > tuning.most_outputs or matrix[1] > WIDE:
+        size = " x ".join(map(str, matrix))
+        return f"of a matrix of {size}, for {rows} rows, the library makes more"
+    return None
+
+
+def multiply(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tuning: Tuning,
+    *, gated: str = "", kind: str = "plain",
+) -> torch.Tensor:  # fmt: skip
+    """``x`` [T, K] times the transpose of ``weight`` [N, K]: [T, N].
+
+    gated: the activation of the first half of the rows, which multiplies the second.
+    kind: whose tile to use.
+    """
+    if not gated and left_to_library(x.shape[0], x.dtype, weight.shape, tuning):
+        return library_product(x, weight, bias)
+    x, n = dense(x), weight.shape[0] // (2 if gated else 1)
+    y = torch.empty((x.shape[0], n), dtype=x.dtype, device=x.device)
+    tensors = (x, x, None, x, weight, bias, y, y, x.stride(0), 0, 1.0)
+    _launch(tensors, "gated" if gated else kind, tuning, gated)
+    return y
+
+
+def normed(
+    residual: torch.Tensor, delta: torch.Tensor, samples: torch.Tensor | None,
+    norm: Norm, weight: torch.Tensor, bias: torch.Tensor | None, eps: float,
+    tuning: Tuning, *, gated: str = "",
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The sum [T, K], and the product [S, N] of its norm; S is T where all is taken."""
+    k, n = weight.shape[1], weight.shape[0] // (2 if gated else 1)
+    tokens = residual.shape[0] if samples is None else samples.shape[0]
+    if not tuning.norms(tokens, k) or (tokens > 1 and samples is not None):
+        total, x = added_norm(residual, delta, samples, norm, eps, tuning)
+        return total, multiply(x, weight, bias, tuning, gated=gated, kind="norm")
+    residual, delta = dense(residual), dense(delta)
+    y = torch.empty((tokens, n), dtype=residual.dtype, device=residual.device)
+    total = y
+    if samples is None:
+        total = torch.empty((tokens, k), dtype=residual.dtype, device=residual.device)
+    tensors = (
+        residual, delta, samples, norm.weight, weight, bias, total, y,
+        residual.stride(0), delta.stride(0), eps,
+    )  # fmt: skip
+    _launch(tensors, "gated" if gated else "norm", tuning, gated, normed=True)
+    return total, y
+
+
+def _launch(
+    tensors: tuple[Any, ...], kind: str, tuning: Tuning, gated: str, *,
+    normed: bool = False,
 ) -> None:  # fmt: skip
-    """Add, normalize and multiply one row: the norm's scale comes after the product."""
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    at = tl.arange(0, COLUMNS)
-    b = weights(weight, rows, at, N, K)
-    if GATED:
-        c = weights(weight + N * K, rows, at, N, K)
-    follow(EARLY)
-    token = tl.program_id(1).to(tl.int64)
-    place = token
-    if TAKES:
-        place = tl.load(samples + token).to(tl.int64)
-    squares = tl.zeros((COLUMNS,), tl.float32)
-    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
-    if GATED:
-        ups = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, K, COLUMNS):
-        at = start + tl.arange(0, COLUMNS)
-        inside = at < K
-        x = tl.load(residual + place * residual_stride + at, mask=inside, other=0)
-        more = tl.load(delta + place * delta_stride + at, mask=inside, other=0)
-        a = x.to(tl.float32) + more.to(tl.float32)
-        if not TAKES:
-            first = inside & (tl.program_id(0) == 0)
-            tl.store(total + token * K + at, a, mask=first)
-        squares += a * a
-        a *= tl.load(gain + at, mask=inside, other=0).to(tl.float32)
-        sums += b.to(tl.float32) * a[None, :]
-        if GATED:
-            ups += c.to(tl.float32) * a[None, :]
-        if start + COLUMNS < K:
-            b = weights(weight, rows, at + COLUMNS, N, K)
-            if GATED:
-                c = weights(weight + N * K, rows, at + COLUMNS, N, K)
-    scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
-    result = tl.sum(sums, 1) * scale
-    if GATED:
-        result = gated(result, tl.sum(ups, 1) * scale, SILU)
-    if BIASED:
-        result += tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)
-    tl.store(y + token * N + rows, result, mask=rows < N)
+    """Launch the program for one row or that for several, with the tile of its kind."""
+    x, delta, samples, gain, weight, bias, total, y, *numbers = tensors
+    (tokens, n), k = y.shape, weight.shape[1]
+    several = (x, delta, gain, weight, weight if bias is None else bias, total, y)
+    options = {
+        "N": n, "K": k, "NORMED": normed, "BIASED": bias is not None,
+        "GATED": bool(gated), "SILU": gated == "silu",
+        "EARLY": tuning.starts_early(tokens), **tuning.launch(tokens),
+    }  # fmt: skip
+    held = padded(tokens) if tokens > 1 else 1
+    tile = tuning.tile(kind, n, k, held)
+    grid = (-(-n // tile.rows), 1)
+    if tokens == 1:
+        row_product[grid](
+            x if samples is None else samples, *several, *numbers,
+            TAKES=samples is not None, ROWS=tile.rows, COLUMNS=tile.columns,
+            num_warps=tile.warps, **options,
+        )  # fmt: skip
+        return
+    warps = min(tile.warps, max(tile.columns // DEEP, 1))
+    columns, rest = (power(k), 0) if normed else _steps(k, tile.columns, warps * DEEP)
+    stages = tuning.stages(tile, held, gated=bool(gated))
+    rows_product[grid](
+        *several, *numbers, tokens, TOKENS=held, ROWS=tile.rows,
+        COLUMNS=max(columns // warps, DEEP), REST=rest // warps, PARTS=warps,
+        STAGES=stages, num_warps=warps, **options,
+    )  # fmt: skip
 
 
-@triton.jit
-def product(
-    x: tensor, weight: tensor, bias: tensor, y: tensor, x_stride: tensor,
-    N: tl.constexpr, K: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, EARLY: tl.constexpr,
-) -> None:  # fmt: skip
-    """Multiply one row."""
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    b = weights(weight, rows, tl.arange(0, COLUMNS), N, K)
-    follow(EARLY)
-    token = tl.program_id(1).to(tl.int64)
-    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, K, COLUMNS):
-        at = start + tl.arange(0, COLUMNS)
-        a = tl.load(x + token * x_stride + at, mask=at < K, other=0).to(tl.float32)
-        sums += b.to(tl.float32) * a[None, :]
-        if start + COLUMNS < K:
-            b = weights(weight, rows, at + COLUMNS, N, K)
-    result = tl.sum(sums, 1)
-    if BIASED:
-        result += tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)
-    tl.store(y + token * N + rows, result, mask=rows < N)
-
-
-@triton.jit
-def norm_products(
-    residual: tensor, delta: tensor, samples: tensor, gain: tensor, weight: tensor,
-    bias: tensor, total: tensor, y: tensor, residual_stride: tensor,
-    delta_stride: tensor, eps: tensor, N: tl.constexpr, K: tl.constexpr,
-    TAKES: tl.constexpr, BIASED: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr,
-    TOKENS: tl.constexpr, TOKENS_P: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, EARLY: tl.constexpr,
-) -> None:  # fmt: skip
-    """Add, normalize and multiply a few rows, which take turns with the weights."""
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    at = tl.arange(0, COLUMNS)
-    b = weights(weight, rows, at, N, K)
-    if GATED:
-        c = weights(weight + N * K, rows, at, N, K)
-    follow(EARLY)
-    token = tl.arange(0, TOKENS_P)
-    squares = tl.zeros((TOKENS_P,), tl.float32)
-    sums = tl.zeros((TOKENS_P, ROWS), tl.float32)
-    if GATED:
-        ups = tl.zeros((TOKENS_P, ROWS), tl.float32)
-    for start in range(0, K, COLUMNS):
-        at = start + tl.arange(0, COLUMNS)
-        inside = at < K
-        gains = tl.load(gain + at, mask=inside, other=0).to(tl.float32)[None, :]
-        wide = b.to(tl.float32) * gains
-        if GATED:
-            other = c.to(tl.float32) * gains
-        for turn in tl.static_range(0, TOKENS):
-            place = tl.cast(turn, tl.int64)
-            if TAKES:
-                place = tl.load(samples + turn).to(tl.int64)
-            x = tl.load(residual + place * residual_stride + at, mask=inside, other=0)
-            more = tl.load(delta + place * delta_stride + at, mask=inside, other=0)
-            a = x.to(tl.float32) + more.to(tl.float32)
-            if not TAKES:
-                first = inside & (tl.program_id(0) == 0)
-                tl.store(total + turn * K + at, a, mask=first)
-            mine = token == turn
-            squares += tl.where(mine, tl.sum(a * a, 0), 0.0)
-            dot = tl.sum(wide * a[None, :], 1)[None, :]
-            sums += tl.where(mine[:, None], dot, 0.0)
-            if GATED:
-                dot = tl.sum(other * a[None, :], 1)[None, :]
-                ups += tl.where(mine[:, None], dot, 0.0)
-        if start + COLUMNS < K:
-            b = weights(weight, rows, at + COLUMNS, N, K)
-            if GATED:
-                c = weights(weight + N * K, rows, at + COLUMNS, N, K)
-    scale = tl.rsqrt(squares / K + eps)[:, None]
-    result = sums * scale
-    if GATED:
-        result = gated(result, ups * scale, SILU)
-    if BIASED:
-        more = tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)
-        result += more[None, :]
-    both = (token < TOKENS)[:, None] & (rows < N)[None, :]
-    tl.store(y + token[:, None] * N + rows[None, :], result, mask=both)
-
-
-@triton.jit
-def products(
-    x: tensor, weight: tensor, bias: tensor, y: tensor, x_stride: tensor,
-    N: tl.constexpr, K: tl.constexpr, BIASED: tl.constexpr, TOKENS: tl.constexpr,
-    TOKENS_P: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    EARLY: tl.constexpr,
-) -> None:  # fmt: skip
-    """Multiply a few rows, which take turns with the weights."""
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    b = weights(weight, rows, tl.arange(0, COLUMNS), N, K)
-    follow(EARLY)
-    token = tl.arange(0, TOKENS_P)
-    sums = tl.zeros((TOKENS_P, ROWS), tl.float32)
-    for start in range(0, K, COLUMNS):
-        at = start + tl.arange(0, COLUMNS)
-        wide = b.to(tl.float32)
-        for turn in tl.static_range(0, TOKENS):
-            a = tl.load(x + turn * x_stride + at, mask=at < K, other=0)
-            dot = tl.sum(wide * a.to(tl.float32)[None, :], 1)[None, :]
-            sums += tl.where((token == turn)[:, None], dot, 0.0)
-        if start + COLUMNS < K:
-            b = weights(weight, rows, at + COLUMNS, N, K)
-    if BIASED:
-        more = tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)
-        sums += more[None, :]
-    both = (token < TOKENS)[:, None] & (rows < N)[None, :]
-    tl.store(y + token[:, None] * N + rows[None, :], sums, mask=both)
+def _steps(k: int, columns: int, least: int) -> tuple[int, int]:
+    """Columns of a loop's steps, and 0; or, where ``columns`` reach ``k``, of the two
+    steps that are all.
+    """
+    if columns < k:
+        return columns, 0
+    first = max(power((k + 1) // 2), least)
+    return first, max(power(k - first), least) if first < k else 0

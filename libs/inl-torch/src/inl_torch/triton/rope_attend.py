@@ -92,7 +92,6 @@ def cut(dim: int, dtype: torch.dtype, tokens: int) -> Attend:
     """Keys of a tile, as many as registers hold, and warps of a program."""
     if dtype == torch.float32:
         return Attend(32, 2, 8, 2) if dim > 64 else Attend(64, 2, 4, 2)
-    # Many small programs keep more loads in flight than a few large ones.
-    if tokens > 1:
-        return Attend(64, 2, 2, 2)
-    return Attend(64 if dim > 64 else 128, 2, 4, 2)
+    if dim > 64:
+        return Attend(64 if tokens > 1 else 32, 2, 2, 2)
+    return Attend(128, 2, 4, 2)

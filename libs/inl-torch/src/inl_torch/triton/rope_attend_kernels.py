@@ -9,6 +9,10 @@ from triton.language import tensor
 from inl_torch.triton.attention_tiles import LOG2E
 from inl_torch.triton.programs import follow
 
+PAST = tl.constexpr(".cg")
+"""Where to load from ahead of time: past the first cache, which may hold what the step
+before left."""
+
 ALONE = tl.constexpr(3)
 """Tiles of keys that one program attends to sooner than two could add up theirs."""
 
@@ -82,6 +86,40 @@ def finish(
 
 
 @triton.jit
+def near_added(
+    x: tensor, key: tensor, value: tensor, shown: tensor, top: tensor, total: tensor,
+    result: tensor, scale: tensor, cap: tensor, CAPPED: tl.constexpr,
+) -> tuple[tensor, tensor, tensor]:  # fmt: skip
+    """Attend to one key [1, d]: the new highest scores, masses and sums."""
+    score = tl.sum(x.to(tl.float32) * key.to(tl.float32), 1)
+    score = tl.where(shown, capped(score * scale, cap, CAPPED), -1e30)
+    higher = tl.maximum(top, score)
+    mass = tl.where(shown, tl.exp2(score - higher), 0.0)
+    fade = tl.exp2(top - higher)
+    # Keys and values of padding are anybody's: no product with them.
+    row = tl.where(shown, value.to(tl.float32), 0.0)
+    result = result * fade[:, None] + mass[:, None] * row[None, :]
+    return higher, total * fade + mass, result
+
+
+@triton.jit
+def tile_added(
+    x: tensor, key: tensor, value: tensor, there: tensor, top: tensor, total: tensor,
+    result: tensor, scale: tensor, cap: tensor, CAPPED: tl.constexpr,
+) -> tuple[tensor, tensor, tensor]:  # fmt: skip
+    """Attend to one tile of keys: the new highest scores, masses and sums."""
+    score = tl.dot(x, tl.trans(key), input_precision="ieee")
+    score = capped(score * scale, cap, CAPPED)
+    score = tl.where(there[None, :], score, -1e30)
+    higher = tl.maximum(top, tl.max(score, 1))
+    mass = tl.where(there[None, :], tl.exp2(score - higher[:, None]), 0.0)
+    fade = tl.exp2(top - higher)
+    result = result * fade[:, None]
+    result += tl.dot(mass.to(value.dtype), value, input_precision="ieee")
+    return higher, total * fade + tl.sum(mass, 1), result
+
+
+@triton.jit
 def rope_attend(
     q: tensor, k: tensor, v: tensor, cos: tensor, sin: tensor, k_cache: tensor,
     v_cache: tensor, table: tensor, token_rows: tensor, positions: tensor,
@@ -99,8 +137,11 @@ def rope_attend(
     steps: nobody reads a cell that is written here. Of n active splits, split s takes
     every n-th tile of keys from tile s on. The last split of some heads to arrive adds
     them up, in their own order, and leaves ``arrivals`` at zero.
+
+    The step's own facts and the first tile of keys are read before the kernel ahead has
+    ended, so that must not be the one that writes them.
     """
-    follow(EARLY)
+    kind = k_cache.dtype.element_ty
     DIM: tl.constexpr = 2 * HALF
     CHUNKS: tl.constexpr = (SHARED + LANES - 1) // LANES
     # The heads of a token run side by side, for their keys lie so.
@@ -110,77 +151,90 @@ def rope_attend(
     split = tl.program_id(2)
     row = token
     if not ONE:
-        row = tl.load(token_rows + token).to(tl.int64)
+        row = tl.load(token_rows + token, cache_modifier=PAST).to(tl.int64)
     at = split * KEYS + tl.arange(0, KEYS)
     if not WINDOWED:
         # Ahead of the token's place, on which all else depends.
         inside = at < width * SIZE
-        home = tl.load(table + row * width + at // SIZE, mask=inside, other=0)
-    place = tl.load(positions + token).to(tl.int32)
-    real = tl.program_id(1) < tl.load(used + 2)
-    kind = k_cache.dtype.element_ty
-    m = tl.arange(0, M)
-    lane = chunk * LANES + m
-    mine = (m < LANES) & (lane < SHARED)
-    head = kv_head * SHARED + lane
-    d = tl.arange(0, DIM_P)
-    turned = d < DIM
-    h = d % HALF
-    c = tl.load(cos + token * HALF + h, mask=turned, other=0)
-    s = tl.load(sin + token * HALF + h, mask=turned, other=0)
-    x = rotated(
-        q + token * q_stride + head[:, None] * DIM, c, s,
-        mine[:, None] & turned[None, :], HALF, DIM_P,
-    ).to(kind)  # fmt: skip
-
-    top = tl.full((M,), -1e30, tl.float32)
-    total = tl.zeros((M,), tl.float32)
-    result = tl.zeros((M, DIM_P), tl.float32)
+        entries = table + row * width + at // SIZE
+        home = tl.load(entries, mask=inside, other=0, cache_modifier=PAST)
+    place = tl.load(positions + token, cache_modifier=PAST).to(tl.int32)
+    real = tl.program_id(1) < tl.load(used + 2, cache_modifier=PAST)
     # A step of as many rows as tokens may still hold several tokens of one row.
     oldest = token
     if not ONE:
-        oldest = tl.where(real, tl.load(starts + row).to(tl.int64), token)
-    newest = tl.where(split == 0, token + 1, oldest)
-    for other in range(oldest, newest):
-        turn = tl.load(cos + other * HALF + h, mask=turned, other=0)
-        lift = tl.load(sin + other * HALF + h, mask=turned, other=0)
-        near = rotated(
-            k + other * k_stride + kv_head * DIM + tl.zeros((1, 1), tl.int32), turn,
-            lift, turned[None, :], HALF, DIM_P,
-        ).to(kind)  # fmt: skip
-        new = tl.load(v + other * v_stride + kv_head * DIM + d, mask=turned, other=0)
-        owned = turned & (other == token) & (chunk == 0)
-        home_cell = tl.load(writes + token).to(tl.int64) * KV_HEADS + kv_head
-        tl.store(k_cache + home_cell * DIM + d[None, :], near, mask=owned[None, :])
-        tl.store(v_cache + home_cell * DIM + d, new, mask=owned)
-        fresh = tl.sum(x.to(tl.float32) * near.to(tl.float32), 1)
-        fresh = capped(fresh * scale, cap, CAPPED)
-        shown = real
-        if WINDOWED:
-            shown = real & (token - other < window)
-        fresh = tl.where(shown, fresh, -1e30)
-        peak = tl.maximum(top, fresh)
-        weight = tl.where(shown, tl.exp2(fresh - peak), 0.0)
-        kept = tl.exp2(top - peak)
-        total = total * kept + weight
-        result = result * kept[:, None]
-        # Keys and values of padding are anybody's: no product with them.
-        value_row = tl.where(shown, new.to(tl.float32), 0.0)
-        result += weight[:, None] * value_row[None, :]
-        top = peak
-
+        oldest = tl.where(
+            real, tl.load(starts + row, cache_modifier=PAST).to(tl.int64), token
+        )
     cached = place - (token - oldest).to(tl.int32)
     low = 0
     if WINDOWED:
         low = tl.minimum(tl.maximum(place - window + 1, 0), cached) // KEYS * KEYS
         at += low
-        home = tl.load(table + row * width + at // SIZE, mask=at < cached, other=0)
+        entries = table + row * width + at // SIZE
+        home = tl.load(entries, mask=at < cached, other=0, cache_modifier=PAST)
     end = tl.where(real, cached, 0)
     tiles = (end - low + KEYS - 1) // KEYS
     active = tl.where(tiles <= ALONE, 1, tl.minimum(tiles, SPLITS))
     end = tl.where(split < active, end, 0)
-    for start in range(low + split * KEYS, end, active * KEYS):
-        at = start + tl.arange(0, KEYS)
+    d = tl.arange(0, DIM_P)
+    turned = d < DIM
+    h = d % HALF
+    there = at < end
+    if WINDOWED:
+        there = there & (place - at < window)
+    cell = (home.to(tl.int64) * SIZE + at % SIZE) * KV_HEADS + kv_head
+    inner = cell[:, None] * DIM + d[None, :]
+    seen = there[:, None] & turned[None, :]
+    home_cell = (
+        tl.load(writes + token, cache_modifier=PAST).to(tl.int64) * KV_HEADS + kv_head
+    )
+    first_key = tl.load(k_cache + inner, mask=seen, other=0, cache_modifier=PAST)
+    first_value = tl.load(v_cache + inner, mask=seen, other=0, cache_modifier=PAST)
+    follow(EARLY)
+    c = tl.load(cos + token * HALF + h, mask=turned, other=0)
+    s = tl.load(sin + token * HALF + h, mask=turned, other=0)
+
+    m = tl.arange(0, M)
+    lane = chunk * LANES + m
+    mine = (m < LANES) & (lane < SHARED)
+    head = kv_head * SHARED + lane
+    x = rotated(
+        q + token * q_stride + head[:, None] * DIM, c, s,
+        mine[:, None] & turned[None, :], HALF, DIM_P,
+    ).to(kind)  # fmt: skip
+    top = tl.full((M,), -1e30, tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    result = tl.zeros((M, DIM_P), tl.float32)
+    own = k + token * k_stride + kv_head * DIM + tl.zeros((1, 1), tl.int32)
+    near = rotated(own, c, s, turned[None, :], HALF, DIM_P).to(kind)
+    new = tl.load(v + token * v_stride + kv_head * DIM + d, mask=turned, other=0)
+    owned = turned & (split == 0) & (chunk == 0)
+    tl.store(k_cache + home_cell * DIM + d[None, :], near, mask=owned[None, :])
+    tl.store(v_cache + home_cell * DIM + d, new, mask=owned)
+    shown = real & (split == 0)
+    top, total, result = near_added(
+        x, near, new, shown, top, total, result, scale, cap, CAPPED
+    )
+    for other in range(oldest, tl.where(split == 0, token, oldest)):
+        turn = tl.load(cos + other * HALF + h, mask=turned, other=0)
+        lift = tl.load(sin + other * HALF + h, mask=turned, other=0)
+        theirs = k + other * k_stride + kv_head * DIM + tl.zeros((1, 1), tl.int32)
+        near = rotated(theirs, turn, lift, turned[None, :], HALF, DIM_P).to(kind)
+        new = tl.load(v + other * v_stride + kv_head * DIM + d, mask=turned, other=0)
+        shown = real
+        if WINDOWED:
+            shown = real & (token - other < window)
+        top, total, result = near_added(
+            x, near, new, shown, top, total, result, scale, cap, CAPPED
+        )
+
+    top, total, result = tile_added(
+        x, first_key, first_value, there, top, total, result, scale, cap, CAPPED
+    )
+    at += active * KEYS
+    home = tl.load(table + row * width + at // SIZE, mask=at < end, other=0)
+    for _ in range(low + (split + active) * KEYS, end, active * KEYS):
         there = at < end
         if WINDOWED:
             there = there & (place - at < window)
@@ -189,16 +243,9 @@ def rope_attend(
         seen = there[:, None] & turned[None, :]
         key = tl.load(k_cache + inner, mask=seen, other=0)
         value = tl.load(v_cache + inner, mask=seen, other=0)
-        score = tl.dot(x, tl.trans(key), input_precision="ieee")
-        score = capped(score * scale, cap, CAPPED)
-        score = tl.where(there[None, :], score, -1e30)
-        higher = tl.maximum(top, tl.max(score, 1))
-        mass = tl.where(there[None, :], tl.exp2(score - higher[:, None]), 0.0)
-        fade = tl.exp2(top - higher)
-        total = total * fade + tl.sum(mass, 1)
-        result = result * fade[:, None]
-        result += tl.dot(mass.to(value.dtype), value, input_precision="ieee")
-        top = higher
+        top, total, result = tile_added(
+            x, key, value, there, top, total, result, scale, cap, CAPPED
+        )
         at += active * KEYS
         home = tl.load(table + row * width + at // SIZE, mask=at < end, other=0)
 

@@ -8,8 +8,28 @@ from typing import Any, NamedTuple
 
 from inl_torch.triton.common import power
 
-TURNS = 8
-"""Most rows that take turns with a tile of weights."""
+EARLY_ROWS = 32
+"""Most rows of a step whose kernels start early."""
+
+WIDE = 2048
+"""Most columns of a matrix that several rows multiply by programs of ours; of a wider
+one the device's own library made more, in whole steps."""
+
+AT_ONCE = 128 << 10
+"""Most bytes of rows and weights that a program of several rows takes at once."""
+
+HELD = 1 << 14
+"""Most elements that it norms."""
+
+IN_FLIGHT = 96 << 10
+"""Bytes that a program of several rows has on their way, about."""
+
+MOST_STAGES = 5
+
+
+def padded(tokens: int) -> int:
+    """Rows of the matrix units' tile that holds so many."""
+    return max(power(tokens), 8)
 
 
 class Tile(NamedTuple):
@@ -31,10 +51,6 @@ class Attend(NamedTuple):
     stages: int
 
 
-IN_TURNS = " in turns"
-"""Ends the kind of a product of several rows."""
-
-
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """How the kernels of a decoding step are cut."""
@@ -45,28 +61,60 @@ class Tuning:
     processors: int = 132
     """Multiprocessors of the chip."""
     tiles: Mapping[tuple[str, int, int], Tile] = field(default_factory=dict)
-    """(kind of product, rows, columns of the matrix) -> what was measured best."""
+    """(kind of product, rows, columns of the matrix) -> what was measured best; the
+    kind of a product of several rows ends in their number, padded: "norm x16"."""
     chosen: Mapping[str, Tile] = field(default_factory=dict)
     """Kind of product, whatever its rows -> tile of every matrix: what is being tried,
     or was measured for a kernel of its own."""
     attend: Attend | None = None
     """Likewise; a rule if none."""
-    shared_elements: int = 1 << 22
-    """Largest matrix, in elements, with which a few rows take turns; of a larger one
-    the device's own library makes more."""
+    few_rows: int = 1
+    """Most rows that share one reading of the weights in programs of ours; the device's
+    own library makes more of the others. AMD's compiler spills in the programs of
+    several."""
+    most_outputs: int = 1 << 13
+    """Most rows of a matrix that several rows multiply by programs of ours."""
+    normed_rows: int = 16
+    """Most rows whose product computes their norm by itself; that of more, and of
+    wider ones, has a launch of its own."""
+    shared_bytes: int = 64 << 10
+    """Shared memory that a program may have."""
 
-    def tile(self, kind: str, n: int, k: int) -> Tile:
-        """What is known for this product, or else a rule."""
-        found = self.chosen.get(kind.partition(" ")[0])
-        found = found or self.tiles.get((kind, n, k))
+    def tile(self, kind: str, n: int, k: int, tokens: int = 1) -> Tile:
+        """What is known for this product, or else a rule; ``tokens`` are padded."""
+        name = f"{kind} x{tokens}" if tokens > 1 else kind
+        found = self.chosen.get(kind) or self.tiles.get((name, n, k))
         if found is not None:
             return found
-        if kind.endswith(IN_TURNS):
-            return Tile(1, max(power(k), 16), 1 if k <= 1024 else 2)
+        if tokens > 1:
+            return self._few(kind == "gated", n, k, tokens)
         rows = min(max(power(n // (8 * self.processors)), 1), 4)
-        if k > 2048:
-            return Tile(rows, 512, 4)
+        if k > WIDE:
+            return Tile(2, 2048, 8)
         return Tile(rows, max(power(k), 16), 2)
+
+    def _few(self, gated: bool, n: int, k: int, tokens: int) -> Tile:
+        rows = 16 if n <= 4096 else 32
+        whole = self._fits(power(k), tokens, 2 * rows if gated else rows)
+        part = 256 if self.shared_bytes > AT_ONCE else 128
+        return Tile(rows, max(power(k), 64) if whole else part, 4)
+
+    def _fits(self, columns: int, tokens: int, rows: int) -> bool:
+        return 2 * columns * (tokens + rows) <= min(self.shared_bytes, AT_ONCE)
+
+    def stages(self, tile: Tile, tokens: int, *, gated: bool) -> int:
+        """Steps of a program of several rows that are on their way at once."""
+        step = 2 * tile.columns * (tokens + tile.rows * (2 if gated else 1))
+        room = min(self.shared_bytes, IN_FLIGHT)
+        return min(max(room // step, 1), MOST_STAGES)
+
+    def norms(self, tokens: int, columns: int) -> bool:
+        """Whether the product of so many rows computes their norm by itself."""
+        if tokens == 1:
+            return True
+        held, whole = padded(tokens), power(columns)
+        fits = held * whole <= HELD and self._fits(whole, held, 32)
+        return tokens <= self.normed_rows and columns <= WIDE and fits
 
     def starts_early(self, tokens: int) -> bool:
         """Whether the kernels of a step of so many tokens do.
@@ -74,7 +122,7 @@ class Tuning:
         Larger ones hold so much of a multiprocessor while they wait that the kernel
         ahead of them loses more than they win.
         """
-        return self.early and tokens <= TURNS
+        return self.early and tokens <= EARLY_ROWS
 
     def launch(self, tokens: int) -> dict[str, Any]:
         """Options of every launch in a step of so many tokens."""
