@@ -35,7 +35,7 @@ NAME = "triton_packed"
 MOST_ALONE = 8
 """Rows up to which, in float32, each reads the weights for itself."""
 
-MOST_ROWS = 64
+MOST_ROWS = 32
 """Rows up to which, in half types, tensor cores meet the weights as they are decoded;
 more of them win back the time to write the decoded weights."""
 
@@ -75,9 +75,13 @@ def together(w: Packed, tokens: int, tuning: Tuning) -> Tiles:
     assert w.scales is not None
     wide = w.codes.dtype != torch.uint8 and line // w.scales.shape[1] % (2 * HALF) == 0
     width = 2 * HALF if wide else HALF
-    slots = 4
-    rows = 64 if n >= 128 * tuning.processors else 32
-    return Tiles(min(max(power(tokens), 8), 32), rows, slots, width, 3)
+    many, few = n >= 128 * tuning.processors, tokens <= 8
+    if width == HALF and many:
+        rows, stages = (32, 1) if few else (128, 2)
+    else:
+        rows, stages = 64 if many and not few else 32, 4
+    tokens = min(max(power(tokens), 8), MOST_ROWS)
+    return Tiles(tokens, rows if tokens < MOST_ROWS else 32, 4, width, stages)
 
 
 def facts(w: Packed) -> dict[str, Any]:
@@ -134,7 +138,7 @@ def _together(
     y = torch.empty((tokens, n), dtype=x.dtype, device=x.device)
     cut = together(w, tokens, tuning)
     known = facts(w) | {"LINE": line}
-    packed_rows[(-(-tokens // cut.tokens), -(-n // cut.rows))](
+    packed_rows[(-(-n // cut.rows),)](
         x, *parts(w), y if bias is None else bias, y, x.stride(0), tokens, N=n,
         BIASED=bias is not None, TOKENS=cut.tokens, ROWS=cut.rows, SLOTS=cut.slots,
         WIDTH=cut.width, STAGES=cut.stages, num_warps=cut.slots, **known,

@@ -110,8 +110,8 @@ def packed_rows(
     BASE: tl.constexpr = 0 if BITS == 8 else 16 if half == tl.bfloat16 else 64
     MOVED: tl.constexpr = OFFSET or BITS == 4
     WHOLE: tl.constexpr = LINE % (SLOTS * WIDTH) == 0
-    tokens = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    rows = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    tokens = tl.arange(0, TOKENS).to(tl.int64)
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     byte = tl.arange(0, WIDTH)
     ones = tl.full((SLOTS, ROWS, WIDTH), 1.0, tl.float32).to(half)
     sums = tl.zeros((SLOTS, ROWS, TOKENS), tl.float32)
