@@ -69,5 +69,6 @@ SHAPES = ((6144, 4096), (28672, 4096), (4096, 14336), (3072, 576))
 ROWS = (
     *(product(kind, 1, *shape) for shape in SHAPES for kind in ("Q4_1", "Q8_0")),
     *(product(kind, 1, 28672, 4096) for kind in ("int4 of 64", "fp8 a row")),
-    *(product(kind, rows, 28672, 4096) for rows in (4, 16) for kind in KINDS),
+    *(product(kind, rows, 28672, 4096) for rows in (4, 16, 32) for kind in KINDS),
+    *(product(kind, 16, *shape) for shape in SHAPES[::2] for kind in ("Q4_1", "Q8_0")),
 )

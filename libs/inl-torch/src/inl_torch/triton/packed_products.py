@@ -64,8 +64,8 @@ class Tiles(NamedTuple):
     rows: int
     slots: int
     """Slots of each row at once, one a warp."""
-    width: int
-    """Bytes of a slot."""
+    parts: int
+    """Parts of a slot that differ in scale."""
     stages: int
 
 
@@ -73,15 +73,13 @@ def together(w: Packed, tokens: int, tuning: Tuning) -> Tiles:
     """How the product of a few rows is cut."""
     n, line = w.codes.shape
     assert w.scales is not None
-    wide = w.codes.dtype != torch.uint8 and line // w.scales.shape[1] % (2 * HALF) == 0
-    width = 2 * HALF if wide else HALF
-    many, few = n >= 128 * tuning.processors, tokens <= 8
-    if width == HALF and many:
-        rows, stages = (32, 1) if few else (128, 2)
-    else:
-        rows, stages = 64 if many and not few else 32, 4
-    tokens = min(max(power(tokens), 8), MOST_ROWS)
-    return Tiles(tokens, rows if tokens < MOST_ROWS else 32, 4, width, stages)
+    groups = w.scales.shape[1]
+    parts = 2 if groups > 1 and line // groups % (2 * HALF) else 1
+    # Columns of 16 are the fewest that every chip's matrix units take.
+    tokens = min(max(power(tokens), 16 // parts), MOST_ROWS)
+    many = n // (64 * tuning.processors)
+    rows = (16, 32)[many] if many < 2 else 64 if tokens < MOST_ROWS else 32
+    return Tiles(tokens, rows, 4, parts, {8: 4, 16: 3}.get(tokens, 2))
 
 
 def facts(w: Packed) -> dict[str, Any]:
@@ -134,14 +132,13 @@ def times(
 def _together(
     x: torch.Tensor, w: Packed, bias: torch.Tensor | None, tuning: Tuning
 ) -> torch.Tensor:
-    tokens, (n, line) = x.shape[0], w.codes.shape
+    tokens, (n, _), known = x.shape[0], w.shape, facts(w)
     y = torch.empty((tokens, n), dtype=x.dtype, device=x.device)
     cut = together(w, tokens, tuning)
-    known = facts(w) | {"LINE": line}
     packed_rows[(-(-n // cut.rows),)](
         x, *parts(w), y if bias is None else bias, y, x.stride(0), tokens, N=n,
         BIASED=bias is not None, TOKENS=cut.tokens, ROWS=cut.rows, SLOTS=cut.slots,
-        WIDTH=cut.width, STAGES=cut.stages, num_warps=cut.slots, **known,
+        PARTS=cut.parts, STAGES=cut.stages, num_warps=cut.slots, **known,
     )  # fmt: skip
     return y
 

@@ -1,9 +1,10 @@
 """Program that multiplies a few rows with packed weights on matrix units.
 
-Codes reach the units as halves, exactly, and are scaled after them: a *slot* of a row
-is some of its bytes that share a scale, and each slot's product is a sum of its own.
+Codes reach the units as halves, exactly, and are scaled after them. A warp takes a
+*slot* of each row, 32 bytes of codes, and sums what it finds there by itself. Where a
+slot has two scales, it meets ``x`` twice: with its second and with its first half zero.
 Codes of 4 bits are laid into the bits of a float, as BASE + code; what BASE adds, and
-offsets, are taken from the sums of ``x``, a product with ones.
+offsets, come from the sums of ``x``.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ import triton.language as tl
 from triton.language import tensor
 from triton.language.target_info import is_cuda
 
+from inl_torch.triton.packed_kernels import BYTES
+
+WIDTH = tl.constexpr(32)
+"""Bytes of a slot: two units."""
+
 FOUR = """{{
-.reg .b32 low, high;
-shl.b32 low, $4, {low};
-shr.u32 high, $4, {high};
-lop3.b32 low, low, {mask}, {bits}, 0xEA;
-lop3.b32 high, high, {mask}, {bits}, 0xEA;
-prmt.b32 $0, low, {top}, 0x4140;
-prmt.b32 $1, low, {top}, 0x4342;
-prmt.b32 $2, high, {top}, 0x4140;
-prmt.b32 $3, high, {top}, 0x4342;
+.reg .b32 w;
+{shift}.b32 w, $2, {by};
+lop3.b32 w, w, {mask}, {bits}, 0xEA;
+prmt.b32 $0, w, {top}, 0x4140;
+prmt.b32 $1, w, {top}, 0x4342;
 }}"""
-"""Four bytes of codes become two pairs of low and two of high halves."""
+"""The low or the high codes of four bytes become two pairs of halves."""
 
 FLOAT8 = """{{
 .reg .b32 a, b, s, t, times, zero;
@@ -43,12 +45,12 @@ fma.rn.{kind} $1, b, times, zero;
 }}"""
 """Four floats of 8 bits become halves: with too small an exponent first, put right."""
 
-FOUR_BFLOAT16 = tl.constexpr(
-    FOUR.format(low=3, high=1, mask="0x78787878", bits="0x80808080", top="0x41414141")
-)
-FOUR_FLOAT16 = tl.constexpr(
-    FOUR.format(low=4, high=0, mask="0xF0F0F0F0", bits="0", top="0x54545454")
-)
+BFLOAT16 = {"mask": "0x78787878", "bits": "0x80808080", "top": "0x41414141"}
+FLOAT16 = {"mask": "0xF0F0F0F0", "bits": "0", "top": "0x54545454"}
+LOW_BFLOAT16 = tl.constexpr(FOUR.format(shift="shl", by=3, **BFLOAT16))
+HIGH_BFLOAT16 = tl.constexpr(FOUR.format(shift="shr", by=1, **BFLOAT16))
+LOW_FLOAT16 = tl.constexpr(FOUR.format(shift="shl", by=4, **FLOAT16))
+HIGH_FLOAT16 = tl.constexpr(FOUR.format(shift="shr", by=0, **FLOAT16))
 FLOAT8_BFLOAT16 = tl.constexpr(
     FLOAT8.format(shift=4, mask="0x07F007F0", times="0x7B807B80", kind="bf16x2")
 )
@@ -58,23 +60,22 @@ FLOAT8_FLOAT16 = tl.constexpr(
 
 
 @triton.jit
-def pairs(b: tensor, half: tl.constexpr) -> tuple[tensor, tensor]:
-    """Low and high codes of bytes, above 16 in bfloat16 and above 64 in float16."""
+def four(b: tensor, HIGH: tl.constexpr, half: tl.constexpr) -> tensor:
+    """Low or high codes of bytes, above 16 in bfloat16 and above 64 in float16."""
     BRAIN: tl.constexpr = half == tl.bfloat16
     if is_cuda():
-        low, high = tl.inline_asm_elementwise(
-            FOUR_BFLOAT16 if BRAIN else FOUR_FLOAT16, "=r,=r,=r,=r,r", [b],
-            dtype=(tl.int16, tl.int16), is_pure=True, pack=4,
-        )  # fmt: skip
+        low: tl.constexpr = LOW_BFLOAT16 if BRAIN else LOW_FLOAT16
+        high: tl.constexpr = HIGH_BFLOAT16 if BRAIN else HIGH_FLOAT16
+        bits = tl.inline_asm_elementwise(
+            high if HIGH else low, "=r,=r,r", [b], dtype=tl.int16, is_pure=True, pack=4
+        )
     else:
         wide = b.to(tl.int16)
         if BRAIN:
-            low = ((wide << 3) & 0x78) | 0x4180
-            high = ((wide >> 1) & 0x78) | 0x4180
+            bits = (((wide >> 1) if HIGH else (wide << 3)) & 0x78) | 0x4180
         else:
-            low = ((wide << 4) & 0xF0) | 0x5400
-            high = (wide & 0xF0) | 0x5400
-    return low.to(half, bitcast=True), high.to(half, bitcast=True)
+            bits = ((wide if HIGH else (wide << 4)) & 0xF0) | 0x5400
+    return bits.to(half, bitcast=True)
 
 
 @triton.jit
@@ -99,65 +100,73 @@ def packed_rows(
     x_stride: tensor, count: tensor, N: tl.constexpr, LINE: tl.constexpr,
     GROUPS: tl.constexpr, BITS: tl.constexpr, FLOAT: tl.constexpr, ZERO: tl.constexpr,
     OFFSET: tl.constexpr, BIASED: tl.constexpr, TOKENS: tl.constexpr,
-    ROWS: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Multiply ``count`` rows of a half type; products and sums are float32's.
 
-    LINE: bytes of a row of codes; WIDTH: of a slot, 16 where codes have 4 bits.
+    LINE: units of a row of codes. PARTS: 2 where the units of a slot differ in scale.
     """
     half: tl.constexpr = x.dtype.element_ty
-    PER_SLOT: tl.constexpr = WIDTH * 8 // BITS
+    PER_UNIT: tl.constexpr = BYTES * 8 // BITS
+    UNITS: tl.constexpr = WIDTH // BYTES
+    PER_PART: tl.constexpr = UNITS * PER_UNIT // PARTS
     BASE: tl.constexpr = 0 if BITS == 8 else 16 if half == tl.bfloat16 else 64
     MOVED: tl.constexpr = OFFSET or BITS == 4
-    WHOLE: tl.constexpr = LINE % (SLOTS * WIDTH) == 0
-    tokens = tl.arange(0, TOKENS).to(tl.int64)
+    SCALED: tl.constexpr = GROUPS > 1 or MOVED
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = tl.arange(0, PARTS * TOKENS)
+    part = tl.arange(0, PARTS)
     byte = tl.arange(0, WIDTH)
-    ones = tl.full((SLOTS, ROWS, WIDTH), 1.0, tl.float32).to(half)
-    sums = tl.zeros((SLOTS, ROWS, TOKENS), tl.float32)
-    for start in tl.range(0, LINE, SLOTS * WIDTH, num_stages=STAGES):
-        slot = start // WIDTH + tl.arange(0, SLOTS)
-        held = (rows < N)[:, None, None]
-        taken = (tokens < count)[:, None, None]
-        scaled = (rows < N)[None, :]
-        if not WHOLE:
-            inside = slot * WIDTH < LINE
-            held &= inside[None, :, None]
-            taken &= inside[None, :, None]
-            scaled &= inside[:, None]
-        at = (slot[:, None] * WIDTH + byte[None, :])[None, :, :]
-        b = tl.load(codes + rows[:, None, None] * LINE + at, mask=held, other=0)
-        b = tl.permute(b, (1, 0, 2))
-        at = (slot[:, None] * PER_SLOT + byte[None, :])[None, :, :]
-        cells = x + tokens[:, None, None] * x_stride + at
-        a = tl.permute(tl.load(cells, mask=taken, other=0), (1, 2, 0))
+    mine = (column // TOKENS)[:, None] == (byte // (WIDTH // PARTS))[None, :]
+    mine &= (column % TOKENS < count)[:, None]
+    lines = x + (column % TOKENS).to(tl.int64)[:, None] * x_stride
+    lines += (byte // BYTES * PER_UNIT + byte % BYTES)[None, :]
+    token = tl.arange(0, TOKENS)
+    whole = x + token.to(tl.int64)[:, None] * x_stride
+    sums = tl.zeros((SLOTS, ROWS, PARTS * TOKENS), tl.float32)
+    if SCALED:
+        sums = sums.reshape(SLOTS, ROWS, PARTS, TOKENS)
+    for start in tl.range(0, LINE, SLOTS * UNITS, num_stages=STAGES):
+        slot = start // UNITS + tl.arange(0, SLOTS)
+        at = slot[:, None] * WIDTH + byte[None, :]
+        inside = (at < LINE * BYTES)[:, None, :]
+        cells = codes + rows[None, :, None] * (LINE * BYTES) + at[:, None, :]
+        b = tl.load(cells, mask=inside & (rows < N)[None, :, None], other=0)
+        cells = lines[None, :, :] + slot[:, None, None] * (PER_PART * PARTS)
+        a = tl.load(cells, mask=inside & mine[None, :, :], other=0)
         if BITS == 4:
-            low, high = pairs(b, half)
-            c = tl.permute(tl.load(cells + WIDTH, mask=taken, other=0), (1, 2, 0))
-            found = tl.dot(high, c, tl.dot(low, a))
-            amount = tl.dot(ones, c, tl.dot(ones, a))
-        elif GROUPS == 1 and not MOVED:
-            sums = tl.dot(single(b, FLOAT, half), a, sums)
+            c = tl.load(cells + BYTES, mask=inside & mine[None, :, :], other=0)
+            found = tl.dot(four(b, False, half), tl.permute(a, (0, 2, 1)))
+            found = tl.dot(four(b, True, half), tl.permute(c, (0, 2, 1)), found)
+        elif SCALED:
+            found = tl.dot(single(b, FLOAT, half), tl.permute(a, (0, 2, 1)))
         else:
-            found = tl.dot(single(b, FLOAT, half), a)
-            if MOVED:
-                amount = tl.dot(ones, a)
-        if GROUPS > 1 or MOVED:
-            group = slot // (LINE // WIDTH // GROUPS)
-            at = rows[None, :] * GROUPS + group[:, None]
-            scale = tl.load(scales + at, mask=scaled, other=0).to(tl.float32)
-            sums += found * scale[:, :, None]
+            sums = tl.dot(single(b, FLOAT, half), tl.permute(a, (0, 2, 1)), sums)
+        if SCALED:
+            unit = slot[:, None] * UNITS + part[None, :] * (UNITS // PARTS)
+            at = rows[None, :, None] * GROUPS + (unit // (LINE // GROUPS))[:, None, :]
+            mask = (unit < LINE)[:, None, :] & (rows < N)[None, :, None]
+            scale = tl.load(scales + at, mask=mask, other=0).to(tl.float32)
+            found = found.reshape(SLOTS, ROWS, PARTS, TOKENS)
+            sums += found * scale[:, :, :, None]
             if MOVED:
                 offset = scale * -(BASE + ZERO)
                 if OFFSET:
-                    offset += tl.load(offsets + at, mask=scaled, other=0)
-                sums += amount * offset[:, :, None]
+                    offset += tl.load(offsets + at, mask=mask, other=0)
+                at = unit[:, :, None] * PER_UNIT + tl.arange(0, PER_PART)[None, None, :]
+                at = at[:, :, None, :]
+                mask = (at < LINE * PER_UNIT) & (token < count)[None, None, :, None]
+                amount = tl.load(whole[None, None, :, :] + at, mask=mask, other=0)
+                amount = tl.sum(amount.to(tl.float32), 3)
+                sums += amount[:, None, :, :] * offset[:, :, :, None]
     result = tl.sum(sums, 0)
-    if GROUPS == 1 and not MOVED:
+    if SCALED:
+        result = tl.sum(result, 1)
+    else:
         scale = tl.load(scales + rows, mask=rows < N, other=0).to(tl.float32)
         result *= scale[:, None]
     if BIASED:
         more = tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)
         result += more[:, None]
-    mask = (rows < N)[:, None] & (tokens < count)[None, :]
-    tl.store(y + tokens[None, :] * N + rows[:, None], result, mask=mask)
+    mask = (rows < N)[:, None] & (token < count)[None, :]
+    tl.store(y + token.to(tl.int64)[None, :] * N + rows[:, None], result, mask=mask)
