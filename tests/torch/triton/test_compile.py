@@ -25,7 +25,7 @@ WIDE = {"cuda:90": ["float32", "bfloat16"], "hip:gfx942": ["float32", "bfloat16"
 """Chips for which float32 is compiled too, and on the first, both sizes of heads."""
 
 SPILLING = {
-    "hip:gfx1100": {"attend", "attend_tiles", "packed_rows", "rope_attend"},
+    "hip:gfx1100": {"attend", "attend_tiles", "rope_attend"},
 }
 """Kernels whose tiles are too large, and slow to compile, for a chip that no plugin
 serves yet."""
