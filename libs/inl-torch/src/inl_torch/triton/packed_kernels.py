@@ -1,7 +1,7 @@
 """Programs that multiply packed weights: see :mod:`inl_torch.triton.packed`.
 
-Codes become float32 by their bits: below a float's leading bit, an integer stands for
-itself, so taking the leading bit off again leaves the code, exactly.
+Codes of 4 bits become float32 by their bits: they are laid into the fraction of 1, and
+1 is taken off again, of each or of their sum.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language import tensor
+from triton.language.target_info import is_cuda
 
 from inl_torch.triton.activation import gated
 from inl_torch.triton.programs import follow
@@ -17,22 +18,54 @@ BYTES = tl.constexpr(16)
 """Bytes of codes that lie together, a *unit*: 32 codes of 4 bits or 16 of 8."""
 
 
+def _shifted(first: int) -> str:
+    """PTX that lays four bits of each byte into the top of a float's fraction."""
+    text = "{ .reg .b32 w;"
+    for byte in range(4):
+        by = 19 - 8 * byte - first
+        text += f" {'shl' if by > 0 else 'shr'}.b32 w, $4, {abs(by)};"
+        text += f" lop3.b32 ${byte}, w, 0x780000, 0x3F800000, 0xEA;"
+    return text + " }"
+
+
+LOW, HIGH = tl.constexpr(_shifted(0)), tl.constexpr(_shifted(4))
+
+
+@triton.jit
+def sixteenths(b: tensor) -> tuple[tensor, tensor]:
+    """Low and high codes of bytes as float32, 1 more than a sixteenth of each."""
+    if is_cuda():
+        low = tl.inline_asm_elementwise(
+            LOW, "=r,=r,=r,=r,r", [b], dtype=tl.int32, is_pure=True, pack=4
+        )
+        high = tl.inline_asm_elementwise(
+            HIGH, "=r,=r,=r,=r,r", [b], dtype=tl.int32, is_pure=True, pack=4
+        )
+    else:
+        low = ((b.to(tl.int32) & 15) << 19) | 0x3F800000
+        high = ((b.to(tl.int32) & 240) << 15) | 0x3F800000
+    return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def bytes_of(b: tensor, FLOAT: tl.constexpr) -> tensor:
+    """Codes of 8 bits as float32."""
+    if FLOAT:
+        wide = b.to(tl.int32)
+        bits = ((wide & 128) << 24) | ((wide & 127) << 20)
+        return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
+    return b.to(tl.int8, bitcast=True).to(tl.float32)
+
+
 @triton.jit
 def halves(
     b: tensor, BITS: tl.constexpr, FLOAT: tl.constexpr, ZERO: tl.constexpr
 ) -> tuple[tensor, tensor]:
     """Codes of bytes as float32: the low and the high ones, or all of them twice."""
     if BITS == 4:
-        wide = b.to(tl.int32)
-        low = ((wide & 15) | 0x4B000000).to(tl.float32, bitcast=True)
-        high = ((wide & 240) | 0x49000000).to(tl.float32, bitcast=True)
-        return low - (8388608.0 + ZERO), high - (524288.0 + ZERO)
-    if FLOAT:
-        wide = b.to(tl.int32)
-        bits = ((wide & 128) << 24) | ((wide & 127) << 20)
-        all_ = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
-    else:
-        all_ = b.to(tl.int8, bitcast=True).to(tl.float32)
+        low, high = sixteenths(b)
+        return low * 16 - (16 + ZERO), high * 16 - (16 + ZERO)
+    all_ = bytes_of(b, FLOAT)
     return all_, all_
 
 
@@ -71,18 +104,30 @@ def load_row(
 def meet(
     b: tensor, scale: tensor, offset: tensor, low: tensor, high: tensor,
     BITS: tl.constexpr, FLOAT: tl.constexpr, ZERO: tl.constexpr, OFFSET: tl.constexpr,
+    EXACT: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """What each unit adds to its row's product: float32 [rows, units]."""
-    first, second = halves(b, BITS, FLOAT, ZERO)
+    """What each unit adds to its row's product: float32 [rows, units].
+
+    Unless EXACT, what floats hold above their 4 bits is taken off each unit's sum.
+    """
+    scale = scale.to(tl.float32)
+    LIFTED: tl.constexpr = BITS == 4 and not EXACT
+    if LIFTED:
+        first, second = sixteenths(b)
+    else:
+        first, second = halves(b, BITS, FLOAT, ZERO)
     dot = tl.sum(first * low[None, :, :], 2)
     if BITS == 4:
         dot += tl.sum(second * high[None, :, :], 2)
-    found = scale.to(tl.float32) * dot
-    if OFFSET:
+    found = scale * (dot * 16 if LIFTED else dot)
+    if OFFSET or LIFTED:
         amount = tl.sum(low, 1)
         if BITS == 4:
             amount = tl.sum(low + high, 1)
-        found += offset.to(tl.float32) * amount[None, :]
+        shift = -(16 + ZERO) * scale if LIFTED else tl.zeros_like(scale)
+        if OFFSET:
+            shift += offset.to(tl.float32)
+        found += shift * amount[None, :]
     return found
 
 
@@ -101,6 +146,7 @@ def packed_row(
     N: rows of the result; GATED multiplies with as many again, which follow them.
     """
     PER_UNIT: tl.constexpr = BYTES * 8 // BITS
+    EXACT: tl.constexpr = x.dtype.element_ty == tl.float32
     K: tl.constexpr = LINE * PER_UNIT
     TWICE: tl.constexpr = 2 * N
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -143,12 +189,12 @@ def packed_row(
         offset = scale
         if OFFSET:
             offset = load_scales(offsets, rows, units, N, LINE, GROUPS)
-        sums += meet(b, scale, offset, low, high, BITS, FLOAT, ZERO, OFFSET)
+        sums += meet(b, scale, offset, low, high, BITS, FLOAT, ZERO, OFFSET, EXACT)
         if GATED:
             scale = load_scales(scales, below, units, TWICE, LINE, GROUPS)
             if OFFSET:
                 offset = load_scales(offsets, below, units, TWICE, LINE, GROUPS)
-            ups += meet(c, scale, offset, low, high, BITS, FLOAT, ZERO, OFFSET)
+            ups += meet(c, scale, offset, low, high, BITS, FLOAT, ZERO, OFFSET, EXACT)
         if start + UNITS < LINE:
             b = load_codes(codes, rows, units + UNITS, N, LINE)
             if GATED:
