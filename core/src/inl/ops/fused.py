@@ -18,7 +18,7 @@ from inl.ops.norm import Norm
 from inl.spec.op import Case, op
 from inl.spec.values import Step
 
-SIZES = ((1, 8, 24), (1, 96, 577), (3, 48, 160), (17, 64, 48))
+SIZES = ((1, 40, 72), (1, 96, 577), (3, 48, 160), (17, 64, 48))
 """Tokens, outputs and inputs."""
 
 

@@ -78,6 +78,7 @@ def block_cases(rng: np.random.Generator) -> Iterable[Case]:
     for tokens, hidden, inner, scale in ((1, 16, 8, 1.0), (5, 48, 64, 8.0)):
         h, velocity = rng.standard_normal((2, tokens, hidden))
         first = rng.standard_normal((inner, 2 * hidden)) / hidden**0.5
+        first[:, hidden:] /= scale
         second = 2 * rng.standard_normal((3 * hidden, inner)) / inner**0.5
         bias = rng.standard_normal(inner), rng.standard_normal(3 * hidden)
         mu = scale * rng.standard_normal(hidden)

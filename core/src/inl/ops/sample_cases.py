@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from inl.dtypes import rounded
 from inl.ops.attention import random_step
 from inl.ops.step import empty_tables
 from inl.spec.op import Case
 from inl.spec.values import NEUTRAL, PARAMS, Step, Tables
 
 UNIFORMS = (0.1, 0.62, 0.9999, 0.5)
+
+MARGIN = 1e-5
+"""Of a draw's number, and of shares to keep, within which float32 may choose another
+token: no case lies there."""
 
 EDGES: dict[str, Sequence[float]] = {
     "temperature": (0.0, 1e-6, 30.0),
@@ -71,11 +76,40 @@ def _together(rng: np.random.Generator, heat: float) -> Case:
     return Case(f"full/together/{heat:g}", args, {"sampler": "full"})
 
 
+def _decided(make: Callable[..., Case], *args: Any) -> Case:
+    """A case whose tokens rounding leaves alone, in every dtype of storage."""
+    while True:
+        case = make(*args)
+        if all(_stable(case, dtype) for dtype in ("float32", "bfloat16", "float16")):
+            return case
+
+
+def _stable(case: Case, dtype: str) -> bool:
+    """Whether a draw, or a share to keep, may be a little off with no other token."""
+    from inl.ops.sample import choose
+
+    logits, step, tables = case.args
+    shares = [PARAMS.index("top_p"), PARAMS.index("min_p")]
+    drawn = set()
+    for draw, share in ((0, 0), (MARGIN, 0), (-MARGIN, 0), (0, MARGIN), (0, -MARGIN)):
+        moved = np.clip(step.uniforms.view(np.float32) + draw, 0, 1 - 2.0**-24)
+        params = tables.params.copy()
+        params[:, shares] = np.clip(params[:, shares] * (1 + share), 0, 1)
+        tokens, _ = choose.body(
+            rounded(logits, dtype).astype(np.float64),
+            step._replace(uniforms=moved.astype(np.float32).view(np.int32)),
+            tables._replace(params=params),
+            **case.attrs,
+        )
+        drawn.add(tokens.tobytes())
+    return len(drawn) == 1
+
+
 def choose_cases(rng: np.random.Generator) -> Iterable[Case]:
     """Every sampler, every parameter at its limits, ties, and bans."""
     for vocab in (5, 257):
         for sampler in ("greedy", "draw", "full"):
-            yield _plain(rng, sampler, vocab)
+            yield _decided(_plain, rng, sampler, vocab)
     step, tables = _step(rng, 5)
     ties = np.array([[1, 2, 2, 0, 2.0]] * 4)
     for sampler in ("greedy", "draw", "full"):
@@ -87,9 +121,9 @@ def choose_cases(rng: np.random.Generator) -> Iterable[Case]:
     yield Case("full/ties/kept", (ties, step, tables), {"sampler": "full"})
     for name, values in EDGES.items():
         for value in values:
-            yield _edge(rng, name, value)
-    yield _together(rng, 0.0)
-    yield _together(rng, 0.9)
+            yield _decided(_edge, rng, name, value)
+    yield _decided(_together, rng, 0.0)
+    yield _decided(_together, rng, 0.9)
     step, tables = _step(rng, 257)
     tables.params[1:, 0] = [0.0, 1.0, 50.0]
     tables.bias[1:] = -1e9
