@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from inl.errors import MissingPackage
 from inl.text.gguf_fields import CONTROL, NORMAL, USER_DEFINED, Fields
 from inl.text.pre_tokenizers import (
     BEGINS_WITH_BOS,
     COMPOSED,
+    PATTERNS,
     PRE,
     WHOLE_WORDS,
     pre_tokenizer,
@@ -16,7 +18,11 @@ from inl.text.pre_tokenizers import (
 from inl.text.scored_bpe import scored_bpe
 from inl.text.tokenizer import Spelling, Tokenizer, guarded, library
 
+if TYPE_CHECKING:
+    from inl.text.plain_bpe import PlainBpe
+
 KINDS: Final = "gpt2 (byte-level BPE), llama (SentencePiece BPE)"
+MERGES: Final = "merges of tokens that are in tokenizer.ggml.tokens"
 
 
 def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
@@ -54,7 +60,7 @@ def open_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     bos, eos = fields.token("bos", tokens), fields.token("eos", tokens)
     special = {index for index, kind in enumerate(kinds) if kind == CONTROL}
     return Tokenizer(
-        lambda: _rules(fields, "gpt2", tokens, bos, eos),
+        lambda: _to_hand(fields, tokens, bos, eos),
         where=where,
         bos_token=bos,
         eos_token=eos,
@@ -62,13 +68,39 @@ def open_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     )
 
 
+def _to_hand(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> Any:
+    """Rules of a byte-level vocabulary, by the library where it is installed."""
+    try:
+        return _rules(fields, "gpt2", tokens, bos, eos)
+    except MissingPackage:
+        return _plain(fields, tokens, bos, eos)
+
+
+def _plain(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> PlainBpe:
+    """The same rules in Python."""
+    from inl.text.plain_bpe import Frame, PlainBpe
+
+    vocabulary, name = _indexed(fields, tokens), _pre(fields)
+    control, shown = _added(fields, tokens)
+    before, after = _ends(fields, bos, eos, begins=name in BEGINS_WITH_BOS)
+    found: PlainBpe = guarded(
+        PlainBpe,
+        vocabulary,
+        _merges(fields),
+        PATTERNS[PRE[name]],
+        added=[*control, *shown],
+        special=[vocabulary[token] for token in control],
+        frame=Frame(*([vocabulary[each]] if each else [] for each in (before, after))),
+        whole_words=name in WHOLE_WORDS,
+        composed=name in COMPOSED,
+        where=f"{fields.where}: tokenizer.ggml.merges",
+        accepted=MERGES,
+    )
+    return found
+
+
 def _rules(fields: Fields, kind: str, tokens: Sequence[str], bos: str, eos: str) -> Any:
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        twice = next(
-            token for index, token in enumerate(tokens) if vocabulary[token] != index
-        )
-        fields.refuse("tokens", f"{twice!r:.60} twice", "each token once")
+    vocabulary = _indexed(fields, tokens)
     if kind == "llama":
         rules, begins = _scored(fields, tokens, vocabulary), True
     else:
@@ -78,22 +110,36 @@ def _rules(fields: Fields, kind: str, tokens: Sequence[str], bos: str, eos: str)
     return rules
 
 
-def _byte_level(fields: Fields, vocabulary: dict[str, int]) -> tuple[Any, bool]:
-    """Byte-level BPE, and whether its texts begin with the first token."""
-    lib = library()
-    name = _pre(fields)
+def _indexed(fields: Fields, tokens: Sequence[str]) -> dict[str, int]:
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        twice = next(
+            token for index, token in enumerate(tokens) if vocabulary[token] != index
+        )
+        fields.refuse("tokens", f"{twice!r:.60} twice", "each token once")
+    return vocabulary
+
+
+def _merges(fields: Fields) -> list[tuple[str, str]]:
     merges = [tuple(merge.split(" ")) for merge in fields.strings("merges")]
     odd = next((merge for merge in merges if len(merge) != 2), None)
     if odd is not None:
         shown = f"{' '.join(odd)!r:.60}"
         fields.refuse("merges", shown, "two tokens with a space between")
+    return cast("list[tuple[str, str]]", merges)
+
+
+def _byte_level(fields: Fields, vocabulary: dict[str, int]) -> tuple[Any, bool]:
+    """Byte-level BPE, and whether its texts begin with the first token."""
+    lib = library()
+    name = _pre(fields)
     model = guarded(
         lib.models.BPE,
         vocab=vocabulary,
-        merges=merges,
+        merges=_merges(fields),
         ignore_merges=name in WHOLE_WORDS,
         where=f"{fields.where}: tokenizer.ggml.merges",
-        accepted="merges of tokens that are in tokenizer.ggml.tokens",
+        accepted=MERGES,
     )
     rules = lib.Tokenizer(model)
     if name in COMPOSED:
@@ -130,8 +176,14 @@ def _scored(
 
 
 def _add_tokens(rules: Any, fields: Fields, tokens: Sequence[str]) -> None:
-    """Tokens that are found in a text before it is cut; control ones are not shown."""
     added = library().AddedToken
+    control, shown = _added(fields, tokens)
+    rules.add_special_tokens([added(one, normalized=False) for one in control])
+    rules.add_tokens([added(one, normalized=False) for one in shown])
+
+
+def _added(fields: Fields, tokens: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Tokens that are found in a text before it is cut: control ones are not shown."""
     kinds = fields.types(len(tokens))
     ends = set(fields.ends(tokens).values())
     control = [
@@ -146,8 +198,7 @@ def _add_tokens(rules: Any, fields: Fields, tokens: Sequence[str]) -> None:
     ]
     if "" in control or "" in shown:
         fields.refuse("tokens", "an empty control token", "control tokens with a text")
-    rules.add_special_tokens([added(one, normalized=False) for one in control])
-    rules.add_tokens([added(one, normalized=False) for one in shown])
+    return control, shown
 
 
 def _frame(
@@ -160,8 +211,7 @@ def _frame(
     begins: bool,
 ) -> None:
     """Set what a text begins and ends with."""
-    before = bos if fields.flag("add_bos_token", begins and bool(bos)) else ""
-    after = eos if fields.flag("add_eos_token", False) else ""
+    before, after = _ends(fields, bos, eos, begins=begins)
     used = [token for token in (before, after) if token]
     if used:
         rules.post_processor = library().processors.TemplateProcessing(
@@ -170,3 +220,9 @@ def _frame(
                 (token, vocabulary[token]) for token in dict.fromkeys(used)
             ],
         )
+
+
+def _ends(fields: Fields, bos: str, eos: str, *, begins: bool) -> tuple[str, str]:
+    """Tokens that a text begins and ends with, empty where it does with none."""
+    before = bos if fields.flag("add_bos_token", begins and bool(bos)) else ""
+    return before, eos if fields.flag("add_eos_token", False) else ""

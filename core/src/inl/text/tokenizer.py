@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from inl.errors import CheckpointError, InlError, MissingPackage, RequestError
+from inl.text.spelling import bytes_of
 
 if TYPE_CHECKING:
     import tokenizers
@@ -136,23 +137,13 @@ class Tokenizer:
         """Return what a token adds to a text, where :attr:`byte_level` is true."""
         found = self._bytes.get(index)
         if found is None:
-            found = self._bytes[index] = _bytes_of(self.token(index))
+            found = self._bytes[index] = bytes_of(self.token(index))
         return found
 
     def is_byte(self, index: int) -> bool:
         """Whether a token is one byte by fallback, to be joined with its neighbors."""
         token = self.token(index)
         return token is not None and BYTE_TOKEN.fullmatch(token) is not None
-
-
-def _bytes_of(token: str | None) -> bytes:
-    """Bytes of a token in GPT-2's letters."""
-    if token is None:
-        return b""
-    try:
-        return bytes(map(_BYTES.__getitem__, token))
-    except KeyError:  # an added token, spelled as itself
-        return token.encode()
 
 
 def _odd(text: Any) -> str:
@@ -221,17 +212,3 @@ def _decoder_kind(rules: tokenizers.Tokenizer) -> str | None:
     if state["type"] == "Sequence" and len(state["decoders"]) == 1:
         state = state["decoders"][0]
     return str(state["type"])
-
-
-def _byte_spellings() -> dict[str, int]:
-    """GPT-2's letters for bytes: visible ones stand for themselves.
-
-    The others are counted from U+0100 up.
-    """
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    spelled = {chr(byte): byte for byte in visible}
-    return spelled | {chr(256 + place): byte for place, byte in enumerate(hidden)}
-
-
-_BYTES: Final = _byte_spellings()

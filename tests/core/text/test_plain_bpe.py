@@ -1,0 +1,132 @@
+"""Text to ids without the ``tokenizers`` package, beside that package."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from text_samples import TEXTS, metadata
+
+from inl.errors import CheckpointError, MissingPackage, RequestError
+from inl.text.gguf_vocabulary import open_tokenizer, read_tokenizer
+from inl.text.plain_bpe import PlainBpe, cut, translated
+from inl.text.pre_tokenizers import PATTERNS, pre_tokenizer
+from inl.weights.gguf import GgufFile
+
+# Unicode grows: a character that one side does not know yet is of no category there.
+ANY_TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cn"]), max_size=40)
+CASED = st.text(st.sampled_from("aA1²½ \n\r\t'sſLlé\u0301日!?/_\u200b\x1c\u2028"))
+
+
+def in_python(fields):
+    """The tokenizer of a machine that has no ``tokenizers``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "tokenizers", None)
+        tokenizer = open_tokenizer(fields, "m.gguf")
+        assert isinstance(tokenizer._rules, PlainBpe)
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def plain(default_checkpoint):
+    return in_python(GgufFile(default_checkpoint.path).metadata)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_equal_the_packages(text, plain, default_tokenizer):
+    ids = default_tokenizer.encode(text)
+    assert plain.encode(text) == ids
+    for skip in (True, False):
+        assert plain.decode(ids, skip) == default_tokenizer.decode(ids, skip)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=ANY_TEXT | CASED)
+def test_any_text_equals_the_packages(text, plain, default_tokenizer):
+    ids = default_tokenizer.encode(text)
+    assert plain.encode(text) == ids
+    assert plain.decode(ids) == default_tokenizer.decode(ids)
+
+
+@settings(max_examples=50, deadline=None)
+@given(ids=st.lists(st.integers(0, 50_000)))
+def test_any_ids_equal_the_packages(ids, plain, default_tokenizer):
+    for skip in (True, False):
+        assert plain.decode(ids, skip) == default_tokenizer.decode(ids, skip)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_every_rule_cuts_as_the_package_does(name):
+    rules = pre_tokenizer(name)
+    patterns = [re.compile(translated(each)) for each in PATTERNS[name]]
+
+    def check(text):
+        pieces = [text]
+        for pattern in patterns:
+            pieces = [part for piece in pieces for part in cut(piece, pattern)]
+        found = [text[a:b] for _, (a, b) in rules.pre_tokenize_str(text)]
+        assert pieces == found
+
+    for text in TEXTS:
+        check(text)
+    settings(max_examples=60, deadline=None)(given(text=ANY_TEXT | CASED)(check))()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"add_bos_token": True, "add_eos_token": True},
+        {"pre": "llama-bpe"},
+        {"pre": "qwen2"},
+        {"merges": ["b a", "a b", "ab a"]},
+        {"tokens": ["<s>", "</s>", "a", "b", "ab", "<s>a"]},
+        {"tokens": ["<s>", "</s>", "a", "b", "ab", "aab"], "pre": "llama-bpe",
+         "token_type": None},
+    ],
+)  # fmt: skip
+def test_every_field_counts_as_with_the_package(changes):
+    fields = metadata(**changes) | {"tokenizer.ggml.token_type": [3, 3, 1, 1, 1, 4]}
+    if "merges" in changes:
+        fields["tokenizer.ggml.tokens"] = ["<s>", "</s>", "a", "b", "ab", "ba", "aba"]
+        fields["tokenizer.ggml.token_type"] = [3, 3, *[1] * 5]
+    if "token_type" in changes:
+        fields["tokenizer.ggml.token_type"] = [3, 3, 1, 1, 1, 1]
+    theirs, ours = read_tokenizer(fields, "m.gguf"), in_python(fields)
+    for text in ("", "ab", "aab", "abab aba", "<s>ba</s>", "baba", "a\u0301b<s>a"):
+        for add in (True, False):
+            assert ours.encode(text, add) == theirs.encode(text, add)
+    assert ours.special_ids == theirs.special_ids
+    assert ours.vocab_size == theirs.vocab_size
+    assert ours.token_id("ab") == theirs.token_id("ab") == 4
+    assert ours.token_id("zz") is None
+
+
+def test_a_long_word_takes_no_long_time(plain, default_tokenizer):
+    text = "abcdefghij" * 5_000
+    begun = time.process_time()
+    ids = plain.encode(text)
+    assert time.process_time() - begun < 5
+    assert ids == default_tokenizer.encode(text)
+
+
+def test_bad_input_is_refused_alike(plain):
+    with pytest.raises(RequestError, match=r"'\\ud800' at character 2"):
+        plain.encode("ab\ud800")
+    with pytest.raises(RequestError, match="found bytes; accepted: text"):
+        plain.encode(b"ab")
+    for ids in ([-1], [1 << 32], ["a"], [None]):
+        with pytest.raises(RequestError, match=r"token ids.*accepted"):
+            plain.decode(ids)
+    with pytest.raises(CheckpointError, match=r"m\.gguf: tokenizer\.ggml\.merges: .*z"):
+        in_python(metadata(merges=["a z"]))
+
+
+def test_another_kind_of_vocabulary_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    fields = metadata(model="llama", scores=[0.0] * 6)
+    with pytest.raises(MissingPackage, match=r"pip install 'inl-core\[text\]'"):
+        open_tokenizer(fields, "m.gguf")
