@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,33 @@ def choose(
     last = tables.last.copy()
     last[step.slots] = tokens.reshape(step.slots.shape[0], -1)[:, -1]
     return tokens, tables._replace(last=last)
+
+
+def is_decided(
+    logits: Sequence[Any], step: Step, tables: Tables, margin: float, *, full: bool
+) -> bool:
+    """Whether no draw of one sample a row lies so close to another token.
+
+    logits: several [S, V] that may be drawn from. The drawn number, and the shares
+    top-p and min-p of what is kept, may each be ``margin`` more or less.
+    """
+    slots = np.tile(step.slots, len(logits))
+    rows = np.concatenate(list(logits))
+    if full:
+        tables = _counted(step, tables)
+        rows = _penalized(rows, slots, tables)
+    draws, shares = margin * np.array([(0, 1, -1, 0, 0), (0, 0, 0, 1, -1)])
+    copies = len(draws)
+    params = np.tile(tables.params[slots].astype(np.float64), (copies, 1))[:, :, None]
+    hot = params[:, 0] > 0
+    scaled = _scaled(np.tile(rows, (copies, 1)), np.where(hot, params[:, 0], 1))
+    params[:, 2:4] *= 1 + np.repeat(shares, len(slots))[:, None, None]
+    kept = _kept(scaled, params) if full else True
+    uniforms = np.tile(step.uniforms.view(np.float32), len(logits) * copies)
+    uniforms = (uniforms + np.repeat(draws, len(slots))).astype(np.float32)
+    drawn = np.where(hot[:, 0], _drawn(np.where(kept, np.exp(scaled), 0), uniforms), 0)
+    drawn = drawn.reshape(copies, -1)
+    return bool((drawn == drawn[0]).all())
 
 
 def _counted(step: Step, tables: Tables) -> Tables:

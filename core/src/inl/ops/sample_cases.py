@@ -78,31 +78,20 @@ def _together(rng: np.random.Generator, heat: float) -> Case:
 
 def _decided(make: Callable[..., Case], *args: Any) -> Case:
     """A case whose tokens rounding leaves alone, in every dtype of storage."""
+    from inl.ops.sample import is_decided
+
     while True:
         case = make(*args)
-        if all(_stable(case, dtype) for dtype in ("float32", "bfloat16", "float16")):
+        logits, step, tables = case.args
+        stored = [
+            rounded(logits, dtype).astype(np.float64)
+            for dtype in ("float32", "bfloat16", "float16")
+        ]
+        kind = case.attrs["sampler"]
+        if kind == "greedy" or is_decided(
+            stored, step, tables, MARGIN, full=kind == "full"
+        ):
             return case
-
-
-def _stable(case: Case, dtype: str) -> bool:
-    """Whether a draw, or a share to keep, may be a little off with no other token."""
-    from inl.ops.sample import choose
-
-    logits, step, tables = case.args
-    shares = [PARAMS.index("top_p"), PARAMS.index("min_p")]
-    drawn = set()
-    for draw, share in ((0, 0), (MARGIN, 0), (-MARGIN, 0), (0, MARGIN), (0, -MARGIN)):
-        moved = np.clip(step.uniforms.view(np.float32) + draw, 0, 1 - 2.0**-24)
-        params = tables.params.copy()
-        params[:, shares] = np.clip(params[:, shares] * (1 + share), 0, 1)
-        tokens, _ = choose.body(
-            rounded(logits, dtype).astype(np.float64),
-            step._replace(uniforms=moved.astype(np.float32).view(np.int32)),
-            tables._replace(params=params),
-            **case.attrs,
-        )
-        drawn.add(tokens.tobytes())
-    return len(drawn) == 1
 
 
 def choose_cases(rng: np.random.Generator) -> Iterable[Case]:
