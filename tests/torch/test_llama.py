@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from inl.backend.base import Traits
 from inl.backend.host import host_memory
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
@@ -27,6 +28,8 @@ LIMITS = Limits(slots=5, blocks=(60,), block_size=BLOCK, width=12, vocab=97)
 @final
 class StaticTorch(TorchBackend):
     """Plans attention as a device does whose sizes cannot be read."""
+
+    traits = Traits(dtypes=("float32",))
 
     def __init__(self):
         self.device = Device("cpu:0")
