@@ -71,9 +71,10 @@ def open_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
 def _to_hand(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> Any:
     """Rules of a byte-level vocabulary, by the library where it is installed."""
     try:
-        return _rules(fields, "gpt2", tokens, bos, eos)
+        library()
     except MissingPackage:
         return _plain(fields, tokens, bos, eos)
+    return _rules(fields, "gpt2", tokens, bos, eos)
 
 
 def _plain(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> PlainBpe:

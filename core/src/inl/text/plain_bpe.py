@@ -73,6 +73,7 @@ class PlainBpe:
         self._whole_words, self._composed = whole_words, composed
         self._word = lru_cache(WORDS_KEPT)(self._merged_word)
 
+    # The package's parameter: here added tokens are in the vocabulary.
     def get_vocab_size(self, with_added_tokens: bool = True) -> int:  # noqa: ARG002
         """Number of ids."""
         return len(self._ids)
@@ -80,10 +81,6 @@ class PlainBpe:
     def token_to_id(self, token: str) -> int | None:
         """Id of a token in the vocabulary's spelling."""
         return self._ids.get(token)
-
-    def id_to_token(self, index: int) -> str | None:
-        """Spelling of an id."""
-        return self._tokens.get(index)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Encoded:
         """Ids of ``text``; raises :class:`TypeError` for what UTF-8 cannot hold."""
@@ -112,10 +109,7 @@ class PlainBpe:
         """Ids of a text without added tokens."""
         if self._composed:
             text = unicodedata.normalize("NFC", text)
-        words = [text]
-        for pattern in self._cuts:
-            words = [piece for word in words for piece in cut(word, pattern)]
-        for word in words:
+        for word in words_of(text, self._cuts):
             yield from self._word(word)
 
     def _merged_word(self, word: str) -> list[int]:
@@ -169,7 +163,15 @@ def merged(
     return [symbol for symbol in symbols if symbol >= 0]
 
 
-def cut(text: str, pattern: re.Pattern[str]) -> Iterator[str]:
+def words_of(text: str, patterns: Iterable[re.Pattern[str]]) -> list[str]:
+    """What the patterns cut a text into, one after the other."""
+    words = [text]
+    for pattern in patterns:
+        words = [piece for word in words for piece in _cut(word, pattern)]
+    return words
+
+
+def _cut(text: str, pattern: re.Pattern[str]) -> Iterator[str]:
     """What the pattern matches, and what lies between, in order."""
     at = 0
     for found in pattern.finditer(text):
