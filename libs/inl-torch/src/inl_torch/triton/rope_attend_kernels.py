@@ -86,6 +86,20 @@ def finish(
 
 
 @triton.jit
+def tile_at(
+    home: tensor, at: tensor, end: tensor, place: tensor, window: tensor,
+    kv_head: tensor, d: tensor, SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr, WINDOWED: tl.constexpr,
+) -> tuple[tensor, tensor]:  # fmt: skip
+    """Which keys of a tile are attended to, and where each lies [keys, d]."""
+    there = at < end
+    if WINDOWED:
+        there = there & (place - at < window)
+    cell = (home.to(tl.int64) * SIZE + at % SIZE) * KV_HEADS + kv_head
+    return there, cell[:, None] * DIM + d[None, :]
+
+
+@triton.jit
 def near_added(
     x: tensor, key: tensor, value: tensor, shown: tensor, top: tensor, total: tensor,
     result: tensor, scale: tensor, cap: tensor, CAPPED: tl.constexpr,
@@ -180,11 +194,9 @@ def rope_attend(
     d = tl.arange(0, DIM_P)
     turned = d < DIM
     h = d % HALF
-    there = at < end
-    if WINDOWED:
-        there = there & (place - at < window)
-    cell = (home.to(tl.int64) * SIZE + at % SIZE) * KV_HEADS + kv_head
-    inner = cell[:, None] * DIM + d[None, :]
+    there, inner = tile_at(
+        home, at, end, place, window, kv_head, d, SIZE, KV_HEADS, DIM, WINDOWED
+    )
     seen = there[:, None] & turned[None, :]
     home_cell = (
         tl.load(writes + token, cache_modifier=PAST).to(tl.int64) * KV_HEADS + kv_head
@@ -235,11 +247,9 @@ def rope_attend(
     at += active * KEYS
     home = tl.load(table + row * width + at // SIZE, mask=at < end, other=0)
     for _ in range(low + (split + active) * KEYS, end, active * KEYS):
-        there = at < end
-        if WINDOWED:
-            there = there & (place - at < window)
-        cell = (home.to(tl.int64) * SIZE + at % SIZE) * KV_HEADS + kv_head
-        inner = cell[:, None] * DIM + d[None, :]
+        there, inner = tile_at(
+            home, at, end, place, window, kv_head, d, SIZE, KV_HEADS, DIM, WINDOWED
+        )
         seen = there[:, None] & turned[None, :]
         key = tl.load(k_cache + inner, mask=seen, other=0)
         value = tl.load(v_cache + inner, mask=seen, other=0)
