@@ -14,6 +14,7 @@ from inl_torch import functional as trained
 from kernels.rows import Row, x
 
 DT = 0.1
+CLAMPS = {"dt": DT, "most_beta": MOST_BETA, "limit": LIMIT}
 
 
 def stepped(
@@ -42,20 +43,18 @@ def said(shape: tuple[int, ...]) -> str:
 
 
 def step(*shape: int) -> Row:
-    clamps = {"dt": DT, "most_beta": MOST_BETA, "limit": LIMIT}
     return Row(
         "inl_dynamics_step", said(shape), lambda: operands(shape),
-        lambda run, *args: run(*args, **clamps), stepped,
+        lambda run, *args: run(*args, **CLAMPS), stepped,
         outputs=4 * torch.Size(shape).numel(),
     )  # fmt: skip
 
 
 def several(steps: int, *shape: int) -> Row:
-    clamps = {"dt": DT, "most_beta": MOST_BETA, "limit": LIMIT}
     return Row(
         "inl_dynamics_n_steps", f"{steps} steps, {said(shape)}",
         lambda: operands(shape),
-        lambda run, *args: run(*args, n_steps=steps, **clamps),
+        lambda run, *args: run(*args, n_steps=steps, **CLAMPS),
         lambda *args: stepped(*args, steps), outputs=4 * torch.Size(shape).numel(),
     )  # fmt: skip
 
@@ -63,7 +62,6 @@ def several(steps: int, *shape: int) -> Row:
 def both(*shape: int) -> Row:
     """A step and every gradient of it: mu's is a sum over all rows."""
     size, width = torch.Size(shape).numel(), shape[-1]
-    clamps = {"dt": DT, "most_beta": MOST_BETA, "limit": LIMIT}
 
     def make() -> tuple[torch.Tensor, ...]:
         return (*operands(shape), x(*shape), x(*shape))
@@ -83,7 +81,7 @@ def both(*shape: int) -> Row:
     return Row(
         "inl_dynamics_step", f"and backward, {said(shape)}", make,
         lambda run, *args: gradients(
-            lambda *given: trained.inl_dynamics_step(*given, **clamps)
+            lambda *given: trained.inl_dynamics_step(*given, **CLAMPS)
         )(*args),
         gradients(stepped), read=2 * 12 * size + 6 * width, outputs=2 * 7 * size,
     )  # fmt: skip

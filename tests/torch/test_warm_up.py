@@ -26,15 +26,13 @@ LIMITS = Limits(slots=3, blocks=(20,), block_size=4, width=8, vocab=97)
 BUCKETS = (Bucket(1, 1), Bucket(8, 2), Bucket(8, 2, 1, "full"))
 
 
-@final
-class Counting(TorchBackend):
-    """Has programs, and counts how often each runs."""
+class Compiling(TorchBackend):
+    """Has programs, and tells which of them runs."""
 
     traits = Traits()
 
     def __init__(self):
         self.device, self.place = Device("cpu:0"), torch.device("cpu")
-        self.runs = {}
 
     def memory(self):
         return host_memory()
@@ -44,34 +42,36 @@ class Counting(TorchBackend):
 
     def compile(self, function, bucket, *, consumes):
         def run(*args):
-            self.runs[bucket] = self.runs.get(bucket, 0) + 1
+            self.ran(bucket)
             return inferring(function)(*args)
 
         return run if consumes == (2,) else inferring(function)
 
 
 @final
-class Preparing(TorchBackend):
+class Counting(Compiling):
+    """Counts how often each program runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.runs = {}
+
+    def ran(self, bucket):
+        self.runs[bucket] = self.runs.get(bucket, 0) + 1
+
+
+@final
+class Preparing(Compiling):
     """Notes what it is asked to make ready, beside what runs."""
 
     traits = Traits(readers=3, token_budget=64)
 
     def __init__(self, *, breaks=False):
-        self.device, self.place = Device("cpu:0"), torch.device("cpu")
+        super().__init__()
         self.told, self.breaks = [], breaks
 
-    def memory(self):
-        return host_memory()
-
-    def buckets(self, limits):
-        return BUCKETS
-
-    def compile(self, function, bucket, *, consumes):
-        def run(*args):
-            self.told.append(bucket)
-            return inferring(function)(*args)
-
-        return run if consumes == (2,) else inferring(function)
+    def ran(self, bucket):
+        self.told.append(bucket)
 
     def offers(self, kind):
         return Ahead(self.prepare) if kind is Ahead else super().offers(kind)
