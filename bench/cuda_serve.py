@@ -62,14 +62,97 @@ def products_rate() -> float:
     return statistics.median(rates)
 
 
+Span = tuple[int, int, str]
+"""Nanoseconds at which a kernel began and ended, and its name."""
+
+
+def watched(core: Any, steps: int) -> list[Span]:
+    """The kernels of so many steps, or of as many as there are, in their order."""
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(steps):
+            if core.has_work:
+                core.step()
+        torch.cuda.synchronize()
+    return sorted(
+        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
+        for event in seen.profiler.kineto_results.events()
+        if event.device_type() == torch.autograd.DeviceType.CUDA
+    )
+
+
+def share_busy(found: list[Span]) -> float:
+    """Of the time from the first kernel to the last one's end."""
+    first = reached = found[0][0]
+    union = 0
+    for begin, end, _ in found:
+        union += max(end, reached) - max(begin, reached)
+        reached = max(end, reached)
+    return union / (reached - first)
+
+
+def listed(found: list[Span], steps: int, most: int = 14) -> None:
+    """Print the kernels that took longest."""
+    totals: dict[str, list[int]] = {}
+    for begin, end, name in found:
+        totals.setdefault(name, []).append(end - begin)
+    ranked = sorted(totals.items(), key=lambda item: -sum(item[1]))
+    for name, spans in ranked[:most]:
+        print(f"    {sum(spans) / 1e3 / steps:9.1f} us a step, "
+              f"{len(spans) / steps:6.1f} x {statistics.median(spans) / 1e3:8.2f}  "
+              f"{name[:90]}")  # fmt: skip
+
+
+def reading(core: Any) -> bool:
+    """Whether a prompt is still being read."""
+    return core.scheduler.waiting or any(
+        request.scheduled < request.fed for request in core.scheduler.running.values()
+    )
+
+
+def emptied(core: Any) -> None:
+    """Cancel all there is."""
+    for number in list(core._live):
+        core.cancel(number)
+    while core.has_work:
+        core.step()
+
+
+def filling(serving: Serving, prompts: list[list[int]]) -> None:
+    """Print where the time goes while prompts are read."""
+    core = serving.core
+    for profiled in (False, True):
+        start = time.perf_counter()
+        for prompt in prompts:
+            core.add(Request(prompt, max_tokens=100, ignore_eos=True))
+        added = time.perf_counter()
+        steps = 0
+        if not profiled:
+            while reading(core):
+                core.step()
+                steps += 1
+            torch.cuda.synchronize()
+            end = time.perf_counter()
+            whole = end - start
+            told = (
+                f"{1e3 * (added - start):.1f} ms to ask, then "
+                f"{1e3 * (end - added) / steps:.2f} ms for each of {steps} steps"
+            )
+            print(f"  {len(prompts)} prompts in {1e3 * whole:.1f} ms: {told}")
+        else:
+            found = watched(core, 2)  # the profiler's own start
+            found = watched(core, 6)
+            print(f"    profiled, the GPU is busy {share_busy(found):.1%} of 6 steps, "
+                  f"{(found[-1][1] - found[0][0]) / 6e6:.2f} ms each")  # fmt: skip
+            listed(found, 6)
+        emptied(core)
+
+
 def busy(serving: Serving, prompts: list[list[int]], steps: int = 100) -> None:
     """Print how much of some steps, in which all decode, the GPU computes."""
     core = serving.core
     for prompt in prompts:
         core.add(Request(prompt, max_tokens=steps + 100, ignore_eos=True))
-    while core.scheduler.waiting or any(
-        request.scheduled < request.fed for request in core.scheduler.running.values()
-    ):
+    while reading(core):
         core.step()
     for _ in range(5):
         core.step()
@@ -79,38 +162,15 @@ def busy(serving: Serving, prompts: list[list[int]], steps: int = 100) -> None:
         core.step()
     ms = 1e3 * (time.perf_counter() - start) / steps
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(40):
-            core.step()
-        torch.cuda.synchronize()
-    found = [
-        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
-        for event in seen.profiler.kineto_results.events()
-        if event.device_type() == torch.autograd.DeviceType.CUDA
-    ]
-    found.sort()
+    found = watched(core, 40)
     # The first steps of a profile wait for the profiler itself.
-    first = found[len(found) // 4][0]
-    found = [event for event in found if event[0] >= first]
-    union, reached = 0, first
-    for begin, end, _ in found:
-        union += max(end, reached) - max(begin, reached)
-        reached = max(end, reached)
+    found = found[len(found) // 4 :]
     print(f"  {len(prompts)} rows decode: {ms:.3f} ms a step, "
           f"{1e3 * len(prompts) / ms:,.0f} tokens/s; profiled, the GPU is busy "
-          f"{union / (reached - first):.1%} of {(reached - first) / 30e6:.3f} ms "
+          f"{share_busy(found):.1%} of {(found[-1][1] - found[0][0]) / 30e6:.3f} ms "
           f"a step, {len(found) / 30:.0f} launches")  # fmt: skip
-    totals: dict[str, list[int]] = {}
-    for begin, end, name in found:
-        totals.setdefault(name, []).append(end - begin)
-    ranked = sorted(totals.items(), key=lambda item: -sum(item[1]))
-    for name, spans in ranked[:14]:
-        print(f"    {sum(spans) / 30e3:9.1f} us a step, {len(spans) / 30:6.1f} x "
-              f"{statistics.median(spans) / 1e3:8.2f}  {name[:90]}")  # fmt: skip
-    for number in list(core._live):
-        core.cancel(number)
-    while core.has_work:
-        core.step()
+    listed(found, 30)
+    emptied(core)
 
 
 def spent(serving: Serving, prompt: list[int]) -> None:
@@ -217,6 +277,7 @@ def main() -> int:
               f"{len(server.runner.limits.buckets)} programs in {warm:.1f} s, peak "
               f"{used:.1f} GB", flush=True)  # fmt: skip
         if given.profile and server.engine is None:
+            filling(server, random_prompts(rng, rows, given.prompt, vocab))
             busy(server, random_prompts(rng, rows, given.prompt - 100, vocab))
         server.close()
     return 0 if right else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -159,7 +160,7 @@ def test_an_engine_outlives_a_step_that_does_not_fit(gpu):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert [type(error) for error in errors] == [OutOfMemory]
-    assert "step of 256 tokens" in str(errors[0])
+    assert re.search(r"step of \d+ tokens: .* does not fit", str(errors[0]))
     assert answered(core, [4, 88, 17], 8) == want
     logits = plain_logits(*tiny, [*range(200)])
     assert answered(core, range(200), 1) == [int(logits[-1].argmax())]

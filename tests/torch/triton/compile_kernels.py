@@ -108,6 +108,22 @@ def steps(dim):
     yield random_step(np.random.default_rng(0), [40, 3], [1, 20], block_size=16)
 
 
+def call_many(kernels, dtype, dim):
+    """Attention of so many rows that memory is the limit, and of somewhat fewer."""
+    for rows in (40, 350):
+        host, blocks = random_step(
+            np.random.default_rng(0), [40] * rows, [1] * rows, block_size=16
+        )
+        step = Step(*(torch.from_numpy(np.asarray(a)) for a in host[:-1]))
+        q, k = (torch.ones(rows, n, dim, dtype=dtype) for n in (HEADS, KV_HEADS))
+        cache = Cache(
+            *(torch.ones(blocks, 16, KV_HEADS, dim, dtype=dtype) for _ in range(2))
+        )
+        turn = torch.ones(rows, dim // 2)
+        out = Linear(torch.ones(HIDDEN, HEADS * dim, dtype=dtype))
+        kernels["attend_project"](q, k, k, turn, turn, cache, step, out, scale=0.1)
+
+
 def call_dynamics(kernels, dtype):
     """INL dynamics: forward, a model's layer, and backward."""
     x, controller = torch.ones(3, 700, dtype=dtype), torch.ones(3, 2100, dtype=dtype)
@@ -161,6 +177,7 @@ def call_all(dtype, dim, tuning):
     packings = list(packed_weights())
     call_dynamics(kernels, dtype)
     call_experts(kernels, dtype)
+    call_many(kernels, dtype, dim)
     norm, out = Norm(x(HIDDEN)), Linear(x(HIDDEN, width), x(HIDDEN))
     qkv = StackedQkv(x(width + 2 * KV_HEADS * dim, HIDDEN), x(KV_HEADS * dim, HIDDEN))
     mlp = StackedMlp(x(2 * INNER, HIDDEN), x(HIDDEN, INNER))

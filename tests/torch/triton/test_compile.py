@@ -21,6 +21,10 @@ SHARED = {
 STACK = 40
 """Bytes of stack that cost nothing: a scalar or two, or the slow path of a cosine."""
 
+MORE_STACK = {"attend_tiles": 80}
+"""Kernels that spill a little and are faster so, by a bench's timing: tiles of a group
+of three heads of 128."""
+
 WIDE = {"cuda:90": ["float32", "bfloat16"], "hip:gfx942": ["float32", "bfloat16"]}
 """Chips for which float32 is compiled too, and on the first, both sizes of heads."""
 
@@ -56,7 +60,7 @@ def faults(rows, target):
     for row in rows:
         name = f"{row['kernel']} of {row['dtype']} x {row['dim']} for {target}"
         known = row["kernel"] in SPILLING.get(target, ())
-        if row["spills"] > STACK and not known:
+        if row["spills"] > MORE_STACK.get(row["kernel"], STACK) and not known:
             yield f"{name} spills {row['spills']} bytes"
         if row["shared"] > SHARED[target]:
             yield f"{name} takes {row['shared']} bytes of shared memory"

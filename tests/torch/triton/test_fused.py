@@ -157,6 +157,20 @@ def test_attend_project(dtype, dims, tuning, seed, on_torch, on_host):
         check("attend_project", case, dtype, on_torch, on_host, seed, tuning)
 
 
+MANY = {"many rows": ([7 * n % 90 for n in range(33)], [1] * 33, {"pad_rows": 2})}
+
+
+@pytest.mark.parametrize("many", [1, 1000])
+@pytest.mark.parametrize("dims", [(3, 1, 64), (2, 1, 128)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attend_project_of_many_rows(
+    dtype, dims, many, monkeypatch, seed, on_torch, on_host
+):
+    monkeypatch.setattr(rope_attend, "MANY", many)
+    for case in attend_cases(np.random.default_rng(seed), dims, MANY):
+        check("attend_project", case, dtype, on_torch, on_host, seed)
+
+
 PROMPTS = {
     "prompts": ([33, 5, 0], [1, 20, 17], {"block_size": 16, "pad_tokens": 28}),
     "rows and a long one": ([70, 7, 60], [1, 1, 70], {"block_size": 16}),

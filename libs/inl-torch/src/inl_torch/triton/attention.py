@@ -28,14 +28,21 @@ PROGRAMS = 264
 """Programs worth splitting keys for."""
 
 MOST_SPLITS = 32
+
+MIXED_PROGRAMS, MIXED_SPLITS = 4096, 8
+"""Likewise, and splits at most, in a step of prompts: few of its rows decode."""
+
 SINGLES = 8
 """Tokens up to which each attends by itself, whoever it belongs to."""
 
 HEADS = 8
 """Most heads of a program for one token."""
 
-ROOMY = 166_000
+ROOMY = 98_304
 """Bytes of shared memory with which a tile of prompts may be the largest."""
+
+LONG = 1 << 16
+"""Queries times heads from which the largest tiles fill a chip evenly."""
 
 SMALL = 65536
 """Bytes of it that every chip has."""
@@ -105,7 +112,8 @@ def _alone(
     wide = q.dtype == torch.float32
     keys = 16 if wide else 64
     across = kv_heads * -(-shared // lanes)
-    splits = _splits(tokens * across, -(-width * size // keys))
+    most = min(-(-width * size // keys), MIXED_SPLITS if mixed else MOST_SPLITS)
+    splits = _splits(MIXED_PROGRAMS if mixed else PROGRAMS, tokens * across, most)
     part, sums = out, step.positions
     if splits > 1:
         shape = (tokens, heads, splits)
@@ -126,9 +134,8 @@ def _alone(
         )  # fmt: skip
 
 
-def _splits(programs: int, most: int) -> int:
-    wanted = triton.cdiv(PROGRAMS, programs)
-    return min(power(wanted), MOST_SPLITS, power(most))
+def _splits(wanted: int, programs: int, most: int) -> int:
+    return min(power(triton.cdiv(wanted, programs)), power(most))
 
 
 def _in_tiles(
@@ -147,7 +154,8 @@ def _in_tiles(
     heads, dim = q.shape[1:]
     size, kv_heads = cache.k.shape[1:3]
     shared = heads // kv_heads
-    cut = tile(dim, q.dtype == torch.float32, shared_bytes(q.device))
+    shared_memory = shared_bytes(q.device)
+    cut = tile(dim, q.dtype == torch.float32, shared_memory, heads * q.shape[0])
     lanes = min(shared, cut.rows)
     tiles = work.tiles(cut.rows // lanes)
     attend_tiles[(kv_heads * -(-shared // lanes), tiles.shape[0])](
@@ -171,15 +179,18 @@ class Tile(NamedTuple):
     stages: int
 
 
-def tile(dim: int, wide: bool, shared: int) -> Tile:
-    """The best that was measured among those that fit ``shared`` bytes."""
+def tile(dim: int, wide: bool, shared: int, work: int) -> Tile:
+    """The best that was measured among those that fit ``shared`` bytes.
+
+    work: queries times heads of the step, of which there are tiles enough or not.
+    """
     if wide:
         return Tile(64 if dim <= 64 else 32, 16, 8, 2)
     if dim <= 64:
-        return Tile(128, 64, 8, 2)
+        return Tile(128, 64, 8, 2) if work >= LONG else Tile(64, 64, 4, 2)
     if dim <= 128 and shared >= ROOMY:
-        return Tile(128, 128, 8, 3)
-    return Tile(64, 64 if dim <= 128 and shared >= ROOMY // 2 else 32, 4, 2)
+        return Tile(128, 32, 4, 3)
+    return Tile(64, 32, 4, 2)
 
 
 @functools.cache

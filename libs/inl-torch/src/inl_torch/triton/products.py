@@ -100,7 +100,7 @@ def _launch(
         )  # fmt: skip
         return
     warps = min(tile.warps, max(tile.columns // DEEP, 1))
-    columns, rest = (power(k), 0) if normed else _steps(k, tile.columns, warps * DEEP)
+    columns, rest = _steps(k, k if normed else tile.columns, warps * DEEP)
     stages = tuning.stages(tile, held, gated=bool(gated))
     rows_product[grid](
         *several, *numbers, tokens, TOKENS=held, ROWS=tile.rows,

@@ -131,8 +131,8 @@ def rows_product(
 
     Every warp multiplies columns of its own, and the warps' sums are added at the end.
     Where one step of ``COLUMNS`` and one of ``REST`` for each warp are all, weights are
-    read ahead; only in a single step can rows be added and normed first. All is asked
-    for before anything is used, for loads do not move across barriers.
+    read ahead, and rows can be added and normed first. All is asked for before anything
+    is used, for loads do not move across barriers.
     """
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     at = tl.arange(0, PARTS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -150,17 +150,29 @@ def rows_product(
                 c_last = parted(weight + N * K, rows, last, N, K)
         if NORMED:
             g = tl.load(gain + at, mask=at < K, other=0)
+            if REST:
+                g_last = tl.load(gain + last, mask=last < K, other=0)
         follow(EARLY)
         a = inputs(x, x_stride, tokens, at, K, TOKENS)
         if REST:
             a_last = inputs(x, x_stride, tokens, last, K, TOKENS)
         if NORMED:
+            kind = x.dtype.element_ty
             more = inputs(delta, delta_stride, tokens, at, K, TOKENS)
+            if REST:
+                more_last = inputs(delta, delta_stride, tokens, last, K, TOKENS)
             wide = a.to(tl.float32) + more.to(tl.float32)
             squares = tl.sum(tl.sum(wide * wide, 2), 0)
+            if REST:
+                wide_last = a_last.to(tl.float32) + more_last.to(tl.float32)
+                squares += tl.sum(tl.sum(wide_last * wide_last, 2), 0)
             scale = tl.rsqrt(squares / K + eps)[None, :, None]
-            a = (wide * scale * g.to(tl.float32)[:, None, :]).to(x.dtype.element_ty)
+            a = (wide * scale * g.to(tl.float32)[:, None, :]).to(kind)
             kept(total, wide, tokens, at, K, TOKENS)
+            if REST:
+                gain_last = g_last.to(tl.float32)[:, None, :]
+                a_last = (wide_last * scale * gain_last).to(kind)
+                kept(total, wide_last, tokens, last, K, TOKENS)
         a = tl.permute(a, (0, 2, 1))
         sums = tl.dot(b, a, sums, input_precision="ieee")
         if GATED:

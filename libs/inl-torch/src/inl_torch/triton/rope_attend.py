@@ -14,13 +14,16 @@ from inl_torch.triton.common import dense, power
 from inl_torch.triton.rope import rope
 from inl_torch.triton.rope_attend_kernels import rope_attend
 from inl_torch.triton.rope_write import rope_write
-from inl_torch.triton.tuning import Attend, Tuning
+from inl_torch.triton.tuning import EARLY_ROWS, Attend, Tuning
 
 LABEL = "attend_project/triton"
 """Where a step keeps the counters."""
 
 MOST_HEADS = 256
 """Most programs across the heads of a token."""
+
+MANY = 1024
+"""Programs of one split from which memory is the limit, whatever each one does."""
 
 
 def plan(step: Step, *, block_size: int) -> torch.Tensor | Work:  # noqa: ARG001
@@ -59,10 +62,11 @@ def launch(
     q, k, v = dense(q), dense(k), dense(v)
     tokens, heads, dim = q.shape
     (size, kv_heads), width = cache.k.shape[1:3], step.blocks.shape[2]
-    way = tuning.attend or cut(dim, q.dtype, tokens)
-    shared, keys = heads // kv_heads, way.keys
+    shared = heads // kv_heads
     lanes = min(power(shared), HEADS)
     across = kv_heads * -(-shared // lanes)
+    way = tuning.attend or cut(dim, q.dtype, tokens, tokens * across)
+    keys = way.keys
     splits = split_count(tokens * across, -(-width * size // keys), tuning, way.waves)
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     shape = (tokens, heads, splits)
@@ -76,22 +80,36 @@ def launch(
         ONE=tokens == 1, SIZE=size, KV_HEADS=kv_heads, SHARED=shared, LANES=lanes,
         HALF=dim // 2, DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits,
         M=max(lanes, 16), WINDOWED=window is not None, CAPPED=cap is not None,
-        EARLY=tuning.starts_early(tokens), num_warps=way.warps, num_stages=way.stages,
-        **tuning.launch(tokens),
+        EARLY=tuning.starts_early(tokens), AHEAD=tokens <= EARLY_ROWS,
+        num_warps=way.warps, num_stages=way.stages, **tuning.launch(tokens),
     )  # fmt: skip
     return out
 
 
 def split_count(programs: int, tiles: int, tuning: Tuning, waves: int) -> int:
-    """Parts that a row's keys are cut into, so that every multiprocessor has work."""
-    wanted = -(-waves * tuning.processors // programs)
-    return min(power(wanted), MOST_SPLITS, power(tiles))
+    """Parts that a row's keys are cut into: no more programs than ``waves`` of them.
+
+    A split too many costs more than one too few: whoever has no keys still takes the
+    place of a program that has.
+    """
+    wanted = max(waves * tuning.processors // programs, 1)
+    return min(1 << wanted.bit_length() - 1, MOST_SPLITS, power(tiles))
 
 
-def cut(dim: int, dtype: torch.dtype, tokens: int) -> Attend:
-    """Keys of a tile, as many as registers hold, and warps of a program."""
+def cut(dim: int, dtype: torch.dtype, tokens: int, programs: int) -> Attend:
+    """Keys of a tile and warps of a program, by what was measured on an H200.
+
+    programs: those of one split. Few of them have to be quick, and hold many keys on
+    their way; many of them read as fast as memory goes where each is small.
+    """
     if dtype == torch.float32:
         return Attend(32, 2, 8, 2) if dim > 64 else Attend(64, 2, 4, 2)
+    if tokens > EARLY_ROWS:
+        if dim > 64:
+            return Attend(16, 8, 1, 3)
+        return Attend(32, 8, 1, 2) if programs >= MANY else Attend(64, 8, 4, 2)
+    if dim > 128:
+        return Attend(64, 2, 8, 2)
     if dim > 64:
-        return Attend(64 if tokens > 1 else 32, 2, 2, 2)
-    return Attend(128, 2, 4, 2)
+        return Attend(64, 1, 4, 2) if tokens == 1 else Attend(128, 2, 8, 2)
+    return Attend(128, 2 if tokens <= EARLY_ROWS // 2 else 4, 4, 2)

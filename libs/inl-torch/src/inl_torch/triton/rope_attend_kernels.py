@@ -143,7 +143,7 @@ def rope_attend(
     ONE: tl.constexpr, SIZE: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr,
     LANES: tl.constexpr, HALF: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr,
     SPLITS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    EARLY: tl.constexpr,
+    EARLY: tl.constexpr, AHEAD: tl.constexpr,
 ) -> None:  # fmt: skip
     """Attend some heads of one token to one split of its row's keys.
 
@@ -152,8 +152,8 @@ def rope_attend(
     every n-th tile of keys from tile s on. The last split of some heads to arrive adds
     them up, in their own order, and leaves ``arrivals`` at zero.
 
-    The step's own facts and the first tile of keys are read before the kernel ahead has
-    ended, so that must not be the one that writes them.
+    The step's own facts, and ``AHEAD`` the first tile of keys, are read before the
+    kernel ahead has ended, so that must not be the one that writes them.
     """
     kind = k_cache.dtype.element_ty
     DIM: tl.constexpr = 2 * HALF
@@ -167,7 +167,7 @@ def rope_attend(
     if not ONE:
         row = tl.load(token_rows + token, cache_modifier=PAST).to(tl.int64)
     at = split * KEYS + tl.arange(0, KEYS)
-    if not WINDOWED:
+    if AHEAD and not WINDOWED:
         # Ahead of the token's place, on which all else depends.
         inside = at < width * SIZE
         entries = table + row * width + at // SIZE
@@ -185,8 +185,9 @@ def rope_attend(
     if WINDOWED:
         low = tl.minimum(tl.maximum(place - window + 1, 0), cached) // KEYS * KEYS
         at += low
-        entries = table + row * width + at // SIZE
-        home = tl.load(entries, mask=at < cached, other=0, cache_modifier=PAST)
+        if AHEAD:
+            entries = table + row * width + at // SIZE
+            home = tl.load(entries, mask=at < cached, other=0, cache_modifier=PAST)
     end = tl.where(real, cached, 0)
     tiles = (end - low + KEYS - 1) // KEYS
     active = tl.where(tiles <= ALONE, 1, tl.minimum(tiles, SPLITS))
@@ -194,15 +195,16 @@ def rope_attend(
     d = tl.arange(0, DIM_P)
     turned = d < DIM
     h = d % HALF
-    there, inner = tile_at(
-        home, at, end, place, window, kv_head, d, SIZE, KV_HEADS, DIM, WINDOWED
-    )
-    seen = there[:, None] & turned[None, :]
     home_cell = (
         tl.load(writes + token, cache_modifier=PAST).to(tl.int64) * KV_HEADS + kv_head
     )
-    first_key = tl.load(k_cache + inner, mask=seen, other=0, cache_modifier=PAST)
-    first_value = tl.load(v_cache + inner, mask=seen, other=0, cache_modifier=PAST)
+    if AHEAD:
+        there, inner = tile_at(
+            home, at, end, place, window, kv_head, d, SIZE, KV_HEADS, DIM, WINDOWED
+        )
+        seen = there[:, None] & turned[None, :]
+        first_key = tl.load(k_cache + inner, mask=seen, other=0, cache_modifier=PAST)
+        first_value = tl.load(v_cache + inner, mask=seen, other=0, cache_modifier=PAST)
     follow(EARLY)
     c = tl.load(cos + token * HALF + h, mask=turned, other=0)
     s = tl.load(sin + token * HALF + h, mask=turned, other=0)
@@ -241,12 +243,15 @@ def rope_attend(
             x, near, new, shown, top, total, result, scale, cap, CAPPED
         )
 
-    top, total, result = tile_added(
-        x, first_key, first_value, there, top, total, result, scale, cap, CAPPED
-    )
-    at += active * KEYS
-    home = tl.load(table + row * width + at // SIZE, mask=at < end, other=0)
-    for _ in range(low + (split + active) * KEYS, end, active * KEYS):
+    begin = low + split * KEYS
+    if AHEAD:
+        top, total, result = tile_added(
+            x, first_key, first_value, there, top, total, result, scale, cap, CAPPED
+        )
+        begin += active * KEYS
+    for start in range(begin, end, active * KEYS):
+        at = start + tl.arange(0, KEYS)
+        home = tl.load(table + row * width + at // SIZE, mask=at < end, other=0)
         there, inner = tile_at(
             home, at, end, place, window, kv_head, d, SIZE, KV_HEADS, DIM, WINDOWED
         )
@@ -256,8 +261,6 @@ def rope_attend(
         top, total, result = tile_added(
             x, key, value, there, top, total, result, scale, cap, CAPPED
         )
-        at += active * KEYS
-        home = tl.load(table + row * width + at // SIZE, mask=at < end, other=0)
 
     cell = token * (KV_HEADS * SHARED) + head
     both = mine[:, None] & (d < DIM)[None, :]

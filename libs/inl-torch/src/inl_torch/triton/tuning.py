@@ -87,15 +87,18 @@ class Tuning:
         if found is not None:
             return found
         if tokens > 1:
-            return self._few(kind == "gated", n, k, tokens)
+            return self._few(kind, n, k, tokens)
         rows = min(max(power(n // (8 * self.processors)), 1), 4)
         if k > WIDE:
             return Tile(2, 2048, 8)
         return Tile(rows, max(power(k), 16), 2)
 
-    def _few(self, gated: bool, n: int, k: int, tokens: int) -> Tile:
+    def _few(self, kind: str, n: int, k: int, tokens: int) -> Tile:
         rows = 16 if n <= 4096 else 32
-        whole = self._fits(power(k), tokens, 2 * rows if gated else rows)
+        if tokens > self.normed_rows and kind != "plain":
+            # After a norm of its own, small programs: more of them run at once.
+            return Tile(rows, 128, 2)
+        whole = self._fits(power(k), tokens, 2 * rows if kind == "gated" else rows)
         part = 256 if self.shared_bytes > AT_ONCE else 128
         return Tile(rows, max(power(k), 64) if whole else part, 4)
 
