@@ -271,7 +271,10 @@ def _chosen(reply: Reply, plan: Plan, limits: Limits) -> list[int]:
 def _scores(reply: Reply, plan: Plan) -> list[TokenLogprob]:
     """Return what a reply tells of each row; raises ``ProtocolError``."""
     rows = len(plan.chunks)
-    if not any(chunk.request.logprobs is not None for chunk in plan.chunks):
+    assert plan.bucket is not None
+    if plan.bucket.sampler != "full" or not any(
+        chunk.request.logprobs is not None for chunk in plan.chunks
+    ):
         return []
     found = reply.scores
     if found is None or min(len(part) for part in found) < rows:

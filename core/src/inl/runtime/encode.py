@@ -11,6 +11,7 @@ from inl.runtime.request import Request
 from inl.runtime.runner import Limits
 from inl.runtime.uniforms import uniform
 from inl.spec.message import (
+    FEEDBACK,
     MARKS,
     Mark,
     Row,
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
 
 STEP_NUMBERS = 1 << 31
 """Step numbers start again from 0 here on the wire, after a month of serving."""
-
-FEEDBACK = (-1,)
-"""Tokens of a decoding row: the one that the runner chose last."""
-
 
 def frames(plan: Plan, limits: Limits) -> list[IntArray]:
     """Write a plan as messages, in the order in which the runner must have them."""
@@ -93,6 +90,8 @@ def _marks(request: Request) -> list[IntArray]:
 def _row(chunk: Chunk) -> Row:
     request, start, stop = chunk
     known = request.known
+    if start >= known and not request.temperature:
+        return request.feedback
     ids: Sequence[int] | IntArray = FEEDBACK
     if start < known:
         within = stop <= request.prompt_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from inl.runtime.buckets import Buckets
@@ -50,6 +51,11 @@ class Chunk(NamedTuple):
     stop: int
 
 
+make_chunk = partial(tuple.__new__, Chunk)
+"""Chunk of a triple; a named tuple's own constructor takes three times as long, and
+there is one for each row of each step."""
+
+
 class Admission(NamedTuple):
     """A slot given to a request of which ``length`` tokens are in its blocks."""
 
@@ -73,11 +79,8 @@ class Plan:
     """Number of the step, from 1; 0 where there is no step."""
     bucket: Bucket | None = None
     """Program of the step."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the step computes."""
-        return sum(chunk.stop - chunk.start for chunk in self.chunks)
+    tokens: int = 0
+    """Tokens that the step computes."""
 
 
 class Draft:
@@ -110,7 +113,7 @@ class Draft:
         start = request.scheduled
         stop = request.scheduled = start + 1
         self.budget -= 1
-        self.chunks.append(Chunk(request, start, stop))
+        self.chunks.append(make_chunk((request, start, stop)))
         request.in_flight += 1
         request.last_step = self.step
 
@@ -131,4 +134,4 @@ class Draft:
         sampler = max({chunk.request.sampler for chunk in self.chunks}, key=rank)
         tokens = self.size - self.budget
         bucket = buckets.choose(tokens, len(self.chunks), sampler)
-        return Plan(*lists, self.decode_rows, self.step, bucket)
+        return Plan(*lists, self.decode_rows, self.step, bucket, tokens)

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -21,6 +22,7 @@ from inl.runtime.sampling import (
     rank,
     sampler_for,
 )
+from inl.spec.message import FEEDBACK, Row
 from inl.spec.values import PARAMS
 
 if TYPE_CHECKING:
@@ -53,6 +55,10 @@ class Event(NamedTuple):
     """Set on the last event of a request."""
     error: Exception | None = None
     """Set where ``reason`` is ``"error"``."""
+
+
+make_event = partial(tuple.__new__, Event)
+"""Event of its four parts, in a third of the time that the constructor takes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -117,6 +123,8 @@ class Request:
     """Tokens of prompt and answer at most."""
     slot: int = field(init=False, default=0)
     """Home at the runner; 0 is none."""
+    feedback: Row = field(init=False, default=Row(0, FEEDBACK), repr=False)
+    """Its part of a step that feeds back the token chosen last, and draws none."""
     table: list[list[int]] = field(init=False, default_factory=list)
     """Blocks in order, for each cache group."""
     keys: list[bytes] = field(init=False, default_factory=list)
@@ -228,20 +236,26 @@ def _ids(name: str, values: Iterable[int]) -> tuple[list[int], IntArray]:
     given: list[Any] = []
     try:
         given.extend(values)
-        ids = list(map(index, given))
-    except TypeError as error:
-        bad = next((at for at, value in enumerate(given) if not _is_whole(value)), 0)
-        raise RequestError(f"{name}[{bad}]: {error}; accepts token ids") from error
-    try:
-        # Four times as fast as asking a list for its least and its greatest.
-        words = np.array(array("i", ids), np.int32)
-        fits = not ids or int(words.min()) >= 0
-    except OverflowError:
-        fits = False
-    if not fits:
-        bad = next(at for at, each in enumerate(ids) if not 0 <= each <= MAX_INT32)
-        raise RequestError(f"{name}[{bad}]: found {ids[bad]}, accepts 0 to {MAX_INT32}")
-    return ids, words
+        # Asks each what index() does, and its range, faster than a loop here could.
+        held = array("i", given)
+    except (TypeError, OverflowError) as error:
+        raise _refused(name, given, error) from error
+    words = np.array(held, np.int32)
+    if given and int(words.min()) < 0:
+        raise _refused(name, given, None)
+    return held.tolist(), words
+
+
+def _refused(name: str, given: list[Any], error: Exception | None) -> RequestError:
+    """What is wrong with the first value that is no token id."""
+    for at, value in enumerate(given):
+        if not _is_whole(value):
+            return RequestError(f"{name}[{at}]: {error}; accepts token ids")
+        if not 0 <= index(value) <= MAX_INT32:
+            return RequestError(
+                f"{name}[{at}]: found {index(value)}, accepts 0 to {MAX_INT32}"
+            )
+    return RequestError(f"{name}[0]: {error}; accepts token ids")
 
 
 def _is_whole(value: Any) -> bool:

@@ -22,10 +22,10 @@ from inl.runtime.buckets import Buckets
 from inl.runtime.memory import Memory
 from inl.runtime.plan import Draft, Plan, Policy
 from inl.runtime.queue import WaitingQueue
-from inl.runtime.request import Event, Reason, Request, Status, check
+from inl.runtime.request import Event, Reason, Request, Status, check, make_event
 from inl.runtime.runner import Limits
 from inl.runtime.sampling import TokenLogprob, rank
-from inl.spec.message import Cell
+from inl.spec.message import FEEDBACK, Cell, Row
 
 
 class Scheduler:
@@ -156,17 +156,17 @@ class Scheduler:
 
     def _decode(self, draft: Draft) -> None:
         """Schedule a token of each decoding request, and remember the others."""
-        size = self.limits.block_size
+        size, running, passes = self.limits.block_size, Status.RUNNING, self._passes
         for request in list(self.running.values()):
             start = request.scheduled
             if start < request.fed:
                 draft.prompts.append(request)
-            elif start < request.goal and request.status is Status.RUNNING:
-                if start == len(request.table[0]) * size:
+            elif start < request.goal and request.status is running:
+                if not start % size and start == len(request.table[0]) * size:
                     if not self._grow(request):
                         continue
                     draft.changed(request, start // size)
-                if self._passes:
+                if passes:
                     self._pass(draft, request, cells=start % size != 0 or size == 1)
                 draft.decode(request)
         draft.decode_rows = len(draft.chunks)
@@ -280,6 +280,7 @@ class Scheduler:
         request.fed, request.known = fed, ids
         request.goal = request.limit - 1 if self.policy.use_kv_cache else ids
         request.slot = self._slots.pop()
+        request.feedback = Row(request.slot, FEEDBACK)
         request.status = Status.RUNNING
         self.prefix_hit_tokens += request.cached_tokens
         self.running[self.waiting.pop().id] = request
@@ -313,21 +314,19 @@ class Scheduler:
         """
         plan = self.in_flight.popleft()
         self.memory.settle(plan.step)
-        size = self.limits.block_size
+        size, publishes = self.limits.block_size, self._publishes
+        finished, running = Status.FINISHED, Status.RUNNING
         events: list[Event] = []
         for row, (chunk, token) in enumerate(zip(plan.chunks, tokens, strict=True)):
-            request = chunk.request
+            request, _, stop = chunk
             request.in_flight -= 1
-            if request.status is Status.FINISHED:
+            status = request.status
+            if status is finished:
                 continue
-            if (
-                self._publishes
-                and chunk.stop // size > request.published
-                and request.status is Status.RUNNING
-            ):
-                self._publish(request, chunk.stop)
+            if publishes and stop // size > request.published and status is running:
+                self._publish(request, stop)
             # A chunk that ends before the last known token chose nothing of use.
-            if chunk.stop == len(request.tokens):
+            if stop == len(request.tokens):
                 if request.logprobs is not None:
                     found = scores[row]
                     request.scores.append(
@@ -356,4 +355,4 @@ class Scheduler:
             request.scheduled = 0
             request.fed = self._fed(request)
             request.known = request.goal = len(request.tokens)
-        return Event(request.id, token)
+        return make_event((request.id, token, None, None))

@@ -77,6 +77,10 @@ class Row(NamedTuple):
     """In [0, 1), one per sampled position; missing ones are 0."""
 
 
+FEEDBACK = (-1,)
+"""Tokens of a decoding row: the one that the runner chose last."""
+
+
 class Cell(NamedTuple):
     """One entry of a block table that changed."""
 
@@ -136,7 +140,8 @@ def step_frame(
     import numpy as np
 
     place = layout(bucket, groups=groups, block_size=block_size)
-    used_tokens = sum(len(row.tokens) for row in rows)
+    counts = [len(row.tokens) for row in rows]
+    used_tokens = sum(counts)
     _fit("rows", len(rows), bucket.rows)
     _fit("tokens", used_tokens, bucket.tokens)
     _fit("cells", len(cells), (place.tokens - place.cells) // 4)
@@ -149,8 +154,8 @@ def step_frame(
     table = frame[place.rows : place.cells].reshape(bucket.rows, 2 + bucket.width)
     used = len(rows)
     table[:used, 0] = [row.slot for row in rows]
-    table[:used, 1] = [len(row.tokens) for row in rows]
-    single = next((i for i, row in enumerate(rows) if len(row.tokens) != 1), used)
+    table[:used, 1] = counts
+    single = next((i for i, count in enumerate(counts) if count != 1), used)
     at = place.tokens + single
     frame[place.tokens : at] = [row.tokens[0] for row in rows[:single]]
     for row in rows[single:]:
