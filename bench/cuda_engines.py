@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -89,6 +90,11 @@ class Serving:
         engine = InferenceEngine(language, config=config, runner=runner)
         return cls(runner, engine._core, engine)
 
+    def settle(self) -> None:
+        """Keep the collector of cycles from what is loaded by now, as a worker does."""
+        gc.collect()
+        gc.freeze()
+
     def answer(self, prompts: list[list[int]], tokens: int) -> float:
         """Seconds in which all are answered."""
         torch.cuda.synchronize()
@@ -114,6 +120,7 @@ class Serving:
             self.engine.close()
         else:
             self.runner.close()
+        gc.unfreeze()
         torch.cuda.empty_cache()
 
 

@@ -241,6 +241,7 @@ def main() -> int:
         server = serving(8, given.ttft + 64)
         vocab = server.runner.limits.vocab
         server.answer(random_prompts(rng, 1, given.ttft, vocab), 1)
+        server.settle()
         times: dict[str, list[float]] = {"back to back": [], "after a rest": []}
         for way, found in times.items():
             for _ in range(7):
@@ -262,6 +263,7 @@ def main() -> int:
         start = time.perf_counter()
         server.runner.warm_up()
         warm = time.perf_counter() - start
+        server.settle()
         server.answer(random_prompts(rng, rows, given.prompt, vocab), 4)
         rates = [
             rows * given.tokens / server.answer(

@@ -43,6 +43,25 @@ def test_free_blocks_go_before_idle_ones():
     assert pool.find(b"key") is None
 
 
+@pytest.mark.parametrize("count", range(5))
+def test_many_are_taken_as_one_by_one(count):
+    pools = []
+    for _ in range(2):
+        pool = BlockPool(5, 2)
+        first, second, third = taken(pool, 3)
+        for block, key in ((second, b"second"), (first, b"first")):
+            pool.publish(block, key)
+        pool.free([first, third, second])
+        pools.append(pool)
+    many, one_by_one = pools
+    assert many.take_many(count) == taken(one_by_one, count)
+    assert many.available_blocks == one_by_one.available_blocks
+    for key in (b"first", b"second"):
+        assert many.find(key) == one_by_one.find(key)
+    with pytest.raises(AssertionError, match="available_blocks"):
+        many.take_many(5 - count)
+
+
 def test_a_prefix_outlives_its_suffix():
     pool = BlockPool(4, 2)
     blocks = taken(pool, 3)

@@ -53,6 +53,17 @@ class BlockPool:
         self._references[block] = 1
         return block
 
+    def take_many(self, count: int) -> list[int]:
+        """Give ``count`` blocks, as so many calls of :meth:`take` would."""
+        assert count <= self.available_blocks, "callers ask for available_blocks first"
+        kept = max(len(self._free) - count, 0)
+        blocks = self._free[kept:][::-1]
+        del self._free[kept:]
+        blocks += [self._evict() for _ in range(count - len(blocks))]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
     def _evict(self) -> int:
         block, _ = self._idle.popitem(last=False)
         key = self._key_of[block]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 STEP_NUMBERS = 1 << 31
 """Step numbers start again from 0 here on the wire, after a month of serving."""
 
+
 def frames(plan: Plan, limits: Limits) -> list[IntArray]:
     """Write a plan as messages, in the order in which the runner must have them."""
     found = [

@@ -69,6 +69,8 @@ class LocalRunner(Runner):
         self._resolved: dict[Bucket, Ops] = {}
         self._prepared: set[Bucket] = set()
         self._pending: deque[_Pending] = deque()
+        self._entering: list[IntArray] = []
+        """Admissions and releases that the next message finds done."""
         self._masked: tuple[Header, Any, Any] | None = None
         # Ops of a prompt's size, which the first step needs too.
         self._admit = self._compile(partial(_admit, self.ops(CLASSES[-1])), None, (1,))
@@ -85,19 +87,28 @@ class LocalRunner(Runner):
                 f"the limit is {self.limits.depth}"
             )
         found = self._check.read(message)
-        frame = self._backend.tensor(wrap(message))
+        if found.kind not in (MARK, STEP):
+            self._entering.append(message.copy())
+            return
+        self._enter()
         if found.kind == MARK:
+            frame = self._backend.tensor(wrap(message))
             (self._state,) = self._program("mark", CLASSES[0])(frame, self._state)
             return
-        if found.kind != STEP:
-            (self._state,) = self._admit(frame, self._state)
-            return
+        frame = self._backend.message(wrap(message))
         if found.flags & MASKED:
             self._submit_masked(found, frame)
             return
         program = self._program("advance", found.bucket)
         tokens, self._state = program(self.loaded.weights, frame, self._state)
         self._pending.append(_Pending(found.step, found.bucket, tokens))
+
+    def _enter(self) -> None:
+        """Let in and out whoever waits for it: all their frames in one copy."""
+        if self._entering:
+            for frame in self._backend.tensors([wrap(each) for each in self._entering]):
+                (self._state,) = self._admit(frame, self._state)
+            self._entering.clear()
 
     def _submit_masked(self, found: Header, frame: Any) -> None:
         program = self._program("logits", found.bucket)
@@ -139,6 +150,7 @@ class LocalRunner(Runner):
     def close(self) -> None:
         self._closed = True
         self._pending.clear()
+        self._entering.clear()
         self._programs.clear()
         self._state = State((), {}, Tables(*(None,) * len(Tables._fields)))
         self.loaded = replace(self.loaded, weights=None)
@@ -152,7 +164,8 @@ class LocalRunner(Runner):
         if self._pending or message[1] != STEP:
             raise ProtocolError("logits: needs a step, and no step in flight")
         program = self._program("logits", self._check.read(message).bucket)
-        frame = self._backend.tensor(wrap(message))
+        self._enter()
+        frame = self._backend.message(wrap(message))
         logits, _, self._state = program(self.loaded.weights, frame, self._state)
         return self._backend.numpy(logits)
 

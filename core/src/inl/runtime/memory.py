@@ -62,7 +62,7 @@ class Memory:
             self._free(table)
             return None
         for pool, blocks in zip(self.pools, table, strict=True):
-            blocks.extend(pool.take() for _ in range(fresh))
+            blocks += pool.take_many(fresh)
         return table, hits
 
     def before_window(self, group: int, position: int) -> int:

@@ -166,9 +166,9 @@ def _compile(target: Target) -> None:
     program = backend.compile(run, None, consumes=(1,))
     held = Tables(*(backend.tensor(wrap(array)) for array in tables))
     state = State((), {}, held)
-    for frame in frames:
+    for frame, there in zip(frames, backend.tensors([*map(wrap, frames)]), strict=True):
         tables = admit.body(frame, tables)
-        (state,) = program(backend.tensor(wrap(frame)), state)
+        (state,) = program(there, state)
     for name, found, want in zip(Tables._fields, state.tables, tables, strict=True):
         same = np.array_equal(widen(backend.numpy(found)), want)
         require(same, f"compiled admit: {name} differ from the body's after 4 calls")
@@ -188,15 +188,18 @@ def _copies(target: Target) -> None:
 
 
 def _round_trip(target: Target, dtype: str) -> None:
+    backend = target.backend
     for shape in SHAPES:
-        host = _values(target.rng(dtype, shape), shape, dtype)
-        found = target.backend.numpy(target.backend.tensor(host))
-        equal(f"{dtype}{list(shape)}: shape after a round trip", found.shape, shape)
-        if not np.array_equal(widen(found), widen(host), equal_nan=dtype in FLOATS):
-            raise CheckFailed(
-                f"{dtype}{list(shape)}: other numbers after a round trip "
-                f"(came back as {found.dtype})"
-            )
+        rng = target.rng(dtype, shape)
+        several = [_values(rng, shape, dtype) for _ in range(3)]
+        there = [*map(backend.tensor, several), *backend.tensors(several)]
+        for host, found in zip(2 * several, map(backend.numpy, there), strict=True):
+            equal(f"{dtype}{list(shape)}: shape after a round trip", found.shape, shape)
+            if not np.array_equal(widen(found), widen(host), equal_nan=dtype in FLOATS):
+                raise CheckFailed(
+                    f"{dtype}{list(shape)}: other numbers after a round trip "
+                    f"(came back as {found.dtype})"
+                )
 
 
 def _values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> HostArray:

@@ -39,11 +39,12 @@ class Arriving:
 class Captured:
     """``(weights, message, state) -> (*results, state)``, captured at the first call.
 
-    Later calls must bring the same weights and state. A single result, which may be a
-    tree, is what the host reads, and comes as :class:`Arriving`; several stay on the
-    device, as copies. The first call runs the function on an empty message to warm up,
-    which writes to slot 0 and block 0 only. Raises :class:`KernelFailed` where the
-    function gives back other buffers of state than it was given.
+    Later calls must bring the same weights and state; the message may lie in the host's
+    pinned memory. A single result, which may be a tree, is what the host reads, and
+    comes as :class:`Arriving`; several stay on the device, as copies. The first call
+    runs the function on an empty message to warm up, which writes to slot 0 and block 0
+    only. Raises :class:`KernelFailed` where the function gives back other buffers of
+    state than it was given.
     """
 
     def __init__(self, function: Any, *, pool: Any = None) -> None:
@@ -72,13 +73,14 @@ class Captured:
     def _capture(
         self, weights: Any, message: torch.Tensor, state: Any
     ) -> torch.cuda.CUDAGraph:
-        self._message = torch.zeros_like(message)
-        side = torch.cuda.Stream(message.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(message.device))
+        place = next(leaves(state)).device
+        self._message = torch.zeros_like(message, device=place)
+        side = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(place))
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
                 self._function(weights, self._message, state)
-        torch.cuda.current_stream(message.device).wait_stream(side)
+        torch.cuda.current_stream(place).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             *results, after = self._function(weights, self._message, state)

@@ -17,9 +17,11 @@ from inl_cuda.ladder import ladder
 from inl_cuda.settings import weights_asked_for
 from inl_torch.backend import TorchBackend, inferring
 from inl_torch.graphs import capture
+from inl_torch.tensors import from_host
 
 if TYPE_CHECKING:
     from inl.device import Device
+    from inl.dtypes import HostArray
     from inl.spec.kernel import Kernel
     from inl.spec.values import Bucket, Limits
 
@@ -57,6 +59,10 @@ class CudaBackend(TorchBackend):
         free, total = torch.cuda.mem_get_info(self.place)
         held = torch.cuda.memory_reserved(self.place)
         return Memory(total, free + held - torch.cuda.memory_allocated(self.place))
+
+    def message(self, data: HostArray) -> torch.Tensor:
+        """Pinned memory: the graph's own copy of it is the only one."""
+        return from_host(data).pin_memory()
 
     def kernels(self) -> Iterable[Kernel]:
         yield from super().kernels()
