@@ -73,7 +73,7 @@ class Captured:
     def _capture(
         self, weights: Any, message: torch.Tensor, state: Any
     ) -> torch.cuda.CUDAGraph:
-        place = next(leaves(state)).device
+        place = next(leaves((weights, state, message))).device
         self._message = torch.zeros_like(message, device=place)
         side = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(place))

@@ -111,5 +111,5 @@ def cut(dim: int, dtype: torch.dtype, tokens: int, programs: int) -> Attend:
     if dim > 128:
         return Attend(64, 2, 8, 2)
     if dim > 64:
-        return Attend(64, 1, 4, 2) if tokens == 1 else Attend(128, 2, 8, 2)
+        return Attend(32, 2, 2, 2) if tokens == 1 else Attend(128, 2, 8, 2)
     return Attend(128, 2 if tokens <= EARLY_ROWS // 2 else 4, 4, 2)
