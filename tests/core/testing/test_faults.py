@@ -52,6 +52,12 @@ def test_each_planted_fault_is_found(check, fault):
     assert card["sections"]["backend"]["failed"] == 0
 
 
+def test_arrays_in_another_order_are_found(check):
+    card = card_of(check("faulty:0", "--json", fault="order"))
+    failed = {failure["check"] for failure in card["failures"]}
+    assert "backend/tensor/float32" in failed
+
+
 def test_a_leak_is_called_one(check):
     card = card_of(check("faulty:0", "--json", fault="leak"))
     (found,) = {
