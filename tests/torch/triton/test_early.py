@@ -1,0 +1,117 @@
+"""What attention reads before its turn is not what the kernel ahead of it writes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+SCRIPT = '''
+from functools import partial
+
+import numpy as np
+import torch
+from triton.runtime.jit import JITFunction
+
+from inl import EngineConfig
+from inl.backend.base import Memory, Traits
+from inl.device import Device
+from inl.models.llama import MODEL
+from inl.runtime.advance import advance
+from inl.runtime.load import LanguageModel, start_runner
+from inl.spec.values import Bucket
+from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+from inl_torch import triton
+from inl_torch.backend import TorchBackend
+from inl_torch.triton.ahead import left_out
+from inl_torch.triton.rope_attend_kernels import rope_attend
+from inl_torch.triton.tuning import Tuning
+
+EARLY = ("k_cache", "v_cache", "table", "token_rows", "positions", "starts", "used",
+         "writes")
+
+
+class Early(TorchBackend):
+    traits = Traits(dtypes=("bfloat16",))
+    place = torch.device("cpu")
+    device = Device("cpu:0")
+
+    def memory(self):
+        return Memory(1 << 40, 1 << 40)
+
+    def kernels(self):
+        yield from super().kernels()
+        yield from triton.kernels(Tuning(early=True, few_rows=32))
+
+
+def launches(call):
+    """Functions and arguments of what is launched, in order, and not launched."""
+    seen = []
+    with torch.inference_mode(), left_out({}):
+        inner = JITFunction.run
+
+        def run(self, *args, **options):
+            seen.append((self, args))
+            return inner(self, *args, **options)
+
+        JITFunction.run = run
+        call()
+    return seen
+
+
+def homes(tensors):
+    return {x.untyped_storage().data_ptr() for x in tensors
+            if isinstance(x, torch.Tensor)}
+
+
+def clashes(seen):
+    """Pairs of launches of which the second reads early what the first was given."""
+    pairs = 0
+    found = []
+    for (ahead, given), (behind, args) in zip(seen, seen[1:]):
+        if behind is rope_attend:
+            pairs += 1
+            named = dict(zip(rope_attend.arg_names, args))
+            if homes(given) & homes(named[name] for name in EARLY):
+                found.append(ahead.fn.__name__)
+    return pairs, found
+
+
+backend = Early()
+tiny = tiny_llama(np.random.default_rng(1), hidden=64, head_dim=16)
+language = LanguageModel(MODEL, MODEL.config(tiny[0]), MemoryCheckpoint(*tiny))
+config = EngineConfig(backend="cpu:0", dtype="bfloat16", context=64, max_batch=32)
+runner = start_runner(language, backend, config)
+loaded = runner.loaded
+for rows in (1, 2, 8, 32):
+    bucket = Bucket(rows, rows)
+    seen = launches(partial(
+        advance, runner.ops(bucket), loaded.model, loaded.config, loaded.weights,
+        runner._nobody(bucket), runner._state,
+    ))
+    assert clashes(seen) == (loaded.config.layers, []), (rows, clashes(seen))
+    # Were attention the first to follow the step's own kernels, it would be found.
+    makers = [pair for pair in seen if pair[0].fn.__name__ in ("_rows", "_tokens")]
+    attending = next(pair for pair in seen if pair[0] is rope_attend)
+    for maker in makers:
+        assert clashes([maker, attending])[1], maker[0].fn.__name__
+print("right")
+'''
+
+
+def test_attention_reads_early_what_nobody_is_writing(tmp_path):
+    script = tmp_path / "order.py"
+    script.write_text(SCRIPT)
+    kept = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    here = str(Path(__file__).parent)
+    paths = os.pathsep.join((here, kept.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=100,
+        check=False, env=kept | {"PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.stdout.strip() == "right", done.stdout + done.stderr
