@@ -292,12 +292,6 @@ class InferenceEngine:
             raise RequestError(
                 f"prompt: found {prompt!r}, which has no tokens; needs at least one"
             )
-        vocab = self.runner.limits.vocab
-        for place, token in enumerate(ids):
-            if isinstance(token, int) and not 0 <= token < vocab:
-                raise RequestError(
-                    f"prompt[{place}]: found token {token}, accepts 0 to {vocab - 1}"
-                )
         return ids
 
     def _prepare(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
