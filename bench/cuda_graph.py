@@ -133,8 +133,8 @@ def load(path: Path, backend: BenchBackend, dtype: str) -> Loaded:
 
 
 def weight_bytes(weights: Any) -> int:
-    """What a token reads at least: each tensor once, and a tied table is one."""
-    stores = (tensor.untyped_storage() for tensor in leaves(weights))
+    """What a token reads at least: each tensor once, but of an embedding only a row."""
+    stores = (x.untyped_storage() for x in leaves(weights._replace(embed=None)))
     return sum({store.data_ptr(): store.nbytes() for store in stores}.values())
 
 

@@ -151,7 +151,7 @@ def busy(serving: Serving, prompts: list[list[int]], steps: int = 100) -> None:
     """Print how much of some steps, in which all decode, the GPU computes."""
     core = serving.core
     for prompt in prompts:
-        core.add(Request(prompt, max_tokens=steps + 100, ignore_eos=True))
+        core.add(Request(prompt, max_tokens=3 * steps, ignore_eos=True))
     while reading(core):
         core.step()
     for _ in range(5):
@@ -162,14 +162,15 @@ def busy(serving: Serving, prompts: list[list[int]], steps: int = 100) -> None:
         core.step()
     ms = 1e3 * (time.perf_counter() - start) / steps
     torch.cuda.synchronize()
-    found = watched(core, 40)
+    found = watched(core, steps + steps // 3)
     # The first steps of a profile wait for the profiler itself.
     found = found[len(found) // 4 :]
     print(f"  {len(prompts)} rows decode: {ms:.3f} ms a step, "
           f"{1e3 * len(prompts) / ms:,.0f} tokens/s; profiled, the GPU is busy "
-          f"{share_busy(found):.1%} of {(found[-1][1] - found[0][0]) / 30e6:.3f} ms "
-          f"a step, {len(found) / 30:.0f} launches")  # fmt: skip
-    listed(found, 30)
+          f"{share_busy(found):.1%} of "
+          f"{(found[-1][1] - found[0][0]) / 1e6 / steps:.3f} ms "
+          f"a step, {len(found) / steps:.0f} launches")  # fmt: skip
+    listed(found, steps)
     emptied(core)
 
 

@@ -23,7 +23,7 @@ from inl.spec.values import Bucket, Cache
 from inl_torch import triton as ours
 from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
-from inl_torch.triton import attention_prompt, rope_attend
+from inl_torch.triton import attention_prompt, products, rope_attend
 from inl_torch.triton.tuning import Tile, Tuning
 
 TUNINGS = {
@@ -118,6 +118,29 @@ def test_norm_logits(dtype, tokens, seed, on_torch, on_host):
     w = Linear(rng.standard_normal((30, 100)), rng.standard_normal(30))
     case = Case(f"{tokens}", (residual, delta, rows, norm, w), {"eps": 1e-5})
     check("norm_logits", case, dtype, on_torch, on_host, seed)
+
+
+@pytest.mark.parametrize("shape", [(128, 1024), (24, 576)])
+@pytest.mark.parametrize("gated", ["", "silu"])
+def test_the_sum_is_whole_however_few_outputs(shape, gated, seed):
+    """Programs share the storing of the sum, so it takes as many as it has shares."""
+    n, k = shape
+    rng = np.random.default_rng(seed)
+    residual, delta, weight = (
+        torch.from_numpy(rng.standard_normal(size)).to(PLACE, torch.bfloat16)
+        for size in ((3, k), (3, k), (n, k))
+    )
+    gain = torch.ones(k, dtype=torch.bfloat16, device=PLACE)
+    tuning = TUNINGS["rule"]
+    assert tuning.norms(3, k)
+    poison()
+    total, y = products.normed(
+        residual, delta, None, Norm(gain), weight, None, 1e-5, tuning, gated=gated
+    )
+    exact = residual.double() + delta.double()
+    assert total.shape == (3, k)
+    assert (total.double() - exact).abs().max() < 0.04
+    assert y.isfinite().all()
 
 
 STEPS = {

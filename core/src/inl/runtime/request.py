@@ -236,6 +236,9 @@ def _ids(name: str, values: Iterable[int]) -> tuple[list[int], IntArray]:
     given: list[Any] = []
     try:
         given.extend(values)
+    except TypeError as error:
+        raise _refused(name, given, error) from error
+    try:
         # Asks each what index() does, and its range, faster than a loop here could.
         held = array("i", given)
     except (TypeError, OverflowError) as error:

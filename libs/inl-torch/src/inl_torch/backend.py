@@ -46,7 +46,7 @@ class TorchBackend(Backend):
     def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
         nbytes = data.size * SIZES.get(data.dtype, 1)
         with allocating(nbytes, str(self.device), self.memory):
-            return self._moved(from_host(data), nbytes)
+            return self._moved(from_host(data))
 
     def tensors(self, data: Sequence[HostArray]) -> list[Any]:
         if len(data) < 2 or self.place.type == "cpu":
@@ -55,11 +55,15 @@ class TorchBackend(Backend):
         # Each begins where a copy of its own would: kernels ask for that.
         whole = torch.nn.functional.pad(held, (0, -held.shape[1] % ALIGNED))
         with allocating(whole.nbytes, str(self.device), self.memory):
-            rows = self._moved(whole, whole.nbytes)[:, : held.shape[1]]
+            # As many as one copy may hold that is not waited for.
+            at_once = max(PINNED // max(whole[0].nbytes, 1), 1)
+            starts = range(0, len(data), at_once)
+            parts = [self._moved(whole[at : at + at_once]) for at in starts]
+            rows = (row for part in parts for row in part[:, : held.shape[1]])
             return [row.view(data[0].shape) for row in rows]
 
-    def _moved(self, held: torch.Tensor, nbytes: int) -> torch.Tensor:
-        if self.place.type == "cuda" and nbytes <= PINNED:
+    def _moved(self, held: torch.Tensor) -> torch.Tensor:
+        if self.place.type == "cuda" and held.nbytes <= PINNED:
             return held.pin_memory().to(self.place, non_blocking=True)
         return held.to(self.place)
 

@@ -12,11 +12,13 @@ import torch
 
 from inl.backend.base import Ahead, C, Memory, Program, Traits
 from inl.backend.tunable import Tunable
+from inl.dtypes import SIZES
 from inl.errors import BackendUnavailable
 from inl_cuda.ladder import ladder
 from inl_cuda.settings import weights_asked_for
 from inl_torch.backend import TorchBackend, inferring
 from inl_torch.graphs import capture
+from inl_torch.memory import allocating
 from inl_torch.tensors import from_host
 
 if TYPE_CHECKING:
@@ -62,7 +64,9 @@ class CudaBackend(TorchBackend):
 
     def message(self, data: HostArray) -> torch.Tensor:
         """Pinned memory: the graph's own copy of it is the only one."""
-        return from_host(data).pin_memory()
+        nbytes = data.size * SIZES[data.dtype]
+        with allocating(nbytes, f"{self.device}: message", self.memory):
+            return from_host(data).pin_memory()
 
     def kernels(self) -> Iterable[Kernel]:
         yield from super().kernels()

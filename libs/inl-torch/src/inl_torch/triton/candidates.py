@@ -86,7 +86,8 @@ def tiles(k: int) -> list[Tile]:
 def few_tiles(k: int) -> list[Tile]:
     """Tiles of weights for several rows and matrices of ``k`` columns."""
     whole = max(power(k), 64)
-    return [
+    small = [Tile(rows, 128, 2) for rows in (16, 32)]
+    return small + [
         Tile(rows, columns, warps)
         for columns in dict.fromkeys((whole, 256))
         for rows in (16, 32)
@@ -95,9 +96,14 @@ def few_tiles(k: int) -> list[Tile]:
 
 
 def attends(dim: int) -> Iterable[Attend]:
-    """Cuts of attention over heads of ``dim`` elements."""
+    """Cuts of attention over heads of ``dim`` elements, those for many rows first."""
     most = 128 if dim > 64 else 256
-    return [
+    small = [
+        Attend(keys, waves, 1, stages)
+        for keys, stages in ((16, 3), (32, 2))
+        for waves in (8, 4)
+    ]
+    return [*small, Attend(64, 8, 4, 2)] + [
         Attend(keys, waves, warps, stages)
         for keys in (64, 128, 32, 256)
         for warps in (4, 2, 8)

@@ -10,7 +10,7 @@ from inl.ops.norm import Norm
 from inl_torch.eager.linear import product as library_product
 from inl_torch.triton.common import dense, power
 from inl_torch.triton.norm import added_norm
-from inl_torch.triton.products_kernels import row_product, rows_product
+from inl_torch.triton.products_kernels import SHARE, row_product, rows_product
 from inl_torch.triton.tuning import WIDE, Tuning, padded
 
 DEEP = 16
@@ -99,6 +99,9 @@ def _launch(
             num_warps=tile.warps, **options,
         )  # fmt: skip
         return
+    if normed:
+        # Each program stores its share of the sum, so there are as many as shares.
+        grid = (max(grid[0], -(-k // SHARE.value)), 1)
     warps = min(tile.warps, max(tile.columns // DEEP, 1))
     columns, rest = _steps(k, k if normed else tile.columns, warps * DEEP)
     stages = tuning.stages(tile, held, gated=bool(gated))

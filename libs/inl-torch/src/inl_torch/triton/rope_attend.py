@@ -106,7 +106,7 @@ def cut(dim: int, dtype: torch.dtype, tokens: int, programs: int) -> Attend:
         return Attend(32, 2, 8, 2) if dim > 64 else Attend(64, 2, 4, 2)
     if tokens > EARLY_ROWS:
         if dim > 64:
-            return Attend(16, 8, 1, 3)
+            return Attend(16, 8, 1 if dim <= 128 else 2, 3)
         return Attend(32, 8, 1, 2) if programs >= MANY else Attend(64, 8, 4, 2)
     if dim > 128:
         return Attend(64, 2, 8, 2)
