@@ -38,8 +38,9 @@ SINGLES = 8
 HEADS = 8
 """Most heads of a program for one token."""
 
-ROOMY = 98_304
-"""Bytes of shared memory with which a tile of prompts may be the largest."""
+ROOMY, SPACIOUS = 98_304, 200_000
+"""Bytes of shared memory with which a tile of prompts may be larger, and the largest:
+chips that have so much multiply out of it, and others out of registers."""
 
 LONG = 1 << 16
 """Queries times heads from which the largest tiles fill a chip evenly."""
@@ -188,9 +189,9 @@ def tile(dim: int, wide: bool, shared: int, work: int) -> Tile:
         return Tile(64 if dim <= 64 else 32, 16, 8, 2)
     if dim <= 64:
         return Tile(128, 64, 8, 2) if work >= LONG else Tile(64, 64, 4, 2)
-    if dim <= 128 and shared >= ROOMY:
+    if dim <= 128 and shared >= SPACIOUS:
         return Tile(128, 32, 4, 3)
-    return Tile(64, 32, 4, 2)
+    return Tile(64, 64 if dim <= 128 and shared >= ROOMY else 32, 4, 2)
 
 
 @functools.cache
