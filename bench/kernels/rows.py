@@ -24,9 +24,10 @@ from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.ops.step import empty_tables
 from inl.spec.tree import leaves
-from inl.spec.values import Cache, Step, Tables
+from inl.spec.values import NEUTRAL, PARAMS, Cache, Step, Tables
 from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
+from inl_torch.eager.sample import choose as sorted_choice
 
 EPS, BLOCK = 1e-5, 16
 Make = Callable[[], tuple[Any, ...]]
@@ -335,6 +336,26 @@ def choose(rows: int, vocab: int, sampler: str) -> Row:
     )  # fmt: skip
 
 
+def choose_full(rows: int, vocab: int) -> Row:
+    """With a penalty and top-p, beside torch, which sorts."""
+
+    def make() -> tuple[Any, ...]:
+        step, _ = device_step([5] * rows, [1] * rows)
+        found = empty_tables(groups=1, slots=rows + 1, width=4, vocab=vocab)
+        tables = Tables(*(torch.from_numpy(np.asarray(a)).cuda() for a in found))
+        settings = dict(zip(PARAMS, NEUTRAL, strict=True))
+        settings |= {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
+        tables.params[:] = torch.tensor([*settings.values()])
+        return x(rows, vocab, scale=3.0), step, tables
+
+    return Row(
+        "choose", f"{rows} rows of {vocab}, full", make,
+        lambda run, *args: run(*args, sampler="full")[0],
+        lambda *args: sorted_choice(*args, sampler="full")[0],
+        read=10 * rows * vocab, outputs=4 * rows, exact=False,
+    )  # fmt: skip
+
+
 def embedding(tokens: int, vocab: int, hidden: int) -> Row:
     return Row(
         "embedding", f"{tokens} of {vocab}x{hidden}",
@@ -369,6 +390,7 @@ ROWS: tuple[Row, ...] = (
     *(attention(tokens, 32, 8, 128) for tokens in (512, 2048, 8192)),
     attention(8192, 9, 3, 64), *(rope(tokens, 32, 8, 128) for tokens in (8, 2048)),
     *(write_kv(tokens, 8, 128) for tokens in (8, 2048)),
+    *(choose_full(rows, 128256) for rows in (1, 64)), choose_full(512, 49152),
     *(choose(rows, 128256, kind) for rows in (1, 64) for kind in ("greedy", "draw")),
     embedding(1, 128256, 4096), embedding(2048, 128256, 4096),
 )  # fmt: skip

@@ -234,7 +234,7 @@ def call_all(dtype, dim, tuning):
             ),
             tables,
         )
-        for sampler in ("greedy", "draw"):
+        for sampler in ("greedy", "draw", "full"):
             kernels["choose"](logits, step, tables, sampler=sampler)
         if dtype == torch.bfloat16 and dim == 128:
             attention_prompt.attend_prompt(
@@ -292,7 +292,9 @@ def main():
     driver.set_active(Stub(target))
     early = target.backend == "cuda" and target.arch >= 90
     few = 32 if target.backend == "cuda" else 1
-    tuning = Tuning(early=early, few_rows=few, shared_bytes=SHARED[given.target])
+    tuning = Tuning(
+        early=early, few_rows=few, shared_bytes=SHARED[given.target], filters=True
+    )
     rows, found = [], []
     recording(found)
     attention_prompt.itself = library

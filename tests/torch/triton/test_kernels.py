@@ -26,7 +26,7 @@ from inl_torch.triton import attention, mlp
 from inl_torch.triton.tuning import Tuning
 
 DTYPES = ("float32", "bfloat16", "float16")
-KERNELS = tuple(ours.kernels())
+KERNELS = tuple(ours.kernels(Tuning(filters=True)))
 
 
 def poison():

@@ -1,7 +1,7 @@
 """Choosing the next token without sorting the vocabulary, nor reading it whole twice.
 
 Each program takes a chunk of one sample's logits; a last one, which finds the chunk
-first, decides. Filters and penalties are left to torch.
+first, decides. Filters and penalties are in :mod:`inl_torch.triton.sample_full`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from triton.language import tensor
 from inl.spec.kernel import Kernel
 from inl.spec.values import PARAMS, Step, Tables
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
+from inl_torch.triton.peaks import best, peak_of
 from inl_torch.triton.programs import follow
+from inl_torch.triton.sample_full import choose_full
 from inl_torch.triton.tuning import Tuning
 
 CHUNK = 1024
@@ -37,25 +39,9 @@ def _peaks(
     sample = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + sample * stride + at, mask=at < V, other=float("-inf"))
-    x = x.to(tl.float32)
-    peak = tl.max(x, 0)
-    # Where every logit is NaN or -inf there is still an id.
-    found = tl.min(tl.where((x == peak) & (at < V), at, V - 1), 0)
+    peak, found = peak_of(x.to(tl.float32), at, V)
     tl.store(peaks + sample * CHUNKS + tl.program_id(1), peak)
     tl.store(ids + sample * CHUNKS + tl.program_id(1), found)
-
-
-@triton.jit
-def _best(
-    peaks: tensor, ids: tensor, sample: tensor, CHUNKS: tl.constexpr,
-    CHUNKS_P: tl.constexpr,
-) -> tuple[tensor, tensor]:  # fmt: skip
-    chunk = tl.arange(0, CHUNKS_P)
-    mask = chunk < CHUNKS
-    x = tl.load(peaks + sample * CHUNKS + chunk, mask=mask, other=float("-inf"))
-    peak = tl.max(x, 0)
-    at = tl.load(ids + sample * CHUNKS + chunk, mask=mask, other=2147483647)
-    return peak, tl.min(tl.where((x == peak) & mask, at, 2147483647), 0)
 
 
 @triton.jit
@@ -68,7 +54,7 @@ def _masses(
     """The mass of a chunk at its row's temperature."""
     follow(EARLY)
     sample = tl.program_id(0).to(tl.int64)
-    peak, _ = _best(peaks, ids, sample, CHUNKS, CHUNKS_P)
+    peak, _ = best(peaks, ids, sample, CHUNKS, CHUNKS_P)
     slot = tl.load(slots + sample // W).to(tl.int64)
     heat = tl.load(settings + slot * COLUMNS)
     at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
@@ -89,7 +75,7 @@ def _pick(
     follow(EARLY)
     sample = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + sample // W).to(tl.int64)
-    peak, token = _best(peaks, ids, sample, CHUNKS, CHUNKS_P)
+    peak, token = best(peaks, ids, sample, CHUNKS, CHUNKS_P)
     if DRAWS:
         heat = tl.load(settings + slot * COLUMNS)
         if heat > 0:
@@ -118,6 +104,8 @@ def choose(
     logits = dense(logits)
     samples, vocab = logits.shape
     chunk = max(CHUNK, power(-(-vocab // CHUNKS)))
+    if sampler == "full":
+        return choose_full(logits, step, tables, chunk=chunk, tuning=tuning)
     chunks, place = -(-vocab // chunk), logits.device
     peaks = torch.empty((samples, chunks), dtype=torch.float32, device=place)
     ids = torch.empty((samples, chunks), dtype=torch.int32, device=place)
@@ -150,10 +138,10 @@ def _refuse(
     _tables: Any,
     *,
     sampler: str,
-    tuning: Tuning,  # noqa: ARG001
+    tuning: Tuning,
 ) -> str | None:
-    if sampler not in ("greedy", "draw"):
-        return f"takes greedy or draw, found {sampler}: that sorts"
+    if sampler == "full" and not tuning.filters:
+        return "full: not measured on this chip yet; the library sorts instead"
     return refuse_dtype(logits)
 
 

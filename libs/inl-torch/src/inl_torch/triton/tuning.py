@@ -79,6 +79,8 @@ class Tuning:
     wider ones, has a launch of its own."""
     shared_bytes: int = 64 << 10
     """Shared memory that a program may have."""
+    filters: bool = False
+    """Whether tokens are chosen with penalties and filters by programs of ours."""
 
     def tile(self, kind: str, n: int, k: int, tokens: int = 1) -> Tile:
         """What is known for this product, or else a rule; ``tokens`` are padded."""

@@ -1,0 +1,126 @@
+"""Penalties and filters without sorting: many chunks, ties across them, odd numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from triton_place import PLACE
+
+from inl.ops import catalog
+from inl.ops.attention import random_step
+from inl.ops.sample import is_decided
+from inl.ops.step import empty_tables
+from inl.spec.op import Case
+from inl.spec.tolerance import judge
+from inl.spec.values import NEUTRAL, PARAMS
+
+# isort: split
+from inl_torch import triton as ours
+from inl_torch.triton.tuning import Tuning
+
+VOCAB = 5000
+MARGIN = 1e-5
+TOP_K = (0, 1, 3, 40, 1500, VOCAB - 1, 2**24)
+TOP_P = (1e-6, 0.3, 0.9, 0.999, 1.0)
+MIN_P = (0.0, 0.0, 0.02, 0.3, 1.0)
+CHOOSE = next(
+    kernel for kernel in ours.kernels(Tuning(filters=True)) if kernel.op == "choose"
+)
+
+
+def drawn(rng, tied):
+    """Logits [6, V], many of them equal or few, a step of six rows and their tables."""
+    rows = 6
+    step, _ = random_step(rng, [3] * rows, [1] * rows)
+    uniforms = rng.random(rows, np.float32)
+    tokens = rng.integers(0, VOCAB, step.tokens.shape).astype(np.int32)
+    step = step._replace(uniforms=uniforms.view(np.int32), tokens=tokens)
+    tables = empty_tables(groups=1, slots=rows + 1, width=2, vocab=VOCAB)
+    tables.params[1:] = NEUTRAL
+    tables.params[1:, 0] = rng.choice(
+        [0.0, 0.3, 1.0, 1.7], rows, p=[0.1, 0.3, 0.3, 0.3]
+    )
+    for name, values in (("top_k", TOP_K), ("top_p", TOP_P), ("min_p", MIN_P)):
+        tables.params[1:, PARAMS.index(name)] = rng.choice(values, rows)
+    if rng.random() < 0.5:
+        tables.params[1:, 4:] = rng.uniform(0.5, 1.5, (rows, 3))
+        tables.counts[1:] = rng.integers(0, 6, (rows, VOCAB))
+        tables.bias[1:, ::7] = 1.5
+    logits = 3 * rng.standard_normal((rows, VOCAB))
+    return (np.round(2 * logits) / 2 if tied else logits), step, tables
+
+
+def case(rng, tied):
+    while True:
+        logits, step, tables = drawn(rng, tied)
+        logits = logits.astype(np.float32).astype(np.float64)
+        if is_decided([logits], step, tables, MARGIN, full=True):
+            return Case("full", (logits, step, tables), {"sampler": "full"})
+
+
+def verdict(found, on_torch, on_host):
+    spec = catalog()["choose"]
+    arguments = on_torch(spec, found, "float32", PLACE)
+    assert CHOOSE.refuse(*arguments, **found.attrs) is None
+    spoiled = [torch.full((65536,), float("nan"), device=PLACE) for _ in range(8)]
+    del spoiled
+    return judge(spec, found, "float32", on_host(CHOOSE.run(*arguments, **found.attrs)))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_full_over_many_chunks(tied, seed, on_torch, on_host):
+    rng = np.random.default_rng(seed)
+    for _ in range(2):
+        found = verdict(case(rng, tied), on_torch, on_host)
+        assert found.passed, f"seed {seed}: {found}"
+
+
+def test_ties_are_kept_by_rising_id(on_torch, on_host):
+    """Of five equal logits, chunks apart, top-k keeps three; the draw takes each."""
+    ids = [4, 900, 1030, 3000, 4999]
+    for part, token in ((0.0, 4), (0.4, 900), (0.999, 1030)):
+        logits, step, tables = drawn(np.random.default_rng(1), tied=False)
+        logits[:] = -50.0
+        logits[:, ids] = 2.0
+        tables.params[1:] = NEUTRAL
+        tables.params[1:, 0] = 1.0
+        tables.params[1:, PARAMS.index("top_k")] = 3
+        tables.counts[:], tables.bias[:] = 0, 0
+        uniforms = np.full(6, part, np.float32).view(np.int32)
+        given = Case("ties", (logits, step._replace(uniforms=uniforms), tables),
+                     {"sampler": "full"})  # fmt: skip
+        arguments = on_torch(catalog()["choose"], given, "float32", PLACE)
+        tokens, _ = CHOOSE.run(*arguments, sampler="full")
+        assert tokens.tolist() == [token] * 6
+
+
+def test_neutral_parameters_draw_as_draw_does(seed, on_torch):
+    rng = np.random.default_rng(seed)
+    logits, step, tables = drawn(rng, tied=False)
+    tables.params[1:] = NEUTRAL
+    tables.params[1:, 0] = 0.9
+    tables.counts[:], tables.bias[:] = 0, 0
+    tokens = []
+    for sampler in ("draw", "full"):
+        given = Case(sampler, (logits, step, tables), {"sampler": sampler})
+        arguments = on_torch(catalog()["choose"], given, "float32", PLACE)
+        tokens.append(CHOOSE.run(*arguments, sampler=sampler)[0].tolist())
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN", "ignore:invalid value")
+def test_a_row_of_no_number_gives_an_id(on_torch):
+    logits, step, tables = drawn(np.random.default_rng(2), tied=False)
+    logits[0], logits[1] = np.nan, -np.inf
+    given = Case("nan", (logits, step, tables), {"sampler": "full"})
+    arguments = on_torch(catalog()["choose"], given, "float32", PLACE)
+    tokens, _ = CHOOSE.run(*arguments, sampler="full")
+    assert all(0 <= token < VOCAB for token in tokens.tolist())
+
+
+def test_a_chip_where_it_was_not_measured_leaves_it_to_the_library():
+    plain = next(k for k in ours.kernels(Tuning()) if k.op == "choose")
+    logits = torch.zeros(1, 4)
+    assert "not measured" in plain.refuse(logits, None, None, sampler="full")
+    assert plain.refuse(logits, None, None, sampler="draw") is None
