@@ -294,11 +294,24 @@ class InferenceEngine:
             )
         return ids
 
+    def _check_signs(self, ids: Sequence[int]) -> None:
+        """Say what a negative id may be; a request knows of no vocabulary."""
+        for place, token in enumerate(ids):
+            if isinstance(token, int) and token < 0:
+                raise RequestError(
+                    f"prompt[{place}]: found token {token}, accepts 0 to "
+                    f"{self.runner.limits.vocab - 1}"
+                )
+
     def _prepare(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
         """Make and check an answer's request without queuing it."""
         started = time.perf_counter()
         ids = self._encode(prompt)
-        request = make_request(ids, options, room=self.context - len(ids))
+        try:
+            request = make_request(ids, options, room=self.context - len(ids))
+        except RequestError:
+            self._check_signs(ids)
+            raise
         self._core.scheduler.check(request)
         stops = stop_strings(options.get("stop"))
         return Answer(request, self.tokenizer, stops, started)
