@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from triton_process import said_by
 
 pytest.importorskip("triton")
 
@@ -69,18 +65,4 @@ print("right")
 
 
 def test_what_would_be_launched_is_compiled(tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text(SCRIPT)
-    kept = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    here = str(Path(__file__).parent)
-    paths = os.pathsep.join((here, kept.get("PYTHONPATH", "")))
-    caches = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env=kept | caches | {"PYTHONPATH": paths},
-    )
-    assert done.stdout.strip() == "right", done.stdout + done.stderr
+    assert said_by(SCRIPT, tmp_path) == "right"

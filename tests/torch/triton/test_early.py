@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from triton_process import said_by
 
 pytest.importorskip("triton")
 
@@ -105,13 +101,4 @@ print("right")
 
 
 def test_attention_reads_early_what_nobody_is_writing(tmp_path):
-    script = tmp_path / "order.py"
-    script.write_text(SCRIPT)
-    kept = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    here = str(Path(__file__).parent)
-    paths = os.pathsep.join((here, kept.get("PYTHONPATH", "")))
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=100,
-        check=False, env=kept | {"PYTHONPATH": paths},
-    )  # fmt: skip
-    assert done.stdout.strip() == "right", done.stdout + done.stderr
+    assert said_by(SCRIPT, tmp_path) == "right"
