@@ -117,41 +117,41 @@ def emptied(core: Any) -> None:
         core.step()
 
 
+def ask(core: Any, prompts: list[list[int]], tokens: int) -> None:
+    """Queue prompts whose answers are so long."""
+    for prompt in prompts:
+        core.add(Request(prompt, max_tokens=tokens, ignore_eos=True))
+
+
 def filling(serving: Serving, prompts: list[list[int]]) -> None:
-    """Print where the time goes while prompts are read."""
-    core = serving.core
-    for profiled in (False, True):
-        start = time.perf_counter()
-        for prompt in prompts:
-            core.add(Request(prompt, max_tokens=100, ignore_eos=True))
-        added = time.perf_counter()
-        steps = 0
-        if not profiled:
-            while reading(core):
-                core.step()
-                steps += 1
-            torch.cuda.synchronize()
-            end = time.perf_counter()
-            whole = end - start
-            told = (
-                f"{1e3 * (added - start):.1f} ms to ask, then "
-                f"{1e3 * (end - added) / steps:.2f} ms for each of {steps} steps"
-            )
-            print(f"  {len(prompts)} prompts in {1e3 * whole:.1f} ms: {told}")
-        else:
-            found = watched(core, 2)  # the profiler's own start
-            found = watched(core, 6)
-            print(f"    profiled, the GPU is busy {share_busy(found):.1%} of 6 steps, "
-                  f"{(found[-1][1] - found[0][0]) / 6e6:.2f} ms each")  # fmt: skip
-            listed(found, 6)
-        emptied(core)
+    """Print where the time goes while prompts are read: by the clock, then profiled."""
+    core, steps = serving.core, 0
+    start = time.perf_counter()
+    ask(core, prompts, 100)
+    added = time.perf_counter()
+    while reading(core):
+        core.step()
+        steps += 1
+    torch.cuda.synchronize()
+    end = time.perf_counter()
+    each = 1e3 * (end - added) / steps
+    print(f"  {len(prompts)} prompts in {1e3 * (end - start):.1f} ms: "
+          f"{1e3 * (added - start):.1f} ms to ask, then {each:.2f} ms for each of "
+          f"{steps} steps")  # fmt: skip
+    emptied(core)
+    ask(core, prompts, 100)
+    watched(core, 2)  # the profiler's own start
+    found = watched(core, 6)
+    print(f"    profiled, the GPU is busy {share_busy(found):.1%} of 6 steps, "
+          f"{(found[-1][1] - found[0][0]) / 6e6:.2f} ms each")  # fmt: skip
+    listed(found, 6)
+    emptied(core)
 
 
 def busy(serving: Serving, prompts: list[list[int]], steps: int = 100) -> None:
     """Print how much of some steps, in which all decode, the GPU computes."""
     core = serving.core
-    for prompt in prompts:
-        core.add(Request(prompt, max_tokens=3 * steps, ignore_eos=True))
+    ask(core, prompts, 3 * steps)
     while reading(core):
         core.step()
     for _ in range(5):

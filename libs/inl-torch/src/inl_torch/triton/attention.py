@@ -42,11 +42,11 @@ ROOMY, SPACIOUS = 98_304, 200_000
 """Bytes of shared memory with which a tile of prompts may be larger, and the largest:
 chips that have so much multiply out of it, and others out of registers."""
 
-LONG = 1 << 16
-"""Queries times heads from which the largest tiles fill a chip evenly."""
-
 SMALL = 65536
 """Bytes of it that every chip has."""
+
+LONG = 1 << 16
+"""Queries times heads from which the largest tiles fill a chip evenly."""
 
 
 def attention(

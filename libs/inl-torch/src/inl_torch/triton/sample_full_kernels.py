@@ -224,8 +224,9 @@ def keep(
         )  # fmt: skip
         each = tl.exp(0.0 - bound.to(tl.float32, bitcast=True))
         few = tl.maximum(tl.ceil((goal - lighter) / each), 1.0)
-        room = tl.where(bound < edge, few, tl.minimum(room, few))
-        room = tl.where(bound > edge, tl.load(rooms + sample), room)
+        # The stricter filter's edge counts; where both have the same, its fewer tokens.
+        both = tl.where(bound > edge, room, tl.minimum(room, few))
+        room = tl.where(bound < edge, few, both)
         edge = tl.minimum(edge, bound)
     at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     peak, _ = best(peaks, ids, sample, CHUNKS, CHUNKS_P)
