@@ -22,6 +22,10 @@ LABEL = "attend_project/triton"
 MOST_HEADS = 256
 """Most programs across the heads of a token."""
 
+ALONE = 3
+"""Tiles of keys that one program attends to sooner than two could add up theirs, where
+there are several rows."""
+
 MANY = 1024
 """Programs of one split from which memory is the limit, whatever each one does."""
 
@@ -68,6 +72,7 @@ def launch(
     way = tuning.attend or cut(dim, q.dtype, tokens, tokens * across)
     keys = way.keys
     splits = split_count(tokens * across, -(-width * size // keys), tuning, way.waves)
+    one, ahead = tokens == 1, tokens <= EARLY_ROWS and q.dtype != torch.float32
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     shape = (tokens, heads, splits)
     part = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
@@ -77,10 +82,10 @@ def launch(
         step.positions, step.starts, step.counts, step.writes[group], out, part, masses,
         shared_work, q.stride(0), k.stride(0), v.stride(0), width,
         scale if cap else scale * LOG2E.value, window or 0, cap or 1.0,
-        ONE=tokens == 1, SIZE=size, KV_HEADS=kv_heads, SHARED=shared, LANES=lanes,
+        ONE=one, SIZE=size, KV_HEADS=kv_heads, SHARED=shared, LANES=lanes,
         HALF=dim // 2, DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits,
         M=max(lanes, 16), WINDOWED=window is not None, CAPPED=cap is not None,
-        EARLY=tuning.starts_early(tokens), AHEAD=tokens <= EARLY_ROWS,
+        EARLY=tuning.starts_early(tokens), AHEAD=ahead, ALONE=1 if one else ALONE,
         num_warps=way.warps, num_stages=way.stages, **tuning.launch(tokens),
     )  # fmt: skip
     return out
@@ -112,4 +117,6 @@ def cut(dim: int, dtype: torch.dtype, tokens: int, programs: int) -> Attend:
         return Attend(64, 2, 8, 2)
     if dim > 64:
         return Attend(32, 2, 2, 2) if tokens == 1 else Attend(128, 2, 8, 2)
+    if tokens == 1:
+        return Attend(64, 2, 4, 2)
     return Attend(128, 2 if tokens <= EARLY_ROWS // 2 else 4, 4, 2)

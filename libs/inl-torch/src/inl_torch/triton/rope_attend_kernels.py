@@ -13,9 +13,6 @@ PAST = tl.constexpr(".cg")
 """Where to load from ahead of time: past the first cache, which may hold what the step
 before left."""
 
-ALONE = tl.constexpr(3)
-"""Tiles of keys that one program attends to sooner than two could add up theirs."""
-
 
 @triton.jit
 def rotated(
@@ -143,14 +140,15 @@ def rope_attend(
     ONE: tl.constexpr, SIZE: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr,
     LANES: tl.constexpr, HALF: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr,
     SPLITS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    EARLY: tl.constexpr, AHEAD: tl.constexpr,
+    EARLY: tl.constexpr, AHEAD: tl.constexpr, ALONE: tl.constexpr,
 ) -> None:  # fmt: skip
     """Attend some heads of one token to one split of its row's keys.
 
     Keys of this step come from ``k``, in split 0, and the others were cached by earlier
     steps: nobody reads a cell that is written here. Of n active splits, split s takes
     every n-th tile of keys from tile s on. The last split of some heads to arrive adds
-    them up, in their own order, and leaves ``arrivals`` at zero.
+    them up, in their own order, and leaves ``arrivals`` at zero. ``ALONE`` tiles or
+    fewer are one program's.
 
     The step's own facts, and ``AHEAD`` the first tile of keys, are read before the
     kernel ahead has ended, so that must not be the one that writes them.
