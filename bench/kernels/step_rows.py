@@ -46,14 +46,17 @@ def make_step(rows: int) -> Row:
     )  # fmt: skip
 
 
-def admit(slots: int) -> Row:
-    frame = message.admit_frame(
-        1, [[1] * 8], groups=1, width=WIDTH, length=100, last=7, temperature=0.7
-    )
+def admit(count: int, slots: int) -> Row:
+    frames = np.stack([
+        message.admit_frame(
+            slot, [[1] * 8], groups=1, width=WIDTH, length=100, last=7, temperature=0.7
+        )
+        for slot in range(1, count + 1)
+    ])  # fmt: skip
     return Row(
-        "admit", f"1 of {slots} slots", lambda: on_device(frame, slots),
+        "admit", f"{count} of {slots} slots", lambda: on_device(frames, slots),
         lambda run, *args: run(*args), step.admit,
-        read=4 * len(frame), outputs=4 * len(frame), exact=False,
+        read=frames.nbytes, outputs=frames.nbytes, exact=False,
     )  # fmt: skip
 
 
@@ -67,5 +70,5 @@ def rope_table(tokens: int, dim: int) -> Row:
     )  # fmt: skip
 
 
-ROWS = (make_step(1), make_step(512), admit(512),
+ROWS = (make_step(1), make_step(512), admit(1, 512), admit(16, 512),
         *(rope_table(tokens, 128) for tokens in (1, 2048)))  # fmt: skip

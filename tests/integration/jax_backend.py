@@ -72,13 +72,14 @@ def sampled_step(step):
     )
 
 
-def admit(message, tables):
-    slot, length, last, adapter = message[HEADER : HEADER + 4]
+def admit(messages, tables):
+    slot, length, last, adapter = messages[:, HEADER : HEADER + 4].T
     at = HEADER + 4 + len(PARAMS)
-    params = jax.lax.bitcast_convert_type(message[HEADER + 4 : at], jnp.float32)
+    params = jax.lax.bitcast_convert_type(messages[:, HEADER + 4 : at], jnp.float32)
     groups, _, width = tables.blocks.shape
+    blocks = messages[:, at:].reshape(-1, groups, width).swapaxes(0, 1)
     return tables._replace(
-        blocks=tables.blocks.at[:, slot].set(message[at:].reshape(groups, width)),
+        blocks=tables.blocks.at[:, slot].set(blocks),
         lengths=tables.lengths.at[slot].set(length),
         last=tables.last.at[slot].set(last),
         adapters=tables.adapters.at[slot].set(adapter),

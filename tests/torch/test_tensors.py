@@ -49,30 +49,6 @@ def test_a_writable_array_is_copied(backend):
     assert data.tolist() == [9, 9, 9, 9]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int32", "bool", "float64"])
-@pytest.mark.parametrize("shape", [(), (3,), (16,), (2, 9)])
-@pytest.mark.parametrize("most", [1, 100, 1 << 20])
-def test_several_arrays_are_copied_at_once(
-    dtype, shape, most, seed, backend, monkeypatch
-):
-    """As on a device: here it is only called one, and what is moved to it stays."""
-    moved = []
-    monkeypatch.setattr(backend, "place", torch.device("cuda"))
-    monkeypatch.setattr(backend, "_moved", lambda x: moved.append(x) or x)
-    monkeypatch.setattr("inl_torch.backend.PINNED", most)
-    rng = np.random.default_rng(seed)
-    kind = np.dtype("float32" if dtype == "bfloat16" else dtype)
-    host = [np.asarray(rng.integers(0, 99, shape)).astype(kind) for _ in range(5)]
-    given = [cast(x, dtype) if dtype == "bfloat16" else wrap(x) for x in host]
-    found = backend.tensors(given)
-    for want, got in zip(host, found, strict=True):
-        np.testing.assert_array_equal(got.to(torch.float64).numpy(), want)
-        assert (got.dtype, got.data_ptr() % 16) == (DTYPES[dtype], 0)
-    # One array at a time is over the bound only where it is by itself.
-    assert all(len(x) == 1 or x.nbytes <= most for x in moved)
-    assert len(moved) == 1 or most < 1 << 20
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_mapped_file_is_lent_without_a_copy(dtype, tmp_path, backend):
     path = tmp_path / "weights"

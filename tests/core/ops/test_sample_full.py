@@ -22,7 +22,7 @@ def chosen(logits, requests, *, sampler="full", vocab=None):
     tables = empty_tables(**shape, slots=rows + 1, vocab=vocab)
     for slot, request in enumerate(requests, start=1):
         frame = admit_frame(slot, [[1, 2]], **shape, **request["params"])
-        tables = BODY["admit"](frame, tables)
+        tables = BODY["admit"](frame[None], tables)
         counts = dict.fromkeys(request.get("prompt", ()), 1)
         # The last token of the answer is fed back in this step, so it counts itself.
         for token in request.get("answer", ())[:-1]:

@@ -153,7 +153,7 @@ def test_admit_and_release(world, slot, data):
         slot, given_blocks, groups=groups, width=WIDTH, length=3, last=77, adapter=2,
         temperature=0.75, top_k=7,
     )  # fmt: skip
-    tables = admit.body(frame, before)
+    tables = admit.body(frame[None], before)
     for group in range(groups):
         for place in range(WIDTH):
             ids = given_blocks[group]
@@ -164,7 +164,8 @@ def test_admit_and_release(world, slot, data):
     for name, array in expected._asdict().items():
         assert np.array_equal(getattr(tables, name), array), name
 
-    cleared = admit.body(release_frame(slot, groups=groups, width=WIDTH), tables)
+    released = release_frame(slot, groups=groups, width=WIDTH)
+    cleared = admit.body(released[None], tables)
     expected.blocks[:, slot] = 0
     for array in expected[1:]:
         array[slot] = 0
@@ -178,7 +179,7 @@ def test_admit_and_release(world, slot, data):
 def test_marks_add_up_and_an_admission_forgets_them(special):
     before = empty_tables(groups=1, slots=4, width=2, vocab=700)
     before.counts[:] = before.bias[:] = 5
-    tables = admit.body(admit_frame(2, [], groups=1, width=2), before)
+    tables = admit.body(admit_frame(2, [], groups=1, width=2)[None], before)
     marks = [Mark(token, *pair) for token, pair in special.items()]
     for at in range(0, len(marks), MARKS):
         tables = mark.body(mark_frame(2, marks[at : at + MARKS]), tables)
@@ -194,6 +195,6 @@ def test_marks_add_up_and_an_admission_forgets_them(special):
 def test_every_parameter_has_its_column():
     for place, name in enumerate(PARAMS):
         frame = admit_frame(1, [], groups=1, width=2, **{name: 0.25})
-        tables = admit.body(frame, empty_tables(groups=1, slots=3, width=2))
+        tables = admit.body(frame[None], empty_tables(groups=1, slots=3, width=2))
         want = [*NEUTRAL[:place], 0.25, *NEUTRAL[place + 1 :]]
         assert tables.params[1].tolist() == want

@@ -230,7 +230,7 @@ def call_all(dtype, dim, tuning):
         kernels["sampled_step"](step)
         kernels["admit"](
             torch.from_numpy(
-                admit_frame(1, [[1]], groups=1, width=5, length=0, last=0)
+                admit_frame(1, [[1]], groups=1, width=5, length=0, last=0)[None]
             ),
             tables,
         )

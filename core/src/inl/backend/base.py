@@ -74,10 +74,6 @@ class Backend(ABC):
         Raises :class:`~inl.errors.OutOfMemory`.
         """
 
-    def tensors(self, data: Sequence[HostArray]) -> list[Array]:
-        """:meth:`tensor` of arrays of one shape and dtype, in one copy perhaps."""
-        return [self.tensor(each) for each in data]
-
     def message(self, data: HostArray) -> Array:
         """What a program that consumes ``(2,)`` takes as its message: a tensor, unless
         the backend's own programs copy it where they want it.

@@ -158,33 +158,38 @@ def _admit_cases(rng: np.random.Generator) -> Iterable[Case]:
         tables.lengths[:] = rng.integers(1, 20, 4)
         tables.counts[:] = rng.integers(0, 5, tables.counts.shape)
         tables.bias[:] = rng.standard_normal(tables.bias.shape)
-        yield Case(f"admit{name}", (frame, tables))
-        yield Case(f"release{name}", (release_frame(3, groups=2, width=5), tables))
+        released = release_frame(3, groups=2, width=5)
+        yield Case(f"admit{name}", (frame[None], tables))
+        yield Case(f"release{name}", (released[None], tables))
+        three = np.stack((released, np.zeros_like(frame), frame))
+        yield Case(f"several{name}", (three, tables))
 
 
 @op(
-    shapes=lambda _message, tables: tables,
+    shapes=lambda _messages, tables: tables,
     cases=_admit_cases,
     consumes=("tables",),
     rounds=False,
 )
-def admit(message: Any, tables: Tables) -> Tables:
-    """Set one slot from an admission, or clear it from a release.
+def admit(messages: Any, tables: Tables) -> Tables:
+    """Set slots from admissions, or clear them from releases: [n, words], one a row.
 
-    No token of it counts or is biased any more, until marks say so.
+    No two are of one slot, but zeros are padding: slot 0 belongs to nobody. No token of
+    a slot counts or is biased any more, until marks say so.
     """
     groups, _slots, width = tables.blocks.shape
-    slot, length, last, adapter = message[HEADER : HEADER + 4]
     table = HEADER + 4 + len(PARAMS)
-    params = np.ascontiguousarray(message[HEADER + 4 : table]).view(np.float32)
     fresh = Tables(*(array.copy() for array in tables))
-    fresh.blocks[:, slot] = message[table:].reshape(groups, width)
-    fresh.lengths[slot] = length
-    fresh.last[slot] = last
-    fresh.adapters[slot] = adapter
-    fresh.params[slot] = params
-    fresh.counts[slot] = 0
-    fresh.bias[slot] = 0
+    for message in messages:
+        slot, length, last, adapter = message[HEADER : HEADER + 4]
+        params = np.ascontiguousarray(message[HEADER + 4 : table]).view(np.float32)
+        fresh.blocks[:, slot] = message[table:].reshape(groups, width)
+        fresh.lengths[slot] = length
+        fresh.last[slot] = last
+        fresh.adapters[slot] = adapter
+        fresh.params[slot] = params
+        fresh.counts[slot] = 0
+        fresh.bias[slot] = 0
     return fresh
 
 

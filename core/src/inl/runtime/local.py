@@ -17,7 +17,7 @@ from inl.runtime.advance import advance, choose, forward
 from inl.runtime.check import FrameCheck
 from inl.runtime.runner import Limits, Reply, Runner
 from inl.runtime.trace import trace
-from inl.spec.message import MARK, MASKED, STEP, Header, step_frame
+from inl.spec.message import HEADER, MARK, MASKED, STEP, Header, step_frame
 from inl.spec.table import Ops, Policy, Tracer
 from inl.spec.values import Bucket, Model, Paged, Scores, State, Tables
 
@@ -30,6 +30,10 @@ CLASSES = (
 )  # fmt: skip
 """Representatives of the sizes 1, 2 to 16, and 17 and more of an exact backend: with a
 token for each row, and with more."""
+
+
+ENTERING = 16
+"""Admissions and releases of one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,9 @@ class LocalRunner(Runner):
         self._resolved: dict[Bucket, Ops] = {}
         self._prepared: set[Bucket] = set()
         self._pending: deque[_Pending] = deque()
-        self._entering: list[IntArray] = []
-        """Admissions and releases that the next message finds done."""
+        self._entering: dict[int, IntArray] = {}
+        """The last admission or release of each slot that the next message finds
+        done."""
         self._masked: tuple[Header, Any, Any] | None = None
         # Ops of a prompt's size, which the first step needs too.
         self._admit = self._compile(partial(_admit, self.ops(CLASSES[-1])), None, (1,))
@@ -88,7 +93,7 @@ class LocalRunner(Runner):
             )
         found = self._check.read(message)
         if found.kind not in (MARK, STEP):
-            self._entering.append(message.copy())
+            self._entering[int(message[HEADER])] = message.copy()
             return
         self._enter()
         if found.kind == MARK:
@@ -104,11 +109,16 @@ class LocalRunner(Runner):
         self._pending.append(_Pending(found.step, found.bucket, tokens))
 
     def _enter(self) -> None:
-        """Let in and out whoever waits for it: all their frames in one copy."""
-        if self._entering:
-            for frame in self._backend.tensors([wrap(each) for each in self._entering]):
-                (self._state,) = self._admit(frame, self._state)
-            self._entering.clear()
+        """Let in and out whoever waits for it: many frames in one copy and call."""
+        frames = list(self._entering.values())
+        for start in range(0, len(frames), ENTERING):
+            several = np.stack(frames[start : start + ENTERING])
+            if len(several) > 1 and self.limits.buckets:
+                # Programs are compiled for one and for this many, the rest is padding.
+                several.resize((ENTERING, several.shape[1]), refcheck=False)
+            messages = self._backend.tensor(wrap(several))
+            (self._state,) = self._admit(messages, self._state)
+        self._entering.clear()
 
     def _submit_masked(self, found: Header, frame: Any) -> None:
         program = self._program("logits", found.bucket)
@@ -275,8 +285,8 @@ def size_class(bucket: Bucket) -> Bucket:
     return (fits or alike[-1:])[0]._replace(width=bucket.width, sampler=bucket.sampler)
 
 
-def _admit(ops: Ops, message: Any, state: Any) -> tuple[Any]:
-    return (state._replace(tables=ops.admit(message, state.tables)),)
+def _admit(ops: Ops, messages: Any, state: Any) -> tuple[Any]:
+    return (state._replace(tables=ops.admit(messages, state.tables)),)
 
 
 def _mark(ops: Ops, message: Any, state: Any) -> tuple[Any]:

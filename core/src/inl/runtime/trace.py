@@ -46,8 +46,8 @@ def trace(
     masks = StrictArray((logits.shape[0], -(-limits.vocab // 32)), "int32")
     tracer.mask_logits(logits, masks)
     choose(tracer, logits, step, state)
-    frame = StrictArray((admit_size(limits.groups, limits.width),), "int32")
-    tracer.admit(frame, state.tables)
+    frames = StrictArray((1, admit_size(limits.groups, limits.width)), "int32")
+    tracer.admit(frames, state.tables)
     if limits.counted:
         tracer.mark(StrictArray((MARK_SIZE,), "int32"), state.tables)
     return tracer

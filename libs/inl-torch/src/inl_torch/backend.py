@@ -28,9 +28,6 @@ from inl_torch.tensors import from_host, to_host, torch_dtype
 
 C = TypeVar("C")
 
-ALIGNED = 16
-"""Elements of which those of every dtype are as aligned as kernels want them."""
-
 PINNED = 1 << 20
 """Bytes up to which a copy to a CUDA device is not waited for: a step's message."""
 
@@ -46,26 +43,10 @@ class TorchBackend(Backend):
     def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
         nbytes = data.size * SIZES.get(data.dtype, 1)
         with allocating(nbytes, str(self.device), self.memory):
-            return self._moved(from_host(data))
-
-    def tensors(self, data: Sequence[HostArray]) -> list[Any]:
-        if len(data) < 2 or self.place.type == "cpu":
-            return super().tensors(data)
-        held = torch.stack([from_host(each).flatten() for each in data])
-        # Each begins where a copy of its own would: kernels ask for that.
-        whole = torch.nn.functional.pad(held, (0, -held.shape[1] % ALIGNED))
-        with allocating(whole.nbytes, str(self.device), self.memory):
-            # As many as one copy may hold that is not waited for.
-            at_once = max(PINNED // max(whole[0].nbytes, 1), 1)
-            starts = range(0, len(data), at_once)
-            parts = [self._moved(whole[at : at + at_once]) for at in starts]
-            rows = (row for part in parts for row in part[:, : held.shape[1]])
-            return [row.view(data[0].shape) for row in rows]
-
-    def _moved(self, held: torch.Tensor) -> torch.Tensor:
-        if self.place.type == "cuda" and held.nbytes <= PINNED:
-            return held.pin_memory().to(self.place, non_blocking=True)
-        return held.to(self.place)
+            held = from_host(data)
+            if self.place.type == "cuda" and held.nbytes <= PINNED:
+                return held.pin_memory().to(self.place, non_blocking=True)
+            return held.to(self.place)
 
     def numpy(self, x: Any) -> HostArray:
         return to_host(x.wait() if isinstance(x, Arriving) else x)

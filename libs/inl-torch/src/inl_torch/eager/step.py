@@ -88,18 +88,18 @@ def sampled_step(step: Step) -> Step:
     )
 
 
-def admit(message: torch.Tensor, tables: Tables) -> Tables:
+def admit(messages: torch.Tensor, tables: Tables) -> Tables:
     groups, _slots, width = tables.blocks.shape
     table = HEADER + 4 + len(PARAMS)
-    slot, length, last, adapter = message[HEADER : HEADER + 4].unsqueeze(1).unbind()
-    params = message[HEADER + 4 : table].view(torch.float32)
+    slot, length, last, adapter = messages[:, HEADER : HEADER + 4].unbind(1)
+    params = messages[:, HEADER + 4 : table].contiguous().view(torch.float32)
     slot = slot.long()
-    blocks = message[table : table + groups * width].view(groups, 1, width)
+    blocks = messages[:, table:].reshape(-1, groups, width).transpose(0, 1)
     tables.blocks.index_copy_(1, slot, blocks)
     tables.lengths.index_copy_(0, slot, length)
     tables.last.index_copy_(0, slot, last)
     tables.adapters.index_copy_(0, slot, adapter)
-    tables.params.index_copy_(0, slot, params.unsqueeze(0))
+    tables.params.index_copy_(0, slot, params)
     tables.counts.index_fill_(0, slot, 0)
     tables.bias.index_fill_(0, slot, 0.0)
     return tables

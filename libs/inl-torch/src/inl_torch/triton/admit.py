@@ -1,4 +1,4 @@
-"""Setting a slot from an admission, in one launch."""
+"""Setting slots from admissions, in one launch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ BLOCK = 1024
 
 @triton.jit
 def _admit(
-    message: tensor, blocks: tensor, lengths: tensor, last: tensor, adapters: tensor,
-    settings: tensor, counts: tensor, bias: tensor, slot_count: tensor, width: tensor,
-    vocab: tensor, G: tl.constexpr, COLUMNS: tl.constexpr, HEADER: tl.constexpr,
-    BLOCK: tl.constexpr,
+    messages: tensor, words: tensor, blocks: tensor, lengths: tensor, last: tensor,
+    adapters: tensor, settings: tensor, counts: tensor, bias: tensor,
+    slot_count: tensor, width: tensor, vocab: tensor, G: tl.constexpr,
+    COLUMNS: tl.constexpr, HEADER: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Each program sets some columns of every table that has so many."""
+    """Each program sets some columns of every table that has so many, of one slot."""
+    message = messages + tl.program_id(1).to(tl.int64) * words
     slot = tl.load(message + HEADER).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     first = at == 0
@@ -42,12 +43,14 @@ def _admit(
     tl.store(bias + slot * vocab + at, tl.zeros_like(at).to(tl.float32), at < vocab)
 
 
-def admit(message: torch.Tensor, tables: Tables) -> Tables:
+def admit(messages: torch.Tensor, tables: Tables) -> Tables:
+    messages = messages.contiguous()
+    count, words = messages.shape
     groups, slots, width = tables.blocks.shape
     vocab = tables.counts.shape[1]
     programs = -(-max(width, vocab, len(PARAMS)) // BLOCK)
-    _admit[(programs,)](
-        message, tables.blocks, tables.lengths, tables.last, tables.adapters,
+    _admit[(programs, count)](
+        messages, words, tables.blocks, tables.lengths, tables.last, tables.adapters,
         tables.params, tables.counts, tables.bias, slots, width, vocab, G=groups,
         COLUMNS=len(PARAMS), HEADER=HEADER, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip

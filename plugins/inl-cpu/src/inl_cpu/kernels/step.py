@@ -144,18 +144,19 @@ def _placed(stage: Stage, leaf: Any) -> Any:
     return stage.new(leaf.shape, np.int32) if isinstance(leaf, Spec) else leaf
 
 
-def admit(message: Any, tables: Tables) -> Tables:
-    """Set one slot in place."""
+def admit(messages: Any, tables: Tables) -> Tables:
+    """Set slots in place."""
     groups, _slots, width = tables.blocks.shape
-    slot, length, last, adapter = message[HEADER : HEADER + 4]
     table = HEADER + 4 + len(PARAMS)
-    tables.blocks[:, slot] = message[table:].reshape(groups, width)
-    tables.lengths[slot] = length
-    tables.last[slot] = last
-    tables.adapters[slot] = adapter
-    tables.params[slot] = message[HEADER + 4 : table].view(np.float32)
-    tables.counts[slot] = 0
-    tables.bias[slot] = 0
+    for message in messages:
+        slot, length, last, adapter = message[HEADER : HEADER + 4]
+        tables.blocks[:, slot] = message[table:].reshape(groups, width)
+        tables.lengths[slot] = length
+        tables.last[slot] = last
+        tables.adapters[slot] = adapter
+        tables.params[slot] = message[HEADER + 4 : table].view(np.float32)
+        tables.counts[slot] = 0
+        tables.bias[slot] = 0
     return tables
 
 

@@ -1,0 +1,87 @@
+"""Who enters and leaves between two steps does so in few calls, and in order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from inl.backend.base import Traits
+from inl.backend.host import host_memory
+from inl.device import Device
+from inl.ops.step import admit, empty_tables
+from inl.runtime.local import ENTERING
+from inl.spec.message import Row, admit_frame, release_frame, step_frame
+from inl.spec.values import Bucket, Limits
+from inl_torch.backend import TorchBackend, inferring
+
+SLOTS = 40
+LIMITS = Limits(slots=SLOTS, blocks=(50,), block_size=4, width=8, vocab=97)
+
+
+class Counting(TorchBackend):
+    """Tells how many frames each call of an admission takes."""
+
+    traits = Traits()
+
+    def __init__(self, buckets):
+        self.device, self.place = Device("cpu:0"), torch.device("cpu")
+        self._buckets, self.entered = buckets, []
+
+    def memory(self):
+        return host_memory()
+
+    def buckets(self, limits):
+        return self._buckets
+
+    def compile(self, function, bucket, *, consumes):
+        def run(*args):
+            if len(args) == 2:
+                self.entered.append(len(args[0]))
+            return inferring(function)(*args)
+
+        return run
+
+
+def frame(slot, last):
+    return admit_frame(slot, [[slot]], groups=1, width=8, length=2, last=last)
+
+
+def step():
+    rows = [Row(1, [5, 6])]
+    return step_frame(Bucket(8, 2), rows, step=0, groups=1, block_size=4, decode_rows=0)
+
+
+def played(tiny_llama, buckets, frames):
+    """What a runner's tables hold after a step, and the sizes of its calls."""
+    backend = Counting(buckets)
+    runner = tiny_llama(3).runner(backend, "float32", LIMITS)
+    for each in frames:
+        runner.submit(each)
+        each[:] = -1  # the memory is the caller's again
+    assert backend.entered == []
+    runner.submit(step())
+    tables = runner._state.tables
+    return {n: getattr(tables, n).numpy() for n in ("blocks", "last")}, backend.entered
+
+
+@pytest.mark.parametrize("buckets", [(), (Bucket(8, 2),)])
+def test_each_slot_is_set_by_the_last_that_named_it(tiny_llama, buckets):
+    frames = [frame(slot, slot) for slot in range(1, 20)]
+    frames += [release_frame(slot, groups=1, width=8) for slot in range(2, 8)]
+    frames += [frame(3, 50), frame(4, 51), release_frame(4, groups=1, width=8)]
+    want = empty_tables(groups=1, slots=SLOTS, width=8)
+    for each in frames:
+        want = admit.body(each[None], want)
+    found, entered = played(tiny_llama, buckets, frames)
+    np.testing.assert_array_equal(found["blocks"], want.blocks)
+    np.testing.assert_array_equal(found["last"][2:], want.last[2:])
+    assert entered == ([ENTERING, ENTERING] if buckets else [ENTERING, 3])
+
+
+@pytest.mark.parametrize(("count", "calls"), [(1, [1]), (2, [16]), (17, [16, 1])])
+def test_programs_are_called_with_two_sizes(tiny_llama, count, calls):
+    frames = [frame(slot, slot) for slot in range(1, count + 1)]
+    found, entered = played(tiny_llama, (Bucket(8, 2),), frames)
+    assert entered == calls
+    assert found["blocks"][0, count, 0] == count
