@@ -90,7 +90,7 @@ class FrameCheck:
     def _admission(self, frame: IntArray) -> None:
         limits = self._limits
         _size(frame, admit_size(limits.groups, limits.width))
-        slot, length, last = (int(word) for word in frame[HEADER : HEADER + 3])
+        slot, length, last = frame[HEADER : HEADER + 3].tolist()
         _within("slot", slot, 1, limits.slots - 1)
         _within("length", length, 0, limits.width * limits.block_size)
         _within("last token", last, 0, limits.vocab - 1)
@@ -120,6 +120,8 @@ class FrameCheck:
 
 def _extent(values: Any) -> tuple[int, int]:
     """Least and greatest; NumPy costs more than a few plain ints do."""
+    if isinstance(values, int):
+        return values, values
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.size <= FEW:
         found = values.tolist()
         return min(found), max(found)
@@ -132,7 +134,7 @@ def _size(frame: IntArray, words: int) -> None:
 
 
 def _within(what: str, values: Any, low: int, high: int) -> None:
-    if not np.size(values):
+    if not isinstance(values, int) and not values.size:
         return
     least, most = _extent(values)
     if least < low or most > high:

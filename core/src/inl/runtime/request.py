@@ -243,8 +243,10 @@ def _ids(name: str, values: Iterable[int]) -> tuple[list[int], IntArray]:
         held = array("i", given)
     except (TypeError, OverflowError) as error:
         raise _refused(name, given, error) from error
-    words = np.array(held, np.int32)
-    if given and int(words.min()) < 0:
+    if not held:
+        return [], np.zeros(0, np.int32)
+    words = np.frombuffer(held, np.int32)
+    if int(words.min()) < 0:
         raise _refused(name, given, None)
     return held.tolist(), words
 

@@ -248,7 +248,7 @@ def header(frame: Any) -> Header:
             f"frame: found {frame.dtype} {list(frame.shape)}, "
             f"expected int32 [words] of at least {HEADER}"
         )
-    found = Header(*(int(word) for word in frame[: len(Header._fields)]))
+    found = Header(*frame[: len(Header._fields)].tolist())
     if found.version != VERSION:
         raise ProtocolError(
             f"frame word 0 (version): found {found.version:#x}, speaks {VERSION:#x}"
