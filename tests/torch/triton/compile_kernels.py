@@ -109,7 +109,10 @@ def steps(dim):
 
 
 def call_many(kernels, dtype, dim):
-    """Attention of so many rows that memory is the limit, and of somewhat fewer."""
+    """Attention and filters of so many rows that memory is the limit, and of fewer."""
+    tables = Tables(
+        *(torch.from_numpy(a) for a in empty_tables(groups=1, slots=4, width=5))
+    )
     for rows in (40, 350):
         host, blocks = random_step(
             np.random.default_rng(0), [40] * rows, [1] * rows, block_size=16
@@ -122,6 +125,8 @@ def call_many(kernels, dtype, dim):
         turn = torch.ones(rows, dim // 2)
         out = Linear(torch.ones(HIDDEN, HEADS * dim, dtype=dtype))
         kernels["attend_project"](q, k, k, turn, turn, cache, step, out, scale=0.1)
+        logits = torch.empty(rows, 49152, dtype=dtype)
+        kernels["choose"](logits, step, tables, sampler="full")
 
 
 def call_dynamics(kernels, dtype):

@@ -1,6 +1,7 @@
 """What Triton's interpreter gets wrong in bfloat16, put right.
 
 It multiplies matrices of bfloat16 by their bits, and cuts off where it should round.
+It also reduces by any function but the common ones in steps of one number.
 """
 
 from __future__ import annotations
@@ -41,3 +42,13 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
         return interpreter.TensorHandle(rounded.astype(np.uint16), tl.bfloat16)
 
     interpreter.InterpreterBuilder.cast_impl = cast_impl
+
+    plain_reduce = interpreter.ReduceOps.apply_impl
+
+    def apply_impl(self, operands):
+        if self.combine_fn.fn.__name__ != "_either":
+            return plain_reduce(self, operands)
+        found = np.bitwise_or.reduce(operands[0].handle.data, axis=self.axis)
+        return self.to_tensor(found, operands[0].dtype)
+
+    interpreter.ReduceOps.apply_impl = apply_impl

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from triton_place import PLACE
+from triton_place import INTERPRETED, PLACE
 
 from inl.ops import catalog
 from inl.ops.attention import random_step
@@ -17,6 +17,7 @@ from inl.spec.values import NEUTRAL, PARAMS
 
 # isort: split
 from inl_torch import triton as ours
+from inl_torch.triton import sample_full_search as search
 from inl_torch.triton.tuning import Tuning
 
 VOCAB = 5000
@@ -24,9 +25,15 @@ MARGIN = 1e-5
 TOP_K = (0, 1, 3, 40, 1500, VOCAB - 1, 2**24)
 TOP_P = (1e-6, 0.3, 0.9, 0.999, 1.0)
 MIN_P = (0.0, 0.0, 0.02, 0.3, 1.0)
-CHOOSE = next(
-    kernel for kernel in ours.kernels(Tuning(filters=True)) if kernel.op == "choose"
-)
+
+
+def chooser(processors):
+    """The kernel for a chip of so many multiprocessors."""
+    tuning = Tuning(filters=True, processors=processors)
+    return next(kernel for kernel in ours.kernels(tuning) if kernel.op == "choose")
+
+
+CHOOSE = chooser(132)
 
 
 def drawn(rng, tied):
@@ -59,13 +66,13 @@ def case(rng, tied):
             return Case("full", (logits, step, tables), {"sampler": "full"})
 
 
-def verdict(found, on_torch, on_host):
+def verdict(found, on_torch, on_host, choose=CHOOSE):
     spec = catalog()["choose"]
     arguments = on_torch(spec, found, "float32", PLACE)
-    assert CHOOSE.refuse(*arguments, **found.attrs) is None
+    assert choose.refuse(*arguments, **found.attrs) is None
     spoiled = [torch.full((65536,), float("nan"), device=PLACE) for _ in range(8)]
     del spoiled
-    return judge(spec, found, "float32", on_host(CHOOSE.run(*arguments, **found.attrs)))
+    return judge(spec, found, "float32", on_host(choose.run(*arguments, **found.attrs)))
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -124,3 +131,118 @@ def test_a_chip_where_it_was_not_measured_leaves_it_to_the_library():
     logits = torch.zeros(1, 4)
     assert "not measured" in plain.refuse(logits, None, None, sampler="full")
     assert plain.refuse(logits, None, None, sampler="draw") is None
+
+
+SETTINGS = (
+    {"temperature": 0.0, "top_k": 3, "top_p": 0.5},
+    {"temperature": 0.8},
+    {"temperature": 0.8, "top_k": 60},
+    {"temperature": 1.3, "top_p": 0.8},
+    {"temperature": 0.8, "top_k": 2000, "top_p": 0.93},
+    {"temperature": 1.0, "top_k": 700, "top_p": 0.95, "min_p": 0.01},
+)
+"""Of the six rows of a step: greedy, filters off, one filter, both, all."""
+
+MANY = 19000
+"""Ids of 19 chunks, the last not whole."""
+
+
+def spread(rng):
+    return 3 * rng.standard_normal((6, MANY))
+
+
+def flat(rng):
+    return 0.01 * rng.standard_normal((6, MANY))
+
+
+def equal(_rng):
+    return np.full((6, MANY), 1.5)
+
+
+def alone(rng):
+    """All but one are impossible."""
+    logits = np.full((6, MANY), -np.inf)
+    logits[np.arange(6), rng.integers(0, MANY, 6)] = 1.0
+    return logits
+
+
+def in_one_chunk(rng):
+    """All that may be drawn is in one chunk, close together."""
+    logits = rng.uniform(-60, -50, (6, MANY))
+    logits[:, 7168:8192] = rng.uniform(1.0, 1.2, (6, 1024))
+    return logits
+
+
+def in_few_chunks(rng):
+    """A few high ones in two chunks, and the others only little below."""
+    logits = rng.uniform(-1, 0, (6, MANY))
+    logits[:, 1000:1050], logits[:, 18990:] = 4.0, rng.uniform(3, 4, (6, 10))
+    return logits
+
+
+def far_apart(rng):
+    """Gaps of every size that a float has, in each part of the first window."""
+    return -np.exp(rng.uniform(-70, 70, (6, MANY)))
+
+
+def decided(rng, make):
+    """A step of :data:`SETTINGS` whose tokens rounding leaves alone."""
+    while True:
+        _, step, tables = drawn(rng, tied=False)
+        tables = tables._replace(
+            counts=np.zeros((7, MANY), np.int32), bias=np.zeros((7, MANY), np.float32)
+        )
+        tables.params[1:] = NEUTRAL
+        for slot, settings in zip(tables.params[1:], SETTINGS, strict=True):
+            for name, value in settings.items():
+                slot[PARAMS.index(name)] = value
+        logits = make(rng).astype(np.float32).astype(np.float64)
+        if is_decided([logits], step, tables, MARGIN, full=True):
+            return Case(make.__name__, (logits, step, tables), {"sampler": "full"})
+
+
+@pytest.mark.parametrize(
+    "make", [spread, flat, equal, alone, in_one_chunk, in_few_chunks, far_apart]
+)
+@pytest.mark.parametrize("processors", [1, 5])
+def test_groups_of_chunks(make, processors, seed, on_torch, on_host):
+    """One program for a row, or three of at most seven chunks."""
+    given = decided(np.random.default_rng(seed), make)
+    found = verdict(given, on_torch, on_host, chooser(processors))
+    assert found.passed, f"seed {seed}: {found}"
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.3, 1), (0.5, 2), (0.9, 3), (1.0, 3)])
+def test_top_p_ends_among_those_that_top_k_keeps_of_equals(share, kept, on_torch):
+    """Of five equal logits top-k keeps three, and top-p the first of those."""
+    ids = [4, 900, 1030, 3000, 4999]
+    logits, step, tables = drawn(np.random.default_rng(1), tied=False)
+    logits[:] = -50.0
+    logits[:, ids] = 2.0
+    tables.params[1:] = NEUTRAL
+    tables.params[1:, 0] = 1.0
+    tables.params[1:, PARAMS.index("top_k")] = 3
+    tables.params[1:, PARAMS.index("top_p")] = share
+    tables.counts[:], tables.bias[:] = 0, 0
+    parts = np.linspace(0.01, 0.99, 6, dtype=np.float32)
+    given = Case("ties", (logits, step._replace(uniforms=parts.view(np.int32)), tables),
+                 {"sampler": "full"})  # fmt: skip
+    arguments = on_torch(catalog()["choose"], given, "float32", PLACE)
+    tokens, _ = chooser(1).run(*arguments, sampler="full")
+    assert tokens.tolist() == [ids[int(part * kept)] for part in parts]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="counts what the interpreter reads")
+def test_only_chunks_where_the_search_goes_on_are_read(monkeypatch, on_torch):
+    read, plain = [], search.logits_of
+
+    def logits_of(changed, sample, chunk, V, CHUNK):
+        read.append(int(chunk.handle.data.item()) * CHUNK < int(V.handle.data.item()))
+        return plain(changed, sample, chunk, V, CHUNK)
+
+    monkeypatch.setattr(search, "logits_of", logits_of)
+    given = decided(np.random.default_rng(3), spread)
+    arguments = on_torch(catalog()["choose"], given, "float32", PLACE)
+    chooser(1).run(*arguments, sampler="full")
+    # Four rows search once and two of them twice: sixteen passes over all else.
+    assert 6 * 19 < sum(read) < 3.5 * 6 * 19

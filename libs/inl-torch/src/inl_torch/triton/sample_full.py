@@ -2,9 +2,10 @@
 
 What top-k and top-p keep are the likeliest tokens down to one, so all that has to be
 found is how likely that one is: a whole number, for the gaps below the highest logit
-are floats of one sign, whose bits are in their order. It is searched four bits at a
-time: each pass counts and weighs what a program's logits have up to sixteen bounds, and
-the next pass adds that up, always in the same order, and goes on inside one of them.
+are floats of one sign, whose bits are in their order. It is searched in eight passes:
+each counts or weighs what lies in the sixteen parts of a window, and the next goes on
+inside one of them, added up always in the same order. A program goes over a group of
+chunks and reads those alone that hold a key there: after the third pass hardly any do.
 """
 
 from __future__ import annotations
@@ -15,26 +16,37 @@ import torch
 
 from inl.spec.values import PARAMS, Step, Tables
 from inl_torch.triton.common import dense, power
-from inl_torch.triton.sample_full_kernels import (
-    BITS,
-    FIRST,
-    WAYS,
-    between,
-    count_fed,
-    draw,
-    keep,
-    penalize,
-    weigh,
-)
+from inl_torch.triton.sample_full_kernels import draw, keep, penalize
+from inl_torch.triton.sample_full_search import WAYS, weigh
 from inl_torch.triton.tuning import Tuning
 
 COLUMNS = len(PARAMS)
+
+PASSES = 8
+"""Of a search: 28 bits at most are left after the first, and each takes four."""
+
+PROGRAMS = 4
+"""Of a search, for each multiprocessor: as many as it holds at once."""
+
+GROUPS = 64
+"""Most programs of a sample, each of which reads what all left of the pass before."""
+
+
+def _cut(samples: int, chunks: int, tuning: Tuning) -> dict[str, int]:
+    """How many chunks a program goes over, and how many do for a sample."""
+    most = min(max(PROGRAMS * tuning.processors // samples, 1), GROUPS)
+    pieces = -(-chunks // most)
+    groups = -(-chunks // pieces)
+    return {
+        "PIECES": pieces, "PIECES_P": power(pieces),
+        "GROUPS": groups, "GROUPS_P": power(groups),
+    }  # fmt: skip
 
 
 def choose_full(
     logits: torch.Tensor, step: Step, tables: Tables, *, chunk: int, tuning: Tuning
 ) -> tuple[torch.Tensor, Tables]:
-    """``choose`` with the sampler "full"; ``chunk`` logits for each program."""
+    """``choose`` with the sampler "full"; chunks of ``chunk`` logits."""
     logits = dense(logits)
     (samples, vocab), place = logits.shape, logits.device
     chunks = -(-vocab // chunk)
@@ -42,50 +54,45 @@ def choose_full(
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=place)
 
-    early = {"EARLY": tuning.starts_early(samples), **tuning.launch(samples)}
-    each: dict[str, Any] = {"COLUMNS": COLUMNS, "CHUNKS": chunks, **early}
-    sizes = {**each, "CHUNKS_P": max(power(chunks), 16)}
-    count_fed[(step.slots.shape[0],)](
-        step.tokens, step.starts, step.slots, step.counts, tables.counts,
-        step.tokens.shape[0], vocab, num_warps=1, **early,
-    )  # fmt: skip
+    each: dict[str, Any] = {
+        "COLUMNS": COLUMNS, "CHUNKS": chunks, "CHUNK": chunk, "num_warps": 4,
+        "EARLY": tuning.starts_early(samples), **tuning.launch(samples),
+    }  # fmt: skip
     changed = empty(samples, vocab)
     peaks, ids = empty(samples, chunks), empty(samples, chunks, dtype=torch.int32)
-    grid = (samples, chunks)
-    penalize[grid](
-        logits, tables.counts, tables.bias, tables.params, step.slots, changed, peaks,
-        ids, logits.stride(0), vocab, CHUNK=chunk, num_warps=4, **each,
+    penalize[(samples, chunks)](
+        logits, step.tokens, step.starts, step.counts, tables.counts, tables.bias,
+        tables.params, step.slots, changed, peaks, ids, step.tokens.shape[0],
+        logits.stride(0), vocab, **each,
     )  # fmt: skip
-    counted, weighed = (empty(2, samples, WAYS.value, chunks) for _ in range(2))
-    bounds, below = empty(2, samples, dtype=torch.int32), empty(2, samples, 2)
-    goals, rooms = empty(samples), empty(2, samples)
-    edges = empty(2, samples, dtype=torch.int32)
+    each["CHUNKS_P"] = max(power(chunks), 16)
+    cut = _cut(samples, chunks, tuning)
+    grid = (samples, cut["GROUPS"])
     given = (changed, peaks, ids, tables.params, step.slots)
-    search = (counted, weighed, bounds, below, goals)
+    edges, rooms = empty(2, samples, dtype=torch.int32), empty(2, samples)
+    found = (empty(samples), edges, rooms)
 
-    def search_on(shift: int, *, by_mass: bool) -> None:
-        weigh[grid](
-            *given, *search, vocab, CHUNK=chunk, SHIFT=shift, BY_MASS=by_mass,
-            num_warps=8, **sizes,
-        )  # fmt: skip
+    def state() -> tuple[torch.Tensor, ...]:
+        return (
+            empty(samples, WAYS.value, cut["GROUPS"]),
+            empty(samples, 2, dtype=torch.int32),
+            empty(samples),
+            empty(samples, chunks, dtype=torch.int32),
+        )
 
-    shifts = range(FIRST.value, -1, -BITS.value)
-    for shift in shifts:
-        search_on(shift, by_mass=False)
-    search_on(shifts[0], by_mass=True)
-    between[(samples,)](
-        *given[3:], *search, edges, rooms, num_warps=4, **sizes
-    )  # fmt: skip
-    for shift in shifts[1:]:
-        search_on(shift, by_mass=True)
+    left, leaves = state(), state()
+    for by_mass in (False, True):
+        for number in range(PASSES):
+            weigh[grid](
+                *given, *found, *left, *leaves, vocab, FIRST=number == 0,
+                BY_MASS=by_mass, **cut, **each,
+            )  # fmt: skip
+            left, leaves = leaves, left
     masses, ties = empty(samples, chunks), empty(samples, chunks)
-    keep[grid](
-        *given, *search, edges, rooms, masses, ties, vocab, CHUNK=chunk, num_warps=4,
-        **sizes,
-    )  # fmt: skip
+    keep[grid](*given, *found, *left[:3], masses, ties, vocab, **cut, **each)
     tokens = empty(samples, dtype=torch.int32)
     draw[(samples,)](
         *given, edges, rooms, masses, ties, step.uniforms, tokens, tables.last, vocab,
-        CHUNK=chunk, num_warps=4, **sizes,
+        **each,
     )  # fmt: skip
     return tokens, tables

@@ -1,4 +1,4 @@
-"""The programs behind :mod:`inl_torch.triton.sample_full`, in the order of a step."""
+"""The programs behind :mod:`inl_torch.triton.sample_full`, but for the search."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from triton.language import tensor
 from inl.spec.values import PARAMS
 from inl_torch.triton.peaks import best, peak_of
 from inl_torch.triton.programs import follow
+from inl_torch.triton.sample_full_search import (
+    TOP_P,
+    decide,
+    following,
+    keys_of,
+    logits_of,
+)
 
-BITS = tl.constexpr(4)
-WAYS = tl.constexpr(16)
-FIRST = tl.constexpr(28)
-"""Shift of a search's first pass; the highest bit is the sign, which is never set."""
-
-END = tl.constexpr(0x7FFFFFFF)
-"""Above every key: all is kept."""
-
-TOP_K = tl.constexpr(PARAMS.index("top_k"))
-TOP_P = tl.constexpr(PARAMS.index("top_p"))
 MIN_P = tl.constexpr(PARAMS.index("min_p"))
 REPEATED = tl.constexpr(PARAMS.index("repetition_penalty"))
 PRESENT = tl.constexpr(PARAMS.index("presence_penalty"))
@@ -27,28 +24,16 @@ FREQUENT = tl.constexpr(PARAMS.index("frequency_penalty"))
 
 
 @triton.jit
-def count_fed(
-    fed: tensor, starts: tensor, slots: tensor, used: tensor, counts: tensor, T: tensor,
-    V: tensor, EARLY: tl.constexpr,
-) -> None:  # fmt: skip
-    """Count the token that a decoding row was fed."""
-    follow(EARLY)
-    row = tl.program_id(0)
-    if row < tl.load(used):
-        first = tl.minimum(tl.load(starts + row), T - 1)
-        token = tl.load(fed + first).to(tl.int64)
-        cell = counts + tl.load(slots + row).to(tl.int64) * V + token
-        tl.store(cell, tl.load(cell) + 2)
-
-
-@triton.jit
 def penalize(
-    logits: tensor, counts: tensor, bias: tensor, settings: tensor, slots: tensor,
-    changed: tensor, peaks: tensor, ids: tensor, stride: tensor, V: tensor,
-    COLUMNS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
-    EARLY: tl.constexpr,
+    logits: tensor, fed: tensor, starts: tensor, used: tensor, counts: tensor,
+    bias: tensor, settings: tensor, slots: tensor, changed: tensor, peaks: tensor,
+    ids: tensor, T: tensor, stride: tensor, V: tensor, COLUMNS: tl.constexpr,
+    CHUNKS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A chunk's logits after penalties and bias, and the highest of them."""
+    """A chunk's logits after penalties and bias, and the highest of them.
+
+    The token that a decoding row was fed is counted by the program whose chunk has it.
+    """
     follow(EARLY)
     sample = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + sample).to(tl.int64)
@@ -57,14 +42,22 @@ def penalize(
     inside = at < V
     x = tl.load(logits + sample * stride + at, mask=inside, other=float("-inf"))
     x = x.to(tl.float32)
-    count = tl.load(counts + slot * V + at, mask=inside, other=0)
     factor = tl.load(mine + REPEATED)
-    factor = tl.where(count > 0, tl.where(factor > 0, factor, 1.0), 1.0)
+    factor = tl.where(factor > 0, factor, 1.0)
+    present, frequent = tl.load(mine + PRESENT), tl.load(mine + FREQUENT)
+    penalized = (factor != 1) | (present != 0) | (frequent != 0)
+    token = tl.load(fed + tl.minimum(tl.load(starts + sample), T - 1))
+    newest = at == tl.where(sample < tl.load(used), token, -1)
+    cells = counts + slot * V + at
+    read = at < tl.where(penalized, V, 0)
+    count = tl.load(cells, mask=read | newest, other=0)
+    count += 2 * newest.to(tl.int32)
+    tl.store(cells, count, mask=newest)
+    factor = tl.where(count > 0, factor, 1.0)
     x = tl.where(x > 0, x / factor, x * factor)
     answered = count >> 1
-    frequency = tl.load(mine + FREQUENT) * answered.to(tl.float32)
-    presence = tl.load(mine + PRESENT) * (answered > 0).to(tl.float32)
-    x = x - frequency - presence
+    x = x - frequent * answered.to(tl.float32)
+    x = x - present * (answered > 0).to(tl.float32)
     x += tl.load(bias + slot * V + at, mask=inside, other=0)
     tl.store(changed + sample * V + at, x, mask=inside)
     peak, found = peak_of(x, at, V)
@@ -73,137 +66,15 @@ def penalize(
 
 
 @triton.jit
-def _keys(
-    changed: tensor, sample: tensor, at: tensor, peak: tensor, heat: tensor, V: tensor,
-) -> tuple[tensor, tensor]:  # fmt: skip
-    """How far below the highest some logits are, as whole numbers, and their masses."""
-    x = tl.load(changed + sample * V + at, mask=at < V, other=float("-inf"))
-    scaled = (x - peak) / heat
-    return (0.0 - scaled).to(tl.int32, bitcast=True), tl.exp(scaled)
-
-
-@triton.jit
-def _decide(
-    counted: tensor, weighed: tensor, bounds: tensor, below: tensor, sample: tensor,
-    goal: tensor, SHIFT: tl.constexpr, BY_MASS: tl.constexpr, CHUNKS: tl.constexpr,
-    CHUNKS_P: tl.constexpr,
-) -> tuple[tensor, tensor, tensor]:  # fmt: skip
-    """Where the pass before found its goal: least key, and count and mass below it."""
-    way = tl.arange(0, WAYS)
-    chunk = tl.arange(0, CHUNKS_P)[None, :]
-    cells = (sample * WAYS + way[:, None]) * CHUNKS + chunk
-    count = tl.sum(tl.load(counted + cells, mask=chunk < CHUNKS, other=0), 1)
-    mass = tl.sum(tl.load(weighed + cells, mask=chunk < CHUNKS, other=0), 1)
-    found = tl.sum(((mass if BY_MASS else count) < goal).to(tl.int32), 0)
-    found = tl.minimum(found, 7 if SHIFT == FIRST else WAYS - 1)
-    bound, less, lighter = 0, 0.0, 0.0
-    if SHIFT != FIRST:
-        bound = tl.load(bounds + sample)
-        less = tl.load(below + sample * 2)
-        lighter = tl.load(below + sample * 2 + 1)
-    ahead = way == found - 1
-    less = tl.where(found > 0, tl.sum(tl.where(ahead, count, 0.0), 0), less)
-    lighter = tl.where(found > 0, tl.sum(tl.where(ahead, mass, 0.0), 0), lighter)
-    return bound + (found << SHIFT), less, lighter
-
-
-@triton.jit
-def weigh(
-    changed: tensor, peaks: tensor, ids: tensor, settings: tensor, slots: tensor,
-    counted: tensor, weighed: tensor, bounds: tensor, below: tensor, goals: tensor,
-    V: tensor, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_P: tl.constexpr,
-    CHUNK: tl.constexpr, SHIFT: tl.constexpr, BY_MASS: tl.constexpr,
-    EARLY: tl.constexpr,
-) -> None:  # fmt: skip
-    """One pass of a search: what a chunk has up to sixteen bounds.
-
-    counted, weighed: [2, S, WAYS, CHUNKS], of which a pass writes one and reads the
-    other. bounds, below: likewise [2, S] and [2, S, 2]. goals: [S] masses to keep,
-    where by mass.
-    """
-    follow(EARLY)
-    sample = tl.program_id(0).to(tl.int64)
-    samples = tl.num_programs(0)
-    slot = tl.load(slots + sample).to(tl.int64)
-    mine = settings + slot * COLUMNS
-    heat = tl.load(mine)
-    wanted = tl.load(mine + (TOP_P if BY_MASS else TOP_K))
-    if heat <= 0:
-        return
-    if (wanted >= 1) if BY_MASS else (wanted < 1):
-        return
-    turn: tl.constexpr = (SHIFT // BITS) % 2
-    bound = 0
-    if SHIFT != FIRST:
-        ahead = samples.to(tl.int64) * (1 - turn)
-        if BY_MASS:
-            wanted = tl.load(goals + sample)
-        bound, less, lighter = _decide(
-            counted + ahead * WAYS * CHUNKS, weighed + ahead * WAYS * CHUNKS,
-            bounds + ahead, below + ahead * 2, sample, wanted, SHIFT + BITS, BY_MASS,
-            CHUNKS, CHUNKS_P,
-        )  # fmt: skip
-        if tl.program_id(1) == 0:
-            here = samples.to(tl.int64) * turn + sample
-            tl.store(bounds + here, bound)
-            tl.store(below + here * 2, less)
-            tl.store(below + here * 2 + 1, lighter)
-    at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    peak, _ = best(peaks, ids, sample, CHUNKS, CHUNKS_P)
-    key, mass = _keys(changed, sample, at, peak, heat, V)
-    way = tl.arange(0, WAYS)
-    upto = (key >> SHIFT)[None, :] <= ((bound >> SHIFT) + way)[:, None]
-    upto = upto & (at < V)[None, :]
-    cells = ((samples.to(tl.int64) * turn + sample) * WAYS + way) * CHUNKS
-    cells += tl.program_id(1)
-    tl.store(counted + cells, tl.sum(upto.to(tl.float32), 1))
-    tl.store(weighed + cells, tl.sum(tl.where(upto, mass[None, :], 0.0), 1))
-
-
-@triton.jit
-def between(
-    settings: tensor, slots: tensor, counted: tensor, weighed: tensor, bounds: tensor,
-    below: tensor, goals: tensor, edges: tensor, rooms: tensor, COLUMNS: tl.constexpr,
-    CHUNKS: tl.constexpr, CHUNKS_P: tl.constexpr, EARLY: tl.constexpr,
-) -> None:  # fmt: skip
-    """What top-k keeps, and the mass that top-p wants of it; one program a sample.
-
-    edges: [S] least likely key that is kept. rooms: [S] how many tokens of that key.
-    The first pass by mass is over, and wrote the other turn than the last by count.
-    """
-    follow(EARLY)
-    sample = tl.program_id(0).to(tl.int64)
-    samples = tl.num_programs(0).to(tl.int64)
-    mine = settings + tl.load(slots + sample).to(tl.int64) * COLUMNS
-    top_k, top_p = tl.load(mine + TOP_K), tl.load(mine + TOP_P)
-    hot = tl.load(mine) > 0
-    edge, room, total = END, float("inf"), 0.0
-    if hot & (top_k >= 1):
-        edge, less, total = _decide(
-            counted, weighed, bounds, below, sample, top_k, 0, False, CHUNKS, CHUNKS_P
-        )  # fmt: skip
-        room = top_k - less
-        each = tl.exp(0.0 - edge.to(tl.float32, bitcast=True))
-        # Where there are fewer tokens than k, no token has the edge's key.
-        total += tl.where(each > 0, each * room, 0.0)
-    elif hot & (top_p < 1):
-        chunk = tl.arange(0, CHUNKS_P)
-        cells = ((samples + sample) * WAYS + WAYS - 1) * CHUNKS + chunk
-        total = tl.sum(tl.load(weighed + cells, mask=chunk < CHUNKS, other=0), 0)
-    tl.store(edges + sample, edge)
-    tl.store(rooms + sample, room)
-    tl.store(goals + sample, top_p * total)
-
-
-@triton.jit
 def keep(
     changed: tensor, peaks: tensor, ids: tensor, settings: tensor, slots: tensor,
-    counted: tensor, weighed: tensor, bounds: tensor, below: tensor, goals: tensor,
-    edges: tensor, rooms: tensor, masses: tensor, ties: tensor, V: tensor,
-    COLUMNS: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_P: tl.constexpr,
-    CHUNK: tl.constexpr, EARLY: tl.constexpr,
+    goals: tensor, edges: tensor, rooms: tensor, table: tensor, windows: tensor,
+    below: tensor, masses: tensor, ties: tensor, V: tensor, COLUMNS: tl.constexpr,
+    CHUNKS: tl.constexpr, CHUNKS_P: tl.constexpr, CHUNK: tl.constexpr,
+    PIECES: tl.constexpr, PIECES_P: tl.constexpr, GROUPS: tl.constexpr,
+    GROUPS_P: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The mass of a chunk's kept tokens, but of the edge's key their number.
+    """The mass of each chunk's kept tokens, but of the edge's key their number.
 
     edges, rooms: [2, S], of which top-k's are read and those of both filters written.
     """
@@ -219,25 +90,41 @@ def keep(
     edge, room = tl.load(edges + sample), tl.load(rooms + sample)
     if top_p < 1:
         goal = tl.load(goals + sample)
-        bound, _, lighter = _decide(
-            counted, weighed, bounds, below, sample, goal, 0, True, CHUNKS, CHUNKS_P
+        _, bound, _, lighter = decide(
+            table, windows, below, sample, goal, GROUPS, GROUPS_P
         )  # fmt: skip
+        # What top-k keeps of its edge's key was not weighed, and may hold the goal.
+        bound = tl.minimum(bound, edge)
         each = tl.exp(0.0 - bound.to(tl.float32, bitcast=True))
         few = tl.maximum(tl.ceil((goal - lighter) / each), 1.0)
-        # The stricter filter's edge counts; where both have the same, its fewer tokens.
-        both = tl.where(bound > edge, room, tl.minimum(room, few))
-        room = tl.where(bound < edge, few, both)
-        edge = tl.minimum(edge, bound)
-    at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    peak, _ = best(peaks, ids, sample, CHUNKS, CHUNKS_P)
-    key, mass = _keys(changed, sample, at, peak, heat, V)
-    likely = (mass >= min_p) & (at < V)
-    cell = sample * CHUNKS + tl.program_id(1)
-    tl.store(masses + cell, tl.sum(tl.where(likely & (key < edge), mass, 0.0), 0))
-    tl.store(ties + cell, tl.sum((likely & (key == edge)).to(tl.float32), 0))
+        room = tl.where(bound < edge, few, tl.minimum(room, few))
+        edge = bound
     if tl.program_id(1) == 0:
         tl.store(edges + samples + sample, edge)
         tl.store(rooms + samples + sample, room)
+    peak, _ = best(peaks, ids, sample, CHUNKS, CHUNKS_P)
+    place = tl.arange(0, PIECES_P)
+    chunk = tl.program_id(1) * PIECES + place
+    there = (place < PIECES) & (chunk < CHUNKS)
+    top = tl.load(peaks + sample * CHUNKS + chunk, mask=there, other=0)
+    least, most = keys_of(top, peak, heat)
+    chosen = there & (least <= edge) & (most >= min_p)
+    sums, tied = tl.zeros([PIECES_P], tl.float32), tl.zeros([PIECES_P], tl.float32)
+    at = following(chosen, chunk, -1, CHUNKS)
+    x = logits_of(changed, sample, at, V, CHUNK)
+    while at < CHUNKS:
+        # The next chunk is on its way while this one is added up.
+        after = following(chosen, chunk, at, CHUNKS)
+        ahead = logits_of(changed, sample, after, V, CHUNK)
+        key, mass = keys_of(x, peak, heat)
+        likely = (at * CHUNK + tl.arange(0, CHUNK) < V) & (mass >= min_p)
+        kept = tl.sum(tl.where(likely & (key < edge), mass, 0.0), 0)
+        equal = tl.sum((likely & (key == edge)).to(tl.float32), 0)
+        sums = tl.where(chunk == at, kept, sums)
+        tied = tl.where(chunk == at, equal, tied)
+        at, x = after, ahead
+    tl.store(masses + sample * CHUNKS + chunk, sums, mask=there)
+    tl.store(ties + sample * CHUNKS + chunk, tied, mask=there)
 
 
 @triton.jit
@@ -275,7 +162,8 @@ def draw(
         below = tl.sum(tl.where(chunk < at_chunk, mass, 0.0), 0)
         left = room - tl.sum(tl.where(chunk == at_chunk, before, 0.0), 0)
         at = at_chunk * CHUNK + tl.arange(0, CHUNK)
-        key, alone = _keys(changed, sample, at, peak, heat, V)
+        x = logits_of(changed, sample, at_chunk, V, CHUNK)
+        key, alone = keys_of(x, peak, heat)
         likely = (alone >= min_p) & (at < V)
         tie = (likely & (key == edge)).to(tl.float32)
         kept = likely & ((key < edge) | ((tie > 0) & (tl.cumsum(tie, 0) <= left)))
