@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from triton_place import INTERPRETED, PLACE
 
 from inl.ops import catalog
@@ -246,3 +248,23 @@ def test_only_chunks_where_the_search_goes_on_are_read(monkeypatch, on_torch):
     chooser(1).run(*arguments, sampler="full")
     # Four rows search once and two of them twice: sixteen passes over all else.
     assert 6 * 19 < sum(read) < 3.5 * 6 * 19
+
+
+@triton.jit
+def places(keys, parts, starts, N: tl.constexpr):
+    at = tl.arange(0, N)
+    part = search._part(tl.load(keys + at))
+    tl.store(parts + at, part)
+    tl.store(starts + at, search._start(part))
+
+
+def test_parts_of_the_first_window():
+    """Each begins where it should, its first key and the last before it told apart."""
+    inner = np.array([1, 1.5, 2, 3, 4, 6, 8, 12, 16], np.float32).view(np.int32)
+    first = np.concatenate([np.arange(4) << 28, inner, np.arange(5, 8) << 28])
+    keys = np.concatenate([first, np.append(first[1:], 1 << 31) - 1]).astype(np.int32)
+    found = torch.empty(2, 32, dtype=torch.int32, device=PLACE)
+    places[(1,)](torch.from_numpy(keys).to(PLACE), *found, N=32)
+    assert found[0].tolist() == 2 * list(range(16))
+    assert found[1].tolist() == 2 * first.tolist()
+    assert (keys[16:] - first < 2 ** np.where(np.isin(first, inner[:-1]), 22, 28)).all()
