@@ -134,6 +134,42 @@ def _goal(
 
 
 @triton.jit
+def _weights(
+    changed: tensor, sample: tensor, chunk: tensor, chosen: tensor, peak: tensor,
+    heat: tensor, edge: tensor, bound: tensor, bits: tensor, V: tensor,
+    CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PIECES_P: tl.constexpr,
+    FIRST: tl.constexpr, BY_MASS: tl.constexpr,
+) -> tuple[tensor, tensor]:  # fmt: skip
+    """What the chosen chunks have in each part, and which parts each of them holds."""
+    shift = tl.maximum(bits - BITS, 0)
+    way = tl.arange(0, WAYS)
+    weights = tl.zeros([WAYS, LANES], tl.float32)
+    holds = tl.zeros([PIECES_P], tl.int32)
+    at = following(chosen, chunk, -1, CHUNKS)
+    x = logits_of(changed, sample, at, V, CHUNK)
+    while at < CHUNKS:
+        # The next chunk is on its way while this one is weighed.
+        after = following(chosen, chunk, at, CHUNKS)
+        ahead = logits_of(changed, sample, after, V, CHUNK)
+        key, mass = keys_of(x, peak, heat)
+        part = _part(key) if FIRST else (key - bound) >> shift
+        inside = (at * CHUNK + tl.arange(0, CHUNK) < V) & (key < edge)
+        inside = inside & (part >= 0) & (part < WAYS)
+        part = tl.where(inside, part, WAYS)
+        bit = tl.reduce(1 << part, 0, _either)
+        holds = tl.where(chunk == at, bit, holds)
+        part = tl.reshape(part, (1, CHUNK // (4 * LANES), LANES, 4))
+        alike = part == way[:, None, None, None]
+        if BY_MASS:
+            mass = tl.reshape(mass, (1, CHUNK // (4 * LANES), LANES, 4))
+            weights += tl.sum(tl.sum(tl.where(alike, mass, 0.0), 3), 1)
+        else:
+            weights += tl.sum(tl.sum(alike.to(tl.float32), 3), 1)
+        at, x = after, ahead
+    return weights, holds
+
+
+@triton.jit
 def weigh(
     changed: tensor, peaks: tensor, ids: tensor, settings: tensor, slots: tensor,
     goals: tensor, edges: tensor, rooms: tensor, table: tensor, windows: tensor,
@@ -202,31 +238,10 @@ def weigh(
         tl.store(new_below + sample, under)
     if bits == 0:
         return
-    shift = tl.maximum(bits - BITS, 0)
-    way = tl.arange(0, WAYS)
-    weights = tl.zeros([WAYS, LANES], tl.float32)
-    holds = tl.zeros([PIECES_P], tl.int32)
-    at = following(chosen, chunk, -1, CHUNKS)
-    x = logits_of(changed, sample, at, V, CHUNK)
-    while at < CHUNKS:
-        # The next chunk is on its way while this one is weighed.
-        after = following(chosen, chunk, at, CHUNKS)
-        ahead = logits_of(changed, sample, after, V, CHUNK)
-        key, mass = keys_of(x, peak, heat)
-        part = _part(key) if FIRST else (key - bound) >> shift
-        inside = (at * CHUNK + tl.arange(0, CHUNK) < V) & (key < edge)
-        inside = inside & (part >= 0) & (part < WAYS)
-        part = tl.where(inside, part, WAYS)
-        bit = tl.reduce(1 << part, 0, _either)
-        holds = tl.where(chunk == at, bit, holds)
-        part = tl.reshape(part, (1, CHUNK // (4 * LANES), LANES, 4))
-        alike = part == way[:, None, None, None]
-        if BY_MASS:
-            mass = tl.reshape(mass, (1, CHUNK // (4 * LANES), LANES, 4))
-            weights += tl.sum(tl.sum(tl.where(alike, mass, 0.0), 3), 1)
-        else:
-            weights += tl.sum(tl.sum(alike.to(tl.float32), 3), 1)
-        at, x = after, ahead
+    weights, holds = _weights(
+        changed, sample, chunk, chosen, peak, heat, edge, bound, bits, V, CHUNKS, CHUNK,
+        PIECES_P, FIRST, BY_MASS,
+    )  # fmt: skip
     tl.store(new_held + sample * CHUNKS + chunk, holds, mask=there)
-    cells = (sample * WAYS + way) * GROUPS + tl.program_id(1)
+    cells = (sample * WAYS + tl.arange(0, WAYS)) * GROUPS + tl.program_id(1)
     tl.store(new_table + cells, tl.sum(weights, 1))
