@@ -25,10 +25,10 @@ COLUMNS = len(PARAMS)
 PASSES = 8
 """Of a search: 28 bits at most are left after the first, and each takes four."""
 
-PROGRAMS = 4
+PROGRAMS = 8
 """Of a search, for each multiprocessor: as many as it holds at once."""
 
-GROUPS = 64
+GROUPS = 128
 """Most programs of a sample, each of which reads what all left of the pass before."""
 
 
