@@ -1,4 +1,4 @@
-"""The table as a picture: each way's share of its row's ceiling."""
+"""The table as a picture: how long each way takes beside our kernel."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from pathlib import Path
 from typing import Any
 
 WAYS = {
-    "ours": "#c2410c", "compiled": "#64748b", "library": "#0f766e", "plain": "#cbd5e1",
-}  # fmt: skip
+    "plain": ("torch", "o", "#94a3b8"),
+    "compiled": ("torch.compile", "s", "#475569"),
+    "library": ("library", "D", "#0f766e"),
+    "ceiling": ("ceiling", "|", "#000000"),
+}
+"""Of a line's fields: name, mark and color."""
+
+SHOWN = 0.02, 60
+"""Times of our kernel's time: a ceiling far below any launch is left out."""
+
+TALL = 52
+"""Rows of a column."""
 
 
 def check_picture(path: Path) -> None:
@@ -21,29 +31,44 @@ def check_picture(path: Path) -> None:
 
 
 def draw(lines: Sequence[Any], path: Path, title: str) -> None:
-    """Four bars a row, the ceiling at 1."""
+    """A mark for each way, our kernel at 1; rows that lose to another are red."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    height = 0.8 / len(WAYS)
-    figure, axis = pyplot.subplots(
-        figsize=(10, 0.5 * len(lines) + 1.5), layout="constrained"
-    )
-    for order, (way, color) in enumerate(WAYS.items()):
-        for place, line in enumerate(lines):
-            seconds = getattr(line, way)
-            if seconds:
-                at = place + (order - (len(WAYS) - 1) / 2) * height
-                axis.barh(at, line.ceiling / seconds, height, color=color)
-        axis.barh(0, 0, color=color, label=way)
-    axis.axvline(1, color="black", linewidth=0.8)
-    axis.set_yticks(
-        range(len(lines)), [f"{line.op}\n{line.shape}" for line in lines], fontsize=7
-    )
-    axis.invert_yaxis()
-    axis.set_xlabel("share of the ceiling")
-    axis.legend()
-    axis.set_title(title, fontsize=9)
-    figure.savefig(path, dpi=130)
+    count = max(-(-len(lines) // TALL), 1)
+    tall = -(-len(lines) // count)
+    figure, axes = pyplot.subplots(
+        1, count, figsize=(7.2 * count, 0.21 * tall + 1.2), sharex=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for column, axis in enumerate(axes[0]):
+        _column(axis, lines[column * tall : (column + 1) * tall])
+    axes[0][0].legend(fontsize=8, loc="lower right")
+    figure.suptitle(f"Time beside our kernel's: {title}", fontsize=9)
+    figure.savefig(path, dpi=75)
+
+
+def _column(axis: Any, lines: Sequence[Any]) -> None:
+    for field, (name, mark, color) in WAYS.items():
+        known = [
+            (getattr(line, field) / line.ours, place)
+            for place, line in enumerate(lines)
+            if line.ours and getattr(line, field)
+        ]
+        across, up = zip(*known, strict=True) if known else ((), ())
+        size = 60 if field == "ceiling" else 14
+        axis.scatter(across, up, size, color, mark, label=name, zorder=2)
+    axis.axvline(1, color="#c2410c", linewidth=1.2, zorder=1)
+    axis.set_xscale("log")
+    axis.set_xlim(*SHOWN)
+    axis.set_ylim(len(lines) - 0.5, -0.5)
+    axis.grid(axis="both", color="#e2e8f0", zorder=0)
+    labels = [f"{line.op}  {line.shape}" for line in lines]
+    axis.set_yticks(range(len(lines)), labels, fontsize=7)
+    for text, line in zip(axis.get_yticklabels(), lines, strict=True):
+        others = [line.plain, line.compiled, line.library]
+        if line.ours and any(other and other < line.ours for other in others):
+            text.set_color("#c2410c")
+    axis.set_xlabel("times our kernel's time (log); red names lose to another way")
