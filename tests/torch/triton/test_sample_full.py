@@ -118,6 +118,41 @@ def test_neutral_parameters_draw_as_draw_does(seed, on_torch):
     assert tokens[0] == tokens[1]
 
 
+def beside_borders(rng, mass):
+    """Uniform numbers that fall within rounding of the border of two chunks."""
+    borders = np.append(np.cumsum(mass)[1023::1024] / mass.sum(), 1.0)
+    steps = np.rint(rng.choice(borders, 6) * 2**24) + rng.integers(-6, 7, 6)
+    return (np.clip(steps, 0, 2**24 - 1) / 2**24).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "top_p", "number"),
+    [("draw", 1.0, 1), ("draw", 1.0, 2), ("draw", 1.0, 4), ("full", 0.9, 26),
+     ("full", 0.9, 48)],
+)  # fmt: skip
+def test_no_draw_falls_between_two_chunks(sampler, top_p, number, on_torch):
+    """Of these numbers, sums in several orders drew ids that no mass belongs to."""
+    rng = np.random.default_rng(number)
+    row = 3 * rng.standard_normal(VOCAB).astype(np.float32)
+    row[rng.random(VOCAB) < 0.95] = -1e30
+    mass = np.exp(row.astype(np.float64) - row.max())
+    order, before = np.argsort(-row, kind="stable"), np.empty(VOCAB)
+    before[order] = np.cumsum(mass[order]) - mass[order]
+    kept = (mass > 0) & (before < (top_p + MARGIN) * mass.sum())
+    numbers = beside_borders(rng, np.where(kept, mass, 0))
+    _, step, tables = drawn(rng, tied=False)
+    step = step._replace(uniforms=numbers.view(np.int32))
+    tables.params[1:] = NEUTRAL
+    tables.params[1:, 0] = 1.0
+    tables.params[1:, PARAMS.index("top_p")] = top_p
+    tables.counts[:], tables.bias[:] = 0, 0
+    logits = np.tile(row.astype(np.float64), (6, 1))
+    given = Case("borders", (logits, step, tables), {"sampler": sampler})
+    arguments = on_torch(catalog()["choose"], given, "float32", PLACE)
+    tokens, _ = CHOOSE.run(*arguments, sampler=sampler)
+    assert kept[tokens.cpu().numpy()].all()
+
+
 @pytest.mark.filterwarnings("ignore:All-NaN", "ignore:invalid value")
 def test_a_row_of_no_number_gives_an_id(on_torch):
     logits, step, tables = drawn(np.random.default_rng(2), tied=False)
@@ -247,7 +282,7 @@ def test_only_chunks_where_the_search_goes_on_are_read(monkeypatch, on_torch):
     given = decided(np.random.default_rng(3), spread)
     arguments = on_torch(catalog()["choose"], given, "float32", PLACE)
     chooser(1).run(*arguments, sampler="full")
-    # Four rows search once and two of them twice: sixteen passes over all else.
+    # Six searches, two of the rows do both: eight passes of each would read all.
     assert 6 * 19 < sum(read) < 3.5 * 6 * 19
 
 

@@ -104,7 +104,12 @@ class Backend(ABC):
     def compile(
         self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
     ) -> Program:
-        """Make one program; arguments at ``consumes`` are given up by the caller."""
+        """Make one program; arguments at ``consumes`` are given up by the caller.
+
+        ``bucket`` is ``None`` for what comes between steps: marks, and the admissions
+        of n sequences at once, n being 1 or 16 where there are buckets and any number
+        up to 16 otherwise.
+        """
 
     def offers(self, kind: type[C]) -> C | None:  # noqa: ARG002
         """Return a capability of this kind, or ``None``."""

@@ -17,7 +17,15 @@ from inl.runtime.advance import advance, choose, forward
 from inl.runtime.check import FrameCheck
 from inl.runtime.runner import Limits, Reply, Runner
 from inl.runtime.trace import trace
-from inl.spec.message import HEADER, MARK, MASKED, STEP, Header, step_frame
+from inl.spec.message import (
+    HEADER,
+    MARK,
+    MASKED,
+    STEP,
+    Header,
+    admit_size,
+    step_frame,
+)
 from inl.spec.table import Ops, Policy, Tracer
 from inl.spec.values import Bucket, Model, Paged, Scores, State, Tables
 
@@ -33,7 +41,7 @@ token for each row, and with more."""
 
 
 ENTERING = 16
-"""Admissions and releases of one call."""
+"""Admissions and releases of one call, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +197,11 @@ class LocalRunner(Runner):
             raise ProtocolError("warm_up: a step is in flight; collect it first")
         buckets = self.limits.buckets
         self._prepare(buckets)
+        for count in (1, ENTERING) if buckets else ():
+            # Of slot 0, which is nobody's.
+            size = count, admit_size(self.limits.groups, self.limits.width)
+            nobody = self._backend.tensor(wrap(np.zeros(size, np.int32)))
+            (self._state,) = self._admit(nobody, self._state)
         for done, bucket in enumerate(buckets, start=1):
             program = self._program("advance", bucket)
             frame = self._nobody(bucket)

@@ -166,7 +166,7 @@ def _compile(target: Target) -> None:
     program = backend.compile(run, None, consumes=(1,))
     held = Tables(*(backend.tensor(wrap(array)) for array in tables))
     state = State((), {}, held)
-    # As a runner does: alone, and several at once with padding.
+    # Alone, and several at once with padding among them.
     padded = np.stack((frames[2], np.zeros_like(frames[2]), frames[3]))
     for several in (frames[0][None], frames[1][None], padded):
         tables = admit.body(several, tables)

@@ -35,6 +35,6 @@ def tuning(place: torch.device) -> Tuning:
         processors=facts.multi_processor_count,
         few_rows=32,
         shared_bytes=shared_bytes(place),
-        filters=True,
+        filters=hopper,
         tiles=HOPPER if hopper else {},
     )

@@ -75,6 +75,19 @@ def test_greedy_over_segments(native, rng, vocabulary):
     assert np.array_equal(tokens, logits.argmax(-1))
 
 
+@pytest.mark.parametrize("number", [99, 173, 263, 767])
+def test_the_highest_number_draws_what_may_be_drawn(native, number):
+    """For these, sixteen at a time add up to more than one by one."""
+    rng = np.random.default_rng(number)
+    step, tables = wide(rng, 400, p0=1.0)
+    highest = np.full(4, 1 - 2**-24, np.float32)
+    step = step._replace(uniforms=highest.view(np.int32))
+    logits = f32(6 * rng.standard_normal((4, 400)))
+    logits[:, 300:] = -1e30
+    tokens, _ = choose(native, logits, step, tables, "draw")
+    assert (tokens < 300).all()
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 30.0])
 @pytest.mark.parametrize(
     "filters", [{"p1": 40.0}, {"p2": 0.8}, {"p3": 0.05}, {"p1": 900.0, "p2": 0.5}, {}]

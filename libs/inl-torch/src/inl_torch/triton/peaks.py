@@ -1,4 +1,4 @@
-"""The highest logit of a sample, chunk by chunk."""
+"""What is decided about a sample from what its chunks tell."""
 
 from __future__ import annotations
 
@@ -29,3 +29,32 @@ def best(
     peak = tl.max(x, 0)
     at = tl.load(ids + sample * CHUNKS + chunk, mask=mask, other=2147483647)
     return peak, tl.min(tl.where((x == peak) & mask, at, 2147483647), 0)
+
+
+@triton.jit
+def drawn_chunk(
+    mass: tensor, uniform: tensor, chunk: tensor,
+) -> tuple[tensor, tensor, tensor, tensor]:  # fmt: skip
+    """Where a draw over the chunks' masses falls: the chunk, what it has to pass, what
+    the chunks before have, and all.
+
+    Sums of other orders differ in their last bits, and between them lies nobody's
+    share: so this one alone decides, and a chunk without mass is never chosen.
+    """
+    upto = tl.cumsum(mass, 0)
+    total = tl.max(upto, 0)
+    goal = uniform * total
+    last = tl.max(tl.where(mass > 0, chunk, 0), 0)
+    found = tl.min(tl.where((mass > 0) & (upto > goal), chunk, last), 0)
+    below = tl.max(tl.where(chunk < found, upto, 0.0), 0)
+    return found, goal, below, total
+
+
+@triton.jit
+def drawn_id(
+    mass: tensor, at: tensor, goal: tensor, below: tensor,
+) -> tensor:  # fmt: skip
+    """The id ``at`` which a draw falls on in its chunk, one of those that have mass."""
+    upto = below + tl.cumsum(mass, 0)
+    last = tl.max(tl.where(mass > 0, at, 0), 0)
+    return tl.min(tl.where((mass > 0) & (upto > goal), at, last), 0)

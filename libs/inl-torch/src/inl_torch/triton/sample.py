@@ -17,13 +17,13 @@ from triton.language import tensor
 from inl.spec.kernel import Kernel
 from inl.spec.values import PARAMS, Step, Tables
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
-from inl_torch.triton.peaks import best, peak_of
+from inl_torch.triton.peaks import best, drawn_chunk, drawn_id, peak_of
 from inl_torch.triton.programs import follow
 from inl_torch.triton.sample_full import choose_full
 from inl_torch.triton.tuning import Tuning
 
 CHUNK = 1024
-"""Least logits of a program."""
+"""Least logits of a program; filters cannot do with less."""
 
 CHUNKS = 256
 """Most programs of a sample."""
@@ -82,18 +82,14 @@ def _pick(
             chunk = tl.arange(0, CHUNKS_P)
             cells = masses + sample * CHUNKS + chunk
             mass = tl.load(cells, mask=chunk < CHUNKS, other=0)
-            upto = tl.cumsum(mass, 0)
             uniform = tl.load(uniforms + sample).to(tl.float32, bitcast=True)
-            goal = uniform * tl.sum(mass, 0)
-            passed = (upto <= goal) & (chunk < CHUNKS)
-            at_chunk = tl.minimum(tl.sum(passed.to(tl.int32), 0), CHUNKS - 1)
-            below = tl.sum(tl.where(chunk < at_chunk, mass, 0.0), 0)
+            at_chunk, goal, below, total = drawn_chunk(mass, uniform, chunk)
             at = at_chunk * CHUNK + tl.arange(0, CHUNK)
             x = tl.load(logits + sample * stride + at, mask=at < V, other=float("-inf"))
-            inner = tl.cumsum(tl.exp((x.to(tl.float32) - peak) / heat), 0)
-            short = (below + inner <= goal) & (at < V)
-            token = at_chunk * CHUNK + tl.sum(short.to(tl.int32), 0)
-            token = tl.minimum(token, V - 1)
+            alone = tl.exp((x.to(tl.float32) - peak) / heat)
+            # Where there is no mass, as beside an infinite logit, the highest is taken.
+            found = drawn_id(tl.where(at < V, alone, 0.0), at, goal, below)
+            token = tl.where(total > 0, found, token)
     tl.store(tokens + sample, token)
     tl.store(last + slot, token, mask=sample % W == W - 1)
 

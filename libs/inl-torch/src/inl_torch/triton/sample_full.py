@@ -4,8 +4,9 @@ What top-k and top-p keep are the likeliest tokens down to one, so all that has 
 found is how likely that one is: a whole number, for the gaps below the highest logit
 are floats of one sign, whose bits are in their order. It is searched in eight passes:
 each counts or weighs what lies in the sixteen parts of a window, and the next goes on
-inside one of them, added up always in the same order. A program goes over a group of
-chunks and reads those alone that hold a key there: after the third pass hardly any do.
+inside one of them. A program goes over a group of chunks and reads those alone that
+hold a key there: after the third pass hardly any do. Timing does not change the order
+in which masses are added up; the rows of a step do, for they say how large a group is.
 """
 
 from __future__ import annotations

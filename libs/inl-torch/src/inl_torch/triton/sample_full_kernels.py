@@ -7,7 +7,7 @@ import triton.language as tl
 from triton.language import tensor
 
 from inl.spec.values import PARAMS
-from inl_torch.triton.peaks import best, peak_of
+from inl_torch.triton.peaks import best, drawn_chunk, drawn_id, peak_of
 from inl_torch.triton.programs import follow
 from inl_torch.triton.sample_full_search import (
     TOP_P,
@@ -154,12 +154,8 @@ def draw(
         taken = tl.minimum(tl.maximum(room - before, 0.0), tied)
         mass = tl.load(masses + sample * CHUNKS + chunk, mask=there, other=0)
         mass += tl.where(taken > 0, taken * each, 0.0)
-        upto = tl.cumsum(mass, 0)
         uniform = tl.load(uniforms + sample).to(tl.float32, bitcast=True)
-        goal = uniform * tl.sum(mass, 0)
-        passed = (upto <= goal) & there
-        at_chunk = tl.minimum(tl.sum(passed.to(tl.int32), 0), CHUNKS - 1)
-        below = tl.sum(tl.where(chunk < at_chunk, mass, 0.0), 0)
+        at_chunk, goal, below, total = drawn_chunk(mass, uniform, chunk)
         left = room - tl.sum(tl.where(chunk == at_chunk, before, 0.0), 0)
         at = at_chunk * CHUNK + tl.arange(0, CHUNK)
         x = logits_of(changed, sample, at_chunk, V, CHUNK)
@@ -167,9 +163,7 @@ def draw(
         likely = (alone >= min_p) & (at < V)
         tie = (likely & (key == edge)).to(tl.float32)
         kept = likely & ((key < edge) | ((tie > 0) & (tl.cumsum(tie, 0) <= left)))
-        inner = tl.cumsum(tl.where(kept, alone, 0.0), 0)
-        short = (below + inner <= goal) & (at < V)
-        token = at_chunk * CHUNK + tl.sum(short.to(tl.int32), 0)
-        token = tl.minimum(token, V - 1)
+        found = drawn_id(tl.where(kept, alone, 0.0), at, goal, below)
+        token = tl.where(total > 0, found, token)
     tl.store(tokens + sample, token)
     tl.store(last + slot, token)

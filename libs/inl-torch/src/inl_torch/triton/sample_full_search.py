@@ -90,7 +90,8 @@ def decide(
 ) -> tuple[tensor, tensor, tensor, tensor]:  # fmt: skip
     """The part in which a pass found its goal: number, least key, bits, weight below.
 
-    A window of no bits is one key, and was searched.
+    A window of no bits is one key, and was searched. Some parts have fewer keys than
+    bits say: what a pass then counts beyond its window comes after all that is in it.
     """
     bound = tl.load(windows + sample * 2)
     bits = tl.load(windows + sample * 2 + 1)

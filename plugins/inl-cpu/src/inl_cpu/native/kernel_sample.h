@@ -76,7 +76,9 @@ int32_t drawn(const float *mass, int64_t count, float share) {
         before += double(mass[at]);
         if (before > wanted) return int32_t(at);
     }
-    return int32_t(count - 1);
+    /* One by one they may add up to less: the last of those that may be drawn. */
+    for (at = count - 1; at > 0 && !(mass[at] > 0);) at--;
+    return int32_t(at);
 }
 
 int32_t sampled(const inl_instruction &i, int64_t sample, Best best, Worker &worker) {
