@@ -15,7 +15,10 @@ SOURCES = core/src libs/inl-jax/src libs/inl-torch/src plugins/inl-cpu/src plugi
 demo: .venv/.demo
 	.venv/bin/inl generate "Why is the sky blue? Answer in two sentences." --max-tokens 40
 
-test: test-core test-all
+# What the other tests need is installed beside the core's, which leave a core free.
+test:
+	$(MAKE) --no-print-directory -j2 -Otarget test-core .venv/.test
+	$(MAKE) --no-print-directory test-all
 
 # The core's own tests, where torch, jax and triton are not installed.
 test-core: .venv-core/.test
