@@ -68,6 +68,34 @@ def case(rng, tied):
             return Case("full", (logits, step, tables), {"sampler": "full"})
 
 
+def undisturbed(tables, temperature, **settings):
+    """Let rows draw at a temperature, with no penalty or filter but ``settings``."""
+    tables.params[1:] = NEUTRAL
+    for name, value in {"temperature": temperature, **settings}.items():
+        tables.params[1:, PARAMS.index(name)] = value
+    tables.counts[:], tables.bias[:] = 0, 0
+
+
+def tokens_of(given, on_torch, choose=CHOOSE, sampler="full"):
+    """What logits, a step and tables are given."""
+    found = Case(sampler, given, {"sampler": sampler})
+    arguments = on_torch(catalog()["choose"], found, "float32", PLACE)
+    return choose.run(*arguments, sampler=sampler)[0].tolist()
+
+
+EQUALS = [4, 900, 1030, 3000, 4999]
+"""Ids in several chunks."""
+
+
+def five_equals(parts, **settings):
+    """Rows whose five likeliest tokens, :data:`EQUALS`, are equally so."""
+    logits, step, tables = drawn(np.random.default_rng(1), tied=False)
+    logits[:] = -50.0
+    logits[:, EQUALS] = 2.0
+    undisturbed(tables, 1.0, **settings)
+    return logits, step._replace(uniforms=parts.view(np.int32)), tables
+
+
 def verdict(found, on_torch, on_host, choose=CHOOSE):
     spec = catalog()["choose"]
     arguments = on_torch(spec, found, "float32", PLACE)
@@ -87,33 +115,16 @@ def test_full_over_many_chunks(tied, seed, on_torch, on_host):
 
 def test_ties_are_kept_by_rising_id(on_torch):
     """Of five equal logits, chunks apart, top-k keeps three; the draw takes each."""
-    ids = [4, 900, 1030, 3000, 4999]
-    logits, step, tables = drawn(np.random.default_rng(1), tied=False)
-    logits[:] = -50.0
-    logits[:, ids] = 2.0
-    tables.params[1:] = NEUTRAL
-    tables.params[1:, 0] = 1.0
-    tables.params[1:, PARAMS.index("top_k")] = 3
-    tables.counts[:], tables.bias[:] = 0, 0
     parts = np.array([0.0, 0.4, 0.999, 0.999, 0.4, 0.0], np.float32)
-    step = step._replace(uniforms=parts.view(np.int32))
-    given = Case("ties", (logits, step, tables), {"sampler": "full"})
-    arguments = on_torch(catalog()["choose"], given, "float32", PLACE)
-    tokens, _ = CHOOSE.run(*arguments, sampler="full")
-    assert tokens.tolist() == [4, 900, 1030, 1030, 900, 4]
+    tokens = tokens_of(five_equals(parts, top_k=3), on_torch)
+    assert tokens == [4, 900, 1030, 1030, 900, 4]
 
 
 def test_neutral_parameters_draw_as_draw_does(seed, on_torch):
     rng = np.random.default_rng(seed)
-    logits, step, tables = drawn(rng, tied=False)
-    tables.params[1:] = NEUTRAL
-    tables.params[1:, 0] = 0.9
-    tables.counts[:], tables.bias[:] = 0, 0
-    tokens = []
-    for sampler in ("draw", "full"):
-        given = Case(sampler, (logits, step, tables), {"sampler": sampler})
-        arguments = on_torch(catalog()["choose"], given, "float32", PLACE)
-        tokens.append(CHOOSE.run(*arguments, sampler=sampler)[0].tolist())
+    given = drawn(rng, tied=False)
+    undisturbed(given[2], 0.9)
+    tokens = [tokens_of(given, on_torch, sampler=each) for each in ("draw", "full")]
     assert tokens[0] == tokens[1]
 
 
@@ -141,25 +152,18 @@ def test_no_draw_falls_between_two_chunks(sampler, top_p, number, on_torch):
     numbers = beside_borders(rng, np.where(kept, mass, 0))
     _, step, tables = drawn(rng, tied=False)
     step = step._replace(uniforms=numbers.view(np.int32))
-    tables.params[1:] = NEUTRAL
-    tables.params[1:, 0] = 1.0
-    tables.params[1:, PARAMS.index("top_p")] = top_p
-    tables.counts[:], tables.bias[:] = 0, 0
+    undisturbed(tables, 1.0, top_p=top_p)
     logits = np.tile(row.astype(np.float64), (6, 1))
-    given = Case("borders", (logits, step, tables), {"sampler": sampler})
-    arguments = on_torch(catalog()["choose"], given, "float32", PLACE)
-    tokens, _ = CHOOSE.run(*arguments, sampler=sampler)
-    assert kept[tokens.cpu().numpy()].all()
+    tokens = tokens_of((logits, step, tables), on_torch, sampler=sampler)
+    assert kept[tokens].all()
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN", "ignore:invalid value")
 def test_a_row_of_no_number_gives_an_id(on_torch):
     logits, step, tables = drawn(np.random.default_rng(2), tied=False)
     logits[0], logits[1] = np.nan, -np.inf
-    given = Case("nan", (logits, step, tables), {"sampler": "full"})
-    arguments = on_torch(catalog()["choose"], given, "float32", PLACE)
-    tokens, _ = CHOOSE.run(*arguments, sampler="full")
-    assert all(0 <= token < VOCAB for token in tokens.tolist())
+    tokens = tokens_of((logits, step, tables), on_torch)
+    assert all(0 <= token < VOCAB for token in tokens)
 
 
 def test_a_chip_where_it_was_not_measured_leaves_it_to_the_library():
@@ -252,21 +256,10 @@ def test_groups_of_chunks(make, processors, seed, on_torch, on_host):
 @pytest.mark.parametrize(("share", "kept"), [(0.3, 1), (0.5, 2), (0.9, 3), (1.0, 3)])
 def test_top_p_ends_among_those_that_top_k_keeps_of_equals(share, kept, on_torch):
     """Of five equal logits top-k keeps three, and top-p the first of those."""
-    ids = [4, 900, 1030, 3000, 4999]
-    logits, step, tables = drawn(np.random.default_rng(1), tied=False)
-    logits[:] = -50.0
-    logits[:, ids] = 2.0
-    tables.params[1:] = NEUTRAL
-    tables.params[1:, 0] = 1.0
-    tables.params[1:, PARAMS.index("top_k")] = 3
-    tables.params[1:, PARAMS.index("top_p")] = share
-    tables.counts[:], tables.bias[:] = 0, 0
     parts = np.linspace(0.01, 0.99, 6, dtype=np.float32)
-    given = Case("ties", (logits, step._replace(uniforms=parts.view(np.int32)), tables),
-                 {"sampler": "full"})  # fmt: skip
-    arguments = on_torch(catalog()["choose"], given, "float32", PLACE)
-    tokens, _ = chooser(1).run(*arguments, sampler="full")
-    assert tokens.tolist() == [ids[int(part * kept)] for part in parts]
+    given = five_equals(parts, top_k=3, top_p=share)
+    tokens = tokens_of(given, on_torch, chooser(1))
+    assert tokens == [EQUALS[int(part * kept)] for part in parts]
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="counts what the interpreter reads")
@@ -278,9 +271,7 @@ def test_only_chunks_where_the_search_goes_on_are_read(monkeypatch, on_torch):
         return plain(changed, sample, chunk, V, CHUNK)
 
     monkeypatch.setattr(search, "logits_of", logits_of)
-    given = decided(np.random.default_rng(3), spread)
-    arguments = on_torch(catalog()["choose"], given, "float32", PLACE)
-    chooser(1).run(*arguments, sampler="full")
+    tokens_of(decided(np.random.default_rng(3), spread).args, on_torch, chooser(1))
     # Six searches, two of the rows do both: eight passes of each would read all.
     assert 6 * 9 < sum(read) < 0.6 * 6 * 8 * 9, sum(read)
 

@@ -39,7 +39,6 @@ CLASSES = (
 """Representatives of the sizes 1, 2 to 16, and 17 and more of an exact backend: with a
 token for each row, and with more."""
 
-
 ENTERING = 16
 """Admissions and releases of one call, at most."""
 

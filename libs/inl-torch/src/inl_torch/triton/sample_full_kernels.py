@@ -15,6 +15,8 @@ from inl_torch.triton.sample_full_search import (
     following,
     keys_of,
     logits_of,
+    nearest,
+    own_chunks,
 )
 
 MIN_P = tl.constexpr(PARAMS.index("min_p"))
@@ -103,11 +105,8 @@ def keep(
         tl.store(edges + samples + sample, edge)
         tl.store(rooms + samples + sample, room)
     peak, _ = best(peaks, ids, sample, CHUNKS, CHUNKS_P)
-    place = tl.arange(0, PIECES_P)
-    chunk = tl.program_id(1) * PIECES + place
-    there = (place < PIECES) & (chunk < CHUNKS)
-    top = tl.load(peaks + sample * CHUNKS + chunk, mask=there, other=0)
-    least, most = keys_of(top, peak, heat)
+    chunk, there = own_chunks(CHUNKS, PIECES, PIECES_P)
+    least, most = nearest(peaks, sample, chunk, there, peak, heat, CHUNKS)
     chosen = there & (least <= edge) & (most >= min_p)
     sums, tied = tl.zeros([PIECES_P], tl.float32), tl.zeros([PIECES_P], tl.float32)
     at = following(chosen, chunk, -1, CHUNKS)

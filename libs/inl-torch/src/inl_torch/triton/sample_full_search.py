@@ -60,6 +60,27 @@ def keys_of(
 
 
 @triton.jit
+def own_chunks(
+    CHUNKS: tl.constexpr, PIECES: tl.constexpr, PIECES_P: tl.constexpr,
+) -> tuple[tensor, tensor]:  # fmt: skip
+    """The chunks of this program's group, and which of them there are."""
+    place = tl.arange(0, PIECES_P)
+    chunk = tl.program_id(1) * PIECES + place
+    return chunk, (place < PIECES) & (chunk < CHUNKS)
+
+
+@triton.jit
+def nearest(
+    peaks: tensor, sample: tensor, chunk: tensor, there: tensor, peak: tensor,
+    heat: tensor, CHUNKS: tl.constexpr,
+) -> tuple[tensor, tensor]:  # fmt: skip
+    """The least key of each chunk and its mass, without a look at the chunk."""
+    top = tl.load(peaks + sample * CHUNKS + chunk, mask=there, other=0)
+    least, mass = keys_of(top, peak, heat)
+    return least, mass
+
+
+@triton.jit
 def _either(a: tensor, b: tensor) -> tensor:
     return a | b
 
@@ -84,6 +105,17 @@ def _start(part: tensor) -> tensor:
 
 
 @triton.jit
+def _told(
+    table: tensor, sample: tensor, GROUPS: tl.constexpr, GROUPS_P: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """What all groups have in each part of the window that the pass before searched."""
+    way = tl.arange(0, WAYS)[:, None]
+    group = tl.arange(0, GROUPS_P)[None, :]
+    cells = (sample * WAYS + way) * GROUPS + group
+    return tl.sum(tl.load(table + cells, mask=group < GROUPS, other=0), 1)
+
+
+@triton.jit
 def decide(
     table: tensor, windows: tensor, below: tensor, sample: tensor, goal: tensor,
     GROUPS: tl.constexpr, GROUPS_P: tl.constexpr,
@@ -98,12 +130,9 @@ def decide(
     under = tl.load(below + sample)
     found = 0
     if bits > 0:
-        way = tl.arange(0, WAYS)
-        group = tl.arange(0, GROUPS_P)[None, :]
-        cells = (sample * WAYS + way[:, None]) * GROUPS + group
-        weight = tl.sum(tl.load(table + cells, mask=group < GROUPS, other=0), 1)
-        upto = under + tl.cumsum(weight, 0)
+        upto = under + tl.cumsum(_told(table, sample, GROUPS, GROUPS_P), 0)
         found = tl.minimum(tl.sum((upto < goal).to(tl.int32), 0), WAYS - 1)
+        way = tl.arange(0, WAYS)
         ahead = tl.sum(tl.where(way == found - 1, upto, 0.0), 0)
         under = tl.where(found > 0, ahead, under)
         if bits == WHOLE:
@@ -123,14 +152,11 @@ def _goal(
     """The mass that top-p wants of what top-k keeps; the first pass weighs that."""
     goal = tl.load(goals + sample)
     if tl.load(windows + sample * 2 + 1) == WHOLE:
-        way = tl.arange(0, WAYS)[:, None]
-        group = tl.arange(0, GROUPS_P)[None, :]
-        cells = (sample * WAYS + way) * GROUPS + group
-        masses = tl.load(table + cells, mask=group < GROUPS, other=0)
+        total = tl.sum(_told(table, sample, GROUPS, GROUPS_P), 0)
         each = tl.exp(0.0 - tl.load(edges + sample).to(tl.float32, bitcast=True))
         # Where there are fewer tokens than k, no token has the edge's key.
         ties = tl.where(each > 0, each * tl.load(rooms + sample), 0.0)
-        goal = top_p * (tl.sum(tl.sum(masses, 1), 0) + ties)
+        goal = top_p * (total + ties)
     return goal
 
 
@@ -213,13 +239,10 @@ def weigh(
     if (top_p >= 1) if BY_MASS else (top_k < 1):
         return
     peak, _ = best(peaks, ids, sample, CHUNKS, CHUNKS_P)
-    place = tl.arange(0, PIECES_P)
-    chunk = tl.program_id(1) * PIECES + place
-    there = (place < PIECES) & (chunk < CHUNKS)
+    chunk, there = own_chunks(CHUNKS, PIECES, PIECES_P)
     bound, bits, under = 0, WHOLE, 0.0
     if FIRST:
-        top = tl.load(peaks + sample * CHUNKS + chunk, mask=there, other=0)
-        least, _ = keys_of(top, peak, heat)
+        least, _ = nearest(peaks, sample, chunk, there, peak, heat, CHUNKS)
         chosen = there & (least < edge)
     else:
         if BY_MASS:
