@@ -21,12 +21,12 @@ from collections import Counter
 import numpy as np
 
 from inl import Device, EngineConfig
+from inl.executor.model_loader import open_model, start_runner
 from inl.plugin import make_backend
-from inl.runtime.load import open_model, start_runner
 from inl.spec.message import Row, admit_frame, step_frame
-from inl.spec.values import Bucket
+from inl.spec.step import Bucket
 from inl.weights.hub import resolve_model
-from inl_cpu.tape import Call
+from inl_cpu.recording import Call
 
 
 class Steps:

@@ -24,11 +24,12 @@ from cuda_graph import copy_rate, weight_bytes
 from torch.profiler import ProfilerActivity, profile
 
 from inl.backend.base import Memory, Program
+from inl.config import EngineConfig
 from inl.device import Device
-from inl.runtime.config import EngineConfig
-from inl.runtime.engine import InferenceEngine
-from inl.runtime.load import LanguageModel, open_model, start_runner
-from inl.spec.values import Bucket, Limits
+from inl.engine.inference_engine import InferenceEngine
+from inl.executor.model_loader import LanguageModel, open_model, start_runner
+from inl.spec.limits import Limits
+from inl.spec.step import Bucket
 from inl.testing.gap import compare
 from inl_cuda.backend import CudaBackend
 from inl_torch.backend import TorchBackend

@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from cuda_steps import FIELDS, SHAPES, Random
 
+from inl.config import EngineConfig
+from inl.engine.core import EngineCore
+from inl.engine.inference_engine import InferenceEngine
+from inl.executor.local_runner import Loaded, LocalRunner
+from inl.executor.model_loader import open_model, start_runner
 from inl.models.llama import MODEL
-from inl.runtime.config import EngineConfig
-from inl.runtime.core import EngineCore
-from inl.runtime.engine import InferenceEngine
-from inl.runtime.load import open_model, start_runner
-from inl.runtime.local import Loaded, LocalRunner
-from inl.runtime.plan import Policy as SchedulerPolicy
-from inl.runtime.request import Request
+from inl.scheduling.plan import Policy as SchedulerPolicy
+from inl.scheduling.request import Request
+from inl.spec.limits import Limits
 from inl.spec.op import Spec
-from inl.spec.table import Policy
+from inl.spec.selection import Policy
 from inl.spec.tree import leaves, tree_map
-from inl.spec.values import Limits
-from inl.weights.groups import plan_groups
 from inl.weights.loader import load_weights
+from inl.weights.plan import plan_groups
 from inl_cuda.backend import CudaBackend
 
 

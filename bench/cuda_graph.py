@@ -26,17 +26,18 @@ from torch.profiler import profile
 from inl.backend.base import Memory, Program, Traits
 from inl.backend.host import host_memory
 from inl.device import Device
+from inl.executor.local_runner import Loaded, LocalRunner
 from inl.models.llama import MODEL
-from inl.runtime.local import Loaded, LocalRunner
+from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
-from inl.spec.table import Policy
+from inl.spec.selection import Policy
+from inl.spec.step import Bucket
 from inl.spec.tree import leaves
-from inl.spec.values import Bucket, Limits
 from inl.weights.checkpoint import open_checkpoint
-from inl.weights.groups import check_tensors, plan_groups
 from inl.weights.loader import load_weights, stored_specs
+from inl.weights.plan import check_tensors, plan_groups
 from inl_torch.backend import TorchBackend, inferring
-from inl_torch.graphs import capture
+from inl_torch.gpu.graphs import capture
 
 BLOCK = 16
 DECODE = Bucket(1, 1)

@@ -29,7 +29,7 @@ from kernels.table import ROWS
 from inl.device import Device
 from inl.spec.tree import leaves, tree_map
 from inl_cuda.backend import CudaBackend
-from inl_cuda.ways import Ways
+from inl_torch.gpu.tuner import Ways
 
 MOST_SETS = 64
 MOST_BYTES = 8 << 30

@@ -25,17 +25,17 @@ from typing import Any
 import numpy as np
 
 from inl import EngineConfig
+from inl.engine.core import EngineCore
 from inl.errors import RunnerError
+from inl.executor.model_loader import LanguageModel, open_model
 from inl.models.llama import MODEL
-from inl.runtime.core import EngineCore
-from inl.runtime.load import LanguageModel, open_model
-from inl.runtime.plan import Policy
-from inl.runtime.request import Request
-from inl.runtime.worker_start import start
+from inl.scheduling.plan import Policy
+from inl.scheduling.request import Request
 from inl.spec.tree import leaves
 from inl.testing.gap import BOUNDS
 from inl.testing.tiny import plain_logits
 from inl.weights.checkpoint import open_checkpoint
+from inl.workers.startup import start
 
 SHAPES = {
     "8b": (128256, 4096, 14336, 32, 32, 8, 128, False),

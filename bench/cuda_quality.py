@@ -24,10 +24,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from inl import EngineConfig
 from inl.dtypes import widen
+from inl.executor.local_runner import LocalRunner
+from inl.executor.model_loader import LanguageModel, open_model, start_runner
 from inl.plugin import make_backend
-from inl.runtime.buckets import Buckets
-from inl.runtime.load import LanguageModel, open_model, start_runner
-from inl.runtime.local import LocalRunner
+from inl.scheduling.buckets import Buckets
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.weights.loader import to_dtype
 

@@ -29,7 +29,7 @@ from cuda_steps import SHAPES, copy_rate
 from torch.profiler import ProfilerActivity, profile
 
 from inl.device import Device
-from inl.runtime.request import Request
+from inl.scheduling.request import Request
 from inl_cuda.backend import CudaBackend
 
 TARGETS = {

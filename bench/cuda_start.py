@@ -42,22 +42,22 @@ import numpy
 mark("NumPy")
 from inl import EngineConfig, InferenceEngine
 from inl.plugin import make_backend
-from inl.runtime import load
-from inl.runtime.local import LocalRunner
+from inl.executor import model_loader
+from inl.executor.local_runner import LocalRunner
 mark("INL")
-language = load.open_model(sys.argv[1])
+language = model_loader.open_model(sys.argv[1])
 mark("the model's file")
 backend = make_backend("cuda:0")
 mark("torch, context, Triton's digest")
-from inl_torch.graphs import Captured
-timed(load, "load_weights", "  weights")
+from inl_torch.gpu.graphs import Captured
+timed(model_loader, "load_weights", "  weights")
 timed(LocalRunner, "_prepare", "  kernels")
 timed(Captured, "_capture", "  captures")
 config = EngineConfig(
     backend="cuda:0", max_batch=8, sampling="greedy", context=512,
     warm_up=sys.argv[2] == "yes",
 )
-runner = load.start_runner(language, backend, config)
+runner = model_loader.start_runner(language, backend, config)
 mark("runner")
 with InferenceEngine(language, config=config, runner=runner) as engine:
     engine.generate([1, 2, 3, 4], max_tokens=2)

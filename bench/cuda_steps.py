@@ -27,18 +27,19 @@ from torch.profiler import ProfilerActivity, profile
 
 from inl.device import Device
 from inl.dtypes import HostArray
+from inl.executor.local_runner import Loaded, LocalRunner
+from inl.executor.tuning_results import findings
 from inl.models.llama import MODEL
-from inl.runtime.local import Loaded, LocalRunner
-from inl.runtime.tuned import findings
+from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.op import Spec
-from inl.spec.table import Policy
+from inl.spec.selection import Policy
+from inl.spec.step import Bucket
 from inl.spec.tree import leaves
-from inl.spec.values import Bucket, Limits
 from inl.spec.workload import Findings
 from inl.weights.checkpoint import Checkpoint
-from inl.weights.groups import plan_groups
 from inl.weights.loader import load_weights
+from inl.weights.plan import plan_groups
 from inl_cuda.backend import CudaBackend
 from inl_cuda.tuning import tuning
 from inl_torch import eager, triton

@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from inl.runtime.answer import Answer
-from inl.runtime.check import FrameCheck
-from inl.runtime.core import EngineCore
-from inl.runtime.desk import Desk
-from inl.runtime.encode import frames
-from inl.runtime.plan import Policy
-from inl.runtime.request import Request
-from inl.runtime.runner import Limits, Reply, Runner
-from inl.runtime.scheduler import Scheduler
+from inl.engine.core import EngineCore
+from inl.engine.dispatcher import Desk
+from inl.engine.request_handle import Answer
+from inl.protocol.frame_check import FrameCheck
+from inl.protocol.runner import Limits, Reply, Runner
+from inl.scheduling.frame_encoder import frames
+from inl.scheduling.plan import Policy
+from inl.scheduling.request import Request
+from inl.scheduling.scheduler import Scheduler
 from inl.spec.message import STEP
 
 PROMPT = 16
@@ -127,7 +127,7 @@ def main() -> None:
     parse.add_argument("--model", help="GGUF file of the tokenizer (default model)")
     parse.add_argument("--profile", action="store_true", help="where the last went")
     found = parse.parse_args()
-    from inl.runtime.load import open_model
+    from inl.executor.model_loader import open_model
     from inl.weights.hub import resolve_model
 
     tokenizer = open_model(resolve_model(found.model)).checkpoint.tokenizer()

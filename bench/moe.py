@@ -75,7 +75,7 @@ def rows(name: str, like: dict[str, Any], rounds: int) -> None:
             "every": lambda args=args, run=moe.without_sizes: form(run, 512)(*args, w),
         }
         if like["device"].type == "cuda":
-            from inl_torch.triton import experts
+            from inl_torch.triton.moe import experts
 
             ways["triton"] = lambda args=args, run=experts.experts: run(
                 *args, w, activation="silu"

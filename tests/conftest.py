@@ -110,8 +110,8 @@ class Recorded:
 
     def __init__(self, version, device, *, language=None, kernels=None, **config):
         """device: the name of one, or a backend."""
+        from inl.executor.model_loader import open_model
         from inl.plugin import make_backend
-        from inl.runtime.load import open_model
 
         self.language = language or open_model(DATA / version)
         if config:
@@ -126,11 +126,11 @@ class Recorded:
         self.greedy = [expected[f"greedy{i}"].tolist() for i in range(4)]
 
     def runner(self, *, blocks=60, block_size=8):
-        from inl.runtime.local import Loaded, LocalRunner
-        from inl.spec.table import Policy
-        from inl.spec.values import Limits
-        from inl.weights.groups import plan_groups
+        from inl.executor.local_runner import Loaded, LocalRunner
+        from inl.spec.limits import Limits
+        from inl.spec.selection import Policy
         from inl.weights.loader import load_weights, stored_specs
+        from inl.weights.plan import plan_groups
 
         model, checkpoint = self.language.model, self.language.checkpoint
         shaped = replace(self.language.config, dtype="float32")
@@ -148,9 +148,9 @@ class Recorded:
 
     def core(self, **limits):
         """An engine without text."""
-        from inl.runtime.core import EngineCore
-        from inl.runtime.load import is_replayed
-        from inl.runtime.plan import Policy
+        from inl.engine.core import EngineCore
+        from inl.executor.model_loader import is_replayed
+        from inl.scheduling.plan import Policy
 
         runner = self.runner(**limits).runner
         return EngineCore(runner, Policy(replay=is_replayed(self.language)))
@@ -176,7 +176,7 @@ class Fed:
         """rows: (slot, ids), decoding ones first. Returns [ids, V] of each row."""
         from inl.dtypes import widen
         from inl.spec.message import Row, step_frame
-        from inl.spec.values import Bucket
+        from inl.spec.step import Bucket
 
         self.steps += 1
         counts = [len(ids) for _, ids in rows]
@@ -216,7 +216,7 @@ def answered():
     """Answers to prompts by an engine without text: lists of tokens."""
 
     def run(core, prompts, count, **options):
-        from inl.runtime.request import Request
+        from inl.scheduling.request import Request
 
         requests = [Request(ids, max_tokens=count, **options) for ids in prompts]
         for request in requests:

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from inl_cuda.tuning import tuning
-from inl_torch.triton import packed_products
-from inl_torch.triton.packed import FLOAT8, Packed
+from inl_torch.triton.quantized import products as packed_products
+from inl_torch.triton.quantized.packed import FLOAT8, Packed
 from kernels.rows import Row, weight, x
 
 KINDS = {

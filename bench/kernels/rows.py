@@ -23,8 +23,9 @@ from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.ops.step import empty_tables
+from inl.spec.cache import Cache
+from inl.spec.step import NEUTRAL, PARAMS, Step, Tables
 from inl.spec.tree import leaves
-from inl.spec.values import NEUTRAL, PARAMS, Cache, Step, Tables
 from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
 from inl_torch.eager.sample import choose as sorted_choice

@@ -14,7 +14,7 @@ import torch
 from inl.ops.rope import RopeScaling
 from inl.ops.step import empty_tables
 from inl.spec import message
-from inl.spec.values import Bucket, Tables
+from inl.spec.step import Bucket, Tables
 from inl_torch.eager import rope, step
 from kernels.rows import BLOCK, Row
 

@@ -9,10 +9,10 @@ import pytest
 import tokenizers
 
 from inl import EngineConfig, InferenceEngine
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
-from inl.runtime.hash_runner import HashRunner
-from inl.runtime.load import LanguageModel
-from inl.spec.values import Limits
+from inl.spec.limits import Limits
+from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 from inl.text.tokenizer import Tokenizer
 

@@ -13,8 +13,8 @@ from inl.errors import (
     RequestError,
     RunnerError,
 )
+from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
-from inl.runtime.load import LanguageModel
 from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama
 
 VOCAB = 256

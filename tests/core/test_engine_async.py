@@ -10,7 +10,7 @@ import time
 import pytest
 
 from inl.errors import PromptTooLong, RequestError, RunnerError
-from inl.runtime.hash_runner import HashRunner
+from inl.testing.hash_runner import HashRunner
 
 PROMPTS = [[7], list(range(30)), [9, 9, 9], list(range(50, 90)), [1, 2]]
 OPTIONS = [

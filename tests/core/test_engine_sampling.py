@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inl.errors import RequestError
-from inl.runtime.uniforms import uniform
+from inl.scheduling.uniforms import uniform
 from inl.testing.tiny import plain_logits
 
 ASKED = [

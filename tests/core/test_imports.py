@@ -21,10 +21,10 @@ MODULES = [
     "inl.device",
     "inl.plugin",
     "inl.plugin.builtin",
-    "inl.spec.values",
+    "inl.spec.step",
     "inl.spec.message",
     "inl.spec.kernel",
-    "inl.runtime.runner",
+    "inl.protocol.runner",
     "inl.cli.main",
 ]
 

@@ -1,4 +1,4 @@
-"""``inl.moe`` on NumPy arrays, and what it refuses."""
+"""``inl.functional.moe`` on NumPy arrays, and what it refuses."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from inl import moe
 from inl.errors import RequestError
+from inl.functional import moe
 from inl.ops.moe_cases import matrices
 
 

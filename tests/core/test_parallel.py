@@ -22,16 +22,17 @@ from inl.backend.reference import (
 )
 from inl.device import Device
 from inl.errors import OutOfMemory, ProtocolError, RunnerError, WeightMismatch
+from inl.executor import rank_runner as ranks
+from inl.executor.rank_runner import RankRunner
 from inl.models.llama import MODEL
 from inl.ops import catalog
-from inl.runtime import ranks
-from inl.runtime.ranks import RankRunner
+from inl.spec.dispatch import LateOps
 from inl.spec.kernel import Kernel
+from inl.spec.limits import Limits
 from inl.spec.message import MASKED, Row, admit_frame, step_frame
-from inl.spec.table import LateOps
+from inl.spec.step import Bucket
 from inl.spec.tolerance import stored
 from inl.spec.tree import leaves
-from inl.spec.values import Bucket, Limits
 from inl.testing.tiny import (
     MemoryCheckpoint,
     local_runner,

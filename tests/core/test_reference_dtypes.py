@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from inl.config import EngineConfig
 from inl.dtypes import widen, wrap
 from inl.errors import RequestError
+from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
 from inl.plugin import make_backend
-from inl.runtime.config import EngineConfig
-from inl.runtime.load import LanguageModel, start_runner
-from inl.runtime.runner import Limits
+from inl.protocol.runner import Limits
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import MemoryCheckpoint, plain_logits
 

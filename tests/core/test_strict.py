@@ -10,15 +10,17 @@ import pytest
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.errors import KernelFailed, NoKernel
+from inl.executor.tracing import trace
 from inl.models.llama import MODEL
-from inl.runtime.trace import trace
+from inl.spec.dispatch import Ops
 from inl.spec.kernel import Kernel
+from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
-from inl.spec.strict import StrictArray
-from inl.spec.table import Ops, Policy
-from inl.spec.values import Bucket, Limits
+from inl.spec.selection import Policy
+from inl.spec.step import Bucket
+from inl.spec.strict_array import StrictArray
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
-from inl.weights.groups import plan_groups
+from inl.weights.plan import plan_groups
 
 DEVICE = Device("reference:0")
 LIMITS = Limits(slots=4, blocks=(20,), block_size=4, width=6, vocab=96)

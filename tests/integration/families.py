@@ -10,13 +10,15 @@ import transformers
 
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
-from inl.runtime.load import LanguageModel, open_model
-from inl.runtime.local import Loaded, LocalRunner
+from inl.executor.local_runner import Loaded, LocalRunner
+from inl.executor.model_loader import LanguageModel, open_model
+from inl.spec.cache import Paged
+from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, release_frame, step_frame
-from inl.spec.table import Policy
-from inl.spec.values import Bucket, Limits, Paged
-from inl.weights.groups import plan_groups
+from inl.spec.selection import Policy
+from inl.spec.step import Bucket
 from inl.weights.loader import load_weights, stored_specs
+from inl.weights.plan import plan_groups
 
 TOKENS, VOCAB, LAYERS, WINDOW = 40, 96, 4, 7
 SIZES = {

@@ -13,9 +13,10 @@ from inl.backend.simple import simple_backend
 from inl.dtypes import widen, wrap
 from inl.ops.moe import LEAST
 from inl.ops.rope import frequencies, gains
+from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
 from inl.spec.message import HEADER, MARKS, layout
-from inl.spec.values import PARAMS, TOP, Bucket, Cache, Scores, Step
+from inl.spec.step import PARAMS, TOP, Bucket, Scores, Step
 from inl_jax import functional as inl_functional
 
 SPAN = 512

@@ -42,11 +42,11 @@ def test_import_directions():
     ("file", "line"),
     [
         ("core/src/inl/runtime/scheduler.py", "import torch"),
-        ("core/src/inl/spec/op.py", "import inl.runtime.engine"),
+        ("core/src/inl/spec/op.py", "import inl.engine.inference_engine"),
         ("core/src/inl/weights/quant.py", "import inl_torch"),
         ("libs/inl-torch/src/inl_torch/tensors.py", "import inl_cpu"),
         ("libs/inl-jax/src/inl_jax/functional.py", "import torch"),
-        ("core/src/inl/functional.py", "import inl.runtime.engine"),
+        ("core/src/inl/functional.py", "import inl.engine.inference_engine"),
         ("plugins/inl-cpu/src/inl_cpu/probe.py", "import torch"),
     ],
 )

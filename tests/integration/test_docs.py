@@ -13,7 +13,7 @@ import pytest
 
 from inl.cli.app import COMMANDS
 from inl.cli.completion import command
-from inl.runtime.options import Options
+from inl.engine.options import Options
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(page.name for page in DOCS.glob("*.md"))

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from inl.device import Device
+from inl.executor.model_loader import open_model
 from inl.models import phi3, post_norm
 from inl.models.views import views
 from inl.ops.rope import RopeScaling
-from inl.runtime.load import open_model
-from inl.spec.table import LateOps
+from inl.spec.dispatch import LateOps
 from inl.testing.traffic import Traffic, play
 
 torch = pytest.importorskip("torch")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from inl.errors import CheckpointError, WeightMismatch
-from inl.runtime.load import open_model
+from inl.executor.model_loader import open_model
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

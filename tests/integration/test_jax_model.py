@@ -13,8 +13,10 @@ from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.dtypes import wrap
 from inl.models.llama import MODEL
+from inl.spec.cache import Cache
+from inl.spec.limits import Limits
 from inl.spec.message import header, mark_frame, release_frame, step_frame
-from inl.spec.values import SAMPLERS, Bucket, Cache, Limits
+from inl.spec.step import SAMPLERS, Bucket
 from inl.testing.tiny import MemoryCheckpoint, local_runner, plain_logits, tiny_llama
 from inl.testing.traffic import Traffic, play
 

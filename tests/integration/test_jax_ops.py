@@ -7,7 +7,7 @@ import pytest
 
 from inl.dtypes import wrap
 from inl.ops import catalog
-from inl.spec.table import LateOps
+from inl.spec.dispatch import LateOps
 from inl.spec.tolerance import judge, stored
 from inl.spec.tree import tree_map
 

@@ -18,17 +18,19 @@ from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.dtypes import widen
 from inl.errors import WeightMismatch
+from inl.executor.model_loader import open_model, start_runner
 from inl.models import mixtral, moe, qwen2_moe, qwen3_moe
 from inl.ops.moe import route
 from inl.ops.rope import RopeScaling
-from inl.runtime.load import open_model, start_runner
+from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
-from inl.spec.values import Bucket, Limits, Model
+from inl.spec.model import Model
+from inl.spec.step import Bucket
 from inl.testing.gap import compare
 from inl.testing.oracle import prompt_logits
 from inl.weights.checkpoint import open_checkpoint
-from inl.weights.groups import check_tensors, plan_groups
 from inl.weights.loader import stored_specs
+from inl.weights.plan import check_tensors, plan_groups
 from inl_cpu.backend import open_cpu
 
 torch = pytest.importorskip("torch")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from inl import Device, EngineConfig, InferenceEngine
-from inl.runtime.load import open_model, start_runner
+from inl.executor.model_loader import open_model, start_runner
 from inl.spec.message import Row, admit_frame, step_frame
-from inl.spec.values import Bucket
+from inl.spec.step import Bucket
 from inl.testing.gap import BOUNDS, compare
 from inl.weights.hub import default_model
 

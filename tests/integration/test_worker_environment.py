@@ -28,16 +28,16 @@ from inl.errors import (
     OutOfMemory,
     WorkerLost,
 )
-from inl.runtime.recorder_file import read_trace
-from inl.runtime.remote import WorkerRunner
-from inl.runtime.runner import Limits, Reply
+from inl.protocol.runner import Limits, Reply
+from inl.recording.trace_file import read_trace
 from inl.testing.tiny import plain_logits, tiny_llama
+from inl.workers.worker_runner import WorkerRunner
 
 ONLY_THERE = """
 import sys
-from inl.runtime.hash_runner import HashRunner
-from inl.runtime.wire_values import read_limits
-from inl.runtime.worker_start import Served
+from inl.testing.hash_runner import HashRunner
+from inl.protocol.wire_values import read_limits
+from inl.workers.startup import Served
 
 def serve(options, progress):
     runner = HashRunner(read_limits(options["limits"], "options"))

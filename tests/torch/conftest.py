@@ -13,16 +13,16 @@ from inl.backend.base import Memory, Traits
 from inl.backend.host import host_memory
 from inl.device import Device
 from inl.dtypes import cast, widen, wrap
+from inl.executor.local_runner import Loaded, LocalRunner
 from inl.models.llama import MODEL
 from inl.ops import catalog
-from inl.runtime.local import Loaded, LocalRunner
-from inl.spec.table import Policy
+from inl.spec.limits import Limits
+from inl.spec.selection import Policy
 from inl.spec.tolerance import stored
 from inl.spec.tree import leaves, tree_map
-from inl.spec.values import Limits
 from inl.weights.checkpoint import Checkpoint
-from inl.weights.groups import check_tensors, plan_groups
 from inl.weights.loader import load_weights, stored_specs
+from inl.weights.plan import check_tensors, plan_groups
 from inl_torch.backend import TorchBackend
 from inl_torch.tensors import from_host, to_host
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from inl.ops.attention import random_step
-from inl.spec.values import Cache
+from inl.spec.cache import Cache
 from inl_torch.eager import attention
 
 BLOCK = 4

@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from inl import EngineConfig
+from inl.engine.core import EngineCore
 from inl.errors import (
     DeviceError,
     OutOfMemory,
@@ -22,14 +23,13 @@ from inl.errors import (
     WeightMismatch,
     WorkerLost,
 )
-from inl.runtime import rank_start
-from inl.runtime.core import EngineCore
-from inl.runtime.load import open_model
-from inl.runtime.plan import Policy
-from inl.runtime.rank_start import rank_devices
-from inl.runtime.request import Request
-from inl.runtime.worker_start import start
+from inl.executor.model_loader import open_model
+from inl.scheduling.plan import Policy
+from inl.scheduling.request import Request
 from inl.testing.tiny import plain_logits, tiny_llama
+from inl.workers import rank_startup as rank_start
+from inl.workers.rank_startup import rank_devices
+from inl.workers.startup import start
 
 PROMPTS = [[5, 17, 80, 3, 44, 9], [61], [7, 7, 12, 90, 33] * 7]
 COUNT = 24

@@ -9,10 +9,11 @@ import torch
 from inl.backend.base import Traits
 from inl.backend.host import host_memory
 from inl.device import Device
+from inl.executor.local_runner import ENTERING
 from inl.ops.step import admit, empty_tables
-from inl.runtime.local import ENTERING
+from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, release_frame, step_frame
-from inl.spec.values import Bucket, Limits
+from inl.spec.step import Bucket
 from inl_torch.backend import TorchBackend, inferring
 
 SLOTS = 40

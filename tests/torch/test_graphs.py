@@ -11,10 +11,11 @@ import torch
 from inl.backend.base import Memory, Traits
 from inl.device import Device
 from inl.errors import KernelFailed
+from inl.spec.limits import Limits
 from inl.spec.message import Mark, Row, admit_frame, mark_frame, step_frame
-from inl.spec.values import Bucket, Limits
+from inl.spec.step import Bucket
 from inl_torch.backend import TorchBackend, inferring
-from inl_torch.graphs import Arriving, addresses, capture
+from inl_torch.gpu.graphs import Arriving, addresses, capture
 
 LIMITS = Limits(slots=3, blocks=(20,), block_size=4, width=8, vocab=97)
 cuda = pytest.mark.skipif(

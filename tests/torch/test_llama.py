@@ -15,9 +15,10 @@ from inl.backend.host import host_memory
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.dtypes import wrap
-from inl.runtime.advance import forward
+from inl.executor.model_step import forward
+from inl.spec.limits import Limits
 from inl.spec.message import Cell, Mark, Row, admit_frame, mark_frame, step_frame
-from inl.spec.values import SAMPLERS, Bucket, Limits
+from inl.spec.step import SAMPLERS, Bucket
 from inl_torch.backend import TorchBackend
 from inl_torch.eager import attention
 

@@ -12,10 +12,11 @@ import torch
 
 from inl.backend.base import Memory, Traits
 from inl.device import Device
+from inl.engine.core import EngineCore
 from inl.errors import OutOfMemory
-from inl.runtime.core import EngineCore
-from inl.runtime.request import Request
-from inl.spec.values import Limits, Paged
+from inl.scheduling.request import Request
+from inl.spec.cache import Paged
+from inl.spec.limits import Limits
 from inl_torch.backend import TorchBackend
 from inl_torch.memory import full
 

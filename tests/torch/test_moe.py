@@ -13,9 +13,9 @@ from inl.models import mixtral, qwen2_moe, qwen3_moe
 from inl.ops import catalog
 from inl.ops.moe import Experts
 from inl.ops.moe_cases import choice, matrices, shares
+from inl.spec.limits import Limits
 from inl.spec.tolerance import judge
 from inl.spec.tree import leaves
-from inl.spec.values import Limits
 from inl.testing.tiny import MemoryCheckpoint, local_runner
 from inl.testing.traffic import Traffic, play
 from inl.weights.sources import stored_tensors

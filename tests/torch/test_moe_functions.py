@@ -1,4 +1,4 @@
-"""``inl.moe`` on torch tensors, with gradients."""
+"""``inl.functional.moe`` on torch tensors, with gradients."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from inl import moe
 from inl.errors import RequestError
+from inl.functional import moe
 from inl.ops.moe_cases import matrices
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from inl.ops import catalog
-from inl.spec.table import LateOps
+from inl.spec.dispatch import LateOps
 from inl.spec.tolerance import judge
 from inl.spec.tree import leaves
 from inl_torch import eager

@@ -12,7 +12,7 @@ from inl.ops import catalog
 from inl.spec.op import Spec
 from inl.spec.tolerance import judge, stored
 from inl.spec.tree import leaves
-from inl.weights.groups import plan_groups
+from inl.weights.plan import plan_groups
 from inl_torch import eager
 
 PACKED = {kernel.op: kernel for kernel in eager.kernels() if kernel.prepare}

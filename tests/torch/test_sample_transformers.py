@@ -9,7 +9,7 @@ from transformers import generation
 
 from inl.ops.step import empty_tables
 from inl.spec.message import Row, step_frame
-from inl.spec.values import NEUTRAL, PARAMS, Bucket, Tables
+from inl.spec.step import NEUTRAL, PARAMS, Bucket, Tables
 from inl_torch.eager.sample import choose
 from inl_torch.eager.step import make_step
 

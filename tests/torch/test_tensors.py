@@ -9,7 +9,8 @@ import torch
 
 from inl.dtypes import FLOATS, SIZES, HostArray, cast, wrap
 from inl.errors import DeviceError, OutOfMemory
-from inl.spec.values import Limits, Paged, Slotted
+from inl.spec.cache import Paged, Slotted
+from inl.spec.limits import Limits
 from inl_torch.tensors import DTYPES, from_host, to_host, torch_dtype
 
 

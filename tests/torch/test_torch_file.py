@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inl.dtypes import widen
-from inl.runtime.load import open_model
+from inl.executor.model_loader import open_model
 from inl.weights.checkpoint import open_checkpoint
 
 DTYPES = (

@@ -14,12 +14,13 @@ from inl.backend.base import Ahead, Traits
 from inl.backend.host import host_memory
 from inl.device import Device
 from inl.errors import OutOfMemory, ProtocolError
+from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
-from inl.runtime.load import LanguageModel, start_runner
-from inl.runtime.wire_values import read_limits
+from inl.protocol.wire_values import read_limits
+from inl.spec.limits import TOKEN_BUDGET, Limits
 from inl.spec.message import Row, admit_frame, step_frame
+from inl.spec.step import Bucket
 from inl.spec.tree import leaves
-from inl.spec.values import TOKEN_BUDGET, Bucket, Limits
 from inl_torch.backend import TorchBackend, inferring
 
 LIMITS = Limits(slots=3, blocks=(20,), block_size=4, width=8, vocab=97)

@@ -46,8 +46,8 @@ def versions() -> dict[str, str]:
 
 
 def weight_bytes(engine: Any) -> int | None:
-    from inl.runtime.local import LocalRunner
-    from inl.runtime.measure import traffic
+    from inl.engine.benchmark import traffic
+    from inl.executor.local_runner import LocalRunner
 
     if not isinstance(engine.runner, LocalRunner):
         return None

@@ -9,25 +9,27 @@ from inl.device import DeviceType as DeviceType
 from inl.errors import InlError as InlError
 
 if TYPE_CHECKING:
+    from inl.config import EngineConfig as EngineConfig
+    from inl.engine.inference_engine import Completion as Completion
+    from inl.engine.inference_engine import InferenceEngine as InferenceEngine
     from inl.functional import get_backend as get_backend
     from inl.functional import inl_dynamics as inl_dynamics
     from inl.functional import inl_dynamics_n_steps as inl_dynamics_n_steps
     from inl.functional import inl_dynamics_step as inl_dynamics_step
+    from inl.functional import moe as moe
     from inl.functional import set_backend as set_backend
-    from inl.runtime.config import EngineConfig as EngineConfig
-    from inl.runtime.engine import Completion as Completion
-    from inl.runtime.engine import InferenceEngine as InferenceEngine
 
 __version__ = "0.1.0"
 
 LAZY = {
-    "Completion": "inl.runtime.engine",
-    "EngineConfig": "inl.runtime.config",
-    "InferenceEngine": "inl.runtime.engine",
+    "Completion": "inl.engine.inference_engine",
+    "EngineConfig": "inl.config",
+    "InferenceEngine": "inl.engine.inference_engine",
     "get_backend": "inl.functional",
     "inl_dynamics": "inl.functional",
     "inl_dynamics_n_steps": "inl.functional",
     "inl_dynamics_step": "inl.functional",
+    "moe": "inl.functional",
     "set_backend": "inl.functional",
 }
 """Public names that are imported when first used, because they are heavy."""
@@ -43,6 +45,7 @@ __all__ = [
     "inl_dynamics",
     "inl_dynamics_n_steps",
     "inl_dynamics_step",
+    "moe",
     "set_backend",
 ]
 

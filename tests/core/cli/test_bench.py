@@ -8,15 +8,15 @@ import json
 import pytest
 
 from inl import EngineConfig, InferenceEngine
+from inl.backend.bandwidth import Bandwidth, host_bandwidth, memory_bandwidth
 from inl.cli import bench_show
 from inl.cli.bench import parse_batches, peak_bytes
 from inl.cli.bench_show import save_plot, show
 from inl.cli.main import main
+from inl.engine.benchmark import Spread, StepClock, measure_speed, traffic
+from inl.engine.core import StepRecord
 from inl.errors import RequestError
-from inl.runtime.bandwidth import Bandwidth, host_bandwidth, memory_bandwidth
-from inl.runtime.core import StepRecord
-from inl.runtime.measure import Spread, StepClock, measure_speed, traffic
-from inl.spec.values import Bucket
+from inl.spec.step import Bucket
 
 SHORT = ("--prompt-tokens", "12", "--tokens", "5", "--runs", "2", "--batch", "2,1")
 
@@ -100,7 +100,7 @@ def test_more_than_the_context_is_refused(engine):
 
 def test_the_clock_counts_full_decoding_steps_only(monkeypatch):
     now = iter([10.0, 10.5, 11.0, 12.0])
-    monkeypatch.setattr("inl.runtime.measure.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("inl.engine.benchmark.time.perf_counter", lambda: next(now))
     clock = StepClock()
     clock.begin(3)
     for rows, decoding in ((3, 2), (3, 3), (2, 2), (3, 3), (3, 0), (3, 3)):

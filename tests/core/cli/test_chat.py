@@ -11,9 +11,9 @@ import pytest
 from inl.cli.chat_commands import COMMANDS
 from inl.cli.conversation import Conversation
 from inl.cli.interrupt import PATIENCE, Interrupt
+from inl.engine.core import StepRecord
 from inl.errors import PromptTooLong, RequestError
-from inl.runtime.core import StepRecord
-from inl.spec.values import Bucket
+from inl.spec.step import Bucket
 
 
 def words(messages):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from inl.executor.model_loader import LanguageModel
 from inl.models import deep
-from inl.runtime.load import LanguageModel
 from inl.spec.tree import leaves
 from inl.testing.tiny import MemoryCheckpoint
-from inl.weights.groups import check_tensors, plan_groups
 from inl.weights.loader import stored_specs
+from inl.weights.plan import check_tensors, plan_groups
 from inl.weights.sources import stored_tensors
 
 SIZES = {
@@ -88,7 +88,7 @@ def random_checkpoint():
 
 @pytest.fixture(scope="session")
 def opened():
-    """Opens a config and tensors as :func:`inl.runtime.load.open_model` does files."""
+    """Opens a config and tensors as :func:`inl.executor.model_loader.open_model` does files."""
 
     def open_made(config, tensors, model=deep.MODEL):
         stored = MemoryCheckpoint(config, tensors)

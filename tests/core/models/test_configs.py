@@ -8,7 +8,7 @@ from inl.errors import CheckpointError
 from inl.models import gemma2, gemma3, llama, mistral, olmo2, phi3, qwen2, qwen3
 from inl.models.views import View
 from inl.ops.rope import RopeScaling
-from inl.spec.values import Paged
+from inl.spec.cache import Paged
 
 PLAIN = {
     "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80,

@@ -11,16 +11,18 @@ import pytest
 from inl import Device, EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
 from inl.dtypes import widen
+from inl.engine.core import EngineCore
 from inl.errors import CheckpointError, RequestError, WeightMismatch
+from inl.executor.tracing import trace
 from inl.models import deep
 from inl.models.deep_names import canonical
-from inl.runtime.core import EngineCore
-from inl.runtime.trace import trace
-from inl.spec.table import Policy
-from inl.spec.values import Bucket, Limits, Slotted
+from inl.spec.cache import Slotted
+from inl.spec.limits import Limits
+from inl.spec.selection import Policy
+from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, reference_ranks
 from inl.weights.checkpoint import open_checkpoint
-from inl.weights.groups import plan_groups
+from inl.weights.plan import plan_groups
 
 CLOSE = 1e-5
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from inl.executor.model_loader import open_model
 from inl.models import deep, deep_v04
-from inl.runtime.load import open_model
 
 BOUND = 1e-4
 

@@ -13,11 +13,12 @@ from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.errors import CheckpointError, RunnerError, WeightMismatch
+from inl.executor.local_runner import CLASSES
+from inl.executor.model_loader import LanguageModel
 from inl.plugin import registry
 from inl.plugin.builtin import FAMILIES
-from inl.runtime.load import LanguageModel
-from inl.runtime.local import CLASSES
-from inl.spec.values import Limits, Paged
+from inl.spec.cache import Paged
+from inl.spec.limits import Limits
 from inl.testing.tiny import local_runner, reference_ranks
 from inl.testing.traffic import Traffic, play
 from inl.weights import gguf_names

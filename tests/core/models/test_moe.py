@@ -10,16 +10,17 @@ import pytest
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.errors import CheckpointError, WeightMismatch
+from inl.executor.tracing import trace
 from inl.models import mixtral, qwen2_moe, qwen3_moe
 from inl.models.registry import find_model
-from inl.runtime.trace import trace
-from inl.spec.table import Policy
-from inl.spec.values import Bucket, Limits
+from inl.spec.limits import Limits
+from inl.spec.selection import Policy
+from inl.spec.step import Bucket
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import MemoryCheckpoint, local_runner, reference_ranks
 from inl.testing.traffic import Traffic, play
-from inl.weights.groups import check_tensors, plan_groups
 from inl.weights.loader import stored_specs
+from inl.weights.plan import check_tensors, plan_groups
 
 DEVICE = Device("reference:0")
 LIMITS = Limits(slots=8, blocks=(80,), block_size=4, width=12, vocab=96)

@@ -12,9 +12,9 @@ import pytest
 from inl import EngineConfig
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
+from inl.executor.model_loader import LanguageModel, open_model, start_runner
 from inl.plugin.builtin import FAMILIES
-from inl.runtime.load import LanguageModel, open_model, start_runner
-from inl.spec.values import Bucket
+from inl.spec.step import Bucket
 from inl.testing.play import admission, one_step
 
 DEVICE = Device("reference:0")

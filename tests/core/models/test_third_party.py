@@ -54,7 +54,7 @@ def inl_register_models(register):
 SCRIPT = """
 import sys
 from inl import EngineConfig, InferenceEngine
-from inl.runtime.load import open_model
+from inl.executor.model_loader import open_model
 
 language = open_model(sys.argv[1])
 config = EngineConfig(backend="reference", dtype="float64", context=64)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from inl.ops import catalog
 from inl.ops.attention import random_step
 from inl.ops.step import empty_tables, make_step
+from inl.spec.cache import Cache
 from inl.spec.message import step_frame
+from inl.spec.step import Bucket
 from inl.spec.tolerance import BodyOps
-from inl.spec.values import Bucket, Cache
 
 BLOCK = 4
 

@@ -12,8 +12,8 @@ from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
+from inl.spec.cache import Cache
 from inl.spec.tolerance import BodyOps
-from inl.spec.values import Cache
 
 OPS = BodyOps(lambda _spec, result: result)
 

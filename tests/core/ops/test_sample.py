@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inl.ops import catalog
 from inl.ops.step import empty_tables, make_step
 from inl.spec.message import Row, step_frame
-from inl.spec.values import Bucket
+from inl.spec.step import Bucket
 
 CHOOSE, MASK = catalog()["choose"].body, catalog()["mask_logits"].body
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inl.ops import catalog
 from inl.ops.step import empty_tables
 from inl.spec.message import Mark, Row, admit_frame, mark_frame, step_frame
-from inl.spec.values import Bucket
+from inl.spec.step import Bucket
 
 BODY = {name: spec.body for name, spec in catalog().items()}
 

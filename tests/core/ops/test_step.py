@@ -18,7 +18,7 @@ from inl.spec.message import (
     release_frame,
     step_frame,
 )
-from inl.spec.values import NEUTRAL, PARAMS, Bucket
+from inl.spec.step import NEUTRAL, PARAMS, Bucket
 
 SLOTS, WIDTH, BLOCK = 6, 5, 4
 blocks = st.integers(1, 99)

@@ -11,15 +11,15 @@ from random import Random
 
 import pytest
 
-from inl.runtime.blocks import BlockPool
-from inl.runtime.core import EngineCore
-from inl.runtime.hash_runner import HashRunner
-from inl.runtime.memory import Memory
-from inl.runtime.plan import Policy
-from inl.runtime.request import Request
-from inl.runtime.runner import Limits
-from inl.runtime.scheduler import Scheduler
-from inl.spec.values import Bucket
+from inl.engine.core import EngineCore
+from inl.protocol.runner import Limits
+from inl.scheduling.block_pool import BlockPool
+from inl.scheduling.kv_cache_manager import Memory
+from inl.scheduling.plan import Policy
+from inl.scheduling.request import Request
+from inl.scheduling.scheduler import Scheduler
+from inl.spec.step import Bucket
+from inl.testing.hash_runner import HashRunner
 
 WORDS = 1 << 64
 

@@ -9,9 +9,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inl.engine.request_handle import Answer
 from inl.errors import RequestError, RunnerError, WorkerLost
-from inl.runtime.answer import Answer
-from inl.runtime.request import Event, Request
+from inl.scheduling.request import Event, Request
 from inl.text.tokenizer import Tokenizer
 
 PIECES = ["a", "b", "ab", "aba", "c", "é", "a€", "\U0001f600", " "]

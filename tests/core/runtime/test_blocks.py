@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inl.runtime.blocks import BlockPool
+from inl.scheduling.block_pool import BlockPool
 
 OPERATIONS = ["take", "share", "free", "publish"]
 

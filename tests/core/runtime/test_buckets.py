@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from inl.errors import RunnerError
-from inl.runtime.buckets import Buckets
-from inl.spec.values import Bucket
+from inl.scheduling.buckets import Buckets
+from inl.spec.step import Bucket
 
 
 def ladder(small, *buckets, budget=512, rows=4):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from inl.engine.core import EngineCore, StepRecord
 from inl.errors import ProtocolError, RequestError, RunnerError, WorkerLost
-from inl.runtime.core import EngineCore, StepRecord
-from inl.runtime.encode import frames
-from inl.runtime.hash_runner import HashRunner
-from inl.runtime.plan import Chunk, Plan, Policy
-from inl.runtime.request import Event, Request
-from inl.runtime.runner import Reply
+from inl.protocol.runner import Reply
+from inl.scheduling.frame_encoder import frames
+from inl.scheduling.plan import Chunk, Plan, Policy
+from inl.scheduling.request import Event, Request
 from inl.spec.message import header
-from inl.spec.values import Bucket, Scores
+from inl.spec.step import Bucket, Scores
+from inl.testing.hash_runner import HashRunner
 
 
 def finished(engine):

@@ -7,12 +7,12 @@ from collections import deque
 
 import pytest
 
+from inl.engine.core import EngineCore
 from inl.errors import OutOfMemory
-from inl.runtime.core import EngineCore
-from inl.runtime.hash_runner import HashRunner
-from inl.runtime.plan import Policy
-from inl.runtime.request import Request
+from inl.scheduling.plan import Policy
+from inl.scheduling.request import Request
 from inl.spec.message import STEP, header
+from inl.testing.hash_runner import HashRunner
 
 
 class Full(HashRunner):

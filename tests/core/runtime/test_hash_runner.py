@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from inl.errors import ProtocolError, RunnerError
-from inl.runtime.hash_runner import HashRunner
-from inl.runtime.request import Request
+from inl.scheduling.request import Request
 from inl.spec.message import (
     HEADER,
     MASKED,
@@ -22,7 +21,8 @@ from inl.spec.message import (
     release_frame,
     step_frame,
 )
-from inl.spec.values import Bucket
+from inl.spec.step import Bucket
+from inl.testing.hash_runner import HashRunner
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inl.runtime.blocks import BlockPool
-from inl.runtime.memory import Memory
+from inl.scheduling.block_pool import BlockPool
+from inl.scheduling.kv_cache_manager import Memory
 
 
 def memory(*blocks):

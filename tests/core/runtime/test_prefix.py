@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from inl.runtime import prefix
+from inl.scheduling import block_hash as prefix
 
 FIELDS = {"model": "m", "adapter": 0, "salt": "", "block_size": 2}
 

@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inl.engine.core import EngineCore
 from inl.errors import ProtocolError, RunnerError, WorkerLost
-from inl.runtime.core import EngineCore
-from inl.runtime.hash_runner import HashRunner
-from inl.runtime.plan import Policy
-from inl.runtime.recorder import STEPS, Recorder
-from inl.runtime.recorder_file import MAGIC, RunHeader, pack, read_trace
-from inl.runtime.replay import replay
-from inl.runtime.request import Request
-from inl.runtime.runner import Reply
+from inl.protocol.runner import Reply
+from inl.recording.recorder import STEPS, Recorder
+from inl.recording.replay import replay
+from inl.recording.trace_file import MAGIC, RunHeader, pack, read_trace
+from inl.scheduling.plan import Policy
+from inl.scheduling.request import Request
 from inl.spec.message import ADMIT, RELEASE, STEP, header, release_frame
-from inl.spec.values import Bucket
+from inl.spec.step import Bucket
+from inl.testing.hash_runner import HashRunner
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ def test_records_that_contradict_each_other(record, small):
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory):
     """Bytes of a short recording, and a place to put changed ones."""
-    from inl.runtime.runner import Limits
+    from inl.protocol.runner import Limits
 
     limits = Limits(3, (9,), 4, 8, 100)
     folder = tmp_path_factory.mktemp("traces")

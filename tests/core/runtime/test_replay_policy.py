@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inl.runtime.core import EngineCore
-from inl.runtime.hash_runner import HashRunner
-from inl.runtime.plan import Policy
-from inl.runtime.request import Request
-from inl.runtime.scheduler import Scheduler
+from inl.engine.core import EngineCore
+from inl.scheduling.plan import Policy
+from inl.scheduling.request import Request
+from inl.scheduling.scheduler import Scheduler
+from inl.testing.hash_runner import HashRunner
 
 
 def run(limits, prompts, *, replay, **options):

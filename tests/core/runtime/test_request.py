@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from inl.errors import PromptTooLong, RequestError
-from inl.runtime.plan import Policy
-from inl.runtime.request import Request
-from inl.runtime.scheduler import Scheduler
-from inl.spec.values import Bucket
+from inl.scheduling.plan import Policy
+from inl.scheduling.request import Request
+from inl.scheduling.scheduler import Scheduler
+from inl.spec.step import Bucket
 
 
 @pytest.mark.parametrize(

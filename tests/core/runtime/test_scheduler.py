@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from inl.runtime.plan import Policy
-from inl.runtime.request import Event, Request, Status
-from inl.runtime.scheduler import Scheduler
+from inl.scheduling.plan import Policy
+from inl.scheduling.request import Event, Request, Status
+from inl.scheduling.scheduler import Scheduler
 from inl.spec.message import Cell
-from inl.spec.values import Bucket
+from inl.spec.step import Bucket
 
 
 def spans(plan):

@@ -7,10 +7,10 @@ from statistics import median
 
 import pytest
 
-from inl.runtime.plan import Policy
-from inl.runtime.request import Request
-from inl.runtime.runner import Limits
-from inl.runtime.scheduler import Scheduler
+from inl.protocol.runner import Limits
+from inl.scheduling.plan import Policy
+from inl.scheduling.request import Request
+from inl.scheduling.scheduler import Scheduler
 
 ROWS = 512
 

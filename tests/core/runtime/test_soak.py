@@ -7,11 +7,11 @@ import time
 import pytest
 
 from inl.errors import ProtocolError
-from inl.runtime.blocks import BlockPool
-from inl.runtime.hash_runner import HashRunner
-from inl.runtime.memory import Memory
-from inl.runtime.scheduler import Scheduler
-from inl.runtime.uniforms import mix
+from inl.scheduling.block_pool import BlockPool
+from inl.scheduling.kv_cache_manager import Memory
+from inl.scheduling.scheduler import Scheduler
+from inl.scheduling.uniforms import mix
+from inl.testing.hash_runner import HashRunner
 
 
 @pytest.mark.parametrize("seed", range(4))

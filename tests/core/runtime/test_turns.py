@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from inl.engine.fair_lock import Turns
 from inl.errors import RequestError
-from inl.runtime.turns import Turns
 
 
 def waiting(turns, count):

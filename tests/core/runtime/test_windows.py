@@ -10,18 +10,18 @@ import pytest
 
 from inl.backend.base import Memory as Bytes
 from inl.backend.base import Traits
+from inl.config import EngineConfig
+from inl.engine.core import EngineCore
 from inl.errors import OutOfMemory, ProtocolError
+from inl.executor.model_loader import plan_limits
 from inl.models import gemma2, mistral
-from inl.runtime.check import FrameCheck
-from inl.runtime.config import EngineConfig
-from inl.runtime.core import EngineCore
-from inl.runtime.hash_runner import HashRunner
-from inl.runtime.load import plan_limits
-from inl.runtime.plan import Policy
-from inl.runtime.request import Request
-from inl.runtime.wire_values import read_limits
+from inl.protocol.frame_check import FrameCheck
+from inl.protocol.wire_values import read_limits
+from inl.scheduling.plan import Policy
+from inl.scheduling.request import Request
 from inl.spec.message import Cell, Row, admit_frame, step_frame
-from inl.spec.values import Bucket
+from inl.spec.step import Bucket
+from inl.testing.hash_runner import HashRunner
 
 WINDOW, SIZE = 9, 4
 PROMPT = list(range(1, 31))

@@ -16,6 +16,7 @@ import pytest
 
 import inl
 from inl import errors
+from inl.engine.core import EngineCore
 from inl.errors import (
     KernelFailed,
     OutOfMemory,
@@ -23,13 +24,12 @@ from inl.errors import (
     RunnerError,
     WorkerLost,
 )
-from inl.runtime.core import EngineCore
-from inl.runtime.hash_runner import HashRunner
-from inl.runtime.plan import Policy
-from inl.runtime.remote import WorkerRunner
-from inl.runtime.request import Request
+from inl.scheduling.plan import Policy
+from inl.scheduling.request import Request
 from inl.spec.message import MASKED, Row, admit_frame, release_frame, step_frame
-from inl.spec.values import Bucket
+from inl.spec.step import Bucket
+from inl.testing.hash_runner import HashRunner
+from inl.workers.worker_runner import WorkerRunner
 
 
 @pytest.fixture
@@ -469,10 +469,10 @@ def test_ctrl_c_does_not_reach_the_worker(serve, small):
 @pytest.mark.parametrize("kind", ["hashes", "stuck"])
 def test_the_worker_ends_with_its_parent(serve, small, kind):
     text = (
-        "import os, sys, signal\nfrom inl.runtime.remote import WorkerRunner\n"
+        "import os, sys, signal\nfrom inl.workers.worker_runner import WorkerRunner\n"
         f"runner = WorkerRunner(sys.executable, {{'limits': {asdict(small())!r}}},"
         f"factory='worker_factories:{kind}')\nprint(runner.pid, flush=True)\n"
-        "from inl.runtime.wire import Kind\nrunner._send(Kind.COLLECT)\n"
+        "from inl.protocol.wire import Kind\nrunner._send(Kind.COLLECT)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     serve().close()  # only for its PYTHONPATH

@@ -9,7 +9,7 @@ import pytest
 
 from inl.device import Device
 from inl.errors import DeviceError
-from inl.runtime.worker_address import WorkerAddress, parse_worker
+from inl.workers.address import WorkerAddress, parse_worker
 
 
 @pytest.fixture

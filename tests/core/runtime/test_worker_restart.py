@@ -11,15 +11,15 @@ from random import Random
 
 import pytest
 
+from inl.config import EngineConfig
+from inl.engine.core import EngineCore
 from inl.errors import OutOfMemory, RequestError, RunnerError, WorkerLost
-from inl.runtime.config import EngineConfig
-from inl.runtime.core import EngineCore
-from inl.runtime.hash_runner import HashRunner
-from inl.runtime.plan import Policy
-from inl.runtime.remote import WorkerRunner
-from inl.runtime.request import Request
-from inl.runtime.worker_start import MOST_RESTARTS, Restarts
-from inl.spec.values import Bucket
+from inl.scheduling.plan import Policy
+from inl.scheduling.request import Request
+from inl.spec.step import Bucket
+from inl.testing.hash_runner import HashRunner
+from inl.workers.startup import MOST_RESTARTS, Restarts
+from inl.workers.worker_runner import WorkerRunner
 
 
 class Mortal(HashRunner):

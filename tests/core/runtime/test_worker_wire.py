@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inl.errors import InlError, OutOfMemory, ProtocolError, RunnerError
-from inl.runtime import wire_values
-from inl.runtime.runner import Limits, Reply
-from inl.runtime.wire import MAX_BYTES, MAX_TEXT, Channel, Kind, read_prefix
-from inl.spec.values import Bucket, Scores
+from inl.protocol import wire_values
+from inl.protocol.runner import Limits, Reply
+from inl.protocol.wire import MAX_BYTES, MAX_TEXT, Channel, Kind, read_prefix
+from inl.spec.step import Bucket, Scores
 
 LIMITS = Limits(
     5, (9, 7), 4, 8, 100, (Bucket(1, 1), Bucket(8, 4, 1, "draw")), 3, "draw"

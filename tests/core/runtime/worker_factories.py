@@ -14,11 +14,11 @@ from inl import errors
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.models.llama import MODEL
-from inl.runtime.hash_runner import HashRunner
-from inl.runtime.wire_values import read_limits
-from inl.runtime.worker_start import Served
+from inl.protocol.wire_values import read_limits
 from inl.spec.message import STEP, header
+from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
+from inl.workers.startup import Served
 
 
 def hashes(options, progress):

@@ -30,7 +30,7 @@ from inl.spec.message import (
     release_frame,
     step_frame,
 )
-from inl.spec.values import NEUTRAL, PARAMS, SAMPLERS, Bucket
+from inl.spec.step import NEUTRAL, PARAMS, SAMPLERS, Bucket
 
 GROUPS, BLOCK = 2, 4
 ids = st.integers(-1, 2**31 - 1)

@@ -11,10 +11,11 @@ from inl.errors import NoKernel
 from inl.ops import catalog
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.norm import Norm
+from inl.spec.dispatch import LateOps, Ops, Tracer
 from inl.spec.kernel import Kernel
-from inl.spec.strict import StrictArray
-from inl.spec.table import LateOps, Ops, Policy, Tracer, pick
-from inl.spec.values import Bucket, Step
+from inl.spec.selection import Policy, pick
+from inl.spec.step import Bucket, Step
+from inl.spec.strict_array import StrictArray
 
 BUCKET = Bucket(4, 2)
 BODIES = {name: spec.body for name, spec in catalog().items()}

@@ -7,7 +7,7 @@ import pytest
 
 from inl.dtypes import EPSILON, rounded
 from inl.ops import catalog
-from inl.spec.inputs import INPUTS, INT8
+from inl.spec.activation_quant import INPUTS, INT8
 from inl.spec.op import Case
 from inl.spec.tolerance import judge, storage_run, truth
 from inl.spec.tree import leaves, tree_map

@@ -81,7 +81,7 @@ def tensor(host):
 
 def backend(device):
     if FAULT == "leak":
-        import inl.runtime.scheduler as scheduler
+        import inl.scheduling.scheduler as scheduler
 
         class Leaky(scheduler.BlockPool):
             def free(self, blocks):

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from inl.backend.reference import ReferenceBackend
+from inl.config import EngineConfig
 from inl.device import Device
 from inl.errors import CheckpointError, RequestError
-from inl.runtime.config import EngineConfig
-from inl.runtime.load import backend_policy
-from inl.spec.strict import StrictArray
+from inl.executor.model_loader import backend_policy
+from inl.spec.step import Step
+from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves
-from inl.spec.values import Step
 from inl.spec.workload import workload
 from inl.testing.kernel_site import Site
 from inl.testing.tiny import tiny_llama

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from inl.backend.tunable import Facts
 from inl.errors import RequestError
-from inl.runtime.tuned_file import read, update, write
-from inl.runtime.tuned_record import Measured, Quarantined, dump, parse, record
+from inl.executor.tuning_file import read, update, write
+from inl.executor.tuning_record import Measured, Quarantined, dump, parse, record
 from inl.spec.workload import Workload
 
 FACTS = Facts("chip", "1", "compiler 2", "inl-toy 3")

@@ -168,7 +168,7 @@ class Gguf(Case):
         return damaged(raw, rng, 6000)
 
     def read(self):
-        from inl.runtime.load import open_model
+        from inl.executor.model_loader import open_model
         from inl.weights.quant import dequantize
 
         checkpoint = open_model(self.path).checkpoint
@@ -189,7 +189,7 @@ class Safetensors(Case):
         return damaged(raw, rng, 3000)
 
     def read(self):
-        from inl.runtime.load import open_model
+        from inl.executor.model_loader import open_model
         from inl.weights.quant import dequantize
 
         checkpoint = open_model(self.folder).checkpoint

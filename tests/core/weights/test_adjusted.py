@@ -9,10 +9,10 @@ import pytest
 from inl.dtypes import HostArray, wrap
 from inl.errors import WeightMismatch
 from inl.spec.op import Spec
-from inl.spec.values import Cut, Group, Param
+from inl.spec.weights import Cut, Group, Param
 from inl.testing.tiny import MemoryCheckpoint
-from inl.weights.groups import Planned, check_tensors, plan_groups
 from inl.weights.loader import adjusted, read_shard
+from inl.weights.plan import Planned, check_tensors, plan_groups
 from inl.weights.quant import dequantize
 
 STORED = np.arange(8 * 64, dtype=np.float32).reshape(8, 64)

@@ -10,8 +10,8 @@ from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.errors import CheckpointError
 from inl.models import mixtral, qwen3_moe
+from inl.spec.limits import Limits
 from inl.spec.tree import leaves
-from inl.spec.values import Limits
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import MemoryCheckpoint, local_runner
 from inl.weights.checkpoint import open_checkpoint

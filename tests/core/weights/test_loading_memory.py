@@ -23,7 +23,7 @@ from inl.device import Device
 from inl.models import llama
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.files import MappedFile
-from inl.weights.groups import plan_groups
+from inl.weights.plan import plan_groups
 from inl.weights.loader import load_weights, stored_specs
 
 def memory(field):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from inl.dtypes import HostArray, cast
 from inl.errors import CheckpointError, MissingPackage
+from inl.weights.gguf_fallback import BORROWED
 from inl.weights.quant import (
     BLOCKS,
     PIECE,
@@ -19,7 +20,6 @@ from inl.weights.quant import (
     dequantize,
     packed_bytes,
 )
-from inl.weights.quant_borrowed import BORROWED
 
 KINDS = {name: gguf.GGMLQuantizationType[name.upper()] for name in QUANTIZATIONS}
 

@@ -13,10 +13,10 @@ import pytest
 from inl.backend.base import Traits
 from inl.dtypes import HostArray, cast, widen
 from inl.ops.moe import Experts
-from inl.spec.values import Group, Param, Part
+from inl.spec.weights import Group, Param, Part
 from inl.weights.checkpoint import Checkpoint
-from inl.weights.groups import plan_groups
 from inl.weights.loader import load_weights, read_shard, stored_specs
+from inl.weights.plan import plan_groups
 from inl.weights.quant import dequantize
 
 E, INNER, HIDDEN = 3, 64, 96

@@ -20,7 +20,8 @@ from inl.device import Device, DeviceType
 from inl.dtypes import HostArray, wrap
 from inl.errors import DeviceError
 from inl.plugin.hooks import GROUP
-from inl.spec.values import Limits, Paged
+from inl.spec.cache import Paged
+from inl.spec.limits import Limits
 from inl_cpu.torch_backend import TorchCpuBackend
 
 PROJECT = Path(__file__).parents[3] / "plugins" / "inl-cpu" / "pyproject.toml"

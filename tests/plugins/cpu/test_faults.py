@@ -76,7 +76,7 @@ def faulty(device):
 
 
 def leak():
-    import inl.runtime.scheduler as scheduler
+    import inl.scheduling.scheduler as scheduler
 
     class Leaky(scheduler.BlockPool):
         def free(self, blocks):

@@ -11,7 +11,7 @@ import pytest
 from inl.device import Device
 from inl.dtypes import HostArray, rounded
 from inl.ops import catalog
-from inl.spec.inputs import INT8
+from inl.spec.activation_quant import INT8
 from inl.spec.op import Case
 from inl.spec.tolerance import judge
 from inl.testing.check import CheckFailed

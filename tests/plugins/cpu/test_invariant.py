@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from inl import EngineConfig
+from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
-from inl.runtime.load import LanguageModel, start_runner
 from inl.spec.message import Row, admit_frame, step_frame
-from inl.spec.values import Bucket
+from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6] * 3

@@ -15,11 +15,11 @@ import pytest
 from inl.dtypes import HostArray, wrap
 from inl.errors import DeviceError
 from inl.weights.quant import dequantize
-from inl_cpu import kept, kept_file
+from inl_cpu import weight_cache, weight_cache_file
 from inl_cpu.abi import Flag
-from inl_cpu.kept import KeptMatrices
 from inl_cpu.kernels.dense import Products
 from inl_cpu.matrix import pack_pairs, pack_rows
+from inl_cpu.weight_cache import KeptMatrices
 
 COLUMNS = 256
 
@@ -28,7 +28,7 @@ COLUMNS = 256
 def folder(tmp_path, monkeypatch):
     """A cache folder of its own, in which the smallest weights are kept."""
     monkeypatch.setenv("INL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(kept.VARIABLE, raising=False)
+    monkeypatch.delenv(weight_cache.VARIABLE, raising=False)
     monkeypatch.setattr(kept, "LEAST", 1)
     return tmp_path / "cache" / "packed"
 
@@ -195,26 +195,26 @@ def test_what_a_name_does_not_tell_is_seen(
 
 
 def test_the_name_follows_from_all_that_matters(backend, model, folder, monkeypatch):
-    name = kept.name_of([model], "bfloat16", backend.stage)
-    assert name == kept.name_of([model], "bfloat16", backend.stage)
-    others = {kept.name_of([model], "float32", backend.stage)}
+    name = weight_cache.name_of([model], "bfloat16", backend.stage)
+    assert name == weight_cache.name_of([model], "bfloat16", backend.stage)
+    others = {weight_cache.name_of([model], "float32", backend.stage)}
     with monkeypatch.context() as patch:
         patch.setattr("inl.__version__", "0.0.1")
-        others.add(kept.name_of([model], "bfloat16", backend.stage))
+        others.add(weight_cache.name_of([model], "bfloat16", backend.stage))
     with monkeypatch.context() as patch:
         patch.setattr(kept, "ABI", 0)
-        others.add(kept.name_of([model], "bfloat16", backend.stage))
+        others.add(weight_cache.name_of([model], "bfloat16", backend.stage))
     with monkeypatch.context() as patch:
         patch.setattr(kept, "PLACE", model)
-        others.add(kept.name_of([model], "bfloat16", backend.stage))
+        others.add(weight_cache.name_of([model], "bfloat16", backend.stage))
     elsewhere = SimpleNamespace(machine=SimpleNamespace(isa="neon"))
-    others.add(kept.name_of([model], "bfloat16", elsewhere))
+    others.add(weight_cache.name_of([model], "bfloat16", elsewhere))
     data = bytearray(model.read_bytes())
     facts = model.stat()
     data[len(data) // 64 * 9 + 3] ^= 1
     model.write_bytes(data)
     os.utime(model, ns=(facts.st_mtime_ns, facts.st_mtime_ns))
-    others.add(kept.name_of([model], "bfloat16", backend.stage))
+    others.add(weight_cache.name_of([model], "bfloat16", backend.stage))
     assert len(others - {name}) == 6
 
 
@@ -255,16 +255,16 @@ def test_a_read_only_folder_is_read(backend, model, sources, folder):
 
 
 def test_it_can_be_switched_off(backend, model, sources, folder, monkeypatch):
-    monkeypatch.setenv(kept.VARIABLE, "off")
+    monkeypatch.setenv(weight_cache.VARIABLE, "off")
     start(backend, model, sources)
     assert not folder.exists()
-    monkeypatch.setenv(kept.VARIABLE, "maybe")
+    monkeypatch.setenv(weight_cache.VARIABLE, "maybe")
     with pytest.raises(DeviceError, match=r"INL_CPU_PACKED.*'maybe'.*accepted: off"):
         start(backend, model, sources)
 
 
 def test_small_weights_are_packed_each_time(backend, model, sources, folder):
-    kept.LEAST = 1 << 30  # the fixture puts it back
+    weight_cache.LEAST = 1 << 30  # the fixture puts it back
     start(backend, model, sources)
     assert not folder.exists()
 
@@ -290,10 +290,10 @@ def test_the_longest_unused_go_first(backend, model, sources, folder, monkeypatc
     abandoned, fresh = folder / "a.1-0.part", folder / "a.2-0.part"
     for file in (abandoned, fresh):
         file.write_bytes(b"half")
-    hours_ago = time.time() - 2 * kept_file.ABANDONED_SECONDS
+    hours_ago = time.time() - 2 * weight_cache_file.ABANDONED_SECONDS
     os.utime(abandoned, (hours_ago, hours_ago))
     monkeypatch.setattr(kept_file, "BUDGET", 2 * size)
-    kept_file.tidy(mine)
+    weight_cache_file.tidy(mine)
     assert set(folder.iterdir()) == {mine, old, fresh}
 
 
@@ -303,21 +303,21 @@ from pathlib import Path
 import numpy as np
 from inl.device import Device
 from inl.dtypes import wrap
-from inl_cpu import kept
+from inl_cpu import weight_cache
 from inl_cpu.matrix import pack_rows
 from inl_cpu.native_backend import NativeBackend
-kept.LEAST = 1
+weight_cache.LEAST = 1
 stage = NativeBackend(Device("cpu")).stage
 rng = np.random.default_rng(3)
 sources = [wrap(rng.standard_normal((512, 512)).astype(np.float32)) for _ in range(8)]
 sys.stdin.readline()
 for _ in range(20):
     load = lambda: [pack_rows([each], "bfloat16", stage)[0] for each in sources]
-    found = kept.KeptMatrices(stage).load([Path(sys.argv[1])], "bfloat16", load)
+    found = weight_cache.KeptMatrices(stage).load([Path(sys.argv[1])], "bfloat16", load)
     plain = load()
     assert all(np.array_equal(a.data, b.data) for a, b in zip(found, plain))
     if sys.argv[2] == "removes":
-        for file in (kept.cache_folder() / "packed").glob("*.tiles"):
+        for file in (weight_cache.cache_folder() / "packed").glob("*.tiles"):
             file.unlink(missing_ok=True)
 """
 

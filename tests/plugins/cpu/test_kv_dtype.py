@@ -7,11 +7,12 @@ import pytest
 
 from inl import EngineConfig
 from inl.errors import RequestError
+from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
 from inl.plugin import make_backend
-from inl.runtime.load import LanguageModel, start_runner
+from inl.spec.cache import Paged
 from inl.spec.message import Row, admit_frame, step_frame
-from inl.spec.values import Bucket, Paged
+from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 
 IDS = np.random.default_rng(7).integers(0, 40, 90).tolist()

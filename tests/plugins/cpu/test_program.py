@@ -11,13 +11,14 @@ from inl.dtypes import wrap
 from inl.errors import KernelFailed
 from inl.models.llama import MODEL
 from inl.ops.norm import Norm
+from inl.spec.dispatch import LateOps
+from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
-from inl.spec.table import LateOps
-from inl.spec.values import Bucket, Limits
+from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 from inl_cpu.kernels.dense import pack_linear, pack_mlp, pack_qkv
 from inl_cpu.program import Program
-from inl_cpu.tape import Call
+from inl_cpu.recording import Call
 
 HIDDEN = 32
 

@@ -16,14 +16,15 @@ from safetensors.numpy import save_file
 from inl import EngineConfig
 from inl.device import Device
 from inl.dtypes import wrap
+from inl.engine.core import EngineCore
 from inl.errors import BackendUnavailable, InlError, OutOfMemory, WorkerLost
+from inl.executor.model_loader import LanguageModel, open_model, start_runner
 from inl.models.llama import MODEL
-from inl.runtime.core import EngineCore
-from inl.runtime.load import LanguageModel, open_model, start_runner
-from inl.runtime.request import Request
-from inl.runtime.worker_start import start
-from inl.spec.values import Bucket, Limits
+from inl.scheduling.request import Request
+from inl.spec.limits import Limits
+from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama
+from inl.workers.startup import start
 from inl_cuda import probe
 from inl_cuda.backend import CudaBackend, check_torch
 
@@ -78,7 +79,7 @@ def test_float32_products_are_ieee(gpu):
 
 @cuda
 def test_a_state_that_does_not_fit_says_so(gpu):
-    from inl.spec.values import Paged
+    from inl.spec.cache import Paged
 
     limits = Limits(2, (1 << 24,), 16, 4, 97)
     with pytest.raises(OutOfMemory, match="do not fit"):

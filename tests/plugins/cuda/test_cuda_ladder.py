@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inl.runtime.buckets import Buckets
-from inl.spec.values import SAMPLERS, Bucket, Limits
-from inl_cuda.ladder import MOST, ladder, rungs
+from inl.scheduling.buckets import Buckets
+from inl.spec.limits import Limits
+from inl.spec.step import SAMPLERS, Bucket
+from inl_torch.gpu.capture_sizes import MOST, ladder, rungs
 
 
 def limits(rows, sampler, width=64):

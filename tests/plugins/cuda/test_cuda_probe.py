@@ -148,5 +148,5 @@ def test_it_registers_by_string():
     inl_cuda.plugin.inl_register_backends(lambda *a, **k: found.append((a, k)))
     (((kind, backend), more),) = found
     assert kind == DeviceType.CUDA
-    assert backend == "inl_cuda.opening:open_backend"
+    assert backend == "inl_cuda.startup:open_backend"
     assert more == {"probe": "inl_cuda.probe:probe"}

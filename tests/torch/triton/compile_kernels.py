@@ -34,20 +34,19 @@ from inl.ops.moe import ExpertLinear, Experts
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
 from inl.ops.step import empty_tables
+from inl.spec.cache import Cache
 from inl.spec.message import Row, admit_frame, step_frame
-from inl.spec.values import Bucket, Cache, Step, Tables
+from inl.spec.step import Bucket, Step, Tables
 from inl_torch import triton as ours
 from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
-from inl_torch.triton import (
-    attention,
-    attention_prompt,
-    dynamics_training,
-    packed_products,
-)
-from inl_torch.triton.attention_plan import Work
-from inl_torch.triton.packed import FLOAT8, PackedLinear, PackedMlp, packed
-from inl_torch.triton.products import left_to_library
+from inl_torch.triton.attention import attention
+from inl_torch.triton.attention import prompt as attention_prompt
+from inl_torch.triton.attention.plan import Work
+from inl_torch.triton.dynamics import training as dynamics_training
+from inl_torch.triton.matmul.products import left_to_library
+from inl_torch.triton.quantized import products as packed_products
+from inl_torch.triton.quantized.packed import FLOAT8, PackedLinear, PackedMlp, packed
 from inl_torch.triton.tuning import Tuning
 
 WARP = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32}

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 from compile_kernels import Stub, target_of
-from inl_torch.triton.ahead import prepare
+from inl_torch.triton.precompile import prepare
 
 driver.set_active(Stub(target_of("cuda:90")))
 

@@ -8,16 +8,16 @@ import torch
 from triton_place import PLACE
 
 from inl.backend.reference import ReferenceBackend
+from inl.config import EngineConfig
 from inl.device import Device
 from inl.errors import RequestError
+from inl.executor.model_loader import backend_policy
 from inl.ops import catalog
-from inl.runtime.config import EngineConfig
-from inl.runtime.load import backend_policy
 from inl.spec.tolerance import judge
 from inl.tune.models import calls
 
 # isort: split
-from inl_torch.triton import candidates
+from inl_torch.triton import search_space
 from inl_torch.triton.tuning import Tile, Tuning
 
 TUNING = Tuning(few_rows=8)
@@ -49,7 +49,7 @@ def met():
 
 def axes(met, op, rows):
     call = met[op, rows]
-    return candidates.axes(op, call.args, call.attrs, TUNING)
+    return search_space.axes(op, call.args, call.attrs, TUNING)
 
 
 def kinds(found):
@@ -74,7 +74,7 @@ def test_every_way_can_be_made(met):
         for axis in axes(met, op, rows):
             assert len({tuple(config.items()) for config in axis}) == len(axis)
             for config in axis:
-                made = candidates.kernel(op, config, TUNING)
+                made = search_space.kernel(op, config, TUNING)
                 assert (made.label, made.config) == (f"{op}/triton", config)
 
 
@@ -92,7 +92,7 @@ def test_every_way_can_be_made(met):
 )
 def test_odd_numbers_are_refused(op, config, said):
     with pytest.raises(RequestError, match=said):
-        candidates.kernel(op, config, TUNING)
+        search_space.kernel(op, config, TUNING)
 
 
 def test_a_tile_counts_for_one_row_and_for_several():
@@ -107,7 +107,7 @@ def test_a_tile_counts_for_one_row_and_for_several():
 @pytest.mark.parametrize("op", CUTS)
 def test_a_kernel_that_is_cut_otherwise_is_right(op, on_torch, on_host, monkeypatch):
     seed = int(np.random.default_rng().integers(1 << 31))
-    spec, made = catalog()[op], candidates.kernel(op, CUTS[op], TUNING)
+    spec, made = catalog()[op], search_space.kernel(op, CUTS[op], TUNING)
     seen = []
     plain = Tuning.tile
 

@@ -15,7 +15,7 @@ from inl.spec.tolerance import BodyOps
 from inl_torch import functional
 
 # isort: split
-from inl_torch.triton import dynamics_training
+from inl_torch.triton.dynamics import training as dynamics_training
 
 BOUND = 2e-5
 """Of float32, relative to the largest number of a gradient."""

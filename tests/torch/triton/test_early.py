@@ -18,14 +18,14 @@ from inl import EngineConfig
 from inl.backend.base import Memory, Traits
 from inl.device import Device
 from inl.models.llama import MODEL
-from inl.runtime.advance import advance
-from inl.runtime.load import LanguageModel, start_runner
-from inl.spec.values import Bucket
+from inl.executor.model_step import advance
+from inl.executor.model_loader import LanguageModel, start_runner
+from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 from inl_torch import triton
 from inl_torch.backend import TorchBackend
-from inl_torch.triton.ahead import left_out
-from inl_torch.triton.rope_attend_kernels import rope_attend
+from inl_torch.triton.precompile import left_out
+from inl_torch.triton.attention.rope_attend_kernels import rope_attend
 from inl_torch.triton.tuning import Tuning
 
 EARLY = ("k_cache", "v_cache", "table", "token_rows", "positions", "starts", "used",

@@ -14,7 +14,7 @@ from inl.spec.op import Case
 from inl.spec.tolerance import judge
 
 # isort: split
-from inl_torch.triton import experts as ours
+from inl_torch.triton.moe import experts as ours
 
 DTYPES = ("float32", "bfloat16", "float16")
 KERNELS = {kernel.op: kernel for kernel in ours.KERNELS}

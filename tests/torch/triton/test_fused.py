@@ -14,16 +14,19 @@ from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
 from inl.ops.step import empty_tables
+from inl.spec.cache import Cache
 from inl.spec.message import Cell, Row, step_frame
 from inl.spec.op import Case
+from inl.spec.step import Bucket
 from inl.spec.tolerance import judge
-from inl.spec.values import Bucket, Cache
 
 # isort: split
 from inl_torch import triton as ours
 from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
-from inl_torch.triton import attention_prompt, products, rope_attend
+from inl_torch.triton.attention import prompt as attention_prompt
+from inl_torch.triton.attention import rope_attend
+from inl_torch.triton.matmul import products
 from inl_torch.triton.tuning import Tile, Tuning
 
 TUNINGS = {

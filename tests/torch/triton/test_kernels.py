@@ -14,15 +14,16 @@ from triton_place import PLACE
 from inl.ops import catalog
 from inl.ops.attention import random_step
 from inl.ops.linear import Linear
+from inl.spec.cache import Cache
+from inl.spec.dispatch import LateOps
 from inl.spec.op import Case
-from inl.spec.table import LateOps
 from inl.spec.tolerance import judge
-from inl.spec.values import Cache
 
 # isort: split
 from inl_torch import eager
 from inl_torch import triton as ours
-from inl_torch.triton import attention, mlp
+from inl_torch.triton.attention import attention
+from inl_torch.triton.matmul import mlp
 from inl_torch.triton.tuning import Tuning
 
 DTYPES = ("float32", "bfloat16", "float16")

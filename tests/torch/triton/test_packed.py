@@ -20,8 +20,8 @@ from inl.weights.quant import dequantize
 
 # isort: split
 from inl_torch.tensors import from_host
-from inl_torch.triton import packed_products
-from inl_torch.triton.packed import (
+from inl_torch.triton.quantized import products as packed_products
+from inl_torch.triton.quantized.packed import (
     FLOAT8,
     Packed,
     PackedLinear,

@@ -13,14 +13,15 @@ from inl.backend.base import Traits
 from inl.backend.host import host_memory
 from inl.device import Device
 from inl.dtypes import HostArray, widen
+from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
+from inl.spec.step import Bucket
 from inl.spec.tree import leaves
-from inl.spec.values import Bucket, Limits
 
 # isort: split
 from inl_torch import triton
 from inl_torch.backend import TorchBackend
-from inl_torch.triton import packed_products
+from inl_torch.triton.quantized import products as packed_products
 from inl_torch.triton.tuning import Tuning
 
 LIMITS = Limits(slots=2, blocks=(8,), block_size=4, width=4, vocab=97)

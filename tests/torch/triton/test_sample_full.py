@@ -14,12 +14,12 @@ from inl.ops.attention import random_step
 from inl.ops.sample import is_decided
 from inl.ops.step import empty_tables
 from inl.spec.op import Case
+from inl.spec.step import NEUTRAL, PARAMS
 from inl.spec.tolerance import judge
-from inl.spec.values import NEUTRAL, PARAMS
 
 # isort: split
 from inl_torch import triton as ours
-from inl_torch.triton import sample_full_search as search
+from inl_torch.triton.sampling import sample_filtered_search as search
 from inl_torch.triton.tuning import Tuning
 
 VOCAB = 5000

@@ -6,15 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from inl.spec.values import (
-    TOKEN_BUDGET,
-    Array,
-    Bucket,
-    Limits,
-    Paged,
-    Slotted,
-    State,
-)
+from inl.spec.cache import Paged, Slotted, State
+from inl.spec.limits import TOKEN_BUDGET, Limits
+from inl.spec.step import Array, Bucket
 
 if TYPE_CHECKING:
     from inl.device import Device

@@ -26,11 +26,13 @@ from inl.backend.simple import plain_state
 from inl.dtypes import FLOATS, HostArray, widen, wrap
 from inl.errors import DeviceError, KernelFailed, RunnerError
 from inl.ops import catalog
+from inl.spec.cache import State
 from inl.spec.kernel import Kernel
+from inl.spec.limits import Limits
 from inl.spec.op import OpSpec
+from inl.spec.step import Bucket
 from inl.spec.tolerance import round_results
 from inl.spec.tree import leaves
-from inl.spec.values import Bucket, Limits, State
 
 if TYPE_CHECKING:
     from inl.device import Device

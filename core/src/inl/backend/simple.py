@@ -9,8 +9,10 @@ from inl.backend.base import Backend, C, Memory, Program, StateSpec, Traits
 from inl.backend.host import host_memory
 from inl.dtypes import HostArray, cast, wrap
 from inl.ops.step import empty_tables
+from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.kernel import Kernel
-from inl.spec.values import Bucket, Cache, Limits, Paged, Slotted, State
+from inl.spec.limits import Limits
+from inl.spec.step import Bucket
 
 if TYPE_CHECKING:
     from inl.device import Device
@@ -35,7 +37,7 @@ def simple_backend(
     each primitive op that the models use. compile: ``(function, bucket, consumes)`` to
     a program; the function itself by default. buckets: none means every exact size.
     capabilities: what ``offers`` finds by its type.
-    Caches get the default layout :class:`~inl.spec.values.Cache`.
+    Caches get the default layout :class:`~inl.spec.cache.Cache`.
     """
     chosen = traits or Traits()
 

@@ -20,9 +20,9 @@ from inl.cli.progress import loading_bar
 from inl.errors import RequestError
 
 if TYPE_CHECKING:
-    from inl.runtime.config import EngineConfig
-    from inl.runtime.engine import InferenceEngine
-    from inl.runtime.measure import Speed
+    from inl.config import EngineConfig
+    from inl.engine.benchmark import Speed
+    from inl.engine.inference_engine import InferenceEngine
 
 
 def run(
@@ -45,7 +45,7 @@ def run(
     ] = None,
 ) -> None:
     """Measure loading, first token, prefill, decoding and memory; medians of runs."""
-    from inl.runtime.config import EngineConfig
+    from inl.config import EngineConfig
 
     batches = parse_batches(batch)
     if plot is not None:
@@ -84,9 +84,9 @@ def _measure(
     tokens: int,
     runs: int,
 ) -> dict[str, Any]:
-    from inl.runtime.engine import InferenceEngine
-    from inl.runtime.load import open_model
-    from inl.runtime.measure import StepClock, measure_speed
+    from inl.engine.benchmark import StepClock, measure_speed
+    from inl.engine.inference_engine import InferenceEngine
+    from inl.executor.model_loader import open_model
     from inl.weights.hub import resolve_model
 
     path = resolve_model(model)
@@ -132,10 +132,10 @@ def _memory(
     engine: InferenceEngine, speeds: list[Speed], cached: float
 ) -> dict[str, Any]:
     """Set what each batch moved against what memory was measured to give."""
+    from inl.backend.bandwidth import memory_bandwidth
+    from inl.engine.benchmark import traffic
+    from inl.executor.local_runner import LocalRunner
     from inl.plugin import make_backend
-    from inl.runtime.bandwidth import memory_bandwidth
-    from inl.runtime.local import LocalRunner
-    from inl.runtime.measure import traffic
 
     # Another process's tensors and memory are not seen from here.
     here = isinstance(engine.runner, LocalRunner)

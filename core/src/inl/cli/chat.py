@@ -17,8 +17,8 @@ from inl.cli.progress import loading_bar
 from inl.errors import InlError, RequestError, RunnerError
 
 if TYPE_CHECKING:
-    from inl.runtime.engine import InferenceEngine
-    from inl.runtime.options import Options
+    from inl.engine.inference_engine import InferenceEngine
+    from inl.engine.options import Options
 
 CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 """What an answer may not send to a terminal: it could move the cursor or worse."""
@@ -46,9 +46,9 @@ def run(
     ] = None,
 ) -> None:
     """Talk with a model; /help shows the commands, Ctrl-C stops an answer."""
-    from inl.runtime.config import EngineConfig
-    from inl.runtime.engine import InferenceEngine
-    from inl.runtime.options import make_request
+    from inl.config import EngineConfig
+    from inl.engine.inference_engine import InferenceEngine
+    from inl.engine.options import make_request
 
     sampling: Options = {
         "max_tokens": max_tokens,

@@ -75,7 +75,7 @@ def _absent(path: Path) -> Check:
 
 
 def _opened(path: Path) -> Check:
-    from inl.runtime.load import open_model
+    from inl.executor.model_loader import open_model
 
     try:
         open_model(path).checkpoint.close()

@@ -9,21 +9,21 @@ from typing import Annotated, Any
 import typer
 
 from inl.cli import arguments
-from inl.plugin import make_backend
-from inl.runtime.config import EngineConfig
-from inl.runtime.load import (
+from inl.config import EngineConfig
+from inl.executor.model_loader import (
     backend_policy,
     compute_dtype,
     in_dtype,
     open_model,
     plan_limits,
 )
-from inl.runtime.trace import trace
-from inl.spec.table import Tracer
-from inl.spec.values import Bucket
-from inl.weights.groups import plan_groups
+from inl.executor.tracing import trace
+from inl.plugin import make_backend
+from inl.spec.dispatch import Tracer
+from inl.spec.step import Bucket
 from inl.weights.hub import resolve_model
 from inl.weights.loader import stored_specs
+from inl.weights.plan import plan_groups
 
 
 def run(

@@ -10,14 +10,14 @@ import typer
 
 from inl.cli import arguments
 from inl.cli.progress import loading_bar
-from inl.runtime.chat import chat_ids
-from inl.runtime.config import EngineConfig
-from inl.runtime.engine import Completion, InferenceEngine
-from inl.runtime.load import LanguageModel, open_model
-from inl.runtime.options import Options, make_request
-from inl.runtime.worker_start import check_place
+from inl.config import EngineConfig
+from inl.engine.chat import chat_ids
+from inl.engine.inference_engine import Completion, InferenceEngine
+from inl.engine.options import Options, make_request
+from inl.executor.model_loader import LanguageModel, open_model
 from inl.text.tokenizer import Tokenizer
 from inl.weights.hub import resolve_model
+from inl.workers.startup import check_place
 
 
 def run(

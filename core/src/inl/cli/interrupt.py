@@ -7,7 +7,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from inl.runtime.core import StepRecord
+    from inl.engine.core import StepRecord
 
 PATIENCE = 3
 """So many Ctrl-C during one answer end the program: a step may hang."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from inl.cli.devices import show_bytes
 from inl.errors import InlError, MissingPackage
+from inl.executor.model_loader import open_model
 from inl.plugin import registry
-from inl.runtime.load import open_model
 from inl.weights.checkpoint import Checkpoint, open_checkpoint
 from inl.weights.hub import resolve_model
 from inl.weights.loader import stored_specs

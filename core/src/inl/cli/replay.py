@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from inl.cli import arguments
+from inl.config import EngineConfig
 from inl.errors import ModelError, ProtocolError
-from inl.runtime.config import EngineConfig
-from inl.runtime.load import LanguageModel, open_model
-from inl.runtime.recorder_file import RunHeader, digest, read_trace
-from inl.runtime.replay import Difference, Outcome, replay
-from inl.runtime.runner import Limits, Runner
-from inl.runtime.worker_start import start
+from inl.executor.model_loader import LanguageModel, open_model
+from inl.protocol.runner import Limits, Runner
+from inl.recording.replay import Difference, Outcome, replay
+from inl.recording.trace_file import RunHeader, digest, read_trace
 from inl.weights.hub import resolve_model
+from inl.workers.startup import start
 
 
 def run(

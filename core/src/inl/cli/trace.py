@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from inl.cli import arguments
-from inl.runtime.config import EngineConfig
-from inl.runtime.engine import InferenceEngine
+from inl.config import EngineConfig
+from inl.engine.inference_engine import InferenceEngine
 
 
 def run(

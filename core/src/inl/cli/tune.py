@@ -16,7 +16,7 @@ from inl.cli.table import print_table
 from inl.errors import RequestError
 
 if TYPE_CHECKING:
-    from inl.runtime.tuned_record import Measured, Quarantined, Record
+    from inl.executor.tuning_record import Measured, Quarantined, Record
     from inl.tune.trials import Wanted
 
 
@@ -58,7 +58,7 @@ def run(
     as_json: arguments.Json = False,
 ) -> None:
     """Find the fastest way of each op here, check it, and use it from then on."""
-    from inl.runtime.tuned_file import read, tuning_file, update, write
+    from inl.executor.tuning_file import read, tuning_file, update, write
 
     path = tuning_file()
     names = tuple(name.strip() for name in ops.split(",") if name.strip())
@@ -80,7 +80,7 @@ def run(
     if export_to is not None:
         write(export_to, known)
     if as_json:
-        from inl.runtime.tuned_record import dump
+        from inl.executor.tuning_record import dump
 
         print(json.dumps(json.loads(dump(known))))
     elif not clear:
@@ -88,7 +88,7 @@ def run(
 
 
 def _clear(path: Path, ops: tuple[str, ...]) -> None:
-    from inl.runtime.tuned_file import update
+    from inl.executor.tuning_file import update
 
     if ops:
         update(path, lambda known: known.without(lambda e: e.work.op in ops))
@@ -107,7 +107,7 @@ def _rows(text: str) -> tuple[int, ...]:
 
 
 def _tune(path: Path, wanted: Wanted, seconds: float, limit: float) -> None:
-    from inl.runtime.tuned_file import read, update
+    from inl.executor.tuning_file import read, update
     from inl.tune.run import tune
 
     bar = loading_bar("trying ways")

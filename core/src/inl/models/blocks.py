@@ -14,7 +14,9 @@ from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
-from inl.spec.values import Array, Group, State, Step
+from inl.spec.cache import State
+from inl.spec.step import Array, Step
+from inl.spec.weights import Group
 
 
 class Attention(NamedTuple):

@@ -17,7 +17,10 @@ from inl.models import groups
 from inl.models.config import number, one_of, whole
 from inl.models.deep_config import RoutedConfig, common
 from inl.models.deep_names import adapt_deep
-from inl.spec.values import Array, Group, Model, Paged, Param, Slotted, State, Step
+from inl.spec.cache import Paged, Slotted, State
+from inl.spec.model import Model
+from inl.spec.step import Array, Step
+from inl.spec.weights import Group, Param
 
 VELOCITY = "velocity"
 """Name of the state that carries it."""

@@ -10,7 +10,9 @@ from inl.models.views import View
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
-from inl.spec.values import Array, Group, Param, State, Step
+from inl.spec.cache import State
+from inl.spec.step import Array, Step
+from inl.spec.weights import Group, Param
 
 
 class MuAttention(NamedTuple):

@@ -15,7 +15,10 @@ from inl.models import groups
 from inl.models.config import flag
 from inl.models.deep_config import RoutedConfig, common
 from inl.models.deep_names import adapt_guided
-from inl.spec.values import Array, Group, Model, Paged, Param, State, Step
+from inl.spec.cache import Paged, State
+from inl.spec.model import Model
+from inl.spec.step import Array, Step
+from inl.spec.weights import Group, Param
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,9 @@ from inl.models import blocks, groups, llama, post_norm
 from inl.models.config import cap, refuse_unless, whole
 from inl.models.views import views, windows
 from inl.ops.rope import RopeScaling
-from inl.spec.values import Array, Group, State, Step
+from inl.spec.cache import State
+from inl.spec.step import Array, Step
+from inl.spec.weights import Group
 
 HEAD_DIM = 256
 """Lanes of a head where the config does not say."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inl.models import gemma, llama
-from inl.spec.values import Model
+from inl.spec.model import Model
 
 CAPS = 50.0, 30.0
 """Of scores and of logits, where the config does not say."""

@@ -13,7 +13,7 @@ from typing import Any
 from inl.models import gemma, llama
 from inl.models.config import number, rope_scaling, whole
 from inl.ops.rope import RopeScaling
-from inl.spec.values import Model
+from inl.spec.model import Model
 
 THETA, LOCAL_THETA = 1e6, 1e4
 PATTERN = 6

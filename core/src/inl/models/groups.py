@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inl.spec.values import Group, Param
+from inl.spec.weights import Group, Param
 
 
 def table(c: Any) -> Group:

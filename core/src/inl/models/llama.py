@@ -11,7 +11,9 @@ from inl.models import blocks, groups
 from inl.models.config import flag, number, one_of, rope_scaling, whole
 from inl.models.views import View, paged, views
 from inl.ops.rope import RopeScaling
-from inl.spec.values import Array, Model, Paged, State, Step
+from inl.spec.cache import Paged, State
+from inl.spec.model import Model
+from inl.spec.step import Array, Step
 
 ACTIVATIONS = {
     "silu": "silu",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from inl.models import llama, mistral, moe
-from inl.spec.values import Group
+from inl.spec.weights import Group
 
 DEFAULTS = {"rope_theta": 1e6, "rms_norm_eps": 1e-5}
 """What a config that leaves it out means."""

@@ -13,7 +13,9 @@ from inl.ops.linear import Linear
 from inl.ops.mlp import GatedMlp
 from inl.ops.moe import Experts
 from inl.ops.norm import Norm
-from inl.spec.values import Group, Param, Part, State, Step
+from inl.spec.cache import State
+from inl.spec.step import Step
+from inl.spec.weights import Group, Param, Part
 
 
 class Moe(NamedTuple):

@@ -9,7 +9,8 @@ from typing import Any
 from inl.errors import WeightMismatch
 from inl.models import blocks, groups, llama, post_norm
 from inl.models.config import refuse_unless
-from inl.spec.values import Array, State, Step
+from inl.spec.cache import State
+from inl.spec.step import Array, Step
 
 
 def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:

@@ -19,7 +19,7 @@ from inl.models import blocks, groups, llama
 from inl.models.config import number, original, rope_fields
 from inl.models.views import one_window, views
 from inl.ops.rope import RopeScaling
-from inl.spec.values import Cut, Group, Param
+from inl.spec.weights import Cut, Group, Param
 
 LONG = ("longrope", "su", "yarn")
 """Names that files have had for LongRoPE."""

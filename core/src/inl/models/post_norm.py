@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
-from inl.spec.values import Array, Group, Step
+from inl.spec.step import Array, Step
+from inl.spec.weights import Group
 
 
 class Attention(NamedTuple):

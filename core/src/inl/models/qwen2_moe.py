@@ -8,7 +8,7 @@ from typing import Any
 
 from inl.models import llama, moe, qwen3_moe
 from inl.models.config import flag, whole
-from inl.spec.values import Group, Param
+from inl.spec.weights import Group, Param
 
 
 def config(hf: Mapping[str, Any]) -> moe.MoeConfig:

@@ -9,7 +9,7 @@ from typing import Any
 from inl.errors import CheckpointError
 from inl.models import llama, moe
 from inl.models.config import flag, whole
-from inl.spec.values import Group
+from inl.spec.weights import Group
 
 
 def config(hf: Mapping[str, Any]) -> moe.MoeConfig:

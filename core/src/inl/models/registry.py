@@ -8,7 +8,7 @@ from typing import Any
 
 from inl.errors import UnknownArchitecture
 from inl.plugin import registry
-from inl.spec.values import Model
+from inl.spec.model import Model
 
 
 def find_model(hf: Mapping[str, Any], path: Path) -> Model:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from inl.errors import CheckpointError
 from inl.models.config import whole
-from inl.spec.values import Paged
+from inl.spec.cache import Paged
 
 
 class View(NamedTuple):

@@ -16,10 +16,10 @@ from inl.ops import (  # noqa: F401
     moe,
     mu,
     norm,
+    prune_last_layer,
     rope,
     routed,
     sample,
-    sampled,
     slots,
     step,
 )

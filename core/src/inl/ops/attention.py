@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from inl.ops.step import empty_tables, make_step
+from inl.spec.cache import Cache
 from inl.spec.message import Row, step_frame
 from inl.spec.op import Case, Spec, op
-from inl.spec.values import Bucket, Cache, Step
+from inl.spec.step import Bucket, Step
 
 
 def random_step(

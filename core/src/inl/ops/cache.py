@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from inl.spec.cache import Cache
 from inl.spec.op import Case, op
-from inl.spec.values import Cache
 
 
 def _cases(rng: np.random.Generator) -> Iterable[Case]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, op
-from inl.spec.values import Array
+from inl.spec.step import Array
 
 
 class Embedding(NamedTuple):

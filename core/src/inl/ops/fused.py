@@ -16,7 +16,7 @@ from inl.ops.linear import Linear, QkvLinear, product_flops
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
 from inl.spec.op import Case, op
-from inl.spec.values import Step
+from inl.spec.step import Step
 
 SIZES = ((1, 40, 72), (1, 96, 577), (3, 48, 160), (17, 64, 48))
 """Tokens, outputs and inputs."""

@@ -20,7 +20,7 @@ from inl.ops import inl_cases as cases
 from inl.ops.linear import Linear
 from inl.spec.kernel import PLAIN
 from inl.spec.op import Spec, op
-from inl.spec.values import Array
+from inl.spec.step import Array
 
 MOST_BETA, LIMIT = 2.0, 10.0
 """Clamps of a model's layer: beta at most, and the size of its velocities."""

@@ -10,7 +10,7 @@ import numpy as np
 from inl.ops.linear import Linear, product_flops
 from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, op
-from inl.spec.values import Array
+from inl.spec.step import Array
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 

@@ -24,7 +24,7 @@ from inl.ops.moe_cases import (
 )
 from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, op
-from inl.spec.values import Array
+from inl.spec.step import Array
 
 KINDS = ("softmax_topk", "topk_softmax", "sigmoid")
 """Ways from logits to weights: softmax over all experts and then the k best (Mixtral,

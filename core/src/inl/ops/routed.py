@@ -14,7 +14,7 @@ import numpy as np
 from inl.ops.inl import sigmoid
 from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, op
-from inl.spec.values import Array
+from inl.spec.step import Array
 
 VOTE = 10.0
 """What the expert of a token's id is ahead by, before the router has its say."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from inl.ops.sample_cases import choose_cases, score_cases
 from inl.spec.op import Case, Spec, op
-from inl.spec.values import PARAMS, TOP, Scores, Step, Tables
+from inl.spec.step import PARAMS, TOP, Scores, Step, Tables
 
 
 def _shapes(_logits: Spec, step: Step, tables: Tables, **_: Any) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from inl.dtypes import rounded
 from inl.ops.attention import random_step
 from inl.ops.step import empty_tables
 from inl.spec.op import Case
-from inl.spec.values import NEUTRAL, PARAMS, Step, Tables
+from inl.spec.step import NEUTRAL, PARAMS, Step, Tables
 
 UNIFORMS = (0.1, 0.62, 0.9999, 0.5)
 

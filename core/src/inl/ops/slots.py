@@ -12,7 +12,7 @@ import numpy as np
 
 from inl.ops.attention import random_step
 from inl.spec.op import Case, Spec, op
-from inl.spec.values import Step
+from inl.spec.step import Step
 
 
 def _steps(rng: np.random.Generator) -> Iterable[tuple[str, Step]]:

@@ -23,7 +23,7 @@ from inl.spec.message import (
     step_frame,
 )
 from inl.spec.op import Case, Spec, op
-from inl.spec.values import PARAMS, Bucket, Step, Tables
+from inl.spec.step import PARAMS, Bucket, Step, Tables
 
 
 def _step_shapes(_message: Spec, tables: Any, *, bucket: Bucket, **_: Any) -> Any:

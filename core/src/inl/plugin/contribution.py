@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from inl.device import Device
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
-    from inl.spec.values import Model
+    from inl.spec.model import Model
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Contribution:
 
     def register_model(self, architecture: str, model: str | Model) -> None:
         """Serve checkpoints that name ``architecture``."""
-        from inl.spec.values import Model
+        from inl.spec.model import Model
 
         if not isinstance(architecture, str) or not architecture.isidentifier():
             raise PluginError(

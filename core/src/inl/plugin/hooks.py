@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from inl.device import Device, DeviceType, Probe
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
-    from inl.spec.values import Model
+    from inl.spec.model import Model
 
 CONTRACT = (1, 1)
 """Major and minor version that this core serves."""

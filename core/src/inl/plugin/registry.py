@@ -17,7 +17,7 @@ from inl.plugin.probe import Found, ask
 if TYPE_CHECKING:
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
-    from inl.spec.values import Model
+    from inl.spec.model import Model
 
 PACKAGES = {
     DeviceType.CPU: "inl-cpu",
@@ -186,7 +186,7 @@ class Registry:
 
         Raises :class:`~inl.errors.PluginError` if it cannot be imported.
         """
-        from inl.spec.values import Model
+        from inl.spec.model import Model
 
         if architecture not in self._models:
             return None

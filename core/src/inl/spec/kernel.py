@@ -39,7 +39,7 @@ class Kernel:
     """Gives the same bits whatever else is in the batch."""
     inputs: str = ""
     """How it may round what packed weights multiply, a name in
-    :data:`inl.spec.inputs.INPUTS`; empty: no coarser than storage."""
+    :data:`inl.spec.activation_quant.INPUTS`; empty: no coarser than storage."""
     capturable: bool = True
     """Never waits for the device nor branches on its data."""
     preference: int = 0

@@ -8,7 +8,7 @@ A frame is a header of :data:`HEADER` words and a body. A step's body is, in ord
 
 with ``C = cells_in(bucket)``. An admission's body is slot, length (tokens whose keys
 and values are in the given blocks already), last token, adapter, the float32 bits of
-:data:`~inl.spec.values.PARAMS`, then the block table ``[G, B]``. A release names only
+:data:`~inl.spec.step.PARAMS`, then the block table ``[G, B]``. A release names only
 the slot. Marks follow the admission of a sequence for which some tokens are special:
 slot, how many, then ``[MARKS, 3]``: token, how often it is held (as in
 ``Tables.counts``), float32 bits of its bias. They add up, and each names a token once.
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import ProtocolError
-from inl.spec.values import NEUTRAL, PARAMS, SAMPLERS, Bucket
+from inl.spec.step import NEUTRAL, PARAMS, SAMPLERS, Bucket
 
 if TYPE_CHECKING:
     import numpy as np
@@ -185,7 +185,7 @@ def admit_frame(
 ) -> IntArray:
     """Give ``slot`` to a sequence whose first ``length`` tokens lie in ``blocks``.
 
-    params: by the names of :data:`~inl.spec.values.PARAMS`; a missing one is neutral.
+    params: by the names of :data:`~inl.spec.step.PARAMS`; a missing one is neutral.
     """
     import numpy as np
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from inl.dtypes import EPSILON, rounded
-from inl.spec.inputs import INPUTS
+from inl.spec.activation_quant import INPUTS
 from inl.spec.op import CATALOG, Case, OpSpec
 from inl.spec.tree import leaves, tree_map
 
@@ -78,7 +78,7 @@ def truth(spec: OpSpec, case: Case, dtype: str) -> Any:
 def storage_run(spec: OpSpec, case: Case, dtype: str, inputs: str = "") -> Any:
     """The body in float32 arithmetic (float64 for that) with ``dtype`` results.
 
-    inputs: a name in :data:`inl.spec.inputs.INPUTS`, for what products multiply.
+    inputs: a name in :data:`inl.spec.activation_quant.INPUTS`, for what products multiply.
     """
     held = INPUTS[inputs] if inputs else None
     ops = BodyOps(lambda op, result: round_results(op, result, dtype), held)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from inl.spec.cache import Cache
 from inl.spec.kernel import PLAIN, Kernel
 from inl.spec.op import OpSpec
-from inl.spec.strict import StrictArray
+from inl.spec.step import Step
+from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves
-from inl.spec.values import Cache, Step
 
 Config = Mapping[str, int]
 """Tunables of a kernel by name; the empty one is the kernel as it comes."""

@@ -13,22 +13,15 @@ from inl.errors import InlError
 from inl.ops import catalog
 from inl.ops.step import admit, empty_tables
 from inl.plugin import registry
-from inl.runtime.buckets import Buckets
+from inl.scheduling.buckets import Buckets
+from inl.spec.cache import Cache, Paged, Slotted, State
+from inl.spec.dispatch import Ops, Tracer
 from inl.spec.kernel import Kernel
+from inl.spec.limits import Limits
 from inl.spec.message import admit_frame, admit_size
-from inl.spec.strict import StrictArray
-from inl.spec.table import Ops, Tracer
+from inl.spec.step import SAMPLERS, Bucket, Tables
+from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves, tree_map
-from inl.spec.values import (
-    SAMPLERS,
-    Bucket,
-    Cache,
-    Limits,
-    Paged,
-    Slotted,
-    State,
-    Tables,
-)
 from inl.testing.check import Check, CheckFailed, equal, require
 
 if TYPE_CHECKING:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from inl.runtime.config import EngineConfig
-from inl.runtime.core import EngineCore
-from inl.runtime.engine import InferenceEngine
-from inl.runtime.plan import Policy
-from inl.runtime.request import Request
+from inl.config import EngineConfig
+from inl.engine.core import EngineCore
+from inl.engine.inference_engine import InferenceEngine
+from inl.scheduling.plan import Policy
+from inl.scheduling.request import Request
 from inl.testing.check import Check, Measure, equal, require, worst
 from inl.testing.oracle import VOCAB, Tiny, tinies
 
 if TYPE_CHECKING:
-    from inl.runtime.runner import Limits
+    from inl.protocol.runner import Limits
     from inl.testing.target import Target
     from inl.text.tokenizer import Tokenizer
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inl.spec.cache import Cache
 from inl.spec.op import Case, OpSpec, Spec
-from inl.spec.strict import StrictArray
+from inl.spec.step import Step
+from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, judge, truth
 from inl.spec.tree import tree_map
-from inl.spec.values import Cache, Step
 from inl.testing.check import Check, CheckFailed, Measure, require, worst
 from inl.testing.kernel_site import Site, passed, returned_state
 from inl.testing.packed_checks import packed_checks

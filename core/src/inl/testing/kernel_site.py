@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from inl.dtypes import HostArray, cast, widen, wrap
+from inl.spec.cache import Cache, Paged
+from inl.spec.dispatch import Ops, Tracer
+from inl.spec.limits import Limits
 from inl.spec.op import Case, OpSpec, Spec
-from inl.spec.strict import StrictArray
-from inl.spec.table import Choice, Ops, Tracer, pick
+from inl.spec.selection import Choice, pick
+from inl.spec.step import Bucket, Step
+from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, stored, truth
 from inl.spec.tree import leaves, tree_map
-from inl.spec.values import Bucket, Cache, Group, Limits, Paged, Param, Step
+from inl.spec.weights import Group, Param
 from inl.testing.check import CheckFailed, Measure
 from inl.testing.tiny import MemoryCheckpoint
-from inl.weights.groups import Planned, plan_groups
 from inl.weights.loader import load_weights
+from inl.weights.plan import Planned, plan_groups
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
-    from inl.spec.table import Policy
+    from inl.spec.selection import Policy
 
 ROTATIONS = ("cos", "sin")
 """Arguments that are float32 whatever is stored."""

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inl.config import EngineConfig
 from inl.dtypes import rounded
+from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
-from inl.runtime.config import EngineConfig
-from inl.runtime.load import LanguageModel, start_runner
-from inl.runtime.runner import Limits
+from inl.protocol.runner import Limits
 from inl.testing.check import Measure, require
 from inl.testing.gap import BOUNDS
 from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama
 
 if TYPE_CHECKING:
-    from inl.runtime.local import LocalRunner
+    from inl.executor.local_runner import LocalRunner
     from inl.testing.target import Target
 
 VOCAB = 256

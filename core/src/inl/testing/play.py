@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from inl.spec.message import Cell, Row, admit_frame, step_frame
-from inl.spec.values import SAMPLERS, Bucket
+from inl.spec.step import SAMPLERS, Bucket
 
 if TYPE_CHECKING:
-    from inl.runtime.runner import Limits, Runner
+    from inl.protocol.runner import Limits, Runner
     from inl.spec.message import IntArray
 
 Part = tuple[int, list[int]] | tuple[int, list[int], float]

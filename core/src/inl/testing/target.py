@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from inl.config import EngineConfig
 from inl.device import Device
 from inl.errors import RequestError
+from inl.executor.model_loader import backend_policy
 from inl.ops import catalog
 from inl.plugin import make_backend
-from inl.runtime.config import EngineConfig
-from inl.runtime.load import backend_policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from inl.backend.base import Backend
     from inl.spec.op import OpSpec
-    from inl.spec.table import Policy
+    from inl.spec.selection import Policy
 
 
 def fresh_seed() -> int:

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 from inl.backend.reference import Meeting, ReferenceBackend, ThreadCollectives
 from inl.dtypes import HostArray, wrap
 from inl.errors import CheckpointError
-from inl.runtime.local import Loaded, LocalRunner
-from inl.runtime.ranks import RankRunner, check_shares
-from inl.spec.table import Policy
+from inl.executor.local_runner import Loaded, LocalRunner
+from inl.executor.rank_runner import RankRunner, check_shares
+from inl.spec.selection import Policy
 from inl.weights.checkpoint import Checkpoint
-from inl.weights.groups import check_tensors, plan_groups
 from inl.weights.loader import load_weights, stored_specs
+from inl.weights.plan import check_tensors, plan_groups
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
     from inl.device import Device
-    from inl.runtime.runner import Limits
-    from inl.spec.values import Model
+    from inl.protocol.runner import Limits
+    from inl.spec.model import Model
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 

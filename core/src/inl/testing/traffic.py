@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from inl.spec.limits import Limits
 from inl.spec.message import (
     Cell,
     Mark,
@@ -18,10 +19,10 @@ from inl.spec.message import (
     release_frame,
     step_frame,
 )
-from inl.spec.values import SAMPLERS, Bucket, Limits
+from inl.spec.step import SAMPLERS, Bucket
 
 if TYPE_CHECKING:
-    from inl.runtime.runner import Runner
+    from inl.protocol.runner import Runner
     from inl.spec.message import IntArray
 
 

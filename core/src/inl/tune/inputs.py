@@ -9,10 +9,11 @@ import numpy as np
 
 from inl.errors import RequestError
 from inl.ops.attention import random_step
+from inl.spec.cache import Cache
 from inl.spec.op import Case, OpSpec
-from inl.spec.strict import StrictArray
+from inl.spec.step import Step
+from inl.spec.strict_array import StrictArray
 from inl.spec.tree import tree_map
-from inl.spec.values import Cache, Step
 from inl.testing.kernel_site import ROTATIONS
 
 POOL = (1 << 20) - 3

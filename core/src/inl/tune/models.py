@@ -8,18 +8,21 @@ from typing import Any, NamedTuple
 
 from inl.backend.base import Backend
 from inl.errors import RequestError
+from inl.executor.model_loader import compute_dtype, open_model
+from inl.executor.tracing import trace
 from inl.models.registry import find_model
-from inl.runtime.load import compute_dtype, open_model
-from inl.runtime.trace import trace
+from inl.spec.cache import Paged
+from inl.spec.limits import Limits
+from inl.spec.model import Model
 from inl.spec.op import CATALOG, OpSpec, Spec
-from inl.spec.table import Policy
+from inl.spec.selection import Policy
+from inl.spec.step import Bucket
 from inl.spec.tree import leaves
-from inl.spec.values import Bucket, Limits, Model, Paged
 from inl.spec.workload import Workload, workload
 from inl.weights.files import read_json
-from inl.weights.groups import plan_groups
 from inl.weights.hub import resolve_model
 from inl.weights.loader import stored_specs
+from inl.weights.plan import plan_groups
 from inl.weights.sources import stored_tensors
 
 LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "max_position_embeddings": 8192}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from inl.backend.tunable import Facts
-from inl.runtime.tuned_record import Record
+from inl.executor.tuning_record import Record
 from inl.spec.workload import Workload, frozen
 from inl.tune.process import Child
 from inl.tune.search import Task

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from inl.backend.tunable import Facts
-from inl.runtime.tuned_record import Measured, Quarantined, Record, record
+from inl.executor.tuning_record import Measured, Quarantined, Record, record
 from inl.spec.workload import Config, Workload, frozen
 from inl.tune.process import Died
 

@@ -10,16 +10,16 @@ from typing import Any
 
 from inl.backend.base import Backend
 from inl.backend.tunable import Tunable
+from inl.config import EngineConfig
 from inl.errors import NoKernel, RequestError
+from inl.executor.model_loader import backend_policy, compute_dtype, in_dtype
 from inl.plugin import make_backend
-from inl.runtime.config import EngineConfig
-from inl.runtime.load import backend_policy, compute_dtype, in_dtype
 from inl.spec.kernel import Kernel
 from inl.spec.op import Case, nbytes
-from inl.spec.table import Policy
+from inl.spec.selection import Policy
+from inl.spec.step import Step
 from inl.spec.tolerance import Verdict, judge
 from inl.spec.tree import tree_map
-from inl.spec.values import Step
 from inl.spec.workload import Config, Findings
 from inl.testing.kernel_site import Site
 from inl.tune.inputs import Inputs
@@ -151,7 +151,7 @@ class Trials:
         return kernel
 
     def _pick(self, place: int, policy: Policy) -> Kernel | None:
-        from inl.spec.table import pick
+        from inl.spec.selection import pick
 
         call = self.calls[place]
         return pick(call.spec, call.args, call.attrs, policy).kernel

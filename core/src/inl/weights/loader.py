@@ -12,9 +12,9 @@ from inl.dtypes import SIZES, HostArray, wrap
 from inl.errors import CheckpointError, OutOfMemory
 from inl.spec.op import CATALOG, Spec, nbytes
 from inl.spec.tree import leaves, tree_map
-from inl.spec.values import Param
+from inl.spec.weights import Param
 from inl.weights.checkpoint import Checkpoint
-from inl.weights.groups import Planned
+from inl.weights.plan import Planned
 from inl.weights.quant import convert, decoder, dequantize
 from inl.weights.sources import check_finite, read_pieces, stored_tensors
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from inl.dtypes import SIZES, HostArray, cast, widen
 from inl.errors import CheckpointError
 from inl.weights import quant_blocks, quant_k
+from inl.weights.gguf_fallback import BORROWED, borrowed
 from inl.weights.quant_blocks import Bytes, Floats
-from inl.weights.quant_borrowed import BORROWED, borrowed
 
 CHUNK: Final = 1 << 17
 """Numbers decoded at once: as float32 they stay in a core's cache."""

@@ -9,7 +9,7 @@ import numpy as np
 from inl.dtypes import SIZES, HostArray, wrap
 from inl.errors import CheckpointError
 from inl.spec.op import Spec
-from inl.spec.values import Param
+from inl.spec.weights import Param
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.quant import convert, dequantize, packed_bytes
 

@@ -19,10 +19,12 @@ from inl.backend.base import (
 )
 from inl.backend.simple import zeroed_state
 from inl.dtypes import SIZES, HostArray
+from inl.spec.cache import Paged, Slotted, State
 from inl.spec.kernel import Kernel
-from inl.spec.values import Bucket, Limits, Paged, Slotted, State
+from inl.spec.limits import Limits
+from inl.spec.step import Bucket
 from inl_torch import eager
-from inl_torch.graphs import Arriving
+from inl_torch.gpu.graphs import Arriving
 from inl_torch.memory import allocating, surviving
 from inl_torch.tensors import from_host, to_host, torch_dtype
 

@@ -188,7 +188,7 @@ def _programs(x: torch.Tensor, n_steps: int) -> Any:
     """The module that computes this in one launch each way, where there is one."""
     if x.device.type not in LAUNCHED or importlib.util.find_spec("triton") is None:
         return None
-    from inl_torch.triton import dynamics_training
+    from inl_torch.triton.dynamics import training as dynamics_training
 
     return dynamics_training if dynamics_training.takes(x, n_steps) else None
 

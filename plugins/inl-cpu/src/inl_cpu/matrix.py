@@ -15,12 +15,12 @@ from inl.errors import DeviceError, OutOfMemory
 from inl.weights.quant import convert
 from inl_cpu.abi import KINDS, LANES, Flag, Format, MatrixStruct, Opcode
 from inl_cpu.memory import address
-from inl_cpu.tape import Addressed
+from inl_cpu.recording import Addressed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from inl_cpu.stage import Stage
+    from inl_cpu.command_emitter import Stage
 
 PLAIN: Final = ("float32", "bfloat16", "float16")
 

@@ -9,23 +9,25 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import numpy as np
 
+from inl.backend.bandwidth import Bandwidth
 from inl.backend.base import Backend, Memory, Program, StateSpec, Traits
 from inl.backend.host import host_memory
 from inl.dtypes import SIZES, HostArray, widen, wrap
 from inl.errors import DeviceError
 from inl.ops.step import empty_tables
-from inl.runtime.bandwidth import Bandwidth
+from inl.spec.cache import Paged, Slotted, State
 from inl.spec.kernel import Kernel
-from inl.spec.values import Bucket, Limits, Paged, Slotted, State, Tables
+from inl.spec.limits import Limits
+from inl.spec.step import Bucket, Tables
 from inl_cpu import kernels
 from inl_cpu.abi import Opcode
-from inl_cpu.kept import KeptMatrices
+from inl_cpu.command_emitter import Stage
 from inl_cpu.kernels.attention import NativeCache
 from inl_cpu.library import open_machine
 from inl_cpu.memory import empty
 from inl_cpu.program import Program as Recorded
 from inl_cpu.program import Recording
-from inl_cpu.stage import Stage
+from inl_cpu.weight_cache import KeptMatrices
 
 if TYPE_CHECKING:
     from inl.device import Device

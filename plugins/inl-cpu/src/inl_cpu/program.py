@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from inl.spec.tree import leaves, tree_map
-from inl_cpu.fuse import Item, fuse
+from inl_cpu.fusion import Item, fuse
 from inl_cpu.memory import empty, lease_of
-from inl_cpu.tape import Call, PythonStep
+from inl_cpu.recording import Call, PythonStep
 from inl_cpu.tensor import Tensor, plain
 
 if TYPE_CHECKING:
+    from inl_cpu.command_emitter import Stage
     from inl_cpu.library import Machine
-    from inl_cpu.stage import Stage
 
 MOST: Final = 64
 """Recordings that a backend keeps: prompts come in ever new sizes."""

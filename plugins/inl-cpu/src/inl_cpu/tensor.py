@@ -11,7 +11,7 @@ from inl.errors import KernelFailed
 from inl_cpu.abi import Opcode
 
 if TYPE_CHECKING:
-    from inl_cpu.stage import Stage
+    from inl_cpu.command_emitter import Stage
 
 NATIVE = {np.add: Opcode.ADD, np.subtract: Opcode.SUB, np.multiply: Opcode.MUL}
 

@@ -14,10 +14,10 @@ from inl.backend.base import Ahead, C, Memory, Program, Traits
 from inl.backend.tunable import Tunable
 from inl.dtypes import SIZES
 from inl.errors import BackendUnavailable
-from inl_cuda.ladder import ladder
 from inl_cuda.settings import weights_asked_for
 from inl_torch.backend import TorchBackend, inferring
-from inl_torch.graphs import capture
+from inl_torch.gpu.capture_sizes import ladder
+from inl_torch.gpu.graphs import capture
 from inl_torch.memory import allocating
 from inl_torch.tensors import from_host
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from inl.device import Device
     from inl.dtypes import HostArray
     from inl.spec.kernel import Kernel
-    from inl.spec.values import Bucket, Limits
+    from inl.spec.limits import Limits
+    from inl.spec.step import Bucket
 
 LARGE = 32 << 30
 """Bytes of memory beside which those of a long step are few: 1 GB for a model of 8B."""
@@ -73,7 +74,7 @@ class CudaBackend(TorchBackend):
         if importlib.util.find_spec("triton") is not None:
             from inl_cuda.tuning import tuning
             from inl_torch import triton
-            from inl_torch.triton import packed_products
+            from inl_torch.triton.quantized import products as packed_products
 
             cut = tuning(self.place)
             yield from triton.kernels(cut)
@@ -94,12 +95,12 @@ class CudaBackend(TorchBackend):
         if importlib.util.find_spec("triton") is None:
             return super().offers(kind)
         if kind is Tunable:
-            from inl_cuda.ways import Ways
+            from inl_torch.gpu.tuner import Ways
 
             return cast("C", Ways(self.place))
         # A rank whose step of nobody fails would leave the others in a sum.
         if kind is Ahead and self.collectives is None:
-            from inl_torch.triton.ahead import prepare
+            from inl_torch.triton.precompile import prepare
 
             return cast("C", Ahead(partial(prepare, place=self.place)))
         return super().offers(kind)

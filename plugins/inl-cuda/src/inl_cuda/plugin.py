@@ -14,5 +14,5 @@ if TYPE_CHECKING:
 @hookimpl
 def inl_register_backends(register: RegisterBackend) -> None:
     register(
-        DeviceType.CUDA, "inl_cuda.opening:open_backend", probe="inl_cuda.probe:probe"
+        DeviceType.CUDA, "inl_cuda.startup:open_backend", probe="inl_cuda.probe:probe"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from inl_torch.triton.attention import shared_bytes
+from inl_torch.triton.attention.attention import shared_bytes
 from inl_torch.triton.tuning import Tile, Tuning
 
 HOPPER: dict[tuple[str, int, int], Tile] = {

@@ -19,9 +19,9 @@ from native_harness import (
 from inl.dtypes import rounded
 from inl.ops import catalog
 from inl.ops.attention import attention_case, random_step
+from inl.spec.cache import Cache
 from inl.spec.op import Case
 from inl.spec.tolerance import judge
-from inl.spec.values import Cache
 
 CATALOG = catalog()
 CASES = [

@@ -9,8 +9,8 @@ from native_harness import Flag, Op, f32, i32, instruction
 from inl.ops import catalog
 from inl.ops.sample import _kept as kept_by_sorting
 from inl.spec.op import Case
+from inl.spec.step import NEUTRAL
 from inl.spec.tolerance import judge
-from inl.spec.values import NEUTRAL
 
 CHOOSE = catalog()["choose"]
 CASES = list(CHOOSE.cases(np.random.default_rng(11)))

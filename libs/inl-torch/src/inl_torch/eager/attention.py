@@ -13,8 +13,9 @@ from itertools import pairwise, takewhile
 import torch
 from torch.nn import functional
 
+from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
-from inl.spec.values import Cache, Step
+from inl.spec.step import Step
 
 LABEL = "attention/eager"
 """Where a step keeps this kernel's plan."""

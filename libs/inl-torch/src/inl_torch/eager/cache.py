@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
-from inl.spec.values import Cache
 
 
 def write_kv(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inl.spec.kernel import Kernel
-from inl.spec.values import PARAMS, TOP, Scores, Step, Tables
+from inl.spec.step import PARAMS, TOP, Scores, Step, Tables
 
 
 def choose(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inl.spec.kernel import Kernel
-from inl.spec.values import Step
+from inl.spec.step import Step
 
 
 def _across(mask: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from inl.spec.kernel import Kernel
 from inl.spec.message import HEADER, MARKS, layout
-from inl.spec.values import PARAMS, Bucket, Step, Tables
+from inl.spec.step import PARAMS, Bucket, Step, Tables
 
 
 def make_step(

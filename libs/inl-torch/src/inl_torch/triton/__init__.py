@@ -10,31 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inl.spec.kernel import Kernel
-from inl_torch.triton import (
-    activation,
+from inl_torch.triton import norm
+from inl_torch.triton.attention import attention, cache, rope
+from inl_torch.triton.dynamics import dynamics
+from inl_torch.triton.matmul import activation, fused, linear, mlp
+from inl_torch.triton.moe import experts
+from inl_torch.triton.sampling import sample
+from inl_torch.triton.step import (
     admit,
-    attention,
-    cache,
-    dynamics,
     embedding,
-    experts,
-    fused,
-    linear,
-    mlp,
-    norm,
-    rope,
-    sample,
-    sampled,
-    step,
+    make_step,
+    prune_last_layer,
 )
 from inl_torch.triton.tuning import Tuning
 
 FAMILIES = (
-    activation, admit, attention, cache, dynamics, experts, norm, rope, sampled,
+    activation, admit, attention, cache, dynamics, experts, norm, rope, prune_last_layer,
 )  # fmt: skip
 """Modules whose kernels are one for all chips."""
 
-TUNED = (embedding, fused, linear, mlp, rope, sample, step)
+TUNED = (embedding, fused, linear, mlp, rope, sample, make_step)
 """Modules whose kernels are cut for a chip."""
 
 

@@ -12,7 +12,7 @@ from triton.language import tensor
 from inl.ops.norm import Norm
 from inl.spec.kernel import Kernel
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_row, warps
-from inl_torch.triton.programs import follow
+from inl_torch.triton.pdl import follow
 from inl_torch.triton.tuning import Tuning
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from inl.ops import catalog
 from inl.spec.kernel import Kernel
-from inl_cpu.kernels import attention, dense, floor, norm, rope, rows, sample, step
+from inl_cpu.kernels import attention, dense, fallback, norm, rope, rows, sample, step
 
 if TYPE_CHECKING:
-    from inl_cpu.stage import Stage
+    from inl_cpu.command_emitter import Stage
 
 FAMILIES = (attention, dense, norm, rope, rows, sample, step)
 
@@ -21,4 +21,4 @@ def kernels(stage: Stage) -> Iterable[Kernel]:
     yield from found
     for spec in catalog().values():
         if not spec.composite:
-            yield floor.body_kernel(stage, spec)
+            yield fallback.body_kernel(stage, spec)

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 from inl.errors import OutOfMemory
 from inl.spec.kernel import Kernel
 from inl_cpu.abi import Flag, Opcode
+from inl_cpu.command_emitter import stride
 from inl_cpu.memory import sparse_zeros
-from inl_cpu.stage import stride
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from inl.spec.values import Paged, Step
-    from inl_cpu.stage import Stage
+    from inl.spec.cache import Paged
+    from inl.spec.step import Step
+    from inl_cpu.command_emitter import Stage
 
 
 CACHED = {"float32": Flag.X_EXACT, "bfloat16": Flag.KV_BF16, "int8": Flag.KV_INT8}

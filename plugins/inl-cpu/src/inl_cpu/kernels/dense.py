@@ -11,11 +11,12 @@ import numpy as np
 
 from inl.dtypes import HostArray, widen
 from inl.ops.mlp import ACTIVATIONS
-from inl.spec.inputs import INT8
+from inl.spec.activation_quant import INT8
 from inl.spec.kernel import Kernel, accepts
 from inl.spec.op import Spec
 from inl.weights.quant import dequantize
 from inl_cpu.abi import Flag, Opcode
+from inl_cpu.command_emitter import stride
 from inl_cpu.matrix import (
     Matrix,
     inputs_asked_for,
@@ -24,15 +25,14 @@ from inl_cpu.matrix import (
     packable,
 )
 from inl_cpu.memory import empty
-from inl_cpu.stage import stride
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
+    from inl_cpu.command_emitter import Stage
     from inl_cpu.memory import Floats
-    from inl_cpu.stage import Stage
 
     Group = Mapping[str, HostArray | None]
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from inl.ops.norm import Norm
 from inl.spec.kernel import Kernel
 from inl_cpu.abi import Opcode
-from inl_cpu.stage import stride
+from inl_cpu.command_emitter import stride
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from inl_cpu.stage import Stage
+    from inl_cpu.command_emitter import Stage
 
 
 def rms_norm(stage: Stage, x: Any, w: Norm, *, eps: float) -> Any:

@@ -10,12 +10,12 @@ import numpy as np
 from inl.ops.rope import RopeScaling, frequencies
 from inl.spec.kernel import Kernel
 from inl_cpu.abi import Opcode
-from inl_cpu.stage import stride
+from inl_cpu.command_emitter import stride
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from inl_cpu.stage import Stage
+    from inl_cpu.command_emitter import Stage
 
 
 def rope_table(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from inl.ops import catalog
 from inl.spec.kernel import Kernel
 from inl_cpu.abi import Opcode
-from inl_cpu.kernels.floor import run_body
-from inl_cpu.stage import stride
+from inl_cpu.command_emitter import stride
+from inl_cpu.kernels.fallback import run_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from inl_cpu.stage import Stage
+    from inl_cpu.command_emitter import Stage
 
 
 def take_rows(stage: Stage, x: Any, index: Any) -> Any:

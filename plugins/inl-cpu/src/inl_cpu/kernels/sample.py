@@ -9,16 +9,16 @@ import numpy as np
 
 from inl.ops import catalog
 from inl.spec.kernel import Kernel
-from inl.spec.values import TOP, Scores, Step, Tables
+from inl.spec.step import TOP, Scores, Step, Tables
 from inl_cpu.abi import Flag, Opcode
-from inl_cpu.kernels.floor import run_body
-from inl_cpu.stage import stride
+from inl_cpu.command_emitter import stride
+from inl_cpu.kernels.fallback import run_body
 from inl_cpu.tensor import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from inl_cpu.stage import Stage
+    from inl_cpu.command_emitter import Stage
 
 SAMPLERS = {
     "greedy": Flag.SAMPLE_GREEDY,

@@ -11,14 +11,14 @@ from inl.ops import catalog
 from inl.spec.kernel import Kernel
 from inl.spec.message import HEADER, MARKS, layout
 from inl.spec.op import Spec
+from inl.spec.step import PARAMS, Bucket, Step, Tables
 from inl.spec.tree import leaves, tree_map
-from inl.spec.values import PARAMS, Bucket, Step, Tables
 from inl_cpu.tensor import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from inl_cpu.stage import Stage
+    from inl_cpu.command_emitter import Stage
 
 
 def make_step(

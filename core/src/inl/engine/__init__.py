@@ -1,0 +1,1 @@
+"""The inference engine: text in, text out, over any runner."""

@@ -1,0 +1,1 @@
+"""Runs the steps of a model on a backend of this process."""

@@ -1,0 +1,63 @@
+"""One step of a model: the thing that is compiled, one program per bucket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inl.spec.cache import State
+from inl.spec.model import Model
+from inl.spec.step import Array, Step
+
+
+def forward(
+    ops: Any, model: Model, config: Any, weights: Any, message: Array, state: State
+) -> tuple[Array, Step, State]:
+    """Read the message and compute the sampled tokens' logits [S, V]."""
+    step, tables = ops.make_step(
+        message, state.tables, bucket=ops.bucket, block_size=ops.block_size
+    )
+    step = step._replace(plan=ops.plan(step, block_size=ops.block_size))
+    state = state._replace(tables=tables)
+    sampled = narrowed(ops, model, step)
+    carry = model.embed(ops, config, weights, step)
+    last = len(weights.layers) - 1
+    for index, w in enumerate(weights.layers):
+        more = {"sampled": sampled} if sampled and index == last else {}
+        carry, state = model.layer(
+            ops, config, w, carry, step, state, index=index, **more
+        )
+    return model.head(ops, config, weights, carry, sampled or step), step, state
+
+
+def narrowed(ops: Any, model: Model, step: Step) -> Step | None:
+    """The step of the last layer, where fewer tokens are sampled than computed.
+
+    Not where several are sampled of a row: kernels may take a row's tokens for its
+    last ones, and of a row that has fewer one is sampled twice.
+    """
+    bucket = ops.bucket
+    if bucket.width > 1 or bucket.rows >= bucket.tokens or not model.narrows:
+        return None
+    sampled: Step = ops.sampled_step(step)
+    return sampled._replace(plan=ops.plan(sampled, block_size=ops.block_size))
+
+
+def advance(
+    ops: Any, model: Model, config: Any, weights: Any, message: Array, state: State
+) -> tuple[Any, State]:
+    """Compute one step and choose its tokens, see :func:`choose`."""
+    logits, step, state = forward(ops, model, config, weights, message, state)
+    return choose(ops, logits, step, state)
+
+
+def choose(ops: Any, logits: Array, step: Step, state: State) -> tuple[Any, State]:
+    """Choose tokens, int32 [S], and remember each row's last.
+
+    A "full" program gives a pair: tokens and their :class:`~inl.spec.step.Scores`.
+    """
+    sampler = ops.bucket.sampler
+    tokens, tables = ops.choose(logits, step, state.tables, sampler=sampler)
+    state = state._replace(tables=tables)
+    if sampler != "full":
+        return tokens, state
+    return (tokens, ops.score(logits, tokens)), state

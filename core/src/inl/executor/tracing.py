@@ -1,0 +1,78 @@
+"""Runs one step of a model on specs: call sites, choices and costs, with no data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inl.executor.model_step import choose, forward
+from inl.spec.cache import Cache, Paged, Slotted, State
+from inl.spec.dispatch import Tracer
+from inl.spec.limits import Limits
+from inl.spec.message import MARK_SIZE, admit_size, layout
+from inl.spec.model import Model
+from inl.spec.selection import Policy
+from inl.spec.step import PARAMS, Bucket, Tables
+from inl.spec.strict_array import StrictArray
+from inl.spec.tree import tree_map
+
+
+def trace(
+    model: Model,
+    config: Any,
+    groups: Any,
+    bucket: Bucket,
+    limits: Limits,
+    policy: Policy,
+    *,
+    ranks: int = 1,
+) -> Tracer:
+    """Meet every op of a step of ``bucket``, masked choice and admission included.
+
+    groups: weight tree whose leaves are :class:`~inl.weights.plan.Planned`.
+    """
+    tracer = Tracer(policy, bucket, limits.block_size)
+    weights = tree_map(lambda planned: planned.specs(config.dtype), groups)
+    words = layout(bucket, groups=limits.groups, block_size=limits.block_size).size
+    message = StrictArray((words,), "int32")
+    state = strict_state(model.state(config), limits, ranks=ranks)
+    logits, step, state = forward(tracer, model, config, weights, message, state)
+    logits = StrictArray((logits.shape[0], limits.vocab), logits.dtype)  # all ranks
+    masks = StrictArray((logits.shape[0], -(-limits.vocab // 32)), "int32")
+    tracer.mask_logits(logits, masks)
+    choose(tracer, logits, step, state)
+    frames = StrictArray((1, admit_size(limits.groups, limits.width)), "int32")
+    tracer.admit(frames, state.tables)
+    if limits.counted:
+        tracer.mark(StrictArray((MARK_SIZE,), "int32"), state.tables)
+    return tracer
+
+
+def strict_state(
+    spec: tuple[Paged | Slotted, ...], limits: Limits, *, ranks: int = 1
+) -> State:
+    """Specs of the state in its default layout."""
+    caches: dict[int, Cache] = {}
+    paged = [item for item in spec if isinstance(item, Paged)]
+    for group, blocks in zip(paged, limits.blocks, strict=True):
+        heads = group.kv_heads // ranks
+        shape = (blocks, limits.block_size, heads, group.head_dim)
+        for index in group.layers:
+            caches[index] = Cache(
+                StrictArray(shape, group.dtype), StrictArray(shape, group.dtype)
+            )
+    slotted = {
+        item.name: StrictArray((limits.slots, *item.shape), item.dtype)
+        for item in spec
+        if isinstance(item, Slotted)
+    }
+    slots = limits.slots
+    tables = Tables(
+        StrictArray((limits.groups, slots, limits.width), "int32"),
+        StrictArray((slots,), "int32"),
+        StrictArray((slots,), "int32"),
+        StrictArray((slots,), "int32"),
+        StrictArray((slots, len(PARAMS)), "float32"),
+        StrictArray((slots, limits.counted), "int32"),
+        StrictArray((slots, limits.counted), "float32"),
+    )
+    return State(tuple(caches[index] for index in sorted(caches)), slotted, tables)

@@ -1,0 +1,206 @@
+"""Mixture of experts as functions of arrays: NumPy, torch or JAX in, the same out.
+
+torch arrays are computed where they are, with gradients. Those of JAX, outside of
+``jit``, and of NumPy are computed by the ops' bodies on the host.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from inl.dtypes import FLOATS
+from inl.errors import RequestError
+from inl.functional.dynamics import framework_of, functions_of
+
+if TYPE_CHECKING:
+    from inl.spec.functions import Functions
+
+
+class Dispatched(NamedTuple):
+    """Where the tokens of a batch go."""
+
+    ids: Any
+    """int32 [T, k]: experts, best first."""
+    weights: Any
+    """float32 [T, k]: 0 where the expert was full."""
+
+
+def route(
+    router_logits: Any, *, k: int, kind: str = "softmax_topk", renormalize: bool = True
+) -> Dispatched:
+    """Choose ``k`` experts for each token of ``router_logits`` [T, E].
+
+    ``kind`` is one of :data:`inl.ops.moe.KINDS`. Raises :class:`RequestError` for a k
+    outside 1 to E, and for NaN.
+    """
+    _check_logits(router_logits)
+    attrs = {"k": k, "kind": kind, "renormalize": renormalize}
+    return Dispatched(*_call("route", router_logits, **attrs))
+
+
+def experts(
+    inputs: Any,
+    ids: Any,
+    weights: Any,
+    expert_weights: Any,
+    *,
+    activation: str = "silu",
+) -> Any:
+    """Send ``inputs`` [T, H] through experts ``ids`` [T, k] and sum by ``weights``.
+
+    expert_weights: gate [E, I, H], up [E, I, H] and down [E, H, I], or one array
+    [E, N, H] of plain matrices. Returns [T, H] or [T, N]. No token is dropped.
+    Raises :class:`RequestError` for shapes that do not fit or an id outside 0 to E - 1.
+    """
+    matrices = _matrices(inputs, expert_weights)
+    count = matrices[0].shape[0]
+    if tuple(ids.shape) != tuple(weights.shape) or ids.shape[0] != inputs.shape[0]:
+        raise RequestError(
+            f"experts: found ids {list(ids.shape)} and weights {list(weights.shape)} "
+            f"for {inputs.shape[0]} tokens, accepted: both [tokens, k]"
+        )
+    if bool(((ids < 0) | (ids >= count)).any()):
+        raise RequestError(f"experts: an id is outside 0 to {count - 1}")
+    return _apply(inputs, ids, weights, matrices, activation)
+
+
+def moe_dispatch(
+    inputs: Any,
+    router_logits: Any,
+    expert_weights: Any,
+    *,
+    k: int = 2,
+    capacity_factor: float = 1.0,
+    kind: str = "softmax_topk",
+    activation: str = "silu",
+) -> Any:
+    """Route ``inputs`` [T, H] by ``router_logits`` [T, E] to experts of bounded room.
+
+    An expert takes ``floor(T * capacity_factor * k / E)`` tokens; the others are
+    dropped in their order, and the weights of a token's other experts are raised to
+    sum to 1. A token that all its experts dropped gives zeros. expert_weights as in
+    :func:`experts`. Raises :class:`RequestError` for a k outside 1 to E, a factor not
+    above 0, shapes that do not fit, and NaN in ``router_logits``.
+    """
+    matrices = _matrices(inputs, expert_weights)
+    shape = inputs.shape[0], matrices[0].shape[0]
+    if tuple(router_logits.shape) != shape:
+        raise RequestError(
+            f"moe_dispatch: router_logits: found {list(router_logits.shape)}, "
+            f"accepted: {list(shape)}, tokens and experts"
+        )
+    found = capacity(
+        route(router_logits, k=k, kind=kind), shape[1], capacity_factor=capacity_factor
+    )
+    return _apply(inputs, *found, matrices, activation)
+
+
+def capacity(
+    dispatched: Dispatched, experts: int, *, capacity_factor: float
+) -> Dispatched:
+    """Drop from every one of ``experts`` the tokens that it has no room for."""
+    from inl.ops.moe import capacity_of
+
+    ids, weights = dispatched
+    room = capacity_of(ids.shape[0], experts, ids.shape[1], capacity_factor)
+    attrs = {"experts": experts, "capacity": room}
+    return Dispatched(ids, _call("drop_overflow", ids, weights, **attrs))
+
+
+def load_balance_loss(router_logits: Any, *, k: int = 1) -> Any:
+    """How unevenly ``router_logits`` [T, E] load the experts: 1 is even, E the worst.
+
+    A scalar: E times the sum over experts of the share of choices times the mean
+    probability. Raises :class:`RequestError` for a k outside 1 to E, and for NaN.
+    """
+    _check_logits(router_logits)
+    return _call("load_balance_loss", router_logits, k=k)
+
+
+def _check_logits(logits: Any) -> None:
+    if len(logits.shape) != 2 or 0 in logits.shape:
+        raise RequestError(
+            f"router_logits: found {list(logits.shape)}, accepted: [tokens, experts]"
+        )
+    lost = (logits != logits).any(-1)  # NaN, in any framework
+    if bool(lost.any()):
+        first = next(row for row in range(lost.shape[0]) if bool(lost[row]))
+        raise RequestError(
+            f"router_logits: found NaN in row {first}, accepted: numbers"
+        )
+
+
+def _matrices(inputs: Any, given: Any) -> tuple[Any, ...]:
+    """Check [E, N, H], or gate, up and down, against inputs [T, H]."""
+    matrices = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    shapes = [tuple(one.shape) for one in matrices]
+    if len(inputs.shape) == 2 and shapes and len(shapes[0]) == 3:
+        count, inner, hidden = *shapes[0][:2], inputs.shape[1]
+        wide, narrow = (count, inner, hidden), (count, hidden, inner)
+        if shapes in ([wide], [wide, wide, narrow]):
+            return matrices
+    raise RequestError(
+        f"expert_weights: found {', '.join(str(list(one)) for one in shapes)} for "
+        f"inputs {list(inputs.shape)}, accepted: gate and up [E, I, H] and down "
+        "[E, H, I], or one array [E, N, H], for inputs [T, H]"
+    )
+
+
+def _apply(
+    inputs: Any, ids: Any, weights: Any, matrices: tuple[Any, ...], activation: str
+) -> Any:
+    from inl.ops.mlp import ACTIVATIONS
+    from inl.ops.moe import ExpertLinear, Experts
+
+    if activation not in ACTIVATIONS:
+        raise RequestError(
+            f"activation: found {activation!r}, accepted: {', '.join(ACTIVATIONS)}"
+        )
+    if len(matrices) == 1:
+        slots = inputs.reshape(inputs.shape[0], 1, inputs.shape[1])
+        y = _call("expert_linear", slots, ids, ExpertLinear(*matrices))
+        return _call("combine_experts", y, weights)
+    group = Experts(*matrices)
+    return _call("experts", inputs, ids, weights, group, activation=activation)
+
+
+def _call(name: str, *args: Any, **attrs: Any) -> Any:
+    """Run an op where the first argument lives; the result is of its kind."""
+    framework = framework_of(name, "inputs", args[0])
+    ops = _ops(framework)
+    if ops is not None:
+        return getattr(ops, name)(*args, **attrs)
+    return _on_host(functions_of(framework), name, args, attrs)
+
+
+@cache
+def _ops(framework: str) -> Any:
+    """Ops that compute on the framework's arrays; ``None`` where it has no kernels."""
+    from inl.spec.dispatch import LateOps
+
+    kernels = functions_of(framework).kernels
+    return None if kernels is None else LateOps(kernels())
+
+
+def _on_host(
+    own: Functions, name: str, args: tuple[Any, ...], attrs: dict[str, Any]
+) -> Any:
+    from inl.backend.reference import ReferenceBackend
+    from inl.device import Device
+    from inl.spec.dispatch import LateOps
+    from inl.spec.op import CATALOG
+    from inl.spec.tree import leaves, tree_map
+
+    kinds = {str(leaf.dtype) for leaf in leaves(args)}
+    wide = "float64" if "float64" in kinds else "float32"
+
+    def fetch(leaf: Any) -> Any:
+        # Half types, NumPy's own and others', are computed on in float32.
+        floating = str(leaf.dtype) in FLOATS
+        return own.to_numpy(leaf).astype(wide if floating else leaf.dtype)
+
+    kernels = ReferenceBackend(Device("reference"), dtype=wide).kernels()
+    found = getattr(LateOps(kernels), name)(*tree_map(fetch, args), **attrs)
+    like = args[0] if CATALOG[name].rounds else None
+    return tree_map(lambda leaf: own.from_numpy(leaf, like), found)

@@ -1,0 +1,1 @@
+"""The interface between an engine and the runner that computes its steps."""

@@ -1,0 +1,201 @@
+"""Frames between a process and its worker, over a Unix socket pair.
+
+Each frame is a prefix of 8 bytes, little-endian - :data:`MAGIC` (2), kind (2), length
+of the payload (4) - and the payload::
+
+    HELLO     worker   JSON: protocol, contract, message, core, python
+    OPEN      parent   JSON: what to serve
+    PROGRESS  worker   int64 [2]: bytes loaded, bytes in all
+    READY     worker   JSON: limits, device, dtype
+    MESSAGE   parent   int32: a frame of inl.spec.message, as it is
+    MASKS     parent   int32: step, rows, words a row, the masks
+    COLLECT   parent   empty: asks for the oldest step's reply
+    REPLY     worker   int32: step, R, W, tokens [R, W], accepted [R]
+    ERROR     worker   JSON: class and message of what was raised; nothing follows
+    CLOSE     parent   empty
+    FULL      worker   JSON as ERROR's, in place of REPLY: no memory for that step alone
+
+JSON is for the handshake and errors only, and nothing is ever unpickled. What the
+payloads hold is read in :mod:`inl.protocol.wire_values`.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections import deque
+from enum import IntEnum
+from typing import NamedTuple
+
+from inl.errors import ProtocolError
+
+PROTOCOL = 1
+"""Version of everything in this module and in :mod:`inl.protocol.wire_values`."""
+
+MAGIC = 0x4C49
+PREFIX = struct.Struct("<HHI")
+
+MAX_BYTES = 1 << 28
+"""Longest payload; masks of 512 rows over 256 thousand tokens take a sixteenth."""
+
+MAX_TEXT = 1 << 20
+"""Longest payload of JSON."""
+
+CHUNK = 1 << 16
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    HELLO = 1
+    OPEN = 2
+    PROGRESS = 3
+    READY = 4
+    MESSAGE = 5
+    MASKS = 6
+    COLLECT = 7
+    REPLY = 8
+    ERROR = 9
+    CLOSE = 10
+    FULL = 11
+
+
+TEXTS = frozenset({Kind.HELLO, Kind.OPEN, Kind.READY, Kind.ERROR, Kind.FULL})
+KINDS = {kind.value: kind for kind in Kind}
+
+
+class Frame(NamedTuple):
+    """One frame as it came."""
+
+    kind: Kind
+    payload: bytearray
+
+
+def read_prefix(data: bytes | bytearray) -> tuple[Kind, int]:
+    """Read the kind and the length of a frame's payload.
+
+    Raises :class:`~inl.errors.ProtocolError` for anything that no frame begins with.
+    """
+    magic, number, length = PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise ProtocolError(
+            f"wire: found {bytes(data[:8])!r} where a frame begins, "
+            f"accepts {struct.pack('<H', MAGIC)!r}; the other side speaks another "
+            "protocol, or something else writes into the connection"
+        )
+    kind = KINDS.get(number)
+    if kind is None:
+        raise ProtocolError(
+            f"wire: found frame kind {number}, accepts 1 to {max(Kind)}"
+        )
+    most = MAX_TEXT if kind in TEXTS else MAX_BYTES
+    if length > most:
+        raise ProtocolError(
+            f"wire: found {kind.name} of {length:,} bytes, accepts {most:,} at most"
+        )
+    return kind, length
+
+
+class Channel:
+    """One end of the connection; owns the socket. One thread.
+
+    Sending never waits: what the socket does not take at once is kept and follows with
+    the next call. Both methods raise ``EOFError`` once the other end is gone.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._incoming = bytearray()
+        self._outgoing: deque[memoryview] = deque()
+
+    def fileno(self) -> int:
+        """Descriptor of the socket."""
+        return self._socket.fileno()
+
+    def send(self, kind: Kind, payload: bytes | memoryview = b"") -> None:
+        """Send a frame, or as much of it as goes without waiting."""
+        size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+        prefix = PREFIX.pack(MAGIC, kind, size)
+        if not self._outgoing:
+            sent = self._write((prefix, payload))
+            if sent == PREFIX.size + size:
+                return
+        else:
+            sent = 0
+        # Copied, since the caller may reuse its memory.
+        self._outgoing.append(memoryview(prefix + bytes(payload))[sent:])
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what was kept, as far as it goes without waiting."""
+        while self._outgoing:
+            sent = self._write((self._outgoing[0],))
+            if sent < len(self._outgoing[0]):
+                self._outgoing[0] = self._outgoing[0][sent:]
+                return
+            self._outgoing.popleft()
+
+    def _write(self, parts: tuple[bytes | memoryview, ...]) -> int:
+        try:
+            return self._socket.sendmsg(parts)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise EOFError("the other end is gone") from error
+
+    def receive(self, seconds: float | None = None) -> Frame | None:
+        """Wait for a frame; ``None`` once ``seconds`` have passed without a whole one.
+
+        Raises :class:`~inl.errors.ProtocolError` for what is not a frame.
+        """
+        end = None if seconds is None else time.monotonic() + seconds
+        while (frame := self._take()) is None:
+            if not self._wait(end):
+                return None
+            self._read()
+        return frame
+
+    def _take(self) -> Frame | None:
+        data = self._incoming
+        if len(data) < PREFIX.size:
+            return None
+        kind, length = read_prefix(data)
+        end = PREFIX.size + length
+        if len(data) < end:
+            return None
+        payload = data[PREFIX.size : end]
+        del data[:end]
+        return Frame(kind, payload)
+
+    def _wait(self, end: float | None) -> bool:
+        """Wait until there is something to read; sends what was kept meanwhile."""
+        while True:
+            wanted = select.POLLIN | (select.POLLOUT if self._outgoing else 0)
+            self._poll.modify(self._socket, wanted)
+            left = None if end is None else max(end - time.monotonic(), 0) * 1000
+            ready = self._poll.poll(left)
+            if not ready:
+                return False
+            if ready[0][1] & ~select.POLLOUT:
+                return True
+            self.flush()
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(CHUNK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise EOFError("the other end is gone") from error
+        if not data:
+            raise EOFError("the other end is gone")
+        self._incoming += data
+
+    def close(self) -> None:
+        """Close the socket; closing twice is allowed."""
+        self._socket.close()

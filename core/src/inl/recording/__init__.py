@@ -1,0 +1,1 @@
+"""Records what a runner received and returned, and replays it."""

@@ -1,1 +1,0 @@
-"""Requests in, tokens out: scheduler, runner, engine."""

@@ -1,0 +1,141 @@
+"""The cache and the arithmetic of :mod:`inl.testing.hash_runner`."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from inl.protocol.runner import Limits
+from inl.scheduling.uniforms import MASK, mix
+from inl.spec.step import NEUTRAL, TOP, Scores
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from inl.spec.message import IntArray
+
+UNWRITTEN = 0xA5A5A5A5A5A5A5A5
+"""What a cell holds before its first token; no token's value is above 2**63."""
+
+
+class HashCells:
+    """A paged cache of numbers, one for each token, in every cache group."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._size = limits.block_size
+        self._windows = limits.windows or (None,) * limits.groups
+        self._cells = [
+            np.full((blocks, self._size), UNWRITTEN, np.uint64)
+            for blocks in limits.blocks
+        ]
+        positions = range(limits.width * self._size)
+        self._weights = [
+            np.array([mix((group << 32) + at) | 1 for at in positions], np.uint64)
+            for group in range(limits.groups)
+        ]
+
+    def write(
+        self,
+        tables: Sequence[NDArray[np.int64]],
+        start: int,
+        ids: Sequence[int],
+        adapter: int,
+    ) -> None:
+        """Store ids at positions from ``start`` on, through the block tables.
+
+        In a group with a window, what is stored has been mixed with what is seen.
+        """
+        values = np.array(ids, np.uint64) + np.uint64((adapter << 32) + 1)
+        places = np.arange(start, start + len(ids))
+        for group, (cells, table) in enumerate(zip(self._cells, tables, strict=True)):
+            window, held = self._windows[group], values
+            if window is not None:
+                held = self._chained(group, table, window, start, values)
+            cells[table[places // self._size], places % self._size] = held
+
+    def _chained(
+        self,
+        group: int,
+        table: NDArray[np.int64],
+        window: int,
+        start: int,
+        values: NDArray[np.uint64],
+    ) -> NDArray[np.uint64]:
+        """Values that depend, as keys do, on all that their tokens have seen."""
+        seen = deque(self._read(group, table, max(start - window + 1, 0), start))
+        found: list[int] = []
+        for at, value in enumerate(values.tolist(), start=start):
+            while len(seen) > window - 1:
+                seen.popleft()
+            found.append(mix((value + sum(seen)) & MASK))
+            seen.append(found[-1] * int(self._weights[group][at]) & MASK)
+        return np.array(found, np.uint64)
+
+    def _read(
+        self, group: int, table: NDArray[np.int64], start: int, stop: int
+    ) -> list[int]:
+        """Cells of positions from ``start`` to ``stop``, weighted."""
+        places = np.arange(start, stop)
+        cells = self._cells[group][table[places // self._size], places % self._size]
+        weighted: list[int] = (cells * self._weights[group][places]).tolist()
+        return weighted
+
+    def total(self, tables: Sequence[NDArray[np.int64]], length: int) -> int:
+        """Read positions through the block tables and sum them, weighted.
+
+        They are the first ``length``, or as many of the last of them as a window shows.
+        """
+        blocks = -(-length // self._size)
+        total = length
+        for group, table in enumerate(tables):
+            if (window := self._windows[group]) is not None:
+                start = max(length - window, 0)
+                total += sum(self._read(group, table, start, length))
+                continue
+            read = self._cells[group][table[:blocks]].reshape(-1)[:length]
+            total += int(read @ self._weights[group][:length])
+        return total & MASK
+
+
+def special(
+    params: Sequence[float], counts: Mapping[int, int], bias: Mapping[int, float]
+) -> int:
+    """Return a number that any parameter, count that matters, and bias changes.
+
+    The sum modulo 2**64 of ``mix(tag * 2**32 + bits)``: tag 1 + place and float32 bits
+    for each parameter; for each token, tag 2**8 + token and its count (only where a
+    penalty is not neutral), and tag 2**31 + token and the bits of its bias.
+    """
+    total = _sum((1 + place, _bits(value)) for place, value in enumerate(params))
+    if tuple(params[4:]) != NEUTRAL[4:]:
+        total += _sum((256 + token, count) for token, count in counts.items() if count)
+    total += _sum(
+        (2**31 + token, _bits(value)) for token, value in bias.items() if value
+    )
+    return total & MASK
+
+
+def _sum(pairs: Iterable[tuple[int, int]]) -> int:
+    return sum(mix((tag << 32) + bits) for tag, bits in pairs)
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+def scores(tokens: IntArray, vocab: int) -> Scores:
+    """Return made-up scores: of token t, -t / 4; the likeliest are t, t + 1, ..."""
+    steps = np.arange(min(TOP, vocab))
+    ids = ((tokens[:, None] + steps) % vocab).astype(np.int32)
+    return Scores((-tokens / 4).astype(np.float32), ids, (-ids / 4).astype(np.float32))
+
+
+def allowed(words: IntArray, vocab: int) -> list[int]:
+    """Return the tokens that one row of a mask allows, in order."""
+    bits = np.unpackbits(words.astype("<i4").view(np.uint8), bitorder="little")
+    tokens: list[int] = np.flatnonzero(bits[:vocab]).tolist()
+    return tokens

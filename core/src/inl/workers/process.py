@@ -1,0 +1,134 @@
+"""The worker's process, seen by its parent: start, last words, end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+from inl.errors import RunnerError, WorkerLost
+from inl.protocol.wire import Channel
+
+log = logging.getLogger("inl.worker")
+
+KEPT_BYTES = 1 << 14
+"""How much of a worker's output is kept for the message of its loss."""
+
+KEPT_LINES = 12
+POLITE_SECONDS = 5.0
+"""Time to end by itself once asked, before it is terminated and then killed."""
+
+
+class WorkerProcess:
+    """An interpreter that runs :mod:`inl.workers.worker_main`, and the channel to it.
+
+    Its output and errors are logged as ``inl.worker`` and the last of them are kept.
+    Raises :class:`~inl.errors.RunnerError` where it cannot be started.
+    """
+
+    def __init__(self, python: str, arguments: Sequence[str] = ()) -> None:
+        if sys.platform == "win32":
+            raise RunnerError("worker: needs a Unix socket pair; use WSL on Windows")
+        self.python = python
+        ours, theirs = socket.socketpair()
+        command = [
+            python,
+            "-m",
+            "inl.workers.worker_main",
+            "--fd",
+            str(theirs.fileno()),
+        ]
+        try:
+            self._process = subprocess.Popen(
+                [*command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                # A terminal's Ctrl-C goes to the parent alone.
+                process_group=0,
+            )
+        except (OSError, ValueError) as error:
+            ours.close()
+            raise RunnerError(f"worker {python}: cannot be started: {error}") from error
+        finally:
+            theirs.close()
+        self.channel = Channel(ours)
+        self._output = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def _read(self) -> None:
+        stream = self._process.stdout
+        assert stream is not None, "the output is piped"
+        while data := os.read(stream.fileno(), 1 << 16):
+            self._output = (self._output + data)[-KEPT_BYTES:]
+            for line in data.decode(errors="replace").splitlines():
+                log.info("worker %d: %s", self.pid, line)
+
+    def lost(self, doing: str, advice: str = "", how: str = "") -> WorkerLost:
+        """End the process, if it still runs, and say how it ended and what it said.
+
+        advice: what the reader may do. how: why it is ended, if by us.
+        """
+        if how:
+            self.stop(0.0)
+        how = how or self._end(1.0)
+        self._reader.join(1.0)
+        lines = self._output.decode(errors="replace").splitlines()[-KEPT_LINES:]
+        said = "".join(f"\n    {line}" for line in lines) or " nothing"
+        return WorkerLost(
+            f"worker {self.python} (process {self.pid}): {how} while {doing}"
+            f"{advice and f'; {advice}'}. It last printed:{said}"
+        )
+
+    def _end(self, seconds: float) -> str:
+        try:
+            return _how(self._process.wait(seconds))
+        except subprocess.TimeoutExpired:
+            self.stop(0.0)
+            return "closed its connection, and was stopped,"
+
+    def stop(self, seconds: float = POLITE_SECONDS) -> None:
+        """Wait for the end; then terminate, then kill. Stopping twice is allowed."""
+        for patience, act in (
+            (seconds, self._process.terminate),
+            (seconds and 2.0, self._process.kill),
+        ):
+            try:
+                self._process.wait(patience)
+                break
+            except subprocess.TimeoutExpired:
+                act()
+        self._process.wait()
+        self.channel.close()
+        # A grandchild may keep the pipe open: its output is nobody's then.
+        self._reader.join(1.0)
+        if not self._reader.is_alive() and self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = "an unknown signal"
+    hint = ", perhaps for want of memory," if -status == signal.SIGKILL else ""
+    return f"was killed by {name} (signal {-status}){hint}"

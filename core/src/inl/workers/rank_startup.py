@@ -1,0 +1,147 @@
+"""A tensor-parallel group as processes: a worker for each rank, fed the same frames."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inl.backend.base import Rank, Ranks
+from inl.device import Device, DeviceType
+from inl.errors import BackendUnavailable, DeviceError, ProtocolError
+from inl.executor.model_loader import compute_dtype, start_runner
+from inl.executor.rank_runner import RankRunner, check_shares
+from inl.weights.loader import stored_specs
+from inl.weights.plan import plan_groups
+from inl.workers.address import parse_worker
+from inl.workers.startup import Served, read_options, worker_options
+from inl.workers.worker_runner import RETURN_HINT, WorkerRunner
+
+if TYPE_CHECKING:
+    from inl.config import EngineConfig
+    from inl.executor.model_loader import LanguageModel
+    from inl.spec.limits import Limits
+    from inl.weights.loader import Progress
+
+FACTORY = "inl.workers.rank_startup:serve_rank"
+MOST_SECONDS = 3600.0
+"""How long ranks wait for one another where a worker may be silent for ever."""
+
+
+def start_ranks(
+    language: LanguageModel,
+    config: EngineConfig,
+    *,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Served:
+    """Start ``config.tensor_parallel`` workers, each with its part of the weights.
+
+    Raises :class:`~inl.errors.WeightMismatch` for a model that cannot be cut so, and
+    whatever a rank does that cannot start: then none is left running.
+    """
+    ranks = config.tensor_parallel
+    groups = plan_groups(
+        language.model.weights(language.config),
+        (),
+        stored_specs(language.checkpoint),
+        ranks=ranks,
+    )
+    check_shares(groups, language.model.state(language.config), ranks)
+    python, devices = rank_devices(config)
+    folder = tempfile.mkdtemp(prefix="inl-ranks-")
+    over = threading.Event()
+    dtypes: list[str] = []
+
+    def make(index: int) -> WorkerRunner:
+        seconds = min(config.worker_seconds, MOST_SECONDS)
+        meeting = str(Path(folder) / "meeting")
+        rank = Rank(index, ranks, meeting, seconds)
+        options = worker_options(language, config, devices[index], limits)
+        runner = WorkerRunner(
+            python,
+            {**options, "rank": rank._asdict()},
+            factory=FACTORY,
+            progress=progress if index == 0 else None,
+            silent_seconds=config.worker_seconds,
+            advice="" if config.on_worker_loss == "restart" else RETURN_HINT,
+            abandoned=over,
+        )
+        dtypes.append(runner.dtype)
+        return runner
+
+    try:
+        group = RankRunner(make, ranks, abort=over.set)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(group, shutil.rmtree, folder, ignore_errors=True)
+    return Served(group, ", ".join(devices), dtypes[0])
+
+
+def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
+    """The interpreter of the ranks, and the device of each.
+
+    They are the named device and those after it; ranks on a CPU share it.
+    """
+    address = parse_worker(config.backend)
+    if address is None:
+        from inl.plugin import check_device
+
+        python, first = sys.executable, check_device(config.backend)
+    elif address.device == "auto":
+        raise DeviceError(
+            f"device: found {config.backend!r} for {config.tensor_parallel} ranks; "
+            "name the first device instead of auto"
+        )
+    else:
+        python, first = address.python, Device(address.device)
+    step = 0 if first.type == DeviceType.CPU else 1
+    indices = (first.index + step * rank for rank in range(config.tensor_parallel))
+    return python, [str(Device(first.type, index)) for index in indices]
+
+
+def serve_rank(options: Mapping[str, Any], progress: Progress) -> Served:
+    """Open one rank's part of a model in a worker.
+
+    options: those of :func:`~inl.workers.startup.serve_model`, and "rank".
+    """
+    from inl.plugin import make_backend
+
+    language, config, limits = read_options(options)
+    rank = read_rank(options.get("rank"))
+    backend = make_backend(config.backend)
+    joins = backend.offers(Ranks)
+    if joins is None:
+        raise BackendUnavailable(
+            f"{backend.device}: {type(backend).__name__} cannot be one of "
+            f"{rank.ranks} ranks; accepted: tensor_parallel=1"
+        )
+    backend = joins.joining(rank)
+    runner = start_runner(
+        language, backend, config, limits=limits, progress=progress, rank=rank.number
+    )
+    return Served(runner, str(backend.device), compute_dtype(backend, config.dtype))
+
+
+def read_rank(value: Any) -> Rank:
+    """Read a rank from its JSON form; raises :class:`ProtocolError`."""
+    fields = Rank.__annotations__
+    if not isinstance(value, dict) or value.keys() != fields.keys():
+        raise ProtocolError(
+            f"OPEN: rank: found {value!r:.120}, accepts {', '.join(fields)}"
+        )
+    rank = Rank(**value)
+    counts = type(rank.number) is int and type(rank.ranks) is int
+    known = isinstance(rank.meeting, str) and isinstance(rank.seconds, int | float)
+    if not (counts and known and 0 <= rank.number < rank.ranks) or not (
+        math.isfinite(rank.seconds) and rank.seconds > 0
+    ):
+        raise ProtocolError(f"OPEN: rank: found {value!r:.120}, which no group has")
+    return rank

@@ -1,0 +1,1 @@
+"""What GPU backends share beyond kernels: captured graphs, capture sizes, tuning."""

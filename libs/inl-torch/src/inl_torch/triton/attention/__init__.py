@@ -1,0 +1,1 @@
+"""Attention, rotary embedding and cache writes, as Triton kernels."""

@@ -1,0 +1,51 @@
+"""Writing keys and values into the paged cache, both in one launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language import tensor
+
+from inl.spec.cache import Cache
+from inl.spec.kernel import Kernel
+from inl_torch.triton.common import PREFERENCE, dense, power, refuse_row, warps
+
+
+@triton.jit
+def _write(
+    k: tensor, v: tensor, k_cache: tensor, v_cache: tensor, writes: tensor,
+    k_stride: tensor, v_stride: tensor, width: tensor, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    cell = tl.load(writes + token).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    key = tl.load(k + token * k_stride + at, mask=inside)
+    tl.store(k_cache + cell * width + at, key, mask=inside)
+    value = tl.load(v + token * v_stride + at, mask=inside)
+    tl.store(v_cache + cell * width + at, value, mask=inside)
+
+
+def write_kv(
+    k: torch.Tensor, v: torch.Tensor, cache: Cache, writes: torch.Tensor
+) -> Cache:
+    tokens, kv_heads, dim = k.shape
+    k, v, width = dense(k), dense(v), kv_heads * dim
+    block = power(width)
+    _write[(tokens,)](
+        k, v, cache.k, cache.v, writes, k.stride(0), v.stride(0), width,
+        BLOCK=block, num_warps=warps(block),
+    )  # fmt: skip
+    return cache
+
+
+def _refuse(k: Any, *_: Any) -> str | None:
+    return refuse_row(k, k.shape[1] * k.shape[2])
+
+
+KERNELS = (
+    Kernel("write_kv", "triton", write_kv, refuse=_refuse, preference=PREFERENCE),
+)

@@ -1,0 +1,1 @@
+"""INL dynamics, forward and backward, as Triton kernels."""

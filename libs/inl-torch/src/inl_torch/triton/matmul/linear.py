@@ -1,0 +1,62 @@
+"""Matrix products of a few rows with weights: limited by reading the weights once.
+
+More rows go to the device's own library, see :func:`inl_torch.eager.linear.product`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from inl.ops.linear import Linear
+from inl.spec.kernel import Kernel
+from inl_torch.eager.linear import QKV, StackedQkv, qkv_stacks, stack_qkv
+from inl_torch.triton.common import PREFERENCE, refuse_dtype
+from inl_torch.triton.matmul.products import left_to_library, multiply
+from inl_torch.triton.tuning import Tuning
+
+
+def linear(x: torch.Tensor, w: Linear, *, tuning: Tuning) -> torch.Tensor:
+    return multiply(x, w.weight, w.bias, tuning)
+
+
+def qkv_linear(
+    x: torch.Tensor, w: StackedQkv, *, tuning: Tuning
+) -> tuple[torch.Tensor, ...]:
+    keys = w.keys.shape[0]
+    sizes = (w.weight.shape[0] - 2 * keys, keys, keys)
+    return multiply(x, w.weight, w.bias, tuning).split_with_sizes(sizes, 1)
+
+
+def _refuse(x: Any, w: Any, *, tuning: Tuning) -> str | None:
+    refused = left_to_library(x.shape[0], x.dtype, w.weight.shape, tuning)
+    return refused or refuse_dtype(x)
+
+
+def _refuse_qkv(x: Any, w: Any, *, tuning: Tuning) -> str | None:
+    size = sum(part.shape[0] for part in (w.q, w.k, w.v)), w.q.shape[1]
+    return left_to_library(x.shape[0], x.dtype, size, tuning) or refuse_dtype(x)
+
+
+def kernels(tuning: Tuning) -> Iterable[Kernel]:
+    """The products, cut as ``tuning`` says."""
+    yield Kernel(
+        "linear",
+        "triton",
+        partial(linear, tuning=tuning),
+        refuse=partial(_refuse, tuning=tuning),
+        preference=PREFERENCE,
+    )
+    yield Kernel(
+        "qkv_linear",
+        "triton",
+        partial(qkv_linear, tuning=tuning),
+        refuse=partial(_refuse_qkv, tuning=tuning),
+        layout=QKV,
+        prepare=stack_qkv,
+        packs=qkv_stacks,
+        preference=PREFERENCE,
+    )

@@ -1,0 +1,172 @@
+"""Program that multiplies a few rows with packed weights on matrix units.
+
+Codes reach the units as halves, exactly, and are scaled after them. A warp takes a
+*slot* of each row, 32 bytes of codes, and sums what it finds there by itself. Where a
+slot has two scales, it meets ``x`` twice: with its second and with its first half zero.
+Codes of 4 bits are laid into the bits of a float, as BASE + code; what BASE adds, and
+offsets, come from the sums of ``x``.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language import tensor
+from triton.language.target_info import is_cuda
+
+from inl_torch.triton.quantized.kernels import BYTES
+
+WIDTH = tl.constexpr(32)
+"""Bytes of a slot: two units."""
+
+FOUR = """{{
+.reg .b32 w;
+{shift}.b32 w, $2, {by};
+lop3.b32 w, w, {mask}, {bits}, 0xEA;
+prmt.b32 $0, w, {top}, 0x4140;
+prmt.b32 $1, w, {top}, 0x4342;
+}}"""
+"""The low or the high codes of four bytes become two pairs of halves."""
+
+FLOAT8 = """{{
+.reg .b32 a, b, s, t, times, zero;
+prmt.b32 a, $2, 0, 0x1404;
+prmt.b32 b, $2, 0, 0x3424;
+shr.u32 s, a, {shift};
+shr.u32 t, b, {shift};
+and.b32 s, s, {mask};
+and.b32 t, t, {mask};
+lop3.b32 a, a, 0x80008000, s, 0xEA;
+lop3.b32 b, b, 0x80008000, t, 0xEA;
+mov.b32 times, {times};
+mov.b32 zero, 0x80008000;
+fma.rn.{kind} $0, a, times, zero;
+fma.rn.{kind} $1, b, times, zero;
+}}"""
+"""Four floats of 8 bits become halves: with too small an exponent first, put right."""
+
+BFLOAT16 = {"mask": "0x78787878", "bits": "0x80808080", "top": "0x41414141"}
+FLOAT16 = {"mask": "0xF0F0F0F0", "bits": "0", "top": "0x54545454"}
+LOW_BFLOAT16 = tl.constexpr(FOUR.format(shift="shl", by=3, **BFLOAT16))
+HIGH_BFLOAT16 = tl.constexpr(FOUR.format(shift="shr", by=1, **BFLOAT16))
+LOW_FLOAT16 = tl.constexpr(FOUR.format(shift="shl", by=4, **FLOAT16))
+HIGH_FLOAT16 = tl.constexpr(FOUR.format(shift="shr", by=0, **FLOAT16))
+FLOAT8_BFLOAT16 = tl.constexpr(
+    FLOAT8.format(shift=4, mask="0x07F007F0", times="0x7B807B80", kind="bf16x2")
+)
+FLOAT8_FLOAT16 = tl.constexpr(
+    FLOAT8.format(shift=1, mask="0x3F803F80", times="0x5C005C00", kind="f16x2")
+)
+
+
+@triton.jit
+def four(b: tensor, HIGH: tl.constexpr, half: tl.constexpr) -> tensor:
+    """Low or high codes of bytes, above 16 in bfloat16 and above 64 in float16."""
+    BRAIN: tl.constexpr = half == tl.bfloat16
+    if is_cuda():
+        low: tl.constexpr = LOW_BFLOAT16 if BRAIN else LOW_FLOAT16
+        high: tl.constexpr = HIGH_BFLOAT16 if BRAIN else HIGH_FLOAT16
+        bits = tl.inline_asm_elementwise(
+            high if HIGH else low, "=r,=r,r", [b], dtype=tl.int16, is_pure=True, pack=4
+        )
+    else:
+        wide = b.to(tl.int16)
+        if BRAIN:
+            bits = (((wide >> 1) if HIGH else (wide << 3)) & 0x78) | 0x4180
+        else:
+            bits = ((wide if HIGH else (wide << 4)) & 0xF0) | 0x5400
+    return bits.to(half, bitcast=True)
+
+
+@triton.jit
+def single(b: tensor, FLOAT: tl.constexpr, half: tl.constexpr) -> tensor:
+    """Codes of 8 bits."""
+    if not FLOAT:
+        return b.to(tl.int8, bitcast=True).to(tl.float32).to(half)
+    if is_cuda():
+        bits = tl.inline_asm_elementwise(
+            FLOAT8_BFLOAT16 if half == tl.bfloat16 else FLOAT8_FLOAT16, "=r,=r,r", [b],
+            dtype=tl.int16, is_pure=True, pack=4,
+        )  # fmt: skip
+        return bits.to(half, bitcast=True)
+    wide = b.to(tl.int32)
+    bits = ((wide & 128) << 24) | ((wide & 127) << 20)
+    return (bits.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(half)
+
+
+@triton.jit
+def packed_rows(
+    x: tensor, codes: tensor, scales: tensor, offsets: tensor, bias: tensor, y: tensor,
+    x_stride: tensor, count: tensor, N: tl.constexpr, LINE: tl.constexpr,
+    GROUPS: tl.constexpr, BITS: tl.constexpr, FLOAT: tl.constexpr, ZERO: tl.constexpr,
+    OFFSET: tl.constexpr, BIASED: tl.constexpr, TOKENS: tl.constexpr,
+    ROWS: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
+) -> None:  # fmt: skip
+    """Multiply ``count`` rows of a half type; products and sums are float32's.
+
+    LINE: units of a row of codes. PARTS: 2 where the units of a slot differ in scale.
+    """
+    half: tl.constexpr = x.dtype.element_ty
+    PER_UNIT: tl.constexpr = BYTES * 8 // BITS
+    UNITS: tl.constexpr = WIDTH // BYTES
+    PER_PART: tl.constexpr = UNITS * PER_UNIT // PARTS
+    BASE: tl.constexpr = 0 if BITS == 8 else 16 if half == tl.bfloat16 else 64
+    MOVED: tl.constexpr = OFFSET or BITS == 4
+    SCALED: tl.constexpr = GROUPS > 1 or MOVED
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = tl.arange(0, PARTS * TOKENS)
+    part = tl.arange(0, PARTS)
+    byte = tl.arange(0, WIDTH)
+    mine = (column // TOKENS)[:, None] == (byte // (WIDTH // PARTS))[None, :]
+    mine &= (column % TOKENS < count)[:, None]
+    lines = x + (column % TOKENS).to(tl.int64)[:, None] * x_stride
+    lines += (byte // BYTES * PER_UNIT + byte % BYTES)[None, :]
+    token = tl.arange(0, TOKENS)
+    whole = x + token.to(tl.int64)[:, None] * x_stride
+    sums = tl.zeros((SLOTS, ROWS, PARTS * TOKENS), tl.float32)
+    if SCALED:
+        sums = sums.reshape(SLOTS, ROWS, PARTS, TOKENS)
+    for start in tl.range(0, LINE, SLOTS * UNITS, num_stages=STAGES):
+        slot = start // UNITS + tl.arange(0, SLOTS)
+        at = slot[:, None] * WIDTH + byte[None, :]
+        inside = (at < LINE * BYTES)[:, None, :]
+        cells = codes + rows[None, :, None] * (LINE * BYTES) + at[:, None, :]
+        b = tl.load(cells, mask=inside & (rows < N)[None, :, None], other=0)
+        cells = lines[None, :, :] + slot[:, None, None] * (PER_PART * PARTS)
+        a = tl.load(cells, mask=inside & mine[None, :, :], other=0)
+        if BITS == 4:
+            c = tl.load(cells + BYTES, mask=inside & mine[None, :, :], other=0)
+            found = tl.dot(four(b, False, half), tl.permute(a, (0, 2, 1)))
+            found = tl.dot(four(b, True, half), tl.permute(c, (0, 2, 1)), found)
+        elif SCALED:
+            found = tl.dot(single(b, FLOAT, half), tl.permute(a, (0, 2, 1)))
+        else:
+            sums = tl.dot(single(b, FLOAT, half), tl.permute(a, (0, 2, 1)), sums)
+        if SCALED:
+            unit = slot[:, None] * UNITS + part[None, :] * (UNITS // PARTS)
+            at = rows[None, :, None] * GROUPS + (unit // (LINE // GROUPS))[:, None, :]
+            mask = (unit < LINE)[:, None, :] & (rows < N)[None, :, None]
+            scale = tl.load(scales + at, mask=mask, other=0).to(tl.float32)
+            found = found.reshape(SLOTS, ROWS, PARTS, TOKENS)
+            sums += found * scale[:, :, :, None]
+            if MOVED:
+                offset = scale * -(BASE + ZERO)
+                if OFFSET:
+                    offset += tl.load(offsets + at, mask=mask, other=0)
+                at = unit[:, :, None] * PER_UNIT + tl.arange(0, PER_PART)[None, None, :]
+                at = at[:, :, None, :]
+                mask = (at < LINE * PER_UNIT) & (token < count)[None, None, :, None]
+                amount = tl.load(whole[None, None, :, :] + at, mask=mask, other=0)
+                amount = tl.sum(amount.to(tl.float32), 3)
+                sums += amount[:, None, :, :] * offset[:, :, :, None]
+    result = tl.sum(sums, 0)
+    if SCALED:
+        result = tl.sum(result, 1)
+    else:
+        scale = tl.load(scales + rows, mask=rows < N, other=0).to(tl.float32)
+        result *= scale[:, None]
+    if BIASED:
+        more = tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)
+        result += more[:, None]
+    mask = (rows < N)[:, None] & (token < count)[None, :]
+    tl.store(y + token.to(tl.int64)[None, :] * N + rows[:, None], result, mask=mask)

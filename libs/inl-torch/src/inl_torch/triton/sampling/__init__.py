@@ -1,0 +1,1 @@
+"""Sampling without sorting the vocabulary, as Triton kernels."""

@@ -1,0 +1,1 @@
+"""Step arrays, admissions and embeddings, as Triton kernels."""
