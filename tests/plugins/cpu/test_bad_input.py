@@ -90,7 +90,8 @@ os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 from inl import EngineConfig, InferenceEngine
 engine = InferenceEngine.from_pretrained(None, EngineConfig(backend="cpu"))
 found = engine.generate(json.loads(sys.argv[1]), max_tokens=4)
-print(json.dumps([list(found.token_ids), engine.runner._backend.stage.machine.threads]))
+threads = engine.runner._backend.emitter.machine.threads
+print(json.dumps([list(found.token_ids), threads]))
 """
 
 

@@ -12,7 +12,7 @@ from inl_cpu import cores
 def host(monkeypatch, tmp_path):
     """A machine of eight processors on four cores, without limits."""
     monkeypatch.delenv("INL_THREADS", raising=False)
-    monkeypatch.setattr(cores, "allowed", lambda: set(range(8)))
+    monkeypatch.setattr(cores, "allowed_processors", lambda: set(range(8)))
     monkeypatch.setattr(cores, "CPUS", tmp_path / "cpu")
     monkeypatch.setattr(cores, "CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr(cores, "CGROUPS", tmp_path / "groups")
@@ -39,12 +39,12 @@ def test_one_thread_a_core():
 
 
 def test_affinity_leaves_fewer(monkeypatch):
-    monkeypatch.setattr(cores, "allowed", lambda: {1, 2, 6})
+    monkeypatch.setattr(cores, "allowed_processors", lambda: {1, 2, 6})
     assert cores.count_threads() == 2
 
 
 def test_one_core(monkeypatch):
-    monkeypatch.setattr(cores, "allowed", lambda: {5})
+    monkeypatch.setattr(cores, "allowed_processors", lambda: {5})
     assert cores.count_threads() == 1
 
 

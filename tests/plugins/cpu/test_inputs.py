@@ -123,7 +123,7 @@ def test_float32_and_plain_weights_are_never_coarse(backend):
         (source.dtype, dtype)
         for source in (plain, packed)
         for dtype in ("float32", "bfloat16")
-        if pack_rows([source], dtype, backend.stage)[0].held.usual == Flag.X_INT8
+        if pack_rows([source], dtype, backend.emitter)[0].inputs.default == Flag.X_INT8
     ]
     assert coarse == [("q8_0", "bfloat16")]
 

@@ -42,7 +42,7 @@ def place(request, tmp_path_factory):
     named = os.environ.get(LIBRARY)
     if named:
         return Path(named)
-    sources = (PACKAGE / "src" / "inl_cpu" / "native").glob("*.[ch]*")
+    sources = (PACKAGE / "src" / "inl_cpu" / "native").rglob("*.[ch]*")
     newest = max(source.stat().st_mtime for source in sources)
     if BUILT.exists() and BUILT.stat().st_mtime >= newest:
         return BUILT

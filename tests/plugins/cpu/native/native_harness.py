@@ -11,13 +11,13 @@ from inl.dtypes import EPSILON, HostArray, rounded
 from inl.spec.tolerance import FLOOR
 from inl.weights.quant import BLOCKS, dequantize
 from inl_cpu.abi import DATA, DIMS, INSTRUCTION, ISAS, KINDS, REALS, Flag, MatrixStruct
-from inl_cpu.abi import Opcode as Op
-from inl_cpu.library import _declare
+from inl_cpu.instructions import Opcode as Op
+from inl_cpu.library import declare_signatures
 
 
 def library(path):
     loaded = ctypes.CDLL(str(path))
-    _declare(loaded)
+    declare_signatures(loaded)
     return loaded
 
 

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "inl.h"
+#include "runtime/instructions.h"
 
 namespace {
 

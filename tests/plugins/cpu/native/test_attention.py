@@ -150,7 +150,7 @@ def test_rotated_written_and_attended_at_once(native, rng, dtype, cached, counts
     cos, sin = f32(np.cos(angle)), f32(np.sin(angle))
     paged = Paged(native, cache.k.shape, dtype)
     paged.fill(cache)
-    flags = Flag.ONE_EACH if max(counts) == 1 else 0
+    flags = Flag.ONE_TOKEN_ROWS if max(counts) == 1 else 0
     y = attend(native, narrow(q), paged, step, case.attrs, k=narrow(k), v=narrow(v),
                cos=cos, sin=sin, flags=flags)  # fmt: skip
     turned = CATALOG["rope"].body(*(narrow(a).astype(float) for a in (q, k)), cos, sin)
@@ -181,7 +181,7 @@ def test_many_tokens_whose_bits_are_free(
     paged.fill(cache)
     both = case.attrs | attrs
     y = attend(native, bf16(q), paged, step, both, k=bf16(k), v=bf16(v),
-               flags=Flag.ANY_BITS)  # fmt: skip
+               flags=Flag.BATCH_VARIANT)  # fmt: skip
     named = Case("", case.args, both)
     verdict = judge(CATALOG["attend"], named, "bfloat16", (y, paged.read()))
     assert verdict.passed, verdict
@@ -271,7 +271,7 @@ def test_a_token_has_the_same_bits_in_any_company(
         )
         pieces = (array[start:stop].copy() for array in (q, k, v))
         own_q, own_k, own_v = pieces
-        flags = Flag.ONE_EACH if stop - start == 1 else 0
+        flags = Flag.ONE_TOKEN_ROWS if stop - start == 1 else 0
         y = attend(native, own_q, paged, part, attrs, k=own_k, v=own_v, flags=flags)
         assert np.array_equal(y, want[start:stop]), (start, stop)
 

@@ -193,7 +193,7 @@ def test_many_rows_whose_bits_are_free(native, rng, kind, columns):
     mode = Flag.X_BF16 if kind in PLAIN else Flag.X_INT16
     for rows in MANY:
         x = bf16(rng.standard_normal((rows, columns)))
-        y = native.linear(x, matrix, mode=mode, flags=Flag.ANY_BITS)
+        y = native.linear(x, matrix, mode=mode, flags=Flag.BATCH_VARIANT)
         assert product_excess(y, x, weights, "bfloat16") <= 1
 
 
@@ -202,14 +202,14 @@ def test_many_rows_of_ragged_width(native, rng, columns):
     matrix, weights = plain(native, rng, "bfloat16", 53, columns)
     for rows in MANY:
         x = bf16(rng.standard_normal((rows, columns)))
-        y = native.linear(x, matrix, mode=Flag.X_BF16, flags=Flag.ANY_BITS)
+        y = native.linear(x, matrix, mode=Flag.X_BF16, flags=Flag.BATCH_VARIANT)
         assert product_excess(y, x, weights, "bfloat16") <= 1
 
 
 def test_free_bits_are_those_of_any_number_of_threads(lib, native, rng):
     matrix, _ = packed(native, rng, "q4_1", 100, 256)
     x = f32(rng.standard_normal((600, 256)))
-    modes = {"mode": Flag.X_INT8, "flags": Flag.ANY_BITS}
+    modes = {"mode": Flag.X_INT8, "flags": Flag.BATCH_VARIANT}
     want = native.linear(x, matrix, **modes)
     for threads in (1, 4):
         other = Native(lib, native.isa, threads)
@@ -238,7 +238,7 @@ def test_addition_and_norm_before_the_product(native, rng, rows, plus_one):
     assert excess(y, body(np.float64), body(np.float32), "float32") <= 1
     plain_norm = native.linear(x + delta, matrix, norm=norm, flags=flags)
     assert np.array_equal(plain_norm, y)
-    modes = {"mode": Flag.X_INT16, "flags": flags | Flag.ANY_BITS}
+    modes = {"mode": Flag.X_INT16, "flags": flags | Flag.BATCH_VARIANT}
     near = native.linear(x, matrix, delta=delta, norm=norm, total=total, **modes)
     assert np.array_equal(total, x + delta)
     assert np.abs(near - y).max() < 0.01 * np.abs(y).max()
@@ -265,7 +265,7 @@ def test_a_gate_beside_its_partner(native, rng, inner, activation):
         x = f32(rng.standard_normal((rows, 64)))
         y = native.linear(x, matrix, flags=flag, columns=inner)
         assert excess(y, body(x.astype(np.float64)), body(x), "float32") <= 1
-        modes = {"mode": Flag.X_INT16, "flags": flag | Flag.ANY_BITS}
+        modes = {"mode": Flag.X_INT16, "flags": flag | Flag.BATCH_VARIANT}
         near = native.linear(x, matrix, columns=inner, **modes)
         assert np.abs(near - y).max() < 0.01 * np.abs(y).max()
 

@@ -18,7 +18,7 @@ def program(builder, tmp_path_factory):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not on the path")
     place = tmp_path_factory.mktemp("neon") / "main"
-    sources = [str(path) for path in sorted(builder.SOURCES.glob("*.cpp"))]
+    sources = [str(path) for path in sorted(builder.SOURCES.rglob("*.cpp"))]
     flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-static", "-pthread"]
     include = f"-I{builder.SOURCES}"
     command = [COMPILER, *flags, include, str(MAIN), *sources, "-o", str(place)]

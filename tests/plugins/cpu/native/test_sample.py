@@ -16,8 +16,8 @@ CHOOSE = catalog()["choose"]
 CASES = list(CHOOSE.cases(np.random.default_rng(11)))
 FLAGS = {
     "greedy": Flag.SAMPLE_GREEDY,
-    "draw": Flag.SAMPLE_DRAW,
-    "full": Flag.SAMPLE_FULL,
+    "draw": Flag.SAMPLE_RANDOM,
+    "full": Flag.SAMPLE_FILTERED,
 }
 
 
@@ -35,7 +35,7 @@ def choose(native, logits, step, tables, sampler):
         program.append(instruction(Op.PENALIZE, dims, data))
     dims = samples, vocabulary, vocabulary, samples // rows
     data = logits, tokens, step.slots, tables.last, tables.params, step.uniforms
-    program.append(instruction(Op.CHOOSE, dims, data, flags=FLAGS[sampler]))
+    program.append(instruction(Op.SAMPLE, dims, data, flags=FLAGS[sampler]))
     native.run(*program)
     return tokens, tables
 
