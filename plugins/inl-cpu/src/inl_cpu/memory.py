@@ -90,7 +90,7 @@ class Slab:
 
 
 class Scratch:
-    """Scratch blocks shared by all programs of a backend; one program runs at a time."""
+    """Scratch blocks shared by a backend's programs, of which one runs at a time."""
 
     def __init__(self) -> None:
         self._slab = Slab(4 << 20)

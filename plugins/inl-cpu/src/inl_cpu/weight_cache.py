@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 import inl
-from inl.backend.weight_cache import KeptWeights
+from inl.backend.weight_cache import WeightCache
 from inl.dtypes import HostArray
 from inl.errors import DeviceError
 from inl.weights.hub import cache_folder
@@ -53,7 +53,7 @@ class Stale(Exception):
     """A cache file does not hold the matrices that these weights pack into."""
 
 
-class PackedWeightCache(KeptWeights):
+class PackedWeightCache(WeightCache):
     """Maps the packed weights of an earlier start, or packs and saves them."""
 
     def __init__(self, emitter: CommandEmitter) -> None:

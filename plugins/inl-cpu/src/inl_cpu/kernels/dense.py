@@ -264,10 +264,10 @@ def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
                 getattr(products, op),
                 refuse=accepts_activation if op == "gated_mlp" else accepts,
                 layout=TILES,
-                packs=can_pack,
-                prepare=partial(pack, emitter),
+                can_pack=can_pack,
+                pack=partial(pack, emitter),
                 invariant=invariant,
-                inputs="" if invariant else declared,
+                activation_quant="" if invariant else declared,
                 preference=0 if invariant else 1,
             )
     yield Kernel(
@@ -275,8 +275,8 @@ def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
         "native",
         partial(embedding, emitter),
         layout=TILES,
-        packs=can_pack,
-        prepare=partial(pack_linear, emitter),
+        can_pack=can_pack,
+        pack=partial(pack_linear, emitter),
         invariant=True,
     )
     gate = partial(gated_activation, emitter)

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 SAMPLER_FLAGS = {
     "greedy": Flag.SAMPLE_GREEDY,
-    "draw": Flag.SAMPLE_RANDOM,
-    "full": Flag.SAMPLE_FILTERED,
+    "sample": Flag.SAMPLE_RANDOM,
+    "sample_filtered": Flag.SAMPLE_FILTERED,
 }
 
 
-def choose(
+def sample(
     emitter: CommandEmitter, logits: Any, step: Step, tables: Tables, *, sampler: str
 ) -> tuple[Any, Tables]:
     logits = emitter.dense(logits)
-    if sampler == "full":
+    if sampler == "sample_filtered":
         logits = _penalized(emitter, logits, step, tables)
     samples, vocabulary = logits.shape
     tokens = emitter.new((samples,), np.int32)
@@ -59,9 +59,9 @@ def _penalized(emitter: CommandEmitter, logits: Any, step: Step, tables: Tables)
     penalized = emitter.copied(logits)
     rows, vocabulary = logits.shape
     fed = emitter.new((rows,), np.int32)
-    inputs = [step.tokens, step.starts, step.slots, step.counts]
+    inputs = [step.tokens, step.starts, step.slots, step.used_counts]
     given = [plain(x) for x in inputs]
-    emitter.python(partial(count_fed, plain(fed), given, tables.counts), inputs)
+    emitter.python(partial(count_fed, plain(fed), given, tables.token_counts), inputs)
     emitter.emit(
         Penalize(
             rows=rows,
@@ -71,7 +71,7 @@ def _penalized(emitter: CommandEmitter, logits: Any, step: Step, tables: Tables)
             logits=penalized,
             slots=step.slots,
             params=tables.params,
-            counts=tables.counts,
+            counts=tables.token_counts,
             bias=tables.bias,
             fed=fed,
         )
@@ -123,5 +123,5 @@ def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
     """Native sampling; scores without sorting the whole vocabulary."""
     mask = partial(run_body, emitter, catalog()["mask_logits"])
     yield Kernel("mask_logits", "elementwise", mask, invariant=True)
-    yield Kernel("choose", "native", partial(choose, emitter), invariant=True)
+    yield Kernel("sample", "native", partial(sample, emitter), invariant=True)
     yield Kernel("score", "partition", partial(score, emitter), invariant=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from inl.ops import catalog
 from inl.spec.kernel import Kernel
-from inl.spec.message import HEADER, MARKS, layout
+from inl.spec.message import HEADER, MAX_TOKEN_BIASES, layout
 from inl.spec.op import Spec
 from inl.spec.step import PARAMS, Bucket, Step, Tables
 from inl.spec.tree import leaves, tree_map
@@ -45,16 +45,16 @@ class StepReader:
         self, message: Any, tables: Tables, step: Step, bucket: Bucket, size: int
     ) -> None:
         offsets = layout(bucket, groups=tables.blocks.shape[0], block_size=size)
-        rows = message[offsets.rows : offsets.cells].reshape(bucket.rows, -1)
+        rows = message[offsets.rows : offsets.updates].reshape(bucket.rows, -1)
         self._message, self._tables = message, tables
         self._step = Step(*(plain(array) for array in step[:-1]))
         self._bucket, self._size = bucket, size
         self._slots, self._counts = rows[:, 0], rows[:, 1]
         self._uniforms = rows[:, 2:]
-        self._cells = message[offsets.cells : offsets.tokens].reshape(-1, 4)
+        self._table_updates = message[offsets.updates : offsets.tokens].reshape(-1, 4)
         self._tokens = message[offsets.tokens : offsets.size]
         self._index = np.arange(bucket.tokens, dtype=np.int32)
-        self._offsets = np.arange(-bucket.width, 0, dtype=np.int32)
+        self._offsets = np.arange(-bucket.tokens_per_row, 0, dtype=np.int32)
         self._row_ids = np.arange(bucket.rows, dtype=np.int32)
         self._single_token = bucket[:3] == (1, 1, 1)
 
@@ -62,7 +62,7 @@ class StepReader:
         """Apply the message to the tables and read the step out of both."""
         step, tables = self._step, self._tables
         if self._message[12]:
-            group, slot, index, block = self._cells.T
+            group, slot, index, block = self._table_updates.T
             tables.blocks[group, slot, index] = block
         if self._single_token and self._counts[0] == 1:
             self._read_single_token()
@@ -78,7 +78,7 @@ class StepReader:
         self._fill_writes()
         self._fill_tokens()
         step.adapters[:] = tables.adapters[slots]
-        step.counts[:] = self._message[9:12]
+        step.used_counts[:] = self._message[9:12]
         step.uniforms.reshape(self._uniforms.shape)[:] = self._uniforms
 
     def _read_single_token(self) -> None:
@@ -96,7 +96,7 @@ class StepReader:
         blocks = step.blocks[:, 0, position // size]
         step.writes[:, 0] = blocks * size + position % size
         step.adapters[0] = tables.adapters[slot]
-        step.counts[:] = self._message[9:12]
+        step.used_counts[:] = self._message[9:12]
         step.uniforms[0] = self._uniforms[0, 0]
 
     def _fill_positions(self, before: Any) -> None:
@@ -124,21 +124,21 @@ class StepReader:
         step.samples[:] = samples.reshape(-1)
 
 
-def sampled_step(emitter: CommandEmitter, step: Step) -> Step:
-    shapes = catalog()["sampled_step"].shapes
-    assert shapes is not None, "sampled_step is a primitive"
+def prune_last_layer(emitter: CommandEmitter, step: Step) -> Step:
+    shapes = catalog()["prune_last_layer"].shapes
+    assert shapes is not None, "prune_last_layer is a primitive"
     pruned: Step = tree_map(partial(_allocate, emitter), shapes(step))
     source, target = (Step(*map(plain, each[:-1])) for each in (step, pruned))
     index = np.arange(source.lengths.shape[0] + 1, dtype=np.int32)
 
     def run() -> None:
-        samples, used = source.samples, source.counts[1]
+        samples, used = source.samples, source.used_counts[1]
         for name in ("tokens", "positions", "rows"):
             np.take(getattr(source, name), samples, out=getattr(target, name))
         np.take(source.writes, samples, axis=1, out=target.writes)
         np.minimum(index, used, out=target.starts)
         target.samples[:] = index[:-1]
-        target.counts[:] = used
+        target.used_counts[:] = used
 
     emitter.python(run, list(leaves(step[:-1])))
     return pruned
@@ -160,24 +160,24 @@ def admit(messages: Any, tables: Tables) -> Tables:
         tables.last[slot] = last
         tables.adapters[slot] = adapter
         tables.params[slot] = message[HEADER + 4 : table].view(np.float32)
-        tables.counts[slot] = 0
+        tables.token_counts[slot] = 0
         tables.bias[slot] = 0
     return tables
 
 
-def mark(message: Any, tables: Tables) -> Tables:
+def set_token_bias(message: Any, tables: Tables) -> Tables:
     """Add the token counts and biases of a message in place."""
     slot = message[HEADER]
-    marks = message[HEADER + 2 :].reshape(MARKS, 3)
-    np.add.at(tables.counts[slot], marks[:, 0], marks[:, 1])
-    biases = np.ascontiguousarray(marks[:, 2]).view(np.float32)
-    np.add.at(tables.bias[slot], marks[:, 0], biases)
+    entries = message[HEADER + 2 :].reshape(MAX_TOKEN_BIASES, 3)
+    np.add.at(tables.token_counts[slot], entries[:, 0], entries[:, 1])
+    biases = np.ascontiguousarray(entries[:, 2]).view(np.float32)
+    np.add.at(tables.bias[slot], entries[:, 0], biases)
     return tables
 
 
 def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
     """Step kernels; integers only, hence batch-invariant."""
-    for run in (make_step, sampled_step):
+    for run in (make_step, prune_last_layer):
         yield Kernel(run.__name__, "in_place", partial(run, emitter), invariant=True)
     yield Kernel("admit", "in_place", admit, invariant=True)
-    yield Kernel("mark", "in_place", mark, invariant=True)
+    yield Kernel("set_token_bias", "in_place", set_token_bias, invariant=True)
