@@ -58,7 +58,8 @@ class Steps:
                 list(range(first, first + limits.max_blocks_per_seq))
             ] * limits.groups
             frame = admit_frame(
-                1 + row, table, groups=limits.groups, max_blocks_per_seq=limits.max_blocks_per_seq,
+                1 + row, table, groups=limits.groups,
+                max_blocks_per_seq=limits.max_blocks_per_seq,
                 length=length, last=17,
             )  # fmt: skip
             self.runner.submit(frame)

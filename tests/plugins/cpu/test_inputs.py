@@ -47,7 +47,7 @@ class Mlp:
 
     def run(self, x, label="gated_mlp/native"):
         kernel = kernel_named(self.backend, label)
-        packed = kernel.prepare(self.group, self.backend, "bfloat16")
+        packed = kernel.pack(self.group, self.backend, "bfloat16")
         return np.array(
             kernel.run(np.asarray(x, np.float32), packed, activation="silu")
         )
@@ -78,8 +78,8 @@ def test_the_careful_way_keeps_the_rule_of_bfloat16(mlp, rng, rows, monkeypatch)
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_default_keeps_the_rule_of_what_it_declares(mlp, rng, rows):
     kernel = kernel_named(mlp.backend, "gated_mlp/native")
-    assert kernel.inputs == INT8
-    verdict = mlp.verdict(inputs(rng, rows), kernel.inputs)
+    assert kernel.activation_quant == INT8
+    verdict = mlp.verdict(inputs(rng, rows), kernel.activation_quant)
     assert verdict.passed, str(verdict)
 
 
@@ -96,7 +96,7 @@ def test_eight_bits_are_coarser_than_sixteen(mlp, rng, monkeypatch):
 def test_invariant_kernels_declare_nothing_and_give_a_row_its_bits(mlp, rng):
     kernel = kernel_named(mlp.backend, "gated_mlp/native_rows")
     assert kernel.invariant
-    assert kernel.inputs == ""
+    assert kernel.activation_quant == ""
     x = inputs(rng, 40)
     together = mlp.run(x, "gated_mlp/native_rows")
     alone = np.concatenate([mlp.run(row[None], kernel.label) for row in x])
@@ -112,7 +112,7 @@ def test_what_kernels_declare_follows_what_was_asked_for(
     backend, monkeypatch, asked, coarse
 ):
     monkeypatch.setenv("INL_CPU_INPUTS", asked)
-    declared = {k.op for k in backend.kernels() if k.inputs}
+    declared = {k.op for k in backend.kernels() if k.activation_quant}
     assert declared == coarse
 
 

@@ -8,7 +8,6 @@ from native_harness import Flag, Op, f32, i32, instruction
 
 from inl.ops import catalog
 from inl.ops.sample import _kept as kept_by_sorting
-from inl.spec.op import Case
 from inl.spec.step import NEUTRAL
 from inl.spec.tolerance import judge
 
@@ -99,12 +98,8 @@ def test_filters_of_a_large_vocabulary(native, rng, spread, filters):
         step, tables = wide(rng, vocabulary, p0=1.0, **filters)
         logits = f32(np.round(spread * rng.standard_normal((4, vocabulary)), 1))
         found, _ = sample(native, logits, step, tables, "sample_filtered")
-        case = Case(
-            "",
-            (logits.astype(np.float64), step, tables),
-            {"sampler": "sample_filtered"},
-        )
-        wanted, _ = SAMPLE.body(*case.args, sampler="sample_filtered")
+        args = logits.astype(np.float64), step, tables
+        wanted, _ = SAMPLE.body(*args, sampler="sample_filtered")
         assert np.array_equal(found, wanted)
 
 
