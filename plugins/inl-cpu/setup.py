@@ -14,7 +14,7 @@ from setuptools.errors import CompileError
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from build_native import SOURCES, build  # noqa: E402 - beside this file
+from build_native import SOURCES, build  # noqa: E402 - in this folder
 
 
 class BuildNative(build_ext):

@@ -1,4 +1,4 @@
-"""Python's structs and numbers are those that the library says it was built with."""
+"""Constants and struct layouts in Python equal those of the native library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_version(described):
     assert described["abi"] == abi.ABI
 
 
-def test_an_instruction_lies_as_it_is_packed(described):
+def test_instruction_layout(described):
     where = described["instruction"]
     assert where["size"] == abi.INSTRUCTION.size
     dims = [100 + n for n in range(abi.DIMS)]
@@ -42,7 +42,7 @@ def test_an_instruction_lies_as_it_is_packed(described):
     assert read(ctypes.c_float, "reals", abi.REALS) == reals
 
 
-def test_a_matrix_lies_as_ctypes_has_it(described):
+def test_matrix_layout(described):
     where = dict(described["matrix"])
     assert where.pop("size") == ctypes.sizeof(abi.MatrixStruct)
     for name, offset in where.items():

@@ -1,4 +1,4 @@
-"""Which nodes memory is spread over, and that the system does it."""
+"""NUMA nodes that memory is interleaved over, and the system call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inl_cpu import memory, numa
 
 @pytest.fixture
 def host(monkeypatch, tmp_path):
-    """Two sockets of four processors, and a third node that has memory alone."""
+    """Two sockets with four processors each, and a third node with memory only."""
     monkeypatch.setattr(numa, "allowed_processors", lambda: set(range(8)))
     monkeypatch.setattr(numa, "NODES", tmp_path / "node")
     monkeypatch.setattr(numa, "STATUS", tmp_path / "status")
@@ -31,12 +31,12 @@ def test_nodes_with_processors(host):
     assert numa.usable_nodes() == [0, 1]
 
 
-def test_affinity_leaves_fewer(host, monkeypatch):
+def test_affinity_limits_nodes(host, monkeypatch):
     monkeypatch.setattr(numa, "allowed_processors", lambda: {5, 6})
     assert numa.usable_nodes() == [1]
 
 
-def test_the_cgroup_grants_fewer(host):
+def test_cgroup_limits_nodes(host):
     (host / "status").write_text("Mems_allowed_list:\t0,2\n")
     assert numa.usable_nodes() == [0]
     (host / "status").write_text("")
@@ -48,7 +48,7 @@ def test_a_node_without_memory(host):
     assert numa.usable_nodes() == [1]
 
 
-def test_a_system_that_tells_nothing(host, monkeypatch):
+def test_without_node_information(host, monkeypatch):
     monkeypatch.setattr(numa, "NODES", host / "none")
     assert numa.usable_nodes() == []
 
@@ -64,12 +64,12 @@ def test_a_system_that_tells_nothing(host, monkeypatch):
         ("1,", set()),
     ],
 )
-def test_sets_as_the_system_writes_them(text, found):
+def test_parse_set(text, found):
     assert numa.parse_set(text) == found
 
 
 def policy(address):
-    """What the system says of the memory at an address."""
+    """Memory policy of the mapping at an address."""
     with Path("/proc/self/numa_maps").open() as file:
         for line in file:
             begin, rest = line.split(maxsplit=1)
@@ -79,7 +79,7 @@ def policy(address):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mbind is Linux's")
-def test_the_system_spreads_pages():
+def test_pages_are_interleaved():
     with mmap.mmap(-1, 1 << 22) as mapped:
         array = np.frombuffer(mapped, np.uint8)
         start = memory.address(array)
@@ -88,26 +88,26 @@ def test_the_system_spreads_pages():
         if done:
             assert policy(start).startswith("interleave:")
         elif (numa.NODES / "node0").exists():
-            pytest.skip("this system does not let pages be placed")
+            pytest.skip("this system does not permit memory policies")
         assert not array.any()
         del array
 
 
-def test_what_is_large_is_spread(monkeypatch):
-    asked = []
-    monkeypatch.setattr(memory, "interleave", lambda *place: asked.append(place))
+def test_large_allocations_are_interleaved(monkeypatch):
+    calls = []
+    monkeypatch.setattr(memory, "interleave", lambda *place: calls.append(place))
     small, large = memory.zeros(1000), memory.zeros(memory.INTERLEAVED)
-    assert len(asked) == 1
-    start, size = asked[0]
+    assert len(calls) == 1
+    start, size = calls[0]
     assert start <= memory.address(large) < start + size
     assert not small.any()
 
 
-def test_one_node_is_left_alone(monkeypatch):
+def test_a_single_node_is_not_bound(monkeypatch):
     monkeypatch.setattr(numa, "_cached_nodes", lambda: [0])
     monkeypatch.setattr(numa, "bind_pages", None)
     assert not numa.interleave(1 << 20, 1 << 22)
 
 
-def test_less_than_a_page_is_left_alone():
+def test_less_than_a_page_is_not_bound():
     assert not numa.bind_pages(mmap.PAGESIZE + 1, mmap.PAGESIZE, [0])

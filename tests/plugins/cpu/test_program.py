@@ -1,4 +1,4 @@
-"""A recorded program gives what its ops give one by one, again and again."""
+"""Recorded programs give the same results as their ops run immediately."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HIDDEN = 32
 
 
 def recorded(backend, function):
-    """``function(ops, x)`` as a program of (weights, message, state), and its items."""
+    """``function(ops, x)`` as a program of (weights, message, state), and its steps."""
     ops = DynamicOps(tuple(backend.kernels()))
 
     def run(_weights, message, state):
@@ -37,7 +37,7 @@ def recorded(backend, function):
 
 
 def both(backend, function, *inputs):
-    """Run at once and recorded, on each input in turn; returns the last's items."""
+    """Compare immediate and recorded runs on each input; counts the recorded steps."""
     ops = DynamicOps(tuple(backend.kernels()))
     program, items = recorded(backend, function)
     for x in inputs:
@@ -76,26 +76,26 @@ def test_sums_and_products_are_native(backend, rng):
     assert found == {"add": 1, "mul": 1, "sub": 1, "scale": 3}
 
 
-def test_broadcasting_is_computed_by_numpy(backend, rng):
+def test_broadcasting_is_a_python_step(backend, rng):
     found = both(backend, lambda _ops, x: x * x[:1] + x[:, :1], *inputs(rng))
     assert found == {"python": 2}
 
 
-def test_views_need_no_instruction(backend, rng):
+def test_views_emit_no_instruction(backend, rng):
     def function(_ops, x):
         return (x[1:3].reshape(2, 4, 8) * 2.0)[..., 2:]
 
     assert both(backend, function, *inputs(rng)) == {"scale": 1}
 
 
-def test_a_reshape_across_strides_is_a_copy(backend, rng):
+def test_a_reshape_across_strides_copies(backend, rng):
     def function(_ops, x):
         return x[:, 4:12].reshape(-1, 5) * 2.0
 
     assert both(backend, function, *inputs(rng)) == {"python": 1, "scale": 1}
 
 
-def test_what_no_model_may_do_is_refused(backend, rng):
+def test_numpy_functions_are_refused(backend, rng):
     program, _ = recorded(backend, lambda _ops, x: np.concatenate([x, x]))
     with pytest.raises(KernelFailed, match="concatenate: not supported on a tensor"):
         program(None, inputs(rng)[0], ())
@@ -111,7 +111,7 @@ def test_in_place_operators_are_refused(backend, rng):
         program(None, inputs(rng)[0], ())
 
 
-def test_a_norm_is_folded_into_the_product_that_reads_it(backend, rng):
+def test_a_norm_is_fused_into_the_product_that_reads_it(backend, rng):
     w, norm = linear(backend, rng), Norm(floats(rng, HIDDEN))
 
     def function(ops, x):
@@ -128,11 +128,11 @@ def test_a_norm_is_folded_into_the_product_that_reads_it(backend, rng):
     assert both(backend, alone, *inputs(rng)) == {"linear": 1}
 
 
-def test_a_norm_whose_operand_is_overwritten_by_the_product_is_kept(backend, rng):
+def test_a_norm_whose_operand_the_product_overwrites_is_not_fused(backend, rng):
     w, norm = linear(backend, rng), Norm(floats(rng, HIDDEN))
 
     def function(ops, x):
-        # Nobody holds the delta: its memory is the product's.
+        # The delta is not referenced: its memory is reused for the product.
         total, y = ops.reduce_add_norm(x, x * 2.0, norm, eps=1e-5)
         return ops.linear(y, w), total
 
@@ -140,7 +140,7 @@ def test_a_norm_whose_operand_is_overwritten_by_the_product_is_kept(backend, rng
     assert found == {"scale": 1, "add_norm": 1, "linear": 1}
 
 
-def test_a_norm_that_others_read_is_kept(backend, rng):
+def test_a_norm_with_other_readers_is_not_fused(backend, rng):
     w, norm = linear(backend, rng), Norm(floats(rng, HIDDEN))
 
     def twice(ops, x):
@@ -156,7 +156,7 @@ def test_a_norm_that_others_read_is_kept(backend, rng):
     assert both(backend, returned, *inputs(rng))["rms_norm"] == 1
 
 
-def test_an_op_without_a_kernel_breaks_the_list_and_no_more(backend, rng):
+def test_an_op_without_a_native_kernel_is_a_python_step(backend, rng):
     w = linear(backend, rng, rows=40)
     masks = rng.integers(-(2**31), 2**31, (5, 2)).astype(np.int32)
 
@@ -167,8 +167,8 @@ def test_an_op_without_a_kernel_breaks_the_list_and_no_more(backend, rng):
     assert found == {"linear": 1, "python": 1, "scale": 1}
 
 
-def test_a_recording_serves_one_state(backend, rng):
-    """Another state of the same shapes is recorded anew, not written over."""
+def test_a_program_is_recorded_for_each_state(backend, rng):
+    """A state of the same shapes is recorded again, not overwritten."""
 
     def run(_weights, message, state):
         return message * 1.0, (state[0] + message,)
@@ -182,7 +182,7 @@ def test_a_recording_serves_one_state(backend, rng):
     assert (second == 5).all()
 
 
-def test_recordings_are_bounded(backend):
+def test_the_number_of_programs_is_bounded(backend):
     for size in range(1, 80):
         program = Program(
             lambda _w, m, state: (m * 2.0, state), backend.emitter, backend.programs
@@ -191,7 +191,7 @@ def test_recordings_are_bounded(backend):
     assert len(backend.programs) == 64
 
 
-def test_a_failure_while_recording_leaves_nothing_behind(backend):
+def test_a_failure_while_recording_is_cleaned_up(backend):
     def run(_weights, message, state):
         raise ValueError("no")
 
@@ -202,7 +202,7 @@ def test_a_failure_while_recording_leaves_nothing_behind(backend):
     assert not backend.programs
 
 
-def test_a_refused_instruction_says_which_and_why(backend):
+def test_a_refused_instruction_raises_with_the_reason(backend):
     x = np.ones((2, 4), np.float32)
     call = RmsNorm(
         rows=2, heads=1, head_width=4, x_stride=4, y_stride=4, x=x, y=None, eps=1e-5
@@ -212,7 +212,7 @@ def test_a_refused_instruction_says_which_and_why(backend):
 
 
 class Chain:
-    """A random chain of ops whose results live for random times."""
+    """A random chain of ops whose results have random lifetimes."""
 
     def __init__(self, backend, seed):
         rng = np.random.default_rng(seed)
@@ -257,8 +257,8 @@ class Chain:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_scratch_memory_is_used_again_without_harm(backend, seed):
-    """Random chains: what is overwritten too early shows in the numbers."""
+def test_scratch_memory_reuse_is_safe(backend, seed):
+    """Random chains: overwriting a live buffer changes the results."""
     chain = Chain(backend, seed)
     ops = DynamicOps(tuple(backend.kernels()))
     program, _ = recorded(backend, chain)
@@ -298,7 +298,9 @@ def frames():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_runs_alike_recorded_and_at_once(backend, frames, dtype, monkeypatch):
+def test_a_model_gives_the_same_tokens_recorded_and_immediately(
+    backend, frames, dtype, monkeypatch
+):
     limits, messages = frames
     config, tensors = tiny_llama(np.random.default_rng(3))
     files = MemoryCheckpoint(config, tensors)
@@ -318,7 +320,7 @@ def test_a_model_runs_alike_recorded_and_at_once(backend, frames, dtype, monkeyp
         Counter(item.spec().name for item in r.steps if isinstance(item, Instruction))
         for r in steps
     ]
-    # In a step with prompts the last layer turns and caches before it attends.
+    # In a step with prompts the last layer rotates and caches before attention.
     assert [count["rope"] for count in counts] == [2, 2, 0]
     assert all("add_norm" not in count for count in counts)
     monkeypatch.setattr(type(backend), "compile", lambda *args, **_: args[1])

@@ -1,4 +1,4 @@
-"""Packed weights that an earlier start left, and all that may have become of them."""
+"""The cache of packed weights: reuse, damage, staleness, eviction, concurrency."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = 256
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A cache folder of its own, in which the smallest weights are kept."""
+    """An empty cache folder, in which small weights are cached too."""
     monkeypatch.setenv("INL_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(weight_cache.VARIABLE, raising=False)
     monkeypatch.setattr(weight_cache, "MIN_BYTES", 1)
@@ -35,14 +35,14 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def model(tmp_path):
-    """A file that stands for a model's; its bytes only name what is kept."""
+    """A file in place of a model; its bytes determine the cache file's name."""
     file = tmp_path / "model.gguf"
     file.write_bytes(bytes(range(256)) * 8192)
     return file
 
 
 def q4_0(rng, rows):
-    """Rows of random codes with scales that are numbers."""
+    """Rows of random codes with finite scales."""
     blocks = rng.integers(0, 256, (rows, COLUMNS // 32, 18), np.uint8)
     scales = rng.uniform(-1, 1, (rows, COLUMNS // 32)).astype(np.float16)
     blocks[..., :2] = scales[..., None].view(np.uint8)
@@ -60,7 +60,7 @@ def sources(rng):
 
 
 def loading(backend, sources):
-    """What a loader would do: some matrices, in order."""
+    """Packs some matrices in a fixed order, as a loader does."""
 
     def load():
         return (
@@ -85,14 +85,14 @@ def product(backend, matrix, x):
 
 
 def check(backend, found, sources, rng):
-    """Products with what was found, against the sources' own numbers."""
+    """Compare products with loaded matrices and with the sources."""
     x = rng.standard_normal((3, COLUMNS)).astype(np.float32)
     rows = np.concatenate([dequantize(each) for each in sources["qkv"]])
     product_of = product(backend, found[0], x)
     np.testing.assert_allclose(product_of, x @ rows.T, rtol=2e-2, atol=2e-1)
 
 
-def test_the_next_start_maps_what_this_one_packed(backend, model, sources, folder, rng):
+def test_the_second_start_maps_the_packed_weights(backend, model, sources, folder, rng):
     first = start(backend, model, sources)
     second = start(backend, model, sources)
     assert [each.from_cache for each in first] == [False] * 3
@@ -136,7 +136,7 @@ def damages():
 
 
 @pytest.mark.parametrize("name", damages())
-def test_damage_costs_one_line_and_packing(
+def test_damaged_files_are_logged_and_packed_again(
     name, backend, model, sources, folder, rng, caplog
 ):
     start(backend, model, sources)
@@ -167,10 +167,10 @@ def test_another_model_of_the_same_name_has_another_file(
 
 
 @pytest.mark.parametrize("change", ["numbers", "order", "shape", "more", "fewer"])
-def test_what_a_name_does_not_tell_is_seen(
+def test_stale_files_of_the_same_name_are_detected(
     change, backend, model, sources, folder, rng, caplog
 ):
-    """As if the code that packs had changed, and not the version."""
+    """As if the packing code had changed without a new version."""
     start(backend, model, sources)
     q, k, v = sources["qkv"]
     other = {
@@ -194,7 +194,7 @@ def test_what_a_name_does_not_tell_is_seen(
     assert len(found) == {"more": 4, "fewer": 1}.get(change, 3)
 
 
-def test_the_name_follows_from_all_that_matters(backend, model, folder, monkeypatch):
+def test_the_file_name_depends_on_all_inputs(backend, model, folder, monkeypatch):
     name = weight_cache.file_name([model], "bfloat16", backend.emitter)
     assert name == weight_cache.file_name([model], "bfloat16", backend.emitter)
     others = {weight_cache.file_name([model], "float32", backend.emitter)}
@@ -219,7 +219,7 @@ def test_the_name_follows_from_all_that_matters(backend, model, folder, monkeypa
 
 
 @pytest.mark.parametrize("obstacle", ["a file in its place", "no room", "full disk"])
-def test_where_nothing_can_be_written_it_works_without(
+def test_loading_continues_if_the_cache_cannot_be_written(
     obstacle, backend, model, sources, folder, rng, caplog, monkeypatch
 ):
     if obstacle == "a file in its place":
@@ -244,8 +244,8 @@ def _full(*_):
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no users")
-def test_a_read_only_folder_is_read(backend, model, sources, folder):
-    """Once filled, a folder needs no writing; root may write anyway."""
+def test_a_read_only_folder_is_used(backend, model, sources, folder):
+    """A filled folder is only read; root may write anyway."""
     start(backend, model, sources)
     folder.chmod(0o555)
     try:
@@ -254,7 +254,7 @@ def test_a_read_only_folder_is_read(backend, model, sources, folder):
         folder.chmod(0o755)
 
 
-def test_it_can_be_switched_off(backend, model, sources, folder, monkeypatch):
+def test_the_cache_can_be_disabled(backend, model, sources, folder, monkeypatch):
     monkeypatch.setenv(weight_cache.VARIABLE, "off")
     start(backend, model, sources)
     assert not folder.exists()
@@ -263,13 +263,13 @@ def test_it_can_be_switched_off(backend, model, sources, folder, monkeypatch):
         start(backend, model, sources)
 
 
-def test_small_weights_are_packed_each_time(backend, model, sources, folder):
-    weight_cache.MIN_BYTES = 1 << 30  # the fixture puts it back
+def test_small_weights_are_not_cached(backend, model, sources, folder):
+    weight_cache.MIN_BYTES = 1 << 30  # restored by the fixture
     start(backend, model, sources)
     assert not folder.exists()
 
 
-def test_small_pages_are_read_instead_of_mapped(
+def test_files_are_read_without_huge_pages(
     backend, model, sources, folder, rng, monkeypatch
 ):
     start(backend, model, sources)
@@ -279,7 +279,9 @@ def test_small_pages_are_read_instead_of_mapped(
     check(backend, found, sources, rng)
 
 
-def test_the_longest_unused_go_first(backend, model, sources, folder, monkeypatch):
+def test_the_least_recently_used_files_are_evicted(
+    backend, model, sources, folder, monkeypatch
+):
     start(backend, model, sources)
     (mine,) = folder.iterdir()
     size = mine.stat().st_size
@@ -323,8 +325,8 @@ for _ in range(20):
 """
 
 
-def test_processes_that_start_at_once_do_not_meet(backend, model, folder):
-    """Three that keep and take, one of which removes the file again and again."""
+def test_concurrent_processes(backend, model, folder):
+    """Three processes read and write the cache; one of them keeps removing the file."""
     command = [sys.executable, "-W", "error", "-c", PROGRAM, str(model)]
     roles = ("keeps", "keeps", "removes")
     running = [

@@ -1,4 +1,4 @@
-"""The native library under test, in every instruction set of this machine."""
+"""Fixtures: the native library, in every instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from inl_cpu.abi import ISAS
 PACKAGE = Path(__file__).parents[4] / "plugins" / "inl-cpu"
 BUILT = PACKAGE / "src" / "inl_cpu" / "native" / "libinl.so"
 LIBRARY = "INL_NATIVE_LIBRARY"
-"""Environment variable that names another library to test."""
+"""Environment variable: path of another library to test."""
 
 
 @pytest.fixture(scope="session")
 def builder():
-    """The module ``build_native``; skips where there is no compiler."""
+    """The module ``build_native``; skips without a C++ compiler."""
     spec = importlib.util.spec_from_file_location(
         "build_native", PACKAGE / "build_native.py"
     )
@@ -38,7 +38,7 @@ def builder():
 
 @pytest.fixture(scope="session")
 def place(request, tmp_path_factory):
-    """Path of the library, built now where it is missing or older than a source."""
+    """Path of the library, built if it is missing or older than a source."""
     named = os.environ.get(LIBRARY)
     if named:
         return Path(named)
@@ -57,7 +57,7 @@ def lib(place):
 
 @pytest.fixture(scope="module", params=ISAS)
 def native(lib, request):
-    """Two threads of one instruction set."""
+    """A pool of two threads, for each instruction set."""
     if not lib.inl_can_run(ISAS.index(request.param)):
         pytest.skip(f"this processor does not run {request.param}")
     opened = Native(lib, request.param, threads=2)

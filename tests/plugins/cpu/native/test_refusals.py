@@ -1,4 +1,4 @@
-"""Instructions that cannot run are refused with a sentence, and none has run then."""
+"""Invalid instructions are refused with a reason, before any instruction runs."""
 
 from __future__ import annotations
 
@@ -134,10 +134,10 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("words", BAD)
-def test_refused_with_a_sentence(scalar, words):
-    for bad in BAD[words]:
-        with pytest.raises(Refused, match=words):
+@pytest.mark.parametrize("reason", BAD)
+def test_invalid_instructions_are_refused(scalar, reason):
+    for bad in BAD[reason]:
+        with pytest.raises(Refused, match=reason):
             scalar.run(bad)
 
 
@@ -148,7 +148,7 @@ def test_a_matrix_without_data(scalar):
         scalar.run(linear(empty))
 
 
-def test_the_number_of_the_first_bad_one_is_told_and_nothing_has_run(scalar):
+def test_the_first_invalid_instruction_is_reported_and_none_runs(scalar):
     y = np.zeros(4, np.float32)
     good = instruction(Op.ADD, (4,), (X, X, y))
     with pytest.raises(Refused, match=r"^3: opcode 99: unknown"):
@@ -158,7 +158,7 @@ def test_the_number_of_the_first_bad_one_is_told_and_nothing_has_run(scalar):
     assert y.tolist() == [2, 2, 2, 2]
 
 
-def test_nothing_to_do_is_fine(scalar):
+def test_empty_programs_and_sizes_are_accepted(scalar):
     scalar.run()
     scalar.run(instruction(Op.ADD, (0,), (X, X, Y)))
     scalar.run(linear(matrix(), dims=(0, 64, 64)))
@@ -167,11 +167,11 @@ def test_nothing_to_do_is_fine(scalar):
 @pytest.mark.parametrize(
     ("threads", "isa"), [(0, 0), (-1, 0), (4097, 0), (1, 9), (1, -1)]
 )
-def test_a_pool_that_cannot_be(lib, threads, isa):
+def test_invalid_pools(lib, threads, isa):
     assert not lib.inl_open(threads, isa)
 
 
-def test_sizes_that_make_no_sense(lib):
+def test_invalid_sizes(lib):
     sizes = lib.inl_cache_bytes
     assert sizes(4, 16, 3, 64, 0) == 4 * 3 * 16 * 64 * 4
     assert sizes(4, 16, 3, 64, Flag.KV_BF16) == 4 * 3 * 16 * 64 * 2
@@ -191,8 +191,8 @@ def test_sizes_that_make_no_sense(lib):
     assert lib.inl_matrix_bytes(ctypes.byref(matrix(columns=65).struct)) == -1
 
 
-def test_ids_of_slots_are_the_callers_affair_but_tokens_are_not(scalar):
-    """A fed token outside the vocabulary counts nowhere."""
+def test_fed_tokens_out_of_range_are_not_counted(scalar):
+    # Slots are not checked: they come from the scheduler.
     logits, counts = f32(np.zeros((1, 4))), np.zeros((1, 4), np.int32)
     bias, params = np.zeros((1, 4), np.float32), np.zeros((1, 7), np.float32)
     for fed in (-1, 4):

@@ -1,4 +1,4 @@
-/* The kernels for AMX (tiles of bfloat16) beside AVX-512. */
+/* The kernels for AMX (tiles of bfloat16) and AVX-512. */
 
 #include "isa/isa.h"
 
@@ -23,9 +23,7 @@
 
 namespace inl {
 
-const Operation *amx_operations() {
-    return AMX_TABLE.operations;
-}
+const Operation *amx_operations() { return AMX_TABLE.operations; }
 
 } // namespace inl
 

@@ -1,8 +1,7 @@
 /* Attention of many tokens in AMX tiles: products of 16 queries and 16 keys.
  *
- * A cache tile of keys has the layout of a weight tile; a tile of values, with eight pairs,
- * is half of one. Everything else is as in kernels/attention.h.
- */
+ * A cache tile of keys has the layout of a weight tile; a tile of values, with eight
+ * pairs, is half of one. Everything else is as in kernels/attention.h. / */
 #pragma once
 
 #include <cmath>
@@ -13,6 +12,7 @@
 
 #include "kernels/amx_linear.h"
 #include "kernels/attention.h"
+#include "kernels/weights.h"
 #include "runtime/instructions.h"
 #include "simd/simd.h"
 
@@ -101,14 +101,15 @@ inline void score_keys(const uint32_t *words, int64_t width, const char *keys,
 }
 
 void score_amx(const Attention &a, const Queries &q, int64_t head,
-                    const AmxScratch &s) {
+               const AmxScratch &s) {
     alignas(64) float scores[256];
     const F scale = set(a.op.scale());
     float *out = s.scores;
     for (int64_t key = tile_start(a, q.from); key < q.to;
          key = tile_end(a, key), out += 16) {
         const int keys = int(tile_end(a, key) - key);
-        score_keys(s.words, a.width, cache_tile(a, a.op.k_cache(), q, head, key), scores);
+        score_keys(s.words, a.width, cache_tile(a, a.op.k_cache(), q, head, key),
+                   scores);
         for (int r = 0; r < q.count; r++) {
             const F value = capped(mul(load(scores + 16 * r), scale), a.op.cap());
             store(out + r * max_keys(a), masked(q, r, key, keys, value));
@@ -123,7 +124,7 @@ void clean_values(const char *tile, int64_t padded, int keys, uint32_t *clean) {
         const I mask = set_int(left >= 2 ? -1 : left == 1 ? 0xffff : 0);
         for (int d = 0; d < 4; d++) {
             const I value =
-                both_bits(load_ints(tile + (pair * padded + 16 * d) * 4), mask);
+                bit_and(load_ints(tile + (pair * padded + 16 * d) * 4), mask);
             _mm512_storeu_si512(clean + pair * 64 + 16 * d, value);
         }
     }
@@ -145,7 +146,7 @@ inline void add_values(const uint16_t *weights, int64_t stride, const char *valu
 
 /* Store 64 columns of y, divided by the totals. */
 void store_values(const Attention &a, const Queries &q, const float *totals,
-                int64_t column) {
+                  int64_t column) {
     alignas(64) float sums[4][256];
     _tile_stored(0, sums[0], 64);
     _tile_stored(1, sums[1], 64);
@@ -160,7 +161,7 @@ void store_values(const Attention &a, const Queries &q, const float *totals,
 }
 
 void sum_values_amx(const Attention &a, const Queries &q, int64_t head,
-                  const AmxScratch &s, const float *totals, int64_t column) {
+                    const AmxScratch &s, const float *totals, int64_t column) {
     alignas(64) uint32_t clean[512];
     _tile_zero(0);
     _tile_zero(1);
@@ -182,7 +183,8 @@ void sum_values_amx(const Attention &a, const Queries &q, int64_t head,
     store_values(a, q, totals, column);
 }
 
-/* Replace the scores of a query by weights; returns their total with that of the sink. */
+/* Replace the scores of a query by weights; returns their total with that of the
+ * sink. */
 float exponentiate_all(const Attention &a, const Queries &q, int r, float *scores,
                        int64_t count) {
     float top, total;
@@ -199,7 +201,7 @@ float exponentiate_all(const Attention &a, const Queries &q, int r, float *score
 }
 
 void attend_amx(const Attention &a, const Queries &q, int64_t head,
-                     const AmxScratch &s) {
+                const AmxScratch &s) {
     tile_words(a, q, s);
     score_amx(a, q, head, s);
     int64_t count = 0;
@@ -224,14 +226,14 @@ void amx_attention_body(args::Attention op, int64_t chunk, Worker &worker) {
     if (!uses_amx(op)) return attention_body(op, chunk, worker);
     const Attention a(op);
     const AmxScratch scratch(a, worker.own);
-    const int64_t blocks = ceil_div(op.tokens(), TOKEN_BLOCK), head = chunk % a.kv_heads;
+    const int64_t blocks = ceil_div(op.tokens(), TOKEN_BLOCK),
+                  head = chunk % a.kv_heads;
     const Span tokens(blocks - 1 - chunk / a.kv_heads, TOKEN_BLOCK, op.tokens());
     const AttentionTileConfig config;
     _tile_loadconfig(&config);
     zero_padding(a, tokens, head);
-    each_queries(a, tokens, head, 16, [&](const Queries &q) {
-        attend_amx(a, q, head, scratch);
-    });
+    each_queries(a, tokens, head, 16,
+                 [&](const Queries &q) { attend_amx(a, q, head, scratch); });
     _tile_release();
 }
 

@@ -1,9 +1,8 @@
 /* Products of many rows in AMX tile registers, in bfloat16.
  *
- * Weights are decoded to bfloat16 once for TILE_BLOCK rows of x: 16 rows of 32 columns fill
- * one tile register, in the layout of INL_BF16. Two tiles of weights are multiplied with
- * two tiles of x.
- */
+ * Weights are decoded to bfloat16 once for TILE_BLOCK rows of x: 16 rows of 32 columns
+ * fill one tile register, in the layout of INL_BF16. Two tiles of weights are
+ * multiplied with two tiles of x. / */
 #pragma once
 
 #include <cstdint>
@@ -176,7 +175,8 @@ void store_tile_pair(args::Linear op, int64_t pair, int64_t row, const float *su
     }
     if (op.flags() & INL_GATE_MASK) return store_gated(op, pair, rows, first, second);
     store_sums(op, 2 * pair, rows, first);
-    if (2 * pair + 1 < tiles_of(op.matrix())) store_sums(op, 2 * pair + 1, rows, second);
+    if (2 * pair + 1 < tiles_of(op.matrix()))
+        store_sums(op, 2 * pair + 1, rows, second);
 }
 
 void amx_linear_body(args::Linear op, int64_t chunk, Worker &worker) {

@@ -1,11 +1,11 @@
 /* Causal attention over the paged cache, one segment of keys at a time.
  *
  * A chunk has a few tokens and one kv head. Each segment of 256 keys has an ordinary
- * softmax over exact scores; segments are accumulated in the order of their keys. So the
- * result of a query does not depend on the other queries: keys that only they attend to
- * have weight 0. With few tokens and long sequences, a chunk is one segment, and another
- * phase accumulates the segments in the same order, with the same result.
- */
+ * softmax over exact scores; segments are accumulated in the order of their keys. So
+ * the result of a query does not depend on the other queries: keys that only they
+ * attend to have weight 0. With few tokens and long sequences, a chunk is one segment,
+ * and another phase accumulates the segments in the same order, with the same result.
+ * / */
 #pragma once
 
 #include <cstdint>
@@ -78,8 +78,8 @@ void zero_padding(const Attention &a, const Span &tokens, int64_t head) {
             std::memset(a.out(token, head * a.group), 0, size_t(a.group * a.width) * 4);
 }
 
-/* With INL_ONE_TOKEN_ROWS only the token itself attends to its key, so the chunk that reads
- * the key also writes it. segment: the only segment of the chunk, or -1. */
+/* With INL_ONE_TOKEN_ROWS only the token itself attends to its key, so the chunk that
+ * reads the key also writes it. segment: the only segment of the chunk, or -1. */
 void cache_own_tokens(const Attention &a, const Span &tokens, int64_t head,
                       int64_t segment, float *key) {
     if (a.op.k() == nullptr || !(a.op.flags() & INL_ONE_TOKEN_ROWS)) return;

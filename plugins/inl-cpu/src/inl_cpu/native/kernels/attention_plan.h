@@ -39,7 +39,8 @@ struct Plan {
     static int64_t segment_of(const Attention &a, int64_t key) {
         return a.tile_of(key) / SEGMENT_TILES;
     }
-    /* Segments that any token of a span attends to; the first one if all are padding. */
+    /* Segments that any token of a span attends to; the first one if all are
+     * padding. */
     Span segments(int64_t at) const {
         const Span chunk = tokens(at);
         Span range(0, 1, 1);
@@ -60,8 +61,8 @@ struct Plan {
     int64_t words() const { return a.shape.padded(); }
 };
 
-/* Softmax-weighted sum over the segments so far: mixed values [padded], the largest score
- * and the total of the weights, which is 0 before any visible key. */
+/* Softmax-weighted sum over the segments so far: mixed values [padded], the largest
+ * score and the total of the weights, which is 0 before any visible key. */
 struct PartialSoftmax {
     float *mixed;
     float top, total;
@@ -78,8 +79,8 @@ struct PartialSoftmax {
         const F rescale = exponential(set(top - both));
         const F other_rescale = exponential(set(other_top - both));
         for (int64_t at = 0; at < padded; at += 16)
-            store(mixed + at, fma(load(other + at), other_rescale,
-                                  mul(load(mixed + at), rescale)));
+            store(mixed + at,
+                  fma(load(other + at), other_rescale, mul(load(mixed + at), rescale)));
         total = total * largest(rescale) + other_total * largest(other_rescale);
         top = both;
     }

@@ -47,12 +47,14 @@ struct CacheTile<PAIRS> {
         for (int64_t from = 0; from < width; from += 64) {
             const int64_t count = width - from < 64 ? width - from : 64;
             char *keys = k_tile + (from / 2 * INL_LANES + lane) * 4;
-            for (int64_t at = 0; at < count; at++) narrow[at] = float_to_bf16(k[from + at]);
+            for (int64_t at = 0; at < count; at++)
+                narrow[at] = float_to_bf16(k[from + at]);
             for (int64_t at = 0; at < count; at += 2)
                 std::memcpy(keys + at * INL_LANES * 2, narrow + at, 4);
             uint16_t *values =
                 reinterpret_cast<uint16_t *>(v_tile) + value_offset(lane, from);
-            for (int64_t at = 0; at < count; at++) narrow[at] = float_to_bf16(v[from + at]);
+            for (int64_t at = 0; at < count; at++)
+                narrow[at] = float_to_bf16(v[from + at]);
             for (int64_t at = 0; at < count; at++) values[2 * at] = narrow[at];
         }
     }
@@ -64,7 +66,8 @@ struct CacheTile<PAIRS> {
             tile)[(at / 2 * INL_LANES + lane) * 2 + at % 2]);
     }
     float value(const char *tile, int lane, int64_t at) const {
-        return bf16_to_float(reinterpret_cast<const uint16_t *>(tile)[value_offset(lane, at)]);
+        return bf16_to_float(
+            reinterpret_cast<const uint16_t *>(tile)[value_offset(lane, at)]);
     }
 };
 
@@ -93,13 +96,13 @@ struct CacheTile<BYTES> {
     /* Sets the scale and returns its inverse: the largest magnitude gets code 127. NaN
      * propagates to the scale. */
     static float set_scale(const float *x, int64_t width, float *scale) {
-        float most = 0, odd = 0;
+        float magnitude = 0, nan = 0;
         for (int64_t at = 0; at < width; at++) {
-            most = std::fabs(x[at]) > most ? std::fabs(x[at]) : most;
-            odd += x[at] * 0;
+            magnitude = std::fabs(x[at]) > magnitude ? std::fabs(x[at]) : magnitude;
+            nan += x[at] * 0;
         }
-        *scale = most / 127 + odd;
-        return most > 0 ? 127 / most : 0;
+        *scale = magnitude / 127 + nan;
+        return magnitude > 0 ? 127 / magnitude : 0;
     }
     static char code(float x) {
         const float bounded = x > -127 ? (x < 127 ? x : 127) : -127;
@@ -119,8 +122,8 @@ struct CacheTile<BYTES> {
 
 /* Store the key and value of one head at a cache position. */
 template <CacheKind KIND>
-void put_position(const CacheShape &shape, char *k_cache, char *v_cache, int64_t position,
-              int64_t head, const float *k, const float *v) {
+void put_position(const CacheShape &shape, char *k_cache, char *v_cache,
+                  int64_t position, int64_t head, const float *k, const float *v) {
     const int64_t offset = position % shape.block_size;
     const int64_t place = shape.tile_offset(position / shape.block_size, head, offset);
     const CacheTile<KIND> tile{shape.padded()};
@@ -129,11 +132,15 @@ void put_position(const CacheShape &shape, char *k_cache, char *v_cache, int64_t
 }
 
 inline void put_position(const CacheShape &shape, char *k_cache, char *v_cache,
-                     int64_t position, int64_t head, const float *k, const float *v) {
+                         int64_t position, int64_t head, const float *k,
+                         const float *v) {
     switch (shape.kind) {
-    case FLOATS: return put_position<FLOATS>(shape, k_cache, v_cache, position, head, k, v);
-    case PAIRS: return put_position<PAIRS>(shape, k_cache, v_cache, position, head, k, v);
-    case BYTES: return put_position<BYTES>(shape, k_cache, v_cache, position, head, k, v);
+    case FLOATS:
+        return put_position<FLOATS>(shape, k_cache, v_cache, position, head, k, v);
+    case PAIRS:
+        return put_position<PAIRS>(shape, k_cache, v_cache, position, head, k, v);
+    case BYTES:
+        return put_position<BYTES>(shape, k_cache, v_cache, position, head, k, v);
     }
 }
 

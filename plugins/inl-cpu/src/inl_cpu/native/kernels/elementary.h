@@ -28,8 +28,8 @@ inline F exponential(F x) {
     return where_below(x, lowest, set(0.0f), mul(p, scale));
 }
 
-/* e^x for x <= 0 with a relative error of 5e-6, for results that are rounded to bfloat16
- * or bytes; uses the minimax polynomial of 2^f for |f| <= 1/2. */
+/* e^x for x <= 0 with a relative error of 5e-6, for results that are rounded to
+ * bfloat16 or bytes; uses the minimax polynomial of 2^f for |f| <= 1/2. */
 inline F rough_exponential(F x) {
     const F lowest = set(-87.3f);
     const F scaled = mul(larger(lowest, x), set(1.44269504f));

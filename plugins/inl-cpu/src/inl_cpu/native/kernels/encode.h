@@ -2,9 +2,9 @@
  *
  * Rows are divided into tiles of MAX_TILE_ROWS, 8, 4, 2 or 1. In a tile of R rows, a
  * kernel broadcasts 4-byte words from one pointer: a float32 of one column or two
- * bfloat16 of two, as [step][R], or int8 as [group][R][columns of a group]. For quantized
- * weights they are followed by arrays float32 or int32 [group][R], depending on the mode.
- */
+ * bfloat16 of two, as [step][R], or int8 as [group][R][columns of a group]. For
+ * quantized weights they are followed by arrays float32 or int32 [group][R], depending
+ * on the mode. / */
 #pragma once
 
 #include <cmath>
@@ -46,16 +46,15 @@ struct RowShape {
 
     RowShape(const inl_matrix &m, int32_t flags)
         : mode(flags & INL_X_MASK),
-          planes(mode == INL_X_INT8 || mode == INL_X_INT16 ? 2 : 1),
-          columns(m.columns), group(is_quantized(m) ? m.group : 0),
-          groups(group ? columns / group : 0) {
-        words =
-            mode == INL_X_EXACT ? columns : ceil_div(columns, mode == INL_X_BF16 ? 2 : 4);
+          planes(mode == INL_X_INT8 || mode == INL_X_INT16 ? 2 : 1), columns(m.columns),
+          group(is_quantized(m) ? m.group : 0), groups(group ? columns / group : 0) {
+        words = mode == INL_X_EXACT ? columns
+                                    : ceil_div(columns, mode == INL_X_BF16 ? 2 : 4);
     }
     bool is_integer() const { return mode == INL_X_INT8 || mode == INL_X_INT16; }
-    /* Arrays of a group: scale, initial accumulator and sum; in exact mode the float32 sum
-     * only. int8 adds the initial accumulator of the second plane, and whether the tile
-     * has that plane. */
+    /* Arrays of a group: scale, initial accumulator and sum; in exact mode the float32
+     * sum only. int8 adds the initial accumulator of the second plane, and whether the
+     * tile has that plane. */
     int64_t extras() const {
         return mode == INL_X_INT8 ? 5 : is_integer() ? 3 : groups ? 1 : 0;
     }
@@ -103,8 +102,8 @@ void encode_bf16(const float *x, const TileView<> &view, int at, Span columns) {
     uint32_t *words = view.words(0);
     const int64_t last = columns.to - 1;
     for (int64_t k = columns.from; k < last; k += 2)
-        words[k / 2 * view.rows + at] = float_to_bf16(x[k]) | uint32_t(float_to_bf16(x[k + 1]))
-                                                             << 16;
+        words[k / 2 * view.rows + at] =
+            float_to_bf16(x[k]) | uint32_t(float_to_bf16(x[k + 1])) << 16;
     if (last >= columns.from && last % 2 == 0)
         words[last / 2 * view.rows + at] = float_to_bf16(x[last]);
 }
@@ -171,8 +170,8 @@ struct RowView {
           flags(reinterpret_cast<int32_t *>(view.extra(4)) + group * rows) {}
 };
 
-/* Initialize the lower plane of a group: only groups in which some row has outliers have
- * one; it is zero for the other rows. */
+/* Initialize the lower plane of a group: only groups in which some row has outliers
+ * have one; it is zero for the other rows. */
 template <int GROUP>
 void begin_lower(const RowView &row, int at) {
     *row.flags = 1;

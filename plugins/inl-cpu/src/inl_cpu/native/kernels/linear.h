@@ -124,8 +124,8 @@ void store_gated(args::Linear op, int64_t unit, const RowTile &rows, const F *ga
 /* Prefetch the cache lines of y: many stores that miss the cache stall the core. */
 void prefetch_y(args::Linear op, int64_t unit, const RowTile &rows) {
     for (int r = 0; r < rows.rows; r++)
-        __builtin_prefetch(
-            op.y() + (rows.start + r) * op.y_stride() + unit * INL_LANES, 1);
+        __builtin_prefetch(op.y() + (rows.start + r) * op.y_stride() + unit * INL_LANES,
+                           1);
 }
 
 void multiply_unit(args::Linear op, int64_t unit, const RowTile &rows,

@@ -41,7 +41,8 @@ void pack_plain(const inl_matrix &m, const uint8_t *row, int64_t kind, char *til
     }
 }
 
-/* float16 scales are copied from the source; blocks of every such kind begin with them. */
+/* float16 scales are copied from the source; blocks of every such kind begin with
+ * them. */
 void pack_scales(const inl_matrix &m, const uint8_t *block, const Decoded &d, int group,
                  char *scales, int lane) {
     if (m.scale == INL_F16) {
@@ -54,15 +55,15 @@ void pack_scales(const inl_matrix &m, const uint8_t *block, const Decoded &d, in
 }
 
 void pack_block(const inl_matrix &m, const uint8_t *block, const Decoded &d, int groups,
-                char *place, int lane) {
-    for (int group = 0; group < groups; group++, place += group_bytes(m)) {
+                char *out, int lane) {
+    for (int group = 0; group < groups; group++, out += group_bytes(m)) {
         for (int64_t at = 0; at < m.group; at++) {
             int shift;
-            char &byte = place[code_offset(m, lane, at, shift)];
+            char &byte = out[code_offset(m, lane, at, shift)];
             const int code = d.codes[group * m.group + at];
             byte = m.format == INL_U8 ? char(code) : char(byte | code << shift);
         }
-        pack_scales(m, block, d, group, place + code_bytes(m), lane);
+        pack_scales(m, block, d, group, out + code_bytes(m), lane);
     }
 }
 
@@ -86,8 +87,7 @@ void pack_row(args::Pack op, int64_t row, int64_t target) {
 void pack_body(args::Pack op, int64_t chunk, Worker &) {
     const Span rows(chunk, PACK_ROWS, op.rows());
     for (int64_t row = rows.from; row < rows.to; row++) {
-        const int64_t interleaved =
-            row / INL_LANES * 2 * INL_LANES + row % INL_LANES;
+        const int64_t interleaved = row / INL_LANES * 2 * INL_LANES + row % INL_LANES;
         pack_row(op, row,
                  op.first() + (op.flags() & INL_INTERLEAVE ? interleaved : row));
     }

@@ -41,8 +41,8 @@ struct Queries {
     }
 };
 
-/* Call visit(Queries) for the queries of some tokens and one kv head, padding excepted, in
- * the largest possible groups of one sequence. */
+/* Call visit(Queries) for the queries of some tokens and one kv head, padding excepted,
+ * in the largest possible groups of one sequence. */
 template <class Visit>
 void each_queries(const Attention &a, const Span &tokens, int64_t head, int limit,
                   Visit visit) {
@@ -59,19 +59,19 @@ void each_queries(const Attention &a, const Span &tokens, int64_t head, int limi
     if (q.count) visit(q);
 }
 
-/* Queries encoded as words that are broadcast to 16 keys: word w of query r is
- * words[w * R + r].
+/* Queries encoded as words that are broadcast to 16 keys: word w of query r is words[w
+ * * R + r].
  *   FLOATS: float32;
  *   PAIRS:  two bfloat16 if there is a dot product instruction for them, else float32;
- *   BYTES:  for each 4 numbers their upper bytes, then their lower bytes: 15 bits with one
- *           scale per query. */
+ *   BYTES:  for each 4 numbers their upper bytes, then their lower bytes: 15 bits with
+ *           one scale per query. */
 struct QueryWords {
     uint32_t *words;
     float scale[ATTENTION_ROWS];
     int32_t upper[ATTENTION_ROWS], lower[ATTENTION_ROWS]; /* 128 times their sums */
 };
 
-/* The largest 15-bit code: 127 * 256 + 127, whose upper byte is at most 127. */
+/* The largest 15-bit code: 127 * 256 + 127, whose upper byte is at magnitude 127. */
 constexpr float MAX_CODE = 32639.0f;
 
 /* Upper bytes of integers, biased by a quarter so that lower bytes are -128 .. 127. */
@@ -98,13 +98,13 @@ inline void query_pairs(const Attention &a, const float *query, uint32_t *words,
 
 inline void query_bytes(const Attention &a, const float *query, QueryWords &x, int r,
                         int rows) {
-    float most = 0, odd = 0; /* odd propagates NaN to the scale */
+    float magnitude = 0, nan = 0; /* nan propagates NaN to the scale */
     for (int64_t at = 0; at < a.width; at++) {
-        most = std::fabs(query[at]) > most ? std::fabs(query[at]) : most;
-        odd += query[at] * 0;
+        magnitude = std::fabs(query[at]) > magnitude ? std::fabs(query[at]) : magnitude;
+        nan += query[at] * 0;
     }
-    const float factor = most > 0 ? MAX_CODE / most : 0;
-    x.scale[r] = most / MAX_CODE + odd;
+    const float factor = magnitude > 0 ? MAX_CODE / magnitude : 0;
+    x.scale[r] = magnitude / MAX_CODE + nan;
     int32_t uppers = 0, lowers = 0;
     for (int64_t from = 0; from < a.width; from += 16) {
         const int count = lanes_left(from, a.width);

@@ -39,12 +39,13 @@ int64_t argmax_chunks(args::Sample op) { return op.samples() * argmax_spans(op);
 
 /* Highest logit of a span, ties to the lowest id. */
 Best best_of(const float *logits, const Span &span) {
-    F most = set(-INFINITY);
+    F highest = set(-INFINITY);
     for (int64_t at = span.from; at < span.to; at += 16) {
         const int n = lanes_left(at, span.to);
-        most = larger(most, between(load_first(logits + at, n), 0, n, set(-INFINITY)));
+        highest =
+            larger(highest, between(load_first(logits + at, n), 0, n, set(-INFINITY)));
     }
-    const float value = largest(most);
+    const float value = largest(highest);
     for (int64_t at = span.from; at < span.to; at++)
         if (logits[at] == value) return {value, int32_t(at)};
     return {-INFINITY, int32_t(span.from)};
@@ -119,8 +120,8 @@ int32_t sample_token(args::Sample op, int64_t sample, Best best, Worker &worker)
     scale_logits(op.logits() + sample * op.logits_stride(), count, best.value,
                  params[TEMPERATURE], scaled, mass);
     if (op.flags() & INL_SAMPLE_FILTERED)
-        filter_tokens(scaled, mass, count, {params[TOP_K], params[TOP_P], params[MIN_P]},
-                      rest);
+        filter_tokens(scaled, mass, count,
+                      {params[TOP_K], params[TOP_P], params[MIN_P]}, rest);
     return sample_mass(mass, count, op.uniforms()[sample]);
 }
 
@@ -140,7 +141,8 @@ void sample_body(args::Sample op, int64_t sample, Worker &worker) {
     const int32_t token = random ? sample_token(op, sample, best, worker) : best.id;
     op.tokens()[sample] = token;
     const int64_t row = sample / op.row_samples();
-    if (op.last() == nullptr || sample % op.row_samples() != op.row_samples() - 1) return;
+    if (op.last() == nullptr || sample % op.row_samples() != op.row_samples() - 1)
+        return;
     if (is_last_of_slot(op, row)) op.last()[op.slots()[row]] = token;
 }
 

@@ -1,4 +1,4 @@
-/* Scores of a few queries over a segment of keys, and their softmax weights. */
+/* Scores of a few queries over a segment of keys. */
 #pragma once
 
 #include <cmath>
@@ -16,14 +16,15 @@
 namespace inl {
 namespace {
 
-/* Tiles of a segment. The keys of a row are always divided at the same positions, so that
- * the result of a query depends neither on the other queries nor on the threads. */
+/* Tiles of a segment. The keys of a row are always divided at the same positions, so
+ * that the result of a query depends neither on the other queries nor on the
+ * threads. */
 constexpr int SEGMENT_TILES = 16;
 constexpr int SEGMENT_KEYS = SEGMENT_TILES * INL_LANES;
 constexpr float MASKED = -3.4e38f;
 
-/* Tiles of one row and kv head. If the block size is not a multiple of 16, the last tile
- * of a block has fewer keys. */
+/* Tiles of one row and kv head. If the block size is not a multiple of 16, the last
+ * tile of a block has fewer keys. */
 struct Segment {
     int tiles = 0;
     int64_t first[SEGMENT_TILES]; /* keys */
@@ -54,8 +55,9 @@ struct Segment {
 /* Scratch for R queries and a segment: scores, which become weights, and the weights
  * encoded for the products with values. */
 struct Weights {
-    float *scores;    /* [R][SEGMENT_KEYS] */
-    uint16_t *narrow; /* [R][SEGMENT_KEYS] weights in bfloat16, or two planes of bytes */
+    float *scores; /* [R][SEGMENT_KEYS] */
+    uint16_t
+        *narrow; /* [R][SEGMENT_KEYS] weights in bfloat16, or two planes of bytes */
     float top[ATTENTION_ROWS], total[ATTENTION_ROWS], scale[ATTENTION_ROWS];
     int32_t upper[ATTENTION_ROWS], lower[ATTENTION_ROWS];
 
@@ -111,7 +113,7 @@ inline void score_tiles(const char *const *tiles, int64_t width, const QueryWord
             for (int l = 0; l < L; l++) {
                 const I pairs = load_ints(tiles[l] + 64 * at);
                 const F even = as_float(shift_left(pairs, 16));
-                const F odd = as_float(both_bits(pairs, high));
+                const F odd = as_float(bit_and(pairs, high));
                 for (int r = 0; r < R; r++) {
                     sums[l][r] = fma(even, set(float_of(words[r])), sums[l][r]);
                     sums[l][r] = fma(odd, set(float_of(words[R + r])), sums[l][r]);
@@ -130,7 +132,8 @@ inline F capped(F x, float cap) {
 /* Clamp a key, relative to a tile, to the lanes of the tile. */
 inline int clamp_lane(int64_t key) { return int(key < 0 ? 0 : key > 16 ? 16 : key); }
 
-/* Mask the scores of keys in a tile, from ``key`` on, that query r does not attend to. */
+/* Mask the scores of keys in a tile, from ``key`` on, that query r does not attend
+ * to. */
 inline F masked(const Queries &q, int r, int64_t key, int keys, F scores) {
     const int to = clamp_lane(q.end[r] - key);
     return between(scores, clamp_lane(q.first[r] - key), to < keys ? to : keys,
@@ -194,65 +197,6 @@ void score(const Attention &a, const Queries &q, const Segment &segment,
             if (once) prefetch_ahead(a, segment, tile);
             score_some<KIND, R, 1>(a, q, segment, tile, x, w);
         }
-}
-
-/* Replace the scores of a query by weights exp(score - top), and set top and the total of
- * the weights, which is 0 if all keys of the segment are masked. */
-template <CacheKind KIND>
-inline void exponentiate(float *scores, int count, float &top, float &total) {
-    F most = set(MASKED);
-    for (int at = 0; at < count; at += 16) most = larger(most, load(scores + at));
-    top = largest(most);
-    if (top == MASKED) {
-        std::memset(scores, 0, size_t(count) * 4);
-        total = 0;
-        return;
-    }
-    F sums = set(0.0f);
-    for (int at = 0; at < count; at += 16) {
-        const F score = sub(load(scores + at), set(top));
-        const F weight = KIND == FLOATS ? exponential(score) : rough_exponential(score);
-        store(scores + at, weight);
-        sums = add(sums, weight);
-    }
-    total = sum(sums);
-}
-
-inline void weights_to_bf16(const float *weights, int count, uint16_t *narrow) {
-    for (int at = 0; at < count; at += 16)
-        store_bf16(narrow + at, load(weights + at));
-}
-
-/* Encode weights times the scales of int8 values in two planes of bytes, with one scale
- * per query. */
-inline void weights_to_bytes(const Segment &segment, int64_t padded, Weights &w, int r) {
-    float *weights = w.scores + r * SEGMENT_KEYS;
-    F most = set(0.0f), odd = set(0.0f); /* odd propagates NaN to the scale */
-    for (int tile = 0; tile < segment.tiles; tile++) {
-        const F weight = load(weights + 16 * tile);
-        const F scale =
-            load(reinterpret_cast<const float *>(segment.v[tile] + 16 * padded));
-        /* The scale of an unwritten key is arbitrary. */
-        const F scaled =
-            where_below(set(0.0f), weight, mul(weight, scale), set(0.0f));
-        store(weights + 16 * tile, scaled);
-        most = larger(most, scaled);
-        odd = fma(scaled, set(0.0f), odd);
-    }
-    const float top = largest(most);
-    const F factor = set(top > 0 ? MAX_CODE / top : 0);
-    w.scale[r] = top / MAX_CODE + sum(odd);
-    I uppers = zeros(), lowers = zeros();
-    for (int at = 0; at < 16 * segment.tiles; at += 16) {
-        const F code = to_float(nearest(mul(load(weights + at), factor)));
-        const I upper = upper_bytes(code), lower = lower_bytes(code, upper);
-        store_bytes(w.uppers() + r * SEGMENT_KEYS + at, upper);
-        store_bytes(w.lowers() + r * SEGMENT_KEYS + at, lower);
-        uppers = add(uppers, upper);
-        lowers = add(lowers, lower);
-    }
-    w.upper[r] = 128 * int32_t(sum(to_float(uppers)));
-    w.lower[r] = 128 * int32_t(sum(to_float(lowers)));
 }
 
 } // namespace

@@ -1,9 +1,8 @@
 /* Dispatch table of one instruction set: the kernels of every opcode.
  *
- * Included once for each instruction set. Everything is in an unnamed namespace, so that
- * the linker cannot merge the code of one instruction set with that of another. For the
- * same reason no template of the standard library is used in the kernels.
- */
+ * Included once for each instruction set. Everything is in an unnamed namespace, so
+ * that the linker cannot merge the code of one instruction set with that of another.
+ * For the same reason no template of the standard library is used in the kernels. / */
 #pragma once
 
 #include "kernels/attention.h"
@@ -29,8 +28,7 @@ struct Table {
         Operation *ops = operations;
         ops[INL_ZERO] = {phase<span_chunks<args::Zero>, zero_body>()};
         ops[INL_COPY] = {phase<row_chunks<args::Copy>, copy_body>()};
-        ops[INL_ADD] = {
-            phase<span_chunks<args::Add>, combine_body<args::Add, Sum>>()};
+        ops[INL_ADD] = {phase<span_chunks<args::Add>, combine_body<args::Add, Sum>>()};
         ops[INL_SUB] = {
             phase<span_chunks<args::Sub>, combine_body<args::Sub, Difference>>()};
         ops[INL_MUL] = {
@@ -50,10 +48,8 @@ struct Table {
                               scratch<attention_scratch>(),
                               phase<reduce_chunks, reduce_body>()};
         ops[INL_WRITE_KV] = {phase<head_chunks<args::WriteKv>, write_kv_body>()};
-        ops[INL_READ_CACHE] = {
-            phase<block_chunks<args::ReadCache>, read_cache_body>()};
-        ops[INL_FILL_CACHE] = {
-            phase<block_chunks<args::FillCache>, fill_cache_body>()};
+        ops[INL_READ_CACHE] = {phase<block_chunks<args::ReadCache>, read_cache_body>()};
+        ops[INL_FILL_CACHE] = {phase<block_chunks<args::FillCache>, fill_cache_body>()};
         ops[INL_COPY_BLOCKS] = {phase<copy_blocks_chunks, copy_blocks_body>()};
         ops[INL_TAKE_ROWS] = {phase<row_chunks<args::TakeRows>, take_rows_body>()};
         ops[INL_SAMPLE] = {phase<argmax_chunks, argmax_body>(),
@@ -74,7 +70,8 @@ struct Table {
 };
 
 constexpr Table TABLE;
-static_assert(TABLE.is_complete(), "every opcode of the instruction table has a kernel");
+static_assert(TABLE.is_complete(),
+              "every opcode of the instruction table has a kernel");
 
 } // namespace
 } // namespace inl

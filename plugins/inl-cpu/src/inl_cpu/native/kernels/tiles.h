@@ -1,10 +1,10 @@
-/* Product of a tile of weights and a tile of rows: sums[r] gets 16 columns of y of row r.
+/* Product of a tile of weights and a tile of rows: sums[r] gets 16 columns of y of row
+ * r.
  *
  * One template for every number of rows, so that results of a row do not depend on it.
  * Sums run over a group, or over 32 columns, before they are added to the total: the
  * dependency chains of groups are independent, which hides latency, and rounding errors
- * grow more slowly.
- */
+ * grow more slowly. / */
 #pragma once
 
 #include <cstdint>
@@ -28,10 +28,10 @@ inline const char *offset_at(const inl_matrix &m, const char *scales) {
     return scales + (m.scale == INL_F16 ? 32 : 64);
 }
 
-/* Prefetch weights ahead of those that R rows are multiplied with, into the L2 cache. With
- * few rows memory bandwidth is the limit and the hardware prefetcher suffices, except at
- * page boundaries: more prefetches would fill its queue. With many rows the core reads
- * too slowly for the hardware prefetcher, so every line is prefetched. */
+/* Prefetch weights ahead of those that R rows are multiplied with, into the L2 cache.
+ * With few rows memory bandwidth is the limit and the hardware prefetcher suffices,
+ * except at page boundaries: more prefetches would fill its queue. With many rows the
+ * core reads too slowly for the hardware prefetcher, so every line is prefetched. */
 template <int R>
 inline void prefetch(const char *p, int64_t bytes) {
     constexpr int64_t AHEAD = R <= 4 ? 3072 : 8192, STEP = R <= 4 ? 512 : 64;
@@ -51,8 +51,8 @@ inline void integer_group(const char *codes, const int8_t *x, I *sums) {
     for (int step = 0; step < GROUP / (NARROW ? 8 : 4); step++) {
         const I w = load_ints(codes + 64 * step);
         if (NARROW) {
-            const I low = both_bits(w, low_half);
-            const I high = both_bits(shift_right(w, 4), low_half);
+            const I low = bit_and(w, low_half);
+            const I high = bit_and(shift_right(w, 4), low_half);
             for (int r = 0; r < R; r++)
                 sums[r] = dot4<true>(sums[r], low, four(r, 2 * step));
             for (int r = 0; r < R; r++)
@@ -64,8 +64,8 @@ inline void integer_group(const char *codes, const int8_t *x, I *sums) {
     }
 }
 
-/* PLANES: 2, or 1 with a second plane for groups with outliers. A row whose second plane
- * is zero gets the same result as with one plane: division by 128 is exact. */
+/* PLANES: 2, or 1 with a second plane for groups with outliers. A row whose second
+ * plane is zero gets the same result as with one plane: division by 128 is exact. */
 template <bool NARROW, int R, int GROUP, int PLANES>
 void integer_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
                   F *sums) {
@@ -110,7 +110,8 @@ inline void exact_group(const char *tile, const Codes &codes, const float *x, F 
     for (int step = 0; step < GROUP / STEP; step++) {
         const I w = load_ints(tile + 64 * step);
         for (int k = 0; k < STEP; k++) {
-            /* Byte j of a narrow step has column j in its low half, 4 + j in its high half. */
+            /* Byte j of a narrow step has column j in its low half, 4 + j in its high
+             * half. */
             const int shift = NARROW ? k % 4 * 8 + k / 4 * BITS : k * BITS;
             const F value = NARROW ? codes.nibble(w, shift) : codes.byte(w, shift);
             for (int r = 0; r < R; r++)
@@ -146,8 +147,8 @@ void exact_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *
     for (int r = 0; r < R; r++) sums[r] = totals[r];
 }
 
-/* One step of plain weights: a column of float32 or two of bfloat16. multiply_add adds the
- * products with the words x of R rows to the sums. */
+/* One step of plain weights: a column of float32 or two of bfloat16. multiply_add adds
+ * the products with the words x of R rows to the sums. */
 struct Single {
     static constexpr int COLUMNS = 1;
     template <int R>
@@ -163,7 +164,7 @@ struct ExactPair {
     static void multiply_add(const char *p, const uint32_t *x, F *sums) {
         const I pair = load_ints(p);
         const F first = as_float(shift_left(pair, 16));
-        const F second = as_float(both_bits(pair, set_int(int(0xffff0000))));
+        const F second = as_float(bit_and(pair, set_int(int(0xffff0000))));
         for (int r = 0; r < R; r++) sums[r] = fma(first, set(float_of(x[r])), sums[r]);
         for (int r = 0; r < R; r++)
             sums[r] = fma(second, set(float_of(x[R + r])), sums[r]);
@@ -199,8 +200,8 @@ void plain_tile(const inl_matrix &, const char *tile, const TileView<R> &x, F *s
         const int64_t end = step + RUN < steps ? step + RUN : steps;
         prefetch<R>(tile + 64 * step, 64 * RUN);
         for (; step < end; step++)
-            Step::template multiply_add<R>(tile + 64 * step, words + step * Step::COLUMNS * R,
-                                   part);
+            Step::template multiply_add<R>(tile + 64 * step,
+                                           words + step * Step::COLUMNS * R, part);
         for (int r = 0; r < R; r++) totals[r] = add(totals[r], part[r]);
     }
     if (x.shape.words % Step::COLUMNS)
@@ -241,7 +242,8 @@ void multiply_tile(const inl_matrix &m, const char *tile, const TileView<> &x,
                    F *sums) {
     if constexpr (MAX_TILE_ROWS > 8)
         if (x.rows == MAX_TILE_ROWS)
-            return any_tile<MAX_TILE_ROWS>(m, tile, {x.base, x.shape, MAX_TILE_ROWS}, sums);
+            return any_tile<MAX_TILE_ROWS>(m, tile, {x.base, x.shape, MAX_TILE_ROWS},
+                                           sums);
     if constexpr (MAX_TILE_ROWS >= 8)
         if (x.rows == 8) return any_tile<8>(m, tile, {x.base, x.shape, 8}, sums);
     if constexpr (MAX_TILE_ROWS >= 4)

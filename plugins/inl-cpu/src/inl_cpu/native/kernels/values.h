@@ -6,6 +6,7 @@
 
 #include "kernels/queries.h"
 #include "kernels/scores.h"
+#include "kernels/weights.h"
 #include "runtime/matrix.h"
 #include "simd/simd.h"
 
@@ -13,17 +14,17 @@ namespace inl {
 namespace {
 
 template <int D>
-inline void add_value_pair(const I *values, const Weights &w, int place, F *sums) {
+inline void add_value_pair(const I *values, const Weights &w, int index, F *sums) {
     if constexpr (HAS_PAIR_DOT) {
         uint32_t pair;
-        std::memcpy(&pair, w.narrow + place, 4);
+        std::memcpy(&pair, w.narrow + index, 4);
         for (int d = 0; d < D; d++) sums[d] = dot2(sums[d], values[d], pair);
     } else {
-        const F even = set(w.scores[place]), odd = set(w.scores[place + 1]);
+        const F even = set(w.scores[index]), odd = set(w.scores[index + 1]);
         const I high = set_int(int(0xffff0000));
         for (int d = 0; d < D; d++) {
             sums[d] = fma(as_float(shift_left(values[d], 16)), even, sums[d]);
-            sums[d] = fma(as_float(both_bits(values[d], high)), odd, sums[d]);
+            sums[d] = fma(as_float(bit_and(values[d], high)), odd, sums[d]);
         }
     }
 }
@@ -31,15 +32,16 @@ inline void add_value_pair(const I *values, const Weights &w, int place, F *sums
 /* Add the weighted values of one tile: R queries and D vectors of 16 columns. */
 template <CacheKind KIND, int R, int D>
 inline void add_value_tile(const char *tile, int64_t padded, int keys, const Weights &w,
-                     int place, F (*sums)[D]) {
+                           int index, F (*sums)[D]) {
     if constexpr (KIND == FLOATS) {
         for (int key = 0; key < keys; key++)
             for (int d = 0; d < D; d++) {
                 const F value =
                     load(reinterpret_cast<const float *>(tile) + key * padded + 16 * d);
                 for (int r = 0; r < R; r++)
-                    sums[r][d] = fma(value, set(w.scores[r * SEGMENT_KEYS + place + key]),
-                                     sums[r][d]);
+                    sums[r][d] =
+                        fma(value, set(w.scores[r * SEGMENT_KEYS + index + key]),
+                            sums[r][d]);
             }
     } else {
         for (int key = 0; key < keys; key += 2) {
@@ -47,11 +49,10 @@ inline void add_value_tile(const char *tile, int64_t padded, int keys, const Wei
             for (int d = 0; d < D; d++) {
                 values[d] = load_ints(tile + (key / 2 * padded + 16 * d) * 4);
                 /* The partner of an odd last key may be NaN, also times 0. */
-                if (key + 1 == keys)
-                    values[d] = both_bits(values[d], set_int(0xffff));
+                if (key + 1 == keys) values[d] = bit_and(values[d], set_int(0xffff));
             }
             for (int r = 0; r < R; r++)
-                add_value_pair<D>(values, w, r * SEGMENT_KEYS + place + key, sums[r]);
+                add_value_pair<D>(values, w, r * SEGMENT_KEYS + index + key, sums[r]);
         }
     }
 }
@@ -78,20 +79,20 @@ void sum_columns(const Segment &segment, const Queries &q, int64_t padded,
 
 template <int R, int D>
 void sum_byte_columns(const Segment &segment, const Queries &q, int64_t padded,
-               const Weights &w, int64_t column, float *mixed) {
+                      const Weights &w, int64_t column, float *mixed) {
     I upper[R][D], lower[R][D];
     for (int r = 0; r < R; r++)
         for (int d = 0; d < D; d++) upper[r][d] = lower[r][d] = zeros();
     for (int tile = 0; tile < segment.tiles; tile++)
         for (int key = 0; key < segment.visible(tile, q); key += 4) {
             const char *values = segment.v[tile] + (key / 4 * padded + column) * 4;
-            const int place = 16 * tile + key;
+            const int index = 16 * tile + key;
             for (int d = 0; d < D; d++) {
                 const I codes = load_ints(values + 64 * d);
                 for (int r = 0; r < R; r++) {
                     int32_t high, low;
-                    std::memcpy(&high, w.uppers() + r * SEGMENT_KEYS + place, 4);
-                    std::memcpy(&low, w.lowers() + r * SEGMENT_KEYS + place, 4);
+                    std::memcpy(&high, w.uppers() + r * SEGMENT_KEYS + index, 4);
+                    std::memcpy(&low, w.lowers() + r * SEGMENT_KEYS + index, 4);
                     upper[r][d] = dot4<false>(upper[r][d], codes, high);
                     lower[r][d] = dot4<false>(lower[r][d], codes, low);
                 }
@@ -108,7 +109,7 @@ void sum_byte_columns(const Segment &segment, const Queries &q, int64_t padded,
 
 template <CacheKind KIND, int R, int D>
 void sum_some_columns(const Segment &segment, const Queries &q, int64_t padded,
-              const Weights &w, int64_t column, float *mixed) {
+                      const Weights &w, int64_t column, float *mixed) {
     if constexpr (KIND == BYTES)
         sum_byte_columns<R, D>(segment, q, padded, w, column, mixed);
     else
@@ -117,8 +118,8 @@ void sum_some_columns(const Segment &segment, const Queries &q, int64_t padded,
 
 /* Set mixed [R][padded] to the weighted sums of the segment's values. */
 template <CacheKind KIND, int R>
-void sum_values(const Segment &segment, const Queries &q, int64_t padded, const Weights &w,
-         float *mixed) {
+void sum_values(const Segment &segment, const Queries &q, int64_t padded,
+                const Weights &w, float *mixed) {
     constexpr int SUMS = KIND == BYTES ? ATTENTION_SUMS / 2 : ATTENTION_SUMS;
     constexpr int D = SUMS >= 4 * R ? 4 : SUMS >= 2 * R ? 2 : 1;
     int64_t column = 0;
@@ -132,7 +133,7 @@ void sum_values(const Segment &segment, const Queries &q, int64_t padded, const 
 /* Attention of R queries over one segment: sets w.top, w.total and mixed. */
 template <CacheKind KIND, int R>
 void attend_segment(const Attention &a, const Queries &q, const Segment &segment,
-            const QueryWords &x, Weights &w, float *mixed) {
+                    const QueryWords &x, Weights &w, float *mixed) {
     score<KIND, R>(a, q, segment, x, w);
     const int count = 16 * segment.tiles;
     for (int r = 0; r < R; r++) {
@@ -150,7 +151,7 @@ void attend_segment(const Attention &a, const Queries &q, const Segment &segment
 
 template <CacheKind KIND>
 void attend_segment(const Attention &a, const Queries &q, const Segment &segment,
-            const QueryWords &x, Weights &w, float *mixed) {
+                    const QueryWords &x, Weights &w, float *mixed) {
     const int rows = padded_count(q.count);
     if constexpr (ATTENTION_ROWS > 4)
         if (rows == ATTENTION_ROWS)
@@ -164,7 +165,7 @@ void attend_segment(const Attention &a, const Queries &q, const Segment &segment
 }
 
 inline void attend_segment(const Attention &a, const Queries &q, const Segment &segment,
-                   const QueryWords &x, Weights &w, float *mixed) {
+                           const QueryWords &x, Weights &w, float *mixed) {
     switch (a.shape.kind) {
     case FLOATS: return attend_segment<FLOATS>(a, q, segment, x, w, mixed);
     case PAIRS: return attend_segment<PAIRS>(a, q, segment, x, w, mixed);

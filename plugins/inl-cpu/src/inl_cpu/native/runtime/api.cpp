@@ -79,8 +79,7 @@ int64_t inl_cache_bytes(int64_t blocks, int64_t block_size, int64_t kv_heads,
                         int64_t width, int32_t flags) {
     if (blocks < 1 || block_size < 1 || kv_heads < 1 || width < 2 || width % 2)
         return -1;
-    const inl::CacheShape shape{block_size, kv_heads, width,
-                                inl::cache_kind(flags)};
+    const inl::CacheShape shape{block_size, kv_heads, width, inl::cache_kind(flags)};
     return blocks * shape.block_bytes();
 }
 

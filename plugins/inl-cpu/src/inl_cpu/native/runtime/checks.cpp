@@ -31,9 +31,10 @@ const char *linear_refusal(const args::Linear &op) {
     if (const char *reason = matrix_refusal(m)) return reason;
     const int gate = op.flags() & INL_GATE_MASK, mode = op.flags() & INL_X_MASK;
     if (gate == INL_GATE_MASK) return "linear: accepts one activation";
-    if (gate && (op.bias() || m.rows % (2 * INL_LANES) ||
-                 op.gated_columns() * 2 > m.rows))
-        return "linear: a gate takes whole pairs of tiles, at most half as many columns "
+    if (gate &&
+        (op.bias() || m.rows % (2 * INL_LANES) || op.gated_columns() * 2 > m.rows))
+        return "linear: a gate takes whole pairs of tiles, at most half as many "
+               "columns "
                "and no bias";
     if (is_quantized(m) ? mode == INL_X_BF16
                         : mode == INL_X_INT8 || mode == INL_X_INT16)
@@ -94,10 +95,9 @@ const char *pack_refusal(const args::Pack &op) {
                       m.offsets == expected.offsets;
     if (!plain && !same) return "pack: the matrix has another format than the kind";
     const int64_t last = op.rows() - 1;
-    const int64_t target =
-        op.flags() & INL_INTERLEAVE
-            ? last / INL_LANES * 2 * INL_LANES + last % INL_LANES
-            : last;
+    const int64_t target = op.flags() & INL_INTERLEAVE
+                               ? last / INL_LANES * 2 * INL_LANES + last % INL_LANES
+                               : last;
     return op.first() + target >= m.rows ? "pack: rows exceed the matrix" : nullptr;
 }
 
@@ -128,7 +128,8 @@ std::string of(const InstructionSpec &spec, const char *field) {
 /* Checks that the instruction table implies. */
 std::string table_refusal(const InstructionSpec &spec, const inl_instruction &i) {
     for (int index = 0; index < spec.dim_count; index++)
-        if (i.dims[index] < 0) return of(spec, spec.dims[index]) + " must not be negative";
+        if (i.dims[index] < 0)
+            return of(spec, spec.dims[index]) + " must not be negative";
     for (int index = 0; index < spec.operand_count; index++)
         if (spec.required >> index & 1 && i.data[index] == nullptr)
             return of(spec, spec.operands[index]) + " is missing";

@@ -1,11 +1,10 @@
 /* Detection of preemption by other processes.
  *
- * If a thread is preempted in the middle of a chunk, all others wait for it: with another
- * process on one of two cores, two threads are slower than one. A thread that others wait
- * for therefore compares the waiting time with the processor time that it received in
- * the meantime. If much time is lost, the caller computes alone for a while, and longer
- * each time that it happens again.
- */
+ * If a thread is preempted in the middle of a chunk, all others wait for it: with
+ * another process on one of two cores, two threads are slower than one. A thread that
+ * others wait for therefore compares the waiting time with the processor time that it
+ * received in the meantime. If much time is lost, the caller computes alone for a
+ * while, and longer each time that it happens again. / */
 #pragma once
 
 #include <atomic>
@@ -51,8 +50,8 @@ class CpuTime {
 };
 
 /* Measures how long a thread was preempted while others waited for its chunk. A waiting
- * thread starts the timer before it sleeps; the owner of the chunk stops it, because the
- * sleeper learns late that the chunk is done: waking takes time too. */
+ * thread starts the timer before it sleeps; the owner of the chunk stops it, because
+ * the sleeper learns late that the chunk is done: waking takes time too. */
 class PreemptionTimer {
   public:
     /* Called by a waiting thread; a timer that is running keeps its start. */
@@ -63,8 +62,8 @@ class PreemptionTimer {
     }
     void reset() { since_.store(0, std::memory_order_relaxed); }
 
-    /* Called by the measured thread: nanoseconds in which others waited for it and it did
-     * not run. */
+    /* Called by the measured thread: nanoseconds in which others waited for it and it
+     * did not run. */
     int64_t stop(const CpuTime &time) {
         const int64_t since = since_.exchange(0, std::memory_order_acquire);
         const int64_t before = before_.load(std::memory_order_relaxed);
@@ -103,7 +102,8 @@ class SingleThreadBackoff {
     bool has_expired(Clock::time_point now) const { return now >= until_; }
 
   private:
-    static constexpr std::chrono::milliseconds SHORTEST{40}, LONGEST{1280}, THRESHOLD{8};
+    static constexpr std::chrono::milliseconds SHORTEST{40}, LONGEST{1280},
+        THRESHOLD{8};
     std::chrono::nanoseconds length_ = SHORTEST, lost_{0};
     Clock::time_point until_{}, last_{};
 };

@@ -28,7 +28,7 @@ struct Leaf {
 
 bool bit(uint32_t word, int index) { return word >> index & 1; }
 
-/* Registers that the operating system saves (XCR0); CPUID alone does not tell. */
+/* Registers that the operating system saves (XCR0); CPUID alone is not sufficient. */
 uint64_t saved_registers() {
     if (!bit(Leaf(1, 0).ecx, 27)) return 0;
     uint32_t low, high;

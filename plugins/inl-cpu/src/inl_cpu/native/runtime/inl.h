@@ -117,15 +117,16 @@ INL_EXPORT void inl_close(inl_pool *pool);
 INL_EXPORT int32_t inl_threads(const inl_pool *pool);
 INL_EXPORT int32_t inl_isa(const inl_pool *pool);
 
-/* Run a program. Returns 0, or the number (from 1) of the first invalid instruction; then
- * no instruction has run and inl_refusal returns the reason. Concurrent calls are
- * serialized. In a forked child, which has no pool threads, the caller computes alone. */
+/* Run a program. Returns 0, or the number (from 1) of the first invalid instruction;
+ * then no instruction has run and inl_refusal returns the reason. Concurrent calls are
+ * serialized. In a forked child, which has no pool threads, the caller computes
+ * alone. */
 INL_EXPORT int64_t inl_run(inl_pool *pool, const inl_instruction *program,
                            int64_t count);
 INL_EXPORT const char *inl_refusal(const inl_pool *pool);
 
-/* Set format, group, zero, scale, offsets and middle to the packing of a kind. Returns 0,
- * or -1 for an unknown kind. */
+/* Set format, group, zero, scale, offsets and middle to the packing of a kind. Returns
+ * 0, or -1 for an unknown kind. */
 INL_EXPORT int32_t inl_packing(int32_t kind, inl_matrix *matrix);
 /* Bytes of a matrix's data, of one source row, and of one cache (k or v); -1 if the
  * arguments are invalid. */

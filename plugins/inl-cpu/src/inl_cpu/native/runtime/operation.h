@@ -1,8 +1,8 @@
 /* How an opcode runs: up to three phases, each divided into chunks for any thread.
  *
- * Chunks depend on the instruction only, never on the number of threads, and each result
- * is written by one chunk; hence results are equal for any number of threads.
- */
+ * Chunks depend on the instruction only, never on the number of threads, and each
+ * result is written by one chunk; hence results are equal for any number of threads.
+ * / */
 #pragma once
 
 #include <string>

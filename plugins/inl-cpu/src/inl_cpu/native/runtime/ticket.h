@@ -17,8 +17,8 @@ constexpr int TICKET_FIELD = 20;
 constexpr uint32_t EPOCHS = 1u << 24;
 
 inline uint64_t ticket_of(uint32_t epoch, int64_t chunks) {
-    return uint64_t(epoch % EPOCHS) << (2 * TICKET_FIELD) |
-           uint64_t(chunks) << TICKET_FIELD;
+    return uint64_t(epoch % EPOCHS) << (2 * TICKET_FIELD) | uint64_t(chunks)
+                                                                << TICKET_FIELD;
 }
 
 inline uint32_t epoch_of(uint64_t ticket) {

@@ -21,7 +21,7 @@ struct Cutoff {
     uint32_t key = std::numeric_limits<uint32_t>::max();
     int32_t id = std::numeric_limits<int32_t>::max();
 
-    bool keeps(uint32_t other, int32_t token) const {
+    bool includes(uint32_t other, int32_t token) const {
         return (other < key) | ((other == key) & (token <= id));
     }
     Cutoff stricter(const Cutoff &other) const {
@@ -50,7 +50,8 @@ class Ranking {
         total = 0;
         double left = k < 1 ? double(count_) : double(std::ceil(k));
         for (int64_t bin = 0; bin < BINS; bin++) {
-            if (double(counts_[bin]) > left) return within_bin(sort_bin(bin), left, total);
+            if (double(counts_[bin]) > left)
+                return within_bin(sort_bin(bin), left, total);
             left -= double(counts_[bin]);
             total += masses_[bin];
         }
@@ -107,7 +108,7 @@ class Ranking {
 } // namespace
 
 void filter_tokens(const float *scaled, float *mass, int64_t count,
-                    const Filter &filter, char *scratch) {
+                   const Filter &filter, char *scratch) {
     if (filter.neutral()) return;
     Cutoff cutoff;
     if (filter.top_k >= 1 || !(filter.top_p >= 1)) {
@@ -120,8 +121,8 @@ void filter_tokens(const float *scaled, float *mass, int64_t count,
     const int64_t top = std::max_element(scaled, scaled + count) - scaled;
     const float top_mass = mass[top];
     for (int64_t token = 0; token < count; token++) {
-        const bool kept = cutoff.keeps(rank_key(scaled[token]), int32_t(token));
-        mass[token] = kept & (mass[token] >= filter.min_p) ? mass[token] : 0;
+        const bool included = cutoff.includes(rank_key(scaled[token]), int32_t(token));
+        mass[token] = included & (mass[token] >= filter.min_p) ? mass[token] : 0;
     }
     mass[top] = top_mass;
 }

@@ -19,6 +19,6 @@ constexpr int64_t filter_bytes(int64_t count) { return 4 * count + 16 * BINS; }
 /* Set mass[t] to 0 for each token t that the filter removes. scaled is at most 0, and
  * mass is its exponential. */
 void filter_tokens(const float *scaled, float *mass, int64_t count,
-                    const Filter &filter, char *scratch);
+                   const Filter &filter, char *scratch);
 
 } // namespace inl

@@ -53,7 +53,7 @@ EACH(quotient, F, _mm256_div_ps)
 EACH(larger, F, _mm256_max_ps)
 EACH(smaller, F, _mm256_min_ps)
 EACH(add, I, _mm256_add_epi32)
-EACH(both_bits, I, _mm256_and_si256)
+EACH(bit_and, I, _mm256_and_si256)
 #undef EACH
 inline F fma(F x, F y, F z) {
     return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
@@ -117,7 +117,7 @@ struct Codes {
     I zero;
     explicit Codes(int zero) : zero(set_int(zero)) {}
     F masked(I words, int shift, int mask) const {
-        const I codes = both_bits(shift_right(words, shift), set_int(mask));
+        const I codes = bit_and(shift_right(words, shift), set_int(mask));
         return {_mm256_cvtepi32_ps(_mm256_sub_epi32(codes.a, zero.a)),
                 _mm256_cvtepi32_ps(_mm256_sub_epi32(codes.b, zero.b))};
     }
@@ -150,7 +150,7 @@ inline I dot4(I sums, I w, int32_t x) {
 }
 inline F dot2(F sums, I pairs, uint32_t x) {
     const F low = as_float(shift_left(pairs, 16));
-    const F high = as_float(both_bits(pairs, set_int(int(0xffff0000))));
+    const F high = as_float(bit_and(pairs, set_int(int(0xffff0000))));
     sums = fma(low, set(float_of(x << 16)), sums);
     return fma(high, set(float_of(x & 0xffff0000)), sums);
 }

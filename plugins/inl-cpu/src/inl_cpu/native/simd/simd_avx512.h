@@ -48,7 +48,7 @@ inline I zeros() { return _mm512_setzero_si512(); }
 inline I set_int(int32_t a) { return _mm512_set1_epi32(a); }
 inline I load_ints(const void *p) { return _mm512_loadu_si512(p); }
 inline I add(I a, I b) { return _mm512_add_epi32(a, b); }
-inline I both_bits(I a, I b) { return _mm512_and_si512(a, b); }
+inline I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
 inline I shift_left(I x, int bits) { return _mm512_slli_epi32(x, bits); }
 inline I shift_right(I x, int bits) { return _mm512_srli_epi32(x, bits); }
 inline I nearest(F a) { return _mm512_cvtps_epi32(a); }
@@ -61,7 +61,8 @@ inline F load_half(const uint16_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
 }
 
-/* Permutations use only the lowest 4 bits of a lane: a lookup in a table of 16 floats. */
+/* Permutations use only the lowest 4 bits of a lane: a lookup in a table of 16
+ * floats. */
 struct Codes {
     F table, magic;
     explicit Codes(int zero)

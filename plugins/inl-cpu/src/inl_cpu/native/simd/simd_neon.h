@@ -58,7 +58,7 @@ EACH(quotient, F, vdivq_f32)
 EACH(larger, F, vmaxq_f32)
 EACH(smaller, F, vminq_f32)
 EACH(add, I, vaddq_s32)
-EACH(both_bits, I, vandq_s32)
+EACH(bit_and, I, vandq_s32)
 #undef EACH
 inline F fma(F x, F y, F z) {
     PARTS z.v[part] = vfmaq_f32(z.v[part], x.v[part], y.v[part]);
@@ -78,7 +78,7 @@ inline F between(F x, int from, int to, F other) {
     PARTS {
         const int32x4_t lane = vaddq_s32(first, vdupq_n_s32(4 * part));
         const uint32x4_t inside = vandq_u32(vcgeq_s32(lane, vdupq_n_s32(from)),
-                                          vcltq_s32(lane, vdupq_n_s32(to)));
+                                            vcltq_s32(lane, vdupq_n_s32(to)));
         other.v[part] = vbslq_f32(inside, x.v[part], other.v[part]);
     }
     return other;
@@ -141,7 +141,7 @@ struct Codes {
     I zero;
     explicit Codes(int zero) : zero(set_int(-zero)) {}
     F masked(I words, int shift, int mask) const {
-        return to_float(add(both_bits(shift_right(words, shift), set_int(mask)), zero));
+        return to_float(add(bit_and(shift_right(words, shift), set_int(mask)), zero));
     }
     F nibble(I words, int shift) const { return masked(words, shift, 15); }
     F byte(I words, int shift) const { return masked(words, shift, 255); }
@@ -164,7 +164,7 @@ inline I dot4(I sums, I w, int32_t x) {
 }
 inline F dot2(F sums, I pairs, uint32_t x) {
     const F low = as_float(shift_left(pairs, 16));
-    const F high = as_float(both_bits(pairs, set_int(int(0xffff0000))));
+    const F high = as_float(bit_and(pairs, set_int(int(0xffff0000))));
     sums = fma(low, set(float_of(x << 16)), sums);
     return fma(high, set(float_of(x & 0xffff0000)), sums);
 }

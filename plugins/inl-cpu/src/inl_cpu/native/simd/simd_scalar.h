@@ -9,7 +9,8 @@
 namespace inl {
 namespace {
 
-constexpr int MAX_TILE_ROWS = 2;      /* rows of x multiplied with a tile of weights at a time */
+constexpr int MAX_TILE_ROWS =
+    2; /* rows of x multiplied with a tile of weights at a time */
 constexpr int ATTENTION_ROWS = 2; /* queries multiplied with a tile of keys at a time */
 
 struct F {
@@ -53,7 +54,7 @@ EACH(quotient, F, a.v[l] / b.v[l])
 EACH(larger, F, a.v[l] > b.v[l] ? a.v[l] : b.v[l])
 EACH(smaller, F, a.v[l] < b.v[l] ? a.v[l] : b.v[l])
 EACH(add, I, int32_t(uint32_t(a.v[l]) + uint32_t(b.v[l])))
-EACH(both_bits, I, a.v[l] & b.v[l])
+EACH(bit_and, I, a.v[l] & b.v[l])
 #undef EACH
 
 /* a * b + c; the vector versions round once. */
