@@ -1,7 +1,8 @@
 /* Attention of many tokens in AMX tiles: products of 16 queries and 16 keys.
  *
  * A cache tile of keys has the layout of a weight tile; a tile of values, with eight
- * pairs, is half of one. Everything else is as in kernels/attention.h. / */
+ * pairs, is half of one. Everything else is as in kernels/attention.h.
+ */
 #pragma once
 
 #include <cmath>

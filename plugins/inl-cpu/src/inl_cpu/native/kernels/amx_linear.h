@@ -2,7 +2,8 @@
  *
  * Weights are decoded to bfloat16 once for TILE_BLOCK rows of x: 16 rows of 32 columns
  * fill one tile register, in the layout of INL_BF16. Two tiles of weights are
- * multiplied with two tiles of x. / */
+ * multiplied with two tiles of x.
+ */
 #pragma once
 
 #include <cstdint>

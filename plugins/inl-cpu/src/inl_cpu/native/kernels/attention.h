@@ -5,7 +5,7 @@
  * the result of a query does not depend on the other queries: keys that only they
  * attend to have weight 0. With few tokens and long sequences, a chunk is one segment,
  * and another phase accumulates the segments in the same order, with the same result.
- * / */
+ */
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,8 @@
  * kernel broadcasts 4-byte words from one pointer: a float32 of one column or two
  * bfloat16 of two, as [step][R], or int8 as [group][R][columns of a group]. For
  * quantized weights they are followed by arrays float32 or int32 [group][R], depending
- * on the mode. / */
+ * on the mode.
+ */
 #pragma once
 
 #include <cmath>

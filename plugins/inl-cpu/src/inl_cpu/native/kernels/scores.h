@@ -56,8 +56,7 @@ struct Segment {
  * encoded for the products with values. */
 struct Weights {
     float *scores; /* [R][SEGMENT_KEYS] */
-    uint16_t
-        *narrow; /* [R][SEGMENT_KEYS] weights in bfloat16, or two planes of bytes */
+    uint16_t *narrow; /* [R][SEGMENT_KEYS] bfloat16, or two planes of bytes */
     float top[ATTENTION_ROWS], total[ATTENTION_ROWS], scale[ATTENTION_ROWS];
     int32_t upper[ATTENTION_ROWS], lower[ATTENTION_ROWS];
 

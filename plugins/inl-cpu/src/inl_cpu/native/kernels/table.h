@@ -2,7 +2,8 @@
  *
  * Included once for each instruction set. Everything is in an unnamed namespace, so
  * that the linker cannot merge the code of one instruction set with that of another.
- * For the same reason no template of the standard library is used in the kernels. / */
+ * For the same reason no template of the standard library is used in the kernels.
+ */
 #pragma once
 
 #include "kernels/attention.h"

@@ -1,10 +1,10 @@
-/* Product of a tile of weights and a tile of rows: sums[r] gets 16 columns of y of row
- * r.
+/* Product of a weight tile and a row tile: sums[r] gets 16 columns of row r of y.
  *
  * One template for every number of rows, so that results of a row do not depend on it.
  * Sums run over a group, or over 32 columns, before they are added to the total: the
  * dependency chains of groups are independent, which hides latency, and rounding errors
- * grow more slowly. / */
+ * grow more slowly.
+ */
 #pragma once
 
 #include <cstdint>

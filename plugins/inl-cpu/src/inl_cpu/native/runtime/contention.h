@@ -4,7 +4,8 @@
  * another process on one of two cores, two threads are slower than one. A thread that
  * others wait for therefore compares the waiting time with the processor time that it
  * received in the meantime. If much time is lost, the caller computes alone for a
- * while, and longer each time that it happens again. / */
+ * while, and longer each time that it happens again.
+ */
 #pragma once
 
 #include <atomic>

@@ -2,7 +2,7 @@
  *
  * Chunks depend on the instruction only, never on the number of threads, and each
  * result is written by one chunk; hence results are equal for any number of threads.
- * / */
+ */
 #pragma once
 
 #include <string>

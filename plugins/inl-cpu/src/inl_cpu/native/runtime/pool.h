@@ -3,7 +3,8 @@
  * A 64-bit ticket holds the current task, its number of chunks and the next chunk. The
  * thread that finishes the last chunk of a task advances the ticket to the next task.
  * So no thread waits for one that was preempted before it claimed a chunk, and no
- * thread coordinates the others. / */
+ * thread coordinates the others.
+ */
 #pragma once
 
 #include <atomic>
