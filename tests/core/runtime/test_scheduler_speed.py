@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from inl.protocol.runner import Limits
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
 
@@ -17,9 +17,13 @@ ROWS = 512
 
 def milliseconds_of_a_step(waiting):
     limits = Limits(
-        slots=ROWS + 1, blocks=(40_000,), block_size=16, width=512, vocab=1_000
+        slots=ROWS + 1,
+        blocks=(40_000,),
+        block_size=16,
+        max_blocks_per_seq=512,
+        vocab=1_000,
     )
-    scheduler = Scheduler(limits, Policy(token_budget=8_192))
+    scheduler = Scheduler(limits, SchedulerConfig(token_budget=8_192))
     for number in range(ROWS + waiting):
         scheduler.add(Request([number % 1_000] * 16, max_tokens=1_000))
     scheduler.plan()
@@ -27,7 +31,7 @@ def milliseconds_of_a_step(waiting):
     for _ in range(64):
         began = time.perf_counter()
         plan = scheduler.plan()
-        scheduler.settle([7] * ROWS)
+        scheduler.process_outputs([7] * ROWS)
         times.append(1e3 * (time.perf_counter() - began))
         assert (plan.decode_rows, len(plan.chunks)) == (ROWS, ROWS)
     assert len(scheduler.waiting) == waiting
