@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from plain_deep import PlainDeep
 
 STEP = 1e-5
 
@@ -235,12 +236,8 @@ def answered():
 
 @pytest.fixture(scope="session")
 def plain_deep():
-    """The class of ``plain_deep.py`` beside this file: test folders are no packages."""
-    place = Path(__file__).with_name("plain_deep.py")
-    spec = importlib.util.spec_from_file_location("plain_deep", place)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.PlainDeep
+    """The class :class:`plain_deep.PlainDeep`."""
+    return PlainDeep
 
 
 @pytest.fixture(scope="session")

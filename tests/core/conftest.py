@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
 import tokenizers
 
+from hash_oracle import expected
 from inl import EngineConfig, InferenceEngine
 from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
@@ -162,3 +164,42 @@ def drained():
         return not (engine._core.has_work or held or scheduler.running)
 
     return check
+
+
+@pytest.fixture
+def report(capsys):
+    """Print a figure even where the test passes."""
+
+    def show(line):
+        with capsys.disabled():
+            sys.stdout.write(f"\n{line}\n")
+
+    return show
+
+
+@pytest.fixture
+def small():
+    """Limits of a runner with 8 usable blocks of 4 tokens; keywords change fields."""
+
+    def make(**changes):
+        values = {
+            "slots": 5,
+            "blocks": (9,),
+            "block_size": 4,
+            "max_blocks_per_seq": 8,
+            "vocab": 100,
+            **changes,
+        }
+        return Limits(**values)
+
+    return make
+
+
+@pytest.fixture
+def answer_of():
+    """The answer to a request that neither context nor an end token cuts short."""
+
+    def answer(request, limits):
+        return expected(request, limits, limits.max_tokens, request.stop_ids)[0]
+
+    return answer

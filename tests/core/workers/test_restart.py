@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -227,8 +226,7 @@ def test_restarts_are_limited_in_time(caplog):
 @pytest.fixture
 def workers(monkeypatch, small, tmp_path):
     """Starts processes, each with a HashRunner."""
-    here = str(Path(__file__).parent)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, *filter(None, sys.path)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     limits = small(blocks=(30,))
     made = []
 

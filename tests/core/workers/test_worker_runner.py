@@ -35,8 +35,7 @@ from inl.workers.worker_runner import WorkerRunner
 @pytest.fixture
 def serve(monkeypatch, small):
     """Start a worker with a runner of ``worker_factories``."""
-    here = str(Path(__file__).parent)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, *filter(None, sys.path)]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     runners = []
 
     def begin(factory="hashes", *, limits=None, python=sys.executable, **options):
@@ -397,7 +396,7 @@ def test_garbage_in_place_of_a_handshake(serve, script):
 )
 def test_another_version_is_named_on_both_sides(serve, script, name, value):
     text = (
-        "from inl.runtime import wire, wire_values\n"
+        "from inl.protocol import wire, wire_values\n"
         + FD
         + f"wire.Channel(s).send(wire.Kind.HELLO, wire_values.text("
         f"wire_values.hello() | {{{name!r}: {value!r}, 'core': '7.8.9'}}))\n"
@@ -412,7 +411,7 @@ def test_another_version_is_named_on_both_sides(serve, script, name, value):
 def test_another_version_of_the_core_alone_is_no_reason(serve, script):
     text = (
         "import inl\ninl.__version__ = '0.1.7'\n"
-        "from inl.runtime import worker\nsys.exit(worker.main(sys.argv[3:]))"
+        "from inl.workers import worker_main\nsys.exit(worker_main.main(sys.argv[3:]))"
     )
     assert serve(python=script(text)).device == "hash:0"
 

@@ -12,10 +12,11 @@ from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.scheduler import Scheduler
 from inl.scheduling.uniforms import mix
 from inl.testing.hash_runner import HashRunner
+from soak import Parts, WrongText, soak
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_answer_is_what_its_ids_decide(soak, seed, report):
+def test_every_answer_is_what_its_ids_decide(seed, report):
     began = time.perf_counter()
     counts = soak(seed, 25_000)
     seconds = time.perf_counter() - began
@@ -135,25 +136,25 @@ class OnlyPrompts(HashRunner):
     ],
     ids=lambda planted: next(iter(planted.values())).__name__,
 )
-def test_a_planted_fault_changes_the_text(soak, parts, wrong_text, planted):
+def test_a_planted_fault_changes_the_text(planted):
     def worlds():
         for seed in range(4):  # a few may happen to be such that nobody minds
-            soak(seed, 5_000, parts(**planted), world_steps=200)
+            soak(seed, 5_000, Parts(**planted), world_steps=200)
 
-    with pytest.raises(wrong_text):
+    with pytest.raises(WrongText):
         worlds()
 
 
-def test_a_block_that_a_window_still_shows_is_missed(soak, parts):
+def test_a_block_that_a_window_still_shows_is_missed():
     with pytest.raises(ProtocolError, match="tokens need"):
-        soak(0, 10_000, parts(kv_cache=WideStep), world_steps=200)
+        soak(0, 10_000, Parts(kv_cache=WideStep), world_steps=200)
 
 
-def test_a_passed_block_that_a_step_in_flight_reads_is_missed(soak, parts, wrong_text):
-    with pytest.raises(wrong_text):
-        soak(0, 10_000, parts(scheduler=EarlyPass), world_steps=200)
+def test_a_passed_block_that_a_step_in_flight_reads_is_missed():
+    with pytest.raises(WrongText):
+        soak(0, 10_000, Parts(scheduler=EarlyPass), world_steps=200)
 
 
-def test_an_early_free_shows_only_where_steps_overlap(soak, parts):
+def test_an_early_free_shows_only_where_steps_overlap():
     """Why the runner lags at random: in strict order, this fault is invisible."""
-    assert soak(0, 3_000, parts(kv_cache=EarlyFree), lag=False)["steps"] >= 3_000
+    assert soak(0, 3_000, Parts(kv_cache=EarlyFree), lag=False)["steps"] >= 3_000

@@ -9,6 +9,7 @@ from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
 from inl.testing.hash_runner import HashRunner
+from soak import Parts, soak
 
 
 def run(limits, prompts, *, replay, **options):
@@ -72,8 +73,8 @@ class Replayed(Scheduler):
         )
 
 
-def test_every_answer_is_what_its_ids_decide(soak, parts):
+def test_every_answer_is_what_its_ids_decide():
     """With cancellations, preemptions, shared prefixes, penalties, in any mixture."""
-    counts = soak(11, 5_000, parts(scheduler=Replayed))
+    counts = soak(11, 5_000, Parts(scheduler=Replayed))
     for name in ("preemptions", "cancelled", "prefix hit tokens", "full requests"):
         assert counts[name] > 10, name
