@@ -21,12 +21,15 @@ RUN_HERE = [
     "index.md",
     "checkpoints.md",
     "cli.md",
+    "concurrency.md",
     "devices.md",
+    "engine-config.md",
     "generating.md",
     "how-it-works.md",
     "inl.md",
     "migrating.md",
     "moe.md",
+    "performance.md",
 ]
 """Pages whose python and console blocks are executed, in order."""
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
