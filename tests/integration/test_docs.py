@@ -86,6 +86,15 @@ def test_python_blocks_run_and_print_the_expected_output(page, capsys):
             assert matches(expected, output), f"{page}: {output!r} is not {expected!r}"
 
 
+def test_the_python_example_of_the_readme_runs(capsys):
+    page = (ROOT / "README.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    names = {}
+    exec(compile(example, "README.md", "exec"), names)
+    names["engine"].close()
+    assert "Paris" in capsys.readouterr().out
+
+
 @pytest.fixture(scope="session")
 def shell(tmp_path_factory):
     """Run a shell command with ``inl`` of this interpreter on the path."""
