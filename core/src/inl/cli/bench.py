@@ -165,7 +165,7 @@ def _row(speed: Speed, step_bytes: float | None) -> dict[str, Any]:
 
 
 def peak_bytes() -> int | None:
-    """Return the peak resident memory in bytes; ``None`` if the system has no figure."""
+    """Return the peak resident memory in bytes, or ``None`` if it is unknown."""
     try:
         resource: Any = import_module("resource")
     except ImportError:

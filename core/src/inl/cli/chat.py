@@ -141,12 +141,12 @@ class Chat:
         try:
             answer = self._answer(self._answers if again else 0)
         except BaseException:
-            self.conversation.take_back("user")
+            self.conversation.pop_last("user")
             raise
         if answer:
             self.conversation.answer(answer)
         else:
-            self.conversation.take_back("user")
+            self.conversation.pop_last("user")
         self._answers += 1
 
     def _answer(self, retries: int) -> str:
@@ -192,7 +192,7 @@ class Chat:
     def stats(self) -> list[str]:
         """Lines of ``/stats``."""
         engine, talk = self._engine, self.conversation
-        used = len(engine.chat_ids(talk.seen())) if talk.messages else 0
+        used = len(engine.chat_ids(talk.visible())) if talk.messages else 0
         left_out = sum(m["role"] == "user" for m in talk.messages[: talk.start])
         lines = [
             f"{engine.model.name} on {engine.device}",

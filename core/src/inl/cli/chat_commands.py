@@ -76,8 +76,8 @@ def _load(chat: Chat, name: str) -> str:
 def _retry(chat: Chat, _rest: str) -> None:
     talk = chat.conversation
     before = list(talk.messages)
-    talk.take_back("assistant")
-    last = talk.take_back("user")
+    talk.pop_last("assistant")
+    last = talk.pop_last("user")
     if last is None:
         raise RequestError("/retry: there is no message to answer again")
     try:
