@@ -72,6 +72,17 @@ def header() -> str:
         *(line for spec in specs for line in _checks(spec)),
         "};",
         "",
+        "/* Whether the dims, required operands and flags are valid; the opcode must be. */",
+        "inline bool has_valid_fields(const inl_instruction &i) {",
+        "    switch (i.opcode) {",
+        *(
+            f"    case INL_{spec.name.upper()}: return {_condition(spec)};"
+            for spec in specs
+        ),
+        "    default: return false;",
+        "    }",
+        "}",
+        "",
         "} // namespace inl",
         "",
         "#endif /* __cplusplus */",
@@ -132,6 +143,14 @@ def _checks(spec: InstructionSpec) -> Iterator[str]:
     )
     yield f"     {{{_quoted(spec.dims)}}},"
     yield f"     {{{_quoted([field.name for field in spec.data])}}}}},"
+
+
+def _case(spec: InstructionSpec) -> str:
+    signs = " | ".join(f"i.dims[{n}]" for n in range(len(spec.dims)))
+    required = [n for n, field in enumerate(spec.data) if not field.optional]
+    operands = " && ".join(f"i.data[{n}]" for n in required)
+    condition = f"({signs}) >= 0 && {operands} && !(i.flags & ~{int(spec.flags)})"
+    return f"    case INL_{spec.name.upper()}: return {condition};"
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -52,6 +52,8 @@ def test_an_instruction_needs_an_opcode_of_its_own():
         class Nameless(Instruction):
             count: Dim
 
+    with pytest.raises(TypeError, match="Instruction: not in the instruction table"):
+        Instruction().encoded()
     with pytest.raises(TypeError, match="Twice: opcode 9 belongs to Linear"):
 
         class Twice(Instruction, opcode=9):

@@ -153,7 +153,9 @@ class Instruction(Generic[D]):
 
     @classmethod
     def spec(cls) -> InstructionSpec:
-        """The table entry of this class."""
+        """The table entry of this class; raises TypeError if it has none."""
+        if not hasattr(cls, "opcode"):
+            raise TypeError(f"{cls.__name__}: not in the instruction table")
         return _spec_of(cls.opcode)
 
     def operands(self) -> Iterator[tuple[DataField, D]]:

@@ -1,10 +1,9 @@
-/* Validation of instructions before a program runs. */
+#include "runtime/checks.h"
 
 #include <string>
 
 #include "runtime/instructions.h"
 #include "runtime/matrix.h"
-#include "runtime/operation.h"
 
 namespace inl {
 namespace {
@@ -121,19 +120,8 @@ const char *specific_refusal(const inl_instruction &i) {
     }
 }
 
-/* Whether the checks that the instruction table implies hold. May be false for a valid
- * instruction with garbage in unused dims; table_refusal decides. */
-bool passes_table(const InstructionSpec &spec, const inl_instruction &i) {
-    int64_t signs = 0;
-    for (const int64_t dim : i.dims) signs |= dim;
-    bool present = true;
-    for (uint32_t rest = spec.required; rest != 0; rest &= rest - 1)
-        present &= i.data[__builtin_ctz(rest)] != nullptr;
-    return signs >= 0 && present && !(i.flags & ~spec.flags);
-}
-
-/* The reason, built only for an instruction that is refused. */
-std::string table_refusal(const InstructionSpec &spec, const inl_instruction &i) {
+/* The reason why has_valid_fields is false. */
+std::string fields_refusal(const InstructionSpec &spec, const inl_instruction &i) {
     const auto name = [&](const char *field) {
         return std::string(spec.name) + ": " + field;
     };
@@ -142,24 +130,25 @@ std::string table_refusal(const InstructionSpec &spec, const inl_instruction &i)
     for (int index = 0; index < spec.operand_count; index++)
         if (spec.required >> index & 1 && i.data[index] == nullptr)
             return name(spec.operands[index]) + " is missing";
-    if (i.flags & ~spec.flags)
-        return name("does not accept flags ") + std::to_string(i.flags & ~spec.flags);
-    return {};
+    return name("does not accept flags ") + std::to_string(i.flags & ~spec.flags);
 }
 
 } // namespace
 
-std::string refusal(const inl_instruction &i) {
-    if (i.opcode < 0 || i.opcode >= INL_OPCODES)
-        return "opcode " + std::to_string(i.opcode) + ": unknown, accepted are 0 to " +
-               std::to_string(INL_OPCODES - 1);
-    const InstructionSpec &spec = INSTRUCTIONS[i.opcode];
-    if (!passes_table(spec, i)) {
-        std::string reason = table_refusal(spec, i);
-        if (!reason.empty()) return reason;
+bool is_refused(const inl_instruction &i, std::string &reason) {
+    if (i.opcode < 0 || i.opcode >= INL_OPCODES) {
+        reason = "opcode " + std::to_string(i.opcode) +
+                 ": unknown, accepted are 0 to " + std::to_string(INL_OPCODES - 1);
+        return true;
+    }
+    if (!has_valid_fields(i)) {
+        reason = fields_refusal(INSTRUCTIONS[i.opcode], i);
+        return true;
     }
     const char *specific = specific_refusal(i);
-    return specific == nullptr ? std::string() : std::string(specific);
+    if (specific == nullptr) return false;
+    reason = specific;
+    return true;
 }
 
 } // namespace inl

@@ -574,6 +574,36 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
      {"x", "y"}},
 };
 
+/* Whether the dims, required operands and flags are valid; the opcode must be. */
+inline bool has_valid_fields(const inl_instruction &i) {
+    switch (i.opcode) {
+    case INL_ZERO: return (i.dims[0]) >= 0 && i.data[0] && !(i.flags & ~0);
+    case INL_COPY: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~0);
+    case INL_ADD: return (i.dims[0]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
+    case INL_SUB: return (i.dims[0]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
+    case INL_MUL: return (i.dims[0]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
+    case INL_SCALE: return (i.dims[0]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~0);
+    case INL_EMBEDDING: return (i.dims[0] | i.dims[1]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
+    case INL_RMS_NORM: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[2] && !(i.flags & ~16);
+    case INL_ADD_NORM: return (i.dims[0] | i.dims[1]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && !(i.flags & ~16);
+    case INL_LINEAR: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[3] && !(i.flags & ~1055);
+    case INL_GATED: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~12);
+    case INL_ROPE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~0);
+    case INL_ROPE_TABLE: return (i.dims[0] | i.dims[1] | i.dims[2]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~0);
+    case INL_ATTENTION: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5] | i.dims[6] | i.dims[7] | i.dims[8] | i.dims[9]) >= 0 && i.data[0] && i.data[3] && i.data[4] && i.data[5] && i.data[6] && i.data[7] && i.data[8] && i.data[9] && i.data[10] && !(i.flags & ~17520);
+    case INL_WRITE_KV: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && !(i.flags & ~16416);
+    case INL_READ_CACHE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~16416);
+    case INL_FILL_CACHE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~16416);
+    case INL_COPY_BLOCKS: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~16416);
+    case INL_TAKE_ROWS: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
+    case INL_SAMPLE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~384);
+    case INL_PENALIZE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && !(i.flags & ~0);
+    case INL_PACK: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~512);
+    case INL_READ: return (i.dims[0]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~0);
+    default: return false;
+    }
+}
+
 } // namespace inl
 
 #endif /* __cplusplus */

@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include <string>
+#include <cstdint>
 
 #include "runtime/instructions.h"
 
@@ -55,8 +55,5 @@ const Operation *avx_vnni_operations();
 const Operation *avx512_operations();
 const Operation *amx_operations();
 const Operation *neon_operations();
-
-/* Why an instruction is invalid; empty if it is valid. */
-std::string refusal(const inl_instruction &instruction);
 
 } // namespace inl

@@ -1,7 +1,6 @@
 #include "runtime/pool.h"
 
-#include <utility>
-
+#include "runtime/checks.h"
 #include "runtime/platform.h"
 #include "runtime/ticket.h"
 
@@ -54,9 +53,7 @@ bool Pool::check(const inl_instruction *program, int64_t count, int64_t &bad) {
         return false;
     }
     for (int64_t index = 0; index < count; index++) {
-        std::string reason = inl::refusal(program[index]);
-        if (reason.empty()) continue;
-        refusal_ = std::move(reason);
+        if (!is_refused(program[index], refusal_)) continue;
         bad = index + 1;
         return false;
     }
