@@ -72,13 +72,10 @@ def header() -> str:
         *(line for spec in specs for line in _checks(spec)),
         "};",
         "",
-        "/* Whether the dims, required operands and flags are valid; the opcode must be. */",
+        "/* Whether dims, required operands and flags are valid, for a valid opcode. */",
         "inline bool has_valid_fields(const inl_instruction &i) {",
         "    switch (i.opcode) {",
-        *(
-            f"    case INL_{spec.name.upper()}: return {_condition(spec)};"
-            for spec in specs
-        ),
+        *(_case(spec) for spec in specs),
         "    default: return false;",
         "    }",
         "}",
