@@ -72,7 +72,7 @@ def header() -> str:
         *(line for spec in specs for line in _checks(spec)),
         "};",
         "",
-        "/* Whether dims, required operands and flags are valid, for a valid opcode. */",
+        "/* Whether dims, required operands and flags are valid, given the opcode. */",
         "inline bool has_valid_fields(const inl_instruction &i) {",
         "    switch (i.opcode) {",
         *(_case(spec) for spec in specs),

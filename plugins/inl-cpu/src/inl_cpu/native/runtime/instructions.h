@@ -574,7 +574,7 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
      {"x", "y"}},
 };
 
-/* Whether dims, required operands and flags are valid, for a valid opcode. */
+/* Whether dims, required operands and flags are valid, given the opcode. */
 inline bool has_valid_fields(const inl_instruction &i) {
     switch (i.opcode) {
     case INL_ZERO: return (i.dims[0]) >= 0 && i.data[0] && !(i.flags & ~0);
