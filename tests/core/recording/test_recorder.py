@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
@@ -258,21 +257,6 @@ def test_a_fresh_runner_begins_a_run_of_its_own(record, small, tmp_path):
     again = replay(newest, HashRunner)
     assert not again.differences
     assert 0 < again.steps < found.steps
-
-
-def test_recording_costs_little(small, report):
-    recorder = Recorder(lambda: RunHeader(small()))
-    frame = release_frame(1, groups=1, width=8)
-    reply = Reply(1, np.zeros((1, 1), np.int32), np.ones(1, np.int32))
-    times = []
-    for _ in range(20):
-        began = time.perf_counter()
-        for _ in range(1_000):
-            recorder.add(frame)
-            recorder.add(reply)
-        times.append((time.perf_counter() - began) / 1_000)
-    report(f"recording a step: {1e6 * min(times):.2f} us")
-    assert min(times) < 20e-6
 
 
 def test_a_path_that_cannot_be_written(small, tmp_path):
