@@ -33,20 +33,20 @@ class Recorded:
     def runner(self, *, blocks=60, block_size=8):
         from inl.executor.local_runner import Loaded, LocalRunner
         from inl.spec.limits import Limits
-        from inl.spec.selection import Policy
+        from inl.spec.selection import KernelSelection
         from inl.weights.loader import load_weights, stored_specs
-        from inl.weights.plan import plan_groups
+        from inl.weights.plan import plan_weights
 
         model, checkpoint = self.language.model, self.language.checkpoint
         shaped = replace(self.language.config, dtype="float32")
         kernels = tuple(self.backend.kernels())
         if self.kernels:
             kernels = tuple(map(self.kernels, kernels))
-        groups = plan_groups(model.weights(shaped), kernels, stored_specs(checkpoint))
+        groups = plan_weights(model.weights(shaped), kernels, stored_specs(checkpoint))
         weights = load_weights(groups, checkpoint, self.backend, "float32")
-        loaded = Loaded(model, shaped, groups, weights, Policy(kernels))
+        loaded = Loaded(model, shaped, groups, weights, KernelSelection(kernels))
         limits = Limits(
-            slots=6, blocks=(blocks,), block_size=block_size, width=16,
+            slots=6, blocks=(blocks,), block_size=block_size, max_blocks_per_seq=16,
             vocab=self.language.config.vocab_size,
         )  # fmt: skip
         return Fed(LocalRunner(self.backend, loaded, limits))
@@ -55,10 +55,10 @@ class Recorded:
         """An engine without text."""
         from inl.engine.core import EngineCore
         from inl.executor.model_loader import is_replayed
-        from inl.scheduling.plan import Policy
+        from inl.scheduling.plan import SchedulerConfig
 
         runner = self.runner(**limits).runner
-        return EngineCore(runner, Policy(replay=is_replayed(self.language)))
+        return EngineCore(runner, SchedulerConfig(replay=is_replayed(self.language)))
 
 
 class Fed:
@@ -74,7 +74,12 @@ class Fed:
         # Scattered, and apart from those of other slots.
         blocks = [slot + 5 * place for place in range(limits.blocks[0] // 5 - 1)]
         self.runner.submit(
-            admit_frame(slot, [blocks[: limits.width]], groups=1, width=limits.width)
+            admit_frame(
+                slot,
+                [blocks[: limits.max_blocks_per_seq]],
+                groups=1,
+                max_blocks_per_seq=limits.max_blocks_per_seq,
+            )
         )
 
     def __call__(self, *rows, decoding=0, pads=(0, 0)):

@@ -10,8 +10,8 @@ from hash_oracle import expected
 from inl.engine.core import EngineCore
 from inl.protocol.runner import Limits
 from inl.scheduling.block_pool import BlockPool
-from inl.scheduling.kv_cache_manager import Memory
-from inl.scheduling.plan import Policy
+from inl.scheduling.kv_cache_manager import KVCacheManager
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
 from inl.spec.step import Bucket
@@ -27,7 +27,7 @@ class Parts:
     """The classes that a soak is run with, so that a faulty one can be planted."""
 
     runner: type = HashRunner
-    memory: type = Memory
+    kv_cache: type = KVCacheManager
     pool: type = BlockPool
     scheduler: type = Scheduler
 
@@ -42,8 +42,8 @@ class World:
         pools = [
             parts.pool(blocks, self.limits.block_size) for blocks in self.limits.blocks
         ]
-        memory = parts.memory(pools, self.limits.windows)
-        self.scheduler = parts.scheduler(self.limits, self.policy, memory=memory)
+        memory = parts.kv_cache(pools, self.limits.windows)
+        self.scheduler = parts.scheduler(self.limits, self.policy, kv_cache=memory)
         self.runner = parts.runner(self.limits, lag=random if lag else None)
         self.engine = EngineCore(
             self.runner, scheduler=self.scheduler, on_step=self.see_step
@@ -68,7 +68,11 @@ class World:
         ids = (common + self.ids(random.randint(1, 12)))[: self.scheduler.context - 1]
         served = self.scheduler.buckets.sampler
         draws = served != "greedy" and random.random() < 0.5
-        more = self.sampling() if served == "full" and random.random() < 0.3 else {}
+        more = (
+            self.sampling()
+            if served == "sample_filtered" and random.random() < 0.3
+            else {}
+        )
         request = Request(
             ids,
             max_tokens=random.choice([1, random.randint(2, 9), random.randint(9, 99)]),
@@ -159,9 +163,9 @@ class World:
         assert not self.engine.has_work
         assert not self.scheduler.running
         assert not len(self.scheduler.waiting)
-        assert not self.scheduler.memory.settling
+        assert not self.scheduler.kv_cache.has_pending_frees
         assert self.runner.slots_in_use == []
-        for pool in self.scheduler.memory.pools:
+        for pool in self.scheduler.kv_cache.pools:
             assert pool.held_blocks == 0
             assert pool.available_blocks == pool.blocks - 1
 
@@ -172,10 +176,10 @@ def random_limits(random):
     for _ in range(random.choice([0, 0, 1, 3, 6])):
         rows = random.choice([1, 6, 16, 32])
         tokens = rows + random.choice([0, 1, 20, 60])
-        samplers = "greedy", "draw", "full"
+        samplers = "greedy", "sample", "sample_filtered"
         buckets += [Bucket(tokens, rows, sampler=sampler) for sampler in samplers]
     if len(buckets) > 6 and random.random() < 0.4:
-        most = random.choice([("greedy",), ("greedy", "draw")])
+        most = random.choice([("greedy",), ("greedy", "sample")])
         buckets = [bucket for bucket in buckets if bucket.sampler in most]
     size = random.choice([1, 2, 4, 8])
     width = random.randint(40 // size, 100 // size)
@@ -189,7 +193,7 @@ def random_limits(random):
         ),
         windows=random_windows(random, groups),
         block_size=size,
-        width=width,
+        max_blocks_per_seq=width,
         vocab=random.choice([11, 97, 50_000]),
         buckets=tuple(sorted(buckets)),
         depth=random.choice([1, 2, 2, 2, 2, 3]),
@@ -202,7 +206,7 @@ def random_windows(random, groups):
 
 
 def random_policy(random):
-    return Policy(
+    return SchedulerConfig(
         token_budget=random.choice([random.randint(1, 8), 24, 64, 512, 512]),
         max_rows=random.choice([None, None, None, 3]),
         context=random.choice([None, None, 37]),

@@ -18,7 +18,7 @@ from inl.protocol.wire_values import read_limits
 from inl.spec.message import STEP, header
 from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
-from inl.workers.startup import Served
+from inl.workers.startup import StartedRunner
 
 
 def hashes(options, progress):
@@ -97,11 +97,11 @@ def tiny(options, progress):
         MemoryCheckpoint(config, tensors),
         read_limits(options["limits"], "options"),
     )
-    return Served(runner, "reference:0", "float32")
+    return StartedRunner(runner, "reference:0", "float32")
 
 
 def _served(kind, options):
-    return Served(kind(read_limits(options["limits"], "options")), "hash:0", "")
+    return StartedRunner(kind(read_limits(options["limits"], "options")), "hash:0", "")
 
 
 class Noisy(HashRunner):

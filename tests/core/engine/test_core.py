@@ -9,7 +9,7 @@ from inl.engine.core import EngineCore, StepRecord
 from inl.errors import ProtocolError, RequestError, RunnerError, WorkerLost
 from inl.protocol.runner import Reply
 from inl.scheduling.frame_encoder import frames
-from inl.scheduling.plan import Chunk, Plan, Policy
+from inl.scheduling.plan import Chunk, Plan, SchedulerConfig
 from inl.scheduling.request import Event, Request
 from inl.spec.message import header
 from inl.spec.step import Bucket, Scores
@@ -40,10 +40,10 @@ def test_tokens_do_not_depend_on_batch_seed_of_others_or_cache(small, answer_of)
     wanted = [answer_of(Request(**each), limits) for each in fields]
     assert wanted[1] != wanted[2]
     for policy in (
-        Policy(),
-        Policy(token_budget=3),
-        Policy(max_rows=1),
-        Policy(use_kv_cache=False),
+        SchedulerConfig(),
+        SchedulerConfig(token_budget=3),
+        SchedulerConfig(max_rows=1),
+        SchedulerConfig(use_kv_cache=False),
     ):
         engine = EngineCore(HashRunner(limits), policy)
         numbers = [engine.add(Request(**each)) for each in fields]
@@ -68,7 +68,7 @@ def test_steps_can_be_watched(small):
 def test_an_uncached_engine_computes_more_tokens(small):
     tokens = []
     for cached in (True, False):
-        engine = EngineCore(HashRunner(small()), Policy(use_kv_cache=cached))
+        engine = EngineCore(HashRunner(small()), SchedulerConfig(use_kv_cache=cached))
         engine.add(Request([1, 2, 3], max_tokens=4))
         finished(engine)
         tokens.append(engine.stats.tokens)
@@ -91,7 +91,7 @@ def test_cancelling_is_told_once_and_frees(small):
     assert engine.step()[0] == Event(number, None, "cancelled")
     assert finished(engine) == ({}, {})
     assert engine.runner.slots_in_use == []
-    assert engine.scheduler.memory.available_blocks == 8
+    assert engine.scheduler.kv_cache.available_blocks == 8
 
 
 def test_a_request_can_be_ended_for_a_reason_of_the_callers(small):
@@ -214,7 +214,7 @@ def test_an_error_of_a_watcher_is_the_watchers(small):
 def test_step_numbers_fit_into_their_word_forever(small):
     limits = small()
     request = Request([1, 2])
-    request.slot, request.fed = 1, 2
+    request.slot, request.prefill_len = 1, 2
     plan = Plan([], [], [], [Chunk(request, 0, 2)], 0, 2**31 + 5, Bucket(2, 1))
     (frame,) = frames(plan, limits)
     assert header(frame).step == 5
@@ -263,7 +263,7 @@ def test_a_fresh_runner_must_serve_who_is_live(small):
         def collect(self):
             raise WorkerLost("killed")
 
-    cheap = small(sampler="draw")
+    cheap = small(sampler="sample")
     engine = EngineCore(Dead(small()), replace=lambda _: HashRunner(cheap))
     number = engine.add(Request([1], min_p=0.5, temperature=1.0))
     event = next(event for event in engine.step() if event.request == number)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from inl.engine.fair_lock import Turns
+from inl.engine.fair_lock import FairLock
 from inl.errors import RequestError
 
 
@@ -20,7 +20,7 @@ def waiting(turns, count):
 
 
 def test_turns_go_to_who_waited_longest_even_beside_a_greedy_loop():
-    turns, order = Turns(), []
+    turns, order = FairLock(), []
 
     def come(name):
         with turns:
@@ -37,11 +37,11 @@ def test_turns_go_to_who_waited_longest_even_beside_a_greedy_loop():
     for thread in threads:
         thread.join()
     assert order[:5] == [0, 1, 2, 3, 4]
-    assert turns.try_enter()
+    assert turns.try_acquire()
 
 
 def test_only_one_has_a_turn():
-    turns, inside, most = Turns(), [0], [0]
+    turns, inside, most = FairLock(), [0], [0]
 
     def work():
         for _ in range(300):
@@ -60,27 +60,27 @@ def test_only_one_has_a_turn():
 
 
 def test_trying_never_waits_and_a_second_turn_is_refused():
-    turns = Turns()
+    turns = FairLock()
     with turns:
-        assert not turns.try_enter()
+        assert not turns.try_acquire()
         with pytest.raises(RequestError, match="callback of its own step"), turns:
             raise AssertionError("a second turn")
-    assert turns.try_enter()
-    turns.leave()
+    assert turns.try_acquire()
+    turns.release()
     with turns:
         pass
 
 
 def test_who_gives_up_waiting_leaves_the_queue_or_passes_the_turn_on():
-    turns = Turns()
+    turns = FairLock()
     gate = threading.Lock()
     gate.acquire()
     with turns:
         turns._queue.append((-1, gate))
-        turns._give_up(-1, gate)
+        turns._abandon(-1, gate)
         assert not turns._queue
         turns._queue.append((-1, gate))
     # The turn went to the waiter that is gone by now.
     assert turns._owner == -1
-    turns._give_up(-1, gate)
-    assert turns.try_enter()
+    turns._abandon(-1, gate)
+    assert turns.try_acquire()

@@ -62,7 +62,7 @@ def drained(engine):
         if not engine._core.has_work:
             break
         engine._core.step()
-    pools = engine._core.scheduler.memory.pools
+    pools = engine._core.scheduler.kv_cache.pools
     return not engine._core.has_work and not any(pool.held_blocks for pool in pools)
 
 

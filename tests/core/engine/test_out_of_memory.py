@@ -9,7 +9,7 @@ import pytest
 
 from inl.engine.core import EngineCore
 from inl.errors import OutOfMemory
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.message import STEP, header
 from inl.testing.hash_runner import HashRunner
@@ -75,7 +75,7 @@ def run(engine, told=()):
 def test_a_step_that_does_not_fit_ends_its_requests_alone(kind, small, answer_of):
     limits = small(blocks=(60,))
     runner = kind(limits, lambda step: step.used_tokens > 12)
-    engine = EngineCore(runner, Policy(token_budget=16, max_rows=4))
+    engine = EngineCore(runner, SchedulerConfig(token_budget=16, max_rows=4))
     first = engine.add(Request([1, 2, 3], max_tokens=12))
     for _ in range(3):
         engine.step()
@@ -101,8 +101,8 @@ def test_nothing_leaks_and_survivors_are_right(kind, seed, small, answer_of):
     draw = random.Random(seed)
     limits = small(blocks=(40,))
     runner = kind(limits, lambda step: draw.random() < 0.1)
-    engine = EngineCore(runner, Policy(token_budget=8, max_rows=4))
-    free = engine.scheduler.memory.available_blocks
+    engine = EngineCore(runner, SchedulerConfig(token_budget=8, max_rows=4))
+    free = engine.scheduler.kv_cache.available_blocks
     wanted, told = {}, []
     for _ in range(30):
         ids = [draw.randrange(limits.vocab) for _ in range(draw.randint(1, 14))]
@@ -119,6 +119,6 @@ def test_nothing_leaks_and_survivors_are_right(kind, seed, small, answer_of):
         n: answer for n, answer in wanted.items() if n not in errors
     }
     assert {type(error) for error in errors.values()} == {OutOfMemory}, errors
-    assert engine.scheduler.memory.available_blocks == free
+    assert engine.scheduler.kv_cache.available_blocks == free
     assert not engine.scheduler.in_flight
     assert not engine.scheduler.running

@@ -9,7 +9,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inl.engine.request_handle import Answer
+from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError, RunnerError, WorkerLost
 from inl.scheduling.request import Event, Request
 from inl.text.tokenizer import Tokenizer
@@ -54,14 +54,14 @@ def cut(text, stops):
 
 def told(tokens, stops, *, pieces=None):
     """An answer that heard these tokens, and its end if nothing stopped it."""
-    answer = Answer(Request([0]), TOKENIZER, tuple(stops), 0.0)
+    answer = RequestHandle(Request([0]), TOKENIZER, tuple(stops), 0.0)
     for token in tokens:
-        answer.hear(Event(1, token), 1.0)
+        answer.apply_event(Event(1, token), 1.0)
         if pieces is not None:
             pieces.append(answer.take())
         if answer.stopped:
             return answer
-    answer.hear(Event(1, None, "length"), 2.0)
+    answer.apply_event(Event(1, None, "length"), 2.0)
     if pieces is not None:
         pieces.append(answer.take())
     return answer
@@ -69,13 +69,13 @@ def told(tokens, stops, *, pieces=None):
 
 @given(ids, st.lists(st.booleans(), min_size=30, max_size=30))
 def test_text_is_the_same_whenever_it_is_looked_at(tokens, looks):
-    answer = Answer(Request([0]), TOKENIZER, (), 0.0)
+    answer = RequestHandle(Request([0]), TOKENIZER, (), 0.0)
     pieces = []
     for token, look in zip(tokens, looks, strict=False):
-        answer.hear(Event(1, token), 1.0)
+        answer.apply_event(Event(1, token), 1.0)
         if look:
             pieces.append(answer.take())
-    answer.hear(Event(1, 0, "stop"), 2.0)
+    answer.apply_event(Event(1, 0, "stop"), 2.0)
     assert "".join([*pieces, answer.take()]) == answer.text
     assert answer.text == TOKENIZER.decode(tokens)
     assert answer.token_ids == [*tokens, 0]
@@ -93,13 +93,13 @@ def test_nothing_becomes_text_before_somebody_looks(monkeypatch):
 
 
 def test_threads_that_look_at_once_share_the_text_out():
-    answer = Answer(Request([0]), TOKENIZER, (), 0.0)
+    answer = RequestHandle(Request([0]), TOKENIZER, (), 0.0)
     tokens = [number % len(PIECES) for number in range(20_000)]
     with ThreadPoolExecutor(3) as pool:
         running = [pool.submit(_takes, answer) for _ in range(3)]
         for token in tokens:
-            answer.hear(Event(1, token), 1.0)
-        answer.hear(Event(1, None, "length"), 2.0)
+            answer.apply_event(Event(1, token), 1.0)
+        answer.apply_event(Event(1, None, "length"), 2.0)
         for each in running:
             each.result()
     assert answer.text == TOKENIZER.decode(tokens)
@@ -127,11 +127,11 @@ def test_streamed_text_is_the_whole_text_cut_at_the_first_stop(tokens, stops):
 @given(ids, stops)
 def test_a_piece_once_shown_is_never_taken_back(tokens, stops):
     shown, final = "", told(tokens, stops).text
-    answer = Answer(Request([0]), TOKENIZER, tuple(stops), 0.0)
+    answer = RequestHandle(Request([0]), TOKENIZER, tuple(stops), 0.0)
     for token in tokens:
         if answer.stopped:
             break
-        answer.hear(Event(1, token), 1.0)
+        answer.apply_event(Event(1, token), 1.0)
         shown += answer.take()
         assert final.startswith(shown)
         assert answer.text == shown
@@ -163,9 +163,9 @@ def test_which_stop_string_wins(text, stops, shown):
 
 def test_the_end_is_told_once_and_errors_as_what_they_are():
     heard = []
-    answer = Answer(Request([0]), TOKENIZER, (), 0.0)
+    answer = RequestHandle(Request([0]), TOKENIZER, (), 0.0)
     answer.listener = lambda: heard.append(answer.reason)
-    answer.hear(Event(1, 0), 1.0)
+    answer.apply_event(Event(1, 0), 1.0)
     answer.fail(WorkerLost("gone"))
     answer.fail(RequestError("late"))
     assert heard == [None, "error"]
@@ -175,7 +175,7 @@ def test_the_end_is_told_once_and_errors_as_what_they_are():
         (OSError("pipe"), RunnerError),
         (RequestError("no"), RequestError),
     ):
-        answer = Answer(Request([0]), TOKENIZER, (), 0.0)
+        answer = RequestHandle(Request([0]), TOKENIZER, (), 0.0)
         answer.fail(error)
         with pytest.raises(kind):
             answer.completion()

@@ -8,7 +8,7 @@ import pytest
 
 from inl.errors import ProtocolError
 from inl.scheduling.block_pool import BlockPool
-from inl.scheduling.kv_cache_manager import Memory
+from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.scheduler import Scheduler
 from inl.scheduling.uniforms import mix
 from inl.testing.hash_runner import HashRunner
@@ -34,14 +34,14 @@ def test_every_answer_is_what_its_ids_decide(seed, report):
         assert counts[name] > 50, name
 
 
-class EarlyFree(Memory):
+class EarlyFree(KVCacheManager):
     """Frees at once what a step in flight may still touch."""
 
     def release(self, table, step):
         self._free(table)
 
 
-class WideStep(Memory):
+class WideStep(KVCacheManager):
     """Counts a block too many as passed by its window."""
 
     def before_window(self, group, position):
@@ -54,7 +54,7 @@ class EarlyPass(Scheduler):
 
     def _pass(self, draft, request, *, cells):
         last, request.last_step = request.last_step, 0
-        super()._pass(draft, request, cells=cells)
+        super()._free_out_of_window(draft, request, cells=cells)
         request.last_step = last
 
 
@@ -93,7 +93,7 @@ class EarlyPublish(Scheduler):
     def plan(self):
         plan = super().plan()
         for chunk in plan.chunks:
-            if self._publishes and chunk.stop <= len(chunk.request.tokens):
+            if self._prefix_caching and chunk.stop <= len(chunk.request.tokens):
                 self._publish(chunk.request, chunk.stop)
         return plan
 
@@ -147,7 +147,7 @@ def test_a_planted_fault_changes_the_text(planted):
 
 def test_a_block_that_a_window_still_shows_is_missed():
     with pytest.raises(ProtocolError, match="tokens need"):
-        soak(0, 10_000, Parts(memory=WideStep), world_steps=200)
+        soak(0, 10_000, Parts(kv_cache=WideStep), world_steps=200)
 
 
 def test_a_passed_block_that_a_step_in_flight_reads_is_missed():
@@ -157,4 +157,4 @@ def test_a_passed_block_that_a_step_in_flight_reads_is_missed():
 
 def test_an_early_free_shows_only_where_steps_overlap():
     """Why the runner lags at random: in strict order, this fault is invisible."""
-    assert soak(0, 3_000, Parts(memory=EarlyFree), lag=False)["steps"] >= 3_000
+    assert soak(0, 3_000, Parts(kv_cache=EarlyFree), lag=False)["steps"] >= 3_000

@@ -33,7 +33,7 @@ class SlowRunner(HashRunner):
 def settled(engine, drained):
     """Wait until the thread that steps is gone; tell whether nothing is left."""
     for _ in range(2000):
-        if not engine._desk._driver._runs:
+        if not engine._dispatcher._step_loop._runs:
             return drained(engine)
         time.sleep(0.001)
     raise AssertionError("the thread goes on")
@@ -271,7 +271,7 @@ def test_a_callback_cannot_call_the_engine_but_may_cancel(hashed, drained):
     engine = hashed(on_step=on_step)
     answer = engine.submit([1, 2], max_tokens=50)
     while not answer.completed:
-        engine._desk.step()
+        engine._dispatcher.step()
     assert seen
     assert answer.reason == "cancelled"
     assert drained(engine)

@@ -25,7 +25,7 @@ from inl.executor import rank_runner as ranks
 from inl.executor.rank_runner import RankRunner
 from inl.models.llama import MODEL
 from inl.ops import catalog
-from inl.spec.dispatch import LateOps
+from inl.spec.dispatch import DynamicOps
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.message import MASKED, Row, admit_frame, step_frame
@@ -42,7 +42,7 @@ from inl.testing.tiny import (
 from inl.testing.traffic import Traffic, play
 
 DEVICE = Device("reference:0")
-LIMITS = Limits(slots=8, blocks=(80,), block_size=4, width=12, vocab=96)
+LIMITS = Limits(slots=8, blocks=(80,), block_size=4, max_blocks_per_seq=12, vocab=96)
 STEPS = 40
 BOUNDS = {"float32": 1e-5, "float64": 1e-12}
 
@@ -250,10 +250,10 @@ def test_a_kernel_of_one_device_is_given_the_sums_of_its_op(op):
         for spec in catalog().values()
         if not spec.composite
     ]
-    alone = LateOps(primitives)
+    alone = DynamicOps(primitives)
     fused = Kernel(op.name, "fused", partial(op.body, alone))
-    plain = LateOps(over_ranks(primitives, Twins(None, 0)))
-    wrapped = LateOps(over_ranks([*primitives, fused], Twins(None, 0)))
+    plain = DynamicOps(over_ranks(primitives, Twins(None, 0)))
+    wrapped = DynamicOps(over_ranks([*primitives, fused], Twins(None, 0)))
     for case in itertools.islice(op.cases(np.random.default_rng(4)), 4):
         args = [stored(case, "float64", np.float64) for _ in range(2)]
         want = op.body(plain, *args[0], **case.attrs)
@@ -315,7 +315,9 @@ def test_a_rank_alone_without_memory_ends_the_group_with_that_error(monkeypatch)
     monkeypatch.setattr(ranks, "FULL_SECONDS", 0.2)
     before = threading.active_count()
     group = group_of(checkpoint(3), lambda rank, real: Full(real, 3) if rank else real)
-    group.submit(admit_frame(1, [[1, 2]], groups=1, width=LIMITS.width))
+    group.submit(
+        admit_frame(1, [[1, 2]], groups=1, max_blocks_per_seq=LIMITS.max_blocks_per_seq)
+    )
     group.submit(step_of(Bucket(1, 1)))
     with pytest.raises(OutOfMemory, match=r"rank 1 of 2 failed: .*4 bytes do not"):
         group.collect()
@@ -356,7 +358,9 @@ def test_submit_does_not_wait_for_a_rank():
             return self.real.all_reduce(x, axis)
 
     group = group_of(checkpoint(3), lambda rank, real: Slow(real, 1))
-    group.submit(admit_frame(1, [[1, 2]], groups=1, width=LIMITS.width))
+    group.submit(
+        admit_frame(1, [[1, 2]], groups=1, max_blocks_per_seq=LIMITS.max_blocks_per_seq)
+    )
     message = step_of(Bucket(1, 1))
     group.submit(message)
     message[:] = 0  # the caller's to use again
@@ -382,19 +386,23 @@ def test_closing_lets_go_of_waiting_ranks():
             return self.real.all_reduce(x, axis)
 
     group = group_of(checkpoint(3), lambda rank, real: Stuck(real, 1) if rank else real)
-    group.submit(admit_frame(1, [[1, 2]], groups=1, width=LIMITS.width))
+    group.submit(
+        admit_frame(1, [[1, 2]], groups=1, max_blocks_per_seq=LIMITS.max_blocks_per_seq)
+    )
     group.submit(step_of(Bucket(1, 1)))
     group.close()
 
 
 def test_masks_reach_every_rank():
     group = reference_ranks(DEVICE, MODEL, checkpoint(3), LIMITS, ranks=2)
-    group.submit(admit_frame(1, [[1, 2]], groups=1, width=LIMITS.width))
+    group.submit(
+        admit_frame(1, [[1, 2]], groups=1, max_blocks_per_seq=LIMITS.max_blocks_per_seq)
+    )
     group.submit(step_of(Bucket(2, 1), (4, 5), flags=MASKED))
     with pytest.raises(ProtocolError, match="step 1 waits for its masks"):
         group.collect()
     with pytest.raises(ProtocolError, match="step 9: no masks"):
-        group.choose(9, np.zeros((1, 3), np.int32))
-    group.choose(1, np.array([[0, 1 << 7, 0]], np.int32))
+        group.sample(9, np.zeros((1, 3), np.int32))
+    group.sample(1, np.array([[0, 1 << 7, 0]], np.int32))
     assert group.collect().tokens[0, 0] == 32 + 7
     group.close()

@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from inl.backend.tunable import Facts
 from inl.errors import RequestError
 from inl.executor.tuning_file import read, update, write
-from inl.executor.tuning_record import Measured, Quarantined, dump, parse, record
+from inl.executor.tuning_record import (
+    Quarantined,
+    TuningMeasurement,
+    dump,
+    parse,
+    record,
+)
 from inl.spec.workload import Workload
 
 FACTS = Facts("chip", "1", "compiler 2", "inl-toy 3")
@@ -23,7 +29,7 @@ FACTS = Facts("chip", "1", "compiler 2", "inl-toy 3")
 
 def measured(shape, way=1, when="2026-11-01", facts=FACTS):
     work = Workload("linear", "float32", shape)
-    return Measured(work, facts, {"way": way}, 1e-6, 2e-6, when)
+    return TuningMeasurement(work, facts, {"way": way}, 1e-6, 2e-6, when)
 
 
 def barred(shape, way=1):

@@ -20,7 +20,7 @@ from inl.protocol.wire import MAX_BYTES, MAX_TEXT, Channel, Kind, read_prefix
 from inl.spec.step import Bucket, Scores
 
 LIMITS = Limits(
-    5, (9, 7), 4, 8, 100, (Bucket(1, 1), Bucket(8, 4, 1, "draw")), 3, "draw"
+    5, (9, 7), 4, 8, 100, (Bucket(1, 1), Bucket(8, 4, 1, "sample")), 3, "sample"
 )
 SCORES = Scores(
     np.array([-0.5, -9.25], np.float32),

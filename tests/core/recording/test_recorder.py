@@ -20,7 +20,7 @@ from inl.protocol.runner import Reply
 from inl.recording.recorder import STEPS, Recorder
 from inl.recording.replay import replay
 from inl.recording.trace_file import MAGIC, RunHeader, pack, read_trace
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.message import ADMIT, RELEASE, STEP, header, release_frame
 from inl.spec.step import Bucket
@@ -36,7 +36,10 @@ def record(small, tmp_path):
         path = tmp_path / "trace"
         recorder = Recorder(lambda: RunHeader(limits, "hash:0"), None if ring else path)
         engine = EngineCore(
-            HashRunner(limits), policy or Policy(), recorder=recorder, **options
+            HashRunner(limits),
+            policy or SchedulerConfig(),
+            recorder=recorder,
+            **options,
         )
         random = Random(seed)
         common = [random.randrange(100) for _ in range(9)]
@@ -179,7 +182,7 @@ def test_other_programs_serve_the_same_steps(record):
 
     class Bucketed(HashRunner):
         def __init__(self, given):
-            programs = tuple(Bucket(t, 4, 1, "full") for t in (4, 16, 512))
+            programs = tuple(Bucket(t, 4, 1, "sample_filtered") for t in (4, 16, 512))
             super().__init__(replace(given, buckets=programs))
 
     found = replay(read_trace(path), Bucketed)
@@ -191,7 +194,7 @@ def test_programs_that_do_not_fit_are_an_error(record):
     path, _, _ = record(3)
 
     def make(given):
-        return HashRunner(replace(given, buckets=(Bucket(1, 1, 1, "draw"),)))
+        return HashRunner(replace(given, buckets=(Bucket(1, 1, 1, "sample"),)))
 
     with pytest.raises(ProtocolError, match="fits none of the 1 programs"):
         replay(read_trace(path), make)
@@ -273,7 +276,12 @@ FULL = Path("/dev/full")
 def test_a_full_disk_is_an_error_of_ours(small):
     recorder = Recorder(lambda: RunHeader(small()), FULL)
     with pytest.raises(RunnerError, match="No space left"):
-        deque(map(recorder.add, [release_frame(1, groups=1, width=8)] * 10_000))
+        deque(
+            map(
+                recorder.add,
+                [release_frame(1, groups=1, max_blocks_per_seq=8)] * 10_000,
+            )
+        )
     recorder.close()
     recorder = Recorder(lambda: RunHeader(small()), FULL)
     with pytest.raises(RunnerError, match="No space left"):

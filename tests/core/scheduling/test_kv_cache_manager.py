@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from inl.scheduling.block_pool import BlockPool
-from inl.scheduling.kv_cache_manager import Memory
+from inl.scheduling.kv_cache_manager import KVCacheManager
 
 
 def memory(*blocks):
-    return Memory([BlockPool(count, 4) for count in blocks])
+    return KVCacheManager([BlockPool(count, 4) for count in blocks])
 
 
 def test_blocks_wait_for_the_newest_step_that_may_touch_them():
     held = memory(4)
     table, _ = held.admit([], 3, spare=0)
     held.release(table, 2)
-    assert (held.available_blocks, held.settling) == (0, True)
-    held.settle(1)
-    assert (held.available_blocks, held.settling) == (0, True)
-    held.settle(2)
-    assert (held.available_blocks, held.settling) == (3, False)
+    assert (held.available_blocks, held.has_pending_frees) == (0, True)
+    held.complete_step(1)
+    assert (held.available_blocks, held.has_pending_frees) == (0, True)
+    held.complete_step(2)
+    assert (held.available_blocks, held.has_pending_frees) == (3, False)
 
 
 def test_blocks_that_no_step_in_flight_touches_are_free_at_once():
     held = memory(4)
-    held.settle(5)
+    held.complete_step(5)
     table, _ = held.admit([], 3, spare=0)
     held.release(table, 5)
-    assert (held.available_blocks, held.settling) == (3, False)
+    assert (held.available_blocks, held.has_pending_frees) == (3, False)
 
 
 def test_a_shared_block_waits_for_each_of_its_holders():
@@ -37,9 +37,9 @@ def test_a_shared_block_waits_for_each_of_its_holders():
     assert (hits, second[0][0], held.available_blocks) == (1, first[0][0], 1)
     held.release(first, 1)
     held.release(second, 2)
-    held.settle(1)
+    held.complete_step(1)
     assert held.available_blocks == 2
-    held.settle(2)
+    held.complete_step(2)
     assert held.available_blocks == 4
 
 
@@ -79,7 +79,7 @@ def test_growth_is_the_same_in_every_group_or_none():
 
 def test_a_window_asks_only_for_the_blocks_that_it_shows():
     keys = [bytes([index]) for index in range(6)]
-    held = Memory([BlockPool(12, 4), BlockPool(12, 4)], (None, 5))
+    held = KVCacheManager([BlockPool(12, 4), BlockPool(12, 4)], (None, 5))
     table, _ = held.admit([], 6, spare=0)
     for index, key in enumerate(keys):
         held.publish(table, index, key)
@@ -96,7 +96,7 @@ def test_a_window_asks_only_for_the_blocks_that_it_shows():
 
 def test_what_a_window_has_passed_is_not_needed_for_a_prefix():
     keys = [bytes([index]) for index in range(6)]
-    held = Memory([BlockPool(20, 4), BlockPool(20, 4)], (None, 5))
+    held = KVCacheManager([BlockPool(20, 4), BlockPool(20, 4)], (None, 5))
     table, _ = held.admit([], 6, spare=0)
     for index, key in enumerate(keys):
         held.publish(table, index, key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from inl.engine.core import EngineCore
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
 from inl.testing.hash_runner import HashRunner
@@ -14,7 +14,7 @@ from soak import Parts, soak
 
 def run(limits, prompts, *, replay, **options):
     """An engine at rest, its requests, and every chunk with whether it decoded."""
-    core = EngineCore(HashRunner(limits), Policy(replay=replay))
+    core = EngineCore(HashRunner(limits), SchedulerConfig(replay=replay))
     plan, chunks = core.scheduler.plan, []
 
     def watched():
@@ -68,7 +68,9 @@ class Replayed(Scheduler):
     """Replays in every world."""
 
     def __init__(self, limits, policy=None, **rest):
-        super().__init__(limits, replace(policy or Policy(), replay=True), **rest)
+        super().__init__(
+            limits, replace(policy or SchedulerConfig(), replay=True), **rest
+        )
 
 
 def test_every_answer_is_what_its_ids_decide():

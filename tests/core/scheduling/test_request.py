@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from inl.errors import PromptTooLong, RequestError
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
 from inl.spec.step import Bucket
@@ -62,7 +62,7 @@ def test_a_request_that_can_never_be_served_is_refused(small, request_, error, w
 
 
 def test_the_context_of_the_model_counts_too(small):
-    scheduler = Scheduler(small(), Policy(context=10))
+    scheduler = Scheduler(small(), SchedulerConfig(context=10))
     with pytest.raises(PromptTooLong, match="found 10 tokens, accepts at most 9"):
         scheduler.add(Request(range(10)))
     assert scheduler.add(Request(range(9))) == 1
@@ -82,4 +82,4 @@ def test_a_request_is_added_once(small):
 def test_a_policy_that_serves_nobody_is_refused(field):
     (name,) = field
     with pytest.raises(ValueError, match=f"{name}: found {field[name]}"):
-        Policy(**field)
+        SchedulerConfig(**field)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Event, Request, Status
 from inl.scheduling.scheduler import Scheduler
-from inl.spec.message import Cell
+from inl.spec.message import BlockTableUpdate
 from inl.spec.step import Bucket
 
 
@@ -18,7 +18,9 @@ def spans(plan):
 def turn(scheduler, token=7):
     """Plan a step and collect it at once."""
     plan = scheduler.plan()
-    events = scheduler.settle([token] * len(plan.chunks)) if plan.chunks else []
+    events = (
+        scheduler.process_outputs([token] * len(plan.chunks)) if plan.chunks else []
+    )
     return spans(plan), events
 
 
@@ -29,7 +31,7 @@ def added(scheduler, *requests):
 
 
 def test_a_long_prompt_is_split_across_steps(small):
-    scheduler = Scheduler(small(), Policy(token_budget=6))
+    scheduler = Scheduler(small(), SchedulerConfig(token_budget=6))
     added(scheduler, Request(range(10)))
     assert spans(scheduler.plan()) == [(1, 0, 6)]
     assert spans(scheduler.plan()) == [(1, 6, 10)]
@@ -37,7 +39,7 @@ def test_a_long_prompt_is_split_across_steps(small):
 
 
 def test_a_chunk_before_the_last_chooses_nothing(small):
-    scheduler = Scheduler(small(), Policy(token_budget=6))
+    scheduler = Scheduler(small(), SchedulerConfig(token_budget=6))
     (request,) = added(scheduler, Request(range(10), max_tokens=2))
     assert turn(scheduler, 50) == ([(1, 0, 6)], [])
     assert turn(scheduler, 51) == ([(1, 6, 10)], [Event(1, 51)])
@@ -47,7 +49,7 @@ def test_a_chunk_before_the_last_chooses_nothing(small):
 
 
 def test_decoding_rows_come_first_and_prompts_share_the_rest(small):
-    scheduler = Scheduler(small(blocks=(99,)), Policy(token_budget=8))
+    scheduler = Scheduler(small(blocks=(99,)), SchedulerConfig(token_budget=8))
     added(scheduler, Request([1, 2]), Request([3]))
     turn(scheduler)
     added(scheduler, Request(range(9)), Request([4, 5]))
@@ -59,7 +61,9 @@ def test_decoding_rows_come_first_and_prompts_share_the_rest(small):
 
 
 def test_a_long_prompt_does_not_hold_up_decoding(small):
-    scheduler = Scheduler(small(blocks=(100,), width=50), Policy(token_budget=4))
+    scheduler = Scheduler(
+        small(blocks=(100,), max_blocks_per_seq=50), SchedulerConfig(token_budget=4)
+    )
     added(scheduler, Request([1], max_tokens=30))
     turn(scheduler)
     added(scheduler, Request(range(60)))
@@ -70,7 +74,8 @@ def test_a_long_prompt_does_not_hold_up_decoding(small):
 
 def test_short_requests_do_not_overtake_a_long_one(small):
     scheduler = Scheduler(
-        small(slots=3, blocks=(100,), width=50), Policy(token_budget=8)
+        small(slots=3, blocks=(100,), max_blocks_per_seq=50),
+        SchedulerConfig(token_budget=8),
     )
     added(scheduler, Request([1], max_tokens=3), Request([2], max_tokens=3))
     turn(scheduler)
@@ -92,14 +97,14 @@ def test_tokens_ahead_of_the_limit_are_not_scheduled(small):
 
 
 def test_a_stop_token_is_seen_a_step_late_and_the_extra_token_thrown_away(small):
-    scheduler = Scheduler(small(), Policy(eos_ids=frozenset({9})))
+    scheduler = Scheduler(small(), SchedulerConfig(eos_ids=frozenset({9})))
     (request,) = added(scheduler, Request([1, 2]))
     scheduler.plan()
     assert spans(scheduler.plan()) == [(1, 2, 3)]
-    assert scheduler.settle([9]) == [Event(1, 9, "stop")]
-    assert scheduler.memory.available_blocks == 7
-    assert scheduler.settle([33]) == []
-    assert scheduler.memory.available_blocks == 8
+    assert scheduler.process_outputs([9]) == [Event(1, 9, "stop")]
+    assert scheduler.kv_cache.available_blocks == 7
+    assert scheduler.process_outputs([33]) == []
+    assert scheduler.kv_cache.available_blocks == 8
     assert request.answer == [9]
 
 
@@ -112,7 +117,7 @@ def test_a_stop_token_is_seen_a_step_late_and_the_extra_token_thrown_away(small)
     ],
 )
 def test_ignoring_end_tokens_keeps_the_requests_own(small, fields, answer):
-    scheduler = Scheduler(small(), Policy(eos_ids=frozenset({9})))
+    scheduler = Scheduler(small(), SchedulerConfig(eos_ids=frozenset({9})))
     (request,) = added(scheduler, Request([1], max_tokens=3, **fields))
     for token in (9, 8, 9):
         turn(scheduler, token)
@@ -120,7 +125,7 @@ def test_ignoring_end_tokens_keeps_the_requests_own(small, fields, answer):
 
 
 def test_an_answer_ends_with_the_context(small):
-    scheduler = Scheduler(small(), Policy(context=4))
+    scheduler = Scheduler(small(), SchedulerConfig(context=4))
     (request,) = added(scheduler, Request([1, 2], max_tokens=50))
     turn(scheduler)
     assert turn(scheduler)[1] == [Event(1, 7, "length")]
@@ -133,10 +138,10 @@ def test_the_runner_hears_of_slots_and_blocks(small):
     first, second = scheduler.plan(), scheduler.plan()
     assert [(a.request.slot, a.length) for a in first.admissions] == [(1, 0)]
     assert (first.cells, second.admissions) == ([], [])
-    assert second.cells == [Cell(0, 1, 1, 2), Cell(1, 1, 1, 2)]
+    assert second.cells == [BlockTableUpdate(0, 1, 1, 2), BlockTableUpdate(1, 1, 1, 2)]
     assert request.table == [[1, 2], [1, 2]]
-    scheduler.settle([7])
-    scheduler.settle([7])
+    scheduler.process_outputs([7])
+    scheduler.process_outputs([7])
     last = scheduler.plan()
     assert (last.releases, last.chunks, last.step) == ([1], [], 0)
     assert not scheduler.has_releases
@@ -145,7 +150,7 @@ def test_the_runner_hears_of_slots_and_blocks(small):
 def test_steps_are_planned_for_the_programs_that_exist(small):
     sizes = [(1, 1), (4, 4), (16, 4)]
     programs = tuple(
-        Bucket(*size, sampler=name) for size in sizes for name in ("greedy", "draw")
+        Bucket(*size, sampler=name) for size in sizes for name in ("greedy", "sample")
     )
     scheduler = Scheduler(small(buckets=programs))
     added(scheduler, Request(range(18)))
@@ -153,14 +158,14 @@ def test_steps_are_planned_for_the_programs_that_exist(small):
     assert scheduler.plan().bucket == Bucket(4, 4)
     assert scheduler.plan().bucket == Bucket(1, 1)
     added(scheduler, Request([1], temperature=0.5))
-    assert scheduler.plan().bucket == Bucket(4, 4, sampler="draw")
+    assert scheduler.plan().bucket == Bucket(4, 4, sampler="sample")
 
 
 def test_rows_are_limited_by_slots_policy_and_programs(small):
     for changes, policy, rows in (
-        ({}, Policy(), 4),
-        ({}, Policy(max_rows=2), 2),
-        ({"buckets": (Bucket(8, 3, sampler="draw"),)}, Policy(), 3),
+        ({}, SchedulerConfig(), 4),
+        ({}, SchedulerConfig(max_rows=2), 2),
+        ({"buckets": (Bucket(8, 3, sampler="sample"),)}, SchedulerConfig(), 3),
     ):
         scheduler = Scheduler(small(**changes), policy)
         added(scheduler, *(Request([1]) for _ in range(6)))
@@ -195,7 +200,7 @@ class TestPrefixCache:
         assert spans(scheduler.plan()) == [(1, 0, 9), (2, 0, 9)]
         added(scheduler, Request(range(9)))
         assert spans(scheduler.plan())[-1] == (3, 0, 9)
-        scheduler.settle([7, 7])
+        scheduler.process_outputs([7, 7])
         added(scheduler, Request(range(9)))
         assert spans(scheduler.plan())[-1] == (4, 8, 9)
 
@@ -209,7 +214,7 @@ class TestPrefixCache:
         assert self.prompts(scheduler, range(10), **fields) == 8
 
     def test_it_can_be_turned_off(self, small):
-        scheduler = Scheduler(small(), Policy(prefix_cache=False))
+        scheduler = Scheduler(small(), SchedulerConfig(prefix_cache=False))
         assert self.prompts(scheduler, range(10), range(10)) == 0
 
     def test_a_request_that_lost_its_blocks_finds_them_again(self, small):
@@ -228,7 +233,7 @@ class TestPrefixCache:
 class TestPreemption:
     def crowded(self, small):
         """Two requests that both need a third block of four when they decode."""
-        scheduler = Scheduler(small(blocks=(5,)), Policy(prefix_cache=False))
+        scheduler = Scheduler(small(blocks=(5,)), SchedulerConfig(prefix_cache=False))
         first, second = added(
             scheduler, Request([1] * 4, max_tokens=9), Request([2] * 3, max_tokens=9)
         )
@@ -259,14 +264,14 @@ class TestPreemption:
         while not scheduler.preemptions:
             scheduler.plan()
             if len(scheduler.in_flight) > 1 and not scheduler.preemptions:
-                scheduler.settle([7] * len(scheduler.in_flight[0].chunks))
+                scheduler.process_outputs([7] * len(scheduler.in_flight[0].chunks))
         known, flying = len(second.tokens), second.in_flight
         assert flying
-        assert scheduler.memory.settling
+        assert scheduler.kv_cache.has_pending_frees
         while scheduler.in_flight:
-            scheduler.settle([7] * len(scheduler.in_flight[0].chunks))
+            scheduler.process_outputs([7] * len(scheduler.in_flight[0].chunks))
         assert len(second.tokens) == known + flying
-        assert not scheduler.memory.settling
+        assert not scheduler.kv_cache.has_pending_frees
 
     def test_it_comes_before_requests_that_never_ran(self, small):
         scheduler, _, _ = self.crowded(small)
@@ -285,7 +290,7 @@ class TestPreemption:
         scheduler.plan()
         scheduler._preempt(second)
         assert spans(scheduler.plan()) == [(1, 8, 9)]
-        scheduler.settle([50, 51])
+        scheduler.process_outputs([50, 51])
         assert spans(scheduler.plan()) == [(1, 9, 10), (2, 0, 9)]
         assert second.tokens[8:] == [51]
 
@@ -293,7 +298,7 @@ class TestPreemption:
         scheduler = Scheduler(small(blocks=(5,)))
         added(scheduler, Request([1]), Request([2]), Request([3]))
         assert spans(scheduler.plan()) == [(1, 0, 1), (2, 0, 1)]
-        assert scheduler.memory.available_blocks == 2
+        assert scheduler.kv_cache.available_blocks == 2
 
 
 class TestFinish:
@@ -302,10 +307,10 @@ class TestFinish:
         (request,) = added(scheduler, Request(range(4)))
         scheduler.plan()
         assert scheduler.finish(request, "cancelled") == Event(1, None, "cancelled")
-        assert scheduler.memory.available_blocks == 7
+        assert scheduler.kv_cache.available_blocks == 7
         assert scheduler.plan().releases == [1]
-        assert scheduler.settle([5]) == []
-        assert scheduler.memory.available_blocks == 8
+        assert scheduler.process_outputs([5]) == []
+        assert scheduler.kv_cache.available_blocks == 8
         assert request.answer == []
 
     def test_a_waiting_request_is_passed_over(self, small):
@@ -327,14 +332,14 @@ class TestFinish:
         held = one.table[0]
         scheduler.finish(one, "cancelled")
         assert scheduler.plan().chunks == []
-        scheduler.settle([5])
+        scheduler.process_outputs([5])
         assert spans(scheduler.plan()) == [(2, 0, 7)]
         assert sorted(two.table[0]) == sorted(held)
 
 
 class TestWithoutCache:
     def scheduler(self, small, **policy):
-        return Scheduler(small(), Policy(use_kv_cache=False, **policy))
+        return Scheduler(small(), SchedulerConfig(use_kv_cache=False, **policy))
 
     def test_every_token_computes_the_whole_sequence(self, small):
         scheduler = self.scheduler(small)
@@ -342,7 +347,7 @@ class TestWithoutCache:
         plans = []
         while not plans or scheduler.running:
             plans.append(scheduler.plan())
-            scheduler.settle([7])
+            scheduler.process_outputs([7])
         assert [spans(plan) for plan in plans] == [
             [(1, 0, 3)],
             [(1, 0, 4)],
@@ -372,12 +377,12 @@ class TestWithoutCache:
         while scheduler.running or len(scheduler.waiting):
             turn(scheduler)
         assert scheduler.prefix_hit_tokens == 0
-        assert scheduler.memory.pools[0].idle_blocks == 0
+        assert scheduler.kv_cache.pools[0].idle_blocks == 0
 
 
 @pytest.mark.parametrize(("max_tokens", "together"), [(2, 2), (3, 1)])
 def test_no_block_is_spared_for_one_that_has_all_it_needs(small, max_tokens, together):
     """Four blocks of 4 cells: two of 7 tokens fit if neither computes a ninth."""
-    scheduler = Scheduler(small(blocks=(5,)), Policy(prefix_cache=False))
+    scheduler = Scheduler(small(blocks=(5,)), SchedulerConfig(prefix_cache=False))
     added(scheduler, *(Request(range(7), max_tokens=max_tokens) for _ in "ab"))
     assert len(spans(scheduler.plan())) == together

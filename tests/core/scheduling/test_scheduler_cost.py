@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from inl.protocol.runner import Limits
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
 
@@ -15,9 +15,13 @@ ROWS = 64
 def calls_of_a_step(waiting):
     """Count function calls while one full step is planned and its tokens processed."""
     limits = Limits(
-        slots=ROWS + 1, blocks=(5_000,), block_size=16, width=512, vocab=1_000
+        slots=ROWS + 1,
+        blocks=(5_000,),
+        block_size=16,
+        max_blocks_per_seq=512,
+        vocab=1_000,
     )
-    scheduler = Scheduler(limits, Policy(token_budget=8_192))
+    scheduler = Scheduler(limits, SchedulerConfig(token_budget=8_192))
     for number in range(ROWS + waiting):
         scheduler.add(Request([number % 1_000] * 16, max_tokens=1_000))
     scheduler.plan()
@@ -25,7 +29,7 @@ def calls_of_a_step(waiting):
     sys.setprofile(lambda _frame, event, _argument: events.append(event))
     try:
         plan = scheduler.plan()
-        scheduler.settle([7] * ROWS)
+        scheduler.process_outputs([7] * ROWS)
     finally:
         sys.setprofile(None)
     assert (plan.decode_rows, len(plan.chunks)) == (ROWS, ROWS)

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from inl.backend.base import Memory as Bytes
+from inl.backend.base import DeviceMemory as Bytes
 from inl.backend.base import Traits
 from inl.config import EngineConfig
 from inl.engine.core import EngineCore
@@ -17,9 +17,9 @@ from inl.executor.model_loader import plan_limits
 from inl.models import gemma2, mistral
 from inl.protocol.frame_check import FrameCheck
 from inl.protocol.wire_values import read_limits
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
-from inl.spec.message import Cell, Row, admit_frame, step_frame
+from inl.spec.message import BlockTableUpdate, Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
 
@@ -30,12 +30,14 @@ PROMPT = list(range(1, 31))
 @pytest.fixture
 def two(small):
     """A group that sees everything, and one that sees nine tokens."""
-    return small(blocks=(70, 70), width=32, windows=(None, WINDOW), depth=2)
+    return small(
+        blocks=(70, 70), max_blocks_per_seq=32, windows=(None, WINDOW), depth=2
+    )
 
 
 def played(limits, *requests, **policy):
     """The engine after these requests, and the blocks held after each step."""
-    engine = EngineCore(HashRunner(limits, lag=Random(1)), Policy(**policy))
+    engine = EngineCore(HashRunner(limits, lag=Random(1)), SchedulerConfig(**policy))
     answers, held = {}, []
     for request in requests:
         answers[engine.add(request)] = []
@@ -43,7 +45,7 @@ def played(limits, *requests, **policy):
             for number, token, _, error in engine.step():
                 assert error is None
                 answers[number] += [token] if token is not None else []
-            pools = engine.scheduler.memory.pools
+            pools = engine.scheduler.kv_cache.pools
             held.append([pool.held_blocks for pool in pools])
     return engine, list(answers.values()), held
 
@@ -87,28 +89,36 @@ def frame_with(cell, limits):
 def admitted(limits):
     tables = [list(range(1, 9)), list(range(9, 17))]
     runner = HashRunner(limits)
-    runner.submit(admit_frame(1, tables, groups=2, width=limits.width, length=20))
+    runner.submit(
+        admit_frame(
+            1, tables, groups=2, max_blocks_per_seq=limits.max_blocks_per_seq, length=20
+        )
+    )
     return runner
 
 
 def test_a_table_loses_a_block_only_where_a_window_has_passed(two):
-    admitted(two).submit(frame_with(Cell(1, 1, 0, 0), two))
+    admitted(two).submit(frame_with(BlockTableUpdate(1, 1, 0, 0), two))
     with pytest.raises(ProtocolError, match=r"cell: found \(0, 1, 0, 0\)"):
-        admitted(two).submit(frame_with(Cell(0, 1, 0, 0), two))
+        admitted(two).submit(frame_with(BlockTableUpdate(0, 1, 0, 0), two))
     with pytest.raises(ProtocolError, match="group 1: 21 tokens need 6 blocks"):
-        admitted(two).submit(frame_with(Cell(1, 1, 3, 0), two))
+        admitted(two).submit(frame_with(BlockTableUpdate(1, 1, 3, 0), two))
 
 
 def test_each_group_has_blocks_of_its_own_number(two):
     limits = replace(two, blocks=(70, 20))
-    FrameCheck(limits).read(frame_with(Cell(0, 1, 0, 69), limits))
+    FrameCheck(limits).read(frame_with(BlockTableUpdate(0, 1, 0, 69), limits))
     with pytest.raises(
         ProtocolError, match="cell's block: found 69, accepted: 0 to 19"
     ):
-        FrameCheck(limits).read(frame_with(Cell(1, 1, 0, 69), limits))
+        FrameCheck(limits).read(frame_with(BlockTableUpdate(1, 1, 0, 69), limits))
     tables = [[69], [20]]
     with pytest.raises(ProtocolError, match="block: found 20, accepted: 0 to 19"):
-        FrameCheck(limits).read(admit_frame(1, tables, groups=2, width=limits.width))
+        FrameCheck(limits).read(
+            admit_frame(
+                1, tables, groups=2, max_blocks_per_seq=limits.max_blocks_per_seq
+            )
+        )
 
 
 def test_windows_cross_the_wire(two):
@@ -151,7 +161,7 @@ def planned(family, **settings):
 def test_a_group_with_a_window_is_planned_smaller():
     limits = planned(gemma2)
     assert limits.windows == (64, None)
-    assert limits.width == 64
+    assert limits.max_blocks_per_seq == 64
     assert limits.blocks == (1 + 64 + 7 * 6, 1 + 8 * 64)
     assert limits.max_tokens == 1024
 

@@ -11,9 +11,9 @@ from inl.errors import NoKernel
 from inl.ops import catalog
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.norm import Norm
-from inl.spec.dispatch import LateOps, Ops, Tracer
+from inl.spec.dispatch import DynamicOps, Ops, Tracer
 from inl.spec.kernel import Kernel
-from inl.spec.selection import Policy, pick
+from inl.spec.selection import KernelSelection, select_kernel
 from inl.spec.step import Bucket, Step
 from inl.spec.strict_array import StrictArray
 
@@ -34,11 +34,11 @@ def kernel(name, op="linear", run=None, **more):
 
 
 def choose(policy, op="linear", args=None, **attrs):
-    return pick(catalog()[op], args or linear_site(), attrs, policy)
+    return select_kernel(catalog()[op], args or linear_site(), attrs, policy)
 
 
 def policy(*kernels, **more):
-    return Policy(kernels, where="npu:0", **more)
+    return KernelSelection(kernels, device_name="npu:0", **more)
 
 
 def tracer_of(*kernels, **more):
@@ -238,7 +238,7 @@ def test_each_planner_runs_once_a_step():
 def test_late_ops_choose_when_called():
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((4, 8)), Linear(rng.standard_normal((3, 8)))
-    ops = LateOps([kernel("a")])
+    ops = DynamicOps([kernel("a")])
     assert np.array_equal(ops.linear(x, w), x @ w.weight.T)
     q, _, _ = ops.qkv_linear(x, QkvLinear(w.weight, w.weight, w.weight))
     assert np.array_equal(q, x @ w.weight.T)
@@ -246,5 +246,5 @@ def test_late_ops_choose_when_called():
         ops.rms_norm(x, Norm(np.ones(8)), eps=1e-5)
     with pytest.raises(AttributeError, match="no op 'flash'; the catalog has"):
         ops.flash  # noqa: B018
-    hosting = LateOps(policy(host=lambda spec: spec.body))
+    hosting = DynamicOps(policy(host=lambda spec: spec.body))
     assert np.array_equal(hosting.linear(x, w), x @ w.weight.T)

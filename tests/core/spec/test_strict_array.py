@@ -16,15 +16,15 @@ from inl.spec.dispatch import Ops
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
-from inl.spec.selection import Policy
+from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.spec.strict_array import StrictArray
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
-from inl.weights.plan import plan_groups
+from inl.weights.plan import plan_weights
 
 DEVICE = Device("reference:0")
-LIMITS = Limits(slots=4, blocks=(20,), block_size=4, width=6, vocab=96)
-BUCKET = Bucket(8, 3, sampler="draw")
+LIMITS = Limits(slots=4, blocks=(20,), block_size=4, max_blocks_per_seq=6, vocab=96)
+BUCKET = Bucket(8, 3, sampler="sample")
 LAYERS = 3
 
 
@@ -32,8 +32,10 @@ def traced(model, *, ranks=1, bucket=BUCKET):
     hf, _ = tiny_llama(np.random.default_rng(0), layers=LAYERS, kv_heads=4, bias=True)
     config = model.config(hf)
     kernels = tuple(ReferenceBackend(DEVICE).kernels())
-    groups = plan_groups(model.weights(config), kernels, {}, ranks=ranks)
-    return trace(model, config, groups, bucket, LIMITS, Policy(kernels), ranks=ranks)
+    groups = plan_weights(model.weights(config), kernels, {}, ranks=ranks)
+    return trace(
+        model, config, groups, bucket, LIMITS, KernelSelection(kernels), ranks=ranks
+    )
 
 
 def test_the_llama_runs_on_shapes_alone():
@@ -44,7 +46,7 @@ def test_the_llama_runs_on_shapes_alone():
     assert calls["attention"] == calls["write_kv"] == calls["rope"] == LAYERS
     assert calls["linear"] == LAYERS * 7 + 1
     assert calls["rms_norm"] == 2 * LAYERS + 1
-    assert calls["rope_table"] == calls["make_step"] == calls["choose"] == 1
+    assert calls["rope_table"] == calls["make_step"] == calls["sample"] == 1
     assert {choice.how for c in tracer.choices.values() for choice in c.values()} == {
         "native",
         "composed",
@@ -191,7 +193,9 @@ def logits_of(model):
     """Logits of the fourth token, whose first three are cached by a step before."""
     files = MemoryCheckpoint(*tiny_llama(np.random.default_rng(0)))
     runner = local_runner(ReferenceBackend(DEVICE), model, files, LIMITS)
-    runner.submit(admit_frame(1, [[3, 5]], groups=1, width=LIMITS.width))
+    runner.submit(
+        admit_frame(1, [[3, 5]], groups=1, max_blocks_per_seq=LIMITS.max_blocks_per_seq)
+    )
     for ids in ([4, 5, 6], [7]):
         frame = step_frame(
             Bucket(len(ids), 1), [Row(1, ids)], step=1, groups=1, block_size=4,
@@ -237,9 +241,14 @@ def test_a_model_whose_op_has_no_kernel_names_it():
     config = MODEL.config(hf)
     kernels = [k for k in ReferenceBackend(DEVICE).kernels() if k.op != "rope"]
     kernels.append(Kernel("rope", "odd", print, lambda *_: "heads of 64 only"))
-    groups = plan_groups(MODEL.weights(config), tuple(kernels), {})
+    groups = plan_weights(MODEL.weights(config), tuple(kernels), {})
     tracer = trace(
-        MODEL, config, groups, BUCKET, LIMITS, Policy(tuple(kernels), where="npu:0")
+        MODEL,
+        config,
+        groups,
+        BUCKET,
+        LIMITS,
+        KernelSelection(tuple(kernels), device_name="npu:0"),
     )
     with pytest.raises(NoKernel, match="rope on npu:0\n  rope/odd: heads of 64 only"):
         Ops(tracer)

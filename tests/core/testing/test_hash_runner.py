@@ -12,14 +12,14 @@ from inl.scheduling.request import Request
 from inl.spec.message import (
     HEADER,
     MASKED,
-    Cell,
-    Mark,
+    BlockTableUpdate,
     Row,
+    TokenBias,
     admit_frame,
     layout,
-    mark_frame,
     release_frame,
     step_frame,
+    token_bias_frame,
 )
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
@@ -29,7 +29,7 @@ from inl.testing.hash_runner import HashRunner
 def frames(small):
     class Frames:
         limits = small(vocab=40, depth=2)
-        shape = {"groups": 1, "width": 8}  # noqa: RUF012
+        shape = {"groups": 1, "max_blocks_per_seq": 8}  # noqa: RUF012
 
         def admit(self, slot=1, blocks=(1, 2), **fields):
             return admit_frame(slot, [blocks], **self.shape, **fields)
@@ -43,7 +43,7 @@ def frames(small):
             return step_frame(
                 bucket or Bucket(tokens, len(rows)),
                 rows,
-                [Cell(*cell) for cell in cells],
+                [BlockTableUpdate(*cell) for cell in cells],
                 step=number,
                 groups=1,
                 block_size=4,
@@ -104,7 +104,7 @@ def test_an_adapter_and_a_uniform_change_the_text(frames):
         runner = said(
             HashRunner(frames.limits),
             frames.admit(adapter=adapter, temperature=1.0),
-            frames.step(1, (1, range(5), [uniform]), bucket=Bucket(5, 1, 1, "draw")),
+            frames.step(1, (1, range(5), [uniform]), bucket=Bucket(5, 1, 1, "sample")),
         )
         drawn.append(int(runner.collect().tokens[0, 0]))
     assert len(set(drawn)) == 3
@@ -114,10 +114,10 @@ def answers(frames, *, marks=(), steps=2, **fields):
     """Tokens after a prompt in a full program."""
     runner = said(HashRunner(frames.limits), frames.admit(**fields))
     if marks:
-        runner.submit(mark_frame(1, marks))
+        runner.submit(token_bias_frame(1, marks))
     for number in range(1, steps + 1):
         row = (1, [-1] if number > 1 else [5, 6, 7], [0.25])
-        bucket = Bucket(len(row[1]), 1, 1, "full")
+        bucket = Bucket(len(row[1]), 1, 1, "sample_filtered")
         said(runner, frames.step(number, row, bucket=bucket, decode_rows=number > 1))
         tokens = runner.collect().tokens[0].tolist()
     return tokens
@@ -125,11 +125,11 @@ def answers(frames, *, marks=(), steps=2, **fields):
 
 def test_every_parameter_count_and_bias_changes_the_text(frames):
     hot = {"temperature": 0.5, "repetition_penalty": 1.5}
-    held = [Mark(5, 1), Mark(8, 4)]
+    held = [TokenBias(5, 1), TokenBias(8, 4)]
     kinds = [
         {},
         {"temperature": 0.5},
-        *({**hot, "marks": each} for each in (held, held[:1], [Mark(5, 1, 2.0)])),
+        *({**hot, "marks": each} for each in (held, held[:1], [TokenBias(5, 1, 2.0)])),
         *(
             {**hot, "marks": held, name: value}
             for name, value in (
@@ -145,14 +145,14 @@ def test_every_parameter_count_and_bias_changes_the_text(frames):
 
 
 def test_full_programs_tell_scores_and_others_none(frames):
-    for sampler in ("full", "draw"):
+    for sampler in ("sample_filtered", "sample"):
         runner = said(
             HashRunner(frames.limits),
             frames.admit(),
             frames.step(1, (1, [5]), bucket=Bucket(1, 1, 1, sampler)),
         )
         reply = runner.collect()
-        if sampler == "draw":
+        if sampler == "sample":
             assert reply.scores is None
             continue
         token = int(reply.tokens[0, 0])
@@ -177,7 +177,7 @@ def test_full_programs_tell_scores_and_others_none(frames):
     ],
 )
 def test_marks_that_cannot_be_are_refused(frames, word, value, words):
-    frame = mark_frame(1, [Mark(8, 2, 0.5), Mark(9, 1)])
+    frame = token_bias_frame(1, [TokenBias(8, 2, 0.5), TokenBias(9, 1)])
     frame[word] = value
     runner = said(HashRunner(frames.limits), frames.admit())
     with pytest.raises(ProtocolError) as caught:
@@ -189,13 +189,13 @@ def test_marks_come_before_tokens_and_to_full_runners_only(frames, small):
     runner = said(
         HashRunner(frames.limits, lag=Random(0)),
         frames.admit(),
-        frames.step(1, (1, [1]), bucket=Bucket(1, 1, 1, "full")),
+        frames.step(1, (1, [1]), bucket=Bucket(1, 1, 1, "sample_filtered")),
     )
     with pytest.raises(ProtocolError, match="marks of slot 1: come after its tokens"):
-        runner.submit(mark_frame(1, [Mark(3, 1)]))
-    runner = said(HashRunner(small(vocab=40, sampler="draw")), frames.admit())
+        runner.submit(token_bias_frame(1, [TokenBias(3, 1)]))
+    runner = said(HashRunner(small(vocab=40, sampler="sample")), frames.admit())
     with pytest.raises(ProtocolError, match="this runner serves draw at most"):
-        runner.submit(mark_frame(1, [Mark(3, 1)]))
+        runner.submit(token_bias_frame(1, [TokenBias(3, 1)]))
 
 
 def test_a_masked_step_chooses_among_what_is_allowed(frames):
@@ -207,7 +207,7 @@ def test_a_masked_step_chooses_among_what_is_allowed(frames):
     )
     with pytest.raises(ProtocolError, match="step 1 waits for its masks"):
         runner.collect()
-    runner.choose(1, np.array([[1 << 7, 1 << 4]], np.int32))
+    runner.sample(1, np.array([[1 << 7, 1 << 4]], np.int32))
     first, second = runner.collect(), runner.collect()
     assert first.tokens[0, 0] in (7, 36)
     plain = said(
@@ -233,7 +233,7 @@ def test_bad_masks_are_refused(frames, step, masks, words):
         frames.step(1, (1, [5]), flags=MASKED),
     )
     with pytest.raises(ProtocolError) as caught:
-        runner.choose(step, np.array(masks, np.int32))
+        runner.sample(step, np.array(masks, np.int32))
     assert words in str(caught.value)
 
 
@@ -322,7 +322,7 @@ def test_steps_are_numbered_in_turn(frames):
 def test_padding_is_zero(frames, part):
     frame = frames.step(1, (1, [1, 2]), bucket=Bucket(4, 2))
     place = layout(Bucket(4, 2), groups=1, block_size=4)
-    ends = {"header": HEADER, "rows": place.cells, "cells": place.tokens, "tokens": 0}
+    ends = {"header": HEADER, "rows": place.updates, "cells": place.tokens, "tokens": 0}
     frame[ends[part] - 1] = 1
     runner = said(HashRunner(frames.limits), frames.admit())
     with pytest.raises(ProtocolError, match=f"padding of {part}"):

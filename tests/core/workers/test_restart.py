@@ -13,7 +13,7 @@ import pytest
 from inl.config import EngineConfig
 from inl.engine.core import EngineCore
 from inl.errors import OutOfMemory, RequestError, RunnerError, WorkerLost
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
@@ -74,10 +74,10 @@ def finish(engine, numbers):
 @pytest.mark.parametrize(
     "policy",
     [
-        Policy(),
-        Policy(token_budget=3),
-        Policy(use_kv_cache=False),
-        Policy(prefix_cache=False, max_rows=2),
+        SchedulerConfig(),
+        SchedulerConfig(token_budget=3),
+        SchedulerConfig(use_kv_cache=False),
+        SchedulerConfig(prefix_cache=False, max_rows=2),
     ],
     ids=["plain", "chunks", "uncached", "two rows"],
 )
@@ -101,7 +101,7 @@ def test_wherever_it_is_lost_the_text_is_the_same(small, answer_of, policy, bloc
         assert engine.runner is runners[-1]
         assert [each.closes for each in runners[:-1]] == [1] * engine.restarts
         assert runners[-1].slots_in_use == []
-        (pool,) = engine.scheduler.memory.pools
+        (pool,) = engine.scheduler.kv_cache.pools
         assert pool.held_blocks == 0
 
 
@@ -122,8 +122,8 @@ def test_again_and_again(small, answer_of):
 def test_elsewhere_with_other_blocks_and_programs(small, answer_of):
     limits = small(blocks=(30,))
     other = small(
-        blocks=(50,), block_size=2, width=20, slots=3, depth=1,
-        buckets=tuple(Bucket(t, 2, 1, "draw") for t in (2, 8)),
+        blocks=(50,), block_size=2, max_blocks_per_seq=20, slots=3, depth=1,
+        buckets=tuple(Bucket(t, 2, 1, "sample") for t in (2, 8)),
     )  # fmt: skip
     engine = EngineCore(Mortal(limits, 20), replace=lambda error: HashRunner(other))
     numbers = [engine.add(Request(**each)) for each in REQUESTS]
@@ -134,14 +134,14 @@ def test_elsewhere_with_other_blocks_and_programs(small, answer_of):
 
 
 def test_prefixes_are_named_anew_where_blocks_are_larger(small, answer_of):
-    limits = small(blocks=(60,), block_size=2, width=20)
+    limits = small(blocks=(60,), block_size=2, max_blocks_per_seq=20)
     fields = [
         {"prompt": [1, 2, 3, 4, number, 9, 9, 9, 9], "max_tokens": 9}
         for number in range(4)
     ]
     engine = EngineCore(
         Mortal(limits, 9),
-        Policy(token_budget=9),
+        SchedulerConfig(token_budget=9),
         replace=lambda error: HashRunner(small(blocks=(60,), block_size=8)),
     )
     numbers = [engine.add(Request(**each)) for each in fields]
@@ -154,7 +154,7 @@ def test_prefixes_are_named_anew_where_blocks_are_larger(small, answer_of):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"vocab": 99}, {"width": 2}, {"buckets": (Bucket(32, 4),)}],
+    [{"vocab": 99}, {"max_blocks_per_seq": 2}, {"buckets": (Bucket(32, 4),)}],
     ids=["vocabulary", "context", "greedy only"],
 )
 def test_a_fresh_one_that_cannot_hold_what_was_promised(small, changes):

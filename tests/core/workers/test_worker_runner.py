@@ -23,7 +23,7 @@ from inl.errors import (
     RunnerError,
     WorkerLost,
 )
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.message import MASKED, Row, admit_frame, release_frame, step_frame
 from inl.spec.step import Bucket
@@ -72,7 +72,13 @@ def script(tmp_path):
 
 
 def admission(limits, slot=1, **changes):
-    return admit_frame(slot, [[1, 2]], groups=1, width=limits.width, **changes)
+    return admit_frame(
+        slot,
+        [[1, 2]],
+        groups=1,
+        max_blocks_per_seq=limits.max_blocks_per_seq,
+        **changes,
+    )
 
 
 def step(number, *rows, flags=0):
@@ -168,7 +174,7 @@ def test_masks_go_over_the_wire(serve, small):
         runner.submit(step(1, (1, [3, 4, 5]), flags=MASKED))
         masks = np.zeros((1, 4), np.int32)
         masks[0, 1] = 0b1010
-        runner.choose(1, masks)
+        runner.sample(1, masks)
         replies.append(runner.collect())
     assert np.array_equal(replies[0].tokens, replies[1].tokens)
     assert replies[0].tokens[0, 0] in (33, 35)
@@ -182,13 +188,13 @@ def test_what_is_wrong_here_is_refused_here(serve, small):
     with pytest.raises(ProtocolError, match="version"):
         runner.submit(np.zeros(40, np.int32))
     with pytest.raises(ProtocolError, match="no masks were announced"):
-        runner.choose(1, np.zeros((1, 4), np.int32))
+        runner.sample(1, np.zeros((1, 4), np.int32))
     runner.submit(step(1, (1, [3, 4]), flags=MASKED))
     with pytest.raises(ProtocolError, match="call choose first"):
         runner.submit(step(2, (1, [3])))
     with pytest.raises(ProtocolError, match="call choose first"):
         runner.collect()
-    runner.choose(1, np.full((1, 4), -1, np.int32))
+    runner.sample(1, np.full((1, 4), -1, np.int32))
     runner.submit(step(2, (1, [3])))
     with pytest.raises(ProtocolError, match="2 steps are in flight"):
         runner.submit(step(3, (1, [3])))
@@ -197,7 +203,7 @@ def test_what_is_wrong_here_is_refused_here(serve, small):
 
 def test_what_is_wrong_there_comes_with_the_next_reply(serve, small):
     runner = serve()
-    runner.submit(release_frame(2, groups=1, width=8))
+    runner.submit(release_frame(2, groups=1, max_blocks_per_seq=8))
     runner.submit(admission(small()))
     runner.submit(step(1, (1, [3])))
     with pytest.raises(ProtocolError, match="slot 2 is not admitted"):
@@ -217,7 +223,7 @@ def test_errors_keep_their_class(serve, small):
 
 
 def test_a_worker_without_memory_for_a_step_serves_the_next(serve, small):
-    runner = serve("full")
+    runner = serve("sample_filtered")
     runner.submit(admission(small()))
     runner.submit(admission(small(), slot=2))
     first, second = step(1, (1, range(7))), step(2, (2, [3, 4]))
@@ -231,14 +237,16 @@ def test_a_worker_without_memory_for_a_step_serves_the_next(serve, small):
     found, wanted = runner.collect(), own.collect()
     assert (found.step, found.tokens.tolist()) == (2, wanted.tokens.tolist())
     runner.submit(step(3, (1, range(7)), flags=MASKED))
-    runner.choose(3, np.full((1, -(-small().vocab // 32)), -1, np.int32))
+    runner.sample(3, np.full((1, -(-small().vocab // 32)), -1, np.int32))
     with pytest.raises(OutOfMemory):
         runner.collect()
 
 
 def test_requests_of_a_step_without_memory_end_alone(serve, small, answer_of):
     limits = small(blocks=(60,))
-    engine = EngineCore(serve("full", limits=limits), Policy(token_budget=8))
+    engine = EngineCore(
+        serve("sample_filtered", limits=limits), SchedulerConfig(token_budget=8)
+    )
     kept = Request(range(3), max_tokens=20)
     wanted = answer_of(Request(range(3), max_tokens=20), limits)
     doomed = Request(range(7), max_tokens=4)
@@ -415,10 +423,12 @@ def test_a_slow_worker_is_waited_for(serve, small):
 
 def test_submitting_never_waits(serve, small):
     """More than a socket holds goes to a worker that is stopped, and then is read."""
-    limits = small(width=2000, blocks=(5000,), block_size=4)
+    limits = small(max_blocks_per_seq=2000, blocks=(5000,), block_size=4)
     runner = serve(limits=limits)
     os.kill(runner.pid, signal.SIGSTOP)
-    frame = admit_frame(1, [range(1, 1001)], groups=1, width=2000, length=0)
+    frame = admit_frame(
+        1, [range(1, 1001)], groups=1, max_blocks_per_seq=2000, length=0
+    )
     for _ in range(300):
         runner.submit(frame)
     runner.submit(step(1, (1, [3])))

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from inl.backend.base import Memory, Program
+from inl.backend.base import DeviceMemory, Program
 from inl.errors import OutOfMemory
 
 FULL: Final = (
@@ -43,7 +43,7 @@ def full(error: BaseException) -> BaseException | None:
 
 @contextmanager
 def allocating(
-    nbytes: int, where: str, memory: Callable[[], Memory], advice: str = ""
+    nbytes: int, where: str, memory: Callable[[], DeviceMemory], advice: str = ""
 ) -> Iterator[None]:
     """Turn a full device into :class:`OutOfMemory`: what was asked for, what is free.
 
@@ -61,7 +61,9 @@ def allocating(
         ) from error
 
 
-def surviving(program: Program, where: str, usage: Callable[[], Memory]) -> Program:
+def surviving(
+    program: Program, where: str, usage: Callable[[], DeviceMemory]
+) -> Program:
     """Run a program whose failure for want of memory leaves the device usable.
 
     Raises :class:`OutOfMemory`; what the failed call took is given back.

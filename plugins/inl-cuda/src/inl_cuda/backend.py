@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast, final
 
 import torch
 
-from inl.backend.base import Ahead, C, Memory, Program, Traits
+from inl.backend.base import C, DeviceMemory, Precompiler, Program, Traits
 from inl.backend.tunable import Tunable
 from inl.dtypes import SIZES
 from inl.errors import BackendUnavailable
@@ -58,10 +58,12 @@ class CudaBackend(TorchBackend):
         # Held here, for it has to outlive the graphs of every runner in turn.
         self._pool = torch.cuda.MemPool()
 
-    def memory(self) -> Memory:
+    def memory(self) -> DeviceMemory:
         free, total = torch.cuda.mem_get_info(self.place)
         held = torch.cuda.memory_reserved(self.place)
-        return Memory(total, free + held - torch.cuda.memory_allocated(self.place))
+        return DeviceMemory(
+            total, free + held - torch.cuda.memory_allocated(self.place)
+        )
 
     def message(self, data: HostArray) -> torch.Tensor:
         """Pinned memory: the graph's own copy of it is the only one."""
@@ -99,10 +101,10 @@ class CudaBackend(TorchBackend):
 
             return cast("C", Ways(self.place))
         # A rank whose step of nobody fails would leave the others in a sum.
-        if kind is Ahead and self.collectives is None:
+        if kind is Precompiler and self.collectives is None:
             from inl_torch.triton.precompile import prepare
 
-            return cast("C", Ahead(partial(prepare, place=self.place)))
+            return cast("C", Precompiler(partial(prepare, place=self.place)))
         return super().offers(kind)
 
 

@@ -44,7 +44,9 @@ class Ways(Tunable):
             plugin=f"inl-cuda {_version('inl-cuda')}",
         )
 
-    def axes(self, op: str, *specs: Any, **attrs: Any) -> Sequence[Sequence[Config]]:
+    def search_space(
+        self, op: str, *specs: Any, **attrs: Any
+    ) -> Sequence[Sequence[Config]]:
         return search_space.axes(op, specs, attrs, self._tuning)
 
     def kernel(self, op: str, config: Config) -> Kernel:

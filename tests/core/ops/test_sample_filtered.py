@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from inl.ops import catalog
 from inl.ops.step import empty_tables
-from inl.spec.message import Mark, Row, admit_frame, mark_frame, step_frame
+from inl.spec.message import Row, TokenBias, admit_frame, step_frame, token_bias_frame
 from inl.spec.step import Bucket
 
 BODY = {name: spec.body for name, spec in catalog().items()}
 
 
-def chosen(logits, requests, *, sampler="full", vocab=None):
+def chosen(logits, requests, *, sampler="sample_filtered", vocab=None):
     """Tokens and tables of one step, told of its sequences as an engine tells it."""
     vocab = logits.shape[-1]
-    rows, shape = len(requests), {"groups": 1, "width": 4}
+    rows, shape = len(requests), {"groups": 1, "max_blocks_per_seq": 4}
     tables = empty_tables(**shape, slots=rows + 1, vocab=vocab)
     for slot, request in enumerate(requests, start=1):
         frame = admit_frame(slot, [[1, 2]], **shape, **request["params"])
@@ -29,10 +29,10 @@ def chosen(logits, requests, *, sampler="full", vocab=None):
             counts[token] = counts.get(token, 0) + 2
         bias = request.get("logit_bias", {})
         marks = [
-            Mark(token, counts.get(token, 0), bias.get(token, 0.0))
+            TokenBias(token, counts.get(token, 0), bias.get(token, 0.0))
             for token in {*counts, *bias}
         ]
-        tables = BODY["mark"](mark_frame(slot, marks), tables)
+        tables = BODY["set_token_bias"](token_bias_frame(slot, marks), tables)
     order = sorted(range(rows), key=lambda row: not requests[row].get("answer"))
     for row in order:
         answer = requests[row].get("answer")
@@ -53,7 +53,7 @@ def chosen(logits, requests, *, sampler="full", vocab=None):
     step, tables = BODY["make_step"](
         message, tables, bucket=Bucket(rows, rows, 1, sampler), block_size=4
     )
-    tokens, tables = BODY["choose"](logits[order], step, tables, sampler=sampler)
+    tokens, tables = BODY["sample"](logits[order], step, tables, sampler=sampler)
     found = np.empty_like(tokens)
     found[order] = tokens
     return found.tolist(), tables
@@ -137,7 +137,7 @@ def test_rows_are_what_the_documentation_says_of_each_alone(
     for slot, request in enumerate(asked, start=1):
         for token in range(size):
             count = 2 * request["answer"].count(token) + (token in request["prompt"])
-            assert tables.counts[slot, token] == count
+            assert tables.token_counts[slot, token] == count
     assert tables.last[1:].tolist() == found
 
 
@@ -154,7 +154,7 @@ def test_neutral_parameters_give_the_bits_of_a_draw(seed, size, heat):
         for _ in range(5)
     ]
     asked[3]["params"] = {}
-    assert chosen(logits, asked)[0] == chosen(logits, asked, sampler="draw")[0]
+    assert chosen(logits, asked)[0] == chosen(logits, asked, sampler="sample")[0]
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 0.999999])

@@ -120,4 +120,4 @@ def test_steps_that_sample_every_token_are_as_short_as_before(random_checkpoint)
 
     decoding = calls(Bucket(4, 4))
     assert calls(Bucket(1, 1)) == calls(Bucket(8, 4, 2)) == decoding
-    assert calls(Bucket(9, 4)) - decoding == {"sampled_step"}
+    assert calls(Bucket(9, 4)) - decoding == {"prune_last_layer"}
