@@ -1,50 +1,48 @@
-# Two commands do all the set-up: `make demo` and `make test`. See README.md.
+# Set-up in one command: `make demo` or `make test`. See README.md.
+# .venv has no framework; .venv-all has torch, JAX, Triton and the linters as well.
 
 PYTHON ?= python3
 PIP = $(1)/bin/python -m pip --disable-pip-version-check install -q -q -c constraints.txt
 PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproject.toml)
 PACKAGES = -e "core[cli]" -e plugins/inl-cpu
 TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
+EVERYTHING = $(TORCH) -e plugins/inl-cuda -e libs/inl-jax
 NATIVE = plugins/inl-cpu/src/inl_cpu/native/libinl.so
-KERNELS = tests/plugins/cpu/native tests/torch/triton
-COMPILED = tests/torch/triton/test_compile.py
 SOURCES = core/src libs/inl-jax/src libs/inl-torch/src plugins/inl-cpu/src plugins/inl-cuda/src
 
-.PHONY: demo test test-core test-all test-kernels test-rest test-compiled-amd test-compiled lint clean
+PYTEST = -m pytest -n 2 --dist worksteal
+# Without a framework: the core, the native backend, and the default model's oracle.
+ORACLE = tests/integration/test_oracle.py tests/integration/test_inl_oracle.py
+CORE_TESTS = tests/core tests/plugins/cpu $(ORACLE)
+OTHER_TESTS = $(filter-out tests/core tests/data tests/plugins tests/support tests/typing, \
+	$(patsubst %/,%,$(wildcard tests/*/))) tests/plugins/cuda
+
+.PHONY: demo test test-all test-deep test-others lint docs clean
 
 demo: .venv/.demo
 	.venv/bin/inl generate "Why is the sky blue? Answer in two sentences." --max-tokens 40
 
-# What the other tests need is installed beside the core's, which leave a core free.
-test:
-	$(MAKE) --no-print-directory -j2 -Otarget test-core .venv/.test
-	$(MAKE) --no-print-directory test-all
+# Minutes, downloads included. Prints what it leaves out.
+test: .venv/.test
+	INL_TEST_DEPTH=quick .venv/bin/python $(PYTEST) $(CORE_TESTS)
 
-# The core's own tests, where torch, jax and triton are not installed.
-test-core: .venv-core/.test
-	.venv-core/bin/python -m pytest tests/core
+# What `make test` leaves out: its tests at full depth, and the frameworks' tests.
+test-all: test-deep test-others
 
-# Everything that needs a backend; kernels that are built and interpreted take one core.
-test-all: .venv/.test
-	$(MAKE) --no-print-directory -j2 -Otarget test-kernels test-rest test-compiled-amd test-compiled
+test-deep: .venv-all/.test
+	INL_TEST_DEPTH=full .venv-all/bin/python $(PYTEST) -m "full or scaled" $(CORE_TESTS)
 
-test-kernels: .venv/.test
-	.venv/bin/python -m pytest $(KERNELS) --ignore=$(COMPILED)
+test-others: .venv-all/.test
+	INL_TEST_DEPTH=full .venv-all/bin/python $(PYTEST) $(OTHER_TESTS) $(ORACLE:%=--ignore=%)
 
-test-compiled: .venv/.test
-	.venv/bin/python -m pytest $(COMPILED) -k "not hip"
+lint: .venv-all/.test
+	.venv-all/bin/ruff check .
+	.venv-all/bin/ruff format --check .
+	.venv-all/bin/mypy $(SOURCES) tests/typing
+	PYTHONPATH=. .venv-all/bin/lint-imports
 
-test-compiled-amd: .venv/.test
-	.venv/bin/python -m pytest $(COMPILED) -k hip
-
-test-rest: .venv/.test
-	.venv/bin/python -m pytest $(filter-out tests/core tests/data,$(wildcard tests/*)) $(KERNELS:%=--ignore=%)
-
-lint: .venv/.test
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
-	.venv/bin/mypy $(SOURCES) tests/typing
-	PYTHONPATH=. .venv/bin/lint-imports
+docs: .venv-docs/.docs
+	.venv-docs/bin/mkdocs build --strict
 
 .venv/.demo: $(PROJECTS) constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "INL needs Python 3.11 or newer; try: make PYTHON=python3.12 demo")'
@@ -56,15 +54,21 @@ lint: .venv/.test
 
 .venv/.test: .venv/.demo pyproject.toml
 	$(call PIP,.venv) -U "pip>=25.1"
-	$(call PIP,.venv) $(TORCH) -e plugins/inl-cuda -e libs/inl-jax --group test --group outside --group lint
-	$(call PIP,.venv) --no-deps triton
+	$(call PIP,.venv) --group test
 	@touch $@
 
-.venv-core/.test: core/pyproject.toml pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-core
-	$(call PIP,.venv-core) -U "pip>=25.1"
-	$(call PIP,.venv-core) -e "core[cli,testing]" --group test
+.venv-all/.test: $(PROJECTS) constraints.txt pyproject.toml
+	$(PYTHON) -m venv .venv-all
+	$(call PIP,.venv-all) -U "pip>=25.1"
+	$(call PIP,.venv-all) $(PACKAGES) $(EVERYTHING) --group test --group outside --group lint
+	$(call PIP,.venv-all) --no-deps triton
+	@touch $@
+
+.venv-docs/.docs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	$(call PIP,.venv-docs) -U "pip>=25.1"
+	$(call PIP,.venv-docs) --group docs
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-core
+	rm -rf .venv .venv-all .venv-docs site
