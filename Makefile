@@ -4,10 +4,13 @@
 PYTHON ?= python3
 PIP = $(1)/bin/python -m pip --disable-pip-version-check install -q -q -c constraints.txt
 PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproject.toml)
-PACKAGES = -e "core[cli]" -e plugins/inl-cpu
+BUILD = "pip>=25.1" "setuptools>=77"
+EDITABLE = --no-build-isolation
 TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
-EVERYTHING = $(TORCH) -e plugins/inl-cuda -e libs/inl-jax
+EVERYTHING = -e "core[cli]" $(TORCH) -e plugins/inl-cuda -e libs/inl-jax
 NATIVE = plugins/inl-cpu/src/inl_cpu/native/libinl.so
+NATIVE_SOURCES = $(shell find plugins/inl-cpu/src/inl_cpu/native -name '*.cpp' -o -name '*.h')
+PARALLEL = $(MAKE) --no-print-directory -j2
 SOURCES = core/src libs/inl-jax/src libs/inl-torch/src plugins/inl-cpu/src plugins/inl-cuda/src
 
 PYTEST = -m pytest -n 2 --dist worksteal
@@ -19,11 +22,13 @@ OTHER_TESTS = $(filter-out tests/core tests/data tests/plugins tests/support tes
 
 .PHONY: demo test test-all test-deep test-others lint docs clean
 
-demo: .venv/.demo
+demo:
+	$(PARALLEL) .venv/.demo
 	.venv/bin/inl generate "Why is the sky blue? Answer in two sentences." --max-tokens 40
 
 # Minutes, downloads included. Prints what it leaves out.
-test: .venv/.test
+test:
+	$(PARALLEL) TOOLS=.venv/.tools .venv/.demo
 	INL_TEST_DEPTH=quick .venv/bin/python $(PYTEST) $(CORE_TESTS)
 
 # What `make test` leaves out: its tests at full depth, and the frameworks' tests.
@@ -42,6 +47,37 @@ lint: .venv-all/.test
 	PYTHONPATH=. .venv-all/bin/lint-imports
 
 docs: .venv-docs/.docs
+	.venv-docs/bin/mkdocs build --strict
+
+.venv/.core: $(PROJECTS) constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "INL needs Python 3.11 or newer; try: make PYTHON=python3.12 demo")'
+	$(PYTHON) -m venv .venv
+	$(call PIP,.venv) -U $(BUILD)
+	$(call PIP,.venv) $(EDITABLE) -e "core[cli]"
+	@touch $@
+
+.venv/.tools: .venv/.core pyproject.toml
+	$(call PIP,.venv) --group test
+	@touch $@
+
+# An editable install takes the library as it is where it is up to date.
+$(NATIVE): plugins/inl-cpu/build_native.py $(NATIVE_SOURCES)
+	@$(PYTHON) $< || echo "no C++ compiler: torch will compute"
+
+# TOOLS: two pips must not change one environment at the same time.
+.venv/.demo: .venv/.core $(NATIVE) | $(TOOLS)
+	$(call PIP,.venv) $(EDITABLE) -e plugins/inl-cpu
+	@test -e $(NATIVE) || $(call PIP,.venv) $(EDITABLE) $(TORCH)
+	@touch $@
+
+.venv-all/.test: $(PROJECTS) constraints.txt pyproject.toml $(NATIVE)
+	$(PYTHON) -m venv .venv-all
+	$(call PIP,.venv-all) -U $(BUILD)
+	$(call PIP,.venv-all) $(EDITABLE) $(EVERYTHING) --group test --group outside --group lint
+	$(call PIP,.venv-all) --no-deps triton
+	@touch $@
+
+.venv-docs/.docs
 	.venv-docs/bin/mkdocs build --strict
 
 .venv/.demo: $(PROJECTS) constraints.txt
@@ -66,7 +102,7 @@ docs: .venv-docs/.docs
 
 .venv-docs/.docs: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-docs
-	$(call PIP,.venv-docs) -U "pip>=25.1"
+	$(call PIP,.venv-docs) -U $(BUILD)
 	$(call PIP,.venv-docs) --group docs
 	@touch $@
 
