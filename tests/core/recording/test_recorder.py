@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -25,6 +24,7 @@ from inl.scheduling.request import Request
 from inl.spec.message import ADMIT, RELEASE, STEP, header, release_frame
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
+from outcomes import Outcomes
 
 
 @pytest.fixture
@@ -349,24 +349,31 @@ def sample(tmp_path_factory):
     return (folder / "good").read_bytes(), folder / "bad"
 
 
-@settings(max_examples=400, deadline=None)
-@given(
-    changes=st.lists(
-        st.tuples(st.integers(0, 5_000), st.binary(max_size=4), st.integers(0, 4)),
-        max_size=4,
-    )
+CHANGES = st.lists(
+    st.tuples(st.integers(0, 5_000), st.binary(max_size=4), st.integers(0, 4)),
+    max_size=4,
 )
-def test_mutated_files_are_read_replayed_or_refused(sample, changes):
+
+
+def test_mutated_files_are_read_replayed_or_refused(sample, depth):
     good, path = sample
-    data = bytearray(good)
-    for at, new, dropped in changes:
-        at %= len(data) + 1
-        data[at : at + dropped] = new
-    path.write_bytes(data)
-    with suppress(RunnerError):
-        items = read_trace(path)
-        if all(each.limits.max_tokens < 5_000 for each in items if _runs(each)):
-            replay(items, HashRunner)
+    outcomes = Outcomes()
+
+    @settings(max_examples=depth(80, 400), deadline=None)
+    @given(CHANGES)
+    def check(changes):
+        data = bytearray(good)
+        for at, new, dropped in changes:
+            at %= len(data) + 1
+            data[at : at + dropped] = new
+        path.write_bytes(data)
+        with outcomes.refused_by(RunnerError):
+            items = read_trace(path)
+            if all(each.limits.max_tokens < 5_000 for each in items if _runs(each)):
+                replay(items, HashRunner)
+
+    check()
+    outcomes.check()
 
 
 def _runs(item):
