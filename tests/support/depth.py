@@ -1,9 +1,9 @@
 """Test depth: the environment variable INL_TEST_DEPTH, ``quick`` (default) or ``full``.
 
 Tests marked ``full`` run only at full depth. Tests marked ``scaled`` run at both, with
-more examples, seeds or steps at full depth: those that take the ``depth`` fixture are
-marked automatically, property tests by :func:`examples`. A full run in an environment
-where the quick run has passed needs only ``-m "full or scaled"``.
+more examples, seeds or steps at full depth: property tests and those that take the
+``depth`` fixture are marked automatically. A full run in an environment where the quick
+run has passed needs only ``-m "full or scaled"``.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ if DEPTH not in DEPTHS:
 
 
 def scaled(quick, full):
-    """Return the value for the current depth; mark the test ``scaled`` as well."""
+    """Return the value for the current depth."""
     return full if DEPTH == "full" else quick
 
 
+# A deadline for each example would fail on a busy machine.
+settings.register_profile("inl", deadline=None, max_examples=scaled(30, 100))
+settings.load_profile("inl")
+
+
 def examples(quick, full, **options):
-    """Decorate a property test: ``max_examples`` by depth, no per-example deadline."""
-    count = scaled(quick, full)
-
-    def decorate(test):
-        limited = settings(max_examples=count, deadline=None, **options)(test)
-        return pytest.mark.scaled(limited)
-
-    return decorate
+    """Decorate a property test: the number of examples by depth."""
+    return settings(max_examples=scaled(quick, full), **options)
 
 
 def mostly_full(values, quick=1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def pytest_report_header():
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     for item in items:
-        if "depth" in getattr(item, "fixturenames", ()):
+        property_test = getattr(item.obj, "is_hypothesis_test", False)
+        if property_test or "depth" in item.fixturenames:
             item.add_marker("scaled")
     if DEPTH == "full":
         return
@@ -59,7 +61,7 @@ def pytest_terminal_summary(terminalreporter, config):
         f"{counts['full']} tests marked full; "
         f"{counts['scaled']} tests ran with fewer examples, seeds or steps"
     )
-    if not config.option.keyword and not config.option.markexpr:
+    if VARIABLE in os.environ and not config.option.keyword:
         for folder, files in folders_outside(config).items():
             terminalreporter.line(f"{folder}: {files} test files")
     terminalreporter.line("run everything: make test-all")

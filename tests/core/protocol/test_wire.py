@@ -167,7 +167,7 @@ def mutated(draw):
 def test_readers_read_or_refuse(depth):
     outcomes = Outcomes()
 
-    @settings(max_examples=depth(150, 600), deadline=None)
+    @settings(max_examples=depth(150, 600))
     @given(mutated())
     def check(case):
         name, data = case
@@ -190,7 +190,7 @@ JSON = st.recursive(
 def test_json_of_any_shape_is_read_or_refused(depth):
     outcomes = Outcomes()
 
-    @settings(max_examples=depth(100, 300), deadline=None)
+    @settings(max_examples=depth(100, 300))
     @given(
         st.sampled_from(["limits", "ready", "hello", "failure"]),
         st.data(),
@@ -218,7 +218,7 @@ def test_a_mutated_stream_ends_in_frames_or_a_refusal(depth):
     """Whatever comes before the end, the reader stops: no hang, no other error."""
     outcomes = Outcomes()
 
-    @settings(max_examples=depth(60, 200), deadline=None)
+    @settings(max_examples=depth(60, 200))
     @given(st.binary(max_size=64), st.integers(0, 40))
     def check(noise, at):
         with outcomes.refused_by(InlError):

@@ -359,7 +359,7 @@ def test_mutated_files_are_read_replayed_or_refused(sample, depth):
     good, path = sample
     outcomes = Outcomes()
 
-    @settings(max_examples=depth(80, 400), deadline=None)
+    @settings(max_examples=depth(80, 400))
     @given(CHANGES)
     def check(changes):
         data = bytearray(good)

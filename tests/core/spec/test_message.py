@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inl.errors import ProtocolError
@@ -231,9 +231,10 @@ def test_random_words_are_no_header(words):
         header(np.array(words, np.int32))
 
 
-def test_any_header_gives_a_bucket_or_a_protocol_error():
+def test_any_header_gives_a_bucket_or_a_protocol_error(depth):
     outcomes = Outcomes()
 
+    @settings(max_examples=depth(50, 200))
     @given(st.lists(st.integers(-3, 9), min_size=12, max_size=12))
     @example([RELEASE, *[0] * 11])
     def check(words):
