@@ -141,6 +141,7 @@ def test_bfloat16_follows_within_its_gap(capsys):
     assert all(c.allowed("bfloat16") for c in compared), (compared, BOUNDS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("index", [0, 7])
 def test_the_reference_token_for_token(reference_engine, index):
     check_case(reference_engine, ORACLE[index])
