@@ -77,29 +77,6 @@ $(NATIVE): plugins/inl-cpu/build_native.py $(NATIVE_SOURCES)
 	$(call PIP,.venv-all) --no-deps triton
 	@touch $@
 
-.venv-docs/.docs
-	.venv-docs/bin/mkdocs build --strict
-
-.venv/.demo: $(PROJECTS) constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "INL needs Python 3.11 or newer; try: make PYTHON=python3.12 demo")'
-	$(PYTHON) -m venv .venv
-	$(call PIP,.venv) $(PACKAGES)
-	@test -e $(NATIVE) || echo "no C++ compiler: installing torch instead"
-	@test -e $(NATIVE) || $(call PIP,.venv) $(TORCH)
-	@touch $@
-
-.venv/.test: .venv/.demo pyproject.toml
-	$(call PIP,.venv) -U "pip>=25.1"
-	$(call PIP,.venv) --group test
-	@touch $@
-
-.venv-all/.test: $(PROJECTS) constraints.txt pyproject.toml
-	$(PYTHON) -m venv .venv-all
-	$(call PIP,.venv-all) -U "pip>=25.1"
-	$(call PIP,.venv-all) $(PACKAGES) $(EVERYTHING) --group test --group outside --group lint
-	$(call PIP,.venv-all) --no-deps triton
-	@touch $@
-
 .venv-docs/.docs: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-docs
 	$(call PIP,.venv-docs) -U $(BUILD)
