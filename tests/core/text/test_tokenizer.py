@@ -5,10 +5,11 @@ import sys
 import gguf
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
+from depth import examples
 from inl.errors import CheckpointError, MissingPackage, RequestError
 from inl.text.detokenize import Detokenizer
 from inl.text.gguf_vocabulary import open_tokenizer, read_tokenizer
@@ -70,7 +71,7 @@ def test_texts_equal_the_published_rules(text, default_tokenizer, reference):
     assert default_tokenizer.decode(ids, skip_special=False) == text
 
 
-@settings(max_examples=300, deadline=None)
+@examples(60, 300)
 @given(text=st.text(st.characters(codec="utf-8", exclude_categories=["Cn", "Cc"])))
 def test_any_text_equals_the_published_rules(text, default_tokenizer, reference):
     ids = default_tokenizer.encode(text)

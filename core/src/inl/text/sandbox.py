@@ -12,6 +12,7 @@ import _thread
 import contextlib
 import faulthandler
 import json
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -126,6 +127,9 @@ class Session:
 
 def main() -> None:
     """Serve one template until standard input ends."""
+    # A parent that ignores SIGINT (nohup, a background job) passes that on, and
+    # interrupt_main does nothing to a process that ignores SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     session = Session()
     work: Callable[[Any], dict[str, Any]] = session.compile
     while line := sys.stdin.readline():
