@@ -48,6 +48,12 @@ class WithoutTriton(TorchBackend):
     def memory(self) -> Memory:
         return self._inner.memory()
 
+    def message(self, data: HostArray) -> torch.Tensor:
+        return self._inner.message(data)
+
+    def numpy(self, x: Any) -> HostArray:
+        return self._inner.numpy(x)
+
     def buckets(self, limits: Limits) -> Sequence[Bucket]:
         return self._inner.buckets(limits)
 

@@ -26,6 +26,7 @@ from torch.profiler import profile
 from inl.backend.base import Memory, Program, Traits
 from inl.backend.host import host_memory
 from inl.device import Device
+from inl.dtypes import HostArray
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.models.llama import MODEL
 from inl.spec.limits import Limits
@@ -36,8 +37,8 @@ from inl.spec.tree import leaves
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.loader import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_groups
-from inl_torch.backend import TorchBackend, inferring
-from inl_torch.gpu.graphs import capture
+from inl_torch.backend import TorchBackend, inference_mode
+from inl_torch.gpu.graphs import AsyncHostCopy, capture
 
 BLOCK = 16
 DECODE = Bucket(1, 1)
@@ -61,12 +62,15 @@ class BenchBackend(TorchBackend):
         free, total = torch.cuda.mem_get_info(self.place)
         return Memory(total, free)
 
+    def numpy(self, x: Any) -> HostArray:
+        return super().numpy(x.wait() if isinstance(x, AsyncHostCopy) else x)
+
     def compile(
         self, function: Program, bucket: Bucket | None, *, consumes: Any
     ) -> Program:
         if self.captures and bucket == DECODE and consumes == (2,):
             return capture(function)
-        return inferring(function)
+        return inference_mode(function)
 
     def wait(self) -> None:
         if self.place.type == "cuda":

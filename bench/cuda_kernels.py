@@ -26,10 +26,10 @@ from kernels.picture import check_picture, draw
 from kernels.rows import Row
 from kernels.table import ROWS
 
+from inl.backend.tunable import Tunable
 from inl.device import Device
 from inl.spec.tree import leaves, tree_map
 from inl_cuda.backend import CudaBackend
-from inl_torch.gpu.tuner import Ways
 
 MOST_SETS = 64
 MOST_BYTES = 8 << 30
@@ -58,7 +58,7 @@ class Bench:
 
     def __init__(self, compile_seconds: float) -> None:
         self.backend = CudaBackend(Device("cuda:0"))
-        self.ways = Ways(self.backend.place)
+        self.tuner = self.backend.offers(Tunable)
         kernels = [k for k in self.backend.kernels() if k.name == "triton"]
         self.kernels = {kernel.op: kernel.run for kernel in kernels}
         self.copies, self.products = copy_rate(), product_rate()
@@ -69,7 +69,7 @@ class Bench:
         first = row.make()
         size = row.nbytes(first)
         held = sum(t.nbytes for t in leaves(first) if isinstance(t, torch.Tensor))
-        count = -(-3 * self.ways.cache_bytes // (2 * min(size, held)))
+        count = -(-3 * self.tuner.cache_bytes // (2 * min(size, held)))
         count = min(max(count, 2), MOST_SETS, max(MOST_BYTES // held, 2))
         sets = [first, *(row.make() for _ in range(count - 1))]
         moving, computing = size / self.copies, row.flops / self.products
@@ -97,7 +97,7 @@ class Bench:
             return None
         try:
             calls = [partial(way, *inputs) for inputs in sets]
-            return self.ways.seconds(self.backend, calls)
+            return self.tuner.seconds(self.backend, calls)
         except Exception as error:
             said.append(f"{name}: {type(error).__name__}: {str(error)[:100]}")
             return None

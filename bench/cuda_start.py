@@ -49,10 +49,10 @@ language = model_loader.open_model(sys.argv[1])
 mark("the model's file")
 backend = make_backend("cuda:0")
 mark("torch, context, Triton's digest")
-from inl_torch.gpu.graphs import Captured
+from inl_torch.gpu.graphs import CapturedStep
 timed(model_loader, "load_weights", "  weights")
 timed(LocalRunner, "_prepare", "  kernels")
-timed(Captured, "_capture", "  captures")
+timed(CapturedStep, "_capture", "  captures")
 config = EngineConfig(
     backend="cuda:0", max_batch=8, sampling="greedy", context=512,
     warm_up=sys.argv[2] == "yes",

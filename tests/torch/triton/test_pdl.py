@@ -24,7 +24,7 @@ from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 from inl_torch import triton
 from inl_torch.backend import TorchBackend
-from inl_torch.triton.precompile import left_out
+from inl_torch.triton.precompile import suppress_launches
 from inl_torch.triton.attention.rope_attend_kernels import rope_attend
 from inl_torch.triton.tuning import Tuning
 
@@ -48,7 +48,7 @@ class Early(TorchBackend):
 def launches(call):
     """Functions and arguments of what is launched, in order, and not launched."""
     seen = []
-    with torch.inference_mode(), left_out({}):
+    with torch.inference_mode(), suppress_launches({}):
         inner = JITFunction.run
 
         def run(self, *args, **options):
