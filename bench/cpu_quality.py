@@ -45,12 +45,16 @@ MODES = {
 def logits_of(runner, ids, chunk):
     """Logits after each token, a chunk of them at a time."""
     limits = runner.limits
-    table = [list(range(1, 1 + limits.width))] * limits.groups
-    runner.submit(admit_frame(1, table, groups=limits.groups, width=limits.width))
+    table = [list(range(1, 1 + limits.max_blocks_per_seq))] * limits.groups
+    runner.submit(
+        admit_frame(
+            1, table, groups=limits.groups, max_blocks_per_seq=limits.max_blocks_per_seq
+        )
+    )
     for start in range(0, len(ids), chunk):
         part = ids[start : start + chunk]
         message = step_frame(
-            Bucket(len(part), 1, width=len(part)),
+            Bucket(len(part), 1, tokens_per_row=len(part)),
             [Row(1, part)],
             step=start,
             groups=limits.groups,

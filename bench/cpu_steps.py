@@ -51,10 +51,12 @@ class Steps:
         """Rows whose caches hold ``length`` tokens, each in blocks of its own."""
         limits = self.runner.limits
         for row in range(self.rows):
-            first = 1 + row * limits.width
-            table = [list(range(first, first + limits.width))] * limits.groups
+            first = 1 + row * limits.max_blocks_per_seq
+            table = [
+                list(range(first, first + limits.max_blocks_per_seq))
+            ] * limits.groups
             frame = admit_frame(
-                1 + row, table, groups=limits.groups, width=limits.width,
+                1 + row, table, groups=limits.groups, max_blocks_per_seq=limits.max_blocks_per_seq,
                 length=length, last=17,
             )  # fmt: skip
             self.runner.submit(frame)

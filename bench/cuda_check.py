@@ -51,10 +51,17 @@ def check(backend: Any, name: str) -> bool:
 def chunked(runner: LocalRunner, ids: list[int], slot: int, size: int) -> torch.Tensor:
     """Logits [V] after ``ids``; slot 2 takes programs of one row where there are."""
     limits = runner.limits
-    first = 1 + (slot - 1) * limits.width
+    first = 1 + (slot - 1) * limits.max_blocks_per_seq
     table = [list(range(first, first + -(-len(ids) // size)))]
     runner.submit(
-        admit_frame(slot, table, groups=1, width=limits.width, length=0, last=0)
+        admit_frame(
+            slot,
+            table,
+            groups=1,
+            max_blocks_per_seq=limits.max_blocks_per_seq,
+            length=0,
+            last=0,
+        )
     )
     buckets = sorted(limits.buckets, key=lambda b: b.rows if slot == 2 else -b.rows)
     for part in (ids[:2100], ids[2100:-1], ids[-1:]):

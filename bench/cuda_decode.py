@@ -23,7 +23,7 @@ import torch
 from cuda_graph import copy_rate, weight_bytes
 from torch.profiler import ProfilerActivity, profile
 
-from inl.backend.base import Memory, Program
+from inl.backend.base import DeviceMemory, Program
 from inl.config import EngineConfig
 from inl.device import Device
 from inl.engine.inference_engine import InferenceEngine
@@ -45,7 +45,7 @@ class WithoutTriton(TorchBackend):
         self._inner = CudaBackend(device)
         self.device, self.place = device, self._inner.place
 
-    def memory(self) -> Memory:
+    def memory(self) -> DeviceMemory:
         return self._inner.memory()
 
     def message(self, data: HostArray) -> torch.Tensor:

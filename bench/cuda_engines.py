@@ -16,14 +16,14 @@ from inl.engine.inference_engine import InferenceEngine
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.model_loader import open_model, start_runner
 from inl.models.llama import MODEL
-from inl.scheduling.plan import Policy as SchedulerPolicy
+from inl.scheduling.plan import SchedulerConfig as SchedulerPolicy
 from inl.scheduling.request import Request
 from inl.spec.limits import Limits
 from inl.spec.op import Spec
-from inl.spec.selection import Policy
+from inl.spec.selection import KernelSelection
 from inl.spec.tree import leaves, tree_map
 from inl.weights.loader import load_weights
-from inl.weights.plan import plan_groups
+from inl.weights.plan import plan_weights
 from inl_cuda.backend import CudaBackend
 
 
@@ -39,7 +39,7 @@ def load(backend: CudaBackend, name: str, layers: int = 0) -> tuple[Loaded, Rand
         for param in group.params.values()
     }
     kernels = tuple(backend.kernels())
-    groups = plan_groups(MODEL.weights(one), kernels, specs)
+    groups = plan_weights(MODEL.weights(one), kernels, specs)
     checkpoint = Random(hf, specs)
     weights = load_weights(groups, checkpoint, backend, "bfloat16")
     (layer,) = weights.layers
@@ -47,7 +47,7 @@ def load(backend: CudaBackend, name: str, layers: int = 0) -> tuple[Loaded, Rand
     config = replace(one, layers=count, views=one.views * count)
     groups = groups._replace(layers=groups.layers * count)
     weights = weights._replace(layers=(layer, *more))
-    return Loaded(MODEL, config, groups, weights, Policy(kernels)), checkpoint
+    return Loaded(MODEL, config, groups, weights, KernelSelection(kernels)), checkpoint
 
 
 @dataclass

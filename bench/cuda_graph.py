@@ -23,7 +23,7 @@ from typing import Any, final
 import torch
 from torch.profiler import profile
 
-from inl.backend.base import Memory, Program, Traits
+from inl.backend.base import DeviceMemory, Program, Traits
 from inl.backend.host import host_memory
 from inl.device import Device
 from inl.dtypes import HostArray
@@ -31,7 +31,7 @@ from inl.executor.local_runner import Loaded, LocalRunner
 from inl.models.llama import MODEL
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
-from inl.spec.selection import Policy
+from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
 from inl.weights.checkpoint import open_checkpoint
@@ -56,11 +56,11 @@ class BenchBackend(TorchBackend):
         self.place = torch.device(device.type, device.index)
         self.captures = captures
 
-    def memory(self) -> Memory:
+    def memory(self) -> DeviceMemory:
         if self.place.type == "cpu":
             return host_memory()
         free, total = torch.cuda.mem_get_info(self.place)
-        return Memory(total, free)
+        return DeviceMemory(total, free)
 
     def numpy(self, x: Any) -> HostArray:
         return super().numpy(x.wait() if isinstance(x, AsyncHostCopy) else x)
@@ -91,9 +91,11 @@ class Bench:
         return list(self.steps([prompt] + [[-1]] * (count - 1)))
 
     def admit(self) -> None:
-        width = self.runner.limits.width
+        width = self.runner.limits.max_blocks_per_seq
         table = list(range(1, width + 1))
-        self.runner.submit(admit_frame(SLOT, [table], groups=1, width=width))
+        self.runner.submit(
+            admit_frame(SLOT, [table], groups=1, max_blocks_per_seq=width)
+        )
 
     def steps(self, rows: list[list[int]]) -> Iterator[int]:
         flying: deque[int] = deque()
@@ -131,10 +133,10 @@ def load(path: Path, backend: BenchBackend, dtype: str) -> Loaded:
     config = replace(MODEL.config(checkpoint.config), dtype=dtype)
     kernels = tuple(backend.kernels())
     stored = stored_specs(checkpoint)
-    groups = plan_groups(MODEL.weights(config), kernels, stored)
+    groups = plan_weights(MODEL.weights(config), kernels, stored)
     check_tensors(groups, stored, str(path))
     weights = load_weights(groups, checkpoint, backend, dtype)
-    return Loaded(MODEL, config, groups, weights, Policy(kernels))
+    return Loaded(MODEL, config, groups, weights, KernelSelection(kernels))
 
 
 def weight_bytes(weights: Any) -> int:

@@ -29,7 +29,7 @@ from inl.engine.core import EngineCore
 from inl.errors import RunnerError
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.models.llama import MODEL
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.tree import leaves
 from inl.testing.gap import BOUNDS
@@ -98,7 +98,9 @@ def begin(
         sampling="greedy", worker_seconds=120, cache_bytes=1 << 30,
     )  # fmt: skip
     began = time.perf_counter()
-    core = EngineCore(start(language, config).runner, Policy(prefix_cache=False))
+    core = EngineCore(
+        start(language, config).runner, SchedulerConfig(prefix_cache=False)
+    )
     return core, time.perf_counter() - began
 
 

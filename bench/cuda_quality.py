@@ -108,9 +108,13 @@ class Ours:
         """As :func:`theirs` of every case, all of them in the same steps."""
         limits = self.runner.limits
         for slot in range(1, len(cases) + 1):
-            first = 1 + (slot - 1) * limits.width
-            table = [list(range(first, first + limits.width))]
-            self.runner.submit(admit_frame(slot, table, groups=1, width=limits.width))
+            first = 1 + (slot - 1) * limits.max_blocks_per_seq
+            table = [list(range(first, first + limits.max_blocks_per_seq))]
+            self.runner.submit(
+                admit_frame(
+                    slot, table, groups=1, max_blocks_per_seq=limits.max_blocks_per_seq
+                )
+            )
         found: list[list[Any]] = [[] for _ in cases]
         for slot, case in enumerate(cases):
             (row,) = self._step([Row(slot + 1, case["prompt_ids"])], decoding=0)

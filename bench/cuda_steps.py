@@ -28,18 +28,18 @@ from torch.profiler import ProfilerActivity, profile
 from inl.device import Device
 from inl.dtypes import HostArray
 from inl.executor.local_runner import Loaded, LocalRunner
-from inl.executor.tuning_results import findings
+from inl.executor.tuning_results import load_tuning_results
 from inl.models.llama import MODEL
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.op import Spec
-from inl.spec.selection import Policy
+from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
-from inl.spec.workload import Findings
+from inl.spec.workload import TuningResults
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.loader import load_weights
-from inl.weights.plan import plan_groups
+from inl.weights.plan import plan_weights
 from inl_cuda.backend import CudaBackend
 from inl_cuda.tuning import tuning
 from inl_torch import eager, triton
@@ -103,9 +103,9 @@ def load(backend: CudaBackend, name: str, dtype: str, layers: int) -> Loaded:
         for param in group.params.values()
     }
     kernels = tuple(backend.kernels())
-    groups = plan_groups(MODEL.weights(config), kernels, specs)
+    groups = plan_weights(MODEL.weights(config), kernels, specs)
     weights = load_weights(groups, Random(hf, specs), backend, dtype)
-    return Loaded(MODEL, config, groups, weights, Policy(kernels))
+    return Loaded(MODEL, config, groups, weights, KernelSelection(kernels))
 
 
 class Bench:
@@ -123,7 +123,12 @@ class Bench:
             table = list(range(1 + row * width, 1 + (row + 1) * width))
             self.runner.submit(
                 admit_frame(
-                    row + 1, [table], groups=1, width=width, length=length, last=row
+                    row + 1,
+                    [table],
+                    groups=1,
+                    max_blocks_per_seq=width,
+                    length=length,
+                    last=row,
                 )
             )
         self.frame = step_frame(
@@ -220,14 +225,14 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.model} "
           f"in {given.dtype}, weights {size / 1e9:.2f} GB, "
           f"copies {rate / 1e12:.2f} TB/s, ceiling {floor:.3f} ms/step")  # fmt: skip
-    found = findings(backend) if given.tuned else Findings()
+    found = load_tuning_results(backend) if given.tuned else TuningResults()
     ways = {"yes": [True], "no": [False], "both": [True, False]}[given.early]
     for rows in given.rows:
         for early in ways:
             tuned = replace(tuning(backend.place), early=early)
             kernels = (*eager.kernels(), *triton.kernels(tuned))
-            for known in (Findings(), found) if found else (found,):
-                policy = Policy(kernels, findings=known)
+            for known in (TuningResults(), found) if found else (found,):
+                policy = KernelSelection(kernels, tuning_results=known)
                 bench = Bench(
                     backend, replace(loaded, policy=policy), rows, given.length
                 )

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from inl.engine.core import EngineCore
-from inl.engine.dispatcher import Desk
-from inl.engine.request_handle import Answer
+from inl.engine.dispatcher import RequestDispatcher
+from inl.engine.request_handle import RequestHandle
 from inl.protocol.frame_check import FrameCheck
 from inl.protocol.runner import Limits, Reply, Runner
 from inl.scheduling.frame_encoder import frames
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
 from inl.spec.message import STEP
@@ -52,7 +52,7 @@ class Instant(Runner):
         if found.kind == STEP:
             self._steps.append((found.step, found.bucket.rows))
 
-    def choose(self, masks: Any) -> None:
+    def sample(self, masks: Any) -> None:
         raise NotImplementedError
 
     def collect(self) -> Reply:
@@ -66,7 +66,7 @@ class Instant(Runner):
 
 def limits_for(rows: int) -> Limits:
     return Limits(
-        slots=rows + 1, blocks=(rows * 128,), block_size=16, width=128, vocab=49152,
+        slots=rows + 1, blocks=(rows * 128,), block_size=16, max_blocks_per_seq=128, vocab=49152,
         depth=1,
     )  # fmt: skip
 
@@ -77,10 +77,10 @@ def request(number: int) -> Request:
 
 def whole(rows: int, waiting: int, tokenizer: Any) -> Callable[[], object]:
     """A function that does one step of an engine in which all rows decode."""
-    policy = Policy(token_budget=rows * PROMPT, max_rows=rows)
-    desk = Desk(EngineCore(Instant(limits_for(rows)), policy))
+    policy = SchedulerConfig(token_budget=rows * PROMPT, max_rows=rows)
+    desk = RequestDispatcher(EngineCore(Instant(limits_for(rows)), policy))
     for number in range(rows + waiting):
-        desk.hand_in(Answer(request(number), tokenizer, (), 0.0))
+        desk.submit(RequestHandle(request(number), tokenizer, (), 0.0))
     for _ in range(4):
         desk.step()
     return desk.step
@@ -100,7 +100,9 @@ def best(step: Callable[[], object]) -> float:
 def parts(rows: int) -> dict[str, float]:
     """Milliseconds of what a step is made of."""
     limits = limits_for(rows)
-    scheduler = Scheduler(limits, Policy(token_budget=rows * PROMPT, max_rows=rows))
+    scheduler = Scheduler(
+        limits, SchedulerConfig(token_budget=rows * PROMPT, max_rows=rows)
+    )
     check = FrameCheck(limits)
     for number in range(rows):
         scheduler.add(request(number))
@@ -117,7 +119,7 @@ def parts(rows: int) -> dict[str, float]:
         written = timed("frames", lambda plan=plan: frames(plan, limits))
         for each in written:
             timed("check", lambda each=each: check.read(each))
-        timed("settle", lambda: scheduler.settle([WORDS[0]] * rows))
+        timed("settle", lambda: scheduler.process_outputs([WORDS[0]] * rows))
     return {name: 1e3 * float(np.median(each)) for name, each in spent.items()}
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from plain_deep import PlainDeep
 
 STEP = 1e-5
 
@@ -128,20 +129,20 @@ class Recorded:
     def runner(self, *, blocks=60, block_size=8):
         from inl.executor.local_runner import Loaded, LocalRunner
         from inl.spec.limits import Limits
-        from inl.spec.selection import Policy
+        from inl.spec.selection import KernelSelection
         from inl.weights.loader import load_weights, stored_specs
-        from inl.weights.plan import plan_groups
+        from inl.weights.plan import plan_weights
 
         model, checkpoint = self.language.model, self.language.checkpoint
         shaped = replace(self.language.config, dtype="float32")
         kernels = tuple(self.backend.kernels())
         if self.kernels:
             kernels = tuple(map(self.kernels, kernels))
-        groups = plan_groups(model.weights(shaped), kernels, stored_specs(checkpoint))
+        groups = plan_weights(model.weights(shaped), kernels, stored_specs(checkpoint))
         weights = load_weights(groups, checkpoint, self.backend, "float32")
-        loaded = Loaded(model, shaped, groups, weights, Policy(kernels))
+        loaded = Loaded(model, shaped, groups, weights, KernelSelection(kernels))
         limits = Limits(
-            slots=6, blocks=(blocks,), block_size=block_size, width=16,
+            slots=6, blocks=(blocks,), block_size=block_size, max_blocks_per_seq=16,
             vocab=self.language.config.vocab_size,
         )  # fmt: skip
         return Fed(LocalRunner(self.backend, loaded, limits))
@@ -150,10 +151,10 @@ class Recorded:
         """An engine without text."""
         from inl.engine.core import EngineCore
         from inl.executor.model_loader import is_replayed
-        from inl.scheduling.plan import Policy
+        from inl.scheduling.plan import SchedulerConfig
 
         runner = self.runner(**limits).runner
-        return EngineCore(runner, Policy(replay=is_replayed(self.language)))
+        return EngineCore(runner, SchedulerConfig(replay=is_replayed(self.language)))
 
 
 class Fed:
@@ -169,7 +170,12 @@ class Fed:
         # Scattered, and apart from those of other slots.
         blocks = [slot + 5 * place for place in range(limits.blocks[0] // 5 - 1)]
         self.runner.submit(
-            admit_frame(slot, [blocks[: limits.width]], groups=1, width=limits.width)
+            admit_frame(
+                slot,
+                [blocks[: limits.max_blocks_per_seq]],
+                groups=1,
+                max_blocks_per_seq=limits.max_blocks_per_seq,
+            )
         )
 
     def __call__(self, *rows, decoding=0, pads=(0, 0)):
@@ -230,12 +236,8 @@ def answered():
 
 @pytest.fixture(scope="session")
 def plain_deep():
-    """The class of ``plain_deep.py`` beside this file: test folders are no packages."""
-    place = Path(__file__).with_name("plain_deep.py")
-    spec = importlib.util.spec_from_file_location("plain_deep", place)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.PlainDeep
+    """The class :class:`plain_deep.PlainDeep`."""
+    return PlainDeep
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from inl.spec.step import NEUTRAL, PARAMS, Step, Tables
 from inl.spec.tree import leaves
 from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
-from inl_torch.eager.sample import choose as sorted_choice
+from inl_torch.eager.sample import sample as sorted_choice
 
 EPS, BLOCK = 1e-5, 16
 Make = Callable[[], tuple[Any, ...]]
@@ -318,7 +318,7 @@ def write_kv(tokens: int, keys: int, dim: int) -> Row:
 def choose(rows: int, vocab: int, sampler: str) -> Row:
     def make() -> tuple[Any, ...]:
         step, _ = device_step([5] * rows, [1] * rows)
-        found = empty_tables(groups=1, slots=rows + 1, width=4)
+        found = empty_tables(groups=1, slots=rows + 1, max_blocks_per_seq=4)
         tables = Tables(*(torch.from_numpy(np.asarray(a)).cuda() for a in found))
         tables.params[:, 0] = 0.0 if sampler == "greedy" else 0.8
         return x(rows, vocab), step, tables
@@ -331,7 +331,7 @@ def choose(rows: int, vocab: int, sampler: str) -> Row:
         return torch.searchsorted(upto, goal, right=True)
 
     return Row(
-        "choose", f"{rows} rows of {vocab}, {sampler}", make,
+        "sample", f"{rows} rows of {vocab}, {sampler}", make,
         lambda run, *args: run(*args, sampler=sampler)[0], plain,
         read=2 * rows * vocab, outputs=4 * rows, exact=sampler == "greedy",
     )  # fmt: skip
@@ -342,7 +342,9 @@ def choose_full(rows: int, vocab: int) -> Row:
 
     def make() -> tuple[Any, ...]:
         step, _ = device_step([5] * rows, [1] * rows)
-        found = empty_tables(groups=1, slots=rows + 1, width=4, vocab=vocab)
+        found = empty_tables(
+            groups=1, slots=rows + 1, max_blocks_per_seq=4, vocab=vocab
+        )
         tables = Tables(*(torch.from_numpy(np.asarray(a)).cuda() for a in found))
         settings = dict(zip(PARAMS, NEUTRAL, strict=True))
         settings |= {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
@@ -350,9 +352,9 @@ def choose_full(rows: int, vocab: int) -> Row:
         return x(rows, vocab, scale=3.0), step, tables
 
     return Row(
-        "choose", f"{rows} rows of {vocab}, full", make,
-        lambda run, *args: run(*args, sampler="full")[0],
-        lambda *args: sorted_choice(*args, sampler="full")[0],
+        "sample", f"{rows} rows of {vocab}, full", make,
+        lambda run, *args: run(*args, sampler="sample_filtered")[0],
+        lambda *args: sorted_choice(*args, sampler="sample_filtered")[0],
         read=10 * rows * vocab, outputs=4 * rows, exact=False,
     )  # fmt: skip
 
@@ -392,7 +394,7 @@ ROWS: tuple[Row, ...] = (
     attention(8192, 9, 3, 64), *(rope(tokens, 32, 8, 128) for tokens in (8, 2048)),
     *(write_kv(tokens, 8, 128) for tokens in (8, 2048)),
     *(choose_full(rows, 128256) for rows in (1, 64)), choose_full(512, 49152),
-    *(choose(rows, 128256, kind) for rows in (1, 64) for kind in ("greedy", "draw")),
+    *(choose(rows, 128256, kind) for rows in (1, 64) for kind in ("greedy", "sample")),
     embedding(1, 128256, 4096), embedding(2048, 128256, 4096),
 )  # fmt: skip
 """Shapes of decoding at 1 and 8 rows, and of prompts."""

@@ -23,7 +23,7 @@ WIDTH = 128
 
 
 def on_device(frame: Any, slots: int) -> tuple[torch.Tensor, Tables]:
-    found = empty_tables(groups=1, slots=slots + 1, width=WIDTH)
+    found = empty_tables(groups=1, slots=slots + 1, max_blocks_per_seq=WIDTH)
     tables = Tables(*(torch.from_numpy(np.asarray(part)).cuda() for part in found))
     return torch.from_numpy(np.asarray(frame)).cuda(), tables
 
@@ -32,7 +32,9 @@ def make_step(rows: int) -> Row:
     """Each row decodes one token, and one in sixteen gets a block."""
     bucket = Bucket(rows, rows)
     entries = [message.Row(slot + 1, [-1], [0.5]) for slot in range(rows)]
-    cells = [message.Cell(0, slot + 1, 1, slot) for slot in range(0, rows, BLOCK)]
+    cells = [
+        message.BlockTableUpdate(0, slot + 1, 1, slot) for slot in range(0, rows, BLOCK)
+    ]
     frame = message.step_frame(
         bucket, entries, cells, step=3, groups=1, block_size=BLOCK, decode_rows=rows
     )
@@ -49,7 +51,7 @@ def make_step(rows: int) -> Row:
 def admit(count: int, slots: int) -> Row:
     frames = np.stack([
         message.admit_frame(
-            slot, [[1] * 8], groups=1, width=WIDTH, length=100, last=7, temperature=0.7
+            slot, [[1] * 8], groups=1, max_blocks_per_seq=WIDTH, length=100, last=7, temperature=0.7
         )
         for slot in range(1, count + 1)
     ])  # fmt: skip

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
 import tokenizers
 
+from hash_oracle import expected
 from inl import EngineConfig, InferenceEngine
 from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
@@ -67,7 +69,7 @@ def kept_tokens(logits, *, top_k, top_p, min_p):
 
 
 def plainly(logits, prompt=(), answer=(), uniform=0.0, **params):
-    """The token that the documentation of "full" sampling names."""
+    """The token that the documentation of "sample_filtered" sampling names."""
     single = {
         name: float(np.float32(params.get(name, neutral)))
         for name, neutral in {
@@ -140,7 +142,7 @@ def hashed(engines):
     def make(*, runner=HashRunner, blocks=200, depth=2, **settings):
         limits = Limits(
             slots=settings.get("max_batch", 8) + 1, blocks=(blocks,), block_size=4,
-            width=32, vocab=VOCAB, depth=depth,
+            max_blocks_per_seq=32, vocab=VOCAB, depth=depth,
         )  # fmt: skip
         settings = {"max_batch": 8, "context": 120} | settings
         return engines(runner=runner(limits), **settings)
@@ -156,9 +158,48 @@ def drained():
         for _ in range(8):
             if not engine._core.has_work:
                 break
-            engine._desk.step()
+            engine._dispatcher.step()
         scheduler = engine._core.scheduler
-        held = any(pool.held_blocks for pool in scheduler.memory.pools)
+        held = any(pool.held_blocks for pool in scheduler.kv_cache.pools)
         return not (engine._core.has_work or held or scheduler.running)
 
     return check
+
+
+@pytest.fixture
+def report(capsys):
+    """Print a figure even where the test passes."""
+
+    def show(line):
+        with capsys.disabled():
+            sys.stdout.write(f"\n{line}\n")
+
+    return show
+
+
+@pytest.fixture
+def small():
+    """Limits of a runner with 8 usable blocks of 4 tokens; keywords change fields."""
+
+    def make(**changes):
+        values = {
+            "slots": 5,
+            "blocks": (9,),
+            "block_size": 4,
+            "max_blocks_per_seq": 8,
+            "vocab": 100,
+            **changes,
+        }
+        return Limits(**values)
+
+    return make
+
+
+@pytest.fixture
+def answer_of():
+    """The answer to a request that neither context nor an end token cuts short."""
+
+    def answer(request, limits):
+        return expected(request, limits, limits.max_tokens, request.stop_ids)[0]
+
+    return answer

@@ -15,10 +15,10 @@ from inl.executor.model_loader import LanguageModel, open_model
 from inl.spec.cache import Paged
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, release_frame, step_frame
-from inl.spec.selection import Policy
+from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.weights.loader import load_weights, stored_specs
-from inl.weights.plan import plan_groups
+from inl.weights.plan import plan_weights
 
 TOKENS, VOCAB, LAYERS, WINDOW = 40, 96, 4, 7
 SIZES = {
@@ -131,12 +131,14 @@ def load(language: LanguageModel, backend, dtype, *, weights=None) -> LocalRunne
     config = replace(language.config, dtype=dtype)
     kernels = tuple(backend.kernels())
     stored = stored_specs(language.checkpoint)
-    groups = plan_groups(language.model.weights(config), kernels, stored)
+    groups = plan_weights(language.model.weights(config), kernels, stored)
     held = load_weights(groups, language.checkpoint, backend, dtype)
     held = weights(held) if weights else held
-    loaded = Loaded(language.model, config, groups, held, Policy(kernels))
+    loaded = Loaded(language.model, config, groups, held, KernelSelection(kernels))
     count = sum(isinstance(item, Paged) for item in language.model.state(config))
-    limits = Limits(slots=4, blocks=(48,) * count, block_size=4, width=12, vocab=VOCAB)
+    limits = Limits(
+        slots=4, blocks=(48,) * count, block_size=4, max_blocks_per_seq=12, vocab=VOCAB
+    )
     return LocalRunner(backend, loaded, limits)
 
 
@@ -160,7 +162,7 @@ def logits_of(runner, texts, stops=()):
         free = range(1 + 12 * (slot - 1), 1 + 12 * slot)
         # Every group has blocks of its own in an order of its own.
         tables = [[*free][:: 1 if group % 2 else -1] for group in range(groups)]
-        runner.submit(admit_frame(slot, tables, groups=groups, width=12))
+        runner.submit(admit_frame(slot, tables, groups=groups, max_blocks_per_seq=12))
         assert len(ids) <= 12 * size
     done, found = dict.fromkeys(texts, 0), {slot: [] for slot in texts}
     last = {slot: len(ids) for slot, ids in texts.items()}
@@ -179,7 +181,7 @@ def logits_of(runner, texts, stops=()):
             found[slot].append(got[row, width - len(parts[slot]) :])
             done[slot] = stop[slot]
     for slot in texts:
-        runner.submit(release_frame(slot, groups=groups, width=12))
+        runner.submit(release_frame(slot, groups=groups, max_blocks_per_seq=12))
     return {slot: np.concatenate(found[slot]) for slot in texts}
 
 

@@ -15,7 +15,7 @@ from inl.ops.moe import LEAST
 from inl.ops.rope import frequencies, gains
 from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
-from inl.spec.message import HEADER, MARKS, layout
+from inl.spec.message import HEADER, MAX_TOKEN_BIASES, layout
 from inl.spec.step import PARAMS, TOP, Bucket, Scores, Step
 from inl_jax import functional as inl_functional
 
@@ -25,8 +25,10 @@ einsum = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 def make_step(message, tables, *, bucket, block_size):
     place = layout(bucket, groups=tables.blocks.shape[0], block_size=block_size)
-    rows = message[place.rows : place.cells].reshape(bucket.rows, 2 + bucket.width)
-    cells = message[place.cells : place.tokens].reshape(-1, 4)
+    rows = message[place.rows : place.updates].reshape(
+        bucket.rows, 2 + bucket.tokens_per_row
+    )
+    cells = message[place.updates : place.tokens].reshape(-1, 4)
     given = message[place.tokens : place.size]
     slots, counts = rows[:, 0], rows[:, 1]
     blocks = tables.blocks.at[cells[:, 0], cells[:, 1], cells[:, 2]].set(cells[:, 3])
@@ -39,7 +41,7 @@ def make_step(message, tables, *, bucket, block_size):
     row = jnp.where(used, (index[:, None] >= ends).sum(1, dtype=jnp.int32), 0)
     positions = jnp.where(used, before[row] + index - starts[row], 0)
     homes = blocks[:, slots][:, row, positions // block_size]
-    offsets = jnp.arange(bucket.width, dtype=jnp.int32) - bucket.width
+    offsets = jnp.arange(bucket.tokens_per_row, dtype=jnp.int32) - bucket.tokens_per_row
     samples = jnp.maximum(ends[:, None] + offsets, starts[:-1, None])
     step = Step(
         tokens=jnp.where(given < 0, tables.last[slots][row], given),
@@ -52,15 +54,15 @@ def make_step(message, tables, *, bucket, block_size):
         writes=jnp.where(used, homes * block_size + positions % block_size, 0),
         samples=jnp.clip(samples, 0, bucket.tokens - 1).reshape(-1),
         adapters=tables.adapters[slots],
-        counts=message[9:12],
+        used_counts=message[9:12],
         uniforms=rows[:, 2:].reshape(-1),
     )
     lengths = tables.lengths.at[slots].set(after)
     return step, tables._replace(blocks=blocks, lengths=lengths)
 
 
-def sampled_step(step):
-    at, rows, used = step.samples, step.lengths.shape[0], step.counts[1]
+def prune_last_layer(step):
+    at, rows, used = step.samples, step.lengths.shape[0], step.used_counts[1]
     return step._replace(
         tokens=step.tokens[at],
         positions=step.positions[at],
@@ -68,7 +70,7 @@ def sampled_step(step):
         starts=jnp.minimum(jnp.arange(rows + 1, dtype=jnp.int32), used),
         writes=step.writes[:, at],
         samples=jnp.arange(rows, dtype=jnp.int32),
-        counts=jnp.full(3, used),
+        used_counts=jnp.full(3, used),
         plan=(),
     )
 
@@ -85,17 +87,17 @@ def admit(messages, tables):
         last=tables.last.at[slot].set(last),
         adapters=tables.adapters.at[slot].set(adapter),
         params=tables.params.at[slot].set(params),
-        counts=tables.counts.at[slot].set(0),
+        token_counts=tables.token_counts.at[slot].set(0),
         bias=tables.bias.at[slot].set(0),
     )
 
 
 def mark(message, tables):
     slot = message[HEADER]
-    ids, counts, bits = message[HEADER + 2 :].reshape(MARKS, 3).T
+    ids, counts, bits = message[HEADER + 2 :].reshape(MAX_TOKEN_BIASES, 3).T
     bias = jax.lax.bitcast_convert_type(bits, jnp.float32)
     return tables._replace(
-        counts=tables.counts.at[slot, ids].add(counts),
+        token_counts=tables.token_counts.at[slot, ids].add(counts),
         bias=tables.bias.at[slot, ids].add(bias),
     )
 
@@ -167,13 +169,13 @@ def gated_activation(gate, up, *, activation):
 
 def read_slots(table, step):
     index = jnp.arange(step.tokens.shape[0])
-    continues = (index < step.counts[2]) & (step.rows < step.counts[0])
+    continues = (index < step.used_counts[2]) & (step.rows < step.used_counts[0])
     continues = continues.reshape(-1, *(1,) * (table.ndim - 1))
     return jnp.where(continues, table[step.slots[step.rows]], 0)
 
 
 def write_slots(x, table, step):
-    used = jnp.arange(step.slots.shape[0]) < step.counts[1]
+    used = jnp.arange(step.slots.shape[0]) < step.used_counts[1]
     used = used.reshape(-1, *(1,) * (table.ndim - 1))
     last = jnp.clip(step.starts[1:] - 1, 0, x.shape[0] - 1)
     return table.at[step.slots].set(jnp.where(used, x[last], 0))
@@ -231,9 +233,9 @@ def load_balance_loss(logits, *, k):
     return count / k * (share * jax.nn.softmax(logits, axis=-1).mean(0)).sum()
 
 
-def choose(logits, step, tables, *, sampler):
-    if sampler == "full":
-        tables = tables._replace(counts=counted(step, tables))
+def sample(logits, step, tables, *, sampler):
+    if sampler == "sample_filtered":
+        tables = tables._replace(token_counts=counted(step, tables))
         logits = penalized(logits, step.slots, tables)
     tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     width = step.samples.shape[0] // step.slots.shape[0]
@@ -243,7 +245,7 @@ def choose(logits, step, tables, *, sampler):
         shifted = logits - logits.max(-1, keepdims=True)
         scaled = shifted / jnp.where(heat > 0, heat, 1)
         mass = jnp.exp(scaled)
-        if sampler == "full":
+        if sampler == "sample_filtered":
             mass = jnp.where(kept(scaled, params), mass, 0)
         total = jnp.cumsum(mass, axis=-1)
         uniform = jax.lax.bitcast_convert_type(step.uniforms, jnp.float32)[:, None]
@@ -256,12 +258,12 @@ def choose(logits, step, tables, *, sampler):
 
 def counted(step, tables):
     fed = step.tokens[jnp.minimum(step.starts[:-1], step.tokens.shape[0] - 1)]
-    decoding = jnp.arange(fed.shape[0]) < step.counts[0]
-    return tables.counts.at[step.slots, fed].add(2 * decoding)
+    decoding = jnp.arange(fed.shape[0]) < step.used_counts[0]
+    return tables.token_counts.at[step.slots, fed].add(2 * decoding)
 
 
 def penalized(logits, slots, tables):
-    counts, columns = tables.counts[slots], tables.params[slots].T[:, :, None]
+    counts, columns = tables.token_counts[slots], tables.params[slots].T[:, :, None]
     param = dict(zip(PARAMS, columns, strict=True))
     factor = param["repetition_penalty"]
     factor = jnp.where((counts > 0) & (factor > 0), factor, 1)
@@ -301,9 +303,9 @@ def mask_logits(logits, masks):
 
 KERNELS = {
     "make_step": make_step,
-    "sampled_step": sampled_step,
+    "prune_last_layer": prune_last_layer,
     "admit": admit,
-    "mark": mark,
+    "set_token_bias": mark,
     "embedding": lambda tokens, w: w.weight[tokens],
     "take_rows": lambda x, index: x[index],
     "zeros_like": jnp.zeros_like,
@@ -331,7 +333,7 @@ KERNELS = {
     "sigmoid_gate": lambda x, gate: x * jax.nn.sigmoid(gate),
     "drop_overflow": drop_overflow,
     "load_balance_loss": load_balance_loss,
-    "choose": choose,
+    "sample": sample,
     "mask_logits": mask_logits,
     "score": score,
 }

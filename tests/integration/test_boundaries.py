@@ -41,7 +41,7 @@ def test_import_directions():
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("core/src/inl/runtime/scheduler.py", "import torch"),
+        ("core/src/inl/scheduling/scheduler.py", "import torch"),
         ("core/src/inl/spec/op.py", "import inl.engine.inference_engine"),
         ("core/src/inl/weights/quant.py", "import inl_torch"),
         ("libs/inl-torch/src/inl_torch/tensors.py", "import inl_cpu"),

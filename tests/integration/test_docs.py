@@ -13,7 +13,7 @@ import pytest
 
 from inl.cli.app import COMMANDS
 from inl.cli.completion import command
-from inl.engine.options import Options
+from inl.engine.options import GenerationOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(page.name for page in DOCS.glob("*.md"))
@@ -175,7 +175,7 @@ def test_no_other_command_is_on_the_page():
 def test_every_sampling_option_is_on_the_page():
     table = text("generating.md").partition("## Sampling")[2].partition("```")[0]
     named = {name for row in table.splitlines() for name in SPAN.findall(row[:60])}
-    assert set(Options.__annotations__) <= named
+    assert set(GenerationOptions.__annotations__) <= named
 
 
 def migrations():

@@ -21,7 +21,7 @@ from inl.executor.model_loader import open_model
 from inl.models import phi3, post_norm
 from inl.models.views import views
 from inl.ops.rope import RopeScaling
-from inl.spec.dispatch import LateOps
+from inl.spec.dispatch import DynamicOps
 from inl.testing.traffic import Traffic, play
 
 torch = pytest.importorskip("torch")
@@ -102,7 +102,7 @@ def embedded(made, dtype):
     config = replace(loaded.config, dtype=dtype)
     ids = torch.tensor(one.ids)
     step = SimpleNamespace(tokens=ids, positions=torch.arange(len(ids)))
-    ops = LateOps(backend.kernels())
+    ops = DynamicOps(backend.kernels())
     return loaded.model.embed(ops, config, loaded.weights, step).residual
 
 

@@ -181,7 +181,11 @@ def first_logits(runner, ids):
     limits = runner.limits
     blocks = list(range(1, 1 - (-len(ids) // limits.block_size)))
     table = [blocks] * limits.groups
-    runner.submit(admit_frame(1, table, groups=limits.groups, width=limits.width))
+    runner.submit(
+        admit_frame(
+            1, table, groups=limits.groups, max_blocks_per_seq=limits.max_blocks_per_seq
+        )
+    )
     message = step_frame(
         Bucket(len(ids), 1), [Row(1, ids)], step=0, groups=limits.groups,
         block_size=limits.block_size, decode_rows=0,

@@ -116,7 +116,7 @@ def test_answers_survive_preemption(carried, answered, continued):
 def test_without_replay_preemption_would_show(carried, answered, continued):
     """Recomputing an answer as a prompt forgets where it began."""
     core = carried.core(blocks=14)
-    core.scheduler.policy = replace(core.scheduler.policy, replay=False)
+    core.scheduler.config = replace(core.scheduler.config, replay=False)
     prompts = [*carried.prompts, carried.prompts[2][:8]]
     found = answered(core, prompts, 24)
     assert core.stats.preemptions > 0
@@ -127,7 +127,7 @@ def test_without_replay_preemption_would_show(carried, answered, continued):
 def test_blocks_of_an_answer_are_not_shared(carried, answered, continued, replay):
     """A prompt that repeats an answer is a prompt: other keys and values."""
     core = carried.core()
-    core.scheduler.policy = replace(core.scheduler.policy, replay=replay)
+    core.scheduler.config = replace(core.scheduler.config, replay=replay)
     first = carried.prompts[2]
     (answer,) = answered(core, [first], 24)
     assert answer == continued(first, 24)
@@ -152,7 +152,7 @@ def test_a_whole_prompt_may_be_shared(carried, answered, continued):
 
 def test_uncached_is_the_same(carried, answered, continued):
     core = carried.core()
-    core.scheduler.policy = replace(core.scheduler.policy, use_kv_cache=False)
+    core.scheduler.config = replace(core.scheduler.config, use_kv_cache=False)
     core.scheduler._publishes = False
     prompts = [ids[:9] for ids in carried.prompts[:3]]
     found = answered(core, prompts, 6)

@@ -15,14 +15,16 @@ from inl.dtypes import wrap
 from inl.models.llama import MODEL
 from inl.spec.cache import Cache
 from inl.spec.limits import Limits
-from inl.spec.message import header, mark_frame, release_frame, step_frame
+from inl.spec.message import header, release_frame, step_frame, token_bias_frame
 from inl.spec.step import SAMPLERS, Bucket
 from inl.testing.tiny import MemoryCheckpoint, local_runner, plain_logits, tiny_llama
 from inl.testing.traffic import Traffic, play
 
 LAYERS, BLOCK, STEPS = 2, 4, 60
 # The prime number of blocks tells a cache from every other shape in a text.
-LIMITS = Limits(slots=8, blocks=(83,), block_size=BLOCK, width=12, vocab=96)
+LIMITS = Limits(
+    slots=8, blocks=(83,), block_size=BLOCK, max_blocks_per_seq=12, vocab=96
+)
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
@@ -37,7 +39,7 @@ class Made:
 
     def __init__(self, jax_module, files, replaced=None, donate=True):
         self.programs, self.calls = {}, []
-        small = iter(("admit", "mark"))
+        small = iter(("admit", "set_token_bias"))
 
         def keep(function, bucket, consumes):
             program = jax_module.jit(function, bucket, consumes if donate else ())
@@ -136,7 +138,7 @@ def test_a_dropped_row_of_feedback_changes_the_text(jax_module, files):
     def forgetful(logits, step, tables, *, sampler):
         return jax_module.choose(logits, step, tables, sampler=sampler)[0], tables
 
-    wrong = Made(jax_module, files, {"choose": forgetful})
+    wrong = Made(jax_module, files, {"sample": forgetful})
     limits = wrong.runner.limits
     texts = play(wrong.runner, traffic(limits, 4, "greedy").frames(12))
     right = reference_texts(files, limits, 4, "greedy")
@@ -153,10 +155,15 @@ def calls_to_the_host(lowered):
 def test_no_program_calls_the_host(made):
     for bucket in made.runner.limits.buckets:
         assert calls_to_the_host(made.lowered(bucket)) == []
-    made.runner._program("mark", Bucket(1, 1))
+    made.runner._program("set_token_bias", Bucket(1, 1))
     for name, frame in (
-        ("admit", release_frame(1, groups=1, width=LIMITS.width)[None]),
-        ("mark", mark_frame(1, ())),
+        (
+            "admit",
+            release_frame(1, groups=1, max_blocks_per_seq=LIMITS.max_blocks_per_seq)[
+                None
+            ],
+        ),
+        ("set_token_bias", token_bias_frame(1, ())),
     ):
         message = made.backend.tensor(wrap(frame))
         lowered = made.programs[name].lower(message, made.runner._state)
@@ -248,13 +255,17 @@ def test_compilations_are_no_more_than_buckets(jax_module, files, capsys):
     with counted_compilations() as admission:
         fresh = Made(jax_module, files)
         runner = fresh.runner
-        warm = traffic(runner.limits, 1, "full").frames(1)
+        warm = traffic(runner.limits, 1, "sample_filtered").frames(1)
         runner.submit(next(warm).message)
         runner.submit(next(warm).message)
-        runner._enter()
+        runner._apply_admissions()
         for slot in (1, 2):
-            runner.submit(release_frame(slot, groups=1, width=LIMITS.width))
-        runner._enter()
+            runner.submit(
+                release_frame(
+                    slot, groups=1, max_blocks_per_seq=LIMITS.max_blocks_per_seq
+                )
+            )
+        runner._apply_admissions()
     with counted_compilations() as steps:
         for seed, sampler in enumerate(SAMPLERS, start=1):
             play(runner, traffic(runner.limits, seed, sampler).frames(100))

@@ -7,7 +7,7 @@ import pytest
 
 from inl.dtypes import wrap
 from inl.ops import catalog
-from inl.spec.dispatch import LateOps
+from inl.spec.dispatch import DynamicOps
 from inl.spec.tolerance import judge, stored
 from inl.spec.tree import tree_map
 
@@ -30,7 +30,7 @@ def verdict_on(backend, spec, case):
         return backend.tensor(wrap(np.asarray(leaf)))
 
     arguments = [tree_map(put, argument) for argument in stored(case, "float32", "f4")]
-    result = getattr(LateOps(backend.kernels()), spec.name)(*arguments, **case.attrs)
+    result = getattr(DynamicOps(backend.kernels()), spec.name)(*arguments, **case.attrs)
     found = tree_map(lambda leaf: backend.numpy(leaf).data, result)
     return judge(spec, case, "float32", found)
 
@@ -52,7 +52,7 @@ PLANTED = {
     ),
     "rope": lambda q, k, cos, sin, run: run(q, k, cos, -sin),
     "rms_norm": lambda x, w, run, *, eps: run(x, w, eps=2 * eps),
-    "choose": lambda logits, step, tables, run, **attrs: run(
+    "sample": lambda logits, step, tables, run, **attrs: run(
         -logits, step, tables, **attrs
     ),
 }

@@ -30,7 +30,7 @@ from inl.testing.gap import compare
 from inl.testing.oracle import prompt_logits
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.loader import stored_specs
-from inl.weights.plan import check_tensors, plan_groups
+from inl.weights.plan import check_tensors, plan_weights
 from inl_cpu.backend import open_cpu
 
 torch = pytest.importorskip("torch")
@@ -40,7 +40,9 @@ BOUND = 1e-4
 """Largest relative error of a row of logits in float32."""
 
 BLOCK, WIDTH, VOCAB = 4, 8, 80
-LIMITS = Limits(slots=6, blocks=(60,), block_size=BLOCK, width=WIDTH, vocab=VOCAB)
+LIMITS = Limits(
+    slots=6, blocks=(60,), block_size=BLOCK, max_blocks_per_seq=WIDTH, vocab=VOCAB
+)
 PROMPTS = (
     [3, 5, 60, 22, 1, 9, 33, 7, 70, 11, 2, 64, 40, 41],
     [79, 78, 1, 1, 13, 52, 8, 19, 27, 6, 0],
@@ -145,7 +147,7 @@ def fed(runner, chunks):
     """Logits [V] after each of ``chunks``: steps of (slot, ids), several at once."""
     for slot in range(1, LIMITS.slots):
         table = [list(range(1 + WIDTH * (slot - 1), 1 + WIDTH * slot))]
-        runner.submit(admit_frame(slot, table, groups=1, width=WIDTH))
+        runner.submit(admit_frame(slot, table, groups=1, max_blocks_per_seq=WIDTH))
     found = {}
     for number, step in enumerate(chunks, start=1):
         rows = [Row(slot, ids) for slot, ids in step]
@@ -408,7 +410,7 @@ def test_other_layers_and_experts_do_not_fit_the_files(family, outside):
 
     def check(**fields):
         config = family.model.config({**checkpoint.config, **fields})
-        groups = plan_groups(family.model.weights(config), (), stored)
+        groups = plan_weights(family.model.weights(config), (), stored)
         check_tensors(groups, stored, "here")
 
     check()

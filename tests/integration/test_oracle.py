@@ -81,7 +81,11 @@ def first_logits(runner, ids):
     limits = runner.limits
     width = -(-len(ids) // limits.block_size)
     table = [list(range(1, 1 + width))] * limits.groups
-    runner.submit(admit_frame(1, table, groups=limits.groups, width=limits.width))
+    runner.submit(
+        admit_frame(
+            1, table, groups=limits.groups, max_blocks_per_seq=limits.max_blocks_per_seq
+        )
+    )
     bucket = Bucket(len(ids), 1)
     if limits.buckets:
         bucket = next(b for b in limits.buckets if b.tokens >= len(ids))

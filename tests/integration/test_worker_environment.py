@@ -160,10 +160,10 @@ def test_several_live_requests_go_on(engine):
     far = engine(on_worker_loss="restart", max_batch=2)
     answers = [far.submit(prompt, **DRAWN) for prompt in PROMPTS]
     for _ in range(6):
-        far._desk.step()
+        far._dispatcher.step()
     os.kill(far.runner.pid, signal.SIGKILL)
     while not all(answer.completed for answer in answers):
-        far._desk.step()
+        far._dispatcher.step()
     assert [tuple(answer.token_ids) for answer in answers] == [
         answer.token_ids for answer in wanted
     ]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from inl.backend.base import Memory, Traits
+from inl.backend.base import DeviceMemory, Traits
 from inl.backend.host import host_memory
 from inl.device import Device
 from inl.dtypes import cast, widen, wrap
@@ -17,12 +17,12 @@ from inl.executor.local_runner import Loaded, LocalRunner
 from inl.models.llama import MODEL
 from inl.ops import catalog
 from inl.spec.limits import Limits
-from inl.spec.selection import Policy
+from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import stored
 from inl.spec.tree import leaves, tree_map
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.loader import load_weights, stored_specs
-from inl.weights.plan import check_tensors, plan_groups
+from inl.weights.plan import check_tensors, plan_weights
 from inl_torch.backend import TorchBackend
 from inl_torch.tensors import from_host, to_host
 
@@ -37,7 +37,7 @@ class PlainTorch(TorchBackend):
         self.device = device
         self.place = torch.device(place)
 
-    def memory(self) -> Memory:
+    def memory(self) -> DeviceMemory:
         return host_memory()
 
 
@@ -125,10 +125,10 @@ class Tiny(NamedTuple):
         config = replace(self.config, dtype=dtype)
         kernels = tuple(backend.kernels())
         held = stored_specs(self.checkpoint)
-        groups = plan_groups(MODEL.weights(config), kernels, held)
+        groups = plan_weights(MODEL.weights(config), kernels, held)
         check_tensors(groups, held, "memory")
         weights = load_weights(groups, self.checkpoint, backend, dtype)
-        return Loaded(MODEL, config, groups, weights, Policy(kernels))
+        return Loaded(MODEL, config, groups, weights, KernelSelection(kernels))
 
     def runner(self, backend, dtype, limits: Limits) -> LocalRunner:
         return LocalRunner(backend, self.load(backend, dtype), limits)

@@ -24,7 +24,7 @@ from inl.errors import (
     WorkerLost,
 )
 from inl.executor.model_loader import open_model
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.testing.tiny import plain_logits, tiny_llama
 from inl.workers import rank_startup as rank_start
@@ -68,7 +68,9 @@ def begin(language, monkeypatch, tmp_path):
             return started[-1]
 
         return EngineCore(
-            again(), Policy(token_budget=16), replace=again if restart else None
+            again(),
+            SchedulerConfig(token_budget=16),
+            replace=again if restart else None,
         )
 
     yield make

@@ -9,7 +9,7 @@ import torch
 from inl.backend.base import Traits
 from inl.backend.host import host_memory
 from inl.device import Device
-from inl.executor.local_runner import ENTERING
+from inl.executor.local_runner import MAX_ADMISSIONS
 from inl.ops.step import admit, empty_tables
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, release_frame, step_frame
@@ -17,7 +17,7 @@ from inl.spec.step import Bucket
 from inl_torch.backend import TorchBackend, inference_mode
 
 SLOTS = 40
-LIMITS = Limits(slots=SLOTS, blocks=(50,), block_size=4, width=8, vocab=97)
+LIMITS = Limits(slots=SLOTS, blocks=(50,), block_size=4, max_blocks_per_seq=8, vocab=97)
 
 
 class Counting(TorchBackend):
@@ -45,7 +45,9 @@ class Counting(TorchBackend):
 
 
 def frame(slot, last):
-    return admit_frame(slot, [[slot]], groups=1, width=8, length=2, last=last)
+    return admit_frame(
+        slot, [[slot]], groups=1, max_blocks_per_seq=8, length=2, last=last
+    )
 
 
 def step():
@@ -69,15 +71,23 @@ def played(tiny_llama, buckets, frames):
 @pytest.mark.parametrize("buckets", [(), (Bucket(8, 2),)])
 def test_each_slot_is_set_by_the_last_that_named_it(tiny_llama, buckets):
     frames = [frame(slot, slot) for slot in range(1, 20)]
-    frames += [release_frame(slot, groups=1, width=8) for slot in range(2, 8)]
-    frames += [frame(3, 50), frame(4, 51), release_frame(4, groups=1, width=8)]
-    want = empty_tables(groups=1, slots=SLOTS, width=8)
+    frames += [
+        release_frame(slot, groups=1, max_blocks_per_seq=8) for slot in range(2, 8)
+    ]
+    frames += [
+        frame(3, 50),
+        frame(4, 51),
+        release_frame(4, groups=1, max_blocks_per_seq=8),
+    ]
+    want = empty_tables(groups=1, slots=SLOTS, max_blocks_per_seq=8)
     for each in frames:
         want = admit.body(each[None], want)
     found, entered = played(tiny_llama, buckets, frames)
     np.testing.assert_array_equal(found["blocks"], want.blocks)
     np.testing.assert_array_equal(found["last"][2:], want.last[2:])
-    assert entered == ([ENTERING, ENTERING] if buckets else [ENTERING, 3])
+    assert entered == (
+        [MAX_ADMISSIONS, MAX_ADMISSIONS] if buckets else [MAX_ADMISSIONS, 3]
+    )
 
 
 @pytest.mark.parametrize(("count", "calls"), [(1, [1]), (2, [16]), (17, [16, 1])])

@@ -8,16 +8,16 @@ from typing import final
 import pytest
 import torch
 
-from inl.backend.base import Memory, Traits
+from inl.backend.base import DeviceMemory, Traits
 from inl.device import Device
 from inl.errors import KernelFailed
 from inl.spec.limits import Limits
-from inl.spec.message import Mark, Row, admit_frame, mark_frame, step_frame
+from inl.spec.message import Row, TokenBias, admit_frame, step_frame, token_bias_frame
 from inl.spec.step import Bucket
 from inl_torch.backend import TorchBackend, inference_mode
 from inl_torch.gpu.graphs import AsyncHostCopy, addresses, capture
 
-LIMITS = Limits(slots=3, blocks=(20,), block_size=4, width=8, vocab=97)
+LIMITS = Limits(slots=3, blocks=(20,), block_size=4, max_blocks_per_seq=8, vocab=97)
 cuda = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="torch finds no CUDA device"
 )
@@ -34,7 +34,7 @@ class GraphBackend(TorchBackend):
 
     def memory(self):
         free, total = torch.cuda.mem_get_info(self.place)
-        return Memory(total, free)
+        return DeviceMemory(total, free)
 
     def numpy(self, x):
         return super().numpy(x.wait() if isinstance(x, AsyncHostCopy) else x)
@@ -68,11 +68,11 @@ FILTERS = {"temperature": 1.2, "top_k": 40, "top_p": 0.95, "min_p": 0.01}
 def decode(runner, prompt, count, sampler="greedy"):
     """Two steps in flight, each token fed back on the device."""
     table = [5, 2, 9, 14, 1, 7, 3, 11]
-    params = {**PENALTIES, **FILTERS} if sampler == "full" else {}
-    runner.submit(admit_frame(1, [table], groups=1, width=8, **params))
+    params = {**PENALTIES, **FILTERS} if sampler == "sample_filtered" else {}
+    runner.submit(admit_frame(1, [table], groups=1, max_blocks_per_seq=8, **params))
     if params:
-        marks = [Mark(token, 1, -0.25) for token in sorted({*prompt})]
-        runner.submit(mark_frame(1, marks))
+        marks = [TokenBias(token, 1, -0.25) for token in sorted({*prompt})]
+        runner.submit(token_bias_frame(1, marks))
     tokens = []
     for step in range(count):
         ids = [-1] if step else prompt
@@ -91,7 +91,7 @@ def decode(runner, prompt, count, sampler="greedy"):
 
 
 @cuda
-@pytest.mark.parametrize("sampler", ["greedy", "full"])
+@pytest.mark.parametrize("sampler", ["greedy", "sample_filtered"])
 def test_a_captured_step_gives_the_same_tokens(sampler, tiny_llama, backend):
     tiny, prompt = tiny_llama(3), [4, 88, 17, 3, 61]
     want = decode(tiny.runner(backend, "float32", LIMITS), prompt, 24, sampler)

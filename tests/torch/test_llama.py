@@ -17,13 +17,22 @@ from inl.device import Device
 from inl.dtypes import wrap
 from inl.executor.model_step import forward
 from inl.spec.limits import Limits
-from inl.spec.message import Cell, Mark, Row, admit_frame, mark_frame, step_frame
+from inl.spec.message import (
+    BlockTableUpdate,
+    Row,
+    TokenBias,
+    admit_frame,
+    step_frame,
+    token_bias_frame,
+)
 from inl.spec.step import SAMPLERS, Bucket
 from inl_torch.backend import TorchBackend
 from inl_torch.eager import attention
 
 BLOCK = 4
-LIMITS = Limits(slots=5, blocks=(60,), block_size=BLOCK, width=12, vocab=97)
+LIMITS = Limits(
+    slots=5, blocks=(60,), block_size=BLOCK, max_blocks_per_seq=12, vocab=97
+)
 
 
 @final
@@ -67,12 +76,12 @@ class Traffic:
             params = {
                 "temperature": 0.8 if self.sampler != "greedy" and slot % 2 else 0
             }
-            if self.sampler == "full":
+            if self.sampler == "sample_filtered":
                 params |= {**full, "repetition_penalty": 1 + 0.2 * slot}
-            yield admit_frame(slot, (), groups=1, width=12, **params)
-            if self.sampler == "full":
-                marks = [Mark(token, 1, 0.5 * (token % 3)) for token in {*prompt}]
-                yield mark_frame(slot, marks)
+            yield admit_frame(slot, (), groups=1, max_blocks_per_seq=12, **params)
+            if self.sampler == "sample_filtered":
+                marks = [TokenBias(token, 1, 0.5 * (token % 3)) for token in {*prompt}]
+                yield token_bias_frame(slot, marks)
 
     def step(self, number):
         arrived = [slot for slot in self.prompts if 3 * (slot - 1) <= number]
@@ -100,7 +109,10 @@ class Traffic:
         start = self.done[slot]
         stop = self.done[slot] = start + len(tokens)
         first, last = -(-start // BLOCK), -(-stop // BLOCK)
-        cells = [Cell(0, slot, index, self.free.pop()) for index in range(first, last)]
+        cells = [
+            BlockTableUpdate(0, slot, index, self.free.pop())
+            for index in range(first, last)
+        ]
         return Row(slot, tokens, [float(self.rng.random())]), cells
 
 
@@ -144,7 +156,7 @@ def test_tokens_equal_the_reference(form, pads, bias, tiny_llama, backend):
     runner.close()
 
 
-@pytest.mark.parametrize("sampler", ["draw", "full"])
+@pytest.mark.parametrize("sampler", ["sample", "sample_filtered"])
 def test_drawn_tokens_equal_the_reference(sampler, tiny_llama, backend):
     tiny = tiny_llama(4)
     frames = traffic(6, sampler=sampler)
@@ -160,7 +172,7 @@ def first_logits(tiny, backend, dtype):
     frame = step_frame(
         bucket,
         [Row(1, tokens)],
-        [Cell(0, 1, 0, 9), Cell(0, 1, 1, 4)],
+        [BlockTableUpdate(0, 1, 0, 9), BlockTableUpdate(0, 1, 1, 4)],
         step=0,
         groups=1,
         block_size=BLOCK,
@@ -201,7 +213,7 @@ def test_a_captured_step_keeps_its_buffers(tiny_llama, backend):
     runner = tiny_llama(3).runner(backend, "float32", LIMITS)
     before = [x.data_ptr() for x in buffers(runner)]
     drive(runner, traffic(5))
-    drive(runner, traffic(5, sampler="full"))
+    drive(runner, traffic(5, sampler="sample_filtered"))
     assert [x.data_ptr() for x in buffers(runner)] == before
 
 

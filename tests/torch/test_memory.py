@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from inl.backend.base import Memory, Traits
+from inl.backend.base import DeviceMemory, Traits
 from inl.device import Device
 from inl.engine.core import EngineCore
 from inl.errors import OutOfMemory
@@ -20,7 +20,7 @@ from inl.spec.limits import Limits
 from inl_torch.backend import TorchBackend
 from inl_torch.memory import find_oom
 
-LIMITS = Limits(slots=4, blocks=(40,), block_size=4, width=10, vocab=97)
+LIMITS = Limits(slots=4, blocks=(40,), block_size=4, max_blocks_per_seq=10, vocab=97)
 TORCH_SAYS = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
     "139.80 GiB of which 1.10 GiB is free."
@@ -42,7 +42,7 @@ class Small(TorchBackend):
         self.device, self.place = Device("cuda:0"), torch.device("cpu")
 
     def memory(self):
-        return Memory(1 << 30, 12345)
+        return DeviceMemory(1 << 30, 12345)
 
     def kernels(self):
         for kernel in super().kernels():

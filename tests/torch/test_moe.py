@@ -174,7 +174,9 @@ def test_the_gradient_of_the_loss_is_that_of_finite_differences(seed):
         assert float(given.grad[place]) == pytest.approx(slope / 2 / step, abs=1e-6)
 
 
-LIMITS = Limits(slots=7, blocks=(60,), block_size=4, width=10, vocab=70, depth=64)
+LIMITS = Limits(
+    slots=7, blocks=(60,), block_size=4, max_blocks_per_seq=10, vocab=70, depth=64
+)
 SIZES = {
     "vocab_size": 70,
     "hidden_size": 32,

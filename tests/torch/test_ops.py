@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from inl.ops import catalog
-from inl.spec.dispatch import LateOps
+from inl.spec.dispatch import DynamicOps
 from inl.spec.tolerance import judge
 from inl.spec.tree import leaves
 from inl_torch import eager
@@ -28,7 +28,7 @@ def test_eager_errs_no_more_than_rounding(name, dtype, seed, on_torch, on_host):
     spec = catalog()[name]
     for case in spec.cases(np.random.default_rng(seed)):
         arguments = on_torch(spec, case, dtype)
-        run = getattr(LateOps(KERNELS), name)
+        run = getattr(DynamicOps(KERNELS), name)
         consumed = [
             leaf.data_ptr()
             for parameter, argument in zip(spec.parameters, arguments, strict=True)
@@ -52,7 +52,7 @@ def test_static_attention_errs_no_more(name, dtype, seed, on_torch, on_host):
         *rest, cache, step = arguments
         plan = attention.static_plan(step, block_size=cache.k.shape[1])
         step = step._replace(plan={attention.LABEL: plan})
-        result = getattr(LateOps(KERNELS), name)(*rest, cache, step, **case.attrs)
+        result = getattr(DynamicOps(KERNELS), name)(*rest, cache, step, **case.attrs)
         verdict = judge(spec, case, dtype, on_host(result))
         assert verdict.passed, f"{case.name} in {dtype}, seed {seed}: {verdict}"
 
@@ -65,7 +65,7 @@ def test_nothing_waits_for_a_device(name, seed, on_torch):
         host = on_torch(spec, case, "float32")
         expected = spec.shapes(*host, **case.attrs)
         arguments = on_torch(spec, case, "float32", "meta")
-        result = getattr(LateOps(KERNELS), name)(*arguments, **case.attrs)
+        result = getattr(DynamicOps(KERNELS), name)(*arguments, **case.attrs)
         shapes = [tuple(leaf.shape) for leaf in leaves(result)]
         assert shapes == [tuple(leaf.shape) for leaf in leaves(expected)], case.name
 
@@ -109,7 +109,7 @@ def wrong_tie(logits, step, tables, *, sampler):
         ("rope_table", wrong_position),
         ("attention", wrong_mask),
         ("write_kv", wrong_order),
-        ("choose", wrong_tie),
+        ("sample", wrong_tie),
     ],
 )
 def test_a_wrong_kernel_is_found(name, kernel, dtype, seed, on_torch, on_host):
@@ -125,7 +125,7 @@ def test_a_wrong_kernel_is_found(name, kernel, dtype, seed, on_torch, on_host):
 @pytest.mark.parametrize("name", ["linear", "rms_norm", "rope", "attention"])
 def test_an_error_just_over_the_bound_is_found(name, dtype, seed, on_torch, on_host):
     spec = catalog()[name]
-    run = getattr(LateOps(KERNELS), name)
+    run = getattr(DynamicOps(KERNELS), name)
     tried = 0
     for case in spec.cases(np.random.default_rng(seed)):
         result = on_host(run(*on_torch(spec, case, dtype), **case.attrs))

@@ -12,10 +12,10 @@ from inl.ops import catalog
 from inl.spec.op import Spec
 from inl.spec.tolerance import judge, stored
 from inl.spec.tree import leaves
-from inl.weights.plan import plan_groups
+from inl.weights.plan import plan_weights
 from inl_torch import eager
 
-PACKED = {kernel.op: kernel for kernel in eager.kernels() if kernel.prepare}
+PACKED = {kernel.op: kernel for kernel in eager.kernels() if kernel.pack}
 
 
 def host_group(w, dtype):
@@ -38,7 +38,7 @@ def test_a_packed_kernel_errs_no_more_than_rounding(
     for case in spec.cases(np.random.default_rng(seed)):
         x, _ = on_torch(spec, case, dtype)
         _, w = stored(case, dtype, np.float32)
-        packed = kernel.prepare(host_group(w, dtype), backend, dtype)
+        packed = kernel.pack(host_group(w, dtype), backend, dtype)
         assert packed.layout == kernel.layout
         assert all(isinstance(leaf, torch.Tensor) for leaf in leaves(packed))
         result = on_host(kernel.run(x, packed, **case.attrs))
@@ -56,7 +56,7 @@ def test_a_missing_bias_counts_as_zeros(given, seed, backend):
         bias = wrap(rng.standard_normal(size, np.float32)) if name in given else None
         group[f"{name}_bias"] = bias
     x = rng.standard_normal((3, 6), np.float32)
-    packed = PACKED["qkv_linear"].prepare(group, backend, "float32")
+    packed = PACKED["qkv_linear"].pack(group, backend, "float32")
     parts = PACKED["qkv_linear"].run(torch.from_numpy(x), packed)
     for name, part in zip("qkv", parts, strict=True):
         want = x.astype(np.float64) @ group[name].data.T.astype(np.float64)
@@ -77,7 +77,7 @@ def test_quantized_weights_are_decoded_as_ggml_does(seed, backend):
         packed = gguf.quants.quantize(rng.standard_normal((32, 64), np.float32), kind)
         group[name] = HostArray(packed, dtype, (32, 64))
         numbers[name] = gguf.quants.dequantize(packed, kind)
-    held = PACKED["gated_mlp"].prepare(group, backend, "float32")
+    held = PACKED["gated_mlp"].pack(group, backend, "float32")
     stacked = np.concatenate([numbers["gate"], numbers["up"]])
     np.testing.assert_array_equal(held.gate_up.numpy(), stacked)
     np.testing.assert_array_equal(held.down.numpy(), numbers["down"])
@@ -85,9 +85,9 @@ def test_quantized_weights_are_decoded_as_ggml_does(seed, backend):
 
 def test_what_cannot_be_packed_is_refused_with_a_sentence():
     sizes = {"q": Spec((8, 6), "float32"), "k": Spec((4, 6), "float32")}
-    refusal = PACKED["qkv_linear"].packs(**sizes, v=Spec((6, 6), "float32"))
+    refusal = PACKED["qkv_linear"].can_pack(**sizes, v=Spec((6, 6), "float32"))
     assert refusal == "keys and values of different sizes"
-    assert PACKED["qkv_linear"].packs(**sizes, v=Spec((4, 6), "float32")) is None
+    assert PACKED["qkv_linear"].can_pack(**sizes, v=Spec((4, 6), "float32")) is None
 
 
 def test_every_layer_of_a_model_is_packed(tiny_llama, backend):
@@ -97,5 +97,5 @@ def test_every_layer_of_a_model_is_packed(tiny_llama, backend):
         layer.layout for layer in leaves(model.groups) if layer.group.op in PACKED
     }
     assert layouts == {kernel.layout for kernel in PACKED.values()}
-    plain = plan_groups(model.model.weights(model.config), (), {})
+    plain = plan_weights(model.model.weights(model.config), (), {})
     assert {layer.layout for layer in leaves(plain)} == {"plain"}

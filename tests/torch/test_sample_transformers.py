@@ -24,13 +24,13 @@ def logits(seed):
 
 def shares(logits, prompt, params):
     """How often each token is drawn over evenly spread uniform numbers."""
-    tables = empty_tables(groups=1, slots=DRAWS + 1, width=1, vocab=VOCAB)
+    tables = empty_tables(groups=1, slots=DRAWS + 1, max_blocks_per_seq=1, vocab=VOCAB)
     tables.params[:] = [params.get(name, value) for name, value in zip(
         PARAMS, NEUTRAL, strict=True
     )]  # fmt: skip
-    tables.counts[:, list(prompt)] = 1
+    tables.token_counts[:, list(prompt)] = 1
     tables = Tables(*(torch.from_numpy(array) for array in tables))
-    bucket = Bucket(DRAWS, DRAWS, 1, "full")
+    bucket = Bucket(DRAWS, DRAWS, 1, "sample_filtered")
     message = step_frame(
         bucket,
         [Row(1 + row, [0], [(row + 0.5) / DRAWS]) for row in range(DRAWS)],
@@ -39,7 +39,9 @@ def shares(logits, prompt, params):
     step, tables = make_step(
         torch.from_numpy(message), tables, bucket=bucket, block_size=4
     )
-    tokens, _ = choose(logits.expand(DRAWS, -1), step, tables, sampler="full")
+    tokens, _ = choose(
+        logits.expand(DRAWS, -1), step, tables, sampler="sample_filtered"
+    )
     return torch.bincount(tokens.long(), minlength=VOCAB) / DRAWS
 
 

@@ -90,7 +90,9 @@ def test_a_result_does_not_follow_the_tensor(backend):
 
 
 def limits(blocks):
-    return Limits(slots=3, blocks=(blocks,), block_size=16, width=4, vocab=97)
+    return Limits(
+        slots=3, blocks=(blocks,), block_size=16, max_blocks_per_seq=4, vocab=97
+    )
 
 
 def test_state_is_zero_and_shares_nothing(backend):

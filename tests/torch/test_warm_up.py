@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inl import EngineConfig
-from inl.backend.base import Ahead, Traits
+from inl.backend.base import Precompiler, Traits
 from inl.backend.host import host_memory
 from inl.device import Device
 from inl.errors import OutOfMemory, ProtocolError
@@ -23,8 +23,8 @@ from inl.spec.step import Bucket
 from inl.spec.tree import leaves
 from inl_torch.backend import TorchBackend, inference_mode
 
-LIMITS = Limits(slots=3, blocks=(20,), block_size=4, width=8, vocab=97)
-BUCKETS = (Bucket(1, 1), Bucket(8, 2), Bucket(8, 2, 1, "full"))
+LIMITS = Limits(slots=3, blocks=(20,), block_size=4, max_blocks_per_seq=8, vocab=97)
+BUCKETS = (Bucket(1, 1), Bucket(8, 2), Bucket(8, 2, 1, "sample_filtered"))
 
 
 class Compiling(TorchBackend):
@@ -75,7 +75,9 @@ class Preparing(Compiling):
         self.told.append(bucket)
 
     def offers(self, kind):
-        return Ahead(self.prepare) if kind is Ahead else super().offers(kind)
+        return (
+            Precompiler(self.prepare) if kind is Precompiler else super().offers(kind)
+        )
 
     def prepare(self, calls):
         with torch.inference_mode():
@@ -85,7 +87,7 @@ class Preparing(Compiling):
 
 def decode(runner):
     table = [5, 2, 9, 14, 1, 7, 3, 11]
-    runner.submit(admit_frame(1, [table], groups=1, width=8))
+    runner.submit(admit_frame(1, [table], groups=1, max_blocks_per_seq=8))
     found = []
     for step, ids in enumerate([[4, 88, 17], [-1], [-1], [-1]]):
         bucket = BUCKETS[len(ids) > 1]
@@ -112,7 +114,7 @@ def test_every_program_runs_once_and_answers_stay(tiny_llama):
 
 def test_a_step_in_flight_is_not_disturbed(tiny_llama):
     runner = tiny_llama(3).runner(Counting(), "float32", LIMITS)
-    runner.submit(admit_frame(1, [[5] * 8], groups=1, width=8))
+    runner.submit(admit_frame(1, [[5] * 8], groups=1, max_blocks_per_seq=8))
     frame = step_frame(
         BUCKETS[0], [Row(1, [4])], step=0, groups=1, block_size=4, decode_rows=0
     )

@@ -48,9 +48,9 @@ class EngineConfig:
     """Memory for keys and values; ``None`` is a quarter of what is free."""
     depth: int | None = None
     """Steps in flight; ``None`` is the backend's preference."""
-    sampling: str = "full"
-    """Costliest way to choose tokens that is served: "greedy", "draw" (temperatures)
-    or "full" (filters, penalties, biases, logprobs), which holds 8 bytes for each token
+    sampling: str = "sample_filtered"
+    """Costliest way to choose tokens that is served: "greedy", "sample" (temperatures)
+    or "sample_filtered" (filters, penalties, biases, logprobs), which holds 8 bytes for each token
     of the vocabulary and sequence of the batch."""
     invariant: bool = False
     """Only kernels whose bits do not depend on the rest of the batch."""

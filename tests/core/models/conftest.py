@@ -10,7 +10,7 @@ from inl.models import deep
 from inl.spec.tree import leaves
 from inl.testing.tiny import MemoryCheckpoint
 from inl.weights.loader import stored_specs
-from inl.weights.plan import check_tensors, plan_groups
+from inl.weights.plan import check_tensors, plan_weights
 from inl.weights.sources import stored_tensors
 
 SIZES = {
@@ -94,7 +94,7 @@ def opened():
         stored = MemoryCheckpoint(config, tensors)
         shaped, checkpoint = model.adapt(model.config(config), stored)
         held = stored_specs(checkpoint)
-        groups = plan_groups(model.weights(shaped), (), held)
+        groups = plan_weights(model.weights(shaped), (), held)
         check_tensors(groups, held, "memory")
         return LanguageModel(model, shaped, checkpoint)
 

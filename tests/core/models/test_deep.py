@@ -18,11 +18,11 @@ from inl.models import deep
 from inl.models.deep_names import canonical
 from inl.spec.cache import Slotted
 from inl.spec.limits import Limits
-from inl.spec.selection import Policy
+from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, reference_ranks
 from inl.weights.checkpoint import open_checkpoint
-from inl.weights.plan import plan_groups
+from inl.weights.plan import plan_weights
 
 CLOSE = 1e-5
 
@@ -178,7 +178,12 @@ def test_ranks_compute_the_same(recorded, opened, answered, version):
     # The config has what the checkpoint's layout told already.
     model = replace(language.model, config=lambda _hf: language.config)
     limits = Limits(
-        slots=6, blocks=(60,), block_size=8, width=16, vocab=98, sampler="greedy"
+        slots=6,
+        blocks=(60,),
+        block_size=8,
+        max_blocks_per_seq=16,
+        vocab=98,
+        sampler="greedy",
     )
     runner = reference_ranks(
         Device("reference"), model, language.checkpoint, limits, ranks=2
@@ -375,10 +380,10 @@ def test_a_velocity_that_nobody_knows_is_refused():
 def ops_met(config, tokens):
     """How many ops one step of a model is."""
     kernels = tuple(ReferenceBackend(Device("reference")).kernels())
-    groups = plan_groups(deep.MODEL.weights(config), kernels, {})
-    limits = Limits(slots=9, blocks=(20,), block_size=8, width=9, vocab=97)
+    groups = plan_weights(deep.MODEL.weights(config), kernels, {})
+    limits = Limits(slots=9, blocks=(20,), block_size=8, max_blocks_per_seq=9, vocab=97)
     bucket = Bucket(tokens, 8)
-    found = trace(deep.MODEL, config, groups, bucket, limits, Policy(kernels))
+    found = trace(deep.MODEL, config, groups, bucket, limits, KernelSelection(kernels))
     return sum(found.counts.values())
 
 

@@ -13,7 +13,7 @@ from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.errors import CheckpointError, RunnerError, WeightMismatch
-from inl.executor.local_runner import CLASSES
+from inl.executor.local_runner import SIZE_CLASSES
 from inl.executor.model_loader import LanguageModel
 from inl.plugin import registry
 from inl.plugin.builtin import FAMILIES
@@ -34,7 +34,9 @@ def model_of(name):
 
 def limits_of(model, files):
     groups = sum(isinstance(g, Paged) for g in model.state(model.config(files.config)))
-    return Limits(slots=6, blocks=(60,) * groups, block_size=4, width=12, vocab=96)
+    return Limits(
+        slots=6, blocks=(60,) * groups, block_size=4, max_blocks_per_seq=12, vocab=96
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -70,7 +72,7 @@ def test_a_layer_calls_nothing_but_the_catalog(name, random_checkpoint):
     backend = ReferenceBackend(DEVICE)
     runner = local_runner(backend, model, files, limits_of(model, files))
     counts = {True: set(), False: set()}
-    for bucket in CLASSES:
+    for bucket in SIZE_CLASSES:
         calls = sum(runner.tracer(bucket).counts.values())
         counts[bucket.rows == bucket.tokens].add(calls)
     assert len(counts[True]) == len(counts[False]) == 1

@@ -14,16 +14,16 @@ from inl.executor.tracing import trace
 from inl.models import mixtral, qwen2_moe, qwen3_moe
 from inl.models.registry import find_model
 from inl.spec.limits import Limits
-from inl.spec.selection import Policy
+from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import MemoryCheckpoint, local_runner, reference_ranks
 from inl.testing.traffic import Traffic, play
 from inl.weights.loader import stored_specs
-from inl.weights.plan import check_tensors, plan_groups
+from inl.weights.plan import check_tensors, plan_weights
 
 DEVICE = Device("reference:0")
-LIMITS = Limits(slots=8, blocks=(80,), block_size=4, width=12, vocab=96)
+LIMITS = Limits(slots=8, blocks=(80,), block_size=4, max_blocks_per_seq=12, vocab=96)
 MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 QWEN3 = {
     "num_experts": 6,
@@ -176,8 +176,8 @@ def test_nan_in_a_router_stops_the_loading_at_its_place(random_model):
 def traced(model, hf, bucket):
     kernels = tuple(ReferenceBackend(DEVICE).kernels())
     config = model.config(hf)
-    groups = plan_groups(model.weights(config), kernels, {})
-    tracer = trace(model, config, groups, bucket, LIMITS, Policy(kernels))
+    groups = plan_weights(model.weights(config), kernels, {})
+    tracer = trace(model, config, groups, bucket, LIMITS, KernelSelection(kernels))
     return {
         name: sum(n for (other, _), n in tracer.counts.items() if other == name)
         for name, _ in tracer.counts
@@ -270,7 +270,7 @@ def test_an_empty_checkpoint_is_asked_for_the_first_layout():
         }
     )  # fmt: skip
     stored = stored_specs(MemoryCheckpoint({}, {}))
-    groups = plan_groups(mixtral.weights(config), (), stored)
+    groups = plan_weights(mixtral.weights(config), (), stored)
     with pytest.raises(
         WeightMismatch, match=r"missing model\.layers\.0\.block_sparse_moe\.gate\."
     ):

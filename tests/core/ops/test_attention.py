@@ -110,7 +110,7 @@ def test_attend_caches_first_and_then_sees_its_own_token():
 
 def test_a_step_of_nobody_gives_zeros_and_no_nan():
     rng = np.random.default_rng(0)
-    tables = empty_tables(groups=1, slots=2, width=3)
+    tables = empty_tables(groups=1, slots=2, max_blocks_per_seq=3)
     bucket = Bucket(5, 2)
     message = step_frame(bucket, (), step=0, groups=1, block_size=BLOCK, decode_rows=0)
     step, _ = make_step.body(message, tables, bucket=bucket, block_size=BLOCK)

@@ -12,13 +12,13 @@ from inl.ops.step import empty_tables, make_step
 from inl.spec.message import Row, step_frame
 from inl.spec.step import Bucket
 
-CHOOSE, MASK = catalog()["choose"].body, catalog()["mask_logits"].body
+CHOOSE, MASK = catalog()["sample"].body, catalog()["mask_logits"].body
 
 
-def chosen(logits, uniforms, heats, sampler="draw", width=1):
+def chosen(logits, uniforms, heats, sampler="sample", width=1):
     """Tokens and tables of rows in slots 1, 2, ... with these temperatures."""
     rows = len(heats)
-    tables = empty_tables(groups=1, slots=rows + 2, width=2)
+    tables = empty_tables(groups=1, slots=rows + 2, max_blocks_per_seq=2)
     tables.blocks[0, 1:] = np.arange(2 * rows + 2).reshape(-1, 2)
     tables.params[1 : rows + 1, 0] = heats
     bucket = Bucket(rows * width, rows, width, sampler)
@@ -77,7 +77,7 @@ def test_the_borders_of_a_fair_coin(uniform, token):
 
 def test_ties_go_to_the_lowest_id():
     logits = np.array([[1.0, 2.0, 2.0], [2.0, 2.0, 2.0]])
-    for sampler in ("greedy", "draw"):
+    for sampler in ("greedy", "sample"):
         tokens, _ = chosen(logits, [0.9, 0.9], [0.0, 0.0], sampler)
         assert tokens.tolist() == [1, 0]
 
@@ -85,7 +85,7 @@ def test_ties_go_to_the_lowest_id():
 def test_greedy_programs_ignore_the_temperature():
     logits = np.array([[0.0, 1.0]])
     assert chosen(logits, [0.0], [5.0], "greedy")[0].tolist() == [1]
-    assert chosen(logits, [0.0], [5.0], "draw")[0].tolist() == [0]
+    assert chosen(logits, [0.0], [5.0], "sample")[0].tolist() == [0]
 
 
 @given(

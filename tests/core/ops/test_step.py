@@ -6,17 +6,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inl.ops.step import admit, empty_tables, make_step, mark
+from inl.ops.step import admit, empty_tables, make_step, set_token_bias
 from inl.spec.message import (
-    MARKS,
-    Cell,
-    Mark,
+    MAX_TOKEN_BIASES,
+    BlockTableUpdate,
     Row,
+    TokenBias,
     admit_frame,
-    cells_in,
-    mark_frame,
+    max_block_table_updates,
     release_frame,
     step_frame,
+    token_bias_frame,
 )
 from inl.spec.step import NEUTRAL, PARAMS, Bucket
 
@@ -58,13 +58,13 @@ def worlds(draw):
     place = st.tuples(
         st.integers(0, groups - 1), st.integers(1, SLOTS - 1), st.integers(0, WIDTH - 1)
     )
-    room = cells_in(bucket, groups=groups, block_size=BLOCK)
+    room = max_block_table_updates(bucket, groups=groups, block_size=BLOCK)
     changed = draw(st.dictionaries(place, blocks, max_size=room))
     return groups, table, lengths, last, adapters, bucket, rows, changed
 
 
 def as_tables(groups, table, lengths, last, adapters):
-    arrays = empty_tables(groups=groups, slots=SLOTS, width=WIDTH)
+    arrays = empty_tables(groups=groups, slots=SLOTS, max_blocks_per_seq=WIDTH)
     for key, block in table.items():
         arrays.blocks[key] = block
     for slot in range(1, SLOTS):
@@ -95,7 +95,7 @@ def plainly(groups, table, lengths, last, adapters, bucket, rows, changed):
         after.append(lengths[row.slot])
         starts.append(starts[-1] + len(row.tokens))
         # The last W tokens of the row; a shorter row begins with its first again.
-        for back in range(bucket.width, 0, -1):
+        for back in range(bucket.tokens_per_row, 0, -1):
             samples.append(max(starts[-1] - back, starts[-2]))
     return expected, writes, starts, after, samples, table, lengths
 
@@ -103,7 +103,7 @@ def plainly(groups, table, lengths, last, adapters, bucket, rows, changed):
 @given(worlds())
 def test_make_step(world):
     groups, table, lengths, last, adapters, bucket, rows, changed = world
-    cells = [Cell(*place, block) for place, block in changed.items()]
+    cells = [BlockTableUpdate(*place, block) for place, block in changed.items()]
     message = step_frame(
         bucket, rows, cells, step=0, groups=groups, block_size=BLOCK,
         decode_rows=sum(len(row.tokens) == 1 for row in rows[:1]),
@@ -136,7 +136,7 @@ def test_make_step(world):
     uniforms = step.uniforms.view(np.float32).tolist()
     given_uniforms = [value for row in rows for value in row.uniforms]
     assert uniforms[: len(given_uniforms)] == given_uniforms
-    assert step.counts.tolist()[1:] == [count, used]
+    assert step.used_counts.tolist()[1:] == [count, used]
 
     result = as_tables(groups, new_table, new_lengths, last, adapters)
     for name, array in result._asdict().items():
@@ -150,7 +150,7 @@ def test_admit_and_release(world, slot, data):
     before = as_tables(groups, table, lengths, last, adapters)
     given_blocks = [data.draw(st.lists(blocks, max_size=WIDTH)) for _ in range(groups)]
     frame = admit_frame(
-        slot, given_blocks, groups=groups, width=WIDTH, length=3, last=77, adapter=2,
+        slot, given_blocks, groups=groups, max_blocks_per_seq=WIDTH, length=3, last=77, adapter=2,
         temperature=0.75, top_k=7,
     )  # fmt: skip
     tables = admit.body(frame[None], before)
@@ -164,7 +164,7 @@ def test_admit_and_release(world, slot, data):
     for name, array in expected._asdict().items():
         assert np.array_equal(getattr(tables, name), array), name
 
-    released = release_frame(slot, groups=groups, width=WIDTH)
+    released = release_frame(slot, groups=groups, max_blocks_per_seq=WIDTH)
     cleared = admit.body(released[None], tables)
     expected.blocks[:, slot] = 0
     for array in expected[1:]:
@@ -177,24 +177,30 @@ def test_admit_and_release(world, slot, data):
     st.dictionaries(st.integers(0, 699), st.tuples(st.integers(0, 9), st.floats(-4, 4)))
 )
 def test_marks_add_up_and_an_admission_forgets_them(special):
-    before = empty_tables(groups=1, slots=4, width=2, vocab=700)
-    before.counts[:] = before.bias[:] = 5
-    tables = admit.body(admit_frame(2, [], groups=1, width=2)[None], before)
-    marks = [Mark(token, *pair) for token, pair in special.items()]
-    for at in range(0, len(marks), MARKS):
-        tables = mark.body(mark_frame(2, marks[at : at + MARKS]), tables)
+    before = empty_tables(groups=1, slots=4, max_blocks_per_seq=2, vocab=700)
+    before.token_counts[:] = before.bias[:] = 5
+    tables = admit.body(
+        admit_frame(2, [], groups=1, max_blocks_per_seq=2)[None], before
+    )
+    marks = [TokenBias(token, *pair) for token, pair in special.items()]
+    for at in range(0, len(marks), MAX_TOKEN_BIASES):
+        tables = set_token_bias.body(
+            token_bias_frame(2, marks[at : at + MAX_TOKEN_BIASES]), tables
+        )
     for token in range(700):
         count, bias = special.get(token, (0, 0.0))
-        assert tables.counts[2, token] == count
+        assert tables.token_counts[2, token] == count
         assert tables.bias[2, token] == np.float32(bias)
     for slot in (0, 1, 3):
-        assert (tables.counts[slot] == 5).all()
+        assert (tables.token_counts[slot] == 5).all()
         assert (tables.bias[slot] == 5).all()
 
 
 def test_every_parameter_has_its_column():
     for place, name in enumerate(PARAMS):
-        frame = admit_frame(1, [], groups=1, width=2, **{name: 0.25})
-        tables = admit.body(frame[None], empty_tables(groups=1, slots=3, width=2))
+        frame = admit_frame(1, [], groups=1, max_blocks_per_seq=2, **{name: 0.25})
+        tables = admit.body(
+            frame[None], empty_tables(groups=1, slots=3, max_blocks_per_seq=2)
+        )
         want = [*NEUTRAL[:place], 0.25, *NEUTRAL[place + 1 :]]
         assert tables.params[1].tolist() == want

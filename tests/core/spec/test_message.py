@@ -14,21 +14,21 @@ from inl.errors import ProtocolError
 from inl.spec.message import (
     ADMIT,
     HEADER,
-    MARK,
-    MARKS,
     MASKED,
+    MAX_TOKEN_BIASES,
     RELEASE,
     STEP,
+    TOKEN_BIAS,
     VERSION,
-    Cell,
-    Mark,
+    BlockTableUpdate,
     Row,
+    TokenBias,
     admit_frame,
-    cells_in,
     header,
-    mark_frame,
+    max_block_table_updates,
     release_frame,
     step_frame,
+    token_bias_frame,
 )
 from inl.spec.step import NEUTRAL, PARAMS, SAMPLERS, Bucket
 
@@ -52,8 +52,8 @@ def steps(draw):
         width,
         draw(st.sampled_from(SAMPLERS)),
     )
-    room = cells_in(bucket, groups=GROUPS, block_size=BLOCK)
-    cell = st.builds(Cell, small, small, small, small)
+    room = max_block_table_updates(bucket, groups=GROUPS, block_size=BLOCK)
+    cell = st.builds(BlockTableUpdate, small, small, small, small)
     return bucket, rows, draw(st.lists(cell, max_size=room))
 
 
@@ -85,15 +85,15 @@ def test_a_step_comes_back_word_for_word(made, number, flags):
     used = sum(len(row.tokens) for row in rows)
     words = Words(frame)
     assert words.take(HEADER) == [
-        VERSION, STEP, number, bucket.tokens, bucket.rows, bucket.width,
+        VERSION, STEP, number, bucket.tokens, bucket.rows, bucket.tokens_per_row,
         SAMPLERS.index(bucket.sampler), flags, 1, min(1, len(rows)), len(rows), used,
         len(cells), 0, 0, 0,
     ]  # fmt: skip
     for row in rows:
         assert words.take(2) == [row.slot, len(row.tokens)]
-        padding = [0.0] * (bucket.width - len(row.uniforms))
-        assert words.take(bucket.width, "f") == [*row.uniforms, *padding]
-    unused = (bucket.rows - len(rows)) * (2 + bucket.width)
+        padding = [0.0] * (bucket.tokens_per_row - len(row.uniforms))
+        assert words.take(bucket.tokens_per_row, "f") == [*row.uniforms, *padding]
+    unused = (bucket.rows - len(rows)) * (2 + bucket.tokens_per_row)
     assert words.take(unused) == [0] * unused
     for cell in cells:
         assert words.take(4) == list(cell)
@@ -119,7 +119,7 @@ def test_an_admission_comes_back_word_for_word(
     table = st.lists(small, max_size=width)
     blocks = data.draw(st.lists(table, max_size=GROUPS))
     frame = admit_frame(
-        slot, blocks, groups=GROUPS, width=width, length=length, last=last,
+        slot, blocks, groups=GROUPS, max_blocks_per_seq=width, length=length, last=last,
         adapter=adapter, **params,
     )  # fmt: skip
     assert header(frame).kind == ADMIT
@@ -136,39 +136,39 @@ def test_an_admission_comes_back_word_for_word(
 
 
 def test_a_release_names_the_slot_and_clears_the_rest():
-    frame = release_frame(7, groups=GROUPS, width=3)
+    frame = release_frame(7, groups=GROUPS, max_blocks_per_seq=3)
     expected = [VERSION, RELEASE] + [0] * 14 + [7]
     expected += [0] * (3 + len(PARAMS) + GROUPS * 3)
     assert frame.tolist() == expected
     assert header(frame).kind == RELEASE
 
 
-marks = st.builds(Mark, small, small, st.floats(-1e9, 1e9, width=32))
+marks = st.builds(TokenBias, small, small, st.floats(-1e9, 1e9, width=32))
 
 
 @given(small, st.lists(marks, max_size=9))
 def test_marks_come_back_word_for_word(slot, special):
-    frame = mark_frame(slot, special)
-    assert header(frame).kind == MARK
+    frame = token_bias_frame(slot, special)
+    assert header(frame).kind == TOKEN_BIAS
     words = Words(frame)
-    assert words.take(HEADER) == [VERSION, MARK] + [0] * 14
+    assert words.take(HEADER) == [VERSION, TOKEN_BIAS] + [0] * 14
     assert words.take(2) == [slot, len(special)]
     for mark in special:
-        assert words.take(2) == [mark.token, mark.held]
+        assert words.take(2) == [mark.token, mark.token_count]
         assert words.take(1, "f") == [mark.bias]
-    unused = 3 * (MARKS - len(special))
+    unused = 3 * (MAX_TOKEN_BIASES - len(special))
     assert words.take(unused) == [0] * unused
     assert words.left == 0
 
 
 def test_more_marks_than_a_frame_holds_are_refused():
     with pytest.raises(ProtocolError, match="marks: found 257, the frame holds 256"):
-        mark_frame(1, [Mark(token) for token in range(257)])
+        token_bias_frame(1, [TokenBias(token) for token in range(257)])
 
 
 def test_a_parameter_that_nobody_knows_is_refused():
     with pytest.raises(ProtocolError, match=r"found \['heat'\], knows temperature"):
-        admit_frame(1, [], groups=1, width=3, heat=1.0)
+        admit_frame(1, [], groups=1, max_blocks_per_seq=3, heat=1.0)
 
 
 def frame_with(word, value):
@@ -242,7 +242,7 @@ def test_any_header_gives_a_bucket_or_a_protocol_error(words):
         return
     if found.kind == STEP:
         bucket = found.bucket
-        assert min(bucket.tokens, bucket.rows, bucket.width) >= 1
+        assert min(bucket.tokens, bucket.rows, bucket.tokens_per_row) >= 1
         assert 0 <= found.used_rows <= bucket.rows
         assert 0 <= found.used_tokens <= bucket.tokens
 
@@ -261,7 +261,7 @@ def test_any_header_gives_a_bucket_or_a_protocol_error(words):
     ],
 )
 def test_what_does_not_fit_the_bucket_is_refused(bucket, rows, cells, sentence):
-    given_cells = [Cell(0, 1, place, 1 + place) for place in range(cells)]
+    given_cells = [BlockTableUpdate(0, 1, place, 1 + place) for place in range(cells)]
     with pytest.raises(ProtocolError, match=sentence):
         step_frame(
             bucket, rows, given_cells, step=0, groups=1, block_size=4, decode_rows=0
@@ -270,7 +270,7 @@ def test_what_does_not_fit_the_bucket_is_refused(bucket, rows, cells, sentence):
 
 def test_a_table_longer_than_the_width_is_refused():
     with pytest.raises(ProtocolError, match=r"blocks of a sequence: found 4.* holds 3"):
-        admit_frame(1, [[1, 2, 3, 4]], groups=1, width=3)
+        admit_frame(1, [[1, 2, 3, 4]], groups=1, max_blocks_per_seq=3)
 
 
 def test_a_frame_of_512_decoding_rows_is_small():

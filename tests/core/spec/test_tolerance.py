@@ -7,7 +7,7 @@ import pytest
 
 from inl.dtypes import EPSILON, rounded
 from inl.ops import catalog
-from inl.spec.activation_quant import INPUTS, INT8
+from inl.spec.activation_quant import ACTIVATION_QUANTS, INT8
 from inl.spec.op import Case
 from inl.spec.tolerance import judge, storage_run, truth
 from inl.spec.tree import leaves, tree_map
@@ -116,7 +116,7 @@ def test_eight_bits_in_groups_by_hand():
     x = np.zeros((1, 40))
     x[0, :3] = 127, 2.4, -0.6  # the first group's unit is 1
     x[0, 32:34] = -12.7, 0.26  # that of the last, short one 0.1
-    found = INPUTS[INT8](x)
+    found = ACTIVATION_QUANTS[INT8](x)
     np.testing.assert_allclose(found[0, :3], [127, 2, -1], rtol=1e-12)
     np.testing.assert_allclose(found[0, 32:34], [-12.7, 0.3], rtol=1e-12)
     assert found.shape == x.shape
@@ -128,7 +128,7 @@ def coarse_run(case, scale):
     x, w = (np.asarray(part, np.float64) for part in (case.args[0], case.args[1][0]))
     x = rounded(x, "bfloat16").astype(np.float64)
     w = rounded(w, "bfloat16").astype(np.float64)
-    return (x + scale * (INPUTS[INT8](x) - x)) @ w.T
+    return (x + scale * (ACTIVATION_QUANTS[INT8](x) - x)) @ w.T
 
 
 def test_what_is_declared_widens_the_bound_that_far_and_no_further():

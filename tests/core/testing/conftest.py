@@ -61,7 +61,7 @@ WRAPPED = {
     "scale": ("attention", wrong_scale),
     "rope": ("rope_table", late_rope),
     "write": ("write_kv", late_write),
-    "uniform": ("choose", own_uniform),
+    "uniform": ("sample", own_uniform),
     "bias": ("linear", biased),
 }
 

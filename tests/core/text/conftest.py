@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 DATA = Path(__file__).parents[2] / "data"
-sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

@@ -9,13 +9,13 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_samples import TEXTS, metadata
 
 from inl.errors import CheckpointError, MissingPackage, RequestError
 from inl.text.gguf_vocabulary import open_tokenizer, read_tokenizer
 from inl.text.plain_bpe import PlainBpe, translated, words_of
 from inl.text.pre_tokenizers import PATTERNS, pre_tokenizer
 from inl.weights.gguf import GgufFile
+from text_samples import TEXTS, metadata
 
 # Unicode grows: a character that one side does not know yet is of no category there.
 ANY_TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cn"]), max_size=40)

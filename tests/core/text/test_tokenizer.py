@@ -7,7 +7,6 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_samples import TEXTS, metadata
 from tokenizers import decoders, models, pre_tokenizers
 
 from inl.errors import CheckpointError, MissingPackage, RequestError
@@ -16,6 +15,7 @@ from inl.text.gguf_vocabulary import open_tokenizer, read_tokenizer
 from inl.text.pre_tokenizers import PATTERNS, PRE, pre_tokenizer
 from inl.text.tokenizer import Tokenizer, library
 from inl.weights.gguf import GgufFile
+from text_samples import TEXTS, metadata
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from inl.backend.reference import ReferenceBackend
 from inl.config import EngineConfig
 from inl.device import Device
 from inl.errors import CheckpointError, RequestError
-from inl.executor.model_loader import backend_policy
+from inl.executor.model_loader import kernel_selection
 from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves
@@ -32,7 +32,7 @@ OPS = (
 def opened():
     backend = ReferenceBackend(Device("reference"))
     return SimpleNamespace(
-        backend=backend, policy=backend_policy(backend, EngineConfig())
+        backend=backend, selection=kernel_selection(backend, EngineConfig())
     )
 
 
@@ -45,7 +45,7 @@ def path(tmp_path_factory):
 
 
 def met(opened, model, rows=3):
-    return calls(opened.backend, opened.policy, model, "float32", rows)
+    return calls(opened.backend, opened.selection, model, "float32", rows)
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -9,14 +9,14 @@ import pytest
 from inl.dtypes import HostArray, wrap
 from inl.errors import WeightMismatch
 from inl.spec.op import Spec
-from inl.spec.weights import Cut, Group, Param
+from inl.spec.weights import Group, Param, RowSlices
 from inl.testing.tiny import MemoryCheckpoint
 from inl.weights.loader import adjusted, read_shard
-from inl.weights.plan import Planned, check_tensors, plan_groups
+from inl.weights.plan import WeightPlan, check_tensors, plan_weights
 from inl.weights.quant import dequantize
 
 STORED = np.arange(8 * 64, dtype=np.float32).reshape(8, 64)
-TURNED = Param("fused", (4, 64), axis=0, cut=Cut(((6, 8), (1, 3)), 8))
+TURNED = Param("fused", (4, 64), axis=0, row_slices=RowSlices(((6, 8), (1, 3)), 8))
 
 
 def test_rows_are_put_together_in_order():
@@ -26,7 +26,7 @@ def test_rows_are_put_together_in_order():
 
 
 def test_one_span_is_a_view():
-    found = adjusted(wrap(STORED), TURNED._replace(cut=Cut(((2, 6),), 8)))
+    found = adjusted(wrap(STORED), TURNED._replace(row_slices=RowSlices(((2, 6),), 8)))
     assert np.shares_memory(found.data, STORED)
 
 
@@ -47,7 +47,7 @@ def test_an_offset_is_added_before_rounding():
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_share_the_logical_rows(rank):
-    planned = Planned(Group("linear", weight=TURNED), None, 2)
+    planned = WeightPlan(Group("linear", weight=TURNED), None, 2)
     files = MemoryCheckpoint({}, {"fused": STORED})
     found = read_shard(files, planned, TURNED, rank, "float32")
     assert np.array_equal(found.data, STORED[[6, 7, 1, 2]][2 * rank : 2 * rank + 2])
@@ -62,14 +62,14 @@ def test_kernels_are_shown_the_logical_shape():
         def packs(self, **specs):
             seen.update(specs)
 
-    plan_groups(
+    plan_weights(
         Group("linear", weight=TURNED), (Asked(),), {"fused": Spec((8, 64), "q8_0")}
     )
     assert seen == {"weight": Spec((4, 64), "q8_0")}
 
 
 def test_the_stored_shape_is_what_is_compared():
-    tree = Planned(Group("linear", weight=TURNED), None)
+    tree = WeightPlan(Group("linear", weight=TURNED), None)
     check_tensors(tree, {"fused": Spec((8, 64), "float32")}, "here")
     with pytest.raises(
         WeightMismatch, match=r"fused has shape \[4, 64\], expected \[8"

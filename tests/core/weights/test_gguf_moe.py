@@ -20,7 +20,7 @@ from inl.weights.sources import stored_tensors
 
 HIDDEN, INNER, EXPERTS, USED, HEADS, KV_HEADS, HEAD_DIM = 64, 32, 4, 2, 4, 2, 16
 LAYERS, VOCAB = 2, 40
-LIMITS = Limits(slots=3, blocks=(12,), block_size=4, width=4, vocab=VOCAB)
+LIMITS = Limits(slots=3, blocks=(12,), block_size=4, max_blocks_per_seq=4, vocab=VOCAB)
 MIXTRAL = {"num_local_experts": EXPERTS, "num_experts_per_tok": USED}
 QWEN3 = {
     "num_experts": EXPERTS,

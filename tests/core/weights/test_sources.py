@@ -13,10 +13,10 @@ import pytest
 from inl.backend.base import Traits
 from inl.dtypes import HostArray, cast, widen
 from inl.ops.moe import Experts
-from inl.spec.weights import Group, Param, Part
+from inl.spec.weights import FusedSlice, Group, Param
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.loader import load_weights, read_shard, stored_specs
-from inl.weights.plan import plan_groups
+from inl.weights.plan import plan_weights
 from inl.weights.quant import dequantize
 
 E, INNER, HIDDEN = 3, 64, 96
@@ -61,7 +61,7 @@ def packed(values, dtype):
 def read(param, tensors, *, rank=0, ranks=1, dtype="float32"):
     files = Files(tensors)
     group = Group("expert_linear", weight=param)
-    planned = plan_groups(group, (), stored_specs(files), ranks=ranks)
+    planned = plan_weights(group, (), stored_specs(files), ranks=ranks)
     return read_shard(files, planned, planned.group.params["weight"], rank, dtype)
 
 
@@ -97,7 +97,7 @@ def test_a_stack(dtype, axis, ranks, numbers):
 def test_half_of_a_tensor(dtype, axis, ranks, place, numbers):
     both = packed(np.concatenate([numbers, 2 * numbers], 1), dtype)
     half = share(dequantize(both), 1, place, 2)
-    param = Param("both", numbers.shape, axis=axis, part=Part(1, place, 2))
+    param = Param("both", numbers.shape, axis=axis, fused_slice=FusedSlice(1, place, 2))
     for rank in range(ranks):
         found = read(param, {"both": both}, rank=rank, ranks=ranks)
         expected = share(half, axis, rank, ranks)
@@ -160,7 +160,7 @@ def test_experts_take_little_more_memory_than_they_keep():
     wide = Param("{}.gate", (experts, inner, hidden), stack=experts)
     narrow = Param("{}.down", (experts, hidden, inner), stack=experts)
     group = Group("experts", gate=wide, up=wide._replace(source="{}.up"), down=narrow)
-    planned = plan_groups(group, (), stored_specs(files))
+    planned = plan_weights(group, (), stored_specs(files))
     tracemalloc.start()
     held = load_weights(planned, files, Lending(), "float32")
     kept, peak = tracemalloc.get_traced_memory()

@@ -122,7 +122,7 @@ def test_the_device_is_the_one_asked_for(name):
 def test_it_computes_in_the_dtypes_that_it_names(dtype, held):
     backend = TorchCpuBackend(Device("cpu"))
     assert dtype in backend.traits.dtypes
-    limits = Limits(slots=2, blocks=(3,), block_size=16, width=2, vocab=97)
+    limits = Limits(slots=2, blocks=(3,), block_size=16, max_blocks_per_seq=2, vocab=97)
     state = backend.state((Paged((0,), 2, 8, dtype),), limits=limits)
     assert state.caches[0].k.dtype == held
     assert backend.numpy(state.caches[0].k).dtype == dtype

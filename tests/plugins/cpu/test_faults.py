@@ -52,7 +52,7 @@ FAULTS = {
     "scale": (("attention", "attend"), wrong_scale),
     "rope": (("rope_table",), late_rope),
     "write": (("attend",), late_write),
-    "uniform": (("choose",), own_uniform),
+    "uniform": (("sample",), own_uniform),
     "bias": (("linear",), biased),
 }
 

@@ -31,9 +31,13 @@ def logits(runner, parts, *, other=()):
     limits = runner.limits
     common = {"groups": 1, "block_size": limits.block_size}
     for slot in (1, 2):
-        first = 1 + (slot - 1) * limits.width
-        table = [list(range(first, first + limits.width))]
-        runner.submit(admit_frame(slot, table, groups=1, width=limits.width))
+        first = 1 + (slot - 1) * limits.max_blocks_per_seq
+        table = [list(range(first, first + limits.max_blocks_per_seq))]
+        runner.submit(
+            admit_frame(
+                slot, table, groups=1, max_blocks_per_seq=limits.max_blocks_per_seq
+            )
+        )
     start, found = 0, None
     for number, part in enumerate(parts):
         rows = [Row(1, IDS[start : start + part])]

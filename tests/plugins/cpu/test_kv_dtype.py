@@ -36,8 +36,10 @@ def runner_of(backend, kv_dtype, dtype="float32", **options):
 def logits(runner, parts):
     """Logits of the last token of IDS, fed in parts."""
     limits = runner.limits
-    table = [list(range(1, 1 + limits.width))]
-    runner.submit(admit_frame(1, table, groups=1, width=limits.width))
+    table = [list(range(1, 1 + limits.max_blocks_per_seq))]
+    runner.submit(
+        admit_frame(1, table, groups=1, max_blocks_per_seq=limits.max_blocks_per_seq)
+    )
     start = 0
     for number, part in enumerate(parts):
         rows = [Row(1, IDS[start : start + part])]

@@ -11,7 +11,7 @@ from inl.dtypes import wrap
 from inl.errors import KernelFailed
 from inl.models.llama import MODEL
 from inl.ops.norm import Norm
-from inl.spec.dispatch import LateOps
+from inl.spec.dispatch import DynamicOps
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
@@ -25,7 +25,7 @@ HIDDEN = 32
 
 def recorded(backend, function):
     """``function(ops, x)`` as a program of (weights, message, state), and its items."""
-    ops = LateOps(tuple(backend.kernels()))
+    ops = DynamicOps(tuple(backend.kernels()))
 
     def run(_weights, message, state):
         return function(ops, message), state
@@ -37,7 +37,7 @@ def recorded(backend, function):
 
 def both(backend, function, *inputs):
     """Run at once and recorded, on each input in turn; returns the last's items."""
-    ops = LateOps(tuple(backend.kernels()))
+    ops = DynamicOps(tuple(backend.kernels()))
     program, items = recorded(backend, function)
     for x in inputs:
         want = function(ops, x.copy())
@@ -257,7 +257,7 @@ class Chain:
 def test_scratch_memory_is_used_again_without_harm(backend, seed):
     """Random chains: what is overwritten too early shows in the numbers."""
     chain = Chain(backend, seed)
-    ops = LateOps(tuple(backend.kernels()))
+    ops = DynamicOps(tuple(backend.kernels()))
     program, _ = recorded(backend, chain)
     rng = np.random.default_rng(seed)
     for rows in (3, 3, 3):
@@ -275,8 +275,8 @@ def frames():
     table = [[1, 2]], [[3, 4]]
     common = {"groups": 1, "block_size": 16}
     return limits, [
-        admit_frame(1, table[0], groups=1, width=2),
-        admit_frame(2, table[1], groups=1, width=2),
+        admit_frame(1, table[0], groups=1, max_blocks_per_seq=2),
+        admit_frame(2, table[1], groups=1, max_blocks_per_seq=2),
         step_frame(
             Bucket(5, 1), [Row(1, [3, 1, 4, 1, 5])], step=0, decode_rows=0, **common
         ),

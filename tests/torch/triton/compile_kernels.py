@@ -110,7 +110,10 @@ def steps(dim):
 def call_many(kernels, dtype, dim):
     """Attention and filters of so many rows that memory is the limit, and of fewer."""
     tables = Tables(
-        *(torch.from_numpy(a) for a in empty_tables(groups=1, slots=4, width=5))
+        *(
+            torch.from_numpy(a)
+            for a in empty_tables(groups=1, slots=4, max_blocks_per_seq=5)
+        )
     )
     for rows in (40, 350):
         host, blocks = random_step(
@@ -125,7 +128,7 @@ def call_many(kernels, dtype, dim):
         out = Linear(torch.ones(HIDDEN, HEADS * dim, dtype=dtype))
         kernels["attend_project"](q, k, k, turn, turn, cache, step, out, scale=0.1)
         logits = torch.empty(rows, 49152, dtype=dtype)
-        kernels["choose"](logits, step, tables, sampler="full")
+        kernels["sample"](logits, step, tables, sampler="sample_filtered")
 
 
 def call_dynamics(kernels, dtype):
@@ -226,20 +229,25 @@ def call_all(dtype, dim, tuning):
             bucket, [Row(1, [-1])], step=0, groups=1, block_size=16, decode_rows=1
         )
         tables = Tables(
-            *(torch.from_numpy(a) for a in empty_tables(groups=1, slots=4, width=5))
+            *(
+                torch.from_numpy(a)
+                for a in empty_tables(groups=1, slots=4, max_blocks_per_seq=5)
+            )
         )
         kernels["make_step"](
             torch.from_numpy(frame), tables, bucket=bucket, block_size=16
         )
-        kernels["sampled_step"](step)
+        kernels["prune_last_layer"](step)
         kernels["admit"](
             torch.from_numpy(
-                admit_frame(1, [[1]], groups=1, width=5, length=0, last=0)[None]
+                admit_frame(1, [[1]], groups=1, max_blocks_per_seq=5, length=0, last=0)[
+                    None
+                ]
             ),
             tables,
         )
-        for sampler in ("greedy", "draw", "full"):
-            kernels["choose"](logits, step, tables, sampler=sampler)
+        for sampler in ("greedy", "sample", "sample_filtered"):
+            kernels["sample"](logits, step, tables, sampler=sampler)
         if dtype == torch.bfloat16 and dim == 128:
             attention_prompt.attend_prompt(
                 q, k, k, cache, step, Work(step), scale=0.1, group=0

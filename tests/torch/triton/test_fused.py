@@ -15,7 +15,7 @@ from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
 from inl.ops.step import empty_tables
 from inl.spec.cache import Cache
-from inl.spec.message import Cell, Row, step_frame
+from inl.spec.message import BlockTableUpdate, Row, step_frame
 from inl.spec.op import Case
 from inl.spec.step import Bucket
 from inl.spec.tolerance import judge
@@ -168,7 +168,7 @@ def attend_cases(rng, dims, steps=None):
             count = step.tokens.shape[0]
             q = rng.standard_normal((count, heads, dim))
             k, v = rng.standard_normal((2, count, kv_heads, dim))
-            k[step.counts[2] :] = v[step.counts[2] :] = 0
+            k[step.used_counts[2] :] = v[step.used_counts[2] :] = 0
             angle = rng.uniform(0, 100, (count, dim // 2))
             cache = Cache(*rng.standard_normal((2, blocks, size, kv_heads, dim)))
             args = (q, k, v, np.cos(angle), np.sin(angle), cache, step, w)
@@ -262,10 +262,10 @@ def test_a_wrong_region_is_found(seed, on_torch, on_host):
     assert not all(verdicts), f"seed {seed}"
 
 
-@pytest.mark.parametrize("sampler", ["greedy", "draw"])
+@pytest.mark.parametrize("sampler", ["greedy", "sample"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_choose_over_many_chunks(dtype, sampler, seed, on_torch, on_host):
-    spec, rng = catalog()["choose"], np.random.default_rng(seed)
+    spec, rng = catalog()["sample"], np.random.default_rng(seed)
     case = next(c for c in spec.cases(rng) if c.name == f"{sampler}/257")
     _, step, tables = case.args
     logits = 3 * rng.standard_normal((4, 5000))
@@ -273,21 +273,21 @@ def test_choose_over_many_chunks(dtype, sampler, seed, on_torch, on_host):
     case = Case(sampler, (logits, step, tables), case.attrs)
     arguments = on_torch(spec, case, dtype, PLACE)
     poison()
-    got = on_host(kernel("choose", Tuning(early=EARLY)).run(*arguments, **case.attrs))
+    got = on_host(kernel("sample", Tuning(early=EARLY)).run(*arguments, **case.attrs))
     verdict = judge(spec, case, dtype, got)
     assert verdict.passed, f"{sampler} {dtype}, seed {seed}: {verdict}"
 
 
 def test_make_step_of_many_rows(seed, on_torch, on_host):
     rng, spec = np.random.default_rng(seed), catalog()["make_step"]
-    tables = empty_tables(groups=2, slots=151, width=9)
+    tables = empty_tables(groups=2, slots=151, max_blocks_per_seq=9)
     tables.blocks[:, 1:] = rng.integers(1, 900, (2, 150, 9))
     tables.lengths[1:] = rng.integers(0, 20, 150)
     tables.last[1:] = rng.integers(0, 90, 150)
     slots = rng.permutation(np.arange(1, 151))
     counts = [1] * 90 + [int(n) for n in rng.integers(1, 9, 40)]
     rows = [Row(int(s), [-1] * n) for s, n in zip(slots, counts, strict=False)]
-    cells = [Cell(1, int(slot), 8, int(slot) + 7) for slot in slots[:100]]
+    cells = [BlockTableUpdate(1, int(slot), 8, int(slot) + 7) for slot in slots[:100]]
     bucket = Bucket(sum(counts) + 20, 140)
     message = step_frame(
         bucket, rows, cells, step=1, groups=2, block_size=4, decode_rows=90

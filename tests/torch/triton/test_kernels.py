@@ -15,7 +15,7 @@ from inl.ops import catalog
 from inl.ops.attention import random_step
 from inl.ops.linear import Linear
 from inl.spec.cache import Cache
-from inl.spec.dispatch import LateOps
+from inl.spec.dispatch import DynamicOps
 from inl.spec.op import Case
 from inl.spec.tolerance import judge
 
@@ -40,7 +40,7 @@ def run(name, case, dtype, on_torch, on_host):
     spec = catalog()[name]
     arguments = on_torch(spec, case, dtype, PLACE)
     poison()
-    call = getattr(LateOps((*KERNELS, *eager.kernels())), name)
+    call = getattr(DynamicOps((*KERNELS, *eager.kernels())), name)
     return judge(spec, case, dtype, on_host(call(*arguments, **case.attrs)))
 
 
@@ -127,7 +127,7 @@ def test_padding_gives_zeros(seed, on_torch, on_host):
         q, cache, step = on_torch(catalog()["attention"], case, "float32", PLACE)
         poison()
         out = attention.attention(q, cache, step, **case.attrs)
-        assert not out[int(step.counts[2]) :].any(), case.name
+        assert not out[int(step.used_counts[2]) :].any(), case.name
 
 
 def test_what_is_too_wide_is_refused():

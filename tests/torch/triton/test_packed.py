@@ -226,7 +226,7 @@ def test_a_files_own_blocks(kind, seed, on_host):
     file_kind = gguf.GGMLQuantizationType[kind.upper()]
     data = gguf.quants.quantize(numbers, file_kind)
     source = HostArray(data, kind, numbers.shape)
-    w = KERNELS["linear"].prepare({"weight": source, "bias": None}, Place(), "float32")
+    w = KERNELS["linear"].pack({"weight": source, "bias": None}, Place(), "float32")
     assert w.matrix.shape == numbers.shape
     exact = dequantize(source)
     plain = packed_products.decoded(w.matrix, torch.float32)
@@ -241,7 +241,7 @@ def test_what_was_decoded_on_its_way_is_kept_plain(seed, on_host):
     rng = np.random.default_rng(seed)
     numbers = rng.standard_normal((21, 48), np.float32)
     group = {"weight": wrap(numbers), "bias": None}
-    w = KERNELS["linear"].prepare(group, Place(), "float32")
+    w = KERNELS["linear"].pack(group, Place(), "float32")
     assert w.matrix.scales is None
     x = rng.standard_normal((1, 48), np.float32)
     got = on_host(KERNELS["linear"].run(torch.from_numpy(x).to(PLACE), w))

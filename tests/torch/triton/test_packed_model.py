@@ -24,7 +24,7 @@ from inl_torch.backend import TorchBackend
 from inl_torch.triton.quantized import products as packed_products
 from inl_torch.triton.tuning import Tuning
 
-LIMITS = Limits(slots=2, blocks=(8,), block_size=4, width=4, vocab=97)
+LIMITS = Limits(slots=2, blocks=(8,), block_size=4, max_blocks_per_seq=4, vocab=97)
 
 
 @final
@@ -63,7 +63,7 @@ def quantized(tiny, gguf):
 def logits(runner, rows):
     """Of a prompt's tokens in one step, then of one token a step."""
     table = list(range(1, 5))
-    runner.submit(admit_frame(1, [table], groups=1, width=4))
+    runner.submit(admit_frame(1, [table], groups=1, max_blocks_per_seq=4))
     found = []
     for number, tokens in enumerate(rows, 1):
         bucket = Bucket(len(tokens), 1, len(tokens))

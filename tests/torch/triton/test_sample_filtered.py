@@ -32,7 +32,7 @@ MIN_P = (0.0, 0.0, 0.02, 0.3, 1.0)
 def chooser(processors):
     """The kernel for a chip of so many multiprocessors."""
     tuning = Tuning(filters=True, processors=processors)
-    return next(kernel for kernel in ours.kernels(tuning) if kernel.op == "choose")
+    return next(kernel for kernel in ours.kernels(tuning) if kernel.op == "sample")
 
 
 CHOOSE = chooser(132)
@@ -45,7 +45,7 @@ def drawn(rng, tied):
     uniforms = rng.random(rows, np.float32)
     tokens = rng.integers(0, VOCAB, step.tokens.shape).astype(np.int32)
     step = step._replace(uniforms=uniforms.view(np.int32), tokens=tokens)
-    tables = empty_tables(groups=1, slots=rows + 1, width=2, vocab=VOCAB)
+    tables = empty_tables(groups=1, slots=rows + 1, max_blocks_per_seq=2, vocab=VOCAB)
     tables.params[1:] = NEUTRAL
     tables.params[1:, 0] = rng.choice(
         [0.0, 0.3, 1.0, 1.7], rows, p=[0.1, 0.3, 0.3, 0.3]
@@ -54,7 +54,7 @@ def drawn(rng, tied):
         tables.params[1:, PARAMS.index(name)] = rng.choice(values, rows)
     if rng.random() < 0.5:
         tables.params[1:, 4:] = rng.uniform(0.5, 1.5, (rows, 3))
-        tables.counts[1:] = rng.integers(0, 6, (rows, VOCAB))
+        tables.token_counts[1:] = rng.integers(0, 6, (rows, VOCAB))
         tables.bias[1:, ::7] = 1.5
     logits = 3 * rng.standard_normal((rows, VOCAB))
     return (np.round(2 * logits) / 2 if tied else logits), step, tables
@@ -65,7 +65,11 @@ def case(rng, tied):
         logits, step, tables = drawn(rng, tied)
         logits = logits.astype(np.float32).astype(np.float64)
         if is_decided([logits], step, tables, MARGIN, full=True):
-            return Case("full", (logits, step, tables), {"sampler": "full"})
+            return Case(
+                "sample_filtered",
+                (logits, step, tables),
+                {"sampler": "sample_filtered"},
+            )
 
 
 def undisturbed(tables, temperature, **settings):
@@ -73,13 +77,13 @@ def undisturbed(tables, temperature, **settings):
     tables.params[1:] = NEUTRAL
     for name, value in {"temperature": temperature, **settings}.items():
         tables.params[1:, PARAMS.index(name)] = value
-    tables.counts[:], tables.bias[:] = 0, 0
+    tables.token_counts[:], tables.bias[:] = 0, 0
 
 
-def tokens_of(given, on_torch, choose=CHOOSE, sampler="full"):
+def tokens_of(given, on_torch, choose=CHOOSE, sampler="sample_filtered"):
     """What logits, a step and tables are given."""
     found = Case(sampler, given, {"sampler": sampler})
-    arguments = on_torch(catalog()["choose"], found, "float32", PLACE)
+    arguments = on_torch(catalog()["sample"], found, "float32", PLACE)
     return choose.run(*arguments, sampler=sampler)[0].tolist()
 
 
@@ -97,7 +101,7 @@ def five_equals(parts, **settings):
 
 
 def verdict(found, on_torch, on_host, choose=CHOOSE):
-    spec = catalog()["choose"]
+    spec = catalog()["sample"]
     arguments = on_torch(spec, found, "float32", PLACE)
     assert choose.refuse(*arguments, **found.attrs) is None
     spoiled = [torch.full((65536,), float("nan"), device=PLACE) for _ in range(8)]
@@ -124,7 +128,10 @@ def test_neutral_parameters_draw_as_draw_does(seed, on_torch):
     rng = np.random.default_rng(seed)
     given = drawn(rng, tied=False)
     undisturbed(given[2], 0.9)
-    tokens = [tokens_of(given, on_torch, sampler=each) for each in ("draw", "full")]
+    tokens = [
+        tokens_of(given, on_torch, sampler=each)
+        for each in ("sample", "sample_filtered")
+    ]
     assert tokens[0] == tokens[1]
 
 
@@ -137,8 +144,8 @@ def beside_borders(rng, mass):
 
 @pytest.mark.parametrize(
     ("sampler", "top_p", "number"),
-    [("draw", 1.0, 1), ("draw", 1.0, 2), ("draw", 1.0, 4), ("full", 0.9, 26),
-     ("full", 0.9, 48)],
+    [("sample", 1.0, 1), ("sample", 1.0, 2), ("sample", 1.0, 4), ("sample_filtered", 0.9, 26),
+     ("sample_filtered", 0.9, 48)],
 )  # fmt: skip
 def test_no_draw_falls_between_two_chunks(sampler, top_p, number, on_torch):
     """Of these numbers, sums in several orders drew ids that no mass belongs to."""
@@ -167,10 +174,10 @@ def test_a_row_of_no_number_gives_an_id(on_torch):
 
 
 def test_a_chip_where_it_was_not_measured_leaves_it_to_the_library():
-    plain = next(k for k in ours.kernels(Tuning()) if k.op == "choose")
+    plain = next(k for k in ours.kernels(Tuning()) if k.op == "sample")
     logits = torch.zeros(1, 4)
-    assert "not measured" in plain.refuse(logits, None, None, sampler="full")
-    assert plain.refuse(logits, None, None, sampler="draw") is None
+    assert "not measured" in plain.refuse(logits, None, None, sampler="sample_filtered")
+    assert plain.refuse(logits, None, None, sampler="sample") is None
 
 
 SETTINGS = (
@@ -230,7 +237,8 @@ def decided(rng, make):
     while True:
         _, step, tables = drawn(rng, tied=False)
         tables = tables._replace(
-            counts=np.zeros((7, MANY), np.int32), bias=np.zeros((7, MANY), np.float32)
+            token_counts=np.zeros((7, MANY), np.int32),
+            bias=np.zeros((7, MANY), np.float32),
         )
         tables.params[1:] = NEUTRAL
         for slot, settings in zip(tables.params[1:], SETTINGS, strict=True):
@@ -238,7 +246,9 @@ def decided(rng, make):
                 slot[PARAMS.index(name)] = value
         logits = make(rng).astype(np.float32).astype(np.float64)
         if is_decided([logits], step, tables, MARGIN, full=True):
-            return Case(make.__name__, (logits, step, tables), {"sampler": "full"})
+            return Case(
+                make.__name__, (logits, step, tables), {"sampler": "sample_filtered"}
+            )
 
 
 @pytest.mark.parametrize(

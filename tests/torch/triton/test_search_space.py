@@ -11,7 +11,7 @@ from inl.backend.reference import ReferenceBackend
 from inl.config import EngineConfig
 from inl.device import Device
 from inl.errors import RequestError
-from inl.executor.model_loader import backend_policy
+from inl.executor.model_loader import kernel_selection
 from inl.ops import catalog
 from inl.spec.tolerance import judge
 from inl.tune.models import calls
@@ -39,7 +39,7 @@ CUTS = {
 def met():
     """Calls of the shape "smollm2" at one row, at eight and at more."""
     backend = ReferenceBackend(Device("reference"))
-    policy = backend_policy(backend, EngineConfig())
+    policy = kernel_selection(backend, EngineConfig())
     return {
         (call.spec.name, rows): call
         for rows in (1, 8, 9)

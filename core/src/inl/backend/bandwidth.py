@@ -33,24 +33,26 @@ class Bandwidth(ABC):
         """Measure now, in well under a second; the best of a few tries."""
 
 
-class Measured(NamedTuple):
+class MeasuredBandwidth(NamedTuple):
     """A ceiling and what gave it."""
 
     bytes_per_second: float
     how: str
 
 
-def memory_bandwidth(backend: Backend) -> Measured | None:
+def memory_bandwidth(backend: Backend) -> MeasuredBandwidth | None:
     """Measure the memory of a backend's device; ``None`` where nobody can."""
     offered = backend.offers(Bandwidth)  # type: ignore[type-abstract]
     if offered is not None:
-        return Measured(offered.bytes_per_second(), f"measured by {backend.device}")
+        return MeasuredBandwidth(
+            offered.bytes_per_second(), f"measured by {backend.device}"
+        )
     if backend.device.type in HOST_TYPES:
         return host_bandwidth()
     return None
 
 
-def host_bandwidth(size: int | None = None) -> Measured:
+def host_bandwidth(size: int | None = None) -> MeasuredBandwidth:
     """Read and copy a buffer with 1, 2, 4 ... threads; the fastest counts.
 
     size: bytes of the buffer. A copy counts twice, for what it reads and writes.
@@ -67,13 +69,13 @@ def host_bandwidth(size: int | None = None) -> Measured:
     def read(part: slice) -> None:
         np.bitwise_or.reduce(source[part])
 
-    found: list[Measured] = []
+    found: list[MeasuredBandwidth] = []
     for count in _thread_counts(os.cpu_count() or 1):
         for name, work, times in (("read", read, 1), ("copy", copy, 2)):
             seconds = _fastest(work, source, count)
             speed = times * source.nbytes / seconds
             threads = "1 thread" if count == 1 else f"{count} threads"
-            found.append(Measured(speed, f"NumPy {name}, {threads}"))
+            found.append(MeasuredBandwidth(speed, f"NumPy {name}, {threads}"))
     return max(found)
 
 

@@ -21,7 +21,7 @@ StateSpec = tuple[Paged | Slotted, ...]
 Program = Callable[..., tuple[Any, ...]]
 
 
-class Memory(NamedTuple):
+class DeviceMemory(NamedTuple):
     """Bytes of a device."""
 
     total: int
@@ -46,10 +46,10 @@ class Traits(NamedTuple):
     of its own, which calls kernels' ``prepare`` and ``tensor``."""
 
 
-class Ahead(NamedTuple):
+class Precompiler(NamedTuple):
     """How to make ready what several programs need, all at once, before they run."""
 
-    prepare: Callable[[Sequence[Callable[[], Any]]], object]
+    precompile: Callable[[Sequence[Callable[[], Any]]], object]
     """Takes calls, each of which computes a step of nobody. It may run them, on state
     that it writes in place, and raises nothing: what fails will fail when it is meant.
     """
@@ -83,7 +83,7 @@ class Backend(ABC):
         """Allocate zeroed caches, slots and tables for ``limits``."""
 
     @abstractmethod
-    def memory(self) -> Memory:
+    def memory(self) -> DeviceMemory:
         """Say how much memory there is now."""
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Ranks(NamedTuple):
     all ranks have come. Raises :class:`~inl.errors.RunnerError` where they do not."""
 
 
-class Storage(NamedTuple):
+class StorageDtypes(NamedTuple):
     """How to open a backend in another dtype, where tensors do not carry theirs."""
 
     dtypes: tuple[str, ...]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from inl.backend.base import Memory
+from inl.backend.base import DeviceMemory
 
 CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def host_memory() -> Memory:
+def host_memory() -> DeviceMemory:
     """Total and available bytes; the free part is a guess where the OS says nothing."""
     total = _total()
     for name in CGROUPS:
@@ -19,8 +19,8 @@ def host_memory() -> Memory:
             total = min(total, int(limit))
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
-            return Memory(total, min(total, int(line.split()[1]) * 1024))
-    return Memory(total, total // 2)
+            return DeviceMemory(total, min(total, int(line.split()[1]) * 1024))
+    return DeviceMemory(total, total // 2)
 
 
 def _total() -> int:

@@ -15,10 +15,10 @@ import numpy as np
 from inl.backend.base import (
     Backend,
     Collectives,
-    Memory,
+    DeviceMemory,
     Program,
     StateSpec,
-    Storage,
+    StorageDtypes,
     Traits,
 )
 from inl.backend.host import host_memory
@@ -71,7 +71,7 @@ class ReferenceBackend(Backend):
     def state(self, spec: StateSpec, *, limits: Limits) -> State:
         return plain_state(spec, limits, self.tensor)
 
-    def memory(self) -> Memory:
+    def memory(self) -> DeviceMemory:
         return host_memory()
 
     def kernels(self) -> Iterable[Kernel]:
@@ -93,7 +93,7 @@ class ReferenceBackend(Backend):
         return function
 
     def offers(self, kind: type[C]) -> C | None:
-        offered = (self._collectives, Storage(FLOATS, self._storing))
+        offered = (self._collectives, StorageDtypes(FLOATS, self._storing))
         return next((found for found in offered if isinstance(found, kind)), None)
 
     def _storing(self, dtype: str) -> ReferenceBackend:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from inl.backend.base import Backend, C, Memory, Program, StateSpec, Traits
+from inl.backend.base import Backend, C, DeviceMemory, Program, StateSpec, Traits
 from inl.backend.host import host_memory
 from inl.dtypes import HostArray, cast, wrap
 from inl.ops.step import empty_tables
@@ -28,7 +28,7 @@ def simple_backend(
     compile: Compile | None = None,  # noqa: A002
     buckets: Callable[[Limits], Sequence[Bucket]] | None = None,
     traits: Traits | None = None,
-    memory: Callable[[], Memory] = host_memory,
+    memory: Callable[[], DeviceMemory] = host_memory,
     capabilities: Sequence[object] = (),
 ) -> Callable[[Device], Backend]:
     """Make a backend class out of functions; what is left out has a plain default.
@@ -57,7 +57,7 @@ def simple_backend(
         def state(self, spec: StateSpec, *, limits: Limits) -> State:
             return plain_state(spec, limits, tensor)
 
-        def memory(self) -> Memory:
+        def memory(self) -> DeviceMemory:
             return memory()
 
         def kernels(self) -> Iterable[Kernel]:
@@ -109,8 +109,8 @@ def zeroed_state(
     tables = empty_tables(
         groups=limits.groups,
         slots=limits.slots,
-        width=limits.width,
-        vocab=limits.counted,
+        max_blocks_per_seq=limits.max_blocks_per_seq,
+        vocab=limits.penalty_vocab,
         zeros=zeros,
     )
     return State(tuple(caches[layer] for layer in sorted(caches)), slotted, tables)

@@ -46,7 +46,9 @@ class Tunable(ABC):
         """Say what results hold for; imports no framework that is not there yet."""
 
     @abstractmethod
-    def axes(self, op: str, *specs: Any, **attrs: Any) -> Sequence[Sequence[Config]]:
+    def search_space(
+        self, op: str, *specs: Any, **attrs: Any
+    ) -> Sequence[Sequence[Config]]:
         """Ways to try for a call of ``op`` on specs: of each axis one, axis by axis.
 
         Empty where there is nothing to choose.

@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class KeptWeights(ABC):
+class WeightCache(ABC):
     """A capability: a backend that need not lay out the same weights twice."""
 
     @abstractmethod

@@ -18,7 +18,7 @@ from inl.errors import InlError, RequestError, RunnerError
 
 if TYPE_CHECKING:
     from inl.engine.inference_engine import InferenceEngine
-    from inl.engine.options import Options
+    from inl.engine.options import GenerationOptions
 
 CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 """What an answer may not send to a terminal: it could move the cursor or worse."""
@@ -50,7 +50,7 @@ def run(
     from inl.engine.inference_engine import InferenceEngine
     from inl.engine.options import make_request
 
-    sampling: Options = {
+    sampling: GenerationOptions = {
         "max_tokens": max_tokens,
         "temperature": temperature,
         "seed": seed,
@@ -83,7 +83,7 @@ class Chat:
         self,
         engine: InferenceEngine,
         interrupt: Interrupt,
-        sampling: Options,
+        sampling: GenerationOptions,
         conversation: Conversation,
     ) -> None:
         if engine.chat_template is None:
@@ -159,7 +159,7 @@ class Chat:
         return self._stream(ids, retries)
 
     def _stream(self, ids: list[int], retries: int) -> str:
-        options: Options = {
+        options: GenerationOptions = {
             **self._sampling,
             "max_tokens": min(self._most, self._engine.context - len(ids)),
             "seed": self._sampling["seed"] + retries,

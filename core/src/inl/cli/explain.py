@@ -11,9 +11,9 @@ import typer
 from inl.cli import arguments
 from inl.config import EngineConfig
 from inl.executor.model_loader import (
-    backend_policy,
     compute_dtype,
     in_dtype,
+    kernel_selection,
     open_model,
     plan_limits,
 )
@@ -23,7 +23,7 @@ from inl.spec.dispatch import Tracer
 from inl.spec.step import Bucket
 from inl.weights.hub import resolve_model
 from inl.weights.loader import stored_specs
-from inl.weights.plan import plan_groups
+from inl.weights.plan import plan_weights
 
 
 def run(
@@ -60,9 +60,9 @@ def _trace(
     dtype = compute_dtype(backend, config.dtype)
     backend = in_dtype(backend, dtype)
     shaped = replace(language.config, dtype=dtype)
-    policy = backend_policy(backend, config)
+    policy = kernel_selection(backend, config)
     stored = stored_specs(language.checkpoint)
-    groups = plan_groups(language.model.weights(shaped), policy.kernels, stored)
+    groups = plan_weights(language.model.weights(shaped), policy.kernels, stored)
     limits = plan_limits(language.model, shaped, backend, config)
     traced = trace(language.model, shaped, groups, bucket, limits, policy)
     return traced, str(backend.device)
@@ -81,7 +81,7 @@ def explain(traced: Tracer) -> list[dict[str, Any]]:
                     "sites": 0,
                     "how": choice.how,
                     "winner": choice.winner,
-                    "inputs": choice.kernel.inputs if choice.kernel else "",
+                    "inputs": choice.kernel.activation_quant if choice.kernel else "",
                     "refusals": dict(choice.refusals),
                 },
             )

@@ -13,7 +13,7 @@ from inl.cli.progress import loading_bar
 from inl.config import EngineConfig
 from inl.engine.chat import chat_ids
 from inl.engine.inference_engine import Completion, InferenceEngine
-from inl.engine.options import Options, make_request
+from inl.engine.options import GenerationOptions, make_request
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.text.tokenizer import Tokenizer
 from inl.weights.hub import resolve_model
@@ -42,7 +42,7 @@ def run(
 ) -> None:
     """Answer PROMPT with a model on a device."""
     began = time.perf_counter()
-    options: Options = {
+    options: GenerationOptions = {
         "max_tokens": max_tokens,
         "temperature": temperature,
         "seed": seed,

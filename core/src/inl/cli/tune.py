@@ -16,7 +16,7 @@ from inl.cli.table import print_table
 from inl.errors import RequestError
 
 if TYPE_CHECKING:
-    from inl.executor.tuning_record import Measured, Quarantined, Record
+    from inl.executor.tuning_record import Quarantined, Record, TuningMeasurement
     from inl.tune.trials import Wanted
 
 
@@ -142,5 +142,5 @@ def _show(known: Record, path: Path) -> None:
     print_table(("op", "dtype", "shape", "device", "way", "found"), rows)
 
 
-def _head(entry: Measured | Quarantined) -> tuple[Any, ...]:
+def _head(entry: TuningMeasurement | Quarantined) -> tuple[Any, ...]:
     return (entry.work.op, entry.work.dtype, entry.work.shape, entry.facts.device)

@@ -14,7 +14,7 @@ from inl.errors import RequestError
 from inl.spec.cache import Paged
 from inl.spec.op import nbytes
 from inl.spec.tree import leaves
-from inl.weights.plan import Planned
+from inl.weights.plan import WeightPlan
 
 if TYPE_CHECKING:
     from inl.engine.core import StepRecord
@@ -152,8 +152,8 @@ def traffic(runner: LocalRunner) -> Traffic:
     return Traffic(sum(sizes.values()), _cache_bytes(loaded))
 
 
-def _pairs(groups: Any, weights: Any) -> Iterator[tuple[Planned, Any]]:
-    if isinstance(groups, Planned):
+def _pairs(groups: Any, weights: Any) -> Iterator[tuple[WeightPlan, Any]]:
+    if isinstance(groups, WeightPlan):
         yield groups, weights
     elif isinstance(groups, Mapping):
         for name, group in groups.items():

@@ -14,7 +14,7 @@ from inl.errors import (
 )
 from inl.protocol.runner import Limits, Reply, Runner
 from inl.scheduling.frame_encoder import STEP_NUMBERS, frames
-from inl.scheduling.plan import Plan, Policy
+from inl.scheduling.plan import Plan, SchedulerConfig
 from inl.scheduling.request import Event, Reason, Request
 from inl.scheduling.sampling_params import TokenLogprob
 from inl.scheduling.scheduler import Scheduler
@@ -64,7 +64,7 @@ class EngineCore:
     def __init__(
         self,
         runner: Runner,
-        policy: Policy | None = None,
+        config: SchedulerConfig | None = None,
         *,
         scheduler: Scheduler | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
@@ -72,7 +72,7 @@ class EngineCore:
         replace: Callable[[WorkerLost], Runner] | None = None,
     ) -> None:
         self.runner = runner
-        self.scheduler = scheduler or Scheduler(runner.limits, policy)
+        self.scheduler = scheduler or Scheduler(runner.limits, config)
         self.restarts = 0
         """Runners that took the place of a lost one."""
         self._recorder = recorder
@@ -81,7 +81,7 @@ class EngineCore:
         self._live: dict[int, Request] = {}
         self._pending: list[Event] = []
         self._failure: Exception | None = None
-        self._dropped: set[int] = set()
+        self._discarded_steps: set[int] = set()
         """Steps in flight that the runner refused."""
         self._steps = self._tokens = self._rows = 0
 
@@ -167,7 +167,7 @@ class EngineCore:
                 self.runner.submit(frame)
         except OutOfMemory as error:
             if header(frame).kind == STEP:
-                self._drop(plan, error)
+                self._discard_step(plan, error)
             else:
                 self._fail(error)
             return False
@@ -177,9 +177,9 @@ class EngineCore:
             return False
         return True
 
-    def _drop(self, plan: Plan, error: OutOfMemory) -> None:
+    def _discard_step(self, plan: Plan, error: OutOfMemory) -> None:
         """Forget a step that the runner did not begin."""
-        self._dropped.add(plan.step)
+        self._discarded_steps.add(plan.step)
         self._end_rows(plan, error)
 
     def _end_rows(self, plan: Plan, error: OutOfMemory) -> None:
@@ -199,7 +199,7 @@ class EngineCore:
             fresh = self._replace(error)
             self.runner = fresh
             self.scheduler.restart(fresh.limits)
-            self._dropped.clear()
+            self._discarded_steps.clear()
         except Exception as reason:
             self._failure = reason
             return
@@ -218,9 +218,9 @@ class EngineCore:
 
     def _collect(self) -> list[Event]:
         plan = self.scheduler.in_flight[0]
-        if plan.step in self._dropped:
-            self._dropped.remove(plan.step)
-            return self.scheduler.settle([0] * len(plan.chunks))
+        if plan.step in self._discarded_steps:
+            self._discarded_steps.remove(plan.step)
+            return self.scheduler.process_outputs([0] * len(plan.chunks))
         try:
             reply = self.runner.collect()
             if self._recorder is not None:
@@ -230,11 +230,11 @@ class EngineCore:
         except OutOfMemory as error:
             # A runner elsewhere tells of it late; steps behind it may have begun.
             self._end_rows(plan, error)
-            return self.scheduler.settle([0] * len(plan.chunks))
+            return self.scheduler.process_outputs([0] * len(plan.chunks))
         except Exception as error:
             self._fail(error)
             return []
-        events = self.scheduler.settle(tokens, scores)
+        events = self.scheduler.process_outputs(tokens, scores)
         for event in events:
             if event.reason is not None:
                 del self._live[event.request]
@@ -272,7 +272,7 @@ def _scores(reply: Reply, plan: Plan) -> list[TokenLogprob]:
     """Return what a reply tells of each row; raises ``ProtocolError``."""
     rows = len(plan.chunks)
     assert plan.bucket is not None
-    if plan.bucket.sampler != "full" or not any(
+    if plan.bucket.sampler != "sample_filtered" or not any(
         chunk.request.logprobs is not None for chunk in plan.chunks
     ):
         return []

@@ -7,88 +7,88 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from inl.engine.fair_lock import Turns
-from inl.engine.step_loop import Driver
+from inl.engine.fair_lock import FairLock
+from inl.engine.step_loop import AsyncStepLoop
 from inl.scheduling.request import Event
 
 if TYPE_CHECKING:
     from inl.engine.core import EngineCore
-    from inl.engine.request_handle import Answer
+    from inl.engine.request_handle import RequestHandle
 
 
-class Desk:
+class RequestDispatcher:
     """Tells answers what their requests' events are; any thread may come to it.
 
     One thread at a time calls the core, for one step or less.
     """
 
     def __init__(self, core: EngineCore) -> None:
-        self.turns = Turns()
+        self.lock = FairLock()
         """Who calls the core or its runner has one."""
         self._core = core
-        self._open: dict[int, Answer] = {}
-        self._leaving: deque[Answer] = deque()
-        self._driver = Driver(self.hand_in, self.step)
+        self._open: dict[int, RequestHandle] = {}
+        self._cancelled: deque[RequestHandle] = deque()
+        self._step_loop = AsyncStepLoop(self.submit, self.step)
 
-    def hand_in(self, answer: Answer) -> None:
+    def submit(self, answer: RequestHandle) -> None:
         """Queue an answer's request, unless it was dropped already.
 
         Raises as :meth:`~inl.engine.core.EngineCore.add`.
         """
-        with self.turns:
+        with self.lock:
             if not answer.completed:
                 self._open[self._core.add(answer.request)] = answer
 
-    def drive(self, answers: Sequence[Answer]) -> None:
+    def submit_async(self, answers: Sequence[RequestHandle]) -> None:
         """Queue answers and step on a thread of its own until they end; never waits."""
-        self._driver.submit(answers)
+        self._step_loop.submit(answers)
 
     def step(self) -> None:
         """Compute one step and tell whom it concerns."""
-        with self.turns:
-            self._let_go()
+        with self.lock:
+            self._drain_cancelled()
             events = self._core.step()
             now = time.perf_counter()
             for event in events:
-                self._tell(event, now)
-        self._end_dropped()
+                self._dispatch(event, now)
+        self._try_drain_cancelled()
 
-    def _tell(self, event: Event, now: float) -> None:
+    def _dispatch(self, event: Event, now: float) -> None:
         answer = self._open.get(event.request)
         if answer is None or answer.reason is not None:
             return
-        ended = answer.hear(event, now)
+        ended = answer.apply_event(event, now)
         if answer.stopped and event.reason is None:
             self._core.cancel(event.request, "stop")
         if ended:
             del self._open[event.request]
 
-    def drop(self, answers: Sequence[Answer]) -> None:
+    def cancel(self, answers: Sequence[RequestHandle]) -> None:
         """Cancel answers; never waits, for iterators do it when they are collected.
 
         Where somebody has the turn, they end after it.
         """
-        self._leaving.extend(answer for answer in answers if not answer.completed)
-        self._end_dropped()
+        self._cancelled.extend(answer for answer in answers if not answer.completed)
+        self._try_drain_cancelled()
 
-    def _end_dropped(self) -> None:
+    def _try_drain_cancelled(self) -> None:
         # Asked again each time: more may come while the turn is taken and left.
-        while self._leaving and self.turns.try_enter():
+        while self._cancelled and self.lock.try_acquire():
             try:
-                self._let_go()
+                self._drain_cancelled()
             finally:
-                self.turns.leave()
+                self.lock.release()
 
-    def _let_go(self) -> None:
-        while self._leaving:
-            answer = self._leaving.popleft()
+    def _drain_cancelled(self) -> None:
+        while self._cancelled:
+            answer = self._cancelled.popleft()
             number = answer.request.id
             if answer.completed:
                 continue
             if number:
                 self._open.pop(number, None)
                 self._core.cancel(number)
-            answer.hear(Event(number, None, "cancelled"), time.perf_counter())
+            answer.apply_event(Event(number, None, "cancelled"), time.perf_counter())
 
     def fail_all(self, error: Exception) -> None:
         """End every open answer with an error; the caller has the turn."""

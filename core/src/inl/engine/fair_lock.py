@@ -9,7 +9,7 @@ from typing import Self
 from inl.errors import RequestError
 
 
-class Turns:
+class FairLock:
     """A lock that goes to whoever has waited longest.
 
     An ordinary lock may be taken again at once by a thread that steps in a loop, for
@@ -38,23 +38,23 @@ class Turns:
         try:
             gate.acquire()
         except BaseException:
-            self._give_up(mine, gate)
+            self._abandon(mine, gate)
             raise
         return self
 
-    def _give_up(self, mine: int, gate: threading.Lock) -> None:
+    def _abandon(self, mine: int, gate: threading.Lock) -> None:
         """Leave the queue after an interrupt, or pass on a turn that came meanwhile."""
         with self._mutex:
             waits = (mine, gate) in self._queue
             if waits:
                 self._queue.remove((mine, gate))
         if not waits:
-            self.leave()
+            self.release()
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
+        self.release()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """End the turn."""
         with self._mutex:
             if not self._queue:
@@ -63,7 +63,7 @@ class Turns:
             self._owner, gate = self._queue.popleft()
         gate.release()
 
-    def try_enter(self) -> bool:
+    def try_acquire(self) -> bool:
         """Take the turn if nobody has it; never waits, so finalizers may ask."""
         if not self._mutex.acquire(blocking=False):
             return False

@@ -18,26 +18,26 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from inl.config import EngineConfig
 from inl.engine.chat import chat_ids
 from inl.engine.core import EngineCore, Stats, StepRecord
-from inl.engine.dispatcher import Desk
+from inl.engine.dispatcher import RequestDispatcher
 from inl.engine.options import (
-    Options,
+    GenerationOptions,
     Prompt,
     make_request,
     only,
     several,
     stop_strings,
 )
-from inl.engine.request_handle import Answer
 from inl.engine.request_handle import Completion as Completion
+from inl.engine.request_handle import RequestHandle
 from inl.engine.step_loop import Waiter, pieces, until_completed
 from inl.errors import RequestError, RunnerError
-from inl.executor.model_loader import LanguageModel, configured, is_replayed, open_model
+from inl.executor.model_loader import LanguageModel, configure, is_replayed, open_model
 from inl.protocol.runner import Runner
 from inl.recording.recorder import Recorder
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.weights.hub import resolve_model
 from inl.weights.loader import Progress
-from inl.workers.startup import Restarts, Served, check_place, run_header, start
+from inl.workers.startup import Restarts, StartedRunner, check_place, run_header, start
 
 if TYPE_CHECKING:
     from inl.text.tokenizer import Tokenizer
@@ -63,19 +63,19 @@ class InferenceEngine:
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> None:
         self.config = config or EngineConfig()
-        self.model = model = configured(model, self.config)
+        self.model = model = configure(model, self.config)
         self.tokenizer = tokenizer or model.checkpoint.tokenizer()
         self.chat_template = model.checkpoint.chat_template
         if runner is None:
             served = start(model, self.config, progress=progress)
         else:
-            served = Served(runner, "runner", "")
+            served = StartedRunner(runner, "runner", "")
         self.device = served.device
         """Where the runner computes; changes where a lost one is replaced elsewhere."""
         context = min(model.config.max_tokens, served.runner.limits.max_tokens)
         self.context = min(context, self.config.context or context)
         """Most tokens of a prompt and its answer."""
-        policy = Policy(
+        policy = SchedulerConfig(
             token_budget=self.config.token_budget or served.runner.limits.token_budget,
             max_rows=self.config.max_batch,
             context=self.context,
@@ -99,7 +99,7 @@ class InferenceEngine:
             recorder=self.recorder,
             replace=Restarts(self._restart) if restarts else None,
         )
-        self._desk = Desk(self._core)
+        self._dispatcher = RequestDispatcher(self._core)
 
     @classmethod
     def from_pretrained(
@@ -138,21 +138,21 @@ class InferenceEngine:
     # A string is a sequence of strings too: the first overload that fits is meant.
     @overload
     def generate(  # type: ignore[overload-overlap]
-        self, prompt: str, **options: Unpack[Options]
+        self, prompt: str, **options: Unpack[GenerationOptions]
     ) -> Completion: ...
     @overload
     def generate(
-        self, prompt: Sequence[int], **options: Unpack[Options]
+        self, prompt: Sequence[int], **options: Unpack[GenerationOptions]
     ) -> Completion: ...
     @overload
     def generate(
         self,
         prompt: Sequence[str] | Sequence[Sequence[int]],
-        **options: Unpack[Options],
+        **options: Unpack[GenerationOptions],
     ) -> list[Completion]: ...
 
     def generate(
-        self, prompt: Any, **options: Unpack[Options]
+        self, prompt: Any, **options: Unpack[GenerationOptions]
     ) -> Completion | list[Completion]:
         """Answer a prompt, or several at once.
 
@@ -165,13 +165,15 @@ class InferenceEngine:
         answers = self._submit_all(prompts, options)
         try:
             while not all(answer.completed for answer in answers):
-                self._desk.step()
+                self._dispatcher.step()
         finally:
-            self._desk.drop(answers)
+            self._dispatcher.cancel(answers)
         found = [answer.completion() for answer in answers]
         return found[0] if single else found
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[str]:
+    def stream(
+        self, prompt: Prompt, **options: Unpack[GenerationOptions]
+    ) -> Iterator[str]:
         """Yield the answer's text as it comes, never half a character or stop string.
 
         Closing the iterator cancels the request.
@@ -183,21 +185,21 @@ class InferenceEngine:
 
     @overload
     async def agenerate(  # type: ignore[overload-overlap]
-        self, prompt: str, **options: Unpack[Options]
+        self, prompt: str, **options: Unpack[GenerationOptions]
     ) -> Completion: ...
     @overload
     async def agenerate(
-        self, prompt: Sequence[int], **options: Unpack[Options]
+        self, prompt: Sequence[int], **options: Unpack[GenerationOptions]
     ) -> Completion: ...
     @overload
     async def agenerate(
         self,
         prompt: Sequence[str] | Sequence[Sequence[int]],
-        **options: Unpack[Options],
+        **options: Unpack[GenerationOptions],
     ) -> list[Completion]: ...
 
     async def agenerate(
-        self, prompt: Any, **options: Unpack[Options]
+        self, prompt: Any, **options: Unpack[GenerationOptions]
     ) -> Completion | list[Completion]:
         """:meth:`generate` for asyncio; tasks that wait at once share their steps.
 
@@ -209,12 +211,12 @@ class InferenceEngine:
         try:
             await until_completed(answers, waiter)
         finally:
-            self._desk.drop(answers)
+            self._dispatcher.cancel(answers)
         found = [answer.completion() for answer in answers]
         return found[0] if single else found
 
     async def astream(
-        self, prompt: Prompt, **options: Unpack[Options]
+        self, prompt: Prompt, **options: Unpack[GenerationOptions]
     ) -> AsyncGenerator[str, None]:
         """:meth:`stream` for asyncio; it begins when the first piece is asked for.
 
@@ -227,31 +229,33 @@ class InferenceEngine:
                 yield piece
             answer.completion()
         finally:
-            self._desk.drop([answer])
+            self._dispatcher.cancel([answer])
 
-    def submit(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
+    def submit(
+        self, prompt: Prompt, **options: Unpack[GenerationOptions]
+    ) -> RequestHandle:
         """Queue a prompt; :meth:`generate` and :meth:`stream` do and drive it.
 
         options: see :class:`~inl.engine.options.Options`.
         """
         answer = self._prepare(prompt, **options)
-        self._desk.hand_in(answer)
+        self._dispatcher.submit(answer)
         return answer
 
-    def cancel(self, answer: Answer) -> None:
+    def cancel(self, answer: RequestHandle) -> None:
         """End an answer with what it has so far, unless it has ended.
 
         Where another thread computes a step just now, that takes effect after it.
         """
-        self._desk.drop([answer])
+        self._dispatcher.cancel([answer])
 
     def close(self) -> None:
         """Free the device and finish the trace. Closing twice is allowed.
 
         Answers that are still open end with a :class:`~inl.errors.RunnerError`.
         """
-        with self._desk.turns:
-            self._desk.fail_all(
+        with self._dispatcher.lock:
+            self._dispatcher.fail_all(
                 RunnerError("engine: was closed before the answer's end")
             )
             self.runner.close()
@@ -292,7 +296,9 @@ class InferenceEngine:
                     f"{self.runner.limits.vocab - 1}"
                 )
 
-    def _prepare(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
+    def _prepare(
+        self, prompt: Prompt, **options: Unpack[GenerationOptions]
+    ) -> RequestHandle:
         """Make and check an answer's request without queuing it."""
         started = time.perf_counter()
         ids = self._encode(prompt)
@@ -303,25 +309,27 @@ class InferenceEngine:
             raise
         self._core.scheduler.check(request)
         stops = stop_strings(options.get("stop"))
-        return Answer(request, self.tokenizer, stops, started)
+        return RequestHandle(request, self.tokenizer, stops, started)
 
-    def _submit_all(self, prompts: Sequence[Prompt], options: Options) -> list[Answer]:
-        answers: list[Answer] = []
+    def _submit_all(
+        self, prompts: Sequence[Prompt], options: GenerationOptions
+    ) -> list[RequestHandle]:
+        answers: list[RequestHandle] = []
         try:
             for prompt in prompts:
                 answers.append(self.submit(prompt, **options))
         except BaseException:
-            self._desk.drop(answers)
+            self._dispatcher.cancel(answers)
             raise
         return answers
 
     async def _begin(
-        self, prompts: Sequence[Prompt], options: Options, waiter: Waiter
-    ) -> list[Answer]:
+        self, prompts: Sequence[Prompt], options: GenerationOptions, waiter: Waiter
+    ) -> list[RequestHandle]:
         """Queue prompts for the thread that steps, without waiting for it."""
         import asyncio
 
-        answers: list[Answer] = []
+        answers: list[RequestHandle] = []
         for prompt in prompts:
             if isinstance(prompt, str):
                 # A long text takes a while to encode.
@@ -331,10 +339,10 @@ class InferenceEngine:
                 answers.append(self._prepare(prompt, **options))
         for answer in answers:
             answer.listener = waiter
-        self._desk.drive(answers)
+        self._dispatcher.submit_async(answers)
         return answers
 
-    def _pieces(self, answer: Answer) -> Iterator[str]:
+    def _pieces(self, answer: RequestHandle) -> Iterator[str]:
         try:
             yield ""
             while True:
@@ -342,7 +350,7 @@ class InferenceEngine:
                     yield piece
                 if answer.completed:
                     break
-                self._desk.step()
+                self._dispatcher.step()
             answer.completion()
         finally:
-            self._desk.drop([answer])
+            self._dispatcher.cancel([answer])

@@ -12,10 +12,10 @@ from inl.scheduling.request import Request
 Prompt = str | Sequence[int]
 
 
-class Options(TypedDict, total=False):
+class GenerationOptions(TypedDict, total=False):
     """How to answer; the same for every way of asking. A missing one changes nothing.
 
-    The order in which they take effect is told by :data:`inl.ops.sample.choose`;
+    The order in which they take effect is told by :data:`inl.ops.sample.sample`;
     ``logprobs`` are those before any of them does.
     """
 
@@ -49,17 +49,19 @@ class Options(TypedDict, total=False):
     """Go on past the model's own end tokens."""
 
 
-def make_request(ids: Sequence[int], options: Options, *, room: int) -> Request:
+def make_request(
+    ids: Sequence[int], options: GenerationOptions, *, room: int
+) -> Request:
     """Make the request that ``options`` ask for, with ``room`` tokens unless they say.
 
     Raises :class:`~inl.errors.RequestError` for an option that there is not, or whose
     value is not accepted; needs no model, so a command can check what it was given.
     """
     fields: dict[str, Any] = dict(options)
-    if unknown := sorted(set(fields) - set(Options.__annotations__)):
+    if unknown := sorted(set(fields) - set(GenerationOptions.__annotations__)):
         raise RequestError(
             f"options: found {', '.join(unknown)}, accepts "
-            f"{', '.join(Options.__annotations__)}"
+            f"{', '.join(GenerationOptions.__annotations__)}"
         )
     stop_strings(fields.pop("stop", None))
     if not isinstance(ends := fields.get("stop_ids", ()), Collection):

@@ -41,7 +41,7 @@ class Completion:
         return self.text
 
 
-class Answer:
+class RequestHandle:
     """A request as it is answered: what ``InferenceEngine.submit`` gives.
 
     It grows while something drives the engine: ``generate``, ``stream`` or their async
@@ -101,7 +101,7 @@ class Answer:
         self._taken += len(pieces)
         return "".join(pieces)
 
-    def hear(self, event: Event, now: float) -> bool:
+    def apply_event(self, event: Event, now: float) -> bool:
         """Take the scheduler's word, a token, the end, or both; tell if that is all."""
         if event.token is not None:
             if not self.token_ids:
@@ -127,7 +127,9 @@ class Answer:
     def fail(self, error: Exception) -> None:
         """End with an error, unless it has ended."""
         if not self.completed:
-            self.hear(Event(self.request.id, None, "error", error), perf_counter())
+            self.apply_event(
+                Event(self.request.id, None, "error", error), perf_counter()
+            )
 
     def completion(self) -> Completion:
         """What it came to; raises what it ended with, if that is an error."""

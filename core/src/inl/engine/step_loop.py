@@ -16,23 +16,25 @@ from typing import TYPE_CHECKING
 from inl.errors import InlError
 
 if TYPE_CHECKING:
-    from inl.engine.request_handle import Answer
+    from inl.engine.request_handle import RequestHandle
 
 
-class Driver:
+class AsyncStepLoop:
     """Steps an engine while answers that were given to it are open.
 
     add: queues an answer's request. step: one step of the engine; both may raise, and
     then the answers concerned end with that error.
     """
 
-    def __init__(self, add: Callable[[Answer], None], step: Callable[[], None]) -> None:
+    def __init__(
+        self, add: Callable[[RequestHandle], None], step: Callable[[], None]
+    ) -> None:
         self._add, self._step = add, step
         self._mutex = threading.Lock()
-        self._arriving: deque[Answer] = deque()
+        self._arriving: deque[RequestHandle] = deque()
         self._runs = False
 
-    def submit(self, answers: Sequence[Answer]) -> None:
+    def submit(self, answers: Sequence[RequestHandle]) -> None:
         """Queue answers, to be told of by their ``listener``; never waits."""
         with self._mutex:
             self._arriving.extend(answers)
@@ -42,7 +44,7 @@ class Driver:
         threading.Thread(target=self._run, name="inl-async", daemon=True).start()
 
     def _run(self) -> None:
-        open_answers: list[Answer] = []
+        open_answers: list[RequestHandle] = []
         while True:
             with self._mutex:
                 arrived = list(self._arriving)
@@ -60,7 +62,7 @@ class Driver:
                     answer.fail(error)
             open_answers = [each for each in open_answers if not each.completed]
 
-    def _add_all(self, answers: Sequence[Answer]) -> None:
+    def _add_all(self, answers: Sequence[RequestHandle]) -> None:
         for answer in answers:
             try:
                 self._add(answer)
@@ -89,13 +91,13 @@ class Waiter:
         self._event.clear()
 
 
-async def until_completed(answers: Sequence[Answer], waiter: Waiter) -> None:
+async def until_completed(answers: Sequence[RequestHandle], waiter: Waiter) -> None:
     """Wait until every answer has ended."""
     while not all(answer.completed for answer in answers):
         await waiter.wait()
 
 
-async def pieces(answer: Answer, waiter: Waiter) -> AsyncIterator[str]:
+async def pieces(answer: RequestHandle, waiter: Waiter) -> AsyncIterator[str]:
     """Yield an answer's text as it becomes certain, until it has ended."""
     while True:
         # Asked before the text is taken, so that the last of it is never left.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inl.backend.base import Storage
+from inl.backend.base import StorageDtypes
 from inl.backend.ranks import AXIS, collectives_of, count_ranks, over_ranks
 from inl.backend.state_bytes import block_bytes
 from inl.backend.weight_cache import KeptWeights
@@ -19,19 +19,19 @@ from inl.dtypes import FLOATS, wrap
 from inl.errors import CheckpointError, OutOfMemory, RequestError
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.rank_runner import check_shares
-from inl.executor.tuning_results import findings
+from inl.executor.tuning_results import load_tuning_results
 from inl.models.registry import find_model
 from inl.plugin import registry
 from inl.protocol.runner import Limits
 from inl.spec.cache import Paged, Slotted
 from inl.spec.model import Model
 from inl.spec.op import OpSpec
-from inl.spec.selection import Policy
+from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import round_results
 from inl.spec.tree import tree_map
 from inl.weights.checkpoint import Checkpoint, open_checkpoint
 from inl.weights.loader import Progress, load_weights, stored_specs
-from inl.weights.plan import check_tensors, plan_groups
+from inl.weights.plan import check_tensors, plan_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,12 +69,12 @@ def open_model(path: str | Path) -> LanguageModel:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
     config, checkpoint = model.adapt(config, checkpoint)
     stored = stored_specs(checkpoint)
-    groups = plan_groups(model.weights(config), (), stored)
+    groups = plan_weights(model.weights(config), (), stored)
     check_tensors(groups, stored, str(checkpoint.path))
     return LanguageModel(model, config, checkpoint)
 
 
-def configured(language: LanguageModel, config: EngineConfig) -> LanguageModel:
+def configure(language: LanguageModel, config: EngineConfig) -> LanguageModel:
     """The model with what an engine's config says of it.
 
     Raises :class:`RequestError` where the model knows no such thing.
@@ -111,57 +111,57 @@ def start_runner(
     the start. rank: which part of the weights, where ``backend`` offers
     :class:`~inl.backend.base.Collectives`; every rank must make the same call.
     """
-    language = configured(language, config)
+    language = configure(language, config)
     dtype = compute_dtype(backend, config.dtype)
     backend = in_dtype(backend, dtype)
     shaped = replace(language.config, dtype=dtype)
     model = caching_in(language.model, backend, config.kv_dtype)
     ranks = count_ranks(backend)
     stored = stored_specs(language.checkpoint)
-    policy = backend_policy(backend, config)
-    groups = plan_groups(model.weights(shaped), policy.kernels, stored, ranks=ranks)
+    selection = kernel_selection(backend, config)
+    groups = plan_weights(model.weights(shaped), selection.kernels, stored, ranks=ranks)
     check_shares(groups, model.state(shaped), ranks)
     if limits is None:
         planned = plan_limits(model, shaped, backend, config, ranks=ranks)
-        limits = least_limits(planned, backend)
+        limits = min_limits(planned, backend)
     load = partial(
         load_weights, groups, language.checkpoint, backend, dtype, rank=rank,
         progress=progress,
     )  # fmt: skip
-    kept = backend.offers(KeptWeights)  # type: ignore[type-abstract]
+    kept = backend.offers(WeightCache)  # type: ignore[type-abstract]
     if kept is None or ranks > 1:
         weights = load()
     else:
         weights = kept.load(language.checkpoint.files(), dtype, load)
-    loaded = Loaded(model, shaped, groups, weights, policy, ranks)
+    loaded = Loaded(model, shaped, groups, weights, selection, ranks)
     runner = LocalRunner(backend, loaded, limits)
     if config.warm_up:
         runner.warm_up(progress)
     return runner
 
 
-def least_limits(limits: Limits, backend: Backend) -> Limits:
+def min_limits(limits: Limits, backend: Backend) -> Limits:
     """What every rank has memory for; their devices may not be equally free."""
     collectives = collectives_of(backend)
     if collectives is None:
         return limits
-    sizes = np.array([[limits.width, *limits.blocks]], np.int32)
+    sizes = np.array([[limits.max_blocks_per_seq, *limits.blocks]], np.int32)
     found = collectives.all_gather(backend.tensor(wrap(sizes)), AXIS)
     width, *blocks = backend.numpy(found).data.reshape(-1, sizes.size).min(0).tolist()
-    return replace(limits, width=width, blocks=tuple(blocks))
+    return replace(limits, max_blocks_per_seq=width, blocks=tuple(blocks))
 
 
-def backend_policy(backend: Backend, config: EngineConfig) -> Policy:
+def kernel_selection(backend: Backend, config: EngineConfig) -> KernelSelection:
     """Which kernels an engine may choose from."""
     kernels = (*backend.kernels(), *registry().kernels(backend.device.type))
     if (collectives := collectives_of(backend)) is not None:
         kernels = tuple(over_ranks(kernels, collectives))
-    return Policy(
+    return KernelSelection(
         kernels,
         host=partial(hosted, backend) if config.allow_hosted else None,
         invariant=config.invariant,
-        where=str(backend.device),
-        findings=findings(backend),
+        device_name=str(backend.device),
+        tuning_results=load_tuning_results(backend),
     )
 
 
@@ -173,7 +173,7 @@ def compute_dtype(backend: Backend, wanted: str) -> str:
         raise RequestError(
             f"dtype: found {wanted!r}, accepted: auto, {', '.join(FLOATS)}"
         )
-    storage = backend.offers(Storage)
+    storage = backend.offers(StorageDtypes)
     served = storage.dtypes if storage else backend.traits.dtypes
     if wanted not in served:
         raise RequestError(
@@ -205,7 +205,7 @@ def _state_in(state: Callable[[Any], StateSpec], dtype: str, config: Any) -> Sta
 
 def in_dtype(backend: Backend, dtype: str) -> Backend:
     """Open the backend once more where it must be told the dtype to store in."""
-    storage = backend.offers(Storage)
+    storage = backend.offers(StorageDtypes)
     if storage is None or dtype in backend.traits.dtypes:
         return backend
     return storage.storing(dtype)
@@ -244,7 +244,7 @@ def plan_limits(
         blocks=_share(paged, budget, width, size, config.max_batch),
         windows=tuple(group.window for group in paged),
         block_size=size,
-        width=width,
+        max_blocks_per_seq=width,
         vocab=shaped.vocab_size,
         depth=config.depth or backend.traits.depth,
         sampler=config.sampling,

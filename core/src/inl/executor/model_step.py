@@ -18,7 +18,7 @@ def forward(
     )
     step = step._replace(plan=ops.plan(step, block_size=ops.block_size))
     state = state._replace(tables=tables)
-    sampled = narrowed(ops, model, step)
+    sampled = prune_last_layer(ops, model, step)
     carry = model.embed(ops, config, weights, step)
     last = len(weights.layers) - 1
     for index, w in enumerate(weights.layers):
@@ -29,35 +29,39 @@ def forward(
     return model.head(ops, config, weights, carry, sampled or step), step, state
 
 
-def narrowed(ops: Any, model: Model, step: Step) -> Step | None:
+def prune_last_layer(ops: Any, model: Model, step: Step) -> Step | None:
     """The step of the last layer, where fewer tokens are sampled than computed.
 
     Not where several are sampled of a row: kernels may take a row's tokens for its
     last ones, and of a row that has fewer one is sampled twice.
     """
     bucket = ops.bucket
-    if bucket.width > 1 or bucket.rows >= bucket.tokens or not model.narrows:
+    if (
+        bucket.tokens_per_row > 1
+        or bucket.rows >= bucket.tokens
+        or not model.prunes_last_layer
+    ):
         return None
-    sampled: Step = ops.sampled_step(step)
+    sampled: Step = ops.prune_last_layer(step)
     return sampled._replace(plan=ops.plan(sampled, block_size=ops.block_size))
 
 
 def advance(
     ops: Any, model: Model, config: Any, weights: Any, message: Array, state: State
 ) -> tuple[Any, State]:
-    """Compute one step and choose its tokens, see :func:`choose`."""
+    """Compute one step and choose its tokens, see :func:`sample`."""
     logits, step, state = forward(ops, model, config, weights, message, state)
-    return choose(ops, logits, step, state)
+    return sample(ops, logits, step, state)
 
 
-def choose(ops: Any, logits: Array, step: Step, state: State) -> tuple[Any, State]:
+def sample(ops: Any, logits: Array, step: Step, state: State) -> tuple[Any, State]:
     """Choose tokens, int32 [S], and remember each row's last.
 
-    A "full" program gives a pair: tokens and their :class:`~inl.spec.step.Scores`.
+    A "sample_filtered" program gives a pair: tokens and their :class:`~inl.spec.step.Scores`.
     """
     sampler = ops.bucket.sampler
-    tokens, tables = ops.choose(logits, step, state.tables, sampler=sampler)
+    tokens, tables = ops.sample(logits, step, state.tables, sampler=sampler)
     state = state._replace(tables=tables)
-    if sampler != "full":
+    if sampler != "sample_filtered":
         return tokens, state
     return (tokens, ops.score(logits, tokens)), state

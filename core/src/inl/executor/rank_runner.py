@@ -88,7 +88,7 @@ class RankRunner(Runner):
         found = header(message)
         if self._masked is not None:
             raise ProtocolError(
-                f"step {self._masked} waits for its masks: call choose first"
+                f"step {self._masked} waits for its masks: call sample first"
             )
         if found.kind == STEP:
             if len(self._flying) >= self.limits.depth:
@@ -101,7 +101,7 @@ class RankRunner(Runner):
         frame = message.copy()
         self._everywhere(lambda rank: self._submit(rank, frame))
 
-    def choose(self, step: int, masks: IntArray) -> None:
+    def sample(self, step: int, masks: IntArray) -> None:
         self._check()
         if self._masked is None or self._masked != step:
             raise ProtocolError(f"step {step}: no masks were announced for it")
@@ -115,7 +115,7 @@ class RankRunner(Runner):
             raise ProtocolError("collect: no step is in flight")
         if self._masked == self._flying[0].step:
             raise ProtocolError(
-                f"step {self._masked} waits for its masks: call choose first"
+                f"step {self._masked} waits for its masks: call sample first"
             )
         flight = self._flying.popleft()
         replies = self._together(
@@ -196,7 +196,7 @@ class RankRunner(Runner):
 
     def _choose(self, rank: int, step: int, masks: IntArray) -> None:
         if (rank, step) not in self._full:
-            self._runners[rank].choose(step, masks)
+            self._runners[rank].sample(step, masks)
 
     def _collect(self, rank: int, step: int) -> Reply | OutOfMemory:
         if (rank, step) in self._full:

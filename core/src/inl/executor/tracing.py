@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from inl.executor.model_step import choose, forward
+from inl.executor.model_step import forward, sample
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.dispatch import Tracer
 from inl.spec.limits import Limits
-from inl.spec.message import MARK_SIZE, admit_size, layout
+from inl.spec.message import TOKEN_BIAS_SIZE, admit_size, layout
 from inl.spec.model import Model
-from inl.spec.selection import Policy
+from inl.spec.selection import KernelSelection
 from inl.spec.step import PARAMS, Bucket, Tables
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import tree_map
@@ -22,7 +22,7 @@ def trace(
     groups: Any,
     bucket: Bucket,
     limits: Limits,
-    policy: Policy,
+    selection: KernelSelection,
     *,
     ranks: int = 1,
 ) -> Tracer:
@@ -30,7 +30,7 @@ def trace(
 
     groups: weight tree whose leaves are :class:`~inl.weights.plan.Planned`.
     """
-    tracer = Tracer(policy, bucket, limits.block_size)
+    tracer = Tracer(selection, bucket, limits.block_size)
     weights = tree_map(lambda planned: planned.specs(config.dtype), groups)
     words = layout(bucket, groups=limits.groups, block_size=limits.block_size).size
     message = StrictArray((words,), "int32")
@@ -39,11 +39,13 @@ def trace(
     logits = StrictArray((logits.shape[0], limits.vocab), logits.dtype)  # all ranks
     masks = StrictArray((logits.shape[0], -(-limits.vocab // 32)), "int32")
     tracer.mask_logits(logits, masks)
-    choose(tracer, logits, step, state)
-    frames = StrictArray((1, admit_size(limits.groups, limits.width)), "int32")
+    sample(tracer, logits, step, state)
+    frames = StrictArray(
+        (1, admit_size(limits.groups, limits.max_blocks_per_seq)), "int32"
+    )
     tracer.admit(frames, state.tables)
-    if limits.counted:
-        tracer.mark(StrictArray((MARK_SIZE,), "int32"), state.tables)
+    if limits.penalty_vocab:
+        tracer.set_token_bias(StrictArray((TOKEN_BIAS_SIZE,), "int32"), state.tables)
     return tracer
 
 
@@ -67,12 +69,12 @@ def strict_state(
     }
     slots = limits.slots
     tables = Tables(
-        StrictArray((limits.groups, slots, limits.width), "int32"),
+        StrictArray((limits.groups, slots, limits.max_blocks_per_seq), "int32"),
         StrictArray((slots,), "int32"),
         StrictArray((slots,), "int32"),
         StrictArray((slots,), "int32"),
         StrictArray((slots, len(PARAMS)), "float32"),
-        StrictArray((slots, limits.counted), "int32"),
-        StrictArray((slots, limits.counted), "float32"),
+        StrictArray((slots, limits.penalty_vocab), "int32"),
+        StrictArray((slots, limits.penalty_vocab), "float32"),
     )
     return State(tuple(caches[index] for index in sorted(caches)), slotted, tables)

@@ -18,7 +18,7 @@ FORMAT = "inl-tuning/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TuningMeasurement:
     """The fastest right way at one workload."""
 
     work: Workload
@@ -58,7 +58,7 @@ class Quarantined:
 class Record:
     """All that is in a file."""
 
-    measured: Mapping[Any, Measured] = field(default_factory=dict)
+    measured: Mapping[Any, TuningMeasurement] = field(default_factory=dict)
     quarantined: Mapping[Any, Quarantined] = field(default_factory=dict)
 
     def merged(self, other: Record) -> Record:
@@ -80,7 +80,9 @@ class Record:
         }
         return Record(measured, barred)
 
-    def without(self, drop: Callable[[Measured | Quarantined], bool]) -> Record:
+    def without(
+        self, drop: Callable[[TuningMeasurement | Quarantined], bool]
+    ) -> Record:
         """Only entries that ``drop`` is false of."""
         return Record(
             {key: m for key, m in self.measured.items() if not drop(m)},
@@ -91,10 +93,10 @@ class Record:
         return len(self.measured) + len(self.quarantined)
 
 
-def record(*entries: Measured | Quarantined) -> Record:
+def record(*entries: TuningMeasurement | Quarantined) -> Record:
     """A record of these entries."""
     return Record(
-        {e.key: e for e in entries if isinstance(e, Measured)},
+        {e.key: e for e in entries if isinstance(e, TuningMeasurement)},
         {e.key: e for e in entries if isinstance(e, Quarantined)},
     )
 
@@ -109,7 +111,7 @@ def parse(data: bytes | str, where: str) -> Record:
         raise RequestError(
             f"{where}: no {FORMAT!r} file; `inl tune --export` writes one"
         )
-    entries: list[Measured | Quarantined] = []
+    entries: list[TuningMeasurement | Quarantined] = []
     for kind, build in (("measured", _measured), ("quarantined", _quarantined)):
         for place, item in enumerate(_typed(found, kind, list, where)):
             at = f"{where}: {kind}[{place}]"
@@ -136,12 +138,12 @@ def _shared(item: Mapping[str, Any], where: str) -> tuple[Workload, Facts, Confi
     return work, facts, config
 
 
-def _measured(item: Mapping[str, Any], where: str) -> Measured:
+def _measured(item: Mapping[str, Any], where: str) -> TuningMeasurement:
     number = (int, float)
     seconds, before = (
         float(_typed(item, name, number, where)) for name in ("seconds", "before")
     )
-    return Measured(
+    return TuningMeasurement(
         *_shared(item, where), seconds, before, _typed(item, "when", str, where)
     )
 
@@ -157,7 +159,7 @@ def _quarantined(item: Mapping[str, Any], where: str) -> Quarantined:
 def dump(found: Record) -> str:
     """The text of a file."""
 
-    def flat(entry: Measured | Quarantined) -> dict[str, Any]:
+    def flat(entry: TuningMeasurement | Quarantined) -> dict[str, Any]:
         rest = asdict(entry)
         del rest["work"], rest["facts"]
         return {**entry.work._asdict(), **entry.facts._asdict(), **rest}

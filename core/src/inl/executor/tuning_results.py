@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from inl.backend.tunable import Tunable
 from inl.errors import InlError
-from inl.spec.workload import Findings, frozen
+from inl.spec.workload import TuningResults, frozen
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
     from inl.executor.tuning_record import Quarantined, Record
 
 
-def findings(backend: Backend) -> Findings:
+def load_tuning_results(backend: Backend) -> TuningResults:
     """What ``inl tune`` found on the device of ``backend``, with these versions.
 
     A file that cannot be used is one line of log and never an error: it makes nothing
@@ -23,7 +23,7 @@ def findings(backend: Backend) -> Findings:
     """
     tunable = backend.offers(Tunable)  # type: ignore[type-abstract]
     if tunable is None:
-        return Findings()
+        return TuningResults()
     from inl.executor.tuning_file import read, tuning_file
 
     path = tuning_file()
@@ -31,13 +31,13 @@ def findings(backend: Backend) -> Findings:
         return applied(read(path), tunable)
     except InlError as error:
         _warn(f"{error}; ignored, `inl tune --clear` removes it")
-        return Findings()
+        return TuningResults()
 
 
-def applied(found: Record, tunable: Tunable) -> Findings:
+def applied(found: Record, tunable: Tunable) -> TuningResults:
     """Those entries of a record that hold for a device, made into kernels."""
     if not found:
-        return Findings()
+        return TuningResults()
     facts = tunable.facts()
     winners = {}
     for entry in found.measured.values():
@@ -53,7 +53,7 @@ def applied(found: Record, tunable: Tunable) -> Findings:
         for entry in found.quarantined.values()
         if entry.facts == facts
     }
-    return Findings(winners, barred)
+    return TuningResults(winners, barred)
 
 
 def sentence(entry: Quarantined) -> str:

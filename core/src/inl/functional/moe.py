@@ -177,10 +177,10 @@ def _call(name: str, *args: Any, **attrs: Any) -> Any:
 @cache
 def _ops(framework: str) -> Any:
     """Ops that compute on the framework's arrays; ``None`` where it has no kernels."""
-    from inl.spec.dispatch import LateOps
+    from inl.spec.dispatch import DynamicOps
 
     kernels = functions_of(framework).kernels
-    return None if kernels is None else LateOps(kernels())
+    return None if kernels is None else DynamicOps(kernels())
 
 
 def _on_host(
@@ -188,7 +188,7 @@ def _on_host(
 ) -> Any:
     from inl.backend.reference import ReferenceBackend
     from inl.device import Device
-    from inl.spec.dispatch import LateOps
+    from inl.spec.dispatch import DynamicOps
     from inl.spec.op import CATALOG
     from inl.spec.tree import leaves, tree_map
 
@@ -201,6 +201,6 @@ def _on_host(
         return own.to_numpy(leaf).astype(wide if floating else leaf.dtype)
 
     kernels = ReferenceBackend(Device("reference"), dtype=wide).kernels()
-    found = getattr(LateOps(kernels), name)(*tree_map(fetch, args), **attrs)
+    found = getattr(DynamicOps(kernels), name)(*tree_map(fetch, args), **attrs)
     like = args[0] if CATALOG[name].rounds else None
     return tree_map(lambda leaf: own.from_numpy(leaf, like), found)

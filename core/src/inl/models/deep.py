@@ -70,7 +70,7 @@ class Carry(NamedTuple):
     """What moves the next layer's attention."""
     total: Array
     """Sum of the layers' own mu."""
-    turn: blocks.Turn
+    rope: blocks.RopeTables
 
 
 def config(hf: Mapping[str, Any]) -> DeepConfig:
@@ -146,7 +146,7 @@ def layer(
         carry = carry._replace(velocity=ops.read_slots(state.slotted[VELOCITY], step))
     x = ops.rms_norm(carry.residual, w.attention.norm, eps=c.norm_eps)
     part, state = blocks.attend(
-        ops, c, w.attention, x, carry.mu, carry.turn, step, state,
+        ops, c, w.attention, x, carry.mu, carry.rope, step, state,
         index=index, sampled=sampled,
     )  # fmt: skip
     if sampled is not None:
@@ -167,7 +167,7 @@ def layer(
         held = ops.write_slots(velocity, state.slotted[VELOCITY], step)
         state = state._replace(slotted={**state.slotted, VELOCITY: held})
     handed = mu + total * c.mu_highway
-    return Carry(residual, velocity, handed, total, carry.turn), state
+    return Carry(residual, velocity, handed, total, carry.rope), state
 
 
 def head(ops: Any, c: DeepConfig, w: Weights, carry: Carry, step: Step) -> Array:

@@ -27,7 +27,7 @@ class MuAttention(NamedTuple):
     k_norm: Any = None
 
 
-class Turn(NamedTuple):
+class RopeTables(NamedTuple):
     """Rotation of every token, the same in each layer."""
 
     cos: Array
@@ -89,12 +89,14 @@ def routed_group(c: RoutedConfig, at: str) -> Group:
     return Group("token_routed_mlp", **params)
 
 
-def begin(ops: Any, c: RoutedConfig, w: Embedding, step: Step) -> tuple[Array, Turn]:
+def begin(
+    ops: Any, c: RoutedConfig, w: Embedding, step: Step
+) -> tuple[Array, RopeTables]:
     """Look the tokens up, and prepare their rotation."""
     cos, sin = ops.rope_table(
         step.positions, dim=c.head_dim, theta=c.rope_theta, scaling=c.rope_scaling
     )
-    return ops.embedding(step.tokens, w), Turn(cos, sin)
+    return ops.embedding(step.tokens, w), RopeTables(cos, sin)
 
 
 def attend(
@@ -103,7 +105,7 @@ def attend(
     w: MuAttention,
     x: Array,
     mu: Array,
-    turn: Turn,
+    turn: RopeTables,
     step: Step,
     state: State,
     *,

@@ -56,7 +56,7 @@ class Carry(NamedTuple):
     """[T, H]."""
     mu: Array
     """[T, H]."""
-    turn: blocks.Turn
+    rope: blocks.RopeTables
 
 
 def config(hf: Mapping[str, Any]) -> GuidedConfig:
@@ -115,7 +115,7 @@ def layer(
 ) -> tuple[Carry, State]:  # fmt: skip
     x = ops.rms_norm(carry.residual, w.attention.norm, eps=c.norm_eps)
     part, state = blocks.attend(
-        ops, c, w.attention, x, carry.mu, carry.turn, step, state,
+        ops, c, w.attention, x, carry.mu, carry.rope, step, state,
         index=index, sampled=sampled,
     )  # fmt: skip
     if sampled is not None:
@@ -128,7 +128,7 @@ def layer(
     if w.shared is not None:
         residual = residual + ops.gated_mlp(x, w.shared, activation="silu")
     mu = ops.mu_guidance(residual, w.guidance)
-    return Carry(residual, mu, carry.turn), state
+    return Carry(residual, mu, carry.rope), state
 
 
 def head(ops: Any, c: GuidedConfig, w: Weights, carry: Carry, step: Step) -> Array:

@@ -15,7 +15,7 @@ from inl.ops.moe import Experts
 from inl.ops.norm import Norm
 from inl.spec.cache import State
 from inl.spec.step import Step
-from inl.spec.weights import Group, Param, Part
+from inl.spec.weights import FusedSlice, Group, Param
 
 
 class Moe(NamedTuple):
@@ -114,7 +114,7 @@ def weights(
 def router(c: MoeConfig, *sources: str) -> Group:
     """[E, H] under the first of the names that is there."""
     forms = [Param(name, (c.experts, c.hidden_size), finite=True) for name in sources]
-    return Group("linear", weight=forms[0]._replace(others=tuple(forms[1:])))
+    return Group("linear", weight=forms[0]._replace(aliases=tuple(forms[1:])))
 
 
 def expert_group(
@@ -130,13 +130,15 @@ def expert_group(
 
     def forms(name: str, fused: Param) -> Param:
         each = fused._replace(
-            source=f"{stem}.{{}}.{name}.weight", stack=c.experts, part=None
+            source=f"{stem}.{{}}.{name}.weight", stack=c.experts, fused_slice=None
         )
         every = each._replace(source=f"{stem}.{name}.weight", stack=0)
-        return each._replace(others=(fused, every))
+        return each._replace(aliases=(fused, every))
 
     halves = [
-        Param(f"{fused}.gate_up_proj", wide, axis=1, part=Part(1, index, 2))
+        Param(
+            f"{fused}.gate_up_proj", wide, axis=1, fused_slice=FusedSlice(1, index, 2)
+        )
         for index in range(2)
     ]
     narrow = Param(f"{fused}.down_proj", (wide[0], wide[2], wide[1]), axis=2)

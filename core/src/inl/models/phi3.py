@@ -19,7 +19,7 @@ from inl.models import blocks, groups, llama
 from inl.models.config import number, original, rope_fields
 from inl.models.views import one_window, views
 from inl.ops.rope import RopeScaling
-from inl.spec.weights import Cut, Group, Param
+from inl.spec.weights import Group, Param, RowSlices
 
 LONG = ("longrope", "su", "yarn")
 """Names that files have had for LongRoPE."""
@@ -94,7 +94,7 @@ def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
 
     def rows(source: str, spans: tuple[tuple[int, int], ...], total: int) -> Param:
         count = sum(stop - start for start, stop in spans)
-        return Param(source, (count, h), axis=0, cut=Cut(spans, total))
+        return Param(source, (count, h), axis=0, row_slices=RowSlices(spans, total))
 
     return llama.Layer(
         blocks.Attention(

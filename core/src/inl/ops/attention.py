@@ -28,7 +28,7 @@ def random_step(
     """
     lengths = [old + new for old, new in zip(cached, counts, strict=True)]
     width = max(-(-length // block_size) for length in lengths) + 1
-    tables = empty_tables(groups=1, slots=len(counts) + 1, width=width)
+    tables = empty_tables(groups=1, slots=len(counts) + 1, max_blocks_per_seq=width)
     free = list(rng.permutation(np.arange(1, 2 + width * len(counts))))
     for slot, length in enumerate(lengths, start=1):
         for index in range(-(-length // block_size)):
@@ -141,7 +141,7 @@ def _attend_cases(rng: np.random.Generator) -> Iterable[Case]:
         case = attention_case(rng, name, (6, 2, 16), {})
         q, cache, step = case.args
         k, v = rng.standard_normal((2, q.shape[0], 2, 16))
-        k[step.counts[2] :] = v[step.counts[2] :] = (
+        k[step.used_counts[2] :] = v[step.used_counts[2] :] = (
             0  # padding writes one cell, in any order
         )
         yield Case(case.name, (q, k, v, cache, step), case.attrs)

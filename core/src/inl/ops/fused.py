@@ -40,7 +40,13 @@ def _qkv_cases(rng: np.random.Generator) -> Iterable[Case]:
             yield Case(f"{tokens}x{n}x{k}{name}", args, {"eps": 1e-5})
 
 
-@op(cases=_qkv_cases, weights=QkvLinear, flops=_flops, passes=True, reduces="delta")
+@op(
+    cases=_qkv_cases,
+    weights=QkvLinear,
+    flops=_flops,
+    layout_opaque=True,
+    reduces="delta",
+)
 def norm_qkv(
     ops: Any, residual: Any, delta: Any, norm: Norm, w: QkvLinear, *, eps: float
 ) -> tuple[Any, Any, Any, Any]:
@@ -63,7 +69,13 @@ def _mlp_cases(rng: np.random.Generator) -> Iterable[Case]:
             yield Case(name, (*_sums(rng, tokens, k), w), attrs)
 
 
-@op(cases=_mlp_cases, weights=GatedMlp, flops=_flops, passes=True, reduces="delta")
+@op(
+    cases=_mlp_cases,
+    weights=GatedMlp,
+    flops=_flops,
+    layout_opaque=True,
+    reduces="delta",
+)
 def norm_mlp(
     ops: Any, residual: Any, delta: Any, norm: Norm, w: GatedMlp, *, eps: float,
     activation: str,
@@ -85,7 +97,13 @@ def _logit_cases(rng: np.random.Generator) -> Iterable[Case]:
         yield Case(f"{tokens}x{n}x{k}", args, {"eps": 1e-6})
 
 
-@op(cases=_logit_cases, weights=Linear, flops=_flops, passes=True, reduces="delta")
+@op(
+    cases=_logit_cases,
+    weights=Linear,
+    flops=_flops,
+    layout_opaque=True,
+    reduces="delta",
+)
 def norm_logits(
     ops: Any, residual: Any, delta: Any, samples: Any, norm: Norm, w: Linear, *,
     eps: float,
@@ -111,7 +129,9 @@ def attend_case(
     case = attention_case(rng, name, dims, attrs)
     q, cache, step = case.args
     k, v = rng.standard_normal((2, q.shape[0], kv_heads, dim))
-    k[step.counts[2] :] = v[step.counts[2] :] = 0  # they write one cell, in any order
+    k[step.used_counts[2] :] = v[step.used_counts[2] :] = (
+        0  # they write one cell, in any order
+    )
     angle = rng.uniform(0, 100, (q.shape[0], dim // 2))
     w = Linear(rng.standard_normal((24, heads * dim)))
     args = (q, k, v, np.cos(angle), np.sin(angle), cache, step, w)
@@ -137,7 +157,7 @@ def _attend_flops(q: Any, *rest: Any, **_: Any) -> int:
     weights=Linear,
     consumes=("cache",),
     flops=_attend_flops,
-    passes=True,
+    layout_opaque=True,
 )
 def attend_project(
     ops: Any,

@@ -17,7 +17,7 @@ def _shapes(step: Any) -> Step:
     one = Spec((rows,), "int32")
     found: Step = step._replace(
         tokens=one, positions=one, rows=one, starts=Spec((rows + 1,), "int32"),
-        writes=Spec((groups, rows), "int32"), samples=one, counts=Spec((3,), "int32"),
+        writes=Spec((groups, rows), "int32"), samples=one, used_counts=Spec((3,), "int32"),
         plan=(),
     )  # fmt: skip
     return found
@@ -29,7 +29,7 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 @op(shapes=_shapes, cases=_cases, rounds=False)
-def sampled_step(step: Step) -> Step:
+def prune_last_layer(step: Step) -> Step:
     """The step of each row's last token alone, whose key and value are cached.
 
     Of a step that samples one token of each row. The result has a token for each row,
@@ -37,7 +37,7 @@ def sampled_step(step: Step) -> Step:
     rows are anything that is there, and belong to no row.
     """
     at, rows = step.samples, step.lengths.shape[0]
-    used = step.counts[1]
+    used = step.used_counts[1]
     return step._replace(
         tokens=step.tokens[at],
         positions=step.positions[at],
@@ -45,6 +45,6 @@ def sampled_step(step: Step) -> Step:
         starts=np.minimum(np.arange(rows + 1), used).astype(np.int32),
         writes=step.writes[:, at],
         samples=np.arange(rows, dtype=np.int32),
-        counts=np.full(3, used, np.int32),
+        used_counts=np.full(3, used, np.int32),
         plan=(),
     )

@@ -17,14 +17,14 @@ def _shapes(_logits: Spec, step: Step, tables: Tables, **_: Any) -> tuple[Any, A
 
 
 @op(shapes=_shapes, cases=choose_cases, consumes=("tables",), rounds=False)
-def choose(
+def sample(
     logits: Any, step: Step, tables: Tables, *, sampler: str
 ) -> tuple[Any, Tables]:
     """Pick one token per sample from ``logits`` [S, V], and remember each row's last.
 
-    "greedy" takes the highest logit, ties to the lowest id. "draw" scales by the
+    "greedy" takes the highest logit, ties to the lowest id. "sample" scales by the
     slot's temperature (0 is greedy) and takes the first id at which the cumulative
-    probability, in the order of ids, exceeds the host's uniform number. "full" does
+    probability, in the order of ids, exceeds the host's uniform number. "sample_filtered" does
     the same with changed logits, of fewer tokens, in this order:
 
     1. the fed token of each decoding row counts as one more of its answer
@@ -38,10 +38,10 @@ def choose(
        share of the likeliest's probability): each keeps the first few of the tokens
        sorted by falling logit, equal ones by rising id, and never none
 
-    Neutral parameters give the bits of "draw". "full" is defined for one sample a row.
+    Neutral parameters give the bits of "sample". "sample_filtered" is defined for one sample a row.
     Returns tokens int32 [S].
     """
-    if sampler == "full":
+    if sampler == "sample_filtered":
         tables = _counted(step, tables)
         logits = _penalized(logits, step.slots, tables)
     tokens = np.argmax(logits, axis=-1)
@@ -50,7 +50,7 @@ def choose(
         params = np.repeat(tables.params[step.slots], width, axis=0)[:, :, None]
         hot = params[:, 0] > 0
         scaled = _scaled(logits, np.where(hot, params[:, 0], 1))
-        kept = _kept(scaled, params) if sampler == "full" else True
+        kept = _kept(scaled, params) if sampler == "sample_filtered" else True
         drawn = _drawn(np.where(kept, np.exp(scaled), 0), step.uniforms)
         tokens = np.where(hot[:, 0], drawn, tokens)
     tokens = tokens.astype(np.int32)
@@ -88,14 +88,14 @@ def is_decided(
 
 def _counted(step: Step, tables: Tables) -> Tables:
     fed = step.tokens[np.minimum(step.starts[:-1], step.tokens.shape[0] - 1)]
-    decoding = np.arange(fed.shape[0]) < step.counts[0]
-    counts = tables.counts.copy()
+    decoding = np.arange(fed.shape[0]) < step.used_counts[0]
+    counts = tables.token_counts.copy()
     counts[step.slots, fed] += 2 * decoding.astype(np.int32)
-    return tables._replace(counts=counts)
+    return tables._replace(token_counts=counts)
 
 
 def _penalized(logits: Any, slots: Any, tables: Tables) -> Any:
-    counts = tables.counts[slots]
+    counts = tables.token_counts[slots]
     param = dict(zip(PARAMS, tables.params[slots].T[:, :, None], strict=True))
     factor = param["repetition_penalty"]
     factor = np.where((counts > 0) & (factor > 0), factor, 1)

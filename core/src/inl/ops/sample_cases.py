@@ -36,11 +36,13 @@ def _step(rng: np.random.Generator, vocab: int) -> tuple[Step, Tables]:
     step, _ = random_step(rng, [3, 0, 5], [1, 4, 1], pad_rows=1)
     uniforms = np.array(UNIFORMS, np.float32).view(np.int32)
     tokens = rng.integers(0, vocab, step.tokens.shape).astype(np.int32)
-    counts = np.array([1, *step.counts[1:]], np.int32)
-    step = step._replace(uniforms=uniforms, tokens=tokens, counts=counts)
-    tables = empty_tables(groups=1, slots=4, width=step.blocks.shape[-1], vocab=vocab)
+    counts = np.array([1, *step.used_counts[1:]], np.int32)
+    step = step._replace(uniforms=uniforms, tokens=tokens, used_counts=counts)
+    tables = empty_tables(
+        groups=1, slots=4, max_blocks_per_seq=step.blocks.shape[-1], vocab=vocab
+    )
     held = rng.random((3, vocab)) < 0.4
-    tables.counts[1:] = np.where(held, rng.integers(0, 6, (3, vocab)), 0)
+    tables.token_counts[1:] = np.where(held, rng.integers(0, 6, (3, vocab)), 0)
     tables.params[1:] = NEUTRAL
     return step, tables
 
@@ -61,7 +63,7 @@ def _edge(rng: np.random.Generator, name: str, value: float) -> Case:
     tables.params[1:, 0] = [0.8, 1.0, 1.2]
     tables.params[1:, PARAMS.index(name)] = value
     args = _logits(rng, 257), step, tables
-    return Case(f"full/{name}/{value:g}", args, {"sampler": "full"})
+    return Case(f"full/{name}/{value:g}", args, {"sampler": "sample_filtered"})
 
 
 def _together(rng: np.random.Generator, heat: float) -> Case:
@@ -73,7 +75,7 @@ def _together(rng: np.random.Generator, heat: float) -> Case:
     biased = rng.random((3, 257)) < 0.1
     tables.bias[1:] = np.where(biased, 4 * rng.standard_normal((3, 257)), 0)
     args = _logits(rng, 257), step, tables
-    return Case(f"full/together/{heat:g}", args, {"sampler": "full"})
+    return Case(f"full/together/{heat:g}", args, {"sampler": "sample_filtered"})
 
 
 def _decided(make: Callable[..., Case], *args: Any) -> Case:
@@ -89,7 +91,7 @@ def _decided(make: Callable[..., Case], *args: Any) -> Case:
         ]
         kind = case.attrs["sampler"]
         if kind == "greedy" or is_decided(
-            stored, step, tables, MARGIN, full=kind == "full"
+            stored, step, tables, MARGIN, full=kind == "sample_filtered"
         ):
             return case
 
@@ -97,17 +99,17 @@ def _decided(make: Callable[..., Case], *args: Any) -> Case:
 def choose_cases(rng: np.random.Generator) -> Iterable[Case]:
     """Every sampler, every parameter at its limits, ties, and bans."""
     for vocab in (5, 257):
-        for sampler in ("greedy", "draw", "full"):
+        for sampler in ("greedy", "sample", "sample_filtered"):
             yield _decided(_plain, rng, sampler, vocab)
     step, tables = _step(rng, 5)
     ties = np.array([[1, 2, 2, 0, 2.0]] * 4)
-    for sampler in ("greedy", "draw", "full"):
+    for sampler in ("greedy", "sample", "sample_filtered"):
         yield Case(f"{sampler}/ties", (ties, step, tables), {"sampler": sampler})
     tables = tables._replace(params=tables.params.copy())
     tables.params[1:, 0] = 1.0
     tables.params[1:, 1] = [1, 2, 0]
     tables.params[1:, 3] = [0, 0, 1]
-    yield Case("full/ties/kept", (ties, step, tables), {"sampler": "full"})
+    yield Case("full/ties/kept", (ties, step, tables), {"sampler": "sample_filtered"})
     for name, values in EDGES.items():
         for value in values:
             yield _decided(_edge, rng, name, value)
@@ -120,7 +122,7 @@ def choose_cases(rng: np.random.Generator) -> Iterable[Case]:
     yield Case(
         "full/all banned but one",
         (_logits(rng, 257), step, tables),
-        {"sampler": "full"},
+        {"sampler": "sample_filtered"},
     )
 
 

@@ -39,8 +39,8 @@ def read_slots(table: Any, step: Step) -> Any:
 
     Only for tokens of decoding rows; those of prompts, and padding, get zeros.
     """
-    continues = step.rows < step.counts[0]
-    continues &= np.arange(step.tokens.shape[0]) < step.counts[2]
+    continues = step.rows < step.used_counts[0]
+    continues &= np.arange(step.tokens.shape[0]) < step.used_counts[2]
     continues = continues.reshape(-1, *(1,) * (table.ndim - 1))
     return np.where(continues, table[step.slots[step.rows]], 0).astype(table.dtype)
 
@@ -62,7 +62,7 @@ def write_slots(x: Any, table: Any, step: Step) -> Any:
     Padding rows put zeros into slot 0, which is nobody's.
     """
     fresh = table.copy()
-    used = np.arange(step.slots.shape[0]) < step.counts[1]
+    used = np.arange(step.slots.shape[0]) < step.used_counts[1]
     used = used.reshape(-1, *(1,) * (table.ndim - 1))
     last = np.clip(step.starts[1:] - 1, 0, x.shape[0] - 1)
     fresh[step.slots] = np.where(used, x[last], 0)

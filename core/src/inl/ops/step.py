@@ -12,15 +12,15 @@ import numpy as np
 
 from inl.spec.message import (
     HEADER,
-    MARKS,
-    Cell,
-    Mark,
+    MAX_TOKEN_BIASES,
+    BlockTableUpdate,
     Row,
+    TokenBias,
     admit_frame,
     layout,
-    mark_frame,
     release_frame,
     step_frame,
+    token_bias_frame,
 )
 from inl.spec.op import Case, Spec, op
 from inl.spec.step import PARAMS, Bucket, Step, Tables
@@ -28,7 +28,11 @@ from inl.spec.step import PARAMS, Bucket, Step, Tables
 
 def _step_shapes(_message: Spec, tables: Any, *, bucket: Bucket, **_: Any) -> Any:
     groups, _slots, width = tables.blocks.shape
-    tokens, rows, samples = bucket.tokens, bucket.rows, bucket.rows * bucket.width
+    tokens, rows, samples = (
+        bucket.tokens,
+        bucket.rows,
+        bucket.rows * bucket.tokens_per_row,
+    )
     shapes = Step(
         (tokens,), (tokens,), (tokens,), (rows + 1,), (rows,), (rows,),
         (groups, rows, width), (groups, tokens), (samples,), (rows,), (3,), (samples,),
@@ -41,29 +45,29 @@ def empty_tables(
     *,
     groups: int,
     slots: int,
-    width: int,
+    max_blocks_per_seq: int,
     vocab: int = 0,
     zeros: Callable[[tuple[int, ...], str], Any] = np.zeros,
 ) -> Tables:
     """Tables in which every slot belongs to nobody.
 
-    vocab: columns of counts and biases; 0 where no "full" program is served.
+    vocab: columns of counts and biases; 0 where no "sample_filtered" program is served.
     zeros: allocates by shape and dtype name.
     """
     return Tables(
-        blocks=zeros((groups, slots, width), "int32"),
+        blocks=zeros((groups, slots, max_blocks_per_seq), "int32"),
         lengths=zeros((slots,), "int32"),
         last=zeros((slots,), "int32"),
         adapters=zeros((slots,), "int32"),
         params=zeros((slots, len(PARAMS)), "float32"),
-        counts=zeros((slots, vocab), "int32"),
+        token_counts=zeros((slots, vocab), "int32"),
         bias=zeros((slots, vocab), "float32"),
     )
 
 
 def _cases(rng: np.random.Generator) -> Iterable[Case]:
     groups, width, size = 2, 6, 4
-    tables = empty_tables(groups=groups, slots=5, width=width, vocab=3)
+    tables = empty_tables(groups=groups, slots=5, max_blocks_per_seq=width, vocab=3)
     tables.blocks[:, 1:] = rng.integers(1, 30, (groups, 4, width))
     tables.lengths[1:] = [5, 0, 7, 11]
     tables.last[1:] = rng.integers(0, 90, 4)
@@ -72,10 +76,14 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
         Row(4, [-1], [0.5]),
         Row(2, [int(x) for x in rng.integers(0, 90, 6)]),
     ]
-    cells = [Cell(0, 4, 2, 17), Cell(1, 4, 2, 18), Cell(0, 2, 1, 9)]
+    cells = [
+        BlockTableUpdate(0, 4, 2, 17),
+        BlockTableUpdate(1, 4, 2, 18),
+        BlockTableUpdate(0, 2, 1, 9),
+    ]
     for name, bucket in (
         ("exact", Bucket(8, 3)),
-        ("padded", Bucket(12, 6, sampler="draw")),
+        ("padded", Bucket(12, 6, sampler="sample")),
     ):
         message = step_frame(
             bucket, mixed, cells, step=3, groups=groups, block_size=size, decode_rows=2
@@ -103,8 +111,10 @@ def make_step(
     Returns the step and the tables with its cells and lengths applied.
     """
     place = layout(bucket, groups=tables.blocks.shape[0], block_size=block_size)
-    rows = message[place.rows : place.cells].reshape(bucket.rows, 2 + bucket.width)
-    cells = message[place.cells : place.tokens].reshape(-1, 4)
+    rows = message[place.rows : place.updates].reshape(
+        bucket.rows, 2 + bucket.tokens_per_row
+    )
+    cells = message[place.updates : place.tokens].reshape(-1, 4)
     given = message[place.tokens : place.size]
     slots, counts = rows[:, 0], rows[:, 1]
 
@@ -126,7 +136,7 @@ def make_step(
     homes = row_blocks[:, row, positions // block_size]
     writes = np.where(used, homes * block_size + positions % block_size, 0)
 
-    offsets = np.arange(bucket.width, dtype=np.int32) - bucket.width
+    offsets = np.arange(bucket.tokens_per_row, dtype=np.int32) - bucket.tokens_per_row
     samples = np.maximum(ends[:, None] + offsets, starts[:-1, None])
     samples = np.clip(samples, 0, bucket.tokens - 1)
     step = Step(
@@ -140,7 +150,7 @@ def make_step(
         writes=writes.astype(np.int32),
         samples=samples.reshape(-1).astype(np.int32),
         adapters=tables.adapters[slots],
-        counts=message[9:12].copy(),
+        used_counts=message[9:12].copy(),
         uniforms=rows[:, 2:].reshape(-1).copy(),
     )
     return step, tables._replace(blocks=blocks, lengths=lengths)
@@ -150,15 +160,15 @@ def _admit_cases(rng: np.random.Generator) -> Iterable[Case]:
     ids = [[4, 5, 6], [7, 8, 9]]
     params = {"temperature": 0.7, "top_k": 40.0, "presence_penalty": -0.5}
     frame = admit_frame(
-        2, ids, groups=2, width=5, length=12, last=7, adapter=1, **params
+        2, ids, groups=2, max_blocks_per_seq=5, length=12, last=7, adapter=1, **params
     )
     for name, vocab in (("", 11), ("/uncounted", 0)):
-        tables = empty_tables(groups=2, slots=4, width=5, vocab=vocab)
+        tables = empty_tables(groups=2, slots=4, max_blocks_per_seq=5, vocab=vocab)
         tables.blocks[:] = rng.integers(1, 30, tables.blocks.shape)
         tables.lengths[:] = rng.integers(1, 20, 4)
-        tables.counts[:] = rng.integers(0, 5, tables.counts.shape)
+        tables.token_counts[:] = rng.integers(0, 5, tables.token_counts.shape)
         tables.bias[:] = rng.standard_normal(tables.bias.shape)
-        released = release_frame(3, groups=2, width=5)
+        released = release_frame(3, groups=2, max_blocks_per_seq=5)
         yield Case(f"admit{name}", (frame[None], tables))
         yield Case(f"release{name}", (released[None], tables))
         three = np.stack((released, np.zeros_like(frame), frame))
@@ -188,22 +198,22 @@ def admit(messages: Any, tables: Tables) -> Tables:
         fresh.last[slot] = last
         fresh.adapters[slot] = adapter
         fresh.params[slot] = params
-        fresh.counts[slot] = 0
+        fresh.token_counts[slot] = 0
         fresh.bias[slot] = 0
     return fresh
 
 
 def _mark_cases(rng: np.random.Generator) -> Iterable[Case]:
-    tables = empty_tables(groups=1, slots=4, width=2, vocab=300)
-    tables.counts[:] = rng.integers(0, 5, tables.counts.shape)
+    tables = empty_tables(groups=1, slots=4, max_blocks_per_seq=2, vocab=300)
+    tables.token_counts[:] = rng.integers(0, 5, tables.token_counts.shape)
     tables.bias[:] = rng.standard_normal(tables.bias.shape)
-    for used in (0, 3, MARKS):
+    for used in (0, 3, MAX_TOKEN_BIASES):
         tokens = rng.permutation(300)[:used]
         marks = [
-            Mark(int(token), int(rng.integers(0, 9)), float(rng.standard_normal()))
+            TokenBias(int(token), int(rng.integers(0, 9)), float(rng.standard_normal()))
             for token in tokens
         ]
-        yield Case(str(used), (mark_frame(2, marks), tables))
+        yield Case(str(used), (token_bias_frame(2, marks), tables))
 
 
 @op(
@@ -212,12 +222,12 @@ def _mark_cases(rng: np.random.Generator) -> Iterable[Case]:
     consumes=("tables",),
     rounds=False,
 )
-def mark(message: Any, tables: Tables) -> Tables:
+def set_token_bias(message: Any, tables: Tables) -> Tables:
     """Add a frame's counts and biases to those of its slot."""
     slot = message[HEADER]
-    marks = message[HEADER + 2 :].reshape(MARKS, 3)
-    counts, bias = tables.counts.copy(), tables.bias.copy()
+    marks = message[HEADER + 2 :].reshape(MAX_TOKEN_BIASES, 3)
+    counts, bias = tables.token_counts.copy(), tables.bias.copy()
     np.add.at(counts[slot], marks[:, 0], marks[:, 1])
     biases = np.ascontiguousarray(marks[:, 2]).view(np.float32)
     np.add.at(bias[slot], marks[:, 0], biases)
-    return tables._replace(counts=counts, bias=bias)
+    return tables._replace(token_counts=counts, bias=bias)

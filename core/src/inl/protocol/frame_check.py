@@ -13,9 +13,9 @@ import numpy as np
 from inl.errors import ProtocolError
 from inl.spec.message import (
     HEADER,
-    MARK,
-    MARK_SIZE,
     STEP,
+    TOKEN_BIAS,
+    TOKEN_BIAS_SIZE,
     Header,
     admit_size,
     header,
@@ -43,7 +43,7 @@ class FrameCheck:
         found = header(frame)
         if found.kind == STEP:
             self._step(frame, found)
-        elif found.kind == MARK:
+        elif found.kind == TOKEN_BIAS:
             self._marks(frame)
         else:
             self._admission(frame)
@@ -57,16 +57,16 @@ class FrameCheck:
                 f"there are {[tuple(each) for each in limits.buckets]}"
             )
         if bucket.sampler not in limits.samplers or (
-            bucket.sampler == "full" and bucket.width > 1
+            bucket.sampler == "sample_filtered" and bucket.tokens_per_row > 1
         ):
             raise ProtocolError(
                 f"step {found.step}: found a {bucket.sampler} program of width "
-                f"{bucket.width}; served are {', '.join(limits.samplers)}, full ones "
+                f"{bucket.tokens_per_row}; served are {', '.join(limits.samplers)}, full ones "
                 "of width 1"
             )
         place = layout(bucket, groups=limits.groups, block_size=limits.block_size)
         _size(frame, place.size)
-        rows = frame[place.rows : place.cells].reshape(bucket.rows, -1)
+        rows = frame[place.rows : place.updates].reshape(bucket.rows, -1)
         slots, counts = rows[:, 0], rows[:, 1]
         _within("slot", slots, 0, limits.slots - 1)
         _within("tokens of a row", counts, 0, bucket.tokens)
@@ -76,25 +76,27 @@ class FrameCheck:
                 f"its header says {found.used_tokens}"
             )
         _within("token", frame[place.tokens :], -1, limits.vocab - 1)
-        cells = frame[place.cells : place.tokens].reshape(-1, 4)
+        cells = frame[place.updates : place.tokens].reshape(-1, 4)
         _within("cell's group", cells[:, 0], 0, limits.groups - 1)
         _within("cell's slot", cells[:, 1], 0, limits.slots - 1)
-        _within("cell's place", cells[:, 2], 0, limits.width - 1)
+        _within("cell's place", cells[:, 2], 0, limits.max_blocks_per_seq - 1)
         for group, blocks in enumerate(limits.blocks):
             mine = cells[cells[:, 0] == group, 3]
             _within("cell's block", mine, 0, blocks - 1)
         after = self._lengths[slots] + counts
-        _within("length", after, 0, limits.width * limits.block_size)
+        _within("length", after, 0, limits.max_blocks_per_seq * limits.block_size)
         self._lengths[slots] = np.where(slots > 0, after, 0)
 
     def _admission(self, frame: IntArray) -> None:
         limits = self._limits
-        _size(frame, admit_size(limits.groups, limits.width))
+        _size(frame, admit_size(limits.groups, limits.max_blocks_per_seq))
         slot, length, last = frame[HEADER : HEADER + 3].tolist()
         _within("slot", slot, 1, limits.slots - 1)
-        _within("length", length, 0, limits.width * limits.block_size)
+        _within("length", length, 0, limits.max_blocks_per_seq * limits.block_size)
         _within("last token", last, 0, limits.vocab - 1)
-        tables = frame[-limits.groups * limits.width :].reshape(limits.groups, -1)
+        tables = frame[-limits.groups * limits.max_blocks_per_seq :].reshape(
+            limits.groups, -1
+        )
         for table, blocks in zip(tables, limits.blocks, strict=True):
             _within("block", table, 0, blocks - 1)
         params = frame[HEADER + 4 : HEADER + 4 + len(PARAMS)].view(np.float32)
@@ -107,8 +109,8 @@ class FrameCheck:
 
     def _marks(self, frame: IntArray) -> None:
         limits = self._limits
-        _size(frame, MARK_SIZE)
-        if not limits.counted:
+        _size(frame, TOKEN_BIAS_SIZE)
+        if not limits.penalty_vocab:
             raise ProtocolError(f"marks: this runner serves {limits.sampler} at most")
         _within("slot", frame[HEADER], 1, limits.slots - 1)
         marks = frame[HEADER + 2 :].reshape(-1, 3)

@@ -15,11 +15,11 @@ from inl.errors import ProtocolError
 from inl.protocol.runner import Limits
 from inl.spec.message import (
     HEADER,
-    MARK_SIZE,
-    MARKS,
-    Cell,
+    MAX_TOKEN_BIASES,
+    TOKEN_BIAS_SIZE,
+    BlockTableUpdate,
     Header,
-    Mark,
+    TokenBias,
     admit_size,
     layout,
 )
@@ -46,7 +46,7 @@ class StepFrame(NamedTuple):
 
     header: Header
     rows: list[StepRow]
-    cells: list[Cell]
+    cells: list[BlockTableUpdate]
 
 
 class AdmitFrame(NamedTuple):
@@ -62,11 +62,11 @@ class AdmitFrame(NamedTuple):
     """[G][B] block table, padded with 0."""
 
 
-class MarkFrame(NamedTuple):
+class TokenBiasFrame(NamedTuple):
     """Marks of a slot."""
 
     slot: int
-    marks: list[Mark]
+    marks: list[TokenBias]
 
 
 def read_step(frame: IntArray, found: Header, limits: Limits) -> StepFrame:
@@ -76,8 +76,8 @@ def read_step(frame: IntArray, found: Header, limits: Limits) -> StepFrame:
     limits, ids, slots, blocks, uniforms, the order of rows, and that padding is 0.
     """
     bucket = found.bucket
-    if bucket.width != 1:
-        _refuse(found, "width", bucket.width, "1")
+    if bucket.tokens_per_row != 1:
+        _refuse(found, "width", bucket.tokens_per_row, "1")
     if limits.buckets and bucket not in limits.buckets:
         _refuse(
             found, "bucket", tuple(bucket), f"one of {len(limits.buckets)} programs"
@@ -85,18 +85,18 @@ def read_step(frame: IntArray, found: Header, limits: Limits) -> StepFrame:
     place = layout(bucket, groups=limits.groups, block_size=limits.block_size)
     if len(frame) != place.size:
         _refuse(found, "words", len(frame), str(place.size))
-    if found.used_cells > (place.tokens - place.cells) // 4:
+    if found.used_updates > (place.tokens - place.updates) // 4:
         _refuse(
-            found, "cells", found.used_cells, f"{(place.tokens - place.cells) // 4}"
+            found, "cells", found.used_updates, f"{(place.tokens - place.updates) // 4}"
         )
     words = frame.tolist()
-    rows = words[place.rows : place.cells]
-    cells = words[place.cells : place.tokens]
+    rows = words[place.rows : place.updates]
+    cells = words[place.updates : place.tokens]
     tokens = words[place.tokens :]
     for name, part, used in (
         ("header", words[len(Header._fields) : HEADER], 0),
         ("rows", rows, 3 * found.used_rows),
-        ("cells", cells, 4 * found.used_cells),
+        ("cells", cells, 4 * found.used_updates),
         ("tokens", tokens, found.used_tokens),
     ):
         if any(part[used:]):
@@ -137,16 +137,19 @@ def _rows(
     return rows
 
 
-def _cells(found: Header, words: Sequence[int], limits: Limits) -> list[Cell]:
+def _cells(
+    found: Header, words: Sequence[int], limits: Limits
+) -> list[BlockTableUpdate]:
     cells = [
-        Cell(*words[4 * index : 4 * index + 4]) for index in range(found.used_cells)
+        BlockTableUpdate(*words[4 * index : 4 * index + 4])
+        for index in range(found.used_updates)
     ]
     for cell in cells:
         group, slot, index, block = cell
         if not (
             0 <= group < limits.groups
             and 0 < slot < limits.slots
-            and 0 <= index < limits.width
+            and 0 <= index < limits.max_blocks_per_seq
             and _may_hold(block, group, limits)
         ):
             _refuse(
@@ -163,14 +166,14 @@ def _may_hold(block: int, group: int, limits: Limits) -> bool:
 
 def read_admission(frame: IntArray, limits: Limits) -> AdmitFrame:
     """Read an admission or a release; raises :class:`~inl.errors.ProtocolError`."""
-    size = admit_size(limits.groups, limits.width)
+    size = admit_size(limits.groups, limits.max_blocks_per_seq)
     if len(frame) != size:
         raise ProtocolError(f"admission: found {len(frame)} words, expected {size}")
     words = frame.tolist()
     slot, length, last, adapter = words[HEADER : HEADER + 4]
     start = HEADER + 4 + len(PARAMS)
     params = _floats(words[HEADER + 4 : start])
-    width = limits.width
+    width = limits.max_blocks_per_seq
     blocks = [words[at : at + width] for at in range(start, size, width)]
     capacity = width * limits.block_size
     for name, value, accepted in (
@@ -200,18 +203,20 @@ def read_admission(frame: IntArray, limits: Limits) -> AdmitFrame:
     return AdmitFrame(slot, length, last, adapter, params, blocks)
 
 
-def read_marks(frame: IntArray, limits: Limits) -> MarkFrame:
+def read_token_biases(frame: IntArray, limits: Limits) -> TokenBiasFrame:
     """Read a frame of marks; raises :class:`~inl.errors.ProtocolError`."""
-    if len(frame) != MARK_SIZE:
-        raise ProtocolError(f"marks: found {len(frame)} words, expected {MARK_SIZE}")
+    if len(frame) != TOKEN_BIAS_SIZE:
+        raise ProtocolError(
+            f"marks: found {len(frame)} words, expected {TOKEN_BIAS_SIZE}"
+        )
     words = frame.tolist()
     slot, used = words[HEADER : HEADER + 2]
     where = f"marks of slot {slot}"
-    if not limits.counted:
+    if not limits.penalty_vocab:
         raise ProtocolError(f"{where}: this runner serves {limits.sampler} at most")
-    if not (0 < slot < limits.slots and 0 <= used <= MARKS):
+    if not (0 < slot < limits.slots and 0 <= used <= MAX_TOKEN_BIASES):
         raise ProtocolError(
-            f"{where}: found {used} marks, accepts up to {MARKS} of slots 1 to "
+            f"{where}: found {used} marks, accepts up to {MAX_TOKEN_BIASES} of slots 1 to "
             f"{limits.slots - 1}"
         )
     body = words[HEADER + 2 :]
@@ -219,11 +224,11 @@ def read_marks(frame: IntArray, limits: Limits) -> MarkFrame:
         raise ProtocolError(f"{where}, padding: found a word that is set, accepts 0")
     biases = _floats(body[2 : 3 * used : 3])
     pairs = zip(body[0 : 3 * used : 3], body[1 : 3 * used : 3], biases, strict=True)
-    marks = [Mark(*values) for values in pairs]
+    marks = [TokenBias(*values) for values in pairs]
     for mark in marks:
         if not (
             0 <= mark.token < limits.vocab
-            and mark.held >= 0
+            and mark.token_count >= 0
             and math.isfinite(mark.bias)
         ):
             raise ProtocolError(
@@ -232,7 +237,7 @@ def read_marks(frame: IntArray, limits: Limits) -> MarkFrame:
             )
     if len({mark.token for mark in marks}) < used:
         raise ProtocolError(f"{where}: found a token twice, accepts each once")
-    return MarkFrame(slot, marks)
+    return TokenBiasFrame(slot, marks)
 
 
 def _floats(words: Sequence[int]) -> tuple[float, ...]:

@@ -24,7 +24,7 @@ class Reply(NamedTuple):
     accepted: NDArray[np.int32]
     """[R] tokens of the row that count: 1 without speculation."""
     scores: Scores | None = None
-    """Of the R * W tokens, NumPy arrays; only "full" programs tell them."""
+    """Of the R * W tokens, NumPy arrays; only "sample_filtered" programs tell them."""
 
 
 class Runner(ABC):
@@ -43,7 +43,7 @@ class Runner(ABC):
         """
 
     @abstractmethod
-    def choose(self, step: int, masks: IntArray) -> None:
+    def sample(self, step: int, masks: IntArray) -> None:
         """Give the token masks of a step whose message had the MASKED flag.
 
         ``masks``: int32 [R, ceil(V / 32)], bit ``t % 32`` of word ``t // 32`` set

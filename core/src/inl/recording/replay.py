@@ -56,7 +56,7 @@ class Outcome:
 
 
 @dataclass(slots=True, eq=False)
-class _Seat:
+class _SlotState:
     number: int
     table: list[list[int]]
     length: int
@@ -110,7 +110,7 @@ class _Run:
     def __init__(self, runner: Runner, limits: Limits, outcome: Outcome) -> None:
         self._runner, self._limits, self._outcome = runner, limits, outcome
         self._steps = 0
-        self._seats: dict[int, _Seat] = {}
+        self._seats: dict[int, _SlotState] = {}
         # Blocks of each group whose content here is what was recorded; a 0 is never
         # read: it stands where a window has passed.
         self._filled: list[set[int]] = [{0} for _ in limits.blocks]
@@ -146,7 +146,7 @@ class _Run:
         )
         self._outcome.sequences += 1
         number = self._outcome.sequences
-        self._seats[found.slot] = _Seat(
+        self._seats[found.slot] = _SlotState(
             number, found.blocks, found.length, known, known
         )
         if known:
@@ -156,7 +156,7 @@ class _Run:
         """Return what is chosen here for each row; ``None`` where that is unknown."""
         for cell in step.cells:
             if (seat := self._seats.get(cell.slot)) is not None:
-                seat.table[cell.group][cell.place] = cell.block
+                seat.table[cell.group][cell.entry] = cell.block
         known = [self._advance(row) for row in step.rows]
         rows = [row for row, flag in zip(step.rows, known, strict=True) if flag]
         if not rows:
@@ -231,7 +231,11 @@ def _bucket(recorded: Bucket, rows: Sequence[StepRow], limits: Limits) -> Bucket
     rank = SAMPLERS.index(recorded.sampler)
     for bucket in sorted(limits.buckets):
         fits = bucket.tokens >= tokens and bucket.rows >= len(rows)
-        if fits and bucket.width == 1 and SAMPLERS.index(bucket.sampler) >= rank:
+        if (
+            fits
+            and bucket.tokens_per_row == 1
+            and SAMPLERS.index(bucket.sampler) >= rank
+        ):
             return bucket
     raise ProtocolError(
         f"trace: a step of {tokens} tokens in {len(rows)} rows "

@@ -6,7 +6,7 @@ little-endian) and the payload::
     RUN     JSON: what runs, with its limits; the first record, and again wherever a
             fresh runner took over
     FRAME   int32: a frame of inl.spec.message that was submitted
-    REPLY   int32: step, R, W, tokens [R, W], accepted [R]; after a "full" step also N,
+    REPLY   int32: step, R, W, tokens [R, W], accepted [R]; after a "sample_filtered" step also N,
             float32 bits [R * W], ids [R * W, N], float32 bits [R * W, N]
 """
 

@@ -19,11 +19,11 @@ class Buckets:
         usable = [
             bucket
             for bucket in limits.buckets
-            if bucket.width == 1 and bucket.sampler in limits.samplers
+            if bucket.tokens_per_row == 1 and bucket.sampler in limits.samplers
         ]
         if limits.buckets and not usable:
             raise RunnerError(
-                f"runner: its buckets sample {limits.buckets[0].width} tokens a row; "
+                f"runner: its buckets sample {limits.buckets[0].tokens_per_row} tokens a row; "
                 f"needs one of width 1 that is {' or '.join(limits.samplers)}"
             )
         self._buckets = sorted(usable, key=_size)

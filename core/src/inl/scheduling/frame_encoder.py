@@ -12,13 +12,13 @@ from inl.scheduling.request import Request
 from inl.scheduling.uniforms import uniform
 from inl.spec.message import (
     FEEDBACK,
-    MARKS,
-    Mark,
+    MAX_TOKEN_BIASES,
     Row,
+    TokenBias,
     admit_frame,
-    mark_frame,
     release_frame,
     step_frame,
+    token_bias_frame,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ STEP_NUMBERS = 1 << 31
 def frames(plan: Plan, limits: Limits) -> list[IntArray]:
     """Write a plan as messages, in the order in which the runner must have them."""
     found = [
-        release_frame(slot, groups=limits.groups, width=limits.width)
+        release_frame(
+            slot, groups=limits.groups, max_blocks_per_seq=limits.max_blocks_per_seq
+        )
         for slot in plan.releases
     ]
     for admission in plan.admissions:
@@ -59,7 +61,7 @@ def _admission(admission: Admission, limits: Limits) -> IntArray:
         request.slot,
         request.table,
         groups=limits.groups,
-        width=limits.width,
+        max_blocks_per_seq=limits.max_blocks_per_seq,
         length=admission.length,
         adapter=request.adapter,
         **params,
@@ -75,22 +77,22 @@ def _marks(request: Request) -> list[IntArray]:
     if request.penalized:
         counts.update(dict.fromkeys(request.prompt, 1))
         # Of the answer, those in chunks: a runner counts what is fed one by one.
-        for token in request.tokens[request.prompt_tokens : request.fed]:
+        for token in request.tokens[request.prompt_tokens : request.prefill_len]:
             counts[token] += 2
     bias = request.logit_bias or {}
     marks = [
-        Mark(token, counts[token], bias.get(token, 0.0))
+        TokenBias(token, counts[token], bias.get(token, 0.0))
         for token in sorted({*counts, *bias})
     ]
     return [
-        mark_frame(request.slot, marks[at : at + MARKS])
-        for at in range(0, len(marks), MARKS)
+        token_bias_frame(request.slot, marks[at : at + MAX_TOKEN_BIASES])
+        for at in range(0, len(marks), MAX_TOKEN_BIASES)
     ]
 
 
 def _row(chunk: Chunk) -> Row:
     request, start, stop = chunk
-    known = request.known
+    known = request.host_token_count
     if start >= known and not request.temperature:
         return request.feedback
     ids: Sequence[int] | IntArray = FEEDBACK

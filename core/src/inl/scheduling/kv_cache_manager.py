@@ -15,7 +15,7 @@ Table = list[list[int]]
 """Blocks of one sequence, in order, for each cache group."""
 
 
-class Memory:
+class KVCacheManager:
     """Gives and takes the same number of blocks in every group's pool.
 
     In a group with a window, what lies before the window may be given back early; a
@@ -28,8 +28,8 @@ class Memory:
         self.pools = tuple(pools)
         self.windows = tuple(windows) or (None,) * len(self.pools)
         self.block_size = self.pools[0].block_size
-        self._settled = 0
-        self._settling: dict[int, list[Table]] = {}
+        self._completed_step = 0
+        self._pending_frees: dict[int, list[Table]] = {}
 
     @property
     def available_blocks(self) -> int:
@@ -37,9 +37,9 @@ class Memory:
         return min(pool.available_blocks for pool in self.pools)
 
     @property
-    def settling(self) -> bool:
+    def has_pending_frees(self) -> bool:
         """Whether blocks wait for a step in flight before they are freed."""
-        return bool(self._settling)
+        return bool(self._pending_frees)
 
     def admit(
         self, keys: Sequence[bytes], count: int, *, spare: int
@@ -99,15 +99,15 @@ class Memory:
 
     def release(self, table: Table, step: int) -> None:
         """Free a table once ``step``, the newest that may touch it, is collected."""
-        if step <= self._settled:
+        if step <= self._completed_step:
             self._free(table)
         else:
-            self._settling.setdefault(step, []).append(table)
+            self._pending_frees.setdefault(step, []).append(table)
 
-    def settle(self, step: int) -> None:
+    def complete_step(self, step: int) -> None:
         """Take note that ``step`` and all before it are collected."""
-        self._settled = step
-        for table in self._settling.pop(step, ()):
+        self._completed_step = step
+        for table in self._pending_frees.pop(step, ()):
             self._free(table)
 
     def _free(self, table: Table) -> None:

@@ -10,12 +10,12 @@ from inl.scheduling.buckets import Buckets
 from inl.scheduling.request import Request
 from inl.scheduling.sampling_params import rank
 from inl.spec.limits import TOKEN_BUDGET
-from inl.spec.message import Cell
+from inl.spec.message import BlockTableUpdate
 from inl.spec.step import Bucket
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SchedulerConfig:
     """How a scheduler uses a runner."""
 
     token_budget: int = TOKEN_BUDGET
@@ -71,7 +71,7 @@ class Plan:
     releases: list[int]
     """Slots that are taken back."""
     admissions: list[Admission]
-    cells: list[Cell]
+    cells: list[BlockTableUpdate]
     """Entries that block tables gained since the last step."""
     chunks: list[Chunk]
     """Rows of the step, decoding ones first; empty where there is no step."""
@@ -84,7 +84,7 @@ class Plan:
     """Tokens that the step computes."""
 
 
-class Draft:
+class StepBuilder:
     """A plan while the scheduler fills it."""
 
     def __init__(self, step: int, budget: int) -> None:
@@ -94,7 +94,7 @@ class Draft:
         """Tokens that the step can still take."""
         self.chunks: list[Chunk] = []
         self.decode_rows = 0
-        self.cells: list[Cell] = []
+        self.cells: list[BlockTableUpdate] = []
         self.admissions: list[Admission] = []
         self.prompts: list[Request] = []
         """Running requests whose prompts are not computed yet."""
@@ -122,12 +122,14 @@ class Draft:
         """Tell the runner of a request's slot, blocks and cached tokens."""
         self.admissions.append(Admission(request, request.scheduled))
 
-    def changed(self, request: Request, index: int) -> None:
+    def update_block_table(self, request: Request, index: int) -> None:
         """Tell the runner of the blocks at ``index`` of a request's table."""
         for group, blocks in enumerate(request.table):
-            self.cells.append(Cell(group, request.slot, index, blocks[index]))
+            self.cells.append(
+                BlockTableUpdate(group, request.slot, index, blocks[index])
+            )
 
-    def seal(self, releases: list[int], buckets: Buckets) -> Plan:
+    def build(self, releases: list[int], buckets: Buckets) -> Plan:
         """Choose the program, after which nothing changes any more."""
         lists = releases, self.admissions, self.cells, self.chunks
         if not self.chunks:

@@ -68,7 +68,7 @@ class Request:
     Raises :class:`~inl.errors.RequestError` for an empty prompt, a token that is not
     an int of 0 .. 2**31 - 1, a ``max_tokens`` below 1, or a field of another type or
     out of the range that the message names. What the numbers of sampling do, and in
-    which order, is told by :data:`inl.ops.sample.choose`.
+    which order, is told by :data:`inl.ops.sample.sample`.
     """
 
     prompt: Iterable[int]
@@ -129,17 +129,17 @@ class Request:
     """Blocks in order, for each cache group."""
     keys: list[bytes] = field(init=False, default_factory=list)
     """Prefix keys as far as computed: the root, then one for each full block."""
-    passed: list[int] = field(init=False, default_factory=list)
+    freed_window_blocks: list[int] = field(init=False, default_factory=list)
     """Leading blocks of each group that its window has passed, given back already."""
     published: int = field(init=False, default=0)
     """Blocks of the table that the prefix cache knows."""
-    fed: int = field(init=False, default=0)
+    prefill_len: int = field(init=False, default=0)
     """Tokens that are computed in chunks; later ones one by one."""
-    known: int = field(init=False, default=0)
+    host_token_count: int = field(init=False, default=0)
     """Tokens whose ids the host sends; later ones the runner feeds back itself."""
     scheduled: int = field(init=False, default=0)
     """Tokens in the cache once every step in flight is done."""
-    goal: int = field(init=False, default=0)
+    max_scheduled: int = field(init=False, default=0)
     """Value of ``scheduled`` beyond which nothing is to be computed."""
     in_flight: int = field(init=False, default=0)
     """Steps submitted with this request and not collected."""
@@ -219,7 +219,7 @@ def check(request: Request, vocab: int, context: int, *, sampler: str) -> None:
 
 def _needs(request: Request) -> str:
     """Name what a request's sampler is there for."""
-    if request.sampler == "draw":
+    if request.sampler == "sample":
         return f"temperature: found {request.temperature}"
     names = (*PARAMS[1:], "logit_bias", "logprobs")
     plain = {name: Request.__dataclass_fields__[name].default for name in names}

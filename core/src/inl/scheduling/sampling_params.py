@@ -92,8 +92,8 @@ def sampler_for(params: Mapping[str, float], *, special: bool = False) -> str:
     changed = {name for name in PARAMS if params[name] != neutral[name]}
     hot = "temperature" in changed
     if special or changed.intersection(PENALTIES) or (hot and len(changed) > 1):
-        return "full"
-    return "draw" if hot else "greedy"
+        return "sample_filtered"
+    return "sample" if hot else "greedy"
 
 
 def rank(sampler: str) -> int:

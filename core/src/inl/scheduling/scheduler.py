@@ -20,12 +20,12 @@ from inl.protocol.runner import Limits
 from inl.scheduling import block_hash as prefix
 from inl.scheduling.block_pool import BlockPool
 from inl.scheduling.buckets import Buckets
-from inl.scheduling.kv_cache_manager import Memory
-from inl.scheduling.plan import Draft, Plan, Policy
+from inl.scheduling.kv_cache_manager import KVCacheManager
+from inl.scheduling.plan import Plan, SchedulerConfig, StepBuilder
 from inl.scheduling.request import Event, Reason, Request, Status, check, make_event
 from inl.scheduling.sampling_params import TokenLogprob, rank
 from inl.scheduling.waiting_queue import WaitingQueue
-from inl.spec.message import FEEDBACK, Cell, Row
+from inl.spec.message import FEEDBACK, BlockTableUpdate, Row
 
 
 class Scheduler:
@@ -34,13 +34,13 @@ class Scheduler:
     def __init__(
         self,
         limits: Limits,
-        policy: Policy | None = None,
+        config: SchedulerConfig | None = None,
         *,
-        memory: Memory | None = None,
+        kv_cache: KVCacheManager | None = None,
     ) -> None:
-        self.policy = policy or Policy()
-        self._begin(limits, memory)
-        self.context = min(limits.max_tokens, self.policy.context or limits.max_tokens)
+        self.config = config or SchedulerConfig()
+        self._reset(limits, kv_cache)
+        self.context = min(limits.max_tokens, self.config.context or limits.max_tokens)
         self.waiting = WaitingQueue()
         self.running: dict[int, Request] = {}
         """By id, in order of arrival."""
@@ -51,22 +51,22 @@ class Scheduler:
         """Times that a request lost its blocks to an earlier one."""
         self.prefix_hit_tokens = 0
         """Tokens that admissions took from the prefix cache."""
-        self._publishes = self.policy.prefix_cache and self.policy.use_kv_cache
+        self._prefix_caching = self.config.prefix_cache and self.config.use_kv_cache
         self._steps = 0
 
-    def _begin(self, limits: Limits, memory: Memory | None = None) -> None:
+    def _reset(self, limits: Limits, kv_cache: KVCacheManager | None = None) -> None:
         self.limits = limits
-        self.memory = memory or Memory(
+        self.kv_cache = kv_cache or KVCacheManager(
             [BlockPool(blocks, limits.block_size) for blocks in limits.blocks],
             limits.windows,
         )
         self.buckets = Buckets(
             limits,
-            token_budget=self.policy.token_budget,
-            max_rows=min(self.policy.max_rows or limits.slots, limits.slots - 1),
+            token_budget=self.config.token_budget,
+            max_rows=min(self.config.max_rows or limits.slots, limits.slots - 1),
         )
-        windowed = any(window is not None for window in self.memory.windows)
-        self._passes = windowed and self.policy.use_kv_cache
+        windowed = any(window is not None for window in self.kv_cache.windows)
+        self._has_windows = windowed and self.config.use_kv_cache
         self._slots = list(range(limits.slots - 1, 0, -1))
         self._releases: list[int] = []
 
@@ -100,7 +100,7 @@ class Scheduler:
         for request in self.waiting:
             # They begin with the size of a block, which may be another one now.
             request.keys = []
-        self._begin(limits)
+        self._reset(limits)
 
     @property
     def has_releases(self) -> bool:
@@ -122,7 +122,7 @@ class Scheduler:
         self.check(request)
         self.arrivals += 1
         request.id = self.arrivals
-        eos = frozenset[int]() if request.ignore_eos else self.policy.eos_ids
+        eos = frozenset[int]() if request.ignore_eos else self.config.eos_ids
         request.stops = request.stop_ids | eos
         request.limit = min(request.prompt_tokens + request.max_tokens, self.context)
         self.waiting.push(request)
@@ -132,7 +132,7 @@ class Scheduler:
         """End a live request now; what it has in flight is thrown away."""
         assert request.status is not Status.FINISHED, "a request ends once"
         if request.status is Status.RUNNING:
-            self._leave(request)
+            self._release(request)
         else:
             self.waiting.forget()
         request.status = Status.FINISHED
@@ -143,83 +143,95 @@ class Scheduler:
 
         Where there is nothing to compute, the plan has no chunks and is not a step.
         """
-        draft = Draft(self._steps + 1, self.buckets.tokens)
+        draft = StepBuilder(self._steps + 1, self.buckets.tokens)
         self._decode(draft)
         self._prefill(draft)
-        self._admit(draft)
+        self._admit_waiting(draft)
         releases, self._releases = self._releases, []
-        plan = draft.seal(releases, self.buckets)
+        plan = draft.build(releases, self.buckets)
         if plan.chunks:
             self._steps = plan.step
             self.in_flight.append(plan)
         return plan
 
-    def _decode(self, draft: Draft) -> None:
+    def _decode(self, draft: StepBuilder) -> None:
         """Schedule a token of each decoding request, and remember the others."""
-        size, running, passes = self.limits.block_size, Status.RUNNING, self._passes
+        size, running, passes = (
+            self.limits.block_size,
+            Status.RUNNING,
+            self._has_windows,
+        )
         for request in list(self.running.values()):
             start = request.scheduled
-            if start < request.fed:
+            if start < request.prefill_len:
                 draft.prompts.append(request)
-            elif start < request.goal and request.status is running:
+            elif start < request.max_scheduled and request.status is running:
                 if not start % size and start == len(request.table[0]) * size:
                     if not self._grow(request):
                         continue
-                    draft.changed(request, start // size)
+                    draft.update_block_table(request, start // size)
                 if passes:
-                    self._pass(draft, request, cells=start % size != 0 or size == 1)
+                    self._free_out_of_window(
+                        draft, request, cells=start % size != 0 or size == 1
+                    )
                 draft.decode(request)
         draft.decode_rows = len(draft.chunks)
 
-    def _prefill(self, draft: Draft) -> None:
+    def _prefill(self, draft: StepBuilder) -> None:
         """Schedule admitted prompts; uncached, they start over for each token."""
-        uncached = not self.policy.use_kv_cache
+        uncached = not self.config.use_kv_cache
         for request in draft.prompts:
             if not draft.budget:
                 return
             if request.status is not Status.RUNNING or (uncached and request.in_flight):
                 continue
             if request.scheduled == 0:
-                if not self._reach(request):
+                if not self._allocate_prompt(request):
                     continue
                 draft.admit(request)
-            count = min(request.fed - request.scheduled, draft.budget)
-            self._pass(draft, request, cells=1 + count // self.limits.block_size)
-            draft.schedule(request, request.fed)
+            count = min(request.prefill_len - request.scheduled, draft.budget)
+            self._free_out_of_window(
+                draft, request, cells=1 + count // self.limits.block_size
+            )
+            draft.schedule(request, request.prefill_len)
 
-    def _pass(self, draft: Draft, request: Request, *, cells: int) -> None:
+    def _free_out_of_window(
+        self, draft: StepBuilder, request: Request, *, cells: int
+    ) -> None:
         """Give back blocks that no query sees any more, and tell the runner.
 
         ``cells`` are those that a step's message has left for each group of this row;
         what is more waits for the next step.
         """
-        if not self._passes:
+        if not self._has_windows:
             return
         gone: list[list[int]] = []
         for group, blocks in enumerate(request.table):
-            first = request.passed[group]
-            stop = self.memory.before_window(group, request.scheduled)
-            if self._publishes:  # nobody could share a block that was never published
+            first = request.freed_window_blocks[group]
+            stop = self.kv_cache.before_window(group, request.scheduled)
+            if (
+                self._prefix_caching
+            ):  # nobody could share a block that was never published
                 stop = min(stop, request.published)
             stop = max(min(stop, first + cells), first)
             gone.append(blocks[first:stop])
             for index in range(first, stop):
                 blocks[index] = 0
-                draft.cells.append(Cell(group, request.slot, index, 0))
-            request.passed[group] = stop
-        self.memory.release(gone, request.last_step)
+                draft.cells.append(BlockTableUpdate(group, request.slot, index, 0))
+            request.freed_window_blocks[group] = stop
+        self.kv_cache.release(gone, request.last_step)
 
-    def _reach(self, request: Request) -> bool:
+    def _allocate_prompt(self, request: Request) -> bool:
         """Give a request blocks for all the tokens that it starts over with."""
-        while len(request.table[0]) * self.limits.block_size < request.fed:
+        while len(request.table[0]) * self.limits.block_size < request.prefill_len:
             if not self._grow(request):
                 return False
         return True
 
     def _grow(self, request: Request) -> bool:
         """Give a request one more block, at the cost of the latest arrived."""
-        while not self.memory.grow(request.table):
-            if self.memory.settling:
+        while not self.kv_cache.grow(request.table):
+            if self.kv_cache.has_pending_frees:
                 return False
             latest = next(reversed(self.running.values()))
             self._preempt(latest)
@@ -228,20 +240,20 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        self._leave(request)
+        self._release(request)
         request.status = Status.WAITING
         self.waiting.push_back(request)
         self.preemptions += 1
 
-    def _leave(self, request: Request) -> None:
+    def _release(self, request: Request) -> None:
         del self.running[request.id]
-        self.memory.release(request.table, request.last_step)
+        self.kv_cache.release(request.table, request.last_step)
         self._releases.append(request.slot)
         self._slots.append(request.slot)
         request.slot = 0
         request.table = []
 
-    def _admit(self, draft: Draft) -> None:
+    def _admit_waiting(self, draft: StepBuilder) -> None:
         """Let in those who wait, as long as there is room."""
         growing: int | None = None
         while (
@@ -252,33 +264,33 @@ class Scheduler:
             and not request.in_flight
         ):
             if growing is None:
-                growing = sum(map(self._grows, self.running.values()))
-            if not self._enter(request, growing):
+                growing = sum(map(self._needs_more_blocks, self.running.values()))
+            if not self._try_admit(request, growing):
                 return
-            growing += self._grows(request)
+            growing += self._needs_more_blocks(request)
             draft.admit(request)
-            draft.schedule(request, request.fed)
+            draft.schedule(request, request.prefill_len)
 
-    def _grows(self, request: Request) -> bool:
+    def _needs_more_blocks(self, request: Request) -> bool:
         """Whether a request will need a block more than it holds."""
         return len(request.table[0]) * self.limits.block_size < request.limit - 1
 
-    def _enter(self, request: Request, growing: int) -> bool:
+    def _try_admit(self, request: Request, growing: int) -> bool:
         """Give a request its slot and blocks beside ``growing`` others that grow."""
         size = self.limits.block_size
         ids = len(request.tokens)
-        fed = self._fed(request)
+        fed = self._prefill_len(request)
         # The last token is always computed: its hidden state chooses the next one.
-        keys = self._keys(request, (fed - 1) // size) if self._publishes else []
+        keys = self._keys(request, (fed - 1) // size) if self._prefix_caching else []
         # Without a block spared for each that still grows they would preempt this one.
-        found = self.memory.admit(keys, -(-ids // size), spare=growing)
+        found = self.kv_cache.admit(keys, -(-ids // size), spare=growing)
         if found is None:
             return False
         request.table, request.published = found
-        request.passed = [blocks.count(0) for blocks in request.table]
+        request.freed_window_blocks = [blocks.count(0) for blocks in request.table]
         request.cached_tokens = request.scheduled = request.published * size
-        request.fed, request.known = fed, ids
-        request.goal = request.limit - 1 if self.policy.use_kv_cache else ids
+        request.prefill_len, request.host_token_count = fed, ids
+        request.max_scheduled = request.limit - 1 if self.config.use_kv_cache else ids
         request.slot = self._slots.pop()
         request.feedback = Row(request.slot, FEEDBACK)
         request.status = Status.RUNNING
@@ -286,17 +298,17 @@ class Scheduler:
         self.running[self.waiting.pop().id] = request
         return True
 
-    def _fed(self, request: Request) -> int:
+    def _prefill_len(self, request: Request) -> int:
         """Tokens to compute in chunks; an answer's own are not where it is replayed."""
         known = len(request.tokens)
-        return request.prompt_tokens if self.policy.replay else known
+        return request.prompt_tokens if self.config.replay else known
 
     def _keys(self, request: Request, count: int) -> list[bytes]:
         size = self.limits.block_size
         if not request.keys:
             request.keys = [
                 prefix.root(
-                    model=self.policy.model,
+                    model=self.config.model,
                     adapter=request.adapter,
                     salt=request.salt,
                     block_size=size,
@@ -305,7 +317,7 @@ class Scheduler:
         prefix.extend(request.keys, request.tokens, size, count)
         return request.keys[1 : count + 1]
 
-    def settle(
+    def process_outputs(
         self, tokens: Sequence[int], scores: Sequence[TokenLogprob] = ()
     ) -> list[Event]:
         """Take in what the oldest step in flight chose, one token for each chunk.
@@ -313,8 +325,8 @@ class Scheduler:
         scores: one for each chunk too, where the step's program tells them.
         """
         plan = self.in_flight.popleft()
-        self.memory.settle(plan.step)
-        size, publishes = self.limits.block_size, self._publishes
+        self.kv_cache.complete_step(plan.step)
+        size, publishes = self.limits.block_size, self._prefix_caching
         finished, running = Status.FINISHED, Status.RUNNING
         events: list[Event] = []
         for row, (chunk, token) in enumerate(zip(plan.chunks, tokens, strict=True)):
@@ -336,13 +348,13 @@ class Scheduler:
         return events
 
     def _publish(self, request: Request, stop: int) -> None:
-        if self.policy.replay:
+        if self.config.replay:
             stop = min(stop, request.prompt_tokens)
         full = stop // self.limits.block_size
         if full > request.published:
             keys = self._keys(request, full)
             for index in range(request.published, full):
-                self.memory.publish(request.table, index, keys[index])
+                self.kv_cache.publish(request.table, index, keys[index])
             request.published = full
 
     def _append(self, request: Request, token: int) -> Event:
@@ -351,8 +363,8 @@ class Scheduler:
             return self.finish(request, "stop")._replace(token=token)
         if len(request.tokens) == request.limit:
             return self.finish(request, "length")._replace(token=token)
-        if not self.policy.use_kv_cache and request.status is Status.RUNNING:
+        if not self.config.use_kv_cache and request.status is Status.RUNNING:
             request.scheduled = 0
-            request.fed = self._fed(request)
-            request.known = request.goal = len(request.tokens)
+            request.prefill_len = self._prefill_len(request)
+            request.host_token_count = request.max_scheduled = len(request.tokens)
         return make_event((request.id, token, None, None))

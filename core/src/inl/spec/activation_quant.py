@@ -32,5 +32,5 @@ def int8_groups(x: Any) -> Any:
 
 INT8: Final = "int8 in groups of 32"
 
-INPUTS: Final[Mapping[str, Callable[[Any], Any]]] = {INT8: int8_groups}
+ACTIVATION_QUANTS: Final[Mapping[str, Callable[[Any], Any]]] = {INT8: int8_groups}
 """Every rounding that a kernel may name."""

@@ -16,7 +16,14 @@ from typing import Any
 from inl.errors import KernelFailed
 from inl.spec.kernel import Kernel
 from inl.spec.op import CATALOG, OpSpec
-from inl.spec.selection import Choice, Key, Policy, complain, pick, site_key
+from inl.spec.selection import (
+    Choice,
+    KernelSelection,
+    Key,
+    no_kernel_error,
+    select_kernel,
+    site_key,
+)
 from inl.spec.step import Bucket, Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import tree_map
@@ -26,7 +33,7 @@ from inl.spec.tree import tree_map
 class Tracer:
     """Stands in for ``ops`` while a model runs on strict arrays."""
 
-    policy: Policy
+    selection: KernelSelection
     bucket: Bucket
     block_size: int
     choices: dict[str, dict[Key, Choice]] = field(default_factory=dict)
@@ -49,7 +56,7 @@ class Tracer:
     def _call(self, spec: OpSpec, *args: Any, **attrs: Any) -> Any:
         key = site_key(spec, args, attrs)
         choice = self.choices.get(spec.name, {}).get(key)
-        choice = choice or pick(spec, args, attrs, self.policy)
+        choice = choice or select_kernel(spec, args, attrs, self.selection)
         if not self.quiet:
             self.choices.setdefault(spec.name, {})[key] = choice
             self.counts[spec.name, key] = self.counts.get((spec.name, key), 0) + 1
@@ -75,11 +82,11 @@ class Ops:
     block_size: int
 
     def __init__(self, tracer: Tracer) -> None:
-        policy = tracer.policy
+        policy = tracer.selection
         for name, choices in tracer.choices.items():
             for choice in choices.values():
                 if choice.how == "missing":
-                    raise complain(choice, policy.where)
+                    raise no_kernel_error(choice, policy.device_name)
             self.__dict__[name] = self._callable(CATALOG[name], choices, policy)
         planners = {
             choice.kernel.label: choice.kernel.plan
@@ -115,7 +122,7 @@ class Ops:
         raise AttributeError(f"op {name!r} was not met when the model was traced")
 
     def _callable(
-        self, spec: OpSpec, choices: dict[Key, Choice], policy: Policy
+        self, spec: OpSpec, choices: dict[Key, Choice], policy: KernelSelection
     ) -> Callable[..., Any]:
         runs = {key: self._run(spec, choice, policy) for key, choice in choices.items()}
         first = next(iter(choices.values()))
@@ -125,13 +132,15 @@ class Ops:
         )
         return next(iter(runs.values())) if same else _dispatch(spec, runs)
 
-    def _run(self, spec: OpSpec, choice: Choice, policy: Policy) -> Callable[..., Any]:
+    def _run(
+        self, spec: OpSpec, choice: Choice, policy: KernelSelection
+    ) -> Callable[..., Any]:
         if choice.kernel is not None:
             return choice.kernel.run
         if choice.how == "composed":
             return partial(spec.body, self)
         if policy.host is None:
-            raise complain(choice, policy.where)
+            raise no_kernel_error(choice, policy.device_name)
         return policy.host(spec)
 
 
@@ -148,11 +157,15 @@ def _dispatch(spec: OpSpec, runs: dict[Key, Callable[..., Any]]) -> Callable[...
     return run
 
 
-class LateOps:
+class DynamicOps:
     """Every op of the catalog, chosen when called: for trying ops one at a time."""
 
-    def __init__(self, policy: Policy | Iterable[Kernel]) -> None:
-        given = policy if isinstance(policy, Policy) else Policy(tuple(policy))
+    def __init__(self, policy: KernelSelection | Iterable[Kernel]) -> None:
+        given = (
+            policy
+            if isinstance(policy, KernelSelection)
+            else KernelSelection(tuple(policy))
+        )
         self._policy = given
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -161,11 +174,11 @@ class LateOps:
         return partial(self._call, CATALOG[name])
 
     def _call(self, spec: OpSpec, *args: Any, **attrs: Any) -> Any:
-        choice = pick(spec, args, attrs, self._policy)
+        choice = select_kernel(spec, args, attrs, self._policy)
         if choice.kernel is not None:
             return choice.kernel.run(*args, **attrs)
         if choice.how == "composed":
             return spec.body(self, *args, **attrs)
         if choice.how == "missing" or self._policy.host is None:
-            raise complain(choice, self._policy.where)
+            raise no_kernel_error(choice, self._policy.device_name)
         return self._policy.host(spec)(*args, **attrs)

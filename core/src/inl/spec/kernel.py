@@ -29,15 +29,15 @@ class Kernel:
     """(specs and attributes of the call) -> ``None`` or a sentence."""
     layout: str = PLAIN
     """Layout of the weights that it takes."""
-    prepare: Callable[[Mapping[str, HostArray | None], Any, str], Any] | None = None
+    pack: Callable[[Mapping[str, HostArray | None], Any, str], Any] | None = None
     """(logical group, backend, dtype) -> a tuple of tensors in ``layout``."""
-    packs: Callable[..., str | None] = accepts
+    can_pack: Callable[..., str | None] = accepts
     """(the group's stored specs by name) -> ``None``, or why it cannot lay them out."""
     plan: Callable[..., Any] | None = None
     """(step, *, block_size) -> what all layers share, found in ``step.plan[label]``."""
     invariant: bool = False
     """Gives the same bits whatever else is in the batch."""
-    inputs: str = ""
+    activation_quant: str = ""
     """How it may round what packed weights multiply, a name in
     :data:`inl.spec.activation_quant.INPUTS`; empty: no coarser than storage."""
     capturable: bool = True

@@ -21,7 +21,7 @@ class Limits:
     """Blocks of each cache group, plus one each."""
     block_size: int
     """Tokens per block."""
-    width: int
+    max_blocks_per_seq: int
     """B: most blocks of one sequence, so ``width * block_size`` tokens at most."""
     vocab: int
     """V: tokens are 0 .. vocab - 1."""
@@ -30,7 +30,7 @@ class Limits:
     depth: int = 2
     """Steps that may be in flight."""
     sampler: str = SAMPLERS[-1]
-    """The costliest of :data:`SAMPLERS` that is served. "full" holds two tables of
+    """The costliest of :data:`SAMPLERS` that is served. "sample_filtered" holds two tables of
     [slots, V] that the others do not need."""
 
     windows: tuple[int | None, ...] = ()
@@ -45,9 +45,9 @@ class Limits:
         return SAMPLERS[: SAMPLERS.index(self.sampler) + 1]
 
     @property
-    def counted(self) -> int:
-        """Columns of the tables that only "full" needs: V or 0."""
-        return self.vocab if self.sampler == "full" else 0
+    def penalty_vocab(self) -> int:
+        """Columns of the tables that only "sample_filtered" needs: V or 0."""
+        return self.vocab if self.sampler == "sample_filtered" else 0
 
     @property
     def groups(self) -> int:
@@ -62,4 +62,7 @@ class Limits:
     @property
     def max_tokens(self) -> int:
         """Longest sequence that fits."""
-        return min(self.width, *(count - 1 for count in self.blocks)) * self.block_size
+        return (
+            min(self.max_blocks_per_seq, *(count - 1 for count in self.blocks))
+            * self.block_size
+        )

@@ -11,7 +11,7 @@ and values are in the given blocks already), last token, adapter, the float32 bi
 :data:`~inl.spec.step.PARAMS`, then the block table ``[G, B]``. A release names only
 the slot. Marks follow the admission of a sequence for which some tokens are special:
 slot, how many, then ``[MARKS, 3]``: token, how often it is held (as in
-``Tables.counts``), float32 bits of its bias. They add up, and each names a token once.
+``Tables.token_counts``), float32 bits of its bias. They add up, and each names a token once.
 Padding is zeros: slot 0 and block 0 belong to nobody, and a mark of 0 adds nothing.
 """
 
@@ -37,11 +37,11 @@ VERSION = 0x494E4C01
 """First word of every frame."""
 
 HEADER = 16
-STEP, ADMIT, RELEASE, MARK = 0, 1, 2, 3
-MARKS = 256
+STEP, ADMIT, RELEASE, TOKEN_BIAS = 0, 1, 2, 3
+MAX_TOKEN_BIASES = 256
 """Tokens that one frame of marks can name."""
 MASKED = 1
-"""Flag: the runner waits for ``choose`` before it picks this step's tokens."""
+"""Flag: the runner waits for ``sample`` before it picks this step's tokens."""
 
 
 class Header(NamedTuple):
@@ -52,19 +52,21 @@ class Header(NamedTuple):
     step: int
     tokens: int
     rows: int
-    width: int
+    tokens_per_row: int
     sampler: int
     flags: int
     repeat: int
     decode_rows: int
     used_rows: int
     used_tokens: int
-    used_cells: int
+    used_updates: int
 
     @property
     def bucket(self) -> Bucket:
         """The program that this step is for."""
-        return Bucket(self.tokens, self.rows, self.width, SAMPLERS[self.sampler])
+        return Bucket(
+            self.tokens, self.rows, self.tokens_per_row, SAMPLERS[self.sampler]
+        )
 
 
 class Row(NamedTuple):
@@ -81,21 +83,21 @@ FEEDBACK = (-1,)
 """Tokens of a decoding row: the one that the runner chose last."""
 
 
-class Cell(NamedTuple):
+class BlockTableUpdate(NamedTuple):
     """One entry of a block table that changed."""
 
     group: int
     slot: int
-    place: int
+    entry: int
     """Which entry of the slot's table."""
     block: int
 
 
-class Mark(NamedTuple):
+class TokenBias(NamedTuple):
     """What is special about one token of a sequence."""
 
     token: int
-    held: int = 0
+    token_count: int = 0
     """Twice the times that the answer holds it, plus 1 where the prompt does."""
     bias: float = 0.0
     """Added to its logit."""
@@ -105,27 +107,29 @@ class Layout(NamedTuple):
     """Where the parts of a step's body begin, in words."""
 
     rows: int
-    cells: int
+    updates: int
     tokens: int
     size: int
 
 
-def cells_in(bucket: Bucket, *, groups: int, block_size: int) -> int:
+def max_block_table_updates(bucket: Bucket, *, groups: int, block_size: int) -> int:
     """Most block table cells that one step of ``bucket`` can change."""
     return groups * (bucket.rows + bucket.tokens // block_size)
 
 
 def layout(bucket: Bucket, *, groups: int, block_size: int) -> Layout:
     """Place the parts of a step of ``bucket``."""
-    cells = HEADER + bucket.rows * (2 + bucket.width)
-    tokens = cells + 4 * cells_in(bucket, groups=groups, block_size=block_size)
+    cells = HEADER + bucket.rows * (2 + bucket.tokens_per_row)
+    tokens = cells + 4 * max_block_table_updates(
+        bucket, groups=groups, block_size=block_size
+    )
     return Layout(HEADER, cells, tokens, tokens + bucket.tokens)
 
 
 def step_frame(
     bucket: Bucket,
     rows: Sequence[Row],
-    cells: Sequence[Cell] = (),
+    cells: Sequence[BlockTableUpdate] = (),
     *,
     step: int,
     groups: int,
@@ -144,14 +148,16 @@ def step_frame(
     used_tokens = sum(counts)
     _fit("rows", len(rows), bucket.rows)
     _fit("tokens", used_tokens, bucket.tokens)
-    _fit("cells", len(cells), (place.tokens - place.cells) // 4)
+    _fit("cells", len(cells), (place.tokens - place.updates) // 4)
     frame = np.zeros(place.size, np.int32)
     sampler = SAMPLERS.index(bucket.sampler)
     frame[: len(Header._fields)] = Header(
-        VERSION, STEP, step, bucket.tokens, bucket.rows, bucket.width, sampler, flags,
+        VERSION, STEP, step, bucket.tokens, bucket.rows, bucket.tokens_per_row, sampler, flags,
         1, decode_rows, len(rows), used_tokens, len(cells),
     )  # fmt: skip
-    table = frame[place.rows : place.cells].reshape(bucket.rows, 2 + bucket.width)
+    table = frame[place.rows : place.updates].reshape(
+        bucket.rows, 2 + bucket.tokens_per_row
+    )
     used = len(rows)
     table[:used, 0] = [row.slot for row in rows]
     table[:used, 1] = counts
@@ -162,11 +168,11 @@ def step_frame(
         frame[at : at + len(row.tokens)] = row.tokens
         at += len(row.tokens)
     if any(row.uniforms for row in rows):
-        blank = (0.0,) * bucket.width
-        drawn = [(*row.uniforms, *blank)[: bucket.width] for row in rows]
+        blank = (0.0,) * bucket.tokens_per_row
+        drawn = [(*row.uniforms, *blank)[: bucket.tokens_per_row] for row in rows]
         table[:used, 2:] = np.array(drawn, np.float32).view(np.int32)
     if cells:
-        frame[place.cells : place.cells + 4 * len(cells)] = np.array(
+        frame[place.updates : place.updates + 4 * len(cells)] = np.array(
             cells, np.int32
         ).ravel()
     return frame
@@ -177,7 +183,7 @@ def admit_frame(
     blocks: Sequence[Sequence[int]],
     *,
     groups: int,
-    width: int,
+    max_blocks_per_seq: int,
     length: int = 0,
     last: int = 0,
     adapter: int = 0,
@@ -189,7 +195,7 @@ def admit_frame(
     """
     import numpy as np
 
-    frame = np.zeros(admit_size(groups, width), np.int32)
+    frame = np.zeros(admit_size(groups, max_blocks_per_seq), np.int32)
     frame[:3] = VERSION, ADMIT, 0
     frame[HEADER : HEADER + 4] = slot, length, last, adapter
     if unknown := sorted(set(params) - set(PARAMS)):
@@ -198,47 +204,47 @@ def admit_frame(
     values = [params.get(name, value) for name, value in neutral]
     bits = np.asarray(values, np.float32).view(np.int32)
     frame[HEADER + 4 : HEADER + 4 + len(PARAMS)] = bits
-    table = frame[HEADER + 4 + len(PARAMS) :].reshape(groups, width)
+    table = frame[HEADER + 4 + len(PARAMS) :].reshape(groups, max_blocks_per_seq)
     _fit("cache groups", len(blocks), groups)
     for group, ids in enumerate(blocks):
-        _fit("blocks of a sequence", len(ids), width)
+        _fit("blocks of a sequence", len(ids), max_blocks_per_seq)
         table[group, : len(ids)] = ids
     return frame
 
 
-def release_frame(slot: int, *, groups: int, width: int) -> IntArray:
+def release_frame(slot: int, *, groups: int, max_blocks_per_seq: int) -> IntArray:
     """Take ``slot`` back; its table points to nobody's block again."""
     import numpy as np
 
-    frame = np.zeros(admit_size(groups, width), np.int32)
+    frame = np.zeros(admit_size(groups, max_blocks_per_seq), np.int32)
     frame[:2] = VERSION, RELEASE
     frame[HEADER] = slot
     return frame
 
 
-def mark_frame(slot: int, marks: Sequence[Mark]) -> IntArray:
+def token_bias_frame(slot: int, marks: Sequence[TokenBias]) -> IntArray:
     """Tell the counts and biases of up to :data:`MARKS` tokens of ``slot``."""
     import numpy as np
 
-    _fit("marks", len(marks), MARKS)
-    frame = np.zeros(MARK_SIZE, np.int32)
-    frame[:2] = VERSION, MARK
+    _fit("marks", len(marks), MAX_TOKEN_BIASES)
+    frame = np.zeros(TOKEN_BIAS_SIZE, np.int32)
+    frame[:2] = VERSION, TOKEN_BIAS
     frame[HEADER : HEADER + 2] = slot, len(marks)
-    table = frame[HEADER + 2 :].reshape(MARKS, 3)
+    table = frame[HEADER + 2 :].reshape(MAX_TOKEN_BIASES, 3)
     if marks:
-        table[: len(marks), :2] = [(mark.token, mark.held) for mark in marks]
+        table[: len(marks), :2] = [(mark.token, mark.token_count) for mark in marks]
         biases = np.array([mark.bias for mark in marks], np.float32)
         table[: len(marks), 2] = biases.view(np.int32)
     return frame
 
 
-MARK_SIZE = HEADER + 2 + 3 * MARKS
+TOKEN_BIAS_SIZE = HEADER + 2 + 3 * MAX_TOKEN_BIASES
 """Words of a frame of marks."""
 
 
-def admit_size(groups: int, width: int) -> int:
+def admit_size(groups: int, max_blocks_per_seq: int) -> int:
     """Words of an admission or a release."""
-    return HEADER + 4 + len(PARAMS) + groups * width
+    return HEADER + 4 + len(PARAMS) + groups * max_blocks_per_seq
 
 
 def header(frame: Any) -> Header:
@@ -253,7 +259,7 @@ def header(frame: Any) -> Header:
         raise ProtocolError(
             f"frame word 0 (version): found {found.version:#x}, speaks {VERSION:#x}"
         )
-    if found.kind not in (STEP, ADMIT, RELEASE, MARK):
+    if found.kind not in (STEP, ADMIT, RELEASE, TOKEN_BIAS):
         raise ProtocolError(f"frame word 1 (kind): found {found.kind}, knows 0 to 3")
     if found.kind == STEP:
         _check_step(found)
@@ -267,9 +273,9 @@ def _check_step(found: Header) -> None:
         )
     if found.repeat != 1:
         raise ProtocolError(f"frame word 8 (repeat): found {found.repeat}, serves 1")
-    sizes = found.tokens, found.rows, found.width
+    sizes = found.tokens, found.rows, found.tokens_per_row
     used = found.decode_rows, found.used_rows, found.used_tokens
-    if min(sizes) < 1 or min(used) < 0 or found.used_cells < 0:
+    if min(sizes) < 1 or min(used) < 0 or found.used_updates < 0:
         raise ProtocolError(f"frame words 3 to 12: found {sizes} {used}, below range")
     if found.decode_rows > found.used_rows:
         raise ProtocolError(

@@ -45,6 +45,6 @@ class Model:
     """(config, checkpoint) -> both as ``weights`` has them: for older layouts."""
 
     @property
-    def narrows(self) -> bool:
+    def prunes_last_layer(self) -> bool:
         """Whether the last layer can compute the sampled tokens alone."""
         return "sampled" in inspect.signature(self.layer).parameters

@@ -72,7 +72,7 @@ class OpSpec:
     cost: Callable[..., Cost]
     parameters: tuple[str, ...]
     """Names of the tensor parameters, in order."""
-    passes: bool = False
+    layout_opaque: bool = False
     """Whether a composite's body hands ``w`` on unopened: any layout will do."""
     reduces: str = ""
     """Argument that a composite's body sums over the ranks before anything else; a
@@ -97,7 +97,7 @@ def op(
     rounds: bool = True,
     tolerance: float = 2.0,
     flops: Callable[..., int] | None = None,
-    passes: bool = False,
+    layout_opaque: bool = False,
     reduces: str = "",
 ) -> Callable[[Callable[..., Any]], OpSpec]:
     """Define an op from its body; keyword-only parameters are its attributes.
@@ -117,7 +117,7 @@ def op(
         tensors = positional[1:] if composite else positional
         spec = OpSpec(
             name, body, shapes, cases, weights, consumes, rounds, tolerance,
-            _cost(flops), tensors, passes, reduces,
+            _cost(flops), tensors, layout_opaque, reduces,
         )  # fmt: skip
         CATALOG[name] = spec
         return spec

@@ -11,7 +11,7 @@ from inl.spec.kernel import PLAIN, Kernel
 from inl.spec.op import CATALOG, OpSpec
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves
-from inl.spec.workload import Findings, described, workload
+from inl.spec.workload import TuningResults, described, workload
 
 Key = tuple[Any, ...]
 
@@ -37,15 +37,15 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class KernelSelection:
     """What may be chosen."""
 
     kernels: tuple[Kernel, ...]
     host: Callable[[OpSpec], Callable[..., Any]] | None = None
     """Makes a hosted op, where ``allow_hosted`` was asked for."""
     invariant: bool = False
-    where: str = "this device"
-    findings: Findings = field(default_factory=Findings)
+    device_name: str = "this device"
+    tuning_results: TuningResults = field(default_factory=TuningResults)
     """What ``inl tune`` measured here."""
 
 
@@ -76,19 +76,21 @@ def layout_of(w: Any) -> str:
     return str(first.layout if isinstance(first, StrictArray) else w.layout)
 
 
-def pick(spec: OpSpec, args: Any, attrs: dict[str, Any], policy: Policy) -> Choice:
+def select_kernel(
+    spec: OpSpec, args: Any, attrs: dict[str, Any], policy: KernelSelection
+) -> Choice:
     """Choose for one site; never raises, a missing kernel is a choice too."""
     layout = PLAIN
     if spec.weights is not None:
         layout = layout_of(args[spec.parameters.index("w")])
     accepted: list[Kernel] = []
     refusals: list[tuple[str, str]] = []
-    found = policy.findings
+    found = policy.tuning_results
     work = workload(spec, args, attrs) if found else None
     fastest = found.winners.get(work) if work else None
     for kernel in (*policy.kernels, *([fastest] if fastest else [])):
         if kernel.op == spec.name:
-            reason = found.bars(kernel, work) if work else None
+            reason = found.quarantine_reason(kernel, work) if work else None
             reason = reason or _refusal(kernel, layout, args, attrs, policy)
             accepted += [] if reason else [kernel]
             refusals += [(kernel.label, reason)] if reason else []
@@ -100,14 +102,18 @@ def pick(spec: OpSpec, args: Any, attrs: dict[str, Any], policy: Policy) -> Choi
             winner, lost = fastest, "inl tune found another faster here"
         refusals += [(k.label, lost) for k in accepted if k is not winner]
         return Choice(spec.name, "native", winner, tuple(refusals))
-    if spec.composite and (layout == PLAIN or spec.passes):
+    if spec.composite and (layout == PLAIN or spec.layout_opaque):
         return Choice(spec.name, "composed", None, tuple(refusals))
     how = "hosted" if policy.host and layout == PLAIN else "missing"
     return Choice(spec.name, how, None, tuple(refusals))
 
 
 def _refusal(
-    kernel: Kernel, layout: str, args: Any, attrs: dict[str, Any], policy: Policy
+    kernel: Kernel,
+    layout: str,
+    args: Any,
+    attrs: dict[str, Any],
+    policy: KernelSelection,
 ) -> str | None:
     if kernel.layout != layout and CATALOG[kernel.op].weights is not None:
         return f"takes weights laid out as {kernel.layout}, found {layout}"
@@ -116,7 +122,7 @@ def _refusal(
     return kernel.refuse(*args, **attrs)
 
 
-def complain(choice: Choice, where: str) -> NoKernel:
+def no_kernel_error(choice: Choice, where: str) -> NoKernel:
     """Error that lists every refusal."""
     lines = [f"no kernel for {choice.op} on {where}"]
     lines += [f"  {label}: {reason}" for label, reason in choice.refusals]

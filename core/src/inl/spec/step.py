@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 Array = Any
 """An opaque tensor: ``+ - *``, ``.shape``, ``.dtype``, static slices and reshapes."""
 
-SAMPLERS = ("greedy", "draw", "full")
+SAMPLERS = ("greedy", "sample", "sample_filtered")
 """Ways to choose a token, by rising cost; a bucket is compiled for one."""
 
 PARAMS = (
@@ -24,13 +24,13 @@ PARAMS = (
     "presence_penalty",
     "frequency_penalty",
 )
-"""Columns of ``Tables.params``; "greedy" reads none, "draw" the first."""
+"""Columns of ``Tables.params``; "greedy" reads none, "sample" the first."""
 
 NEUTRAL = (0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 """Values of :data:`PARAMS` that change nothing."""
 
 TOP = 20
-"""Likeliest tokens whose log-probabilities a "full" step reports."""
+"""Likeliest tokens whose log-probabilities a "sample_filtered" step reports."""
 
 
 class Bucket(NamedTuple):
@@ -40,7 +40,7 @@ class Bucket(NamedTuple):
     """T: tokens computed in the step, padding included."""
     rows: int
     """R: sequences taking part, padding included."""
-    width: int = 1
+    tokens_per_row: int = 1
     """W: tokens sampled per row; 1, or k + 1 when k drafts are verified."""
     sampler: str = "greedy"
     """One of :data:`SAMPLERS`."""
@@ -74,7 +74,7 @@ class Step(NamedTuple):
     """[S] tokens whose hidden state becomes logits."""
     adapters: Array
     """[R] adapter of the row; 0 is none."""
-    counts: Array
+    used_counts: Array
     """[3] decoding rows, rows, tokens in use."""
     uniforms: Array
     """[S] the host's uniform numbers, float32 bits held as int32."""
@@ -95,9 +95,9 @@ class Tables(NamedTuple):
     """[slots] adapter; 0 is none."""
     params: Array
     """[slots, len(PARAMS)] float32 sampling parameters."""
-    counts: Array
+    token_counts: Array
     """[slots, V] twice the times that the answer holds a token, plus 1 where the prompt
-    does; [slots, 0] where no "full" program is served."""
+    does; [slots, 0] where no "sample_filtered" program is served."""
     bias: Array
     """[slots, V] or [slots, 0], float32: added to the logits."""
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from inl.dtypes import EPSILON, rounded
-from inl.spec.activation_quant import INPUTS
+from inl.spec.activation_quant import ACTIVATION_QUANTS
 from inl.spec.op import CATALOG, Case, OpSpec
 from inl.spec.tree import leaves, tree_map
 
@@ -80,7 +80,7 @@ def storage_run(spec: OpSpec, case: Case, dtype: str, inputs: str = "") -> Any:
 
     inputs: a name in :data:`inl.spec.activation_quant.INPUTS`, for what products multiply.
     """
-    held = INPUTS[inputs] if inputs else None
+    held = ACTIVATION_QUANTS[inputs] if inputs else None
     ops = BodyOps(lambda op, result: round_results(op, result, dtype), held)
     wide = np.float64 if dtype == "float64" else np.float32
     return getattr(ops, spec.name)(*stored(case, dtype, wide), **case.attrs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Cut(NamedTuple):
+class RowSlices(NamedTuple):
     """Rows of a stored tensor that make a logical one."""
 
     spans: tuple[tuple[int, int], ...]
@@ -16,12 +16,12 @@ class Cut(NamedTuple):
     """Rows of the stored tensor."""
 
 
-class Part(NamedTuple):
+class FusedSlice(NamedTuple):
     """One of several tensors of one size that a checkpoint stores as one."""
 
     axis: int
     """Axis of the stored tensor along which they follow one another; not 0."""
-    place: int
+    position: int
     """Which of them, from 0."""
     total: int
     """How many there are."""
@@ -37,7 +37,7 @@ class Param(NamedTuple):
     """Axis cut over tensor-parallel ranks; ``None`` is a copy on each."""
     optional: bool = False
     """May be absent; then the group's field is ``None``."""
-    cut: Cut | None = None
+    row_slices: RowSlices | None = None
     """The part of the stored tensor that this is, where that holds more or another
     order; ``None`` is all of it."""
     offset: float = 0.0
@@ -45,9 +45,9 @@ class Param(NamedTuple):
     stack: int = 0
     """Stored tensors that make up axis 0, one each: ``{}`` in ``source`` stands for
     their numbers, from 0. 0 is one tensor as it is."""
-    part: Part | None = None
+    fused_slice: FusedSlice | None = None
     """Which part of the stored tensor this is; ``None`` is all of it."""
-    others: tuple[Param, ...] = ()
+    aliases: tuple[Param, ...] = ()
     """The same tensor as other files have it: the first of which the checkpoint has
     anything is taken."""
     finite: bool = False

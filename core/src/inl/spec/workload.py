@@ -86,16 +86,16 @@ Barred = Mapping[tuple[Workload, str, tuple[tuple[str, int], ...]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class TuningResults:
     """What was measured on this device, for the choice of kernels."""
 
     winners: Mapping[Workload, Kernel] = field(default_factory=dict)
     """What was fastest, and right."""
-    barred: Barred = field(default_factory=dict)
+    quarantined: Barred = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.winners or self.barred)
+        return bool(self.winners or self.quarantined)
 
-    def bars(self, kernel: Kernel, work: Workload) -> str | None:
+    def quarantine_reason(self, kernel: Kernel, work: Workload) -> str | None:
         """Why this kernel may not run a workload; ``None`` where it may."""
-        return self.barred.get((work, kernel.label, frozen(kernel.config)))
+        return self.quarantined.get((work, kernel.label, frozen(kernel.config)))

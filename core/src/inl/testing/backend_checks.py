@@ -31,7 +31,7 @@ SHAPES = ((), (1,), (0,), (3,), (5, 7), (2, 0, 3), (1, 1, 1, 4), (17, 3, 2), (10
 LIMITS = (
     Limits(2, (3,), 16, 2, 5, sampler="greedy"),
     Limits(9, (65,), 16, 32, 97),
-    Limits(65, (513, 513), 8, 64, 1000, sampler="draw"),
+    Limits(65, (513, 513), 8, 64, 1000, sampler="sample"),
 )
 
 
@@ -92,7 +92,7 @@ def _traits(target: Target) -> None:
 
 def _kernels(target: Target) -> None:
     labels: set[str] = set()
-    for kernel in target.policy.kernels:
+    for kernel in target.selection.kernels:
         require(isinstance(kernel, Kernel), f"kernels: found {kernel!r}, not a Kernel")
         require(
             kernel.op in catalog(),
@@ -130,7 +130,7 @@ def _buckets(target: Target) -> None:
         equal("buckets without repetition", len(set(found)), len(found))
         if not found:
             continue
-        held = Limits(limits.slots, limits.blocks, limits.block_size, limits.width,
+        held = Limits(limits.slots, limits.blocks, limits.block_size, limits.max_blocks_per_seq,
                       limits.vocab, tuple(found), sampler=limits.sampler)  # fmt: skip
         try:
             used = Buckets(held, token_budget=512, max_rows=limits.slots - 1)
@@ -142,12 +142,19 @@ def _buckets(target: Target) -> None:
 def _compile(target: Target) -> None:
     """A program takes its state over and gives it back, right, call after call."""
     backend, groups, width = target.backend, 1, 4
-    tables = empty_tables(groups=groups, slots=5, width=width)
+    tables = empty_tables(groups=groups, slots=5, max_blocks_per_seq=width)
     frames = [
-        admit_frame(slot, [[slot, 9]], groups=groups, width=width, length=slot, last=2)
+        admit_frame(
+            slot,
+            [[slot, 9]],
+            groups=groups,
+            max_blocks_per_seq=width,
+            length=slot,
+            last=2,
+        )
         for slot in (1, 4, 2, 3)
     ]
-    tracer = Tracer(target.policy, Bucket(1, 1), 4)
+    tracer = Tracer(target.selection, Bucket(1, 1), 4)
     words = StrictArray((1, admit_size(groups, width)), "int32")
     strict = tree_map(lambda x: StrictArray(x.shape, x.dtype.name), tables)
     tracer.admit(words, strict)
@@ -225,7 +232,7 @@ def _state(target: Target, dtype: str) -> None:
             equal(f"state: cache of layer {layer}", found, [shape, shape])
     found_slots = {key: tuple(x.shape) for key, x in state.slotted.items()}
     equal("state: slotted", found_slots, {"velocity": (4, 3, 2)})
-    tables = empty_tables(groups=2, slots=4, width=3, vocab=11)
+    tables = empty_tables(groups=2, slots=4, max_blocks_per_seq=3, vocab=11)
     for name, got, want in zip(Tables._fields, state.tables, tables, strict=True):
         equal(f"state: shape of {name}", tuple(got.shape), want.shape)
     zero = all(not _fetch(target, leaf).any() for leaf in leaves(state))

@@ -91,7 +91,7 @@ def _op(target: Target, spec: OpSpec, results: Sequence[Result]) -> dict[str, An
         for result in results
         if result.section == "kernel" and result.name.startswith(f"{spec.name}/")
     ]
-    kernels = [kernel for kernel in target.policy.kernels if kernel.op == spec.name]
+    kernels = [kernel for kernel in target.selection.kernels if kernel.op == spec.name]
     return {
         "how": how_computed(target, spec),
         "kernels": [kernel.name for kernel in kernels],
@@ -110,7 +110,7 @@ def _counts(results: Sequence[Result]) -> dict[str, Any]:
 
 def _is_invariant(target: Target) -> bool:
     """Whether invariant mode has a kernel for every primitive op."""
-    marked = {kernel.op for kernel in target.policy.kernels if kernel.invariant}
+    marked = {kernel.op for kernel in target.selection.kernels if kernel.invariant}
     return all(spec.composite or spec.name in marked for spec in target.ops.values())
 
 

@@ -30,7 +30,7 @@ def checks_of(target: Target, sections: Iterable[str] = SECTIONS) -> list[Check]
     Where the device cannot be opened, each section is one check that says why.
     """
     try:
-        assert target.policy, "opening the device lists its kernels"
+        assert target.selection, "opening the device lists its kernels"
     # Whatever a stranger's module raises, the report must say it.
     except Exception as error:
         return [

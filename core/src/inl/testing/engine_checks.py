@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from inl.config import EngineConfig
 from inl.engine.core import EngineCore
 from inl.engine.inference_engine import InferenceEngine
-from inl.scheduling.plan import Policy
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.testing.check import Check, Measure, equal, require, worst
 from inl.testing.oracle import VOCAB, Tiny, tinies
@@ -42,7 +42,9 @@ def engine_checks(target: Target) -> Iterator[Check]:
 class Session:
     """An engine core on a fresh runner; at its end every block must be free."""
 
-    def __init__(self, tiny: Tiny, policy: Policy | None = None, **limits: Any) -> None:
+    def __init__(
+        self, tiny: Tiny, policy: SchedulerConfig | None = None, **limits: Any
+    ) -> None:
         self._tiny = tiny
         self.core = EngineCore(tiny.runner(**limits), policy)
 
@@ -77,7 +79,7 @@ class Session:
                 break
             self.core.step()
         require(not self.core.has_work, "engine: steps are left after every answer")
-        for group, pool in enumerate(self.core.scheduler.memory.pools):
+        for group, pool in enumerate(self.core.scheduler.kv_cache.pools):
             require(
                 pool.held_blocks == 0,
                 f"blocks leak: {pool.held_blocks} of cache group {group} are held "
@@ -108,7 +110,7 @@ def _batched(tiny: Tiny) -> Measure:
     prompts = _prompts(tiny, (1, 2, 9, 17, 33, 40, 5))
     with Session(tiny) as session:
         together = session.answer(_greedy(prompts))
-    with Session(tiny, Policy(token_budget=13)) as session:
+    with Session(tiny, SchedulerConfig(token_budget=13)) as session:
         chunked = session.answer(_greedy(prompts))
     with Session(tiny) as session:
         alone = [session.answer(_greedy([prompt]))[0] for prompt in prompts]
@@ -124,7 +126,7 @@ def _preemption(tiny: Tiny) -> Measure:
     prompts = [prompt or [1] for prompt in prompts]
     need = -(-(max(map(len, prompts)) + COUNT) // size)
     blocks = max(need, len(prompts) * -(-max(map(len, prompts)) // size)) + 3
-    policy = Policy(prefix_cache=False)
+    policy = SchedulerConfig(prefix_cache=False)
     with Session(tiny, policy, blocks=(blocks,)) as session:
         found = session.answer(_greedy(prompts))
     if size > 5 and need > 1:
@@ -134,7 +136,7 @@ def _preemption(tiny: Tiny) -> Measure:
 
 def _require_preempted(tiny: Tiny, prompts: list[list[int]], need: int) -> None:
     long = [Request(prompt, max_tokens=COUNT) for prompt in prompts]
-    policy = Policy(prefix_cache=False)
+    policy = SchedulerConfig(prefix_cache=False)
     with Session(tiny, policy, blocks=(need * 2 + 2,)) as session:
         found = session.answer(long)
         require(session.core.stats.preemptions > 0, "engine: nobody was preempted")
@@ -149,7 +151,7 @@ def _prefix(tiny: Tiny) -> Measure:
     prompts = [prompt[: 64 - COUNT] for prompt in prompts]
     measures = []
     for kept in (True, False):
-        with Session(tiny, Policy(prefix_cache=kept)) as session:
+        with Session(tiny, SchedulerConfig(prefix_cache=kept)) as session:
             found = [session.answer(_greedy([prompt]))[0] for prompt in prompts]
             hits = session.core.stats.prefix_hit_tokens
         equal(f"prefix hits with prefix_cache={kept}", hits > 0, kept and size <= 40)
@@ -160,7 +162,7 @@ def _prefix(tiny: Tiny) -> Measure:
 def _uncached(tiny: Tiny) -> Measure:
     """Without a cache every token is computed from the beginning: the same answer."""
     prompts = _prompts(tiny, (2, 15, 30))
-    with Session(tiny, Policy(use_kv_cache=False)) as session:
+    with Session(tiny, SchedulerConfig(use_kv_cache=False)) as session:
         return _judge(tiny, prompts, session.answer(_greedy(prompts)))
 
 

@@ -32,7 +32,7 @@ class HashCells:
             np.full((blocks, self._size), UNWRITTEN, np.uint64)
             for blocks in limits.blocks
         ]
-        positions = range(limits.width * self._size)
+        positions = range(limits.max_blocks_per_seq * self._size)
         self._weights = [
             np.array([mix((group << 32) + at) | 1 for at in positions], np.uint64)
             for group in range(limits.groups)

@@ -21,7 +21,7 @@ In a group whose queries see a window of ``w`` positions, a cell holds instead::
 over the ``w - 1`` positions j before i, as keys depend on all that their token saw, and
 the total takes the last ``w`` positions only: a block that is given away while a query
 still sees it changes the text.
-A sequence that needs a "full" program has in its noise, by ``^``, what
+A sequence that needs a "sample_filtered" program has in its noise, by ``^``, what
 :func:`~inl.testing.hash_cells.special` makes of its parameters, counts and biases, so
 that one that is lost or wrong changes the text too. Its scores are
 :func:`~inl.testing.hash_cells.scores` of its token.
@@ -37,11 +37,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inl.errors import ProtocolError, RunnerError
-from inl.protocol.frame_decoder import read_admission, read_marks, read_step
+from inl.protocol.frame_decoder import read_admission, read_step, read_token_biases
 from inl.protocol.runner import Limits, Reply, Runner
 from inl.scheduling.sampling_params import rank, sampler_for
 from inl.scheduling.uniforms import mix
-from inl.spec.message import ADMIT, MARK, MASKED, STEP, header
+from inl.spec.message import ADMIT, MASKED, STEP, TOKEN_BIAS, header
 from inl.spec.step import PARAMS
 from inl.testing.hash_cells import HashCells, allowed, scores, special
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class SlotState:
     """One admission to a slot, until its release."""
 
     tables: list[NDArray[np.int64]]
@@ -64,7 +64,7 @@ class Seat:
     adapter: int
     params: tuple[float, ...]
     counts: Counter[int] = field(default_factory=Counter)
-    """As in ``Tables.counts``."""
+    """As in ``Tables.token_counts``."""
     bias: dict[int, float] = field(default_factory=dict)
     fed: bool = False
     """Whether a step had tokens of it."""
@@ -87,7 +87,7 @@ class Task:
 
     flight: Flight
     index: int
-    seat: Seat
+    seat: SlotState
     tables: list[NDArray[np.int64]]
     start: int
     tokens: list[int]
@@ -126,7 +126,7 @@ class HashRunner(Runner):
         self.limits = limits
         self._lag = lag
         self._flights: deque[Flight] = deque()
-        self._seats: dict[int, Seat] = {}
+        self._seats: dict[int, SlotState] = {}
         self._step: int | None = None
         self._closed = False
         self._cells = HashCells(limits)
@@ -144,14 +144,14 @@ class HashRunner(Runner):
             self._submit_step(message)
         elif found.kind == ADMIT:
             self._admit(message)
-        elif found.kind == MARK:
+        elif found.kind == TOKEN_BIAS:
             self._mark(message)
         else:
             self._release(message)
 
     def _admit(self, message: IntArray) -> None:
         found = read_admission(message, self.limits)
-        seat = Seat(
+        seat = SlotState(
             [np.array(ids, np.int64) for ids in found.blocks],
             found.length,
             found.last,
@@ -162,7 +162,7 @@ class HashRunner(Runner):
         self._seats[found.slot] = seat
 
     def _mark(self, message: IntArray) -> None:
-        found = read_marks(message, self.limits)
+        found = read_token_biases(message, self.limits)
         seat = self._seat(found.slot)
         if seat.fed:
             raise ProtocolError(f"marks of slot {found.slot}: come after its tokens")
@@ -194,7 +194,7 @@ class HashRunner(Runner):
             found.step,
             tokens,
             waits=bool(found.flags & MASKED),
-            full=found.bucket.sampler == "full",
+            full=found.bucket.sampler == "sample_filtered",
         )
         for index, row in enumerate(rows):
             seat = self._seat(row.slot)
@@ -216,14 +216,14 @@ class HashRunner(Runner):
         self._step = found.step
         self._work()
 
-    def _seat(self, slot: int) -> Seat:
+    def _seat(self, slot: int) -> SlotState:
         if slot not in self._seats:
             raise ProtocolError(
                 f"slot {slot}: is not admitted; admitted are {self.slots_in_use}"
             )
         return self._seats[slot]
 
-    def _check_table(self, slot: int, seat: Seat, start: int) -> None:
+    def _check_table(self, slot: int, seat: SlotState, start: int) -> None:
         blocks = -(-seat.length // self.limits.block_size)
         for group, table in enumerate(seat.tables):
             first = self.limits.before_window(group, start)
@@ -254,7 +254,7 @@ class HashRunner(Runner):
         noise = mix(1 + task.uniform) if seat.params[0] else 0
         if task.decodes:
             seat.counts[first] += 2
-        if seat.sampler == "full":
+        if seat.sampler == "sample_filtered":
             noise ^= special(seat.params, seat.counts, seat.bias)
         seat.last = self._pick(mix(total ^ noise), task)
         task.flight.tokens[task.index, 0] = seat.last
@@ -266,7 +266,7 @@ class HashRunner(Runner):
         tokens = allowed(masks[task.index], self.limits.vocab)
         return tokens[number % len(tokens)]
 
-    def choose(self, step: int, masks: IntArray) -> None:
+    def sample(self, step: int, masks: IntArray) -> None:
         """Give the masks of a step that waits for them."""
         self._check_open()
         flight = next((each for each in self._flights if each.step == step), None)

@@ -29,7 +29,7 @@ HUGE = {"float16": 1e3}
 
 def kernel_checks(target: Target) -> Iterator[Check]:
     """Cases, poisoned cases, state used again, and refusals, op by op."""
-    kernels = target.policy.kernels
+    kernels = target.selection.kernels
     for op in list(target.ops.values()):
         names = [case.name for case in _cases(target, op, 0)]
         for dtype in target.dtypes:
@@ -109,7 +109,7 @@ def poison(op: OpSpec, case: Case, huge: float) -> Case:
             block = step.blocks[case.attrs.get("group", 0), row, place // size]
             unowned[block, place % size] = False
     args["cache"] = Cache(*(np.where(unowned[..., None, None], huge, x) for x in cache))
-    padding = slice(int(step.counts[2]), None)
+    padding = slice(int(step.used_counts[2]), None)
     for name in ("k", "v"):
         if name in args:
             args[name] = args[name].copy()
@@ -135,7 +135,7 @@ def _refusals(target: Target, op: OpSpec, kernel: Kernel) -> None:
             for shape in ((), (0,), (3,), (7, 5), (2, 3, 4)):
                 what = f"packing {dtype} of shape {shape}"
                 specs_by_name = {name: Spec(shape, dtype) for name in fields}
-                ask = partial(kernel.packs, **specs_by_name)
+                ask = partial(kernel.can_pack, **specs_by_name)
                 _sentence(kernel, what, _ask(kernel, what, ask))
 
 

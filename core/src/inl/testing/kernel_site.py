@@ -13,7 +13,7 @@ from inl.spec.cache import Cache, Paged
 from inl.spec.dispatch import Ops, Tracer
 from inl.spec.limits import Limits
 from inl.spec.op import Case, OpSpec, Spec
-from inl.spec.selection import Choice, pick
+from inl.spec.selection import Choice, select_kernel
 from inl.spec.step import Bucket, Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tolerance import Verdict, stored, truth
@@ -22,24 +22,24 @@ from inl.spec.weights import Group, Param
 from inl.testing.check import CheckFailed, Measure
 from inl.testing.tiny import MemoryCheckpoint
 from inl.weights.loader import load_weights
-from inl.weights.plan import Planned, plan_groups
+from inl.weights.plan import WeightPlan, plan_weights
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
-    from inl.spec.selection import Policy
+    from inl.spec.selection import KernelSelection
 
 ROTATIONS = ("cos", "sin")
 """Arguments that are float32 whatever is stored."""
 
 
-class Opened(Protocol):
+class DeviceContext(Protocol):
     """A backend, and the kernels to choose from: a target is one."""
 
     @property
     def backend(self) -> Backend: ...
 
     @property
-    def policy(self) -> Policy: ...
+    def selection(self) -> KernelSelection: ...
 
 
 class Site:
@@ -52,7 +52,7 @@ class Site:
 
     def __init__(
         self,
-        target: Opened,
+        target: DeviceContext,
         spec: OpSpec,
         case: Case,
         dtype: str,
@@ -69,7 +69,9 @@ class Site:
 
     def choice(self) -> Choice:
         """Who computes it; a missing kernel is a choice too."""
-        return pick(self.spec, self.specs, self.case.attrs, self.target.policy)
+        return select_kernel(
+            self.spec, self.specs, self.case.attrs, self.target.selection
+        )
 
     def run(self) -> Any:
         """Compute the case once: NumPy leaves."""
@@ -93,7 +95,7 @@ class Site:
 
     def ops(self) -> Ops:
         """Choose the ops."""
-        tracer = Tracer(self.target.policy, self._bucket(), self._block_size())
+        tracer = Tracer(self.target.selection, self._bucket(), self._block_size())
         getattr(tracer, self.spec.name)(*self.specs, **self.case.attrs)
         if any(isinstance(arg, Cache) for arg in self.specs):
             self._trace_writes(tracer)
@@ -133,7 +135,7 @@ class Site:
             result,
         )
 
-    def _plan_weights(self) -> Planned | None:
+    def _plan_weights(self) -> WeightPlan | None:
         if self.spec.weights is None:
             return None
         w = self.case.args[self.spec.parameters.index("w")]
@@ -144,7 +146,7 @@ class Site:
         specs = {key: Spec(shape, self.dtype) for key, shape in held.items()}
         for key, array in self._packed.items():
             specs[key] = Spec(array.shape, array.dtype)
-        planned: Planned = plan_groups(group, self.target.policy.kernels, specs)
+        planned: WeightPlan = plan_weights(group, self.target.selection.kernels, specs)
         return planned
 
     def _specs(self, name: str, value: Any) -> Any:

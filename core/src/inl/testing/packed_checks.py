@@ -36,7 +36,9 @@ UNIT: Final = 2.0**-9
 
 def packed_checks(target: Target, op: OpSpec, dtype: str) -> Iterator[Check]:
     """For ops of which a kernel declares ``inputs``: weights packed as q8_0."""
-    declared = any(k.inputs for k in target.policy.kernels if k.op == op.name)
+    declared = any(
+        k.activation_quant for k in target.selection.kernels if k.op == op.name
+    )
     if not declared or op.name not in SHAPES:
         return
     for tokens in TOKENS:
@@ -77,7 +79,7 @@ def _packed(target: Target, op: OpSpec, tokens: int, dtype: str) -> Measure:
         case, packed = packed_case(op, tokens, rng)
         site = Site(target, op, case, dtype, packed)
         kernel = site.choice().kernel
-        inputs = kernel.inputs if kernel and dtype != "float32" else ""
+        inputs = kernel.activation_quant if kernel and dtype != "float32" else ""
         found = judge(op, case, dtype, site.run(), inputs)
         note = f"; weights packed, inputs held as {inputs or dtype}"
         measures.append(passed(found, site, target.seed, note))

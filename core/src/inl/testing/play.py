@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from inl.spec.message import Cell, Row, admit_frame, step_frame
+from inl.spec.message import BlockTableUpdate, Row, admit_frame, step_frame
 from inl.spec.step import SAMPLERS, Bucket
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ def admission(
 ) -> IntArray:
     """Give ``slot`` the same blocks in every cache group; nothing is cached yet."""
     tables = [list(blocks)] * limits.groups
-    groups, width = limits.groups, limits.width
+    groups, width = limits.groups, limits.max_blocks_per_seq
     return admit_frame(
-        slot, tables, groups=groups, width=width, temperature=temperature
+        slot, tables, groups=groups, max_blocks_per_seq=width, temperature=temperature
     )
 
 
@@ -35,7 +35,7 @@ def one_step(
     decoding: int,
     sampler: str = "greedy",
     flags: int = 0,
-    cells: Sequence[Cell] = (),
+    cells: Sequence[BlockTableUpdate] = (),
     padding: tuple[int, int] = (0, 0),
 ) -> IntArray:
     """A step in the smallest program for it; ``padding`` adds tokens and rows."""
@@ -63,7 +63,7 @@ def fitting(limits: Limits, tokens: int, rows: int, sampler: str) -> Bucket:
         for bucket in limits.buckets
         if bucket.tokens >= tokens
         and bucket.rows >= rows
-        and bucket.width == 1
+        and bucket.tokens_per_row == 1
         and SAMPLERS.index(bucket.sampler) >= rank
     ]
     return min(fits, key=lambda b: (b.tokens, b.rows, SAMPLERS.index(b.sampler)))

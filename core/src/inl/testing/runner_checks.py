@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inl.spec.message import Cell, release_frame
+from inl.spec.message import BlockTableUpdate, release_frame
 from inl.testing.check import Check, Measure, equal, require, worst
 from inl.testing.gap import BOUNDS
 from inl.testing.oracle import Tiny, prompt_logits, tinies
@@ -98,7 +98,10 @@ def _placement(tiny: Tiny) -> Measure:
         with opened(tiny) as runner:
             rng = tiny.target.rng("blocks", turn)
             last = runner.limits.blocks[0] - 1
-            blocks = [int(b) + 1 for b in rng.permutation(last)[: runner.limits.width]]
+            blocks = [
+                int(b) + 1
+                for b in rng.permutation(last)[: runner.limits.max_blocks_per_seq]
+            ]
             blocks[0] = last if last not in blocks else blocks[0]
             prompt = some_ids(tiny, most_tokens(runner.limits, 19), turn)
             chunks = (len(prompt),)
@@ -118,7 +121,7 @@ def _late_cells(tiny: Tiny) -> Measure:
             length = len(prompt) + step - 1
             cells = []
             while given * size < length:
-                cells.append(Cell(0, 1, given, last - given))
+                cells.append(BlockTableUpdate(0, 1, given, last - given))
                 given += 1
             runner.submit(one_step(limits, [(1, tokens)], step=step,
                                    decoding=int(step > 1), cells=cells))  # fmt: skip
@@ -150,7 +153,7 @@ def _uniforms(tiny: Tiny) -> None:
             blocks = first_blocks(runner, len(prompt))
             runner.submit(admission(limits, 1, blocks, temperature=0.8))
             parts = [(1, prompt, uniform)]
-            frame = one_step(limits, parts, step=step, decoding=0, sampler="draw")
+            frame = one_step(limits, parts, step=step, decoding=0, sampler="sample")
             runner.submit(frame)
             token = int(runner.collect().tokens[0, 0])
             low, high = (total[token - 1] if token else 0.0), total[token]
@@ -160,4 +163,10 @@ def _uniforms(tiny: Tiny) -> None:
                 f"is {low:.4g} to {high:.4g}; the host's number decides, in the order "
                 f"of ids; seed {tiny.target.seed}",
             )
-            runner.submit(release_frame(1, groups=limits.groups, width=limits.width))
+            runner.submit(
+                release_frame(
+                    1,
+                    groups=limits.groups,
+                    max_blocks_per_seq=limits.max_blocks_per_seq,
+                )
+            )

@@ -71,7 +71,7 @@ def masks(tiny: Tiny) -> Measure:
         rows = int(frame[4])
         masks = np.zeros((rows, -(-VOCAB // 32)), np.int32)
         masks.view(np.uint32)[:, only // 32] = 1 << (only % 32)
-        runner.choose(1, masks)
+        runner.sample(1, masks)
         equal("token under a mask of one", int(runner.collect().tokens[0, 0]), only)
         found = []
         for step in range(2, 8):

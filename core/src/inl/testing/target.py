@@ -13,7 +13,7 @@ import numpy as np
 from inl.config import EngineConfig
 from inl.device import Device
 from inl.errors import RequestError
-from inl.executor.model_loader import backend_policy
+from inl.executor.model_loader import kernel_selection
 from inl.ops import catalog
 from inl.plugin import make_backend
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from inl.backend.base import Backend
     from inl.spec.op import OpSpec
-    from inl.spec.selection import Policy
+    from inl.spec.selection import KernelSelection
 
 
 def fresh_seed() -> int:
@@ -54,9 +54,9 @@ class Target:
         return make_backend(self.device)
 
     @cached_property
-    def policy(self) -> Policy:
+    def selection(self) -> KernelSelection:
         """The kernels that an engine chooses from, other plugins' included."""
-        return backend_policy(self.backend, EngineConfig())
+        return kernel_selection(self.backend, EngineConfig())
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ class Target:
     @property
     def ops(self) -> Mapping[str, OpSpec]:
         """Every op that is defined once the backend is loaded, third parties' too."""
-        assert self.policy, "loading its kernels defines their ops"
+        assert self.selection, "loading its kernels defines their ops"
         return catalog()
 
     @property

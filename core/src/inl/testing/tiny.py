@@ -15,10 +15,10 @@ from inl.dtypes import HostArray, wrap
 from inl.errors import CheckpointError
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.rank_runner import RankRunner, check_shares
-from inl.spec.selection import Policy
+from inl.spec.selection import KernelSelection
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.loader import load_weights, stored_specs
-from inl.weights.plan import check_tensors, plan_groups
+from inl.weights.plan import check_tensors, plan_weights
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -195,9 +195,9 @@ def local_runner(
 ) -> LocalRunner:
     """Load one rank's weights on ``backend`` and make its runner."""
     config = replace(model.config(checkpoint.config), dtype=dtype)
-    policy = Policy(tuple(backend.kernels()), where=str(backend.device))
+    policy = KernelSelection(tuple(backend.kernels()), device_name=str(backend.device))
     stored = stored_specs(checkpoint)
-    groups = plan_groups(model.weights(config), policy.kernels, stored, ranks=ranks)
+    groups = plan_weights(model.weights(config), policy.kernels, stored, ranks=ranks)
     check_tensors(groups, stored, str(checkpoint.path))
     check_shares(groups, model.state(config), ranks)
     weights = load_weights(groups, checkpoint, backend, dtype, rank=rank)

@@ -11,13 +11,13 @@ import numpy as np
 
 from inl.spec.limits import Limits
 from inl.spec.message import (
-    Cell,
-    Mark,
+    BlockTableUpdate,
     Row,
+    TokenBias,
     admit_frame,
-    mark_frame,
     release_frame,
     step_frame,
+    token_bias_frame,
 )
 from inl.spec.step import SAMPLERS, Bucket
 
@@ -69,7 +69,9 @@ class Traffic:
     ) -> None:
         self.prompts: list[list[int]] = []
         self._rng, self._limits, self._sampler = rng, limits, sampler
-        fits = [b for b in limits.buckets if b.sampler == sampler and b.width == 1]
+        fits = [
+            b for b in limits.buckets if b.sampler == sampler and b.tokens_per_row == 1
+        ]
         self._buckets = sorted(fits)
         self._max_rows = min([max_rows, *(max(b.rows for b in fits) for _ in fits[:1])])
         top = [b.tokens for b in fits if b.rows >= self._max_rows]
@@ -110,22 +112,22 @@ class Traffic:
         self.prompts.append(prompt)
         self._live.append(sequence)
         hot = 0.8 if self._sampler != SAMPLERS[0] and rng.random() < 0.7 else 0.0
-        params = self._params() if self._sampler == "full" else {}
+        params = self._params() if self._sampler == "sample_filtered" else {}
         frame = admit_frame(
-            sequence.slot, sequence.table, groups=limits.groups, width=limits.width,
+            sequence.slot, sequence.table, groups=limits.groups, max_blocks_per_seq=limits.max_blocks_per_seq,
             temperature=hot, **params,
         )  # fmt: skip
         yield Sent(frame, None)
         if params:
             biased = {int(token) for token in rng.integers(0, limits.vocab, 3)}
             marks = [
-                Mark(token, int(token in prompt), float(rng.normal()))
+                TokenBias(token, int(token in prompt), float(rng.normal()))
                 for token in sorted({*prompt, *biased})
             ]
-            yield Sent(mark_frame(sequence.slot, marks), None)
+            yield Sent(token_bias_frame(sequence.slot, marks), None)
 
     def _params(self) -> Any:
-        """Random values of all that only "full" programs serve."""
+        """Random values of all that only "sample_filtered" programs serve."""
         values = {
             "top_k": (0, 1, 9),
             "top_p": (1.0, 0.7),
@@ -142,7 +144,11 @@ class Traffic:
         for free, table in zip(self._free, sequence.table, strict=True):
             free[:0] = table
         limits = self._limits
-        frame = release_frame(sequence.slot, groups=limits.groups, width=limits.width)
+        frame = release_frame(
+            sequence.slot,
+            groups=limits.groups,
+            max_blocks_per_seq=limits.max_blocks_per_seq,
+        )
         return Sent(frame, None)
 
     def _step(self, step: int) -> Sent:
@@ -150,7 +156,7 @@ class Traffic:
         waiting = [s for s in self._live if s.cached < len(s.prompt)]
         rows: list[Row] = []
         takes: list[int] = []
-        cells: list[Cell] = []
+        cells: list[BlockTableUpdate] = []
         budget = self._max_tokens
         for sequence in (*decoding, *waiting):
             left = len(sequence.prompt) - sequence.cached
@@ -174,12 +180,12 @@ class Traffic:
         )  # fmt: skip
         return Sent(message, tuple(takes), used, len(decoding))
 
-    def _grow(self, sequence: _Sequence, length: int) -> Iterator[Cell]:
+    def _grow(self, sequence: _Sequence, length: int) -> Iterator[BlockTableUpdate]:
         need = -(-length // self._limits.block_size)
         for group, table in enumerate(sequence.table):
             while len(table) < need:
                 table.append(self._free[group].pop())
-                yield Cell(group, sequence.slot, len(table) - 1, table[-1])
+                yield BlockTableUpdate(group, sequence.slot, len(table) - 1, table[-1])
 
     def _bucket(self, tokens: int, rows: int) -> Bucket:
         if not self._buckets:

@@ -69,7 +69,7 @@ class Inputs:
 
     def _still_padding(self, spec: OpSpec, made: list[Any]) -> list[Any]:
         """Keep what padding writes alike: it goes to one cell, in any order."""
-        used = next(int(arg.counts[2]) for arg in made if isinstance(arg, Step))
+        used = next(int(arg.used_counts[2]) for arg in made if isinstance(arg, Step))
         for name, arg in zip(spec.parameters, made, strict=True):
             if name in ("k", "v"):
                 arg[used:] = 0

@@ -15,14 +15,14 @@ from inl.spec.cache import Paged
 from inl.spec.limits import Limits
 from inl.spec.model import Model
 from inl.spec.op import CATALOG, OpSpec, Spec
-from inl.spec.selection import Policy
+from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
 from inl.spec.workload import Workload, workload
 from inl.weights.files import read_json
 from inl.weights.hub import resolve_model
 from inl.weights.loader import stored_specs
-from inl.weights.plan import plan_groups
+from inl.weights.plan import plan_weights
 from inl.weights.sources import stored_tensors
 
 LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "max_position_embeddings": 8192}
@@ -51,7 +51,7 @@ class Call(NamedTuple):
 
 
 def calls(
-    backend: Backend, policy: Policy, model: str | None, dtype: str, rows: int
+    backend: Backend, policy: KernelSelection, model: str | None, dtype: str, rows: int
 ) -> list[Call]:
     """Ops that decoding ``rows`` sequences meets, each workload once, in their order.
 
@@ -61,7 +61,7 @@ def calls(
     dtype = compute_dtype(backend, dtype)
     found, config, stored = _opened(model, dtype)
     config = replace(config, dtype=dtype)
-    groups = plan_groups(found.weights(config), policy.kernels, stored)
+    groups = plan_weights(found.weights(config), policy.kernels, stored)
     paged = [item for item in found.state(config) if isinstance(item, Paged)]
     size = backend.traits.block_size
     width = min(-(-config.max_tokens // size), 1 << 16)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from inl.backend.tunable import Facts
-from inl.executor.tuning_record import Measured, Quarantined, Record, record
+from inl.executor.tuning_record import Quarantined, Record, TuningMeasurement, record
 from inl.spec.workload import Config, Workload, frozen
 from inl.tune.process import Died
 
@@ -57,14 +57,14 @@ class Task:
         self._duel(best)
         before = self.times.get(())
         right = next(self._right_ones(), None)
-        entries: list[Measured | Quarantined] = [
+        entries: list[TuningMeasurement | Quarantined] = [
             Quarantined(self.work, self.facts, self.kernel, dict(key), reason, _today())
             for key, reason in self.bad.items()
         ]  # fmt: skip
         if right is not None:
             seconds = self.times[right]
             entries.append(
-                Measured(
+                TuningMeasurement(
                     self.work, self.facts, dict(right), seconds,
                     seconds if before is None else before, _today(),
                 )

@@ -12,15 +12,15 @@ from inl.backend.base import Backend
 from inl.backend.tunable import Tunable
 from inl.config import EngineConfig
 from inl.errors import NoKernel, RequestError
-from inl.executor.model_loader import backend_policy, compute_dtype, in_dtype
+from inl.executor.model_loader import compute_dtype, in_dtype, kernel_selection
 from inl.plugin import make_backend
 from inl.spec.kernel import Kernel
 from inl.spec.op import Case, nbytes
-from inl.spec.selection import Policy
+from inl.spec.selection import KernelSelection
 from inl.spec.step import Step
 from inl.spec.tolerance import Verdict, judge
 from inl.spec.tree import tree_map
-from inl.spec.workload import Config, Findings
+from inl.spec.workload import Config, TuningResults
 from inl.testing.kernel_site import Site
 from inl.tune.inputs import Inputs
 from inl.tune.models import Call, calls, chosen
@@ -53,7 +53,7 @@ class _Opened:
     """A backend and what may be chosen, for a :class:`Site`."""
 
     backend: Backend
-    policy: Policy
+    selection: KernelSelection
 
 
 @dataclass
@@ -80,13 +80,13 @@ class Trials:
                 "offers inl.backend.tunable.Tunable"
             )
         self.tunable = found
-        policy = backend_policy(self.backend, EngineConfig())
-        self.policy = replace(policy, findings=Findings())
+        policy = kernel_selection(self.backend, EngineConfig())
+        self.selection = replace(policy, tuning_results=TuningResults())
         met = [
             call
             for rows in self.wanted.rows
             for call in calls(
-                self.backend, self.policy, self.wanted.model, self.dtype, rows
+                self.backend, self.selection, self.wanted.model, self.dtype, rows
             )
             if self.axes(call)
         ]
@@ -94,7 +94,7 @@ class Trials:
 
     def axes(self, call: Call) -> Sequence[Sequence[Config]]:
         """Ways to try for a call."""
-        return self.tunable.axes(call.spec.name, *call.args, **call.attrs)
+        return self.tunable.search_space(call.spec.name, *call.args, **call.attrs)
 
     def seconds(self, place: int, config: Config) -> float:
         """Time a call in one way; raises what it raises."""
@@ -141,7 +141,7 @@ class Trials:
         if config:
             kernel = self.tunable.kernel(call.spec.name, config)
         else:
-            plain = self._pick(place, self.policy)
+            plain = self._pick(place, self.selection)
             if plain is None:
                 raise NoKernel(f"{call.spec.name}: no kernel of its own to begin with")
             return plain
@@ -150,16 +150,16 @@ class Trials:
             raise NoKernel(f"{kernel.label} refuses: {reason}")
         return kernel
 
-    def _pick(self, place: int, policy: Policy) -> Kernel | None:
-        from inl.spec.selection import pick
+    def _pick(self, place: int, policy: KernelSelection) -> Kernel | None:
+        from inl.spec.selection import select_kernel
 
         call = self.calls[place]
-        return pick(call.spec, call.args, call.attrs, policy).kernel
+        return select_kernel(call.spec, call.args, call.attrs, policy).kernel
 
-    def _only(self, kernel: Kernel) -> Policy:
+    def _only(self, kernel: Kernel) -> KernelSelection:
         """The policy in which no other kernel computes the op."""
-        others = (k for k in self.policy.kernels if k.op != kernel.op)
-        return replace(self.policy, kernels=(kernel, *others))
+        others = (k for k in self.selection.kernels if k.op != kernel.op)
+        return replace(self.selection, kernels=(kernel, *others))
 
     def _site(self, place: int, kernel: Kernel, seed: int, length: int) -> Site:
         call, key = self.calls[place], (place, length)
@@ -199,4 +199,4 @@ class Trials:
 
 
 def _same_inputs(one: Kernel, other: Kernel) -> bool:
-    return (one.layout, one.prepare) == (other.layout, other.prepare)
+    return (one.layout, one.pack) == (other.layout, other.pack)

@@ -14,7 +14,7 @@ from inl.spec.op import CATALOG, Spec, nbytes
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Param
 from inl.weights.checkpoint import Checkpoint
-from inl.weights.plan import Planned
+from inl.weights.plan import WeightPlan
 from inl.weights.quant import convert, decoder, dequantize
 from inl.weights.sources import check_finite, read_pieces, stored_tensors
 
@@ -60,13 +60,13 @@ def load_weights(
     total = len(plan)
     shared: dict[Param, Any] = {}
 
-    def load(number: int, planned: Planned) -> Any:
+    def load(number: int, planned: WeightPlan) -> Any:
         group: dict[str, HostArray | None] = {}
         for name, param in planned.group.params.items():
             group[name] = read_shard(checkpoint, planned, param, rank, dtype)
         try:
-            if planned.kernel and planned.kernel.prepare:
-                result = planned.kernel.prepare(group, backend, dtype)
+            if planned.kernel and planned.kernel.pack:
+                result = planned.kernel.pack(group, backend, dtype)
             else:
                 result = _plain(planned, group, backend, dtype, shared)
         except OutOfMemory as error:
@@ -91,7 +91,7 @@ def load_weights(
 
 
 def _each(
-    load: Callable[[int, Planned], Any], plan: Sequence[Planned], readers: int
+    load: Callable[[int, WeightPlan], Any], plan: Sequence[WeightPlan], readers: int
 ) -> Iterator[Any]:
     """What ``load`` makes of (number from 1, group), in order."""
     if readers == 1:
@@ -106,7 +106,7 @@ def _each(
 
 
 def read_shard(
-    checkpoint: Checkpoint, planned: Planned, param: Param, rank: int, dtype: str
+    checkpoint: Checkpoint, planned: WeightPlan, param: Param, rank: int, dtype: str
 ) -> HostArray | None:
     """One rank's part of a tensor, as the checkpoint stores it; ``None`` if absent.
 
@@ -117,7 +117,11 @@ def read_shard(
         return None
     _check_kinds(checkpoint, param)
     shape = planned.shard(param)
-    if param.stack or param.part or (shape != param.shape and len(shape) > MATRIX):
+    if (
+        param.stack
+        or param.fused_slice
+        or (shape != param.shape and len(shape) > MATRIX)
+    ):
         array = read_pieces(checkpoint, param, shape, rank, dtype)
     else:
         array = _read_whole(checkpoint, param, shape, rank)
@@ -158,8 +162,8 @@ def adjusted(whole: HostArray, param: Param) -> HostArray:
 
     Rows move as they are, whatever their packing; an offset is added in float64.
     """
-    if param.cut is not None:
-        rows = [whole.data[start:stop] for start, stop in param.cut.spans]
+    if param.row_slices is not None:
+        rows = [whole.data[start:stop] for start, stop in param.row_slices.spans]
         data = rows[0] if len(rows) == 1 else np.concatenate(rows)
         whole = HostArray(data, whole.dtype, param.shape)
     if param.offset:
@@ -174,7 +178,7 @@ def to_dtype(array: HostArray, dtype: str, name: str = "a tensor") -> HostArray:
 
 
 def _plain(
-    planned: Planned,
+    planned: WeightPlan,
     group: Mapping[str, HostArray | None],
     backend: Backend,
     dtype: str,

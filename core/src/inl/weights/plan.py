@@ -19,7 +19,7 @@ IGNORED = ("rotary_emb.inv_freq",)
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class WeightPlan:
     """One group and the kernel that lays its tensors out; ``None`` is plain."""
 
     group: Group
@@ -55,7 +55,7 @@ class Planned:
         return tuple(part)
 
 
-def plan_groups(
+def plan_weights(
     tree: Any,
     kernels: tuple[Kernel, ...],
     stored: Mapping[str, Spec],
@@ -67,17 +67,17 @@ def plan_groups(
     stored: what the checkpoint holds, by name (quantized dtypes under their names).
     """
 
-    def plan(group: Group) -> Planned:
+    def plan(group: Group) -> WeightPlan:
         found = resolved(group.params, stored)
         group = Group(group.op, **found)
         specs = {name: stored_spec(param, stored) for name, param in found.items()}
         willing = [
             kernel
             for kernel in kernels
-            if kernel.op == group.op and kernel.packs(**specs) is None
+            if kernel.op == group.op and kernel.can_pack(**specs) is None
         ]
         best = max(willing, key=lambda kernel: kernel.preference, default=None)
-        return Planned(group, best if best and best.prepare else None, ranks)
+        return WeightPlan(group, best if best and best.pack else None, ranks)
 
     return tree_map(plan, tree)
 

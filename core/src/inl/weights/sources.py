@@ -20,10 +20,10 @@ def stored_tensors(param: Param) -> dict[str, tuple[int, ...]]:
         numbers = range(param.stack)
         return {param.source.replace("{}", str(n)): param.shape[1:] for n in numbers}
     shape = list(param.shape)
-    if param.cut:
-        shape[0] = param.cut.rows
-    if param.part:
-        shape[param.part.axis] *= param.part.total
+    if param.row_slices:
+        shape[0] = param.row_slices.rows
+    if param.fused_slice:
+        shape[param.fused_slice.axis] *= param.fused_slice.total
     return {param.source: tuple(shape)}
 
 
@@ -35,7 +35,7 @@ def resolved(
     Where it has nothing of a parameter, that gets the form of the others, so that what
     is missing is named as this file would have it.
     """
-    forms = {name: (param, *param.others) for name, param in params.items()}
+    forms = {name: (param, *param.aliases) for name, param in params.items()}
     found = {
         name: [any(one in stored for one in stored_tensors(form)) for form in each]
         for name, each in forms.items()
@@ -44,14 +44,14 @@ def resolved(
     chosen: dict[str, Param] = {}
     for name, each in forms.items():
         place = found[name].index(True) if any(found[name]) else usual
-        chosen[name] = each[min(place, len(each) - 1)]._replace(others=())
+        chosen[name] = each[min(place, len(each) - 1)]._replace(aliases=())
     return chosen
 
 
 def stored_spec(param: Param, stored: Mapping[str, Spec]) -> Spec:
     """The logical shape, in the dtype of what is stored; float32 where that differs."""
     names = stored_tensors(param)
-    if not param.cut and not param.stack and not param.part:
+    if not param.row_slices and not param.stack and not param.fused_slice:
         return stored.get(param.source, Spec(param.shape, "float32"))
     dtypes = {stored[name].dtype for name in names if name in stored}
     return Spec(param.shape, dtypes.pop() if len(dtypes) == 1 else "float32")
@@ -116,9 +116,11 @@ def _cut(
     piece: HostArray, param: Param, shape: tuple[int, ...], rank: int
 ) -> HostArray:
     """The part of a piece that is the parameter's, and of that the rank's."""
-    if param.part:
-        size = param.shape[param.part.axis]
-        piece = _slice(piece, param.part.axis - 1, param.part.place * size, size)
+    if param.fused_slice:
+        size = param.shape[param.fused_slice.axis]
+        piece = _slice(
+            piece, param.fused_slice.axis - 1, param.fused_slice.position * size, size
+        )
     if shape != param.shape:
         assert param.axis, "experts are not shared out: each is cut"
         size = shape[param.axis]

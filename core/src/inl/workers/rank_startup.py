@@ -18,9 +18,9 @@ from inl.errors import BackendUnavailable, DeviceError, ProtocolError
 from inl.executor.model_loader import compute_dtype, start_runner
 from inl.executor.rank_runner import RankRunner, check_shares
 from inl.weights.loader import stored_specs
-from inl.weights.plan import plan_groups
+from inl.weights.plan import plan_weights
 from inl.workers.address import parse_worker
-from inl.workers.startup import Served, read_options, worker_options
+from inl.workers.startup import StartedRunner, read_options, worker_options
 from inl.workers.worker_runner import RETURN_HINT, WorkerRunner
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ def start_ranks(
     *,
     limits: Limits | None = None,
     progress: Progress | None = None,
-) -> Served:
+) -> StartedRunner:
     """Start ``config.tensor_parallel`` workers, each with its part of the weights.
 
     Raises :class:`~inl.errors.WeightMismatch` for a model that cannot be cut so, and
     whatever a rank does that cannot start: then none is left running.
     """
     ranks = config.tensor_parallel
-    groups = plan_groups(
+    groups = plan_weights(
         language.model.weights(language.config),
         (),
         stored_specs(language.checkpoint),
@@ -82,7 +82,7 @@ def start_ranks(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     weakref.finalize(group, shutil.rmtree, folder, ignore_errors=True)
-    return Served(group, ", ".join(devices), dtypes[0])
+    return StartedRunner(group, ", ".join(devices), dtypes[0])
 
 
 def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
@@ -107,7 +107,7 @@ def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
     return python, [str(Device(first.type, index)) for index in indices]
 
 
-def serve_rank(options: Mapping[str, Any], progress: Progress) -> Served:
+def serve_rank(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
     """Open one rank's part of a model in a worker.
 
     options: those of :func:`~inl.workers.startup.serve_model`, and "rank".
@@ -127,7 +127,9 @@ def serve_rank(options: Mapping[str, Any], progress: Progress) -> Served:
     runner = start_runner(
         language, backend, config, limits=limits, progress=progress, rank=rank.number
     )
-    return Served(runner, str(backend.device), compute_dtype(backend, config.dtype))
+    return StartedRunner(
+        runner, str(backend.device), compute_dtype(backend, config.dtype)
+    )
 
 
 def read_rank(value: Any) -> Rank:

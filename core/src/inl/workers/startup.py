@@ -43,7 +43,7 @@ MOST_RESTARTS = 3
 WINDOW_SECONDS = 60.0
 
 
-class Served(NamedTuple):
+class StartedRunner(NamedTuple):
     """A runner, and what it computes on."""
 
     runner: Runner
@@ -62,7 +62,7 @@ def start(
     *,
     limits: Limits | None = None,
     progress: Progress | None = None,
-) -> Served:
+) -> StartedRunner:
     """Start a model's runner on ``config.backend``, a device or a worker's.
 
     limits: what it has to hold, instead of what ``config`` and its memory suggest.
@@ -90,12 +90,14 @@ def _start_here(
     config: EngineConfig,
     limits: Limits | None,
     progress: Progress | None,
-) -> Served:
+) -> StartedRunner:
     from inl.plugin import make_backend
 
     backend = make_backend(config.backend)
     runner = start_runner(language, backend, config, limits=limits, progress=progress)
-    return Served(runner, str(backend.device), compute_dtype(backend, config.dtype))
+    return StartedRunner(
+        runner, str(backend.device), compute_dtype(backend, config.dtype)
+    )
 
 
 def _start_worker(
@@ -104,7 +106,7 @@ def _start_worker(
     address: WorkerAddress,
     limits: Limits | None,
     progress: Progress | None,
-) -> Served:
+) -> StartedRunner:
     from inl.workers.worker_runner import RETURN_HINT, WorkerRunner
 
     runner = WorkerRunner(
@@ -114,7 +116,9 @@ def _start_worker(
         silent_seconds=config.worker_seconds,
         advice="" if config.on_worker_loss == "restart" else RETURN_HINT,
     )
-    return Served(runner, str(replace(address, device=runner.device)), runner.dtype)
+    return StartedRunner(
+        runner, str(replace(address, device=runner.device)), runner.dtype
+    )
 
 
 def worker_options(
@@ -134,7 +138,7 @@ def worker_options(
     }
 
 
-def run_header(language: LanguageModel, served: Served) -> RunHeader:
+def run_header(language: LanguageModel, served: StartedRunner) -> RunHeader:
     """What the flight recorder says of a model's runner."""
     return RunHeader(
         served.runner.limits,
@@ -145,7 +149,7 @@ def run_header(language: LanguageModel, served: Served) -> RunHeader:
     )
 
 
-def serve_model(options: Mapping[str, Any], progress: Progress) -> Served:
+def serve_model(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
     """Open a model in a worker: the factory that :mod:`inl.workers.worker_main` uses.
 
     options: "model", a path; "device"; "config", fields of

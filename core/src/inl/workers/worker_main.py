@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from inl.protocol.runner import Runner
     from inl.spec.message import IntArray
     from inl.weights.loader import Progress
-    from inl.workers.startup import Served
+    from inl.workers.startup import StartedRunner
 
-    Factory = Callable[[Mapping[str, Any], Progress], Served]
+    Factory = Callable[[Mapping[str, Any], Progress], StartedRunner]
 
 DEFAULT = "inl.workers.startup:serve_model"
 GRACE_SECONDS = 2.0
@@ -94,7 +94,7 @@ def _serve(channel: Channel, factory: str) -> None:
             """What was sent before the parent knew is of no use."""
 
 
-def _make(channel: Channel, name: str, options: Mapping[str, Any]) -> Served:
+def _make(channel: Channel, name: str, options: Mapping[str, Any]) -> StartedRunner:
     module, _, attribute = name.partition(":")
     factory: Factory | None = vars(import_module(module)).get(attribute)
     if factory is None:
@@ -123,7 +123,7 @@ def _work(channel: Channel, runner: Runner) -> None:
                 channel.send(Kind.FULL, full)
         elif kind is Kind.MASKS:
             if not (flying and flying[-1]):
-                runner.choose(*wire_values.read_masks(payload))
+                runner.sample(*wire_values.read_masks(payload))
         elif kind is Kind.CLOSE:
             return
         else:

@@ -131,7 +131,7 @@ class WorkerRunner(Runner):
             self._flying.append(found.step)
         self._send(Kind.MESSAGE, wire_values.words(message))
 
-    def choose(self, step: int, masks: IntArray) -> None:
+    def sample(self, step: int, masks: IntArray) -> None:
         self._check_open()
         if self._masked is None or self._masked != step:
             raise ProtocolError(f"step {step}: no masks were announced for it")
@@ -176,7 +176,7 @@ class WorkerRunner(Runner):
     def _check_unmasked(self) -> None:
         if self._masked is not None:
             raise ProtocolError(
-                f"step {self._masked} waits for its masks: call choose first"
+                f"step {self._masked} waits for its masks: call sample first"
             )
 
     def _send(self, kind: Kind, payload: bytes | memoryview = b"") -> None:

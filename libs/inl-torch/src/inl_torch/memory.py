@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from inl.backend.base import Memory, Program
+from inl.backend.base import DeviceMemory, Program
 from inl.errors import OutOfMemory
 
 OOM_PHRASES: Final = (
@@ -45,7 +45,7 @@ def find_oom(error: BaseException) -> BaseException | None:
 
 @contextmanager
 def allocating(
-    nbytes: int, where: str, memory: Callable[[], Memory], advice: str = ""
+    nbytes: int, where: str, memory: Callable[[], DeviceMemory], advice: str = ""
 ) -> Iterator[None]:
     """Raise :class:`OutOfMemory` for an allocation of ``nbytes`` that fails.
 

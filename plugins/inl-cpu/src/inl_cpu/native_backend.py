@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 import numpy as np
 
 from inl.backend.bandwidth import Bandwidth
-from inl.backend.base import Backend, Memory, Program, StateSpec, Traits
+from inl.backend.base import Backend, DeviceMemory, Program, StateSpec, Traits
 from inl.backend.host import host_memory
 from inl.dtypes import SIZES, HostArray, widen, wrap
 from inl.errors import DeviceError
@@ -93,13 +93,13 @@ class NativeBackend(Backend):
         tables = empty_tables(
             groups=limits.groups,
             slots=limits.slots,
-            width=limits.width,
-            vocab=limits.counted,
+            max_blocks_per_seq=limits.max_blocks_per_seq,
+            vocab=limits.penalty_vocab,
         )
         held = Tables(*(self.tensor(wrap(array)) for array in tables))
         return State(tuple(caches[layer] for layer in sorted(caches)), slotted, held)
 
-    def memory(self) -> Memory:
+    def memory(self) -> DeviceMemory:
         return host_memory()
 
     def kernels(self) -> Iterable[Kernel]:

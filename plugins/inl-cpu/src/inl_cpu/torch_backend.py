@@ -9,7 +9,7 @@ import inl_cpu.threads  # noqa: F401 - before torch, which reads the environment
 # isort: split
 import torch
 
-from inl.backend.base import Memory, Traits
+from inl.backend.base import DeviceMemory, Traits
 from inl.backend.host import host_memory
 from inl_cpu.cores import threads_asked_for
 from inl_torch.backend import TorchBackend
@@ -31,5 +31,5 @@ class TorchCpuBackend(TorchBackend):
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def memory(self) -> Memory:
+    def memory(self) -> DeviceMemory:
         return host_memory()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 import inl
-from inl.backend.weight_cache import KeptWeights
+from inl.backend.weight_cache import WeightCache
 from inl.dtypes import HostArray
 from inl.errors import DeviceError
 from inl.weights.hub import cache_folder
@@ -51,7 +51,7 @@ class Stale(Exception):
     """What is kept is not what these weights are packed into."""
 
 
-class KeptMatrices(KeptWeights):
+class KeptMatrices(WeightCache):
     """Maps what an earlier start packed; else packs, and keeps it."""
 
     def __init__(self, stage: Stage) -> None:

@@ -12,12 +12,12 @@ from inl.spec.op import Case
 from inl.spec.step import NEUTRAL
 from inl.spec.tolerance import judge
 
-CHOOSE = catalog()["choose"]
+CHOOSE = catalog()["sample"]
 CASES = list(CHOOSE.cases(np.random.default_rng(11)))
 FLAGS = {
     "greedy": Flag.SAMPLE_GREEDY,
-    "draw": Flag.SAMPLE_DRAW,
-    "full": Flag.SAMPLE_FULL,
+    "sample": Flag.SAMPLE_DRAW,
+    "sample_filtered": Flag.SAMPLE_FULL,
 }
 
 
@@ -28,10 +28,10 @@ def choose(native, logits, step, tables, sampler):
     tables = type(tables)(*(array.copy() for array in tables))
     tokens = np.full(samples, -1, np.int32)
     program = []
-    if sampler == "full":
+    if sampler == "sample_filtered":
         fed = i32(step.tokens[np.minimum(step.starts[:-1], len(step.tokens) - 1)])
-        dims = rows, vocabulary, vocabulary, int(step.counts[0])
-        data = logits, step.slots, tables.params, tables.counts, tables.bias, fed
+        dims = rows, vocabulary, vocabulary, int(step.used_counts[0])
+        data = logits, step.slots, tables.params, tables.token_counts, tables.bias, fed
         program.append(instruction(Op.PENALIZE, dims, data))
     dims = samples, vocabulary, vocabulary, samples // rows
     data = logits, tokens, step.slots, tables.last, tables.params, step.uniforms
@@ -58,7 +58,7 @@ def wide(rng, vocabulary, **parameters):
         params[1:, int(column[1:])] = value
     tables = tables._replace(
         params=params,
-        counts=np.zeros((4, vocabulary), np.int32),
+        token_counts=np.zeros((4, vocabulary), np.int32),
         bias=np.zeros((4, vocabulary), np.float32),
     )
     uniforms = f32(rng.uniform(0, 1, 4)).view(np.int32)
@@ -84,7 +84,7 @@ def test_the_highest_number_draws_what_may_be_drawn(native, number):
     step = step._replace(uniforms=highest.view(np.int32))
     logits = f32(6 * rng.standard_normal((4, 400)))
     logits[:, 300:] = -1e30
-    tokens, _ = choose(native, logits, step, tables, "draw")
+    tokens, _ = choose(native, logits, step, tables, "sample")
     assert (tokens < 300).all()
 
 
@@ -98,9 +98,13 @@ def test_filters_of_a_large_vocabulary(native, rng, spread, filters):
     for _ in range(5):
         step, tables = wide(rng, vocabulary, p0=1.0, **filters)
         logits = f32(np.round(spread * rng.standard_normal((4, vocabulary)), 1))
-        found, _ = choose(native, logits, step, tables, "full")
-        case = Case("", (logits.astype(np.float64), step, tables), {"sampler": "full"})
-        wanted, _ = CHOOSE.body(*case.args, sampler="full")
+        found, _ = choose(native, logits, step, tables, "sample_filtered")
+        case = Case(
+            "",
+            (logits.astype(np.float64), step, tables),
+            {"sampler": "sample_filtered"},
+        )
+        wanted, _ = CHOOSE.body(*case.args, sampler="sample_filtered")
         assert np.array_equal(found, wanted)
 
 
@@ -114,7 +118,7 @@ def test_only_kept_tokens_are_ever_drawn(native, rng):
     seen = set()
     for uniform in np.linspace(0, 0.9999, 60, dtype=np.float32):
         step = step._replace(uniforms=np.full(4, uniform, np.float32).view(np.int32))
-        tokens, _ = choose(native, logits, step, tables, "full")
+        tokens, _ = choose(native, logits, step, tables, "sample_filtered")
         slots = step.slots > 0
         assert kept[np.arange(4), tokens][slots].all()
         seen.update(zip(np.flatnonzero(slots), tokens[slots], strict=True))
@@ -124,8 +128,8 @@ def test_only_kept_tokens_are_ever_drawn(native, rng):
 def test_neutral_parameters_give_the_tokens_of_draw(native, rng):
     step, tables = wide(rng, 1000, p0=0.9)
     logits = f32(rng.standard_normal((4, 1000)))
-    full, _ = choose(native, logits, step, tables, "full")
-    draw, _ = choose(native, logits, step, tables, "draw")
+    full, _ = choose(native, logits, step, tables, "sample_filtered")
+    draw, _ = choose(native, logits, step, tables, "sample")
     assert np.array_equal(full, draw)
 
 

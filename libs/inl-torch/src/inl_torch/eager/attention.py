@@ -133,7 +133,7 @@ def static_plan(step: Step, *, block_size: int) -> Plan:
     met = torch.arange(rows * keys, device=place)
     distance = step.positions[:, None] - met % keys
     distance = distance.masked_fill_(step.rows[:, None] != met // keys, -1)
-    unused = torch.arange(tokens, device=place) >= step.counts[2:]
+    unused = torch.arange(tokens, device=place) >= step.used_counts[2:]
     part = Part(
         start=0,
         stop=tokens,

@@ -104,7 +104,7 @@ KERNELS = (
         "eager",
         qkv_linear,
         layout=QKV,
-        prepare=stack_qkv,
-        packs=qkv_stacks,
+        pack=stack_qkv,
+        can_pack=qkv_stacks,
     ),
 )

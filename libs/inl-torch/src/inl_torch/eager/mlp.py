@@ -72,5 +72,5 @@ def stack_mlp(
 
 KERNELS = (
     Kernel("gated_activation", "eager", gated_activation),
-    Kernel("gated_mlp", "eager", gated_mlp, layout=GATE_UP, prepare=stack_mlp),
+    Kernel("gated_mlp", "eager", gated_mlp, layout=GATE_UP, pack=stack_mlp),
 )

@@ -8,11 +8,11 @@ from inl.spec.kernel import Kernel
 from inl.spec.step import PARAMS, TOP, Scores, Step, Tables
 
 
-def choose(
+def sample(
     logits: torch.Tensor, step: Step, tables: Tables, *, sampler: str
 ) -> tuple[torch.Tensor, Tables]:
     slots = step.slots.long()
-    if sampler == "full":
+    if sampler == "sample_filtered":
         _count(step, slots, tables)
         logits = _penalized(logits.float(), slots, tables)
     tokens = logits.argmax(-1)
@@ -22,7 +22,7 @@ def choose(
         temperature = params[:, :1]
         scaled = _scaled(logits.float(), temperature)
         mass = scaled.exp()
-        if sampler == "full" and _filters(params):
+        if sampler == "sample_filtered" and _filters(params):
             mass = mass.masked_fill(~_kept(scaled, params), 0.0)
         drawn = _draw(mass, step.uniforms.view(torch.float32))
         tokens = torch.where(temperature[:, 0] > 0, drawn, tokens)
@@ -34,16 +34,16 @@ def choose(
 def _count(step: Step, slots: torch.Tensor, tables: Tables) -> None:
     first = step.starts[:-1].clamp(max=step.tokens.shape[0] - 1)
     fed = step.tokens.index_select(0, first).long()
-    decoding = torch.arange(fed.shape[0], device=fed.device) < step.counts[0]
-    counts = tables.counts[slots, fed] + 2 * decoding.int()
+    decoding = torch.arange(fed.shape[0], device=fed.device) < step.used_counts[0]
+    counts = tables.token_counts[slots, fed] + 2 * decoding.int()
     # Set, not added: rows of padding all write what is there already.
-    tables.counts.index_put_((slots, fed), counts)
+    tables.token_counts.index_put_((slots, fed), counts)
 
 
 def _penalized(
     logits: torch.Tensor, slots: torch.Tensor, tables: Tables
 ) -> torch.Tensor:
-    counts = tables.counts.index_select(0, slots)
+    counts = tables.token_counts.index_select(0, slots)
     columns = tables.params.index_select(0, slots).unsqueeze(-1).unbind(1)
     param = dict(zip(PARAMS, columns, strict=True))
     factor = param["repetition_penalty"]
@@ -121,7 +121,7 @@ def mask_logits(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
 
 
 KERNELS = (
-    Kernel("choose", "eager", choose),
+    Kernel("sample", "eager", sample),
     Kernel("mask_logits", "eager", mask_logits, invariant=True),
     Kernel("score", "eager", score),
 )

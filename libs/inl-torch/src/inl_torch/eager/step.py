@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from inl.spec.kernel import Kernel
-from inl.spec.message import HEADER, MARKS, layout
+from inl.spec.message import HEADER, MAX_TOKEN_BIASES, layout
 from inl.spec.step import PARAMS, Bucket, Step, Tables
 
 
@@ -19,10 +19,12 @@ def make_step(
 ) -> tuple[Step, Tables]:
     place = layout(bucket, groups=tables.blocks.shape[0], block_size=block_size)
     words = message.long()
-    rows = words[place.rows : place.cells].view(bucket.rows, 2 + bucket.width)
+    rows = words[place.rows : place.updates].view(
+        bucket.rows, 2 + bucket.tokens_per_row
+    )
     given = words[place.tokens : place.size]
     slots, counts = rows[:, 0].contiguous(), rows[:, 1]
-    _set_cells(tables, words[place.cells : place.tokens].view(-1, 4))
+    _set_cells(tables, words[place.updates : place.tokens].view(-1, 4))
 
     before = tables.lengths.index_select(0, slots).long()
     after = (before + counts).masked_fill_(counts == 0, 0)
@@ -50,8 +52,8 @@ def make_step(
         writes=writes.masked_fill_(unused, 0),
         samples=_samples(starts, bucket),
         adapters=tables.adapters.index_select(0, slots),
-        counts=message[9:12].clone(),
-        uniforms=_uniforms(message[place.rows : place.cells], bucket),
+        used_counts=message[9:12].clone(),
+        uniforms=_uniforms(message[place.rows : place.updates], bucket),
     )
     return step, tables
 
@@ -62,19 +64,19 @@ def _set_cells(tables: Tables, cells: torch.Tensor) -> None:
 
 
 def _samples(starts: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    offsets = torch.arange(-bucket.width, 0, device=starts.device)
+    offsets = torch.arange(-bucket.tokens_per_row, 0, device=starts.device)
     samples = starts[1:].unsqueeze(1) + offsets
     samples = samples.maximum(starts[:-1].unsqueeze(1))
     return samples.clamp(0, bucket.tokens - 1).view(-1)
 
 
 def _uniforms(rows: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    return rows.view(bucket.rows, 2 + bucket.width)[:, 2:].clone().reshape(-1)
+    return rows.view(bucket.rows, 2 + bucket.tokens_per_row)[:, 2:].clone().reshape(-1)
 
 
-def sampled_step(step: Step) -> Step:
+def prune_last_layer(step: Step) -> Step:
     at, rows = step.samples, step.lengths.shape[0]
-    used = step.counts[1:2]
+    used = step.used_counts[1:2]
     index = torch.arange(rows + 1, device=at.device)
     return step._replace(
         tokens=step.tokens.index_select(0, at),
@@ -83,7 +85,7 @@ def sampled_step(step: Step) -> Step:
         starts=index.minimum(used),
         writes=step.writes.index_select(1, at),
         samples=index[:-1],
-        counts=used.repeat(3),
+        used_counts=used.repeat(3),
         plan=(),
     )
 
@@ -100,16 +102,16 @@ def admit(messages: torch.Tensor, tables: Tables) -> Tables:
     tables.last.index_copy_(0, slot, last)
     tables.adapters.index_copy_(0, slot, adapter)
     tables.params.index_copy_(0, slot, params)
-    tables.counts.index_fill_(0, slot, 0)
+    tables.token_counts.index_fill_(0, slot, 0)
     tables.bias.index_fill_(0, slot, 0.0)
     return tables
 
 
 def mark(message: torch.Tensor, tables: Tables) -> Tables:
     slot = message[HEADER : HEADER + 1].long()
-    marks = message[HEADER + 2 :].view(MARKS, 3)
-    places = slot.expand(MARKS), marks[:, 0].long()
-    tables.counts.index_put_(places, marks[:, 1], accumulate=True)
+    marks = message[HEADER + 2 :].view(MAX_TOKEN_BIASES, 3)
+    places = slot.expand(MAX_TOKEN_BIASES), marks[:, 0].long()
+    tables.token_counts.index_put_(places, marks[:, 1], accumulate=True)
     biases = marks[:, 2].contiguous().view(torch.float32)
     tables.bias.index_put_(places, biases, accumulate=True)
     return tables
@@ -117,7 +119,7 @@ def mark(message: torch.Tensor, tables: Tables) -> Tables:
 
 KERNELS = (
     Kernel("make_step", "eager", make_step, invariant=True),
-    Kernel("sampled_step", "eager", sampled_step, invariant=True),
+    Kernel("prune_last_layer", "eager", prune_last_layer, invariant=True),
     Kernel("admit", "eager", admit, invariant=True),
-    Kernel("mark", "eager", mark, invariant=True),
+    Kernel("set_token_bias", "eager", mark, invariant=True),
 )

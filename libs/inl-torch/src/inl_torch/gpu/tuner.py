@@ -41,7 +41,9 @@ class Tuner(Tunable):
     def facts(self) -> Facts:
         return self._facts()
 
-    def axes(self, op: str, *specs: Any, **attrs: Any) -> Sequence[Sequence[Config]]:
+    def search_space(
+        self, op: str, *specs: Any, **attrs: Any
+    ) -> Sequence[Sequence[Config]]:
         return search_space.axes(op, specs, attrs, self._tuning)
 
     def kernel(self, op: str, config: Config) -> Kernel:

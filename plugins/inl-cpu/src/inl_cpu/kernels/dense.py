@@ -223,16 +223,16 @@ def kernels(stage: Stage) -> Iterable[Kernel]:
                 getattr(products, op),
                 refuse=knows if op == "gated_mlp" else accepts,
                 layout=TILES,
-                packs=packs,
-                prepare=partial(prepare, stage),
+                can_pack=packs,
+                pack=partial(prepare, stage),
                 invariant=alone,
-                inputs="" if alone else declared,
+                activation_quant="" if alone else declared,
                 preference=0 if alone else 1,
             )
     rows = partial(embedding, stage)
     pack = partial(pack_linear, stage)
     yield Kernel(
-        "embedding", "native", rows, layout=TILES, packs=packs, prepare=pack,
+        "embedding", "native", rows, layout=TILES, can_pack=packs, pack=pack,
         invariant=True,
     )  # fmt: skip
     gate = partial(gated_activation, stage)

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 SAMPLERS = {
     "greedy": Flag.SAMPLE_GREEDY,
-    "draw": Flag.SAMPLE_DRAW,
-    "full": Flag.SAMPLE_FULL,
+    "sample": Flag.SAMPLE_DRAW,
+    "sample_filtered": Flag.SAMPLE_FULL,
 }
 
 
-def choose(
+def sample(
     stage: Stage, logits: Any, step: Step, tables: Tables, *, sampler: str
 ) -> tuple[Any, Tables]:
     logits = stage.dense(logits)
-    if sampler == "full":
+    if sampler == "sample_filtered":
         logits = _penalized(stage, logits, step, tables)
     samples, vocab = logits.shape
     tokens = stage.new((samples,), np.int32)
@@ -46,10 +46,10 @@ def _penalized(stage: Stage, logits: Any, step: Step, tables: Tables) -> Any:
     changed = stage.copied(logits)
     rows, vocab = logits.shape
     fed = stage.new((rows,), np.int32)
-    inputs = [step.tokens, step.starts, step.slots, step.counts]
+    inputs = [step.tokens, step.starts, step.slots, step.used_counts]
     given = [plain(x) for x in inputs]
-    stage.python(partial(count_fed, plain(fed), given, tables.counts), inputs)
-    data = [changed, step.slots, tables.params, tables.counts, tables.bias, fed]
+    stage.python(partial(count_fed, plain(fed), given, tables.token_counts), inputs)
+    data = [changed, step.slots, tables.params, tables.token_counts, tables.bias, fed]
     stage.emit(Opcode.PENALIZE, [rows, vocab, vocab, 0], data)
     return changed
 
@@ -98,5 +98,5 @@ def kernels(stage: Stage) -> Iterable[Kernel]:
     """Choice natively; scores without a sort of the whole vocabulary."""
     mask = partial(run_body, stage, catalog()["mask_logits"])
     yield Kernel("mask_logits", "elementwise", mask, invariant=True)
-    yield Kernel("choose", "native", partial(choose, stage), invariant=True)
+    yield Kernel("sample", "native", partial(sample, stage), invariant=True)
     yield Kernel("score", "partition", partial(score, stage), invariant=True)

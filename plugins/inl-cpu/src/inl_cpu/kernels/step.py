@@ -9,7 +9,7 @@ import numpy as np
 
 from inl.ops import catalog
 from inl.spec.kernel import Kernel
-from inl.spec.message import HEADER, MARKS, layout
+from inl.spec.message import HEADER, MAX_TOKEN_BIASES, layout
 from inl.spec.op import Spec
 from inl.spec.step import PARAMS, Bucket, Step, Tables
 from inl.spec.tree import leaves, tree_map
@@ -40,16 +40,16 @@ class StepReader:
         self, message: Any, tables: Tables, step: Step, bucket: Bucket, size: int
     ) -> None:
         place = layout(bucket, groups=tables.blocks.shape[0], block_size=size)
-        rows = message[place.rows : place.cells].reshape(bucket.rows, -1)
+        rows = message[place.rows : place.updates].reshape(bucket.rows, -1)
         self._message, self._tables = message, tables
         self._step = Step(*(plain(array) for array in step[:-1]))
         self._bucket, self._size = bucket, size
         self._slots, self._counts = rows[:, 0], rows[:, 1]
         self._uniforms = rows[:, 2:]
-        self._cells = message[place.cells : place.tokens].reshape(-1, 4)
+        self._cells = message[place.updates : place.tokens].reshape(-1, 4)
         self._given = message[place.tokens : place.size]
         self._index = np.arange(bucket.tokens, dtype=np.int32)
-        self._offsets = np.arange(-bucket.width, 0, dtype=np.int32)
+        self._offsets = np.arange(-bucket.tokens_per_row, 0, dtype=np.int32)
         self._numbers = np.arange(bucket.rows, dtype=np.int32)
         self._single = bucket[:3] == (1, 1, 1)
 
@@ -73,7 +73,7 @@ class StepReader:
         self._cells_written()
         self._chosen()
         step.adapters[:] = tables.adapters[slots]
-        step.counts[:] = self._message[9:12]
+        step.used_counts[:] = self._message[9:12]
         step.uniforms.reshape(self._uniforms.shape)[:] = self._uniforms
 
     def _one(self) -> None:
@@ -91,7 +91,7 @@ class StepReader:
         homes = step.blocks[:, 0, position // size]
         step.writes[:, 0] = homes * size + position % size
         step.adapters[0] = tables.adapters[slot]
-        step.counts[:] = self._message[9:12]
+        step.used_counts[:] = self._message[9:12]
         step.uniforms[0] = self._uniforms[0, 0]
 
     def _places(self, before: Any) -> None:
@@ -119,21 +119,21 @@ class StepReader:
         step.samples[:] = samples.reshape(-1)
 
 
-def sampled_step(stage: Stage, step: Step) -> Step:
-    shapes = catalog()["sampled_step"].shapes
+def prune_last_layer(stage: Stage, step: Step) -> Step:
+    shapes = catalog()["prune_last_layer"].shapes
     assert shapes is not None, "sampled_step is a primitive"
     found: Step = tree_map(partial(_placed, stage), shapes(step))
     source, target = (Step(*map(plain, each[:-1])) for each in (step, found))
     index = np.arange(source.lengths.shape[0] + 1, dtype=np.int32)
 
     def run() -> None:
-        at, used = source.samples, source.counts[1]
+        at, used = source.samples, source.used_counts[1]
         for name in ("tokens", "positions", "rows"):
             np.take(getattr(source, name), at, out=getattr(target, name))
         np.take(source.writes, at, axis=1, out=target.writes)
         np.minimum(index, used, out=target.starts)
         target.samples[:] = index[:-1]
-        target.counts[:] = used
+        target.used_counts[:] = used
 
     stage.python(run, list(leaves(step[:-1])))
     return found
@@ -155,7 +155,7 @@ def admit(messages: Any, tables: Tables) -> Tables:
         tables.last[slot] = last
         tables.adapters[slot] = adapter
         tables.params[slot] = message[HEADER + 4 : table].view(np.float32)
-        tables.counts[slot] = 0
+        tables.token_counts[slot] = 0
         tables.bias[slot] = 0
     return tables
 
@@ -163,8 +163,8 @@ def admit(messages: Any, tables: Tables) -> Tables:
 def mark(message: Any, tables: Tables) -> Tables:
     """Add a frame's counts and biases in place."""
     slot = message[HEADER]
-    marks = message[HEADER + 2 :].reshape(MARKS, 3)
-    np.add.at(tables.counts[slot], marks[:, 0], marks[:, 1])
+    marks = message[HEADER + 2 :].reshape(MAX_TOKEN_BIASES, 3)
+    np.add.at(tables.token_counts[slot], marks[:, 0], marks[:, 1])
     biases = np.ascontiguousarray(marks[:, 2]).view(np.float32)
     np.add.at(tables.bias[slot], marks[:, 0], biases)
     return tables
@@ -172,7 +172,7 @@ def mark(message: Any, tables: Tables) -> Tables:
 
 def kernels(stage: Stage) -> Iterable[Kernel]:
     """Integers only, so of equal bits whatever else is in the batch."""
-    for run in (make_step, sampled_step):
+    for run in (make_step, prune_last_layer):
         yield Kernel(run.__name__, "in_place", partial(run, stage), invariant=True)
     yield Kernel("admit", "in_place", admit, invariant=True)
-    yield Kernel("mark", "in_place", mark, invariant=True)
+    yield Kernel("set_token_bias", "in_place", mark, invariant=True)

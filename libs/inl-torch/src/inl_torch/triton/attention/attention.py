@@ -83,7 +83,7 @@ def attended(
     table = step.blocks[group].contiguous()
     attrs: dict[str, Any] = {"scale": scale, "window": window, "cap": cap}
     if tokens == rows or tokens <= SINGLES:
-        _alone(q, cache, step, table, step.counts[2:], tokens, out, False, **attrs)
+        _alone(q, cache, step, table, step.used_counts[2:], tokens, out, False, **attrs)
         return out
     _alone(q, cache, step, table, work.singles, rows, out, True, **attrs)
     _in_tiles(q, cache, step, table, work, out, **attrs)

@@ -80,7 +80,7 @@ def launch(
     masses = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
     rope_attend[(across, tokens, splits)](
         q, k, v, cos, sin, cache.k, cache.v, step.blocks[group], step.rows,
-        step.positions, step.starts, step.counts, step.writes[group], out, part, masses,
+        step.positions, step.starts, step.used_counts, step.writes[group], out, part, masses,
         shared_work, q.stride(0), k.stride(0), v.stride(0), width,
         scale if cap else scale * LOG2E.value, window or 0, cap or 1.0,
         ONE=one, SIZE=size, KV_HEADS=kv_heads, SHARED=shared, LANES=lanes,

@@ -56,7 +56,7 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
         partial(qkv_linear, tuning=tuning),
         refuse=partial(_refuse_qkv, tuning=tuning),
         layout=QKV,
-        prepare=stack_qkv,
-        packs=qkv_stacks,
+        pack=stack_qkv,
+        can_pack=qkv_stacks,
         preference=PREFERENCE,
     )

@@ -40,6 +40,6 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
         partial(gated_mlp, tuning=tuning),
         refuse=_refuse,
         layout=GATE_UP,
-        prepare=stack_mlp,
+        pack=stack_mlp,
         preference=PREFERENCE,
     )

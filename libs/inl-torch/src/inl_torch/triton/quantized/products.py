@@ -283,8 +283,8 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
             partial(run, tuning=tuning),
             refuse=partial(refuse, tuning=tuning),
             layout=PACKED,
-            prepare=pack,
-            packs=packs,
+            pack=pack,
+            can_pack=packs,
             preference=PREFERENCE + 1,
             **more,
         )

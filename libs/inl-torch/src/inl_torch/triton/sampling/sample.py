@@ -94,13 +94,13 @@ def _pick(
     tl.store(last + slot, token, mask=sample % W == W - 1)
 
 
-def choose(
+def sample(
     logits: torch.Tensor, step: Step, tables: Tables, *, sampler: str, tuning: Tuning
 ) -> tuple[torch.Tensor, Tables]:
     logits = dense(logits)
     samples, vocab = logits.shape
     chunk = max(CHUNK, power(-(-vocab // CHUNKS)))
-    if sampler == "full":
+    if sampler == "sample_filtered":
         return choose_full(logits, step, tables, chunk=chunk, tuning=tuning)
     chunks, place = -(-vocab // chunk), logits.device
     peaks = torch.empty((samples, chunks), dtype=torch.float32, device=place)
@@ -118,12 +118,12 @@ def choose(
     _peaks[(samples, chunks)](logits, peaks, ids, stride, vocab, **sizes)
     found = (logits, peaks, ids, tables.params, step.slots)
     masses = peaks
-    if sampler == "draw":
+    if sampler == "sample":
         masses = torch.empty_like(peaks)
         _masses[(samples, chunks)](*found, masses, stride, vocab, **rest, **sizes)
     _pick[(samples,)](
         *found, masses, step.uniforms, tokens, tables.last, stride, vocab,
-        DRAWS=sampler == "draw", **rest, **sizes,
+        DRAWS=sampler == "sample", **rest, **sizes,
     )  # fmt: skip
     return tokens, tables
 
@@ -136,7 +136,7 @@ def _refuse(
     sampler: str,
     tuning: Tuning,
 ) -> str | None:
-    if sampler == "full" and not tuning.filters:
+    if sampler == "sample_filtered" and not tuning.filters:
         return "full: not measured on this chip yet; the library sorts instead"
     return refuse_dtype(logits)
 
@@ -145,9 +145,9 @@ def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
     """The kernel, cut as ``tuning`` says."""
     return (
         Kernel(
-            "choose",
+            "sample",
             "triton",
-            partial(choose, tuning=tuning),
+            partial(sample, tuning=tuning),
             refuse=partial(_refuse, tuning=tuning),
             preference=PREFERENCE,
         ),

@@ -49,7 +49,7 @@ def _cut(samples: int, chunks: int, tuning: Tuning) -> dict[str, int]:
 def choose_full(
     logits: torch.Tensor, step: Step, tables: Tables, *, chunk: int, tuning: Tuning
 ) -> tuple[torch.Tensor, Tables]:
-    """``choose`` with the sampler "full"; chunks of ``chunk`` logits."""
+    """``sample`` with the sampler "sample_filtered"; chunks of ``chunk`` logits."""
     logits = dense(logits)
     (samples, vocab), place = logits.shape, logits.device
     chunks = -(-vocab // chunk)
@@ -64,7 +64,7 @@ def choose_full(
     changed = empty(samples, vocab)
     peaks, ids = empty(samples, chunks), empty(samples, chunks, dtype=torch.int32)
     penalize[(samples, chunks)](
-        logits, step.tokens, step.starts, step.counts, tables.counts, tables.bias,
+        logits, step.tokens, step.starts, step.used_counts, tables.token_counts, tables.bias,
         tables.params, step.slots, changed, peaks, ids, step.tokens.shape[0],
         logits.stride(0), vocab, **each,
     )  # fmt: skip

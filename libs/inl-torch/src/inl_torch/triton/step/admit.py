@@ -47,11 +47,11 @@ def admit(messages: torch.Tensor, tables: Tables) -> Tables:
     messages = messages.contiguous()
     count, words = messages.shape
     groups, slots, width = tables.blocks.shape
-    vocab = tables.counts.shape[1]
+    vocab = tables.token_counts.shape[1]
     programs = -(-max(width, vocab, len(PARAMS)) // BLOCK)
     _admit[(programs, count)](
         messages, words, tables.blocks, tables.lengths, tables.last, tables.adapters,
-        tables.params, tables.counts, tables.bias, slots, width, vocab, G=groups,
+        tables.params, tables.token_counts, tables.bias, slots, width, vocab, G=groups,
         COLUMNS=len(PARAMS), HEADER=HEADER, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return tables

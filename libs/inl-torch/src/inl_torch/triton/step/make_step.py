@@ -154,14 +154,14 @@ def make_step(
 ) -> tuple[Step, Tables]:  # fmt: skip
     groups, slot_count, width = tables.blocks.shape
     place = layout(bucket, groups=groups, block_size=block_size)
-    count, rows, wide = bucket.tokens, bucket.rows, bucket.width
+    count, rows, wide = bucket.tokens, bucket.rows, bucket.tokens_per_row
     step = _empty(message.device, groups, width, bucket)
-    cells = (place.tokens - place.cells) // 4
+    cells = (place.tokens - place.updates) // 4
     _rows[(1,)](
         message, tables.blocks, tables.lengths, tables.adapters, step.starts,
-        step.lengths, step.slots, step.adapters, step.counts, step.samples,
+        step.lengths, step.slots, step.adapters, step.used_counts, step.samples,
         step.uniforms, slot_count, width, cells, R=rows, W=wide, T=count,
-        ROWS_AT=place.rows, CELLS_AT=place.cells, RP=max(power(rows), 16),
+        ROWS_AT=place.rows, CELLS_AT=place.updates, RP=max(power(rows), 16),
         CP=min(max(power(cells), 16), 1024), EARLY=tuning.starts_early(count),
         num_warps=4, **tuning.launch(count),
     )  # fmt: skip
@@ -187,7 +187,7 @@ def _empty(place: torch.device, groups: int, width: int, bucket: Bucket) -> Step
         return torch.empty(shape, dtype=torch.int32, device=place)
 
     count, rows = bucket.tokens, bucket.rows
-    samples = rows * bucket.width
+    samples = rows * bucket.tokens_per_row
     return Step(
         tokens=long(count),
         positions=long(count),
@@ -199,7 +199,7 @@ def _empty(place: torch.device, groups: int, width: int, bucket: Bucket) -> Step
         writes=long(groups, count),
         samples=long(samples),
         adapters=short(rows),
-        counts=short(3),
+        used_counts=short(3),
         uniforms=short(samples),
     )
 

@@ -38,7 +38,7 @@ def _sampled(
     tl.store(new_counts + index, used + index * 0, mask=index < 3)
 
 
-def sampled_step(step: Step) -> Step:
+def prune_last_layer(step: Step) -> Step:
     rows, groups = step.lengths.shape[0], step.writes.shape[0]
     found = step._replace(
         tokens=step.tokens.new_empty(rows),
@@ -47,13 +47,13 @@ def sampled_step(step: Step) -> Step:
         starts=step.starts.new_empty(rows + 1),
         writes=step.writes.new_empty(groups, rows),
         samples=step.samples.new_empty(rows),
-        counts=torch.empty_like(step.counts),
+        used_counts=torch.empty_like(step.used_counts),
         plan=(),
     )
     _sampled[(rows // ROWS + 1,)](
-        step.samples, step.tokens, step.positions, step.rows, step.writes, step.counts,
+        step.samples, step.tokens, step.positions, step.rows, step.writes, step.used_counts,
         found.tokens, found.positions, found.rows, found.starts, found.writes,
-        found.samples, found.counts, step.tokens.shape[0], rows, G=groups, ROWS=ROWS,
+        found.samples, found.used_counts, step.tokens.shape[0], rows, G=groups, ROWS=ROWS,
         num_warps=4,
     )  # fmt: skip
     return found
@@ -61,6 +61,10 @@ def sampled_step(step: Step) -> Step:
 
 KERNELS = (
     Kernel(
-        "sampled_step", "triton", sampled_step, invariant=True, preference=PREFERENCE
+        "prune_last_layer",
+        "triton",
+        prune_last_layer,
+        invariant=True,
+        preference=PREFERENCE,
     ),
 )

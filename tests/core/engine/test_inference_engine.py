@@ -1,0 +1,287 @@
+"""InferenceEngine on a tiny model and the NumPy reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inl import Completion, Device, DeviceType, EngineConfig, InferenceEngine
+from inl.errors import (
+    BackendNotFound,
+    OutOfMemory,
+    PromptTooLong,
+    RequestError,
+    RunnerError,
+)
+from inl.executor.model_loader import LanguageModel
+from inl.models.llama import MODEL
+from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama
+
+VOCAB = 256
+
+
+@pytest.fixture(scope="module")
+def made():
+    return tiny_llama(np.random.default_rng(5), vocab=VOCAB, kv_heads=2)
+
+
+@pytest.fixture
+def make(made, byte_tokenizer):
+    engines = []
+
+    def build(*, on_step=None, eos=(), **settings):
+        checkpoint = MemoryCheckpoint(*made)
+        checkpoint.eos_token_ids = tuple(eos)
+        config = MODEL.config(checkpoint.config)
+        settings = {"backend": "reference", "max_batch": 4, "context": 96} | settings
+        engine = InferenceEngine(
+            LanguageModel(MODEL, config, checkpoint),
+            byte_tokenizer,
+            EngineConfig(**settings),
+            on_step=on_step,
+        )
+        engines.append(engine)
+        return engine
+
+    yield build
+    for engine in engines:
+        engine.close()
+
+
+def greedy(made, prompt, count):
+    """What an uncached float64 computation, written apart from ours, answers."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(int(plain_logits(*made, ids)[-1].argmax()))
+    return tuple(ids[len(prompt) :])
+
+
+def drained(engine):
+    """Whether nothing is left after the late steps are collected, blocks included."""
+    for _ in range(8):
+        if not engine._core.has_work:
+            break
+        engine._core.step()
+    pools = engine._core.scheduler.kv_cache.pools
+    return not engine._core.has_work and not any(pool.held_blocks for pool in pools)
+
+
+def test_a_string_gives_a_completion(make, made):
+    engine = make()
+    found = engine.generate("hello", max_tokens=9)
+    assert isinstance(found, Completion)
+    assert found.token_ids == greedy(made, engine.tokenizer.encode("hello"), 9)
+    assert str(found) == found.text == engine.tokenizer.decode(found.token_ids)
+    assert (found.finish_reason, found.prompt_tokens) == ("length", 5)
+    assert 0 < found.first_token_seconds <= found.seconds
+
+
+def test_ids_and_lists_of_either(make, made):
+    steps = []
+    engine = make(on_step=steps.append)
+    prompts = [[1, 2, 3], [9] * 30, [200], [7, 7]]
+    found = engine.generate(prompts, max_tokens=12)
+    assert [answer.token_ids for answer in found] == [
+        greedy(made, prompt, 12) for prompt in prompts
+    ]
+    assert max(step.rows for step in steps) == 4
+    assert engine.generate([1, 2, 3], max_tokens=12).token_ids == found[0].token_ids
+    texts = engine.generate(["a", "b"], max_tokens=2)
+    assert [len(answer.token_ids) for answer in texts] == [2, 2]
+
+
+def test_stream_gives_the_same_text(make):
+    engine = make()
+    whole = engine.generate("stream me", max_tokens=40, temperature=1.5, seed=3).text
+    assert (
+        "".join(engine.stream("stream me", max_tokens=40, temperature=1.5, seed=3))
+        == whole
+    )
+
+
+def test_no_half_character_is_streamed(make):
+    engine = make()
+    pieces = list(engine.stream("x", max_tokens=60, temperature=3.0, seed=11))
+    whole = engine.generate("x", max_tokens=60, temperature=3.0, seed=11)
+    assert "".join(pieces) == whole.text
+    assert any(index >= 128 for index in whole.token_ids), "no multibyte attempt"
+
+
+def test_stop_strings_end_the_text_and_are_not_shown(make):
+    engine = make()
+    free = engine.generate("stop", max_tokens=40, temperature=1.0, seed=1).text
+    stop = free[7:10]
+    at = free.index(stop)
+    for options in ({"stop": stop}, {"stop": ["never seen", stop]}):
+        found = engine.generate(
+            "stop", max_tokens=40, temperature=1.0, seed=1, **options
+        )
+        assert (found.text, found.finish_reason) == (free[:at], "stop")
+    streamed = engine.stream("stop", max_tokens=40, temperature=1.0, seed=1, stop=stop)
+    assert "".join(streamed) == free[:at]
+    assert engine.generate("stop", max_tokens=4, stop=free + "!").text
+
+
+def test_end_tokens_and_ignore_eos(make, made):
+    answer = greedy(made, [5, 6], 10)
+    end = answer[4]
+    stopped = answer.index(end) + 1
+    engine = make(eos=[end])
+    found = engine.generate([5, 6], max_tokens=10)
+    assert (found.token_ids, found.finish_reason) == (answer[:stopped], "stop")
+    assert found.text == engine.tokenizer.decode(answer[: stopped - 1])
+    going = engine.generate([5, 6], max_tokens=10, ignore_eos=True)
+    assert (going.token_ids, going.finish_reason) == (answer, "length")
+
+
+def test_seeds(make):
+    engine = make()
+    draws = {
+        seed: engine.generate("s", max_tokens=16, temperature=1.0, seed=seed).token_ids
+        for seed in (1, 2, 3)
+    }
+    assert len(set(draws.values())) == 3
+    assert (
+        engine.generate("s", max_tokens=16, temperature=1.0, seed=2).token_ids
+        == (draws[2])
+    )
+    cold = engine.generate("s", max_tokens=16, temperature=0.0, seed=9).token_ids
+    assert cold == engine.generate("s", max_tokens=16).token_ids
+
+
+def test_the_seed_decides_alone_or_among_strangers(make):
+    engine = make()
+    alone = engine.generate([4, 4], max_tokens=10, temperature=1.0, seed=0).token_ids
+    crowd = engine.generate(
+        [[9, 8], [4, 4], [1] * 20], max_tokens=10, temperature=1.0, seed=0
+    )
+    assert crowd[1].token_ids == alone
+
+
+def test_without_cache_every_step_computes_the_whole_sequence(make, made):
+    steps = []
+    engine = make(use_kv_cache=False, on_step=steps.append)
+    found = engine.generate([3, 1, 4, 1, 5], max_tokens=6)
+    assert found.token_ids == greedy(made, [3, 1, 4, 1, 5], 6)
+    assert [step.tokens for step in steps] == [5, 6, 7, 8, 9, 10]
+    cached = []
+    make(on_step=cached.append).generate([3, 1, 4, 1, 5], max_tokens=6)
+    assert [step.tokens for step in cached] == [5, 1, 1, 1, 1, 1]
+
+
+def test_long_prompts_are_cut_and_answer_the_same(make, made):
+    prompt = [int(i) for i in np.random.default_rng(2).integers(0, VOCAB, 70)]
+    engine = make(token_budget=16)
+    assert engine.generate(prompt, max_tokens=8).token_ids == greedy(made, prompt, 8)
+    again = engine.generate(prompt, max_tokens=8)
+    assert again.cached_tokens >= 48
+    assert again.token_ids == greedy(made, prompt, 8)
+
+
+def test_leaving_a_stream_frees_its_blocks(make):
+    engine = make(max_batch=1)
+    for _ in range(3):
+        stream = engine.stream("x" * 60, max_tokens=30)
+        next(stream)
+        stream.close()
+    unread = engine.stream("y" * 60, max_tokens=30)
+    del unread
+    assert len(engine.generate("z" * 60, max_tokens=30).token_ids) == 30
+    assert drained(engine)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "words"),
+    [
+        ("", {}, RequestError, ["''", "at least one"]),
+        ([], {}, RequestError, ["[]", "at least one"]),
+        ([[1], []], {}, RequestError, ["[]", "at least one"]),
+        ([1, 256], {}, RequestError, ["prompt[1]", "256", "0 to 255"]),
+        ([1, -1], {}, RequestError, ["prompt[1]", "-1", "0 to 255"]),
+        ([1.5], {}, RequestError, ["1.5", "token ids"]),
+        (None, {}, RequestError, ["None", "a string"]),
+        (["a", 3], {}, RequestError, ["prompt[0]"]),
+        ([1] * 97, {}, PromptTooLong, ["97", "96"]),
+        ("x", {"max_tokens": 0}, RequestError, ["max_tokens", "0", "1 and above"]),
+        ("x", {"temperature": -1}, RequestError, ["temperature", "-1"]),
+        ("x", {"temperature": float("nan")}, RequestError, ["temperature", "nan"]),
+        ("x", {"stop": ""}, RequestError, ["stop", "''"]),
+        ("x", {"stop": [1]}, RequestError, ["stop", "1"]),
+        ("x", {"stop": 5}, RequestError, ["stop", "5", "a list of strings"]),
+        ("x", {"stop": b"end"}, RequestError, ["stop", "b'end'"]),
+        ("x", {"stop": {"end": 1}}, RequestError, ["stop", "{'end': 1}"]),
+        ("x", {"stop": iter(["end"])}, RequestError, ["stop", "list_iterator"]),
+        (b"x", {}, RequestError, ["b'x'", "a string"]),
+        ({"x": 1}, {}, RequestError, ["{'x': 1}", "a string"]),
+        ("x", {"seed": "s"}, RequestError, ["seed", "'s'"]),
+    ],
+)
+def test_bad_requests_say_what_and_lose_nothing(make, prompt, options, error, words):
+    engine = make()
+    before = engine.generate("fine", max_tokens=4)
+    with pytest.raises(error) as caught:
+        engine.generate(prompt, **options)
+    for word in words:
+        assert word in str(caught.value)
+    assert drained(engine)
+    assert engine.generate("fine", max_tokens=4).token_ids == before.token_ids
+
+
+def test_one_bad_prompt_of_several_computes_nothing(make):
+    steps = []
+    engine = make(on_step=steps.append)
+    with pytest.raises(PromptTooLong):
+        engine.generate([[1], [2] * 500], max_tokens=3)
+    assert not steps
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dtype": "float8"}, ["dtype", "'float8'", "float32"]),
+        ({"max_batch": 0}, ["max_batch", "0"]),
+        ({"use_kv_cache": 1}, ["use_kv_cache", "1", "True or False"]),
+        ({"context": -5}, ["context", "-5"]),
+        ({"token_budget": 2.5}, ["token_budget", "2.5"]),
+    ],
+)
+def test_bad_settings(make, settings, words):
+    with pytest.raises(RequestError) as caught:
+        make(**settings)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_cache_that_holds_nothing(make):
+    with pytest.raises(OutOfMemory, match="1,000 are allowed"):
+        make(cache_bytes=1000)
+
+
+def test_a_device_asked_for_by_name_is_not_replaced(make):
+    with pytest.raises(BackendNotFound, match="pip install inl-rocm"):
+        make(backend="rocm")
+
+
+def test_devices_are_accepted_as_values(make):
+    engine = make(backend=Device(DeviceType.REFERENCE))
+    assert engine.device == "reference:0"
+
+
+def test_a_runner_that_fails_ends_every_answer(make):
+    engine = make()
+
+    def fail():
+        raise OSError("the wire is cut")
+
+    engine.runner.collect = fail
+    with pytest.raises(RunnerError, match="the wire is cut"):
+        engine.generate(["a", "b"], max_tokens=4)
+    with pytest.raises(RunnerError, match="make another engine"):
+        engine.generate("c")
+
+
+def test_invariant_mode_refuses_and_names_the_op(make):
+    from inl.errors import NoKernel
+
+    with pytest.raises(NoKernel, match="not invariant"):
+        make(invariant=True)

@@ -1,0 +1,181 @@
+"""Text of an answer as it comes: stop strings and characters, on random bytes."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inl.engine.request_handle import RequestHandle
+from inl.errors import RequestError, RunnerError, WorkerLost
+from inl.scheduling.request import Event, Request
+from inl.text.tokenizer import Tokenizer
+
+PIECES = ["a", "b", "ab", "aba", "c", "é", "a€", "\U0001f600", " "]
+
+
+def pieces_as_tokens():
+    """Tokens are bytes, and some strings of them that begin and end anywhere."""
+    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    spelled = [level.pre_tokenize_str(piece)[0][0] for piece in PIECES]
+    names = list(dict.fromkeys([*spelled, *alphabet]))
+    rules = tokenizers.Tokenizer(
+        tokenizers.models.BPE({name: at for at, name in enumerate(names)}, [])
+    )
+    rules.pre_tokenizer = level
+    rules.decoder = tokenizers.decoders.ByteLevel()
+    return Tokenizer(rules), names
+
+
+TOKENIZER, NAMES = pieces_as_tokens()
+# Bytes of characters often, so that some are completed and some are not.
+BYTES = [NAMES.index(name) for name in ("Ã", "©", "â", "Ĥ", "¬", "ð", "Ł", "ĺ", "Ģ")]
+ids = st.lists(
+    st.integers(0, len(PIECES) - 1) | st.sampled_from(BYTES), min_size=1, max_size=30
+)
+stops = st.lists(
+    st.text(st.sampled_from("abcé€ \U0001f600\ufffd"), min_size=1, max_size=5),
+    max_size=4,
+)
+
+
+def cut(text, stops):
+    """The text before the stop string that is complete first, the longest of such."""
+    for end in range(1, len(text) + 1):
+        begins = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if begins:
+            return text[: min(begins)], True
+    return text, False
+
+
+def told(tokens, stops, *, pieces=None):
+    """An answer that heard these tokens, and its end if nothing stopped it."""
+    answer = RequestHandle(Request([0]), TOKENIZER, tuple(stops), 0.0)
+    for token in tokens:
+        answer.apply_event(Event(1, token), 1.0)
+        if pieces is not None:
+            pieces.append(answer.take())
+        if answer.stopped:
+            return answer
+    answer.apply_event(Event(1, None, "length"), 2.0)
+    if pieces is not None:
+        pieces.append(answer.take())
+    return answer
+
+
+@given(ids, st.lists(st.booleans(), min_size=30, max_size=30))
+def test_text_is_the_same_whenever_it_is_looked_at(tokens, looks):
+    answer = RequestHandle(Request([0]), TOKENIZER, (), 0.0)
+    pieces = []
+    for token, look in zip(tokens, looks, strict=False):
+        answer.apply_event(Event(1, token), 1.0)
+        if look:
+            pieces.append(answer.take())
+    answer.apply_event(Event(1, 0, "stop"), 2.0)
+    assert "".join([*pieces, answer.take()]) == answer.text
+    assert answer.text == TOKENIZER.decode(tokens)
+    assert answer.token_ids == [*tokens, 0]
+
+
+def test_nothing_becomes_text_before_somebody_looks(monkeypatch):
+    turned = []
+    monkeypatch.setattr(
+        Tokenizer, "token_bytes", lambda _, index: turned.append(index) or b"x"
+    )
+    answer = told([1, 2, 3], [])
+    assert turned == []
+    assert answer.completion().text == answer.text == "xxx"
+    assert turned == [1, 2, 3]
+
+
+def test_threads_that_look_at_once_share_the_text_out():
+    answer = RequestHandle(Request([0]), TOKENIZER, (), 0.0)
+    tokens = [number % len(PIECES) for number in range(20_000)]
+    with ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(_takes, answer) for _ in range(3)]
+        for token in tokens:
+            answer.apply_event(Event(1, token), 1.0)
+        answer.apply_event(Event(1, None, "length"), 2.0)
+        for each in running:
+            each.result()
+    assert answer.text == TOKENIZER.decode(tokens)
+
+
+def _takes(answer):
+    while not answer.completed:
+        answer.take()
+
+
+@settings(max_examples=500)
+@given(ids, stops)
+def test_streamed_text_is_the_whole_text_cut_at_the_first_stop(tokens, stops):
+    pieces = []
+    answer = told(tokens, stops, pieces=pieces)
+    # Bytes that never become a character are told apart by the decoder as they come,
+    # so the reference decodes what the answer had heard when it ended.
+    heard = answer.token_ids
+    text, stopped = cut(TOKENIZER.decode(heard), stops)
+    assert answer.text == text
+    assert (answer.reason == "stop") == stopped
+    assert "".join(pieces) == text
+
+
+@given(ids, stops)
+def test_a_piece_once_shown_is_never_taken_back(tokens, stops):
+    shown, final = "", told(tokens, stops).text
+    answer = RequestHandle(Request([0]), TOKENIZER, tuple(stops), 0.0)
+    for token in tokens:
+        if answer.stopped:
+            break
+        answer.apply_event(Event(1, token), 1.0)
+        shown += answer.take()
+        assert final.startswith(shown)
+        assert answer.text == shown
+
+
+@given(ids)
+def test_no_half_character_is_shown(tokens):
+    pieces = []
+    told(tokens, (), pieces=pieces)
+    whole = TOKENIZER.decode(tokens)
+    assert "".join(pieces) == whole
+    # A replacement character is shown only where the whole text has one.
+    assert "".join(pieces).count("\ufffd") == whole.count("\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "shown"),
+    [
+        ("aabaa", ["aa"], ""),
+        ("abab c", ["ba", "abab"], "a"),
+        ("xxabc", ["bc", "abc"], "xx"),
+        ("ab", ["abc"], "ab"),
+        ("é", ["\ufffd"], "é"),
+    ],
+)
+def test_which_stop_string_wins(text, stops, shown):
+    assert told(TOKENIZER.encode(text), stops).text == shown
+
+
+def test_the_end_is_told_once_and_errors_as_what_they_are():
+    heard = []
+    answer = RequestHandle(Request([0]), TOKENIZER, (), 0.0)
+    answer.listener = lambda: heard.append(answer.reason)
+    answer.apply_event(Event(1, 0), 1.0)
+    answer.fail(WorkerLost("gone"))
+    answer.fail(RequestError("late"))
+    assert heard == [None, "error"]
+    with pytest.raises(WorkerLost, match="generation failed: gone"):
+        answer.completion()
+    for error, kind in (
+        (OSError("pipe"), RunnerError),
+        (RequestError("no"), RequestError),
+    ):
+        answer = RequestHandle(Request([0]), TOKENIZER, (), 0.0)
+        answer.fail(error)
+        with pytest.raises(kind):
+            answer.completion()

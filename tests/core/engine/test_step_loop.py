@@ -1,0 +1,303 @@
+"""Many tasks, one engine: the async twins of generate and stream."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+
+import pytest
+
+from inl.errors import PromptTooLong, RequestError, RunnerError
+from inl.testing.hash_runner import HashRunner
+
+PROMPTS = [[7], list(range(30)), [9, 9, 9], list(range(50, 90)), [1, 2]]
+OPTIONS = [
+    {"max_tokens": 30, "temperature": 0.8, "seed": 3},
+    {"max_tokens": 17},
+    {"max_tokens": 25, "temperature": 1.0, "top_p": 0.5, "repetition_penalty": 1.2},
+    {"max_tokens": 9, "logprobs": 2},
+    {"max_tokens": 40, "frequency_penalty": 0.5},
+]
+
+
+class SlowRunner(HashRunner):
+    """Takes a moment for each step, so that others can come in between."""
+
+    def collect(self):
+        time.sleep(0.002)
+        return super().collect()
+
+
+def settled(engine, drained):
+    """Wait until the thread that steps is gone; tell whether nothing is left."""
+    for _ in range(2000):
+        if not engine._dispatcher._step_loop._runs:
+            return drained(engine)
+        time.sleep(0.001)
+    raise AssertionError("the thread goes on")
+
+
+async def streamed(engine, prompt, **options):
+    return "".join([piece async for piece in engine.astream(prompt, **options)])
+
+
+def test_tasks_get_what_the_sync_calls_give_and_share_steps(hashed, drained):
+    alone = hashed()
+    wanted = [
+        alone.generate(prompt, **options)
+        for prompt, options in zip(PROMPTS, OPTIONS, strict=True)
+    ]
+    steps = []
+    engine = hashed(runner=SlowRunner, on_step=steps.append)
+
+    async def main():
+        pairs = list(zip(PROMPTS, OPTIONS, strict=True))
+        whole = [engine.agenerate(prompt, **options) for prompt, options in pairs]
+        texts = [streamed(engine, prompt, **options) for prompt, options in pairs]
+        return await asyncio.gather(*whole), await asyncio.gather(*texts)
+
+    whole, texts = asyncio.run(main())
+    for found, want, text in zip(whole, wanted, texts, strict=True):
+        assert (found.token_ids, found.text) == (want.token_ids, want.text)
+        assert (found.logprobs, text) == (want.logprobs, want.text)
+    assert max(step.rows for step in steps) >= 4
+    assert settled(engine, drained)
+
+
+def test_strings_and_lists(hashed):
+    engine = hashed()
+    wanted = engine.generate(["one", "two"], max_tokens=5)
+
+    async def main():
+        single = await engine.agenerate("one", max_tokens=5)
+        return single, await engine.agenerate(["one", "two"], max_tokens=5)
+
+    single, several = asyncio.run(main())
+    assert single.token_ids == wanted[0].token_ids
+    assert [each.text for each in several] == [each.text for each in wanted]
+
+
+def test_a_model_computes_the_same(engines):
+    engine = engines()
+    options = {"max_tokens": 10, "temperature": 1.0, "seed": 6, "top_k": 20}
+    wanted = engine.generate("async", **options)
+
+    async def main():
+        texts = [streamed(engine, "async", **options) for _ in range(3)]
+        return await asyncio.gather(*texts)
+
+    assert asyncio.run(main()) == [wanted.text] * 3
+
+
+@pytest.mark.parametrize("way", ["timeout", "cancel", "aclose", "break", "dropped"])
+def test_whoever_leaves_frees_what_it_had(hashed, drained, way):
+    engine = hashed(runner=SlowRunner)
+
+    async def read(count):
+        stream = engine.astream([5, 6, 7], max_tokens=100)
+        async for _ in stream:
+            count -= 1
+            if not count:
+                break
+        if way == "aclose":
+            await stream.aclose()
+
+    async def main():
+        other = asyncio.create_task(engine.agenerate([8], max_tokens=60))
+        if way == "timeout":
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.03):
+                    await engine.agenerate([[1], [2, 3]], max_tokens=100)
+        elif way == "cancel":
+            task = asyncio.create_task(read(1000))
+            await asyncio.sleep(0.02)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        elif way == "dropped":
+            stream = engine.astream([5], max_tokens=100)
+            await anext(stream)
+            del stream
+            gc.collect()
+            await asyncio.sleep(0)
+        else:
+            await read(2)
+        return await other
+
+    found = asyncio.run(main())
+    assert len(found.token_ids) == 60
+    assert settled(engine, drained)
+    assert engine.generate([8], max_tokens=60).token_ids == found.token_ids
+
+
+def test_a_task_that_is_cancelled_before_it_began_leaves_nothing(hashed, drained):
+    engine = hashed(runner=SlowRunner)
+
+    async def main():
+        tasks = [
+            asyncio.create_task(engine.agenerate("text", max_tokens=50))
+            for _ in range(20)
+        ]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert all(isinstance(e, asyncio.CancelledError) for e in asyncio.run(main()))
+    assert settled(engine, drained)
+
+
+def test_a_failing_runner_reaches_every_task(hashed):
+    class Failing(SlowRunner):
+        left = 10
+
+        def collect(self):
+            self.left -= 1
+            if not self.left:
+                raise OSError("the wire is cut")
+            return super().collect()
+
+    engine = hashed(runner=Failing)
+
+    async def main():
+        calls = [engine.agenerate([at], max_tokens=50) for at in range(5)]
+        calls += [streamed(engine, [at], max_tokens=50) for at in range(3)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    for error in asyncio.run(main()):
+        assert type(error) is RunnerError
+        assert "the wire is cut" in str(error)
+    with pytest.raises(RunnerError, match="make another engine"):
+        asyncio.run(engine.agenerate([1]))
+
+
+def test_a_fault_of_our_own_reaches_every_task(hashed, monkeypatch):
+    engine = hashed()
+    monkeypatch.setattr(engine._core, "step", lambda: 1 / 0)
+    with pytest.raises(RunnerError, match="division by zero"):
+        asyncio.run(engine.agenerate([1]))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error"),
+    [
+        ([1] * 500, {}, PromptTooLong),
+        ("", {}, RequestError),
+        ([1], {"top_p": 7}, RequestError),
+        ([1], {"top_q": 7}, RequestError),
+        ([[1], [1] * 500], {}, PromptTooLong),
+    ],
+)
+def test_bad_requests_are_refused_and_nothing_is_computed(
+    hashed, prompt, options, error
+):
+    steps = []
+    engine = hashed(on_step=steps.append)
+    with pytest.raises(error):
+        asyncio.run(engine.agenerate(prompt, **options))
+    assert not steps
+
+
+def test_closing_ends_what_is_open(hashed):
+    engine = hashed(runner=SlowRunner)
+
+    async def main():
+        task = asyncio.create_task(engine.agenerate([1], max_tokens=100))
+        await asyncio.sleep(0.02)
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(RunnerError, match="closed before the answer's end"):
+            await task
+
+    asyncio.run(main())
+
+
+def test_sync_calls_of_other_threads_take_turns_with_tasks(hashed, drained):
+    alone = hashed()
+    wanted = [alone.generate([at], max_tokens=30).token_ids for at in range(8)]
+    engine = hashed(runner=SlowRunner)
+    found = {}
+
+    def work(at):
+        if at % 2:
+            found[at] = engine.generate([at], max_tokens=30).token_ids
+        else:
+            pieces = engine.stream([at], max_tokens=30)
+            text = "".join(pieces)
+            assert text == alone.tokenizer.decode(wanted[at])
+            found[at] = wanted[at]
+
+    async def main():
+        threads = [threading.Thread(target=work, args=(at,)) for at in range(4)]
+        for thread in threads:
+            thread.start()
+        calls = [engine.agenerate([at], max_tokens=30) for at in range(4, 8)]
+        for at, answer in enumerate(await asyncio.gather(*calls), start=4):
+            found[at] = answer.token_ids
+        await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
+
+    asyncio.run(main())
+    assert [found[at] for at in range(8)] == wanted
+    assert settled(engine, drained)
+
+
+def test_two_event_loops_share_one_engine(hashed):
+    alone = hashed()
+    wanted = [alone.generate([at], max_tokens=30).token_ids for at in range(2)]
+    engine = hashed(runner=SlowRunner)
+    found = [None, None]
+
+    def loop(at):
+        found[at] = asyncio.run(engine.agenerate([at], max_tokens=30)).token_ids
+
+    threads = [threading.Thread(target=loop, args=(at,)) for at in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == wanted
+
+
+def test_a_callback_cannot_call_the_engine_but_may_cancel(hashed, drained):
+    seen = []
+
+    def on_step(_record):
+        with pytest.raises(RequestError, match="callback of its own step"):
+            engine.submit([1])
+        engine.cancel(answer)
+        seen.append(True)
+
+    engine = hashed(on_step=on_step)
+    answer = engine.submit([1, 2], max_tokens=50)
+    while not answer.completed:
+        engine._dispatcher.step()
+    assert seen
+    assert answer.reason == "cancelled"
+    assert drained(engine)
+
+
+def test_the_event_loop_is_never_held_up(hashed):
+    class Sluggish(HashRunner):
+        def collect(self):
+            time.sleep(0.2)
+            return super().collect()
+
+    engine = hashed(runner=Sluggish, depth=1)
+
+    async def main():
+        worst, last = 0.0, time.perf_counter()
+        task = asyncio.create_task(engine.agenerate([1], max_tokens=4))
+        calls = []
+        for at in range(30):
+            await asyncio.sleep(0.01)
+            if at % 10 == 5:
+                calls.append(asyncio.create_task(engine.agenerate([at])))
+            if at % 10 == 9:
+                calls[-1].cancel()
+            now = time.perf_counter()
+            worst, last = max(worst, now - last), now
+        await asyncio.gather(task, *calls, return_exceptions=True)
+        return worst
+
+    assert asyncio.run(main()) < 0.15

@@ -1,0 +1,227 @@
+"""Frames between a process and its worker, under bytes that no one meant."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from contextlib import suppress
+from dataclasses import asdict, fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inl.errors import InlError, OutOfMemory, ProtocolError, RunnerError
+from inl.protocol import wire_values
+from inl.protocol.runner import Limits, Reply
+from inl.protocol.wire import MAX_BYTES, MAX_TEXT, Channel, Kind, read_prefix
+from inl.spec.step import Bucket, Scores
+
+LIMITS = Limits(
+    5, (9, 7), 4, 8, 100, (Bucket(1, 1), Bucket(8, 4, 1, "sample")), 3, "sample"
+)
+SCORES = Scores(
+    np.array([-0.5, -9.25], np.float32),
+    np.array([[1, 2, 3], [4, 5, 6]], np.int32),
+    np.array([[-1, -2, -3.5], [-0.125, -1e9, -7]], np.float32),
+)
+GOOD = {
+    "limits": lambda b: wire_values.read_limits(
+        wire_values.read_text(b, "w").get("l"), "w"
+    ),
+    "ready": lambda b: wire_values.read_ready(b, "w"),
+    "hello": lambda b: wire_values.check_hello(b, "w"),
+    "failure": lambda b: wire_values.read_failure(b, "w"),
+    "reply": wire_values.read_reply,
+    "scored reply": wire_values.read_reply,
+    "masks": wire_values.read_masks,
+    "progress": wire_values.read_progress,
+    "prefix": lambda b: read_prefix(b) if len(b) >= 8 else None,
+}
+SAMPLES = {
+    "limits": wire_values.text({"l": asdict(LIMITS)}),
+    "ready": wire_values.ready(wire_values.Ready(LIMITS, "cpu:0", "float32")),
+    "hello": wire_values.text(wire_values.hello()),
+    "failure": wire_values.failure(OutOfMemory("1 byte")),
+    "reply": bytes(
+        wire_values.reply(
+            Reply(3, np.array([[4], [5]], np.int32), np.ones(2, np.int32))
+        )
+    ),
+    "scored reply": bytes(
+        wire_values.reply(
+            Reply(3, np.array([[4], [5]], np.int32), np.ones(2, np.int32), SCORES)
+        )
+    ),
+    "masks": bytes(wire_values.masks(3, np.ones((2, 4), np.int32))),
+    "progress": wire_values.PROGRESS.pack(1, 2),
+    "prefix": struct.pack("<HHI", 0x4C49, 8, 12),
+}
+
+
+@pytest.fixture
+def ends():
+    """Two channels that are connected."""
+    pair = [Channel(each) for each in socket.socketpair()]
+    yield pair
+    for each in pair:
+        each.close()
+
+
+def test_frames_come_as_they_were_sent(ends):
+    near, far = ends
+    sent = [(Kind.COLLECT, b""), (Kind.MESSAGE, b"abcd"), (Kind.OPEN, b"{}" * 70_000)]
+    for kind, payload in sent:
+        near.send(kind, payload)
+    assert [tuple(far.receive(5)) for _ in sent] == sent
+    assert far.receive(0.01) is None
+
+
+def test_more_than_the_socket_holds_waits_on_this_side(ends):
+    near, far = ends
+    payloads = [bytes([index]) * 1_000_000 for index in range(8)]
+    for payload in payloads:
+        near.send(Kind.MESSAGE, payload)
+    found = []
+    while len(found) < 8:
+        near.flush()
+        if (frame := far.receive(0)) is not None:
+            found.append(frame.payload)
+    assert found == payloads
+
+
+def test_the_end_of_the_other_side(ends):
+    near, far = ends
+    far.send(Kind.COLLECT)
+    far.close()
+    assert near.receive(5).kind is Kind.COLLECT
+    with pytest.raises(EOFError):
+        near.receive(5)
+    with pytest.raises(EOFError):
+        near.send(Kind.COLLECT)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"HTTP/1.1", "HTTP/1.1"),
+        (struct.pack("<HHI", 0x4C49, 12, 0), "kind 12, accepts 1 to 11"),
+        (struct.pack("<HHI", 0x4C49, 0, 0), "kind 0"),
+        (struct.pack("<HHI", 0x4C49, 5, MAX_BYTES + 1), "accepts 268,435,456"),
+        (struct.pack("<HHI", 0x4C49, 1, MAX_TEXT + 1), "HELLO of 1,048,577 bytes"),
+    ],
+)
+def test_what_no_frame_begins_with(data, words):
+    with pytest.raises(ProtocolError, match=words):
+        read_prefix(data)
+
+
+def test_values_come_back():
+    ready = wire_values.Ready(LIMITS, "cpu:0", "float32")
+    assert wire_values.read_ready(wire_values.ready(ready), "w") == ready
+    step, rows = wire_values.read_masks(SAMPLES["masks"])
+    assert (step, rows.tolist()) == (3, [[1] * 4] * 2)
+    reply = wire_values.read_reply(SAMPLES["reply"])
+    assert (reply.step, reply.tokens.tolist(), reply.accepted.tolist()) == (
+        3,
+        [[4], [5]],
+        [1, 1],
+    )
+    assert wire_values.read_progress(SAMPLES["progress"]) == (1, 2)
+    # Whoever adds a field to either must send it too, and then say so here.
+    assert Reply._fields == ("step", "tokens", "accepted", "scores")
+    assert len(fields(Limits)) == 10
+    assert reply.scores is None
+    told = wire_values.read_reply(SAMPLES["scored reply"]).scores
+    for found, want in zip(told, SCORES, strict=True):
+        assert found.dtype == want.dtype
+        assert found.tolist() == want.tolist()
+    strided = np.arange(12, dtype=np.int32)[::3]
+    assert wire_values.ints(bytes(wire_values.words(strided)), "x").tolist() == [
+        0, 3, 6, 9,
+    ]  # fmt: skip
+
+
+def test_errors_come_back_as_their_class():
+    assert type(wire_values.read_failure(SAMPLES["failure"], "w")) is OutOfMemory
+    for name in ("SystemExit", "annotations", "__name__", "Exception"):
+        payload = wire_values.text({"class": name, "message": "m"})
+        found = wire_values.read_failure(payload, "w")
+        assert type(found) is RunnerError
+        assert f"{name}: m" in str(found)
+
+
+@st.composite
+def mutated(draw):
+    """A reader's name, and a sample of it with a few bytes changed, cut or added."""
+    name = draw(st.sampled_from(sorted(GOOD)))
+    data = bytearray(SAMPLES[name])
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, len(data)))
+        data[at : at + draw(st.integers(0, 3))] = draw(st.binary(max_size=4))
+    return name, data
+
+
+@settings(max_examples=600, deadline=None)
+@given(mutated())
+def test_readers_read_or_refuse(case):
+    name, data = case
+    with suppress(ProtocolError):
+        GOOD[name](data)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda each: (
+        st.lists(each, max_size=4) | st.dictionaries(st.text(max_size=4), each)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(["limits", "ready", "hello", "failure"]),
+    st.data(),
+    JSON,
+)
+def test_json_of_any_shape_is_read_or_refused(name, data, value):
+    whole = json.loads(SAMPLES[name])
+    inner = whole.get("limits", whole.get("l"))
+    target = inner if inner is not None and data.draw(st.booleans()) else whole
+    target[data.draw(st.sampled_from(sorted(target)))] = value
+    with suppress(ProtocolError):
+        GOOD[name](wire_values.text(whole))
+
+
+def test_deep_and_odd_json():
+    for data in (b"[" * 100_000, b"\xff\xfe", b"3", b"", b'{"a": NaN'):
+        with pytest.raises(ProtocolError):
+            wire_values.read_text(data, "w")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=64), st.integers(0, 40))
+def test_a_mutated_stream_ends_in_frames_or_a_refusal(noise, at):
+    """Whatever comes before the end, the reader stops: no hang, no other error."""
+    ours, theirs = socket.socketpair()
+    stream = bytearray(
+        b"".join(
+            struct.pack("<HHI", 0x4C49, kind, 4) + b"abcd"
+            for kind in (Kind.MESSAGE, Kind.REPLY, Kind.COLLECT)
+        )
+    )
+    stream[at : at + len(noise)] = noise
+    with ours, theirs:
+        channel = Channel(ours)
+        theirs.sendall(stream)
+        theirs.shutdown(socket.SHUT_WR)
+        for _ in range(100):
+            try:
+                frame = channel.receive(5)
+            except (EOFError, InlError):
+                return
+            assert frame is not None, "waited although the stream has ended"
+    raise AssertionError("more frames than bytes")

@@ -1,0 +1,80 @@
+"""Answers whose tokens are always computed one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from inl.engine.core import EngineCore
+from inl.scheduling.plan import SchedulerConfig
+from inl.scheduling.request import Request
+from inl.scheduling.scheduler import Scheduler
+from inl.testing.hash_runner import HashRunner
+from soak import Parts, soak
+
+
+def run(limits, prompts, *, replay, **options):
+    """An engine at rest, its requests, and every chunk with whether it decoded."""
+    core = EngineCore(HashRunner(limits), SchedulerConfig(replay=replay))
+    plan, chunks = core.scheduler.plan, []
+
+    def watched():
+        found = plan()
+        for row, chunk in enumerate(found.chunks):
+            chunks.append((chunk, row < found.decode_rows))
+        return found
+
+    core.scheduler.plan = watched
+    requests = [Request(ids, **options) for ids in prompts]
+    for request in requests:
+        core.add(request)
+    while core.has_work:
+        core.step()
+    return core, requests, chunks
+
+
+PROMPTS = [range(1, 10), range(20, 26), [7], range(40, 52)]
+
+
+def test_tokens_of_answers_are_decoding_rows(small, answer_of):
+    limits = small(blocks=(11,))
+    options = {"max_tokens": 14, "temperature": 0.7, "seed": 3}
+    core, requests, chunks = run(limits, PROMPTS, replay=True, **options)
+    assert core.stats.preemptions > 0
+    for request in requests:
+        assert request.answer == answer_of(request, limits)
+    for (request, start, stop), decoding in chunks:
+        assert decoding == (start >= request.prompt_tokens)
+        assert stop - start == 1 if decoding else stop <= request.prompt_tokens
+
+
+def test_otherwise_a_preempted_answer_is_a_prompt(small):
+    core, _, chunks = run(small(blocks=(11,)), PROMPTS, replay=False, max_tokens=14)
+    assert core.stats.preemptions > 0
+    assert any(stop > request.prompt_tokens + 1 and not decoding
+               for (request, _, stop), decoding in chunks)  # fmt: skip
+
+
+def test_only_blocks_of_prompts_are_published(small):
+    limits = small(blocks=(30,))
+    core, (request,), _ = run(limits, [range(1, 10)], replay=True, max_tokens=14)
+    again = Request(request.tokens, max_tokens=2)
+    core.add(again)
+    while core.has_work:
+        core.step()
+    assert again.cached_tokens == 8
+
+
+class Replayed(Scheduler):
+    """Replays in every world."""
+
+    def __init__(self, limits, policy=None, **rest):
+        super().__init__(
+            limits, replace(policy or SchedulerConfig(), replay=True), **rest
+        )
+
+
+def test_every_answer_is_what_its_ids_decide():
+    """With cancellations, preemptions, shared prefixes, penalties, in any mixture."""
+    counts = soak(11, 5_000, Parts(scheduler=Replayed))
+    for name in ("preemptions", "cancelled", "prefix hit tokens", "full requests"):
+        assert counts[name] > 10, name

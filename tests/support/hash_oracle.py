@@ -1,0 +1,79 @@
+"""The tokens that HashRunner must return, computed from token ids alone."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+
+WORDS = 1 << 64
+
+
+@cache
+def scrambled(number):
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % WORDS
+    number = (number ^ number >> 27) * 0x94D049BB133111EB % WORDS
+    return number ^ number >> 31
+
+
+def noise(seed, position):
+    state = scrambled(seed % WORDS) + (position + 1) * 0x9E3779B97F4A7C15
+    number = (scrambled(state % WORDS) >> 40) / 2**24
+    return scrambled(1 + int.from_bytes(struct.pack("<f", number), "little"))
+
+
+NEUTRAL = {
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+def bits(value):
+    return int.from_bytes(struct.pack("<f", value), "little")
+
+
+def special(request, answer):
+    """What parameters, biases and the tokens up to now add to the noise."""
+    numbers = [getattr(request, name) for name in NEUTRAL]
+    pairs = zip(numbers, NEUTRAL.values(), strict=True)
+    changed = [mine != other for mine, other in pairs]
+    penalized, filtered = any(changed[4:]), changed[0] and any(changed[1:4])
+    bias = {token: value for token, value in request.logit_bias.items() if value}
+    if not (penalized or filtered or bias):
+        return 0
+    pairs = [(1 + place, bits(number)) for place, number in enumerate(numbers)]
+    pairs += [(2**31 + token, bits(value)) for token, value in bias.items()]
+    if penalized:
+        for token in {*request.prompt, *answer}:
+            count = 2 * answer.count(token) + (token in request.prompt)
+            pairs.append((256 + token, count))
+    return sum(scrambled((tag << 32) + number) for tag, number in pairs) % WORDS
+
+
+def expected(request, limits, context, stops):
+    """The answer that HashRunner's module documents, with no block, slot or step."""
+    totals, ids = [[0] for _ in limits.blocks], list(request.prompt)
+    windows = limits.windows or (None,) * limits.groups
+    for at in range(min(len(ids) + request.max_tokens, context)):
+        if at >= request.prompt_tokens:
+            extra = noise(request.seed, at) if request.temperature else 0
+            extra ^= special(request, ids[request.prompt_tokens :])
+            total = sum(sum(last) for last in totals)
+            ids.append(scrambled((total + at) % WORDS ^ extra) % limits.vocab)
+            if ids[at] in stops:
+                return ids[request.prompt_tokens :], "stop"
+        value = (request.adapter << 32) + ids[at] + 1
+        for group, (window, last) in enumerate(zip(windows, totals, strict=True)):
+            weight, mine = scrambled((group << 32) + at) | 1, value
+            if window is None:
+                last[0] += value * weight
+                continue
+            if len(last) == window:
+                del last[0]
+            mine = scrambled((value + sum(last)) % WORDS)
+            last.append(mine * weight)
+    return ids[request.prompt_tokens :], "length"

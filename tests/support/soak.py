@@ -1,0 +1,226 @@
+"""A soak test for the engine loop, whose answers are computed again from ids alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+
+from hash_oracle import expected
+from inl.engine.core import EngineCore
+from inl.protocol.runner import Limits
+from inl.scheduling.block_pool import BlockPool
+from inl.scheduling.kv_cache_manager import KVCacheManager
+from inl.scheduling.plan import SchedulerConfig
+from inl.scheduling.request import Request
+from inl.scheduling.scheduler import Scheduler
+from inl.spec.step import Bucket
+from inl.testing.hash_runner import HashRunner
+
+
+class WrongText(AssertionError):
+    """An answer that is not the one that its ids alone decide."""
+
+
+@dataclass
+class Parts:
+    """The classes that a soak is run with, so that a faulty one can be planted."""
+
+    runner: type = HashRunner
+    kv_cache: type = KVCacheManager
+    pool: type = BlockPool
+    scheduler: type = Scheduler
+
+
+class World:
+    """One engine on random limits, with random requests that come and go."""
+
+    def __init__(self, random, parts, lag=True):
+        self.random = random
+        self.limits = random_limits(random)
+        self.policy = random_policy(random)
+        pools = [
+            parts.pool(blocks, self.limits.block_size) for blocks in self.limits.blocks
+        ]
+        memory = parts.kv_cache(pools, self.limits.windows)
+        self.scheduler = parts.scheduler(self.limits, self.policy, kv_cache=memory)
+        self.runner = parts.runner(self.limits, lag=random if lag else None)
+        self.engine = EngineCore(
+            self.runner, scheduler=self.scheduler, on_step=self.see_step
+        )
+        self.prefixes = [self.ids(random.randint(1, 30)) for _ in range(4)]
+        self.requests, self.answers, self.live = {}, {}, []
+        self.counts = Counter()
+
+    def ids(self, count):
+        return [self.random.randrange(self.limits.vocab) for _ in range(count)]
+
+    def see_step(self, record):
+        if self.limits.buckets:
+            assert record.bucket in self.limits.buckets
+        assert record.rows <= record.bucket.rows
+        assert record.tokens <= record.bucket.tokens
+        self.counts["decode rows"] += record.decode_rows
+
+    def arrive(self):
+        random = self.random
+        common = random.choice(self.prefixes)[: random.randint(0, 30)]
+        ids = (common + self.ids(random.randint(1, 12)))[: self.scheduler.context - 1]
+        served = self.scheduler.buckets.sampler
+        draws = served != "greedy" and random.random() < 0.5
+        more = (
+            self.sampling()
+            if served == "sample_filtered" and random.random() < 0.3
+            else {}
+        )
+        request = Request(
+            ids,
+            max_tokens=random.choice([1, random.randint(2, 9), random.randint(9, 99)]),
+            temperature=0.7 if draws else 0.0,
+            **more,
+            seed=random.randint(-3, 3),
+            stop_ids=frozenset(self.ids(random.choice([0, 0, 0, 2]))),
+            ignore_eos=random.random() < 0.3,
+            adapter=random.choice([0, 0, 0, 1]),
+        )
+        number = self.engine.add(request)
+        self.requests[number], self.answers[number] = request, []
+        self.live.append(number)
+        self.counts["requests"] += 1
+
+    def sampling(self):
+        """Random parameters that a full program serves."""
+        random = self.random
+        self.counts["full requests"] += 1
+        fields = {
+            "top_k": random.choice([0, 5]),
+            "top_p": random.choice([1.0, 0.5]),
+            "min_p": random.choice([0.0, 0.1]),
+            "repetition_penalty": random.choice([1.0, 1.5]),
+            "presence_penalty": random.choice([0.0, 0.5]),
+            "frequency_penalty": random.choice([0.0, -0.5]),
+        }
+        biased = self.ids(random.choice([0, 0, 3]))
+        bias = {token: random.uniform(-9, 9) for token in biased}
+        return {**fields, "logit_bias": bias, "logprobs": random.choice([None, 3])}
+
+    def turn(self):
+        """One step, and what it answered."""
+        for number, token, reason, error in self.engine.step():
+            if error is not None:
+                raise error
+            if token is not None:
+                self.answers[number].append(token)
+            if reason is not None:
+                self.live.remove(number)
+                self.check(number, reason)
+                self.counts[reason] += 1
+
+    def check(self, number, reason):
+        request, found = self.requests.pop(number), self.answers.pop(number)
+        eos = frozenset() if request.ignore_eos else self.policy.eos_ids
+        context = self.scheduler.context
+        want, end = expected(request, self.limits, context, request.stop_ids | eos)
+        if reason == "cancelled":
+            want, end = want[: len(found)], "cancelled"
+        if (found, reason) != (want, end):
+            raise WrongText(f"request {number}: {found} {reason}, not {want} {end}")
+        assert request.answer == found
+        self.check_scores(request)
+
+    def check_scores(self, request):
+        scores = [(each.token, each.logprob, each.top) for each in request.scores]
+        vocab = self.limits.vocab
+        told = []
+        for token in request.answer if request.logprobs is not None else ():
+            top = [(token + step) % vocab for step in range(min(3, vocab))]
+            told.append((token, -token / 4, tuple((near, -near / 4) for near in top)))
+        assert scores == told
+
+    def run(self, steps):
+        random = self.random
+        rate, crowd = random.choice([0.3, 0.9, 0.9]), random.choice([5, 40, 80])
+        while self.engine.stats.steps < steps:
+            while not self.live or (random.random() < rate and len(self.live) < crowd):
+                self.arrive()
+            if random.random() < 0.03:
+                self.engine.cancel(random.choice(self.live))
+            self.turn()
+        for _ in range(100_000):
+            if not self.engine.has_work:
+                break
+            self.turn()
+        self.check_nothing_is_left()
+        stats = self.engine.stats
+        self.counts.update(steps=stats.steps, tokens=stats.tokens, rows=stats.rows)
+        self.counts["preemptions"] += stats.preemptions
+        self.counts["prefix hit tokens"] += stats.prefix_hit_tokens
+        return self.counts
+
+    def check_nothing_is_left(self):
+        assert not self.live
+        assert not self.requests
+        assert not self.engine.has_work
+        assert not self.scheduler.running
+        assert not len(self.scheduler.waiting)
+        assert not self.scheduler.kv_cache.settling
+        assert self.runner.slots_in_use == []
+        for pool in self.scheduler.kv_cache.pools:
+            assert pool.held_blocks == 0
+            assert pool.available_blocks == pool.blocks - 1
+
+
+def random_limits(random):
+    slots = random.choice([2, 6, 13, 25, 33])
+    buckets = []
+    for _ in range(random.choice([0, 0, 1, 3, 6])):
+        rows = random.choice([1, 6, 16, 32])
+        tokens = rows + random.choice([0, 1, 20, 60])
+        samplers = "greedy", "sample", "sample_filtered"
+        buckets += [Bucket(tokens, rows, sampler=sampler) for sampler in samplers]
+    if len(buckets) > 6 and random.random() < 0.4:
+        most = random.choice([("greedy",), ("greedy", "sample")])
+        buckets = [bucket for bucket in buckets if bucket.sampler in most]
+    size = random.choice([1, 2, 4, 8])
+    width = random.randint(40 // size, 100 // size)
+    least = max(2, width // 2)
+    plenty = random.choice([1, 2, 3, 5, 16])
+    groups = random.choice([1, 1, 2])
+    return Limits(
+        slots=slots,
+        blocks=tuple(
+            1 + random.randint(least, 2 * least) * plenty for _ in range(groups)
+        ),
+        windows=random_windows(random, groups),
+        block_size=size,
+        max_blocks_per_seq=width,
+        vocab=random.choice([11, 97, 50_000]),
+        buckets=tuple(sorted(buckets)),
+        depth=random.choice([1, 2, 2, 2, 2, 3]),
+    )
+
+
+def random_windows(random, groups):
+    windows = [random.choice([None, random.randint(1, 20)]) for _ in range(groups)]
+    return random.choice([(), tuple(windows), tuple(windows)])
+
+
+def random_policy(random):
+    return SchedulerConfig(
+        token_budget=random.choice([random.randint(1, 8), 24, 64, 512, 512]),
+        max_rows=random.choice([None, None, None, 3]),
+        context=random.choice([None, None, 37]),
+        eos_ids=frozenset({5}),
+        use_kv_cache=random.random() < 0.92,
+        prefix_cache=random.random() < 0.8,
+    )
+
+
+def soak(seed, steps, parts=None, *, world_steps=1_000, lag=True):
+    """Run worlds until they made ``steps`` steps in all; returns their counts."""
+    random, counts = Random(seed), Counter()
+    while counts["steps"] < steps:
+        world = World(random, parts or Parts(), lag)
+        counts += world.run(min(world_steps, steps - counts["steps"]))
+        counts["worlds"] += 1
+    return counts

@@ -1,0 +1,157 @@
+"""Runners that tests serve from a worker: ``--factory worker_factories:NAME``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from inl import errors
+from inl.backend.reference import ReferenceBackend
+from inl.device import Device
+from inl.models.llama import MODEL
+from inl.protocol.wire_values import read_limits
+from inl.spec.message import STEP, header
+from inl.testing.hash_runner import HashRunner
+from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
+from inl.workers.startup import StartedRunner
+
+
+def hashes(options, progress):
+    """A HashRunner of the given limits."""
+    return _served(HashRunner, options)
+
+
+def noisy(options, progress):
+    """One that writes to its output whenever it can."""
+    progress(1, 2)
+    print("loading the hashes")
+    os.write(1, b"\x00IL not a frame\n")
+    return _served(Noisy, options)
+
+
+def slow(options, progress):
+    """One that takes longer for a step than a parent looks after it."""
+    return _served(Slow, options)
+
+
+def loading(options, progress):
+    """One that takes a while to begin, and says how far it is."""
+    for done in range(6):
+        progress(done, 6)
+        time.sleep(0.9)
+    return _served(HashRunner, options)
+
+
+def stuck(options, progress):
+    """One that does not come back from a step."""
+    return _served(Stuck, options)
+
+
+def dying(options, progress):
+    """One that is killed at a step, unless it was before."""
+    runner = _served(Dying, options)
+    runner.runner.options = options
+    return runner
+
+
+def failing(options, progress):
+    """None at all: raises one of our errors, or another."""
+    kind = getattr(errors, options["raises"], None) or ValueError
+    raise kind("the reason, as it was")
+
+
+def refusing(options, progress):
+    """One that refuses its second step."""
+    return _served(Refusing, options)
+
+
+def full(options, progress):
+    """One that has no memory for some steps."""
+    return _served(Full, options)
+
+
+def quitting(options, progress):
+    """None: leaves a word and ends."""
+    sys.stderr.write("cannot go on like this\n")
+    sys.exit(7)
+
+
+def impossible(options, progress):
+    """A runner that says what no runner can hold."""
+    runner = _served(HashRunner, options)
+    object.__setattr__(runner.runner.limits, "slots", -1)
+    return runner
+
+
+def tiny(options, progress):
+    """A tiny Llama with random weights on the NumPy reference."""
+    config, tensors = tiny_llama(np.random.default_rng(options["seed"]))
+    runner = local_runner(
+        ReferenceBackend(Device("reference")),
+        MODEL,
+        MemoryCheckpoint(config, tensors),
+        read_limits(options["limits"], "options"),
+    )
+    return StartedRunner(runner, "reference:0", "float32")
+
+
+def _served(kind, options):
+    return StartedRunner(kind(read_limits(options["limits"], "options")), "hash:0", "")
+
+
+class Noisy(HashRunner):
+    def collect(self):
+        print("a step is done")
+        sys.stdout.flush()
+        return super().collect()
+
+
+class Slow(HashRunner):
+    def collect(self):
+        time.sleep(1.3)
+        return super().collect()
+
+
+class Stuck(HashRunner):
+    def collect(self):
+        time.sleep(600)
+
+
+class Full(HashRunner):
+    """Has no memory for steps of seven tokens."""
+
+    def submit(self, message):
+        found = header(message)
+        if found.kind == STEP and found.used_tokens == 7:
+            self._step = found.step
+            raise errors.OutOfMemory("step of 7 tokens: 8 bytes more does not fit")
+        super().submit(message)
+
+
+class Refusing(HashRunner):
+    steps = 0
+
+    def collect(self):
+        self.steps += 1
+        if self.steps == 2:
+            raise errors.KernelFailed("rms_norm/test: gave NaN")
+        return super().collect()
+
+
+class Dying(HashRunner):
+    steps = 0
+
+    def collect(self):
+        self.steps += 1
+        flag = Path(self.options["flag"])
+        if self.steps == self.options["at"] and not flag.exists():
+            flag.touch()
+            sys.stderr.write("last words\n")
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().collect()
