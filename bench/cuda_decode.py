@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from inl.backend.base import DeviceMemory, Program
 from inl.config import EngineConfig
 from inl.device import Device
+from inl.dtypes import HostArray
 from inl.engine.inference_engine import InferenceEngine
 from inl.executor.model_loader import LanguageModel, open_model, start_runner
 from inl.spec.limits import Limits

@@ -36,7 +36,7 @@ from inl.spec.step import Bucket
 from inl.spec.tree import leaves
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.loader import load_weights, stored_specs
-from inl.weights.plan import check_tensors, plan_groups
+from inl.weights.plan import check_tensors
 from inl_torch.backend import TorchBackend, inference_mode
 from inl_torch.gpu.graphs import AsyncHostCopy, capture
 

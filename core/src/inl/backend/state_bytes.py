@@ -42,8 +42,8 @@ def table_bytes(limits: Limits) -> int:
     sizes: Any = empty_tables(
         groups=limits.groups,
         slots=limits.slots,
-        width=limits.width,
-        vocab=limits.counted,
+        max_blocks_per_seq=limits.max_blocks_per_seq,
+        vocab=limits.penalty_vocab,
         zeros=array_bytes,
     )
     return sum(sizes)

@@ -13,7 +13,7 @@ import numpy as np
 from inl.backend.base import StorageDtypes
 from inl.backend.ranks import AXIS, collectives_of, count_ranks, over_ranks
 from inl.backend.state_bytes import block_bytes
-from inl.backend.weight_cache import KeptWeights
+from inl.backend.weight_cache import WeightCache
 from inl.config import EngineConfig
 from inl.dtypes import FLOATS, wrap
 from inl.errors import CheckpointError, OutOfMemory, RequestError

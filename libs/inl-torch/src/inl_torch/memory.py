@@ -64,7 +64,9 @@ def allocating(
         ) from error
 
 
-def translate_oom(program: Program, where: str, memory: Callable[[], Memory]) -> Program:
+def translate_oom(
+    program: Program, where: str, memory: Callable[[], DeviceMemory]
+) -> Program:
     """Wrap a program so that it raises :class:`OutOfMemory` and the device stays usable.
 
     The tensors of the failed call are released and torch's cached memory is freed.

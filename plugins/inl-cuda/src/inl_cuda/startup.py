@@ -37,7 +37,7 @@ def open_backend(device: Device) -> CudaBackend:
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Disable garbage collection: importing torch makes a million objects, no garbage."""
+    """Disable garbage collection: an import makes a million objects but no garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from inl.backend.base import Ahead, C, Memory, Program
+from inl.backend.base import C, DeviceMemory, Precompiler, Program
 from inl.backend.tunable import Facts, Tunable
 from inl.dtypes import SIZES
 from inl_torch.backend import TorchBackend, inference_mode
@@ -52,11 +52,12 @@ class GpuBackend(TorchBackend):
     def tuning_facts(self) -> Facts:
         """Return the versions for which tuning results are valid."""
 
-    def memory(self) -> Memory:
+    def memory(self) -> DeviceMemory:
         """Total and free bytes; what torch has cached but not allocated is free."""
         free, total = torch.cuda.mem_get_info(self.place)
         reserved = torch.cuda.memory_reserved(self.place)
-        return Memory(total, free + reserved - torch.cuda.memory_allocated(self.place))
+        used = torch.cuda.memory_allocated(self.place)
+        return DeviceMemory(total, free + reserved - used)
 
     def to_device(self, x: torch.Tensor) -> torch.Tensor:
         if x.nbytes <= PINNED_BYTES:
@@ -97,10 +98,10 @@ class GpuBackend(TorchBackend):
 
             return cast("C", Tuner(self.place, self.tuning(), self.tuning_facts))
         # A dummy step that fails on one rank would leave the others in a collective.
-        if kind is Ahead and self.collectives is None:
+        if kind is Precompiler and self.collectives is None:
             from inl_torch.triton.precompile import precompile
 
-            return cast("C", Ahead(partial(precompile, place=self.place)))
+            return cast("C", Precompiler(partial(precompile, place=self.place)))
         return super().offers(kind)
 
 

@@ -107,8 +107,7 @@ class CapturedStep:
 
 
 def _clone(leaf: Any) -> Any:
-    """Copy a tensor before the next replay; return other leaves, of plans, as they are.
-    """
+    """Copy a tensor before the next replay; return other leaves, of plans, as they are."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
