@@ -30,13 +30,13 @@ def form(run: Callable[..., Any], every: int = 0) -> Callable[..., Any]:
     """``experts`` with its grouping done by ``run``."""
 
     def compute(*args: Any) -> torch.Tensor:
-        kept = moe._by_expert, moe.without_sizes, moe.EVERY
-        moe._by_expert = moe.without_sizes = run
-        moe.EVERY = every
+        kept = moe._by_expert, moe.by_static_shapes, moe.DENSE_ROWS
+        moe._by_expert = moe.by_static_shapes = run
+        moe.DENSE_ROWS = every
         try:
             return moe.experts(*args, activation="silu")
         finally:
-            moe._by_expert, moe.without_sizes, moe.EVERY = kept
+            moe._by_expert, moe.by_static_shapes, moe.DENSE_ROWS = kept
 
     return compute
 
@@ -71,8 +71,10 @@ def rows(name: str, like: dict[str, Any], rounds: int) -> None:
         ways = {
             "ceiling": lambda stream=stream, ones=ones: torch.mv(stream, ones),
             "by expert": lambda args=args, run=moe._by_expert: form(run)(*args, w),
-            "by block": lambda args=args, run=moe.without_sizes: form(run)(*args, w),
-            "every": lambda args=args, run=moe.without_sizes: form(run, 512)(*args, w),
+            "by block": lambda args=args, run=moe.by_static_shapes: form(run)(*args, w),
+            "every": lambda args=args, run=moe.by_static_shapes: form(run, 512)(
+                *args, w
+            ),
         }
         if like["device"].type == "cuda":
             from inl_torch.triton.moe import experts

@@ -34,7 +34,7 @@ def launched(monkeypatch):
         runs.append(1)
         return plain(*args)
 
-    monkeypatch.setattr(functional, "LAUNCHED", ("cuda", "cpu"))
+    monkeypatch.setattr(functional, "TRITON_DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(dynamics_training, "PROGRAMS", 2)
     monkeypatch.setattr(dynamics_training, "gradients", counted)
     yield

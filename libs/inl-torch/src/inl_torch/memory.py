@@ -67,9 +67,10 @@ def allocating(
 def translate_oom(
     program: Program, where: str, memory: Callable[[], DeviceMemory]
 ) -> Program:
-    """Wrap a program so that it raises :class:`OutOfMemory` and the device stays usable.
+    """Wrap a program so that it raises :class:`OutOfMemory`.
 
-    The tensors of the failed call are released and torch's cached memory is freed.
+    The device stays usable: the tensors of the failed call are released, and the memory
+    that torch caches is freed.
     """
 
     def run(*args: Any) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype of a name; raises :class:`DeviceError` for unknown names."""
+    """Return the torch dtype of a name; raises :class:`DeviceError` if unknown."""
     if name not in DTYPES:
         raise DeviceError(f"dtype: found {name!r}, torch takes {', '.join(DTYPES)}")
     return DTYPES[name]

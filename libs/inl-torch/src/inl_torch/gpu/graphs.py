@@ -107,7 +107,7 @@ class CapturedStep:
 
 
 def _clone(leaf: Any) -> Any:
-    """Copy a tensor before the next replay; return other leaves, of plans, as they are."""
+    """Clone a tensor, which the next replay overwrites; return other leaves as is."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 

@@ -12,7 +12,7 @@ from triton.language import tensor
 
 from inl.ops.rope import RopeScaling
 from inl.spec.kernel import Kernel
-from inl_torch.eager.rope import planes
+from inl_torch.eager.rope import plane_frequencies
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_row, warps
 from inl_torch.triton.pdl import follow
 from inl_torch.triton.tuning import Tuning
@@ -79,7 +79,7 @@ def rope_table(
     shape = (positions.shape[0], dim // 2)
     cos = torch.empty(shape, dtype=torch.float32, device=positions.device)
     sin = torch.empty_like(cos)
-    rates, _ = planes(dim, theta, scaling, positions.device)
+    rates, _ = plane_frequencies(dim, theta, scaling, positions.device)
     _table[shape[:1]](
         positions, rates, cos, sin,
         HALF=dim // 2, HALF_P=power(dim // 2), EARLY=tuning.starts_early(shape[0]),

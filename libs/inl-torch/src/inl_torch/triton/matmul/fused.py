@@ -18,7 +18,7 @@ from inl.ops.norm import Norm
 from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
 from inl.spec.step import Step
-from inl_torch.eager.linear import QKV, StackedQkv, qkv_stacks, stack_qkv
+from inl_torch.eager.linear import QKV, StackedQkv, can_stack_qkv, stack_qkv
 from inl_torch.eager.mlp import GATE_UP, StackedMlp, stack_mlp
 from inl_torch.triton.attention.rope_attend import MOST_HEADS, launch, plan
 from inl_torch.triton.common import PREFERENCE, refuse_dtype, refuse_row
@@ -135,7 +135,7 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
         refuse_qkv,
         layout=QKV,
         prepare=stack_qkv,
-        packs=qkv_stacks,
+        packs=can_stack_qkv,
     )
     yield kernel("norm_mlp", norm_mlp, refuse_mlp, layout=GATE_UP, prepare=stack_mlp)
     yield kernel("norm_logits", norm_logits, refuse_logits)

@@ -13,7 +13,7 @@ import torch
 
 from inl.ops.linear import Linear
 from inl.spec.kernel import Kernel
-from inl_torch.eager.linear import QKV, StackedQkv, qkv_stacks, stack_qkv
+from inl_torch.eager.linear import QKV, StackedQkv, can_stack_qkv, stack_qkv
 from inl_torch.triton.common import PREFERENCE, refuse_dtype
 from inl_torch.triton.matmul.products import left_to_library, multiply
 from inl_torch.triton.tuning import Tuning
@@ -57,6 +57,6 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
         refuse=partial(_refuse_qkv, tuning=tuning),
         layout=QKV,
         pack=stack_qkv,
-        can_pack=qkv_stacks,
+        can_pack=can_stack_qkv,
         preference=PREFERENCE,
     )

@@ -17,7 +17,7 @@ from inl.dtypes import HostArray, wrap
 from inl.spec.op import Spec
 from inl.weights.loader import to_dtype
 from inl.weights.quant import QUANTIZATIONS
-from inl_torch.eager.linear import present, qkv_stacks
+from inl_torch.eager.linear import present, can_stack_qkv
 
 PACKED: Final = "packed"
 """Layout of the three tuples of weights below."""
@@ -138,7 +138,7 @@ def refuse_qkv(**stored: Spec) -> str | None:
     alike = {stored[name].dtype for name in "qkv"}
     if len(alike) > 1:
         return f"queries, keys and values of several kinds: {', '.join(sorted(alike))}"
-    return refuse_parts(**stored) or qkv_stacks(**stored)
+    return refuse_parts(**stored) or can_stack_qkv(**stored)
 
 
 def refuse_mlp(**stored: Spec) -> str | None:
