@@ -229,7 +229,7 @@ def main() -> int:
     ways = {"yes": [True], "no": [False], "both": [True, False]}[given.early]
     for rows in given.rows:
         for early in ways:
-            tuned = replace(tuning(backend.place), early=early)
+            tuned = replace(tuning(backend.place), pdl=early)
             kernels = (*eager.kernels(), *triton.kernels(tuned))
             for known in (TuningResults(), found) if found else (found,):
                 policy = KernelSelection(kernels, tuning_results=known)

@@ -52,7 +52,7 @@ def product(kind: str, tokens: int, n: int, k: int) -> Row:
         return x(tokens, k), weight(n, k), codes, scales, *offsets
 
     def ours(_run: Any, a: Any, _w: Any, *parts: Any) -> Any:
-        return packed_products.times(a, Packed(*parts), None, tuning(a.device))
+        return packed_products.multiply(a, Packed(*parts), None, tuning(a.device))
 
     codes_bytes = n * k // (2 if codes_type == torch.uint8 else 1)
     return Row(

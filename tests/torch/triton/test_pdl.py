@@ -28,7 +28,7 @@ from inl_torch.triton.precompile import suppress_launches
 from inl_torch.triton.attention.rope_attend_kernels import rope_attend
 from inl_torch.triton.tuning import Tuning
 
-EARLY = ("k_cache", "v_cache", "table", "token_rows", "positions", "starts", "used",
+PDL = ("k_cache", "v_cache", "table", "token_rows", "positions", "starts", "used_counts",
          "writes")
 
 
@@ -42,7 +42,7 @@ class Early(TorchBackend):
 
     def kernels(self):
         yield from super().kernels()
-        yield from triton.kernels(Tuning(early=True, few_rows=32))
+        yield from triton.kernels(Tuning(pdl=True, max_rows=32))
 
 
 def launches(call):
@@ -73,7 +73,7 @@ def clashes(seen):
         if behind is rope_attend:
             pairs += 1
             named = dict(zip(rope_attend.arg_names, args))
-            if homes(given) & homes(named[name] for name in EARLY):
+            if homes(given) & homes(named[name] for name in PDL):
                 found.append(ahead.fn.__name__)
     return pairs, found
 
@@ -91,7 +91,7 @@ for rows in (1, 2, 8, 32):
         runner._nobody(bucket), runner._state,
     ))
     assert clashes(seen) == (loaded.config.layers, []), (rows, clashes(seen))
-    # Were attention the first to follow the step's own kernels, it would be found.
+    # Were attention the first to pdl_sync the step's own kernels, it would be found.
     makers = [pair for pair in seen if pair[0].fn.__name__ in ("_rows", "_tokens")]
     attending = next(pair for pair in seen if pair[0] is rope_attend)
     for maker in makers:

@@ -55,7 +55,7 @@ class ProcessCollectives(Collectives):
         library = LIBRARIES.get(place.type)
         if library is None or not distributed.is_backend_available(library):
             raise BackendUnavailable(
-                f"{place}: torch {torch.__version__} has no collectives for this device; "
+                f"{place}: torch {torch.__version__} has no collectives for it; "
                 f"accepted: tensor_parallel=1, or one of {', '.join(LIBRARIES)}"
             )
         self.ranks = rank.ranks

@@ -195,7 +195,7 @@ def _triton_module(x: torch.Tensor, n_steps: int) -> Any:
         return None
     from inl_torch.triton.dynamics import training as dynamics_training
 
-    return dynamics_training if dynamics_training.takes(x, n_steps) else None
+    return dynamics_training if dynamics_training.is_supported(x, n_steps) else None
 
 
 def inl_block(

@@ -34,9 +34,9 @@ def tuning(place: torch.device) -> Tuning:
     properties = torch.cuda.get_device_properties(place)
     hopper = (properties.major, properties.minor) == (9, 0)
     return Tuning(
-        early=properties.major >= 9,
+        pdl=properties.major >= 9,
         processors=properties.multi_processor_count,
-        few_rows=32,
+        max_rows=32,
         shared_bytes=shared_bytes(place),
         filters=hopper,
         tiles=HOPPER if hopper else {},

@@ -44,7 +44,7 @@ class Tuner(Tunable):
     def search_space(
         self, op: str, *specs: Any, **attrs: Any
     ) -> Sequence[Sequence[Config]]:
-        return search_space.axes(op, specs, attrs, self._tuning)
+        return search_space.search_space(op, specs, attrs, self._tuning)
 
     def kernel(self, op: str, config: Config) -> Kernel:
         return search_space.kernel(op, config, self._tuning)
