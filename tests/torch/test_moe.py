@@ -32,7 +32,7 @@ FORMS = {"every": 128, "block": 0}
 def on_a_device(request, monkeypatch):
     """Takes a form that reads no sizes, though the tensors are on the CPU."""
     monkeypatch.setattr(moe, "_by_expert", moe.by_static_shapes)
-    monkeypatch.setattr(moe, "EVERY", FORMS[request.param])
+    monkeypatch.setattr(moe, "DENSE_ROWS", FORMS[request.param])
 
 
 def verdicts(name, run, dtype, seed, on_torch, on_host):
@@ -68,14 +68,14 @@ def test_all_forms_agree_however_uneven_the_load(tokens, count, seed, monkeypatc
         for rows in FORMS.values():
             with monkeypatch.context() as patch:
                 patch.setattr(moe, "_by_expert", moe.by_static_shapes)
-                patch.setattr(moe, "EVERY", rows)
+                patch.setattr(moe, "DENSE_ROWS", rows)
                 found = moe.experts(x, ids, weights, w, activation="gelu_tanh")
             torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_blocks_take_no_more_than_twice_the_rows(monkeypatch):
     """And shapes are the same whoever chooses whom."""
-    monkeypatch.setattr(moe, "EVERY", 0)
+    monkeypatch.setattr(moe, "DENSE_ROWS", 0)
     seen = []
 
     def apply(rows, expert):
@@ -227,7 +227,7 @@ def test_tokens_of_a_mixture_are_the_references(model, form, backend, monkeypatc
     )
     if form in FORMS:
         monkeypatch.setattr(moe, "_by_expert", moe.by_static_shapes)
-        monkeypatch.setattr(moe, "EVERY", FORMS[form])
+        monkeypatch.setattr(moe, "DENSE_ROWS", FORMS[form])
     found = play(local_runner(backend, model, files, LIMITS), frames())
     assert found == wanted
     assert sum(map(len, found.values())) > 15

@@ -40,16 +40,14 @@ def slot_product(
     for start in range(0, K, COLUMNS):
         at = start + tl.arange(0, COLUMNS)
         mask = inside[:, None] & (at < K)[None, :]
-        a = tl.load(row + at, mask=at < K, up_weight=0).to(tl.float32)[None, :]
-        b = tl.load(
-            weight_pointers(weight, expert, rows, at, N, K), mask=mask, up_weight=0
-        )
+        a = tl.load(row + at, mask=at < K, other=0).to(tl.float32)[None, :]
+        b = tl.load(weight_pointers(weight, expert, rows, at, N, K), mask=mask, other=0)
         acc += b.to(tl.float32) * a
         if GATED:
             b = tl.load(
                 weight_pointers(up_weight, expert, rows, at, N, K),
                 mask=mask,
-                up_weight=0,
+                other=0,
             )
             up_acc += b.to(tl.float32) * a
     result = tl.sum(acc, 1)
@@ -76,11 +74,11 @@ def slots_weighted_sum(
             at = start + tl.arange(0, COLUMNS)
             mask = inside[:, None] & (at < K)[None, :]
             a = (
-                tl.load(x + slot * K + at, mask=at < K, up_weight=0).to(tl.float32)
+                tl.load(x + slot * K + at, mask=at < K, other=0).to(tl.float32)
                 * weight_of_slot
             )
             b = tl.load(
-                weight_pointers(weight, expert, rows, at, N, K), mask=mask, up_weight=0
+                weight_pointers(weight, expert, rows, at, N, K), mask=mask, other=0
             )
             acc += b.to(tl.float32) * a[None, :]
     tl.store(y + token * N + rows, tl.sum(acc, 1), mask=inside)
@@ -100,7 +98,7 @@ def tile_product(
     rows of ``x``, and of ``y``, are indexed by slot; otherwise they are sorted.
     """
     number = tl.arange(0, EXPERTS_P)
-    slots_of_expert = tl.load(counts + number, mask=number < EXPERTS, up_weight=0).to(
+    slots_of_expert = tl.load(counts + number, mask=number < EXPERTS, other=0).to(
         tl.int32
     )
     tiles = (slots_of_expert + SLOTS - 1) // SLOTS
@@ -115,7 +113,7 @@ def tile_product(
         sorted_index = tile_of_expert * SLOTS + tl.arange(0, SLOTS)
         valid = sorted_index < expert_slots
         sorted_index = (first + sorted_index).to(tl.int64)
-        slot = tl.load(order + sorted_index, mask=valid, up_weight=0).to(tl.int64)
+        slot = tl.load(order + sorted_index, mask=valid, other=0).to(tl.int64)
         source = sorted_index
         if GATHERS:
             source = slot // repeated
@@ -130,14 +128,14 @@ def tile_product(
             in_k = column < K
             a = tl.load(
                 x + source[:, None] * K + column[None, :],
-                mask=valid[:, None] & in_k[None, :], up_weight=0,
+                mask=valid[:, None] & in_k[None, :], other=0,
             )  # fmt: skip
             pointers = base + rows[None, :] * K + column[:, None]
             mask = inside[None, :] & in_k[:, None]
-            b = tl.load(weight + pointers, mask=mask, up_weight=0)
+            b = tl.load(weight + pointers, mask=mask, other=0)
             acc = tl.dot(a, b, acc, input_precision="ieee")
             if GATED:
-                b = tl.load(up_weight + pointers, mask=mask, up_weight=0)
+                b = tl.load(up_weight + pointers, mask=mask, other=0)
                 up_acc = tl.dot(a, b, up_acc, input_precision="ieee")
         if GATED:
             acc = activate_gate(acc, up_acc, SILU)
@@ -160,6 +158,6 @@ def combine(
     total = tl.zeros((BLOCK,), tl.float32)
     for index in range(k):
         slot = token * k + index
-        values = tl.load(y + slot * width + at, mask=mask, up_weight=0).to(tl.float32)
+        values = tl.load(y + slot * width + at, mask=mask, other=0).to(tl.float32)
         total += values * tl.load(slot_weights + slot)
     tl.store(out + token * width + at, total, mask=mask)

@@ -52,17 +52,17 @@ def _chunk_tops(
 
 @triton.jit
 def _chunk_masses(
-    logits: tensor, top_logits: tensor, top_ids: tensor, params: tensor, slots: tensor,
-    chunk_masses: tensor, stride: tensor, V: tensor, PER_ROW: tl.constexpr,
-    COLUMNS: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_P: tl.constexpr,
-    CHUNK: tl.constexpr, PDL: tl.constexpr,
+    logits: tensor, top_logits: tensor, top_ids: tensor, param_table: tensor,
+    slots: tensor, chunk_masses: tensor, stride: tensor, V: tensor,
+    PER_ROW: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr,
+    CHUNKS_P: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Store the mass of a chunk: the sum of its unnormalized probabilities."""
     pdl_sync(PDL)
     sample = tl.program_id(0).to(tl.int64)
     top_logit, _ = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
     slot = tl.load(slots + sample // PER_ROW).to(tl.int64)
-    temperature = tl.load(params + slot * COLUMNS)
+    temperature = tl.load(param_table + slot * COLUMNS)
     at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + sample * stride + at, mask=at < V, other=float("-inf"))
     mass = tl.exp(
@@ -73,8 +73,8 @@ def _chunk_masses(
 
 @triton.jit
 def _sample_token(
-    logits: tensor, top_logits: tensor, top_ids: tensor, params: tensor, slots: tensor,
-    chunk_masses: tensor, uniforms: tensor, tokens: tensor, last: tensor,
+    logits: tensor, top_logits: tensor, top_ids: tensor, param_table: tensor,
+    slots: tensor, chunk_masses: tensor, uniforms: tensor, tokens: tensor, last: tensor,
     stride: tensor, V: tensor, PER_ROW: tl.constexpr, COLUMNS: tl.constexpr,
     CHUNKS: tl.constexpr, CHUNKS_P: tl.constexpr, CHUNK: tl.constexpr,
     SAMPLES: tl.constexpr, PDL: tl.constexpr,
@@ -85,7 +85,7 @@ def _sample_token(
     slot = tl.load(slots + sample // PER_ROW).to(tl.int64)
     top_logit, token = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
     if SAMPLES:
-        temperature = tl.load(params + slot * COLUMNS)
+        temperature = tl.load(param_table + slot * COLUMNS)
         if temperature > 0:
             chunk = tl.arange(0, CHUNKS_P)
             cells = chunk_masses + sample * CHUNKS + chunk

@@ -35,7 +35,7 @@ FREQUENCY_PENALTY = tl.constexpr(PARAMS.index("frequency_penalty"))
 @triton.jit
 def penalize(
     logits: tensor, input_tokens: tensor, starts: tensor, used_counts: tensor,
-    counts: tensor, bias: tensor, params: tensor, slots: tensor, penalized: tensor,
+    counts: tensor, bias: tensor, param_table: tensor, slots: tensor, penalized: tensor,
     top_logits: tensor, top_ids: tensor, T: tensor, stride: tensor, V: tensor,
     COLUMNS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -47,7 +47,7 @@ def penalize(
     pdl_sync(PDL)
     sample = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + sample).to(tl.int64)
-    row_params = params + slot * COLUMNS
+    row_params = param_table + slot * COLUMNS
     at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     inside = at < V
     x = tl.load(logits + sample * stride + at, mask=inside, other=float("-inf"))
@@ -80,7 +80,7 @@ def penalize(
 
 @triton.jit
 def filter_masses(
-    penalized: tensor, top_logits: tensor, top_ids: tensor, params: tensor,
+    penalized: tensor, top_logits: tensor, top_ids: tensor, param_table: tensor,
     slots: tensor, targets: tensor, thresholds: tensor, tie_quotas: tensor,
     partials: tensor, windows: tensor, below: tensor, chunk_masses: tensor,
     ties: tensor, V: tensor, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr,
@@ -97,7 +97,7 @@ def filter_masses(
     pdl_sync(PDL)
     sample = tl.program_id(0).to(tl.int64)
     samples = tl.num_programs(0).to(tl.int64)
-    row_params = params + tl.load(slots + sample).to(tl.int64) * COLUMNS
+    row_params = param_table + tl.load(slots + sample).to(tl.int64) * COLUMNS
     temperature, top_p, min_p = (
         tl.load(row_params), tl.load(row_params + TOP_P), tl.load(row_params + MIN_P)
     )  # fmt: skip
@@ -149,7 +149,7 @@ def filter_masses(
 
 @triton.jit
 def sample_token(
-    penalized: tensor, top_logits: tensor, top_ids: tensor, params: tensor,
+    penalized: tensor, top_logits: tensor, top_ids: tensor, param_table: tensor,
     slots: tensor, thresholds: tensor, tie_quotas: tensor, chunk_masses: tensor,
     ties: tensor, uniforms: tensor, tokens: tensor, last: tensor, V: tensor,
     COLUMNS: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_P: tl.constexpr,
@@ -163,9 +163,9 @@ def sample_token(
     samples = tl.num_programs(0).to(tl.int64)
     slot = tl.load(slots + sample).to(tl.int64)
     top_logit, token = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
-    temperature = tl.load(params + slot * COLUMNS)
+    temperature = tl.load(param_table + slot * COLUMNS)
     if temperature > 0:
-        min_p = tl.load(params + slot * COLUMNS + MIN_P)
+        min_p = tl.load(param_table + slot * COLUMNS + MIN_P)
         threshold = tl.load(thresholds + samples + sample)
         tie_quota = tl.load(tie_quotas + samples + sample)
         tie_mass = tl.exp(0.0 - threshold.to(tl.float32, bitcast=True))

@@ -213,7 +213,7 @@ def _bin_weights(
 
 @triton.jit
 def search_pass(
-    penalized: tensor, top_logits: tensor, top_ids: tensor, params: tensor,
+    penalized: tensor, top_logits: tensor, top_ids: tensor, param_table: tensor,
     slots: tensor, targets: tensor, thresholds: tensor, tie_quotas: tensor,
     partials: tensor, windows: tensor, below: tensor, occupancy: tensor,
     new_partials: tensor, new_windows: tensor, new_below: tensor, new_occupancy: tensor,
@@ -234,7 +234,7 @@ def search_pass(
     pdl_sync(PDL)
     sample = tl.program_id(0).to(tl.int64)
     is_first = tl.program_id(1) == 0
-    row_params = params + tl.load(slots + sample).to(tl.int64) * COLUMNS
+    row_params = param_table + tl.load(slots + sample).to(tl.int64) * COLUMNS
     temperature, top_k, top_p = (
         tl.load(row_params),
         tl.load(row_params + TOP_K),
