@@ -111,7 +111,7 @@ def test_a_state_says_what_it_was_for(tiny_llama):
     backend.full = ("state",)
     with pytest.raises(
         OutOfMemory,
-        match=r"cuda:0: state: 20480 bytes .* do not fit, 12345 bytes are free; "
+        match=r"cuda:0: state: 23904 bytes .* do not fit, 12345 bytes are free; "
         r"for 4 slots and 40 blocks of 4 tokens",
     ):
         backend.state((Paged((0,), 2, 8, "float32"),), limits=LIMITS)

@@ -15,7 +15,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from inl import EngineConfig
-from inl.backend.base import Memory, Traits
+from inl.backend.base import DeviceMemory, Traits
 from inl.device import Device
 from inl.models.llama import MODEL
 from inl.executor.model_step import advance
@@ -38,7 +38,7 @@ class Early(TorchBackend):
     device = Device("cpu:0")
 
     def memory(self):
-        return Memory(1 << 40, 1 << 40)
+        return DeviceMemory(1 << 40, 1 << 40)
 
     def kernels(self):
         yield from super().kernels()
@@ -88,11 +88,11 @@ for rows in (1, 2, 8, 32):
     bucket = Bucket(rows, rows)
     seen = launches(partial(
         advance, runner.ops(bucket), loaded.model, loaded.config, loaded.weights,
-        runner._nobody(bucket), runner._state,
+        runner._dummy_message(bucket), runner._state,
     ))
     assert clashes(seen) == (loaded.config.layers, []), (rows, clashes(seen))
     # Were attention the first to pdl_sync the step's own kernels, it would be found.
-    makers = [pair for pair in seen if pair[0].fn.__name__ in ("_rows", "_tokens")]
+    makers = [pair for pair in seen if pair[0].fn.__name__ in ("_make_rows", "_make_tokens")]
     attending = next(pair for pair in seen if pair[0] is rope_attend)
     for maker in makers:
         assert clashes([maker, attending])[1], maker[0].fn.__name__
