@@ -1,10 +1,10 @@
-"""One decoding step as a CUDA graph: is it right, and what does it save?
+"""Correctness and speed of a decoding step as a CUDA graph.
 
     python bench/cuda_graph.py MODEL.gguf tests/data/smollm2-oracle.json
 
-Every case of the oracle is decoded, eagerly and from the graph, with tokens that are
-fed back on the device: the host sends -1 and reads what was chosen a step later. Then
-both are timed. Exits with 1 where a float32 token differs from the oracle.
+Every case of the oracle is decoded, eagerly and with the graph. Tokens are fed back on
+the device: the host sends -1 and reads the sampled token one step later. Then both are
+timed. Exits with 1 where a float32 token differs from the oracle.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SLOT = 1
 
 @final
 class BenchBackend(TorchBackend):
-    """A torch device that captures the decoding step, where told to."""
+    """A torch device that optionally captures the decoding step."""
 
     traits = Traits(dtypes=("float32", "bfloat16"), block_size=BLOCK)
 
@@ -86,7 +86,7 @@ class Bench:
     runner: LocalRunner
 
     def decode(self, prompt: list[int], count: int) -> list[int]:
-        """Prefill, then ``count`` tokens in all, at most ``depth`` steps in flight."""
+        """Prefill and generate ``count`` tokens, with at most ``depth`` steps in flight."""
         self.admit()
         return list(self.steps([prompt] + [[-1]] * (count - 1)))
 
@@ -118,7 +118,7 @@ class Bench:
             yield int(self.runner.collect().tokens[0, 0])
 
     def ms_per_token(self, prompt: list[int], count: int) -> float:
-        """Wall time of decoding alone, the device waited for at both ends."""
+        """Wall time of decoding, synchronized at both ends."""
         self.decode(prompt, 2)
         self.backend.wait()
         start = time.perf_counter()
@@ -140,13 +140,13 @@ def load(path: Path, backend: BenchBackend, dtype: str) -> Loaded:
 
 
 def weight_bytes(weights: Any) -> int:
-    """What a token reads at least: each tensor once, but of an embedding only a row."""
+    """Fewest bytes read per token: each tensor once, but one row of the embedding."""
     stores = (x.untyped_storage() for x in leaves(weights._replace(embed=None)))
     return sum({store.data_ptr(): store.nbytes() for store in stores}.values())
 
 
 def copy_rate(backend: BenchBackend) -> float:
-    """Bytes per second that a large copy on the device reads and writes."""
+    """Bytes per second, read plus written, of a large copy on the device."""
     size = 2**30 if backend.place.type == "cuda" else 2**27
     source = torch.ones(size // 4, device=backend.place)
     target = torch.empty_like(source)
@@ -161,7 +161,7 @@ def copy_rate(backend: BenchBackend) -> float:
 
 
 def launches(bench: Bench, prompt: list[int]) -> str:
-    """Launches and aten calls of one decoding step, as torch's profiler sees them."""
+    """Launches and aten calls of one decoding step, by torch's profiler."""
     bench.decode(prompt, 2)
     with profile() as seen:
         list(bench.steps([[-1]]))
@@ -173,7 +173,7 @@ def launches(bench: Bench, prompt: list[int]) -> str:
 
 
 def agreement(bench: Bench, cases: list[dict[str, Any]]) -> bool:
-    """Compare with the oracle; print where a case leaves it, and by what margin."""
+    """Compare with the oracle; print where a case diverges, and by what margin."""
     equal = 0
     for index, case in enumerate(cases):
         want = case["token_ids"]

@@ -1,12 +1,12 @@
-"""Every Triton kernel beside torch, torch.compile and cuBLAS, and its own ceiling.
+"""Times of all Triton kernels against torch, torch.compile, cuBLAS and a ceiling.
 
     python bench/cuda_kernels.py [--rows attend norm] [--json FILE] [--plot FILE.png]
 
-Every way is captured in a graph that goes round several sets of inputs, more than the
-last cache holds, and timed by the device; medians. So no host time is counted, which
-flatters plain torch. A ceiling is the time of the bytes that the call must move at the
-speed of a copy, or of its arithmetic at that of a matrix product in bfloat16, both
-measured in the same call; the larger counts. Exits with 1 where a result is wrong.
+Each implementation is captured in a graph over several sets of inputs, larger than the
+last cache, and timed by device events; medians. Host time is not counted, which favors
+plain torch. The ceiling is the time to move the call's bytes at the speed of a copy, or
+to compute its operations at the speed of a bfloat16 matrix product, whichever is larger;
+both speeds are measured in the same run. Exits with 1 where a result is wrong.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from inl_cuda.backend import CudaBackend
 MOST_SETS = 64
 MOST_BYTES = 8 << 30
 WRONG = 0.02
-"""Distance from float32, over the result's size, that bfloat16 does not explain."""
+"""Relative error from float32 beyond that of bfloat16 rounding."""
 
 
 @dataclass
 class Line:
-    """What was measured of one row: seconds, or ``None`` where a way was left out."""
+    """Measurements of one row: seconds, or ``None`` where an implementation is skipped."""
 
     op: str
     shape: str
@@ -54,7 +54,7 @@ class Line:
 
 
 class Bench:
-    """One GPU, its ceilings and its kernels."""
+    """One GPU, its measured ceilings and its kernels."""
 
     def __init__(self, compile_seconds: float) -> None:
         self.backend = CudaBackend(Device("cuda:0"))
@@ -112,7 +112,7 @@ class Bench:
 
 
 def distance(row: Row, ours: Any, inputs: Any) -> float:
-    """Of the kernel's result from plain torch in float32, over the latter's size."""
+    """Relative error of the kernel's result from plain torch in float32."""
 
     def wide(leaf: Any) -> Any:
         return leaf.float() if leaf.dtype == torch.bfloat16 else leaf.clone()
@@ -139,14 +139,14 @@ def timed(work: Any, count: int) -> float:
 
 
 def copy_rate() -> float:
-    """Bytes a second that a copy on the device reads and writes."""
+    """Bytes per second, read plus written, of a copy on the device."""
     source = torch.randn(1 << 29, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / timed(lambda: target.copy_(source), 15)
 
 
 def product_rate(size: int = 8192) -> float:
-    """Operations a second of a square product in bfloat16."""
+    """Operations per second of a square bfloat16 matrix product."""
     a, b = torch.randn(2, size, size, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
     return 2 * size**3 / timed(lambda: torch.mm(a, b, out=out), 15)

@@ -1,4 +1,4 @@
-"""Products whose weights stay packed in 4 or 8 bits."""
+"""Rows of products with packed weights of 4 or 8 bits."""
 
 # ruff: noqa: ARG005 - every way takes all of a row's inputs
 
@@ -24,7 +24,7 @@ KINDS = {
 
 
 def values(codes: Any, scales: Any, offsets: Any = None) -> torch.Tensor:
-    """The weights [N, K] in float32, written plainly."""
+    """Dequantize the weights [N, K] to float32, in plain torch."""
     if codes.dtype == torch.uint8:
         half = codes.view(len(codes), -1, 16)
         codes = torch.cat((half & 15, half >> 4), -1).flatten(1)
