@@ -21,7 +21,7 @@ from inl.spec.limits import TOKEN_BUDGET, Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
-from inl_torch.backend import TorchBackend, inferring
+from inl_torch.backend import TorchBackend, inference_mode
 
 LIMITS = Limits(slots=3, blocks=(20,), block_size=4, max_blocks_per_seq=8, vocab=97)
 BUCKETS = (Bucket(1, 1), Bucket(8, 2), Bucket(8, 2, 1, "sample_filtered"))
@@ -44,9 +44,9 @@ class Compiling(TorchBackend):
     def compile(self, function, bucket, *, consumes):
         def run(*args):
             self.ran(bucket)
-            return inferring(function)(*args)
+            return inference_mode(function)(*args)
 
-        return run if consumes == (2,) else inferring(function)
+        return run if consumes == (2,) else inference_mode(function)
 
 
 @final

@@ -12,6 +12,7 @@ import numpy as np
 
 from inl.backend.base import StorageDtypes
 from inl.backend.ranks import AXIS, collectives_of, count_ranks, over_ranks
+from inl.backend.state_bytes import block_bytes
 from inl.backend.weight_cache import WeightCache
 from inl.config import EngineConfig
 from inl.dtypes import FLOATS, wrap
@@ -226,7 +227,7 @@ def plan_limits(
         for item in model.state(shaped)
         if isinstance(item, Paged)
     ]
-    per_block = sum(_block_bytes(group, size) for group in paged)
+    per_block = sum(block_bytes(group, size) for group in paged)
     free = backend.memory().free
     budget = config.cache_bytes or int(CACHE_SHARE * free)
     affordable = budget // per_block
@@ -251,11 +252,6 @@ def plan_limits(
     )
 
 
-def _block_bytes(group: Paged, size: int) -> int:
-    """Bytes of one block of a cache group, keys and values of all its layers."""
-    return len(group.layers) * group.token_bytes * size
-
-
 def _share(
     paged: Sequence[Paged], budget: int, width: int, size: int, batch: int
 ) -> tuple[int, ...]:
@@ -276,7 +272,7 @@ def _share(
 
     def cost(blocks: int) -> int:
         parts = zip(counts(blocks), paged, strict=True)
-        return sum(count * _block_bytes(group, size) for count, group in parts)
+        return sum(count * block_bytes(group, size) for count, group in parts)
 
     # Costs rise with the number, and ``width`` blocks are known to be affordable.
     most = bisect_right(range(width, batch * width + 1), budget, key=cost)
