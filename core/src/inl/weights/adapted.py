@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
-Combine = Callable[[Sequence[HostArray]], HostArray]
+Make = Callable[[Sequence[HostArray]], HostArray]
 
 
 class Piece(NamedTuple):
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
     sources: tuple[str, ...]
     shape: tuple[int, ...]
-    make: Combine | None = None
+    make: Make | None = None
     """Combines the stored tensors; ``None`` returns the single source unchanged."""
 
 
