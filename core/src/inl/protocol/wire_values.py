@@ -18,12 +18,12 @@ import inl
 from inl import errors
 from inl.errors import InlError, ProtocolError, RunnerError
 from inl.plugin.hooks import CONTRACT
-from inl.weights.progress import LoadStage
 from inl.protocol.runner import Limits, Reply
 from inl.protocol.wire import PROTOCOL
 from inl.spec.limits import TOKEN_BUDGET
 from inl.spec.message import VERSION
 from inl.spec.step import SAMPLERS, Bucket, Scores
+from inl.weights.progress import LoadStage
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
