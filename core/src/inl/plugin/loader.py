@@ -30,7 +30,8 @@ from inl.plugin.discover import (
     variable,
 )
 from inl.plugin.hooks import CONTRACT, GROUP
-from inl.plugin.registry import Plugin, Registry
+from inl.plugin.registry import Registry
+from inl.plugin.rows import Plugin
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
