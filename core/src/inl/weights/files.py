@@ -139,7 +139,9 @@ def parse_json(text: bytes, where: str) -> dict[str, Any]:
             f"column {error.colno}; accepted: one JSON object"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}: invalid JSON: {error}") from error
+        raise CheckpointError(
+            f"{where}: not JSON: {error}; accepted: one JSON object"
+        ) from error
     if not isinstance(value, dict):
         raise CheckpointError(
             f"{where}: found a JSON {type(value).__name__}; accepted: one JSON object"
