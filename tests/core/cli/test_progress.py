@@ -48,8 +48,9 @@ def test_each_stage_has_a_label(shown):
 def test_packing_of_many_bytes_shows_at_the_first_report(shown, monkeypatch):
     def load(total, stage):
         monkeypatch.setattr(progress, "PATIENCE_SECONDS", 1e9)
-        progress.loading_bar()(0, total, stage)
-        progress.loading_bar()(1, 1, stage)
+        report = progress.loading_bar()
+        for done in (0, total):
+            report(done, total, stage)
 
     large = progress.LARGE_BYTES
     assert "packing weights" in shown(lambda: load(large, LoadStage.PACKING))

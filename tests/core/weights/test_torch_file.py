@@ -255,7 +255,7 @@ def test_changed_programs_are_read_or_refused(seed):
 BAD = {
     "behind the storage": (
         {"w": tensor((3, 4), (4, 1), size=12, offset=1)}, {},
-        "tensor 'w': ends 4 bytes behind its storage, which holds 48",
+        "tensor 'w': ends 4 bytes behind its storage of 48 bytes",
     ),
     "a size that the file contradicts": (
         {"w": tensor((3, 5), (5, 1), size=15)}, {}, "ends 12 bytes behind its storage"

@@ -192,9 +192,9 @@ def test_what_is_wrong_here_is_refused_here(serve, small):
     with pytest.raises(ProtocolError, match="no masks were announced"):
         runner.sample(1, np.zeros((1, 4), np.int32))
     runner.submit(step(1, (1, [3, 4]), flags=MASKED))
-    with pytest.raises(ProtocolError, match="call choose first"):
+    with pytest.raises(ProtocolError, match="call sample first"):
         runner.submit(step(2, (1, [3])))
-    with pytest.raises(ProtocolError, match="call choose first"):
+    with pytest.raises(ProtocolError, match="call sample first"):
         runner.collect()
     runner.sample(1, np.full((1, 4), -1, np.int32))
     runner.submit(step(2, (1, [3])))
@@ -225,7 +225,7 @@ def test_errors_keep_their_class(serve, small):
 
 
 def test_a_worker_without_memory_for_a_step_serves_the_next(serve, small):
-    runner = serve("sample_filtered")
+    runner = serve("full")
     runner.submit(admission(small()))
     runner.submit(admission(small(), slot=2))
     first, second = step(1, (1, range(7))), step(2, (2, [3, 4]))
@@ -246,9 +246,7 @@ def test_a_worker_without_memory_for_a_step_serves_the_next(serve, small):
 
 def test_requests_of_a_step_without_memory_end_alone(serve, small, answer_of):
     limits = small(blocks=(60,))
-    engine = EngineCore(
-        serve("sample_filtered", limits=limits), SchedulerConfig(token_budget=8)
-    )
+    engine = EngineCore(serve("full", limits=limits), SchedulerConfig(token_budget=8))
     kept = Request(range(3), max_tokens=20)
     wanted = answer_of(Request(range(3), max_tokens=20), limits)
     doomed = Request(range(7), max_tokens=4)

@@ -1,4 +1,4 @@
-"""Progress bar for long operations, shown on a terminal only."""
+"""Progress bar for long operations, on a terminal only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from inl.weights.progress import Progress
 
 PATIENCE_SECONDS = 0.5
-"""Shorter operations show no bar."""
+"""Operations shorter than this show no bar."""
 LARGE_BYTES = 256 << 20
 """Packing this many bytes takes seconds: the bar appears without delay."""
 
