@@ -23,7 +23,7 @@ from inl.recording.trace_file import RunHeader, digest
 from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:
-    from inl.weights.loader import Progress
+    from inl.weights.progress import Progress
 
 log = logging.getLogger("inl")
 
