@@ -19,7 +19,7 @@ TensorParallel = Annotated[
     int, typer.Option(help="Devices that share the model, from the named one on.")
 ]
 Temperature = Annotated[float, typer.Option(help="0 takes the likeliest.")]
-Seed = Annotated[int, typer.Option(help="Same seed, same answer.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of sampling; random by default.")]
 TopK = Annotated[int, typer.Option(help="Of so many likeliest; 0 is all.")]
 TopP = Annotated[
     float, typer.Option(help="Of the likeliest with this much probability.")

@@ -21,7 +21,7 @@ def run(
     dtype: arguments.Dtype = "auto",
     max_tokens: Annotated[int, typer.Option(help="Most tokens to answer.")] = 256,
     temperature: arguments.Temperature = 0.0,
-    seed: arguments.Seed = 0,
+    seed: arguments.Seed = None,
     raw: arguments.Raw = False,
 ) -> None:
     """Answer PROMPT and write a trace for `inl replay`."""
