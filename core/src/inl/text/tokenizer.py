@@ -10,7 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from inl.errors import CheckpointError, InlError, MissingPackage, RequestError
+from inl.errors import (
+    CheckpointError,
+    InlError,
+    MissingPackage,
+    RequestError,
+    TokenizerNotFound,
+)
 from inl.text.spelling import bytes_of
 
 if TYPE_CHECKING:
@@ -63,7 +69,7 @@ class Tokenizer:
         try:
             text = path.read_text("utf-8")
         except FileNotFoundError as error:
-            raise CheckpointError(
+            raise TokenizerNotFound(
                 f"{path}: not found; accepted: a tokenizer.json beside the model"
             ) from error
         except (OSError, UnicodeDecodeError) as error:

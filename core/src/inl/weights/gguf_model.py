@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, final
 import numpy as np
 
 from inl.dtypes import SIZES, HostArray, widen, wrap
-from inl.errors import CheckpointError
+from inl.errors import CheckpointError, TokenizerNotFound
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.files import Entry, show
 from inl.weights.gguf import GgufFile
@@ -110,6 +110,11 @@ class GgufCheckpoint(Checkpoint):
     def tokenizer(self) -> Tokenizer:
         from inl.text.gguf_vocabulary import open_tokenizer
 
+        if not any(name.startswith("tokenizer.ggml.") for name in self._gguf.metadata):
+            raise TokenizerNotFound(
+                f"{self.path}: tokenizer.ggml.model: not found; accepted: a file with "
+                "a vocabulary"
+            )
         return open_tokenizer(self._gguf.metadata, str(self.path))
 
     @property

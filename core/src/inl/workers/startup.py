@@ -19,7 +19,8 @@ from inl.executor.model_loader import (
 )
 from inl.protocol.runner import Limits, Runner
 from inl.protocol.wire_values import Ready, read_limits
-from inl.recording.trace_file import RunHeader, digest
+from inl.recording.trace_file import RunHeader
+from inl.weights.digest import model_digest
 from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def run_header(language: LanguageModel, served: StartedRunner) -> RunHeader:
         served.device,
         served.dtype,
         str(language.checkpoint.path.absolute()),
-        digest(language.checkpoint),
+        model_digest(language.checkpoint),
     )
 
 
