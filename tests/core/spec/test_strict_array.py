@@ -12,7 +12,7 @@ from inl.device import Device
 from inl.errors import KernelFailed, NoKernel
 from inl.executor.tracing import trace
 from inl.models.llama import MODEL
-from inl.spec.dispatch import Ops
+from inl.spec.dispatch import ResolvedOps
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
@@ -251,4 +251,4 @@ def test_a_model_whose_op_has_no_kernel_names_it():
         KernelSelection(tuple(kernels), device_name="npu:0"),
     )
     with pytest.raises(NoKernel, match="rope on npu:0\n  rope/odd: heads of 64 only"):
-        Ops(tracer)
+        ResolvedOps(tracer)

@@ -13,6 +13,7 @@ from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
+from inl.ops.protocol import Ops
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
@@ -51,7 +52,7 @@ class Carry(NamedTuple):
     """[T, head_dim / 2] float32."""
 
 
-def embed(ops: Any, config: Any, w: Embedding, step: Step) -> Carry:
+def embed(ops: Ops, config: Any, w: Embedding, step: Step) -> Carry:
     """Look the tokens up and prepare the rotation that every layer uses."""
     residual = ops.embedding(step.tokens, w)
     cos, sin = rotation(
@@ -61,7 +62,7 @@ def embed(ops: Any, config: Any, w: Embedding, step: Step) -> Carry:
 
 
 def rotation(
-    ops: Any, dim: int, step: Step, theta: float, scaling: RopeScaling
+    ops: Ops, dim: int, step: Step, theta: float, scaling: RopeScaling
 ) -> tuple[Array, Array]:
     """Cosines and sines of the step's positions."""
     table: tuple[Array, Array] = ops.rope_table(
@@ -71,7 +72,7 @@ def rotation(
 
 
 def attention(
-    ops: Any,
+    ops: Ops,
     config: Any,
     w: Attention,
     carry: Carry,
@@ -117,7 +118,7 @@ def split_heads(parts: tuple[Array, ...], dim: int) -> tuple[Array, ...]:
 
 
 def norm_heads(
-    ops: Any, config: Any, w: Any, q: Array, k: Array
+    ops: Ops, config: Any, w: Any, q: Array, k: Array
 ) -> tuple[Array, Array]:
     """Queries and keys [T, heads, dim], each head normed where the model does that."""
     if w.q_norm is not None:
@@ -128,7 +129,7 @@ def norm_heads(
 
 
 def attend(
-    ops: Any,
+    ops: Ops,
     q: Array,
     k: Array,
     v: Array,
@@ -146,18 +147,23 @@ def attend(
     With the step of the ``sampled`` tokens these alone do: [R, heads * dim].
     """
     cache = state.caches[index]
-    attrs = {"scale": scale, "window": view.window, "cap": cap, "group": view.group}
     if sampled is None:
-        out, cache = ops.attend(q, k, v, cache, step, **attrs)
+        out, cache = ops.attend(
+            q, k, v, cache, step,
+            scale=scale, window=view.window, cap=cap, group=view.group,
+        )  # fmt: skip
     else:
         cache = ops.write_kv(k, v, cache, step.writes[view.group])
         q = ops.take_rows(q, step.samples)
-        out = ops.attention(q, cache, sampled, **attrs)
+        out = ops.attention(
+            q, cache, sampled,
+            scale=scale, window=view.window, cap=cap, group=view.group,
+        )  # fmt: skip
     caches = (*state.caches[:index], cache, *state.caches[index + 1 :])
     return out.reshape(out.shape[0], -1), state._replace(caches=caches)
 
 
-def gated_mlp(ops: Any, config: Any, w: Mlp, carry: Carry) -> Carry:
+def gated_mlp(ops: Ops, config: Any, w: Mlp, carry: Carry) -> Carry:
     """Gated feed-forward block."""
     residual, delta = ops.norm_mlp(
         carry.residual, carry.delta, w.norm, w.mlp,
@@ -167,7 +173,7 @@ def gated_mlp(ops: Any, config: Any, w: Mlp, carry: Carry) -> Carry:
 
 
 def head(
-    ops: Any, config: Any, norm: Norm, w: Linear, carry: Carry, step: Step
+    ops: Ops, config: Any, norm: Norm, w: Linear, carry: Carry, step: Step
 ) -> Array:
     """Logits [S, V] of the sampled tokens: the last norm does the last add."""
     logits = ops.norm_logits(

@@ -17,6 +17,7 @@ from inl.models import groups
 from inl.models.config import number, one_of, whole
 from inl.models.deep_config import RoutedConfig, common
 from inl.models.deep_names import adapt_deep
+from inl.ops.protocol import Ops
 from inl.spec.cache import Paged, Slotted, State
 from inl.spec.model import Model
 from inl.spec.step import Array, Step
@@ -132,14 +133,14 @@ def state(c: DeepConfig) -> tuple[Paged | Slotted, ...]:
     return paged, Slotted(VELOCITY, (c.hidden_size,), c.dtype, "replay")
 
 
-def embed(ops: Any, c: DeepConfig, w: Weights, step: Step) -> Carry:
+def embed(ops: Ops, c: DeepConfig, w: Weights, step: Step) -> Carry:
     residual, turn = blocks.begin(ops, c, w.embed, step)
     rest = ops.zeros_like(residual)
     return Carry(residual, rest, rest, rest, turn)
 
 
 def layer(
-    ops: Any, c: DeepConfig, w: Layer, carry: Carry, step: Step, state: State, *,
+    ops: Ops, c: DeepConfig, w: Layer, carry: Carry, step: Step, state: State, *,
     index: int, sampled: Step | None = None,
 ) -> tuple[Carry, State]:  # fmt: skip
     if index == 0 and c.velocity == "carry":
@@ -170,7 +171,7 @@ def layer(
     return Carry(residual, velocity, handed, total, carry.rope), state
 
 
-def head(ops: Any, c: DeepConfig, w: Weights, carry: Carry, step: Step) -> Array:
+def head(ops: Ops, c: DeepConfig, w: Weights, carry: Carry, step: Step) -> Array:
     return blocks.head(ops, c, w.norm, w.head, carry.residual, step)
 
 

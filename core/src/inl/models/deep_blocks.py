@@ -10,6 +10,7 @@ from inl.models.views import View
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
+from inl.ops.protocol import Ops
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group, Param
@@ -90,7 +91,7 @@ def routed_group(c: RoutedConfig, at: str) -> Group:
 
 
 def begin(
-    ops: Any, c: RoutedConfig, w: Embedding, step: Step
+    ops: Ops, c: RoutedConfig, w: Embedding, step: Step
 ) -> tuple[Array, RopeTables]:
     """Look the tokens up, and prepare their rotation."""
     cos, sin = ops.rope_table(
@@ -100,7 +101,7 @@ def begin(
 
 
 def attend(
-    ops: Any,
+    ops: Ops,
     c: RoutedConfig,
     w: MuAttention,
     x: Array,
@@ -134,7 +135,7 @@ def attend(
 
 
 def head(
-    ops: Any, c: RoutedConfig, norm: Norm, w: Linear, residual: Array, step: Step
+    ops: Ops, c: RoutedConfig, norm: Norm, w: Linear, residual: Array, step: Step
 ) -> Array:
     """Logits [S, V] of the sampled tokens."""
     x = ops.rms_norm(ops.take_rows(residual, step.samples), norm, eps=c.norm_eps)

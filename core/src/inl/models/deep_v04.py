@@ -15,6 +15,7 @@ from inl.models import groups
 from inl.models.config import flag
 from inl.models.deep_config import RoutedConfig, common
 from inl.models.deep_names import adapt_guided
+from inl.ops.protocol import Ops
 from inl.spec.cache import Paged, State
 from inl.spec.model import Model
 from inl.spec.step import Array, Step
@@ -104,13 +105,13 @@ def state(c: GuidedConfig) -> tuple[Paged, ...]:
     return (Paged(layers, c.kv_heads, c.head_dim, c.dtype, c.window),)
 
 
-def embed(ops: Any, c: GuidedConfig, w: Weights, step: Step) -> Carry:
+def embed(ops: Ops, c: GuidedConfig, w: Weights, step: Step) -> Carry:
     residual, turn = blocks.begin(ops, c, w.embed, step)
     return Carry(residual, ops.mu_start(residual, w.start), turn)
 
 
 def layer(
-    ops: Any, c: GuidedConfig, w: Layer, carry: Carry, step: Step, state: State, *,
+    ops: Ops, c: GuidedConfig, w: Layer, carry: Carry, step: Step, state: State, *,
     index: int, sampled: Step | None = None,
 ) -> tuple[Carry, State]:  # fmt: skip
     x = ops.rms_norm(carry.residual, w.attention.norm, eps=c.norm_eps)
@@ -131,7 +132,7 @@ def layer(
     return Carry(residual, mu, carry.rope), state
 
 
-def head(ops: Any, c: GuidedConfig, w: Weights, carry: Carry, step: Step) -> Array:
+def head(ops: Ops, c: GuidedConfig, w: Weights, carry: Carry, step: Step) -> Array:
     return blocks.head(ops, c, w.norm, w.head, carry.residual, step)
 
 

@@ -15,6 +15,7 @@ from inl.dtypes import rounded
 from inl.models import blocks, groups, llama, post_norm
 from inl.models.config import cap, refuse_unless, whole
 from inl.models.views import views, windows
+from inl.ops.protocol import Ops
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
@@ -116,7 +117,7 @@ def _layer(c: GemmaConfig, at: str) -> llama.Layer:
     )
 
 
-def embed(ops: Any, c: GemmaConfig, w: llama.Weights, step: Step) -> Carry:
+def embed(ops: Ops, c: GemmaConfig, w: llama.Weights, step: Step) -> Carry:
     found = blocks.embed(ops, c, w.embed, step)
     # transformers rounds the factor to the storage dtype before it multiplies.
     scale = float(rounded(np.array(c.embed_scale, np.float32), c.dtype))
@@ -127,7 +128,7 @@ def embed(ops: Any, c: GemmaConfig, w: llama.Weights, step: Step) -> Carry:
 
 
 def layer(
-    ops: Any, c: GemmaConfig, w: Any, carry: Any, step: Step, state: State, *,
+    ops: Ops, c: GemmaConfig, w: Any, carry: Any, step: Step, state: State, *,
     index: int, sampled: Step | None = None,
 ) -> tuple[Any, State]:  # fmt: skip
     carry, state = _attention(
@@ -137,7 +138,7 @@ def layer(
 
 
 def _attention(
-    ops: Any,
+    ops: Ops,
     c: GemmaConfig,
     w: post_norm.Attention,
     carry: Carry,
@@ -165,7 +166,7 @@ def _attention(
     return carry._replace(residual=residual, delta=delta), state
 
 
-def head(ops: Any, c: GemmaConfig, w: Any, carry: Any, step: Step) -> Array:
+def head(ops: Ops, c: GemmaConfig, w: Any, carry: Any, step: Step) -> Array:
     logits = post_norm.head(ops, c, w.norm, w.head, carry, step)
     if c.logit_cap is not None:
         logits = ops.soft_cap(logits, cap=c.logit_cap)

@@ -10,6 +10,7 @@ from inl.errors import CheckpointError
 from inl.models import blocks, groups
 from inl.models.config import flag, number, one_of, rope_scaling, whole
 from inl.models.views import View, paged, views
+from inl.ops.protocol import Ops
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import Paged, State
 from inl.spec.model import Model
@@ -140,12 +141,12 @@ def state(c: LlamaConfig) -> tuple[Paged, ...]:
     return paged(c)
 
 
-def embed(ops: Any, c: LlamaConfig, w: Weights, step: Step) -> blocks.Carry:
+def embed(ops: Ops, c: LlamaConfig, w: Weights, step: Step) -> blocks.Carry:
     return blocks.embed(ops, c, w.embed, step)
 
 
 def layer(
-    ops: Any, c: LlamaConfig, w: Layer, carry: Any, step: Step, state: State, *,
+    ops: Ops, c: LlamaConfig, w: Layer, carry: Any, step: Step, state: State, *,
     index: int, sampled: Step | None = None,
 ) -> tuple[blocks.Carry, State]:  # fmt: skip
     carry, state = blocks.attention(
@@ -155,7 +156,7 @@ def layer(
     return blocks.gated_mlp(ops, c, w.mlp, carry), state
 
 
-def head(ops: Any, c: LlamaConfig, w: Weights, carry: Any, step: Step) -> Array:
+def head(ops: Ops, c: LlamaConfig, w: Weights, carry: Any, step: Step) -> Array:
     return blocks.head(ops, c, w.norm, w.head, carry, step)
 
 

@@ -13,6 +13,7 @@ from inl.ops.linear import Linear
 from inl.ops.mlp import GatedMlp
 from inl.ops.moe import Experts
 from inl.ops.norm import Norm
+from inl.ops.protocol import Ops
 from inl.spec.cache import State
 from inl.spec.step import Step
 from inl.spec.weights import FusedSlice, Group, Param
@@ -66,7 +67,7 @@ def with_experts(
     return MoeConfig(**old | given, experts=experts, experts_per_token=chosen)
 
 
-def mixture(ops: Any, c: MoeConfig, w: Moe, carry: blocks.Carry) -> blocks.Carry:
+def mixture(ops: Ops, c: MoeConfig, w: Moe, carry: blocks.Carry) -> blocks.Carry:
     """Feed-forward block: each token through its experts, and the shared one if any."""
     residual, x = ops.reduce_add_norm(
         carry.residual, carry.delta, w.norm, eps=c.norm_eps
@@ -87,7 +88,7 @@ def mixture(ops: Any, c: MoeConfig, w: Moe, carry: blocks.Carry) -> blocks.Carry
 
 
 def layer(
-    ops: Any, c: MoeConfig, w: llama.Layer, carry: Any, step: Step, state: State, *,
+    ops: Ops, c: MoeConfig, w: llama.Layer, carry: Any, step: Step, state: State, *,
     index: int, sampled: Step | None = None,
 ) -> tuple[blocks.Carry, State]:  # fmt: skip
     carry, state = blocks.attention(

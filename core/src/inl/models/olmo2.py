@@ -9,6 +9,7 @@ from typing import Any
 from inl.errors import WeightMismatch
 from inl.models import blocks, groups, llama, post_norm
 from inl.models.config import refuse_unless
+from inl.ops.protocol import Ops
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
 
@@ -43,7 +44,7 @@ def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
 
 
 def layer(
-    ops: Any, c: llama.LlamaConfig, w: Any, carry: Any, step: Step, state: State, *,
+    ops: Ops, c: llama.LlamaConfig, w: Any, carry: Any, step: Step, state: State, *,
     index: int, sampled: Step | None = None,
 ) -> tuple[Any, State]:  # fmt: skip
     carry, state = _attention(
@@ -53,7 +54,7 @@ def layer(
 
 
 def _attention(
-    ops: Any,
+    ops: Ops,
     c: llama.LlamaConfig,
     w: post_norm.Attention,
     carry: Any,
@@ -87,7 +88,7 @@ def _attention(
     return carry._replace(residual=residual, delta=delta), state
 
 
-def head(ops: Any, c: llama.LlamaConfig, w: Any, carry: Any, step: Step) -> Array:
+def head(ops: Ops, c: llama.LlamaConfig, w: Any, carry: Any, step: Step) -> Array:
     logits = post_norm.head(ops, c, w.norm, w.head, carry, step)
     return ops.all_gather(logits, axis="tensor")
 

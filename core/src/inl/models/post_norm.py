@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
+from inl.ops.protocol import Ops
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group
 
@@ -36,7 +37,7 @@ class Mlp(NamedTuple):
     norm: Norm | Group | None = None
 
 
-def enter(ops: Any, config: Any, carry: Any, norm: Any) -> tuple[Array, Array]:
+def enter(ops: Ops, config: Any, carry: Any, norm: Any) -> tuple[Array, Array]:
     """The new residual, and what the block computes on."""
     if norm is None:
         residual = carry.residual + carry.delta
@@ -47,19 +48,19 @@ def enter(ops: Any, config: Any, carry: Any, norm: Any) -> tuple[Array, Array]:
     return entered
 
 
-def leave(ops: Any, config: Any, delta: Array, norm: Any) -> Array:
+def leave(ops: Ops, config: Any, delta: Array, norm: Any) -> Array:
     """What the block gives: the sum of all ranks' parts, normed."""
     return ops.reduce_norm(delta, norm, eps=config.norm_eps)
 
 
-def gated_mlp(ops: Any, config: Any, w: Mlp, carry: Any) -> Any:
+def gated_mlp(ops: Ops, config: Any, w: Mlp, carry: Any) -> Any:
     """Gated feed-forward block."""
     residual, x = enter(ops, config, carry, w.norm)
     delta = ops.gated_mlp(x, w.mlp, activation=config.activation)
     return carry._replace(residual=residual, delta=leave(ops, config, delta, w.post))
 
 
-def head(ops: Any, config: Any, norm: Norm, w: Linear, carry: Any, step: Step) -> Array:
+def head(ops: Ops, config: Any, norm: Norm, w: Linear, carry: Any, step: Step) -> Array:
     """Logits [S, V'] of the sampled tokens, this rank's part of the vocabulary."""
     residual = ops.take_rows(carry.residual, step.samples)
     delta = ops.take_rows(carry.delta, step.samples)

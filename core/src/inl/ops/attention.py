@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,7 +11,10 @@ from inl.ops.step import empty_tables, make_step
 from inl.spec.cache import Cache
 from inl.spec.message import Row, step_frame
 from inl.spec.op import Case, Spec, op
-from inl.spec.step import Bucket, Step
+from inl.spec.step import Array, Bucket, Step
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 
 def random_step(
@@ -94,7 +97,7 @@ def _flops(q: Any, cache: Any, step: Any, **_: Any) -> int:
     flops=_flops,
 )
 def attention(
-    q: Any,
+    q: Array,
     cache: Cache,
     step: Step,
     *,
@@ -102,7 +105,7 @@ def attention(
     window: int | None,
     cap: float | None,
     group: int,
-) -> Any:
+) -> Array:
     """Attend ``q`` [T, heads, d] to its row's cached keys; causal.
 
     A query at position p sees keys at positions 0 .. p, or p - window + 1 .. p.
@@ -149,18 +152,18 @@ def _attend_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 @op(cases=_attend_cases, consumes=("cache",))
 def attend(
-    ops: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    cache: Any,
+    ops: Ops,
+    q: Array,
+    k: Array,
+    v: Array,
+    cache: Cache,
     step: Step,
     *,
     scale: float,
     window: int | None = None,
     cap: float | None = None,
     group: int = 0,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Cache]:
     """Cache k, v [T, kv_heads, d], then attend q [T, heads, d] to all that is cached.
 
     Returns the result [T, heads, d] and the cache.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from inl.spec.cache import Cache
 from inl.spec.op import Case, op
+from inl.spec.step import Array
 
 
 def _cases(rng: np.random.Generator) -> Iterable[Case]:
@@ -24,7 +24,7 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
     cases=_cases,
     consumes=("cache",),
 )
-def write_kv(k: Any, v: Any, cache: Cache, writes: Any) -> Cache:
+def write_kv(k: Array, v: Array, cache: Cache, writes: Array) -> Cache:
     """Put k, v [T, kv_heads, d] into cells ``writes`` [T] of the cache."""
     size = cache.k.shape[1]
     fresh = Cache(cache.k.copy(), cache.v.copy())

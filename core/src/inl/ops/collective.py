@@ -6,16 +6,15 @@ The bodies are what one rank alone computes. A backend with
 
 from __future__ import annotations
 
-from typing import Any
-
 from inl.spec.op import Case, Spec, op
+from inl.spec.step import Array
 
 
 @op(
     shapes=lambda x, *, axis: Spec(x.shape, x.dtype),  # noqa: ARG005
     cases=lambda rng: [Case("3x4", (rng.standard_normal((3, 4)),), {"axis": "tensor"})],
 )
-def all_reduce(x: Any, *, axis: str) -> Any:  # noqa: ARG001
+def all_reduce(x: Array, *, axis: str) -> Array:  # noqa: ARG001
     """Sum ``x`` over the ranks of ``axis``."""
     return x
 
@@ -24,6 +23,6 @@ def all_reduce(x: Any, *, axis: str) -> Any:  # noqa: ARG001
     shapes=lambda x, *, axis: Spec(x.shape, x.dtype),  # noqa: ARG005
     cases=lambda rng: [Case("3x4", (rng.standard_normal((3, 4)),), {"axis": "tensor"})],
 )
-def all_gather(x: Any, *, axis: str) -> Any:  # noqa: ARG001
+def all_gather(x: Array, *, axis: str) -> Array:  # noqa: ARG001
     """Concatenate the ranks' parts along the last axis."""
     return x

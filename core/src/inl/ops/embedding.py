@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
     cases=_cases,
     weights=Embedding,
 )
-def embedding(tokens: Any, w: Embedding) -> Any:
+def embedding(tokens: Array, w: Embedding) -> Array:
     """Look ``tokens`` [T] up in ``w.weight`` [V, H]: [T, H]."""
     return w.weight[tokens]
 
@@ -51,7 +51,7 @@ def _row_cases(rng: np.random.Generator) -> Iterable[Case]:
     shapes=lambda x, index: Spec((*index.shape, *x.shape[1:]), x.dtype),
     cases=_row_cases,
 )
-def take_rows(x: Any, index: Any) -> Any:
+def take_rows(x: Array, index: Array) -> Array:
     """Rows ``index`` [S] of ``x`` [T, ...]: [S, ...]."""
     return x[index]
 
@@ -60,6 +60,6 @@ def take_rows(x: Any, index: Any) -> Any:
     shapes=lambda x: Spec(x.shape, x.dtype),
     cases=lambda rng: [Case("3x4", (rng.standard_normal((3, 4)),))],
 )
-def zeros_like(x: Any) -> Any:
+def zeros_like(x: Array) -> Array:
     """Zeros of the shape and dtype of ``x``."""
     return np.zeros_like(x)

@@ -7,7 +7,7 @@ for the region computes those. ``w`` reaches its op unopened, however it is pack
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,8 +15,12 @@ from inl.ops.attention import SHAPES, attention_case
 from inl.ops.linear import Linear, QkvLinear, product_flops
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
+from inl.spec.cache import Cache
 from inl.spec.op import Case, op
-from inl.spec.step import Step
+from inl.spec.step import Array, Step
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 SIZES = ((1, 40, 72), (1, 96, 577), (3, 48, 160), (17, 64, 48))
 """Tokens, outputs and inputs."""
@@ -48,8 +52,8 @@ def _qkv_cases(rng: np.random.Generator) -> Iterable[Case]:
     reduces="delta",
 )
 def norm_qkv(
-    ops: Any, residual: Any, delta: Any, norm: Norm, w: QkvLinear, *, eps: float
-) -> tuple[Any, Any, Any, Any]:
+    ops: Ops, residual: Array, delta: Array, norm: Norm, w: QkvLinear, *, eps: float
+) -> tuple[Array, Array, Array, Array]:
     """Add the ranks' ``delta``, normalize, and make queries, keys and values.
 
     residual, delta: [T, H]. Returns the new residual [T, H] and three of [T, N].
@@ -77,9 +81,9 @@ def _mlp_cases(rng: np.random.Generator) -> Iterable[Case]:
     reduces="delta",
 )
 def norm_mlp(
-    ops: Any, residual: Any, delta: Any, norm: Norm, w: GatedMlp, *, eps: float,
+    ops: Ops, residual: Array, delta: Array, norm: Norm, w: GatedMlp, *, eps: float,
     activation: str,
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Array, Array]:  # fmt: skip
     """Add the ranks' ``delta``, normalize, and apply the gated feed-forward layer.
 
     residual, delta: [T, H]. Returns the new residual and this rank's part, [T, H].
@@ -105,9 +109,9 @@ def _logit_cases(rng: np.random.Generator) -> Iterable[Case]:
     reduces="delta",
 )
 def norm_logits(
-    ops: Any, residual: Any, delta: Any, samples: Any, norm: Norm, w: Linear, *,
+    ops: Ops, residual: Array, delta: Array, samples: Array, norm: Norm, w: Linear, *,
     eps: float,
-) -> Any:  # fmt: skip
+) -> Array:  # fmt: skip
     """Take the rows ``samples`` [S], add the ranks' ``delta``, normalize, and score.
 
     residual, delta: [T, H]. Returns logits [S, V], this rank's part of them.
@@ -160,13 +164,13 @@ def _attend_flops(q: Any, *rest: Any, **_: Any) -> int:
     layout_opaque=True,
 )
 def attend_project(
-    ops: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    cos: Any,
-    sin: Any,
-    cache: Any,
+    ops: Ops,
+    q: Array,
+    k: Array,
+    v: Array,
+    cos: Array,
+    sin: Array,
+    cache: Cache,
     step: Step,
     w: Linear,
     *,
@@ -174,7 +178,7 @@ def attend_project(
     window: int | None = None,
     cap: float | None = None,
     group: int = 0,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Cache]:
     """Rotate q and k, cache k and v, attend, and project what the heads found.
 
     q: [T, heads, d]; k, v: [T, kv_heads, d]; cos, sin: [T, d / 2] float32.

@@ -11,7 +11,7 @@ its last axis: sigmoid, softplus, sigmoid.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from inl.ops.linear import Linear
 from inl.spec.kernel import PLAIN
 from inl.spec.op import Spec, op
 from inl.spec.step import Array
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 MOST_BETA, LIMIT = 2.0, 10.0
 """Clamps of a model's layer: beta at most, and the size of its velocities."""
@@ -112,8 +115,8 @@ def _size(x: Any) -> int:
     flops=lambda x, *_, **__: 7 * _size(x),
 )
 def inl_dynamics(
-    x: Any, v: Any, mu: Any, alpha: Any, beta: Any, gate: Any, *, dt: float
-) -> tuple[Any, Any]:
+    x: Array, v: Array, mu: Array, alpha: Array, beta: Array, gate: Array, *, dt: float
+) -> tuple[Array, Array]:
     """Advance position ``x`` and velocity ``v`` by one step toward ``mu``.
 
     x: [..., D]; every other tensor broadcasts to it. In float32 for half types.
@@ -138,15 +141,15 @@ def coefficients(controller: Any, most_beta: float | None) -> tuple[Any, Any, An
     flops=lambda x, *_, **__: 20 * _size(x),
 )
 def inl_dynamics_step(
-    x: Any,
-    v: Any,
-    mu: Any,
-    controller: Any,
+    x: Array,
+    v: Array,
+    mu: Array,
+    controller: Array,
     *,
     dt: float,
     most_beta: float | None = None,
     limit: float | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array]:
     """Advance by one step with a ``controller``'s output [..., 3 * D].
 
     alpha, beta and gate are its thirds behind sigmoid, softplus (at most ``most_beta``)
@@ -165,16 +168,16 @@ def inl_dynamics_step(
     flops=lambda x, *_, n_steps, **__: (13 + 7 * n_steps) * _size(x),
 )
 def inl_dynamics_n_steps(
-    x: Any,
-    v: Any,
-    mu: Any,
-    controller: Any,
+    x: Array,
+    v: Array,
+    mu: Array,
+    controller: Array,
     *,
     n_steps: int,
     dt: float,
     most_beta: float | None = None,
     limit: float | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array]:
     """Advance by ``n_steps`` steps with the same alpha, beta, gate and mu.
 
     As :data:`inl_dynamics_step` done so often; nothing is rounded between the steps.
@@ -190,7 +193,7 @@ def inl_dynamics_n_steps(
 
 
 @op(shapes=lambda x: Spec(x.shape, x.dtype), cases=cases.silu_cases)
-def silu(x: Any) -> Any:
+def silu(x: Array) -> Array:
     """``x * sigmoid(x)``, elementwise, in float32."""
     return x * sigmoid(x)
 
@@ -204,8 +207,8 @@ def _block_flops(h: Any, _velocity: Any, w: Any, **_: Any) -> int:
 # Three products in a row, and an update that their rounding is multiplied in.
 @op(cases=cases.block_cases, weights=InlBlock, flops=_block_flops, tolerance=3.0)
 def inl_block(
-    ops: Any, h: Any, velocity: Any, w: InlBlock, *, dt: float
-) -> tuple[Any, Any, Any]:
+    ops: Ops, h: Array, velocity: Array, w: InlBlock, *, dt: float
+) -> tuple[Array, Array, Array]:
     """Advance ``h`` and ``velocity`` [T, H] by one step of a layer's own dynamics.
 
     The controller is two linear layers over both, with a silu between them; mu moves

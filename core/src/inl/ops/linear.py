@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, op
 from inl.spec.step import Array
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 SIZES = ((1, 8, 16), (2, 5, 3), (13, 64, 48), (33, 96, 160))
 
@@ -67,7 +70,7 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
     weights=Linear,
     flops=product_flops,
 )
-def linear(x: Any, w: Linear) -> Any:
+def linear(x: Array, w: Linear) -> Array:
     """``x`` [T, K] times the transpose of ``w.weight`` [N, K], plus the bias: [T, N].
 
     Accumulates in float32 or wider.
@@ -86,7 +89,7 @@ def _qkv_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 @op(cases=_qkv_cases, weights=QkvLinear, flops=product_flops)
-def qkv_linear(ops: Any, x: Any, w: QkvLinear) -> tuple[Any, Any, Any]:
+def qkv_linear(ops: Ops, x: Array, w: QkvLinear) -> tuple[Array, Array, Array]:
     """Queries, keys and values of ``x`` [T, K]: three of [T, N]."""
     return (
         ops.linear(x, Linear(w.q, w.q_bias)),
@@ -107,6 +110,6 @@ def _cap_cases(rng: np.random.Generator) -> Iterable[Case]:
     shapes=lambda x, *, cap: Spec(x.shape, x.dtype),  # noqa: ARG005
     cases=_cap_cases,
 )
-def soft_cap(x: Any, *, cap: float) -> Any:
+def soft_cap(x: Array, *, cap: float) -> Array:
     """``cap * tanh(x / cap)``, elementwise, in float32: numbers within ``cap`` of 0."""
     return cap * np.tanh(x / cap)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from inl.ops.linear import Linear, product_flops
 from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, op
 from inl.spec.step import Array
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 
@@ -45,7 +48,7 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
     shapes=lambda gate, up, *, activation: Spec(gate.shape, gate.dtype),  # noqa: ARG005
     cases=_cases,
 )
-def gated_activation(gate: Any, up: Any, *, activation: str) -> Any:
+def gated_activation(gate: Array, up: Array, *, activation: str) -> Array:
     """``activation(gate) * up``, elementwise, in float32.
 
     "silu" is ``g * sigmoid(g)``; "gelu_tanh" is Hendrycks and Gimpel's tanh form.
@@ -66,7 +69,7 @@ def _mlp_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 @op(cases=_mlp_cases, weights=GatedMlp, flops=product_flops)
-def gated_mlp(ops: Any, x: Any, w: GatedMlp, *, activation: str) -> Any:
+def gated_mlp(ops: Ops, x: Array, w: GatedMlp, *, activation: str) -> Array:
     """``down(activation(gate(x)) * up(x))`` for ``x`` [T, H]: this rank's part."""
     gate = ops.linear(x, Linear(w.gate))
     up = ops.linear(x, Linear(w.up))

@@ -7,7 +7,7 @@ rounded probabilities. Every op is one call whatever the number of experts and t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from inl.ops.moe_cases import (
 from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, op
 from inl.spec.step import Array
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 KINDS = ("softmax_topk", "topk_softmax", "sigmoid")
 """Ways from logits to weights: softmax over all experts and then the k best (Mixtral,
@@ -79,7 +82,9 @@ def check_routing(experts: int, k: int, kind: str = KINDS[0]) -> None:
 
 
 @op(shapes=_route_shapes, cases=route_cases, rounds=False)
-def route(logits: Any, *, k: int, kind: str, renormalize: bool) -> tuple[Any, Any]:
+def route(
+    logits: Array, *, k: int, kind: str, renormalize: bool
+) -> tuple[Array, Array]:
     """Choose ``k`` of the experts for each token of ``logits`` [T, E].
 
     Returns ids int32 [T, k], best first, ties to the lowest, and weights float32
@@ -128,7 +133,7 @@ def _linear_flops(_x: Any, ids: Any, w: ExpertLinear) -> int:
     weights=ExpertLinear,
     flops=_linear_flops,
 )
-def expert_linear(x: Any, ids: Any, w: ExpertLinear) -> Any:
+def expert_linear(x: Array, ids: Array, w: ExpertLinear) -> Array:
     """Multiply each slot of a token with the matrix of its own expert.
 
     x: [T, k, K], or [T, 1, K] for the same in all slots. ids: int32 [T, k], each from
@@ -147,7 +152,7 @@ def expert_linear(x: Any, ids: Any, w: ExpertLinear) -> Any:
     shapes=lambda y, weights: Spec((y.shape[0], y.shape[2]), y.dtype),  # noqa: ARG005
     cases=combine_cases,
 )
-def combine_experts(y: Any, weights: Any) -> Any:
+def combine_experts(y: Array, weights: Array) -> Array:
     """Sum ``y`` [T, k, H] over its slots, times ``weights`` float32 [T, k]: [T, H]."""
     return (y * weights[:, :, None]).sum(1)
 
@@ -163,8 +168,8 @@ def _experts_flops(_x: Any, ids: Any, _weights: Any, w: Experts, **_: Any) -> in
     flops=_experts_flops,
 )
 def experts(
-    ops: Any, x: Any, ids: Any, weights: Any, w: Experts, *, activation: str
-) -> Any:
+    ops: Ops, x: Array, ids: Array, weights: Array, w: Experts, *, activation: str
+) -> Array:
     """Send ``x`` [T, H] through the experts ``ids`` [T, k] and sum what they give.
 
     weights: float32 [T, k]. Each expert is ``down(activation(gate(x)) * up(x))``.
@@ -178,7 +183,7 @@ def experts(
 
 
 @op(shapes=lambda x, gate: Spec(x.shape, x.dtype), cases=gate_cases)  # noqa: ARG005
-def sigmoid_gate(x: Any, gate: Any) -> Any:
+def sigmoid_gate(x: Array, gate: Array) -> Array:
     """``x`` [T, H] times the sigmoid of ``gate`` [T, 1], in float32."""
     return x * (0.5 + 0.5 * np.tanh(0.5 * gate))
 
@@ -188,7 +193,7 @@ def sigmoid_gate(x: Any, gate: Any) -> Any:
     cases=slot_cases,
     rounds=False,
 )
-def drop_overflow(ids: Any, weights: Any, *, experts: int, capacity: int) -> Any:
+def drop_overflow(ids: Array, weights: Array, *, experts: int, capacity: int) -> Array:
     """Take from each expert the tokens past its first ``capacity``, in their order.
 
     ids: int32 [T, k], distinct in a row. weights: float32 [T, k]. Returns float32
@@ -206,9 +211,9 @@ def drop_overflow(ids: Any, weights: Any, *, experts: int, capacity: int) -> Any
     weights=Experts,
 )
 def moe_dispatch(
-    ops: Any, x: Any, logits: Any, w: Experts, *,
+    ops: Ops, x: Array, logits: Array, w: Experts, *,
     k: int, capacity_factor: float, kind: str, activation: str,
-) -> Any:  # fmt: skip
+) -> Array:  # fmt: skip
     """Route ``x`` [T, H] by ``logits`` [T, E] through experts of bounded capacity.
 
     An expert takes ``capacity_of(T, E, k, capacity_factor)`` tokens; what is over is
@@ -241,7 +246,7 @@ def _loss_shapes(logits: Spec, *, k: int) -> Spec:
 
 
 @op(shapes=_loss_shapes, cases=loss_cases, rounds=False)
-def load_balance_loss(logits: Any, *, k: int) -> Any:
+def load_balance_loss(logits: Array, *, k: int) -> Array:
     """How unevenly ``logits`` [T, E] load the experts: 1 is even, E is one for all.
 
     ``E * sum(f * p)``: f is an expert's share of the T * k choices, p its mean

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from inl.ops.linear import Linear, product_flops
 from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, op
 from inl.spec.step import Array
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 MOST_MU, LIMIT = 2.0, 2.0
 """The learned mu lies in 0 .. MOST_MU, what is handed on in -LIMIT .. LIMIT."""
@@ -51,7 +54,7 @@ def _clip_cases(rng: np.random.Generator) -> Iterable[Case]:
     shapes=lambda x, *, low, high: Spec(x.shape, x.dtype),  # noqa: ARG005
     cases=_clip_cases,
 )
-def clip(x: Any, *, low: float, high: float) -> Any:
+def clip(x: Array, *, low: float, high: float) -> Array:
     """``x``, but ``low`` where it is less and ``high`` where it is more."""
     return np.clip(x, low, high)
 
@@ -62,7 +65,7 @@ def _start_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 @op(cases=_start_cases, weights=MuStart)
-def mu_start(ops: Any, x: Any, w: MuStart) -> Any:
+def mu_start(ops: Ops, x: Array, w: MuStart) -> Array:
     """The learned mu that the first layer gets, for each row of ``x`` [T, H]."""
     return ops.zeros_like(x) + w.mu.reshape(1, w.mu.shape[-1])
 
@@ -76,7 +79,7 @@ def _guidance_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 @op(cases=_guidance_cases, weights=MuGuidance, flops=product_flops)
-def mu_guidance(ops: Any, h: Any, w: MuGuidance) -> Any:
+def mu_guidance(ops: Ops, h: Array, w: MuGuidance) -> Array:
     """What a layer with residual ``h`` [T, H] hands on: [T, H], within 2 of 0.
 
     ``clip(clip(mu, 0, 2) + h @ context.T, -2, 2)``.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, Spec, op
 from inl.spec.step import Array
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 
 class Norm(NamedTuple):
@@ -40,7 +43,7 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
     cases=_cases,
     weights=Norm,
 )
-def rms_norm(x: Any, w: Norm, *, eps: float) -> Any:
+def rms_norm(x: Array, w: Norm, *, eps: float) -> Array:
     """``x / sqrt(mean(x^2) + eps) * w.weight`` over the last axis, in float32."""
     mean = np.mean(np.square(x), axis=-1, keepdims=True)
     return x / np.sqrt(mean + eps) * w.weight
@@ -55,8 +58,8 @@ def _fused_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 @op(cases=_fused_cases, weights=Norm, reduces="delta")
 def reduce_add_norm(
-    ops: Any, residual: Any, delta: Any, w: Norm, *, eps: float
-) -> tuple[Any, Any]:
+    ops: Ops, residual: Array, delta: Array, w: Norm, *, eps: float
+) -> tuple[Array, Array]:
     """Add the ranks' ``delta`` to ``residual`` and normalize the sum.
 
     residual, delta: [T, H]. Returns the new residual and its norm.
@@ -67,8 +70,8 @@ def reduce_add_norm(
 
 @op(cases=_fused_cases, weights=Norm)
 def add_norm(
-    ops: Any, residual: Any, delta: Any, w: Norm, *, eps: float
-) -> tuple[Any, Any]:
+    ops: Ops, residual: Array, delta: Array, w: Norm, *, eps: float
+) -> tuple[Array, Array]:
     """Add ``delta``, which is whole on every rank, and normalize the sum.
 
     residual, delta: [T, H]. Returns the new residual and its norm.
@@ -85,6 +88,6 @@ def _after_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 @op(cases=_after_cases, weights=Norm, reduces="delta")
-def reduce_norm(ops: Any, delta: Any, w: Norm, *, eps: float) -> Any:
+def reduce_norm(ops: Ops, delta: Array, w: Norm, *, eps: float) -> Array:
     """Add the ranks' ``delta`` [T, H] up and normalize it, whole on every rank."""
     return ops.rms_norm(ops.all_reduce(delta, axis="tensor"), w, eps=eps)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from inl.spec.op import Case, Spec, op
+from inl.spec.step import Array
 
 
 class RopeScaling(NamedTuple):
@@ -94,8 +95,8 @@ def _table_shapes(positions: Spec, *, dim: int, **_: Any) -> tuple[Spec, Spec]:
 
 @op(shapes=_table_shapes, cases=_table_cases, rounds=False)
 def rope_table(
-    positions: Any, *, dim: int, theta: float, scaling: RopeScaling
-) -> tuple[Any, Any]:
+    positions: Array, *, dim: int, theta: float, scaling: RopeScaling
+) -> tuple[Array, Array]:
     """Cosines and sines for ``positions`` [T]: two of float32 [T, dim / 2].
 
     Planes that do not turn have the cosine 1 and the sine 0.
@@ -125,6 +126,6 @@ def _rotate(x: Any, cos: Any, sin: Any) -> Any:
     shapes=lambda q, k, cos, sin: (Spec(q.shape, q.dtype), Spec(k.shape, k.dtype)),  # noqa: ARG005
     cases=_cases,
 )
-def rope(q: Any, k: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
+def rope(q: Array, k: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
     """Rotate queries [T, heads, d] and keys [T, kv_heads, d] by cos, sin [T, d / 2]."""
     return _rotate(q, cos, sin), _rotate(k, cos, sin)

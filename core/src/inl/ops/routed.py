@@ -70,7 +70,7 @@ def _flops(x: Any, _tokens: Any, _mu: Any, w: Any, **_: Any) -> int:
     weights=TokenRoutedMlp,
     flops=_flops,
 )
-def token_routed_mlp(x: Any, tokens: Any, mu: Any, w: TokenRoutedMlp) -> Any:
+def token_routed_mlp(x: Array, tokens: Array, mu: Array, w: TokenRoutedMlp) -> Array:
     """``down(silu(gate(x)) * up(x))`` of one expert for each row of ``x`` [T, H].
 
     tokens: [T] ids. mu: [T, H], which the router reads. The expert is the likeliest of

@@ -9,7 +9,7 @@ import numpy as np
 
 from inl.ops.sample_cases import choose_cases, score_cases
 from inl.spec.op import Case, Spec, op
-from inl.spec.step import PARAMS, TOP, Scores, Step, Tables
+from inl.spec.step import PARAMS, TOP, Array, Scores, Step, Tables
 
 
 def _shapes(_logits: Spec, step: Step, tables: Tables, **_: Any) -> tuple[Any, Any]:
@@ -18,8 +18,8 @@ def _shapes(_logits: Spec, step: Step, tables: Tables, **_: Any) -> tuple[Any, A
 
 @op(shapes=_shapes, cases=choose_cases, consumes=("tables",), rounds=False)
 def sample(
-    logits: Any, step: Step, tables: Tables, *, sampler: str
-) -> tuple[Any, Tables]:
+    logits: Array, step: Step, tables: Tables, *, sampler: str
+) -> tuple[Array, Tables]:
     """Pick one token per sample from ``logits`` [S, V], and remember each row's last.
 
     "greedy" takes the highest logit, ties to the lowest id. "sample" scales by the
@@ -143,7 +143,7 @@ def _score_shapes(logits: Spec, tokens: Spec) -> Scores:
 
 
 @op(shapes=_score_shapes, cases=score_cases, rounds=False)
-def score(logits: Any, tokens: Any) -> Scores:
+def score(logits: Array, tokens: Array) -> Scores:
     """Tell the log-probabilities of ``tokens`` [S] and of the likeliest.
 
     They are those of the model: ``log_softmax(logits)``, before penalties, bias,
@@ -168,7 +168,7 @@ def _mask_cases(rng: np.random.Generator) -> Iterable[Case]:
     cases=_mask_cases,
     rounds=False,
 )
-def mask_logits(logits: Any, masks: Any) -> Any:
+def mask_logits(logits: Array, masks: Array) -> Array:
     """Keep ``logits`` [S, V] where bit ``t % 32`` of ``masks[s, t // 32]`` is set.
 
     Elsewhere they become -1e30, so that a row with no token allowed is no NaN.

@@ -6,13 +6,12 @@ Decoding rows feed one token of an answer each; all other tokens belong to promp
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from inl.ops.attention import random_step
 from inl.spec.op import Case, Spec, op
-from inl.spec.step import Step
+from inl.spec.step import Array, Step
 
 
 def _steps(rng: np.random.Generator) -> Iterable[tuple[str, Step]]:
@@ -34,7 +33,7 @@ def _read_cases(rng: np.random.Generator) -> Iterable[Case]:
     ),
     cases=_read_cases,
 )
-def read_slots(table: Any, step: Step) -> Any:
+def read_slots(table: Array, step: Step) -> Array:
     """What the slot of each token's row holds in ``table`` [slots, ...]: [T, ...].
 
     Only for tokens of decoding rows; those of prompts, and padding, get zeros.
@@ -56,7 +55,7 @@ def _write_cases(rng: np.random.Generator) -> Iterable[Case]:
     cases=_write_cases,
     consumes=("table",),
 )
-def write_slots(x: Any, table: Any, step: Step) -> Any:
+def write_slots(x: Array, table: Array, step: Step) -> Array:
     """Put ``x`` [T, ...] of each row's last token into the row's slot of ``table``.
 
     Padding rows put zeros into slot 0, which is nobody's.

@@ -23,7 +23,7 @@ from inl.spec.message import (
     token_bias_frame,
 )
 from inl.spec.op import Case, Spec, op
-from inl.spec.step import PARAMS, Bucket, Step, Tables
+from inl.spec.step import PARAMS, Array, Bucket, Step, Tables
 
 
 def _step_shapes(_message: Spec, tables: Any, *, bucket: Bucket, **_: Any) -> Any:
@@ -103,7 +103,7 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
 
 @op(shapes=_step_shapes, cases=_cases, consumes=("tables",), rounds=False)
 def make_step(
-    message: Any, tables: Tables, *, bucket: Bucket, block_size: int
+    message: Array, tables: Tables, *, bucket: Bucket, block_size: int
 ) -> tuple[Step, Tables]:
     """Unpack a step's ``message`` against the runner's ``tables``.
 
@@ -181,7 +181,7 @@ def _admit_cases(rng: np.random.Generator) -> Iterable[Case]:
     consumes=("tables",),
     rounds=False,
 )
-def admit(messages: Any, tables: Tables) -> Tables:
+def admit(messages: Array, tables: Tables) -> Tables:
     """Set slots from admissions, or clear them from releases: [n, words], one a row.
 
     No two are of one slot, but zeros are padding: slot 0 belongs to nobody. No token of
@@ -222,7 +222,7 @@ def _mark_cases(rng: np.random.Generator) -> Iterable[Case]:
     consumes=("tables",),
     rounds=False,
 )
-def set_token_bias(message: Any, tables: Tables) -> Tables:
+def set_token_bias(message: Array, tables: Tables) -> Tables:
     """Add a frame's counts and biases to those of its slot."""
     slot = message[HEADER]
     marks = message[HEADER + 2 :].reshape(MAX_TOKEN_BIASES, 3)

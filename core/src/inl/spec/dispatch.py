@@ -75,7 +75,7 @@ def _strict(leaf: Any) -> StrictArray:
     return StrictArray(leaf.shape, leaf.dtype)
 
 
-class Ops:
+class ResolvedOps:
     """Plain callables, one set per bucket, already resolved: ``ops.linear(x, w)``."""
 
     bucket: Bucket
@@ -98,9 +98,9 @@ class Ops:
             bucket=tracer.bucket, block_size=tracer.block_size, _planners=planners
         )
 
-    def at(self, bucket: Bucket) -> Ops:
+    def at(self, bucket: Bucket) -> ResolvedOps:
         """Serve another exact size of the same class."""
-        twin = object.__new__(Ops)
+        twin = object.__new__(ResolvedOps)
         twin.__dict__.update(self.__dict__)
         for name, value in self.__dict__.items():
             if isinstance(value, partial) and value.args and value.args[0] is self:
