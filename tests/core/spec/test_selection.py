@@ -53,7 +53,7 @@ def test_native():
 def test_the_highest_preference_wins_and_the_other_is_told_so():
     choice = choose(policy(kernel("a"), kernel("b", preference=2), kernel("c")))
     assert choice.winner == "linear/b"
-    lost = "preference below that of linear/b"
+    lost = "has a lower preference than linear/b"
     assert choice.refusals == (("linear/a", lost), ("linear/c", lost))
 
 
@@ -99,7 +99,7 @@ def test_missing_lists_every_refusal():
 def test_missing_with_no_candidate_says_what_to_do():
     tracer = tracer_of()
     tracer.linear(*linear_site())
-    with pytest.raises(NoKernel, match="none is registered; allow_hosted=True"):
+    with pytest.raises(NoKernel, match="no kernel is registered; try allow_hosted=True"):
         ResolvedOps(tracer)
 
 
@@ -108,18 +108,28 @@ def test_invariant_mode_refuses_the_others_by_name():
     choice = choose(policy(fast, steady, invariant=True))
     assert choice.winner == "linear/steady"
     assert choice.refusals[0][0] == "linear/fast"
-    assert "not invariant" in choice.refusals[0][1]
+    assert "not batch-invariant" in choice.refusals[0][1]
     assert choose(policy(fast, invariant=True)).how == "missing"
+
+
+def test_a_backend_that_captures_programs_refuses_kernels_that_are_not_capturable():
+    waits = kernel("waits", preference=9, capturable=False)
+    assert choose(policy(waits, kernel("a"))).winner == "linear/waits"
+    choice = choose(policy(waits, kernel("a"), captured=True))
+    assert choice.winner == "linear/a"
+    refusal = "is not capturable, and this backend captures programs"
+    assert choice.refusals == (("linear/waits", refusal),)
+    assert choose(policy(waits, captured=True)).how == "missing"
 
 
 def test_a_kernel_takes_its_own_layout_only():
     plain, tiled = kernel("plain", preference=9), kernel("tiled", layout="tiles")
     packed = choose(policy(plain, tiled), args=linear_site(layout="tiles"))
     assert packed.winner == "linear/tiled"
-    expected = "takes weights laid out as plain, found tiles"
+    expected = "takes weights in layout plain, found tiles"
     assert packed.refusals == (("linear/plain", expected),)
     unpacked = choose(policy(tiled))
-    assert unpacked.refusals[0][1] == "takes weights laid out as tiles, found plain"
+    assert unpacked.refusals[0][1] == "takes weights in layout tiles, found plain"
 
 
 def test_a_packed_composite_can_be_neither_composed_nor_hosted():
@@ -214,7 +224,7 @@ def test_ops_are_frozen():
     ops = ResolvedOps(tracer_of())
     with pytest.raises(AttributeError, match="ops are frozen: cannot set 'linear'"):
         ops.linear = print
-    with pytest.raises(AttributeError, match="op 'rope' was not met when the model"):
+    with pytest.raises(AttributeError, match="op 'rope' was not called when the model"):
         ops.rope  # noqa: B018
 
 

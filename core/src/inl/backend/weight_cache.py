@@ -1,4 +1,4 @@
-"""Weights that a backend keeps, laid out, from one start to the next."""
+"""Capability of backends that cache packed weights between starts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ T = TypeVar("T")
 
 
 class WeightCache(ABC):
-    """A capability: a backend that need not lay out the same weights twice."""
+    """Capability: reuses weights that an earlier process packed."""
 
     @abstractmethod
     def load(self, files: Sequence[Path], dtype: str, load: Callable[[], T]) -> T:
-        """Call ``load``, which lays out all weights of ``files`` for ``dtype``.
+        """Return ``load()``, which packs all weights of ``files`` for ``dtype``.
 
-        What was kept may be taken in the place of the work, if it is the same.
-        ``load`` is called again where that turns out otherwise.
+        Cached results may replace the packing if they belong to the same files; if the
+        cache turns out to be invalid, ``load`` is called again.
         """

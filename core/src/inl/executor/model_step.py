@@ -19,15 +19,15 @@ def forward(
     )
     step = step._replace(plan=ops.plan(step, block_size=ops.block_size))
     state = state._replace(tables=tables)
-    sampled = prune_last_layer(ops, model, step)
+    sampled_step = prune_last_layer(ops, model, step)
     carry = model.embed(ops, config, weights, step)
     last = len(weights.layers) - 1
     for index, w in enumerate(weights.layers):
-        more = {"sampled": sampled} if sampled and index == last else {}
+        more = {"sampled_step": sampled_step} if sampled_step and index == last else {}
         carry, state = model.layer(
             ops, config, w, carry, step, state, index=index, **more
         )
-    return model.head(ops, config, weights, carry, sampled or step), step, state
+    return model.head(ops, config, weights, carry, sampled_step or step), step, state
 
 
 def prune_last_layer(ops: Ops, model: Model, step: Step) -> Step | None:

@@ -81,22 +81,22 @@ def attention(
     *,
     index: int,
     view: View = FULL,
-    sampled: Step | None = None,
+    sampled_step: Step | None = None,
 ) -> tuple[Carry, State]:
     """Grouped-query attention with rotary positions over the paged cache.
 
-    With the step of the ``sampled`` tokens, residual and delta are theirs alone.
+    With the step of the sampled tokens, residual and delta are theirs alone.
     """
     residual, q, k, v = ops.norm_qkv(
         carry.residual, carry.delta, w.norm, w.qkv, eps=config.norm_eps
     )
     q, k, v = split_heads((q, k, v), config.head_dim)
     q, k = norm_heads(ops, config, w, q, k)
-    if sampled is not None:
+    if sampled_step is not None:
         q, k = ops.rope(q, k, carry.cos, carry.sin)
         out, state = attend(
             ops, q, k, v, step, state, index=index, view=view,
-            scale=config.head_dim**-0.5, sampled=sampled,
+            scale=config.head_dim**-0.5, sampled_step=sampled_step,
         )  # fmt: skip
         residual = ops.take_rows(residual, step.samples)
         delta = ops.linear(out, w.out)
@@ -140,14 +140,14 @@ def attend(
     view: View,
     scale: float,
     cap: float | None = None,
-    sampled: Step | None = None,
+    sampled_step: Step | None = None,
 ) -> tuple[Array, State]:
     """Cache k and v as layer ``index`` does and attend: [T, heads * dim].
 
-    With the step of the ``sampled`` tokens these alone do: [R, heads * dim].
+    With the step of the sampled tokens these alone do: [R, heads * dim].
     """
     cache = state.caches[index]
-    if sampled is None:
+    if sampled_step is None:
         out, cache = ops.attend(
             q, k, v, cache, step,
             scale=scale, window=view.window, cap=cap, group=view.group,
@@ -156,7 +156,7 @@ def attend(
         cache = ops.write_kv(k, v, cache, step.writes[view.group])
         q = ops.take_rows(q, step.samples)
         out = ops.attention(
-            q, cache, sampled,
+            q, cache, sampled_step,
             scale=scale, window=view.window, cap=cap, group=view.group,
         )  # fmt: skip
     caches = (*state.caches[:index], cache, *state.caches[index + 1 :])

@@ -141,22 +141,22 @@ def embed(ops: Ops, c: DeepConfig, w: Weights, step: Step) -> Carry:
 
 def layer(
     ops: Ops, c: DeepConfig, w: Layer, carry: Carry, step: Step, state: State, *,
-    index: int, sampled: Step | None = None,
+    index: int, sampled_step: Step | None = None,
 ) -> tuple[Carry, State]:  # fmt: skip
     if index == 0 and c.velocity == "carry":
         carry = carry._replace(velocity=ops.read_slots(state.slotted[VELOCITY], step))
     x = ops.rms_norm(carry.residual, w.attention.norm, eps=c.norm_eps)
     part, state = blocks.attend(
         ops, c, w.attention, x, carry.mu, carry.rope, step, state,
-        index=index, sampled=sampled,
+        index=index, sampled_step=sampled_step,
     )  # fmt: skip
-    if sampled is not None:
+    if sampled_step is not None:
         carry = carry._replace(
             residual=ops.take_rows(carry.residual, step.samples),
             velocity=ops.take_rows(carry.velocity, step.samples),
             total=ops.take_rows(carry.total, step.samples),
         )
-        step = sampled
+        step = sampled_step
     # The dynamics are not linear: they need the sum over all ranks.
     whole = ops.all_reduce(part, axis="tensor")
     moved, velocity, mu = ops.inl_block(whole, carry.velocity, w.dynamics, dt=c.dt)

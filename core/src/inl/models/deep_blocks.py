@@ -111,11 +111,11 @@ def attend(
     state: State,
     *,
     index: int,
-    sampled: Step | None = None,
+    sampled_step: Step | None = None,
 ) -> tuple[Array, State]:
     """Attention whose queries, keys and values mu moves: this rank's part [T, H].
 
-    With the step of the ``sampled`` tokens it is theirs alone, [R, H].
+    With the step of the sampled tokens it is theirs alone, [R, H].
     """
     parts = ops.qkv_linear(x, w.qkv)
     if w.mu_qkv is not None:
@@ -129,7 +129,7 @@ def attend(
     q, k = ops.rope(q, k, turn.cos, turn.sin)
     out, state = blocks.attend(
         ops, q, k, v, step, state,
-        index=index, view=View(c.window), scale=dim**-0.5, sampled=sampled,
+        index=index, view=View(c.window), scale=dim**-0.5, sampled_step=sampled_step,
     )  # fmt: skip
     return ops.linear(out, w.out), state
 

@@ -112,18 +112,18 @@ def embed(ops: Ops, c: GuidedConfig, w: Weights, step: Step) -> Carry:
 
 def layer(
     ops: Ops, c: GuidedConfig, w: Layer, carry: Carry, step: Step, state: State, *,
-    index: int, sampled: Step | None = None,
+    index: int, sampled_step: Step | None = None,
 ) -> tuple[Carry, State]:  # fmt: skip
     x = ops.rms_norm(carry.residual, w.attention.norm, eps=c.norm_eps)
     part, state = blocks.attend(
         ops, c, w.attention, x, carry.mu, carry.rope, step, state,
-        index=index, sampled=sampled,
+        index=index, sampled_step=sampled_step,
     )  # fmt: skip
-    if sampled is not None:
+    if sampled_step is not None:
         residual, mu = (
             ops.take_rows(x, step.samples) for x in (carry.residual, carry.mu)
         )
-        carry, step = carry._replace(residual=residual, mu=mu), sampled
+        carry, step = carry._replace(residual=residual, mu=mu), sampled_step
     residual, x = ops.reduce_add_norm(carry.residual, part, w.norm, eps=c.norm_eps)
     residual = residual + ops.token_routed_mlp(x, step.tokens, carry.mu, w.mlp)
     if w.shared is not None:

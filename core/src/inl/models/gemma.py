@@ -129,10 +129,10 @@ def embed(ops: Ops, c: GemmaConfig, w: llama.Weights, step: Step) -> Carry:
 
 def layer(
     ops: Ops, c: GemmaConfig, w: Any, carry: Any, step: Step, state: State, *,
-    index: int, sampled: Step | None = None,
+    index: int, sampled_step: Step | None = None,
 ) -> tuple[Any, State]:  # fmt: skip
     carry, state = _attention(
-        ops, c, w.attention, carry, step, state, index=index, sampled=sampled
+        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
     )
     return post_norm.gated_mlp(ops, c, w.mlp, carry), state
 
@@ -146,7 +146,7 @@ def _attention(
     state: State,
     *,
     index: int,
-    sampled: Step | None,
+    sampled_step: Step | None,
 ) -> tuple[Carry, State]:
     view = c.views[index]
     residual, x = post_norm.enter(ops, c, carry, w.norm)
@@ -158,9 +158,9 @@ def _attention(
     out, state = blocks.attend(
         ops, q, k, v, step, state,
         index=index, view=view, scale=c.attention_scale, cap=c.attention_cap,
-        sampled=sampled,
+        sampled_step=sampled_step,
     )  # fmt: skip
-    if sampled is not None:
+    if sampled_step is not None:
         residual = ops.take_rows(residual, step.samples)
     delta = post_norm.leave(ops, c, ops.linear(out, w.out), w.post)
     return carry._replace(residual=residual, delta=delta), state

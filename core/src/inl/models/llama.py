@@ -147,11 +147,11 @@ def embed(ops: Ops, c: LlamaConfig, w: Weights, step: Step) -> blocks.Carry:
 
 def layer(
     ops: Ops, c: LlamaConfig, w: Layer, carry: Any, step: Step, state: State, *,
-    index: int, sampled: Step | None = None,
+    index: int, sampled_step: Step | None = None,
 ) -> tuple[blocks.Carry, State]:  # fmt: skip
     carry, state = blocks.attention(
         ops, c, w.attention, carry, step, state, index=index, view=c.views[index],
-        sampled=sampled,
+        sampled_step=sampled_step,
     )  # fmt: skip
     return blocks.gated_mlp(ops, c, w.mlp, carry), state
 

@@ -89,11 +89,11 @@ def mixture(ops: Ops, c: MoeConfig, w: Moe, carry: blocks.Carry) -> blocks.Carry
 
 def layer(
     ops: Ops, c: MoeConfig, w: llama.Layer, carry: Any, step: Step, state: State, *,
-    index: int, sampled: Step | None = None,
+    index: int, sampled_step: Step | None = None,
 ) -> tuple[blocks.Carry, State]:  # fmt: skip
     carry, state = blocks.attention(
         ops, c, w.attention, carry, step, state, index=index, view=c.views[index],
-        sampled=sampled,
+        sampled_step=sampled_step,
     )  # fmt: skip
     if isinstance(w.mlp, Moe):
         return mixture(ops, c, w.mlp, carry), state

@@ -45,10 +45,10 @@ def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
 
 def layer(
     ops: Ops, c: llama.LlamaConfig, w: Any, carry: Any, step: Step, state: State, *,
-    index: int, sampled: Step | None = None,
+    index: int, sampled_step: Step | None = None,
 ) -> tuple[Any, State]:  # fmt: skip
     carry, state = _attention(
-        ops, c, w.attention, carry, step, state, index=index, sampled=sampled
+        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
     )
     return post_norm.gated_mlp(ops, c, w.mlp, carry), state
 
@@ -62,7 +62,7 @@ def _attention(
     state: State,
     *,
     index: int,
-    sampled: Step | None,
+    sampled_step: Step | None,
 ) -> tuple[Any, State]:
     residual, x = post_norm.enter(ops, c, carry, w.norm)
     q, k, v = ops.qkv_linear(x, w.qkv)
@@ -80,9 +80,9 @@ def _attention(
     out, state = blocks.attend(
         ops, q, k, v, step, state,
         index=index, view=c.views[index], scale=c.head_dim**-0.5,
-        sampled=sampled,
+        sampled_step=sampled_step,
     )  # fmt: skip
-    if sampled is not None:
+    if sampled_step is not None:
         residual = ops.take_rows(residual, step.samples)
     delta = post_norm.leave(ops, c, ops.linear(out, w.out), w.post)
     return carry._replace(residual=residual, delta=delta), state

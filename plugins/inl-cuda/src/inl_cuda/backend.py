@@ -45,6 +45,7 @@ class CudaBackend(TorchBackend):
         depth=2,
         token_budget=8192,
         readers=min(os.cpu_count() or 1, 8),
+        captures_programs=True,
     )
 
     def __init__(self, device: Device) -> None:
