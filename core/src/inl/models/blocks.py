@@ -1,7 +1,8 @@
-"""Blocks that models are composed of: ``(residual, delta) -> (residual, delta)``.
+"""Building blocks of decoder models: ``(residual, delta) -> (residual, delta)``.
 
-``delta`` is this rank's partial sum, neither reduced nor added yet: the next block's
-first op does both, so that a fused kernel may lie across the border.
+``delta`` is this rank's partial sum of a block's output. The next block's first op
+reduces it over ranks and adds it to the residual, so that a kernel may fuse the sum
+with what follows.
 """
 
 from __future__ import annotations
@@ -21,39 +22,39 @@ from inl.spec.weights import Group
 
 
 class Attention(NamedTuple):
-    """Groups of :func:`attention`, then their tensors."""
+    """Weights of :func:`attention`: groups, replaced by tensors when loaded."""
 
     norm: Norm | Group
     qkv: QkvLinear | Group
     out: Linear | Group
     q_norm: Norm | Group | None = None
-    """Of each head of the queries by itself, [head_dim]."""
+    """[head_dim], applied to each query head."""
     k_norm: Norm | Group | None = None
-    """Of each head of the keys by itself, [head_dim]."""
+    """[head_dim], applied to each key head."""
 
 
 class Mlp(NamedTuple):
-    """Groups of :func:`gated_mlp`, then their tensors."""
+    """Weights of :func:`gated_mlp`: groups, replaced by tensors when loaded."""
 
     norm: Norm | Group
     mlp: GatedMlp | Group
 
 
 class Carry(NamedTuple):
-    """What flows from layer to layer."""
+    """Activations passed from layer to layer."""
 
     residual: Array
     """[T, H]."""
     delta: Array
-    """[T, H]: this rank's part of what the last block adds."""
+    """[T, H]: this rank's partial sum of the last block's output."""
     cos: Array
     """[T, head_dim / 2] float32."""
     sin: Array
     """[T, head_dim / 2] float32."""
 
 
-def embed(ops: Ops, config: Any, w: Embedding, step: Step) -> Carry:
-    """Look the tokens up and prepare the rotation that every layer uses."""
+def embed(ops: Ops, config: Any, w: Embedding | Group, step: Step) -> Carry:
+    """Look up the embeddings and compute the rotation tables of all layers."""
     residual = ops.embedding(step.tokens, w)
     cos, sin = rotation(
         ops, config.head_dim, step, config.rope_theta, config.rope_scaling
@@ -64,11 +65,8 @@ def embed(ops: Ops, config: Any, w: Embedding, step: Step) -> Carry:
 def rotation(
     ops: Ops, dim: int, step: Step, theta: float, scaling: RopeScaling
 ) -> tuple[Array, Array]:
-    """Cosines and sines of the step's positions."""
-    table: tuple[Array, Array] = ops.rope_table(
-        step.positions, dim=dim, theta=theta, scaling=scaling
-    )
-    return table
+    """Return cosines and sines of the step's positions, [T, dim / 2] each."""
+    return ops.rope_table(step.positions, dim=dim, theta=theta, scaling=scaling)
 
 
 def attention(
@@ -83,9 +81,10 @@ def attention(
     view: View = FULL,
     sampled_step: Step | None = None,
 ) -> tuple[Carry, State]:
-    """Grouped-query attention with rotary positions over the paged cache.
+    """Grouped-query attention block with rotary positions over the paged cache.
 
-    With the step of the sampled tokens, residual and delta are theirs alone.
+    With ``sampled_step``, the returned residual and delta are those of the sampled
+    tokens, [R, H].
     """
     residual, q, k, v = ops.norm_qkv(
         carry.residual, carry.delta, w.norm, w.qkv, eps=config.norm_eps
@@ -113,14 +112,14 @@ def attention(
 
 
 def split_heads(parts: tuple[Array, ...], dim: int) -> tuple[Array, ...]:
-    """Each of [T, N] as [T, heads, dim]."""
+    """Reshape each of [T, N] to [T, heads, dim]."""
     return tuple(part.reshape(part.shape[0], -1, dim) for part in parts)
 
 
 def norm_heads(
     ops: Ops, config: Any, w: Any, q: Array, k: Array
 ) -> tuple[Array, Array]:
-    """Queries and keys [T, heads, dim], each head normed where the model does that."""
+    """Normalize each head of q and k [T, heads, dim] if the model has such norms."""
     if w.q_norm is not None:
         q = ops.rms_norm(q, w.q_norm, eps=config.norm_eps)
     if w.k_norm is not None:
@@ -142,9 +141,10 @@ def attend(
     cap: float | None = None,
     sampled_step: Step | None = None,
 ) -> tuple[Array, State]:
-    """Cache k and v as layer ``index`` does and attend: [T, heads * dim].
+    """Write k and v to the cache of layer ``index`` and compute attention.
 
-    With the step of the sampled tokens these alone do: [R, heads * dim].
+    Returns [T, heads * dim] and the state; with ``sampled_step``, [R, heads * dim] of
+    the sampled tokens.
     """
     cache = state.caches[index]
     if sampled_step is None:
@@ -173,9 +173,14 @@ def gated_mlp(ops: Ops, config: Any, w: Mlp, carry: Carry) -> Carry:
 
 
 def head(
-    ops: Ops, config: Any, norm: Norm, w: Linear, carry: Carry, step: Step
+    ops: Ops,
+    config: Any,
+    norm: Norm | Group,
+    w: Linear | Group,
+    carry: Carry,
+    step: Step,
 ) -> Array:
-    """Logits [S, V] of the sampled tokens: the last norm does the last add."""
+    """Logits [S, V] of the sampled tokens; the last norm adds the last delta."""
     logits = ops.norm_logits(
         carry.residual, carry.delta, step.samples, norm, w, eps=config.norm_eps
     )

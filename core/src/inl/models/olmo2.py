@@ -1,4 +1,4 @@
-"""OLMo 2 (OLMo team, 2024): norms after the blocks, and on all queries and keys."""
+"""OLMo 2 (OLMo team, 2024): norms after the blocks and over all query and key heads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
 
 
 def weights(c: llama.LlamaConfig) -> llama.Weights:
-    """What to load, under its Hugging Face names; no bytes are read."""
+    """Return the weight tree, by Hugging Face tensor names."""
     layers = tuple(_layer(c, f"model.layers.{index}.") for index in range(c.layers))
     return llama.weights(replace(c, layers=0))._replace(layers=layers)
 
@@ -68,8 +68,8 @@ def _attention(
     q, k, v = ops.qkv_linear(x, w.qkv)
     if q.shape[-1] != c.heads * c.head_dim:
         raise WeightMismatch(
-            f"queries: found {q.shape[-1]} of {c.heads * c.head_dim} lanes on a rank; "
-            "OLMo 2 norms all of them at once, accepted: 1 rank"
+            f"queries: found {q.shape[-1]} of {c.heads * c.head_dim} elements on a "
+            "rank; OLMo 2 normalizes all heads together, accepted: 1 rank"
         )
     if w.q_norm is not None:
         q = ops.rms_norm(q, w.q_norm, eps=c.norm_eps)

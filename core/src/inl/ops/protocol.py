@@ -50,18 +50,16 @@ class Ops(Protocol):
         *,
         eps: float,
     ) -> tuple[Array, Array]:
-        """Add ``delta``, which is whole on every rank, and normalize the sum."""
+        """Add ``delta`` to ``residual`` and normalize the sum, without a reduction."""
 
     def admit(self, messages: Array, tables: Tables, /) -> Tables:
-        """Set slots from admissions, or clear them from releases: [n, words], one a
-        row.
-        """
+        """Set slots from admission frames, or clear them from release frames."""
 
     def all_gather(self, x: Array, /, *, axis: str) -> Array:
-        """Concatenate the ranks' parts along the last axis."""
+        """Concatenate the ranks' ``x`` along the last axis."""
 
     def all_reduce(self, x: Array, /, *, axis: str) -> Array:
-        """Sum ``x`` over the ranks of ``axis``."""
+        """Sum ``x`` over the ranks of ``axis``; the shape stays."""
 
     def attend(
         self,
@@ -77,9 +75,7 @@ class Ops(Protocol):
         cap: float | None = None,
         group: int = 0,
     ) -> tuple[Array, Cache]:
-        """Cache k, v [T, kv_heads, d], then attend q [T, heads, d] to all that is
-        cached.
-        """
+        """Write keys and values to the cache, then compute attention."""
 
     def attend_project(
         self,
@@ -98,7 +94,7 @@ class Ops(Protocol):
         cap: float | None = None,
         group: int = 0,
     ) -> tuple[Array, Cache]:
-        """Rotate q and k, cache k and v, attend, and project what the heads found."""
+        """Rotate, write to the cache, compute attention and project the result."""
 
     def attention(
         self,
@@ -112,15 +108,13 @@ class Ops(Protocol):
         cap: float | None,
         group: int,
     ) -> Array:
-        """Attend ``q`` [T, heads, d] to its row's cached keys; causal."""
+        """Causal attention of ``q`` [T, heads, d] over the cached keys of its row."""
 
     def clip(self, x: Array, /, *, low: float, high: float) -> Array:
-        """``x``, but ``low`` where it is less and ``high`` where it is more."""
+        """Clamp ``x`` to ``low`` .. ``high``, elementwise."""
 
     def combine_experts(self, y: Array, weights: Array, /) -> Array:
-        """Sum ``y`` [T, k, H] over its slots, times ``weights`` float32 [T, k]: [T,
-        H].
-        """
+        """Weighted sum over the slots of each token."""
 
     def drop_overflow(
         self,
@@ -131,15 +125,13 @@ class Ops(Protocol):
         experts: int,
         capacity: int,
     ) -> Array:
-        """Take from each expert the tokens past its first ``capacity``, in their
-        order.
-        """
+        """Drop tokens beyond the ``capacity`` of each expert, in token order."""
 
     def embedding(self, tokens: Array, w: Embedding | Group, /) -> Array:
-        """Look ``tokens`` [T] up in ``w.weight`` [V, H]: [T, H]."""
+        """Look up the rows ``tokens`` [T] of ``w.weight`` [V, H]: [T, H]."""
 
     def expert_linear(self, x: Array, ids: Array, w: ExpertLinear | Group, /) -> Array:
-        """Multiply each slot of a token with the matrix of its own expert."""
+        """Linear layer per expert: multiply each slot by its expert's matrix."""
 
     def experts(
         self,
@@ -151,15 +143,13 @@ class Ops(Protocol):
         *,
         activation: str,
     ) -> Array:
-        """Send ``x`` [T, H] through the experts ``ids`` [T, k] and sum what they
-        give.
-        """
+        """Apply the chosen experts to each token and sum their outputs by weight."""
 
     def gated_activation(self, gate: Array, up: Array, /, *, activation: str) -> Array:
         """``activation(gate) * up``, elementwise, in float32."""
 
     def gated_mlp(self, x: Array, w: GatedMlp | Group, /, *, activation: str) -> Array:
-        """``down(activation(gate(x)) * up(x))`` for ``x`` [T, H]: this rank's part."""
+        """Gated feed-forward layer: ``down(activation(gate(x)) * up(x))``."""
 
     def inl_block(
         self,
@@ -170,9 +160,7 @@ class Ops(Protocol):
         *,
         dt: float,
     ) -> tuple[Array, Array, Array]:
-        """Advance ``h`` and ``velocity`` [T, H] by one step of a layer's own
-        dynamics.
-        """
+        """One dynamics step with a learned controller and equilibrium."""
 
     def inl_dynamics(
         self,
@@ -186,7 +174,7 @@ class Ops(Protocol):
         *,
         dt: float,
     ) -> tuple[Array, Array]:
-        """Advance position ``x`` and velocity ``v`` by one step toward ``mu``."""
+        """One dynamics step: new position and velocity, pulled toward ``mu``."""
 
     def inl_dynamics_n_steps(
         self,
@@ -201,7 +189,7 @@ class Ops(Protocol):
         most_beta: float | None = None,
         limit: float | None = None,
     ) -> tuple[Array, Array]:
-        """Advance by ``n_steps`` steps with the same alpha, beta, gate and mu."""
+        """Several dynamics steps with constant alpha, beta, gate and mu."""
 
     def inl_dynamics_step(
         self,
@@ -215,17 +203,13 @@ class Ops(Protocol):
         most_beta: float | None = None,
         limit: float | None = None,
     ) -> tuple[Array, Array]:
-        """Advance by one step with a ``controller``'s output [..., 3 * D]."""
+        """One dynamics step with a controller's output."""
 
     def linear(self, x: Array, w: Linear | Group, /) -> Array:
-        """``x`` [T, K] times the transpose of ``w.weight`` [N, K], plus the bias:
-        [T, N].
-        """
+        """Linear layer: ``x @ w.weight.T + w.bias``."""
 
     def load_balance_loss(self, logits: Array, /, *, k: int) -> Array:
-        """How unevenly ``logits`` [T, E] load the experts: 1 is even, E is one for
-        all.
-        """
+        """Load-balancing loss of ``logits`` [T, E]: 1 if balanced, E at worst."""
 
     def make_step(
         self,
@@ -236,11 +220,11 @@ class Ops(Protocol):
         bucket: Bucket,
         block_size: int,
     ) -> tuple[Step, Tables]:
-        """Unpack a step's ``message`` against the runner's ``tables``."""
+        """Build the arrays of a step from its message and the slot tables."""
 
     def mask_logits(self, logits: Array, masks: Array, /) -> Array:
-        """Keep ``logits`` [S, V] where bit ``t % 32`` of ``masks[s, t // 32]`` is
-        set.
+        """Replace masked logits by -1e30: bit ``t % 32`` of ``masks[s, t // 32]`` is
+        0.
         """
 
     def moe_dispatch(
@@ -255,15 +239,13 @@ class Ops(Protocol):
         kind: str,
         activation: str,
     ) -> Array:
-        """Route ``x`` [T, H] by ``logits`` [T, E] through experts of bounded
-        capacity.
-        """
+        """Route tokens to experts of limited capacity and sum their outputs."""
 
     def mu_guidance(self, h: Array, w: MuGuidance | Group, /) -> Array:
-        """What a layer with residual ``h`` [T, H] hands on: [T, H], within 2 of 0."""
+        """Mu for the next layer: ``clip(clip(mu, 0, 2) + h @ context.T, -2, 2)``."""
 
     def mu_start(self, x: Array, w: MuStart | Group, /) -> Array:
-        """The learned mu that the first layer gets, for each row of ``x`` [T, H]."""
+        """Initial mu for the first layer, broadcast to the shape of ``x`` [T, H]."""
 
     def norm_logits(
         self,
@@ -276,9 +258,7 @@ class Ops(Protocol):
         *,
         eps: float,
     ) -> Array:
-        """Take the rows ``samples`` [S], add the ranks' ``delta``, normalize, and
-        score.
-        """
+        """Gather sampled rows, reduce and add ``delta``, normalize, compute logits."""
 
     def norm_mlp(
         self,
@@ -291,7 +271,7 @@ class Ops(Protocol):
         eps: float,
         activation: str,
     ) -> tuple[Array, Array]:
-        """Add the ranks' ``delta``, normalize, and apply the gated feed-forward
+        """Reduce and add ``delta``, normalize, and apply the gated feed-forward
         layer.
         """
 
@@ -305,10 +285,10 @@ class Ops(Protocol):
         *,
         eps: float,
     ) -> tuple[Array, Array, Array, Array]:
-        """Add the ranks' ``delta``, normalize, and make queries, keys and values."""
+        """Reduce and add ``delta``, normalize, and project to queries, keys, values."""
 
     def prune_last_layer(self, step: Step, /) -> Step:
-        """The step of each row's last token alone, whose key and value are cached."""
+        """Reduce a step to the last token of each row."""
 
     def qkv_linear(
         self,
@@ -316,12 +296,10 @@ class Ops(Protocol):
         w: QkvLinear | Group,
         /,
     ) -> tuple[Array, Array, Array]:
-        """Queries, keys and values of ``x`` [T, K]: three of [T, N]."""
+        """Project ``x`` [T, K] to queries, keys and values: three of [T, N]."""
 
     def read_slots(self, table: Array, step: Step, /) -> Array:
-        """What the slot of each token's row holds in ``table`` [slots, ...]: [T,
-        ...].
-        """
+        """Read each decoding token's slot of ``table`` [slots, ...]: [T, ...]."""
 
     def reduce_add_norm(
         self,
@@ -332,13 +310,13 @@ class Ops(Protocol):
         *,
         eps: float,
     ) -> tuple[Array, Array]:
-        """Add the ranks' ``delta`` to ``residual`` and normalize the sum."""
+        """Reduce ``delta`` over ranks, add it to ``residual`` and normalize the sum."""
 
     def reduce_norm(self, delta: Array, w: Norm | Group, /, *, eps: float) -> Array:
-        """Add the ranks' ``delta`` [T, H] up and normalize it, whole on every rank."""
+        """Reduce ``delta`` [T, H] over ranks and normalize the sum."""
 
     def rms_norm(self, x: Array, w: Norm | Group, /, *, eps: float) -> Array:
-        """``x / sqrt(mean(x^2) + eps) * w.weight`` over the last axis, in float32."""
+        """``x / sqrt(mean(x^2) + eps) * w.weight`` over the last axis."""
 
     def rope(
         self,
@@ -348,9 +326,7 @@ class Ops(Protocol):
         sin: Array,
         /,
     ) -> tuple[Array, Array]:
-        """Rotate queries [T, heads, d] and keys [T, kv_heads, d] by cos, sin [T, d /
-        2].
-        """
+        """Rotate queries and keys by their positions."""
 
     def rope_table(
         self,
@@ -361,7 +337,7 @@ class Ops(Protocol):
         theta: float,
         scaling: RopeScaling,
     ) -> tuple[Array, Array]:
-        """Cosines and sines for ``positions`` [T]: two of float32 [T, dim / 2]."""
+        """Cosines and sines of ``positions`` [T]: two of float32 [T, dim / 2]."""
 
     def route(
         self,
@@ -372,7 +348,7 @@ class Ops(Protocol):
         kind: str,
         renormalize: bool,
     ) -> tuple[Array, Array]:
-        """Choose ``k`` of the experts for each token of ``logits`` [T, E]."""
+        """Choose the top ``k`` experts of each token from ``logits`` [T, E]."""
 
     def sample(
         self,
@@ -383,29 +359,29 @@ class Ops(Protocol):
         *,
         sampler: str,
     ) -> tuple[Array, Tables]:
-        """Pick one token per sample from ``logits`` [S, V], and remember each row's
+        """Sample one token per row of ``logits`` [S, V] and store it as its slot's
         last.
         """
 
     def score(self, logits: Array, tokens: Array, /) -> Scores:
-        """Tell the log-probabilities of ``tokens`` [S] and of the likeliest."""
-
-    def set_token_bias(self, message: Array, tables: Tables, /) -> Tables:
-        """Add a frame's counts and biases to those of its slot."""
-
-    def sigmoid_gate(self, x: Array, gate: Array, /) -> Array:
-        """``x`` [T, H] times the sigmoid of ``gate`` [T, 1], in float32."""
-
-    def silu(self, x: Array, /) -> Array:
-        """``x * sigmoid(x)``, elementwise, in float32."""
-
-    def soft_cap(self, x: Array, /, *, cap: float) -> Array:
-        """``cap * tanh(x / cap)``, elementwise, in float32: numbers within ``cap``
-        of 0.
+        """Log-probabilities of the sampled ``tokens`` [S] and of the most probable
+        ones.
         """
 
+    def set_token_bias(self, message: Array, tables: Tables, /) -> Tables:
+        """Add the token counts and biases of a frame to its slot."""
+
+    def sigmoid_gate(self, x: Array, gate: Array, /) -> Array:
+        """Multiply ``x`` [T, H] by the sigmoid of ``gate`` [T, 1], in float32."""
+
+    def silu(self, x: Array, /) -> Array:
+        """SiLU activation ``x * sigmoid(x)``, elementwise, in float32."""
+
+    def soft_cap(self, x: Array, /, *, cap: float) -> Array:
+        """Soft limit ``cap * tanh(x / cap)``, elementwise, in float32."""
+
     def take_rows(self, x: Array, index: Array, /) -> Array:
-        """Rows ``index`` [S] of ``x`` [T, ...]: [S, ...]."""
+        """Gather rows ``index`` [S] of ``x`` [T, ...]: [S, ...]."""
 
     def token_routed_mlp(
         self,
@@ -415,17 +391,13 @@ class Ops(Protocol):
         w: TokenRoutedMlp | Group,
         /,
     ) -> Array:
-        """``down(silu(gate(x)) * up(x))`` of one expert for each row of ``x`` [T,
-        H].
-        """
+        """One gated feed-forward expert per token: ``down(silu(gate(x)) * up(x))``."""
 
     def write_kv(self, k: Array, v: Array, cache: Cache, writes: Array, /) -> Cache:
-        """Put k, v [T, kv_heads, d] into cells ``writes`` [T] of the cache."""
+        """Write keys and values to the cache."""
 
     def write_slots(self, x: Array, table: Array, step: Step, /) -> Array:
-        """Put ``x`` [T, ...] of each row's last token into the row's slot of
-        ``table``.
-        """
+        """Write each row's last token of ``x`` [T, ...] to its slot of ``table``."""
 
     def zeros_like(self, x: Array, /) -> Array:
-        """Zeros of the shape and dtype of ``x``."""
+        """Return zeros with the shape and dtype of ``x``."""

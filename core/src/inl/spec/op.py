@@ -139,9 +139,14 @@ def op(
     return define
 
 
+def elements(x: Any) -> int:
+    """Number of elements of a tensor or :class:`Spec`."""
+    return int(math.prod(x.shape))
+
+
 def nbytes(tree: Any) -> int:
     """Logical bytes of every tensor or :class:`Spec` in a tree."""
-    return sum(SIZES[str(leaf.dtype)] * math.prod(leaf.shape) for leaf in leaves(tree))
+    return sum(SIZES[str(leaf.dtype)] * elements(leaf) for leaf in leaves(tree))
 
 
 def stored_nbytes(tree: Any) -> int:
