@@ -14,7 +14,7 @@ import pytest
 from inl.backend.base import Collectives
 from inl.backend.ranks import over_ranks
 from inl.backend.reference import (
-    Meeting,
+    Rendezvous,
     ReferenceBackend,
     ThreadCollectives,
     body_kernel,
@@ -180,7 +180,7 @@ class Deaf(Collectives):
 
 def group_of(files, collectives, model=MODEL, ranks=2):
     """A rank group whose collectives are ``collectives(rank, real)``."""
-    meeting = Meeting(ranks, seconds=20)
+    meeting = Rendezvous(ranks, seconds=20)
 
     def make(rank):
         real = ThreadCollectives(ranks, rank, meeting)

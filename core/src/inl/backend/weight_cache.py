@@ -1,4 +1,4 @@
-"""Weights that a backend keeps, laid out, from one start to the next."""
+"""Capability of backends that cache packed weights between starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class WeightCache(ABC):
-    """A capability: a backend that need not lay out the same weights twice."""
+    """Capability: reuses weights that an earlier process packed."""
 
     @abstractmethod
     def load(
