@@ -22,6 +22,7 @@ from inl.backend.weight_cache import WeightCache
 from inl.dtypes import HostArray
 from inl.errors import DeviceError
 from inl.weights.hub import cache_folder
+from inl.weights.progress import LoadStage, ProgressReporter
 from inl.weights.quant import dequantize
 from inl_cpu.abi import ABI, LANES, Flag
 from inl_cpu.instructions import Embedding
@@ -59,8 +60,21 @@ class PackedWeightCache(WeightCache):
     def __init__(self, emitter: CommandEmitter) -> None:
         self._emitter = emitter
 
+<<<<<<< HEAD
     def load(self, files: Sequence[Path], dtype: str, load: Callable[[], T]) -> T:
         if not files or not is_enabled():
+=======
+    def load(
+        self,
+        files: Sequence[Path],
+        dtype: str,
+        load: Callable[[], T],
+        progress: ProgressReporter | None = None,
+    ) -> T:
+        progress = progress or ProgressReporter()
+        if not files or not is_on():
+            progress.stage = LoadStage.PACKING
+>>>>>>> rooms
             return load()
         path = cache_folder() / "packed" / file_name(files, dtype, self._emitter)
         try:
@@ -68,10 +82,19 @@ class PackedWeightCache(WeightCache):
         except (FileNotFoundError, NotADirectoryError):
             pass
         except (Damaged, Stale, OSError) as reason:
+<<<<<<< HEAD
             log.warning("%s: %s; the weights are packed again", path, reason)
         writer = CacheWriter()
         result = self._load_with(writer, load)
         writer.save(path)
+=======
+            log.warning("%s: %s; the weights are packed again", place, reason)
+        progress.stage = LoadStage.PACKING
+        written = Written()
+        result = self._with(written, load)
+        progress.stage = LoadStage.SAVING
+        written.save(place, progress)
+>>>>>>> rooms
         return result
 
     def _load_with(self, cache: Cache, load: Callable[[], T]) -> T:
@@ -162,6 +185,7 @@ class CacheWriter(Cache):
     def find(self, matrix: Matrix, size: int) -> None:  # noqa: ARG002
         self._matrices.append(matrix)
 
+<<<<<<< HEAD
     def save(self, path: Path) -> None:
         """Write all matrices, unless they are small; logs an I/O error."""
         if sum(each.data.nbytes for each in self._matrices) < MIN_BYTES:
@@ -169,6 +193,16 @@ class CacheWriter(Cache):
         try:
             write(path, [(signature(each), each.data) for each in self._matrices])
             evict(path)
+=======
+    def save(self, place: Path, progress: ProgressReporter) -> None:
+        """Write all of them, unless they are few; where that fails, go on without."""
+        if sum(each.data.nbytes for each in self._matrices) < LEAST:
+            return
+        try:
+            blocks = [(signature(each), each.data) for each in self._matrices]
+            write(place, blocks, progress)
+            tidy(place)
+>>>>>>> rooms
         except OSError as reason:
             log.info("%s: packed weights are not cached: %s", path.parent, reason)
         self._matrices.clear()

@@ -1,30 +1,30 @@
+<<<<<<< HEAD:tests/plugins/cpu/test_cpu.py
 """The CPU plugin: registration, probe, and the torch fallback."""
+=======
+"""The torch fallback of the CPU plugin."""
+>>>>>>> rooms:tests/plugins/cpu/test_torch_backend.py
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
-import inl_cpu.plugin
-import inl_cpu.probe
 from inl.backend.base import Backend
 from inl.backend.host import host_memory
-from inl.device import Device, DeviceType
+from inl.device import Device
 from inl.dtypes import HostArray, wrap
 from inl.errors import DeviceError
-from inl.plugin.hooks import GROUP
 from inl.spec.cache import Paged
 from inl.spec.limits import Limits
-from inl_cpu.torch_backend import TorchCpuBackend
 
-PROJECT = Path(__file__).parents[3] / "plugins" / "inl-cpu" / "pyproject.toml"
+torch = pytest.importorskip("torch")
+TorchCpuBackend = importlib.import_module("inl_cpu.torch_backend").TorchCpuBackend
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,7 @@ def _same_threads_after(monkeypatch):
     torch.set_num_threads(before)
 
 
+<<<<<<< HEAD:tests/plugins/cpu/test_cpu.py
 def modules_after(statement):
     code = f"{statement}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run(
@@ -107,6 +108,12 @@ def test_the_name_without_cpuinfo(tmp_path, monkeypatch):
     assert inl_cpu.probe.cpu_name() == "CPU"
 
 
+=======
+def test_it_is_a_backend():
+    assert issubclass(TorchCpuBackend, Backend)
+
+
+>>>>>>> rooms:tests/plugins/cpu/test_torch_backend.py
 @pytest.mark.parametrize("name", ["cpu", "cpu:0"])
 def test_the_requested_device(name):
     backend = TorchCpuBackend(Device(name))
@@ -133,16 +140,18 @@ def test_float32_comes_first():
 
 
 def test_a_packed_dtype_is_refused_by_name():
-    import numpy as np
-
     packed = HostArray(np.zeros((2, 20), np.uint8), "q4_1", (2, 32))
     with pytest.raises(DeviceError, match=r"dtype: found 'q4_1', torch takes"):
         TorchCpuBackend(Device("cpu")).tensor(packed)
 
 
+<<<<<<< HEAD:tests/plugins/cpu/test_cpu.py
 def test_compiled_programs_have_no_gradients():
     import numpy as np
 
+=======
+def test_what_it_compiles_keeps_no_gradients():
+>>>>>>> rooms:tests/plugins/cpu/test_torch_backend.py
     backend = TorchCpuBackend(Device("cpu"))
     x = backend.tensor(wrap(np.ones(3, np.float32))).requires_grad_()
     program = backend.compile(lambda a: (a * 2,), None, consumes=())
