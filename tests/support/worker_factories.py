@@ -41,8 +41,9 @@ def slow(options, progress):
 
 def loading(options, progress):
     """One that takes a while to begin, and says how far it is."""
-    for done in range(6):
-        progress(done, 6)
+    steps = options.get("steps", 6)
+    for done in range(steps):
+        progress(done, steps)
         time.sleep(0.9)
     return _served(HashRunner, options)
 
