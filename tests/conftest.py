@@ -86,7 +86,7 @@ def answered():
             core.add(request)
         while core.has_work:
             core.step()
-        return [request.answer for request in requests]
+        return [request.output_ids for request in requests]
 
     return run
 

@@ -148,7 +148,7 @@ def test_the_fastest_right_way_is_kept_and_used(tune):
         assert entry["plugin"] == "toy 1"
     row, _ = winner(tune)
     assert row["winner"] == "linear/toy (tuned: way=2)"
-    assert row["refusals"] == {"linear/toy": "inl tune found another faster here"}
+    assert row["refusals"] == {"linear/toy": "is slower here, as inl tune measured"}
 
 
 def test_a_wrong_way_is_quarantined_however_fast(tune):

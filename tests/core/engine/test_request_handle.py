@@ -121,7 +121,7 @@ def test_streamed_text_is_the_whole_text_cut_at_the_first_stop(tokens, stops):
     heard = answer.token_ids
     text, stopped = cut(TOKENIZER.decode(heard), stops)
     assert answer.text == text
-    assert (answer.reason == "stop") == stopped
+    assert (answer.finish_reason == "stop") == stopped
     assert "".join(pieces) == text
 
 
@@ -165,7 +165,7 @@ def test_which_stop_string_wins(text, stops, shown):
 def test_the_end_is_told_once_and_errors_as_what_they_are():
     heard = []
     answer = RequestHandle(Request([0]), TOKENIZER, (), 0.0)
-    answer.listener = lambda: heard.append(answer.reason)
+    answer.listener = lambda: heard.append(answer.finish_reason)
     answer.apply_event(Event(1, 0), 1.0)
     answer.fail(WorkerLost("gone"))
     answer.fail(RequestError("late"))

@@ -28,6 +28,7 @@ def test_every_answer_follows_from_its_ids(seed, report, depth):
         "stop",
         "length",
         "full requests",
+        "masked requests",
     ):
         assert counts[name] > least, name
 
@@ -50,10 +51,16 @@ class WideStep(KVCacheManager):
 class EarlyPass(Scheduler):
     """Gives passed blocks back while a step in flight may still read them."""
 
-    def _free_out_of_window(self, draft, request, *, cells):
-        last, request.last_step = request.last_step, 0
-        super()._free_out_of_window(draft, request, cells=cells)
-        request.last_step = last
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        free = self._requests.free_out_of_window
+
+        def early(step, request, *, max_updates):
+            last, request.last_step = request.last_step, 0
+            free(step, request, max_updates=max_updates)
+            request.last_step = last
+
+        self._requests.free_out_of_window = early
 
 
 class WrongBlock(Scheduler):
@@ -61,10 +68,10 @@ class WrongBlock(Scheduler):
 
     def plan(self):
         plan = super().plan()
-        for at, cell in enumerate(plan.cells):
+        for at, cell in enumerate(plan.block_table_updates):
             if mix(plan.step) % 20 == 0:
                 other = cell.block % (self.limits.blocks[cell.group] - 1) + 1
-                plan.cells[at] = cell._replace(block=other)
+                plan.block_table_updates[at] = cell._replace(block=other)
         return plan
 
 
@@ -72,7 +79,7 @@ class StalePrefix(BlockPool):
     """Finds a block by its old content after it was given to somebody else."""
 
     def _evict(self):
-        key = self._key_of[next(iter(self._idle))]
+        key = self._key_of[next(iter(self._cached))]
         block = super()._evict()
         self._block_of[key] = block
         return block
@@ -81,7 +88,7 @@ class StalePrefix(BlockPool):
         block = self._block_of[key]
         if block in self._free:
             self._free.remove(block)
-            self._idle[block] = None
+            self._cached[block] = None
         return super().share(key)
 
 
@@ -91,8 +98,9 @@ class EarlyPublish(Scheduler):
     def plan(self):
         plan = super().plan()
         for chunk in plan.chunks:
-            if self._prefix_caching and chunk.stop <= len(chunk.request.tokens):
-                self._publish(chunk.request, chunk.stop)
+            prefix_cache = self._requests.prefix_cache
+            if prefix_cache and chunk.stop <= len(chunk.request.tokens):
+                prefix_cache.publish(chunk.request, chunk.stop)
         return plan
 
 

@@ -15,7 +15,7 @@ from depth import mostly_full
 from inl.backend.base import Collectives
 from inl.backend.ranks import over_ranks
 from inl.backend.reference import (
-    Meeting,
+    Rendezvous,
     ReferenceBackend,
     ThreadCollectives,
     body_kernel,
@@ -181,7 +181,7 @@ class Deaf(Collectives):
 
 def group_of(files, collectives, model=MODEL, ranks=2):
     """A rank group whose collectives are ``collectives(rank, real)``."""
-    meeting = Meeting(ranks, seconds=20)
+    meeting = Rendezvous(ranks, seconds=20)
 
     def make(rank):
         real = ThreadCollectives(ranks, rank, meeting)

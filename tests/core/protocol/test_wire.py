@@ -17,6 +17,7 @@ from inl.protocol import wire_values
 from inl.protocol.runner import Limits, Reply
 from inl.protocol.wire import MAX_BYTES, MAX_TEXT, Channel, Kind, read_prefix
 from inl.spec.step import Bucket, Scores
+from inl.weights.progress import LoadStage
 from outcomes import Outcomes
 
 LIMITS = Limits(
@@ -56,7 +57,7 @@ SAMPLES = {
         )
     ),
     "masks": bytes(wire_values.masks(3, np.ones((2, 4), np.int32))),
-    "progress": wire_values.PROGRESS.pack(1, 2),
+    "progress": wire_values.progress(1, 2, LoadStage.PACKING),
     "prefix": struct.pack("<HHI", 0x4C49, 8, 12),
 }
 
@@ -129,7 +130,9 @@ def test_values_come_back():
         [[4], [5]],
         [1, 1],
     )
-    assert wire_values.read_progress(SAMPLES["progress"]) == (1, 2)
+    assert wire_values.read_progress(SAMPLES["progress"]) == (1, 2, LoadStage.PACKING)
+    with pytest.raises(ProtocolError, match="stage: found 4, accepts 0 to 3"):
+        wire_values.read_progress(wire_values.PROGRESS.pack(1, 2, 4))
     # Whoever adds a field to either must send it too, and then say so here.
     assert Reply._fields == ("step", "tokens", "accepted", "scores")
     assert len(fields(Limits)) == 10

@@ -41,7 +41,7 @@ def test_tokens_of_answers_are_decoding_rows(small, answer_of):
     core, requests, chunks = run(limits, PROMPTS, replay=True, **options)
     assert core.stats.preemptions > 0
     for request in requests:
-        assert request.answer == answer_of(request, limits)
+        assert request.output_ids == answer_of(request, limits)
     for (request, start, stop), decoding in chunks:
         assert decoding == (start >= request.prompt_tokens)
         assert stop - start == 1 if decoding else stop <= request.prompt_tokens

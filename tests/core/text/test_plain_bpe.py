@@ -27,7 +27,7 @@ def in_python(fields):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "tokenizers", None)
         tokenizer = open_tokenizer(fields, "m.gguf")
-        assert isinstance(tokenizer._rules, PlainBpe)
+        assert isinstance(tokenizer.rules, PlainBpe)
     return tokenizer
 
 

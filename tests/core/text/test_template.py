@@ -83,7 +83,7 @@ REFUSED = {
         "{% set n = namespace() %}\n{% set n.__x = 1 %}",
         ["line 2", "'__x'", "public"],
     ),
-    "append": ("{{ messages.append(1) }}", ["line 1", "'append'", "change nothing"]),
+    "append": ("{{ messages.append(1) }}", ["line 1", "'append'", "do not modify"]),
     "include": ("\n\n{% include 'x' %}", ["line 3", "include", "accepted: for, if"]),
     "import": ("{% import 'x' as y %}", ["line 1", "import"]),
     "extends": ("{% extends 'x' %}", ["line 1", "extends"]),

@@ -225,7 +225,7 @@ def test_rules_that_wait_are_the_same_rules(default_checkpoint, default_tokenize
     ids = range(-1, built.vocab_size + 2)
     tokens = [built.token(index) if index >= 0 else None for index in ids]
     assert [waiting.token(index) for index in ids] == tokens
-    assert "_rules" not in vars(waiting)
+    assert "rules" not in vars(waiting)
     text = "naïve 𝄞 <|im_start|>x"
     assert waiting.encode(text) == built.encode(text)
 
@@ -237,7 +237,7 @@ def test_ids_become_text_without_the_package(default_checkpoint, monkeypatch, or
         detokenizer = Detokenizer(tokenizer)
         text = "".join(map(detokenizer.add, case["token_ids"]))
         assert text + detokenizer.finish() == case["text"]
-    assert "_rules" not in vars(tokenizer)
+    assert "rules" not in vars(tokenizer)
 
 
 def test_a_missing_package_is_an_install_line(monkeypatch):

@@ -102,7 +102,7 @@ def write_tokenizers(folder):
     ]
     (folder / "metadata.json").write_text(json.dumps(metadata))
     for name, fields in zip(("bytes.json", "pieces.json"), metadata, strict=True):
-        read_tokenizer(fields, name)._rules.save(str(folder / name))
+        read_tokenizer(fields, name).rules.save(str(folder / name))
 
 
 def reports(kind, folder, first, last):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from inl.dtypes import HostArray, cast
 from inl.errors import CheckpointError, MissingPackage
-from inl.weights.gguf_fallback import BORROWED
+from inl.weights.gguf_fallback import FALLBACK_DTYPES
 from inl.weights.quant import (
     BLOCKS,
     PIECE,
@@ -126,7 +126,7 @@ def test_a_conversion_keeps_every_shape(shape):
 
 def test_a_conversion_names_the_tensor_that_it_cannot_read():
     packed = HostArray(np.zeros((1, 292), np.uint8), "q8_k", (1, 256))
-    with pytest.raises(CheckpointError, match=r"'blk\.0\.x': kind: found q8_k"):
+    with pytest.raises(CheckpointError, match=r"'blk\.0\.x': dtype: found q8_k"):
         convert(packed, "float32", "blk.0.x")
 
 
@@ -141,7 +141,7 @@ def test_a_kind_without_a_decoder_is_refused_by_name(kind):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", BORROWED)
+@pytest.mark.parametrize("kind", FALLBACK_DTYPES)
 def test_kinds_with_codebooks_are_decoded_by_the_gguf_package(kind, monkeypatch):
     elements, size = BLOCKS[kind]
     raw = np.random.default_rng(4).integers(0, 256, (3, 5 * size)).astype(np.uint8)
@@ -152,7 +152,7 @@ def test_kinds_with_codebooks_are_decoded_by_the_gguf_package(kind, monkeypatch)
         want = gguf.dequantize(raw, gguf.GGMLQuantizationType[kind.upper()])
     assert same_bits(found, want)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(MissingPackage, match=r"'x': kind .* 'inl-core\[gguf\]'"):
+    with pytest.raises(MissingPackage, match=r"'x': dtype .* 'inl-core\[gguf\]'"):
         dequantize(array, "x")
 
 

@@ -28,6 +28,7 @@ from inl.scheduling.request import Request
 from inl.spec.message import MASKED, Row, admit_frame, release_frame, step_frame
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
+from inl.weights.progress import LoadStage
 from inl.workers.worker_runner import WorkerRunner
 
 
@@ -258,7 +259,7 @@ def test_requests_of_a_step_without_memory_end_alone(serve, small, answer_of):
     while engine.has_work:
         errors |= {event.request: event.error for event in engine.step() if event.error}
     assert not errors
-    assert kept.answer == wanted
+    assert kept.output_ids == wanted
 
 
 @pytest.mark.parametrize("name", ["BackendUnavailable", "OutOfMemory", "InlError"])
@@ -280,7 +281,7 @@ def test_errors_of_others_are_named(serve):
 def test_output_of_the_worker_is_not_taken_for_frames(serve, small):
     told = []
     runner = serve("noisy", progress=lambda *done: told.append(done))
-    assert told == [(1, 2)]
+    assert told == [(1, 2, LoadStage.LOADING)]
     runner.submit(admission(small()))
     for number in range(1, 4):
         runner.submit(step(number, (1, [number])))

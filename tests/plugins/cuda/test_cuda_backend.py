@@ -176,7 +176,7 @@ def answered(core, ids, count):
     request = Request(ids, max_tokens=count)
     core.add(request)
     assert not [event.error for event in ended(core) if event.error]
-    return request.answer
+    return request.output_ids
 
 
 @cuda
@@ -198,8 +198,8 @@ def test_two_gpus_give_the_logits_of_float64(tmp_path):
     for request in requests:
         exact = plain_logits(*tiny, request.tokens[:-1])[-24:]
         exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
-        assert request.answer == list(exact.argmax(-1))
-        for row, found in zip(exact, request.scores, strict=True):
+        assert request.output_ids == list(exact.argmax(-1))
+        for row, found in zip(exact, request.token_logprobs, strict=True):
             assert max(abs(row[token] - value) for token, value in found.top) < 1e-4
     core.add(Request(prompts[0], max_tokens=100))
     core.step()
