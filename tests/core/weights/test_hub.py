@@ -163,7 +163,7 @@ def test_two_processes_at_once(source, tmp_path):
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=120) for process in running]
+    said = [process.communicate(timeout=300) for process in running]
     assert [process.returncode for process in running] == [0, 0], said
     assert fetched_digest(tmp_path / "model.gguf") == source.sha256
     if os.name == "posix":

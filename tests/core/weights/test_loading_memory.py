@@ -82,7 +82,7 @@ def folder(tmp_path_factory):
 
 def peak(folder, how):
     command = [sys.executable, "-c", PROGRAM, str(folder), how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 

@@ -335,7 +335,7 @@ def test_concurrent_processes(backend, model, folder):
         )
         for role in roles
     ]
-    errors = [process.communicate("go\n", timeout=120)[1] for process in running]
+    errors = [process.communicate("go\n", timeout=300)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0, 0], errors
     assert "again" not in "".join(errors)
     assert not list(folder.glob("*.part"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import shutil
 import sys
 from pathlib import Path
@@ -21,6 +22,10 @@ PACKAGE = Path(__file__).parents[4] / "plugins" / "inl-cpu"
 BUILT = PACKAGE / "src" / "inl_cpu" / "native" / "libinl.so"
 LIBRARY = "INL_NATIVE_LIBRARY"
 """Environment variable: path of another library to test."""
+
+
+QUICK = ("scalar", "neon" if platform.machine() == "aarch64" else "avx2")
+"""Instruction sets of the quick test depth."""
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +60,12 @@ def lib(place):
     return library(place)
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(i, marks=() if i in QUICK else pytest.mark.full) for i in ISAS
+    ],
+)
 def native(lib, request):
     """A pool of two threads, for each instruction set."""
     if not lib.inl_can_run(ISAS.index(request.param)):
