@@ -184,7 +184,7 @@ def inl_register_backends(register):
 """
 
 
-def test_a_probe_that_hangs_is_a_reason(good, monkeypatch):
+def test_a_hanging_probe_times_out(good, monkeypatch):
     monkeypatch.setattr("inl.plugin.probe.TIMEOUT_SECONDS", 0.05)
     good.add("zzz", HANGS)
     known = good.load()

@@ -131,7 +131,7 @@ def family(request):
     return request.param, model, hf, random_tensors(model, hf)
 
 
-def test_a_file_gives_the_logits_of_its_source(family, tmp_path):
+def test_logits_match_the_source_model(family, tmp_path):
     architecture, model, hf, tensors = family
     checkpoint = open_checkpoint(written(tmp_path / "m.gguf", architecture, tensors))
     expected = logits_of(model, MemoryCheckpoint(hf, tensors))
@@ -140,7 +140,7 @@ def test_a_file_gives_the_logits_of_its_source(family, tmp_path):
     checkpoint.close()
 
 
-def test_an_old_file_with_a_tensor_for_each_expert(tmp_path):
+def test_an_old_file_with_one_tensor_per_expert(tmp_path):
     hf = config_of(MIXTRAL)
     tensors = random_tensors(mixtral.MODEL, hf)
     path = written(tmp_path / "m.gguf", "llama", tensors, single=True, kind="Q8_0")
@@ -152,7 +152,7 @@ def test_an_old_file_with_a_tensor_for_each_expert(tmp_path):
     checkpoint.close()
 
 
-def test_packed_experts_are_decoded_as_the_package_does(family, tmp_path):
+def test_quantized_experts_match_the_reference_decoder(family, tmp_path):
     architecture, model, hf, tensors = family
     path = written(tmp_path / "m.gguf", architecture, tensors, kind="Q4_0")
     rounded = dict(tensors)

@@ -88,7 +88,7 @@ def peak(folder, how):
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the system has no /proc/self/status")
-def test_the_peak_is_near_what_is_used(folder, capsys):
+def test_peak_memory_is_near_the_size_of_the_weights(folder, capsys):
     size = (folder / "model.safetensors").stat().st_size
     used = 2 * size
     found, kept = peak(folder, "drop"), peak(folder, "keep")
