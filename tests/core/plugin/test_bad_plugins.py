@@ -1,4 +1,4 @@
-"""A table of bad plugins: each is a row with a sentence, and its neighbor is ready."""
+"""Faulty plugins: each is a row with a reason and does not affect the others."""
 
 from __future__ import annotations
 

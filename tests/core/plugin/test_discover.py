@@ -96,7 +96,7 @@ def test_one_damaged_list_does_not_hide_the_others(site, row_of):
     site.add("npu", SOUND)
     site.metadata("inl-hurt", "[inl.v1]\nthis line has no equals sign\n")
     with pytest.raises(TypeError):
-        metadata.entry_points()  # what makes the detour necessary
+        metadata.entry_points()  # fails as a whole, so lists are read one by one
     known = load_registry(modules=())
     assert row_of(known, "npu").status == "ready"
     hurt = row_of(known, "hurt")

@@ -1,4 +1,4 @@
-"""docs/hooks.md is checked against the hooks, and its examples are run."""
+"""docs/hooks.md matches the hook specifications, and its examples run."""
 
 from __future__ import annotations
 

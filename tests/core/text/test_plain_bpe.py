@@ -1,4 +1,4 @@
-"""Text to ids without the ``tokenizers`` package, beside that package."""
+"""Byte-level BPE in Python, compared with the ``tokenizers`` package."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from inl.text.pre_tokenizers import PATTERNS, pre_tokenizer
 from inl.weights.gguf import GgufFile
 from text_samples import TEXTS, metadata
 
-# Unicode grows: a character that one side does not know yet is of no category there.
+# Unicode versions differ: new characters are unassigned in the older one.
 ANY_TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cn"]), max_size=40)
 CASED = st.text(st.sampled_from("aA1²½ \n\r\t'sſLlé\u0301日!?/_\u200b\x1c\u2028"))
 
 
 def in_python(fields):
-    """The tokenizer of a machine that has no ``tokenizers``."""
+    """The tokenizer without ``tokenizers`` installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "tokenizers", None)
         tokenizer = open_tokenizer(fields, "m.gguf")

@@ -1,4 +1,4 @@
-"""SentencePiece's BPE out of GGUF, against ids that SentencePiece itself gave."""
+"""SentencePiece BPE from GGUF, compared with recorded ids of SentencePiece."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from inl.text.scored_bpe import merges
 MODELS = json.loads(
     (Path(__file__).parents[2] / "data" / "sentencepiece-bpe.json").read_text("utf-8")
 )
-"""Two vocabularies that SentencePiece trained: with a space in front and no tokens of
-the user's, and the other way round. Ids and texts are what it encoded and decoded."""
+"""Two vocabularies trained by SentencePiece: with a space prefix and no user-defined
+tokens, and vice versa. Ids and texts are its results."""
 
 
 def metadata(model, **changes):

@@ -1,4 +1,4 @@
-"""Strings that stay in a file, against reading them one after the other."""
+"""Lazy string arrays, compared with sequential parsing."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ for source in sys.argv[1:]:
         template.close()
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
 """
-"""In an interpreter of its own: of children, the peak of the largest ever counts."""
+"""Run in a new interpreter: RUSAGE_CHILDREN reports the largest child ever."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits address space on Linux")

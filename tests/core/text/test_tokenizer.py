@@ -20,7 +20,7 @@ from text_samples import TEXTS, metadata
 
 @pytest.fixture(scope="session")
 def reference(default_checkpoint):
-    """The default model's published rules, over the reference package's metadata."""
+    """The published rules of the default model, with the reference package's metadata."""
     fields = gguf.GGUFReader(default_checkpoint.path).fields
     tokens = fields["tokenizer.ggml.tokens"].contents()
     kinds = fields["tokenizer.ggml.token_type"].contents()
@@ -138,7 +138,7 @@ def pieces(name, text):
     ],
 )
 def test_pre_tokenizer_splits(name, expected):
-    # "default" cuts punctuation off first, so its "'ve" is no suffix any more.
+    # "default" splits off punctuation first, so that "'ve" is not a suffix.
     if name in ("gpt-2", "smollm", "default"):
         expected = [
             part
@@ -211,13 +211,13 @@ def test_invalid_metadata_is_refused(changes, parts):
     message = str(caught.value)
     missing = [part for part in ["m.gguf", "accepted", *parts] if part not in message]
     assert missing == [], message
-    # Of several things that are wrong, another may be found first.
+    # With several errors, either may be reported first.
     with pytest.raises(CheckpointError, match=r"^m\.gguf: tokenizer\.ggml\.\w+: "):
         open_tokenizer(metadata(**changes), "m.gguf").encode("ab")
 
 
 def test_lazy_rules_equal_eager_rules(default_checkpoint, default_tokenizer):
-    """The file's own tokenizer, built at once and put off, id by id."""
+    """The file's tokenizer, built eagerly and lazily, gives the same ids."""
     fields = GgufFile(default_checkpoint.path).metadata
     built = read_tokenizer(fields, "m.gguf")
     waiting = open_tokenizer(fields, "m.gguf")
@@ -249,7 +249,7 @@ def test_a_missing_package_gives_the_install_command(monkeypatch):
 
 def test_a_panic_becomes_a_checkpoint_error():
     class Panic(BaseException):
-        """What the library raises where its own code panics."""
+        """The exception that the library raises for a Rust panic."""
 
     class Rules:
         def encode(self, text, add_special_tokens):

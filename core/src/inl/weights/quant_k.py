@@ -26,7 +26,7 @@ def q2_k(blocks: Bytes, out: Floats) -> None:
 
 
 def q3_k(blocks: Bytes, out: Floats) -> None:
-    """Decode 3-bit codes (2 low bits, high bits apart); 6-bit scales per group of 16."""
+    """Decode 3-bit codes (high bits apart); 6-bit scales per group of 16."""
     high, groups = blocks[:, :32], _groups(out, 32)
     _two_bits(blocks[:, 32:96], out)
     for index in range(8):
