@@ -20,7 +20,7 @@ from text_samples import TEXTS, metadata
 
 @pytest.fixture(scope="session")
 def reference(default_checkpoint):
-    """The published rules of the default model, with the reference package's metadata."""
+    """The default model's published rules, with the reference package's metadata."""
     fields = gguf.GGUFReader(default_checkpoint.path).fields
     tokens = fields["tokenizer.ggml.tokens"].contents()
     kinds = fields["tokenizer.ggml.token_type"].contents()
