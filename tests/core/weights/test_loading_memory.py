@@ -1,4 +1,4 @@
-"""Peak memory of loading, in a process of its own: near the size of what is used."""
+"""Peak memory of loading, measured in a separate process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print(memory("VmHWM") - before)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A float16 Llama of 180 MB, which takes twice that in float32."""
+    """A float16 Llama of 180 MB, twice as large in float32."""
     folder = tmp_path_factory.mktemp("large")
     shapes = {
         "model.embed_tokens.weight": (VOCAB, HIDDEN),
@@ -88,7 +88,7 @@ def peak(folder, how):
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the system has no /proc/self/status")
-def test_the_peak_is_near_what_is_used(folder, capsys):
+def test_peak_memory_is_near_the_size_of_the_weights(folder, capsys):
     size = (folder / "model.safetensors").stat().st_size
     used = 2 * size
     found, kept = peak(folder, "drop"), peak(folder, "keep")
