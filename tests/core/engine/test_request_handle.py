@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from depth import examples
 from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError, RunnerError, WorkerLost
 from inl.scheduling.request import Event, Request
@@ -110,7 +111,7 @@ def _takes(answer):
         answer.take()
 
 
-@settings(max_examples=500)
+@examples(100, 500)
 @given(ids, stops)
 def test_streamed_text_is_the_whole_text_cut_at_the_first_stop(tokens, stops):
     pieces = []

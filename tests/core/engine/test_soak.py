@@ -1,11 +1,10 @@
-"""100,000 steps of everything at once, and four ways to get them wrong."""
+"""100,000 random steps of an engine, and planted faults that change its answers."""
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
+from depth import mostly_full
 from inl.errors import ProtocolError
 from inl.scheduling.block_pool import BlockPool
 from inl.scheduling.kv_cache_manager import KVCacheManager
@@ -15,14 +14,13 @@ from inl.testing.hash_runner import HashRunner
 from soak import Parts, WrongText, soak
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_every_answer_is_what_its_ids_decide(seed, report):
-    began = time.perf_counter()
-    counts = soak(seed, 25_000)
-    seconds = time.perf_counter() - began
+@pytest.mark.parametrize("seed", mostly_full(range(4)))
+def test_every_answer_follows_from_its_ids(seed, report, depth):
+    steps, least = depth(5_000, 25_000), depth(10, 50)
+    counts = soak(seed, steps)
     figures = ", ".join(f"{counts[name]} {name}" for name in sorted(counts))
-    report(f"seed {seed}: {seconds:.1f} s, {figures}")
-    assert counts["steps"] >= 25_000
+    report(f"seed {seed}: {figures}")
+    assert counts["steps"] >= steps
     for name in (
         "preemptions",
         "cancelled",
@@ -32,7 +30,7 @@ def test_every_answer_is_what_its_ids_decide(seed, report):
         "full requests",
         "masked requests",
     ):
-        assert counts[name] > 50, name
+        assert counts[name] > least, name
 
 
 class EarlyFree(KVCacheManager):

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from depth import examples
 from inl.scheduling.block_pool import BlockPool
 
 OPERATIONS = ["take", "share", "free", "publish"]
@@ -102,7 +103,7 @@ def test_a_block_is_not_freed_twice():
         pool.free([block])
 
 
-@settings(max_examples=200, deadline=None)
+@examples(50, 200)
 @given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 5)), max_size=60))
 def test_a_pool_agrees_with_a_slow_one(operations):
     """The slow pool is a list of (key, holders) in order of last use."""

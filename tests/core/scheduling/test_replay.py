@@ -73,8 +73,8 @@ class Replayed(Scheduler):
         )
 
 
-def test_every_answer_is_what_its_ids_decide():
-    """With cancellations, preemptions, shared prefixes, penalties, in any mixture."""
-    counts = soak(11, 5_000, Parts(scheduler=Replayed))
+def test_every_answer_follows_from_its_ids(depth):
+    """With cancellations, preemptions, shared prefixes and penalties in any mixture."""
+    counts = soak(11, depth(2_000, 5_000), Parts(scheduler=Replayed))
     for name in ("preemptions", "cancelled", "prefix hit tokens", "full requests"):
-        assert counts[name] > 10, name
+        assert counts[name] > 5, name

@@ -34,7 +34,7 @@ from inl.recording.recorder import Recorder
 from inl.scheduling.plan import SchedulerConfig
 from inl.weights.digest import model_digest
 from inl.weights.hub import resolve_model
-from inl.weights.loader import Progress
+from inl.weights.progress import Progress
 from inl.workers.startup import Restarts, StartedRunner, check_place, run_header, start
 
 if TYPE_CHECKING:

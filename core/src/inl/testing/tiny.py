@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from inl.backend.reference import Meeting, ReferenceBackend, ThreadCollectives
+from inl.backend.reference import Rendezvous, ReferenceBackend, ThreadCollectives
 from inl.dtypes import HostArray, wrap
 from inl.errors import TokenizerNotFound
 from inl.executor.local_runner import Loaded, LocalRunner
@@ -216,7 +216,7 @@ def reference_ranks(
     dtype: str = "float32",
 ) -> RankRunner:
     """A tensor-parallel group of NumPy backends, one thread each."""
-    meeting = Meeting(ranks)
+    meeting = Rendezvous(ranks)
 
     def make(rank: int) -> LocalRunner:
         collectives = ThreadCollectives(ranks, rank, meeting)
