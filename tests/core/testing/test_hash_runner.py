@@ -194,7 +194,7 @@ def test_marks_come_before_tokens_and_to_full_runners_only(frames, small):
     with pytest.raises(ProtocolError, match="marks of slot 1: come after its tokens"):
         runner.submit(token_bias_frame(1, [TokenBias(3, 1)]))
     runner = said(HashRunner(small(vocab=40, sampler="sample")), frames.admit())
-    with pytest.raises(ProtocolError, match="this runner serves draw at most"):
+    with pytest.raises(ProtocolError, match="this runner serves sample at most"):
         runner.submit(token_bias_frame(1, [TokenBias(3, 1)]))
 
 
@@ -301,7 +301,7 @@ def test_a_step_that_cannot_be_is_refused(frames, name):
 
 def test_a_drawing_row_needs_a_drawing_program(frames):
     runner = said(HashRunner(frames.limits), frames.admit(temperature=0.5))
-    with pytest.raises(ProtocolError, match=r"row 0: needs a draw program"):
+    with pytest.raises(ProtocolError, match=r"row 0: needs a sample program"):
         runner.submit(frames.step(1, (1, [1])))
 
 

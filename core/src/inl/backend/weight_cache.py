@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from inl.weights.progress import ProgressReporter
 
 T = TypeVar("T")
 
@@ -14,9 +17,16 @@ class WeightCache(ABC):
     """Capability: reuses weights that an earlier process packed."""
 
     @abstractmethod
-    def load(self, files: Sequence[Path], dtype: str, load: Callable[[], T]) -> T:
-        """Return ``load()``, which packs all weights of ``files`` for ``dtype``.
+    def load(
+        self,
+        files: Sequence[Path],
+        dtype: str,
+        load: Callable[[], T],
+        progress: ProgressReporter,
+    ) -> T:
+        """Call ``load``, which packs all weights of ``files`` for ``dtype``.
 
-        Cached results may replace the packing if they belong to the same files; if the
-        cache turns out to be invalid, ``load`` is called again.
+        Cached weights may replace the packing; if they turn out to be stale, ``load``
+        is called again. progress: its stage is set to PACKING before ``load`` has to
+        pack, and to SAVING while the cache is written, which is reported in bytes.
         """

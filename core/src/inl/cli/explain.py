@@ -46,7 +46,7 @@ def run(
     tokens: Annotated[int, typer.Option(help="Tokens in the step.", min=1)] = 1,
     rows: Annotated[int, typer.Option(help="Sequences in the step.", min=1)] = 1,
     sampler: Annotated[
-        str, typer.Option(help=f"One of {', '.join(SAMPLERS)}.")
+        str, typer.Option(help="greedy, sample or sample_filtered.")
     ] = SAMPLERS[0],
     cost: Annotated[
         bool,
