@@ -14,8 +14,8 @@ import pytest
 from inl.backend.base import Collectives
 from inl.backend.ranks import over_ranks
 from inl.backend.reference import (
-    Rendezvous,
     ReferenceBackend,
+    Rendezvous,
     ThreadCollectives,
     body_kernel,
 )
