@@ -15,8 +15,8 @@ from depth import mostly_full
 from inl.backend.base import Collectives
 from inl.backend.ranks import over_ranks
 from inl.backend.reference import (
-    Rendezvous,
     ReferenceBackend,
+    Rendezvous,
     ThreadCollectives,
     body_kernel,
 )
