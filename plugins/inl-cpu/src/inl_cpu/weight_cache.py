@@ -22,6 +22,7 @@ from inl.backend.weight_cache import WeightCache
 from inl.dtypes import HostArray
 from inl.errors import DeviceError
 from inl.weights.hub import cache_folder
+from inl.weights.progress import LoadStage, ProgressReporter
 from inl.weights.quant import dequantize
 from inl_cpu.abi import ABI, LANES, Flag
 from inl_cpu.instructions import Embedding
@@ -59,8 +60,16 @@ class PackedWeightCache(WeightCache):
     def __init__(self, emitter: CommandEmitter) -> None:
         self._emitter = emitter
 
-    def load(self, files: Sequence[Path], dtype: str, load: Callable[[], T]) -> T:
+    def load(
+        self,
+        files: Sequence[Path],
+        dtype: str,
+        load: Callable[[], T],
+        progress: ProgressReporter | None = None,
+    ) -> T:
+        progress = progress or ProgressReporter()
         if not files or not is_enabled():
+            progress.stage = LoadStage.PACKING
             return load()
         path = cache_folder() / "packed" / file_name(files, dtype, self._emitter)
         try:
@@ -69,9 +78,11 @@ class PackedWeightCache(WeightCache):
             pass
         except (Damaged, Stale, OSError) as reason:
             log.warning("%s: %s; the weights are packed again", path, reason)
+        progress.stage = LoadStage.PACKING
         writer = CacheWriter()
         result = self._load_with(writer, load)
-        writer.save(path)
+        progress.stage = LoadStage.SAVING
+        writer.save(path, progress)
         return result
 
     def _load_with(self, cache: Cache, load: Callable[[], T]) -> T:
@@ -162,12 +173,13 @@ class CacheWriter(Cache):
     def find(self, matrix: Matrix, size: int) -> None:  # noqa: ARG002
         self._matrices.append(matrix)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, progress: ProgressReporter) -> None:
         """Write all matrices, unless they are small; logs an I/O error."""
         if sum(each.data.nbytes for each in self._matrices) < MIN_BYTES:
             return
         try:
-            write(path, [(signature(each), each.data) for each in self._matrices])
+            blocks = [(signature(each), each.data) for each in self._matrices]
+            write(path, blocks, progress)
             evict(path)
         except OSError as reason:
             log.info("%s: packed weights are not cached: %s", path.parent, reason)

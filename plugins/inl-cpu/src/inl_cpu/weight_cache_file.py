@@ -13,7 +13,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -132,8 +132,15 @@ def _huge_page_bytes() -> int:
     return 0
 
 
-def write(path: Path, blocks: Sequence[tuple[tuple[int, ...], Any]]) -> None:
-    """Write (signature, block) pairs atomically; raises OSError."""
+def write(
+    path: Path,
+    blocks: Sequence[tuple[tuple[int, ...], Any]],
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> None:
+    """Write (signature, block) pairs atomically; raises OSError.
+
+    progress: called with (bytes written, bytes in total).
+    """
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
     size = sum(block.nbytes for _, block in blocks)
@@ -151,6 +158,7 @@ def write(path: Path, blocks: Sequence[tuple[tuple[int, ...], Any]]) -> None:
             for piece in _pages([block for _, block in blocks]):
                 sums.append(checksum(piece))
                 _write_all(file, piece)
+                progress(min(len(sums) * HUGE_PAGE, size), size)
             text = json.dumps([parts, sums]).encode()
             digest = hashlib.sha256(text).digest()
             _write_all(file, text + TRAILER.pack(len(text), digest, MAGIC))

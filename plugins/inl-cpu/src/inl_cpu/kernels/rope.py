@@ -33,7 +33,7 @@ def rope_table(
         RopeTable(
             tokens=positions.shape[0],
             pairs=dim // 2,
-            scaled_pairs=(scaling.turning or dim) // 2,
+            scaled_pairs=(scaling.rotary_dim or dim) // 2,
             positions=positions,
             rates=rates,
             cos=cos,

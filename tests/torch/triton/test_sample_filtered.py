@@ -274,13 +274,13 @@ def test_top_p_ends_among_those_that_top_k_keeps_of_equals(share, kept, on_torch
 
 @pytest.mark.skipif(not INTERPRETED, reason="counts what the interpreter reads")
 def test_only_chunks_where_the_search_goes_on_are_read(monkeypatch, on_torch):
-    read, plain = [], search.logits_of
+    read, plain = [], search.load_logits
 
-    def logits_of(changed, sample, chunk, V, CHUNK):
+    def load_logits(penalized, sample, chunk, V, CHUNK):
         read.append(int(chunk.handle.data.item()) * CHUNK < int(V.handle.data.item()))
         return plain(changed, sample, chunk, V, CHUNK)
 
-    monkeypatch.setattr(search, "logits_of", logits_of)
+    monkeypatch.setattr(search, "load_logits", load_logits)
     tokens_of(decided(np.random.default_rng(3), spread).args, on_torch, chooser(1))
     # Six searches, two of the rows do both: eight passes of each would read all.
     assert 6 * 9 < sum(read) < 0.6 * 6 * 8 * 9, sum(read)
@@ -289,9 +289,9 @@ def test_only_chunks_where_the_search_goes_on_are_read(monkeypatch, on_torch):
 @triton.jit
 def places(keys, parts, starts, N: tl.constexpr):
     at = tl.arange(0, N)
-    part = search._part(tl.load(keys + at))
+    part = search._bin_of(tl.load(keys + at))
     tl.store(parts + at, part)
-    tl.store(starts + at, search._start(part))
+    tl.store(starts + at, search._bin_start(part))
 
 
 def test_parts_of_the_first_window():

@@ -15,7 +15,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from inl import EngineConfig
-from inl.backend.base import Memory, Traits
+from inl.backend.base import DeviceMemory, Traits
 from inl.device import Device
 from inl.models.llama import MODEL
 from inl.executor.model_step import advance
@@ -24,11 +24,11 @@ from inl.spec.step import Bucket
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 from inl_torch import triton
 from inl_torch.backend import TorchBackend
-from inl_torch.triton.precompile import left_out
+from inl_torch.triton.precompile import suppress_launches
 from inl_torch.triton.attention.rope_attend_kernels import rope_attend
 from inl_torch.triton.tuning import Tuning
 
-EARLY = ("k_cache", "v_cache", "table", "token_rows", "positions", "starts", "used",
+PDL = ("k_cache", "v_cache", "table", "token_rows", "positions", "starts", "used_counts",
          "writes")
 
 
@@ -38,17 +38,17 @@ class Early(TorchBackend):
     device = Device("cpu:0")
 
     def memory(self):
-        return Memory(1 << 40, 1 << 40)
+        return DeviceMemory(1 << 40, 1 << 40)
 
     def kernels(self):
         yield from super().kernels()
-        yield from triton.kernels(Tuning(early=True, few_rows=32))
+        yield from triton.kernels(Tuning(pdl=True, max_rows=32))
 
 
 def launches(call):
     """Functions and arguments of what is launched, in order, and not launched."""
     seen = []
-    with torch.inference_mode(), left_out({}):
+    with torch.inference_mode(), suppress_launches({}):
         inner = JITFunction.run
 
         def run(self, *args, **options):
@@ -73,7 +73,7 @@ def clashes(seen):
         if behind is rope_attend:
             pairs += 1
             named = dict(zip(rope_attend.arg_names, args))
-            if homes(given) & homes(named[name] for name in EARLY):
+            if homes(given) & homes(named[name] for name in PDL):
                 found.append(ahead.fn.__name__)
     return pairs, found
 
@@ -88,11 +88,11 @@ for rows in (1, 2, 8, 32):
     bucket = Bucket(rows, rows)
     seen = launches(partial(
         advance, runner.ops(bucket), loaded.model, loaded.config, loaded.weights,
-        runner._nobody(bucket), runner._state,
+        runner._dummy_message(bucket), runner._state,
     ))
     assert clashes(seen) == (loaded.config.layers, []), (rows, clashes(seen))
-    # Were attention the first to follow the step's own kernels, it would be found.
-    makers = [pair for pair in seen if pair[0].fn.__name__ in ("_rows", "_tokens")]
+    # Were attention the first to pdl_sync the step's own kernels, it would be found.
+    makers = [pair for pair in seen if pair[0].fn.__name__ in ("_make_rows", "_make_tokens")]
     attending = next(pair for pair in seen if pair[0] is rope_attend)
     for maker in makers:
         assert clashes([maker, attending])[1], maker[0].fn.__name__

@@ -20,7 +20,7 @@ from inl.tune.models import calls
 from inl_torch.triton import search_space
 from inl_torch.triton.tuning import Tile, Tuning
 
-TUNING = Tuning(few_rows=8)
+TUNING = Tuning(max_rows=8)
 TILE = {"rows": 2, "columns": 64, "warps": 1}
 CUTS = {
     "norm_qkv": {f"norm.{name}": value for name, value in TILE.items()},
@@ -49,7 +49,7 @@ def met():
 
 def axes(met, op, rows):
     call = met[op, rows]
-    return search_space.axes(op, call.args, call.attrs, TUNING)
+    return search_space.search_space(op, call.args, call.attrs, TUNING)
 
 
 def kinds(found):
@@ -97,7 +97,7 @@ def test_odd_numbers_are_refused(op, config, said):
 
 def test_a_tile_counts_for_one_row_and_for_several():
     cut = Tuning(
-        chosen={"norm": Tile(2, 64, 1)}, tiles={("norm", 8, 8): Tile(1, 16, 1)}
+        overrides={"norm": Tile(2, 64, 1)}, tiles={("norm", 8, 8): Tile(1, 16, 1)}
     )
     assert cut.tile("norm", 8, 8) == Tile(2, 64, 1)
     assert cut.tile("norm", 9, 9, 8) == Tile(2, 64, 1)

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from inl_cuda import opening
+from inl_cuda import startup
 
 
 class Driver:
@@ -45,7 +45,7 @@ def driver(monkeypatch):
 def test_the_context_of_the_named_gpu_is_made(driver, monkeypatch):
     monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
     found = driver()
-    opening.open_context(3)
+    startup.create_context(3)
     names = [call[0] for call in found.calls]
     assert names == ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]
     assert found.calls[1] == ("cuDeviceGet", 3)
@@ -54,7 +54,7 @@ def test_the_context_of_the_named_gpu_is_made(driver, monkeypatch):
 @pytest.mark.parametrize("failing", ["cuInit", "cuDeviceGet"])
 def test_what_the_driver_refuses_is_left_to_torch(driver, failing):
     found = driver(failing)
-    opening.open_context(0)
+    startup.create_context(0)
     assert found.calls[-1][0] == failing
 
 
@@ -62,6 +62,6 @@ def test_what_the_driver_refuses_is_left_to_torch(driver, failing):
 def test_without_cuda_the_reason_is_given_and_nothing_is_left_behind():
     before = threading.active_count()
     with pytest.raises(BackendUnavailable, match="finds no usable CUDA"):
-        opening.open_backend(Device("cuda:0"))
+        startup.open_backend(Device("cuda:0"))
     assert gc.isenabled()
     assert threading.active_count() == before

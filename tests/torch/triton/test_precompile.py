@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 from compile_kernels import Stub, target_of
-from inl_torch.triton.precompile import prepare
+from inl_torch.triton.precompile import precompile
 
 driver.set_active(Stub(target_of("cuda:90")))
 
@@ -50,11 +50,11 @@ def broken():
     raise ValueError("no step")
 
 place = torch.device("cpu")
-assert prepare([call, broken], place) == 4
+assert precompile([call, broken], place) == 4
 assert seen == [1], seen            # another thread's launch is none of its business
 assert known() == 5, known()
 assert JITFunction.run is plain and "torch._dynamo" not in __import__("sys").modules
-assert prepare([call], place) == 3 and known() == 5
+assert precompile([call], place) == 3 and known() == 5
 # Launches now find what they need: nothing more is compiled.
 for count, wide in ((4, 16), (16, 16), (4, 32)):
     x = torch.zeros(4, dtype=torch.int32)

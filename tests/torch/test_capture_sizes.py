@@ -1,4 +1,4 @@
-"""Which programs the CUDA backend makes."""
+"""Step sizes for which GPU backends capture graphs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from inl.scheduling.buckets import Buckets
 from inl.spec.limits import Limits
 from inl.spec.step import SAMPLERS, Bucket
-from inl_torch.gpu.capture_sizes import MOST, ladder, rungs
+from inl_torch.gpu.capture_sizes import MAX_GRAPHS, capture_sizes, decode_sizes
 
 
 def limits(rows, sampler, width=64):
@@ -20,7 +20,7 @@ def sizes(found):
 
 
 def test_a_small_batch():
-    assert sizes(ladder(limits(8, "greedy"))) == [
+    assert sizes(capture_sizes(limits(8, "greedy"))) == [
         (1, 1), (2, 2), (4, 4), (8, 8), (64, 8), (128, 8), (256, 8), (512, 8),
         (768, 8), (1024, 8), (1536, 8), (2048, 8), (3072, 8), (4096, 8), (6144, 8),
         (8192, 8),
@@ -28,32 +28,28 @@ def test_a_small_batch():
 
 
 def test_the_costliest_sampler_leaves_the_coarsest_sizes():
-    found = [
-        b
-        for b in ladder(limits(8, "sample_filtered"))
-        if b.sampler == "sample_filtered"
-    ]
+    found = [b for b in capture_sizes(limits(8, "full")) if b.sampler == "full"]
     assert sizes(found) == [
         (1, 1), (2, 2), (4, 4), (8, 8), (64, 8), (512, 8), (2048, 8), (8192, 8),
     ]  # fmt: skip
 
 
 def test_one_long_prompt_has_programs_of_its_own():
-    found = sizes(ladder(limits(8, "greedy", width=504)))
+    found = sizes(capture_sizes(limits(8, "greedy", width=504)))
     assert found[-3:] == [(2048, 1), (4096, 1), (8064, 1)]
 
 
-def test_rungs_end_with_all_rows():
-    assert rungs(1, 2) == [1]
-    assert rungs(9, 2) == [1, 2, 4, 8, 9]
-    assert rungs(512, 4) == [1, 4, 16, 64, 256, 512]
+def test_decode_sizes_end_with_all_rows():
+    assert decode_sizes(1, 2) == [1]
+    assert decode_sizes(9, 2) == [1, 2, 4, 8, 9]
+    assert decode_sizes(512, 4) == [1, 4, 16, 64, 256, 512]
 
 
 @given(st.integers(1, 5000), st.sampled_from(SAMPLERS), st.integers(1, 600))
 def test_any_step_that_is_planned_has_a_program(rows, sampler, width):
     given_limits = limits(rows, sampler, width)
-    found = ladder(given_limits)
-    assert len(set(found)) == len(found) <= MOST
+    found = capture_sizes(given_limits)
+    assert len(set(found)) == len(found) <= MAX_GRAPHS
     assert {bucket.sampler for bucket in found} == set(given_limits.samplers)
     planned = Buckets(
         Limits(**{**_fields(given_limits), "buckets": found}),
