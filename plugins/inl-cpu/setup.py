@@ -15,19 +15,14 @@ from setuptools.errors import CompileError
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-<<<<<<< HEAD
-from build_native import SOURCES, build  # noqa: E402 - in this folder
-=======
-from build_native import SOURCES, build  # noqa: E402 - beside this file
-from build_native import LIBRARY  # noqa: E402, I001
+from build_native import LIBRARY, SOURCES, build  # noqa: E402 - in this folder
 
 
 def is_current(library: Path) -> bool:
-    """Whether ``build_native.py`` built the library from the sources as they are."""
+    """Whether the library is newer than its sources and ``build_native.py``."""
     sources = [HERE / "build_native.py", *SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]
     newest = max(source.stat().st_mtime for source in sources)
     return library.exists() and library.stat().st_mtime > newest
->>>>>>> rooms
 
 
 class BuildNative(build_ext):

@@ -1,8 +1,4 @@
-<<<<<<< HEAD:tests/plugins/cpu/test_cpu.py
-"""The CPU plugin: registration, probe, and the torch fallback."""
-=======
 """The torch fallback of the CPU plugin."""
->>>>>>> rooms:tests/plugins/cpu/test_torch_backend.py
 
 from __future__ import annotations
 
@@ -35,85 +31,10 @@ def _same_threads_after(monkeypatch):
     torch.set_num_threads(before)
 
 
-<<<<<<< HEAD:tests/plugins/cpu/test_cpu.py
-def modules_after(statement):
-    code = f"{statement}\nimport sys\nprint(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    return set(done.stdout.split())
-
-
-def test_the_plugin_registers_one_backend_by_name():
-    given = []
-    inl_cpu.plugin.inl_register_backends(lambda *a, **k: given.append((a, k)))
-    assert given == [
-        (
-            (DeviceType.CPU, "inl_cpu.backend:open_cpu"),
-            {"probe": "inl_cpu.probe:probe"},
-        )
-    ]
-
-
-def test_registered_names_exist():
-    assert inl_cpu.probe.probe.__module__ == "inl_cpu.probe"
-    assert issubclass(TorchCpuBackend, Backend)
-
-
-def test_the_distribution_names_the_plugin():
-    project = tomllib.loads(PROJECT.read_text())["project"]
-    assert project["entry-points"] == {GROUP: {"cpu": "inl_cpu.plugin"}}
-    assert importlib.util.find_spec("inl_cpu.plugin") is not None
-
-
-@pytest.mark.parametrize(
-    "statement",
-    ["import inl_cpu.plugin", "import inl_cpu.probe; inl_cpu.probe.probe()"],
-)
-def test_finding_the_cpu_imports_nothing_heavy(statement):
-    assert modules_after(statement).isdisjoint({"torch", "numpy", "inl_torch"})
-
-
-def test_the_import_check_detects_torch():
-    assert "torch" in modules_after("import inl_cpu.torch_backend")
-
-
-def test_the_probe_finds_one_device_with_memory():
-    (info,) = inl_cpu.probe.probe()
-    assert info.index == 0
-    assert info.memory_bytes == host_memory().total > 2**28
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("processor\t: 0\nmodel name\t: Acme: One\n\nmodel name\t: Two\n", "Acme: One"),
-        ("model name\t:  \n", None),
-        ("", None),
-    ],
-)
-def test_the_name_of_the_processor(text, name, tmp_path, monkeypatch):
-    path = tmp_path / "cpuinfo"
-    path.write_text(text)
-    monkeypatch.setattr(inl_cpu.probe, "CPUINFO", path)
-    monkeypatch.setattr("platform.processor", lambda: "")
-    monkeypatch.setattr("platform.machine", lambda: "machine")
-    assert inl_cpu.probe.cpu_name() == (name or "machine")
-
-
-def test_the_name_without_cpuinfo(tmp_path, monkeypatch):
-    monkeypatch.setattr(inl_cpu.probe, "CPUINFO", tmp_path / "none")
-    monkeypatch.setattr("platform.processor", lambda: "")
-    monkeypatch.setattr("platform.machine", lambda: "")
-    assert inl_cpu.probe.cpu_name() == "CPU"
-
-
-=======
 def test_it_is_a_backend():
     assert issubclass(TorchCpuBackend, Backend)
 
 
->>>>>>> rooms:tests/plugins/cpu/test_torch_backend.py
 @pytest.mark.parametrize("name", ["cpu", "cpu:0"])
 def test_the_requested_device(name):
     backend = TorchCpuBackend(Device(name))
@@ -145,13 +66,7 @@ def test_a_packed_dtype_is_refused_by_name():
         TorchCpuBackend(Device("cpu")).tensor(packed)
 
 
-<<<<<<< HEAD:tests/plugins/cpu/test_cpu.py
 def test_compiled_programs_have_no_gradients():
-    import numpy as np
-
-=======
-def test_what_it_compiles_keeps_no_gradients():
->>>>>>> rooms:tests/plugins/cpu/test_torch_backend.py
     backend = TorchCpuBackend(Device("cpu"))
     x = backend.tensor(wrap(np.ones(3, np.float32))).requires_grad_()
     program = backend.compile(lambda a: (a * 2,), None, consumes=())

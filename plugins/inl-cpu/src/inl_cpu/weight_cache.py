@@ -60,10 +60,6 @@ class PackedWeightCache(WeightCache):
     def __init__(self, emitter: CommandEmitter) -> None:
         self._emitter = emitter
 
-<<<<<<< HEAD
-    def load(self, files: Sequence[Path], dtype: str, load: Callable[[], T]) -> T:
-        if not files or not is_enabled():
-=======
     def load(
         self,
         files: Sequence[Path],
@@ -72,9 +68,8 @@ class PackedWeightCache(WeightCache):
         progress: ProgressReporter | None = None,
     ) -> T:
         progress = progress or ProgressReporter()
-        if not files or not is_on():
+        if not files or not is_enabled():
             progress.stage = LoadStage.PACKING
->>>>>>> rooms
             return load()
         path = cache_folder() / "packed" / file_name(files, dtype, self._emitter)
         try:
@@ -82,19 +77,12 @@ class PackedWeightCache(WeightCache):
         except (FileNotFoundError, NotADirectoryError):
             pass
         except (Damaged, Stale, OSError) as reason:
-<<<<<<< HEAD
             log.warning("%s: %s; the weights are packed again", path, reason)
+        progress.stage = LoadStage.PACKING
         writer = CacheWriter()
         result = self._load_with(writer, load)
-        writer.save(path)
-=======
-            log.warning("%s: %s; the weights are packed again", place, reason)
-        progress.stage = LoadStage.PACKING
-        written = Written()
-        result = self._with(written, load)
         progress.stage = LoadStage.SAVING
-        written.save(place, progress)
->>>>>>> rooms
+        writer.save(path, progress)
         return result
 
     def _load_with(self, cache: Cache, load: Callable[[], T]) -> T:
@@ -185,24 +173,14 @@ class CacheWriter(Cache):
     def find(self, matrix: Matrix, size: int) -> None:  # noqa: ARG002
         self._matrices.append(matrix)
 
-<<<<<<< HEAD
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, progress: ProgressReporter) -> None:
         """Write all matrices, unless they are small; logs an I/O error."""
         if sum(each.data.nbytes for each in self._matrices) < MIN_BYTES:
             return
         try:
-            write(path, [(signature(each), each.data) for each in self._matrices])
-            evict(path)
-=======
-    def save(self, place: Path, progress: ProgressReporter) -> None:
-        """Write all of them, unless they are few; where that fails, go on without."""
-        if sum(each.data.nbytes for each in self._matrices) < LEAST:
-            return
-        try:
             blocks = [(signature(each), each.data) for each in self._matrices]
-            write(place, blocks, progress)
-            tidy(place)
->>>>>>> rooms
+            write(path, blocks, progress)
+            evict(path)
         except OSError as reason:
             log.info("%s: packed weights are not cached: %s", path.parent, reason)
         self._matrices.clear()

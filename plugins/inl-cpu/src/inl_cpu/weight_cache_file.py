@@ -132,10 +132,6 @@ def _huge_page_bytes() -> int:
     return 0
 
 
-<<<<<<< HEAD
-def write(path: Path, blocks: Sequence[tuple[tuple[int, ...], Any]]) -> None:
-    """Write (signature, block) pairs atomically; raises OSError."""
-=======
 def write(
     path: Path,
     blocks: Sequence[tuple[tuple[int, ...], Any]],
@@ -145,7 +141,6 @@ def write(
 
     progress: called with (bytes written, bytes in total).
     """
->>>>>>> rooms
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
     size = sum(block.nbytes for _, block in blocks)
@@ -163,7 +158,7 @@ def write(
             for piece in _pages([block for _, block in blocks]):
                 sums.append(checksum(piece))
                 _write_all(file, piece)
-                progress(min(len(sums) * LARGE, size), size)
+                progress(min(len(sums) * HUGE_PAGE, size), size)
             text = json.dumps([parts, sums]).encode()
             digest = hashlib.sha256(text).digest()
             _write_all(file, text + TRAILER.pack(len(text), digest, MAGIC))

@@ -7,12 +7,7 @@ import pytest
 from native_harness import Flag, Op, f32, i32, instruction
 
 from inl.ops import catalog
-<<<<<<< HEAD
-from inl.ops.sample import _kept as kept_by_sorting
-=======
-from inl.ops.sample import allowed_tokens as kept_by_sorting
-from inl.spec.op import Case
->>>>>>> rooms
+from inl.ops.sample import allowed_tokens as allowed_by_sorting
 from inl.spec.step import NEUTRAL
 from inl.spec.tolerance import judge
 
@@ -113,14 +108,14 @@ def test_filtered_tokens_are_never_sampled(native, rng):
     logits = f32(rng.standard_normal((4, 300)))
     scaled = logits - logits.max(-1, keepdims=True)
     params = np.repeat(tables.params[1:2], 4, 0)[:, :, None]
-    kept = kept_by_sorting(scaled.astype(np.float64), params)
-    assert kept.sum(-1).tolist() == [7] * 4
+    allowed = allowed_by_sorting(scaled.astype(np.float64), params)
+    assert allowed.sum(-1).tolist() == [7] * 4
     seen = set()
     for uniform in np.linspace(0, 0.9999, 60, dtype=np.float32):
         step = step._replace(uniforms=np.full(4, uniform, np.float32).view(np.int32))
         tokens, _ = sample(native, logits, step, tables, "sample_filtered")
         slots = step.slots > 0
-        assert kept[np.arange(4), tokens][slots].all()
+        assert allowed[np.arange(4), tokens][slots].all()
         seen.update(zip(np.flatnonzero(slots), tokens[slots], strict=True))
     assert len(seen) > 12
 

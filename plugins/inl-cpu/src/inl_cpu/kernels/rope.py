@@ -28,13 +28,12 @@ def rope_table(
 ) -> tuple[Any, Any]:
     rates = np.ascontiguousarray(frequencies(dim, theta, scaling), np.float64)
     shape = (*positions.shape, dim // 2)
-<<<<<<< HEAD
     cos, sin = emitter.new(shape), emitter.new(shape)
     emitter.emit(
         RopeTable(
             tokens=positions.shape[0],
             pairs=dim // 2,
-            scaled_pairs=(scaling.turning or dim) // 2,
+            scaled_pairs=(scaling.rotary_dim or dim) // 2,
             positions=positions,
             rates=rates,
             cos=cos,
@@ -42,12 +41,6 @@ def rope_table(
             factor=scaling.gain,
         )
     )
-=======
-    cos, sin = stage.new(shape), stage.new(shape)
-    data = [positions, rates, cos, sin]
-    dims = [positions.shape[0], dim // 2, (scaling.rotary_dim or dim) // 2]
-    stage.emit(Opcode.ROPE_TABLE, dims, data, [scaling.gain])
->>>>>>> rooms
     return cos, sin
 
 
