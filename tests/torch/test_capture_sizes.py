@@ -34,7 +34,7 @@ def test_the_costliest_sampler_leaves_the_coarsest_sizes():
     ]  # fmt: skip
 
 
-def test_one_long_prompt_has_programs_of_its_own():
+def test_one_long_prompt_has_separate_buckets():
     found = sizes(capture_sizes(limits(8, "greedy", width=504)))
     assert found[-3:] == [(2048, 1), (4096, 1), (8064, 1)]
 
@@ -46,7 +46,7 @@ def test_decode_sizes_end_with_all_rows():
 
 
 @given(st.integers(1, 5000), st.sampled_from(SAMPLERS), st.integers(1, 600))
-def test_any_step_that_is_planned_has_a_program(rows, sampler, width):
+def test_any_planned_step_has_a_bucket(rows, sampler, width):
     given_limits = limits(rows, sampler, width)
     found = capture_sizes(given_limits)
     assert len(set(found)) == len(found) <= MAX_GRAPHS

@@ -29,7 +29,7 @@ from inl_cuda import probe
 from inl_cuda.backend import CudaBackend, check_torch
 
 
-def why_not():
+def skip_reason():
     try:
         probe.probe()
     except InlError as error:
@@ -37,12 +37,12 @@ def why_not():
     return None if torch.cuda.is_available() else "torch is built without CUDA"
 
 
-REASON = why_not()
+REASON = skip_reason()
 cuda = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch finds a GPU")
-def test_a_torch_without_cuda_says_so():
+def test_torch_without_cuda_is_refused():
     with pytest.raises(BackendUnavailable, match=r"cuda:0: torch .* finds no usable"):
         CudaBackend(Device("cuda:0"))
 
@@ -59,7 +59,7 @@ def test_an_index_beyond_the_last_is_refused():
 
 
 @cuda
-def test_memory_counts_what_is_taken(gpu):
+def test_memory_counts_allocations(gpu):
     before = gpu.memory()
     held = gpu.tensor(wrap(np.zeros(1 << 24, np.float32)))
     after = gpu.memory()
@@ -78,7 +78,7 @@ def test_float32_products_are_ieee(gpu):
 
 
 @cuda
-def test_a_state_that_does_not_fit_says_so(gpu):
+def test_oom_of_a_state(gpu):
     from inl.spec.cache import Paged
 
     limits = Limits(2, (1 << 24,), 16, 4, 97)
@@ -87,7 +87,7 @@ def test_a_state_that_does_not_fit_says_so(gpu):
 
 
 @cuda
-def test_a_step_that_does_not_fit_says_so_and_the_next_one_runs(gpu):
+def test_oom_of_a_step_and_recovery(gpu):
     def greedy(_weights, message, state):
         if int(message[0]):
             torch.empty(1 << 42, device=message.device)
@@ -120,7 +120,7 @@ def test_a_bucket_is_one_graph(gpu):
 
 @cuda
 @pytest.mark.parametrize("failing", [1, 2], ids=["warming up", "capturing"])
-def test_a_capture_that_does_not_fit_says_so_and_the_next_one_runs(gpu, failing):
+def test_oom_of_a_capture_and_recovery(gpu, failing):
     calls = []
 
     def step(weights, message, state):
@@ -141,8 +141,8 @@ def test_a_capture_that_does_not_fit_says_so_and_the_next_one_runs(gpu, failing)
 
 
 @cuda
-def test_an_engine_outlives_a_step_that_does_not_fit(gpu):
-    """The allocator is told to have nothing left, then everything again."""
+def test_an_engine_survives_oom_of_a_step(gpu):
+    """The allocator's limit is set to what is reserved, then removed."""
     sizes = {"hidden": 128, "head_dim": 16, "inner": 4096, "vocab": 256}
     tiny = tiny_llama(np.random.default_rng(3), **sizes)
     language = LanguageModel(MODEL, MODEL.config(tiny[0]), MemoryCheckpoint(*tiny))

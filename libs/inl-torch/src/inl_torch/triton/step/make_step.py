@@ -70,8 +70,8 @@ def _make_rows(
         uniform = tl.load(words + 2 + place, mask=in_bounds, other=0)
         tl.store(uniforms + row * PER_ROW + place, uniform, mask=in_bounds)
     index = tl.arange(0, 4)
-    told = tl.load(message + 9 + index, mask=index < 3, other=0)
-    tl.store(counts + index, told, mask=index < 3)
+    used = tl.load(message + 9 + index, mask=index < 3, other=0)
+    tl.store(counts + index, used, mask=index < 3)
 
 
 @triton.jit
