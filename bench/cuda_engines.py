@@ -88,7 +88,7 @@ class Serving:
         )  # fmt: skip
         runner = start_runner(language, backend, config)
         engine = InferenceEngine(language, config=config, runner=runner)
-        return cls(runner, engine._core, engine)
+        return cls(runner, engine.core, engine)
 
     def settle(self) -> None:
         """Freeze loaded objects for the garbage collector, as a worker does."""

@@ -111,7 +111,7 @@ def answers(core: EngineCore, prompts: list[list[int]], count: int) -> list[list
         for event in core.step():
             if event.error is not None:
                 raise RunnerError("a step failed") from event.error
-    return [request.answer for request in requests]
+    return [request.output_ids for request in requests]
 
 
 def ms_per_token(core: EngineCore, prompt: list[int], count: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,14 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from build_native import SOURCES, build  # noqa: E402 - beside this file
+from build_native import LIBRARY  # noqa: E402, I001
+
+
+def is_current(library: Path) -> bool:
+    """Whether ``build_native.py`` built the library from the sources as they are."""
+    sources = [HERE / "build_native.py", *SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]
+    newest = max(source.stat().st_mtime for source in sources)
+    return library.exists() and library.stat().st_mtime > newest
 
 
 class BuildNative(build_ext):
@@ -26,6 +35,9 @@ class BuildNative(build_ext):
     def build_extension(self, ext: Extension) -> None:
         output = Path(self.get_ext_fullpath(ext.name))
         output.parent.mkdir(parents=True, exist_ok=True)
+        if self.editable_mode and is_current(LIBRARY):
+            shutil.copy2(LIBRARY, output)
+            return
         try:
             build(output)
         except (OSError, subprocess.CalledProcessError) as error:

@@ -63,7 +63,9 @@ def expected(request, limits, context, stops):
             extra = noise(request.seed, at) if request.temperature else 0
             extra ^= special(request, ids[request.prompt_tokens :])
             total = sum(sum(last) for last in totals)
-            ids.append(scrambled((total + at) % WORDS ^ extra) % limits.vocab)
+            number = scrambled((total + at) % WORDS ^ extra)
+            allowed = request.allowed_token_ids or range(limits.vocab)
+            ids.append(allowed[number % len(allowed)])
             if ids[at] in stops:
                 return ids[request.prompt_tokens :], "stop"
         value = (request.adapter << 32) + ids[at] + 1

@@ -81,12 +81,20 @@ class World:
             seed=random.randint(-3, 3),
             stop_ids=frozenset(self.ids(random.choice([0, 0, 0, 2]))),
             ignore_eos=random.random() < 0.3,
-            adapter=random.choice([0, 0, 0, 1]),
+            allowed_token_ids=self.allowed(),
+            cache_salt=random.choice(["", "", "", "other"]),
         )
         number = self.engine.add(request)
         self.requests[number], self.answers[number] = request, []
         self.live.append(number)
         self.counts["requests"] += 1
+
+    def allowed(self):
+        """Sometimes a few tokens, which may include the end token."""
+        if self.random.random() < 0.85:
+            return None
+        self.counts["masked requests"] += 1
+        return [*self.ids(self.random.randint(1, 9)), self.random.choice([5, 6])]
 
     def sampling(self):
         """Random parameters that a full program serves."""
@@ -125,14 +133,16 @@ class World:
             want, end = want[: len(found)], "cancelled"
         if (found, reason) != (want, end):
             raise WrongText(f"request {number}: {found} {reason}, not {want} {end}")
-        assert request.answer == found
+        assert request.output_ids == found
         self.check_scores(request)
 
     def check_scores(self, request):
-        scores = [(each.token, each.logprob, each.top) for each in request.scores]
+        scores = [
+            (each.token, each.logprob, each.top) for each in request.token_logprobs
+        ]
         vocab = self.limits.vocab
         told = []
-        for token in request.answer if request.logprobs is not None else ():
+        for token in request.output_ids if request.logprobs is not None else ():
             top = [(token + step) % vocab for step in range(min(3, vocab))]
             told.append((token, -token / 4, tuple((near, -near / 4) for near in top)))
         assert scores == told
@@ -166,7 +176,7 @@ class World:
         assert not self.scheduler.kv_cache.has_pending_frees
         assert self.runner.slots_in_use == []
         for pool in self.scheduler.kv_cache.pools:
-            assert pool.held_blocks == 0
+            assert pool.used_blocks == 0
             assert pool.available_blocks == pool.blocks - 1
 
 

@@ -70,7 +70,7 @@ def refusing(options, progress):
     return _served(Refusing, options)
 
 
-def full(options, progress):
+def out_of_memory(options, progress):
     """One that has no memory for some steps."""
     return _served(Full, options)
 

@@ -72,7 +72,7 @@ def answers(core, prompts):
         for event in core.step():
             if event.error:
                 errors[numbers.index(event.request)] = event.error
-    return [request.answer for request in requests], errors
+    return [request.output_ids for request in requests], errors
 
 
 def test_a_step_that_does_not_fit_fails_and_the_next_one_runs(tiny_llama):

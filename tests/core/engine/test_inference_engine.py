@@ -56,16 +56,6 @@ def greedy(made, prompt, count):
     return tuple(ids[len(prompt) :])
 
 
-def drained(engine):
-    """Whether nothing is left after the late steps are collected, blocks included."""
-    for _ in range(8):
-        if not engine._core.has_work:
-            break
-        engine._core.step()
-    pools = engine._core.scheduler.kv_cache.pools
-    return not engine._core.has_work and not any(pool.held_blocks for pool in pools)
-
-
 def test_a_string_gives_a_completion(make, made):
     engine = make()
     found = engine.generate("hello", max_tokens=9)
@@ -178,7 +168,7 @@ def test_long_prompts_are_cut_and_answer_the_same(make, made):
     assert again.token_ids == greedy(made, prompt, 8)
 
 
-def test_leaving_a_stream_frees_its_blocks(make):
+def test_leaving_a_stream_frees_its_blocks(make, drained):
     engine = make(max_batch=1)
     for _ in range(3):
         stream = engine.stream("x" * 60, max_tokens=30)
@@ -216,7 +206,9 @@ def test_leaving_a_stream_frees_its_blocks(make):
         ("x", {"seed": "s"}, RequestError, ["seed", "'s'"]),
     ],
 )
-def test_bad_requests_say_what_and_lose_nothing(make, prompt, options, error, words):
+def test_a_bad_request_is_refused_and_loses_nothing(
+    make, drained, prompt, options, error, words
+):
     engine = make()
     before = engine.generate("fine", max_tokens=4)
     with pytest.raises(error) as caught:
@@ -276,7 +268,7 @@ def test_a_runner_that_fails_ends_every_answer(make):
     engine.runner.collect = fail
     with pytest.raises(RunnerError, match="the wire is cut"):
         engine.generate(["a", "b"], max_tokens=4)
-    with pytest.raises(RunnerError, match="make another engine"):
+    with pytest.raises(RunnerError, match="create another engine"):
         engine.generate("c")
 
 

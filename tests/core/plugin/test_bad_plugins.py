@@ -118,7 +118,7 @@ BAD = {
     "has odd features": ("INL_FEATURES = 'fast'", "INL_FEATURES: found 'fast', accept"),
     "contradicts its group": (
         "INL_CONTRACT = (2, 0)",
-        "INL_CONTRACT: found (2, 0), but it is installed under inl.v1",
+        "INL_CONTRACT: found (2, 0), but the entry point is in group inl.v1",
     ),
 }
 
@@ -144,7 +144,7 @@ UNSUPPORTED = {
     ),
     "an unknown feature": (
         "INL_FEATURES = {'warp', 'beam'}",
-        "needs beam, warp; this core has no features beside contract 1.1; try: ",
+        "needs beam, warp; this core has no features in contract 1.1; try: ",
     ),
 }
 
@@ -185,10 +185,10 @@ def inl_register_backends(register):
 
 
 def test_a_probe_that_hangs_is_a_reason(good, monkeypatch):
-    monkeypatch.setattr("inl.plugin.probe.SECONDS", 0.05)
+    monkeypatch.setattr("inl.plugin.probe.TIMEOUT_SECONDS", 0.05)
     good.add("zzz", HANGS)
     known = good.load()
-    assert "did not answer within 0.05 s" in known.find(DeviceType("npu")).reason
+    assert "did not return within 0.05 s" in known.find(DeviceType("npu")).reason
     assert known.find(DeviceType("good")).devices
 
 

@@ -71,11 +71,15 @@ def test_a_device_that_is_not_there_is_unavailable(site, row_of, body):
 
 BROKEN = {
     "return None": "TypeError: 'NoneType' object is not iterable",
-    "return [0]": "the probe gave 0, accepted: DeviceInfo(index, name, memory_bytes",
-    "return [DeviceInfo(-1, 'A')]": "the probe gave DeviceInfo(index=-1",
-    "return [DeviceInfo(0, 'A', 1.5)]": "the probe gave DeviceInfo(index=0",
-    "return [DeviceInfo(0, None)]": "the probe gave DeviceInfo(index=0, name=None",
-    "return [DeviceInfo(0, 'A'), DeviceInfo(0, 'B')]": "the probe gave one index twice",
+    "return [0]": (
+        "the probe returned 0, accepted: DeviceInfo(index, name, memory_bytes"
+    ),
+    "return [DeviceInfo(-1, 'A')]": "the probe returned DeviceInfo(index=-1",
+    "return [DeviceInfo(0, 'A', 1.5)]": "the probe returned DeviceInfo(index=0",
+    "return [DeviceInfo(0, None)]": "the probe returned DeviceInfo(index=0, name=None",
+    "return [DeviceInfo(0, 'A'), DeviceInfo(0, 'B')]": (
+        "the probe returned an index twice: "
+    ),
     "1 / 0": "ZeroDivisionError: division by zero",
     "exit(1)": "SystemExit: 1",
 }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from depth import examples
 from inl.errors import CheckpointError, MissingPackage, RequestError
 from inl.text.gguf_vocabulary import open_tokenizer, read_tokenizer
 from inl.text.plain_bpe import PlainBpe, translated, words_of
@@ -27,7 +27,7 @@ def in_python(fields):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "tokenizers", None)
         tokenizer = open_tokenizer(fields, "m.gguf")
-        assert isinstance(tokenizer._rules, PlainBpe)
+        assert isinstance(tokenizer.rules, PlainBpe)
     return tokenizer
 
 
@@ -44,7 +44,7 @@ def test_texts_equal_the_packages(text, plain, default_tokenizer):
         assert plain.decode(ids, skip) == default_tokenizer.decode(ids, skip)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(50, 200)
 @given(text=ANY_TEXT | CASED)
 def test_any_text_equals_the_packages(text, plain, default_tokenizer):
     ids = default_tokenizer.encode(text)
@@ -52,13 +52,14 @@ def test_any_text_equals_the_packages(text, plain, default_tokenizer):
     assert plain.decode(ids) == default_tokenizer.decode(ids)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(15, 50)
 @given(ids=st.lists(st.integers(0, 50_000)))
 def test_any_ids_equal_the_packages(ids, plain, default_tokenizer):
     for skip in (True, False):
         assert plain.decode(ids, skip) == default_tokenizer.decode(ids, skip)
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_rule_cuts_as_the_package_does(name):
     rules = pre_tokenizer(name)
@@ -70,7 +71,7 @@ def test_every_rule_cuts_as_the_package_does(name):
 
     for text in TEXTS:
         check(text)
-    settings(max_examples=60, deadline=None)(given(text=ANY_TEXT | CASED)(check))()
+    examples(20, 60)(given(text=ANY_TEXT | CASED)(check))()
 
 
 @pytest.mark.parametrize(
@@ -102,12 +103,10 @@ def test_every_field_counts_as_with_the_package(changes):
     assert ours.token_id("zz") is None
 
 
-def test_a_long_word_takes_no_long_time(plain, default_tokenizer):
+@pytest.mark.timeout(120)
+def test_a_long_word_takes_no_quadratic_time(plain, default_tokenizer):
     text = "abcdefghij" * 5_000
-    begun = time.process_time()
-    ids = plain.encode(text)
-    assert time.process_time() - begun < 5
-    assert ids == default_tokenizer.encode(text)
+    assert plain.encode(text) == default_tokenizer.encode(text)
 
 
 def test_bad_input_is_refused_alike(plain):

@@ -4,7 +4,6 @@ import datetime
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -84,7 +83,7 @@ REFUSED = {
         "{% set n = namespace() %}\n{% set n.__x = 1 %}",
         ["line 2", "'__x'", "public"],
     ),
-    "append": ("{{ messages.append(1) }}", ["line 1", "'append'", "change nothing"]),
+    "append": ("{{ messages.append(1) }}", ["line 1", "'append'", "do not modify"]),
     "include": ("\n\n{% include 'x' %}", ["line 3", "include", "accepted: for, if"]),
     "import": ("{% import 'x' as y %}", ["line 1", "import"]),
     "extends": ("{% extends 'x' %}", ["line 1", "extends"]),
@@ -139,10 +138,8 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_templates_may_not_do(name):
     source, parts = REFUSED[name]
-    began = time.perf_counter()
     with pytest.raises(TemplateError) as caught:
         apply(source)
-    assert time.perf_counter() - began < 5
     message = str(caught.value)
     missing = [part for part in ["chat template", *parts] if part not in message]
     assert missing == [], message
@@ -189,13 +186,18 @@ def test_a_refusal_leaves_the_template_usable():
     template.close()
 
 
-def test_one_process_serves_all_calls():
+def test_one_process_serves_all_calls(monkeypatch):
+    started, start = [], module._Process
+
+    def counted():
+        started.append(start())
+        return started[-1]
+
+    monkeypatch.setattr(module, "_Process", counted)
     template = ChatTemplate("{{ messages[0].content }}")
-    template.apply(HELLO)
-    began = time.perf_counter()
     for turn in range(100):
         assert template.apply([{"content": f"n{turn}"}]) == f"n{turn}"
-    assert (time.perf_counter() - began) / 100 < 0.02
+    assert len(started) == 1
     template.close()
 
 

@@ -5,10 +5,11 @@ import sys
 import gguf
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
+from depth import examples
 from inl.errors import CheckpointError, MissingPackage, RequestError
 from inl.text.detokenize import Detokenizer
 from inl.text.gguf_vocabulary import open_tokenizer, read_tokenizer
@@ -70,7 +71,7 @@ def test_texts_equal_the_published_rules(text, default_tokenizer, reference):
     assert default_tokenizer.decode(ids, skip_special=False) == text
 
 
-@settings(max_examples=300, deadline=None)
+@examples(60, 300)
 @given(text=st.text(st.characters(codec="utf-8", exclude_categories=["Cn", "Cc"])))
 def test_any_text_equals_the_published_rules(text, default_tokenizer, reference):
     ids = default_tokenizer.encode(text)
@@ -224,7 +225,7 @@ def test_rules_that_wait_are_the_same_rules(default_checkpoint, default_tokenize
     ids = range(-1, built.vocab_size + 2)
     tokens = [built.token(index) if index >= 0 else None for index in ids]
     assert [waiting.token(index) for index in ids] == tokens
-    assert "_rules" not in vars(waiting)
+    assert "rules" not in vars(waiting)
     text = "naïve 𝄞 <|im_start|>x"
     assert waiting.encode(text) == built.encode(text)
 
@@ -236,7 +237,7 @@ def test_ids_become_text_without_the_package(default_checkpoint, monkeypatch, or
         detokenizer = Detokenizer(tokenizer)
         text = "".join(map(detokenizer.add, case["token_ids"]))
         assert text + detokenizer.finish() == case["text"]
-    assert "_rules" not in vars(tokenizer)
+    assert "rules" not in vars(tokenizer)
 
 
 def test_a_missing_package_is_an_install_line(monkeypatch):

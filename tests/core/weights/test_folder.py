@@ -128,7 +128,7 @@ def test_end_tokens_of_a_wrong_type_are_refused(folder, found):
         ("[1, 2]", "JSON list"),
         ('"x"', "JSON str"),
         ("null", "NoneType"),
-        ('{"a": 1, "a": 2}', "'a' is there twice"),
+        ('{"a": 1, "a": 2}', "'a': found twice"),
         ("[" * 100_000, "not JSON"),
         ('{"a": ' + "9" * 5000 + "}", "not JSON"),
         (b"\xff\xfe{", "not JSON"),
@@ -221,13 +221,13 @@ def test_what_is_no_model_is_refused(tmp_path, tiny_gguf):
     (tmp_path / "pickles").mkdir()
     (tmp_path / "pickles" / "pytorch_model.bin").write_bytes(b"x")
     for name, part in {
-        "gone": "no file or folder",
+        "gone": "no such file or folder",
         "lone.safetensors": "config.json",
         "notes.txt": "b'hell'",
         "empty": "found nothing",
         "pickles": "pytorch_model.bin",
         "x" * 5000: "cannot be read",
-        "nul\0": "no file or folder",
+        "nul\0": "no such file or folder",
     }.items():
         with pytest.raises(CheckpointError) as caught:
             open_checkpoint(tmp_path / name)

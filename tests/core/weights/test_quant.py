@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 import gguf
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from inl.dtypes import HostArray, cast
 from inl.errors import CheckpointError, MissingPackage
-from inl.weights.gguf_fallback import BORROWED
+from inl.weights.gguf_fallback import FALLBACK_DTYPES
 from inl.weights.quant import (
     BLOCKS,
     PIECE,
@@ -127,7 +126,7 @@ def test_a_conversion_keeps_every_shape(shape):
 
 def test_a_conversion_names_the_tensor_that_it_cannot_read():
     packed = HostArray(np.zeros((1, 292), np.uint8), "q8_k", (1, 256))
-    with pytest.raises(CheckpointError, match=r"'blk\.0\.x': kind: found q8_k"):
+    with pytest.raises(CheckpointError, match=r"'blk\.0\.x': dtype: found q8_k"):
         convert(packed, "float32", "blk.0.x")
 
 
@@ -142,7 +141,7 @@ def test_a_kind_without_a_decoder_is_refused_by_name(kind):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", BORROWED)
+@pytest.mark.parametrize("kind", FALLBACK_DTYPES)
 def test_kinds_with_codebooks_are_decoded_by_the_gguf_package(kind, monkeypatch):
     elements, size = BLOCKS[kind]
     raw = np.random.default_rng(4).integers(0, 256, (3, 5 * size)).astype(np.uint8)
@@ -153,7 +152,7 @@ def test_kinds_with_codebooks_are_decoded_by_the_gguf_package(kind, monkeypatch)
         want = gguf.dequantize(raw, gguf.GGMLQuantizationType[kind.upper()])
     assert same_bits(found, want)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(MissingPackage, match=r"'x': kind .* 'inl-core\[gguf\]'"):
+    with pytest.raises(MissingPackage, match=r"'x': dtype .* 'inl-core\[gguf\]'"):
         dequantize(array, "x")
 
 
@@ -187,13 +186,11 @@ def test_packed_bytes_refuses(shape, dtype, part):
     assert part in str(caught.value)
 
 
-def test_the_default_model_decodes_to_ggmls_bits_in_seconds(default_checkpoint):
-    began = time.perf_counter()
+def test_the_default_model_decodes_to_ggmls_bits(default_checkpoint):
     decoded = {
         name: dequantize(default_checkpoint.tensor(name), name)
         for name in default_checkpoint.names()
     }
-    assert time.perf_counter() - began < 10
     assert len(decoded) == 272
     raw = {one.name: one for one in gguf.GGUFReader(default_checkpoint.path).tensors}
     for stored, name in {

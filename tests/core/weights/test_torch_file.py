@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
@@ -17,6 +16,7 @@ from inl.dtypes import widen
 from inl.errors import CheckpointError
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.pickle_reader import read_pickle
+from outcomes import Outcomes
 
 
 def text(value):
@@ -240,22 +240,22 @@ def test_a_cut_program_is_refused(length):
         read_pickle(whole[: min(length, len(whole) - 1)], "x")
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_changed_programs_are_read_or_refused(seed):
-    rng = np.random.default_rng(seed)
+def test_changed_programs_are_read_or_refused(depth):
+    rng, outcomes = np.random.default_rng(0), Outcomes()
     whole = bytearray(program(PLAIN))
-    for _ in range(50):
+    for _ in range(depth(200, 2_000)):
         spoiled = bytearray(whole)
         for place in rng.integers(0, len(whole), rng.integers(1, 4)):
             spoiled[place] = rng.integers(0, 256)
-        with contextlib.suppress(CheckpointError):
+        with outcomes.refused_by(CheckpointError):
             read_pickle(bytes(spoiled), "x")
+    outcomes.check()
 
 
 BAD = {
     "behind the storage": (
         {"w": tensor((3, 4), (4, 1), size=12, offset=1)}, {},
-        "tensor 'w': ends 4 bytes behind its storage, which holds 48",
+        "tensor 'w': ends 4 bytes behind its storage of 48 bytes",
     ),
     "a size that the file contradicts": (
         {"w": tensor((3, 5), (5, 1), size=15)}, {}, "ends 12 bytes behind its storage"
@@ -268,12 +268,14 @@ BAD = {
     ),
     "too few strides": ({"w": tensor((3, 4), (1,))}, {}, "found strides"),
     "an absent member": (
-        {"w": tensor((3, 4), (4, 1), key="../1")}, {}, "lies in '../1'; accepted: a mem"
+        {"w": tensor((3, 4), (4, 1), key="../1")}, {},
+        "storage '../1': missing; accepted: a mem"
     ),
     "too large a shape": (
-        {"w": tensor((2**30, 2**30), (2**30, 1), size=12)}, {}, "which is too large"
+        {"w": tensor((2**30, 2**30), (2**30, 1), size=12)}, {},
+        r"at most 8 axes, fewer than 2\*\*48 elements"
     ),
-    "no tensor": ({"w": number(3)}, {}, "'w': found a int; accepted: names of tensors"),
+    "no tensor": ({"w": number(3)}, {}, "'w': found a int; accepted: tensors by name"),
     "nothing": ({}, {}, "found a dict; accepted: a dict of tensors"),
     "the other order": (PLAIN, {"order": b"big"}, "byteorder: found b'big'"),
     "compressed": (PLAIN, {"compress": 8}, "is compressed or encrypted"),
@@ -306,18 +308,18 @@ def test_a_member_is_there_once(tmp_path):
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_changed_archives_are_read_or_refused(folder, tmp_path, seed):
+def test_changed_archives_are_read_or_refused(folder, tmp_path, depth):
     folder(program(PLAIN))
     path = tmp_path / "model.pt"
     whole = path.read_bytes()
-    rng = np.random.default_rng(seed)
-    for _ in range(20):
+    rng, outcomes = np.random.default_rng(0), Outcomes()
+    for _ in range(depth(100, 800)):
         spoiled = bytearray(whole)
         for place in rng.integers(0, len(whole), rng.integers(1, 4)):
             spoiled[place] = rng.integers(0, 256)
         path.write_bytes(bytes(spoiled))
-        with contextlib.suppress(CheckpointError):
+        with outcomes.refused_by(CheckpointError):
             found = open_checkpoint(tmp_path)
             for each in found.names():
                 found.tensor(each).data.sum()
+    outcomes.check()

@@ -102,7 +102,7 @@ def test_wherever_it_is_lost_the_text_is_the_same(small, answer_of, policy, bloc
         assert [each.closes for each in runners[:-1]] == [1] * engine.restarts
         assert runners[-1].slots_in_use == []
         (pool,) = engine.scheduler.kv_cache.pools
-        assert pool.held_blocks == 0
+        assert pool.used_blocks == 0
 
 
 def test_again_and_again(small, answer_of):

@@ -7,7 +7,12 @@ import os
 import subprocess
 import sys
 
+import pytest
 
+pytest.importorskip("torch")
+
+
+@pytest.mark.full
 def test_the_torch_floor_keeps_every_promise():
     done = subprocess.run(
         [sys.executable, "-m", "inl", "check", "cpu:0", "--json", "--seed", "1"],

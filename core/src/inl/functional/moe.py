@@ -100,7 +100,7 @@ def capacity(
     dispatched: Dispatched, experts: int, *, capacity_factor: float
 ) -> Dispatched:
     """Drop from every one of ``experts`` the tokens that it has no room for."""
-    from inl.ops.moe import capacity_of
+    from inl.ops.moe_dispatch import capacity_of
 
     ids, weights = dispatched
     room = capacity_of(ids.shape[0], experts, ids.shape[1], capacity_factor)

@@ -21,6 +21,7 @@ from inl.backend.weight_cache import WeightCache
 from inl.dtypes import HostArray
 from inl.errors import DeviceError
 from inl.weights.hub import cache_folder
+from inl.weights.progress import LoadStage, ProgressReporter
 from inl.weights.quant import dequantize
 from inl_cpu.abi import ABI, LANES, Flag, Opcode
 from inl_cpu.library import PLACE
@@ -57,8 +58,16 @@ class KeptMatrices(WeightCache):
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
 
-    def load(self, files: Sequence[Path], dtype: str, load: Callable[[], T]) -> T:
+    def load(
+        self,
+        files: Sequence[Path],
+        dtype: str,
+        load: Callable[[], T],
+        progress: ProgressReporter | None = None,
+    ) -> T:
+        progress = progress or ProgressReporter()
         if not files or not is_on():
+            progress.stage = LoadStage.PACKING
             return load()
         place = cache_folder() / "packed" / name_of(files, dtype, self._stage)
         try:
@@ -67,9 +76,11 @@ class KeptMatrices(WeightCache):
             pass
         except (Damaged, Stale, OSError) as reason:
             log.warning("%s: %s; the weights are packed again", place, reason)
+        progress.stage = LoadStage.PACKING
         written = Written()
         result = self._with(written, load)
-        written.save(place)
+        progress.stage = LoadStage.SAVING
+        written.save(place, progress)
         return result
 
     def _with(self, keeper: Keeper, load: Callable[[], T]) -> T:
@@ -154,12 +165,13 @@ class Written(Keeper):
     def find(self, matrix: Matrix, size: int) -> None:  # noqa: ARG002
         self._matrices.append(matrix)
 
-    def save(self, place: Path) -> None:
+    def save(self, place: Path, progress: ProgressReporter) -> None:
         """Write all of them, unless they are few; where that fails, go on without."""
         if sum(each.data.nbytes for each in self._matrices) < LEAST:
             return
         try:
-            write(place, [(signature(each), each.data) for each in self._matrices])
+            blocks = [(signature(each), each.data) for each in self._matrices]
+            write(place, blocks, progress)
             tidy(place)
         except OSError as reason:
             log.info("%s: packed weights are not kept: %s", place.parent, reason)

@@ -13,7 +13,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -129,8 +129,15 @@ def _large_mapped() -> int:
     return 0
 
 
-def write(path: Path, blocks: Sequence[tuple[tuple[int, ...], Any]]) -> None:
-    """Write blocks, each with what it is, whole or not at all; raises OSError."""
+def write(
+    path: Path,
+    blocks: Sequence[tuple[tuple[int, ...], Any]],
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> None:
+    """Write (signature, block) pairs atomically; raises OSError.
+
+    progress: called with (bytes written, bytes in total).
+    """
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
     size = sum(block.nbytes for _, block in blocks)
@@ -148,6 +155,7 @@ def write(path: Path, blocks: Sequence[tuple[tuple[int, ...], Any]]) -> None:
             for piece in _pieces([block for _, block in blocks]):
                 sums.append(checksum(piece))
                 _write_all(file, piece)
+                progress(min(len(sums) * LARGE, size), size)
             text = json.dumps([parts, sums]).encode()
             digest = hashlib.sha256(text).digest()
             _write_all(file, text + TRAILER.pack(len(text), digest, MAGIC))

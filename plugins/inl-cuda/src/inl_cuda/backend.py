@@ -37,6 +37,7 @@ class CudaBackend(GpuBackend):
         depth=2,
         token_budget=8192,
         readers=min(os.cpu_count() or 1, 8),
+        captures_programs=True,
     )
 
     def __init__(self, device: Device) -> None:

@@ -135,7 +135,7 @@ def test_rope_table(native, case):
     rates = frequencies(attrs["dim"], attrs["theta"], attrs["scaling"])
     rates = np.ascontiguousarray(rates, np.float64)
     cos, sin = np.empty((2, len(positions), len(rates)), np.float32)
-    dims = len(positions), len(rates), (scaling.turning or attrs["dim"]) // 2
+    dims = len(positions), len(rates), (scaling.rotary_dim or attrs["dim"]) // 2
     data = positions, rates, cos, sin
     native.run(instruction(Op.ROPE_TABLE, dims, data, (scaling.gain,)))
     judged("rope_table", case, cos, sin)

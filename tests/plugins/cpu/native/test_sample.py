@@ -7,7 +7,7 @@ import pytest
 from native_harness import Flag, Op, f32, i32, instruction
 
 from inl.ops import catalog
-from inl.ops.sample import _kept as kept_by_sorting
+from inl.ops.sample import allowed_tokens as kept_by_sorting
 from inl.spec.op import Case
 from inl.spec.step import NEUTRAL
 from inl.spec.tolerance import judge

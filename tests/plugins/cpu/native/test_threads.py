@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 import threading
@@ -12,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from native_blocks import random_blocks
-from native_harness import Native, Op, f32, instruction
+from native_harness import Native, Op, instruction
 
 
 @pytest.fixture
@@ -137,41 +135,3 @@ def test_no_wake_up_is_lost_where_threads_are_put_aside(place):
 def busy_on(core):
     code = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
     return subprocess.Popen([sys.executable, "-c", code])
-
-
-@pytest.mark.skipif(
-    len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2,
-    reason="there is one core only",
-)
-def test_with_a_neighbor_two_threads_are_not_slower_than_one(lib, rng):
-    """A busy process on one of two cores; medians of interleaved rounds.
-
-    A pool that spins at its barriers is ten times slower here than one thread.
-    """
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    pools = [Native(lib, "scalar", threads) for threads in (1, 2)]
-    source = random_blocks(rng, "q4_1", 512, 512)
-    matrix = pools[0].pack("q4_1", source)
-    x, y = f32(rng.standard_normal((1, 512))), np.empty((1, 512), np.float32)
-    step = instruction(Op.LINEAR, (1, 512, 512), (x, matrix, None, y))
-    neighbor = busy_on(cores[1])
-    try:
-        speeds = [[], []]
-        for _ in range(9):
-            for pool, found in zip(pools, speeds, strict=True):
-                start, runs = time.perf_counter(), 0
-                while time.perf_counter() - start < 0.15:
-                    pool.run(*[step] * 50)
-                    runs += 1
-                found.append(runs / (time.perf_counter() - start))
-    finally:
-        neighbor.kill()
-        neighbor.wait()
-        os.sched_setaffinity(0, before)
-        for pool in pools:
-            pool.close()
-    one, two = (statistics.median(found) for found in speeds)
-    # A machine that others share moves both figures by a quarter.
-    assert two > 0.6 * one, (one, two)

@@ -25,7 +25,7 @@ def rope_table(
     shape = (*positions.shape, dim // 2)
     cos, sin = stage.new(shape), stage.new(shape)
     data = [positions, rates, cos, sin]
-    dims = [positions.shape[0], dim // 2, (scaling.turning or dim) // 2]
+    dims = [positions.shape[0], dim // 2, (scaling.rotary_dim or dim) // 2]
     stage.emit(Opcode.ROPE_TABLE, dims, data, [scaling.gain])
     return cos, sin
 

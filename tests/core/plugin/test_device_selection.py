@@ -121,7 +121,7 @@ def test_an_index_that_is_not_there_gives_those_that_are(site, serve):
     [
         ("raise OSError('no driver')", "OSError: no driver"),
         ("raise SystemExit(1)", "SystemExit: 1"),
-        ("return 3", "'inl_npu_entry:Backend' gave int, accepted: a Backend"),
+        ("return 3", "'inl_npu_entry:Backend' returned int, accepted: a Backend"),
     ],
 )
 def test_a_backend_that_fails_to_open_is_named(site, serve, body, sentence):

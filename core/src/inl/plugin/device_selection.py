@@ -1,4 +1,4 @@
-"""From the name of a device to its backend."""
+"""Device selection: resolves a device name and opens its backend."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from inl.plugin.registry import Registry
 if TYPE_CHECKING:
     from inl.backend.base import Backend
 
-FIRST = (
+PREFERRED = (
     DeviceType.CUDA,
     DeviceType.ROCM,
     DeviceType.XPU,
     DeviceType.TPU,
     DeviceType.DIRECTML,
 )
-"""What "auto" prefers; then other plugins' types by name, then the CPU."""
+"""Order of "auto"; then other plugins' types by name, then the CPU."""
 
 
 def make_backend(device: Device | str, known: Registry | None = None) -> Backend:
-    """Import and open the backend of ``device``; "auto" is :func:`choose_device`'s.
+    """Import and open the backend of ``device``; :func:`choose_device` resolves "auto".
 
-    A device that was named is never replaced by another. Raises
-    :class:`~inl.errors.BackendNotFound` where no plugin serves its type, and
-    :class:`~inl.errors.BackendUnavailable` where one does but cannot, with its reason.
+    A named device is never replaced by another. Raises
+    :class:`~inl.errors.BackendNotFound` if no plugin serves its type, and
+    :class:`~inl.errors.BackendUnavailable` with the reason if the device or its
+    backend cannot be used.
     """
     known = known or registry()
     device = check_device(device, known)
@@ -41,9 +42,9 @@ def make_backend(device: Device | str, known: Registry | None = None) -> Backend
 
 
 def check_device(device: Device | str, known: Registry | None = None) -> Device:
-    """Resolve a name and raise what :func:`make_backend` would; imports no framework.
+    """Resolve a device name and check that it is available; imports no framework.
 
-    For asking before something long is done for a device that is not there.
+    Raises the errors of :func:`make_backend`, before long work for the device starts.
     """
     known = known or registry()
     device = choose_device(device, known)
@@ -57,24 +58,24 @@ def check_device(device: Device | str, known: Registry | None = None) -> Device:
 def choose_device(
     wanted: Device | str = "auto", known: Registry | None = None
 ) -> Device:
-    """Resolve a name; "auto" takes the first device that is there.
+    """Resolve a device name; "auto" selects the first available device.
 
-    What was passed over is said once, on the logger "inl": INFO for a device that is
-    not there, WARNING for a plugin that is broken. It never takes ``reference``:
-    raises :class:`~inl.errors.BackendNotFound` instead.
+    Skipped types are logged once on the logger "inl": at INFO if their devices are
+    unavailable, at WARNING if a plugin is broken. "auto" never selects ``reference``;
+    it raises :class:`~inl.errors.BackendNotFound` instead.
     """
     if wanted != "auto":
         return wanted if isinstance(wanted, Device) else Device(wanted)
     known = known or registry()
-    passed: list[str] = []
-    for kind in _order(known):
-        found = known.find(kind)
-        if found.devices:
-            chosen = Device(kind, min(info.index for info in found.devices))
-            _say(chosen, passed, known)
-            return chosen
-        passed.append(f"{kind}: {found.reason}")
-    absent = "; ".join(passed + _failures(known))
+    skipped: list[str] = []
+    for kind in _auto_order(known):
+        result = known.find(kind)
+        if result.devices:
+            device = Device(kind, min(info.index for info in result.devices))
+            _log_choice(device, skipped, known)
+            return device
+        skipped.append(f"{kind}: {result.reason}")
+    absent = "; ".join(skipped + _failures(known))
     raise BackendNotFound(
         f"no device for auto{f' ({absent})' if absent else ''}; installed: "
         f"{', '.join(known.types)}. try: pip install inl-cpu, or ask for reference "
@@ -82,28 +83,28 @@ def choose_device(
     )
 
 
-def _order(known: Registry) -> list[DeviceType]:
-    last = (*FIRST, DeviceType.CPU, DeviceType.REFERENCE)
-    others = [kind for kind in known.types if kind not in last]
-    wanted = [*FIRST, *others, DeviceType.CPU]
-    return [kind for kind in wanted if kind in known.types]
+def _auto_order(known: Registry) -> list[DeviceType]:
+    well_known = (*PREFERRED, DeviceType.CPU, DeviceType.REFERENCE)
+    others = [kind for kind in known.types if kind not in well_known]
+    order = [*PREFERRED, *others, DeviceType.CPU]
+    return [kind for kind in order if kind in known.types]
 
 
 def _failures(known: Registry) -> list[str]:
     return [f"{plugin.origin.name}: {plugin.detail}" for plugin in known.failed]
 
 
-def _say(chosen: Device, passed: list[str], known: Registry) -> None:
+def _log_choice(device: Device, skipped: list[str], known: Registry) -> None:
     failures = _failures(known)
-    reasons = "; ".join(passed + failures)
-    message = f"using {chosen}{f' ({reasons})' if reasons else ''}"
-    level = logging.INFO if passed else logging.DEBUG
+    reasons = "; ".join(skipped + failures)
+    message = f"using {device}{f' ({reasons})' if reasons else ''}"
+    level = logging.INFO if skipped else logging.DEBUG
     _log(logging.WARNING if failures else level, message)
 
 
 @cache
 def _log(level: int, message: str) -> None:
-    """Log each message once in the life of the process."""
+    """Log a message once per process."""
     logging.getLogger("inl").log(level, message)
 
 
@@ -135,7 +136,7 @@ def _open(entry: BackendEntry, device: Device) -> Backend:
         ) from error
     if not isinstance(backend, Backend):
         raise BackendUnavailable(
-            f"{device}: {entry.origin}: {entry.backend!r:.80} gave "
+            f"{device}: {entry.origin}: {entry.backend!r:.80} returned "
             f"{type(backend).__name__}, accepted: a Backend"
         )
     return backend
