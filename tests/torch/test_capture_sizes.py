@@ -28,7 +28,11 @@ def test_a_small_batch():
 
 
 def test_the_costliest_sampler_leaves_the_coarsest_sizes():
-    found = [b for b in capture_sizes(limits(8, "full")) if b.sampler == "full"]
+    found = [
+        b
+        for b in capture_sizes(limits(8, "sample_filtered"))
+        if b.sampler == "sample_filtered"
+    ]
     assert sizes(found) == [
         (1, 1), (2, 2), (4, 4), (8, 8), (64, 8), (512, 8), (2048, 8), (8192, 8),
     ]  # fmt: skip
