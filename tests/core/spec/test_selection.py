@@ -99,7 +99,9 @@ def test_missing_lists_every_refusal():
 def test_missing_with_no_candidate_says_what_to_do():
     tracer = tracer_of()
     tracer.linear(*linear_site())
-    with pytest.raises(NoKernel, match="no kernel is registered; try allow_hosted=True"):
+    with pytest.raises(
+        NoKernel, match="no kernel is registered; try allow_hosted=True"
+    ):
         ResolvedOps(tracer)
 
 
@@ -241,7 +243,9 @@ def test_each_planner_runs_once_a_step():
     step = Step(*(strict(4) for _ in range(12)))
     for _ in range(3):
         tracer.attention(strict(4, 2, 8), (strict(1, 4, 2, 8),) * 2, step, **attrs)
-    assert ResolvedOps(tracer).plan("step", block_size=4) == {"attention/x": "work list"}
+    assert ResolvedOps(tracer).plan("step", block_size=4) == {
+        "attention/x": "work list"
+    }
     assert planned == [("step", 4)]
 
 

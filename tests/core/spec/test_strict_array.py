@@ -135,7 +135,10 @@ def calls_an_unknown_op(carry, ops):
 REFUSED = {
     branches: (TypeError, r"float32\[8, 48\]: models must not branch on tensor data"),
     compares: (TypeError, "'>' not supported"),
-    adds_in_place: (TypeError, "in-place operators are not supported; return new tensors"),
+    adds_in_place: (
+        TypeError,
+        "in-place operators are not supported; return new tensors",
+    ),
     multiplies_in_place: (TypeError, "in-place operators are not supported"),
     writes: (TypeError, "does not support item assignment"),
     loops: (TypeError, r"float32\[8, 48\]: models must not iterate over a tensor"),
@@ -214,7 +217,9 @@ def test_a_cache_used_after_it_was_consumed_is_refused():
         return again, fresh
 
     assert np.isfinite(logits_of(MODEL)).all()
-    with pytest.raises(KernelFailed, match="write_kv: argument 'cache' was already consumed"):
+    with pytest.raises(
+        KernelFailed, match="write_kv: argument 'cache' was already consumed"
+    ):
         logits_of(dataclasses.replace(MODEL, layer=layer))
 
 

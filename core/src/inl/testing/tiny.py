@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from inl.backend.reference import Rendezvous, ReferenceBackend, ThreadCollectives
+from inl.backend.reference import ReferenceBackend, Rendezvous, ThreadCollectives
 from inl.dtypes import HostArray, wrap
 from inl.errors import TokenizerNotFound
 from inl.executor.local_runner import Loaded, LocalRunner
