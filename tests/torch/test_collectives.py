@@ -173,12 +173,7 @@ def test_errors_of_ranks_are_raised_and_no_process_is_left(begin, tmp_path):
     assert not list(tmp_path.glob("inl-ranks-*"))
 
 
-<<<<<<< HEAD
 def test_indivisible_heads_are_refused_before_a_start(begin):
-    began = time.monotonic()
-=======
-def test_heads_that_do_not_divide_are_refused_before_anything_starts(begin):
->>>>>>> rooms
     with pytest.raises(WeightMismatch, match="3 ranks"):
         begin(3)
 

@@ -135,7 +135,7 @@ def test_the_sum_is_complete_with_few_outputs(shape, gated, seed):
     )
     gain = torch.ones(k, dtype=torch.bfloat16, device=PLACE)
     tuning = TUNINGS["rule"]
-    assert tuning.norms(3, k)
+    assert tuning.fuses_norm(3, k)
     poison()
     total, y = products.norm_product(
         residual, delta, None, Norm(gain), weight, None, 1e-5, tuning, gated=gated
