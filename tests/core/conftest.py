@@ -1,4 +1,4 @@
-"""Sampling computed plainly, and engines on tiny models and on hashes."""
+"""Fixtures: reference sampling, engines on tiny models and on HashRunner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A soak test for the engine loop, whose answers are computed again from ids alone."""
+"""Soak test of the engine loop: random requests, answers checked by the hash oracle."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from inl.testing.hash_runner import HashRunner
 
 
 class WrongText(AssertionError):
-    """An answer that is not the one that its ids alone decide."""
+    """An answer differs from the one computed from its token ids alone."""
 
 
 @dataclass
 class Parts:
-    """The classes that a soak is run with, so that a faulty one can be planted."""
+    """The classes under test; a subclass with a fault can replace one."""
 
     runner: type = HashRunner
     kv_cache: type = KVCacheManager
@@ -33,7 +33,7 @@ class Parts:
 
 
 class World:
-    """One engine on random limits, with random requests that come and go."""
+    """One engine with random limits; requests arrive and are canceled at random."""
 
     def __init__(self, random, parts, lag=True):
         self.random = random
@@ -97,7 +97,7 @@ class World:
         return [*self.ids(self.random.randint(1, 9)), self.random.choice([5, 6])]
 
     def sampling(self):
-        """Random parameters that a full program serves."""
+        """Random sampling parameters that the program ``sample_filtered`` serves."""
         random = self.random
         self.counts["full requests"] += 1
         fields = {
@@ -113,7 +113,7 @@ class World:
         return {**fields, "logit_bias": bias, "logprobs": random.choice([None, 3])}
 
     def turn(self):
-        """One step, and what it answered."""
+        """Run one step and collect its events."""
         for number, token, reason, error in self.engine.step():
             if error is not None:
                 raise error
@@ -227,7 +227,7 @@ def random_policy(random):
 
 
 def soak(seed, steps, parts=None, *, world_steps=1_000, lag=True):
-    """Run worlds until they made ``steps`` steps in all; returns their counts."""
+    """Run worlds until they have run ``steps`` steps in total; return their counts."""
     random, counts = Random(seed), Counter()
     while counts["steps"] < steps:
         world = World(random, parts or Parts(), lag)

@@ -57,7 +57,7 @@ def test_a_program_that_is_not_served_is_not_used(small):
     buckets = Buckets(limits, token_budget=8, max_rows=4)
     assert buckets.sampler == "sample"
     assert buckets.choose(3, 1, "greedy") == drawing
-    with pytest.raises(RunnerError, match="one token per row with sampler greedy$"):
+    with pytest.raises(RunnerError, match=r"one token per row with sampler greedy$"):
         Buckets(small(buckets=(full,), sampler="greedy"), token_budget=8, max_rows=4)
 
 

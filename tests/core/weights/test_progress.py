@@ -1,4 +1,4 @@
-"""Progress reports of loading, with a slow packer in place of a real one."""
+"""Progress reports of loading, with a slow fake packer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_each_packed_group_is_reported_in_bytes(language):
 
 @final
 class Caching(ReferenceBackend, WeightCache):
-    """A backend with a cache that is empty and takes 3 bytes of what it is given."""
+    """A backend with an empty weight cache that writes three bytes."""
 
     def offers(self, kind: type) -> object:
         return self if kind is WeightCache else super().offers(kind)
@@ -86,7 +86,7 @@ def test_stages_of_a_start_with_an_empty_cache(language):
     start_runner(language, backend, config, progress=lambda *one: reports.append(one))
     stages = [stage for _, _, stage in reports]
     assert list(dict.fromkeys(stages)) == [
-        LoadStage.LOADING,  # looks the cache up
+        LoadStage.LOADING,  # before the cache lookup
         LoadStage.PACKING,
         LoadStage.SAVING,
     ]

@@ -165,7 +165,7 @@ def test_a_fresh_one_that_cannot_hold_what_was_promised(small, changes):
     numbers = [engine.add(Request(**each)) for each in REQUESTS]
     _, errors = finish(engine, numbers)
     assert sorted(errors) == numbers
-    assert all("a fresh one" in str(error) for error in errors.values())
+    assert all("the new one" in str(error) for error in errors.values())
 
 
 def test_without_a_replacement_every_request_ends_with_the_loss(small):
@@ -174,7 +174,7 @@ def test_without_a_replacement_every_request_ends_with_the_loss(small):
     _, errors = finish(engine, numbers)
     assert sorted(errors) == numbers
     assert {type(error) for error in errors.values()} == {WorkerLost}
-    with pytest.raises(RunnerError, match="make another engine"):
+    with pytest.raises(RunnerError, match="create another engine"):
         engine.add(Request([1]))
 
 

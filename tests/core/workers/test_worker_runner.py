@@ -358,8 +358,10 @@ def test_a_stopped_process_is_given_up_too(serve, small):
     assert not runner._process.alive
 
 
+@pytest.mark.full
 def test_progress_counts_as_an_answer(serve):
-    runner = serve("loading", silent_seconds=4.0)
+    """Loading takes 21.6 s, and reports its progress every 0.9 s."""
+    runner = serve("loading", steps=24, silent_seconds=20.0)
     assert runner.device == "hash:0"
 
 

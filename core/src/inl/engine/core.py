@@ -141,7 +141,7 @@ class EngineCore:
         return request is not None
 
     def step(self) -> list[Event]:
-        """Submit up to ``limits.depth`` steps, then collect the oldest; return events."""
+        """Submit up to ``limits.depth`` steps and collect the oldest one's events."""
         self._fill()
         events, self._pending = self._pending, []
         if self._failure is None and self.scheduler.in_flight:

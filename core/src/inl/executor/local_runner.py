@@ -320,4 +320,5 @@ def _mark(ops: Ops, message: Any, state: Any) -> tuple[Any]:
 def _masked(
     ops: Ops, logits: Any, masks: Any, step: Any, state: Any
 ) -> tuple[Any, Any]:
-    return sample(ops, ops.mask_logits(logits, masks), step, state)
+    masked = ops.mask_logits(logits, masks)
+    return sample(ops, masked, step, state, scored=logits)

@@ -55,14 +55,17 @@ def advance(
     return sample(ops, logits, step, state)
 
 
-def sample(ops: Ops, logits: Array, step: Step, state: State) -> tuple[Any, State]:
+def sample(
+    ops: Ops, logits: Array, step: Step, state: State, *, scored: Array | None = None
+) -> tuple[Any, State]:
     """Choose tokens, int32 [S], and remember each row's last.
 
-    A "sample_filtered" program gives a pair: tokens and their :class:`~inl.spec.step.Scores`.
+    A "sample_filtered" program returns a pair: tokens and their
+    :class:`~inl.spec.step.Scores`, of the logits ``scored`` where ``logits`` are masked.
     """
     sampler = ops.bucket.sampler
     tokens, tables = ops.sample(logits, step, state.tables, sampler=sampler)
     state = state._replace(tables=tables)
     if sampler != "sample_filtered":
         return tokens, state
-    return (tokens, ops.score(logits, tokens)), state
+    return (tokens, ops.score(logits if scored is None else scored, tokens)), state
