@@ -65,7 +65,7 @@ def test_two_ranks_equal_one(name, random_checkpoint):
 def test_a_model_runs_on_strict_arrays(name, random_checkpoint):
     """The model uses supported operations only, with the same ops in every bucket.
 
-    Except for the last layer, which is pruned if fewer tokens are sampled than computed.
+    Except for the last layer, which is pruned if not all tokens are sampled.
     """
     model = model_of(name)
     files = random_checkpoint(model, name)
