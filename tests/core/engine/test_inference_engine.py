@@ -358,5 +358,5 @@ def test_a_runner_that_fails_ends_every_answer(make):
 def test_invariant_mode_refuses_and_names_the_op(make):
     from inl.errors import NoKernel
 
-    with pytest.raises(NoKernel, match="not invariant"):
+    with pytest.raises(NoKernel, match="not batch-invariant"):
         make(invariant=True)

@@ -75,6 +75,6 @@ class Replayed(Scheduler):
 
 def test_every_answer_follows_from_its_ids(depth):
     """With cancellations, preemptions, shared prefixes and penalties in any mixture."""
-    counts = soak(11, depth(2_000, 5_000), Parts(scheduler=Replayed))
+    counts = soak(12, depth(2_000, 5_000), Parts(scheduler=Replayed))
     for name in ("preemptions", "cancelled", "prefix hit tokens", "full requests"):
         assert counts[name] > 5, name
