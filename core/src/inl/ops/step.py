@@ -11,14 +11,22 @@ from typing import Any
 import numpy as np
 
 from inl.spec.message import (
-    HEADER,
+    ADMISSION_WORD,
+    BIAS_WORD,
+    BIAS_WORDS,
     MAX_TOKEN_BIASES,
+    ROW_WORD,
+    TOKEN_BIAS_WORD,
+    UPDATE_WORD,
+    UPDATE_WORDS,
+    USED_COUNTS,
     BlockTableUpdate,
     Row,
     TokenBias,
     admit_frame,
     layout,
     release_frame,
+    row_words,
     step_frame,
     token_bias_frame,
 )
@@ -111,15 +119,15 @@ def make_step(
     Returns the step and the tables with its cells and lengths applied.
     """
     place = layout(bucket, groups=tables.blocks.shape[0], block_size=block_size)
-    rows = message[place.rows : place.updates].reshape(
-        bucket.rows, 2 + bucket.tokens_per_row
-    )
-    cells = message[place.updates : place.tokens].reshape(-1, 4)
+    rows = message[place.rows : place.updates].reshape(bucket.rows, row_words(bucket))
+    updates = message[place.updates : place.tokens].reshape(-1, UPDATE_WORDS)
     given = message[place.tokens : place.size]
-    slots, counts = rows[:, 0], rows[:, 1]
+    slots, counts = rows[:, ROW_WORD.slot], rows[:, ROW_WORD.count]
 
     blocks = tables.blocks.copy()
-    blocks[cells[:, 0], cells[:, 1], cells[:, 2]] = cells[:, 3]
+    at = UPDATE_WORD
+    entries = updates[:, at.group], updates[:, at.slot], updates[:, at.entry]
+    blocks[entries] = updates[:, at.block]
     before = tables.lengths[slots]
     after = np.where(counts > 0, before + counts, 0).astype(np.int32)
     lengths = tables.lengths.copy()
@@ -150,8 +158,8 @@ def make_step(
         writes=writes.astype(np.int32),
         samples=samples.reshape(-1).astype(np.int32),
         adapters=tables.adapters[slots],
-        used_counts=message[9:12].copy(),
-        uniforms=rows[:, 2:].reshape(-1).copy(),
+        used_counts=message[USED_COUNTS].copy(),
+        uniforms=rows[:, ROW_WORD.uniforms :].reshape(-1).copy(),
     )
     return step, tables._replace(blocks=blocks, lengths=lengths)
 
@@ -188,15 +196,15 @@ def admit(messages: Any, tables: Tables) -> Tables:
     a slot counts or is biased any more, until marks say so.
     """
     groups, _slots, width = tables.blocks.shape
-    table = HEADER + 4 + len(PARAMS)
+    at = ADMISSION_WORD
     fresh = Tables(*(array.copy() for array in tables))
     for message in messages:
-        slot, length, last, adapter = message[HEADER : HEADER + 4]
-        params = np.ascontiguousarray(message[HEADER + 4 : table]).view(np.float32)
-        fresh.blocks[:, slot] = message[table:].reshape(groups, width)
-        fresh.lengths[slot] = length
-        fresh.last[slot] = last
-        fresh.adapters[slot] = adapter
+        slot = message[at.slot]
+        params = np.ascontiguousarray(message[at.params : at.blocks]).view(np.float32)
+        fresh.blocks[:, slot] = message[at.blocks :].reshape(groups, width)
+        fresh.lengths[slot] = message[at.length]
+        fresh.last[slot] = message[at.last]
+        fresh.adapters[slot] = message[at.adapter]
         fresh.params[slot] = params
         fresh.token_counts[slot] = 0
         fresh.bias[slot] = 0
@@ -224,10 +232,11 @@ def _mark_cases(rng: np.random.Generator) -> Iterable[Case]:
 )
 def set_token_bias(message: Any, tables: Tables) -> Tables:
     """Add a frame's counts and biases to those of its slot."""
-    slot = message[HEADER]
-    marks = message[HEADER + 2 :].reshape(MAX_TOKEN_BIASES, 3)
+    slot = message[TOKEN_BIAS_WORD.slot]
+    entries = message[TOKEN_BIAS_WORD.entries :].reshape(-1, BIAS_WORDS)
+    tokens = entries[:, BIAS_WORD.token]
     counts, bias = tables.token_counts.copy(), tables.bias.copy()
-    np.add.at(counts[slot], marks[:, 0], marks[:, 1])
-    biases = np.ascontiguousarray(marks[:, 2]).view(np.float32)
-    np.add.at(bias[slot], marks[:, 0], biases)
+    np.add.at(counts[slot], tokens, entries[:, BIAS_WORD.token_count])
+    biases = np.ascontiguousarray(entries[:, BIAS_WORD.bias]).view(np.float32)
+    np.add.at(bias[slot], tokens, biases)
     return tables._replace(token_counts=counts, bias=bias)

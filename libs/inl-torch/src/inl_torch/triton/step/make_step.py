@@ -11,7 +11,13 @@ import triton.language as tl
 from triton.language import tensor
 
 from inl.spec.kernel import Kernel
-from inl.spec.message import layout
+from inl.spec.message import (
+    ROW_WORD,
+    UPDATE_WORD,
+    UPDATE_WORDS,
+    USED_COUNTS,
+    layout,
+)
 from inl.spec.step import Bucket, Step, Tables
 from inl_torch.triton.common import PREFERENCE, power
 from inl_torch.triton.pdl import follow
@@ -22,6 +28,16 @@ MOST_ROWS = 4096
 
 TOKENS = 128
 """Tokens of a program."""
+
+ROW_SLOT = tl.constexpr(ROW_WORD.slot)
+ROW_COUNT = tl.constexpr(ROW_WORD.count)
+ROW_UNIFORMS = tl.constexpr(ROW_WORD.uniforms)
+UPDATE_SIZE = tl.constexpr(UPDATE_WORDS)
+UPDATE_GROUP = tl.constexpr(UPDATE_WORD.group)
+UPDATE_SLOT = tl.constexpr(UPDATE_WORD.slot)
+UPDATE_ENTRY = tl.constexpr(UPDATE_WORD.entry)
+UPDATE_BLOCK = tl.constexpr(UPDATE_WORD.block)
+COUNTS_AT = tl.constexpr(USED_COUNTS.start)
 
 
 @triton.jit
@@ -37,18 +53,18 @@ def _rows(
     for start in range(0, cell_count, CP):
         cell = start + tl.arange(0, CP)
         there = cell < cell_count
-        words = message + CELLS_AT + cell * 4
-        group = tl.load(words, mask=there, other=0).to(tl.int64)
-        slot = tl.load(words + 1, mask=there, other=0)
-        place = tl.load(words + 2, mask=there, other=0)
-        block = tl.load(words + 3, mask=there, other=0)
+        words = message + CELLS_AT + cell * UPDATE_SIZE
+        group = tl.load(words + UPDATE_GROUP, mask=there, other=0).to(tl.int64)
+        slot = tl.load(words + UPDATE_SLOT, mask=there, other=0)
+        place = tl.load(words + UPDATE_ENTRY, mask=there, other=0)
+        block = tl.load(words + UPDATE_BLOCK, mask=there, other=0)
         at = (group * slot_count + slot) * width + place
         tl.store(blocks + at, block, mask=there)
     row = tl.arange(0, RP)
     mine = row < R
-    words = message + ROWS_AT + row * (2 + W)
-    slot = tl.load(words, mask=mine, other=0).to(tl.int64)
-    count = tl.load(words + 1, mask=mine, other=0)
+    words = message + ROWS_AT + row * (ROW_UNIFORMS + W)
+    slot = tl.load(words + ROW_SLOT, mask=mine, other=0).to(tl.int64)
+    count = tl.load(words + ROW_COUNT, mask=mine, other=0)
     before = tl.load(lengths + slot, mask=mine, other=0)
     length = tl.where(count > 0, before + count, 0)
     ends = tl.cumsum(count, 0)
@@ -66,10 +82,10 @@ def _rows(
         sample = tl.maximum(ends + (place - W), first)
         sample = tl.minimum(tl.maximum(sample, 0), T - 1)
         tl.store(samples + row * W + place, sample, mask=mine)
-        uniform = tl.load(words + 2 + place, mask=mine, other=0)
+        uniform = tl.load(words + ROW_UNIFORMS + place, mask=mine, other=0)
         tl.store(uniforms + row * W + place, uniform, mask=mine)
     index = tl.arange(0, 4)
-    told = tl.load(message + 9 + index, mask=index < 3, other=0)
+    told = tl.load(message + COUNTS_AT + index, mask=index < 3, other=0)
     tl.store(counts + index, told, mask=index < 3)
 
 
@@ -156,7 +172,7 @@ def make_step(
     place = layout(bucket, groups=groups, block_size=block_size)
     count, rows, wide = bucket.tokens, bucket.rows, bucket.tokens_per_row
     step = _empty(message.device, groups, width, bucket)
-    cells = (place.tokens - place.updates) // 4
+    cells = place.max_updates
     _rows[(1,)](
         message, tables.blocks, tables.lengths, tables.adapters, step.starts,
         step.lengths, step.slots, step.adapters, step.used_counts, step.samples,
