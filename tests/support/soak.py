@@ -163,7 +163,7 @@ class World:
         assert not self.engine.has_work
         assert not self.scheduler.running
         assert not len(self.scheduler.waiting)
-        assert not self.scheduler.kv_cache.settling
+        assert not self.scheduler.kv_cache.has_pending_frees
         assert self.runner.slots_in_use == []
         for pool in self.scheduler.kv_cache.pools:
             assert pool.held_blocks == 0

@@ -252,7 +252,7 @@ class TestPreemption:
             ended += turn(scheduler)[1]
         assert second.tokens == [2] * 3 + second.answer
         assert second.answer[: len(kept)] == kept
-        assert second.fed >= 3 + len(kept)
+        assert second.prefill_len >= 3 + len(kept)
         while second.status is Status.RUNNING:
             ended += turn(scheduler)[1]
         assert [event.request for event in ended if event.reason] == [1, 2]

@@ -102,7 +102,7 @@ def read_limits(value: Any, where: str) -> Limits:
     sizes = {
         name: _count(value.get(name), f"{where}: limits.{name}", least)
         for name, least in (
-            ("slots", 2), ("block_size", 1), ("width", 1), ("vocab", 1), ("depth", 1),
+            ("slots", 2), ("block_size", 1), ("max_blocks_per_seq", 1), ("vocab", 1), ("depth", 1),
         )
     }  # fmt: skip
     blocks = _items(value, "blocks", where)
@@ -118,7 +118,7 @@ def read_limits(value: Any, where: str) -> Limits:
         sizes["slots"],
         tuple(_count(each, f"{where}: limits.blocks", 2) for each in blocks),
         sizes["block_size"],
-        sizes["width"],
+        sizes["max_blocks_per_seq"],
         sizes["vocab"],
         buckets=tuple(_bucket(b, where) for b in _items(value, "buckets", where)),
         depth=sizes["depth"],
