@@ -14,7 +14,7 @@ from inl import errors
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.models.llama import MODEL
-from inl.protocol.wire_values import read_limits
+from inl.protocol.wire_json import read_limits
 from inl.spec.message import STEP, header
 from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
@@ -70,9 +70,9 @@ def refusing(options, progress):
     return _served(Refusing, options)
 
 
-def full(options, progress):
+def out_of_memory(options, progress):
     """One that has no memory for some steps."""
-    return _served(Full, options)
+    return _served(OutOfMemory, options)
 
 
 def quitting(options, progress):
@@ -122,7 +122,7 @@ class Stuck(HashRunner):
         time.sleep(600)
 
 
-class Full(HashRunner):
+class OutOfMemory(HashRunner):
     """Has no memory for steps of seven tokens."""
 
     def submit(self, message):

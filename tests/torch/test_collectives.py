@@ -144,7 +144,7 @@ def test_a_killed_rank_ends_the_group_soon_and_says_which(begin):
     core = begin(2)
     core.add(Request(PROMPTS[0], max_tokens=100))
     core.step()
-    os.kill(core.runner._runners[1].pid, signal.SIGKILL)
+    os.kill(core.runner.runners[1].pid, signal.SIGKILL)
     began = time.monotonic()
     errors = []
     while core.has_work:
@@ -163,7 +163,7 @@ def test_a_lost_group_is_replaced_and_the_answer_goes_on(begin):
     core.add(request)
     for _ in range(5):
         core.step()
-    os.kill(core.runner._runners[0].pid, signal.SIGKILL)
+    os.kill(core.runner.runners[0].pid, signal.SIGKILL)
     while core.has_work:
         assert not any(event.error for event in core.step())
     assert core.restarts == 1

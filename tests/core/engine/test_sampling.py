@@ -100,7 +100,7 @@ def test_cheap_requests_keep_to_cheap_programs(engines):
     assert {step.bucket.sampler for step in steps} == {"greedy"}
     engine.generate([1, 2], max_tokens=3, temperature=0.5)
     assert steps[-1].bucket.sampler == "sample"
-    tables = engine.runner._state.tables
+    tables = engine.runner.executor.state.tables
     assert not tables.token_counts.any()
 
 
@@ -200,7 +200,7 @@ def test_bad_options_say_what_and_lose_nothing(engines, drained, options, words)
 
 def test_an_engine_without_full_programs_says_how_to_get_them(engines):
     engine = engines(sampling="sample")
-    assert engine.runner._state.tables.token_counts.shape[-1] == 0
+    assert engine.runner.executor.state.tables.token_counts.shape[-1] == 0
     assert engine.generate([1], max_tokens=2, temperature=1.0).token_ids
     with pytest.raises(RequestError, match=r"min_p: found 0\.5: .*sampling=.full"):
         engine.generate([1], max_tokens=2, temperature=1.0, min_p=0.5)

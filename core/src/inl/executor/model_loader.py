@@ -17,7 +17,7 @@ from inl.config import EngineConfig
 from inl.dtypes import FLOATS, wrap
 from inl.errors import CheckpointError, OutOfMemory, RequestError
 from inl.executor.local_runner import Loaded, LocalRunner
-from inl.executor.rank_runner import check_shares
+from inl.executor.sharding import check_shares
 from inl.executor.tuning_results import load_tuning_results
 from inl.models.registry import find_model
 from inl.plugin import registry

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import OutOfMemory, ProtocolError
 from inl.spec.limits import Limits as Limits
@@ -70,6 +71,15 @@ class Runner(ABC):
         """Free all resources; closing twice is allowed."""
 
 
+@dataclass(slots=True, eq=False)
+class StepInFlight:
+    """A step that was submitted and not collected."""
+
+    head: Header
+    work: Any = None
+    """What the runner itself stores of the step."""
+
+
 class PipelinedRunner(Runner):
     """Enforces the call rules of a runner over four abstract hooks.
 
@@ -83,8 +93,8 @@ class PipelinedRunner(Runner):
     """
 
     def __init__(self) -> None:
-        self._in_flight: deque[Header] = deque()
-        self._unsampled: Header | None = None
+        self._in_flight: deque[StepInFlight] = deque()
+        self._unsampled: StepInFlight | None = None
         """The newest step in flight, if it waits for ``sample``."""
         self._closed = False
 
@@ -92,7 +102,7 @@ class PipelinedRunner(Runner):
         self._check_open()
         head = header(message)
         if self._unsampled is not None:
-            raise _waits_for_masks(self._unsampled)
+            raise _waits_for_masks(self._unsampled.head)
         if head.kind != STEP:
             self._submit_frame(message, head)
             return
@@ -101,34 +111,34 @@ class PipelinedRunner(Runner):
                 f"step {head.step}: {len(self._in_flight)} steps are in flight, "
                 f"the limit is {self.limits.depth}; call collect first"
             )
-        self._submit_frame(message, head)
-        self._in_flight.append(head)
+        flight = StepInFlight(head, self._submit_frame(message, head))
+        self._in_flight.append(flight)
         if head.flags & MASKED:
-            self._unsampled = head
+            self._unsampled = flight
 
     def sample(self, step: int, masks: IntArray) -> None:
         self._check_open()
-        head = self._unsampled
-        if head is None or head.step != step:
+        flight = self._unsampled
+        if flight is None or flight.head.step != step:
             raise ProtocolError(f"sample: step {step} does not wait for masks")
-        shape = head.rows, -(-self.limits.vocab // 32)
+        shape = flight.head.rows, -(-self.limits.vocab // 32)
         if masks.shape != shape or masks.dtype.name != "int32":
             raise ProtocolError(
                 f"masks of step {step}: found {masks.dtype} {list(masks.shape)}, "
                 f"accepts int32 {list(shape)}"
             )
-        self._sample(head, masks)
+        self._sample(flight, masks)
         self._unsampled = None
 
     def collect(self) -> Reply:
         self._check_open()
         if not self._in_flight:
             raise ProtocolError("collect: no step is in flight")
-        head = self._in_flight[0]
-        if head is self._unsampled:
-            raise _waits_for_masks(head)
+        flight = self._in_flight[0]
+        if flight is self._unsampled:
+            raise _waits_for_masks(flight.head)
         try:
-            reply = self._collect(head)
+            reply = self._collect(flight)
         except OutOfMemory:
             self._in_flight.popleft()
             raise
@@ -154,16 +164,19 @@ class PipelinedRunner(Runner):
         """Raise RunnerError if the runner failed earlier and cannot go on."""
 
     @abstractmethod
-    def _submit_frame(self, message: IntArray, head: Header) -> None:
-        """Queue a frame, whose header has been checked; copy what outlives the call."""
+    def _submit_frame(self, message: IntArray, head: Header) -> Any:
+        """Queue a frame; returns the ``work`` of a step for the other hooks.
+
+        head: the checked header. The frame is only valid during the call.
+        """
 
     @abstractmethod
-    def _sample(self, head: Header, masks: IntArray) -> None:
-        """Sample the step ``head``; copy the masks if they outlive the call."""
+    def _sample(self, flight: StepInFlight, masks: IntArray) -> None:
+        """Sample a masked step. The masks are only valid during the call."""
 
     @abstractmethod
-    def _collect(self, head: Header) -> Reply:
-        """Wait for the step ``head``, the oldest in flight."""
+    def _collect(self, flight: StepInFlight) -> Reply:
+        """Wait for the oldest step in flight; may be called again if interrupted."""
 
     @abstractmethod
     def _close(self) -> None:

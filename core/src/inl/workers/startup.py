@@ -18,7 +18,7 @@ from inl.executor.model_loader import (
     start_runner,
 )
 from inl.protocol.runner import Limits, Runner
-from inl.protocol.wire_values import Ready, read_limits
+from inl.protocol.wire_json import Ready, read_limits
 from inl.recording.trace_file import RunHeader, digest
 from inl.workers.address import WorkerAddress, parse_worker
 
