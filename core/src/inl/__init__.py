@@ -29,7 +29,7 @@ LAZY = {
     "inl_dynamics": "inl.functional",
     "inl_dynamics_n_steps": "inl.functional",
     "inl_dynamics_step": "inl.functional",
-    "moe": "inl.functional",
+    "moe": "inl.functional.moe",
     "set_backend": "inl.functional",
 }
 """Public names that are imported when first used, because they are heavy."""
@@ -55,7 +55,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'inl' has no attribute {name!r}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(LAZY[name]), name)
+    module = import_module(LAZY[name])
+    value = globals()[name] = module if name == "moe" else getattr(module, name)
     return value
 
 

@@ -70,7 +70,7 @@ class Ways(Tunable):
     def facts(self):
         return Facts("toy chip", "driver 1", "none", VERSION)
 
-    def axes(self, op, *specs, **attrs):
+    def search_space(self, op, *specs, **attrs):
         if op != "linear" or specs[1].weight.shape[0] != 258:
             return ()  # the head's alone
         return [[{{"way": way}} for way in WAYS]]

@@ -267,5 +267,5 @@ def test_a_fresh_runner_must_serve_who_is_live(small):
     engine = EngineCore(Dead(small()), replace=lambda _: HashRunner(cheap))
     number = engine.add(Request([1], min_p=0.5, temperature=1.0))
     event = next(event for event in engine.step() if event.request == number)
-    assert "draw programs" in str(event.error)
-    assert "full ones" in str(event.error)
+    assert "sample programs" in str(event.error)
+    assert "sample_filtered ones" in str(event.error)

@@ -202,7 +202,9 @@ def test_an_engine_without_full_programs_says_how_to_get_them(engines):
     engine = engines(sampling="sample")
     assert engine.runner.executor.state.tables.token_counts.shape[-1] == 0
     assert engine.generate([1], max_tokens=2, temperature=1.0).token_ids
-    with pytest.raises(RequestError, match=r"min_p: found 0\.5: .*sampling=.full"):
+    with pytest.raises(
+        RequestError, match=r"min_p: found 0\.5: .*sampling=.sample_filtered"
+    ):
         engine.generate([1], max_tokens=2, temperature=1.0, min_p=0.5)
     with pytest.raises(RequestError, match="logprobs: found 0: this runner has only"):
         engine.generate([1], max_tokens=2, logprobs=0)

@@ -52,7 +52,7 @@ class WideStep(KVCacheManager):
 class EarlyPass(Scheduler):
     """Gives passed blocks back while a step in flight may still read them."""
 
-    def _pass(self, draft, request, *, cells):
+    def _free_out_of_window(self, draft, request, *, cells):
         last, request.last_step = request.last_step, 0
         super()._free_out_of_window(draft, request, cells=cells)
         request.last_step = last
@@ -126,7 +126,7 @@ class OnlyPrompts(HashRunner):
 @pytest.mark.parametrize(
     "planted",
     [
-        {"memory": EarlyFree},
+        {"kv_cache": EarlyFree},
         {"scheduler": WrongBlock},
         {"pool": StalePrefix},
         {"scheduler": EarlyPublish},

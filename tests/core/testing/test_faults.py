@@ -34,7 +34,7 @@ FAULTS = {
     "scale": {"attention/", "attend/", "runner/logits/"},
     "rope": {"rope_table/"},
     "write": {"write_kv/", "attend/", "runner/chunks/", "engine/batched/"},
-    "uniform": {"choose/draw/", "runner/uniforms/", "engine/seeds/"},
+    "uniform": {"sample/sample/", "runner/uniforms/", "engine/seeds/"},
     "bias": {"linear/"},
     "leak": {"engine/batched/", "engine/cancel/"},
 }

@@ -57,9 +57,9 @@ def test_kernels_are_shown_the_logical_shape():
     seen = {}
 
     class Asked:
-        op, prepare, preference = "linear", None, 0
+        op, pack, preference = "linear", None, 0
 
-        def packs(self, **specs):
+        def can_pack(self, **specs):
             seen.update(specs)
 
     plan_weights(

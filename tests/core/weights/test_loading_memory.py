@@ -23,7 +23,7 @@ from inl.device import Device
 from inl.models import llama
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.files import MappedFile
-from inl.weights.plan import plan_groups
+from inl.weights.plan import plan_weights
 from inl.weights.loader import load_weights, stored_specs
 
 def memory(field):
@@ -35,7 +35,7 @@ if sys.argv[2] == "keep":
 checkpoint = open_checkpoint(sys.argv[1])
 config = llama.config(checkpoint.config)
 backend = ReferenceBackend(Device("reference:0"))
-groups = plan_groups(llama.weights(config), (), stored_specs(checkpoint))
+groups = plan_weights(llama.weights(config), (), stored_specs(checkpoint))
 before = memory("VmRSS")
 weights = load_weights(groups, checkpoint, backend, "float32")
 print(memory("VmHWM") - before)

@@ -55,7 +55,7 @@ class Tiny:
             "slots": 7,
             "blocks": (6 * width + 2,),
             "block_size": traits.block_size,
-            "width": width,
+            "max_blocks_per_seq": width,
             "vocab": VOCAB,
             "depth": max(traits.depth, 2),
         }
