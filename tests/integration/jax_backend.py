@@ -39,7 +39,7 @@ def make_step(message, tables, *, bucket, block_size):
     rows = message[place.rows : place.updates].reshape(bucket.rows, row_words(bucket))
     updates = message[place.updates : place.tokens].reshape(-1, UPDATE_WORDS)
     given = message[place.tokens : place.size]
-    slots, counts = rows[:, ROW_WORD.slot], rows[:, ROW_WORD.count]
+    slots, counts = rows[:, ROW_WORD.slot], rows[:, ROW_WORD.token_count]
     at = UPDATE_WORD
     entries = updates[:, at.group], updates[:, at.slot], updates[:, at.entry]
     blocks = tables.blocks.at[entries].set(updates[:, at.block])

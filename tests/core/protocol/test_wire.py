@@ -45,15 +45,9 @@ SAMPLES = {
     "ready": wire_json.ready(wire_json.Ready(LIMITS, "cpu:0", "float32")),
     "hello": wire_json.text(wire_json.hello()),
     "failure": wire_json.failure(OutOfMemory("1 byte")),
-    "reply": bytes(
-        wire_arrays.reply(
-            Reply(3, np.array([[4], [5]], np.int32))
-        )
-    ),
+    "reply": bytes(wire_arrays.reply(Reply(3, np.array([[4], [5]], np.int32)))),
     "scored reply": bytes(
-        wire_arrays.reply(
-            Reply(3, np.array([[4], [5]], np.int32), SCORES)
-        )
+        wire_arrays.reply(Reply(3, np.array([[4], [5]], np.int32), SCORES))
     ),
     "masks": bytes(wire_arrays.masks(3, np.ones((2, 4), np.int32))),
     "progress": wire_arrays.progress(1, 2),

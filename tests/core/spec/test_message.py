@@ -163,7 +163,9 @@ def test_marks_come_back_word_for_word(slot, special):
 
 
 def test_more_marks_than_a_frame_holds_are_refused():
-    with pytest.raises(ProtocolError, match="token biases: found 257, the frame holds 256"):
+    with pytest.raises(
+        ProtocolError, match="token biases: found 257, the frame holds 256"
+    ):
         token_bias_frame(1, [TokenBias(token) for token in range(257)])
 
 
@@ -259,7 +261,12 @@ def test_any_header_gives_a_bucket_or_a_protocol_error(words):
             "rows: found 2, the frame holds 1",
         ),
         (Bucket(2, 1), [Row(1, [5, 6, 7])], 0, "tokens: found 3, the frame holds 2"),
-        (Bucket(4, 1), [Row(1, [5])], 3, "block table updates: found 3, the frame holds 2"),
+        (
+            Bucket(4, 1),
+            [Row(1, [5])],
+            3,
+            "block table updates: found 3, the frame holds 2",
+        ),
     ],
 )
 def test_what_does_not_fit_the_bucket_is_refused(bucket, rows, cells, sentence):

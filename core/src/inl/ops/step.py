@@ -122,7 +122,7 @@ def make_step(
     rows = message[place.rows : place.updates].reshape(bucket.rows, row_words(bucket))
     updates = message[place.updates : place.tokens].reshape(-1, UPDATE_WORDS)
     given = message[place.tokens : place.size]
-    slots, counts = rows[:, ROW_WORD.slot], rows[:, ROW_WORD.count]
+    slots, counts = rows[:, ROW_WORD.slot], rows[:, ROW_WORD.token_count]
 
     blocks = tables.blocks.copy()
     at = UPDATE_WORD

@@ -66,7 +66,7 @@ class FrameCheck:
         place = layout(bucket, groups=limits.groups, block_size=limits.block_size)
         _check_size(frame, place.size)
         rows = frame[place.rows : place.updates].reshape(bucket.rows, -1)
-        slots, counts = rows[:, ROW_WORD.slot], rows[:, ROW_WORD.count]
+        slots, counts = rows[:, ROW_WORD.slot], rows[:, ROW_WORD.token_count]
         _check_range("slot", slots, 0, limits.slots - 1)
         _check_range("tokens of a row", counts, 0, bucket.tokens)
         if int(counts.sum()) != head.used_tokens:

@@ -105,7 +105,7 @@ def _write_rows(
 
     table = words.reshape(bucket.rows, -1)[: len(rows)]
     table[:, ROW_WORD.slot] = [row.slot for row in rows]
-    table[:, ROW_WORD.count] = counts
+    table[:, ROW_WORD.token_count] = counts
     if any(row.uniforms for row in rows):
         width = bucket.tokens_per_row
         missing = (0.0,) * width

@@ -84,8 +84,8 @@ class RowWords(NamedTuple):
     """One row of a step frame, 2 + W words."""
 
     slot: int
-    count: int
-    """Tokens of the row."""
+    token_count: int
+    """Tokens of the row; 0 is padding."""
     uniforms: int
     """Float32 bits of the first of W uniform numbers."""
 
@@ -159,11 +159,10 @@ UPDATE_WORD = BlockTableUpdate(*range(len(BlockTableUpdate._fields)))
 UPDATE_WORDS = len(UPDATE_WORD)
 """Words of a block table update."""
 
-_ADMISSION_FIELDS = len(AdmissionWords._fields) - 1
+_PARAMS_WORD = HEADER + AdmissionWords._fields.index("params")
 
 ADMISSION_WORD = AdmissionWords(
-    *range(HEADER, HEADER + _ADMISSION_FIELDS),
-    blocks=HEADER + _ADMISSION_FIELDS - 1 + len(PARAMS),
+    *range(HEADER, _PARAMS_WORD + 1), _PARAMS_WORD + len(PARAMS)
 )
 """Word of each field from the start of an admission or a release."""
 

@@ -33,7 +33,7 @@ def make_step(
     words = message.long()
     rows = words[place.rows : place.updates].view(bucket.rows, row_words(bucket))
     given = words[place.tokens : place.size]
-    slots, counts = rows[:, ROW_WORD.slot].contiguous(), rows[:, ROW_WORD.count]
+    slots, counts = rows[:, ROW_WORD.slot].contiguous(), rows[:, ROW_WORD.token_count]
     _apply_updates(tables, words[place.updates : place.tokens].view(-1, UPDATE_WORDS))
 
     before = tables.lengths.index_select(0, slots).long()

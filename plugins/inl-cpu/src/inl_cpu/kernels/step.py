@@ -55,7 +55,10 @@ class StepReader:
         self._message, self._tables = message, tables
         self._step = Step(*(plain(array) for array in step[:-1]))
         self._bucket, self._size = bucket, size
-        self._slots, self._counts = rows[:, ROW_WORD.slot], rows[:, ROW_WORD.count]
+        self._slots, self._counts = (
+            rows[:, ROW_WORD.slot],
+            rows[:, ROW_WORD.token_count],
+        )
         self._uniforms = rows[:, ROW_WORD.uniforms :]
         updates = message[place.updates : place.tokens].reshape(-1, UPDATE_WORDS)
         at = UPDATE_WORD

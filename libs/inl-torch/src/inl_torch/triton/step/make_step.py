@@ -30,7 +30,7 @@ TOKENS = 128
 """Tokens of a program."""
 
 ROW_SLOT = tl.constexpr(ROW_WORD.slot)
-ROW_COUNT = tl.constexpr(ROW_WORD.count)
+ROW_COUNT = tl.constexpr(ROW_WORD.token_count)
 ROW_UNIFORMS = tl.constexpr(ROW_WORD.uniforms)
 UPDATE_SIZE = tl.constexpr(UPDATE_WORDS)
 UPDATE_GROUP = tl.constexpr(UPDATE_WORD.group)
