@@ -99,7 +99,7 @@ def admitted(limits):
 
 def test_a_table_loses_a_block_only_where_a_window_has_passed(two):
     admitted(two).submit(frame_with(BlockTableUpdate(1, 1, 0, 0), two))
-    with pytest.raises(ProtocolError, match=r"cell: found \(0, 1, 0, 0\)"):
+    with pytest.raises(ProtocolError, match=r"update: found \(0, 1, 0, 0\)"):
         admitted(two).submit(frame_with(BlockTableUpdate(0, 1, 0, 0), two))
     with pytest.raises(ProtocolError, match="group 1: 21 tokens need 6 blocks"):
         admitted(two).submit(frame_with(BlockTableUpdate(1, 1, 3, 0), two))

@@ -137,7 +137,10 @@ def _updates(
             and 0 <= update.entry < limits.max_blocks_per_seq
             and _is_block(update.block, update.group, limits)
         ):
-            accepted = f"group, slot, entry, block of {limits}"
+            accepted = (
+                f"group 0 to {limits.groups - 1}, slot 1 to {limits.slots - 1}, "
+                f"entry 0 to {limits.max_blocks_per_seq - 1}, a block of the group"
+            )
             raise _error(head, "block table update", tuple(update), accepted)
     return updates
 

@@ -159,10 +159,13 @@ UPDATE_WORD = BlockTableUpdate(*range(len(BlockTableUpdate._fields)))
 UPDATE_WORDS = len(UPDATE_WORD)
 """Words of a block table update."""
 
-_PARAMS_WORD = HEADER + AdmissionWords._fields.index("params")
-
 ADMISSION_WORD = AdmissionWords(
-    *range(HEADER, _PARAMS_WORD + 1), _PARAMS_WORD + len(PARAMS)
+    slot=HEADER,
+    length=HEADER + 1,
+    last=HEADER + 2,
+    adapter=HEADER + 3,
+    params=HEADER + 4,
+    blocks=HEADER + 4 + len(PARAMS),
 )
 """Word of each field from the start of an admission or a release."""
 
