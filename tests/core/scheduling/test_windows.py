@@ -13,7 +13,7 @@ from inl.backend.base import Traits
 from inl.config import EngineConfig
 from inl.engine.core import EngineCore
 from inl.errors import OutOfMemory, ProtocolError
-from inl.executor.model_loader import plan_limits
+from inl.executor.cache_sizing import plan_limits
 from inl.models import gemma2, mistral
 from inl.protocol.frame_check import FrameCheck
 from inl.protocol.wire_json import read_limits

@@ -379,7 +379,7 @@ def test_no_advice_where_there_is_nothing_to_set(serve, small):
     runner.submit(admission(small()))
     said = str(loss(runner, step(1, (1, [3]))))
     assert "on_worker_loss" not in said
-    assert ". It last printed: nothing" in said
+    assert ". Its last output: nothing" in said
 
 
 FD = "fd = int(sys.argv[sys.argv.index('--fd') + 1]); s = socket.socket(fileno=fd)\n"

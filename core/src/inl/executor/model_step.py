@@ -1,4 +1,4 @@
-"""One step of a model: the thing that is compiled, one program per bucket."""
+"""One step of a model: the functions that are compiled, one program per bucket."""
 
 from __future__ import annotations
 
@@ -12,28 +12,33 @@ from inl.spec.step import Array, Step
 def forward(
     ops: Any, model: Model, config: Any, weights: Any, message: Array, state: State
 ) -> tuple[Array, Step, State]:
-    """Read the message and compute the sampled tokens' logits [S, V]."""
+    """Decode the message and compute the logits [S, V] of the sampled tokens.
+
+    Returns the logits, the step's arrays and the state.
+    """
     step, tables = ops.make_step(
         message, state.tables, bucket=ops.bucket, block_size=ops.block_size
     )
     step = step._replace(plan=ops.plan(step, block_size=ops.block_size))
     state = state._replace(tables=tables)
-    sampled = prune_last_layer(ops, model, step)
+    sampled_step = prune_last_layer(ops, model, step)
     carry = model.embed(ops, config, weights, step)
     last = len(weights.layers) - 1
     for index, w in enumerate(weights.layers):
-        more = {"sampled": sampled} if sampled and index == last else {}
+        pruned = index == last and sampled_step is not None
+        options = {"sampled": sampled_step} if pruned else {}
         carry, state = model.layer(
-            ops, config, w, carry, step, state, index=index, **more
+            ops, config, w, carry, step, state, index=index, **options
         )
-    return model.head(ops, config, weights, carry, sampled or step), step, state
+    return model.head(ops, config, weights, carry, sampled_step or step), step, state
 
 
 def prune_last_layer(ops: Any, model: Model, step: Step) -> Step | None:
-    """The step of the last layer, where fewer tokens are sampled than computed.
+    """Return the last layer's step if fewer tokens are sampled than computed.
 
-    Not where several are sampled of a row: kernels may take a row's tokens for its
-    last ones, and of a row that has fewer one is sampled twice.
+    Returns ``None`` for buckets with several sampled tokens per row: kernels may
+    assume that a row's tokens are its last ones, and a row with fewer tokens than
+    samples has one of them twice.
     """
     bucket = ops.bucket
     if (
@@ -42,22 +47,23 @@ def prune_last_layer(ops: Any, model: Model, step: Step) -> Step | None:
         or not model.prunes_last_layer
     ):
         return None
-    sampled: Step = ops.prune_last_layer(step)
-    return sampled._replace(plan=ops.plan(sampled, block_size=ops.block_size))
+    pruned: Step = ops.prune_last_layer(step)
+    return pruned._replace(plan=ops.plan(pruned, block_size=ops.block_size))
 
 
 def advance(
     ops: Any, model: Model, config: Any, weights: Any, message: Array, state: State
 ) -> tuple[Any, State]:
-    """Compute one step and choose its tokens, see :func:`sample`."""
+    """Compute one step and sample its tokens, see :func:`sample`."""
     logits, step, state = forward(ops, model, config, weights, message, state)
     return sample(ops, logits, step, state)
 
 
 def sample(ops: Any, logits: Array, step: Step, state: State) -> tuple[Any, State]:
-    """Choose tokens, int32 [S], and remember each row's last.
+    """Sample tokens, int32 [S], and store the last of each row in the state.
 
-    A "sample_filtered" program gives a pair: tokens and their :class:`~inl.spec.step.Scores`.
+    A "sample_filtered" program returns a pair, the tokens and their
+    :class:`~inl.spec.step.Scores`, in place of the tokens.
     """
     sampler = ops.bucket.sampler
     tokens, tables = ops.sample(logits, step, state.tables, sampler=sampler)

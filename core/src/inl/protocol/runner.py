@@ -26,7 +26,7 @@ class Reply(NamedTuple):
     tokens: NDArray[np.int32]
     """[R, W] sampled tokens; values of unused rows are undefined."""
     scores: Scores | None = None
-    """Scores of the R * W tokens, NumPy arrays; only from "sample_filtered" programs."""
+    """Scores of the tokens, NumPy arrays; only from "sample_filtered" programs."""
 
 
 class Runner(ABC):

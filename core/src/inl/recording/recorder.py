@@ -47,7 +47,7 @@ class Recorder:
                 raise _write_error(self._path, error) from error
 
     def add(self, item: IntArray | Reply) -> None:
-        """Store a submitted frame or a collected reply; it must not change afterwards."""
+        """Store a submitted frame or a collected reply, which must not change later."""
         self._ring.append(item)
         if self._file is not None:
             self._write(item)

@@ -57,7 +57,7 @@ class SlotState:
         )
 
     def update_table(self, update: BlockTableUpdate) -> None:
-        """Set one entry of a block table, in a copy: rows in flight keep the old one."""
+        """Set one entry of a block table, in a copy: rows in flight use the old one."""
         self.tables = list(self.tables)
         table = self.tables[update.group].copy()
         table[update.entry] = update.block
