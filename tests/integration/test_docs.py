@@ -1,4 +1,4 @@
-"""The pages of docs/: their examples run, and what they list is what there is."""
+"""The documentation: examples run, links resolve, and lists match the code."""
 
 from __future__ import annotations
 
@@ -15,20 +15,35 @@ from inl.cli.app import COMMANDS
 from inl.cli.completion import command
 from inl.engine.options import GenerationOptions
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 PAGES = sorted(page.name for page in DOCS.glob("*.md"))
+DECISIONS = sorted((DOCS / "decisions").glob("0*.md"))
+ALL_PAGES = sorted(
+    path
+    for folder in (ROOT, ROOT / "bench", ROOT / "core", DOCS, DOCS / "decisions")
+    for path in folder.glob("*.md")
+)
+SOURCES = [
+    ROOT / "core" / "src",
+    *(ROOT / "libs").glob("*/src"),
+    *(ROOT / "plugins").glob("*/src"),
+]
 RUN_HERE = [
     "index.md",
     "checkpoints.md",
     "cli.md",
+    "concurrency.md",
     "devices.md",
+    "engine-config.md",
     "generating.md",
     "how-it-works.md",
     "inl.md",
     "migrating.md",
     "moe.md",
+    "performance.md",
 ]
-"""Pages whose python and console blocks are executed, in order."""
+"""Pages whose python and console blocks are executed here, in order."""
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`]+)`")
 
@@ -38,42 +53,51 @@ def text(page):
 
 
 def blocks(page):
-    """(language, block, the text block that follows it or None)."""
-    found = FENCE.findall(text(page))
-    after = [*found, ("", "")][1:]
+    """List (language, block, expected output from the text block after it or None)."""
+    fences = FENCE.findall(text(page))
+    following = [*fences, ("", "")][1:]
     return [
-        (language, body, following if kind == "text" else None)
-        for (language, body), (kind, following) in zip(found, after, strict=True)
+        (language, body, output if kind == "text" else None)
+        for (language, body), (kind, output) in zip(fences, following, strict=True)
     ]
 
 
-def fits(wanted, shown):
-    """Compare as doctest does: ``...`` is anything."""
-    parts = [re.escape(part) for part in wanted.strip().split("...")]
-    return re.fullmatch(".*".join(parts), shown.strip(), re.DOTALL)
+def matches(expected, output):
+    """Compare like doctest with ELLIPSIS: ``...`` matches any text."""
+    parts = [re.escape(part) for part in expected.strip().split("...")]
+    return re.fullmatch(".*".join(parts), output.strip(), re.DOTALL)
 
 
 def test_the_comparison_can_fail():
-    assert fits("a ... c\n", "a b\nb c")
-    assert not fits("a ... c", "a b d")
-    assert not fits("a", "a b")
+    assert matches("a ... c\n", "a b\nb c")
+    assert not matches("a ... c", "a b d")
+    assert not matches("a", "a b")
 
 
 @pytest.mark.parametrize("page", RUN_HERE)
-def test_python_blocks_run_and_print_what_follows(page, capsys):
+def test_python_blocks_run_and_print_the_expected_output(page, capsys):
     names = {"__name__": "docs"}
     for language, body, expected in blocks(page):
         if language != "python":
             continue
         exec(compile(body, page, "exec"), names)
-        shown = capsys.readouterr().out
+        output = capsys.readouterr().out
         if expected is not None:
-            assert fits(expected, shown), f"{page}: {shown!r} is not {expected!r}"
+            assert matches(expected, output), f"{page}: {output!r} is not {expected!r}"
+
+
+def test_the_python_example_of_the_readme_runs(capsys):
+    page = (ROOT / "README.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    names = {}
+    exec(compile(example, "README.md", "exec"), names)
+    names["engine"].close()
+    assert "Paris" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="session")
 def shell(tmp_path_factory):
-    """Run a line in a shell that finds ``inl`` as this interpreter's."""
+    """Run a shell command with ``inl`` of this interpreter on the path."""
     folder = tmp_path_factory.mktemp("bin")
     script = folder / "inl"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m inl "$@"\n')
@@ -92,11 +116,11 @@ def shell(tmp_path_factory):
 
 
 def sessions(page):
-    """(command, expected output) of every console block."""
+    """Yield (command, expected output) of every console block."""
     for language, body, _ in blocks(page):
         if language == "console":
             first, _, expected = body.partition("\n")
-            assert first.startswith("$ "), f"{page}: a console block begins with $"
+            assert first.startswith("$ "), f"{page}: a console block starts with $"
             yield first[2:], expected
 
 
@@ -108,14 +132,14 @@ SESSIONS = [(page, *each) for page in RUN_HERE for each in sessions(page)]
     SESSIONS,
     ids=[f"{s[0]}:{s[1][:24]}" for s in SESSIONS],
 )
-def test_console_blocks_run_and_show_what_they_show(shell, page, line, expected):
+def test_console_blocks_print_the_expected_output(shell, page, line, expected):
     done = shell(line)
     assert done.returncode == 0, done.stderr
-    assert fits(expected, done.stdout), f"{page}: {done.stdout}"
+    assert matches(expected, done.stdout), f"{page}: {done.stdout}"
 
 
 def test_pages_with_examples_are_executed():
-    """A page with a python or console block is run here, or by a test of its own."""
+    """Every page with python or console blocks is executed by some test."""
     elsewhere = {"hooks.md", "ops.md", "writing-a-backend.md"}
     with_examples = {
         page
@@ -126,31 +150,99 @@ def test_pages_with_examples_are_executed():
     assert len(SESSIONS) > 5
 
 
-def test_links_lead_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#\s]+)\)", text(page)):
-            if "://" not in target:
-                assert (DOCS / target).is_file(), f"{page}: {target}"
+@pytest.mark.parametrize("path", ALL_PAGES, ids=lambda path: path.name)
+def test_relative_links_resolve(path):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]+)?\)", path.read_text("utf-8")):
+        if "://" not in target:
+            assert (path.parent / target).is_file(), f"{path.name}: {target}"
 
 
-def test_the_navigation_names_every_page():
-    named = re.findall(
-        r": ([\w-]+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(), re.M
+def test_the_navigation_lists_every_page():
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = re.findall(r": ([\w/-]+\.md)$", nav, re.M)
+    assert sorted(listed) == sorted([*PAGES, "decisions/index.md"])
+
+
+@pytest.mark.parametrize(
+    ("picture", "title"),
+    [
+        ("token.svg", "The life of one token"),
+        ("architecture.svg", "The architecture of INL"),
+    ],
+)
+def test_pictures_are_svg_with_a_title(picture, title):
+    root = ET.parse(DOCS / picture).getroot()
+    namespace = "{http://www.w3.org/2000/svg}"
+    assert root.tag == f"{namespace}svg"
+    assert root.find(f"{namespace}title").text == title
+
+
+def test_the_index_of_decisions_lists_every_page():
+    rows = re.findall(
+        r"^\| \[(\d{4})\]\(([\w-]+\.md)\) \| ([\d-]+) \| (.+) \|$",
+        text("decisions/index.md"),
+        re.M,
     )
-    assert sorted(named) == PAGES
+    assert [name for _, name, _, _ in rows] == [page.name for page in DECISIONS]
+    for (number, name, date, title), page in zip(rows, DECISIONS, strict=True):
+        assert name.startswith(f"{number}-")
+        assert page.read_text().startswith(f"# {number}: {title}\n\nDate: {date}\n")
 
 
-def test_the_picture_is_an_svg_with_a_title():
-    root = ET.parse(DOCS / "token.svg").getroot()
-    space = "{http://www.w3.org/2000/svg}"
-    assert root.tag == f"{space}svg"
-    assert root.find(f"{space}title").text == "The life of one token"
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem[:4])
+def test_a_decision_has_its_sections(page):
+    headings = re.findall(r"^## (.+)$", page.read_text(), re.M)
+    assert headings == ["Context", "Decision", "Consequences"]
+
+
+def source_exists(path):
+    """Whether a file or folder exists below a source root or below ``inl``."""
+    roots = [ROOT, *SOURCES, ROOT / "core" / "src" / "inl"]
+    return any((root / path).exists() for root in roots)
+
+
+def test_files_named_in_the_architecture_exist():
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    paths = re.findall(r"`([\w/-]+(?:/|\.(?:py|md|toml)))`", page)
+    assert len(paths) > 40
+    assert [path for path in paths if not source_exists(path)] == [
+        "docs/decisions/NNNN-slug.md"
+    ]
+
+
+def test_modules_named_in_decisions_exist():
+    names = {
+        name
+        for page in DECISIONS
+        for name in re.findall(r"`(inl\w*(?:\.[a-z_]+)+)`", page.read_text())
+    }
+    assert len(names) > 15
+    for name in names:
+        path = name.replace(".", "/")
+        assert source_exists(path) or source_exists(f"{path}.py"), name
+
+
+def renamed_imports():
+    page = (ROOT / "CHANGELOG.md").read_text()
+    table = page.partition("| old import | new import |")[2].partition("\n\n")[0]
+    return [
+        name
+        for row in table.splitlines()[2:]
+        for name in SPAN.findall(row.split("|")[2])
+        if name.startswith("inl.")
+    ]
+
+
+def test_new_import_paths_in_the_changelog_resolve():
+    names = renamed_imports()
+    assert len(names) > 60
+    assert [name for name in names if not resolves(name)] == []
 
 
 def section(name):
-    """What cli.md says of one command."""
-    _, found, rest = f"\n{text('cli.md')}".partition(f"\n## inl {name}\n")
-    assert found, f"cli.md has no heading '## inl {name}'"
+    """Return the section of cli.md on one command."""
+    _, heading, rest = f"\n{text('cli.md')}".partition(f"\n## inl {name}\n")
+    assert heading, f"cli.md has no heading '## inl {name}'"
     return rest.partition("\n## ")[0]
 
 
@@ -180,25 +272,25 @@ def test_every_sampling_option_is_on_the_page():
 
 def migrations():
     rows = re.findall(r"^\| (.+?) \| (.*?) \| (.+?) \|$", text("migrating.md"), re.M)
-    return [row for row in rows if row[0] != "there"]
+    return [row for row in rows if row[0] != "old name"]
 
 
 def resolves(name):
-    """Whether ``inl.module.attribute`` can be had."""
+    """Whether ``inl.module.attribute`` can be imported."""
     parts = name.partition("(")[0].split(".")
     for split in range(len(parts), 0, -1):
         try:
-            found = importlib.import_module(".".join(parts[:split]))
+            value = importlib.import_module(".".join(parts[:split]))
         except ModuleNotFoundError:
             continue
         for part in parts[split:]:
-            found = getattr(found, part, None)
-        return found is not None
+            value = getattr(value, part, None)
+        return value is not None
     return False
 
 
 @pytest.mark.parametrize("row", migrations(), ids=lambda row: row[0][:40])
-def test_a_name_is_there_exactly_if_the_page_says_so(row):
+def test_the_state_of_a_migrated_name_is_correct(row):
     _, ours, state = row
     names = [name for name in SPAN.findall(ours) if name.startswith("inl.")]
     kind = re.split("[:;]", state)[0].split(" for ")[0]
@@ -211,8 +303,8 @@ def test_a_name_is_there_exactly_if_the_page_says_so(row):
             assert resolves(name)
 
 
-def test_all_names_of_the_systems_before_are_on_the_page():
-    """The names that their own pages import or call."""
+def test_all_names_of_the_replaced_systems_are_on_the_page():
+    """The names that the documentation of those systems imports or calls."""
     page = text("migrating.md")
     for name in (
         *("inl_dynamics", "get_backend", "InferenceEngine", "EngineConfig"),

@@ -82,10 +82,10 @@ def test_the_packing_example_of_the_page_computes_what_linear_does():
     weight, bias, x = (
         rng.standard_normal(shape, np.float32) for shape in ((5, 3), (5,), (2, 3))
     )
-    assert kernel.packs(weight=Spec((5, 3), "float32")) is None
+    assert kernel.can_pack(weight=Spec((5, 3), "float32")) is None
     for given in (None, bias):
         group = {"weight": wrap(weight), "bias": None if given is None else wrap(bias)}
-        w = kernel.prepare(group, Host(), "float32")
+        w = kernel.pack(group, Host(), "float32")
         assert w.layout == kernel.layout
         want = np.einsum("tk,nk->tn", x, weight) + (0 if given is None else bias)
         np.testing.assert_allclose(kernel.run(x, w), want, rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Every promise of a backend, as ``inl check toy:0`` checks them."""
+"""The conformance tests that ``inl check toy:0`` runs."""
 
 from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
 

@@ -1,4 +1,4 @@
-"""The commands by name; the module of each is imported when it is asked for."""
+"""Command table; the module of a command is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ COMMANDS = {
 
 
 class LazyGroup(TyperGroup):
-    """A group that looks its commands up in :data:`COMMANDS`."""
+    """Typer group that imports commands lazily from :data:`COMMANDS`."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """All names, as the help page shows them."""
+        """Return all command names in the order of the help page."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """Import one command; ``None`` for an unknown name."""
+        """Import one command; returns ``None`` for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         app = typer.Typer(add_completion=False, rich_markup_mode=_markup())
@@ -47,7 +47,7 @@ class LazyGroup(TyperGroup):
         return typer.main.get_command(app)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run one command; Ctrl-C has the shell's exit code in every typer."""
+        """Run one command; Ctrl-C exits with 130 in every supported typer version."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -55,9 +55,9 @@ class LazyGroup(TyperGroup):
 
 
 def run(words: list[str]) -> int:
-    """Run one command line; raises whatever the command raises."""
+    """Run one command line; exceptions of the command propagate."""
     if words[:1] in (["devices"], ["plugins"]) and words[1:] in ([], ["--json"]):
-        # There is nothing to parse, and typer takes 0.1 s to set its parser up.
+        # Nothing to parse; setting up typer's parser takes 0.1 s.
         _import(words[0])(as_json=len(words) == 2)
         return 0
     app = typer.Typer(
@@ -87,7 +87,7 @@ def root(
     debug: Annotated[
         bool,
         typer.Option(
-            "--debug", help="Show tracebacks and log more; so does INL_DEBUG=1."
+            "--debug", help="Show tracebacks and debug logs (same as INL_DEBUG=1)."
         ),
     ] = False,
 ) -> None:
@@ -106,5 +106,5 @@ def _show_version(asked: bool) -> None:
 
 
 def _markup() -> Any:
-    """Boxes and colors are for people at a terminal only; rich takes 0.1 s."""
+    """Use rich markup on a terminal only; importing rich takes 0.1 s."""
     return "rich" if sys.stdout.isatty() and sys.stderr.isatty() else None

@@ -1,4 +1,4 @@
-"""Options that several commands share, worded once."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ import typer
 
 Model = Annotated[
     str | None,
-    typer.Option(help="Folder or GGUF file; SmolLM2-135M-Instruct if none."),
+    typer.Option(help="Model folder or GGUF file. [default: SmolLM2-135M-Instruct]"),
 ]
-Device = Annotated[str, typer.Option(help='Such as "cpu" or "cuda:1".')]
-Dtype = Annotated[str, typer.Option(help="Dtype to compute in.")]
+Device = Annotated[str, typer.Option(help='Device, such as "cpu" or "cuda:1".')]
+Dtype = Annotated[str, typer.Option(help="Compute dtype.")]
 KvDtype = Annotated[
-    str, typer.Option(help="Dtype of the cache; int8 takes half the memory on a CPU.")
+    str, typer.Option(help="Dtype of the KV cache; int8 halves its memory on CPU.")
 ]
 TensorParallel = Annotated[
-    int, typer.Option(help="Devices that share the model, from the named one on.")
+    int, typer.Option(help="Number of devices, starting at --device.")
 ]
-Temperature = Annotated[float, typer.Option(help="0 takes the likeliest.")]
-Seed = Annotated[int, typer.Option(help="Same seed, same answer.")]
-TopK = Annotated[int, typer.Option(help="Of so many likeliest; 0 is all.")]
-TopP = Annotated[
-    float, typer.Option(help="Of the likeliest with this much probability.")
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
+Seed = Annotated[
+    int, typer.Option(help="Random seed; a run with the same seed repeats.")
 ]
+TopK = Annotated[
+    int, typer.Option(help="Sample from the k most likely tokens; 0 disables.")
+]
+TopP = Annotated[float, typer.Option(help="Nucleus sampling: cumulative probability.")]
 MinP = Annotated[
-    float, typer.Option(help="Of those with this share of the likeliest's.")
+    float, typer.Option(help="Minimum probability relative to the top token.")
 ]
 RepetitionPenalty = Annotated[
-    float, typer.Option(help="Above 1, what was said is less likely.")
+    float, typer.Option(help="Values above 1 penalize repeated tokens.")
 ]
-Raw = Annotated[bool, typer.Option("--raw", help="No chat template.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -1,4 +1,4 @@
-"""``inl bench``: how fast a model runs here, and how near to what memory allows."""
+"""``inl bench``: measures speed, memory and the share of memory bandwidth used."""
 
 from __future__ import annotations
 
@@ -32,24 +32,26 @@ def run(
     kv_dtype: arguments.KvDtype = "auto",
     tensor_parallel: arguments.TensorParallel = 1,
     prompt_tokens: Annotated[
-        int, typer.Option(help="Tokens of each prompt.", min=1)
+        int, typer.Option(help="Prompt length in tokens.", min=1)
     ] = 512,
-    tokens: Annotated[int, typer.Option(help="Tokens of each answer.", min=1)] = 128,
-    batch: Annotated[str, typer.Option(help="Sequences at once, each tried.")] = "1,8",
+    tokens: Annotated[
+        int, typer.Option(help="Generated tokens per prompt.", min=1)
+    ] = 128,
+    batch: Annotated[str, typer.Option(help="Batch sizes to measure.")] = "1,8",
     runs: Annotated[
-        int, typer.Option(help="Runs that count, after one that does not.", min=1)
+        int, typer.Option(help="Measured runs, after one warm-up run.", min=1)
     ] = 5,
     as_json: arguments.Json = False,
     plot: Annotated[
-        Path | None, typer.Option(help="File for a picture, such as bench.png.")
+        Path | None, typer.Option(help="Write a plot to this file, such as bench.png.")
     ] = None,
 ) -> None:
-    """Measure loading, first token, prefill, decoding and memory; medians of runs."""
+    """Measure load time, first token, prefill, decode and memory; medians of runs."""
     from inl.config import EngineConfig
 
     batches = parse_batches(batch)
     if plot is not None:
-        check_plot(plot)  # before minutes of measuring
+        check_plot(plot)  # fail before minutes of measurement
     config = EngineConfig(
         backend=device,
         dtype=dtype,
@@ -97,7 +99,7 @@ def _measure(
         language, config=config, progress=loading_bar(), on_step=clock.on_step
     )
     loaded = time.perf_counter() - began
-    # As a worker does: a search for cycles among all that was loaded stops steps.
+    # As workers do: garbage collection over all loaded objects would pause steps.
     gc.collect()
     gc.freeze()
     with engine, _bar(len(batches) * (runs + 1)) as tick:
@@ -131,15 +133,15 @@ def _measure(
 def _memory(
     engine: InferenceEngine, speeds: list[Speed], cached: float
 ) -> dict[str, Any]:
-    """Set what each batch moved against what memory was measured to give."""
+    """Compare the memory traffic of each batch with the measured bandwidth."""
     from inl.backend.bandwidth import memory_bandwidth
     from inl.engine.benchmark import traffic
     from inl.executor.local_runner import LocalRunner
     from inl.plugin import make_backend
 
-    # Another process's tensors and memory are not seen from here.
-    here = isinstance(engine.runner, LocalRunner)
-    ceiling = memory_bandwidth(make_backend(engine.device)) if here else None
+    # Tensors and memory of worker processes are not visible here.
+    is_local = isinstance(engine.runner, LocalRunner)
+    ceiling = memory_bandwidth(make_backend(engine.device)) if is_local else None
     moved = traffic(engine.runner) if isinstance(engine.runner, LocalRunner) else None
     rows = [_row(speed, moved and moved.step(speed.batch, cached)) for speed in speeds]
     for row in rows:
@@ -163,7 +165,7 @@ def _row(speed: Speed, step_bytes: float | None) -> dict[str, Any]:
 
 
 def peak_bytes() -> int | None:
-    """Most memory that this process has had; ``None`` where the system does not say."""
+    """Return the peak resident memory in bytes, or ``None`` if it is unknown."""
     try:
         resource: Any = import_module("resource")
     except ImportError:

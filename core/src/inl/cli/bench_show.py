@@ -1,4 +1,4 @@
-"""A benchmark's report as lines with bars, and as a picture."""
+"""Formats a benchmark report as text with bars and as a plot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inl.cli.devices import show_bytes
 from inl.errors import MissingPackage, RequestError
 
 BAR = 30
-"""Characters of the longest bar."""
+"""Width of the longest bar in characters."""
 PHASES = (
     ("prefill", "prefill_tokens_per_second"),
     ("decode", "decode_tokens_per_second"),
@@ -19,14 +19,14 @@ PHASES = (
 
 
 def show(report: dict[str, Any]) -> str:
-    """Write a report for a person."""
+    """Format a report as text."""
     lines = [
         f"{report['model']} on {report['device']}, prompts of "
         f"{report['prompt_tokens']} tokens, answers of {report['tokens']}, "
-        f"medians of {report['runs']} runs (least to most)",
+        f"medians of {report['runs']} runs (minimum to maximum)",
         "",
         f"load           {report['load_seconds']:.2f} s",
-        f"peak memory    {show_bytes(report['peak_host_bytes']) or 'not known'}",
+        f"peak memory    {show_bytes(report['peak_host_bytes']) or 'unknown'}",
         f"bandwidth      {_bandwidth(report['bandwidth'])}",
     ]
     for row in report["batches"]:
@@ -48,7 +48,7 @@ def _batch(row: dict[str, Any]) -> list[str]:
     ]
     for name, key in PHASES:
         found = row[key]
-        text = "not measured: fewer than two full steps; raise --tokens"
+        text = "not measured: fewer than two full steps; increase --tokens"
         if found is not None:
             text = (
                 f"{found['median']:.1f} tokens/s ({found['least']:.1f} to "
@@ -59,7 +59,7 @@ def _batch(row: dict[str, Any]) -> list[str]:
         share = row["share_of_bandwidth"]
         part = "" if share is None else f", {share:.0%} of the bandwidth"
         lines.append(
-            f"  moved        {row['bytes_per_token'] / 1e6:.1f} MB a token, "
+            f"  moved        {row['bytes_per_token'] / 1e6:.1f} MB per token, "
             f"{row['bytes_per_second'] / 1e9:.1f} GB/s{part}"
         )
     return lines
@@ -78,9 +78,10 @@ def _bars(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def check_plot(path: Path) -> None:
-    """Raise where a picture cannot be drawn or kept there, before any measuring.
+    """Check that a plot can be written to ``path``.
 
-    :class:`MissingPackage` without matplotlib, :class:`RequestError` for a bad place.
+    Raises :class:`MissingPackage` without matplotlib and :class:`RequestError` for an
+    unusable path.
     """
     if find_spec("matplotlib") is None:
         raise MissingPackage(
@@ -89,17 +90,17 @@ def check_plot(path: Path) -> None:
     known = (".png", ".svg", ".pdf")
     if path.suffix.lower() not in known:
         raise RequestError(
-            f"plot: found {str(path)!r:.80}, accepted: a name that ends in "
+            f"plot: found {str(path)!r:.80}, accepted: a name ending in "
             f"{', '.join(known)}"
         )
     if not path.absolute().parent.is_dir():
         raise RequestError(
-            f"plot: found {str(path)!r:.80}, accepted: a file in a folder that exists"
+            f"plot: found {str(path)!r:.80}, accepted: a file in an existing folder"
         )
 
 
 def save_plot(report: dict[str, Any], path: Path) -> None:
-    """Draw prefill and decoding speed by batch, with the spread of the runs."""
+    """Plot prefill and decode speed by batch size, with the range over runs."""
     matplotlib = import_module("matplotlib")
     matplotlib.use("Agg")
     figure, axes = import_module("matplotlib.pyplot").subplots(

@@ -1,4 +1,4 @@
-"""``inl chat``: a conversation with a model."""
+"""``inl chat``: interactive conversation with a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inl.cli import arguments
-from inl.cli.chat_commands import obey
+from inl.cli.chat_commands import run_command
 from inl.cli.chat_input import Lines, open_lines
 from inl.cli.conversation import Conversation
 from inl.cli.interrupt import Interrupt
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from inl.engine.options import GenerationOptions
 
 CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
-"""What an answer may not send to a terminal: it could move the cursor or worse."""
+"""Control characters removed from output to a terminal."""
 
 
 def run(
@@ -32,7 +32,7 @@ def run(
     tensor_parallel: arguments.TensorParallel = 1,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[
-        int, typer.Option(help="Most tokens of one answer.", min=1)
+        int, typer.Option(help="Maximum number of new tokens per answer.", min=1)
     ] = 1024,
     temperature: arguments.Temperature = 0.7,
     seed: arguments.Seed = 0,
@@ -42,10 +42,10 @@ def run(
     repetition_penalty: arguments.RepetitionPenalty = 1.0,
     context: Annotated[
         int | None,
-        typer.Option(help="Most tokens remembered; the model's own if none.", min=16),
+        typer.Option(help="Context length in tokens. [default: the model's]", min=16),
     ] = None,
 ) -> None:
-    """Talk with a model; /help shows the commands, Ctrl-C stops an answer."""
+    """Chat with a model; /help lists commands, Ctrl-C stops an answer."""
     from inl.config import EngineConfig
     from inl.engine.inference_engine import InferenceEngine
     from inl.engine.options import make_request
@@ -59,7 +59,7 @@ def run(
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
     }
-    make_request([0], sampling, room=1)  # refuses before a model is loaded
+    make_request([0], sampling, room=1)  # validate options before loading the model
     interrupt = Interrupt()
     config = EngineConfig(
         backend=device,
@@ -77,7 +77,7 @@ def run(
 
 
 class Chat:
-    """Asks, shows answers as they come, and keeps the conversation."""
+    """Chat loop: streams answers and keeps the conversation."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Chat:
     ) -> None:
         if engine.chat_template is None:
             raise RequestError(
-                f"{engine.model.name}: has no chat template; "
+                f"{engine.model.name}: the model has no chat template; "
                 "try: inl generate --raw PROMPT"
             )
         self.conversation = conversation
@@ -100,10 +100,10 @@ class Chat:
         self._last = ""
 
     def talk(self, lines: Lines) -> None:
-        """Answer line by line until the end.
+        """Process input line by line until it ends.
 
-        At a terminal what goes wrong is a line, and the chat goes on; from a pipe it
-        is raised, so that a script sees it, and so is Ctrl-C.
+        On a terminal an error is printed and the chat continues; with piped input
+        errors and Ctrl-C are raised.
         """
         if lines.interactive:
             name, where = self._engine.model.name, self._engine.device
@@ -111,9 +111,9 @@ class Chat:
         for line in lines:
             try:
                 with self._interrupt:
-                    self._hear(line)
+                    self._process(line)
             except (RunnerError, KeyboardInterrupt):
-                raise  # the engine cannot answer any more
+                raise  # the engine is unusable
             except InlError as error:
                 if not lines.interactive:
                     raise
@@ -123,30 +123,30 @@ class Chat:
             if not self.open:
                 return
 
-    def _hear(self, line: str) -> None:
+    def _process(self, line: str) -> None:
         if line.startswith("//"):
             self.ask(line[1:])
         elif line.startswith("/"):
-            if said := obey(self, line):
-                print(said)
+            if output := run_command(self, line):
+                print(output)
         else:
             self.ask(line)
 
     def ask(self, text: str, *, again: bool = False) -> None:
-        """Answer one message; the same message ``again`` draws with another seed.
+        """Generate the answer to one message; ``again`` samples with another seed.
 
-        The conversation is as before where this raises.
+        If this raises, the conversation is unchanged.
         """
         self.conversation.ask(text)
         try:
             answer = self._answer(self._answers if again else 0)
         except BaseException:
-            self.conversation.take_back("user")
+            self.conversation.pop_last("user")
             raise
         if answer:
             self.conversation.answer(answer)
         else:
-            self.conversation.take_back("user")
+            self.conversation.pop_last("user")
         self._answers += 1
 
     def _answer(self, retries: int) -> str:
@@ -174,7 +174,7 @@ class Chat:
                 shown.append(piece)
                 print(piece.translate(CONTROL) if plain else piece, end="", flush=True)
         except KeyboardInterrupt:
-            self._interrupt.settle()
+            self._interrupt.reraise_foreign()
         print()
         if self._interrupt.stopped:
             _note("(stopped)")
@@ -185,20 +185,20 @@ class Chat:
         decode = time.perf_counter() - first
         speed = f", then {steps / decode:.1f} tokens/s" if steps and decode else ""
         self._last = (
-            f"last answer: {prompt} tokens of prompt, first text after "
+            f"last answer: {prompt} prompt tokens, first text after "
             f"{first - began:.2f} s{speed}"
         )
 
     def stats(self) -> list[str]:
         """Lines of ``/stats``."""
         engine, talk = self._engine, self.conversation
-        used = len(engine.chat_ids(talk.seen())) if talk.messages else 0
+        used = len(engine.chat_ids(talk.visible())) if talk.messages else 0
         left_out = sum(m["role"] == "user" for m in talk.messages[: talk.start])
         lines = [
             f"{engine.model.name} on {engine.device}",
             f"{talk.turns} turns, {left_out} of them no longer in the context",
             f"{used} of {engine.context} tokens of context in use",
-            f"{engine.stats.prefix_hit_tokens} tokens were not computed twice",
+            f"{engine.stats.prefix_hit_tokens} tokens reused from the prefix cache",
         ]
         return lines + ([self._last] if self._last else [])
 

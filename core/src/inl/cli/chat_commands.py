@@ -18,20 +18,20 @@ class Command(NamedTuple):
     usage: str
     help: str
     run: Callable[[Chat, str], str | None]
-    """(chat, rest of the line) -> what to print."""
+    """(chat, rest of the line) -> text to print."""
 
 
-def obey(chat: Chat, line: str) -> str | None:
-    """Run one /command line; return what to print.
+def run_command(chat: Chat, line: str) -> str | None:
+    """Run one /command line and return the text to print.
 
-    Raises :class:`RequestError` for a command that is not known or lacks its word.
+    Raises :class:`RequestError` for an unknown command or a missing argument.
     """
     name, _, rest = line.partition(" ")
     command = COMMANDS.get(name)
     if command is None:
         raise RequestError(
-            f"{name}: no such command; accepted: {', '.join(COMMANDS)}, or // to say "
-            "something that begins with a slash"
+            f"{name}: unknown command; accepted: {', '.join(COMMANDS)}, or // to send "
+            "a message that begins with a slash"
         )
     rest = rest.strip()
     if command.usage.endswith("FILE") and not rest:
@@ -42,20 +42,22 @@ def obey(chat: Chat, line: str) -> str | None:
 def _help(_chat: Chat, _rest: str) -> str:
     width = max(len(command.usage) for command in COMMANDS.values())
     lines = [f"{each.usage:<{width}}  {each.help}" for each in COMMANDS.values()]
-    lines.append(f"{'Ctrl-C':<{width}}  stop the answer; twice at an empty line: leave")
+    lines.append(
+        f"{'Ctrl-C':<{width}}  stop the answer; twice at an empty prompt: exit"
+    )
     return "\n".join(lines)
 
 
 def _clear(chat: Chat, _rest: str) -> str:
     chat.conversation.clear()
-    return "(the conversation begins anew)"
+    return "(conversation cleared)"
 
 
 def _system(chat: Chat, text: str) -> str:
     if not text:
         return f"system: {chat.conversation.system or '(none)'}"
     chat.conversation.system = text
-    return "(the system prompt is set; it counts from the next answer on)"
+    return "(system prompt set; it applies from the next answer on)"
 
 
 def _save(chat: Chat, name: str) -> str:
@@ -74,15 +76,15 @@ def _load(chat: Chat, name: str) -> str:
 def _retry(chat: Chat, _rest: str) -> None:
     talk = chat.conversation
     before = list(talk.messages)
-    talk.take_back("assistant")
-    last = talk.take_back("user")
+    talk.pop_last("assistant")
+    last = talk.pop_last("user")
     if last is None:
-        raise RequestError("/retry: found no question; ask one first")
+        raise RequestError("/retry: there is no message to answer again")
     try:
         chat.ask(last["content"], again=True)
     finally:
         if len(talk.messages) < len(before):
-            talk.messages[:] = before  # no other answer came, so the old one stays
+            talk.messages[:] = before  # no new answer: restore the previous one
 
 
 def _stats(chat: Chat, _rest: str) -> str:
@@ -94,14 +96,16 @@ def _exit(chat: Chat, _rest: str) -> None:
 
 
 COMMANDS = {
-    "/help": Command("/help", "this list", _help),
-    "/clear": Command("/clear", "forget the conversation, keep the system", _clear),
-    "/system": Command(
-        "/system TEXT", "set the system prompt; alone, show it", _system
+    "/help": Command("/help", "list the commands", _help),
+    "/clear": Command(
+        "/clear", "clear the conversation, keep the system prompt", _clear
     ),
-    "/save": Command("/save FILE", "write the conversation as JSON", _save),
-    "/load": Command("/load FILE", "go on with a saved conversation", _load),
-    "/retry": Command("/retry", "answer the last question again", _retry),
+    "/system": Command(
+        "/system TEXT", "set the system prompt; without TEXT, show it", _system
+    ),
+    "/save": Command("/save FILE", "save the conversation as JSON", _save),
+    "/load": Command("/load FILE", "load a saved conversation", _load),
+    "/retry": Command("/retry", "answer the last message again", _retry),
     "/stats": Command("/stats", "tokens, context and speed", _stats),
-    "/exit": Command("/exit", "leave; so does Ctrl-D", _exit),
+    "/exit": Command("/exit", "exit (also Ctrl-D)", _exit),
 }

@@ -1,4 +1,4 @@
-"""Where a chat's lines come from: a person at a terminal, or a pipe."""
+"""Input of ``inl chat``: a terminal with line editing, or a pipe."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from inl.weights.hub import cache_folder
 PROMPT = "> "
 MORE = ". "
 HISTORY_LINES = 1000
-LEAVE = "(Ctrl-C again or Ctrl-D leaves)"
+EXIT_HINT = "(press Ctrl-C again or Ctrl-D to exit)"
 
 
 class Lines(Protocol):
-    """Gives what the user says, one message at a time."""
+    """Iterates over the user's messages."""
 
     interactive: bool
 
@@ -37,10 +37,10 @@ class PipedLines:
 
 
 class TerminalLines:
-    """A prompt with line editing and a history that is kept in the cache folder.
+    """Terminal prompt with line editing and a history file in the cache folder.
 
-    A line that ends in a backslash goes on in the next one. Ctrl-C clears the line;
-    at an empty one it leaves the second time. Ctrl-D leaves.
+    A backslash at the end of a line continues the message. Ctrl-C clears the line;
+    twice at an empty prompt it exits. Ctrl-D exits.
     """
 
     interactive = True
@@ -71,7 +71,7 @@ class TerminalLines:
                 if warned:
                     return
                 warned = True
-                print(LEAVE)
+                print(EXIT_HINT)
                 continue
             warned = False
             if text:
@@ -95,7 +95,7 @@ class TerminalLines:
             self._readline.read_history_file(self._history)
 
     def _save(self) -> None:
-        # A cache that cannot be written costs the history and nothing else.
+        # The history is optional: ignore an unwritable cache folder.
         with contextlib.suppress(OSError):
             if self._readline is not None:
                 _private(self._history)
@@ -103,14 +103,14 @@ class TerminalLines:
 
 
 def open_lines() -> Lines:
-    """Choose by whether a person is there on both sides."""
+    """Return terminal input if stdin and stdout are terminals, else piped input."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         return TerminalLines()
     return PipedLines()
 
 
 def _readline() -> Any:
-    """Return the module, whose import gives ``input`` line editing, if it is there."""
+    """Import readline, which enables line editing in ``input``, if available."""
     try:
         import readline
     except ImportError:
@@ -119,6 +119,6 @@ def _readline() -> Any:
 
 
 def _private(path: Path) -> None:
-    """Make a file that only its owner reads: a history holds what people say."""
+    """Create a file readable by its owner only; the history contains user text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))

@@ -1,4 +1,4 @@
-"""``inl check``: whether a device keeps every promise that a backend makes."""
+"""``inl check``: runs the conformance kit on a device."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     from inl.testing.target import Target
 
 SHOWN = 20
-"""Failures that are printed in full."""
+"""Maximum number of failures printed."""
 
 
 def run(
-    device: Annotated[str, typer.Argument(help='Such as "cpu:0" or "npu".')],
+    device: Annotated[str, typer.Argument(help='Device, such as "cpu:0" or "npu".')],
     as_json: Annotated[
-        bool, typer.Option("--json", help="The capability card, one JSON object.")
+        bool, typer.Option("--json", help="Print the capability card as a JSON object.")
     ] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="More seeds and sizes: minutes.")
+        bool, typer.Option("--full", help="Test more seeds and sizes (takes minutes).")
     ] = False,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of every input; a fresh one.", min=0)
+        int | None, typer.Option(help="Seed of all inputs. [default: random]", min=0)
     ] = None,
 ) -> None:
-    """Check the backend of DEVICE against the ops' own bodies; 1 if it fails."""
+    """Check the backend of DEVICE against the reference ops; exit code 1 on failure."""
     from inl.testing.card import capability_card
     from inl.testing.conformance import check_all
     from inl.testing.target import Target, fresh_seed
 
     chosen = check_device(device)
-    make_backend(chosen)  # a device that is not there is a usage error, not a failure
+    make_backend(chosen)  # an unavailable device is a usage error, not a failed check
     target = Target(chosen, seed=fresh_seed() if seed is None else seed, full=full)
     began = time.perf_counter()
-    results = check_all(target, told=None if as_json else _told)
+    results = check_all(target, told=None if as_json else _show_progress)
     seconds = time.perf_counter() - began
     if as_json:
         card = capability_card(target, results, seconds)
@@ -54,7 +54,7 @@ def run(
         raise typer.Exit(1)
 
 
-def _told(result: Result) -> None:
+def _show_progress(result: Result) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{result.section}: {result.name}", end="", file=sys.stderr)
 
@@ -68,12 +68,12 @@ def _show(target: Target, results: Sequence[Result], seconds: float) -> None:
         print(f"failed  {result.name}\n        {result.message}")
     if len(failures) > SHOWN:
         print(f"failed  and {len(failures) - SHOWN} more; --json lists all")
-    again = f"inl check {target.device} --seed {target.seed}"
-    again += " --full" if target.full else ""
+    repeat = f"inl check {target.device} --seed {target.seed}"
+    repeat += " --full" if target.full else ""
     if failures:
         print(
             f"{target.device} breaks {len(failures)} of {len(results)} promises in "
-            f"{seconds:.1f} s; the same inputs again: {again}"
+            f"{seconds:.1f} s; to repeat: {repeat}"
         )
     else:
         print(

@@ -1,4 +1,4 @@
-"""What one look of ``inl doctor`` gives."""
+"""Result of one check of ``inl doctor``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ ORDER: tuple[Status, ...] = ("wrong", "warn", "ok")
 
 
 class Check(NamedTuple):
-    """One line: what was looked at, what was found, and what mends it."""
+    """One line: the subject, the finding, and the fix."""
 
     status: Status
-    """"wrong": the default model cannot run; "warn": worth a look."""
+    """"wrong": the default model cannot run; "warn": needs attention."""
     what: str
     found: str
     mend: str = ""
-    """A command, or what to do; empty where nothing is wrong."""
+    """A command or an instruction; empty if nothing is wrong."""

@@ -1,4 +1,4 @@
-"""The messages of a chat, and which of them still fit into the context."""
+"""Messages of a chat, truncated from the front to fit the context."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ROLES = ("system", "user", "assistant")
 
 
 class Conversation:
-    """A system prompt and turns; each turn is a user's message and its answer.
+    """A system prompt and turns; a turn is a user message and its answer.
 
-    Every message is kept, so that :meth:`save` writes all of them; the model sees the
-    turns from ``start`` on.
+    All messages are stored, so that :meth:`save` writes the whole conversation; the
+    model receives the turns from ``start`` on.
     """
 
     def __init__(self, system: str | None = None) -> None:
@@ -25,47 +25,47 @@ class Conversation:
         self.messages: list[Message] = []
         """Without the system prompt, oldest first."""
         self.start = 0
-        """First message that the model sees."""
+        """Index of the first message that the model receives."""
 
     @property
     def turns(self) -> int:
-        """Questions so far."""
+        """Number of user messages."""
         return sum(message["role"] == "user" for message in self.messages)
 
     def ask(self, text: str) -> None:
-        """Add what the user says."""
+        """Append a user message."""
         self.messages.append({"role": "user", "content": text})
 
     def answer(self, text: str) -> None:
-        """Add what the model says."""
+        """Append an assistant message."""
         self.messages.append({"role": "assistant", "content": text})
 
-    def take_back(self, role: str) -> Message | None:
-        """Remove the last message if it is ``role``'s; return it."""
+    def pop_last(self, role: str) -> Message | None:
+        """Remove and return the last message if it has this role."""
         if self.messages and self.messages[-1]["role"] == role:
             return self.messages.pop()
         return None
 
     def clear(self) -> None:
-        """Forget every turn; the system prompt stays."""
+        """Remove all turns; keep the system prompt."""
         self.messages.clear()
         self.start = 0
 
-    def seen(self) -> list[Message]:
-        """What the model is given."""
+    def visible(self) -> list[Message]:
+        """Return the messages that the model receives."""
         begin = [{"role": "system", "content": self.system}] if self.system else []
         return begin + self.messages[self.start :]
 
     def fit(
         self, encode: Callable[[Sequence[Message]], list[int]], room: int
     ) -> tuple[list[int], int]:
-        """Return the prompt's ids and how many of the oldest turns were dropped for it.
+        """Return the prompt's token ids and the number of oldest turns dropped.
 
-        room: most tokens of the prompt. Raises :class:`PromptTooLong`, and drops
-        nothing, where the last message alone is longer.
+        room: maximum prompt length in tokens. Raises :class:`PromptTooLong`, without
+        dropping turns, if the last message alone is longer.
         """
         start, dropped = self.start, 0
-        while len(ids := encode(self.seen())) > room:
+        while len(ids := encode(self.visible())) > room:
             following = self._turn_after(self.start)
             if following is None:
                 self.start = start
@@ -93,9 +93,9 @@ class Conversation:
             raise RequestError(f"{path}: cannot be written: {error}") from error
 
     def load(self, path: Path) -> None:
-        """Go on with what :meth:`save` wrote; nothing changes where it is refused.
+        """Load a file written by :meth:`save`.
 
-        Raises :class:`RequestError`.
+        Raises :class:`RequestError`, and changes nothing, for an invalid file.
         """
         messages = _messages(_read(path), path)
         first = messages[0]["role"] == "system" if messages else False

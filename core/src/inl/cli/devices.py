@@ -1,4 +1,4 @@
-"""``inl devices``: what there is to run on, and why the rest is not there."""
+"""``inl devices``: available devices, and why others are unavailable."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def run(
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """List every device of every plugin, and say why others are not there."""
+    """List the devices of all plugins and the reason for unavailable ones."""
     rows = device_rows(registry())
     if as_json:
         print(json.dumps(rows, ensure_ascii=False))
@@ -25,7 +25,7 @@ def run(
 
 
 def device_rows(known: Registry) -> list[dict[str, Any]]:
-    """One row a device, one a device type without any, one a plugin that failed."""
+    """Return one row per device, per device type without devices, per failed plugin."""
     rows = [
         {
             "device": f"{row.type}:{row.info.index}" if row.info else str(row.type),
@@ -57,7 +57,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def show_bytes(count: int | None) -> str:
-    """Bytes as a person reads them, ``"139.8 GiB"``; empty if unknown."""
+    """Format a byte count, such as ``"139.8 GiB"``; empty if unknown."""
     if count is None:
         return ""
     power = min(max(count.bit_length() - 1, 0) // 10, len(UNITS) - 1)

@@ -1,4 +1,4 @@
-"""``inl generate``: one prompt, one answer."""
+"""``inl generate``: complete one prompt."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from inl.workers.startup import check_place
 
 
 def run(
-    prompt: Annotated[str, typer.Argument(help="What to answer.")],
+    prompt: Annotated[str, typer.Argument(help="Prompt text.")],
     model: arguments.Model = None,
     device: arguments.Device = "auto",
     dtype: arguments.Dtype = "auto",
     kv_dtype: arguments.KvDtype = "auto",
     tensor_parallel: arguments.TensorParallel = 1,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to answer.")] = 256,
+    max_tokens: Annotated[
+        int, typer.Option(help="Maximum number of new tokens.")
+    ] = 256,
     temperature: arguments.Temperature = 0.0,
     seed: arguments.Seed = 0,
     top_k: arguments.TopK = 0,
@@ -35,12 +37,12 @@ def run(
     min_p: arguments.MinP = 0.0,
     repetition_penalty: arguments.RepetitionPenalty = 1.0,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")
+        list[str] | None, typer.Option(help="Stop string; can be repeated.")
     ] = None,
     raw: arguments.Raw = False,
     as_json: arguments.Json = False,
 ) -> None:
-    """Answer PROMPT with a model on a device."""
+    """Generate a completion of PROMPT."""
     began = time.perf_counter()
     options: GenerationOptions = {
         "max_tokens": max_tokens,
@@ -52,7 +54,7 @@ def run(
         "repetition_penalty": repetition_penalty,
         "stop": stop,
     }
-    make_request([0], options, room=1)  # refuses bad ones before a model is loaded
+    make_request([0], options, room=1)  # validate options before loading the model
     check_place(EngineConfig(backend=device))
     language = open_model(resolve_model(model))
     tokenizer = language.checkpoint.tokenizer()

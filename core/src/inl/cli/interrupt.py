@@ -1,4 +1,4 @@
-"""Ctrl-C that stops an answer at the border of a step, and leaves the engine whole."""
+"""Ctrl-C handling that stops generation between steps and keeps the engine usable."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ if TYPE_CHECKING:
     from inl.engine.core import StepRecord
 
 PATIENCE = 3
-"""So many Ctrl-C during one answer end the program: a step may hang."""
+"""Presses of Ctrl-C during one answer that end the program, in case a step hangs."""
 
 
 class Interrupt:
-    """While entered, Ctrl-C is noted, and :meth:`check` raises KeyboardInterrupt.
+    """Context manager that records Ctrl-C; :meth:`check` raises KeyboardInterrupt.
 
-    Python raises it anywhere else, also between a cache that was given up and the one
-    that takes its place.
+    The default handler raises at any bytecode, which can fall between consuming a
+    cache and storing its replacement.
     """
 
     def __init__(self) -> None:
         self.decode_steps = 0
-        """Steps since it was entered that gave a further token of an answer."""
+        """Decode steps since entry."""
         self._count = 0
-        self._before: Any = None
+        self._previous_handler: Any = None
 
     @property
     def stopped(self) -> bool:
-        """Whether Ctrl-C was pressed since it was entered."""
+        """Whether Ctrl-C was pressed since entry."""
         return self._count > 0
 
     def __enter__(self) -> Self:
         self.decode_steps = self._count = 0
-        self._before = signal.signal(signal.SIGINT, self._note)
+        self._previous_handler = signal.signal(signal.SIGINT, self._record)
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        signal.signal(signal.SIGINT, self._previous_handler)
 
     def on_step(self, record: StepRecord) -> None:
-        """Count a step of the engine, and stop after it if that was asked for."""
+        """Count a step of the engine and raise if Ctrl-C was pressed during it."""
         self.decode_steps += record.decode_rows
         self.check()
 
@@ -49,12 +49,12 @@ class Interrupt:
         if self._count:
             raise KeyboardInterrupt
 
-    def settle(self) -> None:
-        """Raise KeyboardInterrupt again unless it came from here."""
+    def reraise_foreign(self) -> None:
+        """Re-raise KeyboardInterrupt unless this object raised it."""
         if not 0 < self._count < PATIENCE:
             raise KeyboardInterrupt
 
-    def _note(self, _signal: int, _frame: FrameType | None) -> None:
+    def _record(self, _signal: int, _frame: FrameType | None) -> None:
         self._count += 1
         if self._count >= PATIENCE:
             raise KeyboardInterrupt

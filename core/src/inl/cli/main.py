@@ -1,7 +1,7 @@
-"""``inl``: runs a command and turns what goes wrong into a line and an exit code.
+"""Entry point of ``inl``: runs a command and maps exceptions to exit codes.
 
-0: done. 1: an unexpected error, or nobody reads our output any more. 2: a usage error
-or one of :mod:`inl.errors`. 130: Ctrl-C.
+0: success. 1: an unexpected error or a closed output pipe. 2: a usage error or one of
+:mod:`inl.errors`. 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from inl.errors import InlError, MissingPackage
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run ``inl`` with ``args``, by default the process's own; gives an exit code."""
-    _open_streams()
-    words, debug = _take_debug(list(sys.argv[1:] if args is None else args))
+    """Run ``inl`` with ``args`` (default: ``sys.argv``) and return the exit code."""
+    _restore_streams()
+    words, debug = _extract_debug_flag(list(sys.argv[1:] if args is None else args))
     try:
         with _log_on_stderr(debug):
             code = _run(words)
@@ -26,22 +26,22 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The interpreter flushes once more at its end, and would complain.
+        # The interpreter flushes stdout again at exit and would raise a second time.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except InlError as error:
-        _complain(error, debug)
+        _print_error(error, debug)
         return 2
     except Exception as error:
-        _complain(error, debug)
+        _print_error(error, debug)
         if not debug:
             print("inl: run again with --debug for the traceback", file=sys.stderr)
         return 1
     return code
 
 
-def _open_streams() -> None:
-    """Put something in the place of standard streams that were closed before us."""
+def _restore_streams() -> None:
+    """Replace standard streams that were closed before start with os.devnull."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
@@ -59,12 +59,15 @@ def _run(words: list[str]) -> int:
     return run(words)
 
 
-def _take_debug(words: list[str]) -> tuple[list[str], bool]:
-    """Take --debug out, wherever it stands before a bare ``--``."""
+def _extract_debug_flag(words: list[str]) -> tuple[list[str], bool]:
+    """Remove ``--debug`` from anywhere before a bare ``--``."""
     end = words.index("--") if "--" in words else len(words)
-    kept = [word for word in words[:end] if word != "--debug"]
-    asked = len(kept) < end or os.environ.get("INL_DEBUG", "0") not in ("", "0")
-    return kept + words[end:], asked
+    remaining = [word for word in words[:end] if word != "--debug"]
+    requested = len(remaining) < end or os.environ.get("INL_DEBUG", "0") not in (
+        "",
+        "0",
+    )
+    return remaining + words[end:], requested
 
 
 @contextmanager
@@ -82,7 +85,7 @@ def _log_on_stderr(debug: bool) -> Iterator[None]:
         log.setLevel(level)
 
 
-def _complain(error: Exception, debug: bool) -> None:
+def _print_error(error: Exception, debug: bool) -> None:
     if debug:
         import traceback
 

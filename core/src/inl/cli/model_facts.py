@@ -1,4 +1,4 @@
-"""What a model's files say of it, with no weights read."""
+"""Facts about a model, read from its files without loading weights."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FIELDS = (
     "sliding_window",
     "tie_word_embeddings",
 )
-"""Config fields worth a line, where they are there."""
+"""Config fields shown when present."""
 
 
 def model_facts(model: str) -> dict[str, Any]:
-    """Look into a model's files.
+    """Collect facts about a model from its files.
 
-    Raises :class:`~inl.errors.CheckpointError` where they cannot be read at all; that
-    an architecture is unknown or tensors do not fit is a fact, under "problem".
+    An unknown architecture or mismatched tensors are reported under "problem". Raises
+    :class:`~inl.errors.CheckpointError` if the files cannot be read.
     """
     path = resolve_model(model)
     checkpoint = open_checkpoint(path)
@@ -82,7 +82,7 @@ def _tokenizer(checkpoint: Checkpoint) -> str:
 
 
 def _problem(path: Any) -> str | None:
-    """Why it cannot run here, if it cannot."""
+    """Return the reason why the model cannot run, or ``None``."""
     try:
         open_model(path).checkpoint.close()
     except InlError as error:
@@ -91,14 +91,16 @@ def _problem(path: Any) -> str | None:
 
 
 def show_facts(facts: dict[str, Any]) -> str:
-    """Write facts as lines for a person."""
+    """Format facts as aligned lines."""
     plugin = facts["plugin"] or "not registered by any plugin"
     lines = {
         "path": facts["path"],
-        "architecture": f"{facts['architecture'] or 'not named'} ({plugin})",
+        "architecture": f"{facts['architecture'] or 'not specified'} ({plugin})",
         "parameters": f"{facts['parameters']:,}",
         "weights": show_bytes(facts["bytes"]),
-        "context": f"{facts['context']} tokens" if facts["context"] else "not said",
+        "context": f"{facts['context']} tokens"
+        if facts["context"]
+        else "not specified",
         "chat template": "yes" if facts["chat_template"] else "no",
         "tokenizer": facts["tokenizer"],
         "end tokens": ", ".join(map(str, facts["eos_token_ids"])) or "none",

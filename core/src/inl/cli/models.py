@@ -1,4 +1,4 @@
-"""``inl models``: what is there to run, and what is in a model's files."""
+"""``inl models``: cached models, known architectures, and facts about one model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from inl.weights.hub import DEFAULT, DEFAULT_NAME, cache_folder
 def run(
     model: Annotated[
         str | None,
-        typer.Argument(help="Folder, GGUF file or name to look into; else a list."),
+        typer.Argument(
+            help="Model folder, GGUF file or name to inspect; lists models if omitted."
+        ),
     ] = None,
     as_json: arguments.Json = False,
 ) -> None:
-    """List cached models and known architectures, or look into MODEL's files."""
+    """List cached models and known architectures, or inspect MODEL."""
     if model is not None:
         from inl.cli.model_facts import model_facts, show_facts
 
@@ -46,15 +48,15 @@ def run(
 
 
 def cached_models() -> list[dict[str, Any]]:
-    """The default model, then files in the cache folder, then Hugging Face's cache."""
+    """Return the default model, files in the cache folder, and Hugging Face's cache."""
     folder = cache_folder()
     default = folder / DEFAULT.member.rpartition("/")[2]
-    there = default.is_file()
+    cached = default.is_file()
     rows = [
         {
             "name": DEFAULT_NAME,
-            "state": "cached" if there else "not fetched",
-            "bytes": default.stat().st_size if there else None,
+            "state": "cached" if cached else "not fetched",
+            "bytes": default.stat().st_size if cached else None,
             "place": str(default),
         }
     ]
@@ -93,7 +95,7 @@ def _hugging_face() -> list[dict[str, Any]]:
 
 
 def architecture_rows() -> list[dict[str, str]]:
-    """Every registered architecture and the plugin that gives it."""
+    """Return every registered architecture and the plugin that provides it."""
     known = registry().models()
     return [{"name": name, "plugin": known[name].package} for name in sorted(known)]
 

@@ -1,4 +1,4 @@
-"""``inl new-plugin``: a package with a backend that works, to be changed from there."""
+"""``inl new-plugin``: creates a package with a working backend to start from."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from inl.testing.scaffold import create
 def run(
     name: Annotated[str, typer.Argument(help='Device type, such as "npu".')],
     path: Annotated[
-        Path, typer.Option(help="Folder in which the package's own folder is made.")
+        Path, typer.Option(help="Parent folder of the new package.")
     ] = Path(),
     license: Annotated[  # noqa: A002
         str, typer.Option(help="Apache-2.0, MIT or none.")
     ] = "Apache-2.0",
 ) -> None:
-    """Write a package inl-NAME with a backend whose tests pass."""
+    """Create the package inl-NAME with a backend that passes its tests."""
     folder = create(name, path, license)
-    print(f"made {folder}; next:")
+    print(f"created {folder}; next:")
     print(f"  pip install -e '{folder}[test]'")
     print(f"  inl check {name}:0")
     print(f"  pytest {folder}")

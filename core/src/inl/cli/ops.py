@@ -1,4 +1,4 @@
-"""``inl ops``: the catalog of ops, and who has a kernel of its own for each."""
+"""``inl ops``: the op catalog and the kernels that backends provide."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ Labels = dict[str, list[str]]
 
 def run(
     op: Annotated[
-        str | None, typer.Argument(help="One op, described in full; else a list.")
+        str | None, typer.Argument(help="Describe one op; lists all ops if omitted.")
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Kernels of this device only; of every one that is there."),
+        typer.Option(
+            help="Show kernels of this device. [default: all available devices]"
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """List every op with its signature and the kernels that backends have for it."""
+    """List ops with their signatures and the kernels that backends provide."""
     specs = _specs(op)
     kernels, problems = _kernels(device)
     rows = [_row(spec, kernels) for spec in specs]
@@ -58,9 +60,9 @@ def _specs(name: str | None) -> list[OpSpec]:
 
 
 def _kernels(wanted: str | None) -> tuple[dict[str, Labels], list[str]]:
-    """Return op -> device type -> labels, and what could not be opened.
+    """Return op -> device type -> kernel names, and errors of unavailable backends.
 
-    Raises :class:`InlError` for a device that was named.
+    Raises :class:`InlError` if the requested device is unavailable.
     """
     if wanted is not None:
         return _collect([choose_device(wanted)], strict=True)
@@ -103,7 +105,7 @@ def _row(spec: OpSpec, kernels: dict[str, Labels]) -> dict[str, Any]:
 
 
 def signature(spec: OpSpec) -> str:
-    """Parameters as a caller writes them: ``(x, w, *, eps)``."""
+    """Return the signature as a caller writes it: ``(x, w, *, eps)``."""
     parameters = [
         each.replace(annotation=inspect.Parameter.empty)
         for each in inspect.signature(spec.body).parameters.values()
@@ -126,8 +128,8 @@ def _page(spec: OpSpec, row: dict[str, Any]) -> str:
         "",
         f"kind       {kind}",
         f"weights    {', '.join(fields) or 'none'}",
-        f"takes over {', '.join(spec.consumes) or 'nothing'}",
-        f"tolerance  {spec.tolerance:g} x the body's own rounding error",
+        f"consumes   {', '.join(spec.consumes) or 'nothing'}",
+        f"tolerance  {spec.tolerance:g} x the rounding error of the reference body",
         f"kernels    {_named(row['kernels']) or 'none'}",
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""``inl plugins``: what is installed, and what is wrong with it."""
+"""``inl plugins``: installed plugins and their status."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from inl.plugin import registry
 
 
 def run(
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """List every plugin; a broken one is a row like any other."""
+    """List every plugin; a broken plugin is shown with its error."""
     rows = registry().plugins
     if as_json:
         print(json.dumps([row._asdict() for row in rows], ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""A bar for what takes a while, on a terminal only."""
+"""Progress bar for long operations, on a terminal only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from inl.weights.loader import Progress
 
 PATIENCE_SECONDS = 0.5
-"""What is done sooner shows no bar."""
+"""Operations shorter than this show no bar."""
 
 
 def loading_bar(what: str = "loading weights") -> Progress | None:

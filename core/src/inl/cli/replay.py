@@ -1,4 +1,4 @@
-"""``inl replay``: a trace once more, on another device, compared step by step."""
+"""``inl replay``: replays a trace on another device and compares every token."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from inl.workers.startup import start
 
 
 def run(
-    file: Annotated[Path, typer.Argument(help="What `inl trace` wrote.")],
-    device: Annotated[str, typer.Option(help="Where to replay.")] = "reference",
+    file: Annotated[Path, typer.Argument(help="File written by `inl trace`.")],
+    device: Annotated[str, typer.Option(help="Device to replay on.")] = "reference",
     dtype: Annotated[
-        str | None, typer.Option(help="Dtype to compute in; the recorded one if none.")
+        str | None, typer.Option(help="Compute dtype. [default: the recorded one]")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Folder or GGUF file, if it has moved.")
+        str | None, typer.Option(help="Model folder or GGUF file, if it has moved.")
     ] = None,
     as_json: arguments.Json = False,
 ) -> None:
-    """Compare a trace's tokens with another device's; exit status 1 if they differ."""
+    """Replay FILE and compare its tokens; exit code 1 if they differ."""
     items = read_trace(file)
     header = items[0]
     assert isinstance(header, RunHeader), "readers check the first record"
@@ -54,20 +54,21 @@ def run(
 
 def _open(header: RunHeader, model: str | None, file: Path) -> LanguageModel:
     if not (model or header.model):
-        raise ProtocolError(f"trace {file}: names no model; give --model")
+        raise ProtocolError(f"trace {file}: contains no model name; pass --model")
     language = open_model(resolve_model(model or header.model))
     if header.digest and (found := digest(language.checkpoint)) != header.digest:
         raise ModelError(
             f"{language.checkpoint.path}: digest {found[:12]}, {file} was recorded "
-            f"with {header.digest[:12]} ({header.model}); give --model with that one"
+            f"with {header.digest[:12]} ({header.model}); pass the recorded model with "
+            "--model"
         )
     return language
 
 
 def describe(found: Outcome, recorded: str, replayed: str) -> list[str]:
-    """Say in lines what a replay found."""
+    """Format the outcome of a replay as lines."""
     lines = [
-        f"{found.steps} steps, {found.rows} rows compared, {found.skipped} left out; "
+        f"{found.steps} steps, {found.rows} rows compared, {found.skipped} skipped; "
         f"recorded on {recorded or 'an unnamed runner'}, replayed on {replayed}"
     ]
     if not found.differences:

@@ -1,4 +1,4 @@
-"""Rows as a table on a terminal, as aligned columns anywhere else."""
+"""Tables: rich on a terminal, aligned columns otherwise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows; the heads are shown on a terminal only."""
+    """Print rows; headers are shown on a terminal only."""
     if sys.stdout.isatty():
         _print_rich(heads, rows)
         return

@@ -1,4 +1,4 @@
-"""``inl trace``: one answer, with all that the runner was told and answered."""
+"""``inl trace``: generate a completion and record all frames and replies."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from inl.engine.inference_engine import InferenceEngine
 
 
 def run(
-    prompt: Annotated[str, typer.Argument(help="What to answer.")],
-    out: Annotated[Path, typer.Option(help="File to write.")],
+    prompt: Annotated[str, typer.Argument(help="Prompt text.")],
+    out: Annotated[Path, typer.Option(help="Trace file to write.")],
     model: arguments.Model = None,
     device: arguments.Device = "auto",
     dtype: arguments.Dtype = "auto",
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to answer.")] = 256,
+    max_tokens: Annotated[
+        int, typer.Option(help="Maximum number of new tokens.")
+    ] = 256,
     temperature: arguments.Temperature = 0.0,
     seed: arguments.Seed = 0,
     raw: arguments.Raw = False,
 ) -> None:
-    """Answer PROMPT and write a trace for `inl replay`."""
+    """Complete PROMPT and write a trace for `inl replay`."""
     config = EngineConfig(backend=device, dtype=dtype, max_batch=1, trace=out)
     with InferenceEngine.from_pretrained(model, config) as engine:
         ids = engine.tokenizer.encode(prompt) if raw else engine.chat_ids(prompt)

@@ -1,4 +1,4 @@
-"""``inl tune``: measures ways of computing ops on this machine, and keeps the best."""
+"""``inl tune``: measures kernel configurations on this machine and stores the best."""
 
 from __future__ import annotations
 
@@ -25,39 +25,44 @@ def run(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Folder, file, config.json, smollm2 or 8b; the default model if none."
+            help="Model folder, file, config.json, smollm2 or 8b. [default: SmolLM2]"
         ),
     ] = None,
     dtype: arguments.Dtype = "auto",
     ops: Annotated[
-        str, typer.Option(help="Ops to tune, with commas between; all if none.")
+        str, typer.Option(help="Comma-separated ops to tune. [default: all]")
     ] = "",
-    rows: Annotated[
-        str, typer.Option(help="Sequences that decode at once, each tuned.")
-    ] = "1,8",
+    rows: Annotated[str, typer.Option(help="Decode batch sizes to tune for.")] = "1,8",
     length: Annotated[
         int,
-        typer.Option(help="Tokens cached in each; also 1/4 and 4 times.", min=1),
+        typer.Option(
+            help="Cached tokens per sequence; 1/4 and 4 times are tuned too.", min=1
+        ),
     ] = 512,
-    seconds: Annotated[float, typer.Option(help="Time to spend.", min=0)] = 120,
+    seconds: Annotated[
+        float, typer.Option(help="Time budget in seconds.", min=0)
+    ] = 120,
     limit: Annotated[
-        float, typer.Option(help="Seconds after which a way hangs.", min=0.1)
+        float,
+        typer.Option(
+            help="Seconds after which a configuration counts as hanging.", min=0.1
+        ),
     ] = 60,
     show: Annotated[
-        bool, typer.Option("--show", help="Print what is known; measure nothing.")
+        bool, typer.Option("--show", help="Print stored results without measuring.")
     ] = False,
     clear: Annotated[
-        bool, typer.Option("--clear", help="Forget it, --ops alone if given.")
+        bool, typer.Option("--clear", help="Delete stored results, or those of --ops.")
     ] = False,
     export_to: Annotated[
-        Path | None, typer.Option("--export", help="Write what is known to a file.")
+        Path | None, typer.Option("--export", help="Write stored results to a file.")
     ] = None,
     import_from: Annotated[
-        Path | None, typer.Option("--import", help="Add what such a file knows.")
+        Path | None, typer.Option("--import", help="Merge results from a file.")
     ] = None,
     as_json: arguments.Json = False,
 ) -> None:
-    """Find the fastest way of each op here, check it, and use it from then on."""
+    """Find the fastest correct configuration of each op and use it from then on."""
     from inl.executor.tuning_file import read, tuning_file, update, write
 
     path = tuning_file()
@@ -93,7 +98,7 @@ def _clear(path: Path, ops: tuple[str, ...]) -> None:
     if ops:
         update(path, lambda known: known.without(lambda e: e.work.op in ops))
     else:
-        path.unlink(missing_ok=True)  # a damaged one too
+        path.unlink(missing_ok=True)  # also removes a damaged file
 
 
 def _rows(text: str) -> tuple[int, ...]:
@@ -110,7 +115,7 @@ def _tune(path: Path, wanted: Wanted, seconds: float, limit: float) -> None:
     from inl.executor.tuning_file import read, update
     from inl.tune.run import tune
 
-    bar = loading_bar("trying ways")
+    bar = loading_bar("measuring configurations")
     deadline = time.monotonic() + seconds
     tried = ways = 0
     for found in tune(wanted, read(path), deadline, limit=limit, told=bar):
@@ -120,7 +125,7 @@ def _tune(path: Path, wanted: Wanted, seconds: float, limit: float) -> None:
     if tried < ways:
         log = logging.getLogger("inl")
         log.warning(
-            f"tried {tried} of {ways} ways in {seconds:g} s; --seconds gives them more"
+            f"tried {tried} of {ways} configurations in {seconds:g} s; raise --seconds"
         )
 
 
@@ -128,7 +133,7 @@ def _show(known: Record, path: Path) -> None:
     from inl.spec.workload import described
 
     if not known:
-        print(f"nothing is known: {path}")
+        print(f"no results in {path}")
         return
     rows: list[tuple[str, ...]] = []
     for entry in known.measured.values():
@@ -139,7 +144,7 @@ def _show(known: Record, path: Path) -> None:
         rows.append((*_head(entry), described(entry.config), gained))
     for bad in known.quarantined.values():
         rows.append((*_head(bad), described(bad.config), f"quarantined: {bad.reason}"))
-    print_table(("op", "dtype", "shape", "device", "way", "found"), rows)
+    print_table(("op", "dtype", "shape", "device", "configuration", "result"), rows)
 
 
 def _head(entry: TuningMeasurement | Quarantined) -> tuple[Any, ...]:

@@ -1,7 +1,6 @@
-"""Files of a new backend package; ``$name`` stands for its device type.
+"""Templates of a new backend package; ``$name`` is its device type.
 
-``examples/inl-toy`` is what they give for ``toy``, and the page on writing a backend
-shows that.
+``examples/inl-toy`` is their output for ``toy``; docs/writing-a-backend.md shows it.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ inl check $name:0
 inl generate --device $name:0 "Why is the sky blue?"
 ```
 
-`src/inl_$name/plugin.py` registers the backend, `src/inl_$name/backend.py` is it, and
-`tests/test_contract.py` holds it to every promise that a backend makes:
+`src/inl_$name/plugin.py` registers the backend, `src/inl_$name/backend.py` implements it,
+and `tests/test_contract.py` runs the conformance tests:
 
 ```sh
 pip install -e ".[test]"
@@ -56,14 +55,14 @@ pytest
 """INL on $name devices."""
 ''',
     "src/inl_$name/plugin.py": '''\
-"""Entry point ``$name``: names the backend, and imports nothing but ``inl``."""
+"""Entry point ``$name``: registers the backend; imports only ``inl``."""
 
 from inl.device import DeviceInfo
 from inl.plugin import hookimpl
 
 
 def probe():
-    """List the devices; where there is none, raise BackendUnavailable and say why."""
+    """List the devices; raise BackendUnavailable with the reason if there are none."""
     return [DeviceInfo(0, "$name (NumPy in float32)")]
 
 
@@ -72,7 +71,7 @@ def inl_register_backends(register):
     register("$name", "inl_$name.backend:Backend", probe=probe)
 ''',
     "src/inl_$name/backend.py": '''\
-"""The $name device: NumPy in float32, six kernels of its own, the ops' bodies else."""
+"""The $name device: NumPy in float32, six kernels, and op bodies for the rest."""
 
 import numpy as np
 
@@ -99,10 +98,10 @@ def rms_norm(x, w, *, eps):
 
 
 def rope(q, k, cos, sin):
-    turn = (cos + 1j * sin)[:, None]
+    rotation = (cos + 1j * sin)[:, None]
     half = cos.shape[-1]
-    turned = [(x[..., :half] + 1j * x[..., half:]) * turn for x in (q, k)]
-    return tuple(np.concatenate([z.real, z.imag], -1) for z in turned)
+    rotated = [(x[..., :half] + 1j * x[..., half:]) * rotation for x in (q, k)]
+    return tuple(np.concatenate([z.real, z.imag], -1) for z in rotated)
 
 
 def gated_activation(gate, up, *, activation):
@@ -110,7 +109,7 @@ def gated_activation(gate, up, *, activation):
 
 
 def only_silu(gate, up, *, activation):
-    return None if activation == "silu" else f"knows silu, not {activation}"
+    return None if activation == "silu" else f"supports silu, not {activation}"
 
 
 def write_kv(k, v, cache, writes):
@@ -122,17 +121,18 @@ def write_kv(k, v, cache, writes):
 def attention(q, cache, step, *, scale, window, cap, group):
     out, (heads, dim) = np.zeros_like(q), q.shape[1:]
     for row in np.flatnonzero(step.lengths):
-        mine, length = slice(*step.starts[row : row + 2]), step.lengths[row]
-        cells = (part[step.blocks[group, row]] for part in cache)
-        k, v = (x.reshape(-1, x.shape[2], dim)[:length] for x in cells)
+        tokens, length = slice(*step.starts[row : row + 2]), step.lengths[row]
+        blocks = (part[step.blocks[group, row]] for part in cache)
+        k, v = (x.reshape(-1, x.shape[2], dim)[:length] for x in blocks)
         k, v = (x.repeat(heads // x.shape[1], 1).swapaxes(0, 1) for x in (k, v))
-        scores = q[mine].swapaxes(0, 1) @ k.swapaxes(1, 2) * np.float32(scale)
+        scores = q[tokens].swapaxes(0, 1) @ k.swapaxes(1, 2) * np.float32(scale)
         scores = scores if cap is None else cap * np.tanh(scores / cap)
-        behind = step.positions[mine, None] - np.arange(length)
-        seen = (behind >= 0) & (behind < (window or length))
-        share = np.where(seen, scores, np.float32(-1e30))
-        share = np.exp(share - share.max(-1, keepdims=True))
-        out[mine] = (share / share.sum(-1, keepdims=True) @ v).swapaxes(0, 1)
+        distance = step.positions[tokens, None] - np.arange(length)
+        mask = (distance >= 0) & (distance < (window or length))
+        scores = np.where(mask, scores, np.float32(-1e30))
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        out[tokens] = (weights @ v).swapaxes(0, 1)
     return out
 
 
@@ -150,7 +150,7 @@ Backend = simple_backend(
 )
 ''',
     "tests/test_contract.py": '''\
-"""Every promise of a backend, as ``inl check $name:0`` checks them."""
+"""The conformance tests that ``inl check $name:0`` runs."""
 
 from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
 

@@ -1,4 +1,4 @@
-"""The toy device: NumPy in float32, six kernels of its own, the ops' bodies else."""
+"""The toy device: NumPy in float32, six kernels, and op bodies for the rest."""
 
 import numpy as np
 
@@ -25,10 +25,10 @@ def rms_norm(x, w, *, eps):
 
 
 def rope(q, k, cos, sin):
-    turn = (cos + 1j * sin)[:, None]
+    rotation = (cos + 1j * sin)[:, None]
     half = cos.shape[-1]
-    turned = [(x[..., :half] + 1j * x[..., half:]) * turn for x in (q, k)]
-    return tuple(np.concatenate([z.real, z.imag], -1) for z in turned)
+    rotated = [(x[..., :half] + 1j * x[..., half:]) * rotation for x in (q, k)]
+    return tuple(np.concatenate([z.real, z.imag], -1) for z in rotated)
 
 
 def gated_activation(gate, up, *, activation):
@@ -36,7 +36,7 @@ def gated_activation(gate, up, *, activation):
 
 
 def only_silu(gate, up, *, activation):
-    return None if activation == "silu" else f"knows silu, not {activation}"
+    return None if activation == "silu" else f"supports silu, not {activation}"
 
 
 def write_kv(k, v, cache, writes):
@@ -48,17 +48,18 @@ def write_kv(k, v, cache, writes):
 def attention(q, cache, step, *, scale, window, cap, group):
     out, (heads, dim) = np.zeros_like(q), q.shape[1:]
     for row in np.flatnonzero(step.lengths):
-        mine, length = slice(*step.starts[row : row + 2]), step.lengths[row]
-        cells = (part[step.blocks[group, row]] for part in cache)
-        k, v = (x.reshape(-1, x.shape[2], dim)[:length] for x in cells)
+        tokens, length = slice(*step.starts[row : row + 2]), step.lengths[row]
+        blocks = (part[step.blocks[group, row]] for part in cache)
+        k, v = (x.reshape(-1, x.shape[2], dim)[:length] for x in blocks)
         k, v = (x.repeat(heads // x.shape[1], 1).swapaxes(0, 1) for x in (k, v))
-        scores = q[mine].swapaxes(0, 1) @ k.swapaxes(1, 2) * np.float32(scale)
+        scores = q[tokens].swapaxes(0, 1) @ k.swapaxes(1, 2) * np.float32(scale)
         scores = scores if cap is None else cap * np.tanh(scores / cap)
-        behind = step.positions[mine, None] - np.arange(length)
-        seen = (behind >= 0) & (behind < (window or length))
-        share = np.where(seen, scores, np.float32(-1e30))
-        share = np.exp(share - share.max(-1, keepdims=True))
-        out[mine] = (share / share.sum(-1, keepdims=True) @ v).swapaxes(0, 1)
+        distance = step.positions[tokens, None] - np.arange(length)
+        mask = (distance >= 0) & (distance < (window or length))
+        scores = np.where(mask, scores, np.float32(-1e30))
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        out[tokens] = (weights @ v).swapaxes(0, 1)
     return out
 
 

@@ -1,11 +1,11 @@
-"""Entry point ``toy``: names the backend, and imports nothing but ``inl``."""
+"""Entry point ``toy``: registers the backend; imports only ``inl``."""
 
 from inl.device import DeviceInfo
 from inl.plugin import hookimpl
 
 
 def probe():
-    """List the devices; where there is none, raise BackendUnavailable and say why."""
+    """List the devices; raise BackendUnavailable with the reason if there are none."""
     return [DeviceInfo(0, "toy (NumPy in float32)")]
 
 
