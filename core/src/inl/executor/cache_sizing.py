@@ -35,7 +35,7 @@ def plan_limits(
     """
     size = backend.traits.block_size
     context = min(config.context or shaped.max_tokens, shaped.max_tokens)
-    width = -(-context // size)
+    seq_blocks = -(-context // size)
     paged = [
         item._replace(kv_heads=item.kv_heads // ranks)
         for item in model.state(shaped)
@@ -46,19 +46,19 @@ def plan_limits(
     budget = config.cache_bytes or int(CACHE_SHARE * free)
     affordable = budget // per_block
     if config.context is None:
-        width = min(width, max(affordable, 0))
-    if affordable < width or width < 1:
+        seq_blocks = min(seq_blocks, max(affordable, 0))
+    if affordable < seq_blocks or seq_blocks < 1:
         raise OutOfMemory(
             f"cache: one sequence of {context} tokens needs "
-            f"{max(width, 1) * per_block:,} bytes, {budget:,} are allowed; "
+            f"{max(seq_blocks, 1) * per_block:,} bytes, {budget:,} are allowed; "
             "lower context or raise cache_bytes"
         )
     return Limits(
         slots=config.max_batch + 1,
-        blocks=_group_blocks(paged, budget, width, size, config.max_batch),
+        blocks=_group_blocks(paged, budget, seq_blocks, size, config.max_batch),
         windows=tuple(group.window for group in paged),
         block_size=size,
-        max_blocks_per_seq=width,
+        max_blocks_per_seq=seq_blocks,
         vocab=shaped.vocab_size,
         depth=config.depth or backend.traits.depth,
         sampler=config.sampling,
@@ -72,19 +72,19 @@ def _block_bytes(group: Paged, size: int) -> int:
 
 
 def _group_blocks(
-    paged: Sequence[Paged], budget: int, width: int, size: int, batch: int
+    paged: Sequence[Paged], budget: int, seq_blocks: int, size: int, batch: int
 ) -> tuple[int, ...]:
     """Return the blocks of each cache group that fit into ``budget`` bytes.
 
-    A sequence has ``width`` blocks. A group with a window has room for one whole
+    A sequence has ``seq_blocks`` blocks. A group with a window has room for one whole
     sequence, whose prompt is computed, and for the windows of all others, with the
     blocks that enter and leave them.
     """
 
     def counts(blocks: int) -> tuple[int, ...]:
-        others = -(-(blocks - width) // width)
+        others = -(-(blocks - seq_blocks) // seq_blocks)
         return tuple(
-            min(blocks, width + others * (-(-group.window // size) + 2))
+            min(blocks, seq_blocks + others * (-(-group.window // size) + 2))
             if group.window is not None
             else blocks
             for group in paged
@@ -94,9 +94,9 @@ def _group_blocks(
         parts = zip(counts(blocks), paged, strict=True)
         return sum(count * _block_bytes(group, size) for count, group in parts)
 
-    # The cost is increasing, and ``width`` blocks are known to be affordable.
-    most = bisect_right(range(width, batch * width + 1), budget, key=cost)
-    return tuple(1 + count for count in counts(width + most - 1))
+    # The cost is increasing, and ``seq_blocks`` blocks are known to be affordable.
+    most = bisect_right(range(seq_blocks, batch * seq_blocks + 1), budget, key=cost)
+    return tuple(1 + count for count in counts(seq_blocks + most - 1))
 
 
 def min_limits(limits: Limits, backend: Backend) -> Limits:
@@ -107,5 +107,5 @@ def min_limits(limits: Limits, backend: Backend) -> Limits:
     sizes = np.array([[limits.max_blocks_per_seq, *limits.blocks]], np.int32)
     all_sizes = collectives.all_gather(backend.tensor(wrap(sizes)), AXIS)
     least = backend.numpy(all_sizes).data.reshape(-1, sizes.size).min(0)
-    width, *blocks = least.tolist()
-    return replace(limits, max_blocks_per_seq=width, blocks=tuple(blocks))
+    seq_blocks, *blocks = least.tolist()
+    return replace(limits, max_blocks_per_seq=seq_blocks, blocks=tuple(blocks))

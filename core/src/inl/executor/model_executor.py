@@ -91,7 +91,7 @@ class ModelExecutor:
         (self.state,) = program(message, self.state)
 
     def advance(self, bucket: Bucket, message: Any) -> Any:
-        """Compute one step; returns tokens, see :func:`inl.executor.model_step.sample`."""
+        """Compute one step; returns its tokens, on the device."""
         program = self.program("advance", bucket)
         tokens, self.state = program(self.loaded.weights, message, self.state)
         return tokens

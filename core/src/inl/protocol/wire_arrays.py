@@ -46,18 +46,21 @@ def read_masks(payload: Buffer) -> tuple[int, IntArray]:
     data = ints(payload, "masks")
     if len(data) < 3:
         raise ProtocolError(f"masks: found {len(data)} words, needs at least 3")
-    step, rows, width = data[:3].tolist()
-    if min(rows, width) < 0 or len(data) != 3 + rows * width:
+    step, rows, mask_words = data[:3].tolist()
+    if min(rows, mask_words) < 0 or len(data) != 3 + rows * mask_words:
         raise ProtocolError(
-            f"masks of step {step}: found {len(data)} words for [{rows}, {width}]"
+            f"masks of step {step}: found {len(data)} words for [{rows}, {mask_words}]"
         )
-    return step, data[3:].reshape(rows, width)
+    return step, data[3:].reshape(rows, mask_words)
 
 
 def reply(result: Reply) -> memoryview:
     """Encode the result of a step; scores follow N, the ids scored per token."""
-    rows, width = result.tokens.shape
-    parts = [np.array([result.step, rows, width], np.int32), result.tokens.reshape(-1)]
+    rows, tokens_per_row = result.tokens.shape
+    parts = [
+        np.array([result.step, rows, tokens_per_row], np.int32),
+        result.tokens.reshape(-1),
+    ]
     if result.scores is not None:
         chosen, ids, values = result.scores
         parts += [
@@ -74,16 +77,17 @@ def read_reply(payload: Buffer) -> Reply:
     data = ints(payload, "reply")
     if len(data) < 3:
         raise ProtocolError(f"reply: found {len(data)} words, needs at least 3")
-    step, rows, width = data[:3].tolist()
-    samples = rows * width
-    scored = data[3 + samples :] if min(rows, width) >= 1 else data
+    step, rows, tokens_per_row = data[:3].tolist()
+    samples = rows * tokens_per_row
+    scored = data[3 + samples :] if min(rows, tokens_per_row) >= 1 else data
     top = int(scored[0]) if len(scored) else 0
     sizes = 3 + samples, 3 + samples + 1 + samples * (1 + 2 * top)
-    if min(rows, width) < 1 or top < 0 or len(data) not in sizes:
+    if min(rows, tokens_per_row) < 1 or top < 0 or len(data) not in sizes:
         raise ProtocolError(
-            f"reply of step {step}: found {len(data)} words for [{rows}, {width}]"
+            f"reply of step {step}: found {len(data)} words for "
+            f"[{rows}, {tokens_per_row}]"
         )
-    tokens = data[3 : 3 + samples].reshape(rows, width)
+    tokens = data[3 : 3 + samples].reshape(rows, tokens_per_row)
     return Reply(
         step, tokens, _read_scores(scored[1:], samples, top) if len(scored) else None
     )

@@ -16,7 +16,8 @@ token, count (as in ``Tables.token_counts``), float32 bits of the bias. Several 
 add up; each names a token once.
 
 Padding is zeros: slot 0 and block 0 belong to no sequence, and an entry of zeros adds
-nothing. The positions of all words are in :mod:`inl.spec.message_layout`.
+nothing. The positions of all words are in :mod:`inl.spec.message_header` and
+:mod:`inl.spec.message_layout`.
 """
 
 from __future__ import annotations
@@ -25,33 +26,33 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from inl.errors import ProtocolError
+from inl.spec.message_header import ADMIT as ADMIT
+from inl.spec.message_header import HEADER as HEADER
+from inl.spec.message_header import HEADER_WORD as HEADER_WORD
+from inl.spec.message_header import INT32 as INT32
+from inl.spec.message_header import MASKED as MASKED
+from inl.spec.message_header import RELEASE as RELEASE
+from inl.spec.message_header import STEP as STEP
+from inl.spec.message_header import TOKEN_BIAS as TOKEN_BIAS
+from inl.spec.message_header import USED_COUNTS as USED_COUNTS
+from inl.spec.message_header import VERSION as VERSION
+from inl.spec.message_header import Header as Header
+from inl.spec.message_header import header as header
 from inl.spec.message_layout import ADMISSION_WORD as ADMISSION_WORD
-from inl.spec.message_layout import ADMIT as ADMIT
 from inl.spec.message_layout import BIAS_WORD as BIAS_WORD
 from inl.spec.message_layout import BIAS_WORDS as BIAS_WORDS
 from inl.spec.message_layout import FEEDBACK as FEEDBACK
-from inl.spec.message_layout import HEADER as HEADER
-from inl.spec.message_layout import HEADER_WORD as HEADER_WORD
-from inl.spec.message_layout import INT32 as INT32
-from inl.spec.message_layout import MASKED as MASKED
 from inl.spec.message_layout import MAX_TOKEN_BIASES as MAX_TOKEN_BIASES
-from inl.spec.message_layout import RELEASE as RELEASE
 from inl.spec.message_layout import ROW_WORD as ROW_WORD
-from inl.spec.message_layout import STEP as STEP
-from inl.spec.message_layout import TOKEN_BIAS as TOKEN_BIAS
 from inl.spec.message_layout import TOKEN_BIAS_SIZE as TOKEN_BIAS_SIZE
 from inl.spec.message_layout import TOKEN_BIAS_WORD as TOKEN_BIAS_WORD
 from inl.spec.message_layout import UPDATE_WORD as UPDATE_WORD
 from inl.spec.message_layout import UPDATE_WORDS as UPDATE_WORDS
-from inl.spec.message_layout import USED_COUNTS as USED_COUNTS
-from inl.spec.message_layout import VERSION as VERSION
 from inl.spec.message_layout import BlockTableUpdate as BlockTableUpdate
-from inl.spec.message_layout import Header as Header
 from inl.spec.message_layout import Layout as Layout
 from inl.spec.message_layout import Row as Row
 from inl.spec.message_layout import TokenBias as TokenBias
 from inl.spec.message_layout import admit_size as admit_size
-from inl.spec.message_layout import header as header
 from inl.spec.message_layout import layout as layout
 from inl.spec.message_layout import max_block_table_updates as max_block_table_updates
 from inl.spec.message_layout import row_words as row_words

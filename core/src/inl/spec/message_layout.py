@@ -1,18 +1,17 @@
-"""Layout of the int32 frames of :mod:`inl.spec.message`: header, records, positions.
+"""Bodies of the int32 frames of :mod:`inl.spec.message`: records and positions.
 
 Writers and parsers index frames with the ``*_WORD`` constants and with :func:`layout`.
-Each constant is the record's own tuple with a field's position as its value, so
-``HEADER_WORD.step`` is the index of the header word that holds the step number.
+Each constant is the record's tuple with positions as values: ``UPDATE_WORD.block`` is
+the index of the block id within a block table update.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from inl.errors import ProtocolError
-from inl.spec.step import PARAMS, SAMPLERS, Bucket
+from inl.spec.message_header import HEADER
+from inl.spec.step import PARAMS, Bucket
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,50 +19,8 @@ if TYPE_CHECKING:
 
     IntArray = NDArray[np.int32]
 
-INT32 = "<i4" if sys.byteorder == "little" else ">i4"
-"""NumPy's string for the dtype of a frame."""
-
-VERSION = 0x494E4C02
-"""First word of every frame."""
-
-HEADER = 16
-"""Words of a header; those after the fields of :class:`Header` are reserved (0)."""
-
-STEP, ADMIT, RELEASE, TOKEN_BIAS = 0, 1, 2, 3
-"""Kinds of frames."""
-
 MAX_TOKEN_BIASES = 256
 """Most tokens in one token bias frame."""
-
-MASKED = 1
-"""Flag of a step: the runner waits for ``sample`` before it samples tokens."""
-
-
-class Header(NamedTuple):
-    """The first words of a frame. Only steps use the words after ``kind``."""
-
-    version: int
-    kind: int
-    step: int
-    tokens: int
-    rows: int
-    tokens_per_row: int
-    sampler: int
-    """Index into :data:`~inl.spec.step.SAMPLERS`."""
-    flags: int
-    reserved: int
-    """Must be 0."""
-    decode_rows: int
-    used_rows: int
-    used_tokens: int
-    used_updates: int
-
-    @property
-    def bucket(self) -> Bucket:
-        """The compiled program that the step is for."""
-        return Bucket(
-            self.tokens, self.rows, self.tokens_per_row, SAMPLERS[self.sampler]
-        )
 
 
 class Row(NamedTuple):
@@ -144,12 +101,6 @@ class TokenBias(NamedTuple):
     """Added to the token's logit."""
 
 
-HEADER_WORD = Header(*range(len(Header._fields)))
-"""Word of each header field, from the start of a frame."""
-
-USED_COUNTS = slice(HEADER_WORD.decode_rows, HEADER_WORD.used_tokens + 1)
-"""Words of ``Step.used_counts``: decoding rows, rows and tokens in use."""
-
 ROW_WORD = RowWords(*range(len(RowWords._fields)))
 """Word of each field within a row of a step frame."""
 
@@ -218,57 +169,3 @@ def layout(bucket: Bucket, *, groups: int, block_size: int) -> Layout:
 def admit_size(groups: int, max_blocks_per_seq: int) -> int:
     """Return the words of an admission or a release."""
     return ADMISSION_WORD.blocks + groups * max_blocks_per_seq
-
-
-def header(frame: Any) -> Header:
-    """Read and check the first words of a frame; raises :class:`ProtocolError`."""
-    if frame.ndim != 1 or frame.shape[0] < HEADER or frame.dtype.str != INT32:
-        raise ProtocolError(
-            f"frame: found {frame.dtype} {list(frame.shape)}, "
-            f"expected int32 [words] of at least {HEADER}"
-        )
-    head = Header(*frame[: len(Header._fields)].tolist())
-    if head.version != VERSION:
-        raise ProtocolError(
-            f"frame {_word('version')}: found {head.version:#x}, accepts {VERSION:#x}"
-        )
-    if head.kind not in (STEP, ADMIT, RELEASE, TOKEN_BIAS):
-        raise ProtocolError(f"frame {_word('kind')}: found {head.kind}, accepts 0 to 3")
-    if head.kind == STEP:
-        _check_step(head)
-    return head
-
-
-def _check_step(head: Header) -> None:
-    if not 0 <= head.sampler < len(SAMPLERS):
-        raise ProtocolError(
-            f"frame {_word('sampler')}: found {head.sampler}, "
-            f"accepts 0 to {len(SAMPLERS) - 1} ({', '.join(SAMPLERS)})"
-        )
-    if head.reserved:
-        raise ProtocolError(
-            f"frame {_word('reserved')}: found {head.reserved}, accepts 0"
-        )
-    for name, least in _LEAST.items():
-        if (value := getattr(head, name)) < least:
-            raise ProtocolError(
-                f"frame {_word(name)}: found {value}, accepts {least} and more"
-            )
-    for name, most in _MOST.items():
-        value, limit = getattr(head, name), getattr(head, most)
-        if value > limit:
-            raise ProtocolError(
-                f"frame {_word(name)}: found {value}, "
-                f"accepts up to {limit}, the header's {most}"
-            )
-
-
-_LEAST = {
-    "tokens": 1, "rows": 1, "tokens_per_row": 1, "decode_rows": 0, "used_rows": 0,
-    "used_tokens": 0, "used_updates": 0,
-}  # fmt: skip
-_MOST = {"decode_rows": "used_rows", "used_rows": "rows", "used_tokens": "tokens"}
-
-
-def _word(name: str) -> str:
-    return f"word {getattr(HEADER_WORD, name)} ({name})"

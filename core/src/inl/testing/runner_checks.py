@@ -123,8 +123,11 @@ def _late_updates(tiny: Tiny) -> Measure:
             while count * size < length:
                 updates.append(BlockTableUpdate(0, 1, count, last - count))
                 count += 1
-            runner.submit(one_step(limits, [(1, tokens)], step=step,
-                                   decoding=int(step > 1), updates=updates))  # fmt: skip
+            frame = one_step(
+                limits, [(1, tokens)], step=step, decoding=int(step > 1),
+                updates=updates,
+            )  # fmt: skip
+            runner.submit(frame)
             answer.append(int(runner.collect().tokens[0, 0]))
     return tiny.judge(prompt, answer)
 
