@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.backend.ranks import AXIS, collectives_of
+from inl.backend.state_bytes import block_bytes
 from inl.config import EngineConfig
 from inl.dtypes import wrap
 from inl.errors import OutOfMemory
@@ -41,7 +42,7 @@ def plan_limits(
         for item in model.state(shaped)
         if isinstance(item, Paged)
     ]
-    per_block = sum(_block_bytes(group, size) for group in paged)
+    per_block = sum(block_bytes(group, size) for group in paged)
     free = backend.memory().free
     budget = config.cache_bytes or int(CACHE_SHARE * free)
     affordable = budget // per_block
@@ -66,11 +67,6 @@ def plan_limits(
     )
 
 
-def _block_bytes(group: Paged, size: int) -> int:
-    """Return the bytes of one block: keys and values of all layers of the group."""
-    return len(group.layers) * group.token_bytes * size
-
-
 def _group_blocks(
     paged: Sequence[Paged], budget: int, seq_blocks: int, size: int, batch: int
 ) -> tuple[int, ...]:
@@ -92,7 +88,7 @@ def _group_blocks(
 
     def cost(blocks: int) -> int:
         parts = zip(counts(blocks), paged, strict=True)
-        return sum(count * _block_bytes(group, size) for count, group in parts)
+        return sum(count * block_bytes(group, size) for count, group in parts)
 
     # The cost is increasing, and ``seq_blocks`` blocks are known to be affordable.
     most = bisect_right(range(seq_blocks, batch * seq_blocks + 1), budget, key=cost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from inl.executor.model_step import advance, forward, sample
 from inl.executor.tracing import trace
 from inl.protocol.runner import Limits
 from inl.spec.cache import Paged, State
-from inl.spec.dispatch import Ops, Tracer
+from inl.spec.dispatch import ResolvedOps, Tracer
 from inl.spec.message import admit_size, step_frame
 from inl.spec.model import Model
 from inl.spec.selection import KernelSelection
@@ -23,6 +23,7 @@ from inl.spec.step import Bucket, Tables
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
+    from inl.ops.protocol import Ops
 
 Program = Callable[..., Any]
 
@@ -73,7 +74,7 @@ class ModelExecutor:
         self.backend, self.loaded, self.limits = backend, loaded, limits
         self.state: State = backend.state(loaded.shard_state(), limits=limits)
         self._programs: dict[tuple[str, Bucket], Program] = {}
-        self._ops: dict[Bucket, Ops] = {}
+        self._ops: dict[Bucket, ResolvedOps] = {}
         self._precompiled: set[Bucket] = set()
         # The ops of a prompt's size, which the first step needs too.
         ops = self.ops(SIZE_CLASSES[-1])
@@ -193,8 +194,8 @@ class ModelExecutor:
         """Return the resolved ops of a bucket; exact sizes share those of a class."""
         family = bucket if self.limits.buckets else size_class(bucket)
         if family not in self._ops:
-            self._ops[family] = Ops(self.tracer(family))
-        return self._ops[family].at(bucket)
+            self._ops[family] = ResolvedOps(self.tracer(family))
+        return cast("Ops", self._ops[family].at(bucket))
 
     @property
     def program_keys(self) -> list[tuple[str, Bucket]]:
@@ -229,4 +230,5 @@ def _set_token_bias(ops: Ops, message: Any, state: Any) -> tuple[Any]:
 def _sample_masked(
     ops: Ops, logits: Any, masks: Any, step: Any, state: Any
 ) -> tuple[Any, Any]:
-    return sample(ops, ops.mask_logits(logits, masks), step, state)
+    masked = ops.mask_logits(logits, masks)
+    return sample(ops, masked, step, state, scored=logits)

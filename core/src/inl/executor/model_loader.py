@@ -27,8 +27,9 @@ from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import round_results
 from inl.spec.tree import tree_map
 from inl.weights.checkpoint import Checkpoint, open_checkpoint
-from inl.weights.loader import Progress, load_weights, stored_specs
+from inl.weights.loader import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_weights
+from inl.weights.progress import LoadStage, Progress, ProgressReporter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,10 +102,10 @@ def start_runner(
 ) -> LocalRunner:
     """Load the weights on ``backend`` and make its runner.
 
-    limits: planned from the free memory by default. progress: called with (done,
-    total) of the weights in bytes, then of the programs compiled at the start. rank:
-    part of the weights, if ``backend`` offers
-    :class:`~inl.backend.base.Collectives`; every rank must make the same call.
+    limits: planned from the free memory by default. progress: called with the
+    bytes of the weights, then with the programs that are compiled at the start
+    (:attr:`~inl.config.EngineConfig.warm_up`). rank: part of the weights, if
+    ``backend`` offers :class:`~inl.backend.base.Collectives`; every rank must make the same call.
     """
     language = configure(language, config)
     dtype = compute_dtype(backend, config.dtype)
@@ -119,19 +120,22 @@ def start_runner(
     if limits is None:
         planned = plan_limits(model, shaped, backend, config, ranks=ranks)
         limits = min_limits(planned, backend)
+    report = ProgressReporter(progress)
+    report(0, 1)  # so that a bar appears before the cache is looked up
     load = partial(
         load_weights, groups, language.checkpoint, backend, dtype, rank=rank,
-        progress=progress,
+        progress=report,
     )  # fmt: skip
     cache = backend.offers(WeightCache)  # type: ignore[type-abstract]
     if cache is None or ranks > 1:
         weights = load()
     else:
-        weights = cache.load(language.checkpoint.files(), dtype, load)
+        weights = cache.load(language.checkpoint.files(), dtype, load, report)
     loaded = Loaded(model, shaped, groups, weights, selection, ranks)
     runner = LocalRunner(backend, loaded, limits)
     if config.warm_up:
-        runner.warm_up(progress)
+        report.stage = LoadStage.COMPILING
+        runner.warm_up(report)
     return runner
 
 
@@ -144,6 +148,7 @@ def kernel_selection(backend: Backend, config: EngineConfig) -> KernelSelection:
         kernels,
         host=partial(hosted, backend) if config.allow_hosted else None,
         invariant=config.invariant,
+        captured=backend.traits.captures_programs,
         device_name=str(backend.device),
         tuning_results=load_tuning_results(backend),
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from inl.ops.protocol import Ops
 from inl.spec.cache import State
 from inl.spec.model import Model
 from inl.spec.step import Array, Step
 
 
 def forward(
-    ops: Any, model: Model, config: Any, weights: Any, message: Array, state: State
+    ops: Ops, model: Model, config: Any, weights: Any, message: Array, state: State
 ) -> tuple[Array, Step, State]:
     """Decode the message and compute the logits [S, V] of the sampled tokens.
 
@@ -26,14 +27,14 @@ def forward(
     last = len(weights.layers) - 1
     for index, w in enumerate(weights.layers):
         pruned = index == last and sampled_step is not None
-        options = {"sampled": sampled_step} if pruned else {}
+        options = {"sampled_step": sampled_step} if pruned else {}
         carry, state = model.layer(
             ops, config, w, carry, step, state, index=index, **options
         )
     return model.head(ops, config, weights, carry, sampled_step or step), step, state
 
 
-def prune_last_layer(ops: Any, model: Model, step: Step) -> Step | None:
+def prune_last_layer(ops: Ops, model: Model, step: Step) -> Step | None:
     """Return the last layer's step if fewer tokens are sampled than computed.
 
     Returns ``None`` for buckets with several sampled tokens per row: kernels may
@@ -52,22 +53,25 @@ def prune_last_layer(ops: Any, model: Model, step: Step) -> Step | None:
 
 
 def advance(
-    ops: Any, model: Model, config: Any, weights: Any, message: Array, state: State
+    ops: Ops, model: Model, config: Any, weights: Any, message: Array, state: State
 ) -> tuple[Any, State]:
     """Compute one step and sample its tokens, see :func:`sample`."""
     logits, step, state = forward(ops, model, config, weights, message, state)
     return sample(ops, logits, step, state)
 
 
-def sample(ops: Any, logits: Array, step: Step, state: State) -> tuple[Any, State]:
+def sample(
+    ops: Ops, logits: Array, step: Step, state: State, *, scored: Array | None = None
+) -> tuple[Any, State]:
     """Sample tokens, int32 [S], and store the last of each row in the state.
 
     A "sample_filtered" program returns a pair, the tokens and their
-    :class:`~inl.spec.step.Scores`, in place of the tokens.
+    :class:`~inl.spec.step.Scores`, in place of the tokens. scored: the logits for the
+    scores, if ``logits`` are masked.
     """
     sampler = ops.bucket.sampler
     tokens, tables = ops.sample(logits, step, state.tables, sampler=sampler)
     state = state._replace(tables=tables)
     if sampler != "sample_filtered":
         return tokens, state
-    return (tokens, ops.score(logits, tokens)), state
+    return (tokens, ops.score(logits if scored is None else scored, tokens)), state

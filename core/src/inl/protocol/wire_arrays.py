@@ -13,12 +13,14 @@ import numpy as np
 from inl.errors import ProtocolError
 from inl.protocol.runner import Reply
 from inl.spec.step import Scores
+from inl.weights.progress import LoadStage
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
 
 Buffer = bytes | bytearray
-PROGRESS = struct.Struct("<qq")
+PROGRESS = struct.Struct("<qqq")
+STAGES = tuple(LoadStage)
 
 
 def ints(payload: Buffer, what: str) -> IntArray:
@@ -102,16 +104,20 @@ def _read_scores(data: IntArray, samples: int, top: int) -> Scores:
     )
 
 
-def progress(done: int, total: int) -> bytes:
-    """Encode bytes loaded and bytes in total."""
-    return PROGRESS.pack(done, total)
+def progress(done: int, total: int, stage: LoadStage) -> bytes:
+    """Encode a progress report; the stage is sent as its index in ``LoadStage``."""
+    return PROGRESS.pack(done, total, STAGES.index(stage))
 
 
-def read_progress(payload: Buffer) -> tuple[int, int]:
-    """Decode bytes loaded and bytes in total."""
+def read_progress(payload: Buffer) -> tuple[int, int, LoadStage]:
+    """Decode a progress report: done, total, stage."""
     if len(payload) != PROGRESS.size:
         raise ProtocolError(
             f"progress: found {len(payload)} bytes, accepts {PROGRESS.size}"
         )
-    done, total = PROGRESS.unpack(payload)
-    return done, total
+    done, total, stage = PROGRESS.unpack(payload)
+    if not 0 <= stage < len(STAGES):
+        raise ProtocolError(
+            f"progress: stage: found {stage}, accepts 0 to {len(STAGES) - 1}"
+        )
+    return done, total, STAGES[stage]

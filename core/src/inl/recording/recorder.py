@@ -17,6 +17,7 @@ from inl.recording.trace_file import MAGIC, Item, RunHeader, pack
 
 if TYPE_CHECKING:
     from inl.protocol.runner import Reply
+    from inl.protocol.token_masks import TokenMasks
     from inl.spec.message import IntArray
 
 STEPS = 1000
@@ -46,8 +47,11 @@ class Recorder:
             except OSError as error:
                 raise _write_error(self._path, error) from error
 
-    def add(self, item: IntArray | Reply) -> None:
-        """Store a submitted frame or a collected reply, which must not change later."""
+    def add(self, item: IntArray | TokenMasks | Reply) -> None:
+        """Record a submitted frame, the masks of a step, or a collected reply.
+
+        The item must not change afterwards.
+        """
         self._ring.append(item)
         if self._file is not None:
             self._write(item)

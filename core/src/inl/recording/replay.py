@@ -9,19 +9,22 @@ have those that share its blocks from then on; their later rows are skipped too.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from inl.errors import ProtocolError
 from inl.protocol.frame_decoder import StepFrame, StepRow, read_step
 from inl.protocol.runner import Limits, Reply, Runner
 from inl.protocol.slot_decoder import read_admission
-from inl.recording.trace_file import RunHeader
+from inl.protocol.token_masks import TokenMasks, mask_width
+from inl.recording.outcome import Difference, Outcome
+from inl.recording.trace_file import Item, RunHeader
 from inl.scheduling.frame_encoder import STEP_NUMBERS
 from inl.spec.message import (
     ADMISSION_WORD,
     ADMIT,
+    MASKED,
     RELEASE,
     STEP,
     Header,
@@ -35,36 +38,6 @@ if TYPE_CHECKING:
     from inl.spec.message import IntArray
 
 
-class Difference(NamedTuple):
-    """A row of a step whose replayed token differs from the recorded one."""
-
-    step: int
-    row: int
-    sequence: int
-    """Number of its admission in the recording, from 1."""
-    slot: int
-    position: int
-    """Position of the token in its sequence."""
-    recorded: int
-    replayed: int
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Result of a replay."""
-
-    steps: int = 0
-    """Recorded steps that have a reply."""
-    rows: int = 0
-    """Compared rows."""
-    skipped: int = 0
-    """Rows not compared: started before the recording, or after a difference."""
-    sequences: int = 0
-    """Admissions of the recording."""
-    differences: list[Difference] = field(default_factory=list)
-    """The first of each sequence, in the order of steps and rows."""
-
-
 @dataclass(slots=True, eq=False)
 class _Sequence:
     number: int
@@ -76,9 +49,7 @@ class _Sequence:
     """Whether all that it reads was computed by the replaying runner, as recorded."""
 
 
-def replay(
-    items: Iterable[RunHeader | Reply | IntArray], make: Callable[[Limits], Runner]
-) -> Outcome:
+def replay(items: Iterable[Item], make: Callable[[Limits], Runner]) -> Outcome:
     """Replay records of :func:`~inl.recording.trace_file.read_trace`.
 
     make: builds a runner with the recorded slots and blocks, once for each recorded
@@ -86,39 +57,48 @@ def replay(
     other, and what the runner raises.
     """
     outcome = Outcome()
-    for limits, frames, replies in _runs(items):
-        runner = make(replace(limits, buckets=()))
+    for recorded in _runs(items):
+        runner = make(replace(recorded.limits, buckets=()))
         try:
-            run = _Run(runner, limits, outcome)
-            for frame in frames:
-                run.replay(frame, replies)
+            run = _Run(runner, recorded, outcome)
+            for frame in recorded.frames:
+                run.replay(frame)
         finally:
             runner.close()
     return outcome
 
 
-def _runs(
-    items: Iterable[RunHeader | Reply | IntArray],
-) -> Iterator[tuple[Limits, list[IntArray], dict[int, Reply]]]:
-    """Yield the limits, frames and replies by step of each run."""
-    runs: list[tuple[Limits, list[IntArray], dict[int, Reply]]] = []
+class _Recording(NamedTuple):
+    """The records of one run; replies and masks by step."""
+
+    limits: Limits
+    frames: list[IntArray]
+    replies: dict[int, Reply]
+    masks: dict[int, TokenMasks]
+
+
+def _runs(items: Iterable[Item]) -> list[_Recording]:
+    runs: list[_Recording] = []
     for item in items:
         if isinstance(item, RunHeader):
-            runs.append((item.limits, [], {}))
+            runs.append(_Recording(item.limits, [], {}, {}))
         elif not runs:
             raise ProtocolError("trace: found a frame before the first run header")
         elif isinstance(item, Reply):
-            runs[-1][2][item.step] = item
+            runs[-1].replies[item.step] = item
+        elif isinstance(item, TokenMasks):
+            runs[-1].masks[item.step] = item
         else:
-            runs[-1][1].append(item)
-    yield from runs
+            runs[-1].frames.append(item)
+    return runs
 
 
 class _Run:
     """Replays one recorded run."""
 
-    def __init__(self, runner: Runner, limits: Limits, outcome: Outcome) -> None:
-        self._runner, self._limits, self._outcome = runner, limits, outcome
+    def __init__(self, runner: Runner, recorded: _Recording, outcome: Outcome) -> None:
+        self._runner, self._recorded, self._outcome = runner, recorded, outcome
+        self._limits = limits = recorded.limits
         self._steps = 0
         self._sequences: dict[int, _Sequence] = {}
         """By slot."""
@@ -126,16 +106,17 @@ class _Run:
         self._computed_blocks: list[set[int]] = [{0} for _ in limits.blocks]
         """Blocks of each group whose content here is what was recorded."""
 
-    def replay(self, frame: IntArray, replies: dict[int, Reply]) -> None:
+    def replay(self, frame: IntArray) -> None:
         """Replay a frame; steps without a recorded reply are left out."""
         head = header(frame)
         if head.kind == ADMIT:
             self._admit(frame)
         elif head.kind != STEP:
             self._forward(frame, head)
-        elif head.step in replies:
+        elif head.step in self._recorded.replies:
             step = read_step(frame, head, self._limits)
-            self._compare(step, replies[head.step], self._compute(step))
+            reply = self._recorded.replies[head.step]
+            self._compare(step, reply, self._compute(step))
 
     def _forward(self, frame: IntArray, head: Header) -> None:
         """Submit a release or a token bias frame of an admitted slot."""
@@ -177,18 +158,45 @@ class _Run:
             return [None] * len(computable)
         slots = {row.slot for row in rows}
         self._steps += 1
+        bucket = _bucket(step.header.bucket, rows, self._runner.limits)
+        masks = self._row_masks(step, computable)
         message = step_frame(
-            _bucket(step.header.bucket, rows, self._runner.limits),
+            bucket,
             [_row(row) for row in rows],
             [update for update in step.updates if update.slot in slots],
             step=self._steps % STEP_NUMBERS,
             groups=self._limits.groups,
             block_size=self._limits.block_size,
             decode_rows=sum(computable[: step.header.decode_rows]),
+            flags=MASKED if masks is not None else 0,
         )
         self._runner.submit(message)
+        if masks is not None:
+            width = mask_width(self._limits.vocab)
+            self._runner.sample(masks.step, masks.dense(bucket.rows, width))
         tokens = iter(self._runner.collect().tokens[:, 0].tolist())
         return [next(tokens) if flag else None for flag in computable]
+
+    def _row_masks(
+        self, step: StepFrame, computable: Sequence[bool]
+    ) -> TokenMasks | None:
+        """Return the recorded masks of the rows that are computable."""
+        if not step.header.flags & MASKED:
+            return None
+        recorded = self._recorded.masks.get(step.header.step)
+        if recorded is None:
+            raise ProtocolError(
+                f"trace: found no masks of step {step.header.step}, which needs them"
+            )
+        masked = [
+            (sum(computable[:row]), words)
+            for row, words in zip(recorded.rows, recorded.words, strict=True)
+            if row < len(computable) and computable[row]
+        ]
+        if not masked:
+            return None
+        rows, words = zip(*masked, strict=True)
+        return TokenMasks(self._steps % STEP_NUMBERS, rows, words)
 
     def _advance(self, row: StepRow) -> bool:
         """Record which blocks a row fills; returns whether it is computable here."""

@@ -17,7 +17,7 @@ from inl.workers.process import WorkerProcess
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
-    from inl.weights.loader import Progress
+    from inl.weights.progress import Progress
 
 HELLO_SECONDS = 60.0
 """Time for an interpreter to start and import the core, from a cold disk too."""
@@ -114,9 +114,9 @@ class WorkerRunner(PipelinedRunner):
             if frame.kind is not Kind.PROGRESS:
                 payload = self._payload(frame, Kind.READY)
                 return wire_json.read_ready(payload, self.where)
-            done, total = wire_arrays.read_progress(frame.payload)
+            report = wire_arrays.read_progress(frame.payload)
             if progress is not None:
-                progress(done, total)
+                progress(*report)
 
     def _submit_frame(self, message: IntArray, head: Header) -> None:  # noqa: ARG002
         self._send(Kind.MESSAGE, wire_arrays.words(message))

@@ -1,7 +1,7 @@
-"""From one message to the arrays of a step.
+"""Decoding of a step message to the arrays of a step, and updates of the tables.
 
-The tables are written in place. Arrays that torch indexes with are int64 already, so
-that no layer converts them again.
+The tables are updated in place. Arrays used as indices are int64, so that layers need
+not convert them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ def make_step(
     place = layout(bucket, groups=tables.blocks.shape[0], block_size=block_size)
     words = message.long()
     rows = words[place.rows : place.updates].view(bucket.rows, row_words(bucket))
-    given = words[place.tokens : place.size]
+    updates = words[place.updates : place.tokens].view(-1, UPDATE_WORDS)
+    token_ids = words[place.tokens : place.size]
     slots, counts = rows[:, ROW_WORD.slot].contiguous(), rows[:, ROW_WORD.token_count]
-    _apply_updates(tables, words[place.updates : place.tokens].view(-1, UPDATE_WORDS))
+    _update_block_tables(tables, updates)
 
     before = tables.lengths.index_select(0, slots).long()
     after = (before + counts).masked_fill_(counts == 0, 0)
@@ -48,11 +49,11 @@ def make_step(
     offsets = (before - starts[:-1]).index_select(0, row)
     positions = (offsets + index).masked_fill_(unused, 0)
     row_blocks = tables.blocks.index_select(1, slots)
-    homes = row_blocks[:, row, positions // block_size].long()
-    writes = homes * block_size + positions % block_size
+    block_ids = row_blocks[:, row, positions // block_size].long()
+    writes = block_ids * block_size + positions % block_size
     last = tables.last.index_select(0, slots).index_select(0, row)
     step = Step(
-        tokens=torch.where(given < 0, last, given),
+        tokens=torch.where(token_ids < 0, last, token_ids),
         positions=positions,
         rows=row,
         starts=starts,
@@ -68,9 +69,8 @@ def make_step(
     return step, tables
 
 
-def _apply_updates(tables: Tables, updates: torch.Tensor) -> None:
-    words = updates.unbind(1)
-    at = UPDATE_WORD
+def _update_block_tables(tables: Tables, updates: torch.Tensor) -> None:
+    words, at = updates.unbind(1), UPDATE_WORD
     entries = words[at.group], words[at.slot], words[at.entry]
     tables.blocks.index_put_(entries, words[at.block].int())
 
@@ -119,11 +119,10 @@ def admit(messages: torch.Tensor, tables: Tables) -> Tables:
     return tables
 
 
-def mark(message: torch.Tensor, tables: Tables) -> Tables:
+def set_token_bias(message: torch.Tensor, tables: Tables) -> Tables:
     slot = message[TOKEN_BIAS_WORD.slot].long()
     entries = message[TOKEN_BIAS_WORD.entries :].view(-1, BIAS_WORDS)
-    tokens = entries[:, BIAS_WORD.token].long()
-    places = slot.expand(MAX_TOKEN_BIASES), tokens
+    places = slot.expand(MAX_TOKEN_BIASES), entries[:, BIAS_WORD.token].long()
     counts = entries[:, BIAS_WORD.token_count]
     tables.token_counts.index_put_(places, counts, accumulate=True)
     biases = entries[:, BIAS_WORD.bias].contiguous().view(torch.float32)
@@ -135,5 +134,5 @@ KERNELS = (
     Kernel("make_step", "eager", make_step, invariant=True),
     Kernel("prune_last_layer", "eager", prune_last_layer, invariant=True),
     Kernel("admit", "eager", admit, invariant=True),
-    Kernel("set_token_bias", "eager", mark, invariant=True),
+    Kernel("set_token_bias", "eager", set_token_bias, invariant=True),
 )

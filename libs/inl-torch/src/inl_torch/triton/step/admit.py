@@ -1,4 +1,4 @@
-"""Setting slots from admissions, in one launch."""
+"""Admission of sequences to slots, as one Triton kernel."""
 
 from __future__ import annotations
 
@@ -25,30 +25,36 @@ BLOCKS_AT = tl.constexpr(ADMISSION_WORD.blocks)
 @triton.jit
 def _admit(
     messages: tensor, words: tensor, blocks: tensor, lengths: tensor, last: tensor,
-    adapters: tensor, settings: tensor, counts: tensor, bias: tensor,
+    adapters: tensor, param_table: tensor, counts: tensor, bias: tensor,
     slot_count: tensor, width: tensor, vocab: tensor, G: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Each program sets some columns of every table that has so many, of one slot."""
+    """Set some columns of all tables for one slot."""
     message = messages + tl.program_id(1).to(tl.int64) * words
     slot = tl.load(message + SLOT).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    first = at == 0
-    given = message + at
-    tl.store(lengths + slot + at, tl.load(given + LENGTH, mask=first), mask=first)
-    tl.store(last + slot + at, tl.load(given + LAST, mask=first), mask=first)
-    tl.store(adapters + slot + at, tl.load(given + ADAPTER, mask=first), mask=first)
-    known = at < COLUMNS
-    bits = tl.load(given + PARAMS_AT, mask=known, other=0)
-    setting = bits.to(tl.float32, bitcast=True)
-    tl.store(settings + slot * COLUMNS + at, setting, mask=known)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    first = column == 0
+    fields = message + column
+    length = tl.load(fields + LENGTH, mask=first)
+    adapter = tl.load(fields + ADAPTER, mask=first)
+    tl.store(lengths + slot + column, length, mask=first)
+    tl.store(last + slot + column, tl.load(fields + LAST, mask=first), mask=first)
+    tl.store(adapters + slot + column, adapter, mask=first)
+    is_param = column < COLUMNS
+    bits = tl.load(fields + PARAMS_AT, mask=is_param, other=0)
+    param = bits.to(tl.float32, bitcast=True)
+    tl.store(param_table + slot * COLUMNS + column, param, mask=is_param)
     for group in tl.static_range(0, G):
-        inside = at < width
-        block = tl.load(given + BLOCKS_AT + group * width, mask=inside, other=0)
+        inside = column < width
+        block = tl.load(fields + BLOCKS_AT + group * width, mask=inside, other=0)
         row = (group * slot_count + slot) * width
-        tl.store(blocks + row + at, block, mask=inside)
-    tl.store(counts + slot * vocab + at, tl.zeros_like(at), mask=at < vocab)
-    tl.store(bias + slot * vocab + at, tl.zeros_like(at).to(tl.float32), at < vocab)
+        tl.store(blocks + row + column, block, mask=inside)
+    tl.store(counts + slot * vocab + column, tl.zeros_like(column), mask=column < vocab)
+    tl.store(
+        bias + slot * vocab + column,
+        tl.zeros_like(column).to(tl.float32),
+        column < vocab,
+    )
 
 
 def admit(messages: torch.Tensor, tables: Tables) -> Tables:
