@@ -16,14 +16,14 @@ def full(options, progress):
     """A rank that runs out of memory in large steps."""
     served = serve_rank(options, progress)
     runner = served.runner
-    plain = runner._program
+    plain = runner.executor.program
 
     def program(name, bucket):
         if bucket.tokens < LARGE:
             return plain(name, bucket)
         return translate_oom(fail, "cpu:0: step", runner._backend.memory)
 
-    runner._program = program
+    runner.executor.program = program
     return served
 
 

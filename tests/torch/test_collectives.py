@@ -143,7 +143,7 @@ def test_a_killed_rank_ends_the_group_and_is_named(begin):
     core = begin(2)
     core.add(Request(PROMPTS[0], max_tokens=100))
     core.step()
-    os.kill(core.runner._runners[1].pid, signal.SIGKILL)
+    os.kill(core.runner.runners[1].pid, signal.SIGKILL)
     errors = []
     while core.has_work:
         errors += [event.error for event in core.step() if event.error]
@@ -160,7 +160,7 @@ def test_a_lost_group_is_restarted_and_requests_continue(begin):
     core.add(request)
     for _ in range(5):
         core.step()
-    os.kill(core.runner._runners[0].pid, signal.SIGKILL)
+    os.kill(core.runner.runners[0].pid, signal.SIGKILL)
     while core.has_work:
         assert not any(event.error for event in core.step())
     assert core.restarts == 1

@@ -9,7 +9,7 @@ import torch
 from inl.backend.base import Traits
 from inl.backend.host import host_memory
 from inl.device import Device
-from inl.executor.local_runner import MAX_ADMISSIONS
+from inl.executor.model_executor import MAX_ADMISSIONS
 from inl.ops.step import admit, empty_tables
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, release_frame, step_frame
@@ -64,7 +64,7 @@ def run_frames(tiny_llama, buckets, frames):
         each[:] = -1  # the caller may reuse the memory
     assert backend.entered == []
     runner.submit(step())
-    tables = runner._state.tables
+    tables = runner.executor.state.tables
     return {n: getattr(tables, n).numpy() for n in ("blocks", "last")}, backend.entered
 
 

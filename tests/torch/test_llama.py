@@ -181,7 +181,7 @@ def first_logits(tiny, backend, dtype):
     state = backend.state(loaded.model.state(loaded.config), limits=LIMITS)
     with torch.inference_mode():
         logits, _, _ = forward(
-            runner.ops(bucket),
+            runner.executor.ops(bucket),
             loaded.model,
             loaded.config,
             loaded.weights,
@@ -218,7 +218,7 @@ def test_a_captured_step_keeps_its_buffers(tiny_llama, backend):
 
 
 def buffers(runner):
-    state = runner._state
+    state = runner.executor.state
     return [x for cache in state.caches for x in cache] + list(state.tables)
 
 

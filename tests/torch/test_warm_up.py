@@ -16,7 +16,7 @@ from inl.device import Device
 from inl.errors import OutOfMemory, ProtocolError
 from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
-from inl.protocol.wire_values import read_limits
+from inl.protocol.wire_json import read_limits
 from inl.spec.limits import TOKEN_BUDGET, Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket

@@ -196,7 +196,7 @@ def test_padded_replies_are_read_as_far_as_rows_are_used(small):
     def pad(reply):
         rows = np.full((8, 1), -5, np.int32)
         rows[: len(reply.tokens)] = reply.tokens
-        return Reply(reply.step, rows, reply.accepted)
+        return Reply(reply.step, rows)
 
     engine = EngineCore(Liar(small(), pad))
     number = engine.add(Request([1], max_tokens=2))

@@ -107,26 +107,26 @@ class EarlyPublish(Scheduler):
 class LostFeedback(HashRunner):
     """Forgets now and then which token it chose last."""
 
-    def _run(self, task):
-        before = task.seat.last
-        super()._run(task)
-        if mix(task.flight.step) % 20 == 0:
-            task.seat.last = before
+    def _compute(self, task):
+        before = task.state.last
+        super()._compute(task)
+        if mix(task.step.number) % 20 == 0:
+            task.state.last = before
 
 
 class NoMarks(HashRunner):
     """Does not hear which tokens a sequence holds."""
 
-    def _mark(self, message):
+    def _set_token_bias(self, message):
         pass
 
 
 class OnlyPrompts(HashRunner):
     """Counts no token of an answer that it chose itself."""
 
-    def _run(self, task):
+    def _compute(self, task):
         task.decodes = False
-        super()._run(task)
+        super()._compute(task)
 
 
 @pytest.mark.parametrize(

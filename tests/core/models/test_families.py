@@ -13,7 +13,7 @@ from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.errors import CheckpointError, RunnerError, WeightMismatch
-from inl.executor.local_runner import SIZE_CLASSES
+from inl.executor.model_executor import SIZE_CLASSES
 from inl.executor.model_loader import LanguageModel
 from inl.plugin import registry
 from inl.plugin.builtin import FAMILIES
@@ -73,7 +73,7 @@ def test_a_model_runs_on_strict_arrays(name, random_checkpoint):
     runner = local_runner(backend, model, files, limits_of(model, files))
     counts = {True: set(), False: set()}
     for bucket in SIZE_CLASSES:
-        calls = sum(runner.tracer(bucket).counts.values())
+        calls = sum(runner.executor.tracer(bucket).counts.values())
         counts[bucket.rows == bucket.tokens].add(calls)
     assert len(counts[True]) == len(counts[False]) == 1
 

@@ -118,7 +118,7 @@ def test_steps_that_sample_every_token_are_not_pruned(random_checkpoint):
     runner = start_runner(language, ReferenceBackend(DEVICE), config)
 
     def calls(bucket):
-        return {op for op, _ in runner.tracer(bucket).counts}
+        return {op for op, _ in runner.executor.tracer(bucket).counts}
 
     decoding = calls(Bucket(4, 4))
     assert calls(Bucket(1, 1)) == calls(Bucket(8, 4, 2)) == decoding

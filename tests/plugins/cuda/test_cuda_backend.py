@@ -203,7 +203,7 @@ def test_two_gpus_give_the_logits_of_float64(tmp_path):
             assert max(abs(row[token] - value) for token, value in found.top) < 1e-4
     core.add(Request(prompts[0], max_tokens=100))
     core.step()
-    os.kill(core.runner._runners[1].pid, signal.SIGKILL)
+    os.kill(core.runner.runners[1].pid, signal.SIGKILL)
     (error,) = [event.error for event in ended(core) if event.error]
     assert isinstance(error, WorkerLost)
     assert "rank 1 of 2 failed" in str(error)
