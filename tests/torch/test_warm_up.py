@@ -16,12 +16,12 @@ from inl.device import Device
 from inl.errors import OutOfMemory, ProtocolError
 from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
+from inl.progress import LoadStage
 from inl.protocol.wire_json import read_limits
 from inl.spec.limits import TOKEN_BUDGET, Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
-from inl.weights.progress import LoadStage
 from inl_torch.backend import TorchBackend, inference_mode
 
 LIMITS = Limits(slots=3, blocks=(20,), block_size=4, max_blocks_per_seq=8, vocab=97)

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inl.errors import InlError, OutOfMemory, ProtocolError, RunnerError
+from inl.progress import LoadStage
 from inl.protocol import wire_arrays, wire_json
 from inl.protocol.runner import Limits, Reply
 from inl.protocol.wire import MAX_BYTES, MAX_TEXT, Channel, Kind, read_prefix
 from inl.spec.step import Bucket, Scores
-from inl.weights.progress import LoadStage
 from outcomes import Outcomes
 
 LIMITS = Limits(

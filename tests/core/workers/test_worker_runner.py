@@ -23,12 +23,12 @@ from inl.errors import (
     RunnerError,
     WorkerLost,
 )
+from inl.progress import LoadStage
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.message import MASKED, Row, admit_frame, release_frame, step_frame
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
-from inl.weights.progress import LoadStage
 from inl.workers.worker_runner import WorkerRunner
 
 

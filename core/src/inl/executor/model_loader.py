@@ -19,6 +19,7 @@ from inl.executor.sharding import check_shares
 from inl.executor.tuning_results import load_tuning_results
 from inl.models.registry import find_model
 from inl.plugin import registry
+from inl.progress import LoadStage, Progress, ProgressReporter
 from inl.protocol.runner import Limits
 from inl.spec.cache import Paged, Slotted
 from inl.spec.model import Model
@@ -29,7 +30,6 @@ from inl.spec.tree import tree_map
 from inl.weights.checkpoint import Checkpoint, open_checkpoint
 from inl.weights.loader import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_weights
-from inl.weights.progress import LoadStage, Progress, ProgressReporter
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inl.errors import ProtocolError
+from inl.progress import LoadStage
 from inl.protocol.runner import Reply
 from inl.spec.step import Scores
-from inl.weights.progress import LoadStage
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray

@@ -27,8 +27,8 @@ from inl.workers.worker_runner import RETURN_HINT, WorkerRunner
 if TYPE_CHECKING:
     from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
+    from inl.progress import Progress
     from inl.spec.limits import Limits
-    from inl.weights.progress import Progress
 
 FACTORY = "inl.workers.rank_startup:serve_rank"
 MAX_SECONDS = 3600.0

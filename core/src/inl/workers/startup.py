@@ -24,7 +24,7 @@ from inl.weights.digest import model_digest
 from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:
-    from inl.weights.progress import Progress
+    from inl.progress import Progress
 
 log = logging.getLogger("inl")
 

@@ -25,15 +25,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import InlError, OutOfMemory, ProtocolError, RunnerError
+from inl.progress import LoadStage
 from inl.protocol import wire_arrays, wire_json
 from inl.protocol.wire import Channel, Frame, Kind
 from inl.spec.message import STEP, header
-from inl.weights.progress import LoadStage
 
 if TYPE_CHECKING:
+    from inl.progress import Progress
     from inl.protocol.runner import Runner
     from inl.spec.message import IntArray
-    from inl.weights.progress import Progress
     from inl.workers.startup import StartedRunner
 
     Factory = Callable[[Mapping[str, Any], Progress], StartedRunner]

@@ -16,8 +16,8 @@ from inl.spec.message import Header
 from inl.workers.process import WorkerProcess
 
 if TYPE_CHECKING:
+    from inl.progress import Progress
     from inl.spec.message import IntArray
-    from inl.weights.progress import Progress
 
 HELLO_SECONDS = 60.0
 """Time for an interpreter to start and import the core, from a cold disk too."""
