@@ -66,8 +66,8 @@ class Instant(Runner):
 
 def limits_for(rows: int) -> Limits:
     return Limits(
-        slots=rows + 1, blocks=(rows * 128,), block_size=16, max_blocks_per_seq=128, vocab=49152,
-        depth=1,
+        slots=rows + 1, blocks=(rows * 128,), block_size=16, max_blocks_per_seq=128,
+        vocab=49152, depth=1,
     )  # fmt: skip
 
 

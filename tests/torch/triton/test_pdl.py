@@ -87,8 +87,8 @@ loaded = runner.loaded
 for rows in (1, 2, 8, 32):
     bucket = Bucket(rows, rows)
     seen = launches(partial(
-        advance, runner.executor.ops(bucket), loaded.model, loaded.config, loaded.weights,
-        runner.executor.dummy_message(bucket), runner.executor.state,
+        advance, runner.executor.ops(bucket), loaded.model, loaded.config,
+        loaded.weights, runner.executor.dummy_message(bucket), runner.executor.state,
     ))
     assert clashes(seen) == (loaded.config.layers, []), (rows, clashes(seen))
     # The check can fail: attention after the kernels that make the step.
