@@ -102,10 +102,11 @@ def start_runner(
 ) -> LocalRunner:
     """Load the weights on ``backend`` and make its runner.
 
-    limits: planned from the free memory by default. progress: called with the
-    bytes of the weights, then with the programs that are compiled at the start
+    limits: planned from the free memory by default. progress: called with the bytes of
+    the weights, then with the programs that are compiled at the start
     (:attr:`~inl.config.EngineConfig.warm_up`). rank: part of the weights, if
-    ``backend`` offers :class:`~inl.backend.base.Collectives`; every rank must make the same call.
+    ``backend`` offers :class:`~inl.backend.base.Collectives`; every rank must make
+    the same call.
     """
     language = configure(language, config)
     dtype = compute_dtype(backend, config.dtype)

@@ -12,8 +12,8 @@ import numpy as np
 
 from inl.errors import ProtocolError
 from inl.protocol.runner import Reply
+from inl.spec.load_stage import LoadStage
 from inl.spec.step import Scores
-from inl.weights.progress import LoadStage
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Protocol, final
 
-
-class LoadStage(StrEnum):
-    """A stage of loading; its value is the label that a progress bar shows."""
-
-    LOADING = "loading weights"
-    PACKING = "packing weights"
-    SAVING = "saving packed weights"
-    COMPILING = "compiling programs"
+from inl.spec.load_stage import LoadStage as LoadStage
 
 
 class Progress(Protocol):
