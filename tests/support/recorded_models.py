@@ -11,7 +11,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 class Recorded:
-    """A model of tests/data on a device, fed by hand, and what is known of it."""
+    """A model of tests/data on a device, with its recorded logits and greedy tokens."""
 
     def __init__(self, version, device, *, language=None, kernels=None, **config):
         """device: the name of one, or a backend."""
@@ -52,7 +52,7 @@ class Recorded:
         return Fed(LocalRunner(self.backend, loaded, limits))
 
     def core(self, **limits):
-        """An engine without text."""
+        """Return an engine core, without a tokenizer."""
         from inl.engine.core import EngineCore
         from inl.executor.model_loader import is_replayed
         from inl.scheduling.plan import SchedulerConfig
@@ -62,7 +62,7 @@ class Recorded:
 
 
 class Fed:
-    """A runner of which each call is one step, and gives its tokens' logits."""
+    """A runner; each call runs one step and returns the logits of its tokens."""
 
     def __init__(self, runner):
         self.runner, self.steps, self.cached = runner, 0, {}

@@ -97,7 +97,7 @@ class World:
         return [*self.ids(self.random.randint(1, 9)), self.random.choice([5, 6])]
 
     def sampling(self):
-        """Random parameters that a full program serves."""
+        """Random sampling parameters that the program ``sample_filtered`` serves."""
         random = self.random
         self.counts["full requests"] += 1
         fields = {

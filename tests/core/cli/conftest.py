@@ -32,7 +32,7 @@ def inl(tmp_path):
             [sys.executable, "-m", "inl", *words],
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=300,
             env={**clean, "PYTHONPATH": path, **(env or {})},
             **options,
         )

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from inl.cli import progress
-from inl.weights.progress import LoadStage
+from inl.progress import LoadStage
 
 
 class Terminal(io.StringIO):

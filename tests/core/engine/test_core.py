@@ -196,7 +196,7 @@ def test_padding_of_replies_is_ignored(small):
     def pad(reply):
         rows = np.full((8, 1), -5, np.int32)
         rows[: len(reply.tokens)] = reply.tokens
-        return Reply(reply.step, rows, reply.accepted)
+        return Reply(reply.step, rows)
 
     engine = EngineCore(ChangedReplies(small(), pad))
     number = engine.add(Request([1], max_tokens=2))

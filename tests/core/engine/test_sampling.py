@@ -100,7 +100,7 @@ def test_cheap_requests_use_cheap_programs(engines):
     assert {step.bucket.sampler for step in steps} == {"greedy"}
     engine.generate([1, 2], max_tokens=3, temperature=0.5)
     assert steps[-1].bucket.sampler == "sample"
-    tables = engine.runner._state.tables
+    tables = engine.runner.executor.state.tables
     assert not tables.token_counts.any()
 
 

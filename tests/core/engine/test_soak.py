@@ -107,26 +107,26 @@ class EarlyPublish(Scheduler):
 class LostFeedback(HashRunner):
     """Loses the last sampled token in some steps."""
 
-    def _run(self, task):
-        before = task.seat.last
-        super()._run(task)
-        if mix(task.flight.step) % 20 == 0:
-            task.seat.last = before
+    def _compute(self, task):
+        before = task.state.last
+        super()._compute(task)
+        if mix(task.step.number) % 20 == 0:
+            task.state.last = before
 
 
 class NoMarks(HashRunner):
     """Ignores token bias frames."""
 
-    def _mark(self, message):
+    def _set_token_bias(self, message):
         pass
 
 
 class OnlyPrompts(HashRunner):
     """Does not count the tokens that it sampled."""
 
-    def _run(self, task):
+    def _compute(self, task):
         task.decodes = False
-        super()._run(task)
+        super()._compute(task)
 
 
 @pytest.mark.parametrize(

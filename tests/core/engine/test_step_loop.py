@@ -285,7 +285,7 @@ def test_the_event_loop_is_not_blocked(hashed):
     class Blocked(HashRunner):
         def collect(self):
             begun.set()
-            assert ready.wait(60), "the event loop waits for a step"
+            assert ready.wait(300), "the event loop waits for a step"
             return super().collect()
 
     engine = hashed(runner=Blocked, depth=1)

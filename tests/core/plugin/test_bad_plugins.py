@@ -1,4 +1,4 @@
-"""A table of bad plugins: each is a row with a sentence, and its neighbor is ready."""
+"""Faulty plugins: each is a row with a reason and does not affect the others."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def inl_register_backends(register):
 """
 
 
-def test_a_probe_that_hangs_is_a_reason(good, monkeypatch):
+def test_a_hanging_probe_times_out(good, monkeypatch):
     monkeypatch.setattr("inl.plugin.probe.TIMEOUT_SECONDS", 0.05)
     good.add("zzz", HANGS)
     known = good.load()

@@ -38,7 +38,7 @@ def serve(site):
     return add
 
 
-def test_a_backend_is_made_for_the_device_that_was_named(site, serve):
+def test_make_backend_opens_the_named_device(site, serve):
     serve("npu")
     backend = make_backend("npu:1", site.load())
     assert isinstance(backend, ReferenceBackend)
@@ -96,7 +96,7 @@ def test_a_broken_plugin_of_another_type_changes_nothing(site):
     assert "pip install inl-rocm" in refused(BackendNotFound, "rocm", site.load())
 
 
-def test_a_device_that_is_not_there_gives_the_reason_of_the_probe(site, serve):
+def test_an_absent_device_gives_the_reason_of_the_probe(site, serve):
     serve("cuda", "absent")
     message = refused(BackendUnavailable, "cuda:0", site.load())
     assert message == "cuda:0: driver of cuda not found"
@@ -110,7 +110,7 @@ def test_a_probe_that_fails_is_named(site, serve):
     )
 
 
-def test_an_index_that_is_not_there_gives_those_that_are(site, serve):
+def test_an_absent_index_lists_the_available_ones(site, serve):
     serve("npu")
     message = refused(BackendUnavailable, "npu:7", site.load())
     assert message == "npu:7: not among the devices found: npu:1, npu:0"
@@ -143,7 +143,7 @@ def test_a_backend_that_cannot_be_imported_is_named(site, serve):
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
-def test_errors_of_our_own_tree_pass(site, serve):
+def test_inl_errors_of_a_backend_propagate(site, serve):
     module = serve("npu", backend="inl_npu_entry:Backend")
     source = (site.path / f"{module}.py").read_text()
     body = "def Backend(device): raise OutOfMemory('asked for 2 bytes')"
@@ -159,12 +159,12 @@ def test_auto_prefers_accelerators_then_others_then_the_cpu(site, serve):
         assert choose_device("auto", site.load()) == Device(kind, 0)
 
 
-def test_auto_is_what_a_backend_is_made_for(site, serve):
+def test_make_backend_resolves_auto(site, serve):
     serve("npu")
     assert make_backend("auto", site.load()).device == Device("npu:0")
 
 
-def test_a_name_is_taken_as_it_is(site):
+def test_an_explicit_name_is_not_changed(site):
     assert choose_device("rocm:3", site.load()) == Device("rocm:3")
     assert choose_device(Device("rocm:3"), site.load()) == Device("rocm:3")
 
@@ -178,7 +178,7 @@ def test_auto_never_takes_the_reference(site, serve):
     )
 
 
-def test_auto_says_once_what_it_passed_over(site, serve, caplog):
+def test_auto_logs_skipped_types_once(site, serve, caplog):
     caplog.set_level(logging.DEBUG, "inl")
     serve("tpu", "absent")
     serve("once", "there")
@@ -203,7 +203,7 @@ def test_auto_warns_of_a_broken_plugin(site, serve, caplog):
     )
 
 
-def test_auto_is_quiet_where_it_passed_nothing_over(site, serve, caplog):
+def test_auto_logs_nothing_if_it_skipped_nothing(site, serve, caplog):
     caplog.set_level(logging.INFO, "inl")
     serve("quiet")
     assert choose_device("auto", site.load()) == Device("quiet:0")

@@ -13,10 +13,10 @@ from inl.backend.base import Traits
 from inl.config import EngineConfig
 from inl.engine.core import EngineCore
 from inl.errors import OutOfMemory, ProtocolError
-from inl.executor.model_loader import plan_limits
+from inl.executor.cache_sizing import plan_limits
 from inl.models import gemma2, mistral
 from inl.protocol.frame_check import FrameCheck
-from inl.protocol.wire_values import read_limits
+from inl.protocol.wire_json import read_limits
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.message import BlockTableUpdate, Row, admit_frame, step_frame
@@ -99,7 +99,7 @@ def admitted(limits):
 
 def test_only_blocks_before_a_window_may_be_zero(two):
     admitted(two).submit(frame_with(BlockTableUpdate(1, 1, 0, 0), two))
-    with pytest.raises(ProtocolError, match=r"cell: found \(0, 1, 0, 0\)"):
+    with pytest.raises(ProtocolError, match=r"update: found \(0, 1, 0, 0\)"):
         admitted(two).submit(frame_with(BlockTableUpdate(0, 1, 0, 0), two))
     with pytest.raises(ProtocolError, match="group 1: 21 tokens need 6 blocks"):
         admitted(two).submit(frame_with(BlockTableUpdate(1, 1, 3, 0), two))
@@ -108,12 +108,10 @@ def test_only_blocks_before_a_window_may_be_zero(two):
 def test_block_ids_are_checked_per_group(two):
     limits = replace(two, blocks=(70, 20))
     FrameCheck(limits).read(frame_with(BlockTableUpdate(0, 1, 0, 69), limits))
-    with pytest.raises(
-        ProtocolError, match="cell's block: found 69, accepted: 0 to 19"
-    ):
+    with pytest.raises(ProtocolError, match="update, block: found 69, accepts 0 to 19"):
         FrameCheck(limits).read(frame_with(BlockTableUpdate(1, 1, 0, 69), limits))
     tables = [[69], [20]]
-    with pytest.raises(ProtocolError, match="block: found 20, accepted: 0 to 19"):
+    with pytest.raises(ProtocolError, match="block: found 20, accepts 0 to 19"):
         FrameCheck(limits).read(
             admit_frame(
                 1, tables, groups=2, max_blocks_per_seq=limits.max_blocks_per_seq

@@ -22,7 +22,7 @@ def tokenizer(request):
 
 @examples(60, 300)
 @given(data=st.data(), skip=st.booleans())
-def test_random_ids_join_to_what_decode_gives(tokenizer, data, skip):
+def test_streamed_text_equals_decode(tokenizer, data, skip):
     top = tokenizer.vocab_size + 3
     ids = data.draw(st.lists(st.integers(0, top) | st.integers(0, 300), max_size=60))
     expected = tokenizer.decode(ids, skip_special=skip)
@@ -31,7 +31,7 @@ def test_random_ids_join_to_what_decode_gives(tokenizer, data, skip):
 
 @examples(30, 100)
 @given(data=st.data(), skip=st.booleans())
-def test_several_at_once_are_as_one_by_one(tokenizer, data, skip):
+def test_extend_equals_repeated_add(tokenizer, data, skip):
     some = st.lists(st.integers(0, tokenizer.vocab_size + 3) | st.integers(0, 300))
     runs = data.draw(st.lists(some, max_size=6))
     ids = [index for run in runs for index in run]
@@ -42,7 +42,7 @@ def test_several_at_once_are_as_one_by_one(tokenizer, data, skip):
 
 @examples(50, 200)
 @given(text=st.text(st.characters(codec="utf-8")) | st.text("é🙂日本 a👩‍"))
-def test_texts_come_back_without_half_characters(tokenizer, text):
+def test_emitted_text_has_no_partial_characters(tokenizer, text):
     ids = tokenizer.encode(text)
     parts = streamed(tokenizer, ids, skip_special=False)
     assert "".join(parts) == tokenizer.decode(ids, skip_special=False)
@@ -50,7 +50,7 @@ def test_texts_come_back_without_half_characters(tokenizer, text):
         assert not any("\ufffd" in part for part in parts)
 
 
-def test_text_is_given_as_soon_as_it_is_complete(default_tokenizer):
+def test_text_is_emitted_as_soon_as_it_is_complete(default_tokenizer):
     ids = default_tokenizer.encode(TEXT)
     detokenizer = Detokenizer(default_tokenizer)
     given_out = ""
@@ -62,7 +62,7 @@ def test_text_is_given_as_soon_as_it_is_complete(default_tokenizer):
     assert given_out == TEXT
 
 
-def test_bytes_by_fallback_are_held_until_their_run_ends(fallback_tokenizer):
+def test_byte_fallback_tokens_are_buffered_until_their_run_ends(fallback_tokenizer):
     smile = [fallback_tokenizer.token_id(f"<0x{byte:02X}>") for byte in "🙂".encode()]
     letter = fallback_tokenizer.token_id("a")
     assert streamed(fallback_tokenizer, [letter, *smile, letter]) == [
@@ -72,7 +72,7 @@ def test_bytes_by_fallback_are_held_until_their_run_ends(fallback_tokenizer):
     ]
 
 
-def test_a_cut_character_is_a_replacement_at_the_end(tokenizer):
+def test_an_incomplete_character_becomes_a_replacement_at_the_end(tokenizer):
     ids = tokenizer.encode("a\U0001fae8")[:-1]
     *first, last = streamed(tokenizer, ids)
     assert "".join(first) == "a"

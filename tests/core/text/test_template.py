@@ -47,7 +47,7 @@ def apply(source, messages=HELLO, **variables):
         ("{{ strftime_now('%Y') | length }}", "4"),
     ],
 )  # fmt: skip
-def test_what_templates_use(source, expected):
+def test_supported_template_features(source, expected):
     assert apply(source) == expected
 
 
@@ -59,7 +59,7 @@ def test_variables_reach_the_template():
     assert found == "tBFalse\ud800é"
 
 
-def test_the_date_is_todays():
+def test_strftime_now_gives_the_current_date():
     today = datetime.date.today().isoformat()
     later = datetime.date.today().isoformat()
     assert apply("{{ strftime_now('%Y-%m-%d') }}") in (today, later)
@@ -136,7 +136,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_templates_may_not_do(name):
+def test_forbidden_template_operations(name):
     source, parts = REFUSED[name]
     with pytest.raises(TemplateError) as caught:
         apply(source)
@@ -158,7 +158,7 @@ for source in sys.argv[1:]:
         template.close()
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
 """
-"""In an interpreter of its own: of children, the peak of the largest ever counts."""
+"""Run in a new interpreter: RUSAGE_CHILDREN reports the largest child ever."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits address space on Linux")
@@ -168,7 +168,7 @@ def test_memory_stays_bounded():
         [sys.executable, "-c", MEASURE, *sources],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < MAX_MEMORY
@@ -220,18 +220,18 @@ def test_threads_may_share_a_template():
     assert all(text == key for key, text in found.items())
 
 
-def test_messages_that_are_no_json_are_refused():
+def test_messages_that_are_not_json_are_refused():
     with pytest.raises(RequestError, match=r"messages: .*accepted"):
         apply("x", [{"content": object()}])
 
 
-def test_a_missing_package_is_an_install_line(monkeypatch):
+def test_a_missing_package_gives_the_install_command(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(MissingPackage, match=r"pip install 'inl-core\[text\]'"):
         apply("x")
 
 
-def test_long_conversations_pass():
+def test_long_conversations_are_rendered():
     messages = [{"role": "user", "content": "word " * 2000}] * 200
     source = "{% for m in messages %}{{ m.content }}{% endfor %}"
     assert len(apply(source, messages)) == 2_000_000

@@ -1,4 +1,4 @@
-"""Files that lie: each message names the value, its place, and what is accepted."""
+"""Invalid files: each message names the value, its location and what is accepted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inl.weights.quant import dequantize
 
 
 class GgufBytes:
-    """Writes GGUF by hand, so that every field can lie."""
+    """Writes GGUF field by field, so that every field can be wrong."""
 
     U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64 = range(11)
 
@@ -286,7 +286,7 @@ SAFETENSORS = safetensors_cases(safetensors_file)
 
 
 @pytest.mark.parametrize("name", GGUF)
-def test_a_gguf_that_lies(name, tmp_path):
+def test_an_invalid_gguf_is_refused(name, tmp_path):
     raw, parts = GGUF[name]
     path = tmp_path / "bad.gguf"
     path.write_bytes(raw)
@@ -295,7 +295,7 @@ def test_a_gguf_that_lies(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SAFETENSORS)
-def test_a_safetensors_file_that_lies(name, tmp_path):
+def test_an_invalid_safetensors_file_is_refused(name, tmp_path):
     raw, parts = SAFETENSORS[name]
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(raw)
@@ -333,7 +333,7 @@ def test_heads_that_do_not_divide_the_rows_are_refused(tiny_gguf):
         checkpoint.tensor("model.layers.0.self_attn.q_proj.weight")
 
 
-def test_an_unsupported_kind_is_refused_when_it_is_decoded(tmp_path):
+def test_an_unsupported_dtype_is_refused_on_decoding(tmp_path):
     make = GgufBytes
     pairs = [make.pair("general.architecture", make.STRING, make.string("x"))]
     path = tmp_path / "k.gguf"

@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 SECONDS = 30.0
 """Time limit of a case: it would hang, on a slow and busy machine as well."""
-START_SECONDS = 60.0
+START_SECONDS = 300.0
 CONSTANT = 64 << 20
 """Bytes that a case may take beside twice its file."""
 DATA = Path(__file__).parents[2] / "data"
@@ -161,12 +161,12 @@ PLACES = {
     "template": re.compile("chat template"),
 }
 ACCEPTED = re.compile(
-    "accepted|expected|registered:|missing|unused|the template says|not even"
+    "accepted|expected|registered:|missing|unused|the template raised|not even"
 )
 
 
 @pytest.mark.parametrize("kind", PLACES)
-def test_damage_gives_an_error_of_ours_or_none(kind, folder, capsys, depth):
+def test_damaged_input_gives_a_result_or_an_inl_error(kind, folder, capsys, depth):
     cases = depth(150, 2_000)
     complaints, counts, slowest, largest = [], {}, 0.0, 0
     for number, report in enumerate(reports(kind, folder, 0, cases)):

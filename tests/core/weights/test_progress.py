@@ -1,4 +1,4 @@
-"""Progress reports of loading, with a slow packer in place of a real one."""
+"""Progress reports of loading, with a slow fake packer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from inl.backend.weight_cache import WeightCache
 from inl.device import Device
 from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
+from inl.progress import LoadStage, ProgressReporter
 from inl.spec.kernel import Kernel
 from inl.spec.tree import leaves
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 from inl.weights.loader import load_weights, stored_specs
 from inl.weights.plan import plan_weights
-from inl.weights.progress import LoadStage, ProgressReporter
 
 PACK_SECONDS = 0.02
 LAYOUT = "slow tiles"
@@ -65,7 +65,7 @@ def test_each_packed_group_is_reported_in_bytes(language):
 
 @final
 class Caching(ReferenceBackend, WeightCache):
-    """A backend with a cache that is empty and takes 3 bytes of what it is given."""
+    """A backend with an empty weight cache that writes three bytes."""
 
     def offers(self, kind: type) -> object:
         return self if kind is WeightCache else super().offers(kind)
@@ -86,7 +86,7 @@ def test_stages_of_a_start_with_an_empty_cache(language):
     start_runner(language, backend, config, progress=lambda *one: reports.append(one))
     stages = [stage for _, _, stage in reports]
     assert list(dict.fromkeys(stages)) == [
-        LoadStage.LOADING,  # looks the cache up
+        LoadStage.LOADING,  # before the cache lookup
         LoadStage.PACKING,
         LoadStage.SAVING,
     ]

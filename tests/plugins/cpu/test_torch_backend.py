@@ -36,7 +36,7 @@ def test_it_is_a_backend():
 
 
 @pytest.mark.parametrize("name", ["cpu", "cpu:0"])
-def test_the_device_is_the_one_asked_for(name):
+def test_the_requested_device(name):
     backend = TorchCpuBackend(Device(name))
     assert str(backend.device) == "cpu:0"
     assert backend.memory().total == host_memory().total
@@ -44,15 +44,15 @@ def test_the_device_is_the_one_asked_for(name):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "held"),
+    ("dtype", "torch_dtype"),
     [("float32", torch.float32), ("bfloat16", torch.bfloat16)],
 )
-def test_it_computes_in_the_dtypes_that_it_names(dtype, held):
+def test_cache_dtypes(dtype, torch_dtype):
     backend = TorchCpuBackend(Device("cpu"))
     assert dtype in backend.traits.dtypes
     limits = Limits(slots=2, blocks=(3,), block_size=16, max_blocks_per_seq=2, vocab=97)
     state = backend.state((Paged((0,), 2, 8, dtype),), limits=limits)
-    assert state.caches[0].k.dtype == held
+    assert state.caches[0].k.dtype == torch_dtype
     assert backend.numpy(state.caches[0].k).dtype == dtype
 
 
@@ -66,7 +66,7 @@ def test_a_packed_dtype_is_refused_by_name():
         TorchCpuBackend(Device("cpu")).tensor(packed)
 
 
-def test_what_it_compiles_keeps_no_gradients():
+def test_compiled_programs_have_no_gradients():
     backend = TorchCpuBackend(Device("cpu"))
     x = backend.tensor(wrap(np.ones(3, np.float32))).requires_grad_()
     program = backend.compile(lambda a: (a * 2,), None, consumes=())
@@ -75,14 +75,14 @@ def test_what_it_compiles_keeps_no_gradients():
     assert y.tolist() == [2, 2, 2]
 
 
-def test_threads_are_as_many_as_asked_for(monkeypatch):
+def test_the_variable_sets_the_thread_count(monkeypatch):
     monkeypatch.setenv("INL_THREADS", "1")
     TorchCpuBackend(Device("cpu"))
     assert torch.get_num_threads() == 1
 
 
 @pytest.mark.parametrize("unset", [None, ""])
-def test_without_the_variable_threads_stay(unset, monkeypatch):
+def test_without_the_variable_the_thread_count_is_unchanged(unset, monkeypatch):
     if unset is not None:
         monkeypatch.setenv("INL_THREADS", unset)
     before = torch.get_num_threads()
@@ -93,7 +93,7 @@ def test_without_the_variable_threads_stay(unset, monkeypatch):
 @pytest.mark.parametrize(
     "found", ["0", "-1", "two", "1.5", " 2", "+2", "٣", "4097", "9" * 5000]
 )
-def test_an_odd_number_of_threads_is_refused(found, monkeypatch):
+def test_an_invalid_thread_count_is_refused(found, monkeypatch):
     monkeypatch.setenv("INL_THREADS", found)
     with pytest.raises(DeviceError) as caught:
         TorchCpuBackend(Device("cpu"))
@@ -122,7 +122,7 @@ def wait_policy(**environment):
     ).stdout.split()
 
 
-def test_threads_spin_briefly_unless_told_otherwise():
+def test_the_default_spin_count_and_user_overrides():
     assert wait_policy() == ["3000", "None"]
     assert wait_policy(GOMP_SPINCOUNT="7") == ["7", "None"]
     assert wait_policy(OMP_WAIT_POLICY="ACTIVE") == ["None", "ACTIVE"]

@@ -6,10 +6,10 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from inl.weights.progress import LoadStage
+from inl.progress import LoadStage
 
 if TYPE_CHECKING:
-    from inl.weights.progress import Progress
+    from inl.progress import Progress
 
 PATIENCE_SECONDS = 0.5
 """Operations shorter than this show no bar."""

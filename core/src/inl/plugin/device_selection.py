@@ -56,7 +56,7 @@ def check_device(device: Device | str, known: Registry | None = None) -> Device:
 
 
 def choose_device(
-    wanted: Device | str = "auto", known: Registry | None = None
+    device: Device | str = "auto", known: Registry | None = None
 ) -> Device:
     """Resolve a device name; "auto" selects the first available device.
 
@@ -64,16 +64,16 @@ def choose_device(
     unavailable, at WARNING if a plugin is broken. "auto" never selects ``reference``;
     it raises :class:`~inl.errors.BackendNotFound` instead.
     """
-    if wanted != "auto":
-        return wanted if isinstance(wanted, Device) else Device(wanted)
+    if device != "auto":
+        return device if isinstance(device, Device) else Device(device)
     known = known or registry()
     skipped: list[str] = []
     for kind in _auto_order(known):
         result = known.find(kind)
         if result.devices:
-            device = Device(kind, min(info.index for info in result.devices))
-            _log_choice(device, skipped, known)
-            return device
+            choice = Device(kind, min(info.index for info in result.devices))
+            _log_choice(choice, skipped, known)
+            return choice
         skipped.append(f"{kind}: {result.reason}")
     absent = "; ".join(skipped + _failures(known))
     raise BackendNotFound(

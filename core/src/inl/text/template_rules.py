@@ -144,7 +144,7 @@ def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
 
 
 def _raise(message: str) -> None:
-    raise RefusedError(f"the template says: {message}")
+    raise RefusedError(f"the template raised: {message}")
 
 
 def _now(form: str) -> str:

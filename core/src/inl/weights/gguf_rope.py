@@ -28,7 +28,7 @@ between their files.
 def rope_config(
     file: MappedFile, entry: Entry, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the ``rope_scaling`` field that is equivalent to the divisors of ``entry``.
+    """Return the ``rope_scaling`` field equivalent to the divisors of ``entry``.
 
     Raises :class:`CheckpointError` if they do not follow the rule of Llama 3.
     """

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from inl.dtypes import SIZES
 from inl.errors import NoKernel, WeightMismatch
 from inl.spec.kernel import PLAIN, Kernel
 from inl.spec.op import CATALOG, Spec
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Group, Param
+from inl.weights.quant import packed_bytes
 from inl.weights.sources import resolved, stored_spec, stored_tensors
 
 IGNORED = ("rotary_emb.inv_freq",)
@@ -25,6 +27,8 @@ class WeightPlan:
     group: Group
     kernel: Kernel | None
     ranks: int = 1
+    stored: Mapping[str, str] = field(default_factory=dict)
+    """Dtype in the checkpoint, by parameter name."""
 
     @property
     def layout(self) -> str:
@@ -35,10 +39,23 @@ class WeightPlan:
         """Return the specs of one rank's logical tensors, as the op's weights type."""
         weights = _weights_type(self.group)
         shapes = {
-            name: StrictArray(self.shard(param), dtype, layout=self.layout)
+            name: StrictArray(
+                self.shard(param),
+                dtype,
+                layout=self.layout,
+                stored_bytes=self._stored_bytes(name),
+            )
             for name, param in self.group.params.items()
         }
         return weights(**shapes)
+
+    def _stored_bytes(self, name: str) -> int | None:
+        """Checkpoint bytes of a quantized tensor on one rank, if a kernel packs it."""
+        param, dtype = self.group.params[name], self.stored.get(name, "float32")
+        if self.kernel is None or dtype in SIZES:
+            return None
+        parts = 1 if param.axis is None else self.ranks
+        return packed_bytes(param.shape, dtype) // parts
 
     def shard(self, param: Param) -> tuple[int, ...]:
         """Return the shape of one rank's shard.
@@ -81,7 +98,9 @@ def plan_weights(
             if kernel.op == group.op and kernel.can_pack(**specs) is None
         ]
         best = max(candidates, key=lambda kernel: kernel.preference, default=None)
-        return WeightPlan(group, best if best and best.pack else None, ranks)
+        packing = best if best and best.pack else None
+        dtypes = {name: spec.dtype for name, spec in specs.items()}
+        return WeightPlan(group, packing, ranks, dtypes)
 
     return tree_map(plan, tree)
 

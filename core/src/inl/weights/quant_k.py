@@ -26,7 +26,7 @@ def q2_k(blocks: Bytes, out: Floats) -> None:
 
 
 def q3_k(blocks: Bytes, out: Floats) -> None:
-    """Decode 3-bit codes (2 low bits, high bits apart); 6-bit scales per group of 16."""
+    """Decode 3-bit codes (high bits apart); 6-bit scales per group of 16."""
     high, groups = blocks[:, :32], _groups(out, 32)
     _two_bits(blocks[:, 32:96], out)
     for index in range(8):
@@ -51,7 +51,7 @@ def q5_k(blocks: Bytes, out: Floats) -> None:
 
 
 def q6_k(blocks: Bytes, out: Floats) -> None:
-    """Decode 6-bit codes (4 low bits, 2 high bits apart); 8-bit scales per group of 16."""
+    """Decode 6-bit codes (high 2 bits apart); 8-bit scales per group of 16."""
     low = blocks[:, :HALF].reshape(-1, 2, 2, 32)
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32)
     quarters = out.reshape(-1, 2, 4, 32)
