@@ -13,7 +13,8 @@ from inl.config import EngineConfig
 from inl.errors import ModelError, ProtocolError
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.protocol.runner import Limits, Runner
-from inl.recording.replay import Difference, Outcome, replay
+from inl.recording.outcome import Difference, Outcome
+from inl.recording.replay import replay
 from inl.recording.trace_file import RunHeader, read_trace
 from inl.weights.digest import model_digest
 from inl.weights.hub import resolve_model
