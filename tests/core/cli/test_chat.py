@@ -251,6 +251,7 @@ def test_bad_sampling_is_refused_before_anything_is_loaded(inl):
     assert done.stderr.startswith("inl: RequestError: top_p: found 2.0, accepts ")
 
 
+@pytest.mark.full
 def test_a_filter_that_leaves_one_token_draws_as_greedy_does(chat, tmp_path):
     kept = [tmp_path / name for name in ("greedy", "filtered", "free")]
     chat("Hello", f"/save {kept[0]}", options=("--temperature", "0"))

@@ -180,6 +180,7 @@ def test_a_way_that_kills_its_process_is_named_and_the_tuning_goes_on(tune):
     assert "way=5" in shown
 
 
+@pytest.mark.full
 def test_a_way_that_hangs_is_given_up(tune):
     measured, quarantined = small(tune, ways=(HANG, GOOD), limit=6)
     assert {entry["config"]["way"] for entry in measured} == {GOOD}
@@ -203,11 +204,13 @@ def test_what_is_in_quarantine_is_not_served(tune, tmp_path):
     assert said in done.stdout
 
 
+@pytest.mark.full
 def test_what_another_version_measured_does_not_count(tune):
     small(tune)
     assert winner(tune, version="toy 2")[0]["winner"] == "linear/toy"
 
 
+@pytest.mark.full
 def test_export_import_and_clear(tune, tmp_path):
     measured, _ = small(tune)
     there = tmp_path / "there.json"
