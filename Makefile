@@ -1,70 +1,87 @@
-# Two commands do all the set-up: `make demo` and `make test`. See README.md.
+# Set-up in one command: `make demo` or `make test`. See README.md.
+# .venv has no framework; .venv-all has torch, JAX, Triton and the linters as well.
 
 PYTHON ?= python3
 PIP = $(1)/bin/python -m pip --disable-pip-version-check install -q -q -c constraints.txt
 PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproject.toml)
-PACKAGES = -e "core[cli]" -e plugins/inl-cpu
+BUILD = "pip>=25.1" "setuptools>=77"
+EDITABLE = --no-build-isolation
 TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
+EVERYTHING = -e "core[cli]" $(TORCH) -e plugins/inl-cuda -e libs/inl-jax
 NATIVE = plugins/inl-cpu/src/inl_cpu/native/libinl.so
-KERNELS = tests/plugins/cpu/native tests/torch/triton
-COMPILED = tests/torch/triton/test_compile.py
+NATIVE_SOURCES = $(shell find plugins/inl-cpu/src/inl_cpu/native -name '*.cpp' -o -name '*.h')
+PARALLEL = $(MAKE) --no-print-directory -j2
 SOURCES = core/src libs/inl-jax/src libs/inl-torch/src plugins/inl-cpu/src plugins/inl-cuda/src
 
-.PHONY: demo test test-core test-all test-kernels test-rest test-compiled-amd test-compiled lint clean
+PYTEST = -m pytest -n 2 --dist worksteal
+# Without a framework: the core, the native backend, and the default model's oracle.
+ORACLE = tests/integration/test_oracle.py tests/integration/test_inl_oracle.py
+CORE_TESTS = tests/core tests/plugins/cpu $(ORACLE)
+OTHER_TESTS = $(filter-out tests/core tests/data tests/plugins tests/support tests/typing, \
+	$(patsubst %/,%,$(wildcard tests/*/))) tests/plugins/cuda
 
-demo: .venv/.demo
+.PHONY: demo test test-all test-deep test-others lint docs clean
+
+demo:
+	$(PARALLEL) .venv/.demo
 	.venv/bin/inl generate "Why is the sky blue? Answer in two sentences." --max-tokens 40
 
-# What the other tests need is installed beside the core's, which leave a core free.
+# Minutes, downloads included. Prints what it leaves out.
 test:
-	$(MAKE) --no-print-directory -j2 -Otarget test-core .venv/.test
-	$(MAKE) --no-print-directory test-all
+	$(PARALLEL) TOOLS=.venv/.tools .venv/.demo
+	INL_TEST_DEPTH=quick .venv/bin/python $(PYTEST) $(CORE_TESTS)
 
-# The core's own tests, where torch, jax and triton are not installed.
-test-core: .venv-core/.test
-	.venv-core/bin/python -m pytest tests/core
+# What `make test` leaves out: its tests at full depth, and the frameworks' tests.
+test-all: test-deep test-others
 
-# Everything that needs a backend; kernels that are built and interpreted take one core.
-test-all: .venv/.test
-	$(MAKE) --no-print-directory -j2 -Otarget test-kernels test-rest test-compiled-amd test-compiled
+test-deep: .venv-all/.test
+	INL_TEST_DEPTH=full .venv-all/bin/python $(PYTEST) -m "full or scaled" $(CORE_TESTS)
 
-test-kernels: .venv/.test
-	.venv/bin/python -m pytest $(KERNELS) --ignore=$(COMPILED)
+test-others: .venv-all/.test
+	INL_TEST_DEPTH=full .venv-all/bin/python $(PYTEST) $(OTHER_TESTS) $(ORACLE:%=--ignore=%)
 
-test-compiled: .venv/.test
-	.venv/bin/python -m pytest $(COMPILED) -k "not hip"
+lint: .venv-all/.test
+	.venv-all/bin/ruff check .
+	.venv-all/bin/ruff format --check .
+	.venv-all/bin/mypy $(SOURCES) tests/typing
+	PYTHONPATH=. .venv-all/bin/lint-imports
 
-test-compiled-amd: .venv/.test
-	.venv/bin/python -m pytest $(COMPILED) -k hip
+docs: .venv-docs/.docs
+	.venv-docs/bin/mkdocs build --strict
 
-test-rest: .venv/.test
-	.venv/bin/python -m pytest $(filter-out tests/core tests/data,$(wildcard tests/*)) $(KERNELS:%=--ignore=%)
-
-lint: .venv/.test
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
-	.venv/bin/mypy $(SOURCES) tests/typing
-	PYTHONPATH=. .venv/bin/lint-imports
-
-.venv/.demo: $(PROJECTS) constraints.txt
+.venv/.core: $(PROJECTS) constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "INL needs Python 3.11 or newer; try: make PYTHON=python3.12 demo")'
 	$(PYTHON) -m venv .venv
-	$(call PIP,.venv) $(PACKAGES)
-	@test -e $(NATIVE) || echo "no C++ compiler: installing torch instead"
-	@test -e $(NATIVE) || $(call PIP,.venv) $(TORCH)
+	$(call PIP,.venv) -U $(BUILD)
+	$(call PIP,.venv) $(EDITABLE) -e "core[cli]"
 	@touch $@
 
-.venv/.test: .venv/.demo pyproject.toml
-	$(call PIP,.venv) -U "pip>=25.1"
-	$(call PIP,.venv) $(TORCH) -e plugins/inl-cuda -e libs/inl-jax --group test --group outside --group lint
-	$(call PIP,.venv) --no-deps triton
+.venv/.tools: .venv/.core pyproject.toml
+	$(call PIP,.venv) --group test
 	@touch $@
 
-.venv-core/.test: core/pyproject.toml pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-core
-	$(call PIP,.venv-core) -U "pip>=25.1"
-	$(call PIP,.venv-core) -e "core[cli,testing]" --group test
+# An editable install takes the library as it is where it is up to date.
+$(NATIVE): plugins/inl-cpu/build_native.py $(NATIVE_SOURCES)
+	@$(PYTHON) $< || echo "no C++ compiler: torch will compute"
+
+# TOOLS: two pips must not change one environment at the same time.
+.venv/.demo: .venv/.core $(NATIVE) | $(TOOLS)
+	$(call PIP,.venv) $(EDITABLE) -e plugins/inl-cpu
+	@test -e $(NATIVE) || $(call PIP,.venv) $(EDITABLE) $(TORCH)
+	@touch $@
+
+.venv-all/.test: $(PROJECTS) constraints.txt pyproject.toml $(NATIVE)
+	$(PYTHON) -m venv .venv-all
+	$(call PIP,.venv-all) -U $(BUILD)
+	$(call PIP,.venv-all) $(EDITABLE) $(EVERYTHING) --group test --group outside --group lint
+	$(call PIP,.venv-all) --no-deps triton
+	@touch $@
+
+.venv-docs/.docs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	$(call PIP,.venv-docs) -U $(BUILD)
+	$(call PIP,.venv-docs) --group docs
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-core
+	rm -rf .venv .venv-all .venv-docs site

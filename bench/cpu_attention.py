@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from inl_cpu.abi import INSTRUCTION, ISAS, Flag, Opcode
-from inl_cpu.library import PLACE, _declare
+from inl_cpu.abi import INSTRUCTION, ISAS, Flag
+from inl_cpu.instructions import Opcode
+from inl_cpu.library import LIBRARY_PATH, declare_signatures
 from inl_cpu.memory import aligned
 
 HEADS, KV_HEADS, WIDTH, BLOCK = 9, 3, 64, 16
@@ -60,7 +61,7 @@ def program(library, flags, case):
     after = [a.ctypes.data for a in (y, positions, row, starts, lengths, table, writes)]
     after += [turn.ctypes.data for turn in turns]
     if rows == count == 1:
-        flags |= Flag.ONE_EACH
+        flags |= Flag.ONE_TOKEN_ROWS
     packed = b""
     for k, v in caches:
         k[:], v[:] = 1, 1
@@ -80,9 +81,9 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     pools = []
-    for place in (PLACE, *given.library):
+    for place in (LIBRARY_PATH, *given.library):
         library = ctypes.CDLL(str(place))
-        _declare(library)
+        declare_signatures(library)
         pool = library.inl_open(given.threads, ISAS.index(given.isa))
         if not pool:
             parser.error(f"{place} runs no {given.threads} threads of {given.isa}")

@@ -32,8 +32,8 @@ from inl_cpu.abi import (
     REALS,
     Flag,
     MatrixStruct,
-    Opcode,
 )
+from inl_cpu.instructions import Opcode
 from inl_cpu.library import open_library
 
 LAYERS = 30
@@ -50,7 +50,7 @@ MODES = {
     "exact": Flag.X_EXACT,
     "int16": Flag.X_INT16,
     "int8": Flag.X_INT8,
-    "free": Flag.X_INT16 | Flag.ANY_BITS,
+    "free": Flag.X_INT16 | Flag.BATCH_VARIANT,
 }
 
 

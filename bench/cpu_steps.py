@@ -26,7 +26,9 @@ from inl.plugin import make_backend
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl.weights.hub import resolve_model
-from inl_cpu.recording import Call
+from inl_cpu.abi import MatrixStruct
+from inl_cpu.encoding import Instruction
+from inl_cpu.instructions import Linear
 
 
 class Steps:
@@ -56,7 +58,8 @@ class Steps:
                 list(range(first, first + limits.max_blocks_per_seq))
             ] * limits.groups
             frame = admit_frame(
-                1 + row, table, groups=limits.groups, max_blocks_per_seq=limits.max_blocks_per_seq,
+                1 + row, table, groups=limits.groups,
+                max_blocks_per_seq=limits.max_blocks_per_seq,
                 length=length, last=17,
             )  # fmt: skip
             self.runner.submit(frame)
@@ -75,18 +78,17 @@ class Steps:
 
     def recording(self):
         """What the last step was recorded as."""
-        return next(reversed(self.backend._recordings.values()))
+        return next(reversed(self.backend.programs.values()))
 
 
 def kind_of(item):
     """Name of an instruction; products by their shape."""
-    if not isinstance(item, Call):
+    if not isinstance(item, Instruction):
         return "python"
-    name = item.opcode.name.lower()
-    if name != "linear":
-        return name
-    rows = ctypes.c_int64.from_address(item.at(1).address + 24).value
-    columns = ctypes.c_int64.from_address(item.at(1).address + 32).value
+    if not isinstance(item, Linear):
+        return item.spec().name
+    matrix = MatrixStruct.from_address(item.matrix.address)
+    rows, columns = matrix.rows, matrix.columns
     return f"linear {rows} x {columns}"
 
 
@@ -94,10 +96,12 @@ def profile(steps, prepare, tokens, clock, rounds):
     """Seconds of a whole step, and of each kind of instruction in it."""
     prepare()
     steps.run(tokens)
-    items = steps.recording().items
-    machine = steps.backend.stage.machine
+    items = steps.recording().steps
+    machine = steps.backend.emitter.machine
     packed = [
-        ctypes.create_string_buffer(item.packed()) if isinstance(item, Call) else None
+        ctypes.create_string_buffer(item.encoded())
+        if isinstance(item, Instruction)
+        else None
         for item in items
     ]
     whole, parts = [], []

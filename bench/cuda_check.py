@@ -1,4 +1,4 @@
-"""Is what ``cuda_serve.py`` times right? Two layers beside a model in plain torch."""
+"""Correctness check for ``cuda_serve.py``: two layers against a plain torch model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from inl.spec.message import Row, admit_frame, step_frame
 
 
 def check(backend: Any, name: str) -> bool:
-    """Two layers: logits after a prompt in three chunks beside plain torch's; once in
-    programs of several rows, once in those of one prompt alone.
+    """Compare logits of two layers with plain torch, after a prompt in three chunks.
+
+    Once with buckets of several rows, once with those of one prompt.
     """
     loaded, checkpoint = load(backend, name, 2)
     config, rng = loaded.config, np.random.default_rng()
@@ -42,14 +43,14 @@ def check(backend: Any, name: str) -> bool:
     ]
     serving.close()
     right = max(ours) < 2 * plain
-    print(f"two layers of {name}: from plain float32, ours {ours[0]:.3%}, as a lone "
+    print(f"two layers of {name}: from plain float32, INL {ours[0]:.3%}, as a lone "
           f"prompt {ours[1]:.3%}, plain bfloat16 {plain:.3%}: "
           f"{'right' if right else 'WRONG'}")  # fmt: skip
     return right
 
 
 def chunked(runner: LocalRunner, ids: list[int], slot: int, size: int) -> torch.Tensor:
-    """Logits [V] after ``ids``; slot 2 takes programs of one row where there are."""
+    """Logits [V] after ``ids``; slot 2 uses buckets of one row where they exist."""
     limits = runner.limits
     first = 1 + (slot - 1) * limits.max_blocks_per_seq
     table = [list(range(first, first + -(-len(ids) // size)))]

@@ -1,11 +1,11 @@
-"""Decoding on an NVIDIA GPU through the whole engine: is it right, and how fast?
+"""Correctness and speed of decoding on an NVIDIA GPU, through the whole engine.
 
     python bench/cuda_decode.py MODEL.gguf tests/data/smollm2-oracle.json
 
-Every case of the oracle is answered one at a time and all at once. Then batches are
-timed, in each dtype, with the Triton kernels and with torch's own alone, beside the
-time in which a copy on the device could read the weights. Exits with 1 where a float32
-token differs from the oracle by more than a near tie allows.
+Every case of the oracle is generated alone and in one batch. Then batches are timed, in
+each dtype, with the Triton kernels and with the eager kernels alone, next to the time in
+which a copy on the device reads the weights. Exits with 1 where a float32 token differs
+from the oracle by more than a near tie.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from inl.backend.base import DeviceMemory, Program
 from inl.config import EngineConfig
 from inl.device import Device
+from inl.dtypes import HostArray
 from inl.engine.inference_engine import InferenceEngine
 from inl.executor.model_loader import LanguageModel, open_model, start_runner
 from inl.spec.limits import Limits
@@ -37,7 +38,7 @@ from inl_torch.backend import TorchBackend
 
 @final
 class WithoutTriton(TorchBackend):
-    """The CUDA backend, its graphs and buckets, with torch's kernels only."""
+    """The CUDA backend, its graphs and buckets, with eager kernels only."""
 
     traits = CudaBackend.traits
 
@@ -47,6 +48,12 @@ class WithoutTriton(TorchBackend):
 
     def memory(self) -> DeviceMemory:
         return self._inner.memory()
+
+    def message(self, data: HostArray) -> torch.Tensor:
+        return self._inner.message(data)
+
+    def numpy(self, x: Any) -> HostArray:
+        return self._inner.numpy(x)
 
     def buckets(self, limits: Limits) -> Sequence[Bucket]:
         return self._inner.buckets(limits)
@@ -58,7 +65,7 @@ class WithoutTriton(TorchBackend):
 
 
 class Bench:
-    """An engine of one kind."""
+    """An engine with one set of kernels."""
 
     def __init__(
         self, language: LanguageModel, kernels: str, dtype: str, batch: int
@@ -84,7 +91,7 @@ class Bench:
         return self.backend.place
 
     def agreement(self, cases: list[dict[str, Any]]) -> bool:
-        """Answer the oracle's cases alone and together; print where they part."""
+        """Generate the oracle's cases alone and batched; print where they diverge."""
         alone = [
             self.engine.generate(case["prompt_ids"], max_tokens=len(case["token_ids"]))
             for case in cases
@@ -107,7 +114,7 @@ class Bench:
         return right
 
     def ms_per_step(self, prompt: list[int], rows: int, count: int) -> float:
-        """Between first and last token of ``rows`` answers, through the engine."""
+        """Time from the first to the last token of ``rows`` requests."""
         prompts = [[*prompt, 100 + row] for row in range(rows)]
         self.engine.generate(prompts, max_tokens=4, ignore_eos=True)
         self.wait()
@@ -119,7 +126,7 @@ class Bench:
         return 1e3 * spent / (count - 2)
 
     def spent(self, prompt: list[int]) -> None:
-        """Print where the device's time goes while one sequence decodes."""
+        """Print the device time by kernel while one sequence decodes."""
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             self.engine.generate(prompt, max_tokens=32)
         table = seen.key_averages()

@@ -1,4 +1,4 @@
-"""Engines for ``cuda_serve.py``: of a file, or of a shape with random weights."""
+"""Engines for ``cuda_serve.py``: of a file, or of a model shape with random weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from inl_cuda.backend import CudaBackend
 
 
 def load(backend: CudaBackend, name: str, layers: int = 0) -> tuple[Loaded, Random]:
-    """A shape with random weights: one layer is made, the others are copies of it."""
+    """Make a model of random weights: one layer, of which the others are copies."""
     hf = dict(zip(FIELDS, SHAPES[name], strict=True))
     count = layers or hf["num_hidden_layers"]
     hf |= {"max_position_embeddings": 16384, "num_hidden_layers": 1}
@@ -52,7 +52,7 @@ def load(backend: CudaBackend, name: str, layers: int = 0) -> tuple[Loaded, Rand
 
 @dataclass
 class Serving:
-    """An engine's core, or a whole engine, with room for so many requests."""
+    """An engine core, or a whole engine, and its batch size."""
 
     runner: LocalRunner
     core: EngineCore
@@ -88,15 +88,15 @@ class Serving:
         )  # fmt: skip
         runner = start_runner(language, backend, config)
         engine = InferenceEngine(language, config=config, runner=runner)
-        return cls(runner, engine._core, engine)
+        return cls(runner, engine.core, engine)
 
     def settle(self) -> None:
-        """Keep the collector of cycles from what is loaded by now, as a worker does."""
+        """Freeze loaded objects for the garbage collector, as a worker does."""
         gc.collect()
         gc.freeze()
 
     def answer(self, prompts: list[list[int]], tokens: int) -> float:
-        """Seconds in which all are answered."""
+        """Seconds until all requests have finished."""
         torch.cuda.synchronize()
         start = time.perf_counter()
         if self.engine is not None:

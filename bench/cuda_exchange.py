@@ -1,9 +1,9 @@
-"""What one sum over the GPUs of a host takes within a CUDA graph, by three ways.
+"""Time of one all-reduce over the GPUs of a host in a CUDA graph, by three methods.
 
     python bench/cuda_exchange.py --ranks 2
 
-"ours" is what inl_torch.collectives does, "gather" its way without mapped memory, and
-"library" NCCL's own sum, of a copy. Prints how far ours lies from the exact sum, too.
+"ours" is inl_torch.collectives, "gather" its method without mapped memory, and "library"
+NCCL's all-reduce of a copy. Also prints the error of "ours" from the exact sum.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from inl.backend.base import Rank
 from inl_torch.collectives import ProcessCollectives
 
 CHAIN = 64
-"""Exchanges in a graph, each of what the one before gave."""
+"""Exchanges in a graph, each of the previous result."""
 
 
 def microseconds(step: Callable[[Any], Any], x: Any) -> float:
-    """Of one exchange, by events around replays of a chain of them."""
+    """Microseconds per exchange, by events around replays of a chain."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,10 +1,10 @@
-"""One decoding step as a CUDA graph: is it right, and what does it save?
+"""Correctness and speed of a decoding step as a CUDA graph.
 
     python bench/cuda_graph.py MODEL.gguf tests/data/smollm2-oracle.json
 
-Every case of the oracle is decoded, eagerly and from the graph, with tokens that are
-fed back on the device: the host sends -1 and reads what was chosen a step later. Then
-both are timed. Exits with 1 where a float32 token differs from the oracle.
+Every case of the oracle is decoded, eagerly and with the graph. Tokens are fed back on
+the device: the host sends -1 and reads the sampled token one step later. Then both are
+timed. Exits with 1 where a float32 token differs from the oracle.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch.profiler import profile
 from inl.backend.base import DeviceMemory, Program, Traits
 from inl.backend.host import host_memory
 from inl.device import Device
+from inl.dtypes import HostArray
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.models.llama import MODEL
 from inl.spec.limits import Limits
@@ -35,9 +36,9 @@ from inl.spec.step import Bucket
 from inl.spec.tree import leaves
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.loader import load_weights, stored_specs
-from inl.weights.plan import check_tensors, plan_weights
-from inl_torch.backend import TorchBackend, inferring
-from inl_torch.gpu.graphs import capture
+from inl.weights.plan import check_tensors
+from inl_torch.backend import TorchBackend, inference_mode
+from inl_torch.gpu.graphs import AsyncHostCopy, capture
 
 BLOCK = 16
 DECODE = Bucket(1, 1)
@@ -46,7 +47,7 @@ SLOT = 1
 
 @final
 class BenchBackend(TorchBackend):
-    """A torch device that captures the decoding step, where told to."""
+    """A torch device that optionally captures the decoding step."""
 
     traits = Traits(dtypes=("float32", "bfloat16"), block_size=BLOCK)
 
@@ -61,12 +62,15 @@ class BenchBackend(TorchBackend):
         free, total = torch.cuda.mem_get_info(self.place)
         return DeviceMemory(total, free)
 
+    def numpy(self, x: Any) -> HostArray:
+        return super().numpy(x.wait() if isinstance(x, AsyncHostCopy) else x)
+
     def compile(
         self, function: Program, bucket: Bucket | None, *, consumes: Any
     ) -> Program:
         if self.captures and bucket == DECODE and consumes == (2,):
             return capture(function)
-        return inferring(function)
+        return inference_mode(function)
 
     def wait(self) -> None:
         if self.place.type == "cuda":
@@ -82,7 +86,7 @@ class Bench:
     runner: LocalRunner
 
     def decode(self, prompt: list[int], count: int) -> list[int]:
-        """Prefill, then ``count`` tokens in all, at most ``depth`` steps in flight."""
+        """Prefill and generate ``count`` tokens, with at most ``depth`` steps in flight."""
         self.admit()
         return list(self.steps([prompt] + [[-1]] * (count - 1)))
 
@@ -114,7 +118,7 @@ class Bench:
             yield int(self.runner.collect().tokens[0, 0])
 
     def ms_per_token(self, prompt: list[int], count: int) -> float:
-        """Wall time of decoding alone, the device waited for at both ends."""
+        """Wall time of decoding, synchronized at both ends."""
         self.decode(prompt, 2)
         self.backend.wait()
         start = time.perf_counter()
@@ -136,13 +140,13 @@ def load(path: Path, backend: BenchBackend, dtype: str) -> Loaded:
 
 
 def weight_bytes(weights: Any) -> int:
-    """What a token reads at least: each tensor once, but of an embedding only a row."""
+    """Fewest bytes read per token: each tensor once, but one row of the embedding."""
     stores = (x.untyped_storage() for x in leaves(weights._replace(embed=None)))
     return sum({store.data_ptr(): store.nbytes() for store in stores}.values())
 
 
 def copy_rate(backend: BenchBackend) -> float:
-    """Bytes per second that a large copy on the device reads and writes."""
+    """Bytes per second, read plus written, of a large copy on the device."""
     size = 2**30 if backend.place.type == "cuda" else 2**27
     source = torch.ones(size // 4, device=backend.place)
     target = torch.empty_like(source)
@@ -157,7 +161,7 @@ def copy_rate(backend: BenchBackend) -> float:
 
 
 def launches(bench: Bench, prompt: list[int]) -> str:
-    """Launches and aten calls of one decoding step, as torch's profiler sees them."""
+    """Launches and aten calls of one decoding step, by torch's profiler."""
     bench.decode(prompt, 2)
     with profile() as seen:
         list(bench.steps([[-1]]))
@@ -169,7 +173,7 @@ def launches(bench: Bench, prompt: list[int]) -> str:
 
 
 def agreement(bench: Bench, cases: list[dict[str, Any]]) -> bool:
-    """Compare with the oracle; print where a case leaves it, and by what margin."""
+    """Compare with the oracle; print where a case diverges, and by what margin."""
     equal = 0
     for index, case in enumerate(cases):
         want = case["token_ids"]

@@ -1,12 +1,12 @@
-"""Every Triton kernel beside torch, torch.compile and cuBLAS, and its own ceiling.
+"""Times of all Triton kernels against torch, torch.compile, cuBLAS and a ceiling.
 
     python bench/cuda_kernels.py [--rows attend norm] [--json FILE] [--plot FILE.png]
 
-Every way is captured in a graph that goes round several sets of inputs, more than the
-last cache holds, and timed by the device; medians. So no host time is counted, which
-flatters plain torch. A ceiling is the time of the bytes that the call must move at the
-speed of a copy, or of its arithmetic at that of a matrix product in bfloat16, both
-measured in the same call; the larger counts. Exits with 1 where a result is wrong.
+Each implementation is captured in a graph over several sets of inputs, larger than the
+last cache, and timed by device events; medians. Host time is not counted, which favors
+plain torch. The ceiling is the time to move the call's bytes at the speed of a copy, or
+to compute its operations at the speed of a bfloat16 matrix product, whichever is larger;
+both speeds are measured in the same run. Exits with 1 where a result is wrong.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from kernels.picture import check_picture, draw
 from kernels.rows import Row
 from kernels.table import ROWS
 
+from inl.backend.tunable import Tunable
 from inl.device import Device
 from inl.spec.tree import leaves, tree_map
 from inl_cuda.backend import CudaBackend
-from inl_torch.gpu.tuner import Ways
 
 MOST_SETS = 64
 MOST_BYTES = 8 << 30
 WRONG = 0.02
-"""Distance from float32, over the result's size, that bfloat16 does not explain."""
+"""Relative error from float32 beyond that of bfloat16 rounding."""
 
 
 @dataclass
 class Line:
-    """What was measured of one row: seconds, or ``None`` where a way was left out."""
+    """Measurements of one row: seconds, or ``None`` where an implementation is skipped."""
 
     op: str
     shape: str
@@ -54,11 +54,11 @@ class Line:
 
 
 class Bench:
-    """One GPU, its ceilings and its kernels."""
+    """One GPU, its measured ceilings and its kernels."""
 
     def __init__(self, compile_seconds: float) -> None:
         self.backend = CudaBackend(Device("cuda:0"))
-        self.ways = Ways(self.backend.place)
+        self.tuner = self.backend.offers(Tunable)
         kernels = [k for k in self.backend.kernels() if k.name == "triton"]
         self.kernels = {kernel.op: kernel.run for kernel in kernels}
         self.copies, self.products = copy_rate(), product_rate()
@@ -69,7 +69,7 @@ class Bench:
         first = row.make()
         size = row.nbytes(first)
         held = sum(t.nbytes for t in leaves(first) if isinstance(t, torch.Tensor))
-        count = -(-3 * self.ways.cache_bytes // (2 * min(size, held)))
+        count = -(-3 * self.tuner.cache_bytes // (2 * min(size, held)))
         count = min(max(count, 2), MOST_SETS, max(MOST_BYTES // held, 2))
         sets = [first, *(row.make() for _ in range(count - 1))]
         moving, computing = size / self.copies, row.flops / self.products
@@ -97,7 +97,7 @@ class Bench:
             return None
         try:
             calls = [partial(way, *inputs) for inputs in sets]
-            return self.ways.seconds(self.backend, calls)
+            return self.tuner.seconds(self.backend, calls)
         except Exception as error:
             said.append(f"{name}: {type(error).__name__}: {str(error)[:100]}")
             return None
@@ -112,7 +112,7 @@ class Bench:
 
 
 def distance(row: Row, ours: Any, inputs: Any) -> float:
-    """Of the kernel's result from plain torch in float32, over the latter's size."""
+    """Relative error of the kernel's result from plain torch in float32."""
 
     def wide(leaf: Any) -> Any:
         return leaf.float() if leaf.dtype == torch.bfloat16 else leaf.clone()
@@ -139,14 +139,14 @@ def timed(work: Any, count: int) -> float:
 
 
 def copy_rate() -> float:
-    """Bytes a second that a copy on the device reads and writes."""
+    """Bytes per second, read plus written, of a copy on the device."""
     source = torch.randn(1 << 29, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / timed(lambda: target.copy_(source), 15)
 
 
 def product_rate(size: int = 8192) -> float:
-    """Operations a second of a square product in bfloat16."""
+    """Operations per second of a square bfloat16 matrix product."""
     a, b = torch.randn(2, size, size, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
     return 2 * size**3 / timed(lambda: torch.mm(a, b, out=out), 15)

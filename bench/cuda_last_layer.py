@@ -1,10 +1,10 @@
-"""What a last layer for the sampled tokens alone wins on an NVIDIA GPU.
+"""Speedup from pruning the last layer to the sampled tokens, on an NVIDIA GPU.
 
     python bench/cuda_last_layer.py --model 8b smollm2 --ttft 8000 [--check]
 
-Two runners share one model's weights; the other sends every token through all of the
-last layer. They answer in turns, so that neither meets a warmer chip. ``--check``
-compares two layers of the shape with a plain torch model first.
+Two runners share one model's weights; the second one computes the last layer for all
+tokens. They are timed alternately, so that both run at the same temperature. ``--check``
+first compares two layers of the shape with a plain torch model.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from inl.device import Device
 from inl_cuda.backend import CudaBackend
 
 
-def whole(model):
-    """The model with a last layer like all others."""
+def unpruned(model):
+    """Return the model without pruning of the last layer."""
     layer = model.layer
     return replace(
         model, layer=lambda ops, *rest, index: layer(ops, *rest, index=index)
     )
 
 
-def turns(title, servers, rounds, prompt):
-    """Ask the servers in turns, and print medians and the median of the ratios."""
+def compare(title, servers, rounds, prompt):
+    """Time the servers alternately; print medians and the median of the ratios."""
     found = [
         [1e3 * server.answer([prompt()], 1) for server in servers]
         for _ in range(rounds)
@@ -63,12 +63,13 @@ def main():
     for name in given.model:
         right &= not given.check or check(backend, name)
         loaded, _ = load(backend, name)
-        ways = loaded, replace(loaded, model=whole(loaded.model))
+        variants = loaded, replace(loaded, model=unpruned(loaded.model))
         vocab = loaded.config.vocab_size
 
         for length in given.ttft:
             servers = [
-                Serving.shape(backend, way, 8, length + 64, 8192) for way in ways
+                Serving.shape(backend, variant, 8, length + 64, 8192)
+                for variant in variants
             ]
 
             def prompt(length=length, vocab=vocab):
@@ -76,10 +77,10 @@ def main():
 
             for server in servers:
                 server.answer([prompt()], 1)
-            turns(f"{name}, first token of {length}", servers, given.rounds, prompt)
+            compare(f"{name}, first token of {length}", servers, given.rounds, prompt)
             for server in servers:
                 server.close()
-        del loaded, ways
+        del loaded, variants
         torch.cuda.empty_cache()
     return 0 if right else 1
 

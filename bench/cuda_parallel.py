@@ -1,13 +1,12 @@
-"""Two GPUs, one model: are the answers those of one, and what does a token take?
+"""Correctness and speed of tensor parallelism over GPUs.
 
     python bench/cuda_parallel.py                # on a machine with two GPUs
     python bench/cuda_parallel.py --device cpu --model tiny --ranks 1 2
 
-Weights are random and lie in a file that every rank reads. A cut of two layers is
-decoded in float32 on each number of ranks and compared with float64; then the whole
-shape is timed in bfloat16, one sequence after a prompt of 128 tokens. What an exchange
-between ranks takes alone is told by ``cuda_exchange.py``. Exits with 1 where the ranks'
-tokens are wrong.
+Weights are random, in a file that every rank reads. A model of two layers is decoded in
+float32 on each number of ranks and compared with float64; then the full shape is timed
+in bfloat16, for one sequence after a prompt of 128 tokens. ``cuda_exchange.py`` times a
+single exchange between ranks. Exits with 1 where the ranks' tokens are wrong.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ FIELDS = (
 
 
 def write_model(folder: Path, shape: tuple[Any, ...], layers: int | None) -> Path:
-    """A folder with a config and one run of random bfloat16 numbers as its tensors.
+    """Write a folder with a config and tensors of random bfloat16 numbers.
 
-    Every tensor is cut from the same numbers, at a place of its own, so that the file
-    is as small as the largest of them.
+    Tensors overlap in one array of numbers at different offsets, so that the file is
+    about as small as the largest tensor.
     """
     hf = dict(zip(FIELDS, shape, strict=True)) | {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama",
@@ -92,7 +91,7 @@ def write_model(folder: Path, shape: tuple[Any, ...], layers: int | None) -> Pat
 def begin(
     language: LanguageModel, device: str, ranks: int, dtype: str
 ) -> tuple[EngineCore, float]:
-    """An engine without text, and the seconds that it took to start."""
+    """An engine without a tokenizer, and its start time in seconds."""
     config = EngineConfig(
         backend=device, tensor_parallel=ranks, dtype=dtype, max_batch=8, context=512,
         sampling="greedy", worker_seconds=120, cache_bytes=1 << 30,
@@ -112,11 +111,11 @@ def answers(core: EngineCore, prompts: list[list[int]], count: int) -> list[list
         for event in core.step():
             if event.error is not None:
                 raise RunnerError("a step failed") from event.error
-    return [request.answer for request in requests]
+    return [request.output_ids for request in requests]
 
 
 def ms_per_token(core: EngineCore, prompt: list[int], count: int) -> float:
-    """Between the first and the last token of one answer."""
+    """Seconds from the first to the last token of one request."""
     request = Request(prompt, max_tokens=count)
     core.add(request)
     times = []
@@ -127,7 +126,7 @@ def ms_per_token(core: EngineCore, prompt: list[int], count: int) -> float:
 
 
 def right(language: LanguageModel, device: str, ranks: int, prompts: Any) -> bool:
-    """Decode in float32 and judge every token by float64 logits of its own text."""
+    """Decode in float32 and check every token by float64 logits of its sequence."""
     core, _ = begin(language, device, ranks, "float32")
     found = answers(core, prompts, 24)
     core.runner.close()
@@ -151,7 +150,7 @@ def right(language: LanguageModel, device: str, ranks: int, prompts: Any) -> boo
 
 
 def agreed(one: list[int], other: list[int]) -> int:
-    """Tokens that are equal from the start."""
+    """Length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=True))
     return next((place for place, (a, b) in pairs if a != b), len(one))
 

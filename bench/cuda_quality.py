@@ -1,13 +1,13 @@
-"""What bfloat16 costs on a device, beside transformers in bfloat16 on the same one.
+"""Accuracy of bfloat16 on a device, compared with transformers in bfloat16.
 
     python bench/cuda_quality.py MODEL.gguf tests/data/smollm2-oracle.json
 
-Every case of the oracle is computed along its own text: the prompt in one step, then
-a token a step, each from the cache, as an engine decodes, alone and with the others.
-The yardstick is transformers in float32 with the same dequantized weights, which must
-first give the logits that the oracle holds. Exits with 1 where our logits lie more than
-1.5 times as far from it as those of transformers in bfloat16, or where the yardstick is
-not the oracle's.
+Every case of the oracle is computed along its recorded tokens: the prompt in one step,
+then one token per step with the cache, as an engine decodes, alone and batched. The
+reference is transformers in float32 with the same dequantized weights, which must
+reproduce the oracle's logits. Exits with 1 where INL's logits are more than 1.5 times as
+far from the reference as those of transformers in bfloat16, or where the reference
+differs from the oracle.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from inl.spec.message import Row, admit_frame, step_frame
 from inl.weights.loader import to_dtype
 
 MOST = 1.5
-"""Times the distance of transformers that ours may be."""
+"""Most distance of INL relative to that of transformers."""
 
 SAME = 2e-3
-"""How far the yardstick may lie from logits of the oracle, which reach about 20."""
+"""Most difference of the reference from the oracle's logits, which reach about 20."""
 
 
 class Distance(NamedTuple):
-    """How far logits [N, V] lie from the yardstick's."""
+    """Distance of logits [N, V] from the reference."""
 
     rms: float
-    """Root of the mean square of the differences, over that of the yardstick."""
+    """Root mean square of the differences, relative to that of the reference."""
     worst: float
-    """The largest difference of a logit."""
+    """Largest difference of a logit."""
     kl: float
-    """Mean divergence of the next token's distribution, in nats."""
+    """Mean KL divergence of the next token's distribution, in nats."""
     same: float
-    """Share of places with the same likeliest token."""
+    """Share of positions with the same most likely token."""
 
 
 def distance(found: Any, exact: Any) -> Distance:
@@ -68,7 +68,7 @@ def log_softmax(logits: Any) -> Any:
 
 
 def transformers_model(language: LanguageModel, device: str) -> LlamaForCausalLM:
-    """The checkpoint's tensors, decoded by our reader, in their own model."""
+    """Load the checkpoint, dequantized by INL, into the transformers model."""
     files = language.checkpoint
     names = LlamaConfig().to_dict().keys() | {"rope_theta"}
     known = {name: value for name, value in files.config.items() if name in names}
@@ -94,7 +94,7 @@ def theirs(model: LlamaForCausalLM, case: dict[str, Any]) -> Any:
 
 
 class Ours:
-    """Logits of a runner that is fed known texts."""
+    """Logits of a runner along given token sequences."""
 
     def __init__(self, language: LanguageModel, device: str, rows: int) -> None:
         config = EngineConfig(
@@ -105,7 +105,7 @@ class Ours:
         self.steps = 0
 
     def logits(self, cases: list[dict[str, Any]]) -> list[Any]:
-        """As :func:`theirs` of every case, all of them in the same steps."""
+        """Like :func:`theirs` for all cases, batched in the same steps."""
         limits = self.runner.limits
         for slot in range(1, len(cases) + 1):
             first = 1 + (slot - 1) * limits.max_blocks_per_seq
@@ -140,7 +140,7 @@ class Ours:
 
 
 def is_oracle(exact: Any, case: dict[str, Any]) -> bool:
-    """Whether logits after a prompt are those that the oracle holds."""
+    """Whether logits after a prompt equal those of the oracle."""
     found = exact[0][case["top10_ids"]]
     return bool(np.abs(found - np.array(case["top10_logits"])).max() < SAME)
 

@@ -1,12 +1,12 @@
-"""Prompts and batches on an NVIDIA GPU: throughput, first tokens, how busy it is.
+"""Throughput, time to first token and GPU utilization on an NVIDIA GPU.
 
     python bench/cuda_serve.py --model 8b --requests 8 32 512 --ttft 8000 --profile
     python bench/cuda_serve.py MODEL.gguf --requests 8 32 512 --ready
 
-A shape has random weights and runs through the engine's core, ids in and events out; a
-file runs through the whole engine, text included. Prompts are random tokens, no two
-alike. ``--check`` compares two layers of the shape with a plain torch model first.
-Copies and matrix products are measured in the same call, as ceilings.
+A shape has random weights and uses the engine core, with token ids as input and events
+as output; a file uses the whole engine, with text. Prompts are distinct random tokens.
+``--check`` first compares two layers of the shape with a plain torch model. Copies and
+matrix products are measured in the same run, as ceilings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TARGETS = {
     ("smollm2", 8): 14_000, ("smollm2", 32): 40_000, ("smollm2", 512): 120_000,
     ("smollm2", "first"): 9,
 }  # fmt: skip
-"""Output tokens a second, and milliseconds to the first token of 8,000."""
+"""Output tokens per second, and milliseconds to the first token after 8,000."""
 
 READY = """
 import sys
@@ -49,7 +49,7 @@ with InferenceEngine.from_pretrained(sys.argv[1], config=config) as engine:
 
 
 def products_rate() -> float:
-    """Operations a second of a large product of random numbers in bfloat16."""
+    """Operations per second of a large bfloat16 product of random numbers."""
     a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     rates = []
@@ -63,11 +63,11 @@ def products_rate() -> float:
 
 
 Span = tuple[int, int, str]
-"""Nanoseconds at which a kernel began and ended, and its name."""
+"""Start and end of a kernel in nanoseconds, and its name."""
 
 
 def watched(core: Any, steps: int) -> list[Span]:
-    """The kernels of so many steps, or of as many as there are, in their order."""
+    """Kernels of the given number of steps, or of all that remain, in order."""
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(steps):
             if core.has_work:
@@ -81,7 +81,7 @@ def watched(core: Any, steps: int) -> list[Span]:
 
 
 def share_busy(found: list[Span]) -> float:
-    """Of the time from the first kernel to the last one's end."""
+    """Busy share of the time from the first kernel to the end of the last."""
     first = reached = found[0][0]
     union = 0
     for begin, end, _ in found:
@@ -91,7 +91,7 @@ def share_busy(found: list[Span]) -> float:
 
 
 def listed(found: list[Span], steps: int, most: int = 14) -> None:
-    """Print the kernels that took longest."""
+    """Print the slowest kernels."""
     totals: dict[str, list[int]] = {}
     for begin, end, name in found:
         totals.setdefault(name, []).append(end - begin)
@@ -103,14 +103,14 @@ def listed(found: list[Span], steps: int, most: int = 14) -> None:
 
 
 def reading(core: Any) -> bool:
-    """Whether a prompt is still being read."""
+    """Whether a prompt is still being prefilled."""
     return core.scheduler.waiting or any(
-        request.scheduled < request.fed for request in core.scheduler.running.values()
+        request.scheduled < request.prefill_len for request in core.scheduler.running.values()
     )
 
 
 def emptied(core: Any) -> None:
-    """Cancel all there is."""
+    """Cancel all requests."""
     for number in list(core._live):
         core.cancel(number)
     while core.has_work:
@@ -118,13 +118,13 @@ def emptied(core: Any) -> None:
 
 
 def ask(core: Any, prompts: list[list[int]], tokens: int) -> None:
-    """Queue prompts whose answers are so long."""
+    """Queue prompts with outputs of the given length."""
     for prompt in prompts:
         core.add(Request(prompt, max_tokens=tokens, ignore_eos=True))
 
 
 def filling(serving: Serving, prompts: list[list[int]]) -> None:
-    """Print where the time goes while prompts are read: by the clock, then profiled."""
+    """Print where the time goes during prefill: wall clock, then profile."""
     core, steps = serving.core, 0
     start = time.perf_counter()
     ask(core, prompts, 100)
@@ -149,7 +149,7 @@ def filling(serving: Serving, prompts: list[list[int]]) -> None:
 
 
 def busy(serving: Serving, prompts: list[list[int]], steps: int = 100) -> None:
-    """Print how much of some steps, in which all decode, the GPU computes."""
+    """Print the GPU utilization of decoding steps."""
     core = serving.core
     ask(core, prompts, 3 * steps)
     while reading(core):
@@ -163,7 +163,7 @@ def busy(serving: Serving, prompts: list[list[int]], steps: int = 100) -> None:
     ms = 1e3 * (time.perf_counter() - start) / steps
     torch.cuda.synchronize()
     found = watched(core, steps + steps // 3)
-    # The first steps of a profile wait for the profiler itself.
+    # The first steps of a profile wait for the profiler.
     found = found[len(found) // 4 :]
     print(f"  {len(prompts)} rows decode: {ms:.3f} ms a step, "
           f"{1e3 * len(prompts) / ms:,.0f} tokens/s; profiled, the GPU is busy "
@@ -246,7 +246,7 @@ def main() -> int:
         times: dict[str, list[float]] = {"back to back": [], "after a rest": []}
         for way, found in times.items():
             for _ in range(7):
-                # A chip that was busy before runs slower, for it is warm.
+                # A chip that was busy before is warm, and runs slower.
                 time.sleep(1 if way == "after a rest" else 0)
                 prompt = random_prompts(rng, 1, given.ttft, vocab)
                 found.append(1e3 * server.answer(prompt, 1))

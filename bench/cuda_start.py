@@ -1,10 +1,10 @@
-"""Where a start on an NVIDIA GPU goes, from a process's begin to its first answer.
+"""Breakdown of the start on an NVIDIA GPU, from process start to first output.
 
     python bench/cuda_start.py MODEL.gguf [--runs 3] [--warm-up]
 
-The same engine and answer as ``cuda_serve.py --ready``: first with empty caches of
-compiled kernels, then with full ones. Beside it what no program on torch can save: a
-process that imports torch and puts one number on the GPU.
+The same engine and request as ``cuda_serve.py --ready``, first with empty caches of
+compiled kernels, then with full ones. The lower bound for any program on torch is a
+process that imports torch and copies one number to the GPU.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ language = model_loader.open_model(sys.argv[1])
 mark("the model's file")
 backend = make_backend("cuda:0")
 mark("torch, context, Triton's digest")
-from inl_torch.gpu.graphs import Captured
+from inl_torch.gpu.graphs import CapturedStep
 timed(model_loader, "load_weights", "  weights")
-timed(LocalRunner, "_prepare", "  kernels")
-timed(Captured, "_capture", "  captures")
+timed(LocalRunner, "_precompile", "  kernels")
+timed(CapturedStep, "_capture", "  captures")
 config = EngineConfig(
     backend="cuda:0", max_batch=8, sampling="greedy", context=512,
     warm_up=sys.argv[2] == "yes",
@@ -72,7 +72,7 @@ print(json.dumps([rows, spans, programs]))
 
 
 def started(code: str, folder: str, *arguments: str) -> tuple[float, str]:
-    """Seconds that a process takes from its start to its end, and what it prints."""
+    """Run a process; return its seconds from start to end, and its output."""
     env = {**os.environ, "TRITON_CACHE_DIR": folder, "TRITON_HOME": folder}
     start = time.time()
     done = subprocess.run(

@@ -1,11 +1,11 @@
-"""Decoding steps alone, on random weights: what they take, and where the time goes.
+"""Times of decoding steps on random weights, in total and by kernel.
 
     python bench/cuda_steps.py --model smollm2 --rows 1 8 32 --profile
     python bench/cuda_steps.py --model 8b --tuned
 
-Every row decodes the token it chose last, which the host never reads in between. The
-ceiling is the time in which a copy on the device reads the weights once. ``--tuned``
-times each step with what ``inl tune`` found too.
+Every row decodes its previous token, which stays on the device. The ceiling is the time
+in which a copy on the device reads the weights once. ``--tuned`` also times each step
+with the results of ``inl tune``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FIELDS = (
 
 
 class Random(Checkpoint):
-    """Tensors of the right shapes, all cut from one run of random numbers."""
+    """Tensors of the model's shapes, all views of one array of random numbers."""
 
     path = Path("random")
     eos_token_ids = ()
@@ -109,7 +109,7 @@ def load(backend: CudaBackend, name: str, dtype: str, layers: int) -> Loaded:
 
 
 class Bench:
-    """A runner whose rows all decode."""
+    """A runner of which all rows decode."""
 
     def __init__(self, backend: CudaBackend, loaded: Loaded, rows: int, length: int):
         self.rows, self.length = rows, length
@@ -160,7 +160,7 @@ class Bench:
         return statistics.median(found)
 
     def device_ms(self, replays: int = 30) -> float:
-        """The graph alone, replayed back to back: no host between two steps."""
+        """Time of the graph, replayed back to back without the host."""
         program = self.runner._programs["advance", Bucket(self.rows, self.rows)]
         graph = getclosurevars(program).nonlocals["program"]._graph
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -175,7 +175,7 @@ class Bench:
         return statistics.median(times)
 
     def spent(self, count: int = 20) -> None:
-        """Print launches a step and the mean time of each kernel."""
+        """Print the launches per step and the mean time of each kernel."""
         self.run(3)
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -192,7 +192,7 @@ class Bench:
 
 
 def copy_rate() -> float:
-    """Bytes per second that a large copy on the device reads and writes."""
+    """Bytes per second, read plus written, of a large copy on the device."""
     source = torch.randn(1 << 30, device="cuda")
     target = torch.empty_like(source)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -229,7 +229,7 @@ def main() -> int:
     ways = {"yes": [True], "no": [False], "both": [True, False]}[given.early]
     for rows in given.rows:
         for early in ways:
-            tuned = replace(tuning(backend.place), early=early)
+            tuned = replace(tuning(backend.place), pdl=early)
             kernels = (*eager.kernels(), *triton.kernels(tuned))
             for known in (TuningResults(), found) if found else (found,):
                 policy = KernelSelection(kernels, tuning_results=known)

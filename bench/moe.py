@@ -1,11 +1,11 @@
-"""Ways to compute a layer of experts on torch, beside what memory could do.
+"""Times of methods to compute an expert layer in torch, and of a memory ceiling.
 
     python bench/moe.py [--device cuda] [--dtype bfloat16]
 
-Each row is one number of tokens. The ways take turns, and the least of the rounds
-counts. Bytes are those of the experts that got a token, read once. The ceiling is a
+Each row is one number of tokens. Methods are timed alternately; the minimum of the
+rounds counts. Bytes are those of the experts with tokens, read once. The ceiling is a
 float32 matrix of as many bytes times a vector, measured in the same rounds; the number
-in brackets is its time over the way's. "every" computes all experts for all tokens.
+in brackets is its time over the method's. "every" computes all experts for all tokens.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from inl.ops.moe import Experts
 from inl_torch.eager import moe
 
 SHAPES = {"Mixtral / 4": (8, 2, 1024, 3584), "Qwen3-30B / 2": (128, 8, 1024, 384)}
-"""Experts, experts of a token, H and I, shrunk to fit a small machine."""
+"""Experts, experts per token, H and I, reduced to fit a small machine."""
 
 TOKENS = (1, 4, 16, 64, 256)
 
 
 def form(run: Callable[..., Any], every: int = 0) -> Callable[..., Any]:
-    """``experts`` with its grouping done by ``run``."""
+    """The op ``experts`` with grouping by ``run``."""
 
     def compute(*args: Any) -> torch.Tensor:
-        kept = moe._by_expert, moe.without_sizes, moe.EVERY
-        moe._by_expert = moe.without_sizes = run
-        moe.EVERY = every
+        kept = moe._by_expert, moe.by_static_shapes, moe.DENSE_ROWS
+        moe._by_expert = moe.by_static_shapes = run
+        moe.DENSE_ROWS = every
         try:
             return moe.experts(*args, activation="silu")
         finally:
-            moe._by_expert, moe.without_sizes, moe.EVERY = kept
+            moe._by_expert, moe.by_static_shapes, moe.DENSE_ROWS = kept
 
     return compute
 
@@ -71,8 +71,10 @@ def rows(name: str, like: dict[str, Any], rounds: int) -> None:
         ways = {
             "ceiling": lambda stream=stream, ones=ones: torch.mv(stream, ones),
             "by expert": lambda args=args, run=moe._by_expert: form(run)(*args, w),
-            "by block": lambda args=args, run=moe.without_sizes: form(run)(*args, w),
-            "every": lambda args=args, run=moe.without_sizes: form(run, 512)(*args, w),
+            "by block": lambda args=args, run=moe.by_static_shapes: form(run)(*args, w),
+            "every": lambda args=args, run=moe.by_static_shapes: form(run, 512)(
+                *args, w
+            ),
         }
         if like["device"].type == "cuda":
             from inl_torch.triton.moe import experts

@@ -1,4 +1,4 @@
-"""A Llama in plain torch, without INL: what ``cuda_serve.py`` checks against."""
+"""Llama in plain torch, without INL: the reference of ``cuda_serve.py``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, theta: float) -> torch.Tensor:
-    """``x`` [T, heads, d], of a sequence from its first token on."""
+    """Rotate ``x`` [T, heads, d] of a sequence that starts at position 0."""
     tokens, _, dim = x.shape
     rates = theta ** (-torch.arange(0, dim, 2, device=x.device).double() / dim)
     angle = torch.arange(tokens, device=x.device).double()[:, None] * rates
@@ -25,10 +25,10 @@ def rotate(x: torch.Tensor, theta: float) -> torch.Tensor:
 
 
 def logits(c: Any, w: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
-    """Logits [V] that follow the last of ``ids`` [T].
+    """Logits [V] after the last of ``ids`` [T].
 
-    c: a :class:`~inl.models.llama.LlamaConfig`, for its numbers. w: tensors by their
-    Hugging Face names, in the dtype to compute in.
+    c: a :class:`~inl.models.llama.LlamaConfig`. w: tensors by their Hugging Face names,
+    in the compute dtype.
     """
     x = w["model.embed_tokens.weight"][ids]
     for index in range(c.layers):
@@ -55,7 +55,7 @@ def logits(c: Any, w: dict[str, torch.Tensor], ids: torch.Tensor) -> torch.Tenso
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention of [heads, T, d], a head at a time, scores in float32."""
+    """Causal attention of [heads, T, d], one head at a time, scores in float32."""
     tokens, dim = q.shape[1:]
     hidden = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
     found = []

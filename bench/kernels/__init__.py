@@ -1,1 +1,1 @@
-"""What bench/cuda_kernels.py measures, and how it shows it."""
+"""Rows and output of bench/cuda_kernels.py."""

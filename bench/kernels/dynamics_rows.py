@@ -1,4 +1,4 @@
-"""INL dynamics: steps alone, with their gradients, and as a model's layer."""
+"""Rows of INL dynamics: steps, gradients, and a model's layer."""
 
 # ruff: noqa: ARG005 - every way takes all of a row's inputs
 
@@ -20,7 +20,7 @@ CLAMPS = {"dt": DT, "most_beta": MOST_BETA, "limit": LIMIT}
 def stepped(
     at: Any, v: Any, mu: Any, controller: Any, steps: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some steps with clamps, in float32 as everywhere, written plainly."""
+    """Some steps with clamps in float32, in plain torch."""
     kept = at.dtype, v.dtype
     alpha, beta, gate = controller.float().chunk(3, -1)
     alpha, gate = alpha.sigmoid(), gate.sigmoid()
@@ -60,7 +60,7 @@ def several(steps: int, *shape: int) -> Row:
 
 
 def both(*shape: int) -> Row:
-    """A step and every gradient of it: mu's is a sum over all rows."""
+    """A step and all its gradients; that of mu is a sum over all rows."""
     size, width = torch.Size(shape).numel(), shape[-1]
 
     def make() -> tuple[torch.Tensor, ...]:
@@ -88,7 +88,7 @@ def both(*shape: int) -> Row:
 
 
 def block(tokens: int, hidden: int, lanes: int) -> Row:
-    """A layer: controller of two products, a step, and mu that moves."""
+    """A layer: controller of two products, a step, and contextual mu."""
     shapes = ((hidden,), (lanes, 2 * hidden), (lanes,), (3 * hidden, lanes),
               (3 * hidden,), (hidden, hidden))  # fmt: skip
 

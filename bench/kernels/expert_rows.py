@@ -1,4 +1,4 @@
-"""Layers of experts, from one token to many."""
+"""Rows of expert layers, from one token to many."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inl.ops.moe import Experts
 from kernels.rows import Row, x
 
 GATHERED = 64
-"""Slots up to which plain torch takes a copy of each one's matrices."""
+"""Most slots for which plain torch copies the matrices of each slot."""
 
 
 def experts(tokens: int, count: int, k: int, hidden: int, inner: int) -> Row:
@@ -37,14 +37,14 @@ def experts(tokens: int, count: int, k: int, hidden: int, inner: int) -> Row:
         return (y.float() * weights[:, :, None]).sum(1).to(a.dtype)
 
     def of_all(a: Any, ids: Any, weights: Any, w: Experts) -> Any:
-        """Every expert for every token, which is what torch can capture."""
+        """All experts for all tokens, which torch can capture."""
         share = weights.new_zeros(tokens, count).scatter_(1, ids.long(), weights)
         inner = F.silu(a @ w.gate.mT) * (a @ w.up.mT)
         y = inner @ w.down.mT
         return torch.einsum("eth,te->th", y.float(), share).to(a.dtype)
 
     def library(a: Any, ids: Any, _weights: Any, w: Experts) -> Any:
-        """The three grouped products, of rows that are sorted already."""
+        """The three grouped products, of sorted rows."""
         chosen = ids.flatten()[:, None] == torch.arange(count, device=ids.device)
         ends = chosen.sum(0).cumsum(0).int()
         rows = a.repeat_interleave(k, 0)
@@ -62,7 +62,7 @@ def experts(tokens: int, count: int, k: int, hidden: int, inner: int) -> Row:
 
 
 FINE, COARSE = (128, 8, 2048, 768), (8, 2, 4096, 14336)
-"""Experts, those of a token, H and I, of Qwen3-30B-A3B and of Mixtral 8x7B."""
+"""Experts, experts per token, H and I, of Qwen3-30B-A3B and Mixtral 8x7B."""
 
 ROWS = (
     *(experts(tokens, *FINE) for tokens in (1, 16, 256, 2048)),

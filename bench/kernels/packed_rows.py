@@ -1,4 +1,4 @@
-"""Products whose weights stay packed in 4 or 8 bits."""
+"""Rows of products with packed weights of 4 or 8 bits."""
 
 # ruff: noqa: ARG005 - every way takes all of a row's inputs
 
@@ -24,7 +24,7 @@ KINDS = {
 
 
 def values(codes: Any, scales: Any, offsets: Any = None) -> torch.Tensor:
-    """The weights [N, K] in float32, written plainly."""
+    """Dequantize the weights [N, K] to float32, in plain torch."""
     if codes.dtype == torch.uint8:
         half = codes.view(len(codes), -1, 16)
         codes = torch.cat((half & 15, half >> 4), -1).flatten(1)
@@ -52,7 +52,7 @@ def product(kind: str, tokens: int, n: int, k: int) -> Row:
         return x(tokens, k), weight(n, k), codes, scales, *offsets
 
     def ours(_run: Any, a: Any, _w: Any, *parts: Any) -> Any:
-        return packed_products.times(a, Packed(*parts), None, tuning(a.device))
+        return packed_products.multiply(a, Packed(*parts), None, tuning(a.device))
 
     codes_bytes = n * k // (2 if codes_type == torch.uint8 else 1)
     return Row(

@@ -1,4 +1,4 @@
-"""The table as a picture: how long each way takes beside our kernel."""
+"""Plot of the table: time of each implementation relative to the Triton kernel."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ WAYS = {
     "library": ("library", "D", "#0f766e"),
     "ceiling": ("ceiling", "|", "#000000"),
 }
-"""Of a line's fields: name, mark and color."""
+"""Fields of a line: name, mark and color."""
 
 SHOWN = 0.02, 60
-"""Times of our kernel's time: a ceiling far below any launch is left out."""
+"""Range of relative times: a ceiling far below the time of a launch is omitted."""
 
 TALL = 52
-"""Rows of a column."""
+"""Rows per column."""
 
 
 def check_picture(path: Path) -> None:
-    """Exit where no picture can be drawn, before minutes of work."""
+    """Exit early where matplotlib is missing."""
     if find_spec("matplotlib") is None:
         raise SystemExit("--plot needs matplotlib; try: pip install matplotlib")
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
@@ -31,7 +31,7 @@ def check_picture(path: Path) -> None:
 
 
 def draw(lines: Sequence[Any], path: Path, title: str) -> None:
-    """A mark for each way, our kernel at 1; rows that lose to another are red."""
+    """Plot a mark per implementation, the kernel at 1; slower rows are red."""
     import matplotlib as mpl
 
     mpl.use("Agg")

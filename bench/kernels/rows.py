@@ -1,9 +1,9 @@
-"""The table's rows: one call of one kernel, and what a user of torch would write.
+"""Rows of the table: one call of one kernel, and its equivalent in torch.
 
-A row is a function of its sizes, listed in :data:`ROWS`. ``make`` gives one set of
-inputs on the device; every way takes them. ``plain`` is torch written plainly, from
-which the compiled way is made too; ``library`` is the one call of cuBLAS or of torch's
-flash attention that does the heavy part, without what surrounds it.
+A row is a function of its sizes, listed in :data:`ROWS`. ``make`` returns one set of
+inputs on the device for all implementations. ``plain`` is plain torch, which is also
+compiled; ``library`` is the call of cuBLAS or of torch's flash attention for the main
+part of the work only.
 """
 
 # ruff: noqa: ARG001, ARG005 - every way takes all of a row's inputs
@@ -42,16 +42,16 @@ class Row:
     shape: str
     make: Make
     ours: Callable[..., Any]
-    """Takes the kernel's ``run`` first."""
+    """Called with the kernel's ``run`` as its first argument."""
     plain: Callable[..., Any]
     library: Callable[..., Any] | None = None
     flops: int = 0
     outputs: int = 0
-    """Bytes written, beside the inputs that are read once."""
+    """Bytes written; inputs are read once in addition."""
     read: int | None = None
-    """Bytes read; all of the inputs unless given."""
+    """Bytes read; by default all inputs."""
     exact: bool = True
-    """Whether the plain way's result is the kernel's, so that both are compared."""
+    """Whether the results of ``plain`` and the kernel are compared."""
 
     def nbytes(self, inputs: Any) -> int:
         """Bytes that one call has to move."""
@@ -116,7 +116,7 @@ def norm_qkv(tokens: int, hidden: int, keys: int) -> Row:
 
     def make() -> tuple[Any, ...]:
         stack = weight(n, hidden)
-        # The same rows again: for their number, so not read.
+        # Passed for its number of rows only, so not read.
         w = StackedQkv(stack, stack[hidden : hidden + keys])
         return x(tokens, hidden), x(tokens, hidden), Norm(x(hidden)), w
 
@@ -250,7 +250,7 @@ def attend_project(rows: int, length: int, heads: int, keys: int, dim: int) -> R
 
 
 def attention(tokens: int, heads: int, keys: int, dim: int) -> Row:
-    """A prompt of ``tokens``, whose keys are in the cache already."""
+    """A prompt of ``tokens`` whose keys are cached."""
 
     def make() -> tuple[Any, ...]:
         step, blocks = device_step([0], [tokens])
@@ -338,7 +338,7 @@ def choose(rows: int, vocab: int, sampler: str) -> Row:
 
 
 def choose_full(rows: int, vocab: int) -> Row:
-    """With a penalty and top-p, beside torch, which sorts."""
+    """Sampling with a penalty and top-p; torch sorts."""
 
     def make() -> tuple[Any, ...]:
         step, _ = device_step([5] * rows, [1] * rows)

@@ -1,7 +1,7 @@
-"""What surrounds a model in a step: its message, admissions, the table of rotations.
+"""Rows of the ops around a model's layers: message, admissions, rotation table.
 
-Plain torch is what backends without Triton run. Tables change with every call, so
-results are left to the op's contract.
+Plain torch is the eager kernel. Tables change with every call, so results are not
+compared here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inl_torch.eager import rope, step
 from kernels.rows import BLOCK, Row
 
 WIDTH = 128
-"""Blocks of a slot: no table is full before the clock stops."""
+"""Blocks per slot, enough for all timed calls."""
 
 
 def on_device(frame: Any, slots: int) -> tuple[torch.Tensor, Tables]:
@@ -29,7 +29,7 @@ def on_device(frame: Any, slots: int) -> tuple[torch.Tensor, Tables]:
 
 
 def make_step(rows: int) -> Row:
-    """Each row decodes one token, and one in sixteen gets a block."""
+    """Each row decodes one token, and one in 16 rows gets a new block."""
     bucket = Bucket(rows, rows)
     entries = [message.Row(slot + 1, [-1], [0.5]) for slot in range(rows)]
     cells = [

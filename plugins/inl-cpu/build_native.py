@@ -1,8 +1,8 @@
-"""Build the native kernels into the source tree: ``python build_native.py``.
+"""Build the native library in the source tree: ``python build_native.py``.
 
-For development; wheels and editable installs build the same sources by themselves.
-``CXX`` names the compiler, ``--output`` the library, and further arguments are passed
-to the compiler (``-fsanitize=address``).
+For development; wheels and editable installs build the same sources. ``CXX`` names the
+compiler, ``--output`` the library, and further arguments are passed to the compiler
+(``-fsanitize=address``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src" / "inl_cpu" / "native"
-# No contraction: a * b + c must not have other bits in one template than in another.
+# No contraction: a * b + c must round alike in every template.
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -24,6 +24,7 @@ FLAGS = (
     "-fPIC",
     "-fvisibility=hidden",
     "-pthread",
+    f"-I{SOURCES}",
 )
 LIBRARY = SOURCES / "libinl.so"
 
@@ -35,9 +36,9 @@ def compiler() -> str:
 def compile_all(
     folder: Path, extra: tuple[str, ...] = (), *, jobs: int = 2
 ) -> dict[str, Path]:
-    """Object files in ``folder`` by the stem of their source.
+    """Compile every source; returns the object files by the stem of their source.
 
-    Raises ``CalledProcessError``; the compiler has said why by then.
+    Raises ``CalledProcessError`` after the compiler has printed its errors.
     """
 
     def compiled(source: Path) -> Path:
@@ -46,7 +47,7 @@ def compile_all(
         subprocess.run(command, check=True)
         return target
 
-    sources = sorted(SOURCES.glob("*.cpp"))
+    sources = sorted(SOURCES.rglob("*.cpp"))
     with ThreadPoolExecutor(jobs) as pool:
         return {path.stem: path for path in pool.map(compiled, sources)}
 
@@ -54,15 +55,15 @@ def compile_all(
 def build(
     output: Path = LIBRARY, extra: tuple[str, ...] = (), *, jobs: int = 2
 ) -> Path:
-    """Compile every source and link them; raises ``CalledProcessError``."""
+    """Build the library ``output``; raises ``CalledProcessError``."""
     with tempfile.TemporaryDirectory() as folder:
         objects = compile_all(Path(folder), extra, jobs=jobs)
-        fresh = output.with_suffix(f".{os.getpid()}.tmp")
+        built = output.with_suffix(f".{os.getpid()}.tmp")
         parts = [str(path) for path in objects.values()]
-        link = [compiler(), *FLAGS, *extra, "-shared", *parts, "-o", str(fresh)]
+        link = [compiler(), *FLAGS, *extra, "-shared", *parts, "-o", str(built)]
         subprocess.run(link, check=True)
-    # Renamed, so that a process that has mapped the old one keeps it whole.
-    fresh.replace(output)
+    # Renamed, because processes may have mapped the old file.
+    built.replace(output)
     return output
 
 

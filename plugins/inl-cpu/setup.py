@@ -1,7 +1,8 @@
-"""Builds the native kernels where there is a C++ compiler; all else is metadata."""
+"""Builds the native library if there is a C++ compiler."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,18 @@ from setuptools.errors import CompileError
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from build_native import SOURCES, build  # noqa: E402 - beside this file
+from build_native import LIBRARY, SOURCES, build  # noqa: E402 - in this folder
+
+
+def is_current(library: Path) -> bool:
+    """Whether the library is newer than its sources and ``build_native.py``."""
+    sources = [HERE / "build_native.py", *SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")]
+    newest = max(source.stat().st_mtime for source in sources)
+    return library.exists() and library.stat().st_mtime > newest
 
 
 class BuildNative(build_ext):
-    """A plain shared library: it has no Python in it."""
+    """Builds a plain shared library that does not link to Python."""
 
     def get_ext_filename(self, fullname: str) -> str:
         return f"{fullname.replace('.', '/')}.so"
@@ -26,14 +34,17 @@ class BuildNative(build_ext):
     def build_extension(self, ext: Extension) -> None:
         output = Path(self.get_ext_fullpath(ext.name))
         output.parent.mkdir(parents=True, exist_ok=True)
+        if self.editable_mode and is_current(LIBRARY):
+            shutil.copy2(LIBRARY, output)
+            return
         try:
             build(output)
         except (OSError, subprocess.CalledProcessError) as error:
-            raise CompileError(f"the native kernels were not built: {error}") from error
+            raise CompileError(f"the native library was not built: {error}") from error
 
 
 class AnyPython(bdist_wheel):
-    """One wheel for every Python 3 of a platform."""
+    """Tags the wheel for every Python 3 of the platform."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
@@ -43,8 +54,8 @@ setup(
     ext_modules=[
         Extension(
             "inl_cpu.native.libinl",
-            [str(path.relative_to(HERE)) for path in sorted(SOURCES.glob("*.cpp"))],
-            depends=[str(path.relative_to(HERE)) for path in SOURCES.glob("*.h")],
+            [str(path.relative_to(HERE)) for path in sorted(SOURCES.rglob("*.cpp"))],
+            depends=[str(path.relative_to(HERE)) for path in SOURCES.rglob("*.h")],
             optional=True,
         )
     ],

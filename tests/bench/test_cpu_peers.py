@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import cpu_peers
 import harness
@@ -166,25 +167,30 @@ def test_a_short_answer_is_not_taken_for_a_fast_one() -> None:
             harness.check(harness.Answered(ids), 1, 2)
 
 
-def test_measuring_a_peer_of_known_speed() -> None:
+def test_measuring_a_peer_of_known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 ms a call and 2 ms for each token after the first, on a clock of the test."""
+    now = [100.0]
+    clock = SimpleNamespace(time=lambda: now[0], perf_counter=lambda: now[0])
+    monkeypatch.setattr(harness, "time", clock)
+
     def answer(prompts: list[list[int]], tokens: int) -> harness.Answered:
-        time.sleep(0.02 + 0.002 * (tokens - 1))
+        now[0] += 0.02 + 0.002 * (tokens - 1)
         return harness.Answered([[7] * tokens for _ in prompts], 0.02)
 
     job = {
         "vocabulary": 1000,
         "seed": 1,
-        "started": time.time(),
+        "started": 99.0,
         "question": [1],
         "question_tokens": 3,
         **cpu_peers.QUICK,
         "batches": [8, 32],
         "batch_tokens": 16,
     }
-    found = harness.measure(job, harness.Loaded(answer, {}, "fake"))
-    assert found["said"] == [7, 7, 7]
-    # Sleeping takes at least its time; how much more depends on the machine.
-    assert 20 <= found["first_token_ms"] < 200
-    assert 2_560 < found["prefill_rate"] <= 25_600
-    assert 50 < found["decode_rate"] <= 520
-    assert found["c8_rate"] < found["c32_rate"] <= 32 * 16 / 0.05
+    measured = harness.measure(job, harness.Loaded(answer, {}, "fake"))
+    assert measured["said"] == [7, 7, 7]
+    assert measured["first_token_ms"] == pytest.approx(20)
+    assert measured["prefill_rate"] == pytest.approx(512 / 0.02)
+    assert measured["decode_rate"] == pytest.approx(1 / 0.002)
+    assert measured["c8_rate"] == pytest.approx(8 * 16 / 0.05)
+    assert measured["c32_rate"] == pytest.approx(32 * 16 / 0.05)

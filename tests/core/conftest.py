@@ -1,4 +1,4 @@
-"""Sampling computed plainly, and engines on tiny models and on hashes."""
+"""Fixtures: reference sampling, engines on tiny models and on HashRunner."""
 
 from __future__ import annotations
 
@@ -156,12 +156,12 @@ def drained():
 
     def check(engine):
         for _ in range(8):
-            if not engine._core.has_work:
+            if not engine.core.has_work:
                 break
-            engine._dispatcher.step()
-        scheduler = engine._core.scheduler
-        held = any(pool.held_blocks for pool in scheduler.kv_cache.pools)
-        return not (engine._core.has_work or held or scheduler.running)
+            engine.step()
+        scheduler = engine.core.scheduler
+        held = any(pool.used_blocks for pool in scheduler.kv_cache.pools)
+        return not (engine.core.has_work or held or scheduler.running)
 
     return check
 

@@ -103,7 +103,7 @@ def test_an_index_may_be_given_once():
 
 
 def test_auto_is_no_device():
-    with pytest.raises(DeviceError, match="found 'auto', which names no device"):
+    with pytest.raises(DeviceError, match="found 'auto', which is not a device"):
         Device("auto")
 
 

@@ -1,4 +1,4 @@
-"""The import directions hold, and the linter that says so can say no."""
+"""Import contracts of the rooms hold, and each of them can fail."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -38,24 +39,78 @@ def test_import_directions():
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize(
-    ("file", "line"),
-    [
-        ("core/src/inl/scheduling/scheduler.py", "import torch"),
-        ("core/src/inl/spec/op.py", "import inl.engine.inference_engine"),
-        ("core/src/inl/weights/quant.py", "import inl_torch"),
-        ("libs/inl-torch/src/inl_torch/tensors.py", "import inl_cpu"),
-        ("libs/inl-jax/src/inl_jax/functional.py", "import torch"),
-        ("core/src/inl/functional.py", "import inl.engine.inference_engine"),
-        ("plugins/inl-cpu/src/inl_cpu/probe.py", "import torch"),
-    ],
-)
-def test_a_wrong_import_is_found(tmp_path, file, line):
+WRONG_IMPORTS = {
+    "rooms of the core import downwards only": (
+        "inl.spec.op",
+        "inl.engine.inference_engine",
+    ),
+    "the core imports no framework and no backend": ("inl.weights.quant", "triton"),
+    "inl-torch imports no plugin": ("inl_torch.tensors", "inl_cpu"),
+    "inl-jax imports neither torch nor a plugin": ("inl_jax.functional", "torch"),
+    "entry points import only inl": ("inl_cpu.probe", "torch"),
+    "scheduling decides in integers and imports no tensors, models or devices": (
+        "inl.scheduling.scheduler",
+        "inl.ops.step",
+    ),
+    "protocol imports no models, weights or devices": (
+        "inl.protocol.frame_check",
+        "inl.weights.loader",
+    ),
+    "executor reads frames and imports no requests": (
+        "inl.executor.local_runner",
+        "inl.scheduling.request",
+    ),
+    "recording imports no models, ops or devices": (
+        "inl.recording.replay",
+        "inl.backend.base",
+    ),
+    "workers import no requests, ops or models": (
+        "inl.workers.process",
+        "inl.scheduling.request",
+    ),
+    "engine reaches devices through runners only": (
+        "inl.engine.core",
+        "inl.backend.base",
+    ),
+    "models are written over ops and import no devices": (
+        "inl.models.blocks",
+        "inl.backend.base",
+    ),
+    "plugins do not import each other": ("inl_cuda.tuning", "inl_cpu.probe"),
+    "eager torch kernels do not import Triton": ("inl_torch.eager.norm", "triton"),
+}
+"""Contract -> (module, import that it forbids)."""
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    """The linter's report on a copy of the sources with every wrong import."""
+    folder = tmp_path_factory.mktemp("sources")
     for source in SOURCES:
-        shutil.copytree(ROOT / source, tmp_path / source)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    path = tmp_path / file
-    path.write_text(f"{path.read_text('utf-8')}\n{line}\n", "utf-8")
-    found = lint(tmp_path)
+        shutil.copytree(ROOT / source, folder / source)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for module, name in WRONG_IMPORTS.values():
+        (path,) = (
+            found
+            for source in SOURCES
+            if (found := folder / source / f"{module.replace('.', '/')}.py").is_file()
+        )
+        path.write_text(f"{path.read_text('utf-8')}\nimport {name}\n", "utf-8")
+    found = lint(folder)
     assert found.returncode == 1
-    assert "BROKEN" in found.stdout
+    return found.stdout
+
+
+def test_every_contract_has_a_wrong_import():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    assert {contract["name"] for contract in contracts} == set(WRONG_IMPORTS)
+
+
+@pytest.mark.parametrize("contract", WRONG_IMPORTS)
+def test_a_wrong_import_breaks_its_contract(broken, contract):
+    module, name = WRONG_IMPORTS[contract]
+    summary, details = broken.split("Broken contracts")
+    assert f"{contract} BROKEN" in summary
+    section = details[details.index(f"\n{contract}\n") :]
+    assert f"{module} -> {name}" in section.split("\n\n\n")[0]

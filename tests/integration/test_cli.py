@@ -22,7 +22,7 @@ def inl():
             [sys.executable, "-m", "inl", *words],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             **options,
         )
 

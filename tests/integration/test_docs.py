@@ -108,7 +108,7 @@ def shell(tmp_path_factory):
             ["/bin/sh", "-c", f'PATH="{folder}:$PATH"; {line}'],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             cwd=folder,
         )
 

@@ -262,7 +262,7 @@ MUTANTS = {
         "divisors": scaling(divisors=(1.0, 1.0, 1.0)),
         "long divisors": scaling(divisors=(1.0, 5.0, 9.0)),
         "warmth": scaling(gain=1.0),
-        "lanes that hold still": scaling(turning=0, divisors=(1.0, 1.3, 2.0, 2.0)),
+        "lanes that hold still": scaling(rotary_dim=0, divisors=(1.0, 1.3, 2.0, 2.0)),
         "order of lanes": Mutant(patch=(phi3, "_halves", rows_as_stored)),
     },
     "olmo2": ROPE | NORMS | SILU | HEAD_NORMS | AFTER,

@@ -141,6 +141,7 @@ def test_bfloat16_follows_within_its_gap(capsys):
     assert all(c.allowed("bfloat16") for c in compared), (compared, BOUNDS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("index", [0, 7])
 def test_the_reference_token_for_token(reference_engine, index):
     check_case(reference_engine, ORACLE[index])
@@ -155,11 +156,13 @@ def reference_engine():
         yield engine
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("index", [0, 7])
 def test_jax_token_for_token(jax_engine, index):
     check_case(jax_engine, ORACLE[index])
 
 
+@pytest.mark.full
 def test_jax_batched_under_the_gap_rule(jax_engine):
     cases = [ORACLE[0], ORACLE[7]]
     found = jax_engine.generate([case["prompt_ids"] for case in cases], max_tokens=30)

@@ -29,7 +29,7 @@ def inl(*words):
         [sys.executable, "-m", "inl", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env=os.environ | {"PYTHONPATH": path, "INL_PLUGINS": "inl_toy.plugin"},
     )
 

@@ -27,7 +27,7 @@ def run(command, folder, env):
         ["sh", "-e", "-c", command],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=580,
         cwd=folder,
         env=env,
     )

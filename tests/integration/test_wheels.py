@@ -30,7 +30,7 @@ def run(*words, **settings):
         [str(word) for word in words],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=580,
         **settings,
     )
 

@@ -151,7 +151,7 @@ def test_killed_in_mid_stream_and_rebuilt(engine, options):
     os.kill(far.runner.pid, signal.SIGKILL)
     pieces += stream
     assert "".join(pieces) == wanted
-    assert far._core.restarts == 1
+    assert far.core.restarts == 1
     assert far.generate("tell me", **options).text == wanted
 
 
@@ -160,14 +160,14 @@ def test_several_live_requests_go_on(engine):
     far = engine(on_worker_loss="restart", max_batch=2)
     answers = [far.submit(prompt, **DRAWN) for prompt in PROMPTS]
     for _ in range(6):
-        far._dispatcher.step()
+        far.step()
     os.kill(far.runner.pid, signal.SIGKILL)
     while not all(answer.completed for answer in answers):
-        far._dispatcher.step()
+        far.step()
     assert [tuple(answer.token_ids) for answer in answers] == [
         answer.token_ids for answer in wanted
     ]
-    assert far._core.restarts == 1
+    assert far.core.restarts == 1
 
 
 def test_rebuilt_on_another_device(engine):

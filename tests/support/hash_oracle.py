@@ -37,7 +37,7 @@ def bits(value):
 
 
 def special(request, answer):
-    """What parameters, biases and the tokens up to now add to the noise."""
+    """Contribution of sampling parameters, biases and earlier tokens to the noise."""
     numbers = [getattr(request, name) for name in NEUTRAL]
     pairs = zip(numbers, NEUTRAL.values(), strict=True)
     changed = [mine != other for mine, other in pairs]
@@ -55,7 +55,7 @@ def special(request, answer):
 
 
 def expected(request, limits, context, stops):
-    """The answer that HashRunner's module documents, with no block, slot or step."""
+    """Return answer and finish reason by the definition in HashRunner's module."""
     totals, ids = [[0] for _ in limits.blocks], list(request.prompt)
     windows = limits.windows or (None,) * limits.groups
     for at in range(min(len(ids) + request.max_tokens, context)):
@@ -63,7 +63,9 @@ def expected(request, limits, context, stops):
             extra = noise(request.seed, at) if request.temperature else 0
             extra ^= special(request, ids[request.prompt_tokens :])
             total = sum(sum(last) for last in totals)
-            ids.append(scrambled((total + at) % WORDS ^ extra) % limits.vocab)
+            number = scrambled((total + at) % WORDS ^ extra)
+            allowed = request.allowed_token_ids or range(limits.vocab)
+            ids.append(allowed[number % len(allowed)])
             if ids[at] in stops:
                 return ids[request.prompt_tokens :], "stop"
         value = (request.adapter << 32) + ids[at] + 1

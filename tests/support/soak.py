@@ -1,4 +1,4 @@
-"""A soak test for the engine loop, whose answers are computed again from ids alone."""
+"""Soak test of the engine loop: random requests, answers checked by the hash oracle."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from inl.testing.hash_runner import HashRunner
 
 
 class WrongText(AssertionError):
-    """An answer that is not the one that its ids alone decide."""
+    """An answer differs from the one computed from its token ids alone."""
 
 
 @dataclass
 class Parts:
-    """The classes that a soak is run with, so that a faulty one can be planted."""
+    """The classes under test; a subclass with a fault can replace one."""
 
     runner: type = HashRunner
     kv_cache: type = KVCacheManager
@@ -33,7 +33,7 @@ class Parts:
 
 
 class World:
-    """One engine on random limits, with random requests that come and go."""
+    """One engine with random limits; requests arrive and are canceled at random."""
 
     def __init__(self, random, parts, lag=True):
         self.random = random
@@ -81,15 +81,23 @@ class World:
             seed=random.randint(-3, 3),
             stop_ids=frozenset(self.ids(random.choice([0, 0, 0, 2]))),
             ignore_eos=random.random() < 0.3,
-            adapter=random.choice([0, 0, 0, 1]),
+            allowed_token_ids=self.allowed(),
+            cache_salt=random.choice(["", "", "", "other"]),
         )
         number = self.engine.add(request)
         self.requests[number], self.answers[number] = request, []
         self.live.append(number)
         self.counts["requests"] += 1
 
+    def allowed(self):
+        """Sometimes a few tokens, which may include the end token."""
+        if self.random.random() < 0.85:
+            return None
+        self.counts["masked requests"] += 1
+        return [*self.ids(self.random.randint(1, 9)), self.random.choice([5, 6])]
+
     def sampling(self):
-        """Random parameters that a full program serves."""
+        """Random sampling parameters that the program ``sample_filtered`` serves."""
         random = self.random
         self.counts["full requests"] += 1
         fields = {
@@ -105,7 +113,7 @@ class World:
         return {**fields, "logit_bias": bias, "logprobs": random.choice([None, 3])}
 
     def turn(self):
-        """One step, and what it answered."""
+        """Run one step and collect its events."""
         for number, token, reason, error in self.engine.step():
             if error is not None:
                 raise error
@@ -125,14 +133,16 @@ class World:
             want, end = want[: len(found)], "cancelled"
         if (found, reason) != (want, end):
             raise WrongText(f"request {number}: {found} {reason}, not {want} {end}")
-        assert request.answer == found
+        assert request.output_ids == found
         self.check_scores(request)
 
     def check_scores(self, request):
-        scores = [(each.token, each.logprob, each.top) for each in request.scores]
+        scores = [
+            (each.token, each.logprob, each.top) for each in request.token_logprobs
+        ]
         vocab = self.limits.vocab
         told = []
-        for token in request.answer if request.logprobs is not None else ():
+        for token in request.output_ids if request.logprobs is not None else ():
             top = [(token + step) % vocab for step in range(min(3, vocab))]
             told.append((token, -token / 4, tuple((near, -near / 4) for near in top)))
         assert scores == told
@@ -166,7 +176,7 @@ class World:
         assert not self.scheduler.kv_cache.has_pending_frees
         assert self.runner.slots_in_use == []
         for pool in self.scheduler.kv_cache.pools:
-            assert pool.held_blocks == 0
+            assert pool.used_blocks == 0
             assert pool.available_blocks == pool.blocks - 1
 
 
@@ -217,7 +227,7 @@ def random_policy(random):
 
 
 def soak(seed, steps, parts=None, *, world_steps=1_000, lag=True):
-    """Run worlds until they made ``steps`` steps in all; returns their counts."""
+    """Run worlds until they have run ``steps`` steps in total; return their counts."""
     random, counts = Random(seed), Counter()
     while counts["steps"] < steps:
         world = World(random, parts or Parts(), lag)

@@ -1,4 +1,4 @@
-"""Texts, and the metadata of a small vocabulary, that several tests take."""
+"""Sample texts and the metadata of a small vocabulary, shared by several tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXTS = [
 
 
 def metadata(**changes):
-    """A vocabulary of three letters and two marks."""
+    """GGUF metadata of a six-token vocabulary; ``None`` removes a field."""
     fields = {
         "model": "gpt2",
         "pre": "gpt-2",

@@ -1,4 +1,4 @@
-"""Runners that tests serve from a worker: ``--factory worker_factories:NAME``."""
+"""Runner factories for worker processes: ``--factory worker_factories:NAME``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from inl.workers.startup import StartedRunner
 
 
 def hashes(options, progress):
-    """A HashRunner of the given limits."""
+    """Start a HashRunner with the given limits."""
     return _served(HashRunner, options)
 
 
 def noisy(options, progress):
-    """One that writes to its output whenever it can."""
+    """Start a runner that writes to standard output."""
     progress(1, 2)
     print("loading the hashes")
     os.write(1, b"\x00IL not a frame\n")
@@ -35,54 +35,55 @@ def noisy(options, progress):
 
 
 def slow(options, progress):
-    """One that takes longer for a step than a parent looks after it."""
+    """Start a runner whose steps are longer than the parent's polling interval."""
     return _served(Slow, options)
 
 
 def loading(options, progress):
-    """One that takes a while to begin, and says how far it is."""
-    for done in range(6):
-        progress(done, 6)
+    """Take 0.9 s for each of ``steps`` loading steps, and report progress."""
+    steps = options.get("steps", 6)
+    for done in range(steps):
+        progress(done, steps)
         time.sleep(0.9)
     return _served(HashRunner, options)
 
 
 def stuck(options, progress):
-    """One that does not come back from a step."""
+    """Start a runner whose step never ends."""
     return _served(Stuck, options)
 
 
 def dying(options, progress):
-    """One that is killed at a step, unless it was before."""
+    """Start a runner that is killed at a step, once."""
     runner = _served(Dying, options)
     runner.runner.options = options
     return runner
 
 
 def failing(options, progress):
-    """None at all: raises one of our errors, or another."""
+    """Raise the error class that ``options`` names, or ValueError."""
     kind = getattr(errors, options["raises"], None) or ValueError
     raise kind("the reason, as it was")
 
 
 def refusing(options, progress):
-    """One that refuses its second step."""
+    """Start a runner that refuses its second step."""
     return _served(Refusing, options)
 
 
-def full(options, progress):
-    """One that has no memory for some steps."""
+def out_of_memory(options, progress):
+    """Start a runner that is out of memory in some steps."""
     return _served(Full, options)
 
 
 def quitting(options, progress):
-    """None: leaves a word and ends."""
+    """Print a message and exit with status 7."""
     sys.stderr.write("cannot go on like this\n")
     sys.exit(7)
 
 
 def impossible(options, progress):
-    """A runner that says what no runner can hold."""
+    """Start a runner with invalid limits."""
     runner = _served(HashRunner, options)
     object.__setattr__(runner.runner.limits, "slots", -1)
     return runner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inl.workers.rank_startup import serve_rank
-from inl_torch.memory import surviving
+from inl_torch.memory import translate_oom
 
 TORCH_SAYS = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no more."
 LARGE = 12
@@ -21,7 +21,7 @@ def full(options, progress):
     def program(name, bucket):
         if bucket.tokens < LARGE:
             return plain(name, bucket)
-        return surviving(fail, "cpu:0: step", runner._backend.memory)
+        return translate_oom(fail, "cpu:0: step", runner._backend.memory)
 
     runner._program = program
     return served

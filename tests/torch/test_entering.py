@@ -14,7 +14,7 @@ from inl.ops.step import admit, empty_tables
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, release_frame, step_frame
 from inl.spec.step import Bucket
-from inl_torch.backend import TorchBackend, inferring
+from inl_torch.backend import TorchBackend, inference_mode
 
 SLOTS = 40
 LIMITS = Limits(slots=SLOTS, blocks=(50,), block_size=4, max_blocks_per_seq=8, vocab=97)
@@ -39,7 +39,7 @@ class Counting(TorchBackend):
         def run(*args):
             if len(args) == 2:
                 self.entered.append(len(args[0]))
-            return inferring(function)(*args)
+            return inference_mode(function)(*args)
 
         return run
 

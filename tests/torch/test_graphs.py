@@ -14,8 +14,8 @@ from inl.errors import KernelFailed
 from inl.spec.limits import Limits
 from inl.spec.message import Row, TokenBias, admit_frame, step_frame, token_bias_frame
 from inl.spec.step import Bucket
-from inl_torch.backend import TorchBackend, inferring
-from inl_torch.gpu.graphs import Arriving, addresses, capture
+from inl_torch.backend import TorchBackend, inference_mode
+from inl_torch.gpu.graphs import AsyncHostCopy, addresses, capture
 
 LIMITS = Limits(slots=3, blocks=(20,), block_size=4, max_blocks_per_seq=8, vocab=97)
 cuda = pytest.mark.skipif(
@@ -36,6 +36,9 @@ class GraphBackend(TorchBackend):
         free, total = torch.cuda.mem_get_info(self.place)
         return DeviceMemory(total, free)
 
+    def numpy(self, x):
+        return super().numpy(x.wait() if isinstance(x, AsyncHostCopy) else x)
+
     def kernels(self):
         for kernel in super().kernels():
             yield replace(kernel, run=moved) if self.moves(kernel) else kernel
@@ -46,7 +49,7 @@ class GraphBackend(TorchBackend):
     def compile(self, function, bucket, *, consumes):
         if bucket is not None and bucket[:3] == (1, 1, 1) and consumes == (2,):
             return capture(function)
-        return inferring(function)
+        return inference_mode(function)
 
 
 def moved(k, v, cache, writes):
@@ -122,7 +125,7 @@ def test_other_weights_are_refused():
 @cuda
 def test_a_result_arrives_while_later_work_runs():
     tensor = torch.arange(5, device="cuda")
-    arriving = Arriving(tensor)
+    arriving = AsyncHostCopy(tensor)
     tensor.zero_()
     assert arriving.wait().tolist() == [0, 1, 2, 3, 4]
 

@@ -18,7 +18,7 @@ from inl.scheduling.request import Request
 from inl.spec.cache import Paged
 from inl.spec.limits import Limits
 from inl_torch.backend import TorchBackend
-from inl_torch.memory import full
+from inl_torch.memory import find_oom
 
 LIMITS = Limits(slots=4, blocks=(40,), block_size=4, max_blocks_per_seq=10, vocab=97)
 TORCH_SAYS = (
@@ -49,10 +49,10 @@ class Small(TorchBackend):
             limited = kernel.op == "qkv_linear"
             yield replace(kernel, run=_limited(kernel.run)) if limited else kernel
 
-    def _zeros(self, shape, dtype):
+    def zeros(self, shape, dtype):
         if "state" in self.full:
             allocator_fails()
-        return super()._zeros(shape, dtype)
+        return super().zeros(shape, dtype)
 
 
 def _limited(run):
@@ -72,7 +72,7 @@ def answers(core, prompts):
         for event in core.step():
             if event.error:
                 errors[numbers.index(event.request)] = event.error
-    return [request.answer for request in requests], errors
+    return [request.output_ids for request in requests], errors
 
 
 def test_a_step_that_does_not_fit_fails_and_the_next_one_runs(tiny_llama):
@@ -111,7 +111,7 @@ def test_a_state_says_what_it_was_for(tiny_llama):
     backend.full = ("state",)
     with pytest.raises(
         OutOfMemory,
-        match=r"cuda:0: state: 20480 bytes .* do not fit, 12345 bytes are free; "
+        match=r"cuda:0: state: 23904 bytes .* do not fit, 12345 bytes are free; "
         r"for 4 slots and 40 blocks of 4 tokens",
     ):
         backend.state((Paged((0,), 2, 8, "float32"),), limits=LIMITS)
@@ -145,11 +145,11 @@ def test_an_error_that_came_of_a_full_device_counts():
             allocator_fails()
         finally:
             raise RuntimeError("operation failed due to a previous error")
-    assert isinstance(full(caught.value), torch.cuda.OutOfMemoryError)
-    assert full(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"))
-    assert full(RuntimeError("Triton Error [CUDA]: out of memory"))
-    assert full(RuntimeError("illegal memory access")) is None
-    assert full(ValueError("out of memory")) is None
+    assert isinstance(find_oom(caught.value), torch.cuda.OutOfMemoryError)
+    assert find_oom(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling"))
+    assert find_oom(RuntimeError("Triton Error [CUDA]: out of memory"))
+    assert find_oom(RuntimeError("illegal memory access")) is None
+    assert find_oom(ValueError("out of memory")) is None
 
 
 def test_other_errors_of_a_step_stay_as_they_are():

@@ -31,8 +31,8 @@ FORMS = {"every": 128, "block": 0}
 @pytest.fixture(params=FORMS)
 def on_a_device(request, monkeypatch):
     """Takes a form that reads no sizes, though the tensors are on the CPU."""
-    monkeypatch.setattr(moe, "_by_expert", moe.without_sizes)
-    monkeypatch.setattr(moe, "EVERY", FORMS[request.param])
+    monkeypatch.setattr(moe, "_by_expert", moe.by_static_shapes)
+    monkeypatch.setattr(moe, "DENSE_ROWS", FORMS[request.param])
 
 
 def verdicts(name, run, dtype, seed, on_torch, on_host):
@@ -67,15 +67,15 @@ def test_all_forms_agree_however_uneven_the_load(tokens, count, seed, monkeypatc
         wanted = moe.experts(x, ids, weights, w, activation="gelu_tanh")
         for rows in FORMS.values():
             with monkeypatch.context() as patch:
-                patch.setattr(moe, "_by_expert", moe.without_sizes)
-                patch.setattr(moe, "EVERY", rows)
+                patch.setattr(moe, "_by_expert", moe.by_static_shapes)
+                patch.setattr(moe, "DENSE_ROWS", rows)
                 found = moe.experts(x, ids, weights, w, activation="gelu_tanh")
             torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_blocks_take_no_more_than_twice_the_rows(monkeypatch):
     """And shapes are the same whoever chooses whom."""
-    monkeypatch.setattr(moe, "EVERY", 0)
+    monkeypatch.setattr(moe, "DENSE_ROWS", 0)
     seen = []
 
     def apply(rows, expert):
@@ -85,7 +85,7 @@ def test_blocks_take_no_more_than_twice_the_rows(monkeypatch):
     for count, chosen in ((8, 6), (8, 40), (128, 1000), (128, 129)):
         for flat in (torch.zeros(chosen), torch.arange(chosen) % count):
             rows = torch.arange(chosen, dtype=torch.float32).unsqueeze(1)
-            found = moe.without_sizes(rows, 1, flat.long(), count, apply)
+            found = moe.by_static_shapes(rows, 1, flat.long(), count, apply)
             assert torch.equal(found, rows)
         one, other = seen[-2:]
         assert one == other
@@ -105,7 +105,7 @@ def swapped(x, ids, weights, w, *, activation):
 
 def test_what_an_expert_makes_of_others_tokens_does_not_count(monkeypatch):
     """All experts compute every row: one that overflows must not poison a stranger."""
-    monkeypatch.setattr(moe, "_by_expert", moe.without_sizes)
+    monkeypatch.setattr(moe, "_by_expert", moe.by_static_shapes)
     gate = torch.ones(2, 3, 4)
     gate[1] = torch.inf
     w = Experts(gate, torch.ones(2, 3, 4), torch.ones(2, 4, 3))
@@ -226,8 +226,8 @@ def test_tokens_of_a_mixture_are_the_references(model, form, backend, monkeypatc
         local_runner(reference, model, files, LIMITS, dtype="float64"), frames()
     )
     if form in FORMS:
-        monkeypatch.setattr(moe, "_by_expert", moe.without_sizes)
-        monkeypatch.setattr(moe, "EVERY", FORMS[form])
+        monkeypatch.setattr(moe, "_by_expert", moe.by_static_shapes)
+        monkeypatch.setattr(moe, "DENSE_ROWS", FORMS[form])
     found = play(local_runner(backend, model, files, LIMITS), frames())
     assert found == wanted
     assert sum(map(len, found.values())) > 15

@@ -48,9 +48,9 @@ def test_every_token_meets_its_expert(tokens, experts, kind):
         "last expert": torch.full((tokens,), experts - 1),
         "sorted": torch.randint(experts, (tokens,)).sort().values,
     }[kind]
-    found = routed.blocks(chosen, experts)
-    rows = found.owners.numel() * found.size
-    assert len(set(found.places.tolist())) == tokens
-    assert all(0 <= place < rows for place in found.places.tolist())
-    assert torch.equal(found.owners[found.places // found.size], chosen)
+    found = routed.group_by_expert(chosen, experts)
+    rows = found.experts_of_blocks.numel() * found.size
+    assert len(set(found.rows.tolist())) == tokens
+    assert all(0 <= place < rows for place in found.rows.tolist())
+    assert torch.equal(found.experts_of_blocks[found.rows // found.size], chosen)
     assert rows <= 2 * tokens + experts

@@ -10,7 +10,7 @@ from transformers import generation
 from inl.ops.step import empty_tables
 from inl.spec.message import Row, step_frame
 from inl.spec.step import NEUTRAL, PARAMS, Bucket, Tables
-from inl_torch.eager.sample import choose
+from inl_torch.eager.sample import sample
 from inl_torch.eager.step import make_step
 
 VOCAB, DRAWS = 83, 4000
@@ -39,7 +39,7 @@ def shares(logits, prompt, params):
     step, tables = make_step(
         torch.from_numpy(message), tables, bucket=bucket, block_size=4
     )
-    tokens, _ = choose(
+    tokens, _ = sample(
         logits.expand(DRAWS, -1), step, tables, sampler="sample_filtered"
     )
     return torch.bincount(tokens.long(), minlength=VOCAB) / DRAWS

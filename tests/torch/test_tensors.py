@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
+from inl.backend.state_bytes import state_bytes
 from inl.dtypes import FLOATS, SIZES, HostArray, cast, wrap
 from inl.errors import DeviceError, OutOfMemory
 from inl.spec.cache import Paged, Slotted
@@ -109,10 +112,34 @@ def test_state_is_zero_and_shares_nothing(backend):
     assert state.tables.params.dtype == torch.float32
 
 
-def test_too_large_a_state_says_how_many_bytes(backend):
+def allocated_bytes(state):
+    caches = [x for cache in state.caches for x in cache]
+    return sum(x.nbytes for x in (*caches, *state.slotted.values(), *state.tables))
+
+
+@pytest.mark.parametrize("sampler", ["greedy", "sample_filtered"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_state_bytes_are_those_allocated(backend, dtype, sampler):
+    paged = Paged((0, 2), 2, 8, dtype), Paged((1,), 3, 16, dtype, 20)
+    spec = (*paged, Slotted("v", (5,), "float32", "replay"))
+    sizes = replace(limits(7), blocks=(7, 4), sampler=sampler)
+    state = backend.state(spec, limits=sizes)
+    assert state_bytes(spec, sizes) == allocated_bytes(state)
+
+
+def test_state_bytes_of_int8_include_the_scales(backend):
+    """The default layout allocates no scales: one float32 per token and head."""
+    spec = (Paged((0, 2), 2, 8, "int8"),)
+    allocated = allocated_bytes(backend.state(spec, limits=limits(7)))
+    scales = 2 * 2 * 7 * 16 * 2 * 4
+    assert state_bytes(spec, limits(7)) == allocated + scales
+
+
+def test_an_out_of_memory_error_of_the_state_names_its_bytes(backend):
     spec = (Paged((0,), 2, 8, "float32"),)
     blocks = 2**45
-    nbytes = 2 * blocks * 16 * 2 * 8 * 4
+    nbytes = state_bytes(spec, limits(blocks))
+    assert nbytes > 2 * blocks * 16 * 2 * 8 * 4
     with pytest.raises(OutOfMemory, match=rf"cpu:0: state: {nbytes} bytes"):
         backend.state(spec, limits=limits(blocks))
 

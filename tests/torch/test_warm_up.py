@@ -21,7 +21,8 @@ from inl.spec.limits import TOKEN_BUDGET, Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
-from inl_torch.backend import TorchBackend, inferring
+from inl.weights.progress import LoadStage
+from inl_torch.backend import TorchBackend, inference_mode
 
 LIMITS = Limits(slots=3, blocks=(20,), block_size=4, max_blocks_per_seq=8, vocab=97)
 BUCKETS = (Bucket(1, 1), Bucket(8, 2), Bucket(8, 2, 1, "sample_filtered"))
@@ -44,9 +45,9 @@ class Compiling(TorchBackend):
     def compile(self, function, bucket, *, consumes):
         def run(*args):
             self.ran(bucket)
-            return inferring(function)(*args)
+            return inference_mode(function)(*args)
 
-        return run if consumes == (2,) else inferring(function)
+        return run if consumes == (2,) else inference_mode(function)
 
 
 @final
@@ -130,12 +131,16 @@ def test_an_engine_makes_its_programs_at_the_start_where_asked_to(tiny_llama, wa
     config = EngineConfig(dtype="float32", warm_up=warm_up)
     runner = start_runner(
         language, backend, config, limits=LIMITS,
-        progress=lambda done, total: told.append((done, total)),
+        progress=lambda *report: told.append(report),
     )  # fmt: skip
     assert backend.runs == (dict.fromkeys(BUCKETS, 1) if warm_up else {})
-    weights = [pair for pair in told if pair[1] != len(BUCKETS)]
-    assert weights == [(done, 18) for done in range(1, 19)]
-    assert told[18:] == ([(1, 3), (2, 3), (3, 3)] if warm_up else [])
+    _, *weights = [report for report in told if report[2] is LoadStage.LOADING]
+    assert [done for done, _, _ in weights] == sorted({done for done, _, _ in weights})
+    assert len(weights) == 1 + 18
+    assert weights[0][0] == 0
+    assert weights[-1][0] == weights[-1][1]
+    programs = [(done, 3, LoadStage.COMPILING) for done in (1, 2, 3)]
+    assert told[1 + len(weights) :] == (programs if warm_up else [])
     decode(runner)
 
 
@@ -168,9 +173,14 @@ def test_weights_read_side_by_side_are_the_same_and_told_in_order(tiny_llama):
     plain = start_runner(language, Counting(), config, limits=LIMITS)
     side = start_runner(
         language, Preparing(), config, limits=LIMITS,
-        progress=lambda *pair: told.append(pair),
+        progress=lambda *report: told.append(report),
     )  # fmt: skip
-    assert told == [(done, 18) for done in range(1, 19)]
+    done = [bytes_done for bytes_done, _, _ in told]
+    assert len(done) == 2 + 18
+    assert done == sorted(done)
+    assert {(total, stage) for _, total, stage in told[1:]} == {
+        (done[-1], LoadStage.LOADING)
+    }
     ours, theirs = leaves(side.loaded.weights), leaves(plain.loaded.weights)
     for found, wanted in zip(ours, theirs, strict=True):
         assert torch.equal(found, wanted)

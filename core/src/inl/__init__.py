@@ -1,4 +1,4 @@
-"""INL: one model definition on any accelerator."""
+"""INL: LLM inference with one model definition on any accelerator."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ LAZY = {
     "inl_dynamics": "inl.functional",
     "inl_dynamics_n_steps": "inl.functional",
     "inl_dynamics_step": "inl.functional",
-    "moe": "inl.functional.moe",
     "set_backend": "inl.functional",
 }
-"""Public names that are imported when first used, because they are heavy."""
+"""Public name -> module; imported on first use, to keep ``import inl`` fast."""
+
+LAZY_MODULES = {"moe": "inl.functional.moe"}
+"""Public modules that are imported on first use."""
 
 __all__ = [
     "Completion",
@@ -51,12 +53,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in LAZY:
-        raise AttributeError(f"module 'inl' has no attribute {name!r}")
     from importlib import import_module
 
-    module = import_module(LAZY[name])
-    value = globals()[name] = module if name == "moe" else getattr(module, name)
+    if name in LAZY_MODULES:
+        value: Any = import_module(LAZY_MODULES[name])
+    elif name in LAZY:
+        value = getattr(import_module(LAZY[name]), name)
+    else:
+        raise AttributeError(f"module 'inl' has no attribute {name!r}")
+    globals()[name] = value
     return value
 
 

@@ -1,4 +1,4 @@
-"""How an engine is to run; every field has a default that works."""
+"""EngineConfig: settings of an engine, each with a default."""
 
 from __future__ import annotations
 
@@ -13,65 +13,73 @@ if TYPE_CHECKING:
 
     from inl.device import Device
 
+MAX_COUNT = 2**62
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What an engine runs on and how much it takes.
+    """Device, memory and scheduling settings of an engine.
 
-    Raises :class:`~inl.errors.RequestError` for a value out of range.
+    Raises :class:`~inl.errors.RequestError` for a value that is not accepted.
     """
 
     backend: str | Device = "auto"
-    """Device such as "cpu" or "cuda:1"; "auto" takes the best that is there, and
-    "worker:PATH_TO_PYTHON/cuda:1" one that another interpreter serves."""
+    """Device such as "cpu" or "cuda:1". "auto" selects the best available one;
+    "worker:PATH_TO_PYTHON/cuda:1" runs on a device of another Python interpreter."""
     tensor_parallel: int = 1
-    """Devices that share the model, a process on each: the named one and those after
-    it, which must divide the model's key-value heads."""
+    """Number of devices that share the model, one process each: the named one and the
+    following ones. Must divide the number of key-value heads."""
     dtype: str = "auto"
-    """Dtype to compute in; "auto" is the backend's preference."""
+    """Compute dtype, such as "bfloat16". "auto" is the backend's preferred one."""
     kv_dtype: str = "auto"
-    """Dtype of cached keys and values; "auto" is the one computed in. "int8", with a
-    scale for each token and head, takes half the memory of bfloat16."""
+    """Dtype of cached keys and values. "auto" is the compute dtype; "int8", with one
+    scale per token and head, takes half the memory of bfloat16."""
     use_kv_cache: bool = True
-    """``False`` computes the whole sequence again for each token."""
+    """Whether keys and values are cached. ``False`` computes the whole sequence again
+    for each token."""
     prefix_cache: bool = True
-    """Share cached blocks between prompts that begin alike."""
+    """Whether prompts with equal leading tokens share cached blocks."""
     max_batch: int = 8
-    """Sequences computed at once."""
+    """Maximum number of sequences that run at the same time."""
     token_budget: int | None = None
-    """Most tokens in one step; longer prompts are cut into chunks. ``None`` is what the
-    backend likes best: more of them read prompts faster, take more memory, and let rows
-    that decode beside them wait longer."""
+    """Maximum number of tokens per step; longer prompts are processed in chunks. A
+    larger budget speeds up prefill, takes more memory, and delays the sequences that
+    decode in the same step. ``None``: the backend's preference."""
     context: int | None = None
-    """Most tokens of a prompt and its answer; ``None`` is what the model allows."""
+    """Maximum number of tokens of prompt and output. ``None``: the model's maximum, or
+    what ``cache_bytes`` has room for if that is less."""
     cache_bytes: int | None = None
-    """Memory for keys and values; ``None`` is a quarter of what is free."""
+    """Bytes for cached keys and values, per device. ``None``: a quarter of the memory
+    that is free."""
     depth: int | None = None
-    """Steps in flight; ``None`` is the backend's preference."""
+    """Number of steps in flight. ``None``: the backend's preference."""
     sampling: str = "sample_filtered"
-    """Costliest way to choose tokens that is served: "greedy", "sample" (temperatures)
-    or "sample_filtered" (filters, penalties, biases, logprobs), which holds 8 bytes for each token
-    of the vocabulary and sequence of the batch."""
+    """Costliest sampler that requests may use: "greedy"; "sample", with temperatures;
+    "sample_filtered", also with filters, penalties, biases and logprobs. The last takes
+    8 bytes per token of the vocabulary and sequence of the batch."""
     invariant: bool = False
-    """Only kernels whose bits do not depend on the rest of the batch."""
+    """Whether only kernels are used whose results do not depend, in any bit, on the
+    rest of the batch."""
     warm_up: bool = False
-    """Make every program before the engine begins, as a server should; otherwise each
-    is made when a step first needs it, so that one short answer waits for two or
-    three of them."""
+    """Whether all programs are compiled before the engine starts, as a server should.
+    ``False`` compiles each at its first use, which delays the first requests."""
     allow_hosted: bool = False
-    """Compute ops that have no kernel in NumPy on the host."""
+    """Whether ops without a kernel are computed in NumPy on the host, which is slow.
+    ``False`` raises :class:`~inl.errors.NoKernel`."""
     velocity: str | None = None
-    """Of an INL model: "reset" lets each token begin at rest, "carry" lets those of an
-    answer go on from the one before; ``None`` is what the model's config says."""
+    """State of an INL model: "reset" starts each token at rest, "carry" continues from
+    the previous token. ``None``: as the model's config says."""
     on_worker_loss: str = "raise"
-    """"restart" starts a fresh worker, rebuilds every sequence and goes on."""
+    """"raise" ends every request with :class:`~inl.errors.WorkerLost`; "restart" starts
+    a new worker, rebuilds every sequence and continues."""
     restart_device: str | Device | None = None
-    """Where the fresh worker runs; ``None`` is where the lost one ran."""
+    """Device of the new worker. ``None``: the same as ``backend``."""
     worker_seconds: float = 600.0
-    """How long a worker may be silent, loading or computing, before it counts as
-    lost; ``math.inf`` waits for ever."""
+    """Seconds without a sign of life, while loading or computing, after which a worker
+    counts as lost; ``math.inf`` waits without limit."""
     trace: str | Path | None = None
-    """File for all that the runner is told and answers, for ``inl replay``."""
+    """File that records everything the runner receives and returns, for ``inl replay``.
+    ``None``: the last steps are kept in memory only."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -80,36 +88,35 @@ class EngineConfig:
                 self._check(field.name, type(value) is bool, "True or False")
         for name in ("max_batch", "tensor_parallel"):
             value = getattr(self, name)
-            self._check(name, _counts(value), "a whole number of 1 or more")
+            self._check(name, _is_count(value), "a whole number of 1 or more")
         for name in ("token_budget", "context", "cache_bytes", "depth"):
             value = getattr(self, name)
-            known = value is None or _counts(value)
-            self._check(name, known, "None or a whole number of 1 or more")
-        seconds = _seconds(self.worker_seconds)
-        self._check("worker_seconds", seconds, "a number of seconds above 0")
+            valid = value is None or _is_count(value)
+            self._check(name, valid, "None or a whole number of 1 or more")
+        valid = _is_positive(self.worker_seconds)
+        self._check("worker_seconds", valid, "a number of seconds above 0")
         for name in ("dtype", "kv_dtype"):
-            given = isinstance(getattr(self, name), str)
-            self._check(name, given, "the name of a dtype")
+            valid = isinstance(getattr(self, name), str)
+            self._check(name, valid, "the name of a dtype")
         self._check("sampling", self.sampling in SAMPLERS, " or ".join(SAMPLERS))
-        known = self.velocity in (None, "reset", "carry")
-        self._check("velocity", known, "None, reset or carry")
-        losses = ("raise", "restart")
-        self._check(
-            "on_worker_loss", self.on_worker_loss in losses, " or ".join(losses)
-        )
+        valid = self.velocity in (None, "reset", "carry")
+        self._check("velocity", valid, "None, reset or carry")
+        valid = self.on_worker_loss in ("raise", "restart")
+        self._check("on_worker_loss", valid, "raise or restart")
 
-    def _check(self, name: str, holds: bool, accepted: str) -> None:
-        if not holds:
+    def _check(self, name: str, valid: bool, accepted: str) -> None:
+        if not valid:
             raise RequestError(
                 f"EngineConfig.{name}: found {getattr(self, name)!r}, "
                 f"accepted: {accepted}"
             )
 
 
-def _seconds(value: float) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and value > 0
+def _is_positive(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value > 0
 
 
-def _counts(value: object) -> bool:
-    return type(value) is int and 1 <= value < 2**62
+def _is_count(value: object) -> bool:
+    return type(value) is int and 1 <= value < MAX_COUNT

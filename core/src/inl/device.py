@@ -1,4 +1,4 @@
-"""Which accelerator is meant: ``Device("cuda:1")``, ``Device(DeviceType.TPU, 0)``."""
+"""Devices and their types: ``Device("cuda:1")``, ``Device(DeviceType.TPU, 0)``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ INDEX = re.compile(r"0|[1-9][0-9]{0,4}")
 
 
 class DeviceType(str):
-    """Kind of device: an open name, so ``DeviceType("npu")`` is as good as ours.
+    """Kind of device, a string such as "cuda"; plugins may use names of their own.
 
-    Lower-case letters, digits and ``_``, beginning with a letter, 32 at most.
-    Raises :class:`~inl.errors.DeviceError` for anything else.
+    1 to 32 lower-case letters, digits and ``_``, starting with a letter. Raises
+    :class:`~inl.errors.DeviceError` for anything else.
     """
 
     __slots__ = ()
@@ -30,7 +30,7 @@ class DeviceType(str):
     DIRECTML: ClassVar[DeviceType]
     TPU: ClassVar[DeviceType]
     REFERENCE: ClassVar[DeviceType]
-    """NumPy, computed op by op as specified; ships with the core."""
+    """NumPy, op by op as specified; part of the core."""
 
     def __new__(cls, name: str) -> DeviceType:
         if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -40,8 +40,8 @@ class DeviceType(str):
             )
         if name == "auto":
             raise DeviceError(
-                "device type: found 'auto', which names no device; accepted: cpu, "
-                "cuda, ...; inl.plugin.choose_device('auto') picks one"
+                "device type: found 'auto', which is not a device; accepted: cpu, "
+                "cuda, ...; inl.plugin.choose_device('auto') selects one"
             )
         return super().__new__(cls, name)
 
@@ -63,11 +63,11 @@ DeviceType.REFERENCE = DeviceType("reference")
 
 @dataclass(frozen=True, slots=True, init=False)
 class Device:
-    """One device: its type and which of them, counted from 0.
+    """One device: its type and its index among those of its type, from 0.
 
     ``Device("cuda:1")``, ``Device("cuda", 1)`` and ``Device(DeviceType.CUDA, 1)`` are
-    equal. Raises :class:`~inl.errors.DeviceError` for a name of another form; whether
-    the device exists is another question, see :meth:`why_not`.
+    equal; without an index it is 0. Raises :class:`~inl.errors.DeviceError` for a
+    malformed name. The device need not exist, see :meth:`is_available`.
     """
 
     type: DeviceType
@@ -76,17 +76,17 @@ class Device:
     def __init__(self, name: str, index: int | None = None) -> None:
         head, colon, tail = name.partition(":") if isinstance(name, str) else ("",) * 3
         if colon and (index is not None or not _is_index(tail)):
-            raise _complain(name, index)
+            raise _bad_name(name, index)
         if index is not None and (
             type(index) is not int or not 0 <= index <= MAX_INDEX
         ):
-            raise _complain(name, index)
+            raise _bad_name(name, index)
         try:
             kind = DeviceType(head)
         except DeviceError as error:
             if head == "auto":
                 raise
-            raise _complain(name, index) from error
+            raise _bad_name(name, index) from error
         object.__setattr__(self, "type", kind)
         object.__setattr__(self, "index", int(tail) if colon else index or 0)
 
@@ -94,11 +94,11 @@ class Device:
         return f"{self.type}:{self.index}"
 
     def is_available(self) -> bool:
-        """Say whether an installed backend can use it now."""
+        """Return whether an installed backend can use it now."""
         return self.why_not() is None
 
     def why_not(self) -> str | None:
-        """Return ``None`` if it can be used, else the reason as a sentence."""
+        """Return why it cannot be used, or ``None`` if it can."""
         from inl.plugin import registry
 
         return registry().why_not(self)
@@ -106,21 +106,21 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a probe found out about one device."""
+    """Description of one device, as a probe returns it."""
 
     index: int
     name: str
-    """As a person knows it, such as "NVIDIA H200"."""
+    """Product name, such as "NVIDIA H200"."""
     memory_bytes: int | None = None
-    """Total memory; ``None`` where it cannot be known without a framework."""
+    """Total memory; ``None`` if it is not known without importing a framework."""
     note: str = ""
-    """What else a person should know in a few words, such as a slower way taken."""
+    """A short remark for users, such as that a slower code path is used."""
 
 
 Probe = Callable[[], Sequence[DeviceInfo]]
 """Lists the devices of one type without importing a framework.
 
-Raises :class:`~inl.errors.BackendUnavailable` with the reason where there is none.
+Raises :class:`~inl.errors.BackendUnavailable`, with the reason, if there is none.
 """
 
 
@@ -128,9 +128,9 @@ def _is_index(text: str) -> bool:
     return INDEX.fullmatch(text) is not None and int(text) <= MAX_INDEX
 
 
-def _complain(name: object, index: object) -> DeviceError:
+def _bad_name(name: object, index: object) -> DeviceError:
     found = f"{name!r:.80}" if index is None else f"{name!r:.80} with index {index!r}"
     return DeviceError(
         f"device: found {found}, accepted: a lower-case type such as cpu, cuda or npu, "
-        f"then perhaps ':' and an index of 0 to {MAX_INDEX}, such as cuda:1"
+        f"optionally followed by ':' and an index of 0 to {MAX_INDEX}, such as cuda:1"
     )

@@ -1,4 +1,4 @@
-"""Dtype names, their sizes, and host arrays whose dtype NumPy may lack."""
+"""Dtype names and sizes, and host arrays with dtypes that NumPy lacks."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ EPSILON = {
     "float16": 2.0**-10,
     "bfloat16": 2.0**-7,
 }
-"""Gap between 1 and the next number of each floating dtype."""
+"""Machine epsilon of each float dtype: the gap between 1 and the next number."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostArray:
-    """Memory on the host with a dtype name.
+    """An array in host memory, with a dtype that NumPy may not have.
 
-    ``data`` holds ``shape`` elements of ``dtype``; bfloat16 is held as uint16 bits.
-    A block-quantized dtype (``"q4_1"``) is held as uint8 ``[rows..., bytes per row]``
-    while ``shape`` stays the logical one. ``data`` may be a read-only memory map.
+    ``data`` stores ``shape`` elements of ``dtype``; bfloat16 is stored as uint16 bits.
+    A block-quantized dtype (``"q4_1"``) is stored as uint8 ``[rows..., row bytes]``,
+    while ``shape`` is the logical one. ``data`` may be a read-only memory map.
     """
 
     data: NDArray[Any]
@@ -56,20 +56,20 @@ class HostArray:
 
 
 def wrap(array: NDArray[Any]) -> HostArray:
-    """Name a NumPy array's own dtype."""
+    """Return a NumPy array as a :class:`HostArray` of its dtype."""
     return HostArray(array, _name(array.dtype), array.shape)
 
 
 @cache
 def _name(dtype: Any) -> str:
-    # NumPy makes the name anew each time, in Python.
+    # NumPy computes the name each time, in Python.
     return str(dtype.name)
 
 
 def widen(array: HostArray) -> NDArray[Any]:
-    """Return plain numbers NumPy can compute with: bfloat16 becomes float32.
+    """Return an array that NumPy computes with: bfloat16 becomes float32.
 
-    Raises ``TypeError`` for a quantized dtype: :mod:`inl.weights.quant` decodes those.
+    Raises ``TypeError`` for a quantized dtype; :mod:`inl.weights.quant` decodes those.
     """
     import numpy as np
 
@@ -83,7 +83,7 @@ def widen(array: HostArray) -> NDArray[Any]:
 
 
 def cast(values: NDArray[Any], dtype: str) -> HostArray:
-    """Round numbers to ``dtype``, to nearest even."""
+    """Convert to ``dtype``, rounding to nearest, ties to even."""
     import numpy as np
 
     if dtype != "bfloat16":
@@ -92,7 +92,7 @@ def cast(values: NDArray[Any], dtype: str) -> HostArray:
     narrow = np.ascontiguousarray(values, np.float32)
     bits = narrow.view(np.uint32)
     if values.dtype.name == "float64":
-        # What the first rounding lost decides a tie of the second one.
+        # The first rounding, to float32, decides ties of the second, to bfloat16.
         tie = (bits & 0xFFFF) == 0x8000
         bits = bits + (tie & (np.abs(values) > np.abs(narrow)))
         bits = bits - (tie & (np.abs(values) < np.abs(narrow)))
@@ -101,14 +101,14 @@ def cast(values: NDArray[Any], dtype: str) -> HostArray:
     rounded += 0x7FFF
     rounded += bits
     rounded >>= 16
-    held = rounded.astype(np.uint16)
-    if (odd := np.isnan(narrow)).any():
-        held[odd] = 0x7FC0
-    return HostArray(held, dtype, tuple(np.shape(values)))
+    result = rounded.astype(np.uint16)
+    if (nan := np.isnan(narrow)).any():
+        result[nan] = 0x7FC0
+    return HostArray(result, dtype, tuple(np.shape(values)))
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Round numbers to ``dtype`` and hold them again in their own dtype."""
+    """Round values to ``dtype``, in an array of their own dtype."""
     if values.dtype.name == dtype:
         return values
     import numpy as np

@@ -1,44 +1,44 @@
-"""Errors a caller may want to catch.
+"""Exceptions that callers may want to catch.
 
 InlError
 ├── DeviceError     BackendNotFound · BackendUnavailable · OutOfMemory
 ├── PluginError
 ├── KernelError     NoKernel · KernelFailed
-├── ModelError      CheckpointError · UnknownArchitecture · WeightMismatch ·
-│                   TemplateError
+├── ModelError      CheckpointError (TokenizerNotFound) · UnknownArchitecture ·
+│                   WeightMismatch · TemplateError
 ├── RequestError    PromptTooLong · Cancelled
 ├── RunnerError     ProtocolError · WorkerLost
 └── MissingPackage
 
-A message is lower-case and says what failed, where (file, tensor, field, plugin),
-what was found, and what is accepted or what to do.
+Messages are lower-case and name what failed, where (file, tensor, field, plugin), what
+was found, and what is accepted or what to do.
 """
 
 from __future__ import annotations
 
 
 class InlError(Exception):
-    """Root of every error that this project raises on purpose."""
+    """Base class of all errors of this project."""
 
 
 class DeviceError(InlError):
-    """A device that was named wrongly, is not there, or is full."""
+    """A device has a malformed name, is not available, or is out of memory."""
 
 
 class BackendNotFound(DeviceError):
-    """No installed package serves this device type."""
+    """No installed package supports this device type."""
 
 
 class BackendUnavailable(DeviceError):
-    """A package serves this device type, but the device cannot be used; says why."""
+    """The device type is supported, but the device cannot be used."""
 
 
 class OutOfMemory(DeviceError):
-    """An allocation did not fit; says how much was asked for and what would fit."""
+    """An allocation failed; states the size requested and the size available."""
 
 
 class PluginError(InlError):
-    """A plugin broke its side of the contract."""
+    """A plugin violates its contract."""
 
 
 class KernelError(InlError):
@@ -46,11 +46,11 @@ class KernelError(InlError):
 
 
 class NoKernel(KernelError):
-    """Every kernel refused; the message lists each refusal."""
+    """Every kernel refused the arguments; lists the reason of each."""
 
 
 class KernelFailed(KernelError):
-    """A kernel raised or gave a result that its op does not allow."""
+    """A kernel raised, or returned a result that its op does not allow."""
 
 
 class ModelError(InlError):
@@ -58,44 +58,48 @@ class ModelError(InlError):
 
 
 class CheckpointError(ModelError):
-    """A model file is damaged, lies about itself, or holds an unsupported kind."""
+    """A model file is damaged, inconsistent, or of an unsupported kind."""
+
+
+class TokenizerNotFound(CheckpointError):
+    """A model has no tokenizer; it still serves token ids."""
 
 
 class UnknownArchitecture(ModelError):
-    """No registered model answers to the checkpoint's architecture."""
+    """No registered model implements the checkpoint's architecture."""
 
 
 class WeightMismatch(ModelError):
-    """Tensors are missing, unused, or of the wrong shape; names each."""
+    """Tensors are missing, unused, or of the wrong shape; lists each."""
 
 
 class TemplateError(ModelError):
-    """A chat template is malformed, or does what a template may not."""
+    """A chat template is malformed, or does something forbidden."""
 
 
 class RequestError(InlError, ValueError):
-    """A request that cannot be served as it stands."""
+    """A request has a value that is not accepted."""
 
 
 class PromptTooLong(RequestError):
-    """The prompt does not fit into the context."""
+    """The prompt does not fit the context."""
 
 
 class Cancelled(RequestError):
-    """The caller took the request back."""
+    """The caller cancelled the request."""
 
 
 class RunnerError(InlError):
-    """The runner that computes steps cannot go on."""
+    """A runner has failed and cannot continue."""
 
 
 class ProtocolError(RunnerError):
-    """A frame that does not follow the message layout."""
+    """A frame, message or call does not follow the protocol."""
 
 
 class WorkerLost(RunnerError):
-    """The worker process behind a runner is gone."""
+    """The worker process of a runner has exited or does not respond."""
 
 
 class MissingPackage(InlError, ImportError):
-    """An optional package is not installed; the message is the install line."""
+    """An optional package is not installed; the message has the install command."""

@@ -52,7 +52,7 @@ def inl(tmp_path, no_plugins):
             [sys.executable, "-m", "inl", *words],
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=300,
             env={**clean, "PYTHONPATH": path, **(env or {})},
             **options,
         )

@@ -94,7 +94,7 @@ def test_one_token_has_no_decoding_to_measure(engine):
 
 
 def test_more_than_the_context_is_refused(engine):
-    with pytest.raises(RequestError, match="60 \\+ 6 tokens, the context is 64"):
+    with pytest.raises(RequestError, match="60 \\+ 6 tokens, the context holds 64"):
         measure_speed(*engine, batch=1, prompt_tokens=60, tokens=6, runs=1)
 
 

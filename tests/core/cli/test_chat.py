@@ -170,7 +170,8 @@ def test_the_same_seed_says_the_same_and_retry_another_thing(chat, tmp_path):
     answers = []
     for name in "ab":
         kept = [tmp_path / f"{name}{at}" for at in range(2)]
-        chat("Hello", f"/save {kept[0]}", "/retry", f"/save {kept[1]}")
+        lines = "Hello", f"/save {kept[0]}", "/retry", f"/save {kept[1]}"
+        chat(*lines, options=("--seed", "0"))
         answers.append([saved(path)[1]["content"] for path in kept])
         assert len(saved(kept[1])) == 2
     assert answers[0] == answers[1]

@@ -153,7 +153,7 @@ def test_bash_completes_through_the_script(inl, tmp_path, typed, place, expected
         python=sys.executable, script=script, words=typed, place=place
     )
     done = subprocess.run(
-        [bash, "--norc", "-c", session], capture_output=True, text=True, timeout=60
+        [bash, "--norc", "-c", session], capture_output=True, text=True, timeout=300
     )
     assert done.stderr == ""
     *found, registered = done.stdout.splitlines()

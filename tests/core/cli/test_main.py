@@ -197,7 +197,7 @@ def test_a_stream_may_be_closed(closed, words):
         ["sh", "-c", line, sys.executable, *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from inl.cli import progress
+from inl.weights.progress import LoadStage
 
 
 class Terminal(io.StringIO):
@@ -31,27 +32,41 @@ def shown(monkeypatch):
     return run
 
 
-def test_programs_after_weights_are_named(shown):
+def test_each_stage_has_a_label(shown):
     def load():
-        tell = progress.loading_bar()
-        for total in (3, 2):
-            for done in range(1, total + 1):
-                tell(done, total)
+        report = progress.loading_bar()
+        for stage in LoadStage:
+            for done in range(3):
+                report(done, 2, stage)
 
-    text = shown(load)
-    assert "loading weights" in text
-    assert "making programs" in text.split("loading weights")[-1]
+    rest = shown(load)
+    for stage in LoadStage:
+        _, label, rest = rest.partition(stage)
+        assert label == stage
+
+
+def test_packing_of_many_bytes_shows_at_the_first_report(shown, monkeypatch):
+    def load(total, stage):
+        monkeypatch.setattr(progress, "PATIENCE_SECONDS", 1e9)
+        report = progress.loading_bar()
+        for done in (0, total):
+            report(done, total, stage)
+
+    large = progress.LARGE_BYTES
+    assert "packing weights" in shown(lambda: load(large, LoadStage.PACKING))
+    assert shown(lambda: load(large - 1, LoadStage.PACKING)) == ""
+    assert shown(lambda: load(large, LoadStage.LOADING)) == ""
 
 
 def test_one_thing_has_one_name(shown):
     def count():
-        tell = progress.loading_bar("counting")
+        report = progress.loading_bar("counting")
         for done in (1, 2, 3):
-            tell(done, 3)
+            report(done, 3)
 
     text = shown(count)
     assert "counting" in text
-    assert "making" not in text
+    assert "loading" not in text
 
 
 def test_nobody_looks_no_bar(monkeypatch):

@@ -105,7 +105,7 @@ def test_a_request_can_be_ended_for_a_reason_of_the_callers(small):
 def test_an_id_that_was_never_given_cannot_be_cancelled(small, number):
     engine = EngineCore(HashRunner(small()))
     engine.add(Request([1]))
-    with pytest.raises(RequestError, match=f"found id {number}, this engine has given"):
+    with pytest.raises(RequestError, match=f"found id {number}, accepts ids that add"):
         engine.cancel(number)
 
 
@@ -138,15 +138,17 @@ def test_a_runner_that_fails_ends_every_request_and_the_engine(small, method, ca
     ended = {}
     for _ in range(20):
         for event in engine.step():
-            if event.reason:
+            if event.finish_reason:
                 assert event.request not in ended
                 ended[event.request] = event
     assert sorted(ended) == numbers
     for event in ended.values():
-        assert event.reason == "error"
+        assert event.finish_reason == "error"
         assert str(event.error) == "the cable is out"
     assert not engine.has_work
-    with pytest.raises(RunnerError, match=r"OSError: the cable is out\); make another"):
+    with pytest.raises(
+        RunnerError, match=r"OSError: the cable is out\); create another"
+    ):
         engine.add(Request([1]))
     assert not engine.cancel(numbers[0])
 
@@ -185,7 +187,7 @@ def test_a_reply_that_cannot_be_is_an_error(small, change, words):
     engine.add(Request([1], max_tokens=2))
     engine.add(Request([1], max_tokens=2))
     events = engine.step()
-    assert [event.reason for event in events] == ["error", "error"]
+    assert [event.finish_reason for event in events] == ["error", "error"]
     assert isinstance(events[0].error, ProtocolError)
     assert words in str(events[0].error)
 
@@ -230,7 +232,7 @@ def test_scores_that_were_asked_for_and_do_not_come_are_an_error(small, wrong):
     engine.add(Request([1], max_tokens=2, logprobs=3))
     (event,) = engine.step()
     assert isinstance(event.error, ProtocolError)
-    assert "found no scores of 1 rows" in str(event.error)
+    assert "found no scores for 1 rows" in str(event.error)
 
 
 def test_a_fresh_runner_counts_the_same_tokens(small, answer_of):
@@ -258,7 +260,7 @@ def test_a_fresh_runner_counts_the_same_tokens(small, answer_of):
         assert answers[number] == answer_of(Request(**each), limits)
 
 
-def test_a_fresh_runner_must_serve_who_is_live(small):
+def test_a_replacement_must_serve_every_live_request(small):
     class Dead(HashRunner):
         def collect(self):
             raise WorkerLost("killed")
@@ -267,5 +269,5 @@ def test_a_fresh_runner_must_serve_who_is_live(small):
     engine = EngineCore(Dead(small()), replace=lambda _: HashRunner(cheap))
     number = engine.add(Request([1], min_p=0.5, temperature=1.0))
     event = next(event for event in engine.step() if event.request == number)
-    assert "sample programs" in str(event.error)
-    assert "sample_filtered ones" in str(event.error)
+    assert 'sampling="sample"; needs' in str(event.error)
+    assert 'and "sample_filtered"' in str(event.error)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from inl import Completion, Device, DeviceType, EngineConfig, InferenceEngine
 from inl.errors import (
     BackendNotFound,
+    CheckpointError,
     OutOfMemory,
     PromptTooLong,
     RequestError,
@@ -29,8 +33,8 @@ def made():
 def make(made, byte_tokenizer):
     engines = []
 
-    def build(*, on_step=None, eos=(), **settings):
-        checkpoint = MemoryCheckpoint(*made)
+    def build(*, on_step=None, eos=(), tensors=None, **settings):
+        checkpoint = MemoryCheckpoint(made[0], tensors or made[1])
         checkpoint.eos_token_ids = tuple(eos)
         config = MODEL.config(checkpoint.config)
         settings = {"backend": "reference", "max_batch": 4, "context": 96} | settings
@@ -54,16 +58,6 @@ def greedy(made, prompt, count):
     for _ in range(count):
         ids.append(int(plain_logits(*made, ids)[-1].argmax()))
     return tuple(ids[len(prompt) :])
-
-
-def drained(engine):
-    """Whether nothing is left after the late steps are collected, blocks included."""
-    for _ in range(8):
-        if not engine._core.has_work:
-            break
-        engine._core.step()
-    pools = engine._core.scheduler.kv_cache.pools
-    return not engine._core.has_work and not any(pool.held_blocks for pool in pools)
 
 
 def test_a_string_gives_a_completion(make, made):
@@ -149,6 +143,85 @@ def test_seeds(make):
     assert cold == engine.generate("s", max_tokens=16).token_ids
 
 
+def test_a_seed_that_is_not_given_is_random_and_reported(make):
+    engine = make()
+    options = {"max_tokens": 12, "temperature": 1.0}
+    completions = engine.generate([[5, 6, 7]] * 18, **options)
+    assert len({each.text for each in completions}) == 18
+    assert len({each.seed for each in completions}) == 18
+    for each in completions[:3]:
+        assert 0 <= each.seed < 2**63
+        again = engine.generate([5, 6, 7], seed=each.seed, **options)
+        assert (again.token_ids, again.seed) == (each.token_ids, each.seed)
+    drawn = engine.generate([[5, 6, 7]] * 2, seed=None, **options)
+    assert drawn[0].token_ids != drawn[1].token_ids
+
+
+def test_blocks_are_shared_only_between_equal_cache_salts(make):
+    engine = make()
+    prompt = list(range(40))
+
+    def cached(**options):
+        return engine.generate(prompt, max_tokens=1, **options).cached_tokens
+
+    assert [cached(), cached(), cached(cache_salt=None)] == [0, 32, 32]
+    assert [cached(cache_salt="a"), cached(cache_salt="a")] == [0, 32]
+    assert [cached(cache_salt="b"), cached(cache_salt="a"), cached()] == [0, 32, 32]
+
+
+def test_prefix_keys_depend_on_the_models_weights(make, made):
+    _, tensors = made
+    digests = {
+        make(tensors=each).core.scheduler.config.model_digest
+        for each in (tensors, tensors, {k: v * 2 for k, v in tensors.items()})
+    }
+    assert len(digests) == 2
+    assert "" not in digests
+
+
+class TestWithoutTokenizer:
+    @pytest.fixture
+    def engine(self, made, tmp_path):
+        config, tensors = made
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+        settings = EngineConfig(backend="reference", context=96)
+        with InferenceEngine.from_pretrained(tmp_path, settings) as engine:
+            yield engine
+
+    def test_token_ids_are_served(self, engine, made):
+        completion = engine.generate([5, 6, 7], max_tokens=8)
+        assert completion.token_ids == greedy(made, [5, 6, 7], 8)
+        assert completion.text == ""
+        assert list(engine.stream([5, 6, 7], max_tokens=8)) == []
+
+    @pytest.mark.parametrize(
+        ("prompt", "options", "words"),
+        [
+            ("text", {}, r"prompt: the model has no tokenizer \(.*tokenizer\.json"),
+            ([5], {"stop": "end"}, "stop: the model has no tokenizer .*pass token ids"),
+        ],
+    )
+    def test_text_is_refused(self, engine, prompt, options, words):
+        with pytest.raises(RequestError, match=words):
+            engine.generate(prompt, **options)
+
+    def test_chat_and_the_tokenizer_itself_are_refused(self, engine):
+        with pytest.raises(RequestError, match="chat: the model has no tokenizer"):
+            engine.chat_ids("hello")
+        with pytest.raises(RequestError, match="the model has no tokenizer"):
+            _ = engine.tokenizer
+
+
+def test_a_damaged_tokenizer_is_not_a_missing_one(made, tmp_path):
+    config, tensors = made
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text("{")
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        InferenceEngine.from_pretrained(tmp_path, EngineConfig(backend="reference"))
+
+
 def test_the_seed_decides_alone_or_among_strangers(make):
     engine = make()
     alone = engine.generate([4, 4], max_tokens=10, temperature=1.0, seed=0).token_ids
@@ -178,7 +251,7 @@ def test_long_prompts_are_cut_and_answer_the_same(make, made):
     assert again.token_ids == greedy(made, prompt, 8)
 
 
-def test_leaving_a_stream_frees_its_blocks(make):
+def test_leaving_a_stream_frees_its_blocks(make, drained):
     engine = make(max_batch=1)
     for _ in range(3):
         stream = engine.stream("x" * 60, max_tokens=30)
@@ -216,7 +289,9 @@ def test_leaving_a_stream_frees_its_blocks(make):
         ("x", {"seed": "s"}, RequestError, ["seed", "'s'"]),
     ],
 )
-def test_bad_requests_say_what_and_lose_nothing(make, prompt, options, error, words):
+def test_a_bad_request_is_refused_and_loses_nothing(
+    make, drained, prompt, options, error, words
+):
     engine = make()
     before = engine.generate("fine", max_tokens=4)
     with pytest.raises(error) as caught:
@@ -276,7 +351,7 @@ def test_a_runner_that_fails_ends_every_answer(make):
     engine.runner.collect = fail
     with pytest.raises(RunnerError, match="the wire is cut"):
         engine.generate(["a", "b"], max_tokens=4)
-    with pytest.raises(RunnerError, match="make another engine"):
+    with pytest.raises(RunnerError, match="create another engine"):
         engine.generate("c")
 
 

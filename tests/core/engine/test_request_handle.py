@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from depth import examples
 from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError, RunnerError, WorkerLost
 from inl.scheduling.request import Event, Request
@@ -110,7 +111,7 @@ def _takes(answer):
         answer.take()
 
 
-@settings(max_examples=500)
+@examples(100, 500)
 @given(ids, stops)
 def test_streamed_text_is_the_whole_text_cut_at_the_first_stop(tokens, stops):
     pieces = []
@@ -120,7 +121,7 @@ def test_streamed_text_is_the_whole_text_cut_at_the_first_stop(tokens, stops):
     heard = answer.token_ids
     text, stopped = cut(TOKENIZER.decode(heard), stops)
     assert answer.text == text
-    assert (answer.reason == "stop") == stopped
+    assert (answer.finish_reason == "stop") == stopped
     assert "".join(pieces) == text
 
 
@@ -164,7 +165,7 @@ def test_which_stop_string_wins(text, stops, shown):
 def test_the_end_is_told_once_and_errors_as_what_they_are():
     heard = []
     answer = RequestHandle(Request([0]), TOKENIZER, (), 0.0)
-    answer.listener = lambda: heard.append(answer.reason)
+    answer.listener = lambda: heard.append(answer.finish_reason)
     answer.apply_event(Event(1, 0), 1.0)
     answer.fail(WorkerLost("gone"))
     answer.fail(RequestError("late"))

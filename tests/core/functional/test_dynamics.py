@@ -163,7 +163,7 @@ REFUSED = {
     ),
     "x counts": (
         lambda: inl_dynamics(np.zeros(3, int), X, 0.0, 0.9, 0.1, 0.5),
-        "x: found int64, accepted: floating numbers",
+        "x: found int64, accepted: floating-point numbers",
     ),
     "the controller is no three": (
         lambda: inl_dynamics_step(X, X, 0.0, np.zeros((2, 8))),

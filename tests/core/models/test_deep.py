@@ -293,7 +293,9 @@ def test_experts_that_do_not_fit_together_are_named(opened, deep_made):
 def test_a_tensor_is_there_once(opened, deep_made):
     config, tensors = deep_made
     twice = {**tensors, "norm.weight": tensors["model.norm.weight"]}
-    with pytest.raises(CheckpointError, match=r"'norm\.weight': is also there as 'mod"):
+    with pytest.raises(
+        CheckpointError, match=r"'norm\.weight': is also stored as 'mod"
+    ):
         opened(config, twice)
 
 

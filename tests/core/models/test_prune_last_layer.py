@@ -90,8 +90,10 @@ def test_logits_are_those_of_all_tokens(language):
     seen = {}
     plain = language.model.layer
 
-    def watched(ops, *rest, index, sampled=None):
-        return plain(Watched(ops, index, seen), *rest, index=index, sampled=sampled)
+    def watched(ops, *rest, index, sampled_step=None):
+        return plain(
+            Watched(ops, index, seen), *rest, index=index, sampled_step=sampled_step
+        )
 
     def whole(ops, *rest, index):
         return plain(ops, *rest, index=index)

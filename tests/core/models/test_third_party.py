@@ -83,7 +83,7 @@ def answered(folder, site, plugins):
         [sys.executable, "-c", SCRIPT, str(folder)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={"PYTHONPATH": ":".join(paths), "INL_PLUGINS": plugins},
     )
 

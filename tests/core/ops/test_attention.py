@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from depth import examples
 from inl.ops import catalog
 from inl.ops.attention import random_step
 from inl.ops.step import empty_tables, make_step
@@ -51,7 +52,7 @@ def plainly(q, texts, cached, counts, shared, scale, window, cap):
     return out
 
 
-@settings(max_examples=40, deadline=None)
+@examples(12, 40)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 9), st.integers(1, 6)), min_size=1, max_size=4

@@ -9,7 +9,8 @@ import pytest
 
 from inl.errors import RequestError
 from inl.ops import catalog
-from inl.ops.moe import KINDS, ExpertLinear, Experts, capacity_of
+from inl.ops.moe import KINDS, ExpertLinear, Experts
+from inl.ops.moe_dispatch import capacity_of
 from inl.ops.moe_cases import choice, matrices
 from inl.spec.op import Spec
 from inl.spec.tolerance import BodyOps

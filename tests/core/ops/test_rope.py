@@ -95,10 +95,10 @@ def test_yarn_keeps_fast_planes_and_slows_slow_ones():
 
 
 def test_planes_that_do_not_turn_hold_still():
-    scaling = RopeScaling("divided", divisors=(1.0, 2.0, 5.0), gain=1.3, turning=6)
+    scaling = RopeScaling("divided", divisors=(1.0, 2.0, 5.0), gain=1.3, rotary_dim=6)
     rates = frequencies(16, 100.0, scaling)
-    turning = [100.0 ** (-2 * i / 6) / by for i, by in enumerate((1.0, 2.0, 5.0))]
-    assert rates == pytest.approx([*turning, 0, 0, 0, 0, 0], rel=1e-14)
+    expected = [100.0 ** (-2 * i / 6) / by for i, by in enumerate((1.0, 2.0, 5.0))]
+    assert rates == pytest.approx([*expected, 0, 0, 0, 0, 0], rel=1e-14)
     assert gains(16, scaling).tolist() == [1.3] * 3 + [1.0] * 5
     positions = np.array([0, 9], np.int32)
     cos, sin = TABLE(positions, dim=16, theta=100.0, scaling=scaling)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from depth import examples
 from inl.ops import catalog
 from inl.ops.step import empty_tables
 from inl.spec.message import Row, TokenBias, admit_frame, step_frame, token_bias_frame
@@ -110,7 +111,7 @@ def at_a_border(plain_choice, row, request):
     ]  # fmt: skip
 
 
-@settings(max_examples=300)
+@examples(60, 300)
 @given(seed=st.integers(0, 2**32 - 1), size=vocab, data=st.data())
 def test_rows_are_what_the_documentation_says_of_each_alone(
     plain_choice, seed, size, data

@@ -19,7 +19,7 @@ def inl_register_backends(register):
 
 
 class Site:
-    """A folder on sys.path into which distributions are installed."""
+    """A folder on sys.path for installing fake distributions."""
 
     def __init__(self, path):
         self.path = path
@@ -43,7 +43,7 @@ class Site:
         (info / "entry_points.txt").write_text(entry_points)
 
     def load(self, *modules):
-        """Load what is installed here and nothing else of the machine."""
+        """Load the plugins of this folder only."""
         found = distributions(path=[str(self.path)])
         points = [point for dist in found for point in dist.entry_points]
         return load_registry(points, modules)
@@ -72,6 +72,6 @@ def row_of():
 
 @pytest.fixture
 def good(site):
-    """A sound plugin that must stay ready whatever its neighbor does."""
+    """A valid plugin that must stay ready beside a faulty one."""
     site.add("good", GOOD)
     return site

@@ -1,4 +1,4 @@
-"""A table of bad plugins: each is a row with a sentence, and its neighbor is ready."""
+"""Faulty plugins: each is a row with a reason and does not affect the others."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ BAD = {
     "has odd features": ("INL_FEATURES = 'fast'", "INL_FEATURES: found 'fast', accept"),
     "contradicts its group": (
         "INL_CONTRACT = (2, 0)",
-        "INL_CONTRACT: found (2, 0), but it is installed under inl.v1",
+        "INL_CONTRACT: found (2, 0), but the entry point is in group inl.v1",
     ),
 }
 
@@ -144,7 +144,7 @@ UNSUPPORTED = {
     ),
     "an unknown feature": (
         "INL_FEATURES = {'warp', 'beam'}",
-        "needs beam, warp; this core has no features beside contract 1.1; try: ",
+        "needs beam, warp; this core has no features in contract 1.1; try: ",
     ),
 }
 
@@ -184,11 +184,11 @@ def inl_register_backends(register):
 """
 
 
-def test_a_probe_that_hangs_is_a_reason(good, monkeypatch):
-    monkeypatch.setattr("inl.plugin.probe.SECONDS", 0.05)
+def test_a_hanging_probe_times_out(good, monkeypatch):
+    monkeypatch.setattr("inl.plugin.probe.TIMEOUT_SECONDS", 0.05)
     good.add("zzz", HANGS)
     known = good.load()
-    assert "did not answer within 0.05 s" in known.find(DeviceType("npu")).reason
+    assert "did not return within 0.05 s" in known.find(DeviceType("npu")).reason
     assert known.find(DeviceType("good")).devices
 
 

@@ -19,14 +19,14 @@ def inl_register_backends(register):
 """
 
 
-def test_the_core_is_a_plugin_too(site, row_of):
+def test_the_core_is_a_plugin(site, row_of):
     row = row_of(site.load(), "reference")
     assert (row.status, row.source) == ("ready", "builtin")
     assert row.package == f"inl-core {__version__} (builtin)"
     assert re.fullmatch(r"1 device; \d+ model names", row.detail)
 
 
-def test_a_module_by_name_says_where_it_comes_from(site, row_of):
+def test_a_module_of_the_variable_shows_its_source(site, row_of):
     site.module("npu_by_name", SOUND)
     row = row_of(site.load("npu_by_name"), "npu_by_name")
     assert (row.status, row.source, row.package) == (
@@ -71,13 +71,13 @@ def test_the_variable_is_read(site, monkeypatch, row_of):
 
 
 @pytest.mark.parametrize("name", ["a b", "1x", "x.", "x:", "../x", "x-y"])
-def test_what_is_no_module_name_is_broken(site, row_of, name):
+def test_an_invalid_module_name_is_broken(site, row_of, name):
     row = row_of(site.load(name), name)
     assert row.status == "broken"
     assert row.detail.startswith(f"INL_PLUGINS: found {name!r}, accepted: module")
 
 
-def test_own_modules_go_by_their_device_type():
+def test_inl_modules_are_named_by_device_type():
     names = ["inl_cpu.plugin", "inl_toy", "acme.plugin"]
     assert [origin.name for origin in from_modules(names)] == [
         "cpu",
@@ -96,7 +96,7 @@ def test_one_damaged_list_does_not_hide_the_others(site, row_of):
     site.add("npu", SOUND)
     site.metadata("inl-hurt", "[inl.v1]\nthis line has no equals sign\n")
     with pytest.raises(TypeError):
-        metadata.entry_points()  # what makes the detour necessary
+        metadata.entry_points()  # fails as a whole, so lists are read one by one
     known = load_registry(modules=())
     assert row_of(known, "npu").status == "ready"
     hurt = row_of(known, "hurt")
@@ -104,7 +104,7 @@ def test_one_damaged_list_does_not_hide_the_others(site, row_of):
     assert hurt.detail.startswith("entry_points.txt is damaged: ")
 
 
-def test_a_damaged_list_of_somebody_else_is_not_our_affair(site):
+def test_damaged_lists_of_other_packages_are_ignored(site):
     site.metadata("stranger", "[other]\nthis line has no equals sign\n")
     assert "stranger" not in [row.name for row in load_registry(modules=()).plugins]
 

@@ -1,4 +1,4 @@
-"""docs/hooks.md is checked against the hooks, and its examples are run."""
+"""docs/hooks.md matches the hook specifications, and its examples run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 HOOKS = {f"{hook.name}({', '.join(hook.spec.argnames)})" for hook in hook_callers()}
 
 
-def test_the_hooks_are_those_that_we_know():
+def test_the_contract_has_the_expected_hooks():
     assert {hook.partition("(")[0] for hook in HOOKS} == {
         "inl_register_backends",
         "inl_register_functions",

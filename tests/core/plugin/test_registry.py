@@ -47,7 +47,7 @@ def test_a_probe_runs_once(site):
     assert len(sys.modules["npu_entry"].calls) == 1
 
 
-def test_a_backend_without_a_probe_is_always_there(site):
+def test_a_backend_without_a_probe_is_always_available(site):
     site.add("npu", PROBED.format(body="pass").replace(", probe=probe", ""))
     assert site.load().find("npu").devices == (DeviceInfo(0, "npu"),)
 
@@ -60,7 +60,7 @@ ABSENT = {
 
 
 @pytest.mark.parametrize("body", ABSENT)
-def test_a_device_that_is_not_there_is_unavailable(site, row_of, body):
+def test_an_absent_device_is_unavailable(site, row_of, body):
     known = probed(site, body)
     row = row_of(known, "npu")
     assert (row.status, row.detail) == ("unavailable", f"npu: {ABSENT[body]}")
@@ -71,11 +71,15 @@ def test_a_device_that_is_not_there_is_unavailable(site, row_of, body):
 
 BROKEN = {
     "return None": "TypeError: 'NoneType' object is not iterable",
-    "return [0]": "the probe gave 0, accepted: DeviceInfo(index, name, memory_bytes",
-    "return [DeviceInfo(-1, 'A')]": "the probe gave DeviceInfo(index=-1",
-    "return [DeviceInfo(0, 'A', 1.5)]": "the probe gave DeviceInfo(index=0",
-    "return [DeviceInfo(0, None)]": "the probe gave DeviceInfo(index=0, name=None",
-    "return [DeviceInfo(0, 'A'), DeviceInfo(0, 'B')]": "the probe gave one index twice",
+    "return [0]": (
+        "the probe returned 0, accepted: DeviceInfo(index, name, memory_bytes"
+    ),
+    "return [DeviceInfo(-1, 'A')]": "the probe returned DeviceInfo(index=-1",
+    "return [DeviceInfo(0, 'A', 1.5)]": "the probe returned DeviceInfo(index=0",
+    "return [DeviceInfo(0, None)]": "the probe returned DeviceInfo(index=0, name=None",
+    "return [DeviceInfo(0, 'A'), DeviceInfo(0, 'B')]": (
+        "the probe returned an index twice: "
+    ),
     "1 / 0": "ZeroDivisionError: division by zero",
     "exit(1)": "SystemExit: 1",
 }
@@ -129,7 +133,7 @@ def test_models_are_imported_by_name(site):
         ("json:dumps", "model Odd, json:dumps: found function, accepted: a Model"),
     ],
 )
-def test_a_model_that_is_none_says_whose_it_is(site, target, sentence):
+def test_an_invalid_model_names_its_plugin(site, target, sentence):
     site.add("odd", MODELS.format(target=target))
     with pytest.raises(PluginError) as caught:
         site.load().model("Odd")
@@ -175,7 +179,7 @@ def kernels(site, body):
         ("pass", []),
     ],
 )
-def test_kernels_are_given_for_one_device_type(site, row_of, body, labels):
+def test_kernels_are_registered_per_device_type(site, row_of, body, labels):
     known = kernels(site, body)
     found = [kernel.label for kernel in known.kernels("reference")]
     assert found == [f"rms_norm/{label}" for label in labels]
@@ -201,7 +205,7 @@ def test_kernels_are_given_for_one_device_type(site, row_of, body, labels):
         ),
     ],
 )
-def test_bad_kernels_say_whose_they_are(site, body, sentence):
+def test_invalid_kernels_name_their_plugin(site, body, sentence):
     known = kernels(site, body)
     with pytest.raises(PluginError) as caught:
         known.kernels("reference")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from contextlib import suppress
 from dataclasses import asdict, fields
 
 import numpy as np
@@ -18,6 +17,8 @@ from inl.protocol import wire_values
 from inl.protocol.runner import Limits, Reply
 from inl.protocol.wire import MAX_BYTES, MAX_TEXT, Channel, Kind, read_prefix
 from inl.spec.step import Bucket, Scores
+from inl.weights.progress import LoadStage
+from outcomes import Outcomes
 
 LIMITS = Limits(
     5, (9, 7), 4, 8, 100, (Bucket(1, 1), Bucket(8, 4, 1, "sample")), 3, "sample"
@@ -56,7 +57,7 @@ SAMPLES = {
         )
     ),
     "masks": bytes(wire_values.masks(3, np.ones((2, 4), np.int32))),
-    "progress": wire_values.PROGRESS.pack(1, 2),
+    "progress": wire_values.progress(1, 2, LoadStage.PACKING),
     "prefix": struct.pack("<HHI", 0x4C49, 8, 12),
 }
 
@@ -129,7 +130,9 @@ def test_values_come_back():
         [[4], [5]],
         [1, 1],
     )
-    assert wire_values.read_progress(SAMPLES["progress"]) == (1, 2)
+    assert wire_values.read_progress(SAMPLES["progress"]) == (1, 2, LoadStage.PACKING)
+    with pytest.raises(ProtocolError, match="stage: found 4, accepts 0 to 3"):
+        wire_values.read_progress(wire_values.PROGRESS.pack(1, 2, 4))
     # Whoever adds a field to either must send it too, and then say so here.
     assert Reply._fields == ("step", "tokens", "accepted", "scores")
     assert len(fields(Limits)) == 10
@@ -164,12 +167,18 @@ def mutated(draw):
     return name, data
 
 
-@settings(max_examples=600, deadline=None)
-@given(mutated())
-def test_readers_read_or_refuse(case):
-    name, data = case
-    with suppress(ProtocolError):
-        GOOD[name](data)
+def test_readers_read_or_refuse(depth):
+    outcomes = Outcomes()
+
+    @settings(max_examples=depth(150, 600))
+    @given(mutated())
+    def check(case):
+        name, data = case
+        with outcomes.refused_by(ProtocolError):
+            GOOD[name](data)
+
+    check()
+    outcomes.check()
 
 
 JSON = st.recursive(
@@ -181,19 +190,25 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    st.sampled_from(["limits", "ready", "hello", "failure"]),
-    st.data(),
-    JSON,
-)
-def test_json_of_any_shape_is_read_or_refused(name, data, value):
-    whole = json.loads(SAMPLES[name])
-    inner = whole.get("limits", whole.get("l"))
-    target = inner if inner is not None and data.draw(st.booleans()) else whole
-    target[data.draw(st.sampled_from(sorted(target)))] = value
-    with suppress(ProtocolError):
-        GOOD[name](wire_values.text(whole))
+def test_json_of_any_shape_is_read_or_refused(depth):
+    outcomes = Outcomes()
+
+    @settings(max_examples=depth(100, 300))
+    @given(
+        st.sampled_from(["limits", "ready", "hello", "failure"]),
+        st.data(),
+        JSON,
+    )
+    def check(name, data, value):
+        whole = json.loads(SAMPLES[name])
+        inner = whole.get("limits", whole.get("l"))
+        target = inner if inner is not None and data.draw(st.booleans()) else whole
+        target[data.draw(st.sampled_from(sorted(target)))] = value
+        with outcomes.refused_by(ProtocolError):
+            GOOD[name](wire_values.text(whole))
+
+    check()
+    outcomes.check()
 
 
 def test_deep_and_odd_json():
@@ -202,10 +217,21 @@ def test_deep_and_odd_json():
             wire_values.read_text(data, "w")
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=64), st.integers(0, 40))
-def test_a_mutated_stream_ends_in_frames_or_a_refusal(noise, at):
+def test_a_mutated_stream_ends_in_frames_or_a_refusal(depth):
     """Whatever comes before the end, the reader stops: no hang, no other error."""
+    outcomes = Outcomes()
+
+    @settings(max_examples=depth(60, 200))
+    @given(st.binary(max_size=64), st.integers(0, 40))
+    def check(noise, at):
+        with outcomes.refused_by(InlError):
+            read_mutated_stream(noise, at)
+
+    check()
+    outcomes.check()
+
+
+def read_mutated_stream(noise, at):
     ours, theirs = socket.socketpair()
     stream = bytearray(
         b"".join(
@@ -221,7 +247,7 @@ def test_a_mutated_stream_ends_in_frames_or_a_refusal(noise, at):
         for _ in range(100):
             try:
                 frame = channel.receive(5)
-            except (EOFError, InlError):
+            except EOFError:
                 return
             assert frame is not None, "waited although the stream has ended"
     raise AssertionError("more frames than bytes")

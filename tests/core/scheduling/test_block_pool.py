@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from depth import examples
 from inl.scheduling.block_pool import BlockPool
 
 OPERATIONS = ["take", "share", "free", "publish"]
 
 
 def taken(pool, count):
-    return [pool.take() for _ in range(count)]
+    return [pool.allocate() for _ in range(count)]
 
 
 def test_block_zero_is_never_given():
@@ -21,25 +22,25 @@ def test_block_zero_is_never_given():
 
 def test_a_published_block_can_be_shared_while_held_and_after():
     pool = BlockPool(4, 2)
-    block = pool.take()
+    block = pool.allocate()
     pool.publish(block, b"key")
     assert pool.share(b"key") == block
-    assert pool.references(block) == 2
+    assert pool.ref_count(block) == 2
     pool.free([block])
     pool.free([block])
-    assert (pool.held_blocks, pool.idle_blocks, pool.available_blocks) == (0, 1, 3)
+    assert (pool.used_blocks, pool.cached_blocks, pool.available_blocks) == (0, 1, 3)
     assert pool.share(b"key") == block
-    assert (pool.held_blocks, pool.idle_blocks) == (1, 0)
+    assert (pool.used_blocks, pool.cached_blocks) == (1, 0)
 
 
 def test_free_blocks_go_before_idle_ones():
     pool = BlockPool(4, 2)
-    block = pool.take()
+    block = pool.allocate()
     pool.publish(block, b"key")
     pool.free([block])
     assert block not in taken(pool, 2)
     assert pool.find(b"key") == block
-    assert pool.take() == block
+    assert pool.allocate() == block
     assert pool.find(b"key") is None
 
 
@@ -54,12 +55,12 @@ def test_many_are_taken_as_one_by_one(count):
         pool.free([first, third, second])
         pools.append(pool)
     many, one_by_one = pools
-    assert many.take_many(count) == taken(one_by_one, count)
+    assert many.allocate_many(count) == taken(one_by_one, count)
     assert many.available_blocks == one_by_one.available_blocks
     for key in (b"first", b"second"):
         assert many.find(key) == one_by_one.find(key)
     with pytest.raises(AssertionError, match="available_blocks"):
-        many.take_many(5 - count)
+        many.allocate_many(5 - count)
 
 
 def test_a_prefix_outlives_its_suffix():
@@ -81,7 +82,7 @@ def test_the_longest_unused_is_evicted_first():
     pool.free([second])
     pool.share(b"first")
     pool.free([first])
-    assert pool.take() == second
+    assert pool.allocate() == second
     assert pool.find(b"first") == first
 
 
@@ -91,18 +92,18 @@ def test_equal_content_is_published_once():
     pool.publish(first, b"key")
     pool.publish(second, b"key")
     pool.free([second])
-    assert (pool.find(b"key"), pool.idle_blocks) == (first, 0)
+    assert (pool.find(b"key"), pool.cached_blocks) == (first, 0)
 
 
 def test_a_block_is_not_freed_twice():
     pool = BlockPool(3, 2)
-    block = pool.take()
+    block = pool.allocate()
     pool.free([block])
     with pytest.raises(AssertionError, match="freed once"):
         pool.free([block])
 
 
-@settings(max_examples=200, deadline=None)
+@examples(50, 200)
 @given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 5)), max_size=60))
 def test_a_pool_agrees_with_a_slow_one(operations):
     """The slow pool is a list of (key, holders) in order of last use."""
@@ -112,7 +113,7 @@ def test_a_pool_agrees_with_a_slow_one(operations):
         key = bytes([number])
         if name == "take" and pool.available_blocks:
             plain = [b for b in holders if not holders[b] and b not in keys]
-            block = pool.take()
+            block = pool.allocate()
             assert block in plain if plain else block == unused[0]
             keys.pop(block, None)
             unused = [b for b in unused if b != block]
@@ -135,10 +136,10 @@ def test_a_pool_agrees_with_a_slow_one(operations):
             pool.publish(block, key)
             if block not in keys and key not in keys.values():
                 keys[block] = key
-        assert pool.held_blocks == sum(map(bool, holders.values()))
-        assert pool.idle_blocks == len(unused)
+        assert pool.used_blocks == sum(map(bool, holders.values()))
+        assert pool.cached_blocks == len(unused)
         for block, count in holders.items():
-            assert pool.references(block) == count
+            assert pool.ref_count(block) == count
         for number in range(6):
             owner = [b for b in keys if keys[b] == bytes([number])]
             assert pool.find(bytes([number])) == (owner[0] if owner else None)

@@ -57,7 +57,7 @@ def test_a_program_that_is_not_served_is_not_used(small):
     buckets = Buckets(limits, token_budget=8, max_rows=4)
     assert buckets.sampler == "sample"
     assert buckets.choose(3, 1, "greedy") == drawing
-    with pytest.raises(RunnerError, match=r"width 1 that is greedy$"):
+    with pytest.raises(RunnerError, match=r"one token per row with sampler greedy$"):
         Buckets(small(buckets=(full,), sampler="greedy"), token_budget=8, max_rows=4)
 
 
@@ -75,6 +75,6 @@ def test_no_more_rows_than_tokens(small):
 
 def test_a_runner_that_only_verifies_drafts_is_refused(small):
     with pytest.raises(
-        RunnerError, match="sample 4 tokens a row; needs one of width 1"
+        RunnerError, match="found 4 tokens per row, needs one token per row"
     ):
         ladder(small, Bucket(8, 2, 4))

@@ -64,7 +64,7 @@ def test_what_does_not_fit_takes_nothing():
     held.release(table, 0)
     assert held.admit([b"a"], 4, spare=0) is None
     assert held.admit([b"a"], 3, spare=1) is None
-    assert (held.available_blocks, held.pools[0].references(table[0][0])) == (3, 0)
+    assert (held.available_blocks, held.pools[0].ref_count(table[0][0])) == (3, 0)
     assert held.admit([b"a"], 3, spare=0)[1] == 1
 
 
@@ -85,7 +85,7 @@ def test_a_window_asks_only_for_the_blocks_that_it_shows():
         held.publish(table, index, key)
     held.release(table, 0)
     # Blocks 0 to 3 of the group with the window are evicted.
-    gone = [held.pools[1].take() for _ in range(9)]
+    gone = [held.pools[1].allocate() for _ in range(9)]
     assert [held.pools[1].find(key) is None for key in keys] == [False] * 2 + [True] * 4
     for block in gone:
         held.pools[1].free([block])
@@ -103,7 +103,7 @@ def test_what_a_window_has_passed_is_not_needed_for_a_prefix():
     first, table[1][:4] = table[1][:4], [0] * 4
     held.release([[], first], 0)
     held.release(table, 0)
-    taken = [held.pools[1].take() for _ in range(13 + 4)]
+    taken = [held.pools[1].allocate() for _ in range(13 + 4)]
     assert [held.pools[1].find(key) is None for key in keys] == [True] * 4 + [False] * 2
     held.pools[1].free(taken)
     found, hits = held.admit(keys, 8, spare=0)

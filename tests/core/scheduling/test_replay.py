@@ -41,7 +41,7 @@ def test_tokens_of_answers_are_decoding_rows(small, answer_of):
     core, requests, chunks = run(limits, PROMPTS, replay=True, **options)
     assert core.stats.preemptions > 0
     for request in requests:
-        assert request.answer == answer_of(request, limits)
+        assert request.output_ids == answer_of(request, limits)
     for (request, start, stop), decoding in chunks:
         assert decoding == (start >= request.prompt_tokens)
         assert stop - start == 1 if decoding else stop <= request.prompt_tokens
@@ -73,8 +73,8 @@ class Replayed(Scheduler):
         )
 
 
-def test_every_answer_is_what_its_ids_decide():
-    """With cancellations, preemptions, shared prefixes, penalties, in any mixture."""
-    counts = soak(11, 5_000, Parts(scheduler=Replayed))
+def test_every_answer_follows_from_its_ids(depth):
+    """With cancellations, preemptions, shared prefixes and penalties in any mixture."""
+    counts = soak(11, depth(2_000, 5_000), Parts(scheduler=Replayed))
     for name in ("preemptions", "cancelled", "prefix hit tokens", "full requests"):
-        assert counts[name] > 10, name
+        assert counts[name] > 5, name

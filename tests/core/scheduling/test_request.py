@@ -28,9 +28,12 @@ from inl.spec.step import Bucket
         ({"temperature": 1e39}, "temperature: found 1e+39"),
         ({"temperature": "hot"}, "temperature: found 'hot'"),
         ({"seed": 1.5}, "seed: found 1.5, accepts an int"),
-        ({"adapter": -1}, "adapter: found -1, accepts 0 and above"),
-        ({"adapter": 2**31}, "adapter: found 2147483648, accepts at most 2147483647"),
-        ({"salt": 3}, "salt: found 3, accepts text"),
+        ({"adapter": 1}, "adapter: found 1, accepts 0: adapters are not supported"),
+        ({"adapter": -1}, "adapter: found -1, accepts 0"),
+        ({"cache_salt": 3}, "cache_salt: found 3, accepts a string"),
+        ({"allowed_token_ids": []}, "allowed_token_ids: found no tokens, accepts None"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]: found -1, accepts 0"),
+        ({"allowed_token_ids": 5}, "allowed_token_ids[0]: 'int' object is not iter"),
     ],
 )
 def test_a_bad_field_is_refused_with_its_value(fields, words):
@@ -49,8 +52,13 @@ def test_any_iterable_of_whole_numbers_is_a_prompt():
         (Request(range(32)), PromptTooLong, "found 32 tokens, accepts at most 31"),
         (Request([5, 100]), RequestError, "prompt[1]: found token 100, the vocabulary"),
         (Request([5], temperature=0.5), RequestError, "temperature: found 0.5"),
+        (
+            Request([5], allowed_token_ids={1, 100}),
+            RequestError,
+            "allowed_token_ids: found token 100, the vocabulary is 0 to 99",
+        ),
     ],
-    ids=["too long", "vocabulary", "temperature"],
+    ids=["too long", "vocabulary", "temperature", "allowed"],
 )
 def test_a_request_that_can_never_be_served_is_refused(small, request_, error, words):
     scheduler = Scheduler(small(buckets=(Bucket(8, 4),)))

@@ -46,7 +46,7 @@ def played(limits, *requests, **policy):
                 assert error is None
                 answers[number] += [token] if token is not None else []
             pools = engine.scheduler.kv_cache.pools
-            held.append([pool.held_blocks for pool in pools])
+            held.append([pool.used_blocks for pool in pools])
     return engine, list(answers.values()), held
 
 

@@ -11,7 +11,7 @@ from inl.errors import NoKernel
 from inl.ops import catalog
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.norm import Norm
-from inl.spec.dispatch import DynamicOps, Ops, Tracer
+from inl.spec.dispatch import DynamicOps, ResolvedOps, Tracer
 from inl.spec.kernel import Kernel
 from inl.spec.selection import KernelSelection, select_kernel
 from inl.spec.step import Bucket, Step
@@ -53,7 +53,7 @@ def test_native():
 def test_the_highest_preference_wins_and_the_other_is_told_so():
     choice = choose(policy(kernel("a"), kernel("b", preference=2), kernel("c")))
     assert choice.winner == "linear/b"
-    lost = "preference below that of linear/b"
+    lost = "has a lower preference than linear/b"
     assert choice.refusals == (("linear/a", lost), ("linear/c", lost))
 
 
@@ -88,7 +88,7 @@ def test_missing_lists_every_refusal():
     )
     tracer.linear(*linear_site())
     with pytest.raises(NoKernel) as caught:
-        Ops(tracer)
+        ResolvedOps(tracer)
     assert str(caught.value) == (
         "no kernel for linear on npu:0\n"
         "  linear/a: rows wider than 4\n"
@@ -99,8 +99,10 @@ def test_missing_lists_every_refusal():
 def test_missing_with_no_candidate_says_what_to_do():
     tracer = tracer_of()
     tracer.linear(*linear_site())
-    with pytest.raises(NoKernel, match="none is registered; allow_hosted=True"):
-        Ops(tracer)
+    with pytest.raises(
+        NoKernel, match="no kernel is registered; try allow_hosted=True"
+    ):
+        ResolvedOps(tracer)
 
 
 def test_invariant_mode_refuses_the_others_by_name():
@@ -108,18 +110,28 @@ def test_invariant_mode_refuses_the_others_by_name():
     choice = choose(policy(fast, steady, invariant=True))
     assert choice.winner == "linear/steady"
     assert choice.refusals[0][0] == "linear/fast"
-    assert "not invariant" in choice.refusals[0][1]
+    assert "not batch-invariant" in choice.refusals[0][1]
     assert choose(policy(fast, invariant=True)).how == "missing"
+
+
+def test_a_backend_that_captures_programs_refuses_kernels_that_are_not_capturable():
+    waits = kernel("waits", preference=9, capturable=False)
+    assert choose(policy(waits, kernel("a"))).winner == "linear/waits"
+    choice = choose(policy(waits, kernel("a"), captured=True))
+    assert choice.winner == "linear/a"
+    refusal = "is not capturable, and this backend captures programs"
+    assert choice.refusals == (("linear/waits", refusal),)
+    assert choose(policy(waits, captured=True)).how == "missing"
 
 
 def test_a_kernel_takes_its_own_layout_only():
     plain, tiled = kernel("plain", preference=9), kernel("tiled", layout="tiles")
     packed = choose(policy(plain, tiled), args=linear_site(layout="tiles"))
     assert packed.winner == "linear/tiled"
-    expected = "takes weights laid out as plain, found tiles"
+    expected = "takes weights in layout plain, found tiles"
     assert packed.refusals == (("linear/plain", expected),)
     unpacked = choose(policy(tiled))
-    assert unpacked.refusals[0][1] == "takes weights laid out as tiles, found plain"
+    assert unpacked.refusals[0][1] == "takes weights in layout tiles, found plain"
 
 
 def test_a_packed_composite_can_be_neither_composed_nor_hosted():
@@ -151,7 +163,7 @@ def test_two_sites_of_an_op_may_run_two_kernels():
     tracer.linear(*linear_site(16))
     tracer.linear(*linear_site(8))
     assert sorted(tracer.counts.values()) == [1, 2]
-    ops = Ops(tracer)
+    ops = ResolvedOps(tracer)
     rng = np.random.default_rng(0)
     for inner, name in ((16, "wide"), (8, "narrow")):
         x, weight = rng.standard_normal((4, inner)), rng.standard_normal((3, inner))
@@ -175,7 +187,7 @@ def test_real_weights_are_dispatched_by_their_layout():
     tracer = tracer_of(kernel("plain"), tiled)
     tracer.linear(*linear_site())
     tracer.linear(*linear_site(layout="tiles"))
-    ops = Ops(tracer)
+    ops = ResolvedOps(tracer)
     rng = np.random.default_rng(0)
     x, weight = rng.standard_normal((5, 8)), rng.standard_normal((3, 8))
     assert np.allclose(ops.linear(x, Linear(weight)), x @ weight.T)
@@ -185,7 +197,7 @@ def test_real_weights_are_dispatched_by_their_layout():
 def test_composed_ops_call_the_kernels_of_this_table():
     tracer = tracer_of(kernel("double", run=lambda x, w: 2 * (x @ w.weight.T)))
     tracer.qkv_linear(strict(4, 8), QkvLinear(strict(6, 8), strict(2, 8), strict(2, 8)))
-    ops = Ops(tracer)
+    ops = ResolvedOps(tracer)
     x, w = np.ones((4, 8)), QkvLinear(*(np.ones((n, 8)) for n in (6, 2, 2)))
     for twin in (ops, ops.at(Bucket(9, 3))):
         assert [float(part[0, 0]) for part in twin.qkv_linear(x, w)] == [16.0] * 3
@@ -201,20 +213,20 @@ def test_inside_a_native_composite_nothing_is_chosen():
     )
     assert [part.shape for part in result] == [(4, 6), (4, 2), (4, 2)]
     assert [name for name, _ in tracer.counts] == ["qkv_linear"]
-    assert Ops(tracer).qkv_linear(1, 2) == (1, 1, 1)
+    assert ResolvedOps(tracer).qkv_linear(1, 2) == (1, 1, 1)
 
 
 def test_hosted_ops_run_what_the_policy_makes():
     tracer = tracer_of(host=lambda spec: lambda *args, **attrs: f"hosted {spec.name}")
     tracer.linear(*linear_site())
-    assert Ops(tracer).linear(0, 0) == "hosted linear"
+    assert ResolvedOps(tracer).linear(0, 0) == "hosted linear"
 
 
 def test_ops_are_frozen():
-    ops = Ops(tracer_of())
+    ops = ResolvedOps(tracer_of())
     with pytest.raises(AttributeError, match="ops are frozen: cannot set 'linear'"):
         ops.linear = print
-    with pytest.raises(AttributeError, match="op 'rope' was not met when the model"):
+    with pytest.raises(AttributeError, match="op 'rope' was not called when the model"):
         ops.rope  # noqa: B018
 
 
@@ -231,7 +243,9 @@ def test_each_planner_runs_once_a_step():
     step = Step(*(strict(4) for _ in range(12)))
     for _ in range(3):
         tracer.attention(strict(4, 2, 8), (strict(1, 4, 2, 8),) * 2, step, **attrs)
-    assert Ops(tracer).plan("step", block_size=4) == {"attention/x": "work list"}
+    assert ResolvedOps(tracer).plan("step", block_size=4) == {
+        "attention/x": "work list"
+    }
     assert planned == [("step", 4)]
 
 

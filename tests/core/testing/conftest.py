@@ -111,7 +111,7 @@ def check(tmp_path):
             [sys.executable, "-m", "inl", "check", *words],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             env=os.environ | plant | {"PYTHONPATH": path},
         )
 

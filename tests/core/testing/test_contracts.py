@@ -32,7 +32,7 @@ def contract(check, tmp_path):
              "-c", os.devnull, "--rootdir", str(tmp_path), *words, str(file)],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             env=os.environ | plant | {"PYTHONPATH": path, "INL_CHECK_SEED": seed},
         )  # fmt: skip
         return done.returncode, done.stdout
@@ -66,6 +66,7 @@ def test_a_gap_is_an_expected_failure_with_its_reason(contract):
     assert "linear: driver 2.1 rounds as it should" in said
 
 
+@pytest.mark.full
 def test_gaps_that_cover_what_fails_let_the_run_pass(contract):
     reason = "driver 2.1 rounds as it should"
     cases = ["1x8x16", "2x5x3", "13x64x48", "33x96x160"]
@@ -90,6 +91,7 @@ def test_a_device_that_is_not_there_fails_and_says_why(contract):
         assert re.search(rf"^FAILED .*::test_{section}\[{section}/opens\]", said, re.M)
 
 
+@pytest.mark.full
 def test_the_seed_of_the_environment_is_used_and_checked(contract):
     code, said = contract("-k", "linear/1x8x16", fault="bias", seed="77")
     assert code == 1

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from depth import mostly_full
+
 
 def card_of(done):
     assert done.stderr == ""
@@ -27,7 +29,7 @@ def test_a_sound_backend_passes_and_emits_its_card(check):
     assert card["ops"]["gated_mlp"]["how"] == ["composed"]
     assert 0 < card["ops"]["linear"]["worst_ratio"] <= 1
     assert card["invariant"] is False
-    assert 0 < card["seconds"] < 120
+    assert card["seconds"] > 0
 
 
 FAULTS = {
@@ -41,7 +43,7 @@ FAULTS = {
 """Fault -> beginnings of names, each of which some failure must have."""
 
 
-@pytest.mark.parametrize("fault", sorted(FAULTS))
+@pytest.mark.parametrize("fault", mostly_full(sorted(FAULTS)))
 def test_each_planted_fault_is_found(check, fault):
     done = check("faulty:0", "--json", fault=fault)
     card = card_of(done)
@@ -52,6 +54,7 @@ def test_each_planted_fault_is_found(check, fault):
     assert card["sections"]["backend"]["failed"] == 0
 
 
+@pytest.mark.full
 def test_that_only_the_first_enters_is_found(check):
     card = card_of(check("faulty:0", "--json", fault="alone"))
     failed = {failure["check"] for failure in card["failures"]}
@@ -59,6 +62,7 @@ def test_that_only_the_first_enters_is_found(check):
     assert "backend/compile" in failed
 
 
+@pytest.mark.full
 def test_a_leak_is_called_one(check):
     card = card_of(check("faulty:0", "--json", fault="leak"))
     (found,) = {
@@ -78,6 +82,7 @@ def test_the_table_names_the_worst_case_and_what_to_do(check):
     assert "the same inputs again: inl check faulty:0 --seed 11" in done.stdout
 
 
+@pytest.mark.full
 def test_the_seed_decides_every_input(check):
     first, again, other = (
         {name: op["worst_ratio"] for name, op in card_of(done)["ops"].items()}

@@ -46,12 +46,13 @@ def inl(folder, *words, path=()):
         [sys.executable, "-m", "inl", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         cwd=folder,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(places), "INL_PLUGINS": ""},
     )
 
 
+@pytest.mark.full
 def test_a_new_package_passes_its_own_tests(tmp_path):
     done = inl(tmp_path, "new-plugin", "my_npu2")
     assert (done.returncode, done.stderr) == (0, "")
@@ -64,7 +65,7 @@ def test_a_new_package_passes_its_own_tests(tmp_path):
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         cwd=folder,
         env=os.environ
         | {"PYTHONPATH": os.pathsep.join(places), "INL_PLUGINS": "inl_my_npu2.plugin"},

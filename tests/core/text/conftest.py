@@ -1,4 +1,4 @@
-"""Tokenizers to test with: the default model's, and a small one with byte fallback."""
+"""Tokenizer fixtures: the default model's, and a small one with byte fallback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DATA = Path(__file__).parents[2] / "data"
 
 @pytest.fixture(scope="session")
 def oracle():
-    """Prompts with their ids, made by transformers from the same file."""
+    """Prompts and their ids, computed by transformers from the same file."""
     return json.loads((DATA / "smollm2-oracle.json").read_text("utf-8"))["cases"]
 
 
@@ -34,7 +34,7 @@ def default_tokenizer(default_checkpoint):
 
 @pytest.fixture(scope="session")
 def fallback_tokenizer(tmp_path_factory):
-    """Words of Llama 2's kind: a mark for a space, and bytes for what is unknown."""
+    """A vocabulary like Llama 2's: U+2581 for spaces, and byte fallback."""
     import tokenizers
     from tokenizers import decoders, models, normalizers
 

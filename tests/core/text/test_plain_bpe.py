@@ -1,15 +1,15 @@
-"""Text to ids without the ``tokenizers`` package, beside that package."""
+"""Byte-level BPE in Python, compared with the ``tokenizers`` package."""
 
 from __future__ import annotations
 
 import re
 import sys
-import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from depth import examples
 from inl.errors import CheckpointError, MissingPackage, RequestError
 from inl.text.gguf_vocabulary import open_tokenizer, read_tokenizer
 from inl.text.plain_bpe import PlainBpe, translated, words_of
@@ -17,17 +17,17 @@ from inl.text.pre_tokenizers import PATTERNS, pre_tokenizer
 from inl.weights.gguf import GgufFile
 from text_samples import TEXTS, metadata
 
-# Unicode grows: a character that one side does not know yet is of no category there.
+# Unicode versions differ: new characters are unassigned in the older one.
 ANY_TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cn"]), max_size=40)
 CASED = st.text(st.sampled_from("aA1²½ \n\r\t'sſLlé\u0301日!?/_\u200b\x1c\u2028"))
 
 
 def in_python(fields):
-    """The tokenizer of a machine that has no ``tokenizers``."""
+    """The tokenizer without ``tokenizers`` installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "tokenizers", None)
         tokenizer = open_tokenizer(fields, "m.gguf")
-        assert isinstance(tokenizer._rules, PlainBpe)
+        assert isinstance(tokenizer.rules, PlainBpe)
     return tokenizer
 
 
@@ -37,30 +37,31 @@ def plain(default_checkpoint):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_texts_equal_the_packages(text, plain, default_tokenizer):
+def test_ids_match_the_package(text, plain, default_tokenizer):
     ids = default_tokenizer.encode(text)
     assert plain.encode(text) == ids
     for skip in (True, False):
         assert plain.decode(ids, skip) == default_tokenizer.decode(ids, skip)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(50, 200)
 @given(text=ANY_TEXT | CASED)
-def test_any_text_equals_the_packages(text, plain, default_tokenizer):
+def test_ids_of_random_text_match_the_package(text, plain, default_tokenizer):
     ids = default_tokenizer.encode(text)
     assert plain.encode(text) == ids
     assert plain.decode(ids) == default_tokenizer.decode(ids)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(15, 50)
 @given(ids=st.lists(st.integers(0, 50_000)))
-def test_any_ids_equal_the_packages(ids, plain, default_tokenizer):
+def test_decoded_random_ids_match_the_package(ids, plain, default_tokenizer):
     for skip in (True, False):
         assert plain.decode(ids, skip) == default_tokenizer.decode(ids, skip)
 
 
+@pytest.mark.scaled
 @pytest.mark.parametrize("name", PATTERNS)
-def test_every_rule_cuts_as_the_package_does(name):
+def test_every_pre_tokenizer_splits_like_the_package(name):
     rules = pre_tokenizer(name)
     patterns = [re.compile(translated(each)) for each in PATTERNS[name]]
 
@@ -70,7 +71,7 @@ def test_every_rule_cuts_as_the_package_does(name):
 
     for text in TEXTS:
         check(text)
-    settings(max_examples=60, deadline=None)(given(text=ANY_TEXT | CASED)(check))()
+    examples(20, 60)(given(text=ANY_TEXT | CASED)(check))()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_every_rule_cuts_as_the_package_does(name):
          "token_type": None},
     ],
 )  # fmt: skip
-def test_every_field_counts_as_with_the_package(changes):
+def test_every_metadata_field_has_the_same_effect(changes):
     fields = metadata(**changes) | {"tokenizer.ggml.token_type": [3, 3, 1, 1, 1, 4]}
     if "merges" in changes:
         fields["tokenizer.ggml.tokens"] = ["<s>", "</s>", "a", "b", "ab", "ba", "aba"]
@@ -102,15 +103,13 @@ def test_every_field_counts_as_with_the_package(changes):
     assert ours.token_id("zz") is None
 
 
-def test_a_long_word_takes_no_long_time(plain, default_tokenizer):
+@pytest.mark.timeout(120)
+def test_a_long_word_takes_no_quadratic_time(plain, default_tokenizer):
     text = "abcdefghij" * 5_000
-    begun = time.process_time()
-    ids = plain.encode(text)
-    assert time.process_time() - begun < 5
-    assert ids == default_tokenizer.encode(text)
+    assert plain.encode(text) == default_tokenizer.encode(text)
 
 
-def test_bad_input_is_refused_alike(plain):
+def test_invalid_input_is_refused_like_the_package(plain):
     with pytest.raises(RequestError, match=r"'\\ud800' at character 2"):
         plain.encode("ab\ud800")
     with pytest.raises(RequestError, match="found bytes; accepted: text"):
@@ -122,7 +121,7 @@ def test_bad_input_is_refused_alike(plain):
         in_python(metadata(merges=["a z"]))
 
 
-def test_another_kind_of_vocabulary_says_what_to_install(monkeypatch):
+def test_other_vocabularies_need_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     fields = metadata(model="llama", scores=[0.0] * 6)
     with pytest.raises(MissingPackage, match=r"pip install 'inl-core\[text\]'"):

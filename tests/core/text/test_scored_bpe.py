@@ -1,4 +1,4 @@
-"""SentencePiece's BPE out of GGUF, against ids that SentencePiece itself gave."""
+"""SentencePiece BPE from GGUF, compared with recorded ids of SentencePiece."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from inl.text.scored_bpe import merges
 MODELS = json.loads(
     (Path(__file__).parents[2] / "data" / "sentencepiece-bpe.json").read_text("utf-8")
 )
-"""Two vocabularies that SentencePiece trained: with a space in front and no tokens of
-the user's, and the other way round. Ids and texts are what it encoded and decoded."""
+"""Two vocabularies trained by SentencePiece: with a space prefix and no user-defined
+tokens, and vice versa. Ids and texts are its results."""
 
 
 def metadata(model, **changes):
@@ -48,13 +48,13 @@ def tokenizer(model):
     return read_tokenizer(metadata(model), "m.gguf")
 
 
-def test_ids_are_sentencepieces(model, tokenizer):
+def test_ids_match_sentencepiece(model, tokenizer):
     assert len(model["cases"]) > 100
     for case in model["cases"]:
         assert tokenizer.encode(case["text"], add_special=False) == case["ids"]
 
 
-def test_texts_are_sentencepieces(model, tokenizer):
+def test_decoded_texts_match_sentencepiece(model, tokenizer):
     for case in model["cases"]:
         assert tokenizer.decode(case["ids"], skip_special=False) == case["decoded"]
 
@@ -67,7 +67,7 @@ def test_a_stream_of_tokens_joins_to_the_text(model, tokenizer):
         assert "".join([*parts, stream.finish()]) == case["decoded"]
 
 
-def test_a_text_begins_with_the_first_token_unless_told_otherwise(model, tokenizer):
+def test_bos_is_added_by_default(model, tokenizer):
     ids = tokenizer.encode("a", add_special=False)
     assert tokenizer.encode("a") == [1, *ids]
     without = read_tokenizer(metadata(model, add_bos_token=False), "m.gguf")
@@ -76,24 +76,24 @@ def test_a_text_begins_with_the_first_token_unless_told_otherwise(model, tokeniz
     assert ends.encode("a") == [1, *ids, 2]
 
 
-def test_marks_in_a_text_become_tokens_and_are_not_shown(tokenizer):
+def test_control_tokens_in_text_are_encoded_and_hidden(tokenizer):
     ids = tokenizer.encode("<s>the</s>", add_special=False)
     assert (ids[0], ids[-1]) == (1, 2)
     assert tokenizer.decode(ids).strip() == "the"
 
 
-def test_every_byte_comes_back(tokenizer):
+def test_every_byte_round_trips(tokenizer):
     text = "".join(map(chr, [*range(1, 128), 0xE9, 0x3B1, 0x4E2D, 0x1F9EA]))
     ids = tokenizer.encode(text, add_special=False)
     assert tokenizer.decode(ids, skip_special=False) == text
 
 
-def test_merges_go_by_score_and_cover_every_cut():
+def test_merges_are_ranked_by_score_and_cover_every_split():
     scores = {"a": -9.0, "b": -8.0, "ab": -2.0, "ba": -1.0, "aba": -3.0, "x": 0.0}
     assert merges(scores) == [("b", "a"), ("a", "b"), ("ab", "a"), ("a", "ba")]
 
 
-def test_without_byte_tokens_what_is_unknown_is_one_token():
+def test_without_byte_tokens_unknown_characters_are_one_token():
     model = {
         "tokens": ["<unk>", "<s>", "</s>", "a", "\u2581"],
         "scores": [0.0] * 5,
@@ -119,7 +119,7 @@ def test_without_byte_tokens_what_is_unknown_is_one_token():
         ({"token_type": [7] * 600}, ["token_type", "found 7", "0 to 6"]),
     ],
 )
-def test_metadata_that_lies_is_refused(changes, parts):
+def test_invalid_metadata_is_refused(changes, parts):
     with pytest.raises(CheckpointError) as caught:
         read_tokenizer(metadata(MODELS[0], **changes), "m.gguf")
     message = str(caught.value)

@@ -1,4 +1,4 @@
-"""Strings that stay in a file, against reading them one after the other."""
+"""Lazy string arrays, compared with sequential parsing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def found_in(data: bytes, count: int) -> Strings | None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_strings_of_all_lengths_are_found(seed: int) -> None:
+def test_strings_of_all_lengths_are_located(seed: int) -> None:
     rng = random.Random(seed)
     letters = "abcäß€𝄞 \n\t"
     texts = [
@@ -48,25 +48,25 @@ def test_strings_of_all_lengths_are_found(seed: int) -> None:
         ([b"a", "é".encode()[:1], "é".encode()[1:]], "half a character each"),
     ],
 )
-def test_what_is_unclear_is_left_to_reading_in_turn(
+def test_ambiguous_input_is_left_to_sequential_parsing(
     texts: list[bytes], why: str
 ) -> None:
     assert found_in(written(texts), len(texts)) is None, why
 
 
 @pytest.mark.parametrize("cut", range(1, 20))
-def test_an_end_too_soon_is_not_passed(cut: int) -> None:
+def test_truncated_input_is_not_read_past_its_end(cut: int) -> None:
     data = written([b"one", b"two", b"three"])
     assert found_in(data, 3) == ["one", "two", "three"]
     assert found_in(data[:-cut], 3) is None
 
 
-def test_more_than_there_are() -> None:
+def test_a_count_above_the_number_of_strings() -> None:
     assert found_in(written([b"one", b"two"]), 3) is None
     assert found_in(b"", 1) is None
 
 
-def test_lies_about_a_length_are_not_believed() -> None:
+def test_wrong_lengths_are_detected() -> None:
     data = bytearray(written([b"abcdefgh", b"ij", b"kl"]))
     data[0] = 7
     assert found_in(bytes(data), 3) is None

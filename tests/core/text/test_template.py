@@ -4,7 +4,6 @@ import datetime
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -48,7 +47,7 @@ def apply(source, messages=HELLO, **variables):
         ("{{ strftime_now('%Y') | length }}", "4"),
     ],
 )  # fmt: skip
-def test_what_templates_use(source, expected):
+def test_supported_template_features(source, expected):
     assert apply(source) == expected
 
 
@@ -60,7 +59,7 @@ def test_variables_reach_the_template():
     assert found == "tBFalse\ud800é"
 
 
-def test_the_date_is_todays():
+def test_strftime_now_gives_the_current_date():
     today = datetime.date.today().isoformat()
     later = datetime.date.today().isoformat()
     assert apply("{{ strftime_now('%Y-%m-%d') }}") in (today, later)
@@ -84,7 +83,7 @@ REFUSED = {
         "{% set n = namespace() %}\n{% set n.__x = 1 %}",
         ["line 2", "'__x'", "public"],
     ),
-    "append": ("{{ messages.append(1) }}", ["line 1", "'append'", "change nothing"]),
+    "append": ("{{ messages.append(1) }}", ["line 1", "'append'", "do not modify"]),
     "include": ("\n\n{% include 'x' %}", ["line 3", "include", "accepted: for, if"]),
     "import": ("{% import 'x' as y %}", ["line 1", "import"]),
     "extends": ("{% extends 'x' %}", ["line 1", "extends"]),
@@ -137,12 +136,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_templates_may_not_do(name):
+def test_forbidden_template_operations(name):
     source, parts = REFUSED[name]
-    began = time.perf_counter()
     with pytest.raises(TemplateError) as caught:
         apply(source)
-    assert time.perf_counter() - began < 5
     message = str(caught.value)
     missing = [part for part in ["chat template", *parts] if part not in message]
     assert missing == [], message
@@ -161,7 +158,7 @@ for source in sys.argv[1:]:
         template.close()
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
 """
-"""In an interpreter of its own: of children, the peak of the largest ever counts."""
+"""Run in a new interpreter: RUSAGE_CHILDREN reports the largest child ever."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits address space on Linux")
@@ -171,7 +168,7 @@ def test_memory_stays_bounded():
         [sys.executable, "-c", MEASURE, *sources],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < MAX_MEMORY
@@ -189,13 +186,18 @@ def test_a_refusal_leaves_the_template_usable():
     template.close()
 
 
-def test_one_process_serves_all_calls():
+def test_one_process_serves_all_calls(monkeypatch):
+    started, start = [], module._Process
+
+    def counted():
+        started.append(start())
+        return started[-1]
+
+    monkeypatch.setattr(module, "_Process", counted)
     template = ChatTemplate("{{ messages[0].content }}")
-    template.apply(HELLO)
-    began = time.perf_counter()
     for turn in range(100):
         assert template.apply([{"content": f"n{turn}"}]) == f"n{turn}"
-    assert (time.perf_counter() - began) / 100 < 0.02
+    assert len(started) == 1
     template.close()
 
 
@@ -218,18 +220,18 @@ def test_threads_may_share_a_template():
     assert all(text == key for key, text in found.items())
 
 
-def test_messages_that_are_no_json_are_refused():
+def test_messages_that_are_not_json_are_refused():
     with pytest.raises(RequestError, match=r"messages: .*accepted"):
         apply("x", [{"content": object()}])
 
 
-def test_a_missing_package_is_an_install_line(monkeypatch):
+def test_a_missing_package_gives_the_install_command(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(MissingPackage, match=r"pip install 'inl-core\[text\]'"):
         apply("x")
 
 
-def test_long_conversations_pass():
+def test_long_conversations_are_rendered():
     messages = [{"role": "user", "content": "word " * 2000}] * 200
     source = "{% for m in messages %}{{ m.content }}{% endfor %}"
     assert len(apply(source, messages)) == 2_000_000

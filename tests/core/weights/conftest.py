@@ -1,4 +1,4 @@
-"""Small model files that are valid, written by the formats' own packages."""
+"""Small valid model files, written by the reference package of each format."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def interleaved(rows, heads):
 
 
 def write_gguf(path, tensors, *, kind=gguf.GGMLQuantizationType.F32):
-    """Write with the reference package; names come from its own map."""
+    """Write a GGUF file with the reference package and its name map."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(LAYERS)

@@ -1,4 +1,4 @@
-"""Logical tensors that are rows of a stored one, or differ from it by an offset."""
+"""Parameters that are row slices of a stored tensor, or stored with an offset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STORED = np.arange(8 * 64, dtype=np.float32).reshape(8, 64)
 TURNED = Param("fused", (4, 64), axis=0, row_slices=RowSlices(((6, 8), (1, 3)), 8))
 
 
-def test_rows_are_put_together_in_order():
+def test_row_slices_are_concatenated_in_order():
     found = adjusted(wrap(STORED), TURNED)
     assert found.shape == (4, 64)
     assert np.array_equal(found.data, STORED[[6, 7, 1, 2]])
@@ -30,7 +30,7 @@ def test_one_span_is_a_view():
     assert np.shares_memory(found.data, STORED)
 
 
-def test_packed_rows_move_as_they_are():
+def test_quantized_rows_are_not_decoded():
     packed = gguf.quantize(STORED, gguf.GGMLQuantizationType.Q8_0)
     array = HostArray(packed, "q8_0", STORED.shape)
     expected = dequantize(array)[[6, 7, 1, 2]]
@@ -46,14 +46,14 @@ def test_an_offset_is_added_before_rounding():
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_share_the_logical_rows(rank):
+def test_ranks_shard_the_logical_rows(rank):
     planned = WeightPlan(Group("linear", weight=TURNED), None, 2)
     files = MemoryCheckpoint({}, {"fused": STORED})
     found = read_shard(files, planned, TURNED, rank, "float32")
     assert np.array_equal(found.data, STORED[[6, 7, 1, 2]][2 * rank : 2 * rank + 2])
 
 
-def test_kernels_are_shown_the_logical_shape():
+def test_can_pack_gets_the_logical_shape():
     seen = {}
 
     class Asked:
@@ -68,7 +68,7 @@ def test_kernels_are_shown_the_logical_shape():
     assert seen == {"weight": Spec((4, 64), "q8_0")}
 
 
-def test_the_stored_shape_is_what_is_compared():
+def test_check_tensors_compares_stored_shapes():
     tree = WeightPlan(Group("linear", weight=TURNED), None)
     check_tensors(tree, {"fused": Spec((8, 64), "float32")}, "here")
     with pytest.raises(

@@ -1,10 +1,9 @@
-"""Files that lie: each message names the value, its place, and what is accepted."""
+"""Invalid files: each message names the value, its location and what is accepted."""
 
 from __future__ import annotations
 
 import json
 import struct
-import time
 import tracemalloc
 
 import pytest
@@ -16,7 +15,7 @@ from inl.weights.quant import dequantize
 
 
 class GgufBytes:
-    """Writes GGUF by hand, so that every field can lie."""
+    """Writes GGUF field by field, so that every field can be wrong."""
 
     U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64 = range(11)
 
@@ -50,16 +49,14 @@ def safetensors_file(header, data=b"", *, length=None):
 
 
 def refusal(path):
-    """The message for a file, which must come fast and take no memory to speak of."""
+    """Return the message for a file, which must be refused in less than 4 MB."""
     tracemalloc.start()
-    began = time.perf_counter()
     try:
         with pytest.raises(CheckpointError) as caught:
             open_checkpoint(path)
     finally:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert time.perf_counter() - began < 1
     assert peak < 4_000_000
     assert "accepted" in str(caught.value)
     assert len(str(caught.value)) < 1200
@@ -169,7 +166,7 @@ def gguf_cases(make):
         ),
         "shape wraps to nothing": (tensor("t", (1 << 32, 1 << 32)), ["'t': shape"]),
         "shape too large": (tensor("t", (17,)), ["'t'", "68 bytes", "up to 64"]),
-        "blocks": (tensor("t", (33, 2), kind=3), ["'t'", "[2, 33]", "multiple of 32"]),
+        "blocks": (tensor("t", (33, 2), kind=3), ["'t'", "[2, 33]", "multiples of 32"]),
         "kind": (
             tensor("t", (4,), kind=77),
             ["tensor 't': kind", "found 77", "8 (q8_0)"],
@@ -251,7 +248,7 @@ def safetensors_cases(make):
         "a list": (make([]), ["header", "JSON list"]),
         "no utf-8": (make(b'{"\xff": 1}'), ["header", "0xff"]),
         "deep": (make(b'{"a":' * 50_000), ["header", "recursion"]),
-        "tensor twice": (make(twice), ["'t' is there twice"]),
+        "tensor twice": (make(twice), ["'t': found twice"]),
         "metadata": (make({"__metadata__": {"a": 1}}), ["__metadata__", "{'a': 1}"]),
         "fields": (make({"t": {"dtype": "F32"}}), ["'t'", "data_offsets"]),
         "another field": (one(extra=1), ["'t'", "extra"]),
@@ -289,7 +286,7 @@ SAFETENSORS = safetensors_cases(safetensors_file)
 
 
 @pytest.mark.parametrize("name", GGUF)
-def test_a_gguf_that_lies(name, tmp_path):
+def test_an_invalid_gguf_is_refused(name, tmp_path):
     raw, parts = GGUF[name]
     path = tmp_path / "bad.gguf"
     path.write_bytes(raw)
@@ -298,7 +295,7 @@ def test_a_gguf_that_lies(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SAFETENSORS)
-def test_a_safetensors_file_that_lies(name, tmp_path):
+def test_an_invalid_safetensors_file_is_refused(name, tmp_path):
     raw, parts = SAFETENSORS[name]
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(raw)
@@ -336,7 +333,7 @@ def test_heads_that_do_not_divide_the_rows_are_refused(tiny_gguf):
         checkpoint.tensor("model.layers.0.self_attn.q_proj.weight")
 
 
-def test_an_unsupported_kind_is_refused_when_it_is_decoded(tmp_path):
+def test_an_unsupported_dtype_is_refused_on_decoding(tmp_path):
     make = GgufBytes
     pairs = [make.pair("general.architecture", make.STRING, make.string("x"))]
     path = tmp_path / "k.gguf"
@@ -344,6 +341,6 @@ def test_an_unsupported_kind_is_refused_when_it_is_decoded(tmp_path):
     checkpoint = open_checkpoint(path)
     assert checkpoint.spec("t") == ("q8_k", (256,))
     with pytest.raises(
-        CheckpointError, match=r"'t': kind: found q8_k; accepted: .*q4_k"
+        CheckpointError, match=r"'t': dtype: found q8_k; accepted: .*q4_k"
     ):
         dequantize(checkpoint.tensor("t"), "t")

@@ -60,7 +60,7 @@ def test_bfloat16_is_read(folder):
     assert widen(found).tolist() == [1.0, -2.0, float.fromhex("0x1.92p127")]
 
 
-def test_bytes_at_an_odd_place_are_read(folder):
+def test_unaligned_tensors_are_read(folder):
     values = np.arange(4, dtype=np.float64)
     header = {
         "a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
@@ -97,7 +97,7 @@ def test_shards_are_joined(folder, tensors):
         (None, ["weight_map", "None"]),
     ],
 )
-def test_a_lying_index_is_refused(folder, weight_map, parts):
+def test_an_invalid_index_is_refused(folder, weight_map, parts):
     save_file({"y": np.zeros(1, np.float32)}, folder / "a.safetensors")
     index(folder, weight_map)
     with pytest.raises(CheckpointError) as caught:
@@ -128,13 +128,13 @@ def test_end_tokens_of_a_wrong_type_are_refused(folder, found):
         ("[1, 2]", "JSON list"),
         ('"x"', "JSON str"),
         ("null", "NoneType"),
-        ('{"a": 1, "a": 2}', "'a' is there twice"),
+        ('{"a": 1, "a": 2}', "'a': found twice"),
         ("[" * 100_000, "not JSON"),
         ('{"a": ' + "9" * 5000 + "}", "not JSON"),
         (b"\xff\xfe{", "not JSON"),
     ],
 )
-def test_a_config_that_is_no_json_object_is_refused(folder, text, part):
+def test_a_config_that_is_not_a_json_object_is_refused(folder, text, part):
     raw = text if isinstance(text, bytes) else text.encode()
     (folder / "config.json").write_bytes(raw)
     with pytest.raises(CheckpointError, match=r"config\.json") as caught:
@@ -145,7 +145,7 @@ def test_a_config_that_is_no_json_object_is_refused(folder, text, part):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "nonsense", '{"model": {"type": 3}}'])
-def test_a_tokenizer_file_that_is_garbage_is_refused(folder, text):
+def test_an_invalid_tokenizer_file_is_refused(folder, text):
     save_file({"x": np.zeros(1, np.float32)}, folder / "model.safetensors")
     (folder / "tokenizer.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: .*accepted"):
@@ -206,7 +206,7 @@ def test_two_models_in_a_folder_are_refused(folder):
         open_checkpoint(folder)
 
 
-def test_a_tensor_that_is_not_there_is_named(folder):
+def test_a_missing_tensor_is_named(folder):
     save_file({"x": np.zeros(1, np.float32)}, folder / "model.safetensors")
     checkpoint = open_checkpoint(folder)
     for ask in (checkpoint.spec, checkpoint.tensor):
@@ -214,20 +214,20 @@ def test_a_tensor_that_is_not_there_is_named(folder):
             ask("nope")
 
 
-def test_what_is_no_model_is_refused(tmp_path, tiny_gguf):
+def test_a_path_without_a_model_is_refused(tmp_path, tiny_gguf):
     (tmp_path / "lone.safetensors").write_bytes(b"x" * 99)
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
     (tmp_path / "pickles").mkdir()
     (tmp_path / "pickles" / "pytorch_model.bin").write_bytes(b"x")
     for name, part in {
-        "gone": "no file or folder",
+        "gone": "no such file or folder",
         "lone.safetensors": "config.json",
         "notes.txt": "b'hell'",
         "empty": "found nothing",
         "pickles": "pytorch_model.bin",
         "x" * 5000: "cannot be read",
-        "nul\0": "no file or folder",
+        "nul\0": "no such file or folder",
     }.items():
         with pytest.raises(CheckpointError) as caught:
             open_checkpoint(tmp_path / name)

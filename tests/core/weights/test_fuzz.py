@@ -1,13 +1,11 @@
 """Random damage: whatever a file holds, an error of ours or a result, fast and small.
 
 A case follows from its number: ``fuzz_worker.py KIND FOLDER 7 8`` runs one again.
-``INL_FUZZ`` is how many of each kind there are.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,10 +15,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save
 
-CASES = int(os.environ.get("INL_FUZZ", "2000"))
-SECONDS = 5.0
-"""The longest that a case may take."""
-START_SECONDS = 60.0
+SECONDS = 30.0
+"""Time limit of a case: it would hang, on a slow and busy machine as well."""
+START_SECONDS = 300.0
 CONSTANT = 64 << 20
 """Bytes that a case may take beside twice its file."""
 DATA = Path(__file__).parents[2] / "data"
@@ -105,7 +102,7 @@ def write_tokenizers(folder):
     ]
     (folder / "metadata.json").write_text(json.dumps(metadata))
     for name, fields in zip(("bytes.json", "pieces.json"), metadata, strict=True):
-        read_tokenizer(fields, name)._rules.save(str(folder / name))
+        read_tokenizer(fields, name).rules.save(str(folder / name))
 
 
 def reports(kind, folder, first, last):
@@ -169,9 +166,10 @@ ACCEPTED = re.compile(
 
 
 @pytest.mark.parametrize("kind", PLACES)
-def test_damage_gives_an_error_of_ours_or_none(kind, folder, capsys):
+def test_damaged_input_gives_a_result_or_an_inl_error(kind, folder, capsys, depth):
+    cases = depth(150, 2_000)
     complaints, counts, slowest, largest = [], {}, 0.0, 0
-    for number, report in enumerate(reports(kind, folder, 0, CASES)):
+    for number, report in enumerate(reports(kind, folder, 0, cases)):
         counts[report["result"]] = counts.get(report["result"], 0) + 1
         slowest = max(slowest, report.get("seconds", 0.0))
         largest = max(largest, report.get("grown", 0) - 2 * report.get("size", 0))
@@ -179,13 +177,14 @@ def test_damage_gives_an_error_of_ours_or_none(kind, folder, capsys):
             complaints.append((number, what))
     with capsys.disabled():
         print(
-            f"\n{CASES} damaged {kind} files: {counts}, slowest {slowest:.2f} s, "
+            f"\n{cases} damaged {kind} files: {counts}, slowest {slowest:.2f} s, "
             f"memory at most twice the file + {max(largest, 0) >> 20} MiB"
         )
     assert complaints == [], complaints[:5]
-    assert sum(counts.values()) == CASES
-    assert counts.get("refused", 0) > CASES // 4
-    assert counts.get("ended", 0) < CASES // 20
+    assert sum(counts.values()) == cases
+    assert counts.get("refused", 0) > cases // 4
+    assert counts.get("ok", 0) > 0
+    assert counts.get("ended", 0) < cases // 20
 
 
 FINE = {
@@ -202,7 +201,7 @@ FINE = {
     [
         {"result": "odd", "message": "KeyError: 'x'"},
         {"result": "ended", "message": "Segmentation fault"},
-        {"seconds": 5.1},
+        {"seconds": 30.1},
         {"grown": CONSTANT + 201},
         {"message": "CheckpointError: found x; accepted: y"},
         {"message": "CheckpointError: tiny.gguf: found x"},

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 from inl.errors import CheckpointError
+from inl.text.strings import Strings
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.gguf import GgufFile
 from inl.weights.gguf_names import hf_name
@@ -40,17 +40,16 @@ def test_tensors_equal_the_reference_package(default_checkpoint):
     found.file.close()
 
 
-def test_a_large_vocabulary_parses_fast(default_checkpoint):
-    path = Path(default_checkpoint.path)
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        GgufFile(path).file.close()
-        seconds.append(time.perf_counter() - began)
-    assert min(seconds) < 0.3
+def test_a_large_vocabulary_stays_in_the_file(default_checkpoint):
+    found = GgufFile(Path(default_checkpoint.path))
+    for name in ("tokens", "merges"):
+        texts = found.metadata[f"tokenizer.ggml.{name}"]
+        assert isinstance(texts, Strings)
+        assert len(texts) > 40_000
+    found.file.close()
 
 
-def test_kinds_are_the_reference_packages():
+def test_dtypes_match_the_reference_package():
     names = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
     names |= {f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)}
     for number, name in KINDS.items():
@@ -58,19 +57,19 @@ def test_kinds_are_the_reference_packages():
         assert names.get(theirs, theirs) == name
 
 
-def test_names_are_the_reference_packages(tensors):
+def test_names_match_the_reference_package(tensors):
     theirs = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
     for name in [*tensors, "lm_head.weight"]:
         assert hf_name(theirs.get_name(name, (".weight",))) == name
 
 
 @pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.01.attn_q.weight", "x", ""])
-def test_unknown_names_stay(name):
+def test_unknown_names_are_unchanged(name):
     assert hf_name(name) == name
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
-def test_tensors_come_back_under_their_names_and_in_order(
+def test_tensors_have_hugging_face_names_and_row_order(
     kind, tensors, gguf_writer, tmp_path
 ):
     packed = gguf.GGMLQuantizationType[kind]
@@ -88,7 +87,7 @@ def test_tensors_come_back_under_their_names_and_in_order(
     checkpoint.close()
 
 
-def test_config_is_that_of_hugging_face(tiny_gguf):
+def test_config_matches_hugging_face(tiny_gguf):
     checkpoint = open_checkpoint(tiny_gguf)
     assert checkpoint.config == {
         "model_type": "llama",

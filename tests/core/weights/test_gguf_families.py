@@ -18,7 +18,7 @@ LETTERS = ["<s>", "</s>", *"abcd"]
 
 
 def written(path, architecture, tensors, fill=lambda writer: None):
-    """Under the names of the package's own map, as its converter would."""
+    """Write a file with the name map of the reference package, like its converter."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], LAYERS)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
@@ -86,14 +86,14 @@ GEMMA3 = [
 
 
 def numbered(names):
-    """A small tensor for each name, no two alike."""
+    """A small tensor for each name, all different."""
     return {name: [[index, index + 0.5]] for index, name in enumerate(names)}
 
 
 @pytest.mark.parametrize(
     ("architecture", "names"), [("qwen2", QWEN2), ("gemma3", GEMMA3)]
 )
-def test_names_are_the_reference_packages(architecture, names):
+def test_names_match_the_reference_package(architecture, names):
     theirs = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], LAYERS)
     known = FAMILIES[architecture].layer_names
     for name in names:
@@ -101,7 +101,7 @@ def test_names_are_the_reference_packages(architecture, names):
         assert hf_name(stored, known) == name
 
 
-def test_qwen2_tensors_come_back_as_they_are(tmp_path):
+def test_qwen2_tensors_round_trip(tmp_path):
     tensors = numbered(QWEN2)
     checkpoint = open_checkpoint(written(tmp_path / "q.gguf", "qwen2", tensors))
     assert set(checkpoint.names()) == set(QWEN2)
@@ -124,7 +124,7 @@ def test_qwen2_config(tmp_path):
     assert not config.tied
 
 
-def test_qwen2_has_its_biases_where_the_config_does_not_say_so(tmp_path):
+def test_qwen2_has_biases_by_default(tmp_path):
     tied = numbered(name for name in QWEN2 if name != "lm_head.weight")
     checkpoint = open_checkpoint(written(tmp_path / "q.gguf", "qwen2", tied))
     assert checkpoint.config["tie_word_embeddings"] is True
@@ -167,7 +167,7 @@ def test_gemma3_config_and_norms(tmp_path):
 
 
 def llama3_divisor(place, half, factor, theta=1e6):
-    """What one pair of a head is slowed down by, from the paper's words."""
+    """Frequency divisor of one pair, written from the paper's description."""
     wavelength = 2 * math.pi * theta ** (place / half)
     if wavelength < 8192 / 4:
         return 1.0
@@ -204,7 +204,7 @@ def test_llama3_frequencies_become_a_config_field(tmp_path):
         ([0.0] * 8, ["up to 0"]),
     ],
 )
-def test_other_frequencies_are_refused(divisors, parts, tmp_path):
+def test_unknown_frequency_divisors_are_refused(divisors, parts, tmp_path):
     path = written(tmp_path / "l.gguf", "llama", {"rope_freqs.weight": divisors})
     with pytest.raises(CheckpointError, match="accepted") as caught:
         open_checkpoint(path)

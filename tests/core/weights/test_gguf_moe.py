@@ -52,7 +52,7 @@ def config_of(fields):
 
 
 def random_tensors(model, hf):
-    """Float32 tensors under the names of one tensor an expert."""
+    """Float32 tensors with one tensor per expert."""
     rng, found = np.random.default_rng(12), {}
     for group in leaves(model.weights(model.config(hf))):
         for param in group.params.values():
@@ -63,7 +63,7 @@ def random_tensors(model, hf):
 
 
 def merged(tensors):
-    """Experts of a kind as one tensor, under the name that the package's map knows."""
+    """Stack the experts of a projection under the name of the package's map."""
     found, stacks = {}, {}
     for name, values in tensors.items():
         stem, dot, rest = name.partition(".experts.")
@@ -77,7 +77,7 @@ def merged(tensors):
 
 
 def interleaved(rows, heads):
-    """Rows of q or k in llama.cpp's order: the two halves of a head take turns."""
+    """Rows of q or k in llama.cpp's order: the two halves of a head alternate."""
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -131,7 +131,7 @@ def family(request):
     return request.param, model, hf, random_tensors(model, hf)
 
 
-def test_a_file_gives_the_logits_of_its_source(family, tmp_path):
+def test_logits_match_the_source_model(family, tmp_path):
     architecture, model, hf, tensors = family
     checkpoint = open_checkpoint(written(tmp_path / "m.gguf", architecture, tensors))
     expected = logits_of(model, MemoryCheckpoint(hf, tensors))
@@ -140,7 +140,7 @@ def test_a_file_gives_the_logits_of_its_source(family, tmp_path):
     checkpoint.close()
 
 
-def test_an_old_file_with_a_tensor_for_each_expert(tmp_path):
+def test_an_old_file_with_one_tensor_per_expert(tmp_path):
     hf = config_of(MIXTRAL)
     tensors = random_tensors(mixtral.MODEL, hf)
     path = written(tmp_path / "m.gguf", "llama", tensors, single=True, kind="Q8_0")
@@ -152,7 +152,7 @@ def test_an_old_file_with_a_tensor_for_each_expert(tmp_path):
     checkpoint.close()
 
 
-def test_packed_experts_are_decoded_as_the_package_does(family, tmp_path):
+def test_quantized_experts_match_the_reference_decoder(family, tmp_path):
     architecture, model, hf, tensors = family
     path = written(tmp_path / "m.gguf", architecture, tensors, kind="Q4_0")
     rounded = dict(tensors)

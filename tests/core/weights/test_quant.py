@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 import gguf
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from inl.dtypes import HostArray, cast
 from inl.errors import CheckpointError, MissingPackage
-from inl.weights.gguf_fallback import BORROWED
+from inl.weights.gguf_fallback import FALLBACK_DTYPES
 from inl.weights.quant import (
     BLOCKS,
     PIECE,
@@ -34,7 +33,7 @@ def reference(blocks, name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_random_blocks_decode_to_ggmls_bits(name):
+def test_random_blocks_decode_bitwise_like_ggml(name):
     elements, size = BLOCKS[name]
     rng = np.random.default_rng(1)
     # Random bytes are random scales too: subnormal, huge, infinite, NaN, negative.
@@ -45,10 +44,10 @@ def test_random_blocks_decode_to_ggmls_bits(name):
 
 @pytest.mark.parametrize("name", KINDS)
 @given(scale=st.integers(0, 0xFFFF), offset=st.integers(0, 0xFFFF), code=st.binary())
-def test_any_scale_decodes_to_ggmls_bits(name, scale, offset, code):
+def test_any_scale_decodes_bitwise_like_ggml(name, scale, offset, code):
     elements, size = BLOCKS[name]
     scales = scale.to_bytes(2, "little") + offset.to_bytes(2, "little")
-    # Scales lie at a block's end, or at its beginning.
+    # Scales are at the beginning or at the end of a block.
     for raw in (
         scales + code.ljust(size, b"\x9f")[: size - 4],
         code.ljust(size, b"\x9f")[: size - 4] + scales,
@@ -59,7 +58,7 @@ def test_any_scale_decodes_to_ggmls_bits(name, scale, offset, code):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_bit_of_a_block_counts_as_it_does_for_ggml(name):
+def test_every_bit_of_a_block_decodes_like_ggml(name):
     elements, size = BLOCKS[name]
     blocks = np.full((8 * size, size), 0x3C, np.uint8)  # scales of about one
     flipped = np.unpackbits(blocks, axis=1)
@@ -70,7 +69,7 @@ def test_every_bit_of_a_block_counts_as_it_does_for_ggml(name):
 
 
 @pytest.mark.parametrize("name", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4"])
-def test_quantized_numbers_come_back_within_half_a_step(name):
+def test_round_trip_error_is_within_half_a_step(name):
     values = np.random.default_rng(2).uniform(-1, 1, (8, 64)).astype(np.float32)
     packed = gguf.quantize(values, KINDS[name])
     found = dequantize(HostArray(packed, name, values.shape))
@@ -79,8 +78,8 @@ def test_quantized_numbers_come_back_within_half_a_step(name):
 
 
 @pytest.mark.parametrize("name", QUANTIZATIONS)
-def test_a_descriptor_says_how_many_values_a_group_can_take(name):
-    """Of one group of one block, whatever its codes are."""
+def test_descriptors_give_the_number_of_values_per_group(name):
+    """One group of one block, with any codes."""
     kind, rng = QUANTIZATIONS[name], np.random.default_rng(4)
     elements, size = BLOCKS[name]
     blocks = rng.integers(0, 256, (400, size), dtype=np.uint8)
@@ -102,7 +101,7 @@ def test_plain_dtypes_are_widened(dtype):
 
 @pytest.mark.parametrize("stored", ["q4_k", "q8_0", "float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_conversion_in_pieces_is_that_of_the_whole(stored, dtype):
+def test_conversion_in_pieces_equals_conversion_at_once(stored, dtype):
     rng, shape = np.random.default_rng(6), (3, 2 * PIECE // 3 // 256 * 256 + 256)
     if stored in BLOCKS:
         elements, size = BLOCKS[stored]
@@ -119,20 +118,20 @@ def test_a_conversion_in_pieces_is_that_of_the_whole(stored, dtype):
 
 
 @pytest.mark.parametrize("shape", [(), (0, 32), (1,), (2, 3, 4)])
-def test_a_conversion_keeps_every_shape(shape):
+def test_conversion_preserves_the_shape(shape):
     found = convert(HostArray(np.ones(shape, np.float16), "float16", shape), "float32")
     assert found.data.shape == found.shape == shape
     assert (found.data == 1).all()
 
 
-def test_a_conversion_names_the_tensor_that_it_cannot_read():
+def test_a_conversion_error_names_the_tensor():
     packed = HostArray(np.zeros((1, 292), np.uint8), "q8_k", (1, 256))
-    with pytest.raises(CheckpointError, match=r"'blk\.0\.x': kind: found q8_k"):
+    with pytest.raises(CheckpointError, match=r"'blk\.0\.x': dtype: found q8_k"):
         convert(packed, "float32", "blk.0.x")
 
 
 @pytest.mark.parametrize("kind", ["q8_k", "q8_1"])
-def test_a_kind_without_a_decoder_is_refused_by_name(kind):
+def test_a_dtype_without_a_decoder_is_refused(kind):
     elements, size = BLOCKS[kind]
     packed = HostArray(np.zeros((1, size), np.uint8), kind, (1, elements))
     with pytest.raises(CheckpointError) as caught:
@@ -142,8 +141,8 @@ def test_a_kind_without_a_decoder_is_refused_by_name(kind):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", BORROWED)
-def test_kinds_with_codebooks_are_decoded_by_the_gguf_package(kind, monkeypatch):
+@pytest.mark.parametrize("kind", FALLBACK_DTYPES)
+def test_codebook_dtypes_use_the_gguf_package(kind, monkeypatch):
     elements, size = BLOCKS[kind]
     raw = np.random.default_rng(4).integers(0, 256, (3, 5 * size)).astype(np.uint8)
     array = HostArray(raw, kind, (3, 5 * elements))
@@ -153,12 +152,12 @@ def test_kinds_with_codebooks_are_decoded_by_the_gguf_package(kind, monkeypatch)
         want = gguf.dequantize(raw, gguf.GGMLQuantizationType[kind.upper()])
     assert same_bits(found, want)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(MissingPackage, match=r"'x': kind .* 'inl-core\[gguf\]'"):
+    with pytest.raises(MissingPackage, match=r"'x': dtype .* 'inl-core\[gguf\]'"):
         dequantize(array, "x")
 
 
 @pytest.mark.parametrize("kind", gguf.GGMLQuantizationType)
-def test_sizes_are_ggmls(kind):
+def test_block_sizes_match_ggml(kind):
     name = kind.name.lower()
     if name in BLOCKS:
         assert BLOCKS[name] == gguf.GGML_QUANT_SIZES[kind]
@@ -187,13 +186,11 @@ def test_packed_bytes_refuses(shape, dtype, part):
     assert part in str(caught.value)
 
 
-def test_the_default_model_decodes_to_ggmls_bits_in_seconds(default_checkpoint):
-    began = time.perf_counter()
+def test_the_default_model_decodes_bitwise_like_ggml(default_checkpoint):
     decoded = {
         name: dequantize(default_checkpoint.tensor(name), name)
         for name in default_checkpoint.names()
     }
-    assert time.perf_counter() - began < 10
     assert len(decoded) == 272
     raw = {one.name: one for one in gguf.GGUFReader(default_checkpoint.path).tensors}
     for stored, name in {

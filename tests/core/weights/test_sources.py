@@ -1,4 +1,4 @@
-"""Tensors that are put together out of others: stacks and parts, for every rank."""
+"""Parameters assembled from stored tensors: stacks and fused slices, for every rank."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Files(Checkpoint):
 
 
 def packed(values, dtype):
-    """Numbers as a file holds them."""
+    """Values in the encoding of a file."""
     if not dtype.startswith("q"):
         return cast(values, dtype)
     kind = gguf.GGMLQuantizationType[dtype.upper()]
@@ -77,7 +77,7 @@ def share(values, axis, rank, ranks):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("axis", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_stack(dtype, axis, ranks, numbers):
+def test_stacked_tensors(dtype, axis, ranks, numbers):
     tensors = {f"x.{n}.w": packed(part, dtype) for n, part in enumerate(numbers)}
     stored = np.stack([dequantize(one) for one in tensors.values()])
     param = Param("x.{}.w", numbers.shape, axis=axis, stack=E)
@@ -94,7 +94,7 @@ def test_a_stack(dtype, axis, ranks, numbers):
 @pytest.mark.parametrize("axis", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("place", [0, 1])
-def test_half_of_a_tensor(dtype, axis, ranks, place, numbers):
+def test_fused_slices(dtype, axis, ranks, place, numbers):
     both = packed(np.concatenate([numbers, 2 * numbers], 1), dtype)
     half = share(dequantize(both), 1, place, 2)
     param = Param("both", numbers.shape, axis=axis, fused_slice=FusedSlice(1, place, 2))
@@ -106,7 +106,7 @@ def test_half_of_a_tensor(dtype, axis, ranks, place, numbers):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
 @pytest.mark.parametrize("axis", [1, 2])
-def test_a_tensor_of_three_axes_is_cut_on_any(dtype, axis, numbers):
+def test_three_dimensional_tensors_are_sharded_on_any_axis(dtype, axis, numbers):
     whole = packed(numbers, dtype)
     param = Param("w", numbers.shape, axis=axis)
     assert read(param, {"w": whole}) is whole
@@ -119,7 +119,7 @@ def test_a_tensor_of_three_axes_is_cut_on_any(dtype, axis, numbers):
         assert np.array_equal(dequantize(found), rounded)
 
 
-def test_bits_of_the_compute_dtype_are_moved_as_they_are(numbers):
+def test_tensors_in_the_compute_dtype_are_not_converted(numbers):
     tensors = {f"{n}": packed(part, "bfloat16") for n, part in enumerate(numbers)}
     param = Param("{}", numbers.shape, axis=1, stack=E)
     found = read(param, tensors, dtype="bfloat16")
@@ -129,7 +129,7 @@ def test_bits_of_the_compute_dtype_are_moved_as_they_are(numbers):
     assert np.array_equal(found.data, stored)
 
 
-def test_a_stack_of_different_kinds_is_decoded(numbers):
+def test_a_stack_of_different_dtypes_is_decoded(numbers):
     kinds = ("q8_0", "q4_0", "float16")
     tensors = {
         f"{n}": packed(part, kind)
@@ -142,7 +142,7 @@ def test_a_stack_of_different_kinds_is_decoded(numbers):
 
 
 class Lending(NamedTuple):
-    """A backend that keeps what it is given, as one on the CPU may."""
+    """A backend that uses host arrays without a copy."""
 
     traits = Traits()
 
@@ -150,7 +150,7 @@ class Lending(NamedTuple):
         return data
 
 
-def test_experts_take_little_more_memory_than_they_keep():
+def test_loading_experts_allocates_little_extra_memory():
     experts, inner, hidden = 32, 128, 256
     parts = {}
     for kind, shape in (("gate", (inner, hidden)), ("down", (hidden, inner))):
@@ -168,5 +168,5 @@ def test_experts_take_little_more_memory_than_they_keep():
     size = 3 * experts * inner * hidden * 4
     assert isinstance(held, Experts)
     assert size <= kept <= peak < 1.1 * size
-    # Each expert's pages are let go before the next is read.
+    # Each expert's pages are released before the next is read.
     assert files.dropped[: experts // 2] == [f"{n}.gate" for n in range(experts // 2)]

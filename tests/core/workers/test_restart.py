@@ -102,7 +102,7 @@ def test_wherever_it_is_lost_the_text_is_the_same(small, answer_of, policy, bloc
         assert [each.closes for each in runners[:-1]] == [1] * engine.restarts
         assert runners[-1].slots_in_use == []
         (pool,) = engine.scheduler.kv_cache.pools
-        assert pool.held_blocks == 0
+        assert pool.used_blocks == 0
 
 
 def test_again_and_again(small, answer_of):
@@ -165,7 +165,7 @@ def test_a_fresh_one_that_cannot_hold_what_was_promised(small, changes):
     numbers = [engine.add(Request(**each)) for each in REQUESTS]
     _, errors = finish(engine, numbers)
     assert sorted(errors) == numbers
-    assert all("a fresh one" in str(error) for error in errors.values())
+    assert all("the new one" in str(error) for error in errors.values())
 
 
 def test_without_a_replacement_every_request_ends_with_the_loss(small):
@@ -174,7 +174,7 @@ def test_without_a_replacement_every_request_ends_with_the_loss(small):
     _, errors = finish(engine, numbers)
     assert sorted(errors) == numbers
     assert {type(error) for error in errors.values()} == {WorkerLost}
-    with pytest.raises(RunnerError, match="make another engine"):
+    with pytest.raises(RunnerError, match="create another engine"):
         engine.add(Request([1]))
 
 

@@ -1,4 +1,4 @@
-"""The native backend, where its library is built."""
+"""Fixtures: the native backend, skipped if its library is not built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every promise of a backend, as ``inl check cpu:0`` checks them."""
+"""The backend contract, which ``inl check cpu:0`` runs too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads: affinity, cores shared by two processors, cgroups, INL_THREADS."""
+"""Thread count: affinity, hardware threads, cgroup quotas and INL_THREADS."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from inl_cpu import cores
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch, tmp_path):
-    """A machine of eight processors on four cores, without limits."""
+    """A machine with eight processors on four cores and no limits."""
     monkeypatch.delenv("INL_THREADS", raising=False)
-    monkeypatch.setattr(cores, "allowed", lambda: set(range(8)))
+    monkeypatch.setattr(cores, "allowed_processors", lambda: set(range(8)))
     monkeypatch.setattr(cores, "CPUS", tmp_path / "cpu")
     monkeypatch.setattr(cores, "CGROUP", tmp_path / "cgroup")
     monkeypatch.setattr(cores, "CGROUPS", tmp_path / "groups")
@@ -34,21 +34,21 @@ def limit(host, path, files, *, version=2):
         place.write_text(text)
 
 
-def test_one_thread_a_core():
+def test_one_thread_per_core():
     assert cores.count_threads() == 4
 
 
-def test_affinity_leaves_fewer(monkeypatch):
-    monkeypatch.setattr(cores, "allowed", lambda: {1, 2, 6})
+def test_affinity_limits_threads(monkeypatch):
+    monkeypatch.setattr(cores, "allowed_processors", lambda: {1, 2, 6})
     assert cores.count_threads() == 2
 
 
 def test_one_core(monkeypatch):
-    monkeypatch.setattr(cores, "allowed", lambda: {5})
+    monkeypatch.setattr(cores, "allowed_processors", lambda: {5})
     assert cores.count_threads() == 1
 
 
-def test_without_a_topology_every_processor_counts(monkeypatch, tmp_path):
+def test_without_topology_every_processor_counts(monkeypatch, tmp_path):
     monkeypatch.setattr(cores, "CPUS", tmp_path / "none")
     assert cores.count_threads() == 8
 
@@ -66,23 +66,23 @@ def test_without_a_topology_every_processor_counts(monkeypatch, tmp_path):
         ("100000 0\n", 4),
     ],
 )
-def test_a_cgroup_limits(host, text, threads):
+def test_cgroup_quota(host, text, threads):
     limit(host, "/app", {"app/cpu.max": text})
     assert cores.count_threads() == threads
 
 
-def test_a_group_above_limits_too(host):
+def test_quota_of_an_ancestor(host):
     files = {"a/cpu.max": "100000 100000\n", "a/b/cpu.max": "300000 100000\n"}
     limit(host, "/a/b", files)
     assert cores.count_threads() == 1
 
 
-def test_a_container_sees_its_limit_at_the_root(host):
+def test_quota_at_the_root_of_a_container(host):
     limit(host, "/docker/0123", {"cpu.max": "300000 100000\n"})
     assert cores.count_threads() == 3
 
 
-def test_the_first_version_of_cgroups(host):
+def test_cgroups_v1(host):
     files = {"a/cpu.cfs_quota_us": "200000\n", "a/cpu.cfs_period_us": "100000\n"}
     limit(host, "/a", files, version=1)
     assert cores.count_threads() == 2
@@ -91,14 +91,14 @@ def test_the_first_version_of_cgroups(host):
     assert cores.count_threads() == 4
 
 
-def test_the_variable_overrules_all(host, monkeypatch):
+def test_the_variable_overrides_all_limits(host, monkeypatch):
     limit(host, "/app", {"app/cpu.max": "100000 100000\n"})
     monkeypatch.setenv("INL_THREADS", "7")
     assert cores.count_threads() == 7
 
 
 @pytest.mark.parametrize("found", ["0", "-1", "two", "1.5", " 2", "٣", "4097"])
-def test_an_odd_variable_is_refused(found, monkeypatch):
+def test_an_invalid_variable_is_refused(found, monkeypatch):
     monkeypatch.setenv("INL_THREADS", found)
     with pytest.raises(DeviceError, match=r"INL_THREADS: found .* from 1 to 4096"):
         cores.count_threads()

@@ -1,4 +1,4 @@
-"""``inl check`` of the CPU's own backend fails on each of six planted faults."""
+"""``inl check`` detects each of six faults injected into the CPU backend."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def inl_register_backends(register):
 
 @pytest.fixture
 def card(tmp_path, backend):
-    """The capability card of the native backend with a fault."""
+    """Runs ``inl check`` on the native backend with a fault; returns its report."""
     (tmp_path / "faulty_plugin.py").write_text(FAULTY)
 
     def run(fault):
@@ -130,7 +130,7 @@ def test_without_a_fault_it_passes(card):
         ("leak", ("engine/batched/", "engine/cancel/")),
     ],
 )
-def test_each_planted_fault_is_found(card, fault, beginnings):
+def test_each_injected_fault_is_detected(card, fault, beginnings):
     failed = [failure["check"] for failure in card(fault)["failures"]]
     for beginning in beginnings:
         assert any(name.startswith(beginning) for name in failed), failed

@@ -1,4 +1,4 @@
-"""How products of packed weights hold their inputs: eight bits only where declared."""
+"""Input precision of products with packed weights: int8 only where declared."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Mlp:
             values = rng.standard_normal(shape, np.float32) / shape[1] ** 0.5
             data = gguf.quants.quantize(values, packing)
             self.group[name] = HostArray(data, kind, shape)
-            # float32 in a case is no storage: it stays as the file has it.
+            # The case has exact float32 values; only the kernel gets packed data.
             weights[name] = gguf.quants.dequantize(data, packing).astype(np.float32)
         self.weights = MLP.weights(**weights)
 
     def run(self, x, label="gated_mlp/native"):
         kernel = kernel_named(self.backend, label)
-        packed = kernel.prepare(self.group, self.backend, "bfloat16")
+        packed = kernel.pack(self.group, self.backend, "bfloat16")
         return np.array(
             kernel.run(np.asarray(x, np.float32), packed, activation="silu")
         )
@@ -64,27 +64,27 @@ def mlp(backend, request, rng):
 
 def inputs(rng, rows):
     x = rng.standard_normal((rows, HIDDEN))
-    x[:, 7] *= 20  # as trained models have it: one channel is far larger
+    x[:, 7] *= 20  # an outlier channel, as in trained models
     return rounded(x, "bfloat16").astype(np.float64)
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_the_careful_way_keeps_the_rule_of_bfloat16(mlp, rng, rows, monkeypatch):
+def test_int16_inputs_meet_the_bfloat16_tolerance(mlp, rng, rows, monkeypatch):
     monkeypatch.setenv("INL_CPU_INPUTS", "int16")
     verdict = mlp.verdict(inputs(rng, rows), "")
     assert verdict.passed, str(verdict)
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_the_default_keeps_the_rule_of_what_it_declares(mlp, rng, rows):
+def test_int8_inputs_meet_their_declared_tolerance(mlp, rng, rows):
     kernel = kernel_named(mlp.backend, "gated_mlp/native")
-    assert kernel.inputs == INT8
-    verdict = mlp.verdict(inputs(rng, rows), kernel.inputs)
+    assert kernel.activation_quant == INT8
+    verdict = mlp.verdict(inputs(rng, rows), kernel.activation_quant)
     assert verdict.passed, str(verdict)
 
 
-def test_eight_bits_are_coarser_than_sixteen(mlp, rng, monkeypatch):
-    """Else the two tests above would tell nothing apart."""
+def test_int8_is_coarser_than_int16(mlp, rng, monkeypatch):
+    """Otherwise the two tests above would not distinguish the modes."""
     x = inputs(rng, 40)
     eight, invariant = mlp.run(x), mlp.run(x, "gated_mlp/native_rows")
     monkeypatch.setenv("INL_CPU_INPUTS", "int16")
@@ -93,10 +93,10 @@ def test_eight_bits_are_coarser_than_sixteen(mlp, rng, monkeypatch):
     assert np.abs(eight - sixteen).max() > 1e-3 * np.abs(sixteen).max()
 
 
-def test_invariant_kernels_declare_nothing_and_give_a_row_its_bits(mlp, rng):
+def test_invariant_kernels_are_independent_of_the_batch(mlp, rng):
     kernel = kernel_named(mlp.backend, "gated_mlp/native_rows")
     assert kernel.invariant
-    assert kernel.inputs == ""
+    assert kernel.activation_quant == ""
     x = inputs(rng, 40)
     together = mlp.run(x, "gated_mlp/native_rows")
     alone = np.concatenate([mlp.run(row[None], kernel.label) for row in x])
@@ -104,26 +104,26 @@ def test_invariant_kernels_declare_nothing_and_give_a_row_its_bits(mlp, rng):
 
 
 @pytest.mark.parametrize(
-    ("asked", "coarse"),
+    ("requested", "coarse"),
     [("", {"linear", "qkv_linear", "gated_mlp"}), ("int16", set()),
      ("int8", {"linear", "qkv_linear", "gated_mlp"})],
 )  # fmt: skip
-def test_what_kernels_declare_follows_what_was_asked_for(
-    backend, monkeypatch, asked, coarse
+def test_declared_precision_follows_the_variable(
+    backend, monkeypatch, requested, coarse
 ):
-    monkeypatch.setenv("INL_CPU_INPUTS", asked)
-    declared = {k.op for k in backend.kernels() if k.inputs}
+    monkeypatch.setenv("INL_CPU_INPUTS", requested)
+    declared = {k.op for k in backend.kernels() if k.activation_quant}
     assert declared == coarse
 
 
-def test_float32_and_plain_weights_are_never_coarse(backend):
+def test_float32_and_plain_weights_never_use_int8(backend):
     plain = HostArray(np.zeros((16, 64), np.float32), "float32", (16, 64))
     packed = HostArray(np.zeros((16, 68), np.uint8), "q8_0", (16, 64))
     coarse = [
         (source.dtype, dtype)
         for source in (plain, packed)
         for dtype in ("float32", "bfloat16")
-        if pack_rows([source], dtype, backend.stage)[0].held.usual == Flag.X_INT8
+        if pack_rows([source], dtype, backend.emitter)[0].inputs.default == Flag.X_INT8
     ]
     assert coarse == [("q8_0", "bfloat16")]
 
@@ -148,7 +148,7 @@ def packed_failures(monkeypatch, change):
     return [check.name.split("/")[2] for check in checks if fails(check)]
 
 
-def test_the_contract_covers_packed_weights_and_can_fail(monkeypatch):
+def test_the_contract_detects_coarse_inputs(monkeypatch):
     def six_bits(kernel):
         def run(x, *rest, **attrs):
             unit = np.abs(x).max() / 31

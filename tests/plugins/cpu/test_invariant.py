@@ -1,4 +1,4 @@
-"""In invariant mode logits have equal bits whatever else is in the batch."""
+"""In invariant mode logits are bitwise independent of the batch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def logits(runner, parts, *, other=()):
     return found
 
 
-def test_chunks_and_neighbors_change_no_bit(runner):
+def test_chunking_and_batching_change_no_bit(runner):
     want = logits(runner, [len(IDS)])
     for parts in ([62, 1], [40, 23], [1] * len(IDS)):
         np.testing.assert_array_equal(logits(runner, parts), want, err_msg=str(parts))
@@ -59,7 +59,7 @@ def test_chunks_and_neighbors_change_no_bit(runner):
     np.testing.assert_array_equal(shared, want)
 
 
-def test_that_check_can_fail(runner):
+def test_the_check_detects_a_changed_token(runner):
     want = logits(runner, [len(IDS)])
     IDS[0] ^= 1
     try:

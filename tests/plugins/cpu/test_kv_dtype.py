@@ -1,4 +1,4 @@
-"""Keys and values in another dtype than the rest is computed in."""
+"""KV caches in other dtypes than that of the model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def logits(runner, parts):
     return found
 
 
-def test_int8_changes_little_and_something(backend):
+def test_quantized_caches_change_logits_slightly(backend):
     exact = logits(runner_of(backend, "auto"), [80, 10])
     assert np.array_equal(logits(runner_of(backend, "float32"), [80, 10]), exact)
     spread = np.ptp(exact)
@@ -62,14 +62,14 @@ def test_int8_changes_little_and_something(backend):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_chunks_change_no_bit_of_it(backend, dtype):
+def test_chunking_changes_no_bit_with_int8(backend, dtype):
     runner = runner_of(backend, "int8", dtype, invariant=True)
     want = logits(runner, [90])
     for parts in ([89, 1], [40, 50], [1] * 90):
         assert np.array_equal(logits(runner, parts), want), parts
 
 
-def test_memory_of_a_block():
+def test_bytes_per_token():
     sizes = {
         dtype: Paged((0, 1), 3, 64, dtype).token_bytes
         for dtype in ("float32", "bfloat16", "int8")
@@ -77,7 +77,7 @@ def test_memory_of_a_block():
     assert sizes == {"float32": 1536, "bfloat16": 768, "int8": 408}
 
 
-def test_as_many_bytes_hold_nearly_twice_the_tokens(backend):
+def test_int8_nearly_doubles_the_blocks(backend):
     blocks = {
         kv_dtype: runner_of(
             backend, kv_dtype, cache_bytes=800_000, max_batch=64
@@ -87,7 +87,7 @@ def test_as_many_bytes_hold_nearly_twice_the_tokens(backend):
     assert 1.8 < blocks["int8"] / blocks["bfloat16"] < 2
 
 
-def test_it_is_refused_where_there_is_none(backend):
+def test_unsupported_dtypes_are_refused(backend):
     with pytest.raises(RequestError, match=r"kv_dtype: found 'int4', cpu:0 accepts"):
         runner_of(backend, "int4")
     with pytest.raises(RequestError, match=r"found 'int8', reference:0 accepts auto;"):

@@ -1,4 +1,4 @@
-"""Memory that is filled here and there takes what is filled."""
+"""sparse_zeros commits only the pages that are written."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def resident():
 
 
 @pytest.mark.skipif(not STATM.exists(), reason="needs Linux's /proc")
-def test_a_byte_takes_a_small_page():
+def test_a_byte_commits_a_small_page():
     parts = [sparse_zeros(16 << 20) for _ in range(16)]
     before = resident()
     for part in parts:
         part[7 << 20] = 1
     assert resident() - before < 4 << 20
-    # The measurement can tell: a part that is filled is seen.
+    # The measurement detects a part that is written.
     parts[0][:] = 1
     assert resident() - before > 12 << 20
 
 
-def test_it_is_zero_aligned_and_of_the_size_asked_for():
+def test_zero_aligned_and_of_the_requested_size():
     part = sparse_zeros(12_345)
     assert part.nbytes == 12_345
     assert not part.any()
@@ -38,6 +38,6 @@ def test_it_is_zero_aligned_and_of_the_size_asked_for():
     assert sparse_zeros(0).nbytes == 0
 
 
-def test_what_cannot_be_had_is_a_memory_error():
+def test_an_impossible_size_is_a_memory_error():
     with pytest.raises(MemoryError, match="bytes"):
         sparse_zeros(1 << 62)

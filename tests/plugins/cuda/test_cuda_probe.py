@@ -122,7 +122,7 @@ def test_no_driver_is_a_reason(monkeypatch):
 def test_a_device_that_is_not_there_is_refused_with_the_reason():
     code = (
         "import inl_cuda.probe as p; p.LIBRARIES = ('gone.so',)\n"
-        "from inl.plugin.choose import check_device\n"
+        "from inl.plugin.device_selection import check_device\n"
         "from inl.errors import BackendUnavailable\n"
         "try: check_device('cuda:0')\n"
         "except BackendUnavailable as e: print(e)\n"

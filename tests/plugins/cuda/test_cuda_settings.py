@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inl.errors import DeviceError
-from inl_cuda.settings import WEIGHTS, weights_asked_for
+from inl_cuda.settings import WEIGHTS, requested_weights
 
 
 @pytest.mark.parametrize(
@@ -15,10 +15,10 @@ def test_how_weights_lie(monkeypatch, given, found):
     monkeypatch.delenv(WEIGHTS, raising=False)
     if given is not None:
         monkeypatch.setenv(WEIGHTS, given)
-    assert weights_asked_for() == found
+    assert requested_weights() == found
 
 
 def test_an_odd_word_is_refused(monkeypatch):
     monkeypatch.setenv(WEIGHTS, "tight")
     with pytest.raises(DeviceError, match=r"found 'tight', accepted: dense, packed"):
-        weights_asked_for()
+        requested_weights()

@@ -44,7 +44,7 @@ from inl_torch.triton.attention import attention
 from inl_torch.triton.attention import prompt as attention_prompt
 from inl_torch.triton.attention.plan import Work
 from inl_torch.triton.dynamics import training as dynamics_training
-from inl_torch.triton.matmul.products import left_to_library
+from inl_torch.triton.matmul.products import library_is_faster
 from inl_torch.triton.quantized import products as packed_products
 from inl_torch.triton.quantized.packed import FLOAT8, PackedLinear, PackedMlp, packed
 from inl_torch.triton.tuning import Tuning
@@ -204,7 +204,7 @@ def call_all(dtype, dim, tuning):
             kernels["attention"](q, cache, step, **attrs)
             kernels["attend_project"](q, k, k, cos, sin, cache, step, out, **attrs)
         y = kernels["embedding"](step.tokens, Embedding(x(97, HIDDEN)))
-        own = not left_to_library(tokens, dtype, mlp.gate_up.shape, tuning)
+        own = not library_is_faster(tokens, dtype, mlp.gate_up.shape, tuning)
         for activation in ("silu", "gelu_tanh"):
             if own:
                 kernels["norm_mlp"](y, y, norm, mlp, activation=activation, **sums)
@@ -221,7 +221,7 @@ def call_all(dtype, dim, tuning):
             if tokens == 1:
                 more["norm_mlp"](y, y, norm, feed_forward, activation="silu", **sums)
                 more["norm_logits"](y, y, step.samples, norm, linear, **sums)
-            packed_products.decoded(linear.matrix, dtype)
+            packed_products.dequantized(linear.matrix, dtype)
         head = Linear(x(HIDDEN, HIDDEN), x(HIDDEN))
         logits = kernels["norm_logits"](y, y, step.samples, norm, head, **sums)
         bucket = Bucket(tokens, rows)
@@ -302,14 +302,14 @@ def main():
     given = parser.parse_args()
     target = target_of(given.target)
     driver.set_active(Stub(target))
-    early = target.backend == "cuda" and target.arch >= 90
+    pdl = target.backend == "cuda" and target.arch >= 90
     few = 32 if target.backend == "cuda" else 1
     tuning = Tuning(
-        early=early, few_rows=few, shared_bytes=SHARED[given.target], filters=True
+        pdl=pdl, max_rows=few, shared_bytes=SHARED[given.target], filters=True
     )
     rows, found = [], []
     recording(found)
-    attention_prompt.itself = library
+    attention_prompt.attend_self = library
     attention.shared_bytes = lambda _: SHARED[given.target]
     for dtype in given.dtypes:
         for dim in given.dims:

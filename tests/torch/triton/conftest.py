@@ -46,7 +46,7 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
     plain_reduce = interpreter.ReduceOps.apply_impl
 
     def apply_impl(self, operands):
-        if self.combine_fn.fn.__name__ != "_either":
+        if self.combine_fn.fn.__name__ != "_bitwise_or":
             return plain_reduce(self, operands)
         found = np.bitwise_or.reduce(operands[0].handle.data, axis=self.axis)
         return self.to_tensor(found, operands[0].dtype)

@@ -34,7 +34,7 @@ def launched(monkeypatch):
         runs.append(1)
         return plain(*args)
 
-    monkeypatch.setattr(functional, "LAUNCHED", ("cuda", "cpu"))
+    monkeypatch.setattr(functional, "TRITON_DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(dynamics_training, "PROGRAMS", 2)
     monkeypatch.setattr(dynamics_training, "gradients", counted)
     yield
@@ -89,7 +89,7 @@ def test_a_wrong_gradient_is_found(dynamics_operands, measured_gradients):
 
 def test_controlled(controlled_operands, measured_gradients):
     operands, weights, attrs = controlled_operands
-    if attrs["n_steps"] > dynamics_training.MOST_STEPS:
+    if attrs["n_steps"] > dynamics_training.MAX_STEPS:
         pytest.fail("the fixture has outgrown what is tested here")
 
     def plain(x, v, mu, controller, dt):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from triton_place import EARLY, PLACE
+from triton_place import PDL, PLACE
 
 from inl.ops import catalog
 from inl.ops.attention import random_step
@@ -30,7 +30,7 @@ from inl_torch.triton.matmul import products
 from inl_torch.triton.tuning import Tile, Tuning
 
 TUNINGS = {
-    "rule": Tuning(few_rows=32, shared_bytes=160 << 10),
+    "rule": Tuning(max_rows=32, shared_bytes=160 << 10),
     "ragged": Tuning(
         tiles={
             (kind, n, k): Tile(4, 64, 2)
@@ -39,9 +39,9 @@ TUNINGS = {
             for n, k in ((85, 100), (30, 100), (100, 30), (24, 576))
         },
         processors=1,
-        early=EARLY,
-        few_rows=64,
-        normed_rows=64,
+        pdl=PDL,
+        max_rows=64,
+        max_norm_rows=64,
         shared_bytes=1 << 18,
     ),
 }
@@ -137,7 +137,7 @@ def test_the_sum_is_whole_however_few_outputs(shape, gated, seed):
     tuning = TUNINGS["rule"]
     assert tuning.norms(3, k)
     poison()
-    total, y = products.normed(
+    total, y = products.norm_product(
         residual, delta, None, Norm(gain), weight, None, 1e-5, tuning, gated=gated
     )
     exact = residual.double() + delta.double()
@@ -220,11 +220,11 @@ LONE = {
 
 def test_a_prompt_by_the_library(monkeypatch, seed, on_torch, on_host):
     if PLACE == "cpu":
-        monkeypatch.setattr(attention_prompt, "itself", plainly)
-        monkeypatch.setattr(attention_prompt, "hopper", lambda _: True)
-    elif not attention_prompt.hopper(torch.device(PLACE)):
+        monkeypatch.setattr(attention_prompt, "attend_self", plainly)
+        monkeypatch.setattr(attention_prompt, "is_hopper", lambda _: True)
+    elif not attention_prompt.is_hopper(torch.device(PLACE)):
         pytest.skip("the library is not asked on this chip")
-    monkeypatch.setattr(attention_prompt, "FEWEST_TOKENS", 0)
+    monkeypatch.setattr(attention_prompt, "MIN_TOKENS", 0)
     met, whole = [], attention_prompt.attend_prompt
     monkeypatch.setattr(
         rope_attend, "attend_prompt", lambda *a, **k: met.append(1) or whole(*a, **k)
@@ -273,7 +273,7 @@ def test_choose_over_many_chunks(dtype, sampler, seed, on_torch, on_host):
     case = Case(sampler, (logits, step, tables), case.attrs)
     arguments = on_torch(spec, case, dtype, PLACE)
     poison()
-    got = on_host(kernel("sample", Tuning(early=EARLY)).run(*arguments, **case.attrs))
+    got = on_host(kernel("sample", Tuning(pdl=PDL)).run(*arguments, **case.attrs))
     verdict = judge(spec, case, dtype, got)
     assert verdict.passed, f"{sampler} {dtype}, seed {seed}: {verdict}"
 
@@ -296,7 +296,7 @@ def test_make_step_of_many_rows(seed, on_torch, on_host):
     case = Case("many", (message, tables), attrs)
     arguments = on_torch(spec, case, "float32", PLACE)
     poison()
-    got = on_host(kernel("make_step", Tuning(early=EARLY)).run(*arguments, **attrs))
+    got = on_host(kernel("make_step", Tuning(pdl=PDL)).run(*arguments, **attrs))
     verdict = judge(spec, case, "float32", got)
     assert verdict.passed, f"seed {seed}: {verdict}"
 
@@ -309,11 +309,11 @@ def test_what_the_library_does_better_is_refused():
         x, norm = x.to(dtype), Norm(torch.zeros(40))
         return chosen.refuse(x, x, norm, QkvLinear(*parts), eps=1e-5)
 
-    assert refuse(1, torch.float32, most_outputs=39) is None
-    assert refuse(8, few_rows=8, most_outputs=40) is None
-    said = "of a matrix of 40 x 40, for 2 rows, the library makes more"
-    assert said in refuse(2, few_rows=8, most_outputs=39)
-    assert "8 rows at most, found 9" in refuse(9, few_rows=8)
+    assert refuse(1, torch.float32, max_outputs=39) is None
+    assert refuse(8, max_rows=8, max_outputs=40) is None
+    said = "matrix of 40 x 40, 2 rows: the library is faster"
+    assert said in refuse(2, max_rows=8, max_outputs=39)
+    assert "8 rows at most, found 9" in refuse(9, max_rows=8)
     assert "1 rows at most, found 2" in refuse(2)
-    assert "one row of float32, found 2" in refuse(2, torch.float32, few_rows=8)
+    assert "one row of float32, found 2" in refuse(2, torch.float32, max_rows=8)
     assert "float64" in refuse(1, torch.float64)

@@ -95,7 +95,7 @@ def test_one_row_of_the_default_models_sizes(dtype, seed, on_torch, on_host):
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_a_packed_mlp(activation, dtype, seed, on_torch, on_host):
     rng, spec = np.random.default_rng(seed), catalog()["gated_mlp"]
-    tuning = Tuning(few_rows=8)
+    tuning = Tuning(max_rows=8)
     for tokens in (1, 5):
         x = rng.standard_normal((tokens, 48))
         gate, up, down = (

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from triton_place import EARLY, PLACE
+from triton_place import PDL, PLACE
 
 from inl.dtypes import HostArray, wrap
 from inl.ops import catalog
@@ -29,13 +29,13 @@ from inl_torch.triton.quantized.packed import (
     PackedQkv,
     packed,
     refuse_mlp,
-    refuse_parts,
+    refuse_dtypes,
     refuse_qkv,
 )
 from inl_torch.triton.tuning import Tuning
 
 DTYPES = ("float32", "bfloat16", "float16")
-TUNING = Tuning(early=EARLY)
+TUNING = Tuning(pdl=PDL)
 KERNELS = {k.op: k for k in packed_products.kernels(TUNING)}
 KINDS = {
     "int4": (torch.uint8, 32, False),
@@ -124,7 +124,7 @@ def test_every_float_of_8_bits():
                   torch.ones(8, 1))  # fmt: skip
     want = held.codes.float()
     held = Packed(*(None if p is None else p.to(PLACE) for p in held))
-    got = packed_products.decoded(held, torch.float32)
+    got = packed_products.dequantized(held, torch.float32)
     assert int(finite.sum()) == 254
     assert torch.equal(got.cpu(), want)
 
@@ -229,7 +229,7 @@ def test_a_files_own_blocks(kind, seed, on_host):
     w = KERNELS["linear"].pack({"weight": source, "bias": None}, Place(), "float32")
     assert w.matrix.shape == numbers.shape
     exact = dequantize(source)
-    plain = packed_products.decoded(w.matrix, torch.float32)
+    plain = packed_products.dequantized(w.matrix, torch.float32)
     np.testing.assert_allclose(on_host(plain), exact, rtol=0, atol=4e-7)
     x = rng.standard_normal((1, 160), np.float32)
     want = x.astype(np.float64) @ exact.T.astype(np.float64)
@@ -263,8 +263,8 @@ def test_refusals():
     four, eight = Spec((32, 64), "q4_1"), Spec((32, 64), "q8_0")
     plain = Spec((32, 64), "bfloat16")
     bias = Spec((32,), "float32")
-    assert refuse_parts(weight=four, bias=bias) is None
-    assert "weight is stored as bfloat16" in refuse_parts(weight=plain)
+    assert refuse_dtypes(weight=four, bias=bias) is None
+    assert "weight is stored as bfloat16" in refuse_dtypes(weight=plain)
     assert "several kinds: q4_1, q8_0" in refuse_qkv(q=four, k=four, v=eight)
     assert "gate is stored as q4_1, up as q8_0" in refuse_mlp(
         gate=four, up=eight, down=four

@@ -15,5 +15,5 @@ if importlib.util.find_spec("triton") is None:
 if PLACE == "cpu" and not INTERPRETED:
     pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
 
-EARLY = PLACE == "cuda" and torch.cuda.get_device_capability() >= (9, 0)
+PDL = PLACE == "cuda" and torch.cuda.get_device_capability() >= (9, 0)
 """Whether the kernels of a step may start before the ones ahead of them end."""

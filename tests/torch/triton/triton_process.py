@@ -16,7 +16,7 @@ def said_by(source, folder):
     paths = os.pathsep.join((str(Path(__file__).parent), kept.get("PYTHONPATH", "")))
     caches = {"TRITON_CACHE_DIR": str(folder), "TRITON_HOME": str(folder)}
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=100,
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300,
         check=False, env=kept | caches | {"PYTHONPATH": paths},
     )  # fmt: skip
     return done.stdout.strip() or done.stderr

@@ -1,1 +1,1 @@
-"""What a backend is, and the ones made of NumPy and of functions."""
+"""Backend interface, the NumPy reference backend and a backend made of functions."""

@@ -1,4 +1,4 @@
-"""How fast memory can be read here, measured rather than looked up."""
+"""Memory bandwidth measurement."""
 
 from __future__ import annotations
 
@@ -21,31 +21,35 @@ if TYPE_CHECKING:
 HOST_TYPES = (DeviceType.CPU, DeviceType.REFERENCE)
 """Device types whose memory is the host's."""
 MOST_BYTES = 256 << 20
-"""Buffer to read, well over any cache."""
+"""Size of the buffer, larger than any cache."""
 TRIES = 3
 
 
 class Bandwidth(ABC):
-    """A capability: a backend that can measure its own memory."""
+    """Capability of a backend that can measure its memory bandwidth."""
 
     @abstractmethod
     def bytes_per_second(self) -> float:
-        """Measure now, in well under a second; the best of a few tries."""
+        """Measure in well under a second and return the best of a few runs."""
 
 
 class MeasuredBandwidth(NamedTuple):
-    """A ceiling and what gave it."""
+    """A measured bandwidth and the method."""
 
     bytes_per_second: float
     how: str
 
 
 def memory_bandwidth(backend: Backend) -> MeasuredBandwidth | None:
-    """Measure the memory of a backend's device; ``None`` where nobody can."""
-    offered = backend.offers(Bandwidth)  # type: ignore[type-abstract]
-    if offered is not None:
+    """Measure the memory of a backend's device.
+
+    Returns ``None`` if the backend has no :class:`Bandwidth` and its memory is not the
+    host's.
+    """
+    capability = backend.offers(Bandwidth)  # type: ignore[type-abstract]
+    if capability is not None:
         return MeasuredBandwidth(
-            offered.bytes_per_second(), f"measured by {backend.device}"
+            capability.bytes_per_second(), f"measured by {backend.device}"
         )
     if backend.device.type in HOST_TYPES:
         return host_bandwidth()
@@ -53,9 +57,10 @@ def memory_bandwidth(backend: Backend) -> MeasuredBandwidth | None:
 
 
 def host_bandwidth(size: int | None = None) -> MeasuredBandwidth:
-    """Read and copy a buffer with 1, 2, 4 ... threads; the fastest counts.
+    """Measure host memory with NumPy reads and copies on 1, 2, 4 ... threads.
 
-    size: bytes of the buffer. A copy counts twice, for what it reads and writes.
+    size: bytes of the buffer. Returns the highest bandwidth; a copy moves every byte
+    twice.
     """
     import numpy as np
 
@@ -69,14 +74,14 @@ def host_bandwidth(size: int | None = None) -> MeasuredBandwidth:
     def read(part: slice) -> None:
         np.bitwise_or.reduce(source[part])
 
-    found: list[MeasuredBandwidth] = []
+    results: list[MeasuredBandwidth] = []
     for count in _thread_counts(os.cpu_count() or 1):
         for name, work, times in (("read", read, 1), ("copy", copy, 2)):
             seconds = _fastest(work, source, count)
             speed = times * source.nbytes / seconds
             threads = "1 thread" if count == 1 else f"{count} threads"
-            found.append(MeasuredBandwidth(speed, f"NumPy {name}, {threads}"))
-    return max(found)
+            results.append(MeasuredBandwidth(speed, f"NumPy {name}, {threads}"))
+    return max(results)
 
 
 def _thread_counts(cores: int) -> list[int]:
@@ -87,7 +92,7 @@ def _thread_counts(cores: int) -> list[int]:
 def _fastest(
     work: Callable[[slice], None], source: NDArray[np.int64], threads: int
 ) -> float:
-    """Seconds of the best try, the threads already running."""
+    """Return the seconds of the best run, with threads already started."""
     size = -(-len(source) // threads)
     parts = [slice(at, at + size) for at in range(0, len(source), size)]
     best = float("inf")

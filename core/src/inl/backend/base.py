@@ -1,4 +1,4 @@
-"""What a backend is: a handful of methods, frozen within a contract major."""
+"""Backend interface: a few methods, stable within a major contract version."""
 
 from __future__ import annotations
 
@@ -22,55 +22,66 @@ Program = Callable[..., tuple[Any, ...]]
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes of a device."""
+    """Memory of a device in bytes."""
 
     total: int
     free: int
 
 
 class Traits(NamedTuple):
-    """What the planner must know of a backend before it asks it for anything."""
+    """Static properties of a backend, read before any of its methods is called."""
 
     dtypes: tuple[str, ...] = ("float32",)
-    """Dtypes it computes in, the preferred one first."""
+    """Supported compute dtypes, the preferred one first."""
     block_size: int = 16
-    """Tokens per cache block that its attention likes best."""
+    """Preferred number of tokens per cache block."""
     depth: int = 2
-    """Steps worth having in flight."""
+    """Recommended number of steps in flight."""
     kv_dtypes: tuple[str, ...] = ()
-    """Dtypes of keys and values that may be asked for, whatever it computes in."""
+    """Additional dtypes of the key-value cache, available with every compute dtype."""
     token_budget: int = TOKEN_BUDGET
-    """Most tokens worth computing in one step, unless an engine is told otherwise."""
+    """Default for the maximum number of tokens per step."""
     readers: int = 1
-    """Groups of weights worth reading and laying out at the same time, each by a thread
-    of its own, which calls kernels' ``prepare`` and ``tensor``."""
+    """Number of threads that load weight groups in parallel. Each calls the kernels'
+    ``pack`` and the backend's ``tensor``."""
+    captures_programs: bool = False
+    """Whether ``compile`` captures and replays device commands, as CUDA graphs do.
+    Kernel selection then refuses kernels that are not ``capturable``."""
 
 
 class Precompiler(NamedTuple):
-    """How to make ready what several programs need, all at once, before they run."""
+    """Capability: compiles the kernels of several programs in parallel."""
 
     precompile: Callable[[Sequence[Callable[[], Any]]], object]
-    """Takes calls, each of which computes a step of nobody. It may run them, on state
-    that it writes in place, and raises nothing: what fails will fail when it is meant.
+    """Takes calls that each compute a dummy (padding-only) step. It may run them, on
+    state that it writes in place, and does not raise: an error recurs in the real step.
     """
 
 
 class Backend(ABC):
-    """One device. To tweak a method, wrap; to grow the contract, see :meth:`offers`."""
+    """One device: memory, kernels and program compilation.
+
+    Subclasses are final; wrap one to change a method. Optional features are
+    capabilities, see :meth:`offers`.
+    """
 
     device: Device
     traits: Traits
 
     @abstractmethod
     def tensor(self, data: HostArray, *, axis: int | None = None) -> Array:
-        """Copy to the device; ``axis`` is cut over ranks where one program drives many.
+        """Copy a host array to the device.
+
+        axis: sharded over ranks if one program drives several devices.
 
         Raises :class:`~inl.errors.OutOfMemory`.
         """
 
     def message(self, data: HostArray) -> Array:
-        """What a program that consumes ``(2,)`` takes as its message: a tensor, unless
-        the backend's own programs copy it where they want it.
+        """Convert a step's message to the argument of a program that consumes ``(2,)``.
+
+        A device tensor by default; a backend whose programs copy the message themselves
+        may return another object.
         """
         return self.tensor(data)
 
@@ -84,75 +95,80 @@ class Backend(ABC):
 
     @abstractmethod
     def memory(self) -> DeviceMemory:
-        """Say how much memory there is now."""
+        """Return the current total and free memory."""
 
     @abstractmethod
     def kernels(self) -> Iterable[Kernel]:
-        """List the kernels that come with this backend."""
+        """List the kernels of this backend."""
 
     @abstractmethod
     def buckets(self, limits: Limits) -> Sequence[Bucket]:
-        """Choose the programs to compile, smallest first; none means any exact size."""
+        """Choose the buckets to compile, smallest first; empty compiles exact sizes."""
 
     @abstractmethod
     def compile(
         self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
     ) -> Program:
-        """Make one program; arguments at ``consumes`` are given up by the caller.
+        """Compile a function to a program.
 
-        ``bucket`` is ``None`` for what comes between steps: marks, and the admissions
-        of n sequences at once, n being 1 or 16 where there are buckets and any number
-        up to 16 otherwise.
+        consumes: positions of arguments whose buffers the program may overwrite; the
+        caller does not use them again. bucket: ``None`` for a program that runs between
+        steps: token biases, or the admission of n sequences in one call. With buckets,
+        n is 1 or 16; without, any number up to 16.
         """
 
     def offers(self, kind: type[C]) -> C | None:  # noqa: ARG002
-        """Return a capability of this kind, or ``None``."""
+        """Return the capability of this type, or ``None`` if it is not supported."""
         return None
 
 
 class Collectives(ABC):
-    """Talks to the other ranks of an axis; every rank makes the same calls in order."""
+    """Capability: communication between ranks; all make the same calls."""
 
     invariant: bool = False
-    """Whether a sum's bits depend on nothing but the ranks' numbers."""
+    """Whether the bits of a sum depend only on the ranks' values."""
 
     @abstractmethod
     def size(self, axis: str) -> int:
-        """Count the ranks of ``axis``."""
+        """Return the number of ranks of ``axis``."""
 
     @abstractmethod
     def all_reduce(self, x: Array, axis: str) -> Array:
-        """Sum over the ranks of ``axis``, the same bits on each."""
+        """Sum over the ranks of ``axis``; every rank gets the same bits."""
 
     @abstractmethod
     def all_gather(self, x: Array, axis: str) -> Array:
-        """Concatenate the ranks' parts along the last axis."""
+        """Concatenate the ranks' tensors along the last axis."""
 
 
 class Rank(NamedTuple):
-    """One of several processes that compute a model together."""
+    """One of several processes that compute a model in tensor parallel."""
 
     number: int
-    """From 0."""
+    """Index of the rank, from 0."""
     ranks: int
+    """Number of ranks."""
     meeting: str
-    """Path of a file, not there yet, by which they find one another."""
+    """Path of a file that does not exist yet, used for rendezvous."""
     seconds: float
-    """How long to wait for the others."""
+    """Timeout of the rendezvous."""
 
 
 class Ranks(NamedTuple):
-    """How to open a backend as one rank of several, each in its own process."""
+    """Capability: opens the backend as one rank of a group, one process per rank."""
 
     joining: Callable[[Rank], Backend]
-    """Opens the same device once more, offering :class:`Collectives`; returns when
-    all ranks have come. Raises :class:`~inl.errors.RunnerError` where they do not."""
+    """Opens the same device as a backend that offers :class:`Collectives`. Blocks until
+    all ranks have joined; raises :class:`~inl.errors.RunnerError` on timeout."""
 
 
 class StorageDtypes(NamedTuple):
-    """How to open a backend in another dtype, where tensors do not carry theirs."""
+    """Capability: opens the backend in another dtype.
+
+    For backends whose tensors do not carry a dtype, such as the reference backend.
+    """
 
     dtypes: tuple[str, ...]
-    """Those that it can be opened in."""
+    """Supported dtypes."""
     storing: Callable[[str], Backend]
-    """Opens the same device with this as the only dtype of its traits."""
+    """Opens the same device with one dtype, the only one in its traits."""

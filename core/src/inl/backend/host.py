@@ -1,4 +1,4 @@
-"""What the host itself has: memory as the kernel and the cgroup allow it."""
+"""Host memory as limited by the operating system and the cgroup."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def host_memory() -> DeviceMemory:
-    """Total and available bytes; the free part is a guess where the OS says nothing."""
+    """Return total and available bytes.
+
+    Half of the total is assumed to be free if the OS does not report it.
+    """
     total = _total()
     for name in CGROUPS:
         limit = _read(name).strip()

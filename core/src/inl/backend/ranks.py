@@ -1,4 +1,4 @@
-"""The kernels of one device, made to compute one rank's part of a step."""
+"""Tensor parallelism: adapts the kernels of one device to a rank of a group."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from inl.backend.base import Backend
 
 AXIS = "tensor"
-"""Name of the axis that a tensor-parallel group shares."""
+"""Name of the tensor-parallel axis."""
 
 
 def collectives_of(backend: Backend) -> Collectives | None:
-    """The group that a backend is one of, or ``None`` where it is alone."""
+    """Return the backend's collectives, or ``None`` outside of a rank group."""
     return backend.offers(Collectives)  # type: ignore[type-abstract]
 
 
 def count_ranks(backend: Backend) -> int:
-    """Ranks of that group; 1 where a backend is alone."""
+    """Return the number of ranks; 1 outside of a rank group."""
     collectives = collectives_of(backend)
     return 1 if collectives is None else collectives.size(AXIS)
 
 
 def over_ranks(kernels: Iterable[Kernel], collectives: Collectives) -> Iterator[Kernel]:
-    """Give every kernel what its op sums over the ranks, and bring the sums' own.
+    """Adapt single-device kernels to a rank group and add kernels of the collectives.
 
-    A kernel of one device may fuse a sum away, for over one rank it is the identity:
-    it is handed the whole sum instead (:attr:`~inl.spec.op.OpSpec.reduces`).
+    A fused single-device kernel omits the sum over ranks, which is the identity on one
+    rank. It receives the reduced tensor instead (:attr:`~inl.spec.op.OpSpec.reduces`).
     """
-    own: dict[str, Callable[..., Any]] = {
+    collective_runs: dict[str, Callable[..., Any]] = {
         "all_reduce": collectives.all_reduce,
         "all_gather": collectives.all_gather,
     }
@@ -42,21 +42,21 @@ def over_ranks(kernels: Iterable[Kernel], collectives: Collectives) -> Iterator[
         spec = CATALOG[kernel.op]
         if spec.reduces:
             invariant = kernel.invariant and collectives.invariant
-            run = _summed(spec, kernel, collectives)
+            run = _with_reduced_argument(spec, kernel, collectives)
             yield replace(kernel, run=run, invariant=invariant)
-        elif kernel.op not in own:
+        elif kernel.op not in collective_runs:
             yield kernel
-    for op, run in own.items():
+    for op, run in collective_runs.items():
         yield Kernel(op, "ranks", run, invariant=collectives.invariant)
 
 
-def _summed(
+def _with_reduced_argument(
     spec: OpSpec, kernel: Kernel, collectives: Collectives
 ) -> Callable[..., Any]:
-    place = spec.parameters.index(spec.reduces)
+    index = spec.parameters.index(spec.reduces)
 
     def run(*args: Any, **attrs: Any) -> Any:
-        total = collectives.all_reduce(args[place], AXIS)
-        return kernel.run(*args[:place], total, *args[place + 1 :], **attrs)
+        total = collectives.all_reduce(args[index], AXIS)
+        return kernel.run(*args[:index], total, *args[index + 1 :], **attrs)
 
     return run

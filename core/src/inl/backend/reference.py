@@ -1,7 +1,7 @@
-"""The NumPy backend: every op is its body. The oracle, not a fast path.
+"""NumPy reference backend: every op runs its body. Slow; used as the oracle in tests.
 
-It spoils what an op consumes - the old buffer is filled with nonsense and made
-read-only - so that a use after donation shows on a laptop.
+Consumed buffers are filled with NaN or a marker value and made read-only, so that use
+after donation fails on every machine.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 SPOILED = 0x7FBAD000
+"""Fills consumed integer buffers."""
 
 
 @final
 class ReferenceBackend(Backend):
-    """NumPy on the host, storing in ``dtype`` and computing in float32 or wider."""
+    """NumPy on the host: stores in ``dtype`` and computes in float32 or float64."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class ReferenceBackend(Backend):
         collectives: Collectives | None = None,
     ) -> None:
         if dtype not in FLOATS:
-            raise DeviceError(f"dtype: found {dtype!r}, the reference stores {FLOATS}")
+            raise DeviceError(f"dtype: found {dtype!r}, accepted: {', '.join(FLOATS)}")
         self.device = device
         self.traits = Traits(dtypes=(dtype,))
         self._dtype = dtype
@@ -93,8 +94,8 @@ class ReferenceBackend(Backend):
         return function
 
     def offers(self, kind: type[C]) -> C | None:
-        offered = (self._collectives, StorageDtypes(FLOATS, self._storing))
-        return next((found for found in offered if isinstance(found, kind)), None)
+        capabilities = (self._collectives, StorageDtypes(FLOATS, self._storing))
+        return next((each for each in capabilities if isinstance(each, kind)), None)
 
     def _storing(self, dtype: str) -> ReferenceBackend:
         return ReferenceBackend(self.device, dtype=dtype, collectives=self._collectives)
@@ -109,21 +110,21 @@ class ReferenceBackend(Backend):
 
 
 def body_kernel(spec: OpSpec, dtype: str) -> Callable[..., Any]:
-    """Run a primitive's body, round what it gives and spoil what it consumes."""
-    spoiled = [spec.parameters.index(name) for name in spec.consumes]
+    """Return a kernel that runs the body, rounds results and spoils consumed inputs."""
+    consumed = [spec.parameters.index(name) for name in spec.consumes]
 
     def run(*args: Any, **attrs: Any) -> Any:
-        for index in spoiled:
+        for index in consumed:
             if not all(array.flags.writeable for array in leaves(args[index])):
                 raise KernelFailed(
-                    f"{spec.name}: argument {spec.parameters[index]!r} was consumed "
-                    "before; state goes in once and comes out"
+                    f"{spec.name}: argument {spec.parameters[index]!r} was already "
+                    "consumed; pass the state that the consuming op returned"
                 )
         result = round_results(spec, spec.body(*args, **attrs), dtype)
-        kept = list(leaves(result)) if spoiled else []
-        for index in spoiled:
+        outputs = list(leaves(result)) if consumed else []
+        for index in consumed:
             for array in leaves(args[index]):
-                if not any(np.may_share_memory(array, other) for other in kept):
+                if not any(np.may_share_memory(array, other) for other in outputs):
                     spoil(array)
         return result
 
@@ -131,18 +132,18 @@ def body_kernel(spec: OpSpec, dtype: str) -> Callable[..., Any]:
 
 
 def spoil(array: Any) -> None:
-    """Fill with nonsense and forbid writing."""
+    """Overwrite a consumed array and make it read-only."""
     if not array.size:
-        return  # nothing to spoil, and NumPy cannot tell who shares it
+        return  # NumPy does not report whether empty arrays share memory
     array.setflags(write=True)
     array.fill(np.nan if array.dtype.kind == "f" else SPOILED)
     array.setflags(write=False)
 
 
 class ThreadCollectives(Collectives):
-    """Ranks that are threads of this process, meeting at a barrier."""
+    """Collectives between threads of this process, for tests."""
 
-    def __init__(self, ranks: int, rank: int, shared: Meeting) -> None:
+    def __init__(self, ranks: int, rank: int, shared: Rendezvous) -> None:
         self._ranks, self._rank, self._shared = ranks, rank, shared
 
     def size(self, axis: str) -> int:  # noqa: ARG002
@@ -159,24 +160,29 @@ class ThreadCollectives(Collectives):
         return np.concatenate(self._shared.exchange(self._rank, x), axis=-1)
 
 
-class Meeting:
-    """Where the threads of a rank group exchange arrays."""
+class Rendezvous:
+    """Exchanges arrays between the threads of a rank group."""
 
     def __init__(self, ranks: int, *, seconds: float = 60.0) -> None:
         self._parts: list[Any] = [None] * ranks
         self._barrier = threading.Barrier(ranks, timeout=seconds)
 
     def exchange(self, rank: int, x: Any) -> list[Any]:
-        """Give ``x`` and take every rank's; raises where a rank does not come."""
+        """Publish ``x`` and return the arrays of all ranks, in order.
+
+        Raises :class:`RunnerError` if a rank does not arrive in time.
+        """
         self._parts[rank] = x
         try:
             self._barrier.wait()
             parts = list(self._parts)
             self._barrier.wait()
         except threading.BrokenBarrierError:
-            raise RunnerError(f"rank {rank}: another rank stopped or is late") from None
+            raise RunnerError(
+                f"rank {rank}: another rank stopped or timed out"
+            ) from None
         return parts
 
     def abort(self) -> None:
-        """Let every waiting rank fail at once."""
+        """Make every waiting rank fail."""
         self._barrier.abort()

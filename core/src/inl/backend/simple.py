@@ -1,4 +1,4 @@
-"""A whole backend from a few functions."""
+"""Builds a backend class from a few functions."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ def simple_backend(
     memory: Callable[[], DeviceMemory] = host_memory,
     capabilities: Sequence[object] = (),
 ) -> Callable[[Device], Backend]:
-    """Make a backend class out of functions; what is left out has a plain default.
+    """Return a backend class that calls the given functions.
 
-    tensor: host array to device tensor. numpy: back again. kernels: at least one for
-    each primitive op that the models use. compile: ``(function, bucket, consumes)`` to
-    a program; the function itself by default. buckets: none means every exact size.
-    capabilities: what ``offers`` finds by its type.
-    Caches get the default layout :class:`~inl.spec.cache.Cache`.
+    tensor: copies a host array to the device. numpy: copies a tensor to the host.
+    kernels: lists the kernels, at least one for each primitive op of the models.
+    compile: ``(function, bucket, consumes)`` -> program; default: the function.
+    buckets: ``limits`` -> buckets; by default every exact size is served.
+    capabilities: objects that ``offers`` returns by type.
+    Caches have the default layout :class:`~inl.spec.cache.Cache`.
     """
-    chosen = traits or Traits()
+    class_traits = traits or Traits()
 
     @final
     class SimpleBackend(Backend):
-        traits = chosen
+        traits = class_traits
 
         def __init__(self, device: Device) -> None:
             self.device = device
@@ -80,7 +81,7 @@ def simple_backend(
 def plain_state(
     spec: StateSpec, limits: Limits, tensor: Callable[[HostArray], Any]
 ) -> State:
-    """Zeroed state in the default layout, each buffer its own, copied by ``tensor``."""
+    """Return zeroed state in the default layout; ``tensor`` copies each buffer."""
     import numpy as np
 
     def zeros(shape: tuple[int, ...], dtype: str) -> Any:
@@ -94,7 +95,7 @@ def plain_state(
 def zeroed_state(
     spec: StateSpec, limits: Limits, zeros: Callable[[tuple[int, ...], str], Any]
 ) -> State:
-    """State in the default layout of what ``zeros(shape, dtype name)`` allocates."""
+    """Return state in the default layout, allocated by ``zeros(shape, dtype name)``."""
     caches: dict[int, Cache] = {}
     paged = [item for item in spec if isinstance(item, Paged)]
     for group, blocks in zip(paged, limits.blocks, strict=True):

@@ -1,4 +1,4 @@
-"""What a backend offers that has several ways to compute an op, to be measured."""
+"""Capability of backends with tunable kernels."""
 
 from __future__ import annotations
 
@@ -15,57 +15,58 @@ if TYPE_CHECKING:
     from inl.spec.kernel import Kernel
     from inl.spec.workload import Config
 
-LEAST_SECONDS = 2e-3
-"""What a host's clock measures well."""
+MIN_SECONDS = 2e-3
+"""Shortest duration that the host clock measures reliably."""
 ROUNDS = 7
 
 
 class Facts(NamedTuple):
-    """What a measurement holds for; another value of any of them makes it void."""
+    """Environment of a measurement; a change of any field invalidates it."""
 
     device: str
-    """Name of the chip."""
+    """Product name of the device."""
     driver: str
     compiler: str
     plugin: str
-    """Distribution and version."""
+    """Distribution name and version."""
 
 
 class Tunable(ABC):
-    """A capability: kernels that may be cut in several ways.
+    """Capability: kernels with tunable parameters, measured by ``inl tune``.
 
-    A way is a :data:`~inl.spec.workload.Config`; the empty one is the kernel as the
-    backend itself lists it, and need not be offered.
+    The empty :data:`~inl.spec.workload.Config` is the kernel in the backend's own list;
+    the search space need not contain it.
     """
 
     cache_bytes: int = 64 << 20
-    """Size of the last cache: inputs are rotated past it."""
+    """Size of the last-level cache; measured inputs rotate past it."""
 
     @abstractmethod
     def facts(self) -> Facts:
-        """Say what results hold for; imports no framework that is not there yet."""
+        """Return the environment of measurements, without importing new frameworks."""
 
     @abstractmethod
     def search_space(
         self, op: str, *specs: Any, **attrs: Any
     ) -> Sequence[Sequence[Config]]:
-        """Ways to try for a call of ``op`` on specs: of each axis one, axis by axis.
+        """Return the configs to try for a call of ``op``, one sequence per axis.
 
-        Empty where there is nothing to choose.
+        A config combines one entry of each axis; axes are searched in order. Empty if
+        there is nothing to tune.
         """
 
     @abstractmethod
     def kernel(self, op: str, config: Config) -> Kernel:
-        """Make the kernel of ``op`` that is cut like this, ``config`` its own.
+        """Return the kernel of ``op`` with this config.
 
-        Raises :class:`~inl.errors.RequestError` for a config that it does not know.
+        Raises :class:`~inl.errors.RequestError` for an unknown config.
         """
 
     def seconds(self, backend: Backend, calls: Sequence[Callable[[], Any]]) -> float:
-        """Time one call, the median of some rounds in which each has its turn.
+        """Return the seconds of one call: the median of several rounds over all calls.
 
-        The calls differ in the inputs only. By the host's clock, ended by fetching the
-        last result; a device with a clock of its own does better.
+        The calls differ only in their inputs. Measures with the host clock until the
+        last result has been fetched; backends with device timers should override it.
         """
 
         def once(count: int) -> float:
@@ -79,7 +80,7 @@ class Tunable(ABC):
             return (time.perf_counter() - began) / (count * len(calls))
 
         first = once(1)
-        wanted = LEAST_SECONDS / (max(once(1), 1e-9) * len(calls))
-        count = max(1, min(1000, int(wanted)))
+        repeats = MIN_SECONDS / (max(once(1), 1e-9) * len(calls))
+        count = max(1, min(1000, int(repeats)))
         rounds = 1 if first > 1 else ROUNDS
         return statistics.median(once(count) for _ in range(rounds))

@@ -1,22 +1,32 @@
-"""Weights that a backend keeps, laid out, from one start to the next."""
+"""Capability of backends that cache packed weights between starts."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from inl.weights.progress import ProgressReporter
 
 T = TypeVar("T")
 
 
 class WeightCache(ABC):
-    """A capability: a backend that need not lay out the same weights twice."""
+    """Capability: reuses weights that an earlier process packed."""
 
     @abstractmethod
-    def load(self, files: Sequence[Path], dtype: str, load: Callable[[], T]) -> T:
-        """Call ``load``, which lays out all weights of ``files`` for ``dtype``.
+    def load(
+        self,
+        files: Sequence[Path],
+        dtype: str,
+        load: Callable[[], T],
+        progress: ProgressReporter,
+    ) -> T:
+        """Call ``load``, which packs all weights of ``files`` for ``dtype``.
 
-        What was kept may be taken in the place of the work, if it is the same.
-        ``load`` is called again where that turns out otherwise.
+        Cached weights may replace the packing; if they turn out to be stale, ``load``
+        is called again. progress: its stage is set to PACKING before ``load`` has to
+        pack, and to SAVING while the cache is written, which is reported in bytes.
         """

@@ -20,7 +20,7 @@ TensorParallel = Annotated[
 ]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
 Seed = Annotated[
-    int, typer.Option(help="Random seed; a run with the same seed repeats.")
+    int | None, typer.Option(help="Random seed. [default: a new one per request]")
 ]
 TopK = Annotated[
     int, typer.Option(help="Sample from the k most likely tokens; 0 disables.")

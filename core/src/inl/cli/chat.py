@@ -35,7 +35,7 @@ def run(
         int, typer.Option(help="Maximum number of new tokens per answer.", min=1)
     ] = 1024,
     temperature: arguments.Temperature = 0.7,
-    seed: arguments.Seed = 0,
+    seed: arguments.Seed = None,
     top_k: arguments.TopK = 0,
     top_p: arguments.TopP = 1.0,
     min_p: arguments.MinP = 0.0,
@@ -159,10 +159,11 @@ class Chat:
         return self._stream(ids, retries)
 
     def _stream(self, ids: list[int], retries: int) -> str:
+        seed = self._sampling.get("seed")
         options: GenerationOptions = {
             **self._sampling,
             "max_tokens": min(self._most, self._engine.context - len(ids)),
-            "seed": self._sampling["seed"] + retries,
+            "seed": None if seed is None else seed + retries,
         }
         pieces = self._engine.stream(ids, **options)
         plain = sys.stdout.isatty()

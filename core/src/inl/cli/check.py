@@ -12,7 +12,7 @@ import typer
 
 from inl.cli.table import print_table
 from inl.plugin import make_backend
-from inl.plugin.choose import check_device
+from inl.plugin.device_selection import check_device
 
 if TYPE_CHECKING:
     from inl.testing.check import Result

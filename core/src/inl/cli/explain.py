@@ -1,15 +1,16 @@
-"""``inl explain``: which kernel computes each op, and why each other one lost."""
+"""``inl explain``: the kernel of each op, the refused ones, and roofline costs."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from inl.cli import arguments
 from inl.config import EngineConfig
+from inl.errors import RequestError
 from inl.executor.model_loader import (
     compute_dtype,
     in_dtype,
@@ -20,10 +21,22 @@ from inl.executor.model_loader import (
 from inl.executor.tracing import trace
 from inl.plugin import make_backend
 from inl.spec.dispatch import Tracer
-from inl.spec.step import Bucket
+from inl.spec.step import SAMPLERS, Bucket
 from inl.weights.hub import resolve_model
 from inl.weights.loader import stored_specs
 from inl.weights.plan import plan_weights
+
+if TYPE_CHECKING:
+    from inl.backend.base import Backend
+
+
+class TracedStep(NamedTuple):
+    """A traced step and what its costs depend on."""
+
+    tracer: Tracer
+    backend: Backend
+    context: int
+    """Tokens of the longest sequence."""
 
 
 def run(
@@ -32,46 +45,94 @@ def run(
     dtype: arguments.Dtype = "auto",
     tokens: Annotated[int, typer.Option(help="Tokens in the step.", min=1)] = 1,
     rows: Annotated[int, typer.Option(help="Sequences in the step.", min=1)] = 1,
-    sampler: Annotated[str, typer.Option(help="greedy or draw.")] = "greedy",
+    sampler: Annotated[
+        str, typer.Option(help="greedy, sample or sample_filtered.")
+    ] = SAMPLERS[0],
+    cost: Annotated[
+        bool,
+        typer.Option(
+            "--cost", help="FLOPs, bytes moved and the minimum time of each op."
+        ),
+    ] = False,
+    context: Annotated[
+        int | None,
+        typer.Option(help="Cached tokens per sequence; the model's limit if none."),
+    ] = None,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(help="Memory bandwidth in GB/s; measured if none."),
+    ] = None,
+    peak: Annotated[
+        float | None,
+        typer.Option(help="Peak TFLOP/s; if none, compute time is left out."),
+    ] = None,
     as_json: arguments.Json = False,
 ) -> None:
     """Show the kernels that a step of a model would use; loads no weights."""
+    if sampler not in SAMPLERS:
+        raise RequestError(
+            f"sampler: found {sampler!r:.80}, accepted: {', '.join(SAMPLERS)}"
+        )
+    for name, value in (("bandwidth", bandwidth), ("peak", peak)):
+        if value is not None and not 0 < value < float("inf"):
+            raise RequestError(f"{name}: found {value}, accepted: a number above 0")
     bucket = Bucket(tokens, min(rows, tokens), sampler=sampler)
-    config = EngineConfig(backend=device, dtype=dtype, max_batch=max(rows, 1))
-    traced, where = _trace(model, config, bucket)
-    table = explain(traced)
+    config = EngineConfig(
+        backend=device, dtype=dtype, max_batch=bucket.rows, context=context
+    )
+    step = _trace(model, config, bucket)
+    report: dict[str, Any] = {
+        "device": str(step.backend.device),
+        "bucket": bucket._asdict(),
+        "ops": explain(step.tracer),
+    }
+    if cost:
+        from inl.cli.explain_cost import cost_report
+
+        report["cost"] = cost_report(step, bandwidth, peak)
     if as_json:
-        print(json.dumps({"device": where, "bucket": bucket._asdict(), "ops": table}))
+        print(json.dumps(report))
         return
-    print(f"{where}, a step of {tokens} tokens in {bucket.rows} rows ({sampler})")
+    print(
+        f"{report['device']}, a step of {tokens} tokens in {bucket.rows} rows "
+        f"({sampler})"
+    )
+    if cost:
+        from inl.cli.explain_cost import show_costs
+
+        show_costs(report["cost"])
+    else:
+        _show(report["ops"])
+
+
+def _show(table: list[dict[str, Any]]) -> None:
     width = max(len(row["op"]) for row in table)
     for row in table:
-        held = f", inputs {row['inputs']}" if row["inputs"] else ""
-        print(f"{row['op']:<{width}}  {row['sites']:>4} x  {row['winner']}{held}")
+        rounding = f", inputs {row['inputs']}" if row["inputs"] else ""
+        print(f"{row['op']:<{width}}  {row['sites']:>4} x  {row['winner']}{rounding}")
         for label, reason in row["refusals"].items():
             print(f"{'':<{width}}          not {label}: {reason}")
 
 
-def _trace(
-    model: str | None, config: EngineConfig, bucket: Bucket
-) -> tuple[Tracer, str]:
-    backend = make_backend(config.backend)  # before a model is fetched for nothing
+def _trace(model: str | None, config: EngineConfig, bucket: Bucket) -> TracedStep:
+    backend = make_backend(config.backend)  # raises before a model is downloaded
     language = open_model(resolve_model(model))
     dtype = compute_dtype(backend, config.dtype)
     backend = in_dtype(backend, dtype)
     shaped = replace(language.config, dtype=dtype)
-    policy = kernel_selection(backend, config)
+    selection = kernel_selection(backend, config)
     stored = stored_specs(language.checkpoint)
-    groups = plan_weights(language.model.weights(shaped), policy.kernels, stored)
+    groups = plan_weights(language.model.weights(shaped), selection.kernels, stored)
     limits = plan_limits(language.model, shaped, backend, config)
-    traced = trace(language.model, shaped, groups, bucket, limits, policy)
-    return traced, str(backend.device)
+    tracer = trace(language.model, shaped, groups, bucket, limits, selection)
+    context = limits.max_blocks_per_seq * limits.block_size
+    return TracedStep(tracer, backend, context)
 
 
-def explain(traced: Tracer) -> list[dict[str, Any]]:
-    """One row per op and choice, in the order in which the model meets them."""
+def explain(tracer: Tracer) -> list[dict[str, Any]]:
+    """Return one row per op and winner, in the order of the model's calls."""
     rows: list[dict[str, Any]] = []
-    for op, choices in traced.choices.items():
+    for op, choices in tracer.choices.items():
         merged: dict[str, dict[str, Any]] = {}
         for key, choice in choices.items():
             row = merged.setdefault(
@@ -85,6 +146,6 @@ def explain(traced: Tracer) -> list[dict[str, Any]]:
                     "refusals": dict(choice.refusals),
                 },
             )
-            row["sites"] += traced.counts[op, key]
+            row["sites"] += tracer.counts[op, key]
         rows += merged.values()
     return rows

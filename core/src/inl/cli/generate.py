@@ -31,7 +31,7 @@ def run(
         int, typer.Option(help="Maximum number of new tokens.")
     ] = 256,
     temperature: arguments.Temperature = 0.0,
-    seed: arguments.Seed = 0,
+    seed: arguments.Seed = None,
     top_k: arguments.TopK = 0,
     top_p: arguments.TopP = 1.0,
     min_p: arguments.MinP = 0.0,
@@ -108,6 +108,7 @@ def _print_json(engine: InferenceEngine, found: Completion, loaded: float) -> No
                 "token_ids": list(found.token_ids),
                 "prompt_tokens": found.prompt_tokens,
                 "finish_reason": found.finish_reason,
+                "seed": found.seed,
                 "device": engine.device,
                 "timings": timings,
             },

@@ -6,17 +6,21 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from inl.weights.progress import LoadStage
+
 if TYPE_CHECKING:
-    from inl.weights.loader import Progress
+    from inl.weights.progress import Progress
 
 PATIENCE_SECONDS = 0.5
 """Operations shorter than this show no bar."""
+LARGE_BYTES = 256 << 20
+"""Packing this many bytes takes seconds: the bar appears without delay."""
 
 
-def loading_bar(what: str = "loading weights") -> Progress | None:
-    """A function to tell (done, total), or ``None`` where nobody looks.
+def loading_bar(label: str | None = None) -> Progress | None:
+    """Return a progress callback that draws a bar; ``None`` without a terminal.
 
-    Where it begins anew, programs are made (:attr:`EngineConfig.warm_up`).
+    label: description of the bar; by default that of the stage of each report.
     """
     if not sys.stderr.isatty():
         return None
@@ -24,19 +28,21 @@ def loading_bar(what: str = "loading weights") -> Progress | None:
     from rich.progress import Progress as Bar
 
     bar = Bar(console=Console(stderr=True), transient=True)
-    task = bar.add_task(what, total=None)
+    task = bar.add_task(label or LoadStage.LOADING, total=None)
     began = time.perf_counter()
-    last = 0
+    current = LoadStage.LOADING
 
-    def tell(done: int, total: int) -> None:
-        nonlocal last
-        if done < last:
-            bar.update(task, description="making programs")
-        last = done
-        if time.perf_counter() - began > PATIENCE_SECONDS or bar.live.is_started:
+    def report(done: int, total: int, stage: LoadStage = current, /) -> None:
+        nonlocal current
+        if stage is not current:
+            current = stage
+            bar.reset(task, description=label or stage)
+        waited = time.perf_counter() - began > PATIENCE_SECONDS
+        slow = stage is LoadStage.PACKING and total >= LARGE_BYTES
+        if waited or slow or bar.live.is_started:
             bar.start()
             bar.update(task, completed=done, total=total)
         if done == total:
             bar.stop()
 
-    return tell
+    return report

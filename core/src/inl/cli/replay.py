@@ -14,7 +14,8 @@ from inl.errors import ModelError, ProtocolError
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.protocol.runner import Limits, Runner
 from inl.recording.replay import Difference, Outcome, replay
-from inl.recording.trace_file import RunHeader, digest, read_trace
+from inl.recording.trace_file import RunHeader, read_trace
+from inl.weights.digest import model_digest
 from inl.weights.hub import resolve_model
 from inl.workers.startup import start
 
@@ -56,7 +57,7 @@ def _open(header: RunHeader, model: str | None, file: Path) -> LanguageModel:
     if not (model or header.model):
         raise ProtocolError(f"trace {file}: contains no model name; pass --model")
     language = open_model(resolve_model(model or header.model))
-    if header.digest and (found := digest(language.checkpoint)) != header.digest:
+    if header.digest and (found := model_digest(language.checkpoint)) != header.digest:
         raise ModelError(
             f"{language.checkpoint.path}: digest {found[:12]}, {file} was recorded "
             f"with {header.digest[:12]} ({header.model}); pass the recorded model with "

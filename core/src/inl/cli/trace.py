@@ -23,7 +23,7 @@ def run(
         int, typer.Option(help="Maximum number of new tokens.")
     ] = 256,
     temperature: arguments.Temperature = 0.0,
-    seed: arguments.Seed = 0,
+    seed: arguments.Seed = None,
     raw: arguments.Raw = False,
 ) -> None:
     """Complete PROMPT and write a trace for `inl replay`."""

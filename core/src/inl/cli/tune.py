@@ -75,7 +75,7 @@ def run(
         found = read(import_from)
         update(path, lambda known: known.merged(found))
     if not (show or clear or export_to or import_from):
-        from inl.plugin.choose import check_device
+        from inl.plugin.device_selection import check_device
         from inl.tune.trials import Wanted
 
         chosen = str(check_device(device))

@@ -1,1 +1,1 @@
-"""The inference engine: text in, text out, over any runner."""
+"""The inference engine: requests in, tokens and text out, over any runner."""

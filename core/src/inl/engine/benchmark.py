@@ -1,4 +1,4 @@
-"""What a benchmark of an engine finds: times of its phases, and bytes that it moves."""
+"""Benchmark of an engine: prefill and decode speed, and bytes read per step."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from inl.engine.inference_engine import InferenceEngine
     from inl.executor.local_runner import Loaded, LocalRunner
 
-FEWEST_STEPS = 2
-"""Full steps whose times say anything."""
+MIN_STEPS = 2
+"""Minimum number of timed steps: a speed needs an interval."""
 
 
 class Spread(NamedTuple):
-    """Several runs of one thing."""
+    """Median and range of one quantity over several runs."""
 
     median: float
     least: float
@@ -34,55 +34,55 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Sum up at least one value."""
+        """Summarize at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
 
 class Speed(NamedTuple):
-    """One batch size over all runs."""
+    """Speed at one batch size, over all runs."""
 
     batch: int
     first_token_seconds: Spread
-    """Until every sequence has its first token."""
+    """Time until every sequence has its first token."""
     prefill: Spread
-    """Tokens of prompts a second, over that time."""
+    """Prompt tokens per second, over that time."""
     decode: Spread | None
-    """Tokens a second of all sequences, over the steps in which all decode;
-    ``None`` where there were fewer than two."""
+    """Generated tokens per second of all sequences, over the steps in which all
+    decode; ``None`` if there were fewer than two."""
 
 
 class Traffic(NamedTuple):
-    """Bytes that one decoding step must read, by what its kernels keep."""
+    """Bytes that one decoding step reads, by the size of the packed weights."""
 
     weights: int
-    """Read once a step, however many sequences share it."""
+    """Read once per step, for any batch size."""
     cache_per_token: int
-    """Keys and values of one cached token, all layers."""
+    """Keys and values of one cached token in all layers."""
 
     def step(self, batch: int, cached_tokens: float) -> float:
-        """Bytes of a step: ``batch`` sequences with ``cached_tokens`` each."""
+        """Return the bytes of a step over ``batch`` sequences of ``cached_tokens``."""
         return self.weights + batch * cached_tokens * self.cache_per_token
 
 
 class StepClock:
-    """Notes when steps are submitted in which every sequence decodes."""
+    """Times the steps in which every sequence decodes."""
 
     def __init__(self) -> None:
         self._batch = 0
         self._times: list[float] = []
 
     def begin(self, batch: int) -> None:
-        """Start anew, for ``batch`` sequences."""
+        """Discard all times and start over, for ``batch`` sequences."""
         self._batch, self._times = batch, []
 
     def on_step(self, record: StepRecord) -> None:
-        """Hear of a step from the engine."""
+        """Record a step; the engine's ``on_step`` callback."""
         if record.decode_rows == record.rows == self._batch:
             self._times.append(time.perf_counter())
 
     def tokens_per_second(self) -> float | None:
-        """Tokens of all sequences a second, or ``None`` for too few steps."""
-        if len(self._times) < FEWEST_STEPS:
+        """Return the decode speed of all sequences, ``None`` for too few steps."""
+        if len(self._times) < MIN_STEPS:
             return None
         seconds = self._times[-1] - self._times[0]
         return self._batch * (len(self._times) - 1) / seconds
@@ -98,27 +98,28 @@ def measure_speed(
     runs: int,
     tick: Callable[[], None] = lambda: None,
 ) -> Speed:
-    """Answer ``batch`` prompts of random tokens, once to warm up and ``runs`` times.
+    """Time ``batch`` prompts of random tokens, once to warm up and ``runs`` times.
 
-    The engine must have no prefix cache and call ``clock.on_step``. ``tick`` is told
-    after each of the ``runs + 1`` turns. Raises
-    :class:`~inl.errors.RequestError` where prompt and answer exceed the context.
+    The engine must have no prefix cache and call ``clock.on_step``. prompt_tokens,
+    tokens: lengths of each prompt and output. tick: called after each of the
+    ``runs + 1`` runs. Raises :class:`~inl.errors.RequestError` if prompt and output
+    exceed the context.
     """
     if prompt_tokens + tokens > engine.context:
         raise RequestError(
-            f"bench: {prompt_tokens} + {tokens} tokens, the context is "
+            f"bench: found {prompt_tokens} + {tokens} tokens, the context holds "
             f"{engine.context}; lower --prompt-tokens or --tokens"
         )
     firsts: list[float] = []
     decodes: list[float] = []
-    for turn in range(runs + 1):
-        prompts = random_prompts(engine, batch, prompt_tokens, seed=turn)
+    for run in range(runs + 1):
+        prompts = random_prompts(engine, batch, prompt_tokens, seed=run)
         clock.begin(batch)
-        found = engine.generate(prompts, max_tokens=tokens, ignore_eos=True)
+        completions = engine.generate(prompts, max_tokens=tokens, ignore_eos=True)
         tick()
-        if turn == 0:
+        if run == 0:
             continue
-        firsts.append(max(each.first_token_seconds for each in found))
+        firsts.append(max(each.first_token_seconds for each in completions))
         speed = clock.tokens_per_second()
         decodes += [] if speed is None else [speed]
     prefill = Spread.of([batch * prompt_tokens / seconds for seconds in firsts])
@@ -129,26 +130,26 @@ def measure_speed(
 def random_prompts(
     engine: InferenceEngine, batch: int, length: int, *, seed: int
 ) -> list[list[int]]:
-    """Prompts of tokens drawn evenly from the vocabulary: no text, so no luck."""
-    draw = random.Random(seed)
+    """Return prompts of uniformly random tokens, which share no prefixes."""
+    generator = random.Random(seed)
     vocab = engine.runner.limits.vocab
-    return [[draw.randrange(vocab) for _ in range(length)] for _ in range(batch)]
+    return [[generator.randrange(vocab) for _ in range(length)] for _ in range(batch)]
 
 
 def traffic(runner: LocalRunner) -> Traffic:
-    """Count what a decoding step reads, by the tensors that the runner holds.
+    """Return the bytes that a decoding step reads, by the runner's tensors.
 
-    A group counts for no more than its logical size in the compute dtype, because a
-    kernel may hold views of its own tensors. Embeddings are left out: a step reads a
-    row a token.
+    A weight group counts for at most its logical size in the compute dtype, because a
+    kernel may hold views of its own tensors. Embeddings are left out: a step reads
+    one row per token.
     """
     loaded = runner.loaded
     sizes: dict[tuple[str, ...], int] = {}
-    for planned, held in _pairs(loaded.groups, loaded.weights):
-        if planned.group.op != "embedding":
-            sources = tuple(param.source for param in planned.group.params.values())
-            logical = nbytes(planned.specs(loaded.config.dtype))
-            sizes[sources] = min(logical, _held_bytes(held, logical))
+    for plan, weights in _pairs(loaded.groups, loaded.weights):
+        if plan.group.op != "embedding":
+            sources = tuple(param.source for param in plan.group.params.values())
+            logical = nbytes(plan.specs(loaded.config.dtype))
+            sizes[sources] = min(logical, _stored_bytes(weights, logical))
     return Traffic(sum(sizes.values()), _cache_bytes(loaded))
 
 
@@ -159,17 +160,17 @@ def _pairs(groups: Any, weights: Any) -> Iterator[tuple[WeightPlan, Any]]:
         for name, group in groups.items():
             yield from _pairs(group, weights[name])
     elif isinstance(groups, tuple):
-        for group, held in zip(groups, weights, strict=True):
-            yield from _pairs(group, held)
+        for group, part in zip(groups, weights, strict=True):
+            yield from _pairs(group, part)
 
 
-def _held_bytes(held: Any, otherwise: int) -> int:
-    """Bytes of a group's tensors on any framework; unknown dtypes are not guessed."""
+def _stored_bytes(weights: Any, default: int) -> int:
+    """Bytes of a group's tensors on any framework; ``default`` for an unknown dtype."""
     total = 0
-    for leaf in leaves(held):
+    for leaf in leaves(weights):
         name = str(leaf.dtype).rpartition(".")[2]
         if name not in SIZES:
-            return otherwise
+            return default
         total += SIZES[name] * math.prod(leaf.shape)
     return total
 

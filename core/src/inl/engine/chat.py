@@ -1,4 +1,4 @@
-"""A conversation as token ids, by the model's own chat template."""
+"""Conversations as token ids, with the model's own chat template."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ def chat_ids(
     tokenizer: Tokenizer,
     messages: str | Sequence[Mapping[str, Any]],
 ) -> list[int]:
-    """Token ids of ``messages``; a string is one message of the user.
+    """Return the token ids of a conversation, ready for the assistant's answer.
 
-    Raises :class:`RequestError` where the model has no template or the user says
-    nothing, and :class:`~inl.errors.TemplateError` where the template fails.
+    messages: dicts with "role" and "content"; a string is one user message. Raises
+    :class:`~inl.errors.RequestError` if the model has no template or no message has
+    content, and :class:`~inl.errors.TemplateError` if the template fails.
     """
     if template is None:
         raise RequestError(
-            f"{model.name}: has no chat template; give plain text "
+            f"{model.name}: has no chat template; pass plain text "
             "(on the command line: add --raw)"
         )
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     if not any(message.get("content") for message in messages):
         raise RequestError(
-            f"prompt: found {messages[-1:]!r:.80}, which says nothing; "
-            "needs at least one message with text"
+            f"prompt: found {messages[-1:]!r:.80}, needs at least one message with "
+            "content"
         )
     text = template.apply(list(messages), add_generation_prompt=True)
     return tokenizer.encode(text, add_special=False)

@@ -1,22 +1,20 @@
-"""The loop between a scheduler and a runner: ids in, events out, no text, no tensor."""
+"""The engine core: plans steps, runs them on a runner, and returns events.
+
+Works on token ids only; it knows neither text nor tensors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from inl.errors import (
-    OutOfMemory,
-    ProtocolError,
-    RequestError,
-    RunnerError,
-    WorkerLost,
-)
-from inl.protocol.runner import Limits, Reply, Runner
-from inl.scheduling.frame_encoder import STEP_NUMBERS, frames
+from inl.engine.reply_check import read_logprobs, read_tokens
+from inl.errors import OutOfMemory, RequestError, RunnerError, WorkerLost
+from inl.protocol.runner import Runner
+from inl.protocol.token_masks import TokenMasks, mask_width
+from inl.scheduling.frame_encoder import frames, token_masks
 from inl.scheduling.plan import Plan, SchedulerConfig
-from inl.scheduling.request import Event, Reason, Request
-from inl.scheduling.sampling_params import TokenLogprob
+from inl.scheduling.request import Event, FinishReason, Request
 from inl.scheduling.scheduler import Scheduler
 from inl.spec.message import STEP, header
 from inl.spec.step import Bucket
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StepRecord(NamedTuple):
-    """What one submitted step was made of."""
+    """Composition of one submitted step."""
 
     step: int
     bucket: Bucket
@@ -35,30 +33,35 @@ class StepRecord(NamedTuple):
     rows: int
     decode_rows: int
     requests: tuple[int, ...]
-    """Request of each row."""
+    """Request id of each row."""
 
 
 class Stats(NamedTuple):
-    """Totals since the engine began."""
+    """Totals since the engine started."""
 
     steps: int
     """Steps submitted."""
     tokens: int
     """Tokens computed, without padding."""
     rows: int
-    """Rows of all steps, so ``rows / steps`` is the mean batch."""
+    """Rows of all steps: ``rows / steps`` is the mean batch size."""
     preemptions: int
+    """Times that a request lost its blocks to an earlier one."""
     prefix_hit_tokens: int
+    """Tokens taken from the prefix cache."""
 
 
 class EngineCore:
-    """Serves requests on one runner. One caller, one thread.
+    """Serves requests on one runner. Not thread-safe.
 
-    The runner is the caller's to close. Where it has no memory for a step, that step's
-    requests end with :class:`~inl.errors.OutOfMemory` and the others go on. Where it
-    fails, every live request ends with that error and the engine refuses further
-    requests. If it is a worker that was lost, ``replace`` may give a fresh runner, on
-    which all live requests start over from their ids; the lost one is closed here.
+    The caller closes the runner. If the runner is out of memory for a step, the
+    requests of that step end with :class:`~inl.errors.OutOfMemory` and the others
+    continue. If the runner fails, every live request ends with that error and the
+    engine refuses further requests. If it is a lost worker, ``replace`` may return a
+    new runner, on which all live requests start over from their token ids; the lost
+    one is closed here.
+
+    on_step: called after each submitted step. recorder: records frames and replies.
     """
 
     def __init__(
@@ -74,20 +77,21 @@ class EngineCore:
         self.runner = runner
         self.scheduler = scheduler or Scheduler(runner.limits, config)
         self.restarts = 0
-        """Runners that took the place of a lost one."""
+        """Lost runners that were replaced."""
         self._recorder = recorder
         self._replace = replace
         self._on_step = on_step
         self._live: dict[int, Request] = {}
         self._pending: list[Event] = []
+        """Events that the next step returns."""
         self._failure: Exception | None = None
         self._discarded_steps: set[int] = set()
-        """Steps in flight that the runner refused."""
+        """Planned steps that the runner has no memory for."""
         self._steps = self._tokens = self._rows = 0
 
     @property
     def has_work(self) -> bool:
-        """Whether :meth:`step` has anything left to do or to tell."""
+        """Whether :meth:`step` has anything left to compute or to return."""
         if self._live or self._pending:
             return True
         idle = not self.scheduler.in_flight and not self.scheduler.has_releases
@@ -95,49 +99,49 @@ class EngineCore:
 
     @property
     def stats(self) -> Stats:
-        """Totals up to now."""
-        found = self.scheduler
+        """Totals so far."""
+        scheduler = self.scheduler
         return Stats(
             self._steps,
             self._tokens,
             self._rows,
-            found.preemptions,
-            found.prefix_hit_tokens,
+            scheduler.preemptions,
+            scheduler.prefix_hit_tokens,
         )
 
     def add(self, request: Request) -> int:
         """Queue a request and return its id.
 
-        Raises :class:`~inl.errors.RequestError` where it cannot be served, and
-        :class:`~inl.errors.RunnerError` once the runner has failed.
+        Raises :class:`~inl.errors.RequestError` if it cannot be served, and
+        :class:`~inl.errors.RunnerError` after the runner has failed.
         """
         if self._failure is not None:
             raise RunnerError(
-                f"engine: stopped when its runner failed ({_name(self._failure)}); "
-                "make another engine"
+                f"engine: its runner failed ({_describe(self._failure)}); "
+                "create another engine"
             ) from self._failure
         number = self.scheduler.add(request)
         self._live[number] = request
         return number
 
-    def cancel(self, number: int, reason: Reason = "cancelled") -> bool:
-        """End a request; tell whether it was still live.
+    def cancel(self, number: int, reason: FinishReason = "cancelled") -> bool:
+        """End a request; return whether it was still live.
 
-        Its last event comes with the next :meth:`step`. Raises
-        :class:`~inl.errors.RequestError` for an id that was never given.
+        The next :meth:`step` returns its last event. Raises
+        :class:`~inl.errors.RequestError` for an unknown id.
         """
         request = self._live.pop(number, None)
         if request is not None:
             self._pending.append(self.scheduler.finish(request, reason))
         elif not 1 <= number <= self.scheduler.arrivals:
             raise RequestError(
-                f"request: found id {number!r}, this engine has given "
+                f"request: found id {number!r}, accepts ids that add() returned: "
                 f"1 to {self.scheduler.arrivals}"
             )
         return request is not None
 
     def step(self) -> list[Event]:
-        """Submit steps until enough are in flight, then collect the oldest."""
+        """Submit up to ``limits.depth`` steps and collect the oldest one's events."""
         self._fill()
         events, self._pending = self._pending, []
         if self._failure is None and self.scheduler.in_flight:
@@ -157,55 +161,65 @@ class EngineCore:
             if plan.bucket is None:
                 assert self.scheduler.in_flight or not self._live, "work, but no plan"
                 return
-            self._record(plan, plan.bucket)
+            self._count(plan, plan.bucket)
 
     def _submit(self, plan: Plan) -> bool:
+        """Submit a plan's frames and masks; ``False`` if that failed."""
+        masks = token_masks(plan)
         try:
-            for frame in frames(plan, self.runner.limits):
+            for frame in frames(plan, self.runner.limits, masked=masks is not None):
                 if self._recorder is not None:
                     self._recorder.add(frame)
                 self.runner.submit(frame)
+            if masks is not None:
+                self._submit_masks(plan, masks)
         except OutOfMemory as error:
             if header(frame).kind == STEP:
                 self._discard_step(plan, error)
             else:
                 self._fail(error)
             return False
-        # A runner is anyone's code: whatever it raises must reach every caller.
+        # Runners come from plugins: whatever they raise must reach every caller.
         except Exception as error:
             self._fail(error)
             return False
         return True
 
+    def _submit_masks(self, plan: Plan, masks: TokenMasks) -> None:
+        assert plan.bucket is not None
+        if self._recorder is not None:
+            self._recorder.add(masks)
+        width = mask_width(self.runner.limits.vocab)
+        self.runner.sample(masks.step, masks.dense(plan.bucket.rows, width))
+
     def _discard_step(self, plan: Plan, error: OutOfMemory) -> None:
-        """Forget a step that the runner did not begin."""
+        """Skip a step that the runner did not begin."""
         self._discarded_steps.add(plan.step)
         self._end_rows(plan, error)
 
     def _end_rows(self, plan: Plan, error: OutOfMemory) -> None:
-        """End the requests of a step that chose nothing."""
+        """End the requests of a step that has no output."""
         for chunk in plan.chunks:
             if self._live.pop(chunk.request.id, None) is not None:
                 event = self.scheduler.finish(chunk.request, "error")
                 self._pending.append(event._replace(error=error))
 
     def _fail(self, error: Exception) -> None:
-        """Go on with a fresh runner, or end with the error."""
+        """Continue on a replacement of the runner, or fail with the error."""
         if self._replace is None or not isinstance(error, WorkerLost):
             self._failure = error
             return
         self.runner.close()
         try:
-            fresh = self._replace(error)
-            self.runner = fresh
-            self.scheduler.restart(fresh.limits)
+            self.runner = self._replace(error)
+            self.scheduler.restart(self.runner.limits)
             self._discarded_steps.clear()
         except Exception as reason:
             self._failure = reason
             return
         self.restarts += 1
 
-    def _record(self, plan: Plan, bucket: Bucket) -> None:
+    def _count(self, plan: Plan, bucket: Bucket) -> None:
         tokens, rows = plan.tokens, len(plan.chunks)
         self._steps += 1
         self._tokens += tokens
@@ -225,18 +239,18 @@ class EngineCore:
             reply = self.runner.collect()
             if self._recorder is not None:
                 self._recorder.add(reply)
-            tokens = _chosen(reply, plan, self.runner.limits)
-            scores = _scores(reply, plan)
+            tokens = read_tokens(reply, plan, self.runner.limits)
+            logprobs = read_logprobs(reply, plan)
         except OutOfMemory as error:
-            # A runner elsewhere tells of it late; steps behind it may have begun.
+            # Workers report it late, when later steps of these rows may have begun.
             self._end_rows(plan, error)
             return self.scheduler.process_outputs([0] * len(plan.chunks))
         except Exception as error:
             self._fail(error)
             return []
-        events = self.scheduler.process_outputs(tokens, scores)
+        events = self.scheduler.process_outputs(tokens, logprobs)
         for event in events:
-            if event.reason is not None:
+            if event.finish_reason is not None:
                 del self._live[event.request]
         return events
 
@@ -246,51 +260,5 @@ class EngineCore:
         return [event._replace(error=error) for event in ended]
 
 
-def _chosen(reply: Reply, plan: Plan, limits: Limits) -> list[int]:
-    """Return one token a row; raises ``ProtocolError`` for a reply that cannot be."""
-    rows = len(plan.chunks)
-    step = plan.step % STEP_NUMBERS
-    if reply.step != step:
-        raise ProtocolError(f"reply: found step {reply.step}, expected {step}")
-    shape = reply.tokens.shape
-    if len(shape) != 2 or shape[0] < rows or shape[1] != 1:
-        raise ProtocolError(
-            f"reply of step {plan.step}: found tokens {list(shape)}, "
-            f"expected [{rows} or more, 1]"
-        )
-    tokens: list[int] = reply.tokens[:rows, 0].tolist()
-    if min(tokens) < 0 or max(tokens) >= limits.vocab:
-        bad = next(token for token in tokens if not 0 <= token < limits.vocab)
-        raise ProtocolError(
-            f"reply of step {plan.step}, row {tokens.index(bad)}: found token {bad}, "
-            f"the vocabulary is 0 to {limits.vocab - 1}"
-        )
-    return tokens
-
-
-def _scores(reply: Reply, plan: Plan) -> list[TokenLogprob]:
-    """Return what a reply tells of each row; raises ``ProtocolError``."""
-    rows = len(plan.chunks)
-    assert plan.bucket is not None
-    if plan.bucket.sampler != "sample_filtered" or not any(
-        chunk.request.logprobs is not None for chunk in plan.chunks
-    ):
-        return []
-    found = reply.scores
-    if found is None or min(len(part) for part in found) < rows:
-        raise ProtocolError(
-            f"reply of step {plan.step}: found no scores of {rows} rows, "
-            "which a full program tells"
-        )
-    chosen, ids, values = (part[:rows].tolist() for part in found)
-    tokens = reply.tokens[:rows, 0].tolist()
-    return [
-        TokenLogprob(
-            tokens[row], chosen[row], tuple(zip(ids[row], values[row], strict=True))
-        )
-        for row in range(rows)
-    ]
-
-
-def _name(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Where answers are handed in, driven step by step, and called back."""
+"""Thread-safe request dispatcher: submits requests, steps the core, routes events."""
 
 from __future__ import annotations
 
@@ -17,34 +17,38 @@ if TYPE_CHECKING:
 
 
 class RequestDispatcher:
-    """Tells answers what their requests' events are; any thread may come to it.
+    """Shares one engine core between threads and applies its events to handles.
 
-    One thread at a time calls the core, for one step or less.
+    All methods are thread-safe. The core is called by one thread at a time, for at most
+    one step.
     """
 
     def __init__(self, core: EngineCore) -> None:
         self.lock = FairLock()
-        """Who calls the core or its runner has one."""
+        """Held by the thread that calls the core or its runner."""
         self._core = core
         self._open: dict[int, RequestHandle] = {}
         self._cancelled: deque[RequestHandle] = deque()
         self._step_loop = AsyncStepLoop(self.submit, self.step)
 
-    def submit(self, answer: RequestHandle) -> None:
-        """Queue an answer's request, unless it was dropped already.
+    def submit(self, handle: RequestHandle) -> None:
+        """Queue a request, unless it is cancelled already.
 
         Raises as :meth:`~inl.engine.core.EngineCore.add`.
         """
         with self.lock:
-            if not answer.completed:
-                self._open[self._core.add(answer.request)] = answer
+            if not handle.completed:
+                self._open[self._core.add(handle.request)] = handle
 
-    def submit_async(self, answers: Sequence[RequestHandle]) -> None:
-        """Queue answers and step on a thread of its own until they end; never waits."""
-        self._step_loop.submit(answers)
+    def submit_async(self, handles: Sequence[RequestHandle]) -> None:
+        """Queue requests and step on a background thread until they finish.
+
+        Never blocks; errors are reported through the handles.
+        """
+        self._step_loop.submit(handles)
 
     def step(self) -> None:
-        """Compute one step and tell whom it concerns."""
+        """Compute one step and apply its events."""
         with self.lock:
             self._drain_cancelled()
             events = self._core.step()
@@ -54,25 +58,25 @@ class RequestDispatcher:
         self._try_drain_cancelled()
 
     def _dispatch(self, event: Event, now: float) -> None:
-        answer = self._open.get(event.request)
-        if answer is None or answer.reason is not None:
+        handle = self._open.get(event.request)
+        if handle is None or handle.finish_reason is not None:
             return
-        ended = answer.apply_event(event, now)
-        if answer.stopped and event.reason is None:
+        finished = handle.apply_event(event, now)
+        if handle.stopped and event.finish_reason is None:
             self._core.cancel(event.request, "stop")
-        if ended:
+        if finished:
             del self._open[event.request]
 
-    def cancel(self, answers: Sequence[RequestHandle]) -> None:
-        """Cancel answers; never waits, for iterators do it when they are collected.
+    def cancel(self, handles: Sequence[RequestHandle]) -> None:
+        """Cancel requests, after the current step if another thread is computing one.
 
-        Where somebody has the turn, they end after it.
+        Never blocks: iterators call it when they are garbage-collected.
         """
-        self._cancelled.extend(answer for answer in answers if not answer.completed)
+        self._cancelled.extend(handle for handle in handles if not handle.completed)
         self._try_drain_cancelled()
 
     def _try_drain_cancelled(self) -> None:
-        # Asked again each time: more may come while the turn is taken and left.
+        # Checked again each time: more may arrive while the lock is held.
         while self._cancelled and self.lock.try_acquire():
             try:
                 self._drain_cancelled()
@@ -81,17 +85,17 @@ class RequestDispatcher:
 
     def _drain_cancelled(self) -> None:
         while self._cancelled:
-            answer = self._cancelled.popleft()
-            number = answer.request.id
-            if answer.completed:
+            handle = self._cancelled.popleft()
+            number = handle.request.id
+            if handle.completed:
                 continue
             if number:
                 self._open.pop(number, None)
                 self._core.cancel(number)
-            answer.apply_event(Event(number, None, "cancelled"), time.perf_counter())
+            handle.apply_event(Event(number, None, "cancelled"), time.perf_counter())
 
     def fail_all(self, error: Exception) -> None:
-        """End every open answer with an error; the caller has the turn."""
-        for answer in self._open.values():
-            answer.fail(error)
+        """End every open request with an error; the caller holds the lock."""
+        for handle in self._open.values():
+            handle.fail(error)
         self._open.clear()

@@ -1,4 +1,4 @@
-"""Whose turn it is to call a runner: one thread at a time, in the order of asking."""
+"""A first-in, first-out lock around the engine core and its runner."""
 
 from __future__ import annotations
 
@@ -10,61 +10,66 @@ from inl.errors import RequestError
 
 
 class FairLock:
-    """A lock that goes to whoever has waited longest.
+    """A lock that is acquired in the order of the calls.
 
-    An ordinary lock may be taken again at once by a thread that steps in a loop, for
-    as long as the loop runs. It is not reentrant: a second turn of the thread that has
-    one raises :class:`~inl.errors.RequestError`.
+    With ``threading.Lock``, a thread that steps in a loop could reacquire the lock for
+    as long as the loop runs. Not reentrant: acquiring it twice from one thread raises
+    :class:`~inl.errors.RequestError`.
     """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._owner: int | None = None
-        self._queue: deque[tuple[int, threading.Lock]] = deque()
+        self._waiters: deque[tuple[int, threading.Lock]] = deque()
+
+    @property
+    def waiters(self) -> int:
+        """Number of threads that wait for the lock."""
+        return len(self._waiters)
 
     def __enter__(self) -> Self:
-        mine = threading.get_ident()
-        if self._owner == mine:
+        thread = threading.get_ident()
+        if self._owner == thread:
             raise RequestError(
-                "engine: was called from a callback of its own step; call it later"
+                "engine: called from a callback of its own step; call it afterwards"
             )
         with self._mutex:
             if self._owner is None:
-                self._owner = mine
+                self._owner = thread
                 return self
             gate = threading.Lock()
             gate.acquire()
-            self._queue.append((mine, gate))
+            self._waiters.append((thread, gate))
         try:
             gate.acquire()
         except BaseException:
-            self._abandon(mine, gate)
+            self._abandon(thread, gate)
             raise
         return self
 
-    def _abandon(self, mine: int, gate: threading.Lock) -> None:
-        """Leave the queue after an interrupt, or pass on a turn that came meanwhile."""
+    def _abandon(self, thread: int, gate: threading.Lock) -> None:
+        """Stop waiting after an interrupt; release the lock if it was just acquired."""
         with self._mutex:
-            waits = (mine, gate) in self._queue
-            if waits:
-                self._queue.remove((mine, gate))
-        if not waits:
+            waiting = (thread, gate) in self._waiters
+            if waiting:
+                self._waiters.remove((thread, gate))
+        if not waiting:
             self.release()
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
     def release(self) -> None:
-        """End the turn."""
+        """Release the lock to the thread that has waited longest."""
         with self._mutex:
-            if not self._queue:
+            if not self._waiters:
                 self._owner = None
                 return
-            self._owner, gate = self._queue.popleft()
+            self._owner, gate = self._waiters.popleft()
         gate.release()
 
     def try_acquire(self) -> bool:
-        """Take the turn if nobody has it; never waits, so finalizers may ask."""
+        """Acquire the lock if it is free. Never blocks, so finalizers may call it."""
         if not self._mutex.acquire(blocking=False):
             return False
         try:

@@ -1,8 +1,7 @@
-"""InferenceEngine: text in, text out, over any runner."""
+"""InferenceEngine: text in, text out, on any device."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -16,40 +15,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from inl.config import EngineConfig
-from inl.engine.chat import chat_ids
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
 from inl.engine.options import (
     GenerationOptions,
     Prompt,
-    make_request,
-    only,
-    several,
-    stop_strings,
+    as_prompts,
+    as_single_prompt,
 )
+from inl.engine.prompt_encoder import PromptEncoder
 from inl.engine.request_handle import Completion as Completion
 from inl.engine.request_handle import RequestHandle
-from inl.engine.step_loop import Waiter, pieces, until_completed
-from inl.errors import RequestError, RunnerError
+from inl.engine.step_loop import Waiter, text_chunks, until_completed
+from inl.errors import RunnerError
 from inl.executor.model_loader import LanguageModel, configure, is_replayed, open_model
-from inl.protocol.runner import Runner
+from inl.protocol.runner import Limits, Runner
 from inl.recording.recorder import Recorder
 from inl.scheduling.plan import SchedulerConfig
+from inl.weights.digest import model_digest
 from inl.weights.hub import resolve_model
-from inl.weights.loader import Progress
+from inl.weights.progress import Progress
 from inl.workers.startup import Restarts, StartedRunner, check_place, run_header, start
 
 if TYPE_CHECKING:
+    from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
 
 class InferenceEngine:
-    """Answers prompts with one model on one device.
+    """Generates text with one model on one device.
 
-    Any thread and any asyncio task may call it: they take turns at single steps, and
-    share their batches.
+    Thread-safe, and usable from any asyncio task: concurrent calls share batches. A
+    context manager that closes itself.
 
-    model: from :func:`~inl.executor.model_loader.open_model`. tokenizer: its own by default.
+    model: from :func:`~inl.executor.model_loader.open_model`. tokenizer: used instead
+    of the model's own. runner: used instead of one on ``config.backend``; the engine
+    closes it. progress: called with (done, total) while weights are loaded. on_step:
+    called after each submitted step; it may cancel requests, but not make new ones.
     """
 
     def __init__(
@@ -64,42 +66,47 @@ class InferenceEngine:
     ) -> None:
         self.config = config or EngineConfig()
         self.model = model = configure(model, self.config)
-        self.tokenizer = tokenizer or model.checkpoint.tokenizer()
-        self.chat_template = model.checkpoint.chat_template
+        self._encoder = PromptEncoder(model, tokenizer)
         if runner is None:
-            served = start(model, self.config, progress=progress)
+            started = start(model, self.config, progress=progress)
         else:
-            served = StartedRunner(runner, "runner", "")
-        self.device = served.device
-        """Where the runner computes; changes where a lost one is replaced elsewhere."""
-        context = min(model.config.max_tokens, served.runner.limits.max_tokens)
+            started = StartedRunner(runner, "runner", "")
+        self.device = started.device
+        """Device of the runner; changes if a lost worker is replaced elsewhere."""
+        limits = started.runner.limits
+        context = min(model.config.max_tokens, limits.max_tokens)
         self.context = min(context, self.config.context or context)
-        """Most tokens of a prompt and its answer."""
-        policy = SchedulerConfig(
-            token_budget=self.config.token_budget or served.runner.limits.token_budget,
-            max_rows=self.config.max_batch,
-            context=self.context,
-            eos_ids=frozenset(model.checkpoint.eos_token_ids),
-            use_kv_cache=self.config.use_kv_cache,
-            prefix_cache=self.config.prefix_cache,
-            replay=is_replayed(model),
-        )
+        """Maximum number of tokens of prompt and output."""
         restarts = runner is None and self.config.on_worker_loss == "restart"
         try:
+            scheduling = self._scheduler_config(limits)
             self.recorder = Recorder(
-                partial(run_header, model, served), self.config.trace
+                partial(run_header, model, started), self.config.trace
             )
         except BaseException:
-            served.runner.close()
+            started.runner.close()
             raise
         self._core = EngineCore(
-            served.runner,
-            policy,
+            started.runner,
+            scheduling,
             on_step=on_step,
             recorder=self.recorder,
             replace=Restarts(self._restart) if restarts else None,
         )
         self._dispatcher = RequestDispatcher(self._core)
+
+    def _scheduler_config(self, limits: Limits) -> SchedulerConfig:
+        checkpoint = self.model.checkpoint
+        return SchedulerConfig(
+            token_budget=self.config.token_budget or limits.token_budget,
+            max_rows=self.config.max_batch,
+            context=self.context,
+            eos_ids=frozenset(checkpoint.eos_token_ids),
+            use_kv_cache=self.config.use_kv_cache,
+            prefix_cache=self.config.prefix_cache,
+            replay=is_replayed(self.model),
+            model_digest=model_digest(checkpoint),
+        )
 
     @classmethod
     def from_pretrained(
@@ -110,7 +117,7 @@ class InferenceEngine:
         progress: Progress | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
     ) -> Self:
-        """Open a model's folder, GGUF file or known name; the default model if none.
+        """Open a model folder, GGUF file or known name; ``None`` is the default model.
 
         Raises :class:`~inl.errors.ModelError` and :class:`~inl.errors.DeviceError`.
         """
@@ -119,23 +126,39 @@ class InferenceEngine:
         return cls(model, config=config, progress=progress, on_step=on_step)
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises ``RequestError`` if the model has none."""
+        return self._encoder.tokenizer("tokenizer")
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's chat template, if it has one."""
+        return self._encoder.chat_template
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine core, for inspection; not thread-safe."""
+        return self._core
+
+    @property
     def runner(self) -> Runner:
-        """What computes the steps; another one after a lost worker was replaced."""
+        """The runner of the steps; another one after a lost worker was replaced."""
         return self._core.runner
 
     @property
     def stats(self) -> Stats:
-        """Totals since the engine began."""
+        """Totals since the engine started."""
         return self._core.stats
 
     def chat_ids(self, messages: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation, by the model's own chat template.
+        """Return a conversation's token ids, by the model's own chat template.
 
-        Raises :class:`RequestError` where the model has no template.
+        messages: dicts with "role" and "content"; a string is one user message. Raises
+        :class:`~inl.errors.RequestError` if the model has no template or tokenizer.
         """
-        return chat_ids(self.model, self.chat_template, self.tokenizer, messages)
+        return self._encoder.chat_ids(messages)
 
-    # A string is a sequence of strings too: the first overload that fits is meant.
+    # A string is a sequence of strings too; the first matching overload is meant.
     @overload
     def generate(  # type: ignore[overload-overlap]
         self, prompt: str, **options: Unpack[GenerationOptions]
@@ -154,34 +177,35 @@ class InferenceEngine:
     def generate(
         self, prompt: Any, **options: Unpack[GenerationOptions]
     ) -> Completion | list[Completion]:
-        """Answer a prompt, or several at once.
+        """Generate the completion of a prompt, or of several in one batch.
 
-        prompt: a string, token ids, or a list of either (then a list comes back).
-        options: see :class:`~inl.engine.options.Options`. Raises
-        :class:`~inl.errors.RequestError` before anything is computed if any prompt
-        cannot be served.
+        prompt: a string, token ids, or a list of either, which returns a list.
+        options: see :class:`~inl.engine.options.GenerationOptions`. Raises
+        :class:`~inl.errors.RequestError`, before anything is computed, if any prompt
+        or option is not accepted, and :class:`~inl.errors.RunnerError`.
         """
-        prompts, single = several(prompt)
-        answers = self._submit_all(prompts, options)
+        prompts, single = as_prompts(prompt)
+        handles = self._submit_all(prompts, options)
         try:
-            while not all(answer.completed for answer in answers):
+            while not all(handle.completed for handle in handles):
                 self._dispatcher.step()
         finally:
-            self._dispatcher.cancel(answers)
-        found = [answer.completion() for answer in answers]
-        return found[0] if single else found
+            self._dispatcher.cancel(handles)
+        completions = [handle.completion() for handle in handles]
+        return completions[0] if single else completions
 
     def stream(
         self, prompt: Prompt, **options: Unpack[GenerationOptions]
     ) -> Iterator[str]:
-        """Yield the answer's text as it comes, never half a character or stop string.
+        """Yield the text of one completion as it is generated.
 
-        Closing the iterator cancels the request.
+        Only whole characters are yielded, and no part of a stop string. Closing or
+        dropping the iterator cancels the request.
         """
-        (answer,) = self._submit_all(only(prompt), options)
-        pieces = self._pieces(answer)
-        next(pieces)  # begins, so that dropping the iterator unread cancels too
-        return pieces
+        (handle,) = self._submit_all([as_single_prompt(prompt)], options)
+        chunks = self._text_chunks(handle)
+        next(chunks)  # enters the generator, so that dropping it unread cancels too
+        return chunks
 
     @overload
     async def agenerate(  # type: ignore[overload-overlap]
@@ -201,62 +225,69 @@ class InferenceEngine:
     async def agenerate(
         self, prompt: Any, **options: Unpack[GenerationOptions]
     ) -> Completion | list[Completion]:
-        """:meth:`generate` for asyncio; tasks that wait at once share their steps.
+        """:meth:`generate` for asyncio; concurrent tasks share their steps.
 
         Cancelling the task, as a timeout does, cancels its requests.
         """
-        prompts, single = several(prompt)
+        prompts, single = as_prompts(prompt)
         waiter = Waiter()
-        answers = await self._begin(prompts, options, waiter)
+        handles = await self._submit_async(prompts, options, waiter)
         try:
-            await until_completed(answers, waiter)
+            await until_completed(handles, waiter)
         finally:
-            self._dispatcher.cancel(answers)
-        found = [answer.completion() for answer in answers]
-        return found[0] if single else found
+            self._dispatcher.cancel(handles)
+        completions = [handle.completion() for handle in handles]
+        return completions[0] if single else completions
 
     async def astream(
         self, prompt: Prompt, **options: Unpack[GenerationOptions]
     ) -> AsyncGenerator[str, None]:
-        """:meth:`stream` for asyncio; it begins when the first piece is asked for.
+        """:meth:`stream` for asyncio; the request starts with the first iteration.
 
-        ``aclose`` and cancelling the task that iterates cancel the request.
+        ``aclose``, or cancelling the task that iterates, cancels the request.
         """
         waiter = Waiter()
-        (answer,) = await self._begin(only(prompt), options, waiter)
+        (handle,) = await self._submit_async(
+            [as_single_prompt(prompt)], options, waiter
+        )
         try:
-            async for piece in pieces(answer, waiter):
-                yield piece
-            answer.completion()
+            async for chunk in text_chunks(handle, waiter):
+                yield chunk
+            handle.completion()
         finally:
-            self._dispatcher.cancel([answer])
+            self._dispatcher.cancel([handle])
 
     def submit(
         self, prompt: Prompt, **options: Unpack[GenerationOptions]
     ) -> RequestHandle:
-        """Queue a prompt; :meth:`generate` and :meth:`stream` do and drive it.
+        """Queue a prompt and return its handle, without computing anything.
 
-        options: see :class:`~inl.engine.options.Options`.
+        It makes progress whenever another call steps the engine; :meth:`step` does so
+        explicitly. options: see :class:`~inl.engine.options.GenerationOptions`.
         """
-        answer = self._prepare(prompt, **options)
-        self._dispatcher.submit(answer)
-        return answer
+        handle = self._prepare(prompt, **options)
+        self._dispatcher.submit(handle)
+        return handle
 
-    def cancel(self, answer: RequestHandle) -> None:
-        """End an answer with what it has so far, unless it has ended.
+    def step(self) -> None:
+        """Compute one step for all submitted requests."""
+        self._dispatcher.step()
 
-        Where another thread computes a step just now, that takes effect after it.
+    def cancel(self, handle: RequestHandle) -> None:
+        """End a request with the output that it has, unless it has finished.
+
+        If another thread is computing a step, the request ends after it.
         """
-        self._dispatcher.cancel([answer])
+        self._dispatcher.cancel([handle])
 
     def close(self) -> None:
         """Free the device and finish the trace. Closing twice is allowed.
 
-        Answers that are still open end with a :class:`~inl.errors.RunnerError`.
+        Open requests end with a :class:`~inl.errors.RunnerError`.
         """
         with self._dispatcher.lock:
             self._dispatcher.fail_all(
-                RunnerError("engine: was closed before the answer's end")
+                RunnerError("engine: was closed before the request finished")
             )
             self.runner.close()
         if self.chat_template is not None:
@@ -271,86 +302,64 @@ class InferenceEngine:
         self.close()
 
     def _restart(self) -> Runner:
-        """Start a runner in the place of a lost worker, for the same context."""
+        """Start a runner in place of a lost worker, with the same context."""
         device = self.config.restart_device or self.config.backend
         config = replace(self.config, backend=device, context=self.context)
-        served = start(self.model, config)
-        self.device = served.device
-        self.recorder.begin(partial(run_header, self.model, served))
-        return served.runner
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not ids:
-            raise RequestError(
-                f"prompt: found {prompt!r}, which has no tokens; needs at least one"
-            )
-        return ids
-
-    def _check_signs(self, ids: Sequence[int]) -> None:
-        """Say what a negative id may be; a request knows of no vocabulary."""
-        for place, token in enumerate(ids):
-            if isinstance(token, int) and token < 0:
-                raise RequestError(
-                    f"prompt[{place}]: found token {token}, accepts 0 to "
-                    f"{self.runner.limits.vocab - 1}"
-                )
+        started = start(self.model, config)
+        self.device = started.device
+        self.recorder.begin(partial(run_header, self.model, started))
+        return started.runner
 
     def _prepare(
         self, prompt: Prompt, **options: Unpack[GenerationOptions]
     ) -> RequestHandle:
-        """Make and check an answer's request without queuing it."""
-        started = time.perf_counter()
-        ids = self._encode(prompt)
-        try:
-            request = make_request(ids, options, room=self.context - len(ids))
-        except RequestError:
-            self._check_signs(ids)
-            raise
-        self._core.scheduler.check(request)
-        stops = stop_strings(options.get("stop"))
-        return RequestHandle(request, self.tokenizer, stops, started)
+        """Make and check the handle of a request without queuing it."""
+        handle = self._encoder.prepare(
+            prompt, context=self.context, vocab=self.runner.limits.vocab, **options
+        )
+        self._core.scheduler.check(handle.request)
+        return handle
 
     def _submit_all(
         self, prompts: Sequence[Prompt], options: GenerationOptions
     ) -> list[RequestHandle]:
-        answers: list[RequestHandle] = []
+        handles: list[RequestHandle] = []
         try:
             for prompt in prompts:
-                answers.append(self.submit(prompt, **options))
+                handles.append(self.submit(prompt, **options))
         except BaseException:
-            self._dispatcher.cancel(answers)
+            self._dispatcher.cancel(handles)
             raise
-        return answers
+        return handles
 
-    async def _begin(
+    async def _submit_async(
         self, prompts: Sequence[Prompt], options: GenerationOptions, waiter: Waiter
     ) -> list[RequestHandle]:
-        """Queue prompts for the thread that steps, without waiting for it."""
+        """Queue prompts for the background thread, without waiting for a step."""
         import asyncio
 
-        answers: list[RequestHandle] = []
+        handles: list[RequestHandle] = []
         for prompt in prompts:
             if isinstance(prompt, str):
-                # A long text takes a while to encode.
+                # Encoding a long text takes a while.
                 work = partial(self._prepare, prompt, **options)
-                answers.append(await asyncio.to_thread(work))
+                handles.append(await asyncio.to_thread(work))
             else:
-                answers.append(self._prepare(prompt, **options))
-        for answer in answers:
-            answer.listener = waiter
-        self._dispatcher.submit_async(answers)
-        return answers
+                handles.append(self._prepare(prompt, **options))
+        for handle in handles:
+            handle.listener = waiter
+        self._dispatcher.submit_async(handles)
+        return handles
 
-    def _pieces(self, answer: RequestHandle) -> Iterator[str]:
+    def _text_chunks(self, handle: RequestHandle) -> Iterator[str]:
         try:
             yield ""
             while True:
-                if piece := answer.take():
-                    yield piece
-                if answer.completed:
+                if chunk := handle.take():
+                    yield chunk
+                if handle.completed:
                     break
                 self._dispatcher.step()
-            answer.completion()
+            handle.completion()
         finally:
-            self._dispatcher.cancel([answer])
+            self._dispatcher.cancel([handle])

@@ -1,7 +1,8 @@
-"""What callers may ask for, and the forms in which prompts may come."""
+"""Generation options, and the accepted forms of prompts and stop strings."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypedDict
@@ -13,49 +14,66 @@ Prompt = str | Sequence[int]
 
 
 class GenerationOptions(TypedDict, total=False):
-    """How to answer; the same for every way of asking. A missing one changes nothing.
+    """Options of one request; every field is optional.
 
-    The order in which they take effect is told by :data:`inl.ops.sample.sample`;
-    ``logprobs`` are those before any of them does.
+    :data:`inl.ops.sample.sample` defines the order in which the sampling options take
+    effect; ``logprobs`` are computed before any of them.
     """
 
     max_tokens: int | None
-    """Most tokens to answer with; what is left of the context if ``None``."""
+    """Maximum number of tokens to generate, 1 and above. Default: ``None``, the rest of
+    the context."""
     temperature: float
-    """0, the default, takes the likeliest token; then the next three do nothing."""
+    """Divides the logits. Default: 0, greedy decoding: ``top_k``, ``top_p`` and
+    ``min_p`` then have no effect."""
     top_k: int
-    """Draw from so many of the likeliest tokens; 0 is all."""
+    """Sample from the k most likely tokens. Default: 0, all tokens."""
     top_p: float
-    """Draw from the likeliest tokens that have this much of the probability."""
+    """Sample from the smallest set of most likely tokens whose total probability is at
+    least this, 1e-6 to 1. Default: 1, all tokens."""
     min_p: float
-    """Draw from tokens with at least this share of the likeliest's probability."""
+    """Minimum probability of a token relative to the most likely one, 0 to 1. Default:
+    0, all tokens."""
     repetition_penalty: float
-    """Above 1, tokens of prompt and answer are less likely; below, more."""
+    """Above 1, tokens that prompt or output contain become less likely; below 1, more
+    likely; 0.01 to 100. Default: 1."""
     presence_penalty: float
-    """Taken from the logit of each token of the answer."""
+    """Subtracted from the logit of each token that the output contains, -2 to 2.
+    Default: 0."""
     frequency_penalty: float
-    """Taken from it for each time that the answer holds the token."""
+    """Subtracted from the logit of each token, times its count in the output, -2 to 2.
+    Default: 0."""
     logit_bias: Mapping[int, float] | None
-    """Added to the logits of single tokens; -100 bans one."""
+    """Added to the logits, by token id, -1e9 to 1e9; -100 bans a token. Default:
+    ``None``."""
+    allowed_token_ids: Collection[int] | None
+    """The only tokens that may be generated; end tokens only if listed. At least one.
+    Default: ``None``, all tokens."""
     logprobs: int | None
-    """Tell how likely each token was, and so many of the likeliest, up to 20."""
-    seed: int
-    """Same seed, same answer."""
+    """Report the log-probability of each generated token, and of this many most likely
+    tokens, 0 to 20. Default: ``None``, no log-probabilities."""
+    seed: int | None
+    """Seed of sampling: equal seeds give equal output, in any batch. Default: ``None``,
+    a random one, reported as :attr:`~inl.engine.request_handle.Completion.seed`."""
     stop: str | Sequence[str] | None
-    """Text that ends the answer and is not shown."""
+    """Strings that end the output; the text ends before them. Default: ``None``."""
     stop_ids: Collection[int]
-    """Tokens that end the answer."""
+    """Tokens that end the output, besides the model's own. Default: none."""
     ignore_eos: bool
-    """Go on past the model's own end tokens."""
+    """Whether to continue past the model's own end tokens. Default: ``False``."""
+    cache_salt: str | None
+    """Prefix-cache blocks are shared only between requests with equal salts. Default:
+    ``None``, shared with all requests that have no salt."""
 
 
 def make_request(
     ids: Sequence[int], options: GenerationOptions, *, room: int
 ) -> Request:
-    """Make the request that ``options`` ask for, with ``room`` tokens unless they say.
+    """Make the request for a prompt's token ids and its options.
 
-    Raises :class:`~inl.errors.RequestError` for an option that there is not, or whose
-    value is not accepted; needs no model, so a command can check what it was given.
+    room: ``max_tokens`` if the options have none. Raises
+    :class:`~inl.errors.RequestError` for an unknown option or a value that is not
+    accepted. Needs no model, so that a command can check its options first.
     """
     fields: dict[str, Any] = dict(options)
     if unknown := sorted(set(fields) - set(GenerationOptions.__annotations__)):
@@ -68,13 +86,22 @@ def make_request(
         raise RequestError(f"stop_ids: found {ends!r:.60}, accepts a list of token ids")
     if fields.get("max_tokens") is None:
         fields["max_tokens"] = max(room, 1)
+    if fields.get("seed") is None:
+        fields["seed"] = random_seed()
+    if fields.get("cache_salt") is None:
+        fields["cache_salt"] = ""
     return Request(ids, **fields)
 
 
-def several(prompt: Any) -> tuple[list[Prompt], bool]:
-    """Return the prompts of a call, and whether it was a single one.
+def random_seed() -> int:
+    """Return 63 random bits from the operating system."""
+    return int.from_bytes(os.urandom(8), "little") >> 1
 
-    Raises :class:`~inl.errors.RequestError` for what is no prompt.
+
+def as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:
+    """Return the prompts of a call, and whether it is a single one.
+
+    Raises :class:`~inl.errors.RequestError` for a value that is not a prompt.
     """
     if isinstance(prompt, str):
         return [prompt], True
@@ -94,29 +121,30 @@ def several(prompt: Any) -> tuple[list[Prompt], bool]:
     return [items], True
 
 
-def only(prompt: Prompt) -> list[Prompt]:
-    """Return the one prompt of a call; raises where there are several."""
-    prompts, single = several(prompt)
+def as_single_prompt(prompt: Prompt) -> Prompt:
+    """Return the one prompt of a call; raises ``RequestError`` for several."""
+    prompts, single = as_prompts(prompt)
     if not single:
         raise RequestError(
             f"prompt: found a list of {len(prompts)}, stream takes one prompt"
         )
-    return prompts
+    return prompts[0]
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the strings that end an answer; raises for an empty one."""
-    found = (stop,) if isinstance(stop, str) else stop
-    if found is None:
+    """Return the ``stop`` option as a tuple.
+
+    Raises :class:`~inl.errors.RequestError` for an empty string or another type.
+    """
+    strings = (stop,) if isinstance(stop, str) else stop
+    if strings is None:
         return ()
-    # Not an iterator: every prompt of a call looks at them, and the check before.
-    if isinstance(found, bytes | Mapping) or not isinstance(found, Collection):
+    # Not an iterator, which only the first prompt of a call could read.
+    if isinstance(strings, bytes | Mapping) or not isinstance(strings, Collection):
         raise RequestError(
-            f"stop: found {found!r:.60}, accepts a string or a list of strings"
+            f"stop: found {strings!r:.60}, accepts a string or a list of strings"
         )
-    for text in found:
+    for text in strings:
         if not isinstance(text, str) or not text:
-            raise RequestError(
-                f"stop: found {text!r}, accepts strings that are not empty"
-            )
-    return tuple(found)
+            raise RequestError(f"stop: found {text!r}, accepts non-empty strings")
+    return tuple(strings)

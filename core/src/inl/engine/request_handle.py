@@ -1,4 +1,4 @@
-"""One answer as it grows: ids to text, stop strings held back, times."""
+"""The output of one request while it is generated: text, stop strings, times."""
 
 from __future__ import annotations
 
@@ -8,131 +8,150 @@ from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from inl.engine.stop_strings import StopStringFilter
 from inl.errors import RequestError, RunnerError
 from inl.scheduling.request import Event
 from inl.text.detokenize import Detokenizer
 
 if TYPE_CHECKING:
-    from inl.scheduling.request import Reason, Request
+    from inl.scheduling.request import FinishReason, Request
     from inl.scheduling.sampling_params import TokenLogprob
     from inl.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An answer. ``str()`` of it is its text."""
+    """The output of a finished request. ``str()`` of it is its text."""
 
     text: str
+    """Empty if the model has no tokenizer."""
     token_ids: tuple[int, ...]
-    """Every token of the answer, an end token included."""
-    finish_reason: Reason
-    """"stop": an end token or a stop string; "length"; "cancelled"."""
+    """Every generated token, an end token included."""
+    finish_reason: FinishReason
+    """"stop": an end token or a stop string; "length": the token limit; "cancelled"."""
     prompt_tokens: int
     cached_tokens: int = 0
-    """Tokens of the prompt whose keys and values were there already."""
+    """Prompt tokens taken from the prefix cache."""
     first_token_seconds: float = 0.0
-    """From the call to the answer's first token."""
+    """Time from the call to the first generated token."""
     seconds: float = 0.0
-    """From the call to the answer's end."""
+    """Time from the call to the end."""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """One for each token, where they were asked for."""
+    """One per generated token, if requested."""
+    seed: int = 0
+    """Seed of sampling: the given one, or the random one that was drawn."""
 
     def __str__(self) -> str:
         return self.text
 
 
 class RequestHandle:
-    """A request as it is answered: what ``InferenceEngine.submit`` gives.
+    """A submitted request, returned by ``InferenceEngine.submit``.
 
-    It grows while something drives the engine: ``generate``, ``stream`` or their async
-    twins. :attr:`text` is what is certain so far, :meth:`take` what came since the last
-    call, :attr:`reason` is set once it has ended. ``InferenceEngine.cancel`` ends it.
+    Its output grows while something steps the engine: ``generate``, ``stream`` or their
+    async variants. :attr:`text` is the text so far, :meth:`take` the text since the
+    last call; :attr:`finish_reason` is set when it has finished.
+    ``InferenceEngine.cancel`` ends it.
 
-    Text that may be the begin of a stop string waits. A stop string ends the text where
-    it was complete first; of several that end there, the longest is cut off.
+    Text that may be the start of a stop string is held back. The first stop string
+    that is complete ends the text before it; of several that end at the same place,
+    the longest is removed.
+
+    tokenizer: ``None`` for a model without one; the text is then empty.
+    started: ``perf_counter()`` time of the call.
     """
 
     def __init__(
         self,
         request: Request,
-        tokenizer: Tokenizer,
-        stops: tuple[str, ...],
+        tokenizer: Tokenizer | None,
+        stop_strings: tuple[str, ...],
         started: float,
     ) -> None:
         self.request = request
         self.token_ids: list[int] = []
-        self.reason: Reason | None = None
+        """Every generated token, an end token included."""
+        self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
-        self.stopped = False
-        """A stop string was met: the rest is not wanted."""
         self.first_token_seconds = 0.0
         self.seconds = 0.0
         self.listener: Callable[[], None] | None = None
-        """Called after each event, by the thread that steps the engine."""
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = stops
+        """Called after each event, on the thread that steps the engine."""
+        self._detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
+        self._filter = StopStringFilter(stop_strings)
+        self._scans_text = bool(stop_strings)
         self._started = started
-        self._shown: list[str] = []
-        self._held = ""
-        self._taken = 0
-        self._spoken = 0
-        """Tokens that belong to the text."""
-        self._read = 0
-        """Tokens that are text already; the rest waits until somebody looks."""
-        self._ended = self._finished = False
-        self._reading = Lock()
+        self._chunks: list[str] = []
+        self._taken_chunks = 0
+        self._text_tokens = 0
+        """Tokens that are part of the text: all but an end token."""
+        self._decoded_tokens = 0
+        """Tokens that are decoded; the rest is decoded when the text is read."""
+        self._has_ended = self._is_flushed = False
+        self._decoding = Lock()
 
     @property
     def completed(self) -> bool:
-        """Whether nothing more will come."""
-        return self.reason is not None
+        """Whether generation has finished."""
+        return self.finish_reason is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was generated."""
+        return self._filter.stopped
 
     @property
     def text(self) -> str:
-        """The answer so far, without what is held back."""
-        self._catch_up()
-        return "".join(self._shown)
+        """The text so far, without what is held back."""
+        self._decode()
+        return "".join(self._chunks)
 
     def take(self) -> str:
-        """Text that became certain since the last call."""
-        self._catch_up()
-        pieces = self._shown[self._taken :]
-        # Another thread may have added more by now.
-        self._taken += len(pieces)
-        return "".join(pieces)
+        """Return the text that was added since the last call."""
+        self._decode()
+        chunks = self._chunks[self._taken_chunks :]
+        # Not the current length: another thread may have appended more.
+        self._taken_chunks += len(chunks)
+        return "".join(chunks)
 
     def apply_event(self, event: Event, now: float) -> bool:
-        """Take the scheduler's word, a token, the end, or both; tell if that is all."""
+        """Apply a token, the end, or both; return whether generation has finished.
+
+        now: ``perf_counter()`` time of the event.
+        """
         if event.token is not None:
             if not self.token_ids:
                 self.first_token_seconds = now - self._started
             self.token_ids.append(event.token)
-            if event.reason != "stop":
-                self._spoken += 1
-        if event.reason is not None:
-            self._ended = True
-        if self._stops:
-            self._catch_up()
+            if event.finish_reason != "stop":
+                self._text_tokens += 1
+        if event.finish_reason is not None:
+            self._has_ended = True
+        if self._scans_text:
+            self._decode()
         self.seconds = now - self._started
-        # The reason comes last: another thread looks at the rest once it is there.
+        # Set last: other threads read the other fields once it is set.
         if self.stopped:
-            self.reason = "stop"
-        elif event.reason is not None:
+            self.finish_reason = "stop"
+        elif event.finish_reason is not None:
             self.error = event.error
-            self.reason = event.reason
+            self.finish_reason = event.finish_reason
         if self.listener is not None:
             self.listener()
-        return self.reason is not None
+        return self.finish_reason is not None
 
     def fail(self, error: Exception) -> None:
-        """End with an error, unless it has ended."""
+        """Finish with an error, unless finished already."""
         if not self.completed:
-            self.apply_event(
-                Event(self.request.id, None, "error", error), perf_counter()
-            )
+            event = Event(self.request.id, None, "error", error)
+            self.apply_event(event, perf_counter())
 
     def completion(self) -> Completion:
-        """What it came to; raises what it ended with, if that is an error."""
+        """Return the output of a finished request.
+
+        Raises the error that it finished with: :class:`~inl.errors.RequestError` as it
+        is, any other as a :class:`~inl.errors.RunnerError` caused by it.
+        """
         if isinstance(self.error, RequestError):
             raise self.error
         if self.error is not None:
@@ -140,64 +159,36 @@ class RequestHandle:
             raise (kind if issubclass(kind, RunnerError) else RunnerError)(
                 f"generation failed: {self.error}"
             ) from self.error
-        assert self.reason is not None, "asked for the completion of an open answer"
+        assert self.finish_reason is not None, "completion() of an unfinished request"
         request = self.request
-        scores = request.scores[: len(self.token_ids)]
+        logprobs = request.token_logprobs[: len(self.token_ids)]
         return Completion(
             text=self.text,
             token_ids=tuple(self.token_ids),
-            finish_reason=self.reason,
+            finish_reason=self.finish_reason,
             prompt_tokens=request.prompt_tokens,
             cached_tokens=request.cached_tokens,
             first_token_seconds=self.first_token_seconds,
             seconds=self.seconds,
-            logprobs=None if request.logprobs is None else tuple(scores),
+            logprobs=None if request.logprobs is None else tuple(logprobs),
+            seed=request.seed,
         )
 
-    def _catch_up(self) -> None:
-        """Turn what came since into text: asked for, or where a stop may be in it."""
-        with self._reading:
-            ended = self._ended
-            ids = self.token_ids[self._read : self._spoken]
-            self._read += len(ids)
+    def _decode(self) -> None:
+        """Decode new tokens, when the text is read or stop strings are searched."""
+        if self._detokenizer is None:
+            return
+        with self._decoding:
+            ended = self._has_ended
+            ids = self.token_ids[self._decoded_tokens : self._text_tokens]
+            self._decoded_tokens += len(ids)
             if ids:
-                self._add(self._detokenizer.extend(ids))
-            if ended and not self._finished:
-                self._finished = True
-                self._add(self._detokenizer.finish())
-                self._show(self._held)
-                self._held = ""
+                self._append(self._filter.add(self._detokenizer.extend(ids)))
+            if ended and not self._is_flushed:
+                self._is_flushed = True
+                self._append(self._filter.add(self._detokenizer.finish()))
+                self._append(self._filter.flush())
 
-    def _add(self, text: str) -> None:
-        if self.stopped:
-            return
-        if not self._stops:
-            self._show(text)
-            return
-        self._held += text
-        found = [
-            (at + len(stop), at)
-            for stop in self._stops
-            if (at := self._held.find(stop)) >= 0
-        ]
-        if found:
-            _, begin = min(found)
-            self._show(self._held[:begin])
-            self._held = ""
-            self.stopped = True
-            return
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
-        self._show(self._held[: len(self._held) - keep])
-        self._held = self._held[len(self._held) - keep :]
-
-    def _show(self, text: str) -> None:
+    def _append(self, text: str) -> None:
         if text:
-            self._shown.append(text)
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
+            self._chunks.append(text)

@@ -1,8 +1,8 @@
-"""What asyncio needs of an engine: a thread that steps, and tasks that wait for it.
+"""Background stepping for asyncio: a thread that steps, and tasks that await it.
 
-Tasks of any number of event loops share one engine, and so one batch. The thread lives
-only while one of them waits. All that a task does itself is to queue its request and to
-be woken; it never waits for a step, not even to be cancelled.
+Tasks of any number of event loops share one engine, and so one batch. The thread runs
+only while requests are open. A task queues its request and awaits a wake-up; it never
+blocks on a step, also not to cancel.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
 
 
-class AsyncStepLoop:
-    """Steps an engine while answers that were given to it are open.
+THREAD_NAME = "inl-async"
 
-    add: queues an answer's request. step: one step of the engine; both may raise, and
-    then the answers concerned end with that error.
+
+class AsyncStepLoop:
+    """Steps an engine on a daemon thread while submitted requests are open.
+
+    add: queues a request. step: computes one step. If either raises, the affected
+    handles finish with that error.
     """
 
     def __init__(
@@ -31,79 +34,79 @@ class AsyncStepLoop:
     ) -> None:
         self._add, self._step = add, step
         self._mutex = threading.Lock()
-        self._arriving: deque[RequestHandle] = deque()
-        self._runs = False
+        self._submitted: deque[RequestHandle] = deque()
+        self._running = False
 
-    def submit(self, answers: Sequence[RequestHandle]) -> None:
-        """Queue answers, to be told of by their ``listener``; never waits."""
+    def submit(self, handles: Sequence[RequestHandle]) -> None:
+        """Queue handles, whose ``listener`` is called on updates; never blocks."""
         with self._mutex:
-            self._arriving.extend(answers)
-            if self._runs:
+            self._submitted.extend(handles)
+            if self._running:
                 return
-            self._runs = True
-        threading.Thread(target=self._run, name="inl-async", daemon=True).start()
+            self._running = True
+        threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
 
     def _run(self) -> None:
-        open_answers: list[RequestHandle] = []
+        open_handles: list[RequestHandle] = []
         while True:
             with self._mutex:
-                arrived = list(self._arriving)
-                self._arriving.clear()
-                if not arrived and not open_answers:
-                    self._runs = False
+                new = list(self._submitted)
+                self._submitted.clear()
+                if not new and not open_handles:
+                    self._running = False
                     return
-            open_answers += arrived
-            # A runner is anyone's code: whatever it raises must reach every task.
+            open_handles += new
+            # Runners come from plugins: whatever they raise must reach every task.
             try:
-                self._add_all(arrived)
+                self._add_all(new)
                 self._step()
             except Exception as error:
-                for answer in open_answers:
-                    answer.fail(error)
-            open_answers = [each for each in open_answers if not each.completed]
+                for handle in open_handles:
+                    handle.fail(error)
+            open_handles = [each for each in open_handles if not each.completed]
 
-    def _add_all(self, answers: Sequence[RequestHandle]) -> None:
-        for answer in answers:
+    def _add_all(self, handles: Sequence[RequestHandle]) -> None:
+        for handle in handles:
             try:
-                self._add(answer)
+                self._add(handle)
             except InlError as error:
-                answer.fail(error)
+                handle.fail(error)
 
 
 class Waiter:
-    """Wakes one task of one event loop, from any thread."""
+    """Wakes one asyncio task from any thread; used as a handle's ``listener``."""
 
     def __init__(self) -> None:
-        import asyncio  # takes longer to import than all of INL, and few need it
+        import asyncio  # slower to import than all of inl, and needed by few
 
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
     def __call__(self) -> None:
         """Wake the task."""
-        # A loop that is closed has no tasks left to wake.
+        # A closed loop has no tasks to wake.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self) -> None:
-        """Wait until woken, since the last time."""
+        """Wait until the next wake-up since the last call."""
         await self._event.wait()
         self._event.clear()
 
 
-async def until_completed(answers: Sequence[RequestHandle], waiter: Waiter) -> None:
-    """Wait until every answer has ended."""
-    while not all(answer.completed for answer in answers):
+async def until_completed(handles: Sequence[RequestHandle], waiter: Waiter) -> None:
+    """Wait until every request has finished."""
+    while not all(handle.completed for handle in handles):
         await waiter.wait()
 
 
-async def pieces(answer: RequestHandle, waiter: Waiter) -> AsyncIterator[str]:
-    """Yield an answer's text as it becomes certain, until it has ended."""
+async def text_chunks(handle: RequestHandle, waiter: Waiter) -> AsyncIterator[str]:
+    """Yield a request's text as it is generated, until it has finished."""
     while True:
-        # Asked before the text is taken, so that the last of it is never left.
-        completed = answer.completed
-        if piece := answer.take():
-            yield piece
+        # Read before the text is taken, so that the last chunk is not lost.
+        completed = handle.completed
+        if chunk := handle.take():
+            yield chunk
         if completed:
             return
         await waiter.wait()

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from inl.executor.tracing import trace
 from inl.protocol.frame_check import FrameCheck
 from inl.protocol.runner import Limits, Reply, Runner
 from inl.spec.cache import Paged, State
-from inl.spec.dispatch import Ops, Tracer
+from inl.spec.dispatch import ResolvedOps, Tracer
 from inl.spec.message import (
     HEADER,
     MASKED,
@@ -34,6 +34,7 @@ from inl.spec.step import Bucket, Scores, Tables
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
+    from inl.ops.protocol import Ops
     from inl.spec.message import IntArray
 
 SIZE_CLASSES = (
@@ -80,7 +81,7 @@ class LocalRunner(Runner):
         self._programs: dict[tuple[str, Bucket], Callable[..., Any]] = {}
         self._check = FrameCheck(self.limits)
         self._closed = False
-        self._resolved: dict[Bucket, Ops] = {}
+        self._resolved: dict[Bucket, ResolvedOps] = {}
         self._prepared: set[Bucket] = set()
         self._pending: deque[_Pending] = deque()
         self._queued_admissions: dict[int, IntArray] = {}
@@ -251,8 +252,8 @@ class LocalRunner(Runner):
         """Resolved ops of a bucket; an exact size shares those of its class."""
         family = bucket if self.limits.buckets else size_class(bucket)
         if family not in self._resolved:
-            self._resolved[family] = Ops(self.tracer(family))
-        return self._resolved[family].at(bucket)
+            self._resolved[family] = ResolvedOps(self.tracer(family))
+        return cast("Ops", self._resolved[family].at(bucket))
 
     def _program(self, name: str, bucket: Bucket) -> Callable[..., Any]:
         known = self._programs.get((name, bucket))
@@ -319,4 +320,5 @@ def _mark(ops: Ops, message: Any, state: Any) -> tuple[Any]:
 def _masked(
     ops: Ops, logits: Any, masks: Any, step: Any, state: Any
 ) -> tuple[Any, Any]:
-    return sample(ops, ops.mask_logits(logits, masks), step, state)
+    masked = ops.mask_logits(logits, masks)
+    return sample(ops, masked, step, state, scored=logits)

@@ -12,6 +12,7 @@ import numpy as np
 
 from inl.backend.base import StorageDtypes
 from inl.backend.ranks import AXIS, collectives_of, count_ranks, over_ranks
+from inl.backend.state_bytes import block_bytes
 from inl.backend.weight_cache import WeightCache
 from inl.config import EngineConfig
 from inl.dtypes import FLOATS, wrap
@@ -29,8 +30,9 @@ from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import round_results
 from inl.spec.tree import tree_map
 from inl.weights.checkpoint import Checkpoint, open_checkpoint
-from inl.weights.loader import Progress, load_weights, stored_specs
+from inl.weights.loader import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_weights
+from inl.weights.progress import LoadStage, Progress, ProgressReporter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,8 +108,8 @@ def start_runner(
 ) -> LocalRunner:
     """Load the weights on ``backend`` and make its runner, planned unless given.
 
-    progress: told (done, total) of the weights, then of the programs that are made at
-    the start. rank: which part of the weights, where ``backend`` offers
+    progress: called with the bytes of the weights, then with the programs that are
+    compiled at the start (:attr:`EngineConfig.warm_up`). rank: which part of the weights, where ``backend`` offers
     :class:`~inl.backend.base.Collectives`; every rank must make the same call.
     """
     language = configure(language, config)
@@ -123,19 +125,22 @@ def start_runner(
     if limits is None:
         planned = plan_limits(model, shaped, backend, config, ranks=ranks)
         limits = min_limits(planned, backend)
+    report = ProgressReporter(progress)
+    report(0, 1)  # so that a bar appears before the cache is looked up
     load = partial(
         load_weights, groups, language.checkpoint, backend, dtype, rank=rank,
-        progress=progress,
+        progress=report,
     )  # fmt: skip
     kept = backend.offers(WeightCache)  # type: ignore[type-abstract]
     if kept is None or ranks > 1:
         weights = load()
     else:
-        weights = kept.load(language.checkpoint.files(), dtype, load)
+        weights = kept.load(language.checkpoint.files(), dtype, load, report)
     loaded = Loaded(model, shaped, groups, weights, selection, ranks)
     runner = LocalRunner(backend, loaded, limits)
     if config.warm_up:
-        runner.warm_up(progress)
+        report.stage = LoadStage.COMPILING
+        runner.warm_up(report)
     return runner
 
 
@@ -159,6 +164,7 @@ def kernel_selection(backend: Backend, config: EngineConfig) -> KernelSelection:
         kernels,
         host=partial(hosted, backend) if config.allow_hosted else None,
         invariant=config.invariant,
+        captured=backend.traits.captures_programs,
         device_name=str(backend.device),
         tuning_results=load_tuning_results(backend),
     )
@@ -226,7 +232,7 @@ def plan_limits(
         for item in model.state(shaped)
         if isinstance(item, Paged)
     ]
-    per_block = sum(_block_bytes(group, size) for group in paged)
+    per_block = sum(block_bytes(group, size) for group in paged)
     free = backend.memory().free
     budget = config.cache_bytes or int(CACHE_SHARE * free)
     affordable = budget // per_block
@@ -251,11 +257,6 @@ def plan_limits(
     )
 
 
-def _block_bytes(group: Paged, size: int) -> int:
-    """Bytes of one block of a cache group, keys and values of all its layers."""
-    return len(group.layers) * group.token_bytes * size
-
-
 def _share(
     paged: Sequence[Paged], budget: int, width: int, size: int, batch: int
 ) -> tuple[int, ...]:
@@ -276,7 +277,7 @@ def _share(
 
     def cost(blocks: int) -> int:
         parts = zip(counts(blocks), paged, strict=True)
-        return sum(count * _block_bytes(group, size) for count, group in parts)
+        return sum(count * block_bytes(group, size) for count, group in parts)
 
     # Costs rise with the number, and ``width`` blocks are known to be affordable.
     most = bisect_right(range(width, batch * width + 1), budget, key=cost)

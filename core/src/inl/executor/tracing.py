@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from inl.executor.model_step import forward, sample
 from inl.spec.cache import Cache, Paged, Slotted, State
@@ -14,6 +14,9 @@ from inl.spec.selection import KernelSelection
 from inl.spec.step import PARAMS, Bucket, Tables
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import tree_map
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 
 def trace(
@@ -31,21 +34,22 @@ def trace(
     groups: weight tree whose leaves are :class:`~inl.weights.plan.Planned`.
     """
     tracer = Tracer(selection, bucket, limits.block_size)
+    ops = cast("Ops", tracer)
     weights = tree_map(lambda planned: planned.specs(config.dtype), groups)
     words = layout(bucket, groups=limits.groups, block_size=limits.block_size).size
     message = StrictArray((words,), "int32")
     state = strict_state(model.state(config), limits, ranks=ranks)
-    logits, step, state = forward(tracer, model, config, weights, message, state)
+    logits, step, state = forward(ops, model, config, weights, message, state)
     logits = StrictArray((logits.shape[0], limits.vocab), logits.dtype)  # all ranks
     masks = StrictArray((logits.shape[0], -(-limits.vocab // 32)), "int32")
-    tracer.mask_logits(logits, masks)
-    sample(tracer, logits, step, state)
+    ops.mask_logits(logits, masks)
+    sample(ops, logits, step, state)
     frames = StrictArray(
         (1, admit_size(limits.groups, limits.max_blocks_per_seq)), "int32"
     )
-    tracer.admit(frames, state.tables)
+    ops.admit(frames, state.tables)
     if limits.penalty_vocab:
-        tracer.set_token_bias(StrictArray((TOKEN_BIAS_SIZE,), "int32"), state.tables)
+        ops.set_token_bias(StrictArray((TOKEN_BIAS_SIZE,), "int32"), state.tables)
     return tracer
 
 

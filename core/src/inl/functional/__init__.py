@@ -1,4 +1,4 @@
-"""Functions on your own arrays: torch, JAX or NumPy in, the same kind out."""
+"""INL functions on torch, JAX and NumPy arrays; results are of the same framework."""
 
 from inl.functional.dynamics import get_backend as get_backend
 from inl.functional.dynamics import inl_dynamics as inl_dynamics

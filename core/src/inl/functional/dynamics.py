@@ -1,7 +1,7 @@
-"""INL dynamics on your own arrays: torch, JAX or NumPy in, the same kind out.
+"""INL dynamics on torch, JAX and NumPy arrays; results are of the same framework.
 
-Gradients flow on torch and JAX. ``mu``, ``alpha``, ``beta`` and ``gate`` broadcast to
-``x``, and may be plain numbers; half types are computed in float32.
+Differentiable on torch and JAX. ``mu``, ``alpha``, ``beta`` and ``gate`` broadcast to
+``x`` and may be Python numbers. Half types are computed in float32.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 Pair = tuple[Any, Any]
 
 AUTO = "auto"
-"""The framework of the arrays computes."""
+"""Computes with the framework of the arrays."""
 
 PACKAGES = {"torch": "inl-torch", "jax": "inl-jax"}
-"""Distribution that computes on each framework's arrays."""
+"""Distribution that provides the functions of each framework."""
 
 
 class _Setting:
-    """What :func:`set_backend` was told last."""
+    """Process-wide setting of :func:`set_backend`."""
 
     backend = AUTO
 
 
 def set_backend(name: str) -> None:
-    """Choose who computes the functions here: "auto", "numpy", "torch" or "jax".
+    """Set the framework that computes these functions, for the whole process.
 
-    "auto" is the framework of each call's arrays. With another, arrays are copied there
-    and back, and answered in kind; torch tensors that need gradients are then refused,
-    since theirs would be lost. It holds for the process. Which device an engine runs on
-    is :class:`~inl.EngineConfig`'s affair. Raises
-    :class:`~inl.errors.RequestError` for a name that nobody serves, and
-    :class:`~inl.errors.MissingPackage` with the install line.
+    name: "auto", "numpy", "torch" or "jax". "auto" uses the framework of each call's
+    arrays. Any other copies arrays to that framework and results back; torch tensors
+    that require gradients then raise, since their gradients would be lost. It does not
+    affect engines: :class:`~inl.EngineConfig` selects their device. Raises
+    :class:`~inl.errors.RequestError` for an unknown name, and
+    :class:`~inl.errors.MissingPackage` if a package has to be installed.
     """
     known = sorted({AUTO, *_frameworks().values()})
     if name not in known:
         raise RequestError(
-            f"set_backend: found {name!r}, accepted: {', '.join(known)}; a device is "
-            "chosen by EngineConfig(backend=...)"
+            f"set_backend: found {name!r}, accepted: {', '.join(known)}; to choose a "
+            "device, use EngineConfig(backend=...)"
         )
     if name != AUTO:
         functions_of(name)
@@ -52,10 +52,10 @@ def set_backend(name: str) -> None:
 
 
 def get_backend(*arrays: Any) -> str:
-    """Say who computes: what was set, and for given arrays never just "auto".
+    """Return the framework that computes these functions.
 
-    ``get_backend()`` is "auto" until :func:`set_backend`; ``get_backend(x)`` is the
-    framework that would compute a call with ``x``.
+    ``get_backend()`` returns the setting, "auto" by default. ``get_backend(x)`` returns
+    the framework that a call with ``x`` would use.
     """
     if _Setting.backend != AUTO or not arrays:
         return _Setting.backend
@@ -67,10 +67,10 @@ def inl_dynamics(
 ) -> Pair:
     """Advance position ``x`` and velocity ``v`` [..., D] by one step toward ``mu``.
 
-    ``v' = alpha * v - beta * (x - mu)``, ``x' = x + dt * gate * v'``; returns the two.
-    dt: a number, or an array without axes. Raises
+    ``v' = alpha * v - beta * (x - mu)``, ``x' = x + dt * gate * v'``. Returns x' and
+    v'. dt: a number or a 0-dimensional array. Raises
     :class:`~inl.errors.RequestError` for operands that do not broadcast to ``x``, are
-    not floating, or belong to different frameworks.
+    not floating-point, or belong to different frameworks.
     """
     from inl.ops.inl import check_operands
 
@@ -95,11 +95,11 @@ def inl_dynamics_step(
     most_beta: float | None = None,
     limit: float | None = None,
 ) -> Pair:
-    """Advance by one step with a controller's output [..., 3 * D].
+    """Advance by one step with the output of a controller, [..., 3 * D].
 
-    Its thirds are alpha, beta and gate before sigmoid, softplus and sigmoid.
-    most_beta: beta at most. limit: the size of velocities at most. Raises as
-    :func:`inl_dynamics` does.
+    Its thirds are alpha, beta and gate before sigmoid, softplus and sigmoid. most_beta:
+    maximum of beta. limit: maximum magnitude of velocities. Returns and raises as
+    :func:`inl_dynamics`.
     """
     return _controlled(
         "inl_dynamics_step",
@@ -122,8 +122,8 @@ def inl_dynamics_n_steps(
 ) -> Pair:
     """Advance by ``n_steps`` steps.
 
-    controller: an output [..., 3 * D] that holds for all steps, or a function of the
-    present ``(x, v)`` that gives each step's. Otherwise as :func:`inl_dynamics_step`.
+    controller: an output [..., 3 * D] used in all steps, or a function ``(x, v)`` that
+    computes the output of each step. Otherwise as :func:`inl_dynamics_step`.
     """
     if type(n_steps) is not int or n_steps < 0:
         raise RequestError(
@@ -140,7 +140,7 @@ def inl_dynamics_n_steps(
 
 
 class _Shaped:
-    """The shape of an array, or of a number."""
+    """Shape of an array, or () of a number."""
 
     def __init__(self, value: Any) -> None:
         self.shape = tuple(getattr(value, "shape", ()))
@@ -158,22 +158,22 @@ def _controlled(name: str, operands: dict[str, Any], **attrs: Any) -> Pair:
 
 
 def _call(owner: str, name: str, operands: dict[str, Any], **attrs: Any) -> Pair:
-    """Compute where the arrays are, or where :func:`set_backend` says."""
+    """Compute with the arrays' framework, or with that of :func:`set_backend`."""
     chosen = owner if _Setting.backend == AUTO else _Setting.backend
-    own, there = functions_of(owner), functions_of(chosen)
-    if own is there:
+    own, other = functions_of(owner), functions_of(chosen)
+    if own is other:
         return _run(own, name, operands, attrs)
     moved = {
         key: each
         if isinstance(each, Real)
-        else there.from_numpy(own.to_numpy(each), None)
+        else other.from_numpy(own.to_numpy(each), None)
         for key, each in operands.items()
     }
-    results = _run(there, name, moved, attrs)
+    results = _run(other, name, moved, attrs)
     kinds = operands["x"], operands["v"]
     examples = [operands["x"] if isinstance(each, Real) else each for each in kinds]
     x, v = (
-        own.from_numpy(there.to_numpy(result), example)
+        own.from_numpy(other.to_numpy(result), example)
         for result, example in zip(results, examples, strict=True)
     )
     return x, v
@@ -194,27 +194,27 @@ def _frameworks() -> Mapping[str, str]:
 
 
 def _framework(where: str, operands: Mapping[Any, Any]) -> str:
-    """The one framework of all arrays among ``operands``."""
-    found: dict[str, Any] = {}
+    """Return the framework of the arrays; raises if there are several."""
+    owners: dict[str, Any] = {}
     for name, each in operands.items():
         if name == "x" or not isinstance(each, Real):
-            found.setdefault(_owner(where, name, each), name)
-    if len(found) > 1:
-        told = ", ".join(f"{name} of {owner}" for owner, name in found.items())
+            owners.setdefault(_owner(where, name, each), name)
+    if len(owners) > 1:
+        listed = ", ".join(f"{name} of {owner}" for owner, name in owners.items())
         raise RequestError(
-            f"{where}: found {told}; accepted: arrays of one framework, and numbers"
+            f"{where}: found {listed}; accepted: arrays of one framework, and numbers"
         )
-    return next(iter(found))
+    return next(iter(owners))
 
 
 def _owner(where: str, name: Any, value: Any) -> str:
-    found = framework_of(where, name, value)
+    framework = framework_of(where, name, value)
     _check_floating(where, name, value)
-    return found
+    return framework
 
 
 def framework_of(where: str, name: Any, value: Any) -> str:
-    """The framework of an array; raises :class:`RequestError` for what is none."""
+    """Return the framework of an array; raises :class:`RequestError` for others."""
     known = _frameworks()
     for kind in type(value).__mro__:
         root = kind.__module__.partition(".")[0]
@@ -230,11 +230,13 @@ def framework_of(where: str, name: Any, value: Any) -> str:
 def _check_floating(where: str, name: Any, value: Any) -> None:
     kind = str(value.dtype).rpartition(".")[2]
     if "float" not in kind:
-        raise RequestError(f"{where}: {name}: found {kind}, accepted: floating numbers")
+        raise RequestError(
+            f"{where}: {name}: found {kind}, accepted: floating-point numbers"
+        )
 
 
 def functions_of(framework: str) -> Functions:
-    """What computes on a framework's arrays; raises :class:`MissingPackage`."""
+    """Return a framework's functions; raises :class:`MissingPackage`."""
     from inl.plugin import registry
 
     try:

@@ -1,7 +1,8 @@
-"""Mixture of experts as functions of arrays: NumPy, torch or JAX in, the same out.
+"""Mixture-of-experts functions on NumPy, torch and JAX arrays.
 
-torch arrays are computed where they are, with gradients. Those of JAX, outside of
-``jit``, and of NumPy are computed by the ops' bodies on the host.
+Results are of the same framework. torch computes on the tensors' device, with
+gradients. NumPy and JAX arrays are computed on the host by the ops' bodies; JAX arrays
+must be concrete, not traced by ``jit``.
 """
 
 from __future__ import annotations
@@ -14,25 +15,26 @@ from inl.errors import RequestError
 from inl.functional.dynamics import framework_of, functions_of
 
 if TYPE_CHECKING:
+    from inl.spec.dispatch import DynamicOps
     from inl.spec.functions import Functions
 
 
 class Dispatched(NamedTuple):
-    """Where the tokens of a batch go."""
+    """Routing of the tokens of a batch."""
 
     ids: Any
     """int32 [T, k]: experts, best first."""
     weights: Any
-    """float32 [T, k]: 0 where the expert was full."""
+    """float32 [T, k]: 0 for experts that were full."""
 
 
 def route(
     router_logits: Any, *, k: int, kind: str = "softmax_topk", renormalize: bool = True
 ) -> Dispatched:
-    """Choose ``k`` experts for each token of ``router_logits`` [T, E].
+    """Choose the top ``k`` experts of each token from ``router_logits`` [T, E].
 
-    ``kind`` is one of :data:`inl.ops.moe.KINDS`. Raises :class:`RequestError` for a k
-    outside 1 to E, and for NaN.
+    kind: one of :data:`inl.ops.moe.KINDS`. renormalize: whether the weights of a token
+    sum to 1. Raises :class:`RequestError` for a k outside 1 to E, and for NaN.
     """
     _check_logits(router_logits)
     attrs = {"k": k, "kind": kind, "renormalize": renormalize}
@@ -47,11 +49,11 @@ def experts(
     *,
     activation: str = "silu",
 ) -> Any:
-    """Send ``inputs`` [T, H] through experts ``ids`` [T, k] and sum by ``weights``.
+    """Apply experts ``ids`` [T, k] to ``inputs`` [T, H] and sum by ``weights`` [T, k].
 
     expert_weights: gate [E, I, H], up [E, I, H] and down [E, H, I], or one array
-    [E, N, H] of plain matrices. Returns [T, H] or [T, N]. No token is dropped.
-    Raises :class:`RequestError` for shapes that do not fit or an id outside 0 to E - 1.
+    [E, N, H] of plain matrices. Returns [T, H] or [T, N]. No token is dropped. Raises
+    :class:`RequestError` for shapes that do not match or an id outside 0 to E - 1.
     """
     matrices = _matrices(inputs, expert_weights)
     count = matrices[0].shape[0]
@@ -75,13 +77,13 @@ def moe_dispatch(
     kind: str = "softmax_topk",
     activation: str = "silu",
 ) -> Any:
-    """Route ``inputs`` [T, H] by ``router_logits`` [T, E] to experts of bounded room.
+    """Route ``inputs`` [T, H] by ``router_logits`` [T, E], with limited capacity.
 
-    An expert takes ``floor(T * capacity_factor * k / E)`` tokens; the others are
-    dropped in their order, and the weights of a token's other experts are raised to
-    sum to 1. A token that all its experts dropped gives zeros. expert_weights as in
-    :func:`experts`. Raises :class:`RequestError` for a k outside 1 to E, a factor not
-    above 0, shapes that do not fit, and NaN in ``router_logits``.
+    An expert takes the first ``floor(T * capacity_factor * k / E)`` tokens and drops
+    later ones; the weights of a token's other experts are scaled to sum to 1. A token
+    that all its experts drop gives zeros. expert_weights: as in :func:`experts`. Raises
+    :class:`RequestError` for a k outside 1 to E, a factor not above 0, shapes that do
+    not match, and NaN in ``router_logits``.
     """
     matrices = _matrices(inputs, expert_weights)
     shape = inputs.shape[0], matrices[0].shape[0]
@@ -90,26 +92,29 @@ def moe_dispatch(
             f"moe_dispatch: router_logits: found {list(router_logits.shape)}, "
             f"accepted: {list(shape)}, tokens and experts"
         )
-    found = capacity(
+    dispatched = capacity(
         route(router_logits, k=k, kind=kind), shape[1], capacity_factor=capacity_factor
     )
-    return _apply(inputs, *found, matrices, activation)
+    return _apply(inputs, *dispatched, matrices, activation)
 
 
 def capacity(
     dispatched: Dispatched, experts: int, *, capacity_factor: float
 ) -> Dispatched:
-    """Drop from every one of ``experts`` the tokens that it has no room for."""
-    from inl.ops.moe import capacity_of
+    """Drop the tokens beyond each expert's capacity: set their weights to 0.
+
+    experts: number of experts.
+    """
+    from inl.ops.moe_dispatch import capacity_of
 
     ids, weights = dispatched
-    room = capacity_of(ids.shape[0], experts, ids.shape[1], capacity_factor)
-    attrs = {"experts": experts, "capacity": room}
+    limit = capacity_of(ids.shape[0], experts, ids.shape[1], capacity_factor)
+    attrs = {"experts": experts, "capacity": limit}
     return Dispatched(ids, _call("drop_overflow", ids, weights, **attrs))
 
 
 def load_balance_loss(router_logits: Any, *, k: int = 1) -> Any:
-    """How unevenly ``router_logits`` [T, E] load the experts: 1 is even, E the worst.
+    """Load-balancing loss of ``router_logits`` [T, E]: 1 if balanced, E at worst.
 
     A scalar: E times the sum over experts of the share of choices times the mean
     probability. Raises :class:`RequestError` for a k outside 1 to E, and for NaN.
@@ -123,16 +128,16 @@ def _check_logits(logits: Any) -> None:
         raise RequestError(
             f"router_logits: found {list(logits.shape)}, accepted: [tokens, experts]"
         )
-    lost = (logits != logits).any(-1)  # NaN, in any framework
-    if bool(lost.any()):
-        first = next(row for row in range(lost.shape[0]) if bool(lost[row]))
+    invalid = (logits != logits).any(-1)  # NaN, in any framework
+    if bool(invalid.any()):
+        first = next(row for row in range(invalid.shape[0]) if bool(invalid[row]))
         raise RequestError(
             f"router_logits: found NaN in row {first}, accepted: numbers"
         )
 
 
 def _matrices(inputs: Any, given: Any) -> tuple[Any, ...]:
-    """Check [E, N, H], or gate, up and down, against inputs [T, H]."""
+    """Validate expert weights against inputs [T, H] and return them as a tuple."""
     matrices = tuple(given) if isinstance(given, (tuple, list)) else (given,)
     shapes = [tuple(one.shape) for one in matrices]
     if len(inputs.shape) == 2 and shapes and len(shapes[0]) == 3:
@@ -166,7 +171,7 @@ def _apply(
 
 
 def _call(name: str, *args: Any, **attrs: Any) -> Any:
-    """Run an op where the first argument lives; the result is of its kind."""
+    """Run an op with the framework of the first argument."""
     framework = framework_of(name, "inputs", args[0])
     ops = _ops(framework)
     if ops is not None:
@@ -175,8 +180,8 @@ def _call(name: str, *args: Any, **attrs: Any) -> Any:
 
 
 @cache
-def _ops(framework: str) -> Any:
-    """Ops that compute on the framework's arrays; ``None`` where it has no kernels."""
+def _ops(framework: str) -> DynamicOps | None:
+    """Return ops on the framework's arrays; ``None`` if it has no kernels."""
     from inl.spec.dispatch import DynamicOps
 
     kernels = functions_of(framework).kernels
@@ -196,11 +201,11 @@ def _on_host(
     wide = "float64" if "float64" in kinds else "float32"
 
     def fetch(leaf: Any) -> Any:
-        # Half types, NumPy's own and others', are computed on in float32.
+        # Half types of all frameworks are computed in float32.
         floating = str(leaf.dtype) in FLOATS
         return own.to_numpy(leaf).astype(wide if floating else leaf.dtype)
 
     kernels = ReferenceBackend(Device("reference"), dtype=wide).kernels()
-    found = getattr(DynamicOps(kernels), name)(*tree_map(fetch, args), **attrs)
+    results = getattr(DynamicOps(kernels), name)(*tree_map(fetch, args), **attrs)
     like = args[0] if CATALOG[name].rounds else None
-    return tree_map(lambda leaf: own.from_numpy(leaf, like), found)
+    return tree_map(lambda leaf: own.from_numpy(leaf, like), results)

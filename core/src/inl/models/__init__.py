@@ -1,1 +1,1 @@
-"""Architectures, written once over ops."""
+"""Model architectures, written over backend-independent ops."""

@@ -1,7 +1,8 @@
-"""Blocks that models are composed of: ``(residual, delta) -> (residual, delta)``.
+"""Building blocks of decoder models: ``(residual, delta) -> (residual, delta)``.
 
-``delta`` is this rank's partial sum, neither reduced nor added yet: the next block's
-first op does both, so that a fused kernel may lie across the border.
+``delta`` is this rank's partial sum of a block's output. The next block's first op
+reduces it over ranks and adds it to the residual, so that a kernel may fuse the sum
+with what follows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
+from inl.ops.protocol import Ops
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
@@ -20,39 +22,39 @@ from inl.spec.weights import Group
 
 
 class Attention(NamedTuple):
-    """Groups of :func:`attention`, then their tensors."""
+    """Weights of :func:`attention`: groups, replaced by tensors when loaded."""
 
     norm: Norm | Group
     qkv: QkvLinear | Group
     out: Linear | Group
     q_norm: Norm | Group | None = None
-    """Of each head of the queries by itself, [head_dim]."""
+    """[head_dim], applied to each query head."""
     k_norm: Norm | Group | None = None
-    """Of each head of the keys by itself, [head_dim]."""
+    """[head_dim], applied to each key head."""
 
 
 class Mlp(NamedTuple):
-    """Groups of :func:`gated_mlp`, then their tensors."""
+    """Weights of :func:`gated_mlp`: groups, replaced by tensors when loaded."""
 
     norm: Norm | Group
     mlp: GatedMlp | Group
 
 
 class Carry(NamedTuple):
-    """What flows from layer to layer."""
+    """Activations passed from layer to layer."""
 
     residual: Array
     """[T, H]."""
     delta: Array
-    """[T, H]: this rank's part of what the last block adds."""
+    """[T, H]: this rank's partial sum of the last block's output."""
     cos: Array
     """[T, head_dim / 2] float32."""
     sin: Array
     """[T, head_dim / 2] float32."""
 
 
-def embed(ops: Any, config: Any, w: Embedding, step: Step) -> Carry:
-    """Look the tokens up and prepare the rotation that every layer uses."""
+def embed(ops: Ops, config: Any, w: Embedding | Group, step: Step) -> Carry:
+    """Look up the embeddings and compute the rotation tables of all layers."""
     residual = ops.embedding(step.tokens, w)
     cos, sin = rotation(
         ops, config.head_dim, step, config.rope_theta, config.rope_scaling
@@ -61,17 +63,14 @@ def embed(ops: Any, config: Any, w: Embedding, step: Step) -> Carry:
 
 
 def rotation(
-    ops: Any, dim: int, step: Step, theta: float, scaling: RopeScaling
+    ops: Ops, dim: int, step: Step, theta: float, scaling: RopeScaling
 ) -> tuple[Array, Array]:
-    """Cosines and sines of the step's positions."""
-    table: tuple[Array, Array] = ops.rope_table(
-        step.positions, dim=dim, theta=theta, scaling=scaling
-    )
-    return table
+    """Return cosines and sines of the step's positions, [T, dim / 2] each."""
+    return ops.rope_table(step.positions, dim=dim, theta=theta, scaling=scaling)
 
 
 def attention(
-    ops: Any,
+    ops: Ops,
     config: Any,
     w: Attention,
     carry: Carry,
@@ -80,22 +79,23 @@ def attention(
     *,
     index: int,
     view: View = FULL,
-    sampled: Step | None = None,
+    sampled_step: Step | None = None,
 ) -> tuple[Carry, State]:
-    """Grouped-query attention with rotary positions over the paged cache.
+    """Grouped-query attention block with rotary positions over the paged cache.
 
-    With the step of the ``sampled`` tokens, residual and delta are theirs alone.
+    With ``sampled_step``, the returned residual and delta are those of the sampled
+    tokens, [R, H].
     """
     residual, q, k, v = ops.norm_qkv(
         carry.residual, carry.delta, w.norm, w.qkv, eps=config.norm_eps
     )
     q, k, v = split_heads((q, k, v), config.head_dim)
     q, k = norm_heads(ops, config, w, q, k)
-    if sampled is not None:
+    if sampled_step is not None:
         q, k = ops.rope(q, k, carry.cos, carry.sin)
         out, state = attend(
             ops, q, k, v, step, state, index=index, view=view,
-            scale=config.head_dim**-0.5, sampled=sampled,
+            scale=config.head_dim**-0.5, sampled_step=sampled_step,
         )  # fmt: skip
         residual = ops.take_rows(residual, step.samples)
         delta = ops.linear(out, w.out)
@@ -112,14 +112,14 @@ def attention(
 
 
 def split_heads(parts: tuple[Array, ...], dim: int) -> tuple[Array, ...]:
-    """Each of [T, N] as [T, heads, dim]."""
+    """Reshape each of [T, N] to [T, heads, dim]."""
     return tuple(part.reshape(part.shape[0], -1, dim) for part in parts)
 
 
 def norm_heads(
-    ops: Any, config: Any, w: Any, q: Array, k: Array
+    ops: Ops, config: Any, w: Any, q: Array, k: Array
 ) -> tuple[Array, Array]:
-    """Queries and keys [T, heads, dim], each head normed where the model does that."""
+    """Normalize each head of q and k [T, heads, dim] if the model has such norms."""
     if w.q_norm is not None:
         q = ops.rms_norm(q, w.q_norm, eps=config.norm_eps)
     if w.k_norm is not None:
@@ -128,7 +128,7 @@ def norm_heads(
 
 
 def attend(
-    ops: Any,
+    ops: Ops,
     q: Array,
     k: Array,
     v: Array,
@@ -139,25 +139,31 @@ def attend(
     view: View,
     scale: float,
     cap: float | None = None,
-    sampled: Step | None = None,
+    sampled_step: Step | None = None,
 ) -> tuple[Array, State]:
-    """Cache k and v as layer ``index`` does and attend: [T, heads * dim].
+    """Write k and v to the cache of layer ``index`` and compute attention.
 
-    With the step of the ``sampled`` tokens these alone do: [R, heads * dim].
+    Returns [T, heads * dim] and the state; with ``sampled_step``, [R, heads * dim] of
+    the sampled tokens.
     """
     cache = state.caches[index]
-    attrs = {"scale": scale, "window": view.window, "cap": cap, "group": view.group}
-    if sampled is None:
-        out, cache = ops.attend(q, k, v, cache, step, **attrs)
+    if sampled_step is None:
+        out, cache = ops.attend(
+            q, k, v, cache, step,
+            scale=scale, window=view.window, cap=cap, group=view.group,
+        )  # fmt: skip
     else:
         cache = ops.write_kv(k, v, cache, step.writes[view.group])
         q = ops.take_rows(q, step.samples)
-        out = ops.attention(q, cache, sampled, **attrs)
+        out = ops.attention(
+            q, cache, sampled_step,
+            scale=scale, window=view.window, cap=cap, group=view.group,
+        )  # fmt: skip
     caches = (*state.caches[:index], cache, *state.caches[index + 1 :])
     return out.reshape(out.shape[0], -1), state._replace(caches=caches)
 
 
-def gated_mlp(ops: Any, config: Any, w: Mlp, carry: Carry) -> Carry:
+def gated_mlp(ops: Ops, config: Any, w: Mlp, carry: Carry) -> Carry:
     """Gated feed-forward block."""
     residual, delta = ops.norm_mlp(
         carry.residual, carry.delta, w.norm, w.mlp,
@@ -167,9 +173,14 @@ def gated_mlp(ops: Any, config: Any, w: Mlp, carry: Carry) -> Carry:
 
 
 def head(
-    ops: Any, config: Any, norm: Norm, w: Linear, carry: Carry, step: Step
+    ops: Ops,
+    config: Any,
+    norm: Norm | Group,
+    w: Linear | Group,
+    carry: Carry,
+    step: Step,
 ) -> Array:
-    """Logits [S, V] of the sampled tokens: the last norm does the last add."""
+    """Logits [S, V] of the sampled tokens; the last norm adds the last delta."""
     logits = ops.norm_logits(
         carry.residual, carry.delta, step.samples, norm, w, eps=config.norm_eps
     )

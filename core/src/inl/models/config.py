@@ -1,4 +1,4 @@
-"""Reads fields of a Hugging Face config with errors that name field and value."""
+"""Typed access to Hugging Face config fields, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inl.ops.rope import RopeScaling
 
 
 def whole(hf: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A positive integer field."""
+    """Return a positive integer field."""
     value = hf.get(name, default)
     if value is None:
         raise CheckpointError(f"config field {name!r} is missing; expected an integer")
@@ -24,7 +24,7 @@ def whole(hf: Mapping[str, Any], name: str, default: int | None = None) -> int:
 
 
 def number(hf: Mapping[str, Any], name: str, default: float) -> float:
-    """A positive number field."""
+    """Return a positive number field."""
     value = hf.get(name)
     if value is None:
         return default
@@ -36,7 +36,7 @@ def number(hf: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def flag(hf: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A field that is true or false."""
+    """Return a boolean field."""
     value = hf.get(name, default)
     if not isinstance(value, bool):
         raise CheckpointError(
@@ -46,7 +46,7 @@ def flag(hf: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def one_of(hf: Mapping[str, Any], name: str, choices: Mapping[str, str]) -> str:
-    """A field with named choices, the first being the default; gives its meaning."""
+    """Return the value of ``choices`` for a string field; the first is the default."""
     value = hf.get(name) or next(iter(choices))
     if not isinstance(value, str) or value not in choices:
         raise CheckpointError(
@@ -56,26 +56,26 @@ def one_of(hf: Mapping[str, Any], name: str, choices: Mapping[str, str]) -> str:
 
 
 def refuse_unless(hf: Mapping[str, Any], name: str, accepted: Any) -> None:
-    """Raise :class:`CheckpointError` for a field of another value; absent is fine."""
-    found = hf.get(name)
-    if found is not None and found != accepted:
+    """Raise :class:`CheckpointError` if a field has another value; it may be absent."""
+    value = hf.get(name)
+    if value is not None and value != accepted:
         raise CheckpointError(
-            f"config field {name!r}: found {json.dumps(found, default=repr):.80}, "
+            f"config field {name!r}: found {json.dumps(value, default=repr):.80}, "
             f"accepted: {json.dumps(accepted)}"
         )
 
 
 def cap(hf: Mapping[str, Any], name: str, default: float | None) -> float | None:
-    """A bound of logits, above 0; ``null`` is none."""
-    found = hf.get(name, default)
-    return None if found is None else number({name: found}, name, 1.0)
+    """Return a positive soft-cap field; ``null`` is ``None``."""
+    value = hf.get(name, default)
+    return None if value is None else number({name: value}, name, 1.0)
 
 
 def rope_scaling(hf: Mapping[str, Any]) -> tuple[float, RopeScaling]:
-    """Base frequency and scaling of all of a head's lanes.
+    """Return the base frequency and the scaling, for heads that rotate fully.
 
-    Raises :class:`CheckpointError` naming the field, for a kind that is not known and
-    for heads that rotate in part.
+    Raises :class:`CheckpointError` naming the field for an unknown kind and for heads
+    that rotate in part.
     """
     rope = rope_fields(hf)
     if number(rope, "partial_rotary_factor", 1.0) != 1.0:
@@ -94,7 +94,7 @@ def rope_scaling(hf: Mapping[str, Any]) -> tuple[float, RopeScaling]:
 
 
 def rope_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """``rope_parameters``, or ``rope_scaling`` with what lies beside it."""
+    """Return ``rope_parameters``, or ``rope_scaling`` with its top-level fields."""
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise CheckpointError(
@@ -106,7 +106,7 @@ def rope_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def original(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> int:
-    """Tokens of the context trained on."""
+    """Return the context length in training, in tokens."""
     name = "original_max_position_embeddings"
     if hf.get(name) is not None:
         return whole(hf, name)
@@ -132,7 +132,7 @@ def _llama3(rope: Mapping[str, Any], _hf: Mapping[str, Any]) -> RopeScaling:
 
 
 def _yarn(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> RopeScaling:
-    """YaRN; its variants of other models (DeepSeek's, gpt-oss's) are refused."""
+    """YaRN; raises for the variants of DeepSeek and gpt-oss."""
     for name in ("mscale", "mscale_all_dim"):
         refuse_unless(rope, name, None)
     refuse_unless(rope, "truncate", True)
@@ -151,4 +151,4 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], RopeScaling]] 
     "llama3": _llama3,
     "yarn": _yarn,
 }
-"""Accepted values of ``rope_type``, and how each is read."""
+"""Parsers by ``rope_type``."""

@@ -1,8 +1,8 @@
-"""complexity-deep 0.5 to 0.14: INL dynamics act on what attention gives.
+"""complexity-deep 0.5 to 0.14: INL dynamics applied to the attention output.
 
-A velocity flows from layer to layer of a token, and mu, the equilibrium of one layer,
-moves the queries, keys and values of the next. With ``velocity="carry"`` it flows from
-token to token too, from the first generated token on: prompts begin at rest.
+Each layer passes a velocity and its equilibrium mu to the next; mu is added to the next
+layer's queries, keys and values. With ``velocity="carry"`` each generated token starts
+with the last layer's velocity of the previous token; prompt tokens start at zero.
 """
 
 from __future__ import annotations
@@ -17,13 +17,19 @@ from inl.models import groups
 from inl.models.config import number, one_of, whole
 from inl.models.deep_config import RoutedConfig, common
 from inl.models.deep_names import adapt_deep
+from inl.ops.embedding import Embedding
+from inl.ops.inl import InlBlock
+from inl.ops.linear import Linear
+from inl.ops.norm import Norm
+from inl.ops.protocol import Ops
+from inl.ops.routed import TokenRoutedMlp
 from inl.spec.cache import Paged, Slotted, State
 from inl.spec.model import Model
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group, Param
 
 VELOCITY = "velocity"
-"""Name of the state that carries it."""
+"""Name of the slotted state."""
 
 VELOCITIES = ("reset", "carry")
 
@@ -34,47 +40,48 @@ class DeepConfig(RoutedConfig):
 
     dt: float
     controller: int
-    """K: width of the controller's inner layer."""
+    """K: inner size of the controller."""
     mu_highway: float
-    """Share of the sum of all earlier mu that the next layer gets besides the last."""
+    """Weight of the sum of all layers' mu in the mu passed to the next layer."""
     velocity: str
-    """"reset": each token begins at rest; "carry": generated ones go on."""
+    """"reset": all velocities start at zero; "carry": a generated token begins
+    with that of the previous token."""
     mu_context: bool = True
-    """Whether mu moves with the position."""
+    """Whether mu depends on the position."""
 
 
 class Layer(NamedTuple):
     """Parameters of one decoder layer."""
 
-    attention: Any
-    dynamics: Any
-    norm: Any
-    mlp: Any
+    attention: blocks.MuAttention
+    dynamics: InlBlock | Group
+    norm: Norm | Group
+    mlp: TokenRoutedMlp | Group
 
 
 class Weights(NamedTuple):
     """Parameters of the whole model."""
 
-    embed: Any
+    embed: Embedding | Group
     layers: tuple[Layer, ...]
-    norm: Any
-    head: Any
+    norm: Norm | Group
+    head: Linear | Group
 
 
 class Carry(NamedTuple):
-    """What flows from layer to layer: all [T, H] but the rotation."""
+    """Activations passed from layer to layer, [T, H] each, and rotation tables."""
 
     residual: Array
     velocity: Array
     mu: Array
-    """What moves the next layer's attention."""
+    """Added to the next layer's queries, keys and values, after projection."""
     total: Array
-    """Sum of the layers' own mu."""
+    """Sum of the mu of all layers so far."""
     rope: blocks.RopeTables
 
 
 def config(hf: Mapping[str, Any]) -> DeepConfig:
-    """Read a config file; raises :class:`CheckpointError` naming the field."""
+    """Read a config; raises :class:`CheckpointError` naming the field."""
     return DeepConfig(
         **common(hf),
         dt=number(hf, "dynamics_dt", 0.1),
@@ -85,18 +92,21 @@ def config(hf: Mapping[str, Any]) -> DeepConfig:
 
 
 def _highway(hf: Mapping[str, Any]) -> float:
-    """Published checkpoints do not say whether they were trained with 0.1 or 0."""
-    found = hf.get("mu_highway", 0.1)
-    sound = isinstance(found, (int, float)) and not isinstance(found, bool)
-    if not sound or not 0 <= found < float("inf"):
+    """Return the field, 0.1 if absent.
+
+    Published checkpoints do not record whether they were trained with 0.1 or 0.
+    """
+    value = hf.get("mu_highway", 0.1)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < float("inf"):
         raise CheckpointError(
-            f"config field 'mu_highway': found {found!r}, expected a number from 0"
+            f"config field 'mu_highway': found {value!r}, expected a number from 0"
         )
-    return float(found)
+    return float(value)
 
 
 def weights(c: DeepConfig) -> Weights:
-    """What to load; no bytes are read."""
+    """Return the weight tree."""
     ends = blocks.ends(c)
     layers = tuple(_layer(c, index) for index in range(c.layers))
     return Weights(ends.embed, layers, ends.norm, ends.head)
@@ -104,18 +114,18 @@ def weights(c: DeepConfig) -> Weights:
 
 def _layer(c: DeepConfig, index: int) -> Layer:
     at, h = f"model.layers.{index}.", c.hidden_size
-    near = f"{at}dynamics."
+    prefix = f"{at}dynamics."
     params = {
-        "mu": Param(f"{near}mu", (h,)),
-        "inner": Param(f"{near}controller_in.weight", (c.controller, 2 * h)),
-        "inner_bias": Param(f"{near}controller_in.bias", (c.controller,)),
-        "outer": Param(f"{near}controller_out.weight", (3 * h, c.controller)),
-        "outer_bias": Param(f"{near}controller_out.bias", (3 * h,)),
+        "mu": Param(f"{prefix}mu", (h,)),
+        "inner": Param(f"{prefix}controller_in.weight", (c.controller, 2 * h)),
+        "inner_bias": Param(f"{prefix}controller_in.bias", (c.controller,)),
+        "outer": Param(f"{prefix}controller_out.weight", (3 * h, c.controller)),
+        "outer_bias": Param(f"{prefix}controller_out.bias", (3 * h,)),
     }
     if c.mu_context:
-        params["context"] = Param(f"{near}mu_proj.weight", (h, h))
+        params["context"] = Param(f"{prefix}mu_proj.weight", (h, h))
     return Layer(
-        # No layer comes before the first, so nothing moves its attention.
+        # No mu precedes the first layer.
         blocks.attention_groups(c, at, mu=c.mu_attention and index > 0),
         Group("inl_block", **params),
         groups.norm(f"{at}post_attention_layernorm", h),
@@ -124,7 +134,7 @@ def _layer(c: DeepConfig, index: int) -> Layer:
 
 
 def state(c: DeepConfig) -> tuple[Paged | Slotted, ...]:
-    """Keys and values, and the last token's velocity where that is carried."""
+    """Return the cache group, and the slotted velocity if it is carried."""
     layers = tuple(range(c.layers))
     paged = Paged(layers, c.kv_heads, c.head_dim, c.dtype, c.window)
     if c.velocity == "reset":
@@ -132,45 +142,47 @@ def state(c: DeepConfig) -> tuple[Paged | Slotted, ...]:
     return paged, Slotted(VELOCITY, (c.hidden_size,), c.dtype, "replay")
 
 
-def embed(ops: Any, c: DeepConfig, w: Weights, step: Step) -> Carry:
-    residual, turn = blocks.begin(ops, c, w.embed, step)
-    rest = ops.zeros_like(residual)
-    return Carry(residual, rest, rest, rest, turn)
+def embed(ops: Ops, c: DeepConfig, w: Weights, step: Step) -> Carry:
+    residual, rope = blocks.begin(ops, c, w.embed, step)
+    zeros = ops.zeros_like(residual)
+    return Carry(residual, zeros, zeros, zeros, rope)
 
 
 def layer(
-    ops: Any, c: DeepConfig, w: Layer, carry: Carry, step: Step, state: State, *,
-    index: int, sampled: Step | None = None,
+    ops: Ops, c: DeepConfig, w: Layer, carry: Carry, step: Step, state: State, *,
+    index: int, sampled_step: Step | None = None,
 ) -> tuple[Carry, State]:  # fmt: skip
     if index == 0 and c.velocity == "carry":
         carry = carry._replace(velocity=ops.read_slots(state.slotted[VELOCITY], step))
     x = ops.rms_norm(carry.residual, w.attention.norm, eps=c.norm_eps)
     part, state = blocks.attend(
         ops, c, w.attention, x, carry.mu, carry.rope, step, state,
-        index=index, sampled=sampled,
+        index=index, sampled_step=sampled_step,
     )  # fmt: skip
-    if sampled is not None:
+    if sampled_step is not None:
         carry = carry._replace(
             residual=ops.take_rows(carry.residual, step.samples),
             velocity=ops.take_rows(carry.velocity, step.samples),
             total=ops.take_rows(carry.total, step.samples),
         )
-        step = sampled
+        step = sampled_step
     # The dynamics are not linear: they need the sum over all ranks.
-    whole = ops.all_reduce(part, axis="tensor")
-    moved, velocity, mu = ops.inl_block(whole, carry.velocity, w.dynamics, dt=c.dt)
-    residual = carry.residual + moved
+    attended = ops.all_reduce(part, axis="tensor")
+    position, velocity, mu = ops.inl_block(
+        attended, carry.velocity, w.dynamics, dt=c.dt
+    )
+    residual = carry.residual + position
     x = ops.rms_norm(residual, w.norm, eps=c.norm_eps)
     residual = residual + ops.token_routed_mlp(x, step.tokens, mu, w.mlp)
     total = carry.total + mu
     if index == c.layers - 1 and c.velocity == "carry":
-        held = ops.write_slots(velocity, state.slotted[VELOCITY], step)
-        state = state._replace(slotted={**state.slotted, VELOCITY: held})
-    handed = mu + total * c.mu_highway
-    return Carry(residual, velocity, handed, total, carry.rope), state
+        table = ops.write_slots(velocity, state.slotted[VELOCITY], step)
+        state = state._replace(slotted={**state.slotted, VELOCITY: table})
+    next_mu = mu + total * c.mu_highway
+    return Carry(residual, velocity, next_mu, total, carry.rope), state
 
 
-def head(ops: Any, c: DeepConfig, w: Weights, carry: Carry, step: Step) -> Array:
+def head(ops: Ops, c: DeepConfig, w: Weights, carry: Carry, step: Step) -> Array:
     return blocks.head(ops, c, w.norm, w.head, carry.residual, step)
 
 

@@ -1,34 +1,35 @@
-"""What both complexity-deep designs are composed of."""
+"""Building blocks of both complexity-deep architectures."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from inl.models import blocks, groups
 from inl.models.deep_config import HEAD_EPS, RoutedConfig
 from inl.models.views import View
 from inl.ops.embedding import Embedding
-from inl.ops.linear import Linear
+from inl.ops.linear import Linear, QkvLinear
 from inl.ops.norm import Norm
+from inl.ops.protocol import Ops
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group, Param
 
 
 class MuAttention(NamedTuple):
-    """Groups of :func:`attend`, then their tensors."""
+    """Weights of :func:`attend`: groups, replaced by tensors when loaded."""
 
-    norm: Any
-    qkv: Any
-    out: Any
-    mu_qkv: Any = None
-    """What mu adds to queries, keys and values; ``None`` adds nothing."""
-    q_norm: Any = None
-    k_norm: Any = None
+    norm: Norm | Group
+    qkv: QkvLinear | Group
+    out: Linear | Group
+    mu_qkv: QkvLinear | Group | None = None
+    """Projection of mu, added to queries, keys and values; ``None`` adds nothing."""
+    q_norm: Norm | Group | None = None
+    k_norm: Norm | Group | None = None
 
 
 class RopeTables(NamedTuple):
-    """Rotation of every token, the same in each layer."""
+    """Rotation tables of all tokens, shared by all layers."""
 
     cos: Array
     """[T, head_dim / 2] float32."""
@@ -37,7 +38,7 @@ class RopeTables(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Groups before and behind the layers."""
+    """Weight groups before and after the layers."""
 
     embed: Group
     norm: Group
@@ -45,38 +46,41 @@ class Ends(NamedTuple):
 
 
 def ends(c: RoutedConfig) -> Ends:
-    """Embedding, last norm, and head, which a tied model takes from the first."""
+    """Return embedding, final norm and head; a tied model shares the embedding."""
     last = groups.norm("model.norm", c.hidden_size)
     return Ends(groups.table(c), last, groups.head(c))
 
 
 def attention_groups(c: RoutedConfig, at: str, *, mu: bool) -> MuAttention:
-    """Weights of the layer ``at``; its heads are cut over tensor-parallel ranks."""
-    near, h = f"{at}self_attn.", c.hidden_size
+    """Return the attention weights of the layer with name prefix ``at``.
+
+    Heads are sharded over tensor-parallel ranks. mu: whether it has ``mu_qkv``.
+    """
+    prefix, h = f"{at}self_attn.", c.hidden_size
     heads = {"q": c.heads, "k": c.kv_heads, "v": c.kv_heads}
-    moved = Group(
+    mu_qkv = Group(
         "qkv_linear",
         **{
-            key: Param(f"{near}mu_to_{key}.weight", (count * c.head_dim, h), axis=0)
+            key: Param(f"{prefix}mu_to_{key}.weight", (count * c.head_dim, h), axis=0)
             for key, count in heads.items()
         },
     )
-    each = (
-        groups.norm(f"{near}q_norm", c.head_dim),
-        groups.norm(f"{near}k_norm", c.head_dim),
+    head_norms = (
+        groups.norm(f"{prefix}q_norm", c.head_dim),
+        groups.norm(f"{prefix}k_norm", c.head_dim),
     )
     return MuAttention(
         norm=groups.norm(f"{at}input_layernorm", h),
         qkv=groups.qkv(c, at),
         out=groups.out(c, at),
-        mu_qkv=moved if mu else None,
-        q_norm=each[0] if c.qk_norm else None,
-        k_norm=each[1] if c.qk_norm else None,
+        mu_qkv=mu_qkv if mu else None,
+        q_norm=head_norms[0] if c.qk_norm else None,
+        k_norm=head_norms[1] if c.qk_norm else None,
     )
 
 
 def routed_group(c: RoutedConfig, at: str) -> Group:
-    """Experts of the layer ``at``, whole on every rank."""
+    """Return the expert weights of the layer with name prefix ``at``, replicated."""
     experts, h, inner = c.experts, c.hidden_size, c.expert_size
     params = {
         "gate_up": Param(f"{at}mlp.gate_up_proj", (experts, h, 2 * inner)),
@@ -90,51 +94,55 @@ def routed_group(c: RoutedConfig, at: str) -> Group:
 
 
 def begin(
-    ops: Any, c: RoutedConfig, w: Embedding, step: Step
+    ops: Ops, c: RoutedConfig, w: Embedding | Group, step: Step
 ) -> tuple[Array, RopeTables]:
-    """Look the tokens up, and prepare their rotation."""
-    cos, sin = ops.rope_table(
-        step.positions, dim=c.head_dim, theta=c.rope_theta, scaling=c.rope_scaling
-    )
+    """Look up the embeddings and compute the rotation tables."""
+    cos, sin = blocks.rotation(ops, c.head_dim, step, c.rope_theta, c.rope_scaling)
     return ops.embedding(step.tokens, w), RopeTables(cos, sin)
 
 
 def attend(
-    ops: Any,
+    ops: Ops,
     c: RoutedConfig,
     w: MuAttention,
     x: Array,
     mu: Array,
-    turn: RopeTables,
+    rope: RopeTables,
     step: Step,
     state: State,
     *,
     index: int,
-    sampled: Step | None = None,
+    sampled_step: Step | None = None,
 ) -> tuple[Array, State]:
-    """Attention whose queries, keys and values mu moves: this rank's part [T, H].
+    """Attention with a projection of mu added to queries, keys and values.
 
-    With the step of the ``sampled`` tokens it is theirs alone, [R, H].
+    Returns this rank's partial sum [T, H] and the state; with ``sampled_step``, [R, H]
+    of the sampled tokens.
     """
-    parts = ops.qkv_linear(x, w.qkv)
+    q, k, v = ops.qkv_linear(x, w.qkv)
     if w.mu_qkv is not None:
-        moved = ops.qkv_linear(mu, w.mu_qkv)
-        parts = tuple(part + more for part, more in zip(parts, moved, strict=True))
+        mu_q, mu_k, mu_v = ops.qkv_linear(mu, w.mu_qkv)
+        q, k, v = q + mu_q, k + mu_k, v + mu_v
     dim = c.head_dim
-    q, k, v = (part.reshape(part.shape[0], -1, dim) for part in parts)
-    if c.qk_norm:
+    q, k, v = blocks.split_heads((q, k, v), dim)
+    if c.qk_norm and w.q_norm is not None and w.k_norm is not None:
         q = ops.rms_norm(q, w.q_norm, eps=HEAD_EPS)
         k = ops.rms_norm(k, w.k_norm, eps=HEAD_EPS)
-    q, k = ops.rope(q, k, turn.cos, turn.sin)
+    q, k = ops.rope(q, k, rope.cos, rope.sin)
     out, state = blocks.attend(
         ops, q, k, v, step, state,
-        index=index, view=View(c.window), scale=dim**-0.5, sampled=sampled,
+        index=index, view=View(c.window), scale=dim**-0.5, sampled_step=sampled_step,
     )  # fmt: skip
     return ops.linear(out, w.out), state
 
 
 def head(
-    ops: Any, c: RoutedConfig, norm: Norm, w: Linear, residual: Array, step: Step
+    ops: Ops,
+    c: RoutedConfig,
+    norm: Norm | Group,
+    w: Linear | Group,
+    residual: Array,
+    step: Step,
 ) -> Array:
     """Logits [S, V] of the sampled tokens."""
     x = ops.rms_norm(ops.take_rows(residual, step.samples), norm, eps=c.norm_eps)

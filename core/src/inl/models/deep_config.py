@@ -1,4 +1,4 @@
-"""What the complexity-deep designs have in common in their config files."""
+"""Config fields shared by the complexity-deep architectures."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from inl.models.config import flag, number, rope_scaling, whole
 from inl.ops.rope import RopeScaling
 
 HEAD_EPS = 1e-6
-"""Of the norms of queries and keys, whatever the others have."""
+"""Epsilon of the query and key norms, independent of ``norm_eps``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedConfig:
-    """Sizes and constants of one checkpoint of either design."""
+    """Sizes and constants of a checkpoint of either architecture."""
 
     vocab_size: int
     hidden_size: int
     expert_size: int
-    """I: width of one expert."""
+    """I: inner size of one expert."""
     experts: int
     layers: int
     heads: int
@@ -35,9 +35,9 @@ class RoutedConfig:
     qk_norm: bool
     window: int | None
     mu_attention: bool = True
-    """Whether mu has weights in queries, keys and values."""
+    """Whether a projection of mu is added to queries, keys and values."""
     mu_router: bool = True
-    """Whether a router over mu may outvote the expert of a token's id."""
+    """Whether a router over mu may override the expert of a token's id."""
     expert_table: bool = True
     """Whether the expert of each id is stored; else it is the id modulo experts."""
     dtype: str = "float32"
@@ -45,7 +45,7 @@ class RoutedConfig:
 
 
 def common(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of :class:`RoutedConfig`; raises :class:`CheckpointError`."""
+    """Read the fields of :class:`RoutedConfig`; raises :class:`CheckpointError`."""
     hidden, heads = whole(hf, "hidden_size"), whole(hf, "num_attention_heads")
     inner, experts = whole(hf, "intermediate_size"), whole(hf, "num_experts", 4)
     kv_heads = whole(hf, "num_key_value_heads", heads)

@@ -1,7 +1,7 @@
-"""Names and layouts of complexity-deep checkpoints over the years, read as one.
+"""Converts older complexity-deep checkpoint layouts to the current one.
 
-With or without the prefix ``model.``; controllers numbered or named; gates and ups
-apart, or each expert's matrices by themselves. What an older model lacks is 0 there.
+Handles names with and without the prefix ``model.``, numbered and named controllers,
+separate gate and up tensors, and separate tensors per expert.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ RENAMED = {
     ".mlp.down_proj_w": ".mlp.down_proj",
 }
 EOS = (0,)
-"""Ends a text where the config does not say what does."""
+"""End-of-text token if the config has none."""
 
 Pieces = dict[str, Piece]
 Shapes = dict[str, tuple[int, ...]]
 
 
 def adapt_deep(c: Any, checkpoint: Checkpoint) -> tuple[Any, Checkpoint]:
-    """Read a checkpoint of INL models in the names of the present one.
+    """Adapt a checkpoint with INL dynamics to the current tensor names.
 
-    Returns the config with what the checkpoint has, and the checkpoint. Raises
-    :class:`~inl.errors.WeightMismatch` for experts that do not fit together.
+    Returns the config with the features that the checkpoint has, and the checkpoint.
+    Raises :class:`~inl.errors.WeightMismatch` for expert tensors that do not match.
     """
     pieces = _pieces(c, checkpoint)
     first = "model.layers.0.self_attn.mu_to_"
-    found = replace(
+    adapted = replace(
         c,
         mu_attention=any(".self_attn.mu_to_" in name for name in pieces),
         mu_router=any(name.endswith(".mlp.mu_router.weight") for name in pieces),
         mu_context=any(name.endswith(".dynamics.mu_proj.weight") for name in pieces),
         expert_table=any(name.endswith(".mlp.token_to_expert") for name in pieces),
     )
-    # Stored, and used by no layer: nothing comes before the first.
+    # Checkpoints store these, but no layer uses them: no mu precedes the first layer.
     used = {key: piece for key, piece in pieces.items() if not key.startswith(first)}
-    return found, AdaptedCheckpoint(checkpoint, used, eos=EOS)
+    return adapted, AdaptedCheckpoint(checkpoint, used, eos=EOS)
 
 
 def adapt_guided(c: Any, checkpoint: Checkpoint) -> tuple[Any, Checkpoint]:
-    """Read a checkpoint of the mu-guided design; see :func:`adapt_deep`."""
+    """Adapt a mu-guided checkpoint; see :func:`adapt_deep`."""
     pieces = _pieces(c, checkpoint)
-    found = replace(
+    adapted = replace(
         c,
         mu_attention=any(".self_attn.mu_to_" in name for name in pieces),
         mu_router=any(name.endswith(".mlp.mu_router.weight") for name in pieces),
         expert_table=any(name.endswith(".mlp.token_to_expert") for name in pieces),
     )
-    return found, AdaptedCheckpoint(checkpoint, pieces, eos=EOS)
+    return adapted, AdaptedCheckpoint(checkpoint, pieces, eos=EOS)
 
 
 def _pieces(c: RoutedConfig, checkpoint: Checkpoint) -> Pieces:
@@ -73,7 +73,7 @@ def _pieces(c: RoutedConfig, checkpoint: Checkpoint) -> Pieces:
         name = canonical(stored)
         if name in pieces:
             raise CheckpointError(
-                f"{checkpoint.path}: tensor {stored!r}: is also there as "
+                f"{checkpoint.path}: tensor {stored!r}: is also stored as "
                 f"{pieces[name].sources[0]!r}; accepted: each tensor once"
             )
         pieces[name] = Piece((stored,), checkpoint.spec(stored)[1])
@@ -93,7 +93,7 @@ def _pieces(c: RoutedConfig, checkpoint: Checkpoint) -> Pieces:
 
 
 def canonical(name: str) -> str:
-    """A stored tensor's name in the present layout."""
+    """Return the current name of a stored tensor."""
     name = name.removeprefix("model.")
     for old, new in RENAMED.items():
         name = name.replace(old, new)
@@ -103,7 +103,7 @@ def canonical(name: str) -> str:
 def _join_experts(
     c: RoutedConfig, at: str, pieces: Pieces, problems: list[str]
 ) -> None:
-    """Replace gates and ups, or the matrices of single experts, by joined tensors."""
+    """Replace separate gate, up or per-expert tensors by joined ones."""
     h, inner, experts = c.hidden_size, c.expert_size, range(c.experts)
     gate_up, down = f"{at}gate_up_proj", f"{at}down_proj"
     wide, whole = (c.experts, h, 2 * inner), (c.experts, h, inner)
@@ -138,7 +138,7 @@ def _join(
             found = list(pieces[part].shape)
             problems.append(f"{part} has shape {found}, expected {list(expected)}")
     if name in pieces:
-        problems.append(f"{name} is there, and its parts are too")
+        problems.append(f"{name} is stored both whole and in parts")
     if len(problems) == before:
         sources = tuple(pieces.pop(part).sources[0] for part in parts)
         pieces[name] = Piece(sources, shape, make)
@@ -155,27 +155,27 @@ def _host(data: Any, like: HostArray) -> HostArray:
 
 
 def _side_by_side(stored: Sequence[HostArray]) -> HostArray:
-    """[E, H, I] twice as [E, H, 2 * I]."""
+    """Concatenate two [E, H, I] to [E, H, 2 * I]."""
     return _host(np.concatenate([_data(part) for part in stored], axis=-1), stored[0])
 
 
 def _transposed(stored: Sequence[HostArray]) -> HostArray:
-    """Matrices [N, K] of each expert as [E, K, N]."""
+    """Stack and transpose the matrices [N, K] of all experts to [E, K, N]."""
     return _host(np.stack([_data(part).T for part in stored]), stored[0])
 
 
 def _transposed_pairs(stored: Sequence[HostArray]) -> HostArray:
-    """Gates, then ups of all experts as [E, H, 2 * I]."""
+    """Join gate, then up matrices of all experts to [E, H, 2 * I]."""
     half = len(stored) // 2
     return _side_by_side([_transposed(stored[:half]), _transposed(stored[half:])])
 
 
 def _checked(stored: Sequence[HostArray], *, where: str, c: RoutedConfig) -> HostArray:
-    """Refuse a table that names experts which there are not."""
+    """Check that a table of experts has valid indices."""
     (table,) = stored
     values = _data(table)
     if values.dtype.kind not in "iu" or not values.size:
-        raise CheckpointError(f"{where}: found {table.dtype}, accepted: whole numbers")
+        raise CheckpointError(f"{where}: found {table.dtype}, accepted: integers")
     least, most = int(values.min()), int(values.max())
     if least < 0 or most >= c.experts:
         raise CheckpointError(

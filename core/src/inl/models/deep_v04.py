@@ -1,6 +1,6 @@
-"""complexity-deep 0.4.0 of 2026: layers hand mu on, and there are no dynamics.
+"""complexity-deep 0.4.0 (2026): mu guidance between layers, without dynamics.
 
-Each token meets its own expert and one that all tokens share.
+The feed-forward layer sums a token-routed expert and an expert shared by all tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +15,13 @@ from inl.models import groups
 from inl.models.config import flag
 from inl.models.deep_config import RoutedConfig, common
 from inl.models.deep_names import adapt_guided
+from inl.ops.embedding import Embedding
+from inl.ops.linear import Linear
+from inl.ops.mlp import GatedMlp
+from inl.ops.mu import MuGuidance, MuStart
+from inl.ops.norm import Norm
+from inl.ops.protocol import Ops
+from inl.ops.routed import TokenRoutedMlp
 from inl.spec.cache import Paged, State
 from inl.spec.model import Model
 from inl.spec.step import Array, Step
@@ -26,31 +33,31 @@ class GuidedConfig(RoutedConfig):
     """Sizes and constants of one checkpoint."""
 
     shared: bool
-    """Whether all tokens meet one more expert."""
+    """Whether there is an expert shared by all tokens."""
 
 
 class Layer(NamedTuple):
     """Parameters of one decoder layer."""
 
-    attention: Any
-    norm: Any
-    mlp: Any
-    shared: Any
-    guidance: Any
+    attention: blocks.MuAttention
+    norm: Norm | Group
+    mlp: TokenRoutedMlp | Group
+    shared: GatedMlp | Group | None
+    guidance: MuGuidance | Group
 
 
 class Weights(NamedTuple):
     """Parameters of the whole model."""
 
-    embed: Any
-    start: Any
+    embed: Embedding | Group
+    start: MuStart | Group
     layers: tuple[Layer, ...]
-    norm: Any
-    head: Any
+    norm: Norm | Group
+    head: Linear | Group
 
 
 class Carry(NamedTuple):
-    """What flows from layer to layer."""
+    """Activations passed from layer to layer."""
 
     residual: Array
     """[T, H]."""
@@ -60,7 +67,7 @@ class Carry(NamedTuple):
 
 
 def config(hf: Mapping[str, Any]) -> GuidedConfig:
-    """Read a config file; raises :class:`CheckpointError` naming the field."""
+    """Read a config; raises :class:`CheckpointError` naming the field."""
     if not flag(hf, "use_mu_guidance", True):
         raise CheckpointError(
             "config field 'use_mu_guidance': found false, accepted: true"
@@ -69,7 +76,7 @@ def config(hf: Mapping[str, Any]) -> GuidedConfig:
 
 
 def weights(c: GuidedConfig) -> Weights:
-    """What to load; no bytes are read."""
+    """Return the weight tree."""
     ends = blocks.ends(c)
     start = Group("mu_start", mu=Param("model.mu_init", (1, 1, c.hidden_size)))
     layers = tuple(_layer(c, f"model.layers.{index}.") for index in range(c.layers))
@@ -99,30 +106,30 @@ def _layer(c: GuidedConfig, at: str) -> Layer:
 
 
 def state(c: GuidedConfig) -> tuple[Paged, ...]:
-    """Keys and values."""
+    """Return the cache group."""
     layers = tuple(range(c.layers))
     return (Paged(layers, c.kv_heads, c.head_dim, c.dtype, c.window),)
 
 
-def embed(ops: Any, c: GuidedConfig, w: Weights, step: Step) -> Carry:
-    residual, turn = blocks.begin(ops, c, w.embed, step)
-    return Carry(residual, ops.mu_start(residual, w.start), turn)
+def embed(ops: Ops, c: GuidedConfig, w: Weights, step: Step) -> Carry:
+    residual, rope = blocks.begin(ops, c, w.embed, step)
+    return Carry(residual, ops.mu_start(residual, w.start), rope)
 
 
 def layer(
-    ops: Any, c: GuidedConfig, w: Layer, carry: Carry, step: Step, state: State, *,
-    index: int, sampled: Step | None = None,
+    ops: Ops, c: GuidedConfig, w: Layer, carry: Carry, step: Step, state: State, *,
+    index: int, sampled_step: Step | None = None,
 ) -> tuple[Carry, State]:  # fmt: skip
     x = ops.rms_norm(carry.residual, w.attention.norm, eps=c.norm_eps)
     part, state = blocks.attend(
         ops, c, w.attention, x, carry.mu, carry.rope, step, state,
-        index=index, sampled=sampled,
+        index=index, sampled_step=sampled_step,
     )  # fmt: skip
-    if sampled is not None:
+    if sampled_step is not None:
         residual, mu = (
             ops.take_rows(x, step.samples) for x in (carry.residual, carry.mu)
         )
-        carry, step = carry._replace(residual=residual, mu=mu), sampled
+        carry, step = carry._replace(residual=residual, mu=mu), sampled_step
     residual, x = ops.reduce_add_norm(carry.residual, part, w.norm, eps=c.norm_eps)
     residual = residual + ops.token_routed_mlp(x, step.tokens, carry.mu, w.mlp)
     if w.shared is not None:
@@ -131,7 +138,7 @@ def layer(
     return Carry(residual, mu, carry.rope), state
 
 
-def head(ops: Any, c: GuidedConfig, w: Weights, carry: Carry, step: Step) -> Array:
+def head(ops: Ops, c: GuidedConfig, w: Weights, carry: Carry, step: Step) -> Array:
     return blocks.head(ops, c, w.norm, w.head, carry.residual, step)
 
 

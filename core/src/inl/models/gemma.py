@@ -1,6 +1,6 @@
-"""What Gemma 2 and 3 share: four norms a layer, scaled embeddings, capped logits.
+"""Base of Gemma 2 and 3: four norms per layer, scaled embeddings, capped logits.
 
-Their files store the weights of norms with 1 taken off.
+Checkpoints store norm weights minus 1.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from inl.dtypes import rounded
 from inl.models import blocks, groups, llama, post_norm
 from inl.models.config import cap, refuse_unless, whole
 from inl.models.views import views, windows
+from inl.ops.protocol import Ops
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group
 
 HEAD_DIM = 256
-"""Lanes of a head where the config does not say."""
+"""Default of ``head_dim``."""
 
 GELU = "gelu_pytorch_tanh"
 
@@ -36,18 +37,18 @@ class GemmaConfig(llama.LlamaConfig):
     embed_scale: float = 1.0
     norm_offset: float = 1.0
     local_rope: tuple[float, RopeScaling] | None = None
-    """Base frequency and scaling in layers with a window, where they differ."""
+    """Base frequency and scaling of layers with a window, if they differ."""
 
 
 class Carry(NamedTuple):
-    """What flows from layer to layer; ``delta`` is whole on every rank."""
+    """Activations passed from layer to layer; ``delta`` is reduced over ranks."""
 
     residual: Array
     delta: Array
     cos: Array
     sin: Array
     local_cos: Array
-    """In layers with a window."""
+    """``cos`` and ``sin`` of layers with a window."""
     local_sin: Array
 
 
@@ -59,10 +60,10 @@ def config(
     head_norm: bool = False,
     local_rope: tuple[float, RopeScaling] | None = None,
 ) -> GemmaConfig:
-    """Read what both generations have; raises ``CheckpointError`` naming the field.
+    """Read the fields of both generations; raises ``CheckpointError`` naming the field.
 
-    ``kinds(layers)`` are the kinds of layers and ``caps`` the caps of scores and logits
-    where the config does not say.
+    kinds: (number of layers) -> default layer types. caps: default soft caps of
+    attention scores and of logits.
     """
     refuse_unless(hf, "attention_bias", False)
     refuse_unless(hf, "use_bidirectional_attention", False)
@@ -70,10 +71,10 @@ def config(
     given = {"hidden_act": GELU, "head_dim": hf.get("head_dim") or HEAD_DIM}
     tied = {"tie_word_embeddings": hf.get("tie_word_embeddings", True)}
     base = llama.config({**hf, **given, **tied})
-    seen = windows(hf, kinds(base.layers))
+    layer_windows = windows(hf, kinds(base.layers))
     known = {field.name: getattr(base, field.name) for field in fields(base)}
     return GemmaConfig(
-        **known | {"views": views(seen), "head_norm": head_norm},
+        **known | {"views": views(layer_windows), "head_norm": head_norm},
         attention_scale=whole(hf, "query_pre_attn_scalar", HEAD_DIM) ** -0.5,
         attention_cap=cap(hf, "attn_logit_softcapping", caps[0]),
         logit_cap=cap(hf, "final_logit_softcapping", caps[1]),
@@ -83,7 +84,7 @@ def config(
 
 
 def weights(c: GemmaConfig) -> llama.Weights:
-    """What to load, under its Hugging Face names; no bytes are read."""
+    """Return the weight tree, by Hugging Face tensor names."""
     return llama.Weights(
         embed=groups.table(c),
         layers=tuple(_layer(c, f"model.layers.{index}.") for index in range(c.layers)),
@@ -116,28 +117,28 @@ def _layer(c: GemmaConfig, at: str) -> llama.Layer:
     )
 
 
-def embed(ops: Any, c: GemmaConfig, w: llama.Weights, step: Step) -> Carry:
-    found = blocks.embed(ops, c, w.embed, step)
+def embed(ops: Ops, c: GemmaConfig, w: llama.Weights, step: Step) -> Carry:
+    carry = blocks.embed(ops, c, w.embed, step)
     # transformers rounds the factor to the storage dtype before it multiplies.
     scale = float(rounded(np.array(c.embed_scale, np.float32), c.dtype))
-    local = found.cos, found.sin
+    local = carry.cos, carry.sin
     if c.local_rope is not None:
         local = blocks.rotation(ops, c.head_dim, step, *c.local_rope)
-    return Carry(found.residual * scale, found.delta, found.cos, found.sin, *local)
+    return Carry(carry.residual * scale, carry.delta, carry.cos, carry.sin, *local)
 
 
 def layer(
-    ops: Any, c: GemmaConfig, w: Any, carry: Any, step: Step, state: State, *,
-    index: int, sampled: Step | None = None,
+    ops: Ops, c: GemmaConfig, w: Any, carry: Any, step: Step, state: State, *,
+    index: int, sampled_step: Step | None = None,
 ) -> tuple[Any, State]:  # fmt: skip
     carry, state = _attention(
-        ops, c, w.attention, carry, step, state, index=index, sampled=sampled
+        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
     )
     return post_norm.gated_mlp(ops, c, w.mlp, carry), state
 
 
 def _attention(
-    ops: Any,
+    ops: Ops,
     c: GemmaConfig,
     w: post_norm.Attention,
     carry: Carry,
@@ -145,7 +146,7 @@ def _attention(
     state: State,
     *,
     index: int,
-    sampled: Step | None,
+    sampled_step: Step | None,
 ) -> tuple[Carry, State]:
     view = c.views[index]
     residual, x = post_norm.enter(ops, c, carry, w.norm)
@@ -157,15 +158,15 @@ def _attention(
     out, state = blocks.attend(
         ops, q, k, v, step, state,
         index=index, view=view, scale=c.attention_scale, cap=c.attention_cap,
-        sampled=sampled,
+        sampled_step=sampled_step,
     )  # fmt: skip
-    if sampled is not None:
+    if sampled_step is not None:
         residual = ops.take_rows(residual, step.samples)
     delta = post_norm.leave(ops, c, ops.linear(out, w.out), w.post)
     return carry._replace(residual=residual, delta=delta), state
 
 
-def head(ops: Any, c: GemmaConfig, w: Any, carry: Any, step: Step) -> Array:
+def head(ops: Ops, c: GemmaConfig, w: Any, carry: Any, step: Step) -> Array:
     logits = post_norm.head(ops, c, w.norm, w.head, carry, step)
     if c.logit_cap is not None:
         logits = ops.soft_cap(logits, cap=c.logit_cap)

@@ -1,4 +1,4 @@
-"""Gemma 2 (Gemma team, 2024): every other layer sees a window, scores are capped."""
+"""Gemma 2 (Gemma team, 2024): alternating windows, capped attention scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inl.models import gemma, llama
 from inl.spec.model import Model
 
 CAPS = 50.0, 30.0
-"""Of scores and of logits, where the config does not say."""
+"""Default soft caps of attention scores and of logits."""
 
 
 def config(hf: Mapping[str, Any]) -> gemma.GemmaConfig:
@@ -18,7 +18,7 @@ def config(hf: Mapping[str, Any]) -> gemma.GemmaConfig:
 
 
 def kinds(layers: int) -> list[str]:
-    """Kinds of layers, the first with a window."""
+    """Return alternating layer types, the first with a window."""
     names = "sliding_attention", "full_attention"
     return [names[index % 2] for index in range(layers)]
 

@@ -1,7 +1,7 @@
-"""Gemma 3, its text model (Gemma team, 2025): most layers see a window.
+"""Gemma 3 text model (Gemma team, 2025): most layers have an attention window.
 
-Those with a window rotate by a base frequency of their own. Queries and keys are
-normed, each head by itself.
+Layers with a window use another rotary base frequency. Each head of queries and keys is
+normalized.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from inl.spec.model import Model
 
 THETA, LOCAL_THETA = 1e6, 1e4
 PATTERN = 6
-"""Of so many layers the last one sees everything, where the config does not say."""
+"""Default period of layers without a window."""
 
 
 def config(hf: Mapping[str, Any]) -> gemma.GemmaConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
-    everywhere, local = rope(hf)
+    full, local = rope(hf)
     return gemma.config(
-        {**hf, "rope_parameters": everywhere, "rope_scaling": None},
+        {**hf, "rope_parameters": full, "rope_scaling": None},
         kinds=partial(kinds, pattern=whole(hf, "sliding_window_pattern", PATTERN)),
         caps=(None, None),
         head_norm=True,
@@ -33,7 +33,7 @@ def config(hf: Mapping[str, Any]) -> gemma.GemmaConfig:
 
 
 def kinds(layers: int, *, pattern: int) -> list[str]:
-    """Kinds of layers, the last of each ``pattern`` without a window."""
+    """Return layer types; the last layer of each ``pattern`` has no window."""
     names = "sliding_attention", "full_attention"
     return [names[(index + 1) % pattern == 0] for index in range(layers)]
 
@@ -41,15 +41,15 @@ def kinds(layers: int, *, pattern: int) -> list[str]:
 def rope(
     hf: Mapping[str, Any],
 ) -> tuple[dict[str, Any], tuple[float, RopeScaling]]:
-    """Fields of the layers that see everything, and the others' base and scaling."""
+    """Return rope fields of full-attention layers, then base and scaling of others."""
     given = hf.get("rope_parameters")
     nested = given if isinstance(given, Mapping) else {}
     theta = number(hf, "rope_theta", THETA)
     plain = {"rope_theta": theta, **(hf.get("rope_scaling") or {})}
-    everywhere = {"rope_theta": theta, **(nested.get("full_attention") or plain)}
+    full = {"rope_theta": theta, **(nested.get("full_attention") or plain)}
     base = number(hf, "rope_local_base_freq", LOCAL_THETA)
     local = {"rope_theta": base, **(nested.get("sliding_attention") or {})}
-    return everywhere, rope_scaling({**hf, "rope_parameters": local})
+    return full, rope_scaling({**hf, "rope_parameters": local})
 
 
 MODEL = Model(config, gemma.weights, llama.state, gemma.embed, gemma.layer, gemma.head)

@@ -1,4 +1,4 @@
-"""The Llama family (Touvron et al., 2023): Llama 1 to 3, SmolLM2 and their kin."""
+"""Llama family (Touvron et al., 2023): Llama 1 to 3, SmolLM2 and derivatives."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from inl.errors import CheckpointError
 from inl.models import blocks, groups
 from inl.models.config import flag, number, one_of, rope_scaling, whole
 from inl.models.views import View, paged, views
+from inl.ops.embedding import Embedding
+from inl.ops.linear import Linear
+from inl.ops.norm import Norm
+from inl.ops.protocol import Ops
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import Paged, State
 from inl.spec.model import Model
 from inl.spec.step import Array, Step
+from inl.spec.weights import Group
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -43,13 +48,13 @@ class LlamaConfig:
     dtype: str = "float32"
     """Compute dtype; the loader sets it."""
     views: tuple[View, ...] = ()
-    """What each layer's attention sees."""
+    """Attention window and cache group of each layer."""
     head_norm: bool = False
-    """Whether queries and keys are normed, each head by itself."""
+    """Whether each head of queries and keys is normalized."""
 
 
 class Layer(NamedTuple):
-    """Parameters of one decoder layer."""
+    """Parameters of one decoder layer; derived models have other types of both."""
 
     attention: Any
     mlp: Any
@@ -58,10 +63,10 @@ class Layer(NamedTuple):
 class Weights(NamedTuple):
     """Parameters of the whole model."""
 
-    embed: Any
+    embed: Embedding | Group
     layers: tuple[Layer, ...]
-    norm: Any
-    head: Any
+    norm: Norm | Group
+    head: Linear | Group
 
 
 def config(hf: Mapping[str, Any]) -> LlamaConfig:
@@ -81,7 +86,9 @@ def config(hf: Mapping[str, Any]) -> LlamaConfig:
     head_dim = whole(hf, "head_dim", hidden // heads) if hf.get("head_dim") else 0
     head_dim = head_dim or hidden // heads
     if head_dim % 2:
-        raise CheckpointError(f"config field 'head_dim': found {head_dim}, not even")
+        raise CheckpointError(
+            f"config field 'head_dim': found {head_dim}, accepted: even"
+        )
     if flag(hf, "mlp_bias", False):
         raise CheckpointError("config field 'mlp_bias': found true, accepted: false")
     theta, scaling = rope_scaling(hf)
@@ -106,7 +113,7 @@ def config(hf: Mapping[str, Any]) -> LlamaConfig:
 
 
 def weights(c: LlamaConfig) -> Weights:
-    """What to load, under its Hugging Face names; no bytes are read."""
+    """Return the weight tree, by Hugging Face tensor names."""
     return Weights(
         embed=groups.table(c),
         layers=tuple(layer_weights(c, f"model.layers.{i}.") for i in range(c.layers)),
@@ -116,7 +123,7 @@ def weights(c: LlamaConfig) -> Weights:
 
 
 def layer_weights(c: LlamaConfig, at: str) -> Layer:
-    """Groups of the layer whose names begin with ``at``."""
+    """Return the groups of the layer with name prefix ``at``."""
     norms = {
         f"{name}_norm": groups.norm(f"{at}self_attn.{name}_norm", c.head_dim)
         for name in ("qk" if c.head_norm else "")
@@ -136,26 +143,26 @@ def layer_weights(c: LlamaConfig, at: str) -> Layer:
 
 
 def state(c: LlamaConfig) -> tuple[Paged, ...]:
-    """A cache group for each window that layers have."""
+    """Return one cache group per distinct window."""
     return paged(c)
 
 
-def embed(ops: Any, c: LlamaConfig, w: Weights, step: Step) -> blocks.Carry:
+def embed(ops: Ops, c: LlamaConfig, w: Weights, step: Step) -> blocks.Carry:
     return blocks.embed(ops, c, w.embed, step)
 
 
 def layer(
-    ops: Any, c: LlamaConfig, w: Layer, carry: Any, step: Step, state: State, *,
-    index: int, sampled: Step | None = None,
+    ops: Ops, c: LlamaConfig, w: Layer, carry: Any, step: Step, state: State, *,
+    index: int, sampled_step: Step | None = None,
 ) -> tuple[blocks.Carry, State]:  # fmt: skip
     carry, state = blocks.attention(
         ops, c, w.attention, carry, step, state, index=index, view=c.views[index],
-        sampled=sampled,
+        sampled_step=sampled_step,
     )  # fmt: skip
     return blocks.gated_mlp(ops, c, w.mlp, carry), state
 
 
-def head(ops: Any, c: LlamaConfig, w: Weights, carry: Any, step: Step) -> Array:
+def head(ops: Ops, c: LlamaConfig, w: Weights, carry: Any, step: Step) -> Array:
     return blocks.head(ops, c, w.norm, w.head, carry, step)
 
 

@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al., 2023): Llama whose every layer may see a window only."""
+"""Mistral (Jiang et al., 2023): Llama with an optional window in all layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral (Jiang et al., 2024): Mistral whose every feed-forward is eight of them."""
+"""Mixtral (Jiang et al., 2024): Mistral with mixture-of-experts layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inl.models import llama, mistral, moe
 from inl.spec.weights import Group
 
 DEFAULTS = {"rope_theta": 1e6, "rms_norm_eps": 1e-5}
-"""What a config that leaves it out means."""
+"""Defaults of config fields that differ from Mistral's."""
 
 
 def config(hf: Mapping[str, Any]) -> moe.MoeConfig:
@@ -22,7 +22,7 @@ def config(hf: Mapping[str, Any]) -> moe.MoeConfig:
 
 
 def weights(c: moe.MoeConfig) -> llama.Weights:
-    """What to load, under its Hugging Face names; no bytes are read."""
+    """Return the weight tree, by Hugging Face tensor names."""
     return moe.weights(c, _feed_forward)
 
 

@@ -1,4 +1,4 @@
-"""Decoders whose feed-forward layers are mixtures of experts: what they share."""
+"""Base of decoders with mixture-of-experts feed-forward layers."""
 
 from __future__ import annotations
 
@@ -13,46 +13,47 @@ from inl.ops.linear import Linear
 from inl.ops.mlp import GatedMlp
 from inl.ops.moe import Experts
 from inl.ops.norm import Norm
+from inl.ops.protocol import Ops
 from inl.spec.cache import State
 from inl.spec.step import Step
 from inl.spec.weights import FusedSlice, Group, Param
 
 
 class Moe(NamedTuple):
-    """Groups of :func:`mixture`, then their tensors."""
+    """Weights of :func:`mixture`: groups, replaced by tensors when loaded."""
 
     norm: Norm | Group
     router: Linear | Group
     experts: Experts | Group
     shared: GatedMlp | Group | None = None
-    """An expert that every token goes to besides."""
+    """Expert that is added for every token."""
     shared_gate: Linear | Group | None = None
-    """[1, H]: how much of the shared expert a token takes."""
+    """[1, H]: gate of the shared expert's output."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoeConfig(llama.LlamaConfig):
     """Sizes and constants of one checkpoint.
 
-    ``intermediate_size`` is that of dense layers.
+    ``intermediate_size`` applies to dense layers.
     """
 
     experts: int = 1
     experts_per_token: int = 1
     expert_size: int = 1
-    """I of one expert."""
+    """I: inner size of one expert."""
     renormalize: bool = True
-    """Whether the weights of a token's experts sum to 1."""
+    """Whether the routing weights of a token are scaled to sum to 1."""
     dense_layers: tuple[int, ...] = ()
-    """Layers with a plain feed-forward."""
+    """Layers without experts."""
     shared_size: int = 0
-    """I of the shared expert; 0 is none."""
+    """Inner size of the shared expert; 0 is none."""
 
 
 def with_experts(
     base: llama.LlamaConfig, hf: Mapping[str, Any], *, count: str, **given: Any
 ) -> MoeConfig:
-    """Add a mixture to a dense config; ``count`` names the field with the experts.
+    """Extend a dense config; ``count`` names the field with the number of experts.
 
     Raises :class:`CheckpointError` naming the field.
     """
@@ -66,8 +67,8 @@ def with_experts(
     return MoeConfig(**old | given, experts=experts, experts_per_token=chosen)
 
 
-def mixture(ops: Any, c: MoeConfig, w: Moe, carry: blocks.Carry) -> blocks.Carry:
-    """Feed-forward block: each token through its experts, and the shared one if any."""
+def mixture(ops: Ops, c: MoeConfig, w: Moe, carry: blocks.Carry) -> blocks.Carry:
+    """Mixture-of-experts block, with a shared expert if the model has one."""
     residual, x = ops.reduce_add_norm(
         carry.residual, carry.delta, w.norm, eps=c.norm_eps
     )
@@ -87,12 +88,12 @@ def mixture(ops: Any, c: MoeConfig, w: Moe, carry: blocks.Carry) -> blocks.Carry
 
 
 def layer(
-    ops: Any, c: MoeConfig, w: llama.Layer, carry: Any, step: Step, state: State, *,
-    index: int, sampled: Step | None = None,
+    ops: Ops, c: MoeConfig, w: llama.Layer, carry: Any, step: Step, state: State, *,
+    index: int, sampled_step: Step | None = None,
 ) -> tuple[blocks.Carry, State]:  # fmt: skip
     carry, state = blocks.attention(
         ops, c, w.attention, carry, step, state, index=index, view=c.views[index],
-        sampled=sampled,
+        sampled_step=sampled_step,
     )  # fmt: skip
     if isinstance(w.mlp, Moe):
         return mixture(ops, c, w.mlp, carry), state
@@ -102,7 +103,7 @@ def layer(
 def weights(
     c: MoeConfig, feed_forward: Callable[[MoeConfig, str, Group], Moe]
 ) -> llama.Weights:
-    """A dense decoder's, but ``feed_forward(c, at, norm)`` in sparse layers."""
+    """Dense weight tree with ``feed_forward(c, at, norm)`` in MoE layers."""
     dense = llama.weights(c)
     layers = list(dense.layers)
     for index in set(range(c.layers)) - set(c.dense_layers):
@@ -112,7 +113,7 @@ def weights(
 
 
 def router(c: MoeConfig, *sources: str) -> Group:
-    """[E, H] under the first of the names that is there."""
+    """Return the router [E, H], stored under the first of ``sources`` that exists."""
     forms = [Param(name, (c.experts, c.hidden_size), finite=True) for name in sources]
     return Group("linear", weight=forms[0]._replace(aliases=tuple(forms[1:])))
 
@@ -120,11 +121,11 @@ def router(c: MoeConfig, *sources: str) -> Group:
 def expert_group(
     c: MoeConfig, stem: str, fused: str, *, gate: str, up: str, down: str
 ) -> Group:
-    """The experts of a layer as files have them.
+    """Return the experts of a layer, in any of three checkpoint layouts.
 
-    One tensor each (``stem.3.gate.weight``); gate and up of all in one
-    (``fused.gate_up_proj``, ``fused.down_proj``); or all experts of a kind in one
-    (``stem.gate.weight``), which is what GGUF files become.
+    One tensor per expert (``stem.3.gate.weight``); gate and up of all experts in one
+    tensor (``fused.gate_up_proj``, ``fused.down_proj``); or one tensor per matrix kind
+    (``stem.gate.weight``), as read from GGUF files.
     """
     wide = c.experts, c.expert_size, c.hidden_size
 

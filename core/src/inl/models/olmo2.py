@@ -1,4 +1,4 @@
-"""OLMo 2 (OLMo team, 2024): norms after the blocks, and on all queries and keys."""
+"""OLMo 2 (OLMo team, 2024): norms after the blocks and over all query and key heads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from inl.errors import WeightMismatch
 from inl.models import blocks, groups, llama, post_norm
 from inl.models.config import refuse_unless
+from inl.ops.protocol import Ops
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
 
@@ -21,7 +22,7 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
 
 
 def weights(c: llama.LlamaConfig) -> llama.Weights:
-    """What to load, under its Hugging Face names; no bytes are read."""
+    """Return the weight tree, by Hugging Face tensor names."""
     layers = tuple(_layer(c, f"model.layers.{index}.") for index in range(c.layers))
     return llama.weights(replace(c, layers=0))._replace(layers=layers)
 
@@ -43,17 +44,17 @@ def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
 
 
 def layer(
-    ops: Any, c: llama.LlamaConfig, w: Any, carry: Any, step: Step, state: State, *,
-    index: int, sampled: Step | None = None,
+    ops: Ops, c: llama.LlamaConfig, w: Any, carry: Any, step: Step, state: State, *,
+    index: int, sampled_step: Step | None = None,
 ) -> tuple[Any, State]:  # fmt: skip
     carry, state = _attention(
-        ops, c, w.attention, carry, step, state, index=index, sampled=sampled
+        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
     )
     return post_norm.gated_mlp(ops, c, w.mlp, carry), state
 
 
 def _attention(
-    ops: Any,
+    ops: Ops,
     c: llama.LlamaConfig,
     w: post_norm.Attention,
     carry: Any,
@@ -61,14 +62,14 @@ def _attention(
     state: State,
     *,
     index: int,
-    sampled: Step | None,
+    sampled_step: Step | None,
 ) -> tuple[Any, State]:
     residual, x = post_norm.enter(ops, c, carry, w.norm)
     q, k, v = ops.qkv_linear(x, w.qkv)
     if q.shape[-1] != c.heads * c.head_dim:
         raise WeightMismatch(
-            f"queries: found {q.shape[-1]} of {c.heads * c.head_dim} lanes on a rank; "
-            "OLMo 2 norms all of them at once, accepted: 1 rank"
+            f"queries: found {q.shape[-1]} of {c.heads * c.head_dim} elements on a "
+            "rank; OLMo 2 normalizes all heads together, accepted: 1 rank"
         )
     if w.q_norm is not None:
         q = ops.rms_norm(q, w.q_norm, eps=c.norm_eps)
@@ -79,15 +80,15 @@ def _attention(
     out, state = blocks.attend(
         ops, q, k, v, step, state,
         index=index, view=c.views[index], scale=c.head_dim**-0.5,
-        sampled=sampled,
+        sampled_step=sampled_step,
     )  # fmt: skip
-    if sampled is not None:
+    if sampled_step is not None:
         residual = ops.take_rows(residual, step.samples)
     delta = post_norm.leave(ops, c, ops.linear(out, w.out), w.post)
     return carry._replace(residual=residual, delta=delta), state
 
 
-def head(ops: Any, c: llama.LlamaConfig, w: Any, carry: Any, step: Step) -> Array:
+def head(ops: Ops, c: llama.LlamaConfig, w: Any, carry: Any, step: Step) -> Array:
     logits = post_norm.head(ops, c, w.norm, w.head, carry, step)
     return ops.all_gather(logits, axis="tensor")
 

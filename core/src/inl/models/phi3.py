@@ -1,10 +1,10 @@
 """Phi-3 and Phi-4-mini (Abdin et al., 2024): Llama with fused matrices.
 
-Checkpoints hold queries, keys and values in one tensor, gate and up in another: each
-logical tensor is a cut of rows. Where only the first lanes of a head rotate, the rows
-of queries and keys are also put in an order in which the lanes that turn together lie
-half a head apart, as ``rope`` takes them; scores do not change when queries and keys
-are reordered alike.
+Checkpoints fuse query, key and value rows in one tensor, gate and up rows in another;
+each logical tensor is a range of rows. If only the first lanes of a head rotate, rows
+of queries and keys are also permuted, so that the two lanes of a rotating plane are
+half a head apart, as ``rope`` expects. The same permutation of queries and keys does
+not change attention scores.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from inl.ops.rope import RopeScaling
 from inl.spec.weights import Group, Param, RowSlices
 
 LONG = ("longrope", "su", "yarn")
-"""Names that files have had for LongRoPE."""
+"""Names of LongRoPE in config files."""
 
 
 def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field.
 
-    With LongRoPE (Ding et al., 2024) the context is the one trained on, which takes the
-    short divisors. Beyond it others hold for all of a text's tokens at once, so that
-    what is cached would be wrong.
+    With LongRoPE (Ding et al., 2024) the context is limited to the one in training,
+    which uses the short factors. A longer text would use other factors for all of its
+    tokens and invalidate the cache.
     """
     rope = rope_fields(hf)
     kind = rope.get("rope_type", rope.get("type")) or "default"
@@ -41,46 +41,49 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
         )
     plain = {"rope_theta": number(rope, "rope_theta", 10000.0)}
     base = llama.config({**hf, "partial_rotary_factor": None, "rope_parameters": plain})
-    scaling, tokens = _turning(rope, base.head_dim), base.max_tokens
+    scaling, tokens = _partial(rope, base.head_dim), base.max_tokens
     if kind in LONG:
         tokens = min(original(rope, hf), tokens)
         scaling = _long(scaling, rope, base, tokens)
-    seen = one_window(hf, base.layers, tokens)
-    return replace(base, rope_scaling=scaling, max_tokens=tokens, views=views(seen))
+    layer_windows = one_window(hf, base.layers, tokens)
+    return replace(
+        base, rope_scaling=scaling, max_tokens=tokens, views=views(layer_windows)
+    )
 
 
-def _turning(rope: Mapping[str, Any], dim: int) -> RopeScaling:
-    """Let only the first lanes of a head turn, where the config says so."""
+def _partial(rope: Mapping[str, Any], dim: int) -> RopeScaling:
+    """Read the share of lanes that rotate."""
     share = number(rope, "partial_rotary_factor", 1.0)
-    turning = int(dim * share + 1e-6)  # a share of thirds is rounded down
-    if share > 1 or turning % 2 or not turning:
+    rotary_dim = int(dim * share + 1e-6)  # a decimal third may be rounded down
+    if share > 1 or rotary_dim % 2 or not rotary_dim:
         raise CheckpointError(
-            f"config field 'partial_rotary_factor': found {share!r}, accepted: what "
-            f"leaves an even number of the {dim} lanes of a head"
+            f"config field 'partial_rotary_factor': found {share!r}, accepted: a "
+            f"share that selects an even number of the {dim} lanes of a head"
         )
-    return RopeScaling(turning=turning if turning < dim else 0)
+    return RopeScaling(rotary_dim=rotary_dim if rotary_dim < dim else 0)
 
 
 def _long(
     scaling: RopeScaling, rope: Mapping[str, Any], base: llama.LlamaConfig, tokens: int
 ) -> RopeScaling:
-    """LongRoPE within the context of ``tokens`` that was trained on."""
-    found, count = rope.get("short_factor"), (scaling.turning or base.head_dim) // 2
-    fits = isinstance(found, (list, tuple)) and len(found) == count
-    if not fits or not all(type(x) in (int, float) and x > 0 for x in found or ()):
+    """Read LongRoPE for the training context of ``tokens``."""
+    factors = rope.get("short_factor")
+    count = (scaling.rotary_dim or base.head_dim) // 2
+    fits = isinstance(factors, (list, tuple)) and len(factors) == count
+    if not fits or not all(type(x) in (int, float) and x > 0 for x in factors or ()):
         raise CheckpointError(
-            f"config field 'rope_scaling.short_factor': found {found!r:.80}, "
+            f"config field 'rope_scaling.short_factor': found {factors!r:.80}, "
             f"expected {count} numbers above 0"
         )
     factor = number(rope, "factor", base.max_tokens / tokens)
-    warmth = math.sqrt(1 + math.log(factor) / math.log(tokens)) if factor > 1 else 1.0
-    divisors = tuple(float(each) for each in found or ())
-    gain = number(rope, "attention_factor", warmth)
+    default = math.sqrt(1 + math.log(factor) / math.log(tokens)) if factor > 1 else 1.0
+    divisors = tuple(float(each) for each in factors or ())
+    gain = number(rope, "attention_factor", default)
     return scaling._replace(kind="divided", divisors=divisors, gain=gain)
 
 
 def weights(c: llama.LlamaConfig) -> llama.Weights:
-    """What to load, under its Hugging Face names; no bytes are read."""
+    """Return the weight tree, by Hugging Face tensor names."""
     layers = tuple(_layer(c, f"model.layers.{index}.") for index in range(c.layers))
     return llama.weights(replace(c, layers=0))._replace(layers=layers)
 
@@ -122,16 +125,16 @@ def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
 def _halves(
     c: llama.LlamaConfig, start: int, heads: int
 ) -> tuple[tuple[int, int], ...]:
-    """Rows of heads from ``start``, pairs of turning lanes half a head apart."""
-    dim, turning = c.head_dim, c.rope_scaling.turning
-    if not turning:
+    """Return row ranges of heads from ``start``, lanes of a plane half a head apart."""
+    dim, rotary_dim = c.head_dim, c.rope_scaling.rotary_dim
+    if not rotary_dim:
         return ((start, start + heads * dim),)
-    half, still = turning // 2, (dim - turning) // 2
+    half, unrotated = rotary_dim // 2, (dim - rotary_dim) // 2
     edges = (
         (0, half),
-        (turning, turning + still),
-        (half, turning),
-        (turning + still, dim),
+        (rotary_dim, rotary_dim + unrotated),
+        (half, rotary_dim),
+        (rotary_dim + unrotated, dim),
     )
     return tuple(
         (start + head * dim + first, start + head * dim + last)

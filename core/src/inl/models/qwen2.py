@@ -1,4 +1,4 @@
-"""Qwen2 and 2.5 (Yang et al., 2024): Llama with biases on queries, keys and values."""
+"""Qwen2 and 2.5 (Yang et al., 2024): Llama with biases on queries, keys, values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inl.models.config import flag, whole
 from inl.models.views import views, windows
 
 FULL_LAYERS = 28
-"""First layers that see everything where the config does not say."""
+"""Default number of leading layers without a window."""
 
 
 def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
@@ -20,7 +20,7 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
 
 
 def windowed(base: llama.LlamaConfig, hf: Mapping[str, Any]) -> llama.LlamaConfig:
-    """Let the later layers see a window only, where the config asks for that."""
+    """Set the window of the later layers if the config enables it."""
     if not flag(hf, "use_sliding_window", False):
         return base
     name = "max_window_layers"

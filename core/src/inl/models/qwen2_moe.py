@@ -1,4 +1,4 @@
-"""Qwen2-MoE and Qwen1.5-MoE (Yang et al., 2024): an expert shared by all tokens."""
+"""Qwen2-MoE and Qwen1.5-MoE (Yang et al., 2024): with a gated shared expert."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def config(hf: Mapping[str, Any]) -> moe.MoeConfig:
 
 
 def weights(c: moe.MoeConfig) -> llama.Weights:
-    """What to load, under its Hugging Face names; no bytes are read."""
+    """Return the weight tree, by Hugging Face tensor names."""
     return moe.weights(c, _feed_forward)
 
 

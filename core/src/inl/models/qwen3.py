@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al., 2025): Llama with a norm on each head of queries and keys."""
+"""Qwen3 (Yang et al., 2025): Llama with norms per query and key head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inl.models.config import refuse_unless
 from inl.models.qwen2 import windowed
 
 HEAD_DIM = 128
-"""Lanes of a head where the config does not say."""
+"""Default of ``head_dim``."""
 
 
 def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:

@@ -1,4 +1,4 @@
-"""Qwen3-MoE (Yang et al., 2025): norms on each head, many small experts."""
+"""Qwen3-MoE (Yang et al., 2025): norms per head, many small experts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def config(hf: Mapping[str, Any]) -> moe.MoeConfig:
 
 
 def sparse(base: llama.LlamaConfig, hf: Mapping[str, Any]) -> moe.MoeConfig:
-    """Add what the sparse Qwens have alike: which layers are sparse, and how."""
+    """Add the mixture fields shared by the Qwen MoE models."""
     if flag(hf, "use_sliding_window", False):
         raise CheckpointError(
             "config field 'use_sliding_window': found true, accepted: false"
@@ -35,7 +35,7 @@ def sparse(base: llama.LlamaConfig, hf: Mapping[str, Any]) -> moe.MoeConfig:
 
 
 def dense_layers(hf: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """Layers that are listed as such, and those between every so many sparse ones."""
+    """Return layers without experts: listed ones and those off the sparse period."""
     listed = hf.get("mlp_only_layers") or []
     if not isinstance(listed, list) or not all(type(one) is int for one in listed):
         raise CheckpointError(
@@ -47,12 +47,12 @@ def dense_layers(hf: Mapping[str, Any], layers: int) -> tuple[int, ...]:
 
 
 def weights(c: moe.MoeConfig) -> llama.Weights:
-    """What to load, under its Hugging Face names; no bytes are read."""
+    """Return the weight tree, by Hugging Face tensor names."""
     return moe.weights(c, feed_forward)
 
 
 def feed_forward(c: moe.MoeConfig, at: str, norm: Group) -> moe.Moe:
-    """The router and the experts of the layer whose names begin with ``at``."""
+    """Return the MoE block of the layer with name prefix ``at``."""
     stem = f"{at}mlp.experts"
     names = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
     experts = moe.expert_group(c, stem, stem, **names)

@@ -1,4 +1,4 @@
-"""Which architecture reads a checkpoint."""
+"""Lookup of the architecture of a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from inl.spec.model import Model
 
 
 def find_model(hf: Mapping[str, Any], path: Path) -> Model:
-    """Look the config's ``architectures``, then its ``model_type``, up.
+    """Return the model for a config's ``architectures``, else its ``model_type``.
 
-    Raises :class:`UnknownArchitecture` with what was found and what is registered.
+    Raises :class:`UnknownArchitecture`, which lists the registered names.
     """
-    found = hf.get("architectures")
-    listed = found if isinstance(found, (list, tuple)) else []
+    architectures = hf.get("architectures")
+    listed = architectures if isinstance(architectures, (list, tuple)) else []
     names = [name for name in listed if isinstance(name, str)]
     kind = hf.get("model_type")
     if isinstance(kind, str):

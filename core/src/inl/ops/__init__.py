@@ -1,4 +1,4 @@
-"""The catalog of ops. One file a family: body, shapes, cost and cases."""
+"""The op catalog: one file per family, with bodies, shapes, costs and test cases."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from inl.ops import (  # noqa: F401
     linear,
     mlp,
     moe,
+    moe_dispatch,
     mu,
     norm,
     prune_last_layer,
@@ -27,5 +28,5 @@ from inl.spec.op import CATALOG, OpSpec
 
 
 def catalog() -> Mapping[str, OpSpec]:
-    """Every op by name."""
+    """Return every op by name."""
     return CATALOG

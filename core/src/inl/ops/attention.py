@@ -1,17 +1,23 @@
-"""Causal attention over a paged cache (Vaswani et al., 2017; Kwon et al., 2023)."""
+"""Causal attention over a paged key-value cache.
+
+Vaswani et al., 2017; Kwon et al., 2023.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from inl.ops.step import empty_tables, make_step
-from inl.spec.cache import Cache
+from inl.spec.cache import Cache, kv_token_bytes
 from inl.spec.message import Row, step_frame
-from inl.spec.op import Case, Spec, op
-from inl.spec.step import Bucket, Step
+from inl.spec.op import Case, Spec, elements, nbytes, op
+from inl.spec.step import Array, Bucket, Step
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 
 def random_step(
@@ -23,8 +29,9 @@ def random_step(
     pad_rows: int = 0,
     pad_tokens: int = 0,
 ) -> tuple[Step, int]:
-    """A step whose rows have ``cached`` tokens and get ``counts`` more, in scattered
-    blocks. Returns it and the number of blocks that its cache needs.
+    """Return a step for tests, and the number of blocks that its cache needs.
+
+    Each row has ``cached`` tokens and adds ``counts`` more; its blocks are scattered.
     """
     lengths = [old + new for old, new in zip(cached, counts, strict=True)]
     width = max(-(-length // block_size) for length in lengths) + 1
@@ -55,6 +62,7 @@ SHAPES: tuple[tuple[str, list[int], list[int], dict[str, Any]], ...] = (
     ("mixed", [3, 8, 0, 4], [1, 1, 7, 3], {}),
     ("padded", [3, 8], [1, 6], {"pad_rows": 3, "pad_tokens": 4}),
 )
+"""(name, cached tokens per row, new tokens per row, padding) of the cases."""
 
 
 def attention_case(
@@ -63,7 +71,7 @@ def attention_case(
     dims: tuple[int, int, int],
     attrs: dict[str, Any],
 ) -> Case:
-    """Case ``name`` of :data:`SHAPES` with ``dims`` = (heads, kv_heads, head_dim)."""
+    """Return case ``name`` of :data:`SHAPES`; dims: (heads, kv_heads, head_dim)."""
     _, cached, counts, pads = next(shape for shape in SHAPES if shape[0] == name)
     heads, kv_heads, dim = dims
     step, blocks = random_step(rng, cached, counts, **pads)
@@ -83,18 +91,42 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
     yield attention_case(rng, "mixed", (4, 2, 8), {"cap": 2.0})
 
 
-def _flops(q: Any, cache: Any, step: Any, **_: Any) -> int:
-    longest = step.blocks.shape[-1] * cache.k.shape[1]
-    return 4 * int(np.prod(q.shape)) * int(longest)
+def attention_flops(
+    q: Any, cache: Any, step: Any, *, window: int | None = None, **_: Any
+) -> int:
+    """Two products per query and key; every row has the longest context that fits."""
+    context = step.blocks.shape[-1] * cache.k.shape[1]
+    keys = context if window is None else min(context, window)
+    return 4 * elements(q) * int(keys)
+
+
+def cached_bytes(cache: Any, step: Any, window: int | None) -> int:
+    """Bytes of keys and values that a step reads, every row at the longest context.
+
+    With a window, a row of n tokens reads the last ``window + n - 1`` keys.
+    """
+    rows, blocks = step.blocks.shape[1:]
+    _, size, kv_heads, dim = cache.k.shape
+    keys = blocks * size
+    if window is not None:
+        keys = min(keys, window + -(-step.tokens.shape[0] // rows) - 1)
+    return int(rows * keys * kv_token_bytes(kv_heads, dim, str(cache.k.dtype)))
+
+
+def _traffic(
+    out: Any, q: Any, cache: Any, step: Any, *, window: int | None, **_: Any
+) -> int:
+    return nbytes((q, out)) + cached_bytes(cache, step, window)
 
 
 @op(
     shapes=lambda q, cache, step, **_: Spec(q.shape, q.dtype),  # noqa: ARG005
     cases=_cases,
-    flops=_flops,
+    flops=attention_flops,
+    traffic=_traffic,
 )
 def attention(
-    q: Any,
+    q: Array,
     cache: Cache,
     step: Step,
     *,
@@ -102,13 +134,14 @@ def attention(
     window: int | None,
     cap: float | None,
     group: int,
-) -> Any:
-    """Attend ``q`` [T, heads, d] to its row's cached keys; causal.
+) -> Array:
+    """Causal attention of ``q`` [T, heads, d] over the cached keys of its row.
 
-    A query at position p sees keys at positions 0 .. p, or p - window + 1 .. p.
-    ``cap`` bounds scores as ``cap * tanh(score / cap)``. Heads share keys in groups
-    of ``heads / kv_heads``. Tokens of padding and rows of length 0 give zeros.
-    Softmax in float32 or wider.
+    A query at position p attends to positions 0 .. p, or p - window + 1 .. p.
+    ``cap`` limits scores to ``cap * tanh(score / cap)``. Each group of
+    ``heads / kv_heads`` query heads shares a key head. ``group`` selects the cache
+    group's block table. Padding tokens and rows of length 0 give zeros. Softmax in
+    float32 or wider. Returns [T, heads, d].
     """
     out = np.zeros_like(q)
     _tokens, heads, dim = q.shape
@@ -120,15 +153,15 @@ def attention(
         ids = step.blocks[group, row, : -(-int(length) // size)]
         k = cache.k[ids].reshape(-1, kv_heads, dim)[:length].transpose(1, 2, 0)
         v = cache.v[ids].reshape(-1, kv_heads, dim)[:length].transpose(1, 0, 2)
-        mine = q[start:stop].reshape(-1, kv_heads, heads // kv_heads, dim)
-        scores = mine.transpose(1, 2, 0, 3) @ k[:, None] * scale
+        queries = q[start:stop].reshape(-1, kv_heads, heads // kv_heads, dim)
+        scores = queries.transpose(1, 2, 0, 3) @ k[:, None] * scale
         if cap is not None:
             scores = cap * np.tanh(scores / cap)
         distance = step.positions[start:stop, None] - np.arange(length)
-        seen = (
-            distance >= 0 if window is None else (distance >= 0) & (distance < window)
-        )
-        scores = np.where(seen, scores, np.finfo(scores.dtype).min)
+        visible = distance >= 0
+        if window is not None:
+            visible &= distance < window
+        scores = np.where(visible, scores, np.finfo(scores.dtype).min)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights = weights / weights.sum(-1, keepdims=True)
         result = (weights @ v[:, None]).transpose(2, 0, 1, 3)
@@ -141,28 +174,44 @@ def _attend_cases(rng: np.random.Generator) -> Iterable[Case]:
         case = attention_case(rng, name, (6, 2, 16), {})
         q, cache, step = case.args
         k, v = rng.standard_normal((2, q.shape[0], 2, 16))
-        k[step.used_counts[2] :] = v[step.used_counts[2] :] = (
-            0  # padding writes one cell, in any order
-        )
+        # Padding tokens all write to position 0, in any order: give them one value.
+        k[step.used_counts[2] :] = v[step.used_counts[2] :] = 0
         yield Case(case.name, (q, k, v, cache, step), case.attrs)
 
 
-@op(cases=_attend_cases, consumes=("cache",))
+def attend_traffic(
+    results: Any, q: Any, k: Any, v: Any, cache: Any, step: Any,
+    *, window: int | None = None, **_: Any,
+) -> int:  # fmt: skip
+    """Bytes of :data:`attend`: operands, result, written and read cache positions."""
+    tokens, kv_heads, dim = k.shape
+    written = tokens * kv_token_bytes(kv_heads, dim, str(cache.k.dtype))
+    read = cached_bytes(cache, step, window)
+    return int(nbytes((q, k, v, results[0])) + written + read)
+
+
+@op(
+    cases=_attend_cases,
+    consumes=("cache",),
+    flops=lambda q, _k, _v, cache, step, **a: attention_flops(q, cache, step, **a),
+    traffic=attend_traffic,
+)
 def attend(
-    ops: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    cache: Any,
+    ops: Ops,
+    q: Array,
+    k: Array,
+    v: Array,
+    cache: Cache,
     step: Step,
     *,
     scale: float,
     window: int | None = None,
     cap: float | None = None,
     group: int = 0,
-) -> tuple[Any, Any]:
-    """Cache k, v [T, kv_heads, d], then attend q [T, heads, d] to all that is cached.
+) -> tuple[Array, Cache]:
+    """Write keys and values to the cache, then compute attention.
 
+    q: [T, heads, d]. k, v: [T, kv_heads, d]. Attributes as in :data:`attention`.
     Returns the result [T, heads, d] and the cache.
     """
     cache = ops.write_kv(k, v, cache, step.writes[group])

@@ -1,4 +1,4 @@
-"""Rows of a table, and rows of a tensor."""
+"""Embedding lookup, row gather and zero tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from inl.spec.kernel import PLAIN
-from inl.spec.op import Case, Spec, op
+from inl.spec.op import Case, Spec, elements, nbytes, op, stored_nbytes
 from inl.spec.step import Array
 
 
@@ -20,7 +20,7 @@ class Embedding(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Unpacked."""
+        """Layout of unpacked weights."""
         return PLAIN
 
 
@@ -31,13 +31,20 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
         yield Case(f"{tokens}x{vocab}x{hidden}", (ids, weight))
 
 
+def _embedding_traffic(out: Any, tokens: Any, w: Embedding) -> int:
+    """One row per token, not the table."""
+    row = stored_nbytes(w.weight) // w.weight.shape[0]
+    return int(nbytes((tokens, out)) + elements(tokens) * row)
+
+
 @op(
     shapes=lambda tokens, w: Spec((*tokens.shape, w.weight.shape[1]), w.weight.dtype),
     cases=_cases,
     weights=Embedding,
+    traffic=_embedding_traffic,
 )
-def embedding(tokens: Any, w: Embedding) -> Any:
-    """Look ``tokens`` [T] up in ``w.weight`` [V, H]: [T, H]."""
+def embedding(tokens: Array, w: Embedding) -> Array:
+    """Look up the rows ``tokens`` [T] of ``w.weight`` [V, H]: [T, H]."""
     return w.weight[tokens]
 
 
@@ -50,16 +57,18 @@ def _row_cases(rng: np.random.Generator) -> Iterable[Case]:
 @op(
     shapes=lambda x, index: Spec((*index.shape, *x.shape[1:]), x.dtype),
     cases=_row_cases,
+    traffic=lambda out, _x, index: nbytes(index) + 2 * nbytes(out),
 )
-def take_rows(x: Any, index: Any) -> Any:
-    """Rows ``index`` [S] of ``x`` [T, ...]: [S, ...]."""
+def take_rows(x: Array, index: Array) -> Array:
+    """Gather rows ``index`` [S] of ``x`` [T, ...]: [S, ...]."""
     return x[index]
 
 
 @op(
     shapes=lambda x: Spec(x.shape, x.dtype),
     cases=lambda rng: [Case("3x4", (rng.standard_normal((3, 4)),))],
+    traffic=lambda out, _x: nbytes(out),
 )
-def zeros_like(x: Any) -> Any:
-    """Zeros of the shape and dtype of ``x``."""
+def zeros_like(x: Array) -> Array:
+    """Return zeros with the shape and dtype of ``x``."""
     return np.zeros_like(x)

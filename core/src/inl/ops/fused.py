@@ -1,29 +1,40 @@
-"""Regions of a decoder that a backend may compute in one launch.
+"""Fused regions of a decoder layer, which a backend may compute in one launch.
 
-Each body is the ops that it fuses, one after the other, and a backend without a kernel
-for the region computes those. ``w`` reaches its op unopened, however it is packed.
+Each body calls the fused ops in order; a backend without a kernel for the region runs
+the body. ``w`` may be packed, since the body passes it on without reading its fields.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inl.ops.attention import SHAPES, attention_case
+from inl.ops.attention import (
+    SHAPES,
+    attend_traffic,
+    attention_case,
+    attention_flops,
+)
 from inl.ops.linear import Linear, QkvLinear, product_flops
-from inl.ops.mlp import GatedMlp
-from inl.ops.norm import Norm
-from inl.spec.op import Case, op
-from inl.spec.step import Step
+from inl.ops.mlp import GatedMlp, mlp_flops
+from inl.ops.norm import Norm, add_norm_flops
+from inl.ops.rope import rope_flops
+from inl.spec.cache import Cache
+from inl.spec.op import Case, Spec, nbytes, op, stored_nbytes
+from inl.spec.step import Array, Step
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 SIZES = ((1, 40, 72), (1, 96, 577), (3, 48, 160), (17, 64, 48))
-"""Tokens, outputs and inputs."""
+"""(tokens, outputs, inputs) of the cases."""
 
 
-def _flops(residual: Any, _delta: Any, *rest: Any, **_: Any) -> int:
-    return product_flops(residual, rest[-1])
+def _flops(residual: Any, _delta: Any, _norm: Any, w: Any, **_: Any) -> int:
+    return add_norm_flops(residual) + product_flops(residual, w)
 
 
 def _sums(rng: np.random.Generator, tokens: int, width: int) -> tuple[Any, Any, Norm]:
@@ -48,9 +59,9 @@ def _qkv_cases(rng: np.random.Generator) -> Iterable[Case]:
     reduces="delta",
 )
 def norm_qkv(
-    ops: Any, residual: Any, delta: Any, norm: Norm, w: QkvLinear, *, eps: float
-) -> tuple[Any, Any, Any, Any]:
-    """Add the ranks' ``delta``, normalize, and make queries, keys and values.
+    ops: Ops, residual: Array, delta: Array, norm: Norm, w: QkvLinear, *, eps: float
+) -> tuple[Array, Array, Array, Array]:
+    """Reduce and add ``delta``, normalize, and project to queries, keys, values.
 
     residual, delta: [T, H]. Returns the new residual [T, H] and three of [T, N].
     """
@@ -69,20 +80,27 @@ def _mlp_cases(rng: np.random.Generator) -> Iterable[Case]:
             yield Case(name, (*_sums(rng, tokens, k), w), attrs)
 
 
+def _mlp_flops(
+    residual: Any, _delta: Any, _norm: Any, w: Any, *, activation: str, **_: Any
+) -> int:
+    return add_norm_flops(residual) + mlp_flops(residual, w, activation=activation)
+
+
 @op(
     cases=_mlp_cases,
     weights=GatedMlp,
-    flops=_flops,
+    flops=_mlp_flops,
     layout_opaque=True,
     reduces="delta",
 )
 def norm_mlp(
-    ops: Any, residual: Any, delta: Any, norm: Norm, w: GatedMlp, *, eps: float,
+    ops: Ops, residual: Array, delta: Array, norm: Norm, w: GatedMlp, *, eps: float,
     activation: str,
-) -> tuple[Any, Any]:  # fmt: skip
-    """Add the ranks' ``delta``, normalize, and apply the gated feed-forward layer.
+) -> tuple[Array, Array]:  # fmt: skip
+    """Reduce and add ``delta``, normalize, and apply the gated feed-forward layer.
 
-    residual, delta: [T, H]. Returns the new residual and this rank's part, [T, H].
+    residual, delta: [T, H]. Returns the new residual and this rank's partial sum of the
+    layer, both [T, H].
     """
     residual, x = ops.reduce_add_norm(residual, delta, norm, eps=eps)
     return residual, ops.gated_mlp(x, w, activation=activation)
@@ -97,20 +115,36 @@ def _logit_cases(rng: np.random.Generator) -> Iterable[Case]:
         yield Case(f"{tokens}x{n}x{k}", args, {"eps": 1e-6})
 
 
+def _logit_flops(
+    residual: Any, _delta: Any, samples: Any, _norm: Any, w: Any, **_: Any
+) -> int:
+    rows = Spec((*samples.shape, residual.shape[-1]), residual.dtype)
+    return add_norm_flops(rows) + product_flops(rows, w)
+
+
+def _logit_traffic(
+    logits: Any, residual: Any, _delta: Any, samples: Any, norm: Any, w: Any, **_: Any
+) -> int:
+    rows = Spec((*samples.shape, residual.shape[-1]), residual.dtype)
+    return nbytes((logits, rows, rows, samples)) + stored_nbytes((norm, w))
+
+
 @op(
     cases=_logit_cases,
     weights=Linear,
-    flops=_flops,
+    flops=_logit_flops,
+    traffic=_logit_traffic,
     layout_opaque=True,
     reduces="delta",
 )
 def norm_logits(
-    ops: Any, residual: Any, delta: Any, samples: Any, norm: Norm, w: Linear, *,
+    ops: Ops, residual: Array, delta: Array, samples: Array, norm: Norm, w: Linear, *,
     eps: float,
-) -> Any:  # fmt: skip
-    """Take the rows ``samples`` [S], add the ranks' ``delta``, normalize, and score.
+) -> Array:  # fmt: skip
+    """Gather sampled rows, reduce and add ``delta``, normalize, compute logits.
 
-    residual, delta: [T, H]. Returns logits [S, V], this rank's part of them.
+    residual, delta: [T, H]. samples: int32 [S] rows. Returns logits [S, N] of this
+    rank's share of the vocabulary.
     """
     residual = ops.take_rows(residual, samples)
     delta = ops.take_rows(delta, samples)
@@ -124,14 +158,13 @@ def attend_case(
     dims: tuple[int, int, int],
     attrs: dict[str, Any],
 ) -> Case:
-    """Case ``name`` of attention, with keys, values, rotation and projection."""
+    """Return an attention case with keys, values, rotation and projection."""
     heads, kv_heads, dim = dims
     case = attention_case(rng, name, dims, attrs)
     q, cache, step = case.args
     k, v = rng.standard_normal((2, q.shape[0], kv_heads, dim))
-    k[step.used_counts[2] :] = v[step.used_counts[2] :] = (
-        0  # they write one cell, in any order
-    )
+    # Padding tokens all write to position 0, in any order: give them one value.
+    k[step.used_counts[2] :] = v[step.used_counts[2] :] = 0
     angle = rng.uniform(0, 100, (q.shape[0], dim // 2))
     w = Linear(rng.standard_normal((24, heads * dim)))
     args = (q, k, v, np.cos(angle), np.sin(angle), cache, step, w)
@@ -146,10 +179,21 @@ def _attend_cases(rng: np.random.Generator) -> Iterable[Case]:
     yield attend_case(rng, "decode", (4, 4, 128), {"cap": 2.0})
 
 
-def _attend_flops(q: Any, *rest: Any, **_: Any) -> int:
-    longest = rest[5].blocks.shape[-1] * rest[4].k.shape[1]
-    attended = 4 * int(np.prod(q.shape)) * int(longest)
-    return attended + 2 * int(q.shape[0]) * int(np.prod(rest[-1].weight.shape))
+def _attend_flops(
+    q: Any, k: Any, _v: Any, _cos: Any, _sin: Any, cache: Any, step: Any, w: Any,
+    **attrs: Any,
+) -> int:  # fmt: skip
+    heads = Spec((q.shape[0], int(math.prod(q.shape[1:]))), q.dtype)
+    attended = attention_flops(q, cache, step, **attrs)
+    return rope_flops(q, k) + attended + product_flops(heads, w)
+
+
+def _attend_traffic(
+    results: Any, q: Any, k: Any, v: Any, cos: Any, sin: Any, cache: Any, step: Any,
+    w: Any, **attrs: Any,
+) -> int:  # fmt: skip
+    attended = attend_traffic(results, q, k, v, cache, step, **attrs)
+    return attended + nbytes((cos, sin)) + stored_nbytes(w)
 
 
 @op(
@@ -157,16 +201,17 @@ def _attend_flops(q: Any, *rest: Any, **_: Any) -> int:
     weights=Linear,
     consumes=("cache",),
     flops=_attend_flops,
+    traffic=_attend_traffic,
     layout_opaque=True,
 )
 def attend_project(
-    ops: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    cos: Any,
-    sin: Any,
-    cache: Any,
+    ops: Ops,
+    q: Array,
+    k: Array,
+    v: Array,
+    cos: Array,
+    sin: Array,
+    cache: Cache,
     step: Step,
     w: Linear,
     *,
@@ -174,11 +219,11 @@ def attend_project(
     window: int | None = None,
     cap: float | None = None,
     group: int = 0,
-) -> tuple[Any, Any]:
-    """Rotate q and k, cache k and v, attend, and project what the heads found.
+) -> tuple[Array, Cache]:
+    """Rotate, write to the cache, compute attention and project the result.
 
-    q: [T, heads, d]; k, v: [T, kv_heads, d]; cos, sin: [T, d / 2] float32.
-    Returns this rank's part [T, H] and the cache.
+    q: [T, heads, d]. k, v: [T, kv_heads, d]. cos, sin: float32 [T, d / 2]. Returns
+    this rank's partial sum of the projection, [T, H], and the cache.
     """
     q, k = ops.rope(q, k, cos, sin)
     out, cache = ops.attend(

@@ -1,17 +1,17 @@
-"""INL dynamics: a position drawn to an equilibrium, with a velocity it keeps.
+"""INL dynamics: a damped second-order system with position, velocity, equilibrium.
 
-One step, for positions ``x`` and velocities ``v`` [..., D]::
+One semi-implicit Euler step, for positions ``x`` and velocities ``v`` [..., D]::
 
     v' = alpha * v - beta * (x - mu)
-    x' = x + dt * gate * v'            the new velocity: semi-implicit Euler
+    x' = x + dt * gate * v'
 
-A controller's output holds alpha, beta and gate before their activations, as thirds of
-its last axis: sigmoid, softplus, sigmoid.
+The thirds of a controller's output along the last axis are alpha, beta and gate before
+their activations: sigmoid, softplus, sigmoid.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,20 +19,23 @@ from inl.errors import RequestError
 from inl.ops import inl_cases as cases
 from inl.ops.linear import Linear
 from inl.spec.kernel import PLAIN
-from inl.spec.op import Spec, op
+from inl.spec.op import Spec, elements, op
 from inl.spec.step import Array
 
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
+
 MOST_BETA, LIMIT = 2.0, 10.0
-"""Clamps of a model's layer: beta at most, and the size of its velocities."""
+"""Clamps in :data:`inl_block`: maximum of beta and of the velocity's magnitude."""
 
 
 class InlBlock(NamedTuple):
-    """Parameters of :data:`inl_block`: an equilibrium and a two-layer controller."""
+    """Parameters of :data:`inl_block`: equilibrium and two-layer controller."""
 
     mu: Array
     """[H]."""
     inner: Array
-    """[K, 2 * H], over positions, then velocities."""
+    """[K, 2 * H]: columns for the position, then for the velocity."""
     inner_bias: Array
     """[K]."""
     outer: Array
@@ -40,50 +43,54 @@ class InlBlock(NamedTuple):
     outer_bias: Array
     """[3 * H]."""
     context: Array | None = None
-    """[H, H]: how mu moves with the position; without it, mu stays."""
+    """[H, H]: adds a linear function of the position to mu; ``None`` adds nothing."""
 
     @property
     def layout(self) -> str:
-        """Unpacked."""
+        """Layout of unpacked weights."""
         return PLAIN
 
 
 def sigmoid(x: Any) -> Any:
-    """``1 / (1 + exp(-x))``, which keeps its digits far below 0."""
+    """Compute ``1 / (1 + exp(-x))`` without loss of precision for negative x."""
     small = np.exp(-np.abs(x))
     return np.where(x >= 0, 1, small) / (1 + small)
 
 
 def softplus(x: Any) -> Any:
-    """``log(1 + exp(x))`` without overflow."""
+    """Compute ``log(1 + exp(x))`` without overflow."""
     return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
 
 
 def check_operands(op_name: str, shape: tuple[int, ...], **operands: Any) -> None:
     """Raise :class:`RequestError` for an operand that does not broadcast to ``x``.
 
-    shape: that of x. Each operand has a ``shape`` of its own.
+    shape: shape of ``x``. operands: arrays or specs by name.
     """
     for name, operand in operands.items():
-        found = tuple(operand.shape)
-        pairs = zip(reversed(found), reversed(shape), strict=False)
-        if len(found) > len(shape) or any(a not in (1, b) for a, b in pairs):
+        given = tuple(operand.shape)
+        pairs = zip(reversed(given), reversed(shape), strict=False)
+        if len(given) > len(shape) or any(a not in (1, b) for a, b in pairs):
             raise RequestError(
-                f"{op_name}: {name}: found shape {list(found)}, accepted: one that "
+                f"{op_name}: {name}: found shape {list(given)}, accepted: one that "
                 f"broadcasts to x {list(shape)}"
             )
 
 
-def check_controller(op_name: str, shape: tuple[int, ...], found: Any) -> None:
-    """Raise :class:`RequestError` where a controller's output is not three of ``x``."""
-    thirds, rest = (divmod(found.shape[-1], 3)) if found.shape else (0, 1)
+def check_controller(op_name: str, shape: tuple[int, ...], controller: Any) -> None:
+    """Raise :class:`RequestError` if a controller's output does not fit ``x``.
+
+    shape: shape of ``x``. controller: [..., 3 * D], or [..., 3] for one value per row.
+    """
+    given = controller.shape
+    thirds, rest = divmod(given[-1], 3) if given else (0, 1)
     width = shape[-1] if shape else 1
     if rest or thirds not in (1, width):
         raise RequestError(
-            f"{op_name}: controller: found shape {list(found.shape)}, accepted: "
+            f"{op_name}: controller: found shape {list(given)}, accepted: "
             f"[..., {3 * width}], as alpha, beta and gate of x {list(shape)}"
         )
-    check_operands(op_name, shape, controller=Spec((*found.shape[:-1], thirds), ""))
+    check_operands(op_name, shape, controller=Spec((*given[:-1], thirds), ""))
 
 
 def _shapes(
@@ -102,29 +109,25 @@ def _controlled_shapes(
     return Spec(x.shape, x.dtype), Spec(x.shape, v.dtype)
 
 
-def _size(x: Any) -> int:
-    return int(np.prod(x.shape))
-
-
 @op(
     shapes=_shapes,
     cases=cases.dynamics_cases,
-    flops=lambda x, *_, **__: 7 * _size(x),
+    flops=lambda x, *_, **__: 7 * elements(x),
 )
 def inl_dynamics(
-    x: Any, v: Any, mu: Any, alpha: Any, beta: Any, gate: Any, *, dt: float
-) -> tuple[Any, Any]:
-    """Advance position ``x`` and velocity ``v`` by one step toward ``mu``.
+    x: Array, v: Array, mu: Array, alpha: Array, beta: Array, gate: Array, *, dt: float
+) -> tuple[Array, Array]:
+    """One dynamics step: new position and velocity, pulled toward ``mu``.
 
-    x: [..., D]; every other tensor broadcasts to it. In float32 for half types.
-    Returns the new position and velocity, both of the shape of ``x``.
+    x: [..., D]; the other tensors broadcast to it. Half types are computed in float32.
+    Returns the new position and velocity, both with the shape of ``x``.
     """
     v = alpha * v - beta * (x - mu)
     return x + dt * gate * v, v
 
 
 def coefficients(controller: Any, most_beta: float | None) -> tuple[Any, Any, Any]:
-    """Alpha, beta and gate of a controller's output [..., 3 * D]: three of [..., D]."""
+    """Return alpha, beta and gate of a controller's output [..., 3 * D]."""
     alpha, beta, gate = np.split(controller, 3, axis=-1)
     beta = softplus(beta)
     if most_beta is not None:
@@ -135,22 +138,23 @@ def coefficients(controller: Any, most_beta: float | None) -> tuple[Any, Any, An
 @op(
     shapes=_controlled_shapes,
     cases=cases.step_cases,
-    flops=lambda x, *_, **__: 20 * _size(x),
+    flops=lambda x, *_, **__: 20 * elements(x),
 )
 def inl_dynamics_step(
-    x: Any,
-    v: Any,
-    mu: Any,
-    controller: Any,
+    x: Array,
+    v: Array,
+    mu: Array,
+    controller: Array,
     *,
     dt: float,
     most_beta: float | None = None,
     limit: float | None = None,
-) -> tuple[Any, Any]:
-    """Advance by one step with a ``controller``'s output [..., 3 * D].
+) -> tuple[Array, Array]:
+    """One dynamics step with a controller's output.
 
-    alpha, beta and gate are its thirds behind sigmoid, softplus (at most ``most_beta``)
-    and sigmoid. The new velocity is kept within ``limit`` of 0, where that is given.
+    controller: [..., 3 * D]. Its thirds are alpha, beta and gate before sigmoid,
+    softplus and sigmoid. most_beta: maximum of beta. limit: maximum magnitude of the
+    new velocity. ``None`` does not clamp. Returns the new position and velocity.
     """
     alpha, beta, gate = coefficients(controller, most_beta)
     v = alpha * v - beta * (x - mu)
@@ -162,22 +166,23 @@ def inl_dynamics_step(
 @op(
     shapes=_controlled_shapes,
     cases=cases.n_steps_cases,
-    flops=lambda x, *_, n_steps, **__: (13 + 7 * n_steps) * _size(x),
+    flops=lambda x, *_, n_steps, **__: (13 + 7 * n_steps) * elements(x),
 )
 def inl_dynamics_n_steps(
-    x: Any,
-    v: Any,
-    mu: Any,
-    controller: Any,
+    x: Array,
+    v: Array,
+    mu: Array,
+    controller: Array,
     *,
     n_steps: int,
     dt: float,
     most_beta: float | None = None,
     limit: float | None = None,
-) -> tuple[Any, Any]:
-    """Advance by ``n_steps`` steps with the same alpha, beta, gate and mu.
+) -> tuple[Array, Array]:
+    """Several dynamics steps with constant alpha, beta, gate and mu.
 
-    As :data:`inl_dynamics_step` done so often; nothing is rounded between the steps.
+    Equals ``n_steps`` calls of :data:`inl_dynamics_step` without rounding in between.
+    Returns the last position and velocity.
     """
     alpha, beta, gate = coefficients(controller, most_beta)
     v = np.broadcast_to(v, x.shape)
@@ -189,28 +194,32 @@ def inl_dynamics_n_steps(
     return x, v
 
 
-@op(shapes=lambda x: Spec(x.shape, x.dtype), cases=cases.silu_cases)
-def silu(x: Any) -> Any:
-    """``x * sigmoid(x)``, elementwise, in float32."""
+@op(
+    shapes=lambda x: Spec(x.shape, x.dtype),
+    cases=cases.silu_cases,
+    flops=lambda x: 4 * elements(x),
+)
+def silu(x: Array) -> Array:
+    """SiLU activation ``x * sigmoid(x)``, elementwise, in float32."""
     return x * sigmoid(x)
 
 
 def _block_flops(h: Any, _velocity: Any, w: Any, **_: Any) -> int:
     matrices = [m for m in w if m is not None and len(m.shape) == 2]
-    tokens = _size(h) // int(h.shape[-1])
-    return 20 * _size(h) + 2 * tokens * sum(_size(m) for m in matrices)
+    tokens = elements(h) // int(h.shape[-1])
+    return 20 * elements(h) + 2 * tokens * sum(elements(m) for m in matrices)
 
 
-# Three products in a row, and an update that their rounding is multiplied in.
+# Rounding errors of three consecutive products are multiplied by the update.
 @op(cases=cases.block_cases, weights=InlBlock, flops=_block_flops, tolerance=3.0)
 def inl_block(
-    ops: Any, h: Any, velocity: Any, w: InlBlock, *, dt: float
-) -> tuple[Any, Any, Any]:
-    """Advance ``h`` and ``velocity`` [T, H] by one step of a layer's own dynamics.
+    ops: Ops, h: Array, velocity: Array, w: InlBlock, *, dt: float
+) -> tuple[Array, Array, Array]:
+    """One dynamics step with a learned controller and equilibrium.
 
-    The controller is two linear layers over both, with a silu between them; mu moves
-    with the position. beta is at most 2 and velocities stay within 10. Returns the
-    new position, the new velocity, and mu as it was there: three of [T, H].
+    h, velocity: [T, H]. The controller is two linear layers over both, with a silu in
+    between; mu is ``w.mu + h @ w.context.T``. beta is at most 2, the velocity's
+    magnitude at most 10. Returns the new position, the new velocity and mu, all [T, H].
     """
     width = h.shape[-1]
     over_h = Linear(w.inner[:, :width], w.inner_bias)

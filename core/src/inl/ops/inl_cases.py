@@ -1,4 +1,4 @@
-"""Inputs on which INL kernels are compared with their bodies."""
+"""Test cases of the INL ops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPERANDS: dict[str, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
     "per sequence": lambda shape: (shape[0], *(1,) * (len(shape) - 2), shape[-1]),
     "scalar": lambda _: (),
 }
-"""Shapes that broadcast to one of [..., D], by what they hold one number for."""
+"""Operand shapes that broadcast to [..., D], by name."""
 
 
 def _operand(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
@@ -25,18 +25,18 @@ def _operand(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
 
 
 def dynamics_cases(rng: np.random.Generator) -> Iterable[Case]:
-    """Each operand in each form, in one case or another; odd and wide rows."""
+    """Cases that cover every operand in every broadcast shape, with odd row sizes."""
     names = list(OPERANDS)
     for shape in ((7,), (3, 64), (2, 3, 77)):
-        for turn in range(len(names)) if len(shape) == 3 else (0, 1):
-            forms = [names[(turn + place) % len(names)] for place in range(5)]
+        for shift in range(len(names)) if len(shape) == 3 else (0, 1):
+            forms = [names[(shift + index) % len(names)] for index in range(5)]
             parts = [
                 _operand(rng, OPERANDS[form](shape) if len(shape) > 1 else shape)
                 for form in forms
             ]
             x = rng.standard_normal(shape)
-            label = "x".join(map(str, shape)) + (f"/{forms[0]}" if turn else "")
-            yield Case(label, (x, *parts), {"dt": 0.1 + 0.3 * (turn == 1)})
+            label = "x".join(map(str, shape)) + (f"/{forms[0]}" if shift else "")
+            yield Case(label, (x, *parts), {"dt": 0.1 + 0.3 * (shift == 1)})
 
 
 def _controlled(
@@ -48,7 +48,7 @@ def _controlled(
 
 
 def step_cases(rng: np.random.Generator) -> Iterable[Case]:
-    """Free, and with clamps that some numbers meet; one controller for all rows."""
+    """Cases without clamps, with active clamps, and with a shared controller output."""
     clamps = {"dt": 0.1, "most_beta": 2.0, "limit": 10.0}
     yield Case("3x64", _controlled(rng, (3, 64)), {"dt": 0.1})
     yield Case("5x33/clamped", _controlled(rng, (5, 33), 4.0), clamps)
@@ -57,7 +57,7 @@ def step_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 def n_steps_cases(rng: np.random.Generator) -> Iterable[Case]:
-    """No step, one, and several."""
+    """Cases of 0, 1 and several steps."""
     for steps in (0, 1, 5):
         attrs = {"n_steps": steps, "dt": 0.1}
         yield Case(f"3x40/{steps}", _controlled(rng, (3, 40)), attrs)
@@ -66,13 +66,13 @@ def n_steps_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 def silu_cases(rng: np.random.Generator) -> Iterable[Case]:
-    """Ordinary numbers, and some far from 0."""
+    """Cases of normally distributed and of large inputs."""
     yield Case("3x33", (4 * rng.standard_normal((3, 33)),))
     yield Case("edges", (np.array([[-100.0, -20.0, 0.0, 20.0, 100.0]]),))
 
 
 def block_cases(rng: np.random.Generator) -> Iterable[Case]:
-    """Small velocities, and some beyond the clamp; mu that moves, and that stays."""
+    """Cases with velocities below and above the clamp, with and without ``context``."""
     from inl.ops.inl import InlBlock
 
     for tokens, hidden, inner, scale in ((1, 16, 8, 1.0), (5, 48, 64, 8.0)):

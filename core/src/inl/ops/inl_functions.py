@@ -1,13 +1,14 @@
-"""INL ops on NumPy arrays, and their gradients written out as the reference.
+"""INL functions on NumPy arrays, and their gradients as a reference.
 
-With incoming gradients gx, gv and ``s = gv + dt * gate * gx``, one step gives ::
+With output gradients gx, gv and ``s = gv + dt * gate * gx``, the gradients of one step
+are ::
 
     d_alpha = s * v       d_beta = -s * (x - mu)    d_gate = dt * v' * gx
     d_x = gx - beta * s   d_mu = beta * s           d_v = s * alpha
     d_dt = sum(gate * v' * gx)
 
-each summed over the axes that its operand was broadcast along; s is 0 where a clamp
-holds the new velocity.
+each summed over the axes along which its operand was broadcast. s is 0 where the new
+velocity is clamped.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from inl.spec.functions import Functions, Pair
 
 
 class Gradients(NamedTuple):
-    """Of the operands of :func:`inl_dynamics_backward`, each of its shape."""
+    """Gradients of :func:`inl_dynamics_backward`, each with its operand's shape."""
 
     x: Any
     v: Any
@@ -33,13 +34,13 @@ class Gradients(NamedTuple):
 
 
 def wide(value: Any) -> Any:
-    """Numbers as they are computed with: half types as float32."""
+    """Convert float16 to float32 for computation; other dtypes stay."""
     array = np.asarray(value)
     return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
 def inl_dynamics(x: Any, v: Any, *operands: Any, dt: Any) -> Pair:
-    """As the op of that name, in float32 for float16."""
+    """Compute the op of the same name; float16 inputs are computed in float32."""
     x_type, v_type = _types(x, v)
     position = wide(x)
     others = (np.asarray(wide(each), position.dtype) for each in (v, *operands))
@@ -50,7 +51,7 @@ def inl_dynamics(x: Any, v: Any, *operands: Any, dt: Any) -> Pair:
 def inl_dynamics_step(
     x: Any, v: Any, mu: Any, controller: Any, *, dt: Any, **clamps: float | None
 ) -> Pair:
-    """As the op of that name, in float32 for float16."""
+    """Compute the op of the same name; float16 inputs are computed in float32."""
     return inl_dynamics_n_steps(x, v, mu, controller, n_steps=1, dt=dt, **clamps)
 
 
@@ -64,7 +65,7 @@ def inl_dynamics_n_steps(
     dt: Any,
     **clamps: float | None,
 ) -> Pair:
-    """As the op of that name, in float32 for float16."""
+    """Compute the op of the same name; float16 inputs are computed in float32."""
     x_type, v_type = _types(x, v)
     position = wide(x)
     others = (np.asarray(wide(each), position.dtype) for each in (v, mu, controller))
@@ -88,9 +89,10 @@ def inl_dynamics_backward(
     n_steps: int = 1,
     limit: float | None = None,
 ) -> Gradients:
-    """Gradients of a sum over the results of ``n_steps`` steps, weighted by gx and gv.
+    """Return the gradients of ``n_steps`` steps.
 
-    gx, gv: [..., D], as the new position and velocity. Computed in the dtype given.
+    gx, gv: [..., D], gradients of the last position and velocity. Computed in the dtype
+    of the operands.
     """
     operands = (x, v, mu, alpha, beta, gate)
     path = [(x, np.broadcast_to(v, np.shape(x)))]
@@ -106,15 +108,16 @@ def inl_dynamics_backward(
         sums["beta"] -= s * (x - mu)
         sums["mu"] += beta * s
         gx, gv = gx - beta * s, alpha * s
-    found = (gx, gv, sums["mu"], sums["alpha"], sums["beta"], sums["gate"])
-    shaped = (_reduced(g, np.shape(o)) for g, o in zip(found, operands, strict=True))
+    gradients = (gx, gv, sums["mu"], sums["alpha"], sums["beta"], sums["gate"])
+    pairs = zip(gradients, operands, strict=True)
+    shaped = (_reduced(gradient, np.shape(each)) for gradient, each in pairs)
     return Gradients(*[*shaped, sums["dt"]])
 
 
 def _advance(
     x: Any, v: Any, mu: Any, alpha: Any, beta: Any, gate: Any, dt: Any, limit: Any
 ) -> tuple[Any, Any, Any]:
-    """Position and velocity of the next step, and where no clamp holds the latter."""
+    """Return the next position and velocity, and where the latter is not clamped."""
     new = alpha * v - beta * (x - mu)
     free = np.ones(np.shape(new), bool)
     if limit is not None:
@@ -124,7 +127,7 @@ def _advance(
 
 
 def _reduced(gradient: Any, shape: tuple[int, ...]) -> Any:
-    """Sum over the axes along which an operand of ``shape`` was broadcast."""
+    """Sum a gradient over the axes along which its operand was broadcast."""
     if np.ndim(gradient) < len(shape):
         return np.broadcast_to(gradient, shape)
     extra = np.ndim(gradient) - len(shape)
@@ -138,7 +141,7 @@ def _reduced(gradient: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _types(x: Any, v: Any) -> tuple[Any, Any]:
-    """Dtypes of the results."""
+    """Return the dtypes of the new position and velocity."""
     return x.dtype, v.dtype if hasattr(v, "dtype") else x.dtype
 
 
@@ -153,4 +156,4 @@ FUNCTIONS = Functions(
     to_numpy=np.asarray,
     from_numpy=lambda array, like: np.asarray(array, getattr(like, "dtype", None)),
 )
-"""What NumPy arrays are computed with."""
+"""Functions on NumPy arrays."""

@@ -1,17 +1,22 @@
-"""Matrix products with weights; ``weight`` is [out, in] as checkpoints have it."""
+"""Linear layers; ``weight`` is [out, in], as in checkpoints."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from inl.spec.kernel import PLAIN
-from inl.spec.op import Case, Spec, op
+from inl.spec.op import Case, Spec, elements, op
 from inl.spec.step import Array
 
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
+
 SIZES = ((1, 8, 16), (2, 5, 3), (13, 64, 48), (33, 96, 160))
+"""(tokens, outputs, inputs) of the cases."""
 
 
 class Linear(NamedTuple):
@@ -24,12 +29,12 @@ class Linear(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Unpacked."""
+        """Layout of unpacked weights."""
         return PLAIN
 
 
 class QkvLinear(NamedTuple):
-    """Three matrices over one input, which a kernel may pack as one."""
+    """Parameters of :data:`qkv_linear`; a kernel may pack them as one matrix."""
 
     q: Array
     """[heads * head_dim, K]."""
@@ -43,14 +48,15 @@ class QkvLinear(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Unpacked."""
+        """Layout of unpacked weights."""
         return PLAIN
 
 
 def product_flops(x: Any, w: Any, **_: Any) -> int:
-    """Two per multiply-add over every matrix in the group ``w``."""
+    """Twice the multiply-adds of ``x`` with every matrix of the group ``w``."""
+    rows = int(math.prod(x.shape[:-1]))
     matrices = [m for m in w if m is not None and len(m.shape) == 2]
-    return sum(2 * int(np.prod(x.shape)) * int(m.shape[0]) for m in matrices)
+    return 2 * rows * sum(elements(m) for m in matrices)
 
 
 def _cases(rng: np.random.Generator) -> Iterable[Case]:
@@ -67,10 +73,11 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
     weights=Linear,
     flops=product_flops,
 )
-def linear(x: Any, w: Linear) -> Any:
-    """``x`` [T, K] times the transpose of ``w.weight`` [N, K], plus the bias: [T, N].
+def linear(x: Array, w: Linear) -> Array:
+    """Linear layer: ``x @ w.weight.T + w.bias``.
 
-    Accumulates in float32 or wider.
+    x: [T, K]. w.weight: [N, K]. w.bias: [N] or ``None``. Returns [T, N]. Accumulates
+    in float32 or wider.
     """
     y = x @ w.weight.T
     return y if w.bias is None else y + w.bias
@@ -86,8 +93,8 @@ def _qkv_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 @op(cases=_qkv_cases, weights=QkvLinear, flops=product_flops)
-def qkv_linear(ops: Any, x: Any, w: QkvLinear) -> tuple[Any, Any, Any]:
-    """Queries, keys and values of ``x`` [T, K]: three of [T, N]."""
+def qkv_linear(ops: Ops, x: Array, w: QkvLinear) -> tuple[Array, Array, Array]:
+    """Project ``x`` [T, K] to queries, keys and values: three of [T, N]."""
     return (
         ops.linear(x, Linear(w.q, w.q_bias)),
         ops.linear(x, Linear(w.k, w.k_bias)),
@@ -106,7 +113,8 @@ def _cap_cases(rng: np.random.Generator) -> Iterable[Case]:
 @op(
     shapes=lambda x, *, cap: Spec(x.shape, x.dtype),  # noqa: ARG005
     cases=_cap_cases,
+    flops=lambda x, **_: 3 * elements(x),
 )
-def soft_cap(x: Any, *, cap: float) -> Any:
-    """``cap * tanh(x / cap)``, elementwise, in float32: numbers within ``cap`` of 0."""
+def soft_cap(x: Array, *, cap: float) -> Array:
+    """Soft limit ``cap * tanh(x / cap)``, elementwise, in float32."""
     return cap * np.tanh(x / cap)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from inl.ops.linear import Linear, product_flops
 from inl.spec.kernel import PLAIN
-from inl.spec.op import Case, Spec, op
+from inl.spec.op import Case, Spec, elements, op
 from inl.spec.step import Array
 
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
+
 ACTIVATIONS = ("silu", "gelu_tanh")
+"""Accepted values of the ``activation`` attribute."""
 
 
 class GatedMlp(NamedTuple):
@@ -27,7 +31,7 @@ class GatedMlp(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Unpacked."""
+        """Layout of unpacked weights."""
         return PLAIN
 
 
@@ -41,19 +45,26 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
     yield Case("edges", (edge, np.ones_like(edge)), {"activation": "silu"})
 
 
+def activation_flops(gate: Any, *_: Any, activation: str) -> int:
+    """5 per element for "silu", 10 for "gelu_tanh"; an exponential counts as 1."""
+    return (5 if activation == "silu" else 10) * elements(gate)
+
+
 @op(
     shapes=lambda gate, up, *, activation: Spec(gate.shape, gate.dtype),  # noqa: ARG005
     cases=_cases,
+    flops=activation_flops,
 )
-def gated_activation(gate: Any, up: Any, *, activation: str) -> Any:
+def gated_activation(gate: Array, up: Array, *, activation: str) -> Array:
     """``activation(gate) * up``, elementwise, in float32.
 
-    "silu" is ``g * sigmoid(g)``; "gelu_tanh" is Hendrycks and Gimpel's tanh form.
+    "silu" is ``g * sigmoid(g)``; "gelu_tanh" is the tanh approximation of GELU
+    (Hendrycks and Gimpel, 2016).
     """
     if activation == "silu":
         return gate * (0.5 + 0.5 * np.tanh(0.5 * gate)) * up
     inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
-    # 1 + tanh(z) as 2 sigmoid(2 z), which keeps its digits far below 0.
+    # 2 sigmoid(2 z) equals 1 + tanh(z) without cancellation for large negative z.
     return gate / (1 + np.exp(np.minimum(-2 * inner, 80))) * up
 
 
@@ -65,9 +76,18 @@ def _mlp_cases(rng: np.random.Generator) -> Iterable[Case]:
         yield Case(f"{tokens}x{hidden}x{inner}", (x, w), {"activation": "silu"})
 
 
-@op(cases=_mlp_cases, weights=GatedMlp, flops=product_flops)
-def gated_mlp(ops: Any, x: Any, w: GatedMlp, *, activation: str) -> Any:
-    """``down(activation(gate(x)) * up(x))`` for ``x`` [T, H]: this rank's part."""
+def mlp_flops(x: Any, w: Any, *, activation: str) -> int:
+    """Three products, and the activation of [T, I]."""
+    inner = Spec((*x.shape[:-1], w.gate.shape[0]), x.dtype)
+    return product_flops(x, w) + activation_flops(inner, activation=activation)
+
+
+@op(cases=_mlp_cases, weights=GatedMlp, flops=mlp_flops)
+def gated_mlp(ops: Ops, x: Array, w: GatedMlp, *, activation: str) -> Array:
+    """Gated feed-forward layer: ``down(activation(gate(x)) * up(x))``.
+
+    x: [T, H]. Returns this rank's partial sum, [T, H].
+    """
     gate = ops.linear(x, Linear(w.gate))
     up = ops.linear(x, Linear(w.up))
     return ops.linear(

@@ -1,37 +1,39 @@
-"""Mixture of experts: which experts a token goes to, what they give, and its sum.
+"""Mixture of experts: routing, expert layers and the weighted sum.
 
-Routing is float32 and exact: experts are ranked by their logits as stored, never by
-rounded probabilities. Every op is one call whatever the number of experts and tokens.
+Routing is exact: experts are ranked by their logits as stored, not by rounded
+probabilities. Each op is one call for any number of experts and tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from inl.errors import RequestError
 from inl.ops.moe_cases import (
     combine_cases,
-    dispatch_cases,
     experts_cases,
     gate_cases,
     linear_cases,
-    loss_cases,
     route_cases,
-    slot_cases,
+    typed,
 )
 from inl.spec.kernel import PLAIN
-from inl.spec.op import Case, Spec, op
+from inl.spec.op import Spec, elements, nbytes, op, stored_nbytes
 from inl.spec.step import Array
+from inl.spec.tree import leaves
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 KINDS = ("softmax_topk", "topk_softmax", "sigmoid")
-"""Ways from logits to weights: softmax over all experts and then the k best (Mixtral,
-Qwen), softmax over the k best alone, or a sigmoid of each."""
+"""Routing functions: softmax over all experts, then the k best (Mixtral, Qwen); softmax
+over the k best only; or a sigmoid per expert."""
 
 LEAST = 1e-20
-"""Smallest sum that weights are divided by."""
+"""Lower bound of the sum that weights are divided by."""
 
 
 class ExpertLinear(NamedTuple):
@@ -42,7 +44,7 @@ class ExpertLinear(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Unpacked."""
+        """Layout of unpacked weights."""
         return PLAIN
 
 
@@ -58,7 +60,7 @@ class Experts(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Unpacked."""
+        """Layout of unpacked weights."""
         return PLAIN
 
 
@@ -69,7 +71,7 @@ def _route_shapes(logits: Spec, *, k: int, kind: str, **_: Any) -> tuple[Spec, S
 
 
 def check_routing(experts: int, k: int, kind: str = KINDS[0]) -> None:
-    """Raise :class:`RequestError` for a k or a kind that cannot be."""
+    """Raise :class:`RequestError` for an invalid k or kind."""
     if type(k) is not int or not 0 < k <= experts:
         raise RequestError(
             f"route: k: found {k!r}, accepted: 1 to {experts}, the number of experts"
@@ -79,18 +81,20 @@ def check_routing(experts: int, k: int, kind: str = KINDS[0]) -> None:
 
 
 @op(shapes=_route_shapes, cases=route_cases, rounds=False)
-def route(logits: Any, *, k: int, kind: str, renormalize: bool) -> tuple[Any, Any]:
-    """Choose ``k`` of the experts for each token of ``logits`` [T, E].
+def route(
+    logits: Array, *, k: int, kind: str, renormalize: bool
+) -> tuple[Array, Array]:
+    """Choose the top ``k`` experts of each token from ``logits`` [T, E].
 
-    Returns ids int32 [T, k], best first, ties to the lowest, and weights float32
-    [T, k]. ``kind`` is one of :data:`KINDS`; ``renormalize`` lets the weights of a
-    token sum to 1. NaN ranks lowest, so that ids are always distinct experts, and all
-    weights of its token are NaN: the token is lost in plain sight and no other is.
-    Raises :class:`~inl.errors.RequestError` for a k outside 1 to E.
+    Returns ids int32 [T, k], best first, ties to the lowest id, and weights float32
+    [T, k]. ``kind`` is one of :data:`KINDS`; ``renormalize`` scales the weights of each
+    token to sum to 1. NaN ranks lowest, so that the ids are distinct, and makes all
+    weights of its token NaN; other tokens are not affected. Raises
+    :class:`~inl.errors.RequestError` for a k outside 1 to E.
     """
     check_routing(logits.shape[-1], k, kind)
-    lost = np.isnan(logits)
-    ids = best(np.where(lost, -np.inf, logits), k)
+    invalid = np.isnan(logits)
+    ids = best(np.where(invalid, -np.inf, logits), k)
     chosen = np.take_along_axis(logits, ids, -1)
     if kind == "softmax_topk":
         weights = np.take_along_axis(softmax(logits), ids, -1)
@@ -100,38 +104,48 @@ def route(logits: Any, *, k: int, kind: str, renormalize: bool) -> tuple[Any, An
         weights = 0.5 + 0.5 * np.tanh(0.5 * chosen)
     if renormalize:
         weights = weights / np.maximum(weights.sum(-1, keepdims=True), LEAST)
-    weights = np.where(lost.any(-1, keepdims=True), np.nan, weights)
+    weights = np.where(invalid.any(-1, keepdims=True), np.nan, weights)
     return ids.astype(np.int32), weights.astype(logits.dtype)
 
 
 def best(scores: Any, k: int) -> Any:
-    """Places of the ``k`` highest of [T, E], ties to the lowest place."""
+    """Return the indices of the ``k`` highest scores [T, E], ties to the lowest."""
     return np.argsort(-scores, axis=-1, kind="stable")[:, :k]
 
 
 def softmax(x: Any) -> Any:
-    """Over the last axis."""
-    # Infinities give NaN, as they do on every device, and NumPy need not warn.
+    """Softmax over the last axis."""
+    # Infinite logits give NaN, as on every device; suppress the NumPy warning.
     with np.errstate(invalid="ignore"):
         shares = np.exp(x - x.max(-1, keepdims=True))
         return shares / shares.sum(-1, keepdims=True)
 
 
 def _linear_flops(_x: Any, ids: Any, w: ExpertLinear) -> int:
-    _, rows, columns = w.weight.shape
-    return 2 * int(np.prod(ids.shape)) * int(rows) * int(columns)
+    return 2 * elements(ids) * int(math.prod(w.weight.shape[1:]))
+
+
+def used_bytes(w: Any, slots: int) -> int:
+    """Bytes of the expert matrices that ``slots`` choices read: distinct, at most E."""
+    count = next(leaves(w)).shape[0]
+    return int(stored_nbytes(w) * min(count, slots) // count)
+
+
+def _linear_traffic(out: Any, x: Any, ids: Any, w: Any) -> int:
+    return nbytes((x, ids, out)) + used_bytes(w, elements(ids))
 
 
 @op(
     shapes=lambda x, ids, w: Spec((*ids.shape, w.weight.shape[1]), x.dtype),
-    cases=lambda rng: _with(ExpertLinear, linear_cases(rng)),
+    cases=lambda rng: typed(ExpertLinear, linear_cases(rng)),
     weights=ExpertLinear,
     flops=_linear_flops,
+    traffic=_linear_traffic,
 )
-def expert_linear(x: Any, ids: Any, w: ExpertLinear) -> Any:
-    """Multiply each slot of a token with the matrix of its own expert.
+def expert_linear(x: Array, ids: Array, w: ExpertLinear) -> Array:
+    """Linear layer per expert: multiply each slot by its expert's matrix.
 
-    x: [T, k, K], or [T, 1, K] for the same in all slots. ids: int32 [T, k], each from
+    x: [T, k, K], or [T, 1, K] to use one input for all slots. ids: int32 [T, k], each
     0 to E - 1. w.weight: [E, N, K]. Returns [T, k, N]. Accumulates in float32 or wider.
     """
     shape = (*ids.shape, w.weight.shape[1])
@@ -146,29 +160,38 @@ def expert_linear(x: Any, ids: Any, w: ExpertLinear) -> Any:
 @op(
     shapes=lambda y, weights: Spec((y.shape[0], y.shape[2]), y.dtype),  # noqa: ARG005
     cases=combine_cases,
+    flops=lambda y, _weights: 2 * elements(y),
 )
-def combine_experts(y: Any, weights: Any) -> Any:
-    """Sum ``y`` [T, k, H] over its slots, times ``weights`` float32 [T, k]: [T, H]."""
+def combine_experts(y: Array, weights: Array) -> Array:
+    """Weighted sum over the slots of each token.
+
+    y: [T, k, H]. weights: float32 [T, k]. Returns [T, H].
+    """
     return (y * weights[:, :, None]).sum(1)
 
 
 def _experts_flops(_x: Any, ids: Any, _weights: Any, w: Experts, **_: Any) -> int:
-    _, inner, hidden = w.gate.shape
-    return 6 * int(np.prod(ids.shape)) * int(inner) * int(hidden)
+    return 6 * elements(ids) * int(math.prod(w.gate.shape[1:]))
+
+
+def _experts_traffic(out: Any, x: Any, ids: Any, weights: Any, w: Any, **_: Any) -> int:
+    return nbytes((x, ids, weights, out)) + used_bytes(w, elements(ids))
 
 
 @op(
-    cases=lambda rng: _with(Experts, experts_cases(rng)),
+    cases=lambda rng: typed(Experts, experts_cases(rng)),
     weights=Experts,
     flops=_experts_flops,
+    traffic=_experts_traffic,
 )
 def experts(
-    ops: Any, x: Any, ids: Any, weights: Any, w: Experts, *, activation: str
-) -> Any:
-    """Send ``x`` [T, H] through the experts ``ids`` [T, k] and sum what they give.
+    ops: Ops, x: Array, ids: Array, weights: Array, w: Experts, *, activation: str
+) -> Array:
+    """Apply the chosen experts to each token and sum their outputs by weight.
 
-    weights: float32 [T, k]. Each expert is ``down(activation(gate(x)) * up(x))``.
-    Returns [T, H], this rank's part. No token is ever dropped.
+    x: [T, H]. ids: int32 [T, k]. weights: float32 [T, k]. Each expert is
+    ``down(activation(gate(x)) * up(x))``. Returns this rank's partial sum, [T, H]. No
+    token is dropped.
     """
     slots = x.reshape(x.shape[0], 1, x.shape[1])
     gate = ops.expert_linear(slots, ids, ExpertLinear(w.gate))
@@ -177,85 +200,11 @@ def experts(
     return ops.combine_experts(ops.expert_linear(y, ids, ExpertLinear(w.down)), weights)
 
 
-@op(shapes=lambda x, gate: Spec(x.shape, x.dtype), cases=gate_cases)  # noqa: ARG005
-def sigmoid_gate(x: Any, gate: Any) -> Any:
-    """``x`` [T, H] times the sigmoid of ``gate`` [T, 1], in float32."""
+@op(
+    shapes=lambda x, gate: Spec(x.shape, x.dtype),  # noqa: ARG005
+    cases=gate_cases,
+    flops=lambda x, _gate: elements(x),
+)
+def sigmoid_gate(x: Array, gate: Array) -> Array:
+    """Multiply ``x`` [T, H] by the sigmoid of ``gate`` [T, 1], in float32."""
     return x * (0.5 + 0.5 * np.tanh(0.5 * gate))
-
-
-@op(
-    shapes=lambda ids, weights, **_: Spec(ids.shape, weights.dtype),
-    cases=slot_cases,
-    rounds=False,
-)
-def drop_overflow(ids: Any, weights: Any, *, experts: int, capacity: int) -> Any:
-    """Take from each expert the tokens past its first ``capacity``, in their order.
-
-    ids: int32 [T, k], distinct in a row. weights: float32 [T, k]. Returns float32
-    [T, k]: 0 for a dropped slot, the others of its token divided by their sum; all 0
-    where every slot of a token is dropped.
-    """
-    chosen = (ids[:, :, None] == np.arange(experts)).any(1)
-    before = np.cumsum(chosen, axis=0) - chosen
-    kept = np.where(np.take_along_axis(before, ids, -1) < capacity, weights, 0)
-    return kept / np.maximum(kept.sum(-1, keepdims=True), LEAST)
-
-
-@op(
-    cases=lambda rng: _with(Experts, dispatch_cases(rng)),
-    weights=Experts,
-)
-def moe_dispatch(
-    ops: Any, x: Any, logits: Any, w: Experts, *,
-    k: int, capacity_factor: float, kind: str, activation: str,
-) -> Any:  # fmt: skip
-    """Route ``x`` [T, H] by ``logits`` [T, E] through experts of bounded capacity.
-
-    An expert takes ``capacity_of(T, E, k, capacity_factor)`` tokens; what is over is
-    dropped in the order of tokens, and a token's weights are divided by the sum of
-    those that are left. Returns [T, H]: zeros where all slots of a token were dropped.
-    For training and for comparing with such systems: serving never drops.
-    """
-    ids, weights = ops.route(logits, k=k, kind=kind, renormalize=True)
-    count = logits.shape[1]
-    capacity = capacity_of(x.shape[0], count, k, capacity_factor)
-    weights = ops.drop_overflow(ids, weights, experts=count, capacity=capacity)
-    return ops.experts(x, ids, weights, w, activation=activation)
-
-
-def capacity_of(tokens: int, experts: int, k: int, factor: float) -> int:
-    """Tokens that one expert takes: ``floor(tokens * factor * k / experts)``.
-
-    Raises :class:`RequestError` for a factor that is not a finite number above 0.
-    """
-    if isinstance(factor, bool) or not 0 < factor < float("inf"):
-        raise RequestError(
-            f"capacity_factor: found {factor!r}, accepted: a finite number above 0"
-        )
-    return int(tokens * factor * k / experts)
-
-
-def _loss_shapes(logits: Spec, *, k: int) -> Spec:
-    check_routing(logits.shape[-1], k)
-    return Spec((), "float32")
-
-
-@op(shapes=_loss_shapes, cases=loss_cases, rounds=False)
-def load_balance_loss(logits: Any, *, k: int) -> Any:
-    """How unevenly ``logits`` [T, E] load the experts: 1 is even, E is one for all.
-
-    ``E * sum(f * p)``: f is an expert's share of the T * k choices, p its mean
-    probability (Fedus et al., 2021, equation 4, which has k = 1). A float32 scalar; its
-    gradient flows through p.
-    """
-    check_routing(logits.shape[-1], k)
-    count = logits.shape[-1]
-    choices = np.bincount(best(logits, k).reshape(-1), minlength=count)
-    loss = count * (choices / choices.sum() * softmax(logits).mean(0)).sum()
-    return np.asarray(loss, logits.dtype)
-
-
-def _with(weights: Any, cases: Iterable[Case]) -> Iterable[Case]:
-    """Put the tuple of a case's weights, its last argument, into their type."""
-    for case in cases:
-        yield Case(case.name, (*case.args[:-1], weights(*case.args[-1])), case.attrs)

@@ -1,4 +1,4 @@
-"""Inputs of the mixture-of-experts ops; weights come last, as plain tuples."""
+"""Test cases of the mixture-of-experts ops; weights come last, as plain tuples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from inl.spec.op import Case
 
 SIZES = ((1, 4, 2), (7, 8, 2), (40, 5, 3), (3, 2, 2), (9, 1, 1))
-"""Tokens, experts, experts of a token."""
+"""(tokens, experts, experts per token) of the cases."""
 
 
 def route_cases(rng: np.random.Generator) -> Iterable[Case]:
@@ -29,16 +29,16 @@ def route_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 def choice(rng: np.random.Generator, tokens: int, experts: int, k: int) -> Any:
-    """Distinct experts for every token, the first one more often than others."""
+    """Return distinct random experts for every token; expert 0 is the most frequent."""
     odds = rng.standard_normal((tokens, experts))
     odds[:, 0] += 1
     return np.argsort(-odds, axis=-1)[:, :k].astype(np.int32)
 
 
 def shares(rng: np.random.Generator, tokens: int, k: int) -> Any:
-    """Weights of slots, float32 as :data:`~inl.ops.moe.route` gives them."""
-    found = rng.random((tokens, k)) + 0.05
-    return (found / found.sum(-1, keepdims=True)).astype(np.float32)
+    """Return random slot weights, float32 like those of :data:`~inl.ops.moe.route`."""
+    weights = rng.random((tokens, k)) + 0.05
+    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
 
 
 def linear_cases(rng: np.random.Generator) -> Iterable[Case]:
@@ -57,7 +57,7 @@ def combine_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 def matrices(rng: np.random.Generator, experts: int, inner: int, hidden: int) -> Any:
-    """Gate, up and down of every expert."""
+    """Return gate, up and down matrices of every expert."""
     gate, up = 1.5 * rng.standard_normal((2, experts, inner, hidden)) / hidden**0.5
     down = rng.standard_normal((experts, hidden, inner)) / inner**0.5
     return gate, up, down
@@ -102,3 +102,9 @@ def loss_cases(rng: np.random.Generator) -> Iterable[Case]:
         logits = 2 * rng.standard_normal((tokens, experts))
         yield Case(f"{tokens}x{experts}x{k}", (logits,), {"k": k})
     yield Case("even", (np.zeros((6, 3)),), {"k": 3})
+
+
+def typed(weights: Any, cases: Iterable[Case]) -> Iterable[Case]:
+    """Convert the last argument of each case, a tuple, to its weights type."""
+    for case in cases:
+        yield Case(case.name, (*case.args[:-1], weights(*case.args[-1])), case.attrs)

@@ -1,19 +1,22 @@
-"""Mu guidance: an equilibrium that one layer hands to the next, with no dynamics."""
+"""Mu guidance: an equilibrium passed from layer to layer, without dynamics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from inl.ops.linear import Linear, product_flops
 from inl.spec.kernel import PLAIN
-from inl.spec.op import Case, Spec, op
+from inl.spec.op import Case, Spec, elements, op
 from inl.spec.step import Array
 
-MOST_MU, LIMIT = 2.0, 2.0
-"""The learned mu lies in 0 .. MOST_MU, what is handed on in -LIMIT .. LIMIT."""
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
+
+MAX_MU, LIMIT = 2.0, 2.0
+"""Upper bound of the learned mu (the lower one is 0), and bound on the result."""
 
 
 class MuGuidance(NamedTuple):
@@ -26,7 +29,7 @@ class MuGuidance(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Unpacked."""
+        """Layout of unpacked weights."""
         return PLAIN
 
 
@@ -38,7 +41,7 @@ class MuStart(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Unpacked."""
+        """Layout of unpacked weights."""
         return PLAIN
 
 
@@ -50,9 +53,10 @@ def _clip_cases(rng: np.random.Generator) -> Iterable[Case]:
 @op(
     shapes=lambda x, *, low, high: Spec(x.shape, x.dtype),  # noqa: ARG005
     cases=_clip_cases,
+    flops=lambda x, **_: 2 * elements(x),
 )
-def clip(x: Any, *, low: float, high: float) -> Any:
-    """``x``, but ``low`` where it is less and ``high`` where it is more."""
+def clip(x: Array, *, low: float, high: float) -> Array:
+    """Clamp ``x`` to ``low`` .. ``high``, elementwise."""
     return np.clip(x, low, high)
 
 
@@ -62,8 +66,8 @@ def _start_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 @op(cases=_start_cases, weights=MuStart)
-def mu_start(ops: Any, x: Any, w: MuStart) -> Any:
-    """The learned mu that the first layer gets, for each row of ``x`` [T, H]."""
+def mu_start(ops: Ops, x: Array, w: MuStart) -> Array:
+    """Initial mu for the first layer, broadcast to the shape of ``x`` [T, H]."""
     return ops.zeros_like(x) + w.mu.reshape(1, w.mu.shape[-1])
 
 
@@ -76,11 +80,11 @@ def _guidance_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 @op(cases=_guidance_cases, weights=MuGuidance, flops=product_flops)
-def mu_guidance(ops: Any, h: Any, w: MuGuidance) -> Any:
-    """What a layer with residual ``h`` [T, H] hands on: [T, H], within 2 of 0.
+def mu_guidance(ops: Ops, h: Array, w: MuGuidance) -> Array:
+    """Mu for the next layer: ``clip(clip(mu, 0, 2) + h @ context.T, -2, 2)``.
 
-    ``clip(clip(mu, 0, 2) + h @ context.T, -2, 2)``.
+    h: residual [T, H]. Returns [T, H].
     """
-    mu = ops.clip(w.mu, low=0.0, high=MOST_MU)
+    mu = ops.clip(w.mu, low=0.0, high=MAX_MU)
     moved = ops.linear(h, Linear(w.context)) + mu
     return ops.clip(moved, low=-LIMIT, high=LIMIT)

@@ -1,15 +1,18 @@
-"""Root-mean-square normalization (Zhang and Sennrich, 2019), alone and fused."""
+"""Root-mean-square normalization (Zhang and Sennrich, 2019), with fused sums."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from inl.spec.kernel import PLAIN
-from inl.spec.op import Case, Spec, op
+from inl.spec.op import Case, Spec, elements, op
 from inl.spec.step import Array
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 
 class Norm(NamedTuple):
@@ -20,8 +23,18 @@ class Norm(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Unpacked."""
+        """Layout of unpacked weights."""
         return PLAIN
+
+
+def norm_flops(x: Any, *_: Any, **__: Any) -> int:
+    """Square, sum, scale and weight: 4 per element."""
+    return 4 * elements(x)
+
+
+def add_norm_flops(residual: Any, *_: Any, **__: Any) -> int:
+    """One addition more than :func:`norm_flops` per element."""
+    return 5 * elements(residual)
 
 
 def _cases(rng: np.random.Generator) -> Iterable[Case]:
@@ -39,9 +52,13 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
     shapes=lambda x, w, *, eps: Spec(x.shape, x.dtype),  # noqa: ARG005
     cases=_cases,
     weights=Norm,
+    flops=norm_flops,
 )
-def rms_norm(x: Any, w: Norm, *, eps: float) -> Any:
-    """``x / sqrt(mean(x^2) + eps) * w.weight`` over the last axis, in float32."""
+def rms_norm(x: Array, w: Norm, *, eps: float) -> Array:
+    """``x / sqrt(mean(x^2) + eps) * w.weight`` over the last axis.
+
+    x: [..., H]. Computed in float32.
+    """
     mean = np.mean(np.square(x), axis=-1, keepdims=True)
     return x / np.sqrt(mean + eps) * w.weight
 
@@ -53,25 +70,26 @@ def _fused_cases(rng: np.random.Generator) -> Iterable[Case]:
         yield Case(f"{rows}x{width}", (residual, delta, w), {"eps": 1e-5})
 
 
-@op(cases=_fused_cases, weights=Norm, reduces="delta")
+@op(cases=_fused_cases, weights=Norm, flops=add_norm_flops, reduces="delta")
 def reduce_add_norm(
-    ops: Any, residual: Any, delta: Any, w: Norm, *, eps: float
-) -> tuple[Any, Any]:
-    """Add the ranks' ``delta`` to ``residual`` and normalize the sum.
+    ops: Ops, residual: Array, delta: Array, w: Norm, *, eps: float
+) -> tuple[Array, Array]:
+    """Reduce ``delta`` over ranks, add it to ``residual`` and normalize the sum.
 
-    residual, delta: [T, H]. Returns the new residual and its norm.
+    residual, delta: [T, H]. Returns the new residual and the normalized one.
     """
     residual = residual + ops.all_reduce(delta, axis="tensor")
     return residual, ops.rms_norm(residual, w, eps=eps)
 
 
-@op(cases=_fused_cases, weights=Norm)
+@op(cases=_fused_cases, weights=Norm, flops=add_norm_flops)
 def add_norm(
-    ops: Any, residual: Any, delta: Any, w: Norm, *, eps: float
-) -> tuple[Any, Any]:
-    """Add ``delta``, which is whole on every rank, and normalize the sum.
+    ops: Ops, residual: Array, delta: Array, w: Norm, *, eps: float
+) -> tuple[Array, Array]:
+    """Add ``delta`` to ``residual`` and normalize the sum, without a reduction.
 
-    residual, delta: [T, H]. Returns the new residual and its norm.
+    residual, delta: [T, H], already reduced over ranks. Returns the new residual and
+    the normalized one.
     """
     residual = residual + delta
     return residual, ops.rms_norm(residual, w, eps=eps)
@@ -84,7 +102,7 @@ def _after_cases(rng: np.random.Generator) -> Iterable[Case]:
         yield Case(f"{rows}x{width}", (x, w), {"eps": 1e-6})
 
 
-@op(cases=_after_cases, weights=Norm, reduces="delta")
-def reduce_norm(ops: Any, delta: Any, w: Norm, *, eps: float) -> Any:
-    """Add the ranks' ``delta`` [T, H] up and normalize it, whole on every rank."""
+@op(cases=_after_cases, weights=Norm, flops=norm_flops, reduces="delta")
+def reduce_norm(ops: Ops, delta: Array, w: Norm, *, eps: float) -> Array:
+    """Reduce ``delta`` [T, H] over ranks and normalize the sum."""
     return ops.rms_norm(ops.all_reduce(delta, axis="tensor"), w, eps=eps)

@@ -1,4 +1,4 @@
-"""The step of the last layer: what is not cached for later is computed for few."""
+"""Pruned step of the last layer: only the sampled tokens are computed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from inl.spec.step import Step
 def _shapes(step: Any) -> Step:
     (rows,), groups = step.lengths.shape, step.writes.shape[0]
     one = Spec((rows,), "int32")
-    found: Step = step._replace(
+    pruned: Step = step._replace(
         tokens=one, positions=one, rows=one, starts=Spec((rows + 1,), "int32"),
-        writes=Spec((groups, rows), "int32"), samples=one, used_counts=Spec((3,), "int32"),
-        plan=(),
+        writes=Spec((groups, rows), "int32"), samples=one,
+        used_counts=Spec((3,), "int32"), plan=(),
     )  # fmt: skip
-    return found
+    return pruned
 
 
 def _cases(rng: np.random.Generator) -> Iterable[Case]:
@@ -30,11 +30,11 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
 
 @op(shapes=_shapes, cases=_cases, rounds=False)
 def prune_last_layer(step: Step) -> Step:
-    """The step of each row's last token alone, whose key and value are cached.
+    """Reduce a step to the last token of each row.
 
-    Of a step that samples one token of each row. The result has a token for each row,
-    in their order, so T and S are R; what belongs to the rows stays. Tokens of padding
-    rows are anything that is there, and belong to no row.
+    The step must sample one token per row, and keys and values of all its tokens must
+    be cached. The result has one token per row, in row order: T and S are R. Fields per
+    row stay. Tokens of padding rows are arbitrary and belong to no row.
     """
     at, rows = step.samples, step.lengths.shape[0]
     used = step.used_counts[1]

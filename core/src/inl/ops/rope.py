@@ -1,4 +1,8 @@
-"""Rotary position embedding (Su et al., 2021), half-split as Hugging Face has it."""
+"""Rotary position embedding (Su et al., 2021) in the half-split layout of Hugging Face.
+
+A head of ``dim`` lanes has ``dim // 2`` planes; plane i rotates lanes i and
+``i + dim // 2``.
+"""
 
 from __future__ import annotations
 
@@ -8,42 +12,47 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from inl.spec.op import Case, Spec, op
+from inl.spec.op import Case, Spec, elements, op
+from inl.spec.step import Array
 
 
 class RopeScaling(NamedTuple):
-    """How frequencies are stretched for contexts longer than those trained on."""
+    """Scaling of rotation frequencies for contexts longer than in training."""
 
     kind: str = "none"
-    """"none"; "linear"; "llama3" (Llama 3.1: long waves slowed, short ones kept);
-    "yarn" (Peng et al., 2023); "divided" (LongRoPE: a divisor for each plane)."""
+    """"none"; "linear"; "llama3" (Llama 3.1: divides low frequencies only); "yarn"
+    (Peng et al., 2023); "divided" (LongRoPE: one divisor per plane)."""
     factor: float = 1.0
+    """Divisor of the scaled frequencies."""
     low: float = 1.0
-    """Planes that turn fewer times than this within ``original`` are slowed."""
+    """Planes with fewer rotations than this within ``original`` tokens are scaled."""
     high: float = 4.0
-    """Planes that turn more often than this are kept."""
+    """Planes with more rotations than this are not scaled."""
     original: int = 8192
-    """Tokens of the context trained on."""
+    """Context length in training, in tokens."""
     divisors: tuple[float, ...] = ()
-    """One for each plane that turns, for "divided"."""
+    """One per rotating plane, for "divided"."""
     gain: float = 1.0
-    """Length that a unit vector has after turning: YaRN's and LongRoPE's warmth."""
-    turning: int = 0
-    """Lanes of a head that turn, 0 for all: the planes of the others come last."""
+    """Factor on cosines and sines: the attention factor of YaRN and LongRoPE."""
+    rotary_dim: int = 0
+    """Lanes of a head that rotate; 0 is all. Planes that do not rotate come last."""
 
 
 def frequencies(dim: int, theta: float, scaling: RopeScaling) -> Any:
-    """Angle per position of each of the ``dim // 2`` planes, float64; 0 holds still."""
-    turning = scaling.turning or dim
-    rates = theta ** (-np.arange(0, turning, 2, dtype=np.float64) / turning)
-    still = np.zeros((dim - turning) // 2)
-    return np.concatenate([_scaled(rates, theta, scaling), still])
+    """Return the angle per position of each plane: float64 [dim / 2].
+
+    0 for planes that do not rotate.
+    """
+    rotary_dim = scaling.rotary_dim or dim
+    rates = theta ** (-np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
+    unrotated = np.zeros((dim - rotary_dim) // 2)
+    return np.concatenate([_scaled(rates, theta, scaling), unrotated])
 
 
 def gains(dim: int, scaling: RopeScaling) -> Any:
-    """Length of each plane's cosine and sine, float64 [dim / 2]."""
-    turning = (scaling.turning or dim) // 2
-    return np.where(np.arange(dim // 2) < turning, scaling.gain, 1.0)
+    """Return the factor on each plane's cosine and sine: float64 [dim / 2]."""
+    planes = (scaling.rotary_dim or dim) // 2
+    return np.where(np.arange(dim // 2) < planes, scaling.gain, 1.0)
 
 
 def _scaled(rates: Any, theta: float, scaling: RopeScaling) -> Any:
@@ -52,26 +61,29 @@ def _scaled(rates: Any, theta: float, scaling: RopeScaling) -> Any:
     if scaling.kind == "divided":
         return rates / np.array(scaling.divisors)
     if scaling.kind in ("llama3", "yarn"):
-        kept = _ramp(rates, theta, scaling)
-        return kept * rates + (1 - kept) * rates / scaling.factor
+        share = _unscaled_share(rates, theta, scaling)
+        return share * rates + (1 - share) * rates / scaling.factor
     return rates
 
 
-def _ramp(rates: Any, theta: float, scaling: RopeScaling) -> Any:
-    """Share of each frequency that is kept: by turns, or by places for "yarn"."""
+def _unscaled_share(rates: Any, theta: float, scaling: RopeScaling) -> Any:
+    """Return the weight of each plane's unscaled frequency, in 0 .. 1.
+
+    A linear ramp over the number of rotations, or over the plane index for "yarn".
+    """
     if scaling.kind == "llama3":
         turns = scaling.original * rates / (2 * math.pi)
         return np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0, 1)
     count = int(rates.shape[0])
 
-    def place(turns: float) -> float:
-        waves = math.log(scaling.original / (turns * 2 * math.pi))
-        return count * waves / math.log(theta)
+    def plane(turns: float) -> float:
+        wavelength = scaling.original / (turns * 2 * math.pi)
+        return count * math.log(wavelength) / math.log(theta)
 
-    first = max(math.floor(place(scaling.high)), 0)
-    last = min(math.ceil(place(scaling.low)), 2 * count - 1)
-    wide = last - first or 0.001
-    return 1 - np.clip((np.arange(count) - first) / wide, 0, 1)
+    first = max(math.floor(plane(scaling.high)), 0)
+    last = min(math.ceil(plane(scaling.low)), 2 * count - 1)
+    span = last - first or 0.001
+    return 1 - np.clip((np.arange(count) - first) / span, 0, 1)
 
 
 def _table_cases(_rng: np.random.Generator) -> Iterable[Case]:
@@ -81,7 +93,7 @@ def _table_cases(_rng: np.random.Generator) -> Iterable[Case]:
         RopeScaling("linear", 4.0),
         RopeScaling("llama3", 8.0),
         RopeScaling("yarn", 4.0, 1.0, 32.0, 2048, gain=1.14),
-        RopeScaling("divided", divisors=(1.0, 1.5, 4.0), gain=1.2, turning=6),
+        RopeScaling("divided", divisors=(1.0, 1.5, 4.0), gain=1.2, rotary_dim=6),
     ):
         attrs = {"dim": 16, "theta": 10000.0, "scaling": scaling}
         yield Case(scaling.kind, (positions,), attrs)
@@ -94,11 +106,11 @@ def _table_shapes(positions: Spec, *, dim: int, **_: Any) -> tuple[Spec, Spec]:
 
 @op(shapes=_table_shapes, cases=_table_cases, rounds=False)
 def rope_table(
-    positions: Any, *, dim: int, theta: float, scaling: RopeScaling
-) -> tuple[Any, Any]:
-    """Cosines and sines for ``positions`` [T]: two of float32 [T, dim / 2].
+    positions: Array, *, dim: int, theta: float, scaling: RopeScaling
+) -> tuple[Array, Array]:
+    """Cosines and sines of ``positions`` [T]: two of float32 [T, dim / 2].
 
-    Planes that do not turn have the cosine 1 and the sine 0.
+    Planes that do not rotate have cosine 1 and sine 0.
     """
     angles = positions[:, None] * frequencies(dim, theta, scaling)
     length = gains(dim, scaling)
@@ -121,10 +133,20 @@ def _rotate(x: Any, cos: Any, sin: Any) -> Any:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
+def rope_flops(q: Any, k: Any, *_: Any, **__: Any) -> int:
+    """Two products and a sum per element."""
+    return 3 * (elements(q) + elements(k))
+
+
 @op(
     shapes=lambda q, k, cos, sin: (Spec(q.shape, q.dtype), Spec(k.shape, k.dtype)),  # noqa: ARG005
     cases=_cases,
+    flops=rope_flops,
 )
-def rope(q: Any, k: Any, cos: Any, sin: Any) -> tuple[Any, Any]:
-    """Rotate queries [T, heads, d] and keys [T, kv_heads, d] by cos, sin [T, d / 2]."""
+def rope(q: Array, k: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
+    """Rotate queries and keys by their positions.
+
+    q: [T, heads, d]. k: [T, kv_heads, d]. cos, sin: float32 [T, d / 2], see
+    :data:`rope_table`. Returns both, rotated.
+    """
     return _rotate(q, cos, sin), _rotate(k, cos, sin)

@@ -1,11 +1,12 @@
-"""A feed-forward layer of which each token uses one part, chosen by its id.
+"""Token-routed feed-forward layer: each token uses one expert, chosen by its id.
 
-Routing is hard: an expert belongs to each id, and a learned router over mu may outvote
-it. There is no gate weight, and no token is ever dropped.
+A learned router over mu may override the choice. Expert outputs are not weighted, and
+no token is dropped.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -13,28 +14,28 @@ import numpy as np
 
 from inl.ops.inl import sigmoid
 from inl.spec.kernel import PLAIN
-from inl.spec.op import Case, Spec, op
+from inl.spec.op import Case, Spec, elements, nbytes, op, stored_nbytes
 from inl.spec.step import Array
 
 VOTE = 10.0
-"""What the expert of a token's id is ahead by, before the router has its say."""
+"""Added to the score of the expert that belongs to the token's id."""
 
 
 class TokenRoutedMlp(NamedTuple):
     """Parameters of :data:`token_routed_mlp`."""
 
     gate_up: Array
-    """[E, H, 2 * I], gates first."""
+    """[E, H, 2 * I]: gate, then up projection."""
     down: Array
     """[E, I, H]."""
     router: Array | None = None
-    """[E, H], over mu; without it the id alone decides."""
+    """[E, H], applied to mu; ``None`` routes by id only."""
     experts: Array | None = None
-    """[V] int32: the expert of each id; without it, the id modulo E."""
+    """[V] int32: expert of each token id; ``None`` is the id modulo E."""
 
     @property
     def layout(self) -> str:
-        """Unpacked."""
+        """Layout of unpacked weights."""
         return PLAIN
 
 
@@ -44,7 +45,7 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
         ids = rng.integers(0, 50, tokens).astype(np.int32)
         gate_up = rng.standard_normal((experts, hidden, 2 * inner)) / hidden**0.5
         down = rng.standard_normal((experts, inner, hidden)) / inner**0.5
-        # Scores are whole numbers apart, so that no dtype's rounding moves a token.
+        # Scores differ by at least 1/8, so that rounding in no dtype changes an expert.
         mu = np.where(mu > 0, 1.0, -1.0)
         router = rng.integers(-4, 5, (experts, hidden)) + 0.125 * np.arange(
             experts
@@ -58,10 +59,19 @@ def _cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 def _flops(x: Any, _tokens: Any, _mu: Any, w: Any, **_: Any) -> int:
-    rows = int(np.prod(x.shape[:-1]))
-    router = 0 if w.router is None else int(np.prod(w.router.shape))
-    expert = int(np.prod(w.gate_up.shape[1:])) + int(np.prod(w.down.shape[1:]))
+    rows = int(math.prod(x.shape[:-1]))
+    router = 0 if w.router is None else elements(w.router)
+    expert = int(math.prod(w.gate_up.shape[1:])) + int(math.prod(w.down.shape[1:]))
     return 2 * rows * (expert + router)
+
+
+def _traffic(out: Any, x: Any, tokens: Any, mu: Any, w: Any) -> int:
+    """As many experts as there are tokens, at most all; a table entry per token."""
+    used = min(w.gate_up.shape[0], elements(tokens))
+    experts = stored_nbytes((w.gate_up, w.down)) * used // int(w.gate_up.shape[0])
+    routing = stored_nbytes((mu, w.router)) if w.router is not None else 0
+    table = nbytes(tokens) if w.experts is not None else 0
+    return int(nbytes((x, tokens, out)) + experts + routing + table)
 
 
 @op(
@@ -69,12 +79,14 @@ def _flops(x: Any, _tokens: Any, _mu: Any, w: Any, **_: Any) -> int:
     cases=_cases,
     weights=TokenRoutedMlp,
     flops=_flops,
+    traffic=_traffic,
 )
-def token_routed_mlp(x: Any, tokens: Any, mu: Any, w: TokenRoutedMlp) -> Any:
-    """``down(silu(gate(x)) * up(x))`` of one expert for each row of ``x`` [T, H].
+def token_routed_mlp(x: Array, tokens: Array, mu: Array, w: TokenRoutedMlp) -> Array:
+    """One gated feed-forward expert per token: ``down(silu(gate(x)) * up(x))``.
 
-    tokens: [T] ids. mu: [T, H], which the router reads. The expert is the likeliest of
-    ``10 * onehot(expert of the id) + mu @ router.T``, ties to the lowest, in float32.
+    x: [T, H]. tokens: int32 [T] ids. mu: [T, H], input of the router. The expert has
+    the highest score of ``10 * onehot(expert of the id) + mu @ router.T``, computed in
+    float32; ties go to the lowest index. Returns [T, H].
     """
     chosen = chosen_experts(tokens, mu, w)
     out = np.zeros_like(x)
@@ -86,7 +98,7 @@ def token_routed_mlp(x: Any, tokens: Any, mu: Any, w: TokenRoutedMlp) -> Any:
 
 
 def chosen_experts(tokens: Any, mu: Any, w: TokenRoutedMlp) -> Any:
-    """The expert of each token: [T]."""
+    """Return the expert of each token: [T]."""
     count = w.gate_up.shape[0]
     base = tokens % count if w.experts is None else w.experts[tokens]
     if w.router is None:

@@ -1,4 +1,4 @@
-"""Inputs on which sampling kernels are compared with their bodies."""
+"""Test cases of the sampling ops."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from inl.spec.op import Case
 from inl.spec.step import NEUTRAL, PARAMS, Step, Tables
 
 UNIFORMS = (0.1, 0.62, 0.9999, 0.5)
+"""Uniform numbers of the four rows."""
 
 MARGIN = 1e-5
-"""Of a draw's number, and of shares to keep, within which float32 may choose another
-token: no case lies there."""
+"""Change of uniform numbers, top-p and min-p that must not change a case's tokens, so
+that rounding in float32 does not either."""
 
 EDGES: dict[str, Sequence[float]] = {
     "temperature": (0.0, 1e-6, 30.0),
@@ -28,11 +29,11 @@ EDGES: dict[str, Sequence[float]] = {
     "presence_penalty": (-2.0, 0.0, 1.3),
     "frequency_penalty": (-2.0, 0.0, 0.7),
 }
-"""Values of each parameter, its neutral one and its limits among them."""
+"""Tested values of each parameter, including the neutral one and the limits."""
 
 
 def _step(rng: np.random.Generator, vocab: int) -> tuple[Step, Tables]:
-    """A decoding row in slot 1, prompts in 2 and 3, and a padding row."""
+    """Return a step with a decoding row, two prompts and a padding row."""
     step, _ = random_step(rng, [3, 0, 5], [1, 4, 1], pad_rows=1)
     uniforms = np.array(UNIFORMS, np.float32).view(np.int32)
     tokens = rng.integers(0, vocab, step.tokens.shape).astype(np.int32)
@@ -41,8 +42,8 @@ def _step(rng: np.random.Generator, vocab: int) -> tuple[Step, Tables]:
     tables = empty_tables(
         groups=1, slots=4, max_blocks_per_seq=step.blocks.shape[-1], vocab=vocab
     )
-    held = rng.random((3, vocab)) < 0.4
-    tables.token_counts[1:] = np.where(held, rng.integers(0, 6, (3, vocab)), 0)
+    seen = rng.random((3, vocab)) < 0.4
+    tables.token_counts[1:] = np.where(seen, rng.integers(0, 6, (3, vocab)), 0)
     tables.params[1:] = NEUTRAL
     return step, tables
 
@@ -63,23 +64,29 @@ def _edge(rng: np.random.Generator, name: str, value: float) -> Case:
     tables.params[1:, 0] = [0.8, 1.0, 1.2]
     tables.params[1:, PARAMS.index(name)] = value
     args = _logits(rng, 257), step, tables
-    return Case(f"full/{name}/{value:g}", args, {"sampler": "sample_filtered"})
+    return Case(
+        f"sample_filtered/{name}/{value:g}", args, {"sampler": "sample_filtered"}
+    )
 
 
-def _together(rng: np.random.Generator, heat: float) -> Case:
-    """Every parameter at once, another in each row, and a biased token in ten."""
+def _combined(rng: np.random.Generator, temperature: float) -> Case:
+    """Return a case that combines random values of all parameters with biases."""
     step, tables = _step(rng, 257)
     for row in (1, 2, 3):
         tables.params[row] = [rng.choice(values) for values in EDGES.values()]
-    tables.params[1:, 0] = heat
+    tables.params[1:, 0] = temperature
     biased = rng.random((3, 257)) < 0.1
     tables.bias[1:] = np.where(biased, 4 * rng.standard_normal((3, 257)), 0)
     args = _logits(rng, 257), step, tables
-    return Case(f"full/together/{heat:g}", args, {"sampler": "sample_filtered"})
+    return Case(
+        f"sample_filtered/together/{temperature:g}",
+        args,
+        {"sampler": "sample_filtered"},
+    )
 
 
 def _decided(make: Callable[..., Case], *args: Any) -> Case:
-    """A case whose tokens rounding leaves alone, in every dtype of storage."""
+    """Return a case whose tokens do not change by rounding in any storage dtype."""
     from inl.ops.sample import is_decided
 
     while True:
@@ -89,15 +96,15 @@ def _decided(make: Callable[..., Case], *args: Any) -> Case:
             rounded(logits, dtype).astype(np.float64)
             for dtype in ("float32", "bfloat16", "float16")
         ]
-        kind = case.attrs["sampler"]
-        if kind == "greedy" or is_decided(
-            stored, step, tables, MARGIN, full=kind == "sample_filtered"
+        sampler = case.attrs["sampler"]
+        if sampler == "greedy" or is_decided(
+            stored, step, tables, MARGIN, full=sampler == "sample_filtered"
         ):
             return case
 
 
-def choose_cases(rng: np.random.Generator) -> Iterable[Case]:
-    """Every sampler, every parameter at its limits, ties, and bans."""
+def sample_cases(rng: np.random.Generator) -> Iterable[Case]:
+    """Cases of every sampler, of parameters at their limits, of ties and of bans."""
     for vocab in (5, 257):
         for sampler in ("greedy", "sample", "sample_filtered"):
             yield _decided(_plain, rng, sampler, vocab)
@@ -109,25 +116,29 @@ def choose_cases(rng: np.random.Generator) -> Iterable[Case]:
     tables.params[1:, 0] = 1.0
     tables.params[1:, 1] = [1, 2, 0]
     tables.params[1:, 3] = [0, 0, 1]
-    yield Case("full/ties/kept", (ties, step, tables), {"sampler": "sample_filtered"})
+    yield Case(
+        "sample_filtered/ties/filtered",
+        (ties, step, tables),
+        {"sampler": "sample_filtered"},
+    )
     for name, values in EDGES.items():
         for value in values:
             yield _decided(_edge, rng, name, value)
-    yield _decided(_together, rng, 0.0)
-    yield _decided(_together, rng, 0.9)
+    yield _decided(_combined, rng, 0.0)
+    yield _decided(_combined, rng, 0.9)
     step, tables = _step(rng, 257)
     tables.params[1:, 0] = [0.0, 1.0, 50.0]
     tables.bias[1:] = -1e9
     tables.bias[[1, 2, 3], [200, 0, 256]] = 0
     yield Case(
-        "full/all banned but one",
+        "sample_filtered/all banned but one",
         (_logits(rng, 257), step, tables),
         {"sampler": "sample_filtered"},
     )
 
 
 def score_cases(rng: np.random.Generator) -> Iterable[Case]:
-    """Fewer tokens than are reported, as many, more; ties; one token for certain."""
+    """Cases of vocabularies around TOP tokens, of ties and of a certain token."""
     for vocab in (5, 20, 257):
         tokens = rng.integers(0, vocab, 4).astype(np.int32)
         yield Case(f"4x{vocab}", (_logits(rng, vocab), tokens))

@@ -1,6 +1,6 @@
-"""State of fixed size per sequence: read by the tokens that continue an answer.
+"""Per-slot state of fixed size, read by generated tokens.
 
-Decoding rows feed one token of an answer each; all other tokens belong to prompts.
+Decoding rows have one generated token each; all other tokens belong to prompts.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from inl.ops.attention import random_step
-from inl.spec.op import Case, Spec, op
-from inl.spec.step import Step
+from inl.spec.op import Case, Spec, nbytes, op
+from inl.spec.step import Array, Step
 
 
 def _steps(rng: np.random.Generator) -> Iterable[tuple[str, Step]]:
@@ -33,11 +33,12 @@ def _read_cases(rng: np.random.Generator) -> Iterable[Case]:
         (*step.tokens.shape, *table.shape[1:]), table.dtype
     ),
     cases=_read_cases,
+    traffic=lambda out, _table, step: nbytes((out, out, step.rows, step.slots)),
 )
-def read_slots(table: Any, step: Step) -> Any:
-    """What the slot of each token's row holds in ``table`` [slots, ...]: [T, ...].
+def read_slots(table: Array, step: Step) -> Array:
+    """Read each decoding token's slot of ``table`` [slots, ...]: [T, ...].
 
-    Only for tokens of decoding rows; those of prompts, and padding, get zeros.
+    Tokens of prompts and padding tokens get zeros.
     """
     continues = step.rows < step.used_counts[0]
     continues &= np.arange(step.tokens.shape[0]) < step.used_counts[2]
@@ -51,19 +52,26 @@ def _write_cases(rng: np.random.Generator) -> Iterable[Case]:
         yield Case(name, (x, rng.standard_normal((6, 5)), step))
 
 
+def _write_traffic(table: Any, _x: Any, _table: Any, step: Any) -> int:
+    """One entry per row, read and written."""
+    entry = nbytes(table) // table.shape[0]
+    return int(nbytes(step.slots) + 2 * step.slots.shape[0] * entry)
+
+
 @op(
     shapes=lambda x, table, step: table,  # noqa: ARG005
     cases=_write_cases,
     consumes=("table",),
+    traffic=_write_traffic,
 )
-def write_slots(x: Any, table: Any, step: Step) -> Any:
-    """Put ``x`` [T, ...] of each row's last token into the row's slot of ``table``.
+def write_slots(x: Array, table: Array, step: Step) -> Array:
+    """Write each row's last token of ``x`` [T, ...] to its slot of ``table``.
 
-    Padding rows put zeros into slot 0, which is nobody's.
+    Padding rows write zeros to slot 0. Returns the table [slots, ...].
     """
-    fresh = table.copy()
+    updated = table.copy()
     used = np.arange(step.slots.shape[0]) < step.used_counts[1]
     used = used.reshape(-1, *(1,) * (table.ndim - 1))
     last = np.clip(step.starts[1:] - 1, 0, x.shape[0] - 1)
-    fresh[step.slots] = np.where(used, x[last], 0)
-    return fresh
+    updated[step.slots] = np.where(used, x[last], 0)
+    return updated

@@ -1,29 +1,20 @@
-"""From one message to the arrays of a step; integers only.
+"""Ops between steps: build step arrays from a message, update slot tables.
 
-These bodies are the template for every backend: fixed shapes, no branch on data.
+Integers only. The bodies have fixed shapes and no data-dependent branches, so that
+backends can translate them directly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from inl.spec.message import (
-    HEADER,
-    MAX_TOKEN_BIASES,
-    BlockTableUpdate,
-    Row,
-    TokenBias,
-    admit_frame,
-    layout,
-    release_frame,
-    step_frame,
-    token_bias_frame,
-)
-from inl.spec.op import Case, Spec, op
-from inl.spec.step import PARAMS, Bucket, Step, Tables
+from inl.ops.step_cases import admit_cases, step_cases, token_bias_cases
+from inl.spec.message import HEADER, MAX_TOKEN_BIASES, layout
+from inl.spec.op import Spec, nbytes, op
+from inl.spec.step import PARAMS, Array, Bucket, Step, Tables
 
 
 def _step_shapes(_message: Spec, tables: Any, *, bucket: Bucket, **_: Any) -> Any:
@@ -49,10 +40,10 @@ def empty_tables(
     vocab: int = 0,
     zeros: Callable[[tuple[int, ...], str], Any] = np.zeros,
 ) -> Tables:
-    """Tables in which every slot belongs to nobody.
+    """Allocate tables in which every slot is free.
 
-    vocab: columns of counts and biases; 0 where no "sample_filtered" program is served.
-    zeros: allocates by shape and dtype name.
+    vocab: columns of counts and biases; 0 if no "sample_filtered" program is available.
+    zeros: (shape, dtype name) -> zeroed array.
     """
     return Tables(
         blocks=zeros((groups, slots, max_blocks_per_seq), "int32"),
@@ -65,61 +56,40 @@ def empty_tables(
     )
 
 
-def _cases(rng: np.random.Generator) -> Iterable[Case]:
-    groups, width, size = 2, 6, 4
-    tables = empty_tables(groups=groups, slots=5, max_blocks_per_seq=width, vocab=3)
-    tables.blocks[:, 1:] = rng.integers(1, 30, (groups, 4, width))
-    tables.lengths[1:] = [5, 0, 7, 11]
-    tables.last[1:] = rng.integers(0, 90, 4)
-    mixed = [
-        Row(3, [-1], [0.25]),
-        Row(4, [-1], [0.5]),
-        Row(2, [int(x) for x in rng.integers(0, 90, 6)]),
-    ]
-    cells = [
-        BlockTableUpdate(0, 4, 2, 17),
-        BlockTableUpdate(1, 4, 2, 18),
-        BlockTableUpdate(0, 2, 1, 9),
-    ]
-    for name, bucket in (
-        ("exact", Bucket(8, 3)),
-        ("padded", Bucket(12, 6, sampler="sample")),
-    ):
-        message = step_frame(
-            bucket, mixed, cells, step=3, groups=groups, block_size=size, decode_rows=2
-        )
-        yield Case(name, (message, tables), {"bucket": bucket, "block_size": size})
-    bucket = Bucket(6, 2, 3)
-    drafts = [Row(1, [-1, 4, 5], [0.1, 0.2, 0.3]), Row(3, [-1], [0.4])]
-    message = step_frame(
-        bucket, drafts, step=4, groups=groups, block_size=size, decode_rows=2
-    )
-    yield Case("drafts", (message, tables), {"bucket": bucket, "block_size": size})
-    message = step_frame(
-        bucket, (), step=4, groups=groups, block_size=size, decode_rows=0
-    )
-    yield Case("nobody", (message, tables), {"bucket": bucket, "block_size": size})
+def _step_traffic(
+    results: Any, message: Any, _tables: Any, *, bucket: Bucket, **_: Any
+) -> int:
+    """The message, the tables' entries of each row, and the step's arrays."""
+    step, _ = results
+    entries = nbytes(step.blocks) + 3 * 4 * bucket.rows
+    return nbytes((message, step)) + entries
 
 
-@op(shapes=_step_shapes, cases=_cases, consumes=("tables",), rounds=False)
+@op(
+    shapes=_step_shapes,
+    cases=step_cases,
+    consumes=("tables",),
+    rounds=False,
+    traffic=_step_traffic,
+)
 def make_step(
-    message: Any, tables: Tables, *, bucket: Bucket, block_size: int
+    message: Array, tables: Tables, *, bucket: Bucket, block_size: int
 ) -> tuple[Step, Tables]:
-    """Unpack a step's ``message`` against the runner's ``tables``.
+    """Build the arrays of a step from its message and the slot tables.
 
-    message: int32 [words] laid out by :func:`inl.spec.message.layout`.
-    Returns the step and the tables with its cells and lengths applied.
+    message: int32 [words] in the layout of :func:`inl.spec.message.layout`. Returns the
+    step, and the tables with the message's block-table updates and new lengths.
     """
-    place = layout(bucket, groups=tables.blocks.shape[0], block_size=block_size)
-    rows = message[place.rows : place.updates].reshape(
+    offset = layout(bucket, groups=tables.blocks.shape[0], block_size=block_size)
+    rows = message[offset.rows : offset.updates].reshape(
         bucket.rows, 2 + bucket.tokens_per_row
     )
-    cells = message[place.updates : place.tokens].reshape(-1, 4)
-    given = message[place.tokens : place.size]
+    updates = message[offset.updates : offset.tokens].reshape(-1, 4)
+    given = message[offset.tokens : offset.size]
     slots, counts = rows[:, 0], rows[:, 1]
 
     blocks = tables.blocks.copy()
-    blocks[cells[:, 0], cells[:, 1], cells[:, 2]] = cells[:, 3]
+    blocks[updates[:, 0], updates[:, 1], updates[:, 2]] = updates[:, 3]
     before = tables.lengths[slots]
     after = np.where(counts > 0, before + counts, 0).astype(np.int32)
     lengths = tables.lengths.copy()
@@ -133,8 +103,8 @@ def make_step(
     row = np.where(used, owner, 0).astype(np.int32)
     positions = np.where(used, before[row] + index - starts[row], 0).astype(np.int32)
     row_blocks = blocks[:, slots]
-    homes = row_blocks[:, row, positions // block_size]
-    writes = np.where(used, homes * block_size + positions % block_size, 0)
+    token_blocks = row_blocks[:, row, positions // block_size]
+    writes = np.where(used, token_blocks * block_size + positions % block_size, 0)
 
     offsets = np.arange(bucket.tokens_per_row, dtype=np.int32) - bucket.tokens_per_row
     samples = np.maximum(ends[:, None] + offsets, starts[:-1, None])
@@ -156,78 +126,58 @@ def make_step(
     return step, tables._replace(blocks=blocks, lengths=lengths)
 
 
-def _admit_cases(rng: np.random.Generator) -> Iterable[Case]:
-    ids = [[4, 5, 6], [7, 8, 9]]
-    params = {"temperature": 0.7, "top_k": 40.0, "presence_penalty": -0.5}
-    frame = admit_frame(
-        2, ids, groups=2, max_blocks_per_seq=5, length=12, last=7, adapter=1, **params
-    )
-    for name, vocab in (("", 11), ("/uncounted", 0)):
-        tables = empty_tables(groups=2, slots=4, max_blocks_per_seq=5, vocab=vocab)
-        tables.blocks[:] = rng.integers(1, 30, tables.blocks.shape)
-        tables.lengths[:] = rng.integers(1, 20, 4)
-        tables.token_counts[:] = rng.integers(0, 5, tables.token_counts.shape)
-        tables.bias[:] = rng.standard_normal(tables.bias.shape)
-        released = release_frame(3, groups=2, max_blocks_per_seq=5)
-        yield Case(f"admit{name}", (frame[None], tables))
-        yield Case(f"release{name}", (released[None], tables))
-        three = np.stack((released, np.zeros_like(frame), frame))
-        yield Case(f"several{name}", (three, tables))
+def _admit_traffic(tables: Any, messages: Any, _tables: Any) -> int:
+    """Messages read, one entry of each table written per message."""
+    entry = nbytes(tables) // tables.lengths.shape[0]
+    return int(nbytes(messages) + messages.shape[0] * entry)
 
 
 @op(
     shapes=lambda _messages, tables: tables,
-    cases=_admit_cases,
+    cases=admit_cases,
     consumes=("tables",),
     rounds=False,
+    traffic=_admit_traffic,
 )
-def admit(messages: Any, tables: Tables) -> Tables:
-    """Set slots from admissions, or clear them from releases: [n, words], one a row.
+def admit(messages: Array, tables: Tables) -> Tables:
+    """Set slots from admission frames, or clear them from release frames.
 
-    No two are of one slot, but zeros are padding: slot 0 belongs to nobody. No token of
-    a slot counts or is biased any more, until marks say so.
+    messages: int32 [n, words], one frame per row, each for a different slot. Rows of
+    zeros are padding and write to slot 0. The slots' token counts and biases become 0;
+    :data:`set_token_bias` sets them.
     """
     groups, _slots, width = tables.blocks.shape
     table = HEADER + 4 + len(PARAMS)
-    fresh = Tables(*(array.copy() for array in tables))
+    updated = Tables(*(array.copy() for array in tables))
     for message in messages:
         slot, length, last, adapter = message[HEADER : HEADER + 4]
         params = np.ascontiguousarray(message[HEADER + 4 : table]).view(np.float32)
-        fresh.blocks[:, slot] = message[table:].reshape(groups, width)
-        fresh.lengths[slot] = length
-        fresh.last[slot] = last
-        fresh.adapters[slot] = adapter
-        fresh.params[slot] = params
-        fresh.token_counts[slot] = 0
-        fresh.bias[slot] = 0
-    return fresh
-
-
-def _mark_cases(rng: np.random.Generator) -> Iterable[Case]:
-    tables = empty_tables(groups=1, slots=4, max_blocks_per_seq=2, vocab=300)
-    tables.token_counts[:] = rng.integers(0, 5, tables.token_counts.shape)
-    tables.bias[:] = rng.standard_normal(tables.bias.shape)
-    for used in (0, 3, MAX_TOKEN_BIASES):
-        tokens = rng.permutation(300)[:used]
-        marks = [
-            TokenBias(int(token), int(rng.integers(0, 9)), float(rng.standard_normal()))
-            for token in tokens
-        ]
-        yield Case(str(used), (token_bias_frame(2, marks), tables))
+        updated.blocks[:, slot] = message[table:].reshape(groups, width)
+        updated.lengths[slot] = length
+        updated.last[slot] = last
+        updated.adapters[slot] = adapter
+        updated.params[slot] = params
+        updated.token_counts[slot] = 0
+        updated.bias[slot] = 0
+    return updated
 
 
 @op(
     shapes=lambda _message, tables: tables,
-    cases=_mark_cases,
+    cases=token_bias_cases,
     consumes=("tables",),
     rounds=False,
+    traffic=lambda _tables, message, _old: 3 * nbytes(message),
 )
-def set_token_bias(message: Any, tables: Tables) -> Tables:
-    """Add a frame's counts and biases to those of its slot."""
+def set_token_bias(message: Array, tables: Tables) -> Tables:
+    """Add the token counts and biases of a frame to its slot.
+
+    message: int32 words of a token-bias frame, see :mod:`inl.spec.message`.
+    """
     slot = message[HEADER]
-    marks = message[HEADER + 2 :].reshape(MAX_TOKEN_BIASES, 3)
+    entries = message[HEADER + 2 :].reshape(MAX_TOKEN_BIASES, 3)
     counts, bias = tables.token_counts.copy(), tables.bias.copy()
-    np.add.at(counts[slot], marks[:, 0], marks[:, 1])
-    biases = np.ascontiguousarray(marks[:, 2]).view(np.float32)
-    np.add.at(bias[slot], marks[:, 0], biases)
+    np.add.at(counts[slot], entries[:, 0], entries[:, 1])
+    biases = np.ascontiguousarray(entries[:, 2]).view(np.float32)
+    np.add.at(bias[slot], entries[:, 0], biases)
     return tables._replace(token_counts=counts, bias=bias)

@@ -1,15 +1,15 @@
-"""The contract with plugins, and what the installed ones offer.
+"""Plugin contract and plugin registry.
 
-A plugin's entry module needs ``hookimpl`` only; ``registry()`` is the host's side.
+A plugin's entry module needs only ``hookimpl``; the host calls ``registry()``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from inl.plugin.choose import check_device as check_device
-from inl.plugin.choose import choose_device as choose_device
-from inl.plugin.choose import make_backend as make_backend
+from inl.plugin.device_selection import check_device as check_device
+from inl.plugin.device_selection import choose_device as choose_device
+from inl.plugin.device_selection import make_backend as make_backend
 from inl.plugin.hooks import CONTRACT as CONTRACT
 from inl.plugin.hooks import FEATURES as FEATURES
 from inl.plugin.hooks import GROUP as GROUP
@@ -38,7 +38,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "simple_backend":
-        # It computes, so it brings NumPy; an entry module must not.
+        # Imported on access: it imports NumPy, which an entry module must not.
         from inl.backend.simple import simple_backend
 
         return simple_backend

@@ -1,4 +1,4 @@
-"""What the core itself brings, through the same hooks as everyone else."""
+"""Built-in plugin: registers the core's backend, models and functions."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ FAMILIES = (
     ("Qwen3ForCausalLM", "qwen3", "qwen3"),
     ("Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe"),
 )
-"""``architectures`` and ``model_type`` of config files, and who reads them."""
+"""(``architectures`` entry, ``model_type``, module in ``inl.models``)."""
 
 
 @hookimpl
 def inl_register_backends(register: RegisterBackend) -> None:
-    """NumPy, the oracle that every other backend is compared with."""
+    """Register the NumPy backend, the reference for all other backends."""
     register(DeviceType.REFERENCE, "inl.backend.reference:ReferenceBackend", probe)
 
 
 @hookimpl
 def inl_register_models(register: RegisterModel) -> None:
-    """The architectures under ``inl.models``."""
+    """Register the architectures of ``inl.models``."""
     for architecture, name, module in FAMILIES:
         for key in (architecture, name):
             register(key, f"inl.models.{module}:MODEL")
@@ -44,14 +44,14 @@ def inl_register_models(register: RegisterModel) -> None:
 
 @hookimpl
 def inl_register_functions(register: RegisterFunctions) -> None:
-    """Functions on NumPy's arrays, and where our libraries have theirs."""
+    """Register the functions for NumPy, torch and JAX arrays."""
     register("numpy", "inl.ops.inl_functions:FUNCTIONS")
     register("torch", "inl_torch.functional:FUNCTIONS")
     register("jax", "inl_jax.functional:FUNCTIONS", ("jax", "jaxlib"))
 
 
 def probe() -> list[DeviceInfo]:
-    """One device that is always there."""
+    """Return the reference device, which is always available."""
     from inl.backend.host import host_memory
 
     return [DeviceInfo(0, "NumPy reference", host_memory().total)]

@@ -1,4 +1,4 @@
-"""Checks that a plugin follows the contract, before and after its hooks run."""
+"""Plugin contract checks, run before and after a plugin's hooks."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ from inl.plugin.hooks import CONTRACT, FEATURES, GROUP
 
 
 class Unsupported(PluginError):
-    """The plugin is sound but needs another contract than this core serves."""
+    """The plugin is valid but needs a contract that this core does not serve."""
 
 
 def hook_manager() -> pluggy.PluginManager:
-    """Make a manager that knows the hooks and no plugin."""
+    """Return a plugin manager with the hook specifications and no plugin."""
     manager = pluggy.PluginManager("inl")
     manager.add_hookspecs(hooks)
     return manager
 
 
 def hook_callers(manager: pluggy.PluginManager | None = None) -> list[Any]:
-    """Every hook of the contract, as pluggy sees it, by name."""
+    """Return pluggy's caller of every hook of the contract, sorted by name."""
     relay = (manager or hook_manager()).hook
     names = sorted(name for name in vars(relay) if name.startswith("inl_"))
     return [getattr(relay, name) for name in names]
 
 
 def check_version(module: object) -> None:
-    """Refuse a plugin made for a newer contract, or one whose constants are odd."""
+    """Check INL_CONTRACT and INL_FEATURES of an entry module.
+
+    Raises :class:`Unsupported` for a newer contract or an unknown feature, and
+    :class:`~inl.errors.PluginError` for invalid constants.
+    """
     contract = getattr(module, "INL_CONTRACT", CONTRACT)
     features = getattr(module, "INL_FEATURES", FEATURES)
     pair = isinstance(contract, tuple) and len(contract) == 2
@@ -40,14 +44,15 @@ def check_version(module: object) -> None:
             f"INL_CONTRACT: found {contract!r:.80}, accepted: (major, minor) "
             f"such as {CONTRACT}"
         )
-    sound = isinstance(features, (set, frozenset, tuple, list))
-    if not sound or not all(isinstance(name, str) for name in features):
+    is_set = isinstance(features, (set, frozenset, tuple, list))
+    if not is_set or not all(isinstance(name, str) for name in features):
         raise PluginError(
             f"INL_FEATURES: found {features!r:.80}, accepted: a set of names"
         )
     if contract[0] != CONTRACT[0]:
         raise PluginError(
-            f"INL_CONTRACT: found {contract}, but it is installed under {GROUP}"
+            f"INL_CONTRACT: found {contract}, but the entry point is in group {GROUP}; "
+            f"accepted: major version {CONTRACT[0]}"
         )
     served = ".".join(map(str, CONTRACT))
     if contract > CONTRACT:
@@ -58,15 +63,19 @@ def check_version(module: object) -> None:
     if unknown := sorted(set(features) - FEATURES):
         raise Unsupported(
             f"needs {', '.join(unknown)}; this core has "
-            f"{', '.join(sorted(FEATURES)) or 'no features'} beside contract {served}; "
+            f"{', '.join(sorted(FEATURES)) or 'no features'} in contract {served}; "
             "try: pip install -U inl-core"
         )
 
 
 def check_hooks(module: object, manager: pluggy.PluginManager) -> None:
-    """Refuse misspelled hooks, unmarked ones, and a plugin without any."""
+    """Check the hook implementations of an entry module.
+
+    Raises :class:`~inl.errors.PluginError` for a misspelled hook, one without
+    ``@hookimpl``, one with an unknown argument, and a module without any hook.
+    """
     known = {hook.name: hook for hook in hook_callers(manager)}
-    found = 0
+    implemented = 0
     for attribute in dir(module):
         options = manager.parse_hookimpl_opts(module, attribute)
         if options is None:
@@ -79,8 +88,8 @@ def check_hooks(module: object, manager: pluggy.PluginManager) -> None:
                 f"{name} is not a hook of {GROUP}; known: {', '.join(sorted(known))}"
             )
         _check_arguments(name, getattr(module, attribute), known[name].spec.argnames)
-        found += 1
-    if not found:
+        implemented += 1
+    if not implemented:
         raise PluginError(
             f"implements no hook of {GROUP}; known: {', '.join(sorted(known))}"
         )
@@ -98,7 +107,7 @@ def _check_arguments(name: str, function: Any, accepted: tuple[str, ...]) -> Non
 
 
 def check_returned(returned: list[Any]) -> None:
-    """Refuse a hook that gives its items back instead of registering them."""
+    """Raise PluginError for a hook that returned items instead of registering them."""
     if returned:
         raise PluginError(
             f"a hook returned {returned[0]!r:.80}; hooks call register and return None"

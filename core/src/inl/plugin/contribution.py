@@ -1,4 +1,4 @@
-"""What one plugin registers; each item is checked, and remembered with its giver."""
+"""Items that one plugin registers, validated and recorded with their origin."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+"""``"module:attribute"``."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
-    """A backend that a plugin registered; nothing of it is imported yet."""
+    """A registered backend, imported on first use."""
 
     device_type: DeviceType
     backend: str | Callable[[Device], Any]
@@ -35,18 +36,18 @@ class BackendEntry:
 
 @dataclass(frozen=True, slots=True)
 class FunctionsEntry:
-    """Functions that a plugin registered; nothing of them is imported yet."""
+    """Registered functions of a framework, imported on first use."""
 
     functions: str | Functions
     modules: tuple[str, ...]
-    """Modules whose classes are the framework's arrays, by their first names."""
+    """Top-level modules that define the framework's array classes."""
 
 
 @dataclass(slots=True)
 class Contribution:
-    """Items of one plugin. Its methods are the ``register`` that hooks get.
+    """Items of one plugin. Its methods are the ``register`` argument of the hooks.
 
-    Each raises :class:`~inl.errors.PluginError` for an item of the wrong kind.
+    Each raises :class:`~inl.errors.PluginError` for an invalid item.
     """
 
     origin: Origin
@@ -61,33 +62,36 @@ class Contribution:
         backend: str | Callable[[Device], Any],
         probe: str | Probe | None = None,
     ) -> None:
-        """Serve ``device_type``; without a probe, one device is always there."""
+        """Register the backend of a device type.
+
+        Without a probe, device 0 is assumed to be available.
+        """
         kind = DeviceType(device_type)
         where = f"backend of {kind}"
         _check_target(where, backend, callable(backend), "a class")
-        fits = probe is None or callable(probe)
-        _check_target(f"probe of {kind}", probe, fits, "a function")
+        valid = probe is None or callable(probe)
+        _check_target(f"probe of {kind}", probe, valid, "a function")
         if kind in self.backends:
             raise PluginError(f"{where}: registered twice")
         self.backends[kind] = BackendEntry(kind, backend, probe, self.origin)
 
     def register_kernels(self, device_type: DeviceType) -> Callable[[Any], None]:
-        """Make the ``register`` of one device type's kernels."""
+        """Return the ``register`` function for the kernels of a device type."""
 
         def register(kernels: str | Kernel | Sequence[Kernel]) -> None:
             from inl.spec.kernel import Kernel
 
-            fits = isinstance(kernels, Kernel)
-            if not fits and isinstance(kernels, (list, tuple)):
-                fits = all(isinstance(kernel, Kernel) for kernel in kernels)
+            valid = isinstance(kernels, Kernel)
+            if not valid and isinstance(kernels, (list, tuple)):
+                valid = all(isinstance(kernel, Kernel) for kernel in kernels)
             where = f"kernels for {device_type}"
-            _check_target(where, kernels, fits, "a Kernel or a list of them")
+            _check_target(where, kernels, valid, "a Kernel or a list of them")
             self.kernels.setdefault(device_type, []).append(kernels)
 
         return register
 
     def register_model(self, architecture: str, model: str | Model) -> None:
-        """Serve checkpoints that name ``architecture``."""
+        """Register the model of checkpoints whose config names ``architecture``."""
         from inl.spec.model import Model
 
         if not isinstance(architecture, str) or not architecture.isidentifier():
@@ -107,19 +111,19 @@ class Contribution:
         functions: str | Functions,
         modules: Sequence[str] = (),
     ) -> None:
-        """Compute on arrays whose classes are defined in ``modules``."""
+        """Register functions on arrays whose classes are defined in ``modules``."""
         from inl.spec.functions import Functions
 
         roots = (framework, *modules)
         for name in roots:
             if not isinstance(name, str) or not name.isidentifier():
                 raise PluginError(
-                    f"functions: found {name!r:.80}, accepted: a framework's name and "
-                    "first names of modules, such as torch"
+                    f"functions: found {name!r:.80}, accepted: names of a framework "
+                    "and of top-level modules, such as torch"
                 )
         where = f"functions for {framework}"
-        fits = isinstance(functions, Functions)
-        _check_target(where, functions, fits, "Functions")
+        valid = isinstance(functions, Functions)
+        _check_target(where, functions, valid, "Functions")
         if framework in self.functions:
             raise PluginError(f"{where}: registered twice")
         self.functions[framework] = FunctionsEntry(
@@ -127,9 +131,10 @@ class Contribution:
         )
 
 
-def _check_target(where: str, item: object, fits: bool, kind: str) -> None:
+def _check_target(where: str, item: object, valid: bool, kind: str) -> None:
+    """Raise unless ``item`` is ``valid`` or names an attribute of a module."""
     named = isinstance(item, str) and TARGET.fullmatch(item)
-    if not fits and not named:
+    if not valid and not named:
         raise PluginError(
             f"{where}: found {item!r:.80}, accepted: a string 'module:attribute' "
             f"or {kind}"
@@ -137,19 +142,19 @@ def _check_target(where: str, item: object, fits: bool, kind: str) -> None:
 
 
 def resolve(origin: Origin, where: str, item: Any) -> Any:
-    """Import what ``"module:attribute"`` names; anything else is itself.
+    """Import ``item`` if it is a ``"module:attribute"`` string, else return it.
 
-    Raises :class:`~inl.errors.PluginError` that says whose it is and what failed.
+    Raises :class:`~inl.errors.PluginError` with the plugin and the reason.
     """
     if not isinstance(item, str):
         return item
     module, _, path = item.partition(":")
 
     def load() -> Any:
-        found: Any = import_module(module)
+        target: Any = import_module(module)
         for name in path.split("."):
-            found = getattr(found, name)
-        return found
+            target = getattr(target, name)
+        return target
 
     try:
         return guarded(load)
@@ -160,9 +165,10 @@ def resolve(origin: Origin, where: str, item: Any) -> Any:
 
 
 def guarded(call: Callable[[], T]) -> T:
-    """Call a plugin's code; whatever it raises becomes a PluginError of one line.
+    """Call plugin code and convert any exception to a one-line PluginError.
 
-    The message is ``Type: message``, or the sentence alone where it is our own.
+    The message is ``Type: message``; that of a PluginError stays as it is.
+    KeyboardInterrupt passes through.
     """
     try:
         return call()
@@ -175,12 +181,12 @@ def guarded(call: Callable[[], T]) -> T:
 
 
 def describe(error: BaseException) -> str:
-    """``Type: message`` in one line."""
+    """Return ``Type: message`` in one line."""
     return f"{type(error).__name__}: {one_line(error)}"
 
 
 def one_line(error: BaseException) -> str:
-    """Message of an error without line breaks, at most 400 characters."""
+    """Return the message of an error without line breaks, cut to 400 characters."""
     try:
         text = " ".join(str(error).split())
     except Exception:

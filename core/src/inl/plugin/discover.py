@@ -1,4 +1,4 @@
-"""Where plugins are named: installed entry points, and the variable INL_PLUGINS."""
+"""Plugin discovery: installed entry points and the variable INL_PLUGINS."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution, EntryPoint
 
 PREFIX = "inl.v"
+"""Prefix of the entry-point groups; the major version follows."""
 VARIABLE = "INL_PLUGINS"
 MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")
 OWN_MODULE = re.compile(r"inl_(\w+?)(\.plugin)?")
+"""Module names that are shortened to their device type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a plugin is named; nothing of it is imported yet."""
+    """Name and source of a plugin that is not imported yet."""
 
     name: str
     module: str
@@ -32,11 +34,11 @@ class Origin:
     version: str | None = None
     group: str = GROUP
     problem: str | None = None
-    """Why it cannot even be tried."""
+    """Reason why loading is not attempted."""
 
     @property
     def package(self) -> str:
-        """Distribution and version, or what stands for them."""
+        """Distribution and version; the source if there is no distribution."""
         if self.distribution is None or self.source == "builtin":
             return self.source
         return f"{self.distribution} {self.version or '(no version)'}"
@@ -46,8 +48,8 @@ class Origin:
 
 
 def from_modules(names: Iterable[str]) -> list[Origin]:
-    """Plugins given by module name, in the order given."""
-    found: dict[str, Origin] = {}
+    """Return the plugins of module names, in order and without duplicates."""
+    origins: dict[str, Origin] = {}
     for name in filter(None, map(str.strip, names)):
         own = OWN_MODULE.fullmatch(name)
         problem = None
@@ -56,28 +58,32 @@ def from_modules(names: Iterable[str]) -> list[Origin]:
                 f"{VARIABLE}: found {name!r:.80}, accepted: module names such as "
                 "inl_cpu.plugin, separated by commas"
             )
-        found[name] = Origin(own[1] if own else name, name, VARIABLE, problem=problem)
-    return list(found.values())
+        origins[name] = Origin(own[1] if own else name, name, VARIABLE, problem=problem)
+    return list(origins.values())
 
 
 def variable() -> list[str]:
-    """Module names in INL_PLUGINS."""
+    """Return the module names in INL_PLUGINS."""
     return os.environ.get(VARIABLE, "").split(",")
 
 
 def from_entry_points(points: Iterable[EntryPoint]) -> list[Origin]:
-    """Plugins of every major version, by name and distribution."""
-    found = {origin: None for point in points for origin in _origins(point)}
-    served = {(o.name, o.distribution) for o in found if o.group == GROUP}
-    kept = [
+    """Return the plugins of entry points, sorted by name and distribution.
+
+    Includes groups of other major versions, except for plugins that also serve this
+    one.
+    """
+    origins = {origin: None for point in points for origin in _origins(point)}
+    served = {(o.name, o.distribution) for o in origins if o.group == GROUP}
+    relevant = [
         origin
-        for origin in found
+        for origin in origins
         if origin.group == GROUP or (origin.name, origin.distribution) not in served
     ]
-    return sorted(kept, key=_order)
+    return sorted(relevant, key=_sort_key)
 
 
-def _order(origin: Origin) -> tuple[str, ...]:
+def _sort_key(origin: Origin) -> tuple[str, ...]:
     return origin.name, origin.distribution or "", origin.group, origin.module
 
 
@@ -101,18 +107,19 @@ def _origins(point: EntryPoint) -> Iterator[Origin]:
 
 
 def installed() -> tuple[list[EntryPoint], list[Origin]]:
-    """Entry points of this environment, and distributions whose list is damaged.
+    """Return the installed entry points, and origins of damaged entry-point lists.
 
-    The standard library stops at the first damaged list; then each is read alone.
+    ``importlib.metadata`` fails at the first damaged list; the distributions are then
+    read one by one.
     """
     from importlib.metadata import entry_points
 
     try:
-        found = entry_points()
+        points = entry_points()
     except Exception:
         return _one_by_one()
-    groups = sorted(group for group in found.groups if group.startswith(PREFIX))
-    return [point for group in groups for point in found.select(group=group)], []
+    groups = sorted(group for group in points.groups if group.startswith(PREFIX))
+    return [point for group in groups for point in points.select(group=group)], []
 
 
 def _one_by_one() -> tuple[list[EntryPoint], list[Origin]]:

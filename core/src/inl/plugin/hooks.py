@@ -1,8 +1,8 @@
-"""The contract: every hook that a plugin may implement, each with one sentence.
+"""Plugin contract: the hooks that a plugin may implement.
 
-A hook gets ``register`` and calls it once per item; the host checks each item and
-remembers who gave it. Things that are heavy are named by a string ``"module:attr"``
-and imported when first used. A plugin may leave out parameters that it does not need.
+A hook receives ``register`` and calls it once per item; the host validates each item.
+An item may be a string ``"module:attribute"``, which is imported on first use. An
+implementation may omit parameters that it does not need.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from inl.spec.model import Model
 
 CONTRACT = (1, 1)
-"""Major and minor version that this core serves."""
+"""Major and minor version of the contract that this core serves."""
 
 GROUP = f"inl.v{CONTRACT[0]}"
 """Entry-point group of the major version."""
 
 FEATURES: frozenset[str] = frozenset()
-"""Additions that a plugin may ask for by name in its ``INL_FEATURES``."""
+"""Optional features that a plugin may require in its ``INL_FEATURES``."""
 
 hookspec = pluggy.HookspecMarker("inl")
 hookimpl = pluggy.HookimplMarker("inl")
-"""Marks a function as the implementation of the hook that has its name."""
+"""Decorator for an implementation of the hook with the same name."""
 
 
 class RegisterBackend(Protocol):
-    """Take a backend, called with a Device, and the probe that finds its devices."""
+    """Registers a backend factory, called with a Device, and a device probe."""
 
     def __call__(
         self,
@@ -44,19 +44,21 @@ class RegisterBackend(Protocol):
 
 
 class RegisterKernels(Protocol):
-    """Take a kernel or several, or the name of either or of a function giving them."""
+    """Registers one kernel, a sequence, or the name of either or of a function that
+    returns them.
+    """
 
     def __call__(self, kernels: str | Kernel | Sequence[Kernel]) -> None: ...
 
 
 class RegisterModel(Protocol):
-    """Take a model under a name of ``architectures`` or ``model_type`` in a config."""
+    """Registers a model under an ``architectures`` or ``model_type`` name."""
 
     def __call__(self, architecture: str, model: str | Model) -> None: ...
 
 
 class RegisterFunctions(Protocol):
-    """Take the functions of a framework, and the modules that define its arrays."""
+    """Registers the functions of a framework and the modules of its array classes."""
 
     def __call__(
         self,
@@ -68,12 +70,12 @@ class RegisterFunctions(Protocol):
 
 @hookspec
 def inl_register_backends(register: RegisterBackend) -> None:
-    """Register the backend of each device type that this plugin serves."""
+    """Register the backend of each device type that the plugin serves."""
 
 
 @hookspec
 def inl_register_kernels(register: RegisterKernels, device_type: DeviceType) -> None:
-    """Register kernels for one device type, beside those of its own backend."""
+    """Register additional kernels for one device type."""
 
 
 @hookspec
@@ -83,4 +85,4 @@ def inl_register_models(register: RegisterModel) -> None:
 
 @hookspec
 def inl_register_functions(register: RegisterFunctions) -> None:
-    """Register functions for users' own arrays, one set for each framework."""
+    """Register the INL functions for the arrays of a framework."""

@@ -1,4 +1,4 @@
-"""Imports the kernels that plugins registered, and checks them."""
+"""Imports and validates the kernels that plugins registered."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ if TYPE_CHECKING:
     from inl.spec.kernel import Kernel
 
 
-def import_kernels(offer: Contribution, kind: DeviceType) -> Iterator[Kernel]:
-    """Kernels of one plugin for one device type.
+def import_kernels(items: Contribution, kind: DeviceType) -> Iterator[Kernel]:
+    """Yield the kernels of one plugin for one device type.
 
-    Raises :class:`~inl.errors.PluginError` for what cannot be imported, is not a
-    kernel, or is for an op that is not in the catalog.
+    Raises :class:`~inl.errors.PluginError` if an item cannot be imported, is not a
+    kernel, or names an op that is not in the catalog.
     """
     from inl.ops import catalog
     from inl.spec.kernel import Kernel
 
-    for target in offer.kernels.get(kind, ()):
-        found = resolve(offer.origin, f"kernels for {kind}", target)
+    for target in items.kernels.get(kind, ()):
+        value = resolve(items.origin, f"kernels for {kind}", target)
         try:
-            several = guarded(partial(_several, found))
+            kernels = guarded(partial(_as_list, value))
         except PluginError as error:
             raise PluginError(
-                f"{offer.origin}: kernels for {kind}: {error}"
+                f"{items.origin}: kernels for {kind}: {error}"
             ) from error.__cause__
-        for kernel in several:
+        for kernel in kernels:
             if not isinstance(kernel, Kernel):
                 raise PluginError(
-                    f"{offer.origin}: kernels for {kind}, {target!r:.80}: found "
+                    f"{items.origin}: kernels for {kind}, {target!r:.80}: found "
                     f"{kernel!r:.80}, accepted: a Kernel"
                 )
             if kernel.op not in catalog():
                 raise PluginError(
-                    f"{offer.origin}: kernel {kernel.label}: there is no op "
+                    f"{items.origin}: kernel {kernel.label}: there is no op "
                     f"{kernel.op!r}; known: {', '.join(sorted(catalog()))}"
                 )
             yield kernel
 
 
-def _several(found: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
+    """Return a kernel, a sequence or the result of a function as a list."""
     from inl.spec.kernel import Kernel
 
-    if isinstance(found, Kernel):
-        return [found]
-    return list(found() if callable(found) else found)
+    if isinstance(value, Kernel):
+        return [value]
+    return list(value() if callable(value) else value)

@@ -1,4 +1,4 @@
-"""Loads plugins one by one, so that a broken one is a row and nothing else."""
+"""Plugin loader: loads plugins one by one and isolates their failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from inl.plugin.discover import (
     variable,
 )
 from inl.plugin.hooks import CONTRACT, GROUP
-from inl.plugin.registry import Plugin, Registry
+from inl.plugin.registry import Registry
+from inl.plugin.rows import Plugin
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -40,35 +41,35 @@ BUILTIN = Origin("reference", "inl.plugin.builtin", "builtin", "inl-core", __ver
 
 @dataclass(slots=True)
 class Loading:
-    """A plugin on its way in."""
+    """State of a plugin while it is loaded."""
 
     origin: Origin
-    offer: Contribution
+    items: Contribution
     manager: pluggy.PluginManager
     status: str = "loaded"
     detail: str = ""
 
     def attempt(self, call: Callable[[], None]) -> None:
-        """Run one stage; a failure ends the loading of this plugin only."""
+        """Run one stage; a failure stops the loading of this plugin only."""
         if self.status != "loaded":
             return
         try:
             guarded(call)
         except PluginError as error:
-            kind = isinstance(error.__cause__, Unsupported)
-            self.status = "unsupported" if kind else "broken"
+            unsupported = isinstance(error.__cause__, Unsupported)
+            self.status = "unsupported" if unsupported else "broken"
             self.detail = str(error)
 
     def finish(self) -> Plugin:
-        """Freeze it; of a plugin that failed only what it claimed to serve is kept."""
-        claims = tuple(self.offer.backends)
-        kept = self.offer if self.status == "loaded" else Contribution(self.origin)
-        return Plugin(self.origin, kept, claims, self.status, self.detail)
+        """Return the loaded plugin; a failed one keeps no items, only its claims."""
+        claims = tuple(self.items.backends)
+        items = self.items if self.status == "loaded" else Contribution(self.origin)
+        return Plugin(self.origin, items, claims, self.status, self.detail)
 
 
 @cache
 def registry() -> Registry:
-    """Everything that is installed, loaded once per process."""
+    """Return the registry of all installed plugins, loaded once per process."""
     return load_registry()
 
 
@@ -76,10 +77,10 @@ def load_registry(
     entry_points: Iterable[EntryPoint] | None = None,
     modules: Iterable[str] | None = None,
 ) -> Registry:
-    """Load the core's own plugin, then ``entry_points``, then ``modules``.
+    """Load the built-in plugin, then ``entry_points``, then ``modules``.
 
-    ``None`` means those of the environment and of INL_PLUGINS. Never raises because
-    of a plugin: what is wrong with it stands in its row.
+    ``None`` stands for the installed entry points and for INL_PLUGINS. Does not raise
+    for a faulty plugin; its row in :attr:`Registry.plugins` states the reason.
     """
     damaged: list[Origin] = []
     if entry_points is None:
@@ -98,18 +99,18 @@ def _load(origins: Iterable[Origin]) -> Registry:
     frameworks: dict[str, Origin] = {}
     plugins: list[Loading] = []
     for origin in origins:
-        plugin = Loading(origin, Contribution(origin), hook_manager())
+        items = Contribution(origin)
+        plugin = Loading(origin, items, hook_manager())
         plugins.append(plugin)
         plugin.attempt(partial(_import, plugin))
         plugin.attempt(partial(_register, plugin))
-        plugin.attempt(partial(_claim, "device type", plugin.offer.backends, backends))
-        plugin.attempt(partial(_claim, "model", plugin.offer.models, models))
-        wanted = plugin.offer.functions
-        plugin.attempt(partial(_claim, "framework", wanted, frameworks))
+        plugin.attempt(partial(_claim, "device type", items.backends, backends))
+        plugin.attempt(partial(_claim, "model", items.models, models))
+        plugin.attempt(partial(_claim, "framework", items.functions, frameworks))
         if plugin.status == "loaded":
-            backends |= dict.fromkeys(plugin.offer.backends, origin)
-            models |= dict.fromkeys(plugin.offer.models, origin)
-            frameworks |= dict.fromkeys(plugin.offer.functions, origin)
+            backends |= dict.fromkeys(items.backends, origin)
+            models |= dict.fromkeys(items.models, origin)
+            frameworks |= dict.fromkeys(items.functions, origin)
     for plugin in plugins:
         for kind in backends:
             plugin.attempt(partial(_register_kernels, plugin, kind))
@@ -124,30 +125,31 @@ def _import(plugin: Loading) -> None:
     if origin.problem:
         raise PluginError(origin.problem)
     name, _, path = origin.module.partition(":")
-    found: Any = import_module(name)
+    entry: Any = import_module(name)
     for part in filter(None, path.split(".")):
-        found = getattr(found, part)
-    check_version(found)
-    check_hooks(found, plugin.manager)
-    plugin.manager.register(found, origin.name)
+        entry = getattr(entry, part)
+    check_version(entry)
+    check_hooks(entry, plugin.manager)
+    plugin.manager.register(entry, origin.name)
 
 
 def _register(plugin: Loading) -> None:
     call = plugin.manager.hook
-    offer = plugin.offer
-    returned = call.inl_register_backends(register=offer.register_backend)
-    returned += call.inl_register_models(register=offer.register_model)
-    returned += call.inl_register_functions(register=offer.register_functions)
+    items = plugin.items
+    returned = call.inl_register_backends(register=items.register_backend)
+    returned += call.inl_register_models(register=items.register_model)
+    returned += call.inl_register_functions(register=items.register_functions)
     check_returned(returned)
 
 
 def _register_kernels(plugin: Loading, kind: DeviceType) -> None:
-    register = plugin.offer.register_kernels(kind)
+    register = plugin.items.register_kernels(kind)
     call = plugin.manager.hook.inl_register_kernels
     check_returned(call(register=register, device_type=kind))
 
 
-def _claim(what: str, wanted: Iterable[str], taken: dict[Any, Origin]) -> None:
-    for name in wanted:
-        if name in taken:
-            raise PluginError(f"{what} {name} is already registered by {taken[name]}")
+def _claim(what: str, names: Iterable[str], owners: dict[Any, Origin]) -> None:
+    """Raise if another plugin has registered one of ``names``."""
+    for name in names:
+        if name in owners:
+            raise PluginError(f"{what} {name} is already registered by {owners[name]}")

@@ -1,4 +1,4 @@
-"""Asks a plugin's probe which devices there are, and checks what it says."""
+"""Runs a plugin's device probe and validates its result."""
 
 from __future__ import annotations
 
@@ -11,74 +11,76 @@ from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable, PluginError
 from inl.plugin.contribution import BackendEntry, guarded, one_line, resolve
 
-SECONDS = 10.0
-"""Patience with one probe: a driver that hangs must not hang everybody."""
+TIMEOUT_SECONDS = 10.0
+"""Time limit of a probe: a driver that hangs must not block the process."""
 
 
-class Found(NamedTuple):
-    """What a probe said: devices, or the reason why there are none."""
+class ProbeResult(NamedTuple):
+    """Devices of a backend, or the reason why there are none."""
 
     devices: tuple[DeviceInfo, ...]
     reason: str | None = None
     broken: bool = False
-    """The probe itself failed."""
+    """Whether the probe itself failed."""
 
 
-def ask(entry: BackendEntry) -> Found:
-    """Run the probe of a backend; never raises because of it."""
+def run_probe(entry: BackendEntry) -> ProbeResult:
+    """Run the probe of a backend; failures are returned, not raised."""
     kind = entry.device_type
     if entry.probe is None:
-        return Found((DeviceInfo(0, str(kind)),))
+        return ProbeResult((DeviceInfo(0, str(kind)),))
     try:
         probe = resolve(entry.origin, f"probe of {kind}", entry.probe)
     except PluginError as error:
-        return Found((), str(error), broken=True)
+        return ProbeResult((), str(error), broken=True)
     try:
-        return guarded(partial(_devices, probe))
+        return guarded(partial(_checked_result, probe))
     except PluginError as error:
         reason = f"{entry.origin}: the probe failed: {error}"
-        return Found((), reason, broken=True)
+        return ProbeResult((), reason, broken=True)
 
 
-def _devices(probe: Callable[[], Iterable[Any]]) -> Found:
+def _checked_result(probe: Callable[[], Iterable[Any]]) -> ProbeResult:
     try:
-        devices = _answer(probe)
+        devices = _call_with_timeout(probe)
     except BackendUnavailable as error:
-        return Found((), one_line(error) or "the probe gave no reason")
+        return ProbeResult((), one_line(error) or "the probe gave no reason")
     for info in devices:
-        if not isinstance(info, DeviceInfo) or not _is_sound(info):
+        if not isinstance(info, DeviceInfo) or not _is_valid(info):
             raise PluginError(
-                f"the probe gave {info!r:.80}, accepted: DeviceInfo(index, name, "
+                f"the probe returned {info!r:.80}, accepted: DeviceInfo(index, name, "
                 "memory_bytes or None, note)"
             )
     if len({info.index for info in devices}) < len(devices):
-        raise PluginError(f"the probe gave one index twice: {devices!r:.200}")
-    return Found(devices, None if devices else "the probe found no device")
+        raise PluginError(f"the probe returned an index twice: {devices!r:.200}")
+    return ProbeResult(devices, None if devices else "the probe found no device")
 
 
-def _answer(probe: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
-    """What a probe says, asked in a thread that is left behind if it never does."""
-    said: list[tuple[Any, ...]] = []
-    raised: list[BaseException] = []
+def _call_with_timeout(probe: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
+    """Call a probe in a daemon thread, which is abandoned after the time limit."""
+    results: list[tuple[Any, ...]] = []
+    errors: list[BaseException] = []
 
-    def ask_it() -> None:
+    def run() -> None:
         try:
-            said.append(tuple(probe()))
-        # Nothing may be lost in a thread; the caller decides.
+            results.append(tuple(probe()))
+        # Re-raised in the calling thread, KeyboardInterrupt included.
         except BaseException as error:
-            raised.append(error)
+            errors.append(error)
 
-    thread = Thread(target=ask_it, name="inl-probe", daemon=True)
+    thread = Thread(target=run, name="inl-probe", daemon=True)
     thread.start()
-    thread.join(SECONDS)
-    for error in raised:
+    thread.join(TIMEOUT_SECONDS)
+    for error in errors:
         raise error
-    if not said:
-        raise BackendUnavailable(f"its probe did not answer within {SECONDS:g} s")
-    return said[0]
+    if not results:
+        raise BackendUnavailable(
+            f"the probe did not return within {TIMEOUT_SECONDS:g} s"
+        )
+    return results[0]
 
 
-def _is_sound(info: DeviceInfo) -> bool:
+def _is_valid(info: DeviceInfo) -> bool:
     numbers = [info.index, 0 if info.memory_bytes is None else info.memory_bytes]
     counts = all(type(number) is int and number >= 0 for number in numbers)
     return counts and isinstance(info.name, str) and isinstance(info.note, str)

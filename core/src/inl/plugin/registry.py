@@ -1,114 +1,54 @@
-"""What all plugins together offer, and who gave each item."""
+"""Plugin registry: the items of all plugins and the plugin of each."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from inl.device import Device, DeviceInfo, DeviceType
+from inl.device import Device, DeviceType
 from inl.errors import PluginError
 from inl.plugin.contribution import BackendEntry, Contribution, resolve
 from inl.plugin.discover import Origin
 from inl.plugin.kernels import import_kernels
-from inl.plugin.probe import Found, ask
+from inl.plugin.probe import ProbeResult, run_probe
+from inl.plugin.rows import PACKAGES, DeviceRow, Plugin, PluginRow
 
 if TYPE_CHECKING:
     from inl.spec.functions import Functions
     from inl.spec.kernel import Kernel
     from inl.spec.model import Model
 
-PACKAGES = {
-    DeviceType.CPU: "inl-cpu",
-    DeviceType.CUDA: "inl-cuda",
-    DeviceType.ROCM: "inl-rocm",
-    DeviceType.XPU: "inl-intel",
-    DeviceType.DIRECTML: "inl-directml",
-    DeviceType.TPU: "inl-tpu",
-}
-"""Distribution that serves each well-known device type."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plugin:
-    """A plugin after loading."""
-
-    origin: Origin
-    offer: Contribution
-    claims: tuple[DeviceType, ...]
-    """Device types that it registered, also if it failed afterwards."""
-    status: str
-    """"loaded", "broken" or "unsupported"."""
-    detail: str
-
-    def serves(self, kind: DeviceType) -> bool:
-        """Say whether a user who asks for ``kind`` most likely means this plugin."""
-        name, distribution = self.origin.name, self.origin.distribution or ""
-        spellings = name, f"inl-{name}", re.sub("[-_.]+", "-", distribution).lower()
-        usual = PACKAGES.get(kind, f"inl-{kind}")
-        return kind in self.claims or kind in spellings or usual in spellings
-
-
-class PluginRow(NamedTuple):
-    """One line of ``inl plugins``."""
-
-    name: str
-    distribution: str | None
-    version: str | None
-    source: str
-    status: str
-    """"ready", "broken", "unsupported" or "unavailable"."""
-    detail: str
-
-    @property
-    def package(self) -> str:
-        """Distribution and version, with how it was found where that is unusual."""
-        if self.distribution is None:
-            return self.source
-        package = f"{self.distribution} {self.version or '(no version)'}"
-        return f"{package} (builtin)" if self.source == "builtin" else package
-
-
-class DeviceRow(NamedTuple):
-    """One device, or a device type that is served but not there."""
-
-    type: DeviceType
-    info: DeviceInfo | None
-    reason: str | None
-    origin: Origin
-
 
 class Registry:
-    """All plugins. Probes run once, when first asked about; imports happen on use."""
+    """Items of all plugins. Probes run once, on demand; items are imported on use."""
 
     def __init__(self, plugins: Sequence[Plugin]) -> None:
         self._plugins = tuple(plugins)
         self._backends = {
             kind: entry
             for plugin in plugins
-            for kind, entry in plugin.offer.backends.items()
+            for kind, entry in plugin.items.backends.items()
         }
         self._models = {
             name: (plugin.origin, target)
             for plugin in plugins
-            for name, target in plugin.offer.models.items()
+            for name, target in plugin.items.models.items()
         }
         self._functions = {
             name: (plugin.origin, entry)
             for plugin in plugins
-            for name, entry in plugin.offer.functions.items()
+            for name, entry in plugin.items.functions.items()
         }
-        self._found: dict[DeviceType, Found] = {}
+        self._probed: dict[DeviceType, ProbeResult] = {}
 
     @property
     def plugins(self) -> tuple[PluginRow, ...]:
-        """One row per plugin, the core's own first; probes every device type."""
+        """One row per plugin, the built-in one first; probes every device type."""
         return tuple(self._row(plugin) for plugin in self._plugins)
 
     @property
     def failed(self) -> tuple[Plugin, ...]:
-        """Plugins of which nothing is used, broken or unsupported."""
+        """Plugins that are broken or unsupported; none of their items are used."""
         return tuple(item for item in self._plugins if item.status != "loaded")
 
     @property
@@ -117,72 +57,72 @@ class Registry:
         return tuple(sorted(self._backends))
 
     def backend(self, device_type: str) -> BackendEntry | None:
-        """Look up who serves ``device_type``; imports nothing."""
+        """Return the backend entry of a device type, or ``None``; imports nothing."""
         return self._backends.get(DeviceType(device_type))
 
     def devices(self) -> tuple[DeviceRow, ...]:
-        """Every device, and each device type that is served but has none, with why."""
+        """One row per device, and per device type without one, with the reason."""
         return tuple(row for kind in self.types for row in self._device_rows(kind))
 
-    def find(self, device_type: str) -> Found:
-        """Ask the probe of ``device_type``, once."""
+    def find(self, device_type: str) -> ProbeResult:
+        """Return the devices of a type; its probe runs once per registry."""
         kind = DeviceType(device_type)
         if kind not in self._backends:
             absent = f"no backend for {kind} is installed; {self.advice(kind)}"
-            return Found((), self.why_absent(kind) or absent)
-        if kind not in self._found:
-            self._found[kind] = ask(self._backends[kind])
-        return self._found[kind]
+            return ProbeResult((), self.why_absent(kind) or absent)
+        if kind not in self._probed:
+            self._probed[kind] = run_probe(self._backends[kind])
+        return self._probed[kind]
 
     def why_not(self, device: Device) -> str | None:
-        """Return ``None`` if ``device`` can be used, else the reason as a sentence."""
+        """Return ``None`` if ``device`` is available, else the reason."""
         kind = device.type
-        found = self.find(kind)
-        if found.reason is not None:
-            return found.reason
-        if all(info.index != device.index for info in found.devices):
-            there = ", ".join(f"{kind}:{info.index}" for info in found.devices)
-            return f"not among the devices found: {there}"
+        result = self.find(kind)
+        if result.reason is not None:
+            return result.reason
+        if all(info.index != device.index for info in result.devices):
+            names = ", ".join(f"{kind}:{info.index}" for info in result.devices)
+            return f"not among the devices found: {names}"
         return None
 
     def why_absent(self, kind: DeviceType) -> str | None:
-        """Say what is wrong with the plugin that should serve ``kind``, if any is."""
+        """Return why the plugin for ``kind`` failed to load, or ``None``."""
         for plugin in self.failed:
             if plugin.serves(kind):
                 return f"{plugin.origin} is {plugin.status}: {plugin.detail}"
         return None
 
     def advice(self, kind: DeviceType) -> str:
-        """What a user may do where nobody serves ``kind``."""
+        """Return advice for a device type that no plugin serves."""
         if kind in PACKAGES:
             return f"try: pip install {PACKAGES[kind]}"
         accepted = ", ".join(sorted({*PACKAGES, *self.types}))
         return f"accepted: {accepted}, or a type that an installed plugin serves"
 
     def kernels(self, device_type: str) -> tuple[Kernel, ...]:
-        """Import the kernels that plugins add to one device type's own.
+        """Import the kernels that plugins add for a device type.
 
-        Raises :class:`~inl.errors.PluginError` for one that is not a kernel, is for an
-        op that is not in the catalog, or has the label of another.
+        Raises :class:`~inl.errors.PluginError` for an item that is not a kernel, an
+        op that is not in the catalog, or a label that is registered twice.
         """
         kind = DeviceType(device_type)
-        found: dict[str, tuple[Origin, Kernel]] = {}
+        by_label: dict[str, tuple[Origin, Kernel]] = {}
         for plugin in self._plugins:
-            for kernel in import_kernels(plugin.offer, kind):
-                if kernel.label in found:
+            for kernel in import_kernels(plugin.items, kind):
+                if kernel.label in by_label:
                     raise PluginError(
                         f"{plugin.origin}: kernel {kernel.label} for {kind} is already "
-                        f"registered by {found[kernel.label][0]}"
+                        f"registered by {by_label[kernel.label][0]}"
                     )
-                found[kernel.label] = plugin.origin, kernel
-        return tuple(kernel for _, kernel in found.values())
+                by_label[kernel.label] = plugin.origin, kernel
+        return tuple(kernel for _, kernel in by_label.values())
 
     def models(self) -> Mapping[str, Origin]:
-        """Registered architectures and who gave each."""
+        """Registered architectures and the plugin of each."""
         return {name: origin for name, (origin, _) in self._models.items()}
 
     def model(self, architecture: str) -> Model | None:
-        """Import the model of one architecture; ``None`` where nobody registered it.
+        """Import the model of an architecture; ``None`` if it is not registered.
 
         Raises :class:`~inl.errors.PluginError` if it cannot be imported.
         """
@@ -191,16 +131,16 @@ class Registry:
         if architecture not in self._models:
             return None
         origin, target = self._models[architecture]
-        found = resolve(origin, f"model {architecture}", target)
-        if not isinstance(found, Model):
+        model = resolve(origin, f"model {architecture}", target)
+        if not isinstance(model, Model):
             raise PluginError(
                 f"{origin}: model {architecture}, {target}: found "
-                f"{type(found).__name__}, accepted: a Model"
+                f"{type(model).__name__}, accepted: a Model"
             )
-        return found
+        return model
 
     def frameworks(self) -> Mapping[str, str]:
-        """Modules that define arrays, by first name, and the framework of each."""
+        """Top-level modules of array classes, and the framework of each."""
         return {
             module: name
             for name, (_, entry) in self._functions.items()
@@ -215,26 +155,26 @@ class Registry:
         from inl.spec.functions import Functions
 
         origin, entry = self._functions[framework]
-        found = resolve(origin, f"functions for {framework}", entry.functions)
-        if not isinstance(found, Functions):
+        functions = resolve(origin, f"functions for {framework}", entry.functions)
+        if not isinstance(functions, Functions):
             raise PluginError(
                 f"{origin}: functions for {framework}, {entry.functions}: found "
-                f"{type(found).__name__}, accepted: Functions"
+                f"{type(functions).__name__}, accepted: Functions"
             )
-        return found
+        return functions
 
     def _device_rows(self, kind: DeviceType) -> Iterator[DeviceRow]:
         origin = self._backends[kind].origin
-        found = self.find(kind)
-        for info in found.devices:
+        result = self.find(kind)
+        for info in result.devices:
             yield DeviceRow(kind, info, None, origin)
-        if found.reason is not None:
-            yield DeviceRow(kind, None, found.reason, origin)
+        if result.reason is not None:
+            yield DeviceRow(kind, None, result.reason, origin)
 
     def _row(self, plugin: Plugin) -> PluginRow:
         status, detail = plugin.status, plugin.detail
         if status == "loaded":
-            status, detail = self._state(plugin.offer)
+            status, detail = self._summary(plugin.items)
         origin = plugin.origin
         return PluginRow(
             origin.name,
@@ -245,25 +185,25 @@ class Registry:
             detail,
         )
 
-    def _state(self, offer: Contribution) -> tuple[str, str]:
-        found = {kind: self.find(kind) for kind in offer.backends}
-        devices = sum(len(item.devices) for item in found.values())
-        kernels = [kind for kind, items in offer.kernels.items() if items]
-        given = [_count(devices, "device")] if devices else []
-        given += sorted({i.note for f in found.values() for i in f.devices if i.note})
-        given += [f"kernels for {', '.join(sorted(kernels))}"] if kernels else []
-        given += [_count(len(offer.models), "model name")] if offer.models else []
-        functions = sorted(offer.functions)
-        if functions and not given:
-            given = [f"functions for {', '.join(functions)}"]
-        given += [
-            f"{kind}: {item.reason}" for kind, item in found.items() if item.reason
+    def _summary(self, items: Contribution) -> tuple[str, str]:
+        """Return the status and detail columns of a loaded plugin."""
+        results = {kind: self.find(kind) for kind in items.backends}
+        devices = [info for result in results.values() for info in result.devices]
+        kernels = sorted(kind for kind, each in items.kernels.items() if each)
+        facts = [_count(len(devices), "device")] if devices else []
+        facts += sorted({info.note for info in devices if info.note})
+        facts += [f"kernels for {', '.join(kernels)}"] if kernels else []
+        facts += [_count(len(items.models), "model name")] if items.models else []
+        if items.functions and not facts:
+            facts = [f"functions for {', '.join(sorted(items.functions))}"]
+        facts += [
+            f"{kind}: {each.reason}" for kind, each in results.items() if each.reason
         ]
-        if any(item.broken for item in found.values()):
-            return "broken", "; ".join(given)
-        absent = found and not devices
-        detail = "; ".join(given) or "nothing for the devices here"
-        return "unavailable" if absent else "ready", detail
+        if any(result.broken for result in results.values()):
+            return "broken", "; ".join(facts)
+        unavailable = results and not devices
+        detail = "; ".join(facts) or "nothing for the devices here"
+        return "unavailable" if unavailable else "ready", detail
 
 
 def _count(number: int, what: str) -> str:

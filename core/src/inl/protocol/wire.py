@@ -5,7 +5,7 @@ of the payload (4) - and the payload::
 
     HELLO     worker   JSON: protocol, contract, message, core, python
     OPEN      parent   JSON: what to serve
-    PROGRESS  worker   int64 [2]: bytes loaded, bytes in all
+    PROGRESS  worker   int64 [3]: done, total, index of the LoadStage
     READY     worker   JSON: limits, device, dtype
     MESSAGE   parent   int32: a frame of inl.spec.message, as it is
     MASKS     parent   int32: step, rows, words a row, the masks

@@ -23,13 +23,15 @@ from inl.protocol.wire import PROTOCOL
 from inl.spec.limits import TOKEN_BUDGET
 from inl.spec.message import VERSION
 from inl.spec.step import SAMPLERS, Bucket, Scores
+from inl.weights.progress import LoadStage
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
 
 Buffer = bytes | bytearray
 MAX_INT32 = 2**31 - 1
-PROGRESS = struct.Struct("<qq")
+PROGRESS = struct.Struct("<qqq")
+STAGES = tuple(LoadStage)
 
 
 class Ready(NamedTuple):
@@ -293,9 +295,18 @@ def read_failure(payload: Buffer, where: str) -> InlError:
     return RunnerError(f"{where}: {name}: {message}")
 
 
-def read_progress(payload: Buffer) -> tuple[int, int]:
-    """Read bytes loaded and bytes in all."""
+def progress(done: int, total: int, stage: LoadStage) -> bytes:
+    """Encode a progress report; the stage is sent as its index in ``LoadStage``."""
+    return PROGRESS.pack(done, total, STAGES.index(stage))
+
+
+def read_progress(payload: Buffer) -> tuple[int, int, LoadStage]:
+    """Decode a progress report: done, total, stage."""
     if len(payload) != PROGRESS.size:
-        raise ProtocolError(f"progress: found {len(payload)} bytes, accepts 16")
-    done, total = PROGRESS.unpack(payload)
-    return done, total
+        raise ProtocolError(f"progress: found {len(payload)} bytes, accepts 24")
+    done, total, stage = PROGRESS.unpack(payload)
+    if not 0 <= stage < len(STAGES):
+        raise ProtocolError(
+            f"progress: stage: found {stage}, accepts 0 to {len(STAGES) - 1}"
+        )
+    return done, total, STAGES[stage]

@@ -17,6 +17,7 @@ from inl.recording.trace_file import MAGIC, Item, RunHeader, pack
 
 if TYPE_CHECKING:
     from inl.protocol.runner import Reply
+    from inl.protocol.token_masks import TokenMasks
     from inl.spec.message import IntArray
 
 STEPS = 1000
@@ -47,8 +48,8 @@ class Recorder:
             except OSError as error:
                 raise _unwritable(self._path, error) from error
 
-    def add(self, item: IntArray | Reply) -> None:
-        """Keep a frame that was submitted, or a reply that was collected.
+    def add(self, item: IntArray | TokenMasks | Reply) -> None:
+        """Record a submitted frame, the masks of a step, or a collected reply.
 
         What is added must not be changed any more.
         """

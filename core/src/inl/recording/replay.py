@@ -16,9 +16,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from inl.errors import ProtocolError
 from inl.protocol.frame_decoder import StepFrame, StepRow, read_admission, read_step
 from inl.protocol.runner import Limits, Reply, Runner
-from inl.recording.trace_file import RunHeader
+from inl.protocol.token_masks import TokenMasks, mask_width
+from inl.recording.trace_file import Item, RunHeader
 from inl.scheduling.frame_encoder import STEP_NUMBERS
-from inl.spec.message import ADMIT, HEADER, RELEASE, STEP, Row, header, step_frame
+from inl.spec.message import (
+    ADMIT,
+    HEADER,
+    MASKED,
+    RELEASE,
+    STEP,
+    Row,
+    header,
+    step_frame,
+)
 from inl.spec.step import SAMPLERS, Bucket
 
 if TYPE_CHECKING:
@@ -66,9 +76,7 @@ class _SlotState:
     """Whether all that it reads was computed here, as recorded."""
 
 
-def replay(
-    items: Iterable[RunHeader | Reply | IntArray], make: Callable[[Limits], Runner]
-) -> Outcome:
+def replay(items: Iterable[Item], make: Callable[[Limits], Runner]) -> Outcome:
     """Feed records of :func:`~inl.recording.trace_file.read_trace` to fresh runners.
 
     ``make`` builds one that has the recorded slots and blocks, for each recorded run.
@@ -76,10 +84,10 @@ def replay(
     and whatever the runner raises.
     """
     outcome = Outcome()
-    for limits, frames, replies in _runs(items):
+    for limits, frames, replies, masks in _runs(items):
         runner = make(replace(limits, buckets=()))
         try:
-            one = _Run(runner, limits, outcome)
+            one = _Run(runner, limits, outcome, masks)
             for frame in frames:
                 one.feed(frame, replies)
         finally:
@@ -88,17 +96,21 @@ def replay(
 
 
 def _runs(
-    items: Iterable[RunHeader | Reply | IntArray],
-) -> Iterator[tuple[Limits, list[IntArray], dict[int, Reply]]]:
-    """Give the frames of each run, and its replies by step."""
-    runs: list[tuple[Limits, list[IntArray], dict[int, Reply]]] = []
+    items: Iterable[Item],
+) -> Iterator[tuple[Limits, list[IntArray], dict[int, Reply], dict[int, TokenMasks]]]:
+    """Yield the frames of each run, and its replies and masks by step."""
+    runs: list[
+        tuple[Limits, list[IntArray], dict[int, Reply], dict[int, TokenMasks]]
+    ] = []
     for item in items:
         if isinstance(item, RunHeader):
-            runs.append((item.limits, [], {}))
+            runs.append((item.limits, [], {}, {}))
         elif not runs:
             raise ProtocolError("trace: found a frame before what was recorded")
         elif isinstance(item, Reply):
             runs[-1][2][item.step] = item
+        elif isinstance(item, TokenMasks):
+            runs[-1][3][item.step] = item
         else:
             runs[-1][1].append(item)
     yield from runs
@@ -107,8 +119,15 @@ def _runs(
 class _Run:
     """One runner's part of a recording."""
 
-    def __init__(self, runner: Runner, limits: Limits, outcome: Outcome) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        limits: Limits,
+        outcome: Outcome,
+        masks: dict[int, TokenMasks],
+    ) -> None:
         self._runner, self._limits, self._outcome = runner, limits, outcome
+        self._masks = masks
         self._steps = 0
         self._seats: dict[int, _SlotState] = {}
         # Blocks of each group whose content here is what was recorded; a 0 is never
@@ -163,18 +182,43 @@ class _Run:
             return [None] * len(known)
         slots = {row.slot for row in rows}
         self._steps += 1
+        bucket = _bucket(step.header.bucket, rows, self._runner.limits)
+        masks = self._row_masks(step, known)
         message = step_frame(
-            _bucket(step.header.bucket, rows, self._runner.limits),
+            bucket,
             [_row(row) for row in rows],
             [cell for cell in step.cells if cell.slot in slots],
             step=self._steps % STEP_NUMBERS,
             groups=self._limits.groups,
             block_size=self._limits.block_size,
             decode_rows=sum(known[: step.header.decode_rows]),
+            flags=MASKED if masks is not None else 0,
         )
         self._runner.submit(message)
+        if masks is not None:
+            width = mask_width(self._limits.vocab)
+            self._runner.sample(masks.step, masks.dense(bucket.rows, width))
         tokens = iter(self._runner.collect().tokens[:, 0].tolist())
         return [next(tokens) if flag else None for flag in known]
+
+    def _row_masks(self, step: StepFrame, known: Sequence[bool]) -> TokenMasks | None:
+        """Return the recorded masks for the rows that are computed here."""
+        if not step.header.flags & MASKED:
+            return None
+        recorded = self._masks.get(step.header.step)
+        if recorded is None:
+            raise ProtocolError(
+                f"trace: found no masks of step {step.header.step}, which needs them"
+            )
+        masked = [
+            (sum(known[:row]), words)
+            for row, words in zip(recorded.rows, recorded.words, strict=True)
+            if row < len(known) and known[row]
+        ]
+        if not masked:
+            return None
+        rows, words = zip(*masked, strict=True)
+        return TokenMasks(self._steps % STEP_NUMBERS, rows, words)
 
     def _advance(self, row: StepRow) -> bool:
         """Note which blocks a row fills; tell whether it can be computed here."""

@@ -6,33 +6,33 @@ little-endian) and the payload::
     RUN     JSON: what runs, with its limits; the first record, and again wherever a
             fresh runner took over
     FRAME   int32: a frame of inl.spec.message that was submitted
-    REPLY   int32: step, R, W, tokens [R, W], accepted [R]; after a "sample_filtered" step also N,
-            float32 bits [R * W], ids [R * W, N], float32 bits [R * W, N]
+    MASKS   int32: step, N, words per mask, rows [N], masks [N, words]: follows the
+            frame of a step with the MASKED flag; rows that have no mask are left out
+    REPLY   int32: step, R, W, tokens [R, W], accepted [R]; after a "sample_filtered"
+            step also N, float32 bits [R * W], ids [R * W, N], float32 bits [R * W, N]
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from inl.errors import ProtocolError
 from inl.protocol import wire_values
 from inl.protocol.runner import Limits, Reply
+from inl.protocol.token_masks import TokenMasks
 from inl.spec.message import header
-
-if TYPE_CHECKING:
-    from inl.spec.message import IntArray
-    from inl.weights.checkpoint import Checkpoint
 
 MAGIC = b"INLTRACE\x01\x00\x00\x00"
 """Name and version; other bytes, other versions."""
 
 RECORD = struct.Struct("<B3xI")
-RUN, FRAME, REPLY = 1, 2, 3
+RUN, FRAME, REPLY, MASKS = 1, 2, 3, 4
 
 
 class RunHeader(NamedTuple):
@@ -44,10 +44,10 @@ class RunHeader(NamedTuple):
     model: str = ""
     """Path of the model's files; "" where no model computes."""
     digest: str = ""
-    """See :func:`digest`."""
+    """See :func:`inl.weights.digest.model_digest`."""
 
 
-Item = RunHeader | Reply | Any
+Item = RunHeader | Reply | TokenMasks | Any
 """A record; anything else than the named ones is a frame, int32 [words]."""
 
 
@@ -59,12 +59,14 @@ def pack(item: Item) -> bytes:
         kind = RUN
     elif isinstance(item, Reply):
         payload, kind = wire_values.reply(item), REPLY
+    elif isinstance(item, TokenMasks):
+        payload, kind = _pack_masks(item), MASKS
     else:
         payload, kind = wire_values.words(item), FRAME
     return RECORD.pack(kind, len(payload)) + payload
 
 
-def read_trace(path: str | Path) -> list[RunHeader | Reply | IntArray]:
+def read_trace(path: str | Path) -> list[Item]:
     """Read a file's records; the first is a :class:`RunHeader`.
 
     Raises :class:`~inl.errors.ProtocolError` with the place of what is wrong.
@@ -85,7 +87,7 @@ def read_trace(path: str | Path) -> list[RunHeader | Reply | IntArray]:
     return found
 
 
-def _records(data: bytes, path: str) -> Iterator[RunHeader | Reply | IntArray]:
+def _records(data: bytes, path: str) -> Iterator[Item]:
     at = len(MAGIC)
     while at < len(data):
         where = f"trace {path}, byte {at}"
@@ -100,7 +102,7 @@ def _records(data: bytes, path: str) -> Iterator[RunHeader | Reply | IntArray]:
         yield _record(kind, data[begin:at], where)
 
 
-def _record(kind: int, payload: bytes, where: str) -> RunHeader | Reply | IntArray:
+def _record(kind: int, payload: bytes, where: str) -> Item:
     try:
         if kind == RUN:
             return _run(payload)
@@ -110,9 +112,11 @@ def _record(kind: int, payload: bytes, where: str) -> RunHeader | Reply | IntArr
             return frame
         if kind == REPLY:
             return wire_values.read_reply(payload)
+        if kind == MASKS:
+            return _read_masks(payload)
     except ProtocolError as error:
         raise ProtocolError(f"{where}: {error}") from None
-    raise ProtocolError(f"{where}: found a record of kind {kind}, accepts 1, 2 and 3")
+    raise ProtocolError(f"{where}: found a record of kind {kind}, accepts 1 to 4")
 
 
 def _run(payload: bytes) -> RunHeader:
@@ -125,22 +129,18 @@ def _run(payload: bytes) -> RunHeader:
     return RunHeader(limits, **rest)  # type: ignore[arg-type]
 
 
-def digest(checkpoint: Checkpoint) -> str:
-    """Tell models apart without reading them: sha256 in hex.
-
-    Over config, names, dtypes and shapes, and the bytes of all vectors, the norms,
-    which are small and differ between any two trainings.
-    """
-    found = sha256(repr(_sorted(checkpoint.config)).encode())
-    for name in sorted(checkpoint.names()):
-        dtype, shape = checkpoint.spec(name)
-        found.update(f"{name} {dtype} {shape}\n".encode())
-        if len(shape) == 1:
-            found.update(checkpoint.tensor(name).data.tobytes())
-    return found.hexdigest()
+def _pack_masks(masks: TokenMasks) -> memoryview:
+    head = [masks.step, len(masks.rows), len(masks.words[0]), *masks.rows]
+    return wire_values.words(np.concatenate([np.array(head, np.int32), *masks.words]))
 
 
-def _sorted(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return [(key, _sorted(value[key])) for key in sorted(value)]
-    return value
+def _read_masks(payload: bytes) -> TokenMasks:
+    words = wire_values.ints(payload, "masks")
+    step, count, width = words[:3].tolist() if len(words) >= 3 else (0, 0, 0)
+    if count < 1 or width < 1 or len(words) != 3 + count * (1 + width):
+        raise ProtocolError(
+            f"masks of step {step}: found {len(words)} words for {count} masks of "
+            f"{width} words"
+        )
+    rows = tuple(words[3 : 3 + count].tolist())
+    return TokenMasks(step, rows, tuple(words[3 + count :].reshape(count, width)))

@@ -1,1 +1,1 @@
-"""Which tokens run in the next step: requests, block tables and plans, integers only."""
+"""Continuous batching: requests, block tables and step plans, in plain integers."""

@@ -1,7 +1,7 @@
-"""Names of full blocks: a hash chain over the ids that lead up to each of them.
+"""Prefix-cache keys: a chain of hashes over a sequence's full blocks.
 
-Two blocks have the same key only if the same tokens stand before and in them, under
-the same model weights, adapter and tenant.
+Two blocks have the same key only if they hold the same tokens after the same tokens,
+with the same model, adapter and cache salt.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 
-def root(*, model: str, adapter: int, salt: str, block_size: int) -> bytes:
-    """Return the key before the first block.
+def root_hash(
+    *, model_digest: str, adapter: int, cache_salt: str, block_size: int
+) -> bytes:
+    """Return the parent key of a sequence's first block.
 
-    ``model`` is a digest of the model and its weights, ``salt`` a secret of the tenant:
-    without it, one tenant could learn from timing what another has asked.
+    cache_salt: separates tenants; without it, one tenant could learn from response
+    times what another has sent.
     """
     fields = {
-        b"model": model.encode(),
+        b"model": model_digest.encode(),
         b"adapter": struct.pack("<q", adapter),
-        b"salt": salt.encode(),
+        b"salt": cache_salt.encode(),
         b"block": struct.pack("<q", block_size),
     }
-    # Lengths keep a field's end from being read as the next one's beginning.
+    # Length prefixes keep the end of one field from being read as the next one.
     return sha256(b"".join(map(_tagged, fields, fields.values()))).digest()
 
 
@@ -31,12 +33,16 @@ def _tagged(tag: bytes, value: bytes) -> bytes:
     return struct.pack("<BQ", len(tag), len(value)) + tag + value
 
 
-def follow(parent: bytes, ids: Sequence[int]) -> bytes:
-    """Return the key of the block that holds ``ids`` after the block ``parent``."""
-    return sha256(parent + struct.pack(f"<{len(ids)}i", *ids)).digest()
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Return the key of the block with ``token_ids`` that follows block ``parent``."""
+    packed = struct.pack(f"<{len(token_ids)}i", *token_ids)
+    return sha256(parent + packed).digest()
 
 
-def extend(keys: list[bytes], ids: Sequence[int], size: int, count: int) -> None:
-    """Grow ``keys``, a root and then one key a block, to the first ``count`` blocks."""
-    for index in range(len(keys) - 1, count):
-        keys.append(follow(keys[-1], ids[index * size : (index + 1) * size]))
+def extend_block_hashes(
+    hashes: list[bytes], token_ids: Sequence[int], block_size: int, count: int
+) -> None:
+    """Extend ``hashes``, a root and one key per block, to ``count`` blocks in place."""
+    for index in range(len(hashes) - 1, count):
+        block = token_ids[index * block_size : (index + 1) * block_size]
+        hashes.append(block_hash(hashes[-1], block))

@@ -1,4 +1,4 @@
-"""Who holds which block of one cache group, and which blocks are worth keeping."""
+"""Reference-counted KV cache blocks of one cache group, with prefix caching."""
 
 from __future__ import annotations
 
@@ -7,98 +7,100 @@ from collections.abc import Sequence
 
 
 class BlockPool:
-    """Blocks ``1 .. blocks - 1`` with reference counts and a prefix cache.
+    """Allocates blocks ``1 .. blocks - 1`` and finds cached ones by key.
 
-    Block 0 is nobody's. A block is *held* (referenced), *idle* (unreferenced, but its
-    content has a key and may be shared again) or *free*. Idle blocks are given away
-    again, longest unused first, once no block is free. Every operation is O(1) a block.
+    Block 0 is reserved for padding. A block is *used* (referenced), *cached*
+    (unreferenced, with a key, so that its content can be shared again) or *free*.
+    Cached blocks are evicted, least recently used first, once no block is free. Every
+    operation is O(1) per block.
     """
 
     def __init__(self, blocks: int, block_size: int) -> None:
         self.blocks = blocks
         self.block_size = block_size
         self._free = list(range(blocks - 1, 0, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        self._references = [0] * blocks
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._ref_counts = [0] * blocks
         self._key_of: list[bytes | None] = [None] * blocks
         self._block_of: dict[bytes, int] = {}
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that :meth:`take` can still give."""
-        return len(self._free) + len(self._idle)
+        """Blocks that can be allocated: free ones and cached ones."""
+        return len(self._free) + len(self._cached)
 
     @property
-    def idle_blocks(self) -> int:
-        """Blocks that nobody holds but whose content can be shared."""
-        return len(self._idle)
+    def cached_blocks(self) -> int:
+        """Unreferenced blocks whose content can be shared."""
+        return len(self._cached)
 
     @property
-    def held_blocks(self) -> int:
+    def used_blocks(self) -> int:
         """Blocks with at least one reference."""
         return self.blocks - 1 - self.available_blocks
 
-    def references(self, block: int) -> int:
-        """Return how many sequences hold ``block``."""
-        return self._references[block]
+    def ref_count(self, block: int) -> int:
+        """Return the number of sequences that reference ``block``."""
+        return self._ref_counts[block]
 
     def find(self, key: bytes) -> int | None:
-        """Return the block whose content ``key`` names, without taking it."""
+        """Return the block with this key, without adding a reference."""
         return self._block_of.get(key)
 
-    def take(self) -> int:
-        """Give a block with one reference and no key."""
-        assert self.available_blocks, "callers ask for available_blocks first"
+    def allocate(self) -> int:
+        """Return a block with one reference and no key."""
+        assert self.available_blocks, "the caller checks available_blocks"
         block = self._free.pop() if self._free else self._evict()
-        self._references[block] = 1
+        self._ref_counts[block] = 1
         return block
 
-    def take_many(self, count: int) -> list[int]:
-        """Give ``count`` blocks, as so many calls of :meth:`take` would."""
-        assert count <= self.available_blocks, "callers ask for available_blocks first"
-        kept = max(len(self._free) - count, 0)
-        blocks = self._free[kept:][::-1]
-        del self._free[kept:]
+    def allocate_many(self, count: int) -> list[int]:
+        """Return the blocks that ``count`` calls of :meth:`allocate` would."""
+        assert count <= self.available_blocks, "the caller checks available_blocks"
+        remaining = max(len(self._free) - count, 0)
+        blocks = self._free[remaining:][::-1]
+        del self._free[remaining:]
         blocks += [self._evict() for _ in range(count - len(blocks))]
         for block in blocks:
-            self._references[block] = 1
+            self._ref_counts[block] = 1
         return blocks
 
     def _evict(self) -> int:
-        block, _ = self._idle.popitem(last=False)
+        block, _ = self._cached.popitem(last=False)
         key = self._key_of[block]
-        assert key is not None, "an idle block has a key"
+        assert key is not None, "a cached block has a key"
         self._key_of[block] = None
         del self._block_of[key]
         return block
 
     def share(self, key: bytes) -> int:
-        """Add a reference to the block that ``key`` names, which must be there."""
+        """Add a reference to the block with this key, which must exist."""
         block = self._block_of[key]
-        if self._references[block] == 0:
-            del self._idle[block]
-        self._references[block] += 1
+        if self._ref_counts[block] == 0:
+            del self._cached[block]
+        self._ref_counts[block] += 1
         return block
 
     def publish(self, block: int, key: bytes) -> None:
-        """Let others share ``block``, which is full and will not be written again.
+        """Register a full block, which is not written again, under its key.
 
-        Does nothing where another block has the same content already.
+        Does nothing if another block with this key, or another key of this block, is
+        registered.
         """
-        assert self._references[block], "only a held block is published"
+        assert self._ref_counts[block], "only a used block is published"
         if key not in self._block_of and self._key_of[block] is None:
             self._block_of[key] = block
             self._key_of[block] = key
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Drop one reference to each block of a sequence, given in its order."""
-        # Last-first, so that a shared prefix outlives the suffix that hangs on it.
+        """Drop one reference to each block of a sequence, given in table order."""
+        # In reverse, so that a suffix is evicted before the prefix that it needs.
         for block in reversed(blocks):
-            assert self._references[block], "a block is freed once by each holder"
-            self._references[block] -= 1
-            if self._references[block]:
+            assert self._ref_counts[block], "a block is freed once per reference"
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block]:
                 continue
             if self._key_of[block] is None:
                 self._free.append(block)
             else:
-                self._idle[block] = None
+                self._cached[block] = None

@@ -1,4 +1,4 @@
-"""Which program a step runs in, and how large a step may be so that one holds it."""
+"""Choice of the compiled program (bucket) of a step, and the largest step allowed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from inl.spec.step import SAMPLERS, Bucket
 
 
 class Buckets:
-    """The programs of a runner, and the largest step that they allow.
+    """The programs of a runner that a scheduler can use, and the step size they allow.
 
-    A program serves rows that need less than its sampler too. So that a step never
-    outgrows every program, steps are planned to fit one: the biggest (most rows, then
-    most tokens) of the costliest sampler that there is.
+    A program also serves rows that need a cheaper sampler than its own. Steps are
+    limited to the largest program (most rows, then most tokens) with the costliest
+    available sampler, so that every step fits one program. Raises
+    :class:`~inl.errors.RunnerError` if no program samples one token per row.
     """
 
     def __init__(self, limits: Limits, *, token_budget: int, max_rows: int) -> None:
@@ -23,23 +24,24 @@ class Buckets:
         ]
         if limits.buckets and not usable:
             raise RunnerError(
-                f"runner: its buckets sample {limits.buckets[0].tokens_per_row} tokens a row; "
-                f"needs one of width 1 that is {' or '.join(limits.samplers)}"
+                "runner: no usable program: found "
+                f"{limits.buckets[0].tokens_per_row} tokens per row, needs one token "
+                f"per row with sampler {' or '.join(limits.samplers)}"
             )
         self._buckets = sorted(usable, key=_size)
         served = {bucket.sampler for bucket in usable} or {limits.sampler}
         self.sampler = max(served, key=SAMPLERS.index)
         """The costliest of :data:`~inl.spec.step.SAMPLERS` that is served."""
         costliest = [bucket for bucket in usable if bucket.sampler == self.sampler]
-        top = max(costliest, key=_capacity, default=None)
-        tokens = min(token_budget, top.tokens) if top else token_budget
+        largest = max(costliest, key=_capacity, default=None)
+        tokens = min(token_budget, largest.tokens) if largest else token_budget
         self.tokens = tokens
-        """Most tokens in a step."""
-        self.rows = min(max_rows, tokens, top.rows if top else max_rows)
-        """Most rows in a step, so that each of them can have a token."""
+        """Maximum number of tokens in a step."""
+        self.rows = min(max_rows, tokens, largest.rows if largest else max_rows)
+        """Maximum number of rows in a step; each row can have at least one token."""
 
     def choose(self, tokens: int, rows: int, sampler: str) -> Bucket:
-        """Return the smallest program that holds the step, or its exact size."""
+        """Return the smallest program that fits, or the exact size without programs."""
         if not self._buckets:
             return Bucket(tokens, rows, sampler=sampler)
         rank = SAMPLERS.index(sampler)

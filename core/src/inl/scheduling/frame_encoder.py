@@ -1,4 +1,4 @@
-"""Plans written as the frames that a runner reads."""
+"""Encodes plans as the frames and token masks that a runner reads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inl.protocol.runner import Limits
+from inl.protocol.token_masks import TokenMasks
 from inl.scheduling.plan import Admission, Chunk, Plan
 from inl.scheduling.request import Request
 from inl.scheduling.uniforms import uniform
 from inl.spec.message import (
     FEEDBACK,
+    MASKED,
     MAX_TOKEN_BIASES,
     Row,
     TokenBias,
@@ -25,33 +27,57 @@ if TYPE_CHECKING:
     from inl.spec.message import IntArray
 
 STEP_NUMBERS = 1 << 31
-"""Step numbers start again from 0 here on the wire, after a month of serving."""
+"""Step numbers in frames are taken modulo this; at 1 ms a step, that is 25 days."""
 
 
-def frames(plan: Plan, limits: Limits) -> list[IntArray]:
-    """Write a plan as messages, in the order in which the runner must have them."""
-    found = [
+def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray]:
+    """Encode a plan as frames, in the order in which they must be submitted.
+
+    masked: the step waits for the masks of :func:`token_masks`.
+    """
+    encoded = [
         release_frame(
             slot, groups=limits.groups, max_blocks_per_seq=limits.max_blocks_per_seq
         )
         for slot in plan.releases
     ]
     for admission in plan.admissions:
-        found.append(_admission(admission, limits))
-        found += _marks(admission.request)
+        encoded.append(_admission(admission, limits))
+        encoded += _token_biases(admission.request)
     if plan.bucket is not None:
-        found.append(
+        encoded.append(
             step_frame(
                 plan.bucket,
                 [_row(chunk) for chunk in plan.chunks],
-                plan.cells,
+                plan.block_table_updates,
                 step=plan.step % STEP_NUMBERS,
                 groups=limits.groups,
                 block_size=limits.block_size,
                 decode_rows=plan.decode_rows,
+                flags=MASKED if masked else 0,
             )
         )
-    return found
+    return encoded
+
+
+def token_masks(plan: Plan) -> TokenMasks | None:
+    """Return the masks of the rows that sample under one, ``None`` if there are none.
+
+    Rows that end before the last known token need no mask: their sample is unused.
+    """
+    rows = [
+        row
+        for row, (request, _, stop) in enumerate(plan.chunks)
+        if request.token_mask is not None and stop >= request.host_token_count
+    ]
+    if not rows:
+        return None
+    masks = [plan.chunks[row].request.token_mask for row in rows]
+    return TokenMasks(
+        plan.step % STEP_NUMBERS,
+        tuple(rows),
+        tuple(mask for mask in masks if mask is not None),
+    )
 
 
 def _admission(admission: Admission, limits: Limits) -> IntArray:
@@ -59,7 +85,7 @@ def _admission(admission: Admission, limits: Limits) -> IntArray:
     params: Any = request.params
     return admit_frame(
         request.slot,
-        request.table,
+        request.block_table,
         groups=limits.groups,
         max_blocks_per_seq=limits.max_blocks_per_seq,
         length=admission.length,
@@ -68,25 +94,26 @@ def _admission(admission: Admission, limits: Limits) -> IntArray:
     )
 
 
-def _marks(request: Request) -> list[IntArray]:
-    """Tell which tokens a request holds by now, where that matters, and its biases.
+def _token_biases(request: Request) -> list[IntArray]:
+    """Encode the token counts, where penalties need them, and the logit bias.
 
-    Those that the runner chooses from now on, it counts itself when they are fed back.
+    The runner itself counts the tokens that it samples from now on, when they are fed
+    back.
     """
     counts = Counter[int]()
-    if request.penalized:
+    if request.has_penalties:
         counts.update(dict.fromkeys(request.prompt, 1))
-        # Of the answer, those in chunks: a runner counts what is fed one by one.
+        # Of the output only what is prefilled: the runner counts decoded tokens.
         for token in request.tokens[request.prompt_tokens : request.prefill_len]:
             counts[token] += 2
     bias = request.logit_bias or {}
-    marks = [
+    biases = [
         TokenBias(token, counts[token], bias.get(token, 0.0))
         for token in sorted({*counts, *bias})
     ]
     return [
-        token_bias_frame(request.slot, marks[at : at + MAX_TOKEN_BIASES])
-        for at in range(0, len(marks), MAX_TOKEN_BIASES)
+        token_bias_frame(request.slot, biases[start : start + MAX_TOKEN_BIASES])
+        for start in range(0, len(biases), MAX_TOKEN_BIASES)
     ]
 
 
@@ -94,11 +121,11 @@ def _row(chunk: Chunk) -> Row:
     request, start, stop = chunk
     known = request.host_token_count
     if start >= known and not request.temperature:
-        return request.feedback
+        return request.feedback_row
     ids: Sequence[int] | IntArray = FEEDBACK
     if start < known:
-        within = stop <= request.prompt_tokens
-        ids = (request.words if within else request.tokens)[start:stop]
+        in_prompt = stop <= request.prompt_tokens
+        ids = (request.prompt_array if in_prompt else request.tokens)[start:stop]
     if request.temperature and stop >= known:
         return Row(request.slot, ids, (uniform(request.seed, stop),))
     return Row(request.slot, ids)

@@ -1,7 +1,7 @@
-"""The block tables of sequences over all cache groups, under the settle rule.
+"""Block tables of sequences over all cache groups, with delayed frees.
 
-Steps in flight may overlap on the device, so a block that one of them may still touch
-belongs to its sequence: it is freed only when the newest such step is collected.
+Steps in flight may still read or write a sequence's blocks on the device. Its blocks
+are therefore freed only when the newest step that may touch them is collected.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from inl.scheduling.block_pool import BlockPool
 from inl.spec.cache import passed_blocks
 
 Table = list[list[int]]
-"""Blocks of one sequence, in order, for each cache group."""
+"""[G][blocks]: the blocks of one sequence, in order, for each cache group."""
 
 
 class KVCacheManager:
-    """Gives and takes the same number of blocks in every group's pool.
+    """Allocates, shares and frees the blocks of sequences in every group's pool.
 
-    In a group with a window, what lies before the window may be given back early; a
-    table then has block 0, nobody's, in its place.
+    windows: tokens that a query sees in each group, ``None`` for all. Blocks before a
+    group's window may be freed early; the table then has block 0 in their place.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class KVCacheManager:
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that a sequence can still get, in the fullest group."""
+        """Blocks that a sequence can still allocate, in the fullest group."""
         return min(pool.available_blocks for pool in self.pools)
 
     @property
@@ -44,15 +44,16 @@ class KVCacheManager:
     def admit(
         self, keys: Sequence[bytes], count: int, *, spare: int
     ) -> tuple[Table, int] | None:
-        """Return a table of ``count`` blocks, and how many of its first are shared.
+        """Allocate a table of ``count`` blocks and share its cached prefix.
 
-        Shared are those named by the leading ``keys`` that every group has, or has as
-        far as its window shows. Gives ``None``, and takes nothing, unless ``spare``
-        more blocks are available.
+        keys: prefix-cache keys of the leading blocks. Returns the table and the number
+        of leading blocks that are shared: those that every group has cached, as far
+        back as the group's window reaches. Returns ``None``, and allocates nothing,
+        unless ``spare`` more blocks would remain available.
         """
         if self.available_blocks < count - len(keys) + spare:
             return None
-        hits = self._hits(keys)
+        hits = self._cached_prefix(keys)
         table = []
         for group, pool in enumerate(self.pools):
             first = self.before_window(group, hits * self.block_size)
@@ -62,38 +63,39 @@ class KVCacheManager:
             self._free(table)
             return None
         for pool, blocks in zip(self.pools, table, strict=True):
-            blocks += pool.take_many(fresh)
+            blocks += pool.allocate_many(fresh)
         return table, hits
 
     def before_window(self, group: int, position: int) -> int:
-        """Blocks of a sequence that no query from ``position`` on sees in a group."""
+        """Leading blocks that no query at ``position`` or later sees in a group."""
         return passed_blocks(self.windows[group], position, self.block_size)
 
-    def _hits(self, keys: Sequence[bytes]) -> int:
-        """Most leading blocks of which every group has what its window shows."""
-        runs = [0] * len(self.pools)
-        best = 0
-        for hits, key in enumerate(keys, start=1):
+    def _cached_prefix(self, keys: Sequence[bytes]) -> int:
+        """Longest prefix, in blocks, of which every group has what its window needs."""
+        groups = range(len(self.pools))
+        runs = [0] * len(self.pools)  # consecutive cached blocks up to this one
+        longest = 0
+        for length, key in enumerate(keys, start=1):
             for group, pool in enumerate(self.pools):
                 runs[group] = runs[group] + 1 if pool.find(key) is not None else 0
-            position = hits * self.block_size
-            shown = (hits - self.before_window(g, position) for g in range(len(runs)))
-            if all(run >= wanted for run, wanted in zip(runs, shown, strict=True)):
-                best = hits
-            elif None in self.windows and runs[self.windows.index(None)] < hits:
+            position = length * self.block_size
+            needed = (length - self.before_window(group, position) for group in groups)
+            if all(run >= need for run, need in zip(runs, needed, strict=True)):
+                longest = length
+            elif None in self.windows and runs[self.windows.index(None)] < length:
                 break
-        return best
+        return longest
 
     def grow(self, table: Table) -> bool:
-        """Append one block in each group; ``False`` where one of them has none."""
+        """Append one block in each group; ``False`` if a group has none left."""
         if not self.available_blocks:
             return False
         for pool, blocks in zip(self.pools, table, strict=True):
-            blocks.append(pool.take())
+            blocks.append(pool.allocate())
         return True
 
     def publish(self, table: Table, index: int, key: bytes) -> None:
-        """Let others share block ``index`` of a table; its tokens are collected."""
+        """Add block ``index`` of a table, whose tokens are collected, to the cache."""
         for pool, blocks in zip(self.pools, table, strict=True):
             pool.publish(blocks[index], key)
 
@@ -105,7 +107,7 @@ class KVCacheManager:
             self._pending_frees.setdefault(step, []).append(table)
 
     def complete_step(self, step: int) -> None:
-        """Take note that ``step`` and all before it are collected."""
+        """Record that ``step`` and all before it are collected; free what waited."""
         self._completed_step = step
         for table in self._pending_frees.pop(step, ()):
             self._free(table)

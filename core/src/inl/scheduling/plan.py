@@ -1,4 +1,4 @@
-"""What a scheduler follows, a policy, and what it decides, plans of steps."""
+"""Scheduler settings, and the plan of one step that a scheduler makes."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from inl.spec.step import Bucket
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """How a scheduler uses a runner."""
+    """How a scheduler uses a runner. Raises ``ValueError`` for a size too small."""
 
     token_budget: int = TOKEN_BUDGET
-    """Most tokens in a step."""
+    """Maximum number of tokens in a step."""
     max_rows: int | None = None
-    """Most sequences at once; ``None`` is what the runner has slots for."""
+    """Maximum number of running sequences; ``None`` is one per slot of the runner."""
     context: int | None = None
-    """Most tokens of prompt and answer; ``None`` is what the runner's blocks hold."""
+    """Maximum number of tokens of prompt and output; ``None`` is what the runner's
+    blocks hold."""
     eos_ids: frozenset[int] = frozenset()
-    """Tokens with which the model ends an answer."""
+    """The model's end tokens."""
     use_kv_cache: bool = True
     """``False`` computes the whole sequence again for each token."""
     prefix_cache: bool = True
-    """Share full blocks between requests that begin with the same tokens."""
+    """Whether requests share full blocks of equal leading tokens."""
     replay: bool = False
-    """Answers' tokens are always computed one by one: what a sequence leaves behind
-    depends on where its prompt ended, so no block of an answer is shared either."""
-    model: str = ""
-    """Digest of the model and its weights; a part of every prefix key."""
+    """Whether output tokens are always decoded one by one, also after a preemption. For
+    models whose state depends on where the prompt ended; then only blocks of prompts
+    are shared."""
+    model_digest: str = ""
+    """Identifies the model and its weights; part of every prefix-cache key."""
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "max_rows", "context"):
@@ -53,12 +55,12 @@ class Chunk(NamedTuple):
 
 
 make_chunk = partial(tuple.__new__, Chunk)
-"""Chunk of a triple; a named tuple's own constructor takes three times as long, and
-there is one for each row of each step."""
+"""Make a :class:`Chunk` from a 3-tuple, three times as fast as its constructor: there
+is one chunk per row and step."""
 
 
 class Admission(NamedTuple):
-    """A slot given to a request of which ``length`` tokens are in its blocks."""
+    """A request that gets a slot, with ``length`` tokens already in its blocks."""
 
     request: Request
     length: int
@@ -66,41 +68,41 @@ class Admission(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step, and what the runner must be told before it, in this order."""
+    """One step, and the frames that precede it, in this order."""
 
     releases: list[int]
-    """Slots that are taken back."""
+    """Slots to release."""
     admissions: list[Admission]
-    cells: list[BlockTableUpdate]
-    """Entries that block tables gained since the last step."""
+    block_table_updates: list[BlockTableUpdate]
+    """Block table entries that changed since the last step."""
     chunks: list[Chunk]
-    """Rows of the step, decoding ones first; empty where there is no step."""
+    """Rows of the step, decoding rows first; empty if there is no step."""
     decode_rows: int = 0
     step: int = 0
-    """Number of the step, from 1; 0 where there is no step."""
+    """Number of the step, from 1; 0 if there is no step."""
     bucket: Bucket | None = None
     """Program of the step."""
     tokens: int = 0
-    """Tokens that the step computes."""
+    """Number of tokens in the step, without padding."""
 
 
 class StepBuilder:
-    """A plan while the scheduler fills it."""
+    """Collects the rows of one step; :meth:`build` makes the :class:`Plan`."""
 
     def __init__(self, step: int, budget: int) -> None:
         self.step = step
-        self.size = budget
+        self.max_tokens = budget
         self.budget = budget
-        """Tokens that the step can still take."""
+        """Tokens that still fit into the step."""
         self.chunks: list[Chunk] = []
         self.decode_rows = 0
-        self.cells: list[BlockTableUpdate] = []
+        self.block_table_updates: list[BlockTableUpdate] = []
         self.admissions: list[Admission] = []
-        self.prompts: list[Request] = []
-        """Running requests whose prompts are not computed yet."""
+        self.prefilling: list[Request] = []
+        """Running requests whose prefill is not fully scheduled."""
 
     def schedule(self, request: Request, stop: int) -> None:
-        """Compute a request's tokens up to ``stop``, or as far as the budget goes."""
+        """Add a request's tokens up to ``stop``, as far as the budget allows."""
         start = request.scheduled
         stop = min(stop, start + self.budget)
         self.budget -= stop - start
@@ -110,7 +112,7 @@ class StepBuilder:
         request.last_step = self.step
 
     def decode(self, request: Request) -> None:
-        """Compute the token that a request's last step chose."""
+        """Add the token that a request's last step sampled."""
         start = request.scheduled
         stop = request.scheduled = start + 1
         self.budget -= 1
@@ -119,22 +121,22 @@ class StepBuilder:
         request.last_step = self.step
 
     def admit(self, request: Request) -> None:
-        """Tell the runner of a request's slot, blocks and cached tokens."""
+        """Add an admission with the request's slot, blocks and cached tokens."""
         self.admissions.append(Admission(request, request.scheduled))
 
     def update_block_table(self, request: Request, index: int) -> None:
-        """Tell the runner of the blocks at ``index`` of a request's table."""
-        for group, blocks in enumerate(request.table):
-            self.cells.append(
+        """Add the blocks at ``index`` of a request's table as updates, per group."""
+        for group, blocks in enumerate(request.block_table):
+            self.block_table_updates.append(
                 BlockTableUpdate(group, request.slot, index, blocks[index])
             )
 
     def build(self, releases: list[int], buckets: Buckets) -> Plan:
-        """Choose the program, after which nothing changes any more."""
-        lists = releases, self.admissions, self.cells, self.chunks
+        """Choose the program and return the plan."""
+        lists = releases, self.admissions, self.block_table_updates, self.chunks
         if not self.chunks:
             return Plan(*lists)
         sampler = max({chunk.request.sampler for chunk in self.chunks}, key=rank)
-        tokens = self.size - self.budget
+        tokens = self.max_tokens - self.budget
         bucket = buckets.choose(tokens, len(self.chunks), sampler)
         return Plan(*lists, self.decode_rows, self.step, bucket, tokens)

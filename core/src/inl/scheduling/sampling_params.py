@@ -1,8 +1,7 @@
-"""How a request's tokens are chosen: parameters checked, and what each needs."""
+"""Validation of sampling parameters, and the sampler that a request needs."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from operator import index
 from typing import Any, NamedTuple
@@ -21,23 +20,27 @@ RANGES: dict[str, tuple[float, float]] = {
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
 }
-"""Accepted values of the parameters that are no whole numbers."""
+"""Accepted ranges of the floating-point parameters, bounds included."""
 
 PENALTIES = PARAMS[4:]
 
 
 class TokenLogprob(NamedTuple):
-    """How likely a token of an answer was to the model."""
+    """Log-probability of a generated token, and of the most likely tokens there."""
 
     token: int
     logprob: float
-    """Natural logarithm, before penalties, bias, temperature and filters."""
+    """Natural logarithm, before penalties, bias, masks, temperature and filters."""
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens with theirs, likeliest first; as many as asked for."""
+    """(token, logprob) of the most likely tokens, in descending order; as many as
+    ``logprobs`` asks for."""
 
 
 def check_number(name: str, value: Any) -> float:
-    """Return a parameter as a float; raises :class:`~inl.errors.RequestError`."""
+    """Return a parameter of :data:`RANGES` as a float.
+
+    Raises :class:`~inl.errors.RequestError` if it is not a number in its range.
+    """
     least, most = RANGES[name]
     # NaN and infinity fail the comparison too.
     if not (isinstance(value, int | float) and least <= value <= most):
@@ -47,14 +50,18 @@ def check_number(name: str, value: Any) -> float:
 
 
 def check_bias(bias: Any) -> dict[int, float]:
-    """Return a bias by token id; raises :class:`~inl.errors.RequestError`."""
+    """Return a logit bias as a dict by token id, empty for ``None``.
+
+    Raises :class:`~inl.errors.RequestError` for a key that is not a token id or a
+    value outside -1e9 to 1e9.
+    """
     if bias is None:
         return {}
     if not isinstance(bias, Mapping):
         raise RequestError(
             f"logit_bias: found {bias!r:.60}, accepts a mapping of token ids to numbers"
         )
-    found: dict[int, float] = {}
+    checked: dict[int, float] = {}
     for token, value in bias.items():
         try:
             number = index(token)
@@ -67,26 +74,32 @@ def check_bias(bias: Any) -> dict[int, float]:
                 f"logit_bias[{number}]: found {value!r}, accepts {-MAX_BIAS:g} to "
                 f"{MAX_BIAS:g}; -100 bans a token"
             )
-        found[number] = float(value)
-    return found
+        checked[number] = float(value)
+    return checked
 
 
 def check_logprobs(value: Any) -> int | None:
-    """Return how many of the likeliest tokens to report, or ``None`` for nothing."""
+    """Return the number of top logprobs per token, ``None`` for no logprobs at all.
+
+    Raises :class:`~inl.errors.RequestError` for anything but ``None`` and 0 to
+    :data:`~inl.spec.step.TOP`.
+    """
+    if value is None:
+        return None
     whole = isinstance(value, int) and not isinstance(value, bool)
-    if value is not None and not (whole and 0 <= value <= TOP):
+    if not (whole and 0 <= value <= TOP):
         raise RequestError(
-            f"logprobs: found {value!r}, accepts None, or how many of the likeliest "
-            f"tokens to report beside the chosen one, 0 to {TOP}"
+            f"logprobs: found {value!r}, accepts None, or the number of most likely "
+            f"tokens to report beside the sampled one, 0 to {TOP}"
         )
-    found: int | None = value
-    return found
+    return int(value)
 
 
 def sampler_for(params: Mapping[str, float], *, special: bool = False) -> str:
     """Return the cheapest of :data:`~inl.spec.step.SAMPLERS` that serves ``params``.
 
-    Filters do nothing at temperature 0. special: it has biases or wants logprobs.
+    Filters have no effect at temperature 0. special: the request has a logit bias or
+    asks for logprobs, which only "sample_filtered" serves.
     """
     neutral = dict(zip(PARAMS, NEUTRAL, strict=True))
     changed = {name for name in PARAMS if params[name] != neutral[name]}
@@ -97,10 +110,5 @@ def sampler_for(params: Mapping[str, float], *, special: bool = False) -> str:
 
 
 def rank(sampler: str) -> int:
-    """Place among :data:`~inl.spec.step.SAMPLERS`, by rising cost."""
+    """Return the index in :data:`~inl.spec.step.SAMPLERS`, in ascending cost."""
     return SAMPLERS.index(sampler)
-
-
-def finite(values: Any) -> bool:
-    """Whether all numbers are neither NaN nor infinite."""
-    return all(math.isfinite(value) for value in values)

@@ -1,13 +1,14 @@
-"""Who runs in the next step: integers, lists and dicts, and no tensor.
+"""Scheduler for continuous batching with chunked prefill, in plain integers.
 
-Requests run in order of arrival, so those that run all arrived before those that wait.
-Each step takes one token of every decoding request, then chunks of prompts, then new
-requests, until its token budget or its rows are used up. Since no more requests run
-than a step has rows, each decoding one gets its token in every step: a long prompt does
-not hold it up, and requests behind a long prompt do not overtake it.
+Requests run in order of arrival. Each step takes one token of every decoding request,
+then chunks of prompts, then new requests, until its token budget or its rows are used
+up. No more requests run than a step has rows, so each decoding request gets its token
+in every step: a long prompt does not delay it, and requests behind a long prompt do not
+overtake it.
 
-Steps are planned ahead of the tokens that they feed on. Nothing but collected tokens is
-counted, published to the prefix cache or freed (see :mod:`inl.scheduling.kv_cache_manager`).
+Steps are planned before the tokens that they feed back are known. Only collected tokens
+are counted, published to the prefix cache or freed, see
+:mod:`inl.scheduling.kv_cache_manager`.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from collections.abc import Sequence
 
 from inl.errors import RequestError, RunnerError
 from inl.protocol.runner import Limits
-from inl.scheduling import block_hash as prefix
-from inl.scheduling.block_pool import BlockPool
+from inl.protocol.token_masks import mask_words
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import Plan, SchedulerConfig, StepBuilder
-from inl.scheduling.request import Event, Reason, Request, Status, check, make_event
+from inl.scheduling.request import Event, FinishReason, Request, Status, make_event
+from inl.scheduling.request_check import check_request
+from inl.scheduling.running_requests import RunningRequests
 from inl.scheduling.sampling_params import TokenLogprob, rank
 from inl.scheduling.waiting_queue import WaitingQueue
-from inl.spec.message import FEEDBACK, BlockTableUpdate, Row
 
 
 class Scheduler:
-    """Plans steps and takes in what they chose; the only one to change a request."""
+    """Plans steps and processes their outputs; the only one to change a request."""
 
     def __init__(
         self,
@@ -39,332 +40,238 @@ class Scheduler:
         kv_cache: KVCacheManager | None = None,
     ) -> None:
         self.config = config or SchedulerConfig()
-        self._reset(limits, kv_cache)
-        self.context = min(limits.max_tokens, self.config.context or limits.max_tokens)
         self.waiting = WaitingQueue()
-        self.running: dict[int, Request] = {}
-        """By id, in order of arrival."""
+        self._requests = RunningRequests(self.config, self.waiting, limits, kv_cache)
+        self._set_limits(limits)
+        self.context = min(limits.max_tokens, self.config.context or limits.max_tokens)
         self.in_flight: deque[Plan] = deque()
+        """Steps planned and not collected, oldest first."""
         self.arrivals = 0
-        """Requests added, so the newest id."""
-        self.preemptions = 0
-        """Times that a request lost its blocks to an earlier one."""
-        self.prefix_hit_tokens = 0
-        """Tokens that admissions took from the prefix cache."""
-        self._prefix_caching = self.config.prefix_cache and self.config.use_kv_cache
+        """Number of requests added, which is the newest id."""
         self._steps = 0
 
-    def _reset(self, limits: Limits, kv_cache: KVCacheManager | None = None) -> None:
+    def _set_limits(self, limits: Limits) -> None:
         self.limits = limits
-        self.kv_cache = kv_cache or KVCacheManager(
-            [BlockPool(blocks, limits.block_size) for blocks in limits.blocks],
-            limits.windows,
-        )
         self.buckets = Buckets(
             limits,
             token_budget=self.config.token_budget,
             max_rows=min(self.config.max_rows or limits.slots, limits.slots - 1),
         )
-        windowed = any(window is not None for window in self.kv_cache.windows)
-        self._has_windows = windowed and self.config.use_kv_cache
-        self._slots = list(range(limits.slots - 1, 0, -1))
-        self._releases: list[int] = []
+
+    @property
+    def running(self) -> dict[int, Request]:
+        """Requests with a slot by id, in order of arrival."""
+        return self._requests.by_id
+
+    @property
+    def kv_cache(self) -> KVCacheManager:
+        """Block tables of the running requests."""
+        return self._requests.kv_cache
+
+    @property
+    def preemptions(self) -> int:
+        """Times that a request lost its blocks to an earlier one."""
+        return self._requests.preemptions
+
+    @property
+    def prefix_hit_tokens(self) -> int:
+        """Tokens that admissions took from the prefix cache."""
+        return self._requests.prefix_hit_tokens
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether the next plan has slots to release."""
+        return self._requests.has_releases
 
     def restart(self, limits: Limits) -> None:
-        """Start over on a fresh runner: all who ran wait for it, by their token ids.
+        """Start over on a new runner; running requests wait again, with their tokens.
 
-        Raises :class:`~inl.errors.RunnerError` where it cannot hold what the lost one
-        could, or lacks the programs that they need; then nothing has changed.
+        Raises :class:`~inl.errors.RunnerError`, and changes nothing, if the new runner
+        cannot hold what the lost one could, or lacks a sampler that a request needs.
         """
         live = [*self.running.values(), *self.waiting]
         needed = max((request.sampler for request in live), key=rank, default="greedy")
-        has = Buckets(limits, token_budget=1, max_rows=1).sampler
+        available = Buckets(limits, token_budget=1, max_rows=1).sampler
         if (
             limits.vocab != self.limits.vocab
             or limits.max_tokens < self.context
-            or rank(has) < rank(needed)
+            or rank(available) < rank(needed)
         ):
             raise RunnerError(
-                f"runner: found a fresh one of {limits.vocab} token ids, "
-                f"{limits.max_tokens} tokens of context and {has} programs, needs "
-                f"{self.limits.vocab}, {self.context} and {needed} ones"
+                f"runner: the new one has a vocabulary of {limits.vocab}, a context "
+                f'of {limits.max_tokens} tokens and sampling="{available}"; needs '
+                f'{self.limits.vocab}, {self.context} and "{needed}"'
             )
         for plan in self.in_flight:
             for chunk in plan.chunks:
                 chunk.request.in_flight -= 1
         self.in_flight.clear()
         for request in reversed(self.running.values()):
-            request.status, request.slot, request.table = Status.WAITING, 0, []
-            self.waiting.push_back(request)
-        self.running.clear()
+            request.status, request.slot, request.block_table = Status.WAITING, 0, []
+            self.waiting.push_front(request)
         for request in self.waiting:
-            # They begin with the size of a block, which may be another one now.
-            request.keys = []
-        self._reset(limits)
-
-    @property
-    def has_releases(self) -> bool:
-        """Whether the runner has still to be told of slots that are taken back."""
-        return bool(self._releases)
+            # The keys depend on the block size, which may differ on the new runner.
+            request.block_hashes = []
+        self._requests.reset(limits)
+        self._set_limits(limits)
 
     def check(self, request: Request) -> None:
-        """Raise as :meth:`add` does for what could never be served."""
-        check(request, self.limits.vocab, self.context, sampler=self.buckets.sampler)
+        """Raise as :meth:`add` does for a request that can never be served."""
+        check_request(
+            request, self.limits.vocab, self.context, sampler=self.buckets.sampler
+        )
 
     def add(self, request: Request) -> int:
         """Queue a request and return its id.
 
-        Raises :class:`~inl.errors.PromptTooLong` where it could never fit, and
+        Raises :class:`~inl.errors.PromptTooLong` if it does not fit the context, and
         :class:`~inl.errors.RequestError` for what this runner does not serve.
         """
         if request.id:
-            raise RequestError(f"request {request.id}: was added before; make another")
+            raise RequestError(
+                f"request {request.id}: was added before; create another Request"
+            )
         self.check(request)
         self.arrivals += 1
         request.id = self.arrivals
         eos = frozenset[int]() if request.ignore_eos else self.config.eos_ids
-        request.stops = request.stop_ids | eos
-        request.limit = min(request.prompt_tokens + request.max_tokens, self.context)
+        request.end_ids = request.stop_ids | eos
+        max_length = request.prompt_tokens + request.max_tokens
+        request.max_length = min(max_length, self.context)
+        if request.allowed_token_ids is not None:
+            request.token_mask = mask_words(
+                tuple(request.allowed_token_ids), self.limits.vocab
+            )
         self.waiting.push(request)
         return request.id
 
-    def finish(self, request: Request, reason: Reason) -> Event:
-        """End a live request now; what it has in flight is thrown away."""
-        assert request.status is not Status.FINISHED, "a request ends once"
+    def finish(self, request: Request, reason: FinishReason) -> Event:
+        """End a live request now; tokens of its steps in flight are discarded."""
+        assert request.status is not Status.FINISHED, "a request finishes once"
         if request.status is Status.RUNNING:
-            self._release(request)
+            self._requests.release(request)
         else:
-            self.waiting.forget()
+            self.waiting.discard_one()
         request.status = Status.FINISHED
         return Event(request.id, None, reason)
 
-    def plan(self) -> Plan:
-        """Decide the next step and count it as submitted.
+    def preempt(self, request: Request) -> None:
+        """Move a running request back to the front of the queue."""
+        self._requests.preempt(request)
 
-        Where there is nothing to compute, the plan has no chunks and is not a step.
+    def plan(self) -> Plan:
+        """Plan the next step and count it as submitted.
+
+        If there is nothing to compute, the plan has no chunks and is not a step.
         """
-        draft = StepBuilder(self._steps + 1, self.buckets.tokens)
-        self._decode(draft)
-        self._prefill(draft)
-        self._admit_waiting(draft)
-        releases, self._releases = self._releases, []
-        plan = draft.build(releases, self.buckets)
+        step = StepBuilder(self._steps + 1, self.buckets.tokens)
+        self._decode(step)
+        self._prefill(step)
+        self._admit_waiting(step)
+        plan = step.build(self._requests.take_releases(), self.buckets)
         if plan.chunks:
             self._steps = plan.step
             self.in_flight.append(plan)
         return plan
 
-    def _decode(self, draft: StepBuilder) -> None:
-        """Schedule a token of each decoding request, and remember the others."""
-        size, running, passes = (
+    def _decode(self, step: StepBuilder) -> None:
+        """Add a token of each decoding request; collect those still in prefill."""
+        requests, size, running = (
+            self._requests,
             self.limits.block_size,
             Status.RUNNING,
-            self._has_windows,
         )
-        for request in list(self.running.values()):
+        for request in list(requests.by_id.values()):
             start = request.scheduled
             if start < request.prefill_len:
-                draft.prompts.append(request)
+                step.prefilling.append(request)
             elif start < request.max_scheduled and request.status is running:
-                if not start % size and start == len(request.table[0]) * size:
-                    if not self._grow(request):
+                if not start % size and start == len(request.block_table[0]) * size:
+                    if not requests.grow(request):
                         continue
-                    draft.update_block_table(request, start // size)
-                if passes:
-                    self._free_out_of_window(
-                        draft, request, cells=start % size != 0 or size == 1
-                    )
-                draft.decode(request)
-        draft.decode_rows = len(draft.chunks)
+                    step.update_block_table(request, start // size)
+                if requests.has_windows:
+                    room = start % size != 0 or size == 1
+                    requests.free_out_of_window(step, request, max_updates=int(room))
+                step.decode(request)
+        step.decode_rows = len(step.chunks)
 
-    def _prefill(self, draft: StepBuilder) -> None:
-        """Schedule admitted prompts; uncached, they start over for each token."""
-        uncached = not self.config.use_kv_cache
-        for request in draft.prompts:
-            if not draft.budget:
+    def _prefill(self, step: StepBuilder) -> None:
+        """Add chunks of running requests; without a cache, the whole sequence."""
+        requests, uncached = self._requests, not self.config.use_kv_cache
+        for request in step.prefilling:
+            if not step.budget:
                 return
             if request.status is not Status.RUNNING or (uncached and request.in_flight):
                 continue
             if request.scheduled == 0:
-                if not self._allocate_prompt(request):
+                if not requests.allocate_prompt(request):
                     continue
-                draft.admit(request)
-            count = min(request.prefill_len - request.scheduled, draft.budget)
-            self._free_out_of_window(
-                draft, request, cells=1 + count // self.limits.block_size
-            )
-            draft.schedule(request, request.prefill_len)
+                step.admit(request)
+            count = min(request.prefill_len - request.scheduled, step.budget)
+            room = 1 + count // self.limits.block_size
+            requests.free_out_of_window(step, request, max_updates=room)
+            step.schedule(request, request.prefill_len)
 
-    def _free_out_of_window(
-        self, draft: StepBuilder, request: Request, *, cells: int
-    ) -> None:
-        """Give back blocks that no query sees any more, and tell the runner.
-
-        ``cells`` are those that a step's message has left for each group of this row;
-        what is more waits for the next step.
-        """
-        if not self._has_windows:
-            return
-        gone: list[list[int]] = []
-        for group, blocks in enumerate(request.table):
-            first = request.freed_window_blocks[group]
-            stop = self.kv_cache.before_window(group, request.scheduled)
-            if (
-                self._prefix_caching
-            ):  # nobody could share a block that was never published
-                stop = min(stop, request.published)
-            stop = max(min(stop, first + cells), first)
-            gone.append(blocks[first:stop])
-            for index in range(first, stop):
-                blocks[index] = 0
-                draft.cells.append(BlockTableUpdate(group, request.slot, index, 0))
-            request.freed_window_blocks[group] = stop
-        self.kv_cache.release(gone, request.last_step)
-
-    def _allocate_prompt(self, request: Request) -> bool:
-        """Give a request blocks for all the tokens that it starts over with."""
-        while len(request.table[0]) * self.limits.block_size < request.prefill_len:
-            if not self._grow(request):
-                return False
-        return True
-
-    def _grow(self, request: Request) -> bool:
-        """Give a request one more block, at the cost of the latest arrived."""
-        while not self.kv_cache.grow(request.table):
-            if self.kv_cache.has_pending_frees:
-                return False
-            latest = next(reversed(self.running.values()))
-            self._preempt(latest)
-            if latest is request:
-                return False
-        return True
-
-    def _preempt(self, request: Request) -> None:
-        self._release(request)
-        request.status = Status.WAITING
-        self.waiting.push_back(request)
-        self.preemptions += 1
-
-    def _release(self, request: Request) -> None:
-        del self.running[request.id]
-        self.kv_cache.release(request.table, request.last_step)
-        self._releases.append(request.slot)
-        self._slots.append(request.slot)
-        request.slot = 0
-        request.table = []
-
-    def _admit_waiting(self, draft: StepBuilder) -> None:
-        """Let in those who wait, as long as there is room."""
+    def _admit_waiting(self, step: StepBuilder) -> None:
+        """Admit waiting requests while budget, rows and blocks last."""
+        requests = self._requests
         growing: int | None = None
         while (
-            draft.budget
-            and len(self.running) < self.buckets.rows
+            step.budget
+            and len(requests.by_id) < self.buckets.rows
             and (request := self.waiting.head()) is not None
-            # Until its steps are collected, a preempted request's ids are not known.
+            # The ids of a preempted request are known once its steps are collected.
             and not request.in_flight
         ):
             if growing is None:
-                growing = sum(map(self._needs_more_blocks, self.running.values()))
-            if not self._try_admit(request, growing):
+                growing = sum(map(requests.needs_more_blocks, requests.by_id.values()))
+            if not requests.try_admit(request, growing):
                 return
-            growing += self._needs_more_blocks(request)
-            draft.admit(request)
-            draft.schedule(request, request.prefill_len)
-
-    def _needs_more_blocks(self, request: Request) -> bool:
-        """Whether a request will need a block more than it holds."""
-        return len(request.table[0]) * self.limits.block_size < request.limit - 1
-
-    def _try_admit(self, request: Request, growing: int) -> bool:
-        """Give a request its slot and blocks beside ``growing`` others that grow."""
-        size = self.limits.block_size
-        ids = len(request.tokens)
-        fed = self._prefill_len(request)
-        # The last token is always computed: its hidden state chooses the next one.
-        keys = self._keys(request, (fed - 1) // size) if self._prefix_caching else []
-        # Without a block spared for each that still grows they would preempt this one.
-        found = self.kv_cache.admit(keys, -(-ids // size), spare=growing)
-        if found is None:
-            return False
-        request.table, request.published = found
-        request.freed_window_blocks = [blocks.count(0) for blocks in request.table]
-        request.cached_tokens = request.scheduled = request.published * size
-        request.prefill_len, request.host_token_count = fed, ids
-        request.max_scheduled = request.limit - 1 if self.config.use_kv_cache else ids
-        request.slot = self._slots.pop()
-        request.feedback = Row(request.slot, FEEDBACK)
-        request.status = Status.RUNNING
-        self.prefix_hit_tokens += request.cached_tokens
-        self.running[self.waiting.pop().id] = request
-        return True
-
-    def _prefill_len(self, request: Request) -> int:
-        """Tokens to compute in chunks; an answer's own are not where it is replayed."""
-        known = len(request.tokens)
-        return request.prompt_tokens if self.config.replay else known
-
-    def _keys(self, request: Request, count: int) -> list[bytes]:
-        size = self.limits.block_size
-        if not request.keys:
-            request.keys = [
-                prefix.root(
-                    model=self.config.model,
-                    adapter=request.adapter,
-                    salt=request.salt,
-                    block_size=size,
-                )
-            ]
-        prefix.extend(request.keys, request.tokens, size, count)
-        return request.keys[1 : count + 1]
+            growing += requests.needs_more_blocks(request)
+            step.admit(request)
+            step.schedule(request, request.prefill_len)
 
     def process_outputs(
-        self, tokens: Sequence[int], scores: Sequence[TokenLogprob] = ()
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()
     ) -> list[Event]:
-        """Take in what the oldest step in flight chose, one token for each chunk.
+        """Apply the output of the oldest step in flight: one token per chunk.
 
-        scores: one for each chunk too, where the step's program tells them.
+        logprobs: one per chunk too, if a request of the step asks for them.
         """
         plan = self.in_flight.popleft()
         self.kv_cache.complete_step(plan.step)
-        size, publishes = self.limits.block_size, self._prefix_caching
+        size, prefix_cache = self.limits.block_size, self._requests.prefix_cache
         finished, running = Status.FINISHED, Status.RUNNING
         events: list[Event] = []
         for row, (chunk, token) in enumerate(zip(plan.chunks, tokens, strict=True)):
             request, _, stop = chunk
             request.in_flight -= 1
-            status = request.status
-            if status is finished:
+            if request.status is finished:
                 continue
-            if publishes and stop // size > request.published and status is running:
-                self._publish(request, stop)
-            # A chunk that ends before the last known token chose nothing of use.
+            if (
+                prefix_cache is not None
+                and stop // size > request.published_blocks
+                and request.status is running
+            ):
+                prefix_cache.publish(request, stop)
+            # The token of a chunk that ends before the last known token is unused.
             if stop == len(request.tokens):
                 if request.logprobs is not None:
-                    found = scores[row]
-                    request.scores.append(
-                        found._replace(top=found.top[: request.logprobs])
-                    )
+                    scores = logprobs[row]
+                    top = scores.top[: request.logprobs]
+                    request.token_logprobs.append(scores._replace(top=top))
                 events.append(self._append(request, token))
         return events
 
-    def _publish(self, request: Request, stop: int) -> None:
-        if self.config.replay:
-            stop = min(stop, request.prompt_tokens)
-        full = stop // self.limits.block_size
-        if full > request.published:
-            keys = self._keys(request, full)
-            for index in range(request.published, full):
-                self.kv_cache.publish(request.table, index, keys[index])
-            request.published = full
-
     def _append(self, request: Request, token: int) -> Event:
         request.tokens.append(token)
-        if token in request.stops:
+        if token in request.end_ids:
             return self.finish(request, "stop")._replace(token=token)
-        if len(request.tokens) == request.limit:
+        if len(request.tokens) == request.max_length:
             return self.finish(request, "length")._replace(token=token)
         if not self.config.use_kv_cache and request.status is Status.RUNNING:
             request.scheduled = 0
-            request.prefill_len = self._prefill_len(request)
+            request.prefill_len = self._requests.prefill_len(request)
             request.host_token_count = request.max_scheduled = len(request.tokens)
         return make_event((request.id, token, None, None))

@@ -1,4 +1,4 @@
-"""The requests that wait for a slot, in order of arrival; every operation is O(1)."""
+"""FIFO queue of requests that wait for a slot; every operation is O(1)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from inl.scheduling.request import Request, Status
 
 
 class WaitingQueue:
-    """First come, first served; who was preempted comes before who never ran.
+    """Requests in order of arrival, preempted ones first.
 
-    A request that is finished while it waits stays inside until its turn comes, since
-    removing it from the middle would take a walk over all of them.
+    A request that finishes while it waits stays in the queue until it reaches the
+    head, because removing it from the middle would be O(n).
     """
 
     def __init__(self) -> None:
@@ -29,21 +29,21 @@ class WaitingQueue:
         """Append a new request."""
         self._requests.append(request)
 
-    def push_back(self, request: Request) -> None:
-        """Put a preempted request before all others."""
+    def push_front(self, request: Request) -> None:
+        """Insert a preempted request before all others."""
         self._requests.appendleft(request)
 
     def head(self) -> Request | None:
-        """Return the request whose turn it is, if any."""
+        """Return the next request, or ``None`` if the queue is empty."""
         while self._requests and self._requests[0].status is Status.FINISHED:
             self._requests.popleft()
             self._finished -= 1
         return self._requests[0] if self._requests else None
 
     def pop(self) -> Request:
-        """Remove the head."""
+        """Remove and return the request that :meth:`head` returned."""
         return self._requests.popleft()
 
-    def forget(self) -> None:
-        """Count one request inside as finished."""
+    def discard_one(self) -> None:
+        """Count one queued request as finished; its status marks which one."""
         self._finished += 1

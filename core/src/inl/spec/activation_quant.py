@@ -1,8 +1,9 @@
-"""How a kernel may round what packed weights multiply, as models in NumPy.
+"""Activation quantization that a kernel may apply, modeled in NumPy.
 
-A kernel that does names one (``Kernel.inputs``). With packed weights it is then judged
-beside the body whose products round their input the same way, see
-:mod:`inl.spec.tolerance`; with plain weights as every other kernel.
+A kernel that rounds the inputs of its matrix products declares a name from
+:data:`ACTIVATION_QUANTS` in ``Kernel.activation_quant``. With packed weights it is then
+compared with a body that rounds its inputs the same way (:mod:`inl.spec.tolerance`);
+with plain weights it is held to the same tolerance as every other kernel.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any, Final
 import numpy as np
 
 GROUP: Final = 32
-"""Neighbors that share a scale, as most packed weights have it."""
+"""Consecutive elements that share a scale; most weight formats use the same size."""
 
 
 def int8_groups(x: Any) -> Any:
-    """``x`` [..., K] as whole numbers up to 127 times a scale for each group.
+    """Round ``x`` [..., K] to int8 values times one scale per group of 32.
 
-    A last group may be short. The dtype stays.
+    Returns the rounded values in the dtype of ``x``. K need not be a multiple of 32.
     """
     x = np.asarray(x)
     short = -x.shape[-1] % GROUP
@@ -33,4 +34,4 @@ def int8_groups(x: Any) -> Any:
 INT8: Final = "int8 in groups of 32"
 
 ACTIVATION_QUANTS: Final[Mapping[str, Callable[[Any], Any]]] = {INT8: int8_groups}
-"""Every rounding that a kernel may name."""
+"""Every rounding that ``Kernel.activation_quant`` may name."""

@@ -1,4 +1,4 @@
-"""State that a sequence leaves behind: paged key-value caches and per-slot arrays."""
+"""State kept per sequence: paged key-value caches and per-slot arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inl.spec.step import Array, Tables
 
 
 class Cache(NamedTuple):
-    """The default layout of one layer's paged cache; a backend may have its own."""
+    """Default layout of one layer's paged cache; a backend may use another."""
 
     k: Array
     """[blocks, block_size, kv_heads, head_dim]."""
@@ -19,7 +19,7 @@ class Cache(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that a step consumes and returns; its layout is the backend's affair."""
+    """Everything that a step consumes and returns, in the backend's own layout."""
 
     caches: tuple[Any, ...]
     """One opaque cache per attention layer."""
@@ -35,14 +35,14 @@ class Paged(NamedTuple):
     kv_heads: int
     head_dim: int
     dtype: str
-    """int8 has a float32 scale for each token and head, laid out by the backend."""
+    """int8 adds a float32 scale per token and head, in the backend's layout."""
     window: int | None = None
+    """Tokens that a query attends to, its own included; ``None`` is all."""
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's key and value in one layer."""
-        scale = SIZES["float32"] if self.dtype == "int8" else 0
-        return 2 * self.kv_heads * (self.head_dim * SIZES[self.dtype] + scale)
+        return kv_token_bytes(self.kv_heads, self.head_dim, self.dtype)
 
 
 class Slotted(NamedTuple):
@@ -51,10 +51,17 @@ class Slotted(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: str
-    rebuild: Literal["tokens", "replay", "save"]
-    """"tokens": recomputing restores it; "replay": one by one; "save": only a copy."""
+    rebuild: Literal["tokens", "replay"]
+    """How a preempted sequence restores it: "tokens" recomputes the prompt and the
+    answer in chunks of any size, "replay" recomputes the answer one token per step."""
+
+
+def kv_token_bytes(kv_heads: int, head_dim: int, dtype: str) -> int:
+    """Bytes of one token's key and value in one layer."""
+    scale = SIZES["float32"] if dtype == "int8" else 0
+    return 2 * kv_heads * (head_dim * SIZES[dtype] + scale)
 
 
 def passed_blocks(window: int | None, position: int, block_size: int) -> int:
-    """Leading blocks of a sequence that no query from ``position`` on sees."""
+    """Leading blocks of a sequence that no query from ``position`` on attends to."""
     return 0 if window is None else max(position - window + 1, 0) // block_size

@@ -1,8 +1,8 @@
-"""The ops of a model at one bucket, each resolved to one kernel.
+"""Op resolution: traces a model and binds each op to a kernel for one bucket.
 
-The model runs once on :class:`~inl.spec.strict_array.StrictArray`: every call of an op
-is a call site, and every site gets a choice: *native* (a kernel accepts it), else
-*composed* (the op's body over other ops), else *hosted* (the body in NumPy, only if
+The model runs once on :class:`~inl.spec.strict_array.StrictArray`. Each call of an op
+is a call site, and each site gets a choice: *native* (a kernel supports it), else
+*composed* (the op's body over other ops), else *hosted* (the body in NumPy, if
 allowed), else *missing*.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from inl.errors import KernelFailed
 from inl.spec.kernel import Kernel
@@ -29,23 +29,38 @@ from inl.spec.strict_array import StrictArray
 from inl.spec.tree import tree_map
 
 
+class Call(NamedTuple):
+    """One traced call of an op, outside of natively computed composites."""
+
+    spec: OpSpec
+    choice: Choice
+    args: tuple[Any, ...]
+    attrs: dict[str, Any]
+    results: Any
+
+
 @dataclass(slots=True)
 class Tracer:
-    """Stands in for ``ops`` while a model runs on strict arrays."""
+    """An ``ops`` that records every call while a model runs on strict arrays."""
 
     selection: KernelSelection
     bucket: Bucket
     block_size: int
     choices: dict[str, dict[Key, Choice]] = field(default_factory=dict)
+    """Choice for each site, by op."""
     counts: dict[tuple[str, Key], int] = field(default_factory=dict)
+    """Calls of each site."""
     calls: dict[tuple[str, Key], tuple[tuple[Any, ...], dict[str, Any]]] = field(
         default_factory=dict
     )
     """Arguments and attributes of the first call of each site."""
-    quiet: int = 0
+    log: list[Call] = field(default_factory=list)
+    """Every call, in order of completion."""
+    _depth: int = 0
+    """Enclosing bodies that only compute result shapes; they record nothing."""
 
     def plan(self, _step: Step, **_: Any) -> tuple[()]:
-        """Plans hold no shapes a model could see."""
+        """Return an empty plan: models do not read it."""
         return ()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -57,37 +72,50 @@ class Tracer:
         key = site_key(spec, args, attrs)
         choice = self.choices.get(spec.name, {}).get(key)
         choice = choice or select_kernel(spec, args, attrs, self.selection)
-        if not self.quiet:
+        recording = not self._depth
+        if recording:
             self.choices.setdefault(spec.name, {})[key] = choice
             self.counts[spec.name, key] = self.counts.get((spec.name, key), 0) + 1
             self.calls.setdefault((spec.name, key), (args, attrs))
+        results = self._results(spec, choice, args, attrs)
+        if recording:
+            self.log.append(Call(spec, choice, args, attrs, results))
+        return results
+
+    def _results(
+        self, spec: OpSpec, choice: Choice, args: tuple[Any, ...], attrs: dict[str, Any]
+    ) -> Any:
         if spec.shapes is not None:
             return tree_map(_strict, spec.shapes(*args, **attrs))
-        quiet = choice.how != "composed"
-        self.quiet += quiet
+        hidden = choice.how != "composed"
+        self._depth += hidden
         try:
             return spec.body(self, *args, **attrs)
         finally:
-            self.quiet -= quiet
+            self._depth -= hidden
 
 
 def _strict(leaf: Any) -> StrictArray:
     return StrictArray(leaf.shape, leaf.dtype)
 
 
-class Ops:
-    """Plain callables, one set per bucket, already resolved: ``ops.linear(x, w)``."""
+class ResolvedOps:
+    """The ops of one bucket as callables that are bound to kernels.
+
+    At run time it is an :class:`inl.ops.protocol.Ops` with the traced ops only. Raises
+    :class:`~inl.errors.NoKernel` if a traced op has no kernel.
+    """
 
     bucket: Bucket
     block_size: int
 
     def __init__(self, tracer: Tracer) -> None:
-        policy = tracer.selection
+        selection = tracer.selection
         for name, choices in tracer.choices.items():
             for choice in choices.values():
                 if choice.how == "missing":
-                    raise no_kernel_error(choice, policy.device_name)
-            self.__dict__[name] = self._callable(CATALOG[name], choices, policy)
+                    raise no_kernel_error(choice, selection.device_name)
+            self.__dict__[name] = self._callable(CATALOG[name], choices, selection)
         planners = {
             choice.kernel.label: choice.kernel.plan
             for choices in tracer.choices.values()
@@ -98,9 +126,9 @@ class Ops:
             bucket=tracer.bucket, block_size=tracer.block_size, _planners=planners
         )
 
-    def at(self, bucket: Bucket) -> Ops:
-        """Serve another exact size of the same class."""
-        twin = object.__new__(Ops)
+    def at(self, bucket: Bucket) -> ResolvedOps:
+        """Return the same ops for another exact size of the same class."""
+        twin = object.__new__(ResolvedOps)
         twin.__dict__.update(self.__dict__)
         for name, value in self.__dict__.items():
             if isinstance(value, partial) and value.args and value.args[0] is self:
@@ -109,7 +137,7 @@ class Ops:
         return twin
 
     def plan(self, step: Step, *, block_size: int) -> dict[str, Any]:
-        """Let each chosen kernel work out what its layers share."""
+        """Return the plan of each chosen kernel that has one, by its label."""
         planners: dict[str, Callable[..., Any]] = self.__dict__["_planners"]
         return {
             label: plan(step, block_size=block_size) for label, plan in planners.items()
@@ -119,12 +147,14 @@ class Ops:
         raise AttributeError(f"ops are frozen: cannot set {name!r}")
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        raise AttributeError(f"op {name!r} was not met when the model was traced")
+        raise AttributeError(f"op {name!r} was not called when the model was traced")
 
     def _callable(
-        self, spec: OpSpec, choices: dict[Key, Choice], policy: KernelSelection
+        self, spec: OpSpec, choices: dict[Key, Choice], selection: KernelSelection
     ) -> Callable[..., Any]:
-        runs = {key: self._run(spec, choice, policy) for key, choice in choices.items()}
+        runs = {
+            key: self._run(spec, choice, selection) for key, choice in choices.items()
+        }
         first = next(iter(choices.values()))
         same = all(
             choice.how == first.how and choice.kernel is first.kernel
@@ -133,24 +163,26 @@ class Ops:
         return next(iter(runs.values())) if same else _dispatch(spec, runs)
 
     def _run(
-        self, spec: OpSpec, choice: Choice, policy: KernelSelection
+        self, spec: OpSpec, choice: Choice, selection: KernelSelection
     ) -> Callable[..., Any]:
         if choice.kernel is not None:
             return choice.kernel.run
         if choice.how == "composed":
             return partial(spec.body, self)
-        if policy.host is None:
-            raise no_kernel_error(choice, policy.device_name)
-        return policy.host(spec)
+        if selection.host is None:
+            raise no_kernel_error(choice, selection.device_name)
+        return selection.host(spec)
 
 
 def _dispatch(spec: OpSpec, runs: dict[Key, Callable[..., Any]]) -> Callable[..., Any]:
+    """Return a callable that selects the kernel of its call site."""
+
     def run(*args: Any, **attrs: Any) -> Any:
         key = site_key(spec, args, attrs)
         if key not in runs:
             raise KernelFailed(
-                f"{spec.name}: called with {key}, which was not met when the model was "
-                f"traced; met: {list(runs)}"
+                f"{spec.name}: found a call with {key}, but tracing the model recorded "
+                f"only {list(runs)}"
             )
         return runs[key](*args, **attrs)
 
@@ -158,15 +190,17 @@ def _dispatch(spec: OpSpec, runs: dict[Key, Callable[..., Any]]) -> Callable[...
 
 
 class DynamicOps:
-    """Every op of the catalog, chosen when called: for trying ops one at a time."""
+    """Every op of the catalog, with the kernel chosen at each call.
 
-    def __init__(self, policy: KernelSelection | Iterable[Kernel]) -> None:
-        given = (
-            policy
-            if isinstance(policy, KernelSelection)
-            else KernelSelection(tuple(policy))
+    Slower than :class:`ResolvedOps`; for calling single ops without a model.
+    """
+
+    def __init__(self, kernels: KernelSelection | Iterable[Kernel]) -> None:
+        self._selection = (
+            kernels
+            if isinstance(kernels, KernelSelection)
+            else KernelSelection(tuple(kernels))
         )
-        self._policy = given
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in CATALOG:
@@ -174,11 +208,11 @@ class DynamicOps:
         return partial(self._call, CATALOG[name])
 
     def _call(self, spec: OpSpec, *args: Any, **attrs: Any) -> Any:
-        choice = select_kernel(spec, args, attrs, self._policy)
+        choice = select_kernel(spec, args, attrs, self._selection)
         if choice.kernel is not None:
             return choice.kernel.run(*args, **attrs)
         if choice.how == "composed":
             return spec.body(self, *args, **attrs)
-        if choice.how == "missing" or self._policy.host is None:
-            raise no_kernel_error(choice, self._policy.device_name)
-        return self._policy.host(spec)(*args, **attrs)
+        if choice.how == "missing" or self._selection.host is None:
+            raise no_kernel_error(choice, self._selection.device_name)
+        return self._selection.host(spec)(*args, **attrs)

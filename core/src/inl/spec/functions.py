@@ -1,4 +1,4 @@
-"""Functions on users' own arrays: what one framework brings."""
+"""Functions that an array framework provides for :mod:`inl.functional`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ Pair = tuple[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """INL ops on one framework's arrays, with gradients where it has them.
+    """INL ops on the arrays of one framework, differentiable where it supports that.
 
-    Operands were checked: ``x`` is an array of the framework, each other one too or a
-    number. Half types are computed in float32; the new position has the dtype of ``x``,
-    the new velocity that of ``v`` (of ``x`` where it is a number).
+    Callers have validated the operands: ``x`` is an array of the framework, each other
+    operand is an array of it or a number. Half-precision inputs are computed in
+    float32. The new position has the dtype of ``x``; the new velocity has that of
+    ``v``, or of ``x`` if ``v`` is a number.
     """
 
     inl_dynamics: Callable[..., Pair]
@@ -27,9 +28,9 @@ class Functions:
     inl_dynamics_n_steps: Callable[..., Pair]
     """(x, v, mu, controller, *, n_steps, dt, most_beta, limit)."""
     to_numpy: Callable[[Any], Any]
-    """An array on the host; raises RequestError where a gradient would be lost."""
+    """Copies an array to the host. Raises RequestError if a gradient would be lost."""
     from_numpy: Callable[[Any, Any], Any]
-    """(host array, an array whose dtype and place the result shall have). ``None`` for
-    the latter is the host array's dtype on the framework's default device."""
+    """(host array, like): copies to the dtype and device of the array ``like``. If
+    ``like`` is ``None``, keeps the host array's dtype and uses the default device."""
     kernels: Callable[[], Iterable[Kernel]] | None = None
-    """Lists kernels of other ops on such arrays; ``None``: those run on the host."""
+    """Lists kernels of other ops on these arrays. ``None``: computed on the host."""

@@ -1,4 +1,4 @@
-"""What a kernel is: one way to compute an op, with its refusals."""
+"""Kernel description: an implementation of an op and the calls that it supports."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from inl.dtypes import HostArray
 
 PLAIN = "plain"
-"""Layout of weights that no kernel has packed: the group's own tuple of tensors."""
+"""Layout of unpacked weights: the op's own tuple of tensors."""
 
 
 def accepts(*_specs: Any, **_attrs: Any) -> str | None:
-    """Refuse nothing."""
+    """Accept every call: the default of :attr:`Kernel.refuse`."""
     return None
 
 
@@ -24,28 +24,32 @@ class Kernel:
     op: str
     name: str
     run: Callable[..., Any]
-    """Same parameters as the op's body, without ``ops``."""
+    """Computes the op. Same parameters as the op's body, without ``ops``."""
     refuse: Callable[..., str | None] = accepts
-    """(specs and attributes of the call) -> ``None`` or a sentence."""
+    """(specs and attributes of the call) -> ``None`` if the kernel supports the call,
+    else the reason as a sentence."""
     layout: str = PLAIN
-    """Layout of the weights that it takes."""
+    """Layout of the weights that the kernel takes."""
     pack: Callable[[Mapping[str, HostArray | None], Any, str], Any] | None = None
-    """(logical group, backend, dtype) -> a tuple of tensors in ``layout``."""
+    """(logical tensors by name, backend, dtype) -> a tuple of tensors in ``layout``."""
     can_pack: Callable[..., str | None] = accepts
-    """(the group's stored specs by name) -> ``None``, or why it cannot lay them out."""
+    """(stored specs of the group, by name) -> ``None`` if ``pack`` supports them, else
+    the reason."""
     plan: Callable[..., Any] | None = None
-    """(step, *, block_size) -> what all layers share, found in ``step.plan[label]``."""
+    """(step, *, block_size) -> work shared by all layers of a step, which the kernel
+    reads from ``step.plan[label]``."""
     invariant: bool = False
-    """Gives the same bits whatever else is in the batch."""
+    """Whether a row's result has the same bits whatever else is in the batch."""
     activation_quant: str = ""
-    """How it may round what packed weights multiply, a name in
-    :data:`inl.spec.activation_quant.INPUTS`; empty: no coarser than storage."""
+    """Rounding applied to the inputs of products with packed weights: a name in
+    :data:`inl.spec.activation_quant.ACTIVATION_QUANTS`. Empty: none beyond storage."""
     capturable: bool = True
-    """Never waits for the device nor branches on its data."""
+    """Whether the kernel neither waits for the device nor branches on its data. A
+    backend that captures programs (``Traits.captures_programs``) requires this."""
     preference: int = 0
-    """Declared rank among the kernels that accept; the highest wins."""
+    """Rank among the kernels that support a call; the highest wins."""
     config: Mapping[str, int] = field(default_factory=dict)
-    """Tunables, apart from the code."""
+    """Tunable parameters, such as tile sizes."""
 
     @property
     def label(self) -> str:

@@ -1,4 +1,4 @@
-"""What a runner can hold: slots, blocks, buckets and samplers."""
+"""Capacity of a runner: slots, blocks, buckets and samplers."""
 
 from __future__ import annotations
 
@@ -8,40 +8,42 @@ from inl.spec.cache import passed_blocks
 from inl.spec.step import SAMPLERS, Bucket
 
 TOKEN_BUDGET = 512
-"""Tokens of a step where neither an engine nor its backend has a preference."""
+"""Tokens per step if neither the engine nor its backend sets a budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a runner can hold. Slot 0 and block 0 belong to nobody and are counted."""
+    """Capacity of a runner. Counts include slot 0 and block 0, reserved for padding."""
 
     slots: int
-    """Sequences at once, plus one."""
+    """Sequences that can run at the same time, plus one."""
     blocks: tuple[int, ...]
     """Blocks of each cache group, plus one each."""
     block_size: int
     """Tokens per block."""
     max_blocks_per_seq: int
-    """B: most blocks of one sequence, so ``width * block_size`` tokens at most."""
+    """B: columns of a block table. A sequence has at most
+    ``max_blocks_per_seq * block_size`` tokens."""
     vocab: int
-    """V: tokens are 0 .. vocab - 1."""
+    """V: token ids are 0 .. vocab - 1."""
     buckets: tuple[Bucket, ...] = ()
-    """Programs that exist, smallest first; empty where every size is served exactly."""
+    """Compiled programs, smallest first; empty if every size has its exact program."""
     depth: int = 2
     """Steps that may be in flight."""
     sampler: str = SAMPLERS[-1]
-    """The costliest of :data:`SAMPLERS` that is served. "sample_filtered" holds two tables of
-    [slots, V] that the others do not need."""
+    """Most expensive of :data:`SAMPLERS` that is available. "sample_filtered" allocates
+    two tables of [slots, V] that the others do not need."""
 
     windows: tuple[int | None, ...] = ()
-    """Tokens that a query of each cache group sees, ``None`` for all; empty is all.
-    Where there is a window, blocks that lie before it may be block 0 in a table."""
+    """Attention window of each cache group in tokens, ``None`` for full attention;
+    empty is full attention in all groups. Table entries of blocks that precede the
+    window may be block 0."""
     token_budget: int = TOKEN_BUDGET
-    """Most tokens of a step that a scheduler plans unless it is told otherwise."""
+    """Default for the number of tokens that a scheduler plans per step at most."""
 
     @property
     def samplers(self) -> tuple[str, ...]:
-        """Those of :data:`SAMPLERS` that are served."""
+        """The available ones of :data:`SAMPLERS`."""
         return SAMPLERS[: SAMPLERS.index(self.sampler) + 1]
 
     @property
@@ -51,17 +53,17 @@ class Limits:
 
     @property
     def groups(self) -> int:
-        """G: cache groups."""
+        """G: number of cache groups."""
         return len(self.blocks)
 
     def before_window(self, group: int, position: int) -> int:
-        """Blocks of a sequence that no query from ``position`` on sees in a group."""
+        """Leading blocks that no query from ``position`` on attends to in a group."""
         window = self.windows[group] if self.windows else None
         return passed_blocks(window, position, self.block_size)
 
     @property
     def max_tokens(self) -> int:
-        """Longest sequence that fits."""
+        """Tokens of the longest sequence that fits."""
         return (
             min(self.max_blocks_per_seq, *(count - 1 for count in self.blocks))
             * self.block_size

@@ -1,4 +1,4 @@
-"""An architecture: what to load, what it remembers, and three pure functions."""
+"""Model definition: weights to load, state per sequence, and three pure functions."""
 
 from __future__ import annotations
 
@@ -11,40 +11,43 @@ from inl.spec.cache import Paged, Slotted, State
 from inl.spec.step import Array
 
 
-def as_it_is(config: Any, checkpoint: Any) -> tuple[Any, Any]:
-    """Read a checkpoint under the names that it has."""
+def unchanged(config: Any, checkpoint: Any) -> tuple[Any, Any]:
+    """Return both arguments: the default of :attr:`Model.adapt`."""
     return config, checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """An architecture: what to load, what it remembers, and three pure functions.
+    """An architecture: weights to load, state per sequence, and three pure functions.
 
-    The core owns the loop over layers. Each function is written per shard: counts
-    come from shapes, per-head sizes from the config.
+    The executor runs the loop over layers. Each function is written per tensor-parallel
+    shard: it takes counts from shapes and per-head sizes from the config. ``ops`` is
+    an :class:`inl.ops.protocol.Ops`.
     """
 
     config: Callable[[Mapping[str, Any]], Any]
-    """(hf config dict) -> frozen, hashable config."""
+    """(Hugging Face config dict) -> frozen, hashable config."""
     weights: Callable[[Any], Any]
     """(config) -> NamedTuple with a ``layers`` tuple; its leaves are :class:`Group`."""
     state: Callable[[Any], tuple[Paged | Slotted, ...]]
-    """(config) -> what a sequence leaves behind."""
+    """(config) -> what each sequence stores between steps."""
     embed: Callable[..., tuple[Array, ...]]
     """(ops, config, w, step) -> carry: tuple of [T, ...]."""
     layer: Callable[..., tuple[tuple[Array, ...], State]]
     """(ops, config, w, carry, step, state, *, index) -> (carry, state).
 
-    One with a parameter ``sampled=None`` is given, as the last layer of a step with
-    more tokens than rows, the step of the sampled tokens alone: it caches keys and
-    values of all tokens, and its carry is [R, ...], of those that are sampled.
+    A layer function with a parameter ``sampled_step=None`` supports pruning. In a step
+    with more tokens than rows, its last layer receives the step of the sampled tokens
+    in that parameter; it caches keys and values of all tokens and returns a carry of
+    [R, ...] for the sampled tokens only.
     """
     head: Callable[..., Array]
     """(ops, config, w, carry, step) -> logits [S, V]."""
-    adapt: Callable[[Any, Any], tuple[Any, Any]] = as_it_is
-    """(config, checkpoint) -> both as ``weights`` has them: for older layouts."""
+    adapt: Callable[[Any, Any], tuple[Any, Any]] = unchanged
+    """(config, checkpoint) -> both in the layout that ``weights`` declares; converts
+    older checkpoint layouts."""
 
     @property
     def prunes_last_layer(self) -> bool:
-        """Whether the last layer can compute the sampled tokens alone."""
-        return "sampled" in inspect.signature(self.layer).parameters
+        """Whether the last layer can compute only the sampled tokens."""
+        return "sampled_step" in inspect.signature(self.layer).parameters

@@ -1,4 +1,4 @@
-"""What an op is: a name, a body that is its specification, and its tolerance rule."""
+"""Op definitions: the NumPy body that specifies an op, its shapes, cases and cost."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Shape and dtype name of a tensor that need not exist."""
+    """Shape and dtype name of a tensor, without data."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 class Cost(NamedTuple):
-    """What computing an op once takes at least."""
+    """Least work of one call of an op, whatever kernel computes it."""
 
     flops: int
+    """Arithmetic operations; a multiply-add is 2. 0 where an op does not count them:
+    bookkeeping and sampling."""
     bytes: int
+    """Bytes read from and written to device memory, each operand once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Named inputs of an op, shared by conformance, tuning and benchmarks.
+    """Named inputs of an op, shared by conformance tests, tuning and benchmarks.
 
-    Floating arguments are float64; whoever uses a case rounds them to the storage
-    dtype first.
+    Floating-point arguments are float64; round them to the storage dtype before use.
     """
 
     name: str
@@ -52,9 +54,9 @@ Cases = Callable[["np.random.Generator"], Iterable[Case]]
 class OpSpec:
     """One op of the catalog.
 
-    ``body`` of a primitive op takes NumPy arrays and keeps their precision (float64
-    is the truth); of a composite, its first parameter is ``ops`` and it is written
-    over other ops. ``shapes`` maps argument specs to result specs.
+    ``body`` of a primitive op takes NumPy arrays and keeps their precision; in float64
+    its result is the reference. ``body`` of a composite op takes ``ops`` as its first
+    parameter and calls other ops. ``shapes`` maps argument specs to result specs.
     """
 
     name: str
@@ -62,30 +64,32 @@ class OpSpec:
     shapes: Shapes | None
     cases: Cases
     weights: type | None
-    """Group of parameters that argument ``w`` holds; constant after loading."""
+    """Type of argument ``w``, a group of parameters that is constant after loading."""
     consumes: tuple[str, ...]
-    """Arguments whose buffers the op takes over: they must not be used again."""
+    """Arguments whose buffers the op may overwrite; the caller must not reuse them."""
     rounds: bool
-    """Whether floating results are stored in the compute dtype; else float32."""
+    """Whether floating-point results have the compute dtype; otherwise float32."""
     tolerance: float
-    """Factor on the error of the body run with storage rounding (seam: 2)."""
+    """Allowed error, as a factor on the error of the body with storage rounding."""
     cost: Callable[..., Cost]
+    """(results, *arguments, **attributes), all with shapes and dtypes -> cost."""
     parameters: tuple[str, ...]
     """Names of the tensor parameters, in order."""
     layout_opaque: bool = False
-    """Whether a composite's body hands ``w`` on unopened: any layout will do."""
+    """Whether a composite's body passes ``w`` to another op without reading its
+    fields, so that any layout is accepted."""
     reduces: str = ""
-    """Argument that a composite's body sums over the ranks before anything else; a
-    kernel is given the sum."""
+    """Argument that a composite's body sums over the ranks before anything else. A
+    kernel receives the sum."""
 
     @property
     def composite(self) -> bool:
-        """Whether the body is written over other ops."""
+        """Whether the body calls other ops."""
         return self.shapes is None
 
 
 CATALOG: dict[str, OpSpec] = {}
-"""Every op that was defined, by name. Filled by importing :mod:`inl.ops`."""
+"""Every defined op by name. Filled by importing :mod:`inl.ops`."""
 
 
 def op(
@@ -97,12 +101,20 @@ def op(
     rounds: bool = True,
     tolerance: float = 2.0,
     flops: Callable[..., int] | None = None,
+    traffic: Callable[..., int] | None = None,
     layout_opaque: bool = False,
     reduces: str = "",
 ) -> Callable[[Callable[..., Any]], OpSpec]:
     """Define an op from its body; keyword-only parameters are its attributes.
 
-    Raises :class:`PluginError` where the name is taken or a primitive has no shapes.
+    flops: (*arguments, **attributes) -> arithmetic operations; 0 by default.
+    traffic: (results, *arguments, **attributes) -> bytes of device memory read and
+    written; by default every argument once and every result once. Required in effect
+    for an op that reads a part of an argument, such as rows of a table.
+    The other parameters are the fields of :class:`OpSpec`.
+
+    Raises :class:`PluginError` if the name is taken, if a primitive has no ``shapes``
+    or if a composite has them.
     """
 
     def define(body: Callable[..., Any]) -> OpSpec:
@@ -111,13 +123,15 @@ def op(
         positional = tuple(p.name for p in kinds if p.kind is p.POSITIONAL_OR_KEYWORD)
         composite = positional[:1] == ("ops",)
         if composite == (shapes is not None):
-            raise PluginError(f"op {name}: a primitive has shapes and a composite none")
+            raise PluginError(
+                f"op {name}: a primitive needs shapes and a composite takes none"
+            )
         if name in CATALOG:
-            raise PluginError(f"op {name}: defined twice; choose another name")
+            raise PluginError(f"op {name}: already defined; choose another name")
         tensors = positional[1:] if composite else positional
         spec = OpSpec(
             name, body, shapes, cases, weights, consumes, rounds, tolerance,
-            _cost(flops), tensors, layout_opaque, reduces,
+            _cost(flops, traffic), tensors, layout_opaque, reduces,
         )  # fmt: skip
         CATALOG[name] = spec
         return spec
@@ -125,15 +139,36 @@ def op(
     return define
 
 
+def elements(x: Any) -> int:
+    """Number of elements of a tensor or :class:`Spec`."""
+    return int(math.prod(x.shape))
+
+
 def nbytes(tree: Any) -> int:
-    """Bytes of every tensor or :class:`Spec` in a tree."""
-    return sum(SIZES[str(leaf.dtype)] * math.prod(leaf.shape) for leaf in leaves(tree))
+    """Logical bytes of every tensor or :class:`Spec` in a tree."""
+    return sum(SIZES[str(leaf.dtype)] * elements(leaf) for leaf in leaves(tree))
 
 
-def _cost(flops: Callable[..., int] | None) -> Callable[..., Cost]:
+def stored_nbytes(tree: Any) -> int:
+    """Bytes of a tree of specs, packed weights at their stored size if it is known.
+
+    A :class:`~inl.spec.strict_array.StrictArray` of packed weights may have a
+    ``stored_bytes``; every other leaf counts its logical size.
+    """
+    return sum(
+        nbytes(leaf) if (size := getattr(leaf, "stored_bytes", None)) is None else size
+        for leaf in leaves(tree)
+    )
+
+
+def _cost(
+    flops: Callable[..., int] | None, traffic: Callable[..., int] | None
+) -> Callable[..., Cost]:
     def cost(results: Any, *specs: Any, **attrs: Any) -> Cost:
-        moved = nbytes(specs) + nbytes(results)
-        count = flops(*specs, **attrs) if flops else 0
-        return Cost(count, moved)
+        if traffic:
+            moved = traffic(results, *specs, **attrs)
+        else:
+            moved = stored_nbytes(specs) + stored_nbytes(results)
+        return Cost(flops(*specs, **attrs) if flops else 0, moved)
 
     return cost

@@ -1,4 +1,4 @@
-"""Which kernel computes an op at one call site, and why the others do not."""
+"""Kernel selection: the kernel of each call site, and why others were refused."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How one op is computed at the sites that share a key."""
+    """How an op is computed at the call sites that share a key."""
 
     op: str
     how: str
     """"native", "composed", "hosted" or "missing"."""
     kernel: Kernel | None
     refusals: tuple[tuple[str, str], ...]
-    """(label, sentence) of every candidate that did not win."""
+    """(label, reason) of every candidate that was not chosen."""
 
     @property
     def winner(self) -> str:
-        """What runs, as a person reads it."""
+        """Display name of the kernel or fallback that runs."""
         if self.kernel is None:
             return f"{self.op} ({self.how})"
         tuned = f" (tuned: {described(self.kernel.config)})"
@@ -38,21 +38,24 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class KernelSelection:
-    """What may be chosen."""
+    """The kernels to choose from and the constraints on the choice."""
 
     kernels: tuple[Kernel, ...]
     host: Callable[[OpSpec], Callable[..., Any]] | None = None
-    """Makes a hosted op, where ``allow_hosted`` was asked for."""
+    """Makes an op that runs its body in NumPy; set if ``allow_hosted`` is on."""
     invariant: bool = False
+    """Whether to accept only kernels with ``Kernel.invariant``."""
+    captured: bool = False
+    """Whether to accept only kernels with ``Kernel.capturable``."""
     device_name: str = "this device"
     tuning_results: TuningResults = field(default_factory=TuningResults)
-    """What ``inl tune`` measured here."""
+    """Results of ``inl tune`` on this device."""
 
 
 def site_key(spec: OpSpec, args: tuple[Any, ...], attrs: dict[str, Any]) -> Key:
-    """What tells the sites of an op apart: weights, inner sizes and attributes.
+    """Return the key of a call site: weight layout, inner sizes and attributes.
 
-    Opaque arguments (caches, steps) do not take part.
+    Opaque arguments (caches, steps) are left out.
     """
     parts: list[Any] = [tuple(sorted(attrs.items(), key=_name))]
     for name, value in zip(spec.parameters, args, strict=True):
@@ -71,40 +74,40 @@ def _name(item: tuple[str, Any]) -> str:
 
 
 def layout_of(w: Any) -> str:
-    """Layout of a group's tensors: a traced one carries it, a real one is typed so."""
+    """Return the layout of a group: an attribute of traced leaves or of its tuple."""
     first = next(leaves(w))
     return str(first.layout if isinstance(first, StrictArray) else w.layout)
 
 
 def select_kernel(
-    spec: OpSpec, args: Any, attrs: dict[str, Any], policy: KernelSelection
+    spec: OpSpec, args: Any, attrs: dict[str, Any], selection: KernelSelection
 ) -> Choice:
-    """Choose for one site; never raises, a missing kernel is a choice too."""
+    """Choose how to compute one call. Does not raise: the result may be "missing"."""
     layout = PLAIN
     if spec.weights is not None:
         layout = layout_of(args[spec.parameters.index("w")])
     accepted: list[Kernel] = []
     refusals: list[tuple[str, str]] = []
-    found = policy.tuning_results
-    work = workload(spec, args, attrs) if found else None
-    fastest = found.winners.get(work) if work else None
-    for kernel in (*policy.kernels, *([fastest] if fastest else [])):
+    tuning = selection.tuning_results
+    work = workload(spec, args, attrs) if tuning else None
+    fastest = tuning.winners.get(work) if work else None
+    for kernel in (*selection.kernels, *([fastest] if fastest else [])):
         if kernel.op == spec.name:
-            reason = found.quarantine_reason(kernel, work) if work else None
-            reason = reason or _refusal(kernel, layout, args, attrs, policy)
+            reason = tuning.quarantine_reason(kernel, work) if work else None
+            reason = reason or _refusal(kernel, layout, args, attrs, selection)
             accepted += [] if reason else [kernel]
             refusals += [(kernel.label, reason)] if reason else []
     if accepted:
         winner = max(accepted, key=lambda kernel: kernel.preference)
-        lost = f"preference below that of {winner.label}"
+        lost = f"has a lower preference than {winner.label}"
         if fastest in accepted:
             assert fastest is not None, "it was accepted"
-            winner, lost = fastest, "inl tune found another faster here"
+            winner, lost = fastest, "is slower here, as inl tune measured"
         refusals += [(k.label, lost) for k in accepted if k is not winner]
         return Choice(spec.name, "native", winner, tuple(refusals))
     if spec.composite and (layout == PLAIN or spec.layout_opaque):
         return Choice(spec.name, "composed", None, tuple(refusals))
-    how = "hosted" if policy.host and layout == PLAIN else "missing"
+    how = "hosted" if selection.host and layout == PLAIN else "missing"
     return Choice(spec.name, how, None, tuple(refusals))
 
 
@@ -113,19 +116,23 @@ def _refusal(
     layout: str,
     args: Any,
     attrs: dict[str, Any],
-    policy: KernelSelection,
+    selection: KernelSelection,
 ) -> str | None:
     if kernel.layout != layout and CATALOG[kernel.op].weights is not None:
-        return f"takes weights laid out as {kernel.layout}, found {layout}"
-    if policy.invariant and not kernel.invariant:
-        return "is not invariant, and invariant mode was asked for"
+        return f"takes weights in layout {kernel.layout}, found {layout}"
+    if selection.invariant and not kernel.invariant:
+        return "is not batch-invariant, which the invariant option requires"
+    if selection.captured and not kernel.capturable:
+        return "is not capturable, and this backend captures programs"
     return kernel.refuse(*args, **attrs)
 
 
 def no_kernel_error(choice: Choice, where: str) -> NoKernel:
-    """Error that lists every refusal."""
+    """Return an error that lists every refusal."""
     lines = [f"no kernel for {choice.op} on {where}"]
     lines += [f"  {label}: {reason}" for label, reason in choice.refusals]
     if not choice.refusals:
-        lines.append("  none is registered; allow_hosted=True computes it in NumPy")
+        lines.append(
+            "  no kernel is registered; try allow_hosted=True (computes in NumPy)"
+        )
     return NoKernel("\n".join(lines))

@@ -1,8 +1,8 @@
-"""One step of a model: its bucket, its arrays, the per-slot tables, and its scores.
+"""One step of a model: bucket, step arrays, per-slot tables and log-probabilities.
 
 A tensor is opaque (``Array``): NumPy, torch, JAX or a
-:class:`~inl.spec.strict_array.StrictArray`. Every tuple is a ``NamedTuple``, so each
-framework sees a tree of arrays.
+:class:`~inl.spec.strict_array.StrictArray`. Every tuple is a ``NamedTuple``, so that
+frameworks treat it as a tree of arrays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Array = Any
 """An opaque tensor: ``+ - *``, ``.shape``, ``.dtype``, static slices and reshapes."""
 
 SAMPLERS = ("greedy", "sample", "sample_filtered")
-"""Ways to choose a token, by rising cost; a bucket is compiled for one."""
+"""Sampling methods in order of cost; a bucket is compiled for one of them."""
 
 PARAMS = (
     "temperature",
@@ -24,90 +24,90 @@ PARAMS = (
     "presence_penalty",
     "frequency_penalty",
 )
-"""Columns of ``Tables.params``; "greedy" reads none, "sample" the first."""
+"""Columns of ``Tables.params``. "greedy" reads none, "sample" only the first."""
 
 NEUTRAL = (0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
-"""Values of :data:`PARAMS` that change nothing."""
+"""Values of :data:`PARAMS` that leave the distribution unchanged."""
 
 TOP = 20
-"""Likeliest tokens whose log-probabilities a "sample_filtered" step reports."""
+"""Most probable tokens whose log-probabilities a "sample_filtered" step reports."""
 
 
 class Bucket(NamedTuple):
-    """Static shape of a compiled step. Hashable; the only compile key."""
+    """Static shape of a compiled step: the hashable key of the program cache."""
 
     tokens: int
-    """T: tokens computed in the step, padding included."""
+    """T: tokens computed in the step, including padding."""
     rows: int
-    """R: sequences taking part, padding included."""
+    """R: sequences in the step, including padding."""
     tokens_per_row: int = 1
-    """W: tokens sampled per row; 1, or k + 1 when k drafts are verified."""
+    """W: tokens sampled per row: 1, or k + 1 to verify k drafted tokens."""
     sampler: str = "greedy"
     """One of :data:`SAMPLERS`."""
 
 
 class Step(NamedTuple):
-    """What one step computes: int32 arrays on the device.
+    """Index arrays of one step: int32, on the device.
 
-    Decoding rows come first. Slot 0, block 0 and cell 0 belong to nobody: padding
-    reads and writes there. ``G`` cache groups, ``B`` blocks per sequence,
-    ``S = R * W`` samples.
+    Decoding rows come first. Slot 0, block 0 and cache position 0 are reserved for
+    padding, which reads and writes there. ``G`` cache groups, ``B`` blocks per
+    sequence, ``S = R * W`` samples.
     """
 
     tokens: Array
     """[T] token ids."""
     positions: Array
-    """[T] place of the token in its own sequence."""
+    """[T] position of the token in its sequence."""
     rows: Array
     """[T] row of the token."""
     starts: Array
-    """[R + 1] row r owns tokens starts[r] .. starts[r + 1]."""
+    """[R + 1] row r has tokens starts[r] .. starts[r + 1] - 1."""
     lengths: Array
-    """[R] tokens cached after this step; 0 for padding."""
+    """[R] cached tokens after this step; 0 for padding."""
     slots: Array
-    """[R] home of the row in per-sequence state."""
+    """[R] index of the row in per-slot state."""
     blocks: Array
     """[G, R, B] block table of each cache group."""
     writes: Array
-    """[G, T] cell (block * block_size + offset) for the token's key and value."""
+    """[G, T] cache position of the token: block * block_size + offset."""
     samples: Array
-    """[S] tokens whose hidden state becomes logits."""
+    """[S] indices of the tokens to compute logits for."""
     adapters: Array
-    """[R] adapter of the row; 0 is none."""
+    """[R] adapter index of the row; 0 is none."""
     used_counts: Array
-    """[3] decoding rows, rows, tokens in use."""
+    """[3] numbers of decoding rows, rows and tokens, without padding."""
     uniforms: Array
-    """[S] the host's uniform numbers, float32 bits held as int32."""
+    """[S] uniform random numbers from the host: float32 bits stored as int32."""
     plan: Any = ()
-    """What the attention kernel worked out once for all layers; opaque."""
+    """Results of ``Kernel.plan``, shared by all layers; opaque."""
 
 
 class Tables(NamedTuple):
-    """Per-slot bookkeeping that lives at the runner, int32 unless said otherwise."""
+    """Per-slot tables on the device, int32 unless noted."""
 
     blocks: Array
     """[G, slots, B] block tables."""
     lengths: Array
-    """[slots] tokens cached."""
+    """[slots] cached tokens."""
     last: Array
-    """[slots] last token chosen."""
+    """[slots] last sampled token."""
     adapters: Array
-    """[slots] adapter; 0 is none."""
+    """[slots] adapter index; 0 is none."""
     params: Array
     """[slots, len(PARAMS)] float32 sampling parameters."""
     token_counts: Array
-    """[slots, V] twice the times that the answer holds a token, plus 1 where the prompt
-    does; [slots, 0] where no "sample_filtered" program is served."""
+    """[slots, V] twice the token's count in the answer, plus 1 if the prompt contains
+    it; [slots, 0] if no "sample_filtered" program is available."""
     bias: Array
-    """[slots, V] or [slots, 0], float32: added to the logits."""
+    """[slots, V] or [slots, 0] float32, added to the logits."""
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of a step's choices; N = min(TOP, V)."""
+    """Log-probabilities of a step; N = min(TOP, V)."""
 
     chosen: Array
-    """[S] float32, of the chosen tokens."""
+    """[S] float32, of the sampled tokens."""
     ids: Array
-    """[S, N] the likeliest tokens, likeliest first."""
+    """[S, N] most probable tokens, in descending order."""
     values: Array
-    """[S, N] float32, theirs."""
+    """[S, N] float32, of ``ids``."""

@@ -1,7 +1,8 @@
-"""A tensor stricter than any real one: it has a shape and a dtype and no data.
+"""Abstract tensor with a shape and a dtype, without data.
 
-Models are run on it in tests (what it allows is all that a model may do), for
-tracing (which ops with which shapes) and for planning (costs before any byte).
+It supports only the operations that a model may use. Models run on it in tests, to
+check that; in tracing, to record the ops and their shapes; and in planning, to compute
+costs before weights are loaded.
 """
 
 from __future__ import annotations
@@ -13,16 +14,26 @@ from inl.spec.kernel import PLAIN
 
 
 class StrictArray:
-    """Allows ``+ - *``, ``shape``, ``dtype``, static slices and static reshapes."""
+    """Supports ``+ - *``, ``shape``, ``dtype``, static slices and static reshapes.
 
-    __slots__ = ("dtype", "layout", "shape")
+    layout: of packed weights. stored_bytes: size of packed weights, if it is known.
+    Every other operation raises ``TypeError``.
+    """
+
+    __slots__ = ("dtype", "layout", "shape", "stored_bytes")
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: str, *, layout: str = PLAIN
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        *,
+        layout: str = PLAIN,
+        stored_bytes: int | None = None,
     ) -> None:
         self.shape = tuple(shape)
         self.dtype = dtype
         self.layout = layout
+        self.stored_bytes = stored_bytes
 
     def __repr__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
@@ -39,32 +50,32 @@ class StrictArray:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _combine
 
     def _in_place(self, _other: Any) -> StrictArray:
-        raise TypeError("no in-place operators: state goes in and comes out")
+        raise TypeError("in-place operators are not supported; return new tensors")
 
     __iadd__ = __isub__ = __imul__ = _in_place
 
     __hash__ = None  # type: ignore[assignment]
-    __array_ufunc__ = None  # NumPy's functions do not apply
+    __array_ufunc__ = None  # NumPy functions raise TypeError
 
     def __eq__(self, other: object) -> bool:
-        raise TypeError(f"{self!r}: a model may not compare data")
+        raise TypeError(f"{self!r}: models must not compare tensor data")
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        raise TypeError(f"{self!r}: holds no data for NumPy")
+        raise TypeError(f"{self!r}: has no data to convert to NumPy")
 
     def __bool__(self) -> bool:
-        raise TypeError(f"{self!r}: a model may not branch on data")
+        raise TypeError(f"{self!r}: models must not branch on tensor data")
 
     def __len__(self) -> int:
-        raise TypeError(f"{self!r}: use .shape")
+        raise TypeError(f"{self!r}: len() is not supported; use .shape")
 
     def __iter__(self) -> Any:
-        raise TypeError(f"{self!r}: a model may not loop over a tensor")
+        raise TypeError(f"{self!r}: models must not iterate over a tensor")
 
     def reshape(self, *shape: int) -> StrictArray:
-        """View with another shape of static ints; one may be -1."""
+        """Return a tensor of another shape: static ints, one of which may be -1."""
         if not all(type(size) is int for size in shape):
-            raise TypeError(f"reshape to {shape}: sizes must be plain ints")
+            raise TypeError(f"reshape to {shape}: sizes must be static ints")
         known = math.prod(size for size in shape if size != -1)
         total = math.prod(self.shape)
         if shape.count(-1) > 1 or known == 0 or total % known:
@@ -76,13 +87,13 @@ class StrictArray:
 
     def __getitem__(self, key: Any) -> StrictArray:
         keys = key if isinstance(key, tuple) else (key,)
-        dots = [place for place, part in enumerate(keys) if part is Ellipsis]
-        if dots:
-            at = dots[0]
+        ellipses = [index for index, part in enumerate(keys) if part is Ellipsis]
+        if ellipses:
+            at = ellipses[0]
             fill = len(self.shape) - (len(keys) - 1)
             keys = (*keys[:at], *(slice(None),) * fill, *keys[at + 1 :])
         if len(keys) > len(self.shape):
-            raise IndexError(f"{self!r} has no {len(keys)} axes")
+            raise IndexError(f"{self!r}: found {len(keys)} indices, too many")
         shape: list[int] = []
         for part, size in zip(keys, self.shape, strict=False):
             shape += _sliced(self, part, size)
@@ -92,13 +103,13 @@ class StrictArray:
 def _sliced(array: StrictArray, part: Any, size: int) -> list[int]:
     if type(part) is int:
         if not -size <= part < size:
-            raise IndexError(f"{array!r}: index {part} is outside {size}")
+            raise IndexError(f"{array!r}: index {part} is out of range for size {size}")
         return []
     if isinstance(part, slice):
         ends = (part.start, part.stop, part.step)
         if all(end is None or type(end) is int for end in ends):
             return [len(range(*part.indices(size)))]
-    raise TypeError(f"{array!r}[{part!r}]: only static ints and slices")
+    raise TypeError(f"{array!r}[{part!r}]: only static ints and slices are supported")
 
 
 def _broadcast(left: StrictArray, right: StrictArray) -> tuple[int, ...]:

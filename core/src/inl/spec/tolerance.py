@@ -1,14 +1,14 @@
-"""When a kernel's result counts as right.
+"""Error bound for kernel results, derived from the op's body.
 
-The truth is the op's body in float64 on inputs already rounded to the storage dtype.
-What rounding alone costs is measured, not guessed: the same body in float32
-arithmetic, its results rounded to storage. A kernel may err ``spec.tolerance`` times
-(2) as much, plus a floor of a few units in the last place, so that a body that happens
-to be exact does not forbid a rounding.
+The reference is the op's body in float64 on inputs rounded to the storage dtype. The
+error of rounding alone is measured: the same body in float32 arithmetic, with results
+rounded to storage. A kernel's error may be ``spec.tolerance`` times (2) as large, plus
+a few units in the last place, so that a body that happens to be exact still allows
+rounding.
 
-A kernel that declares a coarser rounding of what packed weights multiply
-(``Kernel.inputs``) is judged beside the body whose products round their input so: the
-truth stays the same, what rounding alone costs is then more.
+For a kernel that quantizes the inputs of products with packed weights
+(``Kernel.activation_quant``), the rounding error is measured with a body that rounds
+its inputs the same way. The reference stays the same.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from inl.spec.op import CATALOG, Case, OpSpec
 from inl.spec.tree import leaves, tree_map
 
 FLOOR = {"float64": 8.0, "float32": 8.0, "bfloat16": 1.0, "float16": 1.0}
-"""Units in the last place, of a row's largest result, that every result may be off.
+"""Minimum allowed error, in units in the last place of a row's largest result.
 
-Wide types accumulate as narrowly as they store, half types do not.
+float32 and float64 accumulate in the dtype that they store, half types in a wider one.
 """
 
 
 class BodyOps:
-    """Ops that are their bodies, with floating results rounded by ``store``.
+    """Ops computed by their bodies, with floating-point results rounded by ``store``.
 
-    ``held``: how products hold their first operand.
+    quantize: rounds the first operand of ``linear``.
     """
 
     def __init__(
         self,
         store: Callable[[OpSpec, Any], Any],
-        held: Callable[[Any], Any] | None = None,
+        quantize: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._store, self._held = store, held
+        self._store, self._quantize = store, quantize
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         spec = CATALOG[name]
@@ -50,15 +50,15 @@ class BodyOps:
         def run(*args: Any, **attrs: Any) -> Any:
             if spec.composite:
                 return spec.body(self, *args, **attrs)
-            if name == "linear" and self._held is not None:
-                args = (self._held(args[0]), *args[1:])
+            if name == "linear" and self._quantize is not None:
+                args = (self._quantize(args[0]), *args[1:])
             return self._store(spec, spec.body(*args, **attrs))
 
         return run
 
 
 def stored(case: Case, dtype: str, precision: Any) -> tuple[Any, ...]:
-    """Arguments of a case, floats rounded to ``dtype`` and held as ``precision``."""
+    """Return a case's arguments, floats rounded to ``dtype`` in NumPy ``precision``."""
 
     def store(leaf: Any) -> Any:
         array = np.asarray(leaf)
@@ -70,39 +70,40 @@ def stored(case: Case, dtype: str, precision: Any) -> tuple[Any, ...]:
 
 
 def truth(spec: OpSpec, case: Case, dtype: str) -> Any:
-    """The body in float64."""
+    """Compute the body in float64: the reference result."""
     ops = BodyOps(lambda _spec, result: result)
     return getattr(ops, spec.name)(*stored(case, dtype, np.float64), **case.attrs)
 
 
 def storage_run(spec: OpSpec, case: Case, dtype: str, inputs: str = "") -> Any:
-    """The body in float32 arithmetic (float64 for that) with ``dtype`` results.
+    """Compute the body in float32 arithmetic with results rounded to ``dtype``.
 
-    inputs: a name in :data:`inl.spec.activation_quant.INPUTS`, for what products multiply.
+    Computes in float64 if ``dtype`` is float64. inputs: a name in
+    :data:`inl.spec.activation_quant.ACTIVATION_QUANTS`, to round inputs of products.
     """
-    held = ACTIVATION_QUANTS[inputs] if inputs else None
-    ops = BodyOps(lambda op, result: round_results(op, result, dtype), held)
+    quantize = ACTIVATION_QUANTS[inputs] if inputs else None
+    ops = BodyOps(lambda op, result: round_results(op, result, dtype), quantize)
     wide = np.float64 if dtype == "float64" else np.float32
     return getattr(ops, spec.name)(*stored(case, dtype, wide), **case.attrs)
 
 
 def round_results(spec: OpSpec, result: Any, dtype: str) -> Any:
-    """Round floating results to storage, or to float32 for an op that keeps that."""
-    held = np.float64 if dtype == "float64" else np.float32
-    grid = dtype if spec.rounds else held.__name__
+    """Round floats to ``dtype``, or to float32 if not ``spec.rounds``."""
+    precision = np.float64 if dtype == "float64" else np.float32
+    grid = dtype if spec.rounds else precision.__name__
 
     def store(leaf: Any) -> Any:
         array = np.asarray(leaf)
         if array.dtype.kind != "f":
             return array
-        return rounded(array.astype(held, copy=False), grid)
+        return rounded(array.astype(precision, copy=False), grid)
 
     return tree_map(store, result)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How far the worst row of a result is from the truth, and how far it may be."""
+    """Largest error of a result over its rows, and the bound on it."""
 
     error: float
     bound: float
@@ -110,7 +111,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """False for NaN too."""
+        """Whether the error is within the bound; false for NaN."""
         return self.error <= self.bound
 
     def __str__(self) -> str:
@@ -121,18 +122,20 @@ class Verdict:
 def judge(
     spec: OpSpec, case: Case, dtype: str, result: Any, inputs: str = ""
 ) -> Verdict:
-    """Compare a kernel's result (NumPy leaves) with the truth, row by row.
+    """Compare a kernel's result (NumPy leaves) with the reference, row by row.
 
-    inputs: what the kernel declares, where its weights are packed.
+    inputs: the kernel's ``activation_quant`` if its weights are packed, else empty.
     """
-    want = list(leaves(truth(spec, case, dtype)))
-    near = list(leaves(storage_run(spec, case, dtype, inputs)))
-    found = list(leaves(result))
-    if len(found) != len(want):
-        return Verdict(np.inf, 0.0, f"{len(found)} results, expected {len(want)}")
+    expected = list(leaves(truth(spec, case, dtype)))
+    rounded_run = list(leaves(storage_run(spec, case, dtype, inputs)))
+    results = list(leaves(result))
+    if len(results) != len(expected):
+        problem = f"{len(results)} results, expected {len(expected)}"
+        return Verdict(np.inf, 0.0, problem)
     worst = Verdict(0.0, 0.0)
     grid = dtype if spec.rounds or dtype == "float64" else "float32"
-    for index, (got, exact, close) in enumerate(zip(found, want, near, strict=True)):
+    triples = zip(results, expected, rounded_run, strict=True)
+    for index, (got, exact, close) in enumerate(triples):
         verdict = _judge_leaf(got, exact, close, spec.tolerance, grid)
         if not verdict.passed:
             return Verdict(verdict.error, verdict.bound, f"result {index}")
@@ -156,7 +159,7 @@ def _judge_leaf(got: Any, exact: Any, close: Any, factor: float, dtype: str) -> 
     size = np.abs(exact).max(-1)
     errors = np.abs(got - exact).max(-1)
     errors = np.where(np.isnan(errors), np.inf, errors)
-    # One row's rounding is a lucky draw: the largest of all rows stands for each.
+    # The rounding error of a single row varies by chance: use the largest of all rows.
     noise = np.max(np.abs(close - exact).max(-1) / np.where(size > 0, size, 1))
     allowed = (factor * noise + FLOOR[dtype] * EPSILON[dtype]) * size
     row = int(np.argmax(errors - allowed))

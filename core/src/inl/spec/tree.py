@@ -1,4 +1,4 @@
-"""Walks over the nested tuples and mappings that arguments and results are."""
+"""Tree functions for the nested tuples and mappings of arguments and results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply ``function`` to every leaf; ``None`` stays."""
+    """Apply ``function`` to every leaf; ``None`` is not a leaf and stays ``None``."""
     if tree is None:
         return None
     if isinstance(tree, Mapping):
@@ -19,7 +19,7 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Every leaf but ``None``, in order."""
+    """Iterate over every leaf that is not ``None``, in order."""
     if isinstance(tree, Mapping):
         for key in tree:
             yield from leaves(tree[key])
@@ -31,5 +31,5 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def is_named(tree: Any) -> bool:
-    """Whether a tuple is a ``NamedTuple``."""
+    """Return whether a tuple is a ``NamedTuple``."""
     return isinstance(tree, tuple) and getattr(tree, "_fields", None) is not None

@@ -1,4 +1,4 @@
-"""Weights that a model declares: parameters, and groups that one op takes together."""
+"""Weights that a model declares: parameters, and the groups that one op takes."""
 
 from __future__ import annotations
 
@@ -8,55 +8,57 @@ from typing import NamedTuple
 
 
 class RowSlices(NamedTuple):
-    """Rows of a stored tensor that make a logical one."""
+    """Row ranges of a stored tensor, concatenated to a logical tensor."""
 
     spans: tuple[tuple[int, int], ...]
-    """(start, stop) along axis 0; what they hold is put together in this order."""
+    """(start, stop) along axis 0, in the order of concatenation."""
     rows: int
     """Rows of the stored tensor."""
 
 
 class FusedSlice(NamedTuple):
-    """One of several tensors of one size that a checkpoint stores as one."""
+    """One of several equally sized tensors that a checkpoint stores as one."""
 
     axis: int
-    """Axis of the stored tensor along which they follow one another; not 0."""
+    """Axis of the stored tensor along which they are concatenated; not 0."""
     position: int
-    """Which of them, from 0."""
+    """Index of this tensor, from 0."""
     total: int
-    """How many there are."""
+    """Number of concatenated tensors."""
 
 
 class Param(NamedTuple):
     """One logical tensor of a checkpoint."""
 
     source: str
-    """Its name in the Hugging Face layout."""
+    """Tensor name in the Hugging Face layout."""
     shape: tuple[int, ...]
     axis: int | None = None
-    """Axis cut over tensor-parallel ranks; ``None`` is a copy on each."""
+    """Axis sharded over tensor-parallel ranks; ``None`` replicates the tensor."""
     optional: bool = False
-    """May be absent; then the group's field is ``None``."""
+    """Whether the tensor may be missing; the group's field is then ``None``."""
     row_slices: RowSlices | None = None
-    """The part of the stored tensor that this is, where that holds more or another
-    order; ``None`` is all of it."""
+    """Rows of the stored tensor that form this one; ``None`` is all rows in order."""
     offset: float = 0.0
-    """Added to every number, before it is rounded to the compute dtype."""
+    """Added to every element before rounding to the compute dtype."""
     stack: int = 0
-    """Stored tensors that make up axis 0, one each: ``{}`` in ``source`` stands for
-    their numbers, from 0. 0 is one tensor as it is."""
+    """Number of stored tensors to stack along axis 0. ``{}`` in ``source`` is replaced
+    by their indices, from 0. 0 loads a single tensor without stacking."""
     fused_slice: FusedSlice | None = None
-    """Which part of the stored tensor this is; ``None`` is all of it."""
+    """Slice of the stored tensor that forms this one; ``None`` is all of it."""
     aliases: tuple[Param, ...] = ()
-    """The same tensor as other files have it: the first of which the checkpoint has
-    anything is taken."""
+    """The same tensor in other checkpoint layouts. The first form of which the
+    checkpoint has any tensor is used."""
     finite: bool = False
-    """Whether NaN and infinity are refused when it is loaded: for small tensors."""
+    """Whether to reject NaN and infinity when loading; meant for small tensors."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Group:
-    """Parameters that one op takes together, so that a kernel may pack them."""
+    """Parameters that one op takes together, so that a kernel may pack them.
+
+    A leaf of a model's weight tree; loading replaces it by a tuple of tensors.
+    """
 
     op: str
     params: Mapping[str, Param]

@@ -1,4 +1,4 @@
-"""What the measured choice of a kernel holds for: an op, its dtype and its sizes."""
+"""Workloads of kernel tuning: the op, dtype and sizes that a measurement covers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves
 
 Config = Mapping[str, int]
-"""Tunables of a kernel by name; the empty one is the kernel as it comes."""
+"""Tunable parameters of a kernel by name; the empty config is the default kernel."""
 
 
 class Workload(NamedTuple):
-    """Calls that are measured once for all."""
+    """Calls of an op that share one measurement."""
 
     op: str
     dtype: str
     shape: str
-    """Rows up to a power of two, then the inner sizes of each argument."""
+    """Rows rounded up to a power of two, then the inner sizes of each argument."""
 
 
 def workload(spec: OpSpec, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Workload:
-    """Name the workload of a call of ``spec`` on tensors, or on what has their shapes.
+    """Return the workload of a call of ``spec``.
 
-    Numbers that change results and not work, such as ``eps``, take no part, nor do
-    steps, whose rows are those of the other arguments.
+    args: tensors or specs. Attributes that change values but not the amount of work,
+    such as ``eps``, are left out. So are steps: their rows are those of the other
+    arguments.
     """
     parts: list[str] = []
     rows = 0
@@ -38,30 +39,31 @@ def workload(spec: OpSpec, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> W
         if isinstance(value, Step):
             continue
         if isinstance(value, Cache):
-            parts.append(f"{name}={_by(value.k.shape[1:])}")
+            parts.append(f"{name}={_join_sizes(value.k.shape[1:])}")
         elif isinstance(value, (tuple, Mapping)):
-            sizes = ",".join(_by(leaf.shape) for leaf in leaves(value))
-            packed = "".join(f"{each}:" for each in _layouts(value))
-            parts.append(f"{name}={packed}{sizes}")
+            sizes = ",".join(_join_sizes(leaf.shape) for leaf in leaves(value))
+            layouts = "".join(f"{layout}:" for layout in _packed_layouts(value))
+            parts.append(f"{name}={layouts}{sizes}")
         else:
+            inner = value.shape[1:]
             rows = rows or (value.shape[0] if value.shape else 0)
-            parts += [f"{name}={_by(value.shape[1:])}"] if value.shape[1:] else []
+            parts += [f"{name}={_join_sizes(inner)}"] if inner else []
     parts += [
         f"{name}={value}"
         for name, value in sorted(attrs.items())
         if isinstance(value, (str, int)) and name != "group"
     ]
-    least = 1 << max(rows - 1, 0).bit_length()
-    shape = " ".join([f"rows<={least}", *parts])
+    row_class = 1 << max(rows - 1, 0).bit_length()
+    shape = " ".join([f"rows<={row_class}", *parts])
     return Workload(spec.name, _dtype(args), shape)
 
 
-def _by(shape: tuple[int, ...]) -> str:
+def _join_sizes(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-def _layouts(value: Any) -> list[str]:
-    """How a model's tensors are packed, where they are not plain."""
+def _packed_layouts(value: Any) -> list[str]:
+    """Layouts of the traced tensors in a tree, without the plain one."""
     strict = (leaf for leaf in leaves(value) if isinstance(leaf, StrictArray))
     return sorted({leaf.layout for leaf in strict} - {PLAIN})
 
@@ -72,30 +74,30 @@ def _dtype(args: tuple[Any, ...]) -> str:
 
 
 def described(config: Config) -> str:
-    """A config as a person reads it."""
-    return " ".join(f"{name}={value}" for name, value in config.items()) or "as it is"
+    """Format a config for display."""
+    return " ".join(f"{name}={value}" for name, value in config.items()) or "default"
 
 
 def frozen(config: Config) -> tuple[tuple[str, int], ...]:
-    """A config as a key."""
+    """Return a config as a hashable key."""
     return tuple(sorted(config.items()))
 
 
-Barred = Mapping[tuple[Workload, str, tuple[tuple[str, int], ...]], str]
-"""(workload, kernel's label, frozen config) -> why that kernel may not run it."""
+Quarantine = Mapping[tuple[Workload, str, tuple[tuple[str, int], ...]], str]
+"""(workload, kernel label, frozen config) -> why the kernel must not run it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningResults:
-    """What was measured on this device, for the choice of kernels."""
+    """Measurements on this device that influence kernel selection."""
 
     winners: Mapping[Workload, Kernel] = field(default_factory=dict)
-    """What was fastest, and right."""
-    quarantined: Barred = field(default_factory=dict)
+    """Fastest kernel whose results are correct."""
+    quarantined: Quarantine = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.winners or self.quarantined)
 
     def quarantine_reason(self, kernel: Kernel, work: Workload) -> str | None:
-        """Why this kernel may not run a workload; ``None`` where it may."""
+        """Return why a kernel must not run a workload, or ``None`` if it may."""
         return self.quarantined.get((work, kernel.label, frozen(kernel.config)))

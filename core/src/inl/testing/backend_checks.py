@@ -15,7 +15,7 @@ from inl.ops.step import admit, empty_tables
 from inl.plugin import registry
 from inl.scheduling.buckets import Buckets
 from inl.spec.cache import Cache, Paged, Slotted, State
-from inl.spec.dispatch import Ops, Tracer
+from inl.spec.dispatch import ResolvedOps, Tracer
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.message import admit_frame, admit_size
@@ -158,7 +158,7 @@ def _compile(target: Target) -> None:
     words = StrictArray((1, admit_size(groups, width)), "int32")
     strict = tree_map(lambda x: StrictArray(x.shape, x.dtype.name), tables)
     tracer.admit(words, strict)
-    ops = Ops(tracer)
+    ops = ResolvedOps(tracer)
 
     def run(messages: Any, state: Any) -> tuple[Any]:
         return (state._replace(tables=ops.admit(messages, state.tables)),)

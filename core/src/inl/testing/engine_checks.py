@@ -67,7 +67,7 @@ class Session:
             for event in self.core.step():
                 if event.token is not None:
                     texts[event.request].append(event.token)
-                if event.reason is not None:
+                if event.finish_reason is not None:
                     open_ones.discard(event.request)
                 equal(f"error of request {event.request}", event.error, None)
         return [texts[number] for number in numbers]
@@ -81,8 +81,8 @@ class Session:
         require(not self.core.has_work, "engine: steps are left after every answer")
         for group, pool in enumerate(self.core.scheduler.kv_cache.pools):
             require(
-                pool.held_blocks == 0,
-                f"blocks leak: {pool.held_blocks} of cache group {group} are held "
+                pool.used_blocks == 0,
+                f"blocks leak: {pool.used_blocks} of cache group {group} are held "
                 f"after every request has ended; seed {self._tiny.target.seed}",
             )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from inl.dtypes import HostArray, cast, widen, wrap
 from inl.spec.cache import Cache, Paged
-from inl.spec.dispatch import Ops, Tracer
+from inl.spec.dispatch import ResolvedOps, Tracer
 from inl.spec.limits import Limits
 from inl.spec.op import Case, OpSpec, Spec
 from inl.spec.selection import Choice, select_kernel
@@ -88,20 +88,20 @@ class Site:
         again = (*args[:place], returned_state(result), *args[place + 1 :])
         return self.fetch(call(*again, **self.case.attrs))
 
-    def ready(self) -> tuple[Ops, tuple[Any, ...]]:
+    def ready(self) -> tuple[ResolvedOps, tuple[Any, ...]]:
         """Resolve the ops and put the arguments on the device."""
         ops = self.ops()
         return ops, self.arguments(ops)
 
-    def ops(self) -> Ops:
+    def ops(self) -> ResolvedOps:
         """Choose the ops."""
         tracer = Tracer(self.target.selection, self._bucket(), self._block_size())
         getattr(tracer, self.spec.name)(*self.specs, **self.case.attrs)
         if any(isinstance(arg, Cache) for arg in self.specs):
             self._trace_writes(tracer)
-        return Ops(tracer)
+        return ResolvedOps(tracer)
 
-    def arguments(self, ops: Ops) -> tuple[Any, ...]:
+    def arguments(self, ops: ResolvedOps) -> tuple[Any, ...]:
         """Put the arguments on the device, as ``ops`` take them."""
         wide = np.float64 if self.dtype == "float64" else np.float32
         rounded = stored(self.case, self.dtype, wide)
@@ -112,7 +112,7 @@ class Site:
         )
         return self.planned(ops, args)
 
-    def planned(self, ops: Ops, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def planned(self, ops: ResolvedOps, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Let the chosen kernels plan each step anew."""
         size = self._block_size()
         return tuple(
@@ -161,7 +161,7 @@ class Site:
 
         return tree_map(spec, value)
 
-    def _tensors(self, ops: Ops, name: str, before: Any, after: Any) -> Any:
+    def _tensors(self, ops: ResolvedOps, name: str, before: Any, after: Any) -> Any:
         backend = self.target.backend
         if name == "w" and self._planned is not None:
             arrays = {key: x for key, x in after._asdict().items() if _held(x)}
@@ -179,7 +179,7 @@ class Site:
 
         return tree_map(tensor, after)
 
-    def _cache(self, ops: Ops, cache: Cache) -> Any:
+    def _cache(self, ops: ResolvedOps, cache: Cache) -> Any:
         """The default layout where the backend has that, else its own, filled."""
         backend = self.target.backend
         blocks, size, heads, dim = cache.k.shape

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from inl.backend.reference import Meeting, ReferenceBackend, ThreadCollectives
+from inl.backend.reference import ReferenceBackend, Rendezvous, ThreadCollectives
 from inl.dtypes import HostArray, wrap
-from inl.errors import CheckpointError
+from inl.errors import TokenizerNotFound
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.rank_runner import RankRunner, check_shares
 from inl.spec.selection import KernelSelection
@@ -60,7 +60,7 @@ class MemoryCheckpoint(Checkpoint):
         return self._tensors[name]
 
     def tokenizer(self) -> Tokenizer:
-        raise CheckpointError(f"{self.path}: has no tokenizer; pass token ids")
+        raise TokenizerNotFound(f"{self.path}: has no tokenizer")
 
     @property
     def chat_template(self) -> ChatTemplate | None:
@@ -216,7 +216,7 @@ def reference_ranks(
     dtype: str = "float32",
 ) -> RankRunner:
     """A tensor-parallel group of NumPy backends, one thread each."""
-    meeting = Meeting(ranks)
+    meeting = Rendezvous(ranks)
 
     def make(rank: int) -> LocalRunner:
         collectives = ThreadCollectives(ranks, rank, meeting)

@@ -1,1 +1,1 @@
-"""Between text and token ids: tokenizer, chat template, detokenizer."""
+"""Tokenizer, incremental detokenizer and chat template."""

@@ -1,4 +1,4 @@
-"""Text from tokens as they come: exact, in linear time, never half a character."""
+"""Incremental detokenizer: text of a token stream, in whole characters."""
 
 from __future__ import annotations
 
@@ -10,39 +10,45 @@ from inl.text.tokenizer import Tokenizer
 
 REPLACEMENT: Final = "\ufffd"
 
-PATIENCE: Final = 8
-"""Tokens after which a replacement character is what the text holds."""
+MAX_PENDING: Final = 8
+"""Tokens after which a trailing U+FFFD is taken as text, not as a partial character."""
 
 
 @final
 class Detokenizer:
-    """One sequence's text. What :meth:`add` and :meth:`finish` give, joined, is
-    ``tokenizer.decode`` of all its ids.
+    """Converts the tokens of one sequence to text, in linear time.
+
+    The results of :meth:`add` or :meth:`extend` and :meth:`finish`, joined, equal
+    ``tokenizer.decode`` of all ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
-        part = _Bytes(tokenizer) if tokenizer.byte_level else _Window(tokenizer)
-        self._add: Callable[[int], str] = part.add
-        self._extend: Callable[[Sequence[int]], str] = part.extend
-        self._finish: Callable[[], str] = part.finish
+        decoder = (
+            _ByteDecoder(tokenizer)
+            if tokenizer.byte_level
+            else _WindowDecoder(tokenizer)
+        )
+        self._add: Callable[[int], str] = decoder.add
+        self._extend: Callable[[Sequence[int]], str] = decoder.extend
+        self._finish: Callable[[], str] = decoder.finish
 
     def add(self, index: int) -> str:
-        """Take the next id; return the text that it completes, often none."""
+        """Append an id; returns the text that it completes, possibly empty."""
         return "" if index in self._skipped else self._add(index)
 
     def extend(self, ids: Sequence[int]) -> str:
-        """Take several ids; return the text that they complete."""
+        """Append several ids; returns the text that they complete."""
         return self._extend([index for index in ids if index not in self._skipped])
 
     def finish(self) -> str:
-        """Return what is left: U+FFFD for a character whose end never came."""
+        """Return the remaining text; an incomplete character becomes U+FFFD."""
         return self._finish()
 
 
-class _Bytes:
-    """Where a text is its tokens' bytes: a decoder that waits for whole characters."""
+class _ByteDecoder:
+    """Decodes byte-level tokens with an incremental UTF-8 decoder."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes = tokenizer.token_bytes
@@ -58,44 +64,44 @@ class _Bytes:
         return self._decoder.decode(b"", final=True)
 
 
-class _Window:
-    """Where tokens are joined by other rules: decode a few, and take what is new.
+class _WindowDecoder:
+    """Decodes other vocabularies: decodes a window of ids and returns the new suffix.
 
-    ``known`` ids were given out already and are kept because what follows may depend
-    on them: a first token loses its space, a later one does not.
+    The window includes the previously emitted ids, since the text of a token depends
+    on them: the first token of a text loses its leading space, a later one does not.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: list[int] = []
-        self._new: list[int] = []
+        self._emitted: list[int] = []
+        self._pending: list[int] = []
 
     def add(self, index: int) -> str:
         if self._tokenizer.token(index) is None:
             return ""
-        self._new.append(index)
-        # Bytes by fallback become characters together or not at all.
-        return "" if self._tokenizer.is_byte(index) else self._take(final=False)
+        self._pending.append(index)
+        # A run of byte-fallback tokens is decoded as a whole.
+        return "" if self._tokenizer.is_byte(index) else self._emit(final=False)
 
     def extend(self, ids: Sequence[int]) -> str:
         return "".join(map(self.add, ids))
 
     def finish(self) -> str:
-        return self._take(final=True)
+        return self._emit(final=True)
 
-    def _take(self, *, final: bool) -> str:
-        before = self._decode(self._known)
-        after = self._decode(self._known + self._new)
+    def _emit(self, *, final: bool) -> str:
+        before = self._decode(self._emitted)
+        after = self._decode(self._emitted + self._pending)
         if after == before:
             return ""
-        waits = after.endswith(REPLACEMENT) and len(self._new) < PATIENCE
-        if waits and not final:
+        partial = after.endswith(REPLACEMENT) and len(self._pending) < MAX_PENDING
+        if partial and not final:
             return ""
-        self._known, self._new = self._new, []
-        # Some decoders clean up across tokens; what was given out stays.
+        self._emitted, self._pending = self._pending, []
+        # Some decoders clean up across tokens; emitted text cannot change.
         pairs = enumerate(zip(before, after, strict=False))
-        same = next((at for at, (old, new) in pairs if old != new), len(before))
-        return after[same:]
+        common = next((at for at, (old, new) in pairs if old != new), len(before))
+        return after[common:]
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special=False) if ids else ""

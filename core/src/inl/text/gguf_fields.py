@@ -1,4 +1,4 @@
-"""The fields of GGUF metadata that describe a tokenizer."""
+"""Tokenizer fields of GGUF metadata, with type checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TYPES: Final = (0, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE)
 
 
 class Fields:
-    """``tokenizer.ggml.*`` with checked types."""
+    """Accessor for ``tokenizer.ggml.*``; raises CheckpointError for a wrong type."""
 
     def __init__(self, metadata: Mapping[str, Any], where: str) -> None:
         self.metadata, self.where = metadata, where
@@ -26,15 +26,15 @@ class Fields:
         )
 
     def get(self, key: str, kind: type, accepted: str, default: Any = None) -> Any:
-        found = self.metadata.get(f"tokenizer.ggml.{key}", default)
-        if type(found) is not kind:
-            self.refuse(key, "nothing" if found is None else f"{found!r:.60}", accepted)
-        return found
+        value = self.metadata.get(f"tokenizer.ggml.{key}", default)
+        if type(value) is not kind:
+            self.refuse(key, "nothing" if value is None else f"{value!r:.60}", accepted)
+        return value
 
     def strings(self, key: str) -> Sequence[str]:
-        found = self.metadata.get(f"tokenizer.ggml.{key}")
-        if isinstance(found, Strings):
-            return found
+        mapped = self.metadata.get(f"tokenizer.ggml.{key}")
+        if isinstance(mapped, Strings):
+            return mapped
         values: list[Any] = self.get(key, list, "strings")
         if not is_strings(values):
             self.refuse(key, "other values than strings", "strings")
@@ -46,49 +46,49 @@ class Fields:
     def token(
         self, name: str, tokens: Sequence[str], default: int | None = None
     ) -> str:
-        """Return the text of a special token; empty where the file names none."""
+        """Return the text of a special token; empty if the file has none."""
         key = f"{name}_token_id"
         if default is None and f"tokenizer.ggml.{key}" not in self.metadata:
             return ""
         return tokens[self.index(key, len(tokens), default)]
 
     def index(self, key: str, count: int, default: int | None = None) -> int:
-        """An id of one of ``count`` tokens."""
-        found: int = self.get(key, int, "an id", default)
-        if not 0 <= found < count:
-            self.refuse(key, str(found), f"an id below {count}")
-        return found
+        """Return a token id below ``count``."""
+        index: int = self.get(key, int, "an id", default)
+        if not 0 <= index < count:
+            self.refuse(key, str(index), f"an id below {count}")
+        return index
 
-    def ends(self, tokens: Sequence[str]) -> dict[int, str]:
-        """Tokens, by id, that begin or end texts and turns."""
+    def delimiters(self, tokens: Sequence[str]) -> dict[int, str]:
+        """Return the tokens that begin or end texts and turns, by id."""
         keys = [f"{name}_token_id" for name in ("bos", "eos", "eot", "eom")]
-        found = {
+        ids = {
             self.index(key, len(tokens))
             for key in keys
             if f"tokenizer.ggml.{key}" in self.metadata
         }
-        return {index: tokens[index] for index in found if tokens[index]}
+        return {index: tokens[index] for index in ids if tokens[index]}
 
     def types(self, count: int) -> list[int]:
-        found = self.numbers("token_type", [NORMAL] * count)
-        odd = [one for one in found if one not in TYPES]
-        if odd:
-            self.refuse("token_type", f"{odd[0]!r:.60}", "0 to 6")
-        return found
+        types = self.numbers("token_type", [NORMAL] * count)
+        invalid = [value for value in types if value not in TYPES]
+        if invalid:
+            self.refuse("token_type", f"{invalid[0]!r:.60}", "0 to 6")
+        return types
 
     def scores(self, count: int) -> list[float]:
-        found = self.numbers("scores", None, count)
-        odd = [one for one in found if type(one) is not float or math.isnan(one)]
-        if odd:
-            self.refuse("scores", f"{odd[0]!r:.60}", "numbers")
-        return found
+        scores = self.numbers("scores", None, count)
+        invalid = [one for one in scores if type(one) is not float or math.isnan(one)]
+        if invalid:
+            self.refuse("scores", f"{invalid[0]!r:.60}", "numbers")
+        return scores
 
     def numbers(
         self, key: str, default: list[Any] | None, count: int | None = None
     ) -> list[Any]:
-        """A list with an entry for each token."""
-        found: list[Any] = self.get(key, list, "numbers", default)
+        """Return a list with one entry per token."""
+        values: list[Any] = self.get(key, list, "numbers", default)
         count = len(default) if default is not None else count
-        if len(found) != count:
-            self.refuse(key, f"{len(found)} entries", f"{count}, one for each token")
-        return found
+        if len(values) != count:
+            self.refuse(key, f"{len(values)} entries", f"{count}, one for each token")
+        return values

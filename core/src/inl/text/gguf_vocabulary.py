@@ -1,4 +1,4 @@
-"""A tokenizer out of GGUF metadata."""
+"""Tokenizer construction from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from inl.text.plain_bpe import PlainBpe
 
 KINDS: Final = "gpt2 (byte-level BPE), llama (SentencePiece BPE)"
-MERGES: Final = "merges of tokens that are in tokenizer.ggml.tokens"
+MERGES: Final = "merges whose tokens are all in tokenizer.ggml.tokens"
 
 
 def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     """Build the tokenizer that ``tokenizer.ggml.*`` describes.
 
-    Raises :class:`CheckpointError` that names the field: a kind of vocabulary or a
-    pre-tokenizer that is not known, lists that do not fit together, an id out of range.
+    Raises :class:`CheckpointError` that names the field: an unknown model or
+    pre-tokenizer, lists of different lengths, an id out of range.
     """
     fields = Fields(metadata, where)
     kind = fields.get("model", str, "a name")
@@ -46,94 +46,96 @@ def read_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
 
 
 def open_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
-    """As :func:`read_tokenizer`, but put off what only text to encode needs.
+    """Build the tokenizer lazily; otherwise as :func:`read_tokenizer`.
 
-    Building the rules of a byte-level vocabulary takes a tenth of a second, and turning
-    ids into text takes none of them. What is wrong with its merges is said then.
+    Building the merge rules of a byte-level vocabulary takes 0.1 s, and decoding does
+    not need them: they are built, and checked, at the first :meth:`Tokenizer.encode`.
     """
     fields = Fields(metadata, where)
     tokens = fields.strings("tokens")
     if metadata.get("tokenizer.ggml.model") != "gpt2":
         return read_tokenizer(metadata, where)
-    _pre(fields)
-    kinds, ends = fields.types(len(tokens)), fields.ends(tokens)
+    _pre_tokenizer_name(fields)  # raises for an unknown one
+    types, delimiters = fields.types(len(tokens)), fields.delimiters(tokens)
     bos, eos = fields.token("bos", tokens), fields.token("eos", tokens)
-    special = {index for index, kind in enumerate(kinds) if kind == CONTROL}
+    special = {index for index, kind in enumerate(types) if kind == CONTROL}
     return Tokenizer(
-        lambda: _to_hand(fields, tokens, bos, eos),
+        lambda: _byte_level_rules(fields, tokens, bos, eos),
         where=where,
         bos_token=bos,
         eos_token=eos,
-        spelling=Spelling(tokens, frozenset(special | set(ends))),
+        spelling=Spelling(tokens, frozenset(special | set(delimiters))),
     )
 
 
-def _to_hand(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> Any:
-    """Rules of a byte-level vocabulary, by the library where it is installed."""
+def _byte_level_rules(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> Any:
+    """Build byte-level BPE, in Python if ``tokenizers`` is not installed."""
     try:
         library()
     except MissingPackage:
-        return _plain(fields, tokens, bos, eos)
+        return _plain_bpe(fields, tokens, bos, eos)
     return _rules(fields, "gpt2", tokens, bos, eos)
 
 
-def _plain(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> PlainBpe:
-    """The same rules in Python."""
-    from inl.text.plain_bpe import Frame, PlainBpe
+def _plain_bpe(fields: Fields, tokens: Sequence[str], bos: str, eos: str) -> PlainBpe:
+    """Build byte-level BPE in Python."""
+    from inl.text.plain_bpe import PlainBpe, TextFrame
 
-    vocabulary, name = _indexed(fields, tokens), _pre(fields)
-    control, shown = _added(fields, tokens)
-    before, after = _ends(fields, bos, eos, begins=name in BEGINS_WITH_BOS)
-    found: PlainBpe = guarded(
+    vocabulary, name = _token_ids(fields, tokens), _pre_tokenizer_name(fields)
+    control, visible = _added_tokens(fields, tokens)
+    frame = _frame_tokens(fields, bos, eos, begins=name in BEGINS_WITH_BOS)
+    bpe: PlainBpe = guarded(
         PlainBpe,
         vocabulary,
         _merges(fields),
         PATTERNS[PRE[name]],
-        added=[*control, *shown],
+        added=[*control, *visible],
         special=[vocabulary[token] for token in control],
-        frame=Frame(*([vocabulary[each]] if each else [] for each in (before, after))),
+        frame=TextFrame(*([vocabulary[one]] if one else [] for one in frame)),
         whole_words=name in WHOLE_WORDS,
         composed=name in COMPOSED,
         where=f"{fields.where}: tokenizer.ggml.merges",
         accepted=MERGES,
     )
-    return found
+    return bpe
 
 
 def _rules(fields: Fields, kind: str, tokens: Sequence[str], bos: str, eos: str) -> Any:
-    vocabulary = _indexed(fields, tokens)
+    """Build a ``tokenizers.Tokenizer``; ``kind`` is "gpt2" or "llama"."""
+    vocabulary = _token_ids(fields, tokens)
     if kind == "llama":
         rules, begins = _scored(fields, tokens, vocabulary), True
     else:
         rules, begins = _byte_level(fields, vocabulary)
     _add_tokens(rules, fields, tokens)
-    _frame(rules, fields, vocabulary, bos, eos, begins=begins)
+    _add_frame(rules, fields, vocabulary, bos, eos, begins=begins)
     return rules
 
 
-def _indexed(fields: Fields, tokens: Sequence[str]) -> dict[str, int]:
+def _token_ids(fields: Fields, tokens: Sequence[str]) -> dict[str, int]:
+    """Return token -> id; refuses duplicates."""
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
-        twice = next(
+        duplicate = next(
             token for index, token in enumerate(tokens) if vocabulary[token] != index
         )
-        fields.refuse("tokens", f"{twice!r:.60} twice", "each token once")
+        fields.refuse("tokens", f"{duplicate!r:.60} twice", "each token once")
     return vocabulary
 
 
 def _merges(fields: Fields) -> list[tuple[str, str]]:
     merges = [tuple(merge.split(" ")) for merge in fields.strings("merges")]
-    odd = next((merge for merge in merges if len(merge) != 2), None)
-    if odd is not None:
-        shown = f"{' '.join(odd)!r:.60}"
+    invalid = next((merge for merge in merges if len(merge) != 2), None)
+    if invalid is not None:
+        shown = f"{' '.join(invalid)!r:.60}"
         fields.refuse("merges", shown, "two tokens with a space between")
     return cast("list[tuple[str, str]]", merges)
 
 
 def _byte_level(fields: Fields, vocabulary: dict[str, int]) -> tuple[Any, bool]:
-    """Byte-level BPE, and whether its texts begin with the first token."""
+    """Build byte-level BPE; also returns whether texts begin with BOS by default."""
     lib = library()
-    name = _pre(fields)
+    name = _pre_tokenizer_name(fields)
     model = guarded(
         lib.models.BPE,
         vocab=vocabulary,
@@ -150,8 +152,8 @@ def _byte_level(fields: Fields, vocabulary: dict[str, int]) -> tuple[Any, bool]:
     return rules, name in BEGINS_WITH_BOS
 
 
-def _pre(fields: Fields) -> str:
-    """Name of the rules that cut a text into words."""
+def _pre_tokenizer_name(fields: Fields) -> str:
+    """Return ``tokenizer.ggml.pre``, a key of PRE."""
     name: str = fields.get("pre", str, "a name", "default")
     if name not in PRE:
         fields.refuse("pre", f"{name!r:.60}", ", ".join(PRE))
@@ -161,13 +163,13 @@ def _pre(fields: Fields) -> str:
 def _scored(
     fields: Fields, tokens: Sequence[str], vocabulary: Mapping[str, int]
 ) -> Any:
-    """SentencePiece BPE; control, byte and unused tokens never come from merging."""
-    kinds, scores = fields.types(len(tokens)), fields.scores(len(tokens))
+    """Build SentencePiece BPE; merges never produce control, byte or unused tokens."""
+    types, scores = fields.types(len(tokens)), fields.scores(len(tokens))
     return scored_bpe(
         vocabulary,
         {
             token: score
-            for token, kind, score in zip(tokens, kinds, scores, strict=True)
+            for token, kind, score in zip(tokens, types, scores, strict=True)
             if kind in (NORMAL, USER_DEFINED)
         },
         unknown=fields.token("unknown", tokens, 0),
@@ -178,31 +180,31 @@ def _scored(
 
 def _add_tokens(rules: Any, fields: Fields, tokens: Sequence[str]) -> None:
     added = library().AddedToken
-    control, shown = _added(fields, tokens)
+    control, visible = _added_tokens(fields, tokens)
     rules.add_special_tokens([added(one, normalized=False) for one in control])
-    rules.add_tokens([added(one, normalized=False) for one in shown])
+    rules.add_tokens([added(one, normalized=False) for one in visible])
 
 
-def _added(fields: Fields, tokens: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Tokens that are found in a text before it is cut: control ones are not shown."""
-    kinds = fields.types(len(tokens))
-    ends = set(fields.ends(tokens).values())
+def _added_tokens(fields: Fields, tokens: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the control tokens and the visible tokens that are split off first."""
+    types = fields.types(len(tokens))
+    delimiters = set(fields.delimiters(tokens).values())
     control = [
         token
-        for token, kind in zip(tokens, kinds, strict=True)
-        if kind == CONTROL or token in ends
+        for token, kind in zip(tokens, types, strict=True)
+        if kind == CONTROL or token in delimiters
     ]
-    shown = [
+    visible = [
         token
-        for token, kind in zip(tokens, kinds, strict=True)
-        if kind == USER_DEFINED and token not in ends
+        for token, kind in zip(tokens, types, strict=True)
+        if kind == USER_DEFINED and token not in delimiters
     ]
-    if "" in control or "" in shown:
+    if "" in control or "" in visible:
         fields.refuse("tokens", "an empty control token", "control tokens with a text")
-    return control, shown
+    return control, visible
 
 
-def _frame(
+def _add_frame(
     rules: Any,
     fields: Fields,
     vocabulary: Mapping[str, int],
@@ -211,8 +213,8 @@ def _frame(
     *,
     begins: bool,
 ) -> None:
-    """Set what a text begins and ends with."""
-    before, after = _ends(fields, bos, eos, begins=begins)
+    """Set the tokens that are added around a text."""
+    before, after = _frame_tokens(fields, bos, eos, begins=begins)
     used = [token for token in (before, after) if token]
     if used:
         rules.post_processor = library().processors.TemplateProcessing(
@@ -223,7 +225,9 @@ def _frame(
         )
 
 
-def _ends(fields: Fields, bos: str, eos: str, *, begins: bool) -> tuple[str, str]:
-    """Tokens that a text begins and ends with, empty where it does with none."""
+def _frame_tokens(
+    fields: Fields, bos: str, eos: str, *, begins: bool
+) -> tuple[str, str]:
+    """Return the tokens added before and after a text; empty for none."""
     before = bos if fields.flag("add_bos_token", begins and bool(bos)) else ""
     return before, eos if fields.flag("add_eos_token", False) else ""

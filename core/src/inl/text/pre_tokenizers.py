@@ -1,4 +1,4 @@
-"""How byte-level vocabularies cut a text into words, by ``tokenizer.ggml.pre``."""
+"""Pre-tokenizer patterns of byte-level vocabularies, by ``tokenizer.ggml.pre``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ PATTERNS: Final[Mapping[str, Sequence[str]]] = {
     "bloom": (WORDS,),
     "viking": (WORDS, r"\p{N}"),
 }
-"""Patterns that cut a text, one after the other."""
+"""Split patterns of each pre-tokenizer, applied in turn."""
 
 _SAME: Final = {
     "gpt-2": "phi-2 jina-es jina-de jina-v2-es jina-v2-de jina-v2-code gigachat "
@@ -83,27 +83,27 @@ PRE: Final = {
     **{name: name for name in PATTERNS},
     **{name: rule for rule, names in _SAME.items() for name in names.split()},
 }
-"""Names that files use, and the entry of :data:`PATTERNS` that they mean."""
+"""Value of ``tokenizer.ggml.pre`` -> key of :data:`PATTERNS`."""
 
 WHOLE_WORDS: Final = frozenset(
     {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral"}
     | {"midm-2.0", "lfm2", "tekken"}
 )
-"""Where a word that is a token is that token, whatever the merges say."""
+"""Vocabularies in which a word that is a token is not split by merges."""
 
 BEGINS_WITH_BOS: Final = WHOLE_WORDS
-"""Where ``add_bos_token`` is true unless the file says otherwise."""
+"""Vocabularies in which ``add_bos_token`` defaults to true."""
 
 COMPOSED: Final = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen", "stablelm2"})
-"""Where letters and accents are composed first (Unicode's NFC)."""
+"""Vocabularies whose text is normalized to NFC first."""
 
 
 def pre_tokenizer(name: str) -> Any:
-    """Build what cuts a text into words and spells their bytes; ``name`` is in PRE."""
+    """Build the ``tokenizers`` pre-tokenizer of ``name``, a key of PRE."""
     lib = library()
-    cuts = [
+    splits = [
         lib.pre_tokenizers.Split(lib.Regex(pattern), "isolated")
         for pattern in PATTERNS[PRE[name]]
     ]
-    spell = lib.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return lib.pre_tokenizers.Sequence([*cuts, spell])
+    to_bytes = lib.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return lib.pre_tokenizers.Sequence([*splits, to_bytes])

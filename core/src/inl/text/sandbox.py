@@ -1,9 +1,9 @@
-"""The process that chat templates run in.
+"""Sandbox process for chat templates, which are untrusted programs.
 
-A template is a stranger's program. Here it can be stopped from outside whatever it
-does, and its memory has a limit; :mod:`inl.text.template_rules` keeps it from reaching
-attributes. One JSON value a line: the source first, then the variables of each
-rendering; answered by ``{"text"}`` or by ``{"error", "line"}``.
+The process has limits of time and memory and can be killed from outside;
+:mod:`inl.text.template_rules` restricts attribute access. Protocol: one JSON value per
+line, first the template source, then the variables of each rendering. A reply is
+``{"text"}`` or ``{"error", "line"}``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import _thread
 import contextlib
 import faulthandler
 import json
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -25,17 +26,17 @@ from inl.text.template_rules import (
 )
 
 MAX_MEMORY = 768 << 20
-"""Bytes of address space, where the system can limit them."""
+"""Limit of the address space in bytes, on systems with ``setrlimit``."""
 
 SOFT_SECONDS = 1.5
-"""After this a template is interrupted, and the line that it was at is known."""
+"""Time limit after which a template is interrupted; the error names its line."""
 
 HARD_SECONDS = 2.5
-"""After this the process ends: it was inside one endless operation."""
+"""Time limit after which the process exits: one operation did not return."""
 
 
 def render(template: Any, variables: dict[str, Any]) -> str:
-    """Run the template, and stop it when its text gets too long."""
+    """Render the template; raises RefusedError if its output gets too long."""
     parts, size = [], 0
     for part in template.generate(variables):
         size += len(part)
@@ -46,27 +47,27 @@ def render(template: Any, variables: dict[str, Any]) -> str:
 
 
 def line_of(error: BaseException, template: Any) -> int | None:
-    """Find the template's line that an error is about; ``None`` where nobody knows."""
-    found: int | None = getattr(error, "lineno", None)
+    """Return the template line that raised an error, or ``None`` if unknown."""
+    line: int | None = getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":
-            found = trace.tb_lineno
+            line = trace.tb_lineno
         trace = trace.tb_next
-    if found and template and not isinstance(error, Exception):
-        # jinja2 translates lines to those of the template, but not in an interrupt.
-        found = template.get_corresponding_lineno(found)
-    return found
+    if line and template and not isinstance(error, Exception):
+        # jinja2 maps lines to those of the template, except in an interrupt.
+        line = template.get_corresponding_lineno(line)
+    return line
 
 
 def describe(error: BaseException, template: Any = None) -> dict[str, Any]:
-    """Write an error as an answer."""
+    """Convert an error to a reply."""
     if isinstance(error, KeyboardInterrupt):
         text = f"ran longer than {SOFT_SECONDS} seconds; accepted: less"
     elif isinstance(error, MemoryError):
         text = f"needed over {MAX_MEMORY >> 20} MiB of memory; accepted: less"
     elif isinstance(error, RecursionError):
-        text = "found calls or nesting too deep; accepted: some hundred levels"
+        text = "found calls or nesting too deep; accepted: a few hundred levels"
     elif isinstance(error, RefusedError):
         text = str(error)
     else:
@@ -76,7 +77,7 @@ def describe(error: BaseException, template: Any = None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def deadline() -> Iterator[None]:
-    """Interrupt what takes long, and end the process if that does not help."""
+    """Interrupt the block after SOFT_SECONDS, exit the process after HARD_SECONDS."""
     timer = threading.Timer(SOFT_SECONDS, _thread.interrupt_main)
     timer.daemon = True
     faulthandler.dump_traceback_later(HARD_SECONDS, exit=True, file=sys.stderr)
@@ -89,7 +90,7 @@ def deadline() -> Iterator[None]:
 
 
 def limit_memory() -> None:
-    """Limit the address space where the system can."""
+    """Limit the address space to MAX_MEMORY if the system supports it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -100,7 +101,7 @@ def limit_memory() -> None:
 
 
 class Session:
-    """One template, compiled once and rendered many times."""
+    """A template, compiled once and rendered many times."""
 
     def __init__(self) -> None:
         self.environment = make_environment()
@@ -114,11 +115,11 @@ class Session:
     def render(self, variables: dict[str, Any]) -> dict[str, Any]:
         return {"text": render(self.template, variables)}
 
-    def answer(self, work: Callable[[Any], dict[str, Any]], given: Any) -> str:
-        """Do one piece of work, and turn whatever happens into an answer."""
+    def answer(self, work: Callable[[Any], dict[str, Any]], request: Any) -> str:
+        """Call ``work`` within the deadline; returns its result or error as JSON."""
         try:
             with deadline():
-                reply = work(given)
+                reply = work(request)
         except BaseException as error:
             reply = describe(error, self.template)
         return json.dumps(reply) + "\n"
@@ -126,6 +127,9 @@ class Session:
 
 def main() -> None:
     """Serve one template until standard input ends."""
+    # A parent that ignores SIGINT (nohup, a background job) passes that on, and
+    # interrupt_main does nothing to a process that ignores SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     session = Session()
     work: Callable[[Any], dict[str, Any]] = session.compile
     while line := sys.stdin.readline():

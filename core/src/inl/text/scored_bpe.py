@@ -1,7 +1,7 @@
-"""SentencePiece's BPE: neighbors that form the token of the best score are merged.
+"""SentencePiece BPE: merges the adjacent pair whose token has the best score.
 
-Spaces are spelled U+2581, and a character that the vocabulary lacks is spelled in
-bytes. https://github.com/google/sentencepiece/blob/master/src/bpe_model.cc
+A space is U+2581; a character outside the vocabulary falls back to byte tokens.
+https://github.com/google/sentencepiece/blob/master/src/bpe_model.cc
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from inl.text.tokenizer import BYTE_TOKEN, guarded, library
 SPACE: Final = "\u2581"
 
 MAX_PIECE: Final = 128
-"""Characters of the longest token that is put together; trainers allow 16 to 64."""
+"""Longest merged token in characters; trainers allow 16 to 64."""
 
 
 def scored_bpe(
@@ -25,10 +25,11 @@ def scored_bpe(
     space_prefix: bool,
     where: str,
 ) -> Any:
-    """Build the rules.
+    """Build a ``tokenizers.Tokenizer``.
 
-    ``scores`` has the tokens that merging may give. ``unknown`` stands for what cannot
-    be spelled; with ``space_prefix`` a text begins with a space that decoding drops.
+    scores: score of each token that merges may produce. unknown: token for characters
+    that cannot be encoded. space_prefix: whether encoding adds a leading space, which
+    decoding removes.
     """
     lib = library()
     model = guarded(
@@ -39,12 +40,12 @@ def scored_bpe(
         fuse_unk=True,
         byte_fallback=any(map(BYTE_TOKEN.fullmatch, vocabulary)),
         where=f"{where}: tokenizer.ggml.tokens",
-        accepted="tokens that a tokenizer can be made of",
+        accepted="a valid BPE vocabulary",
     )
     rules = lib.Tokenizer(model)
-    spell = lib.normalizers.Replace(" ", SPACE)
+    spaces = lib.normalizers.Replace(" ", SPACE)
     prefix = [lib.normalizers.Prepend(SPACE)] if space_prefix else []
-    rules.normalizer = lib.normalizers.Sequence([*prefix, spell])
+    rules.normalizer = lib.normalizers.Sequence([*prefix, spaces])
     strip = [lib.decoders.Strip(" ", 1, 0)] if space_prefix else []
     rules.decoder = lib.decoders.Sequence(
         [
@@ -58,9 +59,9 @@ def scored_bpe(
 
 
 def merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Write scores as merges: every way to put a token together, best tokens first.
+    """Convert scores to ranked merges: every split of every token, best score first.
 
-    Of equal scores the token that comes first in ``scores`` is the better one.
+    Tokens of equal score rank in the order of ``scores``.
     """
     ranked = sorted(scores, key=scores.__getitem__, reverse=True)
     return [

@@ -1,4 +1,4 @@
-"""How byte-level vocabularies spell bytes: GPT-2's letters."""
+"""GPT-2's mapping between bytes and printable letters, for byte-level vocabularies."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from typing import Final
 
 
 def _letters() -> list[str]:
-    """The letter of each byte: visible ones stand for themselves.
-
-    The others are counted from U+0100 up.
-    """
+    """Return the letter of each byte: itself if visible, else from U+0100 up."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [
@@ -19,14 +16,14 @@ def _letters() -> list[str]:
 
 
 LETTERS: Final = _letters()
-"""By byte."""
+"""Letter of each byte."""
 
 BYTES: Final = {letter: byte for byte, letter in enumerate(LETTERS)}
-"""By letter."""
+"""Byte of each letter."""
 
 
 def bytes_of(token: str | None) -> bytes:
-    """Bytes of a token, which is spelled as itself if it is not in these letters."""
+    """Return the bytes of a token; its UTF-8 if it has other letters than these."""
     if token is None:
         return b""
     try:

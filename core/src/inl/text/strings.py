@@ -1,4 +1,4 @@
-"""Many strings of a file, found at once and decoded one by one, when asked for."""
+"""Lazy string arrays: located in one vectorized pass, decoded on access."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH_BYTES: Final = 8
 
 @final
 class Strings(Sequence[str]):
-    """UTF-8 strings at ``starts .. stops`` of a buffer, which has been checked."""
+    """Sequence of validated UTF-8 strings at ``starts .. stops`` of a buffer."""
 
     def __init__(
         self, data: Buffer, starts: NDArray[np.int64], stops: NDArray[np.int64]
@@ -29,7 +29,7 @@ class Strings(Sequence[str]):
 
     @property
     def stop(self) -> int:
-        """Where the last one ends."""
+        """Offset behind the last string."""
         return int(self._stops[-1])
 
     def __len__(self) -> int:
@@ -60,47 +60,47 @@ class Strings(Sequence[str]):
         return repr(list(self[:8])) if len(self) <= 8 else f"{list(self[:8])!r:.60}..."
 
 
-def is_strings(found: Any) -> bool:
-    """Whether a value is a list of strings, or one that lies in a file."""
-    if isinstance(found, Strings):
+def is_strings(value: Any) -> bool:
+    """Return whether a value is a list of strings or a :class:`Strings`."""
+    if isinstance(value, Strings):
         return True
-    return isinstance(found, list) and all(type(one) is str for one in found)
+    return isinstance(value, list) and all(type(item) is str for item in value)
 
 
 def scan(data: Buffer, at: int, size: int, count: int) -> Strings | None:
-    """Find ``count`` strings from byte ``at`` on, all of them in one sweep.
+    """Locate ``count`` length-prefixed strings from byte ``at`` in one pass.
 
-    Their lengths are where seven zeros follow a byte. That is a guess, until each
-    string is seen to end where the next begins: so it is what reading them in turn
-    finds, or ``None`` where it must be done in turn, to say what is wrong or because
-    a string is empty, longer than 255 bytes, or has such zeros in it.
+    A byte followed by seven zeros is taken as a length, and the guess is verified:
+    every string must end where the next length begins. Returns ``None`` if the strings
+    have to be parsed sequentially: one is invalid, empty, longer than 255 bytes, or
+    contains such zeros.
     """
     window = 3 * LENGTH_BYTES * count
     while True:
         stop = min(at + window, size)
-        found = _places(np.frombuffer(data, np.uint8, stop - at, at))
-        if len(found) > count or stop == size:
+        candidates = _length_offsets(np.frombuffer(data, np.uint8, stop - at, at))
+        if len(candidates) > count or stop == size:
             break
         window *= 2
-    if len(found) < count or not count:
+    if len(candidates) < count or not count:
         return None
-    places = found[:count]
+    offsets = candidates[:count]
     block = np.frombuffer(data, np.uint8, stop - at, at)
-    ends = places + LENGTH_BYTES + block[places]
-    if places[0] or (ends[:-1] != places[1:]).any() or ends[-1] > stop - at:
+    ends = offsets + LENGTH_BYTES + block[offsets]
+    if offsets[0] or (ends[:-1] != offsets[1:]).any() or ends[-1] > stop - at:
         return None
-    # Lengths are no text; with zeros for them, all is UTF-8 or some string is not.
+    # With the lengths zeroed, one decode checks the UTF-8 of all strings.
     text = block[: ends[-1]].copy()
-    text[places] = 0
+    text[offsets] = 0
     try:
         text.tobytes().decode()
     except UnicodeDecodeError:
         return None
-    return Strings(data, at + places + LENGTH_BYTES, at + ends)
+    return Strings(data, at + offsets + LENGTH_BYTES, at + ends)
 
 
-def _places(block: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Where a byte is followed by seven zeros."""
+def _length_offsets(block: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return the offsets of bytes that seven zeros follow."""
     zero = block == 0
     last = len(block) - LENGTH_BYTES + 1
     if last <= 0:

@@ -1,4 +1,4 @@
-"""Chat templates: messages to a prompt, by a stranger's program held apart."""
+"""Chat templates: renders messages to a prompt in a sandboxed process."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.stdin.readline()); "
     "from inl.text.sandbox import main; main()"
 )
-"""An isolated interpreter finds modules where this one does, and nowhere else."""
+"""Runs in an isolated interpreter, which gets this process's module search path."""
 
 ENDED = (
-    "its process ended: one operation ran for seconds or took more memory than there "
-    f"is; accepted: less (or {sys.executable} cannot import inl and jinja2)"
+    "its process ended: one operation exceeded the limit of time or memory; "
+    f"accepted: less of both (or {sys.executable} cannot import inl and jinja2)"
 )
 
 START_SECONDS = 20.0
-"""A process that is not ready after so long is given up: disks may be cold."""
+"""Time limit for the start of the process; a cold disk takes seconds."""
 
 SECONDS = 4.0
-"""One that has not answered after so long is ended; it should have ended itself."""
+"""Time limit of a rendering; the process enforces a shorter one itself."""
 
 
 @final
 class ChatTemplate:
-    """A jinja2 template, as model files carry them, run in a process of its own.
+    """A jinja2 chat template of a model, rendered in a separate process.
 
-    The process starts with the first use and serves all later ones. ``where`` names
-    the template in messages. Safe to share between threads.
+    The process starts at the first use and serves all later ones. where: prefix of
+    error messages. Thread-safe.
     """
 
     def __init__(
@@ -62,36 +62,36 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """Write messages, objects with ``role`` and ``content``, as a prompt.
+        """Render messages, mappings with ``role`` and ``content``, to a prompt.
 
-        The result holds its special tokens: encode it with ``add_special=False``.
-        Further ``variables`` (``tools``, ``bos_token``) reach the template.
+        The result contains the special tokens: encode it with ``add_special=False``.
+        ``variables`` (``tools``, ``bos_token``) are passed to the template.
 
-        Raises :class:`TemplateError` where the template is malformed, refuses the
-        messages, or does what a template may not; :class:`RequestError` for messages
-        that are no JSON.
+        Raises :class:`TemplateError` if the template is malformed, rejects the
+        messages or violates the sandbox, and :class:`RequestError` for messages that
+        JSON cannot represent.
         """
-        given: dict[str, Any] = {"tools": None, "documents": None, **self._tokens}
-        given |= variables
-        given |= {
+        context: dict[str, Any] = {"tools": None, "documents": None, **self._tokens}
+        context |= variables
+        context |= {
             "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            request = json.dumps(given)
+            request = json.dumps(context)
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(
-                f"messages: {error}; accepted: what JSON can hold"
+                f"messages: {error}; accepted: values that JSON can represent"
             ) from error
         with self._lock:
-            return self._ask(request)
+            return self._render(request)
 
     def close(self) -> None:
-        """End the process; a later :meth:`apply` starts another."""
+        """Stop the process; a later :meth:`apply` starts another."""
         with self._lock:
             self._stop()
 
-    def _ask(self, request: str) -> str:
+    def _render(self, request: str) -> str:
         if self._process is None:
             try:
                 self._process = _Process()
@@ -99,17 +99,19 @@ class ChatTemplate:
                 raise TemplateError(
                     f"{self.where}: {sys.executable} cannot start: {error.strerror}"
                 ) from error
-            self._checked(self._process.ask(json.dumps(self.source), START_SECONDS))
-        return self._checked(self._process.ask(request, SECONDS))
+            source = json.dumps(self.source)
+            self._text_of(self._process.request(source, START_SECONDS))
+        return self._text_of(self._process.request(request, SECONDS))
 
-    def _checked(self, reply: Mapping[str, Any] | None) -> str:
+    def _text_of(self, reply: Mapping[str, Any] | None) -> str:
+        """Return the text of a reply; stops the process and raises for an error."""
         if reply is not None and "text" in reply:
             return str(reply["text"])
         self._stop()
         reply = reply or {"error": ENDED}
         line = reply.get("line")
-        place = f"{self.where}, line {line}" if line else self.where
-        raise TemplateError(f"{place}: {reply['error']}")
+        where = f"{self.where}, line {line}" if line else self.where
+        raise TemplateError(f"{where}: {reply['error']}")
 
     def _stop(self) -> None:
         if self._process is not None:
@@ -118,40 +120,43 @@ class ChatTemplate:
 
 
 class _Process:
-    """The sandbox's process and its two pipes."""
+    """The sandbox process, with a pipe to its stdin and one from its stdout."""
 
     def __init__(self) -> None:
         if find_spec("jinja2") is None:
             raise MissingPackage(
-                "jinja2 is not installed, which chat templates are written for. "
+                "jinja2, which chat templates need, is not installed. "
                 "Try: pip install 'inl-core[text]'"
             )
-        self._running = subprocess.Popen(
+        self._child = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
-            start_new_session=True,  # the terminal's Ctrl-C is not for it
+            start_new_session=True,  # not interrupted by Ctrl-C in the terminal
         )
-        self.stop = weakref.finalize(self, _end, self._running)
+        self.stop = weakref.finalize(self, _kill, self._child)
 
-        places = [place for place in sys.path if isinstance(place, str)]
-        self._say(json.dumps([*places, str(Path(__file__).parents[2])]))
+        folders = [folder for folder in sys.path if isinstance(folder, str)]
+        self._send(json.dumps([*folders, str(Path(__file__).parents[2])]))
 
-    def _say(self, line: str) -> None:
-        _pipe(self._running.stdin).write(line + "\n")
-        _pipe(self._running.stdin).flush()
+    def _send(self, line: str) -> None:
+        _pipe(self._child.stdin).write(line + "\n")
+        _pipe(self._child.stdin).flush()
 
-    def ask(self, request: str, seconds: float) -> Mapping[str, Any] | None:
-        """Send a line and wait for a line; ``None`` if the process ended instead."""
-        timer = threading.Timer(seconds, self._running.kill)
+    def request(self, line: str, seconds: float) -> Mapping[str, Any] | None:
+        """Send a line and return the reply; ``None`` if the process has ended.
+
+        The process is killed after ``seconds``.
+        """
+        timer = threading.Timer(seconds, self._child.kill)
         timer.daemon = True
         timer.start()
         try:
-            self._say(request)
-            reply = _pipe(self._running.stdout).readline()
+            self._send(line)
+            reply = _pipe(self._child.stdout).readline()
         except BrokenPipeError:
             return None
         finally:
@@ -160,11 +165,11 @@ class _Process:
 
 
 def _pipe(pipe: IO[str] | None) -> IO[str]:
-    assert pipe is not None  # all were asked for
+    assert pipe is not None  # Popen was called with PIPE
     return pipe
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _kill(process: subprocess.Popen[str]) -> None:
     process.kill()
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):

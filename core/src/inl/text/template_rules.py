@@ -1,6 +1,6 @@
 """What a chat template may use: jinja2's sandbox, with limits on sizes.
 
-Imported by the process that templates run in, and by nothing else.
+Imported only by the sandbox process (:mod:`inl.text.sandbox`).
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_SIZE = 1_000_000
-"""Largest number that a call or an operator may be given to repeat or pad with."""
+"""Largest integer argument of a call or repetition, which could be a size."""
 
 MAX_TEXT = 32 << 20
-"""Characters of the longest rendering."""
+"""Length limit of a rendering in characters."""
 
 BINARY = frozenset({"*", "**", "%", "+"})
 TAGS = "for, if, set, macro, call, filter, raw and generation"
 
 
 class RefusedError(Exception):
-    """What a template may not do: what was found, what is accepted."""
+    """A template violates a rule of the sandbox."""
 
 
 def make_environment() -> Any:
-    """Build jinja2's sandbox with what chat templates expect of it."""
+    """Build jinja2's sandbox with the functions and tags that chat templates use."""
     import jinja2
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """``{% generation %}`` marks what the model wrote; it changes nothing here."""
+        """``{% generation %}`` marks the model's output; rendered unchanged."""
 
         tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
@@ -62,7 +62,7 @@ def make_environment() -> Any:
         def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
             raise RefusedError(
                 f"found attribute {attribute!r} of {type(obj).__name__!r}; accepted: "
-                "public attributes that change nothing"
+                "public attributes that do not modify the object"
             )
 
     environment = Environment(
@@ -79,7 +79,7 @@ def make_environment() -> Any:
 
 
 def check_operands(operator: str, left: Any, right: Any) -> None:
-    """Refuse an operator whose result would be out of proportion to its operands."""
+    """Raise RefusedError for an operator whose result would exceed the limits."""
     if operator == "*":
         for count, repeated in ((left, right), (right, left)):
             if isinstance(count, int) and count * _length(repeated) > MAX_SIZE:
@@ -94,22 +94,22 @@ def check_operands(operator: str, left: Any, right: Any) -> None:
 
 
 def check_fields(text: str) -> None:
-    """Refuse ``str.format`` that pads to thousands."""
+    """Raise RefusedError for a ``str.format`` width of 1000 or more."""
     if re.search(r":[^}]*\d{4}", text):
         raise RefusedError(f"found format {text[:40]!r}; accepted: widths below 1000")
 
 
 def check_format(text: str) -> None:
-    """Refuse ``%`` formatting that pads to thousands, or to a width from outside."""
+    """Raise RefusedError for a ``%`` format width of 1000 or more, or of ``*``."""
     if re.search(r"%[^a-zA-Z%]*(?:\d{4}|\*)", text):
         raise RefusedError(f"found '%' with {text[:40]!r}; accepted: widths below 1000")
 
 
 def check_arguments(name: str, args: Any, options: Any) -> None:
-    """Refuse a call whose number could be a size out of proportion."""
+    """Raise RefusedError for an integer argument beyond MAX_SIZE."""
     for value in (*args, *options.values()):
         if isinstance(value, int) and abs(value) > MAX_SIZE:
-            raise RefusedError(f"found {value} given to {name!r}; {_limit()}")
+            raise RefusedError(f"found argument {value} of {name!r}; {_limit()}")
 
 
 def _name(called: Any) -> str:
@@ -144,7 +144,7 @@ def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
 
 
 def _raise(message: str) -> None:
-    raise RefusedError(f"the template says: {message}")
+    raise RefusedError(f"the template raised: {message}")
 
 
 def _now(form: str) -> str:
@@ -153,7 +153,7 @@ def _now(form: str) -> str:
 
 def _namespaces(base: Any) -> Callable[..., Any]:
     class Namespace(base):  # type: ignore[misc]
-        """Attributes that a template sets; none with an underscore in front."""
+        """Attributes set by a template; names must not begin with an underscore."""
 
         def __setitem__(self, name: str, value: Any) -> None:
             _check_public(name)
@@ -173,19 +173,19 @@ def _check_public(name: Any) -> None:
 
 
 def compile_template(environment: Any, source: str) -> Any:
-    """Compile, with the tags refused that reach for other templates."""
+    """Compile a template; raises RefusedError for a tag that loads another one."""
     from jinja2 import nodes
 
-    reaching = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
-    for node in environment.parse(source).find_all(reaching):
+    loading = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
+    for node in environment.parse(source).find_all(loading):
         tag = type(node).__name__.lower()
         error = RefusedError(
-            f"found {tag}, which reaches for another file; accepted: {TAGS}"
+            f"found {tag}, which loads another template; accepted: {TAGS}"
         )
-        raise _at(error, node.lineno)
+        raise _at_line(error, node.lineno)
     return environment.from_string(source)
 
 
-def _at(error: Exception, line: int | None) -> Exception:
+def _at_line(error: Exception, line: int | None) -> Exception:
     error.lineno = line  # type: ignore[attr-defined]
     return error

@@ -1,4 +1,4 @@
-"""Text to token ids and back, over the ``tokenizers`` package."""
+"""Tokenizer: encodes text to token ids and decodes them, using ``tokenizers``."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from inl.errors import CheckpointError, InlError, MissingPackage, RequestError
+from inl.errors import (
+    CheckpointError,
+    InlError,
+    MissingPackage,
+    RequestError,
+    TokenizerNotFound,
+)
 from inl.text.spelling import bytes_of
 
 if TYPE_CHECKING:
     import tokenizers
 
 BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
-"""How a vocabulary with byte fallback spells a byte."""
+"""Token of a single byte in a vocabulary with byte fallback."""
 
 
 class Spelling(NamedTuple):
-    """A byte-level vocabulary without its rules: enough to turn ids into text."""
+    """Tokens of a byte-level vocabulary, which decode without its merge rules."""
 
     tokens: Sequence[str]
     special_ids: frozenset[int]
@@ -29,10 +35,11 @@ class Spelling(NamedTuple):
 
 @final
 class Tokenizer:
-    """A vocabulary and its rules. Safe to share between threads.
+    """A vocabulary with its encoding rules. Thread-safe.
 
-    rules: or what builds them, called when first needed. spelling: of a vocabulary
-    whose ids become text without them.
+    rules: a ``tokenizers.Tokenizer``, or a function that builds it on first use.
+    where: prefix of error messages. spelling: tokens of a byte-level vocabulary, so
+    that decoding does not build the rules.
     """
 
     def __init__(
@@ -44,7 +51,7 @@ class Tokenizer:
         eos_token: str = "",
         spelling: Spelling | None = None,
     ) -> None:
-        self._given = rules
+        self._source = rules
         self._spelling = spelling
         self._bytes: dict[int, bytes] = {}
         self.where = where
@@ -52,16 +59,17 @@ class Tokenizer:
         self.eos_token = eos_token
 
     @cached_property
-    def _rules(self) -> tokenizers.Tokenizer:
-        return self._given() if callable(self._given) else self._given
+    def rules(self) -> tokenizers.Tokenizer:
+        """The underlying tokenizer, built on first access."""
+        return self._source() if callable(self._source) else self._source
 
     @classmethod
     def from_file(cls, path: Path) -> Tokenizer:
-        """Read a ``tokenizer.json``; raises :class:`CheckpointError` if damaged."""
+        """Read a ``tokenizer.json``; raises :class:`CheckpointError`."""
         try:
             text = path.read_text("utf-8")
         except FileNotFoundError as error:
-            raise CheckpointError(
+            raise TokenizerNotFound(
                 f"{path}: not found; accepted: a tokenizer.json beside the model"
             ) from error
         except (OSError, UnicodeDecodeError) as error:
@@ -76,78 +84,79 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
-        return self._rules.get_vocab_size(with_added_tokens=True)
+        return self.rules.get_vocab_size(with_added_tokens=True)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Control tokens: :meth:`decode` leaves them out unless told otherwise."""
+        """Ids of control tokens, which :meth:`decode` skips by default."""
         if self._spelling is not None:
             return self._spelling.special_ids
-        added = self._rules.get_added_tokens_decoder()
+        added = self.rules.get_added_tokens_decoder()
         return frozenset(index for index, token in added.items() if token.special)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Split ``text`` into ids; ``add_special`` adds what the model begins with.
+        """Encode ``text``; ``add_special`` adds the model's BOS and EOS tokens.
 
-        A control token spelled in ``text`` becomes that token: templates need it.
-        Characters whose bytes the vocabulary lacks are left out, as it is defined.
-        Raises :class:`RequestError` for a lone surrogate, which UTF-8 cannot hold.
+        Control tokens written in ``text`` are encoded as such, as chat templates need.
+        Characters whose bytes are not in the vocabulary are dropped.
+        Raises :class:`RequestError` for a lone surrogate, which UTF-8 cannot encode.
         """
         try:
-            with _fitting(self.where):
-                found = self._rules.encode(text, add_special_tokens=add_special)
-                return list(found.ids)
+            with _library_errors(self.where):
+                encoding = self.rules.encode(text, add_special_tokens=add_special)
+                return list(encoding.ids)
         except TypeError as error:
             raise RequestError(
-                f"prompt: found {_odd(text)}; accepted: text that UTF-8 can hold"
+                f"prompt: found {_invalid_part(text)}; accepted: text that UTF-8 can "
+                "encode"
             ) from error
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """Join ids into text; broken UTF-8 becomes U+FFFD, ids without a token nothing.
+        """Decode ids; invalid UTF-8 becomes U+FFFD, ids without a token are dropped.
 
-        Raises :class:`RequestError` for an id that is no 32-bit number from 0.
+        Raises :class:`RequestError` for an id outside 0 to 2**32 - 1.
         """
         try:
-            with _fitting(self.where):
-                return self._rules.decode(list(ids), skip_special_tokens=skip_special)
+            with _library_errors(self.where):
+                return self.rules.decode(list(ids), skip_special_tokens=skip_special)
         except (OverflowError, TypeError) as error:
             raise RequestError(
                 f"token ids: found one outside 0 to {2**32 - 1}; accepted: ids from 0"
             ) from error
 
     def token(self, index: int) -> str | None:
-        """Return the vocabulary's spelling of an id; ``None`` where it has none."""
+        """Return the token of an id in the vocabulary's spelling, or ``None``."""
         if self._spelling is not None:
             tokens = self._spelling.tokens
             return tokens[index] if 0 <= index < len(tokens) else None
-        return self._rules.id_to_token(index)
+        return self.rules.id_to_token(index)
 
     def token_id(self, token: str) -> int | None:
-        """Find the id of a token in the vocabulary's own spelling."""
-        return self._rules.token_to_id(token)
+        """Return the id of a token in the vocabulary's spelling, or ``None``."""
+        return self.rules.token_to_id(token)
 
     @cached_property
     def byte_level(self) -> bool:
-        """Whether a text is its tokens' bytes joined, with no other rule."""
+        """Whether decoding is just the concatenation of the tokens' bytes."""
         if self._spelling is not None:
             return True
-        return _decoder_kind(self._rules) == "ByteLevel"
+        return _decoder_kind(self.rules) == "ByteLevel"
 
     def token_bytes(self, index: int) -> bytes:
-        """Return what a token adds to a text, where :attr:`byte_level` is true."""
-        found = self._bytes.get(index)
-        if found is None:
-            found = self._bytes[index] = bytes_of(self.token(index))
-        return found
+        """Return the bytes of a token; valid only if :attr:`byte_level` is true."""
+        data = self._bytes.get(index)
+        if data is None:
+            data = self._bytes[index] = bytes_of(self.token(index))
+        return data
 
     def is_byte(self, index: int) -> bool:
-        """Whether a token is one byte by fallback, to be joined with its neighbors."""
+        """Return whether a token is a single byte of the byte fallback."""
         token = self.token(index)
         return token is not None and BYTE_TOKEN.fullmatch(token) is not None
 
 
-def _odd(text: Any) -> str:
-    """Say what keeps a value from being a text."""
+def _invalid_part(text: Any) -> str:
+    """Describe why a value cannot be encoded: its type, or its lone surrogate."""
     if not isinstance(text, str):
         return type(text).__name__
     at = next((at for at, one in enumerate(text) if "\ud800" <= one <= "\udfff"), 0)
@@ -160,14 +169,14 @@ def library() -> Any:
         import tokenizers
     except ImportError as error:
         raise MissingPackage(
-            "tokenizers is not installed, which turns text into tokens. "
+            "tokenizers, which encodes text, is not installed. "
             "Try: pip install 'inl-core[text]'"
         ) from error
     return tokenizers
 
 
 def guarded(build: Any, *args: Any, where: str, accepted: str, **options: Any) -> Any:
-    """Call into the library, whose errors have no type of their own."""
+    """Call a builder of the library and convert its errors to CheckpointError."""
     try:
         with _no_panic(where):
             return build(*args, **options)
@@ -178,34 +187,34 @@ def guarded(build: Any, *args: Any, where: str, accepted: str, **options: Any) -
 
 
 @contextmanager
-def _fitting(where: str) -> Iterator[None]:
-    """Turn what the library finds out about a vocabulary late into an error of ours."""
+def _library_errors(where: str) -> Iterator[None]:
+    """Convert errors about an inconsistent vocabulary to CheckpointError."""
     try:
         with _no_panic(where):
             yield
     except (InlError, TypeError, OverflowError, MemoryError):
         raise
-    except Exception as error:  # the library's errors have no type of their own
+    except Exception as error:  # the library raises plain Exception
         raise CheckpointError(
-            f"{where}: {error}; accepted: a vocabulary whose parts fit together"
+            f"{where}: {error}; accepted: a consistent vocabulary"
         ) from error
 
 
 @contextmanager
 def _no_panic(where: str) -> Iterator[None]:
-    """Turn a panic in Rust, which is no ``Exception``, into an error of ours."""
+    """Convert a Rust panic, which is not an ``Exception``, to CheckpointError."""
     try:
         yield
     except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
         raise CheckpointError(
-            f"{where}: {error}; accepted: a vocabulary whose parts fit together"
+            f"{where}: {error}; accepted: a consistent vocabulary"
         ) from error
 
 
 def _decoder_kind(rules: tokenizers.Tokenizer) -> str | None:
-    """Return the type of the decoder, or of the only one in a sequence."""
+    """Return the type of the decoder; for a sequence of one, that of its element."""
     if rules.decoder is None:
         return None
     state = json.loads(rules.decoder.__getstate__())

@@ -1,4 +1,4 @@
-"""A checkpoint under other names: older layouts, read as the present one."""
+"""Checkpoint adapter: exposes an older tensor layout under the current names."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Make = Callable[[Sequence[HostArray]], HostArray]
 
 
 class Piece(NamedTuple):
-    """One tensor, and the stored ones that it is made of."""
+    """A logical tensor and the stored tensors that it is built from."""
 
     sources: tuple[str, ...]
     shape: tuple[int, ...]
     make: Make | None = None
-    """Puts the stored ones together; ``None`` is the only one as it is stored."""
+    """Combines the stored tensors; ``None`` returns the single source unchanged."""
 
 
 @final
 class AdaptedCheckpoint(Checkpoint):
-    """Another checkpoint, whose tensors have the names of ``pieces``.
+    """Wraps a checkpoint and renames or combines its tensors as ``pieces`` describes.
 
-    Nothing is read before it is asked for; what is made of several tensors is a copy.
-    eos: what ends a text where no config says so, not even with null.
+    Tensors are read on access; one that is combined from several sources is a copy.
+    eos: end-of-text ids if the config has no ``eos_token_id`` key (null counts as one).
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class AdaptedCheckpoint(Checkpoint):
     ) -> None:
         self.path = inner.path
         self.config = inner.config
-        told = inner.eos_token_ids or "eos_token_id" in inner.config
-        self.eos_token_ids = inner.eos_token_ids if told else eos
+        specified = inner.eos_token_ids or "eos_token_id" in inner.config
+        self.eos_token_ids = inner.eos_token_ids if specified else eos
         self._inner, self._pieces = inner, dict(pieces)
 
     def names(self) -> list[str]:
@@ -64,8 +64,8 @@ class AdaptedCheckpoint(Checkpoint):
         dtypes = sorted({array.dtype for array in stored})
         if len(dtypes) > 1:
             raise CheckpointError(
-                f"{self.path}: tensor {name!r}: is made of {piece.sources[0]} and "
-                f"others, found {' and '.join(dtypes)}; accepted: one dtype"
+                f"{self.path}: tensor {name!r}: combines {', '.join(piece.sources)}, "
+                f"found dtypes {' and '.join(dtypes)}; accepted: one dtype"
             )
         return piece.make(stored)
 

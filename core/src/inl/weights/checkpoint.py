@@ -1,4 +1,4 @@
-"""A checkpoint: a model's tensors, config and text rules, whatever file they are in."""
+"""Checkpoint interface: tensors, config, tokenizer and chat template of a model."""
 
 from __future__ import annotations
 
@@ -23,54 +23,54 @@ ACCEPTED = (
 
 
 class Checkpoint(ABC):
-    """A model as it lies on disk. Nothing is read before it is asked for."""
+    """A model on disk. Tensors are read on access, not at construction."""
 
     path: Path
     config: Mapping[str, Any]
-    """As in ``config.json`` of the Hugging Face layout."""
+    """Fields of ``config.json`` in the Hugging Face layout."""
     eos_token_ids: tuple[int, ...]
-    """Tokens that end a text, ascending."""
+    """Ids of the end-of-text tokens, ascending."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Tensors, by their names in the Hugging Face layout."""
+        """Return all tensor names, in the Hugging Face layout."""
 
     @abstractmethod
     def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Dtype name and shape of a tensor, with none of its bytes read."""
+        """Return dtype name and shape of a tensor without reading its data."""
 
     @abstractmethod
     def tensor(self, name: str) -> HostArray:
-        """Return a tensor, mapped from the file where its layout is ours already.
+        """Return a tensor, memory-mapped if the file's layout needs no conversion.
 
-        Raises :class:`CheckpointError` for a name that is not there.
+        Raises :class:`CheckpointError` for an unknown name.
         """
 
     def files(self) -> Sequence[Path]:
-        """Every file that tensors come from; empty where they come from elsewhere."""
+        """Return every file that holds tensors; empty if they are not in files."""
         return ()
 
-    def drop(self, name: str) -> None:  # noqa: B027 - memory has nothing to give back
-        """Give back a tensor's pages, which are read again at its next use.
+    def drop(self, name: str) -> None:  # noqa: B027 - optional: may hold no pages
+        """Release the memory pages of a tensor; the next use reads them again.
 
-        Does nothing for a name that is not there.
+        Does nothing for an unknown name.
         """
 
     @abstractmethod
     def tokenizer(self) -> Tokenizer:
-        """Build the tokenizer. Raises :class:`CheckpointError` if there is none."""
+        """Build the tokenizer. Raises :class:`CheckpointError` if it is absent."""
 
     @property
     @abstractmethod
     def chat_template(self) -> ChatTemplate | None:
-        """The chat template, with the special tokens that it may use."""
+        """The chat template with its special tokens; ``None`` if there is none."""
 
     @abstractmethod
     def close(self) -> None:
-        """Unmap the files; arrays given out stay valid. Closing twice is allowed."""
+        """Unmap the files. Returned arrays stay valid; repeated calls do nothing."""
 
     def missing(self, name: str) -> CheckpointError:
-        """Return the error for a tensor that is not there."""
+        """Return the error for an unknown tensor name."""
         return CheckpointError(
             f"{self.path}: tensor {name!r}: not found among {len(self.names())}; "
             "accepted: one of names()"
@@ -78,15 +78,16 @@ class Checkpoint(ABC):
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a model's folder or file.
+    """Open a checkpoint: a Hugging Face folder, a GGUF file or a folder with one.
 
-    Raises :class:`CheckpointError` that says what was found and what is accepted.
+    Raises :class:`CheckpointError` that lists what was found and what is accepted.
     """
-    place = Path(os.path.expanduser(path))  # noqa: PTH111 - leaves an unknown ~ alone
+    # expanduser of os.path leaves an unknown ~user as it is; pathlib's raises.
+    expanded = Path(os.path.expanduser(path))  # noqa: PTH111
     try:
-        return _open(place)
+        return _open(expanded)
     except OSError as error:
-        raise unreadable(place, error) from error
+        raise unreadable(expanded, error) from error
 
 
 def _open(path: Path) -> Checkpoint:
@@ -98,7 +99,7 @@ def _open(path: Path) -> Checkpoint:
             return FolderCheckpoint(path)
         return GgufCheckpoint(_only_gguf(path))
     if not path.is_file():
-        raise CheckpointError(f"{path}: no file or folder is there; {ACCEPTED}")
+        raise CheckpointError(f"{path}: no such file or folder; {ACCEPTED}")
     with path.open("rb") as file:
         magic = file.read(4)
     if path.suffix == ".gguf" or magic == b"GGUF":
@@ -112,7 +113,7 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _only_gguf(folder: Path) -> Path:
-    found = sorted(folder.glob("*.gguf"))
-    if len(found) != 1:
+    ggufs = sorted(folder.glob("*.gguf"))
+    if len(ggufs) != 1:
         raise CheckpointError(f"{folder}: found {listing(folder)}; {ACCEPTED}")
-    return found[0]
+    return ggufs[0]

@@ -1,4 +1,4 @@
-"""A model's files: mapped read-only, looked at through checked ranges."""
+"""Memory-mapped model files, bounds-checked tensor entries, and JSON parsing."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_JSON = 256 << 20
-"""Bytes of the largest JSON file that is read; real tokenizers stay under 40 MiB."""
+"""Size limit of a JSON file in bytes; real tokenizers are below 40 MiB."""
 
 MAX_ELEMENTS = 1 << 48
+"""Size limit of a tensor in elements."""
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies in its file, and what it holds."""
+    """Dtype, shape and byte range of a tensor in its file."""
 
     dtype: str
     shape: tuple[int, ...]
     start: int
+    """Offset of the first byte in the file."""
     stop: int
-    """Bytes ``start .. stop`` of the file."""
+    """Offset behind the last byte."""
 
 
 class MappedFile:
-    """A file's bytes, unread; :class:`CheckpointError` where they cannot be had.
+    """Read-only memory map of a file; raises :class:`CheckpointError` on I/O errors.
 
-    Arrays made from it keep the map alive, so closing it under them is safe.
+    Arrays made from it keep the map alive, so it may be closed before them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,11 +60,11 @@ class MappedFile:
     def buffer(self) -> mmap.mmap | bytes:
         """The bytes; raises :class:`CheckpointError` after :meth:`close`."""
         if self.data is None:
-            raise CheckpointError(f"{self.path}: is closed; open it again to read")
+            raise CheckpointError(f"{self.path}: file is closed; open it again to read")
         return self.data
 
     def array(self, entry: Entry) -> HostArray:
-        """View a tensor of a plain dtype, or copy it where its bytes are unaligned."""
+        """View a tensor of a plain dtype; copies it if its bytes are unaligned."""
         import numpy as np
 
         stored = np.dtype("uint16" if entry.dtype == "bfloat16" else entry.dtype)
@@ -70,7 +72,7 @@ class MappedFile:
         return HostArray(np.require(data, requirements="A"), entry.dtype, entry.shape)
 
     def rows(self, entry: Entry) -> NDArray[np.uint8]:
-        """View a packed tensor as uint8 ``[rows..., bytes per row]``."""
+        """View a quantized tensor as uint8 ``[rows..., bytes per row]``."""
         import numpy as np
 
         outer = entry.shape[:-1]
@@ -79,9 +81,9 @@ class MappedFile:
         return np.ndarray(shape, np.uint8, self.buffer, entry.start)
 
     def drop(self, entry: Entry) -> None:
-        """Give a tensor's pages back to the system, where it can.
+        """Release the memory pages of a tensor (a no-op on Windows).
 
-        Arrays that look at them read the file again when they are next used.
+        Arrays that view them read the file again on their next use.
         """
         if sys.platform != "win32" and isinstance(self.data, mmap.mmap):
             start = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
@@ -89,59 +91,66 @@ class MappedFile:
                 self.data.madvise(mmap.MADV_DONTNEED, start, entry.stop - start)
 
     def close(self) -> None:
-        """Let go of the map; it goes when the last array that looks at it does."""
-        # Not data.close(): arrays do not lock their buffer, and would read freed pages.
+        """Release the map; it is unmapped with the last array that views it."""
+        # Not data.close(): arrays hold no lock on the buffer and would read freed
+        # pages.
         self.data = None
 
 
 def plain_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    """Bytes of a tensor whose dtype is not packed."""
+    """Return the bytes of a tensor of a plain (not quantized) dtype."""
     return math.prod(shape) * SIZES[dtype]
 
 
 def fits(shape: tuple[int, ...]) -> bool:
-    """Whether a shape can be addressed at all, its empty axes left aside."""
+    """Return whether a shape has fewer than 2**48 elements; empty axes count as 1."""
     return math.prod(size or 1 for size in shape) < MAX_ELEMENTS
 
 
 def check_apart(path: Path, entries: Mapping[str, Entry]) -> None:
     """Raise :class:`CheckpointError` where two tensors share bytes."""
-    end, before = 0, ""
+    end, previous = 0, ""
     for name, entry in in_order(entries):
         if entry.start < end:
             raise CheckpointError(
                 f"{path}: tensor {name!r}: begins at byte {entry.start}, inside "
-                f"{before!r} that ends at {end}; accepted: tensors that do not overlap"
+                f"{previous!r} that ends at {end}; accepted: tensors that do not "
+                "overlap"
             )
-        end, before = entry.stop, name
+        end, previous = entry.stop, name
 
 
 def in_order(entries: Mapping[str, Entry]) -> list[tuple[str, Entry]]:
-    """Tensors by their place in the file; those without bytes have none."""
-    used = [item for item in entries.items() if item[1].stop > item[1].start]
-    return sorted(used, key=lambda item: item[1].start)
+    """Return tensors sorted by file offset, without empty ones."""
+    nonempty = [item for item in entries.items() if item[1].stop > item[1].start]
+    return sorted(nonempty, key=lambda item: item[1].start)
 
 
 def parse_json(text: bytes, where: str) -> dict[str, Any]:
-    """Parse a JSON object and refuse duplicate keys; ``where`` begins each message."""
+    """Parse a JSON object without duplicate keys; ``where`` prefixes error messages.
+
+    Raises :class:`CheckpointError`.
+    """
     try:
-        found = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, where))
+        value = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, where))
     except json.JSONDecodeError as error:
         raise CheckpointError(
             f"{where}: not JSON: {error.msg} at line {error.lineno}, "
             f"column {error.colno}; accepted: one JSON object"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}: not JSON that is accepted: {error}") from error
-    if not isinstance(found, dict):
         raise CheckpointError(
-            f"{where}: found a JSON {type(found).__name__}; accepted: one JSON object"
+            f"{where}: not JSON: {error}; accepted: one JSON object"
+        ) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{where}: found a JSON {type(value).__name__}; accepted: one JSON object"
         )
-    return found
+    return value
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file."""
+    """Read a JSON object from a file; raises :class:`CheckpointError`."""
     try:
         size = path.stat().st_size
         if size > MAX_JSON:
@@ -155,34 +164,35 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def listing(folder: Path) -> str:
-    """Name what a folder holds, for a message."""
+    """Return the first eight names in a folder, for an error message."""
     try:
-        inside = sorted(item.name for item in folder.iterdir())
+        names = sorted(item.name for item in folder.iterdir())
     except OSError as error:
         raise unreadable(folder, error) from error
-    return (", ".join(inside[:8]) or "nothing") + (", ..." if len(inside) > 8 else "")
+    return (", ".join(names[:8]) or "nothing") + (", ..." if len(names) > 8 else "")
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:
-    """Return the error for a file or folder that the system does not give."""
+    """Return the error for a file or folder that cannot be read."""
     return CheckpointError(
-        f"{path}: cannot be read: {error.strerror}; accepted: what this user may read"
+        f"{path}: cannot be read: {error.strerror}; "
+        "accepted: a path that this user may read"
     )
 
 
-def show(found: Any) -> str:
-    """Write a bad value into a message, cut so that it cannot fill the screen."""
-    return _SHORT.repr(found)
+def show(value: Any) -> str:
+    """Return a truncated ``repr`` of an invalid value, for an error message."""
+    return _SHORT.repr(value)
 
 
 def _unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        duplicate, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise CheckpointError(
-            f"{where}: key {show(twice)} is there twice; accepted: once"
+            f"{where}: key {show(duplicate)}: found twice; accepted: each key once"
         )
-    return found
+    return fields
 
 
 _SHORT = reprlib.Repr()

@@ -1,6 +1,7 @@
-"""A model in a folder as Hugging Face lays it out: config.json and safetensors.
+"""Checkpoints in the Hugging Face folder layout: config.json with safetensors.
 
-Where there are no safetensors, one file of torch's is read, without executing it.
+A folder without safetensors may hold one ``torch.save`` file, whose pickle is parsed
+and never executed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @final
 class FolderCheckpoint(Checkpoint):
-    """Reads config.json, generation_config.json, tokenizer files and shards."""
+    """Checkpoint of config.json, generation_config.json, tokenizer files and shards."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,50 +37,51 @@ class FolderCheckpoint(Checkpoint):
             },
             path,
         )
-        self._found: dict[str, tuple[MappedFile, Entry]] = {}
-        for name, wanted in _shards(path).items():
-            self._add(MappedFile(path / name), wanted)
+        self._tensors: dict[str, tuple[MappedFile, Entry]] = {}
+        for name, indexed in _shards(path).items():
+            self._add(MappedFile(path / name), indexed)
 
-    def _add(self, file: MappedFile, wanted: set[str] | None) -> None:
+    def _add(self, file: MappedFile, indexed: set[str] | None) -> None:
+        """Add a shard; ``indexed`` are the tensors that the index places in it."""
         pickled = file.path.suffix in SUFFIXES
         entries = read_archive(file) if pickled else read_header(file)
-        absent = (wanted or set()) - set(entries)
+        absent = (indexed or set()) - set(entries)
         if absent:
             raise CheckpointError(
-                f"{file.path}: tensor {min(absent)!r}: not there, though the index "
-                "names this file; accepted: every tensor of the index"
+                f"{file.path}: tensor {min(absent)!r}: missing, but the index places "
+                "it in this file; accepted: every tensor of the index"
             )
         for name, entry in entries.items():
-            if name in self._found:
-                other = self._found[name][0].path
+            if name in self._tensors:
+                other = self._tensors[name][0].path
                 raise CheckpointError(
                     f"{file.path}: tensor {name!r}: also in {other}; "
                     "accepted: each tensor once"
                 )
-            self._found[name] = file, entry
+            self._tensors[name] = file, entry
 
     def names(self) -> list[str]:
-        return list(self._found)
+        return list(self._tensors)
 
     def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
-        if name not in self._found:
+        if name not in self._tensors:
             raise self.missing(name)
-        _, entry = self._found[name]
+        _, entry = self._tensors[name]
         return entry.dtype, entry.shape
 
     def tensor(self, name: str) -> HostArray:
-        if name not in self._found:
+        if name not in self._tensors:
             raise self.missing(name)
-        file, entry = self._found[name]
+        file, entry = self._tensors[name]
         return file.array(entry)
 
     def files(self) -> Sequence[Path]:
-        shards = {file.path for file, _ in self._found.values()}
+        shards = {file.path for file, _ in self._tensors.values()}
         return self.path / "config.json", *sorted(shards)
 
     def drop(self, name: str) -> None:
-        if name in self._found:
-            file, entry = self._found[name]
+        if name in self._tensors:
+            file, entry = self._tensors[name]
             file.drop(entry)
 
     def tokenizer(self) -> Tokenizer:
@@ -103,16 +105,16 @@ class FolderCheckpoint(Checkpoint):
         )
 
     def close(self) -> None:
-        for file in {id(file): file for file, _ in self._found.values()}.values():
+        for file in {id(file): file for file, _ in self._tensors.values()}.values():
             file.close()
 
 
 def _config(path: Path) -> dict[str, Any]:
     config = read_json(path)
-    found = config.get("architectures") or []
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(
-            f"{path}: architectures: found {show(found)}; accepted: a list of names"
+            f"{path}: architectures: found {show(names)}; accepted: a list of names"
         )
     return config
 
@@ -122,26 +124,26 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 def _shards(path: Path) -> dict[str, set[str] | None]:
-    """Files to read, and the tensors that the index promises in each."""
+    """Return the weight files and, if there is an index, the tensors in each."""
     index = path / "model.safetensors.index.json"
     if index.is_file():
         return dict(_indexed(index))
     if (path / "model.safetensors").is_file():
         return {"model.safetensors": None}
-    found = sorted(file.name for file in path.glob("*.safetensors"))
-    found = found or sorted(
+    files = sorted(file.name for file in path.glob("*.safetensors"))
+    files = files or sorted(
         file.name
         for pattern in ("*.pt", "*.pth", "pytorch_model.bin")
         for file in path.glob(pattern)
     )
-    if len(found) != 1:
+    if len(files) != 1:
         raise CheckpointError(
-            f"{path}: found {', '.join(found) or listing(path)}; accepted: "
+            f"{path}: found {', '.join(files) or listing(path)}; accepted: "
             "model.safetensors, model.safetensors.index.json with its shards, or "
             "exactly one *.safetensors, else exactly one *.pt, *.pth or "
             "pytorch_model.bin"
         )
-    return {found[0]: None}
+    return {files[0]: None}
 
 
 def _indexed(index: Path) -> dict[str, set[str]]:
@@ -153,7 +155,7 @@ def _indexed(index: Path) -> dict[str, set[str]]:
         )
     shards: dict[str, set[str]] = {}
     for tensor, name in weight_map.items():
-        # A shard lies in the folder itself: an index may not reach for other files.
+        # Shards must be in the folder itself: an index cannot name other files.
         if not isinstance(name, str) or not _is_shard(index.parent, name):
             raise CheckpointError(
                 f"{index}: weight_map: {show(tensor)}: found {show(name)}; "
@@ -170,21 +172,24 @@ def _is_shard(folder: Path, name: str) -> bool:
 
 def _eos_ids(configs: Mapping[str, Mapping[str, Any]], path: Path) -> tuple[int, ...]:
     """Merge ``eos_token_id`` of every config: an id, a list of ids, or null."""
-    ids: set[int] = set()
+    merged: set[int] = set()
     for name, fields in configs.items():
-        found = fields.get("eos_token_id")
-        each = found if isinstance(found, list) else [] if found is None else [found]
-        if not all(type(one) is int and one >= 0 for one in each):
+        value = fields.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(index) is int and index >= 0 for index in ids):
             raise CheckpointError(
-                f"{path / name}: eos_token_id: found {show(found)}; "
+                f"{path / name}: eos_token_id: found {show(value)}; "
                 "accepted: an id from 0, or a list of ids"
             )
-        ids.update(each)
-    return tuple(sorted(ids))
+        merged.update(ids)
+    return tuple(sorted(merged))
 
 
 def _template(path: Path, settings: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Find the chat template: its own file, or a field of tokenizer_config.json."""
+    """Return location and source of the chat template.
+
+    Read from chat_template.jinja, else from a field of tokenizer_config.json.
+    """
     file = path / "chat_template.jinja"
     if file.is_file():
         try:
@@ -194,29 +199,29 @@ def _template(path: Path, settings: Mapping[str, Any]) -> tuple[str, str | None]
                 f"{file}: cannot be read: {error}; accepted: a file in UTF-8"
             ) from error
     where = f"{path / 'tokenizer_config.json'}: chat_template"
-    found = settings.get("chat_template")
-    if isinstance(found, list):
+    source = settings.get("chat_template")
+    if isinstance(source, list):
         default = [
-            one.get("template")
-            for one in found
-            if isinstance(one, dict) and one.get("name") == "default"
+            item.get("template")
+            for item in source
+            if isinstance(item, dict) and item.get("name") == "default"
         ]
-        found = default[0] if default else None
-    if found is None or isinstance(found, str):
-        return where, found
+        source = default[0] if default else None
+    if source is None or isinstance(source, str):
+        return where, source
     raise CheckpointError(
-        f"{where}: found {show(found)}; accepted: a string, or a list with a default"
+        f"{where}: found {show(source)}; accepted: a string, or a list with a default"
     )
 
 
 def _token(settings: Mapping[str, Any], name: str, path: Path) -> str:
-    """Return a special token: its text, or an object that holds it as ``content``."""
-    found = settings.get(name)
-    if isinstance(found, dict):
-        found = found.get("content")
-    if found is None or isinstance(found, str):
-        return found or ""
+    """Return the text of a special token: a string, or an object with ``content``."""
+    token = settings.get(name)
+    if isinstance(token, dict):
+        token = token.get("content")
+    if token is None or isinstance(token, str):
+        return token or ""
     raise CheckpointError(
-        f"{path / 'tokenizer_config.json'}: {name}: found {show(found)}; "
+        f"{path / 'tokenizer_config.json'}: {name}: found {show(token)}; "
         "accepted: a string, or an object with content"
     )

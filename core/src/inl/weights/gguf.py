@@ -1,7 +1,7 @@
-"""The GGUF container: metadata and tensors, every length checked before it is used.
+"""GGUF parser: metadata and tensor entries, with every length checked before use.
 
 Layout, little endian: magic, version, tensor count, metadata count; key-value pairs;
-tensor descriptions; padding; data. Work and memory are linear in the file's size,
+tensor descriptions; padding; data. Time and memory are linear in the file's size,
 whatever its header claims. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -19,17 +19,20 @@ from inl.weights.quant import packed_bytes
 
 VERSIONS: Final = (2, 3)
 DEFAULT_ALIGNMENT: Final = 32
-MANY: Final = 64
-"""Strings of an array that are left in the file."""
+MIN_LAZY_STRINGS: Final = 64
+"""Length from which an array of strings stays in the file, decoded on access."""
 MAX_DEPTH: Final = 4
-"""Arrays within arrays."""
+"""Nesting levels of arrays."""
 MAX_RANK: Final = 4
 MAX_NAME: Final = 65535
 """Bytes of the longest key or tensor name."""
 
 
 class GgufFile:
-    """A parsed GGUF file: ``metadata`` by key, ``tensors`` by ggml name."""
+    """A parsed GGUF file: ``metadata`` by key, ``tensors`` by ggml name.
+
+    Raises :class:`CheckpointError` that names the field and the byte offset.
+    """
 
     def __init__(self, path: Path) -> None:
         self.file = MappedFile(path)
@@ -43,17 +46,17 @@ class GgufFile:
 
 
 def _alignment(path: Path, metadata: dict[str, Any]) -> int:
-    found = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    if type(found) is not int or found < 8 or found & (found - 1):
+    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if type(value) is not int or value < 8 or value & (value - 1):
         raise CheckpointError(
-            f"{path}: general.alignment: found {show(found)}; "
+            f"{path}: general.alignment: found {show(value)}; "
             "accepted: a power of two from 8"
         )
-    return found
+    return value
 
 
 class _Cursor:
-    """Reads forward through the header of one file."""
+    """Sequential reader of a GGUF header."""
 
     def __init__(self, file: MappedFile) -> None:
         self.data = file.buffer
@@ -67,13 +70,13 @@ class _Cursor:
         )
 
     def need(self, count: int, each: int, what: str) -> None:
-        """Refuse more items, of ``each`` bytes or more, than the file can hold."""
-        left = self.size - self.at
-        if count * each > left:
+        """Fail if ``count`` items of at least ``each`` bytes exceed the file's rest."""
+        remaining = self.size - self.at
+        if count * each > remaining:
             self.fail(
                 what,
                 f"{count} at byte {self.at}",
-                f"at most {left // each}, for the file ends at byte {self.size}",
+                f"at most {remaining // each}: the file ends at byte {self.size}",
             )
 
     def scalar(self, kind: int, what: str) -> Any:
@@ -95,17 +98,19 @@ class _Cursor:
 
     def texts(self, count: int, what: str) -> list[str] | Strings:
         """Read an array of strings; a vocabulary has hundreds of thousands."""
-        found = scan(self.data, self.at, self.size, count) if count >= MANY else None
-        if found is None:
+        lazy = None
+        if count >= MIN_LAZY_STRINGS:
+            lazy = scan(self.data, self.at, self.size, count)
+        if lazy is None:
             return self.strings(count, what)
-        self.at = found.stop
-        return found
+        self.at = lazy.stop
+        return lazy
 
     def strings(self, count: int, what: str) -> list[str]:
-        """Read strings in turn."""
+        """Read strings one by one."""
         data, at, size = self.data, self.at, self.size
         unpack = SCALARS[UINT64].unpack_from
-        found = []
+        strings = []
         for index in range(count):
             length = unpack(data, at)[0] if at + 8 <= size else size
             end = at + 8 + length
@@ -113,15 +118,15 @@ class _Cursor:
                 self.fail(
                     f"{what}: length of string {index}",
                     f"{length} at byte {at}",
-                    f"at most {max(size - at - 8, 0)}, for the file ends there",
+                    f"at most {max(size - at - 8, 0)}, the rest of the file",
                 )
             try:
-                found.append(data[at + 8 : end].decode())
+                strings.append(data[at + 8 : end].decode())
             except UnicodeDecodeError as error:
                 self.fail(f"{what}: string {index} at byte {at}", error, "UTF-8")
             at = end
         self.at = at
-        return found
+        return strings
 
     def name(self, what: str) -> str:
         start = self.at
@@ -131,7 +136,7 @@ class _Cursor:
         return name
 
     def header(self) -> tuple[int, int]:
-        """Check magic and version; return the counts of tensors and of metadata."""
+        """Check magic and version; returns the counts of tensors and of metadata."""
         if self.data[:4] != b"GGUF":
             self.fail("magic", bytes(self.data[:4]), "b'GGUF'")
         self.at = 4
@@ -147,14 +152,14 @@ class _Cursor:
         return tensors, pairs
 
     def metadata(self, count: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for index in range(count):
             key = self.name(f"key of metadata {index}")
-            if key in found:
+            if key in values:
                 self.fail("metadata", f"{key!r} twice", "each key once")
             kind = self.scalar(UINT32, f"type of {show(key)}")
-            found[key] = self.value(kind, show(key), 0)
-        return found
+            values[key] = self.value(kind, show(key), 0)
+        return values
 
     def value(self, kind: int, what: str, depth: int) -> Any:
         if kind in SCALARS:
@@ -187,20 +192,21 @@ class _Cursor:
         return list(values)
 
     def tensors(self, count: int, alignment: int) -> dict[str, Entry]:
-        """Read the descriptions, then place them: data begins at an aligned byte."""
-        found: dict[str, tuple[tuple[int, ...], str, int]] = {}
+        """Read the tensor descriptions; data offsets count from an aligned byte."""
+        descriptions: dict[str, tuple[tuple[int, ...], str, int]] = {}
         for index in range(count):
             name = self.name(f"name of tensor {index}")
-            if name in found:
+            if name in descriptions:
                 self.fail("tensors", f"{name!r} twice", "each name once")
-            found[name] = self.description(f"tensor {show(name)}")
+            descriptions[name] = self.description(f"tensor {show(name)}")
         begin = -(-self.at // alignment) * alignment
         return {
             name: self.entry(f"tensor {show(name)}", begin, alignment, *description)
-            for name, description in found.items()
+            for name, description in descriptions.items()
         }
 
     def description(self, what: str) -> tuple[tuple[int, ...], str, int]:
+        """Read shape, dtype and data offset of a tensor."""
         rank = self.scalar(UINT32, f"{what}: rank")
         if not 1 <= rank <= MAX_RANK:
             self.fail(f"{what}: rank", rank, f"1 to {MAX_RANK}")
@@ -211,7 +217,7 @@ class _Cursor:
         if kind not in KINDS:
             known = ", ".join(f"{number} ({name})" for number, name in KINDS.items())
             self.fail(f"{what}: kind", kind, known)
-        # ggml counts axes from the innermost; everybody else from the outermost.
+        # ggml stores shapes innermost axis first.
         return (
             tuple(reversed(sizes)),
             KINDS[kind],
@@ -227,7 +233,7 @@ class _Cursor:
         dtype: str,
         offset: int,
     ) -> Entry:
-        """Place one tensor, within the file."""
+        """Return the entry of a tensor, checked against the file's size."""
         if offset % alignment:
             self.fail(f"{what}: offset", offset, f"multiples of {alignment}")
         try:

@@ -1,6 +1,6 @@
-"""The metadata of a GGUF file as a Hugging Face ``config.json`` would have it.
+"""Conversion of GGUF metadata to the fields of a Hugging Face ``config.json``.
 
-What all sizes of a family share is left out of its files and stands here.
+GGUF files omit fields that all sizes of a family share; their values are here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from inl.weights.files import Entry, show
 from inl.weights.gguf_names import MOE_FAMILIES, architecture, family
 
 GEMMA3_PATTERN: Final = 6
-"""Of so many layers the last one sees everything, the others a window."""
+"""Every sixth layer has full attention, the others a sliding window."""
 
 GEMMA_27B_LAYERS: Final = {"gemma2": 46, "gemma3": 62}
-"""Layers of the one size of each generation whose scale is not a head's."""
-
+"""Layers of the 27B models, whose attention scale is not that of ``head_dim``."""
 
 YARN: Final = (
     ("rope.scaling.yarn_beta_fast", "beta_fast"),
@@ -28,22 +27,22 @@ YARN: Final = (
 
 
 class _Fields:
-    """Metadata of one architecture, with checked types."""
+    """Accessor for the metadata of an architecture; raises for a wrong type."""
 
     def __init__(self, metadata: Mapping[str, Any], name: str, where: Path) -> None:
         self.metadata, self.name, self.where = metadata, name, where
 
     def integer(self, key: str, default: int | None = None) -> int:
-        found = self._get(key, default)
-        if type(found) is not int or not 0 < found < 1 << 31:
-            self._refuse(key, found, "an integer from 1 to 2147483647")
-        return int(found)
+        value = self._get(key, default)
+        if type(value) is not int or not 0 < value < 1 << 31:
+            self._refuse(key, value, "an integer from 1 to 2147483647")
+        return int(value)
 
     def number(self, key: str, default: float | None = None) -> float:
-        found = self._get(key, default)
-        if type(found) not in (int, float) or not 0 < found < float("inf"):
-            self._refuse(key, found, "a finite number above 0")
-        return float(found)
+        value = self._get(key, default)
+        if type(value) not in (int, float) or not 0 < value < float("inf"):
+            self._refuse(key, value, "a finite number above 0")
+        return float(value)
 
     def has(self, key: str) -> bool:
         return f"{self.name}.{key}" in self.metadata
@@ -61,9 +60,9 @@ class _Fields:
 def config(
     metadata: Mapping[str, Any], tensors: Mapping[str, Entry], where: Path
 ) -> dict[str, Any]:
-    """Write the metadata as a Hugging Face ``config.json`` would.
+    """Return the metadata as the fields of a Hugging Face ``config.json``.
 
-    An architecture without a name map gets ``architectures: []``. Raises
+    An unknown architecture gets ``architectures: []``. Raises
     :class:`CheckpointError` that names a missing or mistyped field.
     """
     name = architecture(metadata, where)
@@ -72,7 +71,7 @@ def config(
     if known is None:
         return {"model_type": name, "architectures": [], **ids}
     field = _Fields(metadata, name, where)
-    found = {
+    fields = {
         "model_type": known.model_type,
         "architectures": [known.architecture],
         **_sizes(field),
@@ -88,8 +87,8 @@ def config(
         **ids,
     }
     if known in MOE_FAMILIES.values():
-        return found | _experts(field, known.model_type, found["intermediate_size"])
-    return found | (EXTRAS[name](field, found) if name in EXTRAS else {})
+        return fields | _experts(field, known.model_type, fields["intermediate_size"])
+    return fields | (EXTRAS[name](field, fields) if name in EXTRAS else {})
 
 
 def _sizes(field: _Fields) -> dict[str, Any]:
@@ -110,7 +109,7 @@ def _sizes(field: _Fields) -> dict[str, Any]:
 
 
 def _experts(field: _Fields, kind: str, inner: int) -> dict[str, Any]:
-    """What mixtures of experts have; llama.cpp lets the weights of both sum to 1."""
+    """Fields of mixtures of experts; llama.cpp normalizes the routing weights."""
     count, used = field.integer("expert_count"), field.integer("expert_used_count")
     if kind == "mixtral":
         return {"num_local_experts": count, "num_experts_per_tok": used}
@@ -124,23 +123,23 @@ def _experts(field: _Fields, kind: str, inner: int) -> dict[str, Any]:
     }
 
 
-def _gemma2(field: _Fields, found: Mapping[str, Any]) -> dict[str, Any]:
+def _gemma2(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     kinds = "sliding_attention", "full_attention"
-    layers = range(found["num_hidden_layers"])
+    layers = range(fields["num_hidden_layers"])
     return {
-        **_gemma(field, found),
+        **_gemma(field, fields),
         "layer_types": [kinds[index % 2] for index in layers],
         "attn_logit_softcapping": field.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": field.number("final_logit_softcapping", 30.0),
     }
 
 
-def _gemma3(field: _Fields, found: Mapping[str, Any]) -> dict[str, Any]:
+def _gemma3(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
     sliding, full = "sliding_attention", "full_attention"
-    layers = range(found["num_hidden_layers"])
+    layers = range(fields["num_hidden_layers"])
     final = "final_logit_softcapping"
     return {
-        **_gemma(field, found),
+        **_gemma(field, fields),
         "layer_types": [
             sliding if (index + 1) % GEMMA3_PATTERN else full for index in layers
         ],
@@ -150,10 +149,10 @@ def _gemma3(field: _Fields, found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gemma(field: _Fields, found: Mapping[str, Any]) -> dict[str, Any]:
-    head_dim = found["head_dim"]
-    if found["num_hidden_layers"] == GEMMA_27B_LAYERS[field.name]:
-        head_dim = found["hidden_size"] // found["num_attention_heads"]
+def _gemma(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    head_dim = fields["head_dim"]
+    if fields["num_hidden_layers"] == GEMMA_27B_LAYERS[field.name]:
+        head_dim = fields["hidden_size"] // fields["num_attention_heads"]
     return {
         "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh",
@@ -162,8 +161,8 @@ def _gemma(field: _Fields, found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _phi3(field: _Fields, _found: Mapping[str, Any]) -> dict[str, Any]:
-    """A window of 0 is none."""
+def _phi3(field: _Fields, _fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of Phi-3; a window of 0 means none."""
     key, original = "attention.sliding_window", "rope.scaling.original_context_length"
     windowed = field.metadata.get(f"{field.name}.{key}", 0) != 0
     extra = {"sliding_window": field.integer(key) if windowed else None}
@@ -172,8 +171,8 @@ def _phi3(field: _Fields, _found: Mapping[str, Any]) -> dict[str, Any]:
     return extra
 
 
-def _olmo2(field: _Fields, _found: Mapping[str, Any]) -> dict[str, Any]:
-    """Files of OLMo 3, which has windows, call themselves "olmo2" too."""
+def _olmo2(field: _Fields, _fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Refuse OLMo 3, which has sliding windows and the same architecture name."""
     key = f"{field.name}.attention.sliding_window"
     if key in field.metadata:
         raise CheckpointError(
@@ -189,7 +188,7 @@ EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]
     "phi3": _phi3,
     "olmo2": _olmo2,
 }
-"""What only one architecture has, beside the fields of all."""
+"""Functions for the fields that only one architecture has."""
 
 
 def _rope_scaling(field: _Fields) -> dict[str, Any] | None:
@@ -208,19 +207,19 @@ def _rope_scaling(field: _Fields) -> dict[str, Any] | None:
 
 
 def vocabulary(metadata: Mapping[str, Any], where: Path) -> Sequence[str]:
-    """Return ``tokenizer.ggml.tokens``; empty where the file has none."""
-    found: Sequence[str] = metadata.get("tokenizer.ggml.tokens", [])
-    if not is_strings(found):
+    """Return ``tokenizer.ggml.tokens``; empty if the file has none."""
+    tokens: Sequence[str] = metadata.get("tokenizer.ggml.tokens", [])
+    if not is_strings(tokens):
         raise CheckpointError(
-            f"{where}: tokenizer.ggml.tokens: found {show(found)}; accepted: strings"
+            f"{where}: tokenizer.ggml.tokens: found {show(tokens)}; accepted: strings"
         )
-    return found
+    return tokens
 
 
 def special_ids(metadata: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """Return ``bos_token_id`` and ``eos_token_id``, the latter with end-of-turn ids."""
+    """Return ``bos_token_id``, and ``eos_token_id`` with the end-of-turn ids."""
     size = len(vocabulary(metadata, where))
-    found: dict[str, int] = {}
+    ids: dict[str, int] = {}
     for name in ("bos", "eos", "eot", "eom"):
         key = f"tokenizer.ggml.{name}_token_id"
         if key not in metadata:
@@ -231,6 +230,6 @@ def special_ids(metadata: Mapping[str, Any], where: Path) -> dict[str, Any]:
                 f"{where}: {key}: found {show(value)}; "
                 f"accepted: an id below {size}, the number of tokens"
             )
-        found[name] = value
-    ends = [found[name] for name in ("eos", "eot", "eom") if name in found]
-    return {"bos_token_id": found.get("bos"), "eos_token_id": sorted(set(ends))}
+        ids[name] = value
+    ends = {ids[name] for name in ("eos", "eot", "eom") if name in ids}
+    return {"bos_token_id": ids.get("bos"), "eos_token_id": sorted(ends)}

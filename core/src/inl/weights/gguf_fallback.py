@@ -1,4 +1,4 @@
-"""Kinds that need large published codebooks: decoded by the ``gguf`` package."""
+"""Decoders of the ``gguf`` package, for dtypes with large published codebooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inl.errors import MissingPackage
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BORROWED: Final = (
+FALLBACK_DTYPES: Final = (
     "iq1_s",
     "iq1_m",
     "iq2_xxs",
@@ -21,14 +21,20 @@ BORROWED: Final = (
 )
 
 
-def borrowed(dtype: str, name: str) -> Callable[[NDArray[Any], NDArray[Any]], None]:
-    """Decoder of ``(blocks, out)``; raises :class:`MissingPackage` without ``gguf``."""
+def fallback_decoder(
+    dtype: str, name: str
+) -> Callable[[NDArray[Any], NDArray[Any]], None]:
+    """Return a decoder of ``(blocks, out)`` for a dtype of FALLBACK_DTYPES.
+
+    name: of the tensor, for the message. Raises :class:`MissingPackage` without
+    ``gguf``.
+    """
     try:
         import gguf
     except ImportError as error:
         raise MissingPackage(
-            f"tensor {name!r}: kind {dtype} is decoded by the gguf package, which is "
-            "not installed. Try: pip install 'inl-core[gguf]'"
+            f"tensor {name!r}: dtype {dtype} needs the gguf package, which is not "
+            "installed. Try: pip install 'inl-core[gguf]'"
         ) from error
     kind = gguf.GGMLQuantizationType[dtype.upper()]
 

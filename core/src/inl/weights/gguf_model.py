@@ -1,4 +1,4 @@
-"""A model in one GGUF file, in the words of the Hugging Face layout."""
+"""Checkpoint of one GGUF file, with the names of the Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, final
 import numpy as np
 
 from inl.dtypes import SIZES, HostArray, widen, wrap
-from inl.errors import CheckpointError
+from inl.errors import CheckpointError, TokenizerNotFound
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.files import Entry, show
 from inl.weights.gguf import GgufFile
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
     from inl.text.tokenizer import Tokenizer
 
 HEADS: Final = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+"""Config field with the number of heads of each permuted projection."""
 
 
 @final
 class GgufCheckpoint(Checkpoint):
-    """Tensors keep the packing of the file.
+    """Checkpoint of a GGUF file; tensors keep their quantization.
 
-    Only what a family stores in its own way is undone: the order of rows of q and k,
-    an offset on the weights of norms.
+    Only family-specific transformations are reverted: the row order of q and k, and
+    an offset of norm weights.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,10 +58,10 @@ class GgufCheckpoint(Checkpoint):
             for name in self._gguf.tensors
         }
         if len(self._stored) != len(self._gguf.tensors):
-            twice = set(self._gguf.tensors) - set(self._stored.values())
+            duplicates = set(self._gguf.tensors) - set(self._stored.values())
             raise CheckpointError(
-                f"{path}: tensors: {show(sorted(twice))} again under another name; "
-                "accepted: each once"
+                f"{path}: tensors: found {show(sorted(duplicates))} again under "
+                "another name; accepted: each once"
             )
 
     def _long_factors(self) -> dict[str, Entry]:
@@ -87,7 +88,7 @@ class GgufCheckpoint(Checkpoint):
             array = file.array(entry)
         else:
             array = HostArray(file.rows(entry), dtype, shape)
-        return self._undone(self._family, array, name) if self._family else array
+        return self._restored(self._family, array, name) if self._family else array
 
     def files(self) -> Sequence[Path]:
         return (self.path,)
@@ -96,12 +97,12 @@ class GgufCheckpoint(Checkpoint):
         if name in self._stored:
             self._gguf.file.drop(self._gguf.tensors[self._stored[name]])
 
-    def _undone(self, family: Family, array: HostArray, name: str) -> HostArray:
-        """Undo what the family's files do to a tensor."""
-        part = name.rpartition(".")[0].rpartition(".")[2]
-        if family.permuted and part in HEADS:
-            return unpermute(array, self.config[HEADS[part]], self._where(name))
-        if family.norm_offset and part.endswith("norm"):
+    def _restored(self, family: Family, array: HostArray, name: str) -> HostArray:
+        """Revert the transformation of a tensor in files of ``family``."""
+        module = name.rpartition(".")[0].rpartition(".")[2]
+        if family.permuted and module in HEADS:
+            return unpermute(array, self.config[HEADS[module]], self._where(name))
+        if family.norm_offset and module.endswith("norm"):
             offset = np.float32(family.norm_offset)
             return wrap(widen(array).astype(np.float32) - offset)
         return array
@@ -109,6 +110,11 @@ class GgufCheckpoint(Checkpoint):
     def tokenizer(self) -> Tokenizer:
         from inl.text.gguf_vocabulary import open_tokenizer
 
+        if not any(name.startswith("tokenizer.ggml.") for name in self._gguf.metadata):
+            raise TokenizerNotFound(
+                f"{self.path}: tokenizer.ggml.model: not found; accepted: a file with "
+                "a vocabulary"
+            )
         return open_tokenizer(self._gguf.metadata, str(self.path))
 
     @property
@@ -141,9 +147,10 @@ class GgufCheckpoint(Checkpoint):
 
 
 def unpermute(array: HostArray, heads: int, where: str) -> HostArray:
-    """Put rows of q or k back: pairs ``(i, i + half)`` rotate, not ``(2i, 2i + 1)``.
+    """Restore the row order of q or k for a rotation of pairs ``(i, i + half)``.
 
-    ``array``: [heads * head_dim, ...], of any packing: a row moves as it is.
+    GGUF files of some families order rows for pairs ``(2i, 2i + 1)``. array:
+    [heads * head_dim, ...] of any dtype; rows are moved without decoding.
     """
     rows = array.shape[0]
     if rows % (2 * heads):

@@ -1,4 +1,4 @@
-"""What a GGUF file calls tensors, in the words of the Hugging Face layout."""
+"""Mapping of GGUF tensor names to those of the Hugging Face layout, by family."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from inl.errors import CheckpointError
 from inl.weights.files import show
 
 NUMBER: Final = "0|[1-9][0-9]*"
+"""Pattern of a layer or expert number."""
 
 GLOBAL_NAMES: Final = {
     "token_embd": "model.embed_tokens",
@@ -61,7 +62,7 @@ MIXTRAL_NAMES: Final = LAYER_NAMES | {
     "ffn_up.{}": "block_sparse_moe.experts.{}.w3",
     "ffn_down.{}": "block_sparse_moe.experts.{}.w2",
 }
-"""Files of before April 2024 have a tensor for each expert, with its number."""
+"""Files from before April 2024 have one numbered tensor per expert."""
 
 QWEN3_MOE_NAMES: Final = QWEN3_NAMES | {
     "ffn_gate_inp": "mlp.gate",
@@ -73,16 +74,16 @@ QWEN3_MOE_NAMES: Final = QWEN3_NAMES | {
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How files of one ``general.architecture`` are read."""
+    """Conventions of the files of one ``general.architecture``."""
 
     architecture: str
-    """The class name of the Hugging Face config."""
+    """Class name in ``architectures`` of the Hugging Face config."""
     model_type: str
     layer_names: Mapping[str, str]
     permuted: bool = False
-    """Whether the rows of q and k are reordered for a rotation of neighbors."""
+    """Whether the rows of q and k are ordered for a rotation of adjacent pairs."""
     norm_offset: float = 0.0
-    """What the weights of norms are stored with on top."""
+    """Offset that the stored norm weights include."""
 
 
 FAMILIES: Final = {
@@ -94,50 +95,53 @@ FAMILIES: Final = {
     "phi3": Family("Phi3ForCausalLM", "phi3", PHI3_NAMES),
     "olmo2": Family("Olmo2ForCausalLM", "olmo2", OLMO2_NAMES),
 }
-"""By ``general.architecture``; files of Mistral call themselves "llama"."""
+"""Dense families by ``general.architecture``; Mistral files use "llama"."""
 
 MOE_FAMILIES: Final = {
     "llama": Family("MixtralForCausalLM", "mixtral", MIXTRAL_NAMES, permuted=True),
     "qwen3moe": Family("Qwen3MoeForCausalLM", "qwen3_moe", QWEN3_MOE_NAMES),
 }
-"""Mixtures of experts; Mixtral calls itself "llama" too."""
+"""Mixtures of experts by ``general.architecture``; Mixtral files use "llama"."""
 
 
 def hf_name(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> str:
-    """``blk.3.attn_q.weight`` -> ``model.layers.3.self_attn.q_proj.weight``.
-
-    A name that the map does not know stays as it is.
+    """Convert a tensor name, for example ``blk.3.attn_q.weight`` to
+    ``model.layers.3.self_attn.q_proj.weight``; an unknown name stays as it is.
     """
     stem, dot, kind = name.rpartition(".")
     if stem in GLOBAL_NAMES:
         return f"{GLOBAL_NAMES[stem]}{dot}{kind}"
     layer = re.fullmatch(rf"blk\.({NUMBER})\.(\w+)(?:\.({NUMBER}))?", stem)
     if layer:
-        index, part, expert = layer.groups()
-        found = layer_names.get(part if expert is None else f"{part}.{{}}")
-        if found is not None:
-            found = found.replace("{}", expert or "")
-            return f"model.layers.{index}.{found}{dot}{kind}"
+        index, module, expert = layer.groups()
+        target = layer_names.get(module if expert is None else f"{module}.{{}}")
+        if target is not None:
+            target = target.replace("{}", expert or "")
+            return f"model.layers.{index}.{target}{dot}{kind}"
     return name
 
 
 def architecture(metadata: Mapping[str, Any], where: Path) -> str:
-    """Return ``general.architecture``, and refuse a part of a split model."""
+    """Return ``general.architecture``.
+
+    Raises :class:`CheckpointError` if it is missing or the file is a part of a split
+    model.
+    """
     parts = metadata.get("split.count", 1)
     if parts not in (0, 1):
         raise CheckpointError(
             f"{where}: split.count: found {show(parts)}; accepted: a whole model "
             "in one file (llama-gguf-split --merge joins the parts)"
         )
-    found = metadata.get("general.architecture")
-    if not isinstance(found, str) or not found:
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str) or not name:
         raise CheckpointError(
-            f"{where}: general.architecture: found {show(found)}; accepted: a name"
+            f"{where}: general.architecture: found {show(name)}; accepted: a name"
         )
-    return found
+    return name
 
 
 def family(metadata: Mapping[str, Any], name: str) -> Family | None:
-    """Find how to read an architecture; ``None`` where its names are not known."""
-    mixed = metadata.get(f"{name}.expert_count", 0)
-    return (MOE_FAMILIES if mixed else FAMILIES).get(name)
+    """Return the family of an architecture, or ``None`` if it is unknown."""
+    experts = metadata.get(f"{name}.expert_count", 0)
+    return (MOE_FAMILIES if experts else FAMILIES).get(name)

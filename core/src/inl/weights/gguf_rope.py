@@ -1,4 +1,4 @@
-"""Rotation frequencies that GGUF files keep as tensors of divisors."""
+"""RoPE scaling of GGUF files, which store it as tensors of frequency divisors."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ LONG_FACTORS: Final = {
     "short_factor": "rope_factors_short.weight",
     "long_factor": "rope_factors_long.weight",
 }
-"""LongRoPE's, of files of Phi-3."""
+"""Tensors of LongRoPE divisors in files of Phi-3, by config field."""
 
 LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192
-"""What all files of Llama 3.1 to 3.3 have; only the largest divisor differs."""
+"""Frequency factors and context of Llama 3.1 to 3.3; only the largest divisor differs
+between their files.
+"""
 
 
 def rope_config(
     file: MappedFile, entry: Entry, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the ``rope_scaling`` field that gives the divisors of ``entry``.
+    """Return the ``rope_scaling`` field equivalent to the divisors of ``entry``.
 
-    Raises :class:`CheckpointError` where they are not those of Llama 3's rule.
+    Raises :class:`CheckpointError` if they do not follow the rule of Llama 3.
     """
     half = config.get("head_dim", 0) // 2
     if entry.dtype != "float32" or entry.shape != (half,) or half == 0:
         raise CheckpointError(
             f"{file.path}: tensor {ROPE_FACTORS!r}: found {entry.dtype} "
-            f"{list(entry.shape)}; accepted: float32 [{half}], half a head"
+            f"{list(entry.shape)}; accepted: float32 [{half}], half of head_dim"
         )
     factors = file.array(entry).data.astype(np.float64)
     factor = float(factors.max())
@@ -58,26 +60,27 @@ def rope_config(
 def long_rope_config(
     file: MappedFile, entries: Mapping[str, Entry], config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the ``rope_scaling`` field of LongRoPE; ``entries`` by its field names."""
+    """Return the ``rope_scaling`` field of LongRoPE; ``entries`` by field name."""
     half = int(config["head_dim"] * config["partial_rotary_factor"] + 0.5) // 2
     factors: dict[str, list[float]] = {}
     for field, entry in entries.items():
         if entry.dtype != "float32" or entry.shape != (half,):
             raise CheckpointError(
                 f"{file.path}: tensor {LONG_FACTORS[field]!r}: found {entry.dtype} "
-                f"{list(entry.shape)}; accepted: float32 [{half}], one for each pair "
-                "of lanes that turns"
+                f"{list(entry.shape)}; accepted: float32 [{half}], half of the "
+                "rotated dimensions"
             )
         factors[field] = file.array(entry).data.tolist()
     return {"rope_scaling": {"rope_type": "longrope", **factors}}
 
 
 def llama3_factors(factor: float, half: int, theta: float) -> NDArray[np.float64]:
-    """Divisors [half]: 1 for fast rotations, ``factor`` for slow ones, a ramp between.
+    """Return the divisors [half] of Llama 3: 1 for high frequencies, ``factor`` for
+    low ones, and a ramp between.
 
     https://github.com/meta-llama/llama-models/blob/main/models/llama3/model.py
     """
-    with np.errstate(all="ignore"):  # a damaged theta or factor fails the comparison
+    with np.errstate(all="ignore"):  # the caller's comparison fails for invalid values
         turns = ORIGINAL * theta ** (-np.arange(half) / half) / (2 * np.pi)
         smooth = np.clip((turns - LOW) / (HIGH - LOW), 0.0, 1.0)
         return 1.0 / ((1.0 - smooth) / factor + smooth)

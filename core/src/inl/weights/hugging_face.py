@@ -1,7 +1,7 @@
-"""Models by their Hugging Face names: ``org/name``, ``@revision``, ``:file or tag``.
+"""Downloads from the Hugging Face hub: ``org/name``, ``@revision``, ``:file or tag``.
 
-``huggingface_hub`` downloads, and keeps what it has in its own cache; where there is no
-network, what is in that cache is used.
+``huggingface_hub`` downloads to its own cache. Without a network, a cached model is
+used.
 """
 
 from __future__ import annotations
@@ -21,76 +21,78 @@ NAME: Final = re.compile(
     re.ASCII,
 )
 FILES: Final = (".gguf", ".safetensors", ".json")
-"""Ends of what is meant as a path, though it has one slash."""
+"""Suffixes of paths, which are not repository names."""
 INDEX: Final = "model.safetensors.index.json"
-BESIDE: Final = (
+COMPANIONS: Final = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
 )
-"""What is read beside the weights, where it is there."""
-PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-SECONDS: Final = 10.0
-"""How long the list of files may take."""
+"""Files that are downloaded with the weights, if present."""
+SPLIT_PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+TIMEOUT_SECONDS: Final = 10.0
+"""Time limit for listing the files of a repository."""
 
 
 class HubName(NamedTuple):
-    """A model on the hub."""
+    """Name of a model on the hub."""
 
     repo: str
     revision: str | None
-    """A branch, a tag or a commit; ``None`` is the newest."""
+    """Branch, tag or commit; ``None`` for the newest."""
     file: str | None
-    """A GGUF file, or a part of one's name such as ``Q4_K_M``."""
+    """GGUF file, or a part of its name such as ``Q4_K_M``."""
 
     def __str__(self) -> str:
         return self.repo + (f"@{self.revision}" if self.revision else "")
 
 
 def parse_name(text: str) -> HubName | None:
-    """Read ``org/name@revision:file``; ``None`` for what is no such name."""
-    found = NAME.fullmatch(text) if len(text) < 400 else None
-    if not found or found["repo"].endswith(FILES):
+    """Parse ``org/name@revision:file``; ``None`` for any other text."""
+    match = NAME.fullmatch(text) if len(text) < 400 else None
+    if not match or match["repo"].endswith(FILES):
         return None
-    return HubName(found["repo"], found["revision"], found["file"])
+    return HubName(match["repo"], match["revision"], match["file"])
 
 
 def download(name: HubName) -> Path:
-    """Return the model's folder or GGUF file, fetched unless the cache has it.
+    """Return the folder or GGUF file of a model, downloading it if it is not cached.
 
-    Raises :class:`MissingPackage`, or :class:`CheckpointError` where there is no such
-    repository, revision or file, or it is gated, or there is no network and the cache
-    does not have it.
+    Raises :class:`MissingPackage` without ``huggingface_hub``, and
+    :class:`CheckpointError` if the repository, revision or file does not exist or is
+    gated, or there is no network and the model is not cached.
     """
     hub = _library()
     options = {"revision": name.revision}
     with _errors(hub, name):
         try:
-            info = hub.model_info(name.repo, timeout=SECONDS, **options)
+            info = hub.model_info(name.repo, timeout=TIMEOUT_SECONDS, **options)
         except Exception as error:
-            if isinstance(error, _final_errors(hub)):
+            if isinstance(error, _hub_errors(hub)):
                 raise
             return _cached(hub, name, error)
-        files = [str(one.rfilename) for one in info.siblings or ()]
-        wanted = choose(name, files)
-        if INDEX in wanted:
+        files = [str(sibling.rfilename) for sibling in info.siblings or ()]
+        selected = select_files(name, files)
+        if INDEX in selected:
             index = hub.hf_hub_download(name.repo, INDEX, **options)
-            wanted = [*wanted, *_shards(name, Path(index))]
-        patterns = [glob.escape(one) for one in wanted]
+            selected = [*selected, *_shards(name, Path(index))]
+        patterns = [glob.escape(file) for file in selected]
         folder = hub.snapshot_download(name.repo, allow_patterns=patterns, **options)
-    return _place(Path(folder), wanted)
+    return _checkpoint_path(Path(folder), selected)
 
 
-def choose(name: HubName, files: Sequence[str]) -> list[str]:
-    """Pick the files that a model needs out of all that its repository has.
+def select_files(name: HubName, files: Sequence[str]) -> list[str]:
+    """Select the files of a repository that the model needs.
 
-    One GGUF where one is asked for, or where there are no safetensors; else config,
-    tokenizer and safetensors, of which shards are named by their index.
+    Returns one GGUF file if ``name`` specifies one or there are no safetensors; else
+    config, tokenizer and safetensors (for shards their index, which lists them).
     """
-    ggufs = sorted(one for one in files if one.endswith(".gguf"))
-    tensors = [one for one in files if "/" not in one and one.endswith(".safetensors")]
+    ggufs = sorted(file for file in files if file.endswith(".gguf"))
+    tensors = [
+        file for file in files if "/" not in file and file.endswith(".safetensors")
+    ]
     if name.file is not None:
         return [_one_gguf(name, name.file, ggufs)]
     if INDEX not in files and not tensors:
@@ -98,34 +100,34 @@ def choose(name: HubName, files: Sequence[str]) -> list[str]:
     for needed in ("config.json", "tokenizer.json"):
         if needed not in files:
             raise CheckpointError(
-                f"{name}: {needed}: not there beside the safetensors; "
-                "accepted: a repository with config.json and tokenizer.json, or a GGUF"
+                f"{name}: {needed}: missing from the repository; accepted: "
+                "safetensors with config.json and tokenizer.json, or a GGUF"
             )
-    beside = [one for one in BESIDE if one in files]
+    companions = [file for file in COMPANIONS if file in files]
     if "model.safetensors" in tensors:
-        return [*beside, "model.safetensors"]
+        return [*companions, "model.safetensors"]
     if INDEX in files:
-        return [*beside, INDEX]
+        return [*companions, INDEX]
     if len(tensors) != 1:
         raise CheckpointError(
             f"{name}: found {_listed(tensors)}; "
             "accepted: model.safetensors, or shards with an index"
         )
-    return [*beside, *tensors]
+    return [*companions, *tensors]
 
 
-def _one_gguf(name: HubName, wanted: str, ggufs: Sequence[str]) -> str:
-    """The GGUF of this name, or the only one whose name has the tag."""
-    tag = re.compile(rf"(?<![a-z0-9]){re.escape(wanted.lower())}(?![a-z0-9_])")
-    found = [one for one in ggufs if one == wanted]
-    found = found or [one for one in ggufs if tag.search(one.lower())]
-    if len(found) != 1:
+def _one_gguf(name: HubName, file: str, ggufs: Sequence[str]) -> str:
+    """Return the GGUF called ``file``, or the only one with this tag in its name."""
+    tag = re.compile(rf"(?<![a-z0-9]){re.escape(file.lower())}(?![a-z0-9_])")
+    matches = [gguf for gguf in ggufs if gguf == file]
+    matches = matches or [gguf for gguf in ggufs if tag.search(gguf.lower())]
+    if len(matches) != 1:
         raise CheckpointError(
-            f"{name}: file: found {show(wanted)}, which "
-            + (f"names {_listed(found)}" if found else "no file has in its name")
-            + f"; accepted: one of {_listed(ggufs)}"
+            f"{name}: file: found {show(file)}, which matches "
+            f"{_listed(matches) if matches else 'no file'}; "
+            f"accepted: one of {_listed(ggufs)}"
         )
-    return _whole(name, found[0])
+    return _whole(name, matches[0])
 
 
 def _only_gguf(name: HubName, ggufs: Sequence[str]) -> str:
@@ -143,7 +145,7 @@ def _only_gguf(name: HubName, ggufs: Sequence[str]) -> str:
 
 
 def _whole(name: HubName, file: str) -> str:
-    if PART.search(file):
+    if SPLIT_PART.search(file):
         raise CheckpointError(
             f"{name}: file: found {file!r}, a part of a split model; accepted: a whole "
             "model in one file (llama-gguf-split --merge joins the parts)"
@@ -158,32 +160,32 @@ def _shards(name: HubName, index: Path) -> list[str]:
             f"{name}: {INDEX}: weight_map: found {show(weight_map)}; "
             "accepted: an object from tensor names to file names"
         )
-    return sorted({str(one) for one in weight_map.values()})
+    return sorted({str(file) for file in weight_map.values()})
 
 
 def _cached(hub: Any, name: HubName, error: Exception) -> Path:
-    """Find the model in the cache, for the network could not be asked."""
+    """Return the cached model after ``error`` of the network."""
     try:
-        # No pattern: the folder is wanted, whichever of its files were fetched.
+        # Without patterns: returns the folder, whichever files it contains.
         folder = hub.snapshot_download(
             name.repo, revision=name.revision, allow_patterns=[], local_files_only=True
         )
     except hub.errors.LocalEntryNotFoundError:
         raise CheckpointError(
             f"{name}: not in the cache, and huggingface.co cannot be reached: "
-            f"{_first_line(error)}; accepted: a name that was fetched before, or a path"
+            f"{_first_line(error)}; accepted: a model fetched before, or a path"
         ) from error
     files = [
         path.relative_to(folder).as_posix()
         for path in Path(folder).rglob("*")
         if path.is_file()
     ]
-    return _place(Path(folder), choose(name, files))
+    return _checkpoint_path(Path(folder), select_files(name, files))
 
 
-def _place(folder: Path, wanted: Sequence[str]) -> Path:
-    """What :func:`~inl.weights.checkpoint.open_checkpoint` opens."""
-    return folder / wanted[0] if wanted[0].endswith(".gguf") else folder
+def _checkpoint_path(folder: Path, files: Sequence[str]) -> Path:
+    """Return the path for :func:`~inl.weights.checkpoint.open_checkpoint`."""
+    return folder / files[0] if files[0].endswith(".gguf") else folder
 
 
 def _library() -> Any:
@@ -192,14 +194,14 @@ def _library() -> Any:
         import huggingface_hub.errors
     except ImportError as error:
         raise MissingPackage(
-            "huggingface_hub is not installed, which fetches models by name. "
-            "Try: pip install 'inl-core[hub]', or give a path"
+            "huggingface_hub, which downloads models by name, is not installed. "
+            "Try: pip install 'inl-core[hub]', or a local path"
         ) from error
     return huggingface_hub
 
 
-def _final_errors(hub: Any) -> tuple[type[Exception], ...]:
-    """Answers of the hub, rather than of the network."""
+def _hub_errors(hub: Any) -> tuple[type[Exception], ...]:
+    """Return the error types raised by the hub itself, not by the network."""
     errors = hub.errors
     return (
         errors.RepositoryNotFoundError,
@@ -210,7 +212,7 @@ def _final_errors(hub: Any) -> tuple[type[Exception], ...]:
 
 @contextmanager
 def _errors(hub: Any, name: HubName) -> Iterator[None]:
-    """Say in a line what the package says in a page."""
+    """Convert errors of ``huggingface_hub`` to one-line CheckpointErrors."""
     errors = hub.errors
     page = f"https://huggingface.co/{name.repo}"
     try:
@@ -224,18 +226,18 @@ def _errors(hub: Any, name: HubName) -> Iterator[None]:
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"{name}: neither a path here nor a repository on huggingface.co; "
+            f"{name}: neither a local path nor a repository on huggingface.co; "
             "accepted: a public name; for a private one, `hf auth login` first"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise CheckpointError(
-            f"{name}: revision: found {show(name.revision)}, which is not there; "
+            f"{name}: revision: found {show(name.revision)}, which does not exist; "
             f"accepted: a branch, a tag or a commit of {name.repo}"
         ) from error
-    except Exception as error:  # the package's errors have no common root
+    except Exception as error:  # the package's errors have no common base class
         raise CheckpointError(
-            f"{name}: cannot be fetched: {_first_line(error)}; "
-            f"accepted: a repository as at {page}, and room for its files"
+            f"{name}: cannot be downloaded: {_first_line(error)}; "
+            f"accepted: a repository as at {page}, and enough disk space"
         ) from error
 
 

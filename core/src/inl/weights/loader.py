@@ -1,4 +1,4 @@
-"""Executes a weight plan: read, shard, decode or keep packed, lay out, let go."""
+"""Weight loader: reads, shards, decodes or packs each group of a weight plan."""
 
 from __future__ import annotations
 
@@ -15,24 +15,21 @@ from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Param
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.plan import WeightPlan
-from inl.weights.quant import convert, decoder, dequantize
+from inl.weights.quant import convert, decoder, dequantize, packed_bytes
 from inl.weights.sources import check_finite, read_pieces, stored_tensors
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
 
-Progress = Callable[[int, int], None]
-
-MATRIX = 2
-"""Axes of a matrix."""
-SHARED = 1 << 16
-"""Numbers from which on a tensor is kept once."""
-INDICES = ("int32", "int64")
-"""Dtypes of tables that are looked up in, not computed with."""
+MATRIX_RANK = 2
+SHARED_ELEMENTS = 1 << 16
+"""Plain tensors of at least this many elements are shared between groups."""
+INDEX_DTYPES = ("int32", "int64")
+"""Dtypes of lookup tables; they are not converted to the compute dtype."""
 
 
 def stored_specs(checkpoint: Checkpoint) -> dict[str, Spec]:
-    """Dtype and shape of every tensor of a checkpoint."""
+    """Return dtype and shape of every tensor of a checkpoint, by name."""
     specs: dict[str, Spec] = {}
     for name in checkpoint.names():
         dtype, shape = checkpoint.spec(name)
@@ -47,17 +44,17 @@ def load_weights(
     dtype: str,
     *,
     rank: int = 0,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Any:
-    """Turn a tree of :class:`Planned` groups into tensors on the backend.
+    """Load a tree of :class:`WeightPlan` groups onto the backend.
 
-    Every group is read, cut for ``rank``, laid out by its kernel (or left plain, in
-    ``dtype``), and its host memory dropped before the next; as many at once as the
-    backend's traits say. ``progress`` is told (groups done, groups). A tensor used
-    plainly by several groups is kept once.
+    Each group is read, sharded for ``rank`` and packed by its kernel, or converted to
+    ``dtype`` without one; its host pages are released before the next group. Up to
+    ``backend.traits.readers`` groups are loaded concurrently. A plain tensor that
+    several groups use is loaded once. progress: called with (bytes done, bytes in
+    total) of the stored tensors before the first group and after each group.
     """
     plan = list(leaves(tree))
-    total = len(plan)
     shared: dict[Param, Any] = {}
 
     def load(number: int, planned: WeightPlan) -> Any:
@@ -73,7 +70,7 @@ def load_weights(
             name = next(iter(planned.group.params.values())).source
             size = sum(nbytes(each.specs(dtype)) for each in plan)
             raise OutOfMemory(
-                f"weights: {name}, group {number} of {total}: {error} (all weights "
+                f"weights: {name}, group {number} of {len(plan)}: {error} (all weights "
                 f"in {dtype} are about {size} bytes)"
             ) from error
         for param in planned.group.params.values():
@@ -81,19 +78,33 @@ def load_weights(
                 checkpoint.drop(source)
         return result
 
+    sizes = [group_bytes(checkpoint, planned) for planned in plan]
+    if progress:
+        progress(0, sum(sizes))
     loaded = []
-    for result in _each(load, plan, backend.traits.readers):
+    for result in _in_order(load, plan, backend.traits.readers):
         loaded.append(result)
         if progress:
-            progress(len(loaded), total)
-    found = iter(loaded)
-    return tree_map(lambda _: next(found), tree)
+            progress(sum(sizes[: len(loaded)]), sum(sizes))
+    results = iter(loaded)
+    return tree_map(lambda _: next(results), tree)
 
 
-def _each(
+def group_bytes(checkpoint: Checkpoint, planned: WeightPlan) -> int:
+    """Return the bytes of the stored tensors of a group, over all ranks."""
+    names = {
+        name
+        for param in planned.group.params.values()
+        for name in stored_tensors(param)
+    }
+    specs = [checkpoint.spec(name) for name in names & set(checkpoint.names())]
+    return sum(packed_bytes(shape, dtype) for dtype, shape in specs)
+
+
+def _in_order(
     load: Callable[[int, WeightPlan], Any], plan: Sequence[WeightPlan], readers: int
 ) -> Iterator[Any]:
-    """What ``load`` makes of (number from 1, group), in order."""
+    """Yield ``load(number, group)`` in plan order; numbers count from 1."""
     if readers == 1:
         yield from map(load, range(1, len(plan) + 1), plan)
         return
@@ -108,19 +119,20 @@ def _each(
 def read_shard(
     checkpoint: Checkpoint, planned: WeightPlan, param: Param, rank: int, dtype: str
 ) -> HostArray | None:
-    """One rank's part of a tensor, as the checkpoint stores it; ``None`` if absent.
+    """Return one rank's shard of a parameter, or ``None`` for an absent optional one.
 
-    What is put together out of several tensors comes in ``dtype``, unless it is packed.
-    Raises :class:`CheckpointError` for a number that the parameter does not allow.
+    Keeps the stored dtype, but a parameter combined from several tensors is in
+    ``dtype`` unless all are quantized alike. Raises :class:`CheckpointError` for a
+    dtype without a decoder, and for non-finite values where ``param.finite`` is set.
     """
     if param.optional and param.source not in checkpoint.names():
         return None
-    _check_kinds(checkpoint, param)
+    _check_dtypes(checkpoint, param)
     shape = planned.shard(param)
     if (
         param.stack
         or param.fused_slice
-        or (shape != param.shape and len(shape) > MATRIX)
+        or (shape != param.shape and len(shape) > MATRIX_RANK)
     ):
         array = read_pieces(checkpoint, param, shape, rank, dtype)
     else:
@@ -130,8 +142,8 @@ def read_shard(
     return array
 
 
-def _check_kinds(checkpoint: Checkpoint, param: Param) -> None:
-    """Raise for a kind that nothing decodes, while the tensor's name is known."""
+def _check_dtypes(checkpoint: Checkpoint, param: Param) -> None:
+    """Raise for a dtype without a decoder, with the tensor's name in the message."""
     for name in stored_tensors(param):
         dtype, _ = checkpoint.spec(name)
         if dtype not in SIZES:
@@ -148,19 +160,19 @@ def _read_whole(
     if shape == whole.shape or param.axis is None:
         return whole
     size = shape[param.axis]
-    part = slice(rank * size, (rank + 1) * size)
+    shard = slice(rank * size, (rank + 1) * size)
     if param.axis == 0:
-        return HostArray(whole.data[part], whole.dtype, shape)
+        return HostArray(whole.data[shard], whole.dtype, shape)
     if whole.data.shape == whole.shape:
-        return HostArray(np.ascontiguousarray(whole.data[:, part]), whole.dtype, shape)
+        return HostArray(np.ascontiguousarray(whole.data[:, shard]), whole.dtype, shape)
     values = dequantize(whole, param.source)
-    return wrap(np.ascontiguousarray(values[:, part]))
+    return wrap(np.ascontiguousarray(values[:, shard]))
 
 
 def adjusted(whole: HostArray, param: Param) -> HostArray:
-    """The logical tensor out of the stored one: its rows, and its offset added.
+    """Convert a stored tensor to the logical one: select rows, add the offset.
 
-    Rows move as they are, whatever their packing; an offset is added in float64.
+    Rows are selected without decoding them; the offset is added in float64.
     """
     if param.row_slices is not None:
         rows = [whole.data[start:stop] for start, stop in param.row_slices.spans]
@@ -173,7 +185,7 @@ def adjusted(whole: HostArray, param: Param) -> HostArray:
 
 
 def to_dtype(array: HostArray, dtype: str, name: str = "a tensor") -> HostArray:
-    """Decode and round to a plain dtype; no copy where it is stored so already."""
+    """Convert to a plain dtype; returns ``array`` itself if it has that dtype."""
     return convert(array, dtype, name)
 
 
@@ -191,12 +203,13 @@ def _plain(
         key = param._replace(axis=axis)
         if array is None:
             continue
-        known = shared.get(key) if array.size >= SHARED else None
-        if known is None:
-            held = "int32" if array.dtype in INDICES else dtype
-            made = backend.tensor(to_dtype(array, held, param.source), axis=axis)
-            # Another group may have made the same meanwhile.
-            known = shared.setdefault(key, made) if array.size >= SHARED else made
-        tensors[name] = known
+        large = array.size >= SHARED_ELEMENTS
+        tensor = shared.get(key) if large else None
+        if tensor is None:
+            target = "int32" if array.dtype in INDEX_DTYPES else dtype
+            tensor = backend.tensor(to_dtype(array, target, param.source), axis=axis)
+            if large:  # another thread may have stored the same tensor meanwhile
+                tensor = shared.setdefault(key, tensor)
+        tensors[name] = tensor
     weights: Any = CATALOG[planned.group.op].weights
     return weights(**tensors)

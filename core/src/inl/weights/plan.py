@@ -1,30 +1,34 @@
-"""Which layout each weight group gets, and which tensors that needs; no bytes read."""
+"""Weight plan: chooses the layout of each weight group without reading data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from inl.dtypes import SIZES
 from inl.errors import NoKernel, WeightMismatch
 from inl.spec.kernel import PLAIN, Kernel
 from inl.spec.op import CATALOG, Spec
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Group, Param
+from inl.weights.quant import packed_bytes
 from inl.weights.sources import resolved, stored_spec, stored_tensors
 
 IGNORED = ("rotary_emb.inv_freq",)
-"""Endings of tensor names that follow from the config."""
+"""Name suffixes of tensors that are computed from the config instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """One group and the kernel that lays its tensors out; ``None`` is plain."""
+    """A weight group and the kernel that packs it; ``None`` for the plain layout."""
 
     group: Group
     kernel: Kernel | None
     ranks: int = 1
+    stored: Mapping[str, str] = field(default_factory=dict)
+    """Dtype in the checkpoint, by parameter name."""
 
     @property
     def layout(self) -> str:
@@ -32,27 +36,43 @@ class WeightPlan:
         return self.kernel.layout if self.kernel else PLAIN
 
     def specs(self, dtype: str) -> Any:
-        """The group's logical tensors on one rank, as its op's weights type."""
+        """Return the specs of one rank's logical tensors, as the op's weights type."""
         weights = _weights_type(self.group)
         shapes = {
-            name: StrictArray(self.shard(param), dtype, layout=self.layout)
+            name: StrictArray(
+                self.shard(param),
+                dtype,
+                layout=self.layout,
+                stored_bytes=self._stored_bytes(name),
+            )
             for name, param in self.group.params.items()
         }
         return weights(**shapes)
 
+    def _stored_bytes(self, name: str) -> int | None:
+        """Checkpoint bytes of a quantized tensor on one rank, if a kernel packs it."""
+        param, dtype = self.group.params[name], self.stored.get(name, "float32")
+        if self.kernel is None or dtype in SIZES:
+            return None
+        parts = 1 if param.axis is None else self.ranks
+        return packed_bytes(param.shape, dtype) // parts
+
     def shard(self, param: Param) -> tuple[int, ...]:
-        """Shape of one rank's part; raises where ranks do not divide the axis."""
+        """Return the shape of one rank's shard.
+
+        Raises :class:`~inl.errors.WeightMismatch` if the ranks do not divide the axis.
+        """
         if param.axis is None or self.ranks == 1:
             return param.shape
         size = param.shape[param.axis]
         if size % self.ranks:
             raise WeightMismatch(
-                f"tensor {param.source}: axis {param.axis} has {size} entries, "
-                f"which {self.ranks} ranks cannot share evenly"
+                f"tensor {param.source}: axis {param.axis}: found {size} entries; "
+                f"accepted: a multiple of {self.ranks}, the number of ranks"
             )
-        part = list(param.shape)
-        part[param.axis] = size // self.ranks
-        return tuple(part)
+        shape = list(param.shape)
+        shape[param.axis] = size // self.ranks
+        return tuple(shape)
 
 
 def plan_weights(
@@ -64,26 +84,32 @@ def plan_weights(
 ) -> Any:
     """Choose a layout for every group of a model's weight tree.
 
-    stored: what the checkpoint holds, by name (quantized dtypes under their names).
+    Selects the kernel with the highest preference that can pack the group. stored:
+    specs of the checkpoint's tensors, by name.
     """
 
     def plan(group: Group) -> WeightPlan:
-        found = resolved(group.params, stored)
-        group = Group(group.op, **found)
-        specs = {name: stored_spec(param, stored) for name, param in found.items()}
-        willing = [
+        params = resolved(group.params, stored)
+        group = Group(group.op, **params)
+        specs = {name: stored_spec(param, stored) for name, param in params.items()}
+        candidates = [
             kernel
             for kernel in kernels
             if kernel.op == group.op and kernel.can_pack(**specs) is None
         ]
-        best = max(willing, key=lambda kernel: kernel.preference, default=None)
-        return WeightPlan(group, best if best and best.pack else None, ranks)
+        best = max(candidates, key=lambda kernel: kernel.preference, default=None)
+        packing = best if best and best.pack else None
+        dtypes = {name: spec.dtype for name, spec in specs.items()}
+        return WeightPlan(group, packing, ranks, dtypes)
 
     return tree_map(plan, tree)
 
 
 def check_tensors(tree: Any, stored: Mapping[str, Spec], where: str) -> None:
-    """Compare what a model needs with what there is; names every difference."""
+    """Compare the tensors that a model needs with those of the checkpoint.
+
+    Raises :class:`~inl.errors.WeightMismatch` that lists the differences.
+    """
     problems: list[str] = []
     needed: set[str] = set()
     for planned in leaves(tree):
@@ -91,16 +117,16 @@ def check_tensors(tree: Any, stored: Mapping[str, Spec], where: str) -> None:
             if source in needed:
                 continue
             needed.add(source)
-            found = stored.get(source)
-            if found is None and not optional:
+            spec = stored.get(source)
+            if spec is None and not optional:
                 problems.append(f"missing {source} {list(shape)}")
-            elif found is not None and found.shape != shape:
+            elif spec is not None and spec.shape != shape:
                 problems.append(
-                    f"{source} has shape {list(found.shape)}, expected {list(shape)}"
+                    f"{source} has shape {list(spec.shape)}, expected {list(shape)}"
                 )
     unused = sorted(set(stored) - needed)
     if "lm_head.weight" in unused and "model.embed_tokens.weight" in needed:
-        unused.remove("lm_head.weight")  # tied checkpoints often carry the copy
+        unused.remove("lm_head.weight")  # tied checkpoints often contain a copy
     problems += [f"unused {name}" for name in unused if not name.endswith(IGNORED)]
     if problems:
         shown = problems[:20]
@@ -110,7 +136,7 @@ def check_tensors(tree: Any, stored: Mapping[str, Spec], where: str) -> None:
 
 
 def _sources(group: Group) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    """Stored tensors of a group: name, shape, and whether it may be absent."""
+    """Yield name, shape and optionality of the stored tensors of a group."""
     for param in group.params.values():
         for source, shape in stored_tensors(param).items():
             yield source, shape, param.optional
@@ -119,5 +145,5 @@ def _sources(group: Group) -> Iterator[tuple[str, tuple[int, ...], bool]]:
 def _weights_type(group: Group) -> Any:
     spec = CATALOG.get(group.op)
     if spec is None or spec.weights is None:
-        raise NoKernel(f"group names op {group.op!r}, which takes no weights")
+        raise NoKernel(f"weight group of op {group.op!r}: the op takes no weights")
     return spec.weights

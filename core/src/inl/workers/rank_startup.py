@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
     from inl.spec.limits import Limits
-    from inl.weights.loader import Progress
+    from inl.weights.progress import Progress
 
 FACTORY = "inl.workers.rank_startup:serve_rank"
 MOST_SECONDS = 3600.0

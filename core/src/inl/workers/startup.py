@@ -19,11 +19,12 @@ from inl.executor.model_loader import (
 )
 from inl.protocol.runner import Limits, Runner
 from inl.protocol.wire_values import Ready, read_limits
-from inl.recording.trace_file import RunHeader, digest
+from inl.recording.trace_file import RunHeader
+from inl.weights.digest import model_digest
 from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:
-    from inl.weights.loader import Progress
+    from inl.weights.progress import Progress
 
 log = logging.getLogger("inl")
 
@@ -145,7 +146,7 @@ def run_header(language: LanguageModel, served: StartedRunner) -> RunHeader:
         served.device,
         served.dtype,
         str(language.checkpoint.path.absolute()),
-        digest(language.checkpoint),
+        model_digest(language.checkpoint),
     )
 
 

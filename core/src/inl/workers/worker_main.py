@@ -27,11 +27,12 @@ from inl.errors import InlError, OutOfMemory, ProtocolError, RunnerError
 from inl.protocol import wire_values
 from inl.protocol.wire import Channel, Frame, Kind
 from inl.spec.message import STEP, header
+from inl.weights.progress import LoadStage
 
 if TYPE_CHECKING:
     from inl.protocol.runner import Runner
     from inl.spec.message import IntArray
-    from inl.weights.loader import Progress
+    from inl.weights.progress import Progress
     from inl.workers.startup import StartedRunner
 
     Factory = Callable[[Mapping[str, Any], Progress], StartedRunner]
@@ -100,8 +101,10 @@ def _make(channel: Channel, name: str, options: Mapping[str, Any]) -> StartedRun
     if factory is None:
         raise RunnerError(f"worker: {name}: no such function; accepts module:function")
 
-    def progress(done: int, total: int) -> None:
-        channel.send(Kind.PROGRESS, wire_values.PROGRESS.pack(done, total))
+    def progress(
+        done: int, total: int, stage: LoadStage = LoadStage.LOADING, /
+    ) -> None:
+        channel.send(Kind.PROGRESS, wire_values.progress(done, total, stage))
 
     return factory(options, progress)
 

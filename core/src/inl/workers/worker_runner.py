@@ -18,7 +18,7 @@ from inl.workers.process import WorkerProcess
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
-    from inl.weights.loader import Progress
+    from inl.weights.progress import Progress
 
 HELLO_SECONDS = 60.0
 """Time for an interpreter to start and import the core, from a cold disk too."""

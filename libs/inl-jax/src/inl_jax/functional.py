@@ -1,6 +1,6 @@
-"""INL dynamics on JAX arrays, with gradients that are written out.
+"""INL dynamics on JAX arrays, with an explicit backward pass.
 
-As in torch, the backward pass recomputes the velocities; its equations stand in
+As in torch, the backward pass recomputes the velocities; its equations are in
 :mod:`inl.ops.inl_functions`. Steps are unrolled, so that XLA fuses them into one pass.
 """
 
@@ -21,16 +21,16 @@ Pair = tuple[Array, Array]
 Operands = tuple[Array, Array, Array, Array, Array, Array, Array]
 
 
-def wide(x: Any) -> Array:
-    """Half types as float32."""
+def upcast(x: Any) -> Array:
+    """Convert float16 and bfloat16 to float32."""
     half = x.dtype in (jnp.bfloat16, jnp.float16)
     return jnp.asarray(x, jnp.float32 if half else x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def dynamics(operands: Operands, n_steps: int, limit: float | None) -> Pair:
-    """``n_steps`` steps with constant coefficients; operands end with dt."""
-    x, v, *others = map(wide, operands)
+    """``n_steps`` steps with constant coefficients; the last operand is dt."""
+    x, v, *others = map(upcast, operands)
     v = jnp.broadcast_to(v, x.shape)
     for _ in range(n_steps):
         x, v, _ = _advance(x, v, *others, limit=limit)
@@ -46,25 +46,25 @@ def _forward(
 def _backward(
     n_steps: int, limit: float | None, operands: Operands, incoming: Pair
 ) -> tuple[Operands]:
-    gx, gv = map(wide, incoming)
-    x, v, mu, alpha, beta, gate, dt = map(wide, operands)
-    path = [(x, jnp.broadcast_to(v, x.shape))]
+    gx, gv = map(upcast, incoming)
+    x, v, mu, alpha, beta, gate, dt = map(upcast, operands)
+    states = [(x, jnp.broadcast_to(v, x.shape))]
     for _ in range(n_steps - 1):
-        path.append(_advance(*path[-1], mu, alpha, beta, gate, dt, limit=limit)[:2])
+        states.append(_advance(*states[-1], mu, alpha, beta, gate, dt, limit=limit)[:2])
     d_mu = d_alpha = d_beta = d_gate = d_dt = jnp.zeros_like(x)
-    for x, v in reversed(path[:n_steps]):
-        _, new, free = _advance(x, v, mu, alpha, beta, gate, dt, limit=limit)
+    for x, v in reversed(states[:n_steps]):
+        _, new_v, unclamped = _advance(x, v, mu, alpha, beta, gate, dt, limit=limit)
         s = gv + dt * gate * gx
         if limit is not None:
-            s = jnp.where(jnp.abs(free) <= limit, s, 0)
-        d_dt += gate * new * gx
-        d_gate += dt * new * gx
+            s = jnp.where(jnp.abs(unclamped) <= limit, s, 0)
+        d_dt += gate * new_v * gx
+        d_gate += dt * new_v * gx
         d_alpha += s * v
         d_beta -= s * (x - mu)
         d_mu += beta * s
         gx, gv = gx - beta * s, alpha * s
-    found = gx, gv, d_mu, d_alpha, d_beta, d_gate, d_dt
-    x, v, mu, alpha, beta, gate, dt = map(_reduced, found, operands)
+    gradients = gx, gv, d_mu, d_alpha, d_beta, d_gate, d_dt
+    x, v, mu, alpha, beta, gate, dt = map(_sum_to_operand, gradients, operands)
     return ((x, v, mu, alpha, beta, gate, dt),)
 
 
@@ -82,26 +82,26 @@ def _advance(
     *,
     limit: float | None,
 ) -> tuple[Array, Array, Array]:
-    """Position and velocity of the next step, and the latter before its clamp."""
-    free = alpha * v - beta * (x - mu)
-    new = free if limit is None else jnp.clip(free, -limit, limit)
-    return x + dt * gate * new, new, free
+    """Return the next position and velocity, and the velocity before clamping."""
+    unclamped = alpha * v - beta * (x - mu)
+    new_v = unclamped if limit is None else jnp.clip(unclamped, -limit, limit)
+    return x + dt * gate * new_v, new_v, unclamped
 
 
-def _reduced(gradient: Array, operand: Array) -> Array:
+def _sum_to_operand(gradient: Array, operand: Array) -> Array:
     """Sum over the axes along which ``operand`` was broadcast."""
     extra = gradient.ndim - operand.ndim
     summed = jnp.sum(gradient, axis=tuple(range(extra)))
     pairs = enumerate(zip(operand.shape, summed.shape, strict=True))
-    ones = tuple(axis for axis, (size, full) in pairs if size == 1 != full)
-    return jnp.sum(summed, axis=ones, keepdims=True).astype(operand.dtype)
+    broadcast_axes = tuple(axis for axis, (size, full) in pairs if size == 1 != full)
+    return jnp.sum(summed, axis=broadcast_axes, keepdims=True).astype(operand.dtype)
 
 
 def coefficients(
     controller: Array, most_beta: float | None
 ) -> tuple[Array, Array, Array]:
-    """Alpha, beta and gate of a controller's output [..., 3 * D]."""
-    alpha, beta, gate = jnp.split(wide(controller), 3, axis=-1)
+    """Split and activate a controller's output [..., 3 * D]: alpha, beta and gate."""
+    alpha, beta, gate = jnp.split(upcast(controller), 3, axis=-1)
     beta = jax.nn.softplus(beta)
     if most_beta is not None:
         beta = jnp.minimum(beta, most_beta)
@@ -112,8 +112,8 @@ def inl_dynamics(
     x: Any, v: Any, mu: Any, alpha: Any, beta: Any, gate: Any, *, dt: Any = 0.1
 ) -> Pair:
     """As :func:`inl.inl_dynamics`."""
-    found = dynamics(_arrays(x, v, mu, alpha, beta, gate, dt), 1, None)
-    return _as_given(x, v, found)
+    result = dynamics(_arrays(x, v, mu, alpha, beta, gate, dt), 1, None)
+    return _match_velocity_dtype(x, v, result)
 
 
 def inl_dynamics_step(
@@ -144,17 +144,18 @@ def inl_dynamics_n_steps(
     limit: float | None = None,
 ) -> Pair:
     """As :func:`inl.inl_dynamics_n_steps`."""
-    parts = coefficients(controller, most_beta)
-    found = dynamics(_arrays(x, v, mu, *parts, dt), n_steps, limit)
-    return _as_given(x, v, found)
+    coefs = coefficients(controller, most_beta)
+    result = dynamics(_arrays(x, v, mu, *coefs, dt), n_steps, limit)
+    return _match_velocity_dtype(x, v, result)
 
 
 def inl_block(
     h: Array, velocity: Array, w: InlBlock, *, dt: Any = 0.1
 ) -> tuple[Array, Array, Array]:
-    """As the op of that name, on [..., H], with gradients of every weight.
+    """The op ``inl_block`` on [..., H], differentiable in every weight.
 
-    Products of float32 are exact to float32, on devices too that round them by default.
+    Products of float32 have float32 precision on all devices, including those that use
+    a lower precision by default.
     """
     both = jnp.concatenate([h, velocity], axis=-1)
     inner = jax.nn.silu(_product(both, w.inner) + w.inner_bias)
@@ -173,25 +174,25 @@ def _product(x: Array, weight: Array) -> Array:
 
 
 def _arrays(x: Any, *others: Any) -> Any:
-    """Numbers as arrays of no axes, computed with in the precision of ``x``."""
-    dtype = wide(x).dtype
+    """Convert numbers to 0-d arrays of the precision of ``x``."""
+    dtype = upcast(x).dtype
     arrays = (
         each if hasattr(each, "dtype") else jnp.asarray(each, dtype) for each in others
     )
     return (x, *arrays)
 
 
-def _as_given(x: Any, v: Any, found: Pair) -> Pair:
-    """A velocity that began as a number is stored as positions are."""
-    moved, velocity = found
-    return moved, velocity if hasattr(v, "dtype") else velocity.astype(x.dtype)
+def _match_velocity_dtype(x: Any, v: Any, result: Pair) -> Pair:
+    """Convert the velocity to the dtype of ``x`` where ``v`` was a number."""
+    position, velocity = result
+    return position, velocity if hasattr(v, "dtype") else velocity.astype(x.dtype)
 
 
 FUNCTIONS = Functions(
     inl_dynamics=inl_dynamics,
     inl_dynamics_step=inl_dynamics_step,
     inl_dynamics_n_steps=inl_dynamics_n_steps,
-    to_numpy=lambda x: np.asarray(wide(x)),
+    to_numpy=lambda x: np.asarray(upcast(x)),
     from_numpy=lambda array, like: jnp.asarray(array, getattr(like, "dtype", None)),
 )
-"""What JAX arrays are computed with."""
+"""The functions of ``inl`` for JAX arrays."""

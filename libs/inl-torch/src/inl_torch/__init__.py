@@ -1,1 +1,1 @@
-"""What the torch backends share: eager kernels, tensors and CUDA graphs."""
+"""Base library of the torch backends: kernels, tensors and CUDA graphs."""

@@ -1,8 +1,7 @@
-"""What every torch backend does alike; a child names its device and its memory."""
+"""Base class of all torch backends."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Any, TypeVar
@@ -18,47 +17,50 @@ from inl.backend.base import (
     StateSpec,
 )
 from inl.backend.simple import zeroed_state
+from inl.backend.state_bytes import state_bytes
 from inl.dtypes import SIZES, HostArray
-from inl.spec.cache import Paged, Slotted, State
+from inl.spec.cache import State
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.step import Bucket
 from inl_torch import eager
-from inl_torch.gpu.graphs import Arriving
-from inl_torch.memory import allocating, surviving
+from inl_torch.memory import allocating, translate_oom
 from inl_torch.tensors import from_host, to_host, torch_dtype
 
 C = TypeVar("C")
 
-PINNED = 1 << 20
-"""Bytes up to which a copy to a CUDA device is not waited for: a step's message."""
-
 
 class TorchBackend(Backend):
-    """Eager kernels on a torch device; a child sets device, traits and place."""
+    """Eager kernels on one torch device.
+
+    Abstract: a child sets ``device``, ``traits`` and ``place``, and provides
+    ``memory()``.
+    """
 
     place: torch.device
-    """Where torch keeps the tensors."""
+    """Device of all tensors."""
     collectives: Collectives | None = None
-    """The other ranks, where this is one of several."""
+    """Collectives of the group of ranks, where this backend is one rank of several."""
 
     def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
         nbytes = data.size * SIZES.get(data.dtype, 1)
         with allocating(nbytes, str(self.device), self.memory):
-            held = from_host(data)
-            if self.place.type == "cuda" and held.nbytes <= PINNED:
-                return held.pin_memory().to(self.place, non_blocking=True)
-            return held.to(self.place)
+            return self.to_device(from_host(data))
+
+    def to_device(self, x: torch.Tensor) -> torch.Tensor:
+        """Copy a CPU tensor to ``place``."""
+        return x.to(self.place)
 
     def numpy(self, x: Any) -> HostArray:
-        return to_host(x.wait() if isinstance(x, Arriving) else x)
+        return to_host(x)
 
     def state(self, spec: StateSpec, *, limits: Limits) -> State:
         size, where = state_bytes(spec, limits), f"{self.device}: state"
-        with allocating(size, where, self.memory, f"for {_blocks(limits)}; "):
-            return zeroed_state(spec, limits, self._zeros)
+        with allocating(size, where, self.memory, f"for {_capacity(limits)}; "):
+            return zeroed_state(spec, limits, self.zeros)
 
-    def _zeros(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        """Allocate a zeroed tensor of the dtype named ``dtype`` on the device."""
         return torch.zeros(shape, dtype=torch_dtype(dtype), device=self.place)
 
     def kernels(self) -> Iterable[Kernel]:
@@ -74,16 +76,16 @@ class TorchBackend(Backend):
         *,
         consumes: Sequence[int],  # noqa: ARG002
     ) -> Program:
-        return self.guarded(inferring(function), bucket)
+        return self.guarded(inference_mode(function), bucket)
 
     def guarded(self, program: Program, bucket: Bucket | None) -> Program:
-        """Raise :class:`~inl.errors.OutOfMemory` where a program's memory is short."""
+        """Wrap a program so that it raises :class:`~inl.errors.OutOfMemory`."""
         step = f"step of {bucket.tokens} tokens" if bucket else "admission"
-        return surviving(program, f"{self.device}: {step}", self.memory)
+        return translate_oom(program, f"{self.device}: {step}", self.memory)
 
     def offers(self, kind: type[C]) -> C | None:
-        offered = (self.collectives, Ranks(self._join))
-        return next((found for found in offered if isinstance(found, kind)), None)
+        capabilities = (self.collectives, Ranks(self._join))
+        return next((each for each in capabilities if isinstance(each, kind)), None)
 
     def _join(self, rank: Rank) -> TorchBackend:
         from inl_torch.collectives import ProcessCollectives
@@ -93,8 +95,8 @@ class TorchBackend(Backend):
         return twin
 
 
-def inferring(function: Program) -> Program:
-    """Run a function without torch's bookkeeping for gradients."""
+def inference_mode(function: Program) -> Program:
+    """Wrap a function so that it runs under :func:`torch.inference_mode`."""
 
     def run(*args: Any) -> Any:
         with torch.inference_mode():
@@ -103,19 +105,6 @@ def inferring(function: Program) -> Program:
     return run
 
 
-def _blocks(limits: Limits) -> str:
+def _capacity(limits: Limits) -> str:
     counts = ", ".join(f"{count}" for count in limits.blocks)
     return f"{limits.slots} slots and {counts} blocks of {limits.block_size} tokens"
-
-
-def state_bytes(spec: StateSpec, limits: Limits) -> int:
-    """Bytes of the caches and slots; tables are small beside them."""
-    total = 0
-    paged = [item for item in spec if isinstance(item, Paged)]
-    for group, blocks in zip(paged, limits.blocks, strict=True):
-        cells = blocks * limits.block_size * group.kv_heads * group.head_dim
-        total += 2 * len(group.layers) * cells * SIZES[group.dtype]
-    for item in spec:
-        if isinstance(item, Slotted):
-            total += limits.slots * math.prod(item.shape) * SIZES[item.dtype]
-    return total

@@ -1,9 +1,10 @@
-"""Sums and concatenations over the processes of a group, through torch.distributed.
+"""Collectives over a group of processes, through torch.distributed.
 
-Small sums of GPUs that map one another's memory are one kernel, which reads all parts
-(torch's symmetric memory). Others are gathered and then added in the order of the
-ranks: a message of a decoding step is so small that only the number of exchanges
-counts, and that is one. Every rank has the same bits, whatever else is in the batch.
+Small sums on GPUs that map each other's memory are one kernel that reads the buffers of
+all ranks (torch's symmetric memory). Other sums are gathered, then added in the order
+of the ranks: tensors of a decoding step are so small that only the number of exchanges
+matters, which is one. Results are bitwise equal on all ranks and do not depend on the
+batch.
 """
 
 from __future__ import annotations
@@ -20,33 +21,34 @@ from inl.backend.base import Collectives, Rank
 from inl.errors import BackendUnavailable, RunnerError
 
 LIBRARIES = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
-"""What torch's process groups speak on each kind of device."""
+"""Device type -> backend of torch's process group."""
 
 GATHER: Any = (
     getattr(distributed, "all_gather_single", None)
     or distributed.all_gather_into_tensor
 )
-"""Gathers into one tensor; the second is its name before torch 2.13."""
+"""Gathers into one tensor; the second name is that before torch 2.13."""
 
 PAIR = 2
-"""Ranks among which a gathered sum moves no more bytes than any other."""
+"""Most ranks for which a gathered sum moves no more bytes than an all-reduce."""
 
-GATHERED = 1 << 20
-"""Bytes of a sum over more ranks from which on the library's own moves fewer."""
+MAX_GATHERED_BYTES = 1 << 20
+"""Bytes of a sum over more ranks above which the library's all-reduce is used, which
+then moves fewer bytes."""
 
+MAPPED_BYTES = 1 << 18
+"""Bytes of the buffer that every GPU of a group maps: the largest sum through it."""
 
-MAPPED = 1 << 18
-"""Bytes of memory that every GPU of a group maps, for sums of no more than that."""
-
-VECTOR = 16
-"""Bytes of which such a sum's size must be a multiple."""
+VECTOR_BYTES = 16
+"""The size of such a sum must be a multiple of this."""
 
 
 @final
 class ProcessCollectives(Collectives):
-    """One rank of a group of processes, on ``place``; joins in its constructor.
+    """Collectives of one rank on ``place``; the constructor joins the process group.
 
-    Raises :class:`RunnerError` where the others do not come in time.
+    Raises :class:`BackendUnavailable` where torch has no collectives for the device,
+    and :class:`RunnerError` where the group cannot be joined in time.
     """
 
     def __init__(self, rank: Rank, place: torch.device) -> None:
@@ -72,12 +74,12 @@ class ProcessCollectives(Collectives):
                 f"rank {rank.number} of {rank.ranks} on {place}: cannot join the "
                 f"group: {error}"
             ) from error
-        # A runner's end comes before: its programs talk to the other ranks.
+        # Runs after the end of the runner, whose programs use the group.
         atexit.register(distributed.destroy_process_group)
         self._mapped: torch.Tensor | None = None
         mapped = map_memory(place)
-        able = torch.tensor([mapped is not None], dtype=torch.int32, device=place)
-        if bool(self._gathered(able).all()):
+        supported = torch.tensor([mapped is not None], dtype=torch.int32, device=place)
+        if bool(self._gathered(supported).all()):
             self._mapped = mapped
 
     def size(self, axis: str) -> int:  # noqa: ARG002
@@ -87,10 +89,10 @@ class ProcessCollectives(Collectives):
         if self._mapped is not None and _is_mappable(x):
             buffer = self._mapped[: x.nbytes].view(x.dtype).view(x.shape)
             total: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
-                buffer, x.contiguous(), "sum", everyone()
+                buffer, x.contiguous(), "sum", group_name()
             )
             return total
-        if self.ranks > PAIR and x.nbytes > GATHERED:
+        if self.ranks > PAIR and x.nbytes > MAX_GATHERED_BYTES:
             total = x.clone(memory_format=torch.contiguous_format)
             distributed.all_reduce(total)
             return total
@@ -100,34 +102,36 @@ class ProcessCollectives(Collectives):
         return torch.cat(self._gathered(x).unbind(0), -1)
 
     def _gathered(self, x: torch.Tensor) -> torch.Tensor:
-        """Every rank's ``x``: [ranks, *x.shape]. As bytes, so of any dtype."""
+        """Gather ``x`` of every rank: [ranks, *x.shape]. As bytes, for any dtype."""
         x = x.contiguous()
-        found = torch.empty((self.ranks, *x.shape), dtype=x.dtype, device=x.device)
-        GATHER(found.view(-1).view(torch.uint8), x.view(-1).view(torch.uint8))
-        return found
+        parts = torch.empty((self.ranks, *x.shape), dtype=x.dtype, device=x.device)
+        GATHER(parts.view(-1).view(torch.uint8), x.view(-1).view(torch.uint8))
+        return parts
 
 
-def everyone() -> Any:
-    """Name of the group that was joined."""
+def group_name() -> Any:
+    """Name of the process group."""
     assert distributed.group.WORLD is not None, "joined in the constructor"
     return distributed.group.WORLD.group_name
 
 
 def map_memory(place: torch.device) -> torch.Tensor | None:
-    """Bytes that all GPUs of the group map; ``None`` where this one cannot."""
+    """Allocate a buffer mapped by all GPUs of the group; ``None`` if not supported."""
     if place.type != "cuda":
         return None
     try:
         from torch.distributed import _symmetric_memory as symmetric
 
         torch.ops.symm_mem.one_shot_all_reduce_copy  # noqa: B018 - since torch 2.7
-        buffer: torch.Tensor = symmetric.empty(MAPPED, dtype=torch.uint8, device=place)
-        symmetric.rendezvous(buffer, everyone())
+        buffer: torch.Tensor = symmetric.empty(
+            MAPPED_BYTES, dtype=torch.uint8, device=place
+        )
+        symmetric.rendezvous(buffer, group_name())
     except (AttributeError, ImportError, RuntimeError):
         return None
     return buffer
 
 
 def _is_mappable(x: torch.Tensor) -> bool:
-    known = x.dtype in (torch.bfloat16, torch.float32)
-    return known and x.nbytes <= MAPPED and x.nbytes % VECTOR == 0
+    has_kernel = x.dtype in (torch.bfloat16, torch.float32)
+    return has_kernel and x.nbytes <= MAPPED_BYTES and x.nbytes % VECTOR_BYTES == 0

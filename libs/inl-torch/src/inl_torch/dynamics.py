@@ -1,4 +1,4 @@
-"""A layer of INL dynamics to train: a learnable equilibrium and a controller."""
+"""Trainable layer of INL dynamics."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from inl_torch.functional import inl_block
 
 @final
 class InlDynamics(nn.Module):
-    """Advances ``h`` and its velocity [..., hidden] by one step, as a model's layer.
+    """INL dynamics with a learnable equilibrium and controller.
 
-    Its state dict has the names of ``layers.N.dynamics`` in a checkpoint. controller:
-    width of the controller's inner layer. context: whether mu moves with ``h``.
+    Advances ``h`` and its velocity [..., hidden] by one step. The names of its state
+    dict are those of ``layers.N.dynamics`` in a checkpoint. controller: width of the
+    controller's inner layer. context: whether mu depends on ``h``.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class InlDynamics(nn.Module):
     def forward(
         self, h: torch.Tensor, velocity: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the new position, the new velocity (from 0 if none) and mu."""
+        """Return the new position, velocity (which begins at 0 by default) and mu."""
         if velocity is None:
             velocity = torch.zeros_like(h)
         w = InlBlock(

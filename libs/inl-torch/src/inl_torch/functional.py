@@ -1,7 +1,7 @@
-"""INL dynamics on torch tensors, with gradients that are written out.
+"""INL dynamics on torch tensors, with an explicit backward pass.
 
-The backward pass recomputes the velocities instead of keeping them, so that training
-holds the operands only. Its equations stand in :mod:`inl.ops.inl_functions`.
+The backward pass recomputes the velocities, so that training saves the operands only.
+Its equations are in :mod:`inl.ops.inl_functions`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from inl.errors import RequestError
 from inl.ops.inl import LIMIT, MOST_BETA, InlBlock
 from inl.spec.functions import Functions
 from inl_torch import eager
-from inl_torch.eager.inl import coefficients, wide
+from inl_torch.eager.inl import coefficients, upcast
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Operand = torch.Tensor | float
 
-LAUNCHED = ("cuda",)
-"""Kinds of devices that Triton's kernels run on."""
+TRITON_DEVICES = ("cuda",)
+"""Device types with Triton kernels."""
 
 
 class Dynamics(torch.autograd.Function):
-    """``n_steps`` steps with constant coefficients; each operand has a gradient."""
+    """``n_steps`` steps with constant coefficients, differentiable in every operand."""
 
     @staticmethod
     def forward(
@@ -46,11 +46,11 @@ class Dynamics(torch.autograd.Function):
     ) -> Pair:
         ctx.save_for_backward(x, v, mu, alpha, beta, gate, dt)
         ctx.n_steps, ctx.limit = n_steps, limit
-        position, velocity = wide(x), wide(v).expand(x.shape)
-        others = [wide(each) for each in (mu, alpha, beta, gate, dt)]
+        position, velocity = upcast(x), upcast(v).expand(x.shape)
+        others = [upcast(each) for each in (mu, alpha, beta, gate, dt)]
         for _ in range(n_steps):
             position, velocity, _ = _advance(position, velocity, *others, limit=limit)
-        # What comes out may not be what came in, nor a view of it.
+        # Outputs must not alias inputs.
         return position.to(x.dtype, copy=True), velocity.to(v.dtype, copy=True)
 
     @staticmethod
@@ -59,32 +59,32 @@ class Dynamics(torch.autograd.Function):
         ctx: Any, gx: torch.Tensor, gv: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
         saved: tuple[torch.Tensor, ...] = ctx.saved_tensors
-        x, v, mu, alpha, beta, gate, dt = (wide(each) for each in saved)
-        gx, gv, limit = wide(gx), wide(gv), ctx.limit
+        x, v, mu, alpha, beta, gate, dt = (upcast(each) for each in saved)
+        gx, gv, limit = upcast(gx), upcast(gv), ctx.limit
         path = [(x, v.expand(x.shape))]
         for _ in range(ctx.n_steps - 1):
             path.append(_advance(*path[-1], mu, alpha, beta, gate, dt, limit=limit)[:2])
         zero = torch.zeros_like(x)
         d_mu, d_alpha, d_beta, d_gate, d_dt = zero, zero, zero, zero, zero
         for before, velocity in reversed(path[: ctx.n_steps]):
-            _, new, free = _advance(
+            _, new_v, unclamped = _advance(
                 before, velocity, mu, alpha, beta, gate, dt, limit=limit
             )
             s = torch.addcmul(gv, dt * gate, gx)
             if limit is not None:
-                s = s * (free.abs() <= limit)
-            moved = new * gx
-            d_dt = d_dt + gate * moved
-            d_gate = d_gate + dt * moved
+                s = s * (unclamped.abs() <= limit)
+            displacement = new_v * gx
+            d_dt = d_dt + gate * displacement
+            d_gate = d_gate + dt * displacement
             d_alpha = d_alpha + s * velocity
             d_beta = d_beta - s * (before - mu)
             d_mu = d_mu + beta * s
             gx, gv = gx - beta * s, alpha * s
-        found = gx, gv, d_mu, d_alpha, d_beta, d_gate, d_dt
-        return *map(_reduced, found, saved, ctx.needs_input_grad), None, None
+        gradients = gx, gv, d_mu, d_alpha, d_beta, d_gate, d_dt
+        return *map(_sum_to_operand, gradients, saved, ctx.needs_input_grad), None, None
 
 
-# Torch does not say what its ``apply`` takes and gives.
+# ``apply`` is untyped.
 _dynamics: Callable[..., Pair] = Dynamics.apply
 
 
@@ -99,18 +99,18 @@ def _advance(
     *,
     limit: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Position and velocity of the next step, and the latter before its clamp."""
-    free = alpha * v - beta * (x - mu)
-    new = free if limit is None else free.clamp(-limit, limit)
-    return x + dt * (gate * new), new, free
+    """Return the next position and velocity, and the velocity before clamping."""
+    unclamped = alpha * v - beta * (x - mu)
+    new_v = unclamped if limit is None else unclamped.clamp(-limit, limit)
+    return x + dt * (gate * new_v), new_v, unclamped
 
 
-def _reduced(
+def _sum_to_operand(
     gradient: torch.Tensor, operand: torch.Tensor, needed: bool
 ) -> torch.Tensor | None:
     if not needed:
         return None
-    # A CPU number may stand among tensors of another device.
+    # The operand may be a CPU scalar.
     return gradient.sum_to_size(operand.shape).to(operand.device, operand.dtype)
 
 
@@ -125,8 +125,8 @@ def inl_dynamics(
     dt: Operand = 0.1,
 ) -> Pair:
     """As :func:`inl.inl_dynamics`."""
-    parts = tuple(_tensor(each, x) for each in (alpha, beta, gate))
-    return _steps(x, v, mu, parts, dt, 1, None, None)
+    coefs = tuple(_tensor(each, x) for each in (alpha, beta, gate))
+    return _steps(x, v, mu, coefs, dt, 1, None, None)
 
 
 def inl_dynamics_step(
@@ -164,39 +164,44 @@ def _steps(
     x: torch.Tensor,
     v: Operand,
     mu: Operand,
-    parts: tuple[torch.Tensor, ...],
+    coefs: tuple[torch.Tensor, ...],
     dt: Operand,
     n_steps: int,
     most_beta: float | None,
     limit: float | None,
 ) -> Pair:
-    """parts: alpha, beta and gate, or a controller's output."""
+    """coefs: alpha, beta and gate, or a controller's output."""
     tensors = _tensor(v, x), _tensor(mu, x)
-    programs = _programs(x, n_steps)
-    if programs is not None:
-        given = (each.to(x.device) for each in (*tensors, *parts))
-        options = programs.Options(n_steps, len(parts) == 1, most_beta, limit)
+    kernels = _triton_module(x, n_steps)
+    if kernels is not None:
+        operands = (each.to(x.device) for each in (*tensors, *coefs))
+        options = kernels.Options(n_steps, len(coefs) == 1, most_beta, limit)
         step = dt.to(x.device) if isinstance(dt, torch.Tensor) else dt
-        return _as_given(x, v, programs.dynamics(options, step, x, *given))
-    if len(parts) == 1:
-        parts = coefficients(parts[0], most_beta)
-    found = _dynamics(x, *tensors, *parts, _tensor(dt, x), n_steps, limit)
-    return _as_given(x, v, found)
+        return _match_velocity_dtype(
+            x, v, kernels.dynamics(options, step, x, *operands)
+        )
+    if len(coefs) == 1:
+        coefs = coefficients(coefs[0], most_beta)
+    result = _dynamics(x, *tensors, *coefs, _tensor(dt, x), n_steps, limit)
+    return _match_velocity_dtype(x, v, result)
 
 
-def _programs(x: torch.Tensor, n_steps: int) -> Any:
-    """The module that computes this in one launch each way, where there is one."""
-    if x.device.type not in LAUNCHED or importlib.util.find_spec("triton") is None:
+def _triton_module(x: torch.Tensor, n_steps: int) -> Any:
+    """Return the module of one-launch Triton kernels, or ``None``."""
+    if (
+        x.device.type not in TRITON_DEVICES
+        or importlib.util.find_spec("triton") is None
+    ):
         return None
     from inl_torch.triton.dynamics import training as dynamics_training
 
-    return dynamics_training if dynamics_training.takes(x, n_steps) else None
+    return dynamics_training if dynamics_training.is_supported(x, n_steps) else None
 
 
 def inl_block(
     h: torch.Tensor, velocity: torch.Tensor, w: InlBlock, *, dt: Operand = 0.1
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As the op of that name, on [..., H], with gradients of every weight."""
+    """The op ``inl_block`` on [..., H], differentiable in every weight."""
     inner = functional.linear(torch.cat([h, velocity], -1), w.inner, w.inner_bias)
     controller = functional.linear(functional.silu(inner), w.outer, w.outer_bias)
     mu = w.mu.expand_as(h)
@@ -209,16 +214,16 @@ def inl_block(
 
 
 def _tensor(value: Operand, like: torch.Tensor) -> torch.Tensor:
-    """A number as a tensor of no axes, computed with in the precision of ``like``."""
+    """Convert a number to a 0-d tensor of the precision and device of ``like``."""
     if isinstance(value, torch.Tensor):
         return value
-    return torch.full((), value, dtype=wide(like).dtype, device=like.device)
+    return torch.full((), value, dtype=upcast(like).dtype, device=like.device)
 
 
-def _as_given(x: torch.Tensor, v: Operand, found: Pair) -> Pair:
-    """A velocity that began as a number is stored as positions are."""
-    moved, velocity = found
-    return moved, velocity if isinstance(v, torch.Tensor) else velocity.to(x.dtype)
+def _match_velocity_dtype(x: torch.Tensor, v: Operand, result: Pair) -> Pair:
+    """Convert the velocity to the dtype of ``x`` where ``v`` was a number."""
+    new_x, velocity = result
+    return new_x, velocity if isinstance(v, torch.Tensor) else velocity.to(x.dtype)
 
 
 def _to_numpy(x: torch.Tensor) -> Any:
@@ -227,12 +232,12 @@ def _to_numpy(x: torch.Tensor) -> Any:
             "set_backend: found a tensor that needs a gradient, which is lost outside "
             'of torch; accepted: set_backend("auto"), x.detach(), or torch.no_grad()'
         )
-    return wide(x.detach()).cpu().numpy()
+    return upcast(x.detach()).cpu().numpy()
 
 
 def _from_numpy(array: Any, like: torch.Tensor | None) -> torch.Tensor:
-    found = torch.from_numpy(np.array(array))
-    return found if like is None else found.to(like.device, like.dtype)
+    tensor = torch.from_numpy(np.array(array))
+    return tensor if like is None else tensor.to(like.device, like.dtype)
 
 
 FUNCTIONS = Functions(
@@ -243,4 +248,4 @@ FUNCTIONS = Functions(
     from_numpy=_from_numpy,
     kernels=eager.kernels,
 )
-"""What torch tensors are computed with."""
+"""The functions of ``inl`` for torch tensors."""

@@ -1,4 +1,4 @@
-"""A full device: which errors say so, and what its user is told instead."""
+"""Translation of torch's out-of-memory errors to :class:`~inl.errors.OutOfMemory`."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ import torch
 from inl.backend.base import DeviceMemory, Program
 from inl.errors import OutOfMemory
 
-FULL: Final = (
+OOM_PHRASES: Final = (
     "out of memory",
     "can't allocate memory",
     "not enough memory",
     "ALLOC_FAILED",
 )
-"""How torch's allocators, the driver and its libraries say that there is no more."""
+"""Phrases in the ``RuntimeError`` of torch's allocators, drivers and libraries."""
 
-ASKED: Final = re.compile(r"[Tt]ried to allocate ([\d.]+ ?[KMGT]?i?B|\d+ bytes)")
-"""How they say what was asked for."""
+REQUESTED: Final = re.compile(r"[Tt]ried to allocate ([\d.]+ ?[KMGT]?i?B|\d+ bytes)")
+"""The size of the failed allocation in such a message."""
 
 
-def full(error: BaseException) -> BaseException | None:
-    """The error of a full device that ``error`` is, or came of; ``None`` otherwise.
+def find_oom(error: BaseException) -> BaseException | None:
+    """Return the out-of-memory error in the chain of causes of ``error``, if any.
 
-    What was begun when memory ran out, such as a capture, may fail in its own way.
+    A graph capture that runs out of memory, for example, ends with another error.
     """
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, torch.cuda.OutOfMemoryError | MemoryError):
-            return found
-        words = str(found)
-        if isinstance(found, RuntimeError) and any(word in words for word in FULL):
-            return found
-        found = found.__cause__ or found.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, torch.cuda.OutOfMemoryError | MemoryError):
+            return cause
+        message = str(cause)
+        if isinstance(cause, RuntimeError) and any(
+            phrase in message for phrase in OOM_PHRASES
+        ):
+            return cause
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
@@ -45,14 +47,15 @@ def full(error: BaseException) -> BaseException | None:
 def allocating(
     nbytes: int, where: str, memory: Callable[[], DeviceMemory], advice: str = ""
 ) -> Iterator[None]:
-    """Turn a full device into :class:`OutOfMemory`: what was asked for, what is free.
+    """Raise :class:`OutOfMemory` for an allocation of ``nbytes`` that fails.
 
-    advice: what else would fit.
+    where: start of the message. memory: returns the free bytes. advice: what was
+    allocated, or what to change; ends in "; ".
     """
     try:
         yield
     except Exception as error:
-        if full(error) is None:
+        if find_oom(error) is None:
             raise
         raise OutOfMemory(
             f"{where}: {nbytes} bytes ({nbytes / 2**20:.1f} MiB) do not fit, "
@@ -61,30 +64,31 @@ def allocating(
         ) from error
 
 
-def surviving(
-    program: Program, where: str, usage: Callable[[], DeviceMemory]
+def translate_oom(
+    program: Program, where: str, memory: Callable[[], DeviceMemory]
 ) -> Program:
-    """Run a program whose failure for want of memory leaves the device usable.
+    """Wrap a program so that it raises :class:`OutOfMemory`.
 
-    Raises :class:`OutOfMemory`; what the failed call took is given back.
+    The device stays usable: the tensors of the failed call are released, and the memory
+    that torch caches is freed.
     """
 
     def run(*args: Any) -> tuple[Any, ...]:
         try:
             return program(*args)
         except Exception as error:
-            found = full(error)
-            if found is None:
+            oom = find_oom(error)
+            if oom is None:
                 raise
-            asked = ASKED.search(str(found))
-            wanted = asked[1] if asked else f"its memory ({found})"
+            match = REQUESTED.search(str(oom))
+            requested = match[1] if match else f"its memory ({oom})"
             cause = error
-        # Whoever keeps the error must not keep the tensors of the call that failed.
-        for each in {id(found): found, id(cause): cause}.values():
+        # The raised error keeps its cause, whose frames would keep the call's tensors.
+        for each in {id(oom): oom, id(cause): cause}.values():
             clear_frames(each.__traceback__)
         torch.cuda.empty_cache()
         raise OutOfMemory(
-            f"{where}: {wanted} more does not fit, {usage().free} bytes are free; "
+            f"{where}: {requested} more does not fit, {memory().free} bytes are free; "
             "lower token_budget, max_batch or cache_bytes"
         ) from cause
 

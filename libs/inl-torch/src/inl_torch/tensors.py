@@ -1,4 +1,4 @@
-"""Host arrays to torch tensors and back."""
+"""Conversion between host arrays and torch tensors."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ DTYPES: Final = {
     "uint8": torch.uint8,
     "bool": torch.bool,
 }
-"""Dtypes by the names that :mod:`inl.dtypes` gives them."""
+"""Names of :mod:`inl.dtypes` -> torch dtypes."""
 
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-"""The way back."""
+"""Torch dtypes -> names."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Find the torch dtype; raises :class:`DeviceError` for a name without one."""
+    """Return the torch dtype of a name; raises :class:`DeviceError` if unknown."""
     if name not in DTYPES:
         raise DeviceError(f"dtype: found {name!r}, torch takes {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
 def from_host(array: HostArray) -> torch.Tensor:
-    """Hold a host array as a CPU tensor.
+    """Make a CPU tensor of a host array.
 
-    A read-only array (a mapped file) is aliased, so its tensor must never be written;
-    a writable one is copied, for its owner may change it.
+    A read-only array (a mapped file) is aliased, so the tensor must not be written to;
+    a writable one is copied, since its owner may change it.
     """
     dtype = torch_dtype(array.dtype)
     data = array.data.reshape(array.shape)
     if array.dtype == "bfloat16":
         data = data.view(np.int16)
-    if data.flags.writeable or not _plain(data):
+    if data.flags.writeable or not _is_plain(data):
         data = np.array(data, data.dtype.newbyteorder("="), order="C")
     else:
-        data = np.asarray(_Lent(data))
+        data = np.asarray(_Aliased(data))
     tensor = torch.from_numpy(data)
     return tensor.view(dtype) if array.dtype == "bfloat16" else tensor
 
 
 def to_host(tensor: torch.Tensor) -> HostArray:
-    """Copy a tensor to the host; waits for it."""
-    held = tensor.detach().to("cpu", copy=True).contiguous()
-    name, shape = NAMES[held.dtype], tuple(held.shape)
+    """Copy a tensor to the host; blocks until it is computed."""
+    copy = tensor.detach().to("cpu", copy=True).contiguous()
+    name, shape = NAMES[copy.dtype], tuple(copy.shape)
     if name == "bfloat16":
-        return HostArray(held.view(torch.int16).numpy().view(np.uint16), name, shape)
-    return HostArray(held.numpy(), name, shape)
+        return HostArray(copy.view(torch.int16).numpy().view(np.uint16), name, shape)
+    return HostArray(copy.numpy(), name, shape)
 
 
-def _plain(data: NDArray[Any]) -> bool:
+def _is_plain(data: NDArray[Any]) -> bool:
     return data.flags.c_contiguous and data.flags.aligned and data.dtype.isnative
 
 
-class _Lent:
-    """A read-only array presented as writable, without torch's warning about it."""
+class _Aliased:
+    """Presents a read-only array as writable, to avoid torch's warning."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self._array = array

@@ -1,1 +1,1 @@
-"""The CPU as a device of INL, through torch."""
+"""CPU backend of INL: native C++ kernels on NumPy's memory, or torch without them."""

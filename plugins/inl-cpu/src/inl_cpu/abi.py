@@ -1,7 +1,7 @@
-"""Python's side of ``native/inl.h``: opcodes, flags, kinds, and how structs lie.
+"""Constants and struct layouts of the native library's C interface.
 
-``tests/plugins/cpu/test_abi.py`` compares all of it with what the library says of
-itself. Imports nothing heavy, for a probe reads it.
+``native/runtime/inl.h`` is the C side, ``instructions.py`` lists the instructions. A
+test compares both sides. Imports neither NumPy nor a framework, because probes use it.
 """
 
 from __future__ import annotations
@@ -16,62 +16,51 @@ DIMS: Final = 10
 DATA: Final = 20
 REALS: Final = 4
 LANES: Final = 16
-"""Rows of a tile of a matrix."""
+"""Rows of a matrix tile."""
 
 INSTRUCTION: Final = struct.Struct(f"=2i{DIMS}q{DATA}Q{REALS}f")
 """opcode, flags, dims, data, reals."""
 
 
-class Opcode(IntEnum):
-    """What an instruction does; the header says with which dims, data and reals."""
-
-    ZERO = 0
-    COPY = 1
-    ADD = 2
-    SUB = 3
-    MUL = 4
-    SCALE = 5
-    EMBEDDING = 6
-    RMS_NORM = 7
-    ADD_NORM = 8
-    LINEAR = 9
-    GATED = 10
-    ROPE = 11
-    ROPE_TABLE = 12
-    ATTENTION = 13
-    WRITE_KV = 14
-    READ_CACHE = 15
-    FILL_CACHE = 16
-    COPY_BLOCKS = 17
-    TAKE_ROWS = 18
-    CHOOSE = 19
-    PENALIZE = 20
-    PACK = 21
-    READ = 22
-
-
 class Flag(IntFlag):
-    """How an instruction does it."""
+    """Variants of an instruction; the instruction table says which ones it accepts."""
 
     X_EXACT = 0
+    """Linear: x in float32. Scales of the integer modes are smaller than what they
+    scale: groups of x below 1e-33 lose digits."""
     X_INT8 = 1
+    """Linear: x as int8 with a scale for each group, and a second plane for groups with
+    outliers; for quantized weights."""
     X_INT16 = 2
+    """Linear: x as two planes of int8, 15 bits; for quantized weights."""
     X_BF16 = 3
+    """Linear: x rounded to bfloat16."""
+    X_MASK = 3
     GATE_SILU = 4
     GATE_GELU = 8
+    """The tanh approximation."""
+    GATE_MASK = 12
     PLUS_ONE = 16
+    """Norms multiply by 1 + weight."""
     KV_BF16 = 32
-    ONE_EACH = 64
+    """The cache holds bfloat16; without a KV flag, float32."""
+    ONE_TOKEN_ROWS = 64
+    """Attention: no row has more than one token."""
     SAMPLE_GREEDY = 0
-    SAMPLE_DRAW = 128
-    SAMPLE_FULL = 256
+    SAMPLE_RANDOM = 128
+    """Sample with a temperature."""
+    SAMPLE_FILTERED = 256
+    """Sample with a temperature after top-k, top-p and min-p."""
+    SAMPLE_MASK = 384
     INTERLEAVE = 512
-    ANY_BITS = 1024
+    BATCH_VARIANT = 1024
+    """Results of a row may depend on the batch: permits AMX, which rounds otherwise."""
     KV_INT8 = 16384
+    """The cache holds int8 with a scale for each token and head."""
 
 
 class Format(IntEnum):
-    """How the numbers of a matrix are held."""
+    """Number format of a matrix."""
 
     F32 = 0
     BF16 = 1
@@ -98,14 +87,14 @@ KINDS: Final = {
     "iq4_xs": 14,
     "mxfp4": 15,
 }
-"""Dtypes of a checkpoint that can be packed as they are stored."""
+"""Number of each checkpoint dtype that PACK reads, ``inl_kind`` in C."""
 
 ISAS: Final = ("scalar", "avx2", "avx512", "amx", "neon")
-"""Instruction sets by number."""
+"""Instruction sets; the index is the number that the library uses."""
 
 
 class MatrixStruct(ctypes.Structure):
-    """Weights in tiles, as the kernels read them."""
+    """A weight matrix in tiles, ``inl_matrix`` in C."""
 
     _fields_ = (
         ("format", ctypes.c_int32),

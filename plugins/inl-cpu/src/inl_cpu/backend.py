@@ -1,10 +1,10 @@
-"""Opens the CPU: the native library where it is there, else torch."""
+"""Opens the CPU backend: the native library if available, else torch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inl_cpu.choice import choose
+from inl_cpu.selection import select_backend
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -12,8 +12,11 @@ if TYPE_CHECKING:
 
 
 def open_cpu(device: Device) -> Backend:
-    """Make the backend of the host; raises as :func:`inl_cpu.choice.choose` does."""
-    if choose().name == "native":
+    """Make the backend of the host.
+
+    Raises as :func:`inl_cpu.selection.select_backend` does.
+    """
+    if select_backend().name == "native":
         from inl_cpu.native_backend import NativeBackend
 
         return NativeBackend(device)

@@ -1,4 +1,4 @@
-"""Where kernels put what they do: run at once, or recorded for a program."""
+"""Emits kernel instructions: runs them immediately or records them for a program."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from inl_cpu.abi import Opcode
+from inl_cpu.encoding import Datum, Instruction
 from inl_cpu.memory import Scratch, Slab, empty
-from inl_cpu.recording import Datum, Tape, make_call
+from inl_cpu.recording import Recording
 from inl_cpu.tensor import Tensor, plain
 
 if TYPE_CHECKING:
@@ -20,88 +20,81 @@ if TYPE_CHECKING:
 
     from inl_cpu.library import Machine
     from inl_cpu.matrix import Matrix
-    from inl_cpu.weight_cache import Keeper
+    from inl_cpu.weight_cache import Cache
 
 
-class Stage:
-    """One backend's: its kernels allocate and emit here, in either mode."""
+class CommandEmitter:
+    """Allocates results and emits instructions for the kernels of one backend."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.scratch = Scratch()
         self.weights = Slab(32 << 20)
-        self.kept: Keeper | None = None
-        """Where packed matrices come from or go to, while weights are loaded."""
-        self.tape: Tape | None = None
+        self.weight_cache: Cache | None = None
+        """Cache of packed matrices that is open while weights are loaded."""
+        self.recording: Recording | None = None
+        """The recording in progress; ``None`` while instructions run immediately."""
         self.shared: WeakValueDictionary[Any, Matrix] = WeakValueDictionary()
-        """Packed matrices by where in a mapped file they come from."""
+        """Packed matrices by their place in a mapped file, for tied weights."""
 
     @contextmanager
-    def recording(self) -> Iterator[Tape]:
-        """Record what kernels do instead of doing it."""
-        assert self.tape is None, "programs are recorded one at a time"
-        self.tape = Tape(self.scratch)
+    def record(self) -> Iterator[Recording]:
+        """Record what kernels emit instead of running it."""
+        assert self.recording is None, "programs are recorded one at a time"
+        self.recording = Recording(self.scratch)
         try:
-            yield self.tape
+            yield self.recording
         finally:
-            self.tape = None
+            self.recording = None
 
     def new(self, shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
-        """An array for a result; not filled."""
-        if self.tape is None:
+        """Allocate an array for a result, not initialized."""
+        if self.recording is None:
             return empty(shape, dtype)
-        return self.lent(self.tape.arena.lend(shape, dtype))
+        return self.traced(self.recording.buffers.allocate(shape, dtype))
 
-    def lent(self, array: NDArray[Any]) -> Any:
-        """An array as the model sees it while a program is recorded."""
+    def traced(self, array: NDArray[Any]) -> Any:
+        """View an array as a :class:`~inl_cpu.tensor.Tensor`, whose use is recorded."""
         tensor: Any = array.view(Tensor)
-        tensor.stage = self
+        tensor.emitter = self
         return tensor
 
-    def emit(
-        self,
-        opcode: Opcode,
-        dims: Sequence[int],
-        data: Sequence[Datum],
-        reals: Sequence[float] = (),
-        flags: int = 0,
-    ) -> None:
-        """Run or record one instruction."""
-        call = make_call(opcode, dims, data, reals, flags)
-        if self.tape is not None:
-            self.tape.call(call, data)
+    def emit(self, instruction: Instruction[Datum]) -> None:
+        """Run or record one instruction; raises :class:`KernelFailed` if refused."""
+        if self.recording is not None:
+            self.recording.add_instruction(instruction)
             return
-        packed = ctypes.create_string_buffer(call.packed())
-        self.machine.run(ctypes.addressof(packed), 1)
+        encoded = ctypes.create_string_buffer(instruction.resolved().encoded())
+        self.machine.run(ctypes.addressof(encoded), 1)
 
     def python(self, run: Callable[[], object], inputs: Sequence[Any]) -> None:
-        """Run or record a computation of NumPy's that reads ``inputs``."""
-        if self.tape is None:
+        """Run or record a NumPy computation that reads ``inputs``."""
+        if self.recording is None:
             run()
         else:
-            self.tape.python(run, inputs)
+            self.recording.add_python(run, inputs)
 
     def copied(self, x: NDArray[Any]) -> Any:
-        """The same numbers in an array without strides."""
+        """Copy an array to a contiguous one."""
         out = self.new(x.shape, x.dtype)
         source, target = plain(x), plain(out)
         self.python(lambda: np.copyto(target, source), [source])
         return out
 
     def dense(self, x: Any) -> Any:
-        """``x`` itself where its rows are contiguous float32, else a copy."""
-        if x.flags.c_contiguous or (x.ndim > 1 and _rows_dense(x)):
+        """Return ``x`` if its rows are contiguous, else a copy."""
+        if x.flags.c_contiguous or (x.ndim > 1 and _has_dense_rows(x)):
             return x
         return self.copied(x)
 
 
-def _rows_dense(x: NDArray[Any]) -> bool:
-    """Whether all but the first axis are contiguous."""
+def _has_dense_rows(x: NDArray[Any]) -> bool:
+    """Whether all axes but the first are contiguous."""
     return bool(x.shape[0] and x[0].flags.c_contiguous)
 
 
 def stride(x: NDArray[Any]) -> int:
-    """Elements from one row to the next of an array whose rows are contiguous."""
+    """Elements from one row to the next, of an array whose rows are contiguous."""
     if x.shape[0] > 1:
         return x.strides[0] // x.itemsize
     return int(np.prod(x.shape[1:]))

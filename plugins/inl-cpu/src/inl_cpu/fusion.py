@@ -1,7 +1,7 @@
-"""Folds recorded instructions into the ones that the library computes at once.
+"""Fuses recorded instructions into the compound ones of the library.
 
-A norm goes into the product that reads it, and rotation and norms of heads go into
-attention. An instruction is folded away only where nothing else reads what it wrote.
+A norm is fused into the product that reads it; rotation and head norms are fused into
+attention. An instruction is removed only if no other step reads its result.
 """
 
 from __future__ import annotations
@@ -10,128 +10,147 @@ from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
-from inl_cpu.abi import Opcode
-from inl_cpu.recording import Call, Operand, PythonStep
+from inl_cpu.encoding import Operand
+from inl_cpu.instructions import AddNorm, Attention, Copy, Linear, RmsNorm, Rope
+from inl_cpu.recording import Step
 
-Item = Call | PythonStep
 
-
-def fuse(items: Sequence[Item], outputs: Set[int]) -> list[Item]:
-    """Fold what can be; ``outputs`` are the loans that are read after the program."""
+def fuse(steps: Sequence[Step], outputs: Set[int]) -> list[Step]:
+    """Fuse where possible; ``outputs`` are the buffers read after the program."""
     readers: Counter[int] = Counter(outputs)
-    for item in items:
-        readers.update(item.reads)
-    done: list[Item] = []
-    for item in items:
-        if isinstance(item, Call) and item.opcode == Opcode.LINEAR:
-            item = _with_norm(item, done, readers)
-        elif isinstance(item, Call) and item.opcode == Opcode.ATTENTION:
-            item = _with_heads(item, done, readers)
-        done.append(item)
+    for step in steps:
+        readers.update(step.reads())
+    done: list[Step] = []
+    for step in steps:
+        if isinstance(step, Linear):
+            step = _fuse_norm(step, done, readers)
+        elif isinstance(step, Attention):
+            step = _fuse_heads(step, done, readers)
+        done.append(step)
     return done
 
 
-def _only(operand: Operand, readers: Counter[int]) -> bool:
-    """Whether a place is scratch that one instruction alone reads."""
-    return operand.lease > 0 and readers[operand.lease] == 1
+def _has_one_reader(operand: Operand, readers: Counter[int]) -> bool:
+    """Whether an operand is a scratch buffer that a single step reads."""
+    return operand.buffer > 0 and readers[operand.buffer] == 1
 
 
-def _with_norm(linear: Call, done: list[Item], readers: Counter[int]) -> Call:
-    """Normalize the operand of a product in it, after adding where that is asked."""
-    norm = done[-1] if done else None
-    if not isinstance(norm, Call) or not _only(linear.at(0), readers):
+def _fuse_norm(
+    linear: Linear[Operand], done: list[Step], readers: Counter[int]
+) -> Linear[Operand]:
+    """Fuse the norm just before a product, with its addition, into the product."""
+    if not done or not _has_one_reader(linear.x, readers):
         return linear
-    folded = _folded_norm(linear, norm)
-    if folded is None or not folded.clear:
+    fused = _with_norm(linear, done[-1])
+    if fused is None or not fused.has_distinct_outputs():
         return linear
     done.pop()
-    return folded
+    return fused
 
 
-def _folded_norm(linear: Call, norm: Call) -> Call | None:
-    x, flags = linear.at(0), linear.flags | norm.flags
-    if norm.opcode == Opcode.ADD_NORM and norm.at(4) == x:
-        residual, delta, weight, total, _ = norm.data
-        data = (residual, *linear.data[1:4], delta, weight, total)
-        return replace(linear, data=data, reals=norm.reals, flags=flags)
-    if norm.opcode == Opcode.RMS_NORM and norm.at(2) == x and norm.dims[1] == 1:
-        data = (norm.at(0), *linear.data[1:4], Operand(), norm.at(1))
-        dims = (linear.dims[0], norm.dims[3], *linear.dims[2:])
-        return replace(linear, dims=dims, data=data, reals=norm.reals, flags=flags)
+def _with_norm(linear: Linear[Operand], norm: Step) -> Linear[Operand] | None:
+    if isinstance(norm, AddNorm) and norm.y == linear.x:
+        return replace(
+            linear,
+            x=norm.residual,
+            delta=norm.delta,
+            norm_weight=norm.weight,
+            sum=norm.sum,
+            eps=norm.eps,
+            flags=linear.flags | norm.flags,
+        )
+    if isinstance(norm, RmsNorm) and norm.y == linear.x and norm.heads == 1:
+        if norm.weight is None:
+            return None
+        return replace(
+            linear,
+            x=norm.x,
+            x_stride=norm.x_stride,
+            norm_weight=norm.weight,
+            eps=norm.eps,
+            flags=linear.flags | norm.flags,
+        )
     return None
 
 
-def _with_heads(attention: Call, done: list[Item], readers: Counter[int]) -> Call:
-    """Rotate q and k in attention, and normalize their heads in it before that."""
-    found = _producers(attention, done, readers)
-    if not found:
+def _fuse_heads(
+    attention: Attention[Operand], done: list[Step], readers: Counter[int]
+) -> Attention[Operand]:
+    """Fuse the rotations of q and k into attention, and the head norms before them."""
+    producers = _head_producers(attention, done, readers)
+    q, k, v = (producers.get(name) for name in ("q", "k", "v"))
+    if not isinstance(q, Rope) or not isinstance(k, Rope):
         return attention
-    q, k, v = found[0], found[1], found.get(2)
-    v_stride = v.dims[2] if v else attention.dims[9]
-    if q.data[1:3] != k.data[1:3] or k.dims[3] != v_stride:
+    v_stride = v.x_stride if isinstance(v, Copy) else attention.kv_stride
+    if (q.cos, q.sin) != (k.cos, k.sin) or k.x_stride != v_stride:
         return attention
-    value = v.at(0) if v else attention.at(2)
-    data = (q.at(0), k.at(0), value, *attention.data[3:12], *q.data[1:3])
-    dims = (*attention.dims[:8], q.dims[3], k.dims[3])
-    folded = replace(attention, dims=dims, data=data)
-    if not folded.clear:
+    fused = replace(
+        attention,
+        q=q.x,
+        k=k.x,
+        v=v.x if isinstance(v, Copy) else attention.v,
+        q_stride=q.x_stride,
+        kv_stride=k.x_stride,
+        cos=q.cos,
+        sin=q.sin,
+    )
+    if not fused.has_distinct_outputs():
         return attention
-    _remove(done, found.values())
-    return _with_head_norms(folded, done, readers)
+    _remove(done, producers.values())
+    return _fuse_head_norms(fused, done, readers)
 
 
-def _producers(
-    attention: Call, done: list[Item], readers: Counter[int]
-) -> dict[int, Call]:
-    """The rotations just before that made q and k, and the copy that made v."""
-    found: dict[int, Call] = {}
-    for item in reversed(done[-4:]):
-        if not isinstance(item, Call):
-            break
-        if item.opcode == Opcode.ROPE:
-            made, places = item.at(3), (0, 1)
-        elif item.opcode == Opcode.COPY:
-            made, places = item.at(1), (1, 2)
+def _head_producers(
+    attention: Attention[Operand], done: list[Step], readers: Counter[int]
+) -> dict[str, Rope[Operand] | Copy[Operand]]:
+    """The rotations of q and k just before attention, and the copies of k and v."""
+    inputs = {"q": attention.q, "k": attention.k, "v": attention.v}
+    producers: dict[str, Rope[Operand] | Copy[Operand]] = {}
+    for step in reversed(done[-4:]):
+        if isinstance(step, Rope):
+            names = ("q", "k")
+        elif isinstance(step, Copy):
+            names = ("k", "v")
         else:
             break
-        place = next((p for p in places if attention.at(p) == made), None)
-        if place is None or not _only(made, readers):
+        name = next((name for name in names if inputs[name] == step.y), None)
+        if name is None or not _has_one_reader(step.y, readers):
             break
-        found[place] = item
-    rotations = [found.get(p) for p in (0, 1)]
-    if any(call is None or call.opcode != Opcode.ROPE for call in rotations):
-        return {}
-    return found
+        producers[name] = step
+    return producers
 
 
-def _with_head_norms(attention: Call, done: list[Item], readers: Counter[int]) -> Call:
-    """Fold the norms of q and k, of one eps, where both are there."""
-    norms = {
-        item.at(2): item
-        for item in done[-2:]
-        if isinstance(item, Call) and item.opcode == Opcode.RMS_NORM
-    }
-    q, k = norms.get(attention.at(0)), norms.get(attention.at(1))
-    if q is None or k is None or (q.reals, q.flags) != (k.reals, k.flags):
+def _fuse_head_norms(
+    attention: Attention[Operand], done: list[Step], readers: Counter[int]
+) -> Attention[Operand]:
+    """Fuse the head norms of q and k if both are present with the same eps."""
+    norms = {step.y: step for step in done[-2:] if isinstance(step, RmsNorm)}
+    q = norms.get(attention.q)
+    k = None if attention.k is None else norms.get(attention.k)
+    if q is None or k is None or (q.eps, q.flags) != (k.eps, k.flags):
         return attention
-    alone = _only(q.at(2), readers) and _only(k.at(2), readers)
-    weighted = q.at(1).address and k.at(1).address
-    if not alone or not weighted or k.dims[3] != attention.dims[9]:
+    sole = _has_one_reader(q.y, readers) and _has_one_reader(k.y, readers)
+    if not sole or q.weight is None or k.weight is None:
         return attention
-    data = (q.at(0), k.at(0), *attention.data[2:14], q.at(1), k.at(1))
-    folded = replace(
+    if k.x_stride != attention.kv_stride:
+        return attention
+    fused = replace(
         attention,
-        dims=(*attention.dims[:8], q.dims[3], k.dims[3]),
-        data=data,
-        reals=(*attention.reals, *q.reals),
+        q=q.x,
+        k=k.x,
+        q_stride=q.x_stride,
+        kv_stride=k.x_stride,
+        q_norm=q.weight,
+        k_norm=k.weight,
+        eps=q.eps,
         flags=attention.flags | q.flags,
     )
-    if not folded.clear:
+    if not fused.has_distinct_outputs():
         return attention
     _remove(done, (q, k))
-    return folded
+    return fused
 
 
-def _remove(done: list[Item], calls: Iterable[Call]) -> None:
-    gone = {id(call) for call in calls}
-    done[:] = [item for item in done if id(item) not in gone]
+def _remove(done: list[Step], steps: Iterable[Step]) -> None:
+    removed = {id(step) for step in steps}
+    done[:] = [step for step in done if id(step) not in removed]

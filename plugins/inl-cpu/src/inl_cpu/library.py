@@ -1,4 +1,4 @@
-"""Finds and opens the native library; imports nothing heavy, for the probe asks too."""
+"""Loads the native library and opens its thread pool; imports no framework."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ from inl_cpu.abi import ABI, ISAS, MatrixStruct
 from inl_cpu.cores import count_threads
 
 NAME: Final = "libinl.so"
-PLACE: Final = Path(__file__).parent / "native" / NAME
+LIBRARY_PATH: Final = Path(__file__).parent / "native" / NAME
 ISA: Final = "INL_CPU_ISA"
 """Environment variable that forces an instruction set."""
 
-Pool = ctypes.c_void_p
 
-
-class Opened(NamedTuple):
-    """The library, or why there is none."""
+class LoadedLibrary(NamedTuple):
+    """The native library, or the reason why there is none."""
 
     library: ctypes.CDLL | None
     reason: str = ""
 
 
 @cache
-def open_library(place: Path = PLACE) -> Opened:
-    """Load the library once; a reason instead of an error where that fails."""
-    if not place.exists():
-        return Opened(None, "the native library was not built (no C++ compiler?)")
+def open_library(path: Path = LIBRARY_PATH) -> LoadedLibrary:
+    """Load the library once; returns a reason instead of raising if that fails."""
+    if not path.exists():
+        return LoadedLibrary(
+            None, "the native library was not built (no C++ compiler?)"
+        )
     try:
-        library = ctypes.CDLL(str(place))
-        _declare(library)
+        library = ctypes.CDLL(str(path))
+        declare_signatures(library)
     except (OSError, AttributeError) as error:
-        return Opened(None, f"the native library cannot be loaded: {error}")
-    found = f'"abi": {ABI},'.encode()
-    if found not in library.inl_describe():
-        return Opened(None, f"the native library is of another version than ABI {ABI}")
-    return Opened(library)
+        return LoadedLibrary(None, f"the native library cannot be loaded: {error}")
+    if f'"abi": {ABI},'.encode() not in library.inl_describe():
+        return LoadedLibrary(
+            None, f"the native library has another ABI version than {ABI}; rebuild it"
+        )
+    return LoadedLibrary(library)
 
 
-def _declare(library: ctypes.CDLL) -> None:
+def declare_signatures(library: ctypes.CDLL) -> None:
+    """Set argument and result types; raises AttributeError for a missing function."""
     pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
     matrix = ctypes.POINTER(MatrixStruct)
     signatures = {
@@ -65,59 +67,60 @@ def _declare(library: ctypes.CDLL) -> None:
         function.restype, function.argtypes = result, arguments
 
 
-def chosen_isa(library: ctypes.CDLL) -> int:
-    """Number of the instruction set to compute with.
+def select_isa(library: ctypes.CDLL) -> int:
+    """Number of the instruction set to use: INL_CPU_ISA, else the best available.
 
-    Raises :class:`DeviceError` where INL_CPU_ISA names none, or one that this
-    processor lacks.
+    Raises :class:`DeviceError` if INL_CPU_ISA names an unknown instruction set, or one
+    that this processor lacks.
     """
-    wanted = os.environ.get(ISA, "")
-    if not wanted:
+    requested = os.environ.get(ISA, "")
+    if not requested:
         return int(library.inl_best_isa())
-    known = [name for n, name in enumerate(ISAS) if library.inl_can_run(n)]
-    if wanted not in known:
+    available = [name for n, name in enumerate(ISAS) if library.inl_can_run(n)]
+    if requested not in available:
         raise DeviceError(
-            f"environment variable {ISA}: found {wanted!r:.80}, this processor runs "
-            f"{', '.join(known)}"
+            f"environment variable {ISA}: found {requested!r:.80}, this processor runs "
+            f"{', '.join(available)}"
         )
-    return ISAS.index(wanted)
+    return ISAS.index(requested)
 
 
 class Machine:
-    """The library with its pool of threads: runs programs, one after the other."""
+    """A thread pool of the library: runs programs, one after the other."""
 
     def __init__(self, library: ctypes.CDLL, threads: int, isa: int) -> None:
         self.library = library
         self.threads, self.isa = threads, ISAS[isa]
         self._pool = library.inl_open(threads, isa)
         if not self._pool:
-            raise DeviceError(f"native kernels: {threads} threads cannot be started")
+            raise DeviceError(f"native kernels: cannot start {threads} threads")
         self._run = library.inl_run
 
     def run(self, address: int, count: int) -> None:
-        """Run ``count`` instructions at ``address``; none runs if any is refused.
+        """Run ``count`` encoded instructions; none runs if any is refused.
 
         Raises :class:`KernelFailed` with the instruction's number and the reason.
         """
         refused = self._run(self._pool, address, count)
         if refused:
-            why = self.library.inl_refusal(self._pool).decode()
-            raise KernelFailed(f"native program: instruction {refused}: {why}")
+            reason = self.library.inl_refusal(self._pool).decode()
+            raise KernelFailed(f"native program: instruction {refused}: {reason}")
 
 
 @cache
 def _machine(threads: int, isa: int) -> Machine:
     library = open_library().library
-    assert library is not None, "whoever asks for threads has the library"
+    assert library is not None, "open_machine has checked the library"
     return Machine(library, threads, isa)
 
 
 def open_machine() -> Machine:
-    """The pool that all backends of this process share, as the environment wants it.
+    """The pool that all backends of this process share.
 
-    Raises :class:`DeviceError` for odd variables or where there is no library.
+    Raises :class:`DeviceError` for invalid environment variables or if there is no
+    library.
     """
-    found = open_library()
-    if found.library is None:
-        raise DeviceError(found.reason)
-    return _machine(count_threads(), chosen_isa(found.library))
+    loaded = open_library()
+    if loaded.library is None:
+        raise DeviceError(loaded.reason)
+    return _machine(count_threads(), select_isa(loaded.library))

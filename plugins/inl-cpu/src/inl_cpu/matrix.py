@@ -1,4 +1,4 @@
-"""Weights in the tiles that the kernels read, packed from a checkpoint's own bytes."""
+"""Weight matrices in the tile layout of the kernels, packed from checkpoint data."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ import numpy as np
 
 from inl.dtypes import SIZES, HostArray
 from inl.errors import DeviceError, OutOfMemory
-from inl.weights.quant import convert
-from inl_cpu.abi import KINDS, LANES, Flag, Format, MatrixStruct, Opcode
+from inl.weights.quant import BLOCKS, convert
+from inl_cpu.abi import KINDS, LANES, Flag, Format, MatrixStruct
+from inl_cpu.encoding import Addressed
+from inl_cpu.instructions import Pack
 from inl_cpu.memory import address
-from inl_cpu.recording import Addressed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from inl_cpu.command_emitter import Stage
+    from inl_cpu.command_emitter import CommandEmitter
 
 PLAIN: Final = ("float32", "bfloat16", "float16")
-
+"""Dtypes without quantization."""
 
 VARIABLE: Final = "INL_CPU_INPUTS"
-"""Environment variable: how "bfloat16" rounds what quantized weights multiply."""
+"""Environment variable: precision to which "bfloat16" rounds inputs of quantized
+products."""
 
 QUANTIZED: Final = {"int8": Flag.X_INT8, "int16": Flag.X_INT16}
-"""What it accepts, the default first, and how a product then holds that."""
+"""Accepted values of the variable, the default first, and the flag of the product."""
 
 
-def inputs_asked_for() -> str:
-    """Read INL_CPU_INPUTS; raises :class:`DeviceError` for what it does not accept."""
-    found = os.environ.get(VARIABLE, "") or "int8"
-    if found not in QUANTIZED:
+def requested_inputs() -> str:
+    """Value of INL_CPU_INPUTS; raises :class:`DeviceError` if it is not accepted."""
+    value = os.environ.get(VARIABLE, "") or "int8"
+    if value not in QUANTIZED:
         raise DeviceError(
-            f"environment variable {VARIABLE}: found {found!r:.80}, "
+            f"environment variable {VARIABLE}: found {value!r:.80}, "
             f"accepted: {', '.join(QUANTIZED)}"
         )
-    return found
+    return value
 
 
 class Packing(NamedTuple):
-    """What the tiles of a matrix hold; matrices of equal packing can be stacked."""
+    """Tile format of a matrix; matrices of equal packing can be stacked."""
 
     format: int
     group: int = 0
@@ -55,16 +57,16 @@ class Packing(NamedTuple):
 
     @property
     def quantized(self) -> bool:
-        """Whether groups of codes share a scale."""
+        """Whether the matrix holds codes in groups that share a scale."""
         return self.format in (Format.U4, Format.U8)
 
 
-class Held(NamedTuple):
-    """Flags for how a product holds its other operand."""
+class InputPrecision(NamedTuple):
+    """Flags for the precision of the other operand of a product."""
 
     invariant: int
-    """Where bits must not depend on the batch: no coarser than needed for bfloat16."""
-    usual: int
+    """For batch-invariant products: no coarser than bfloat16 requires."""
+    default: int
 
 
 class Matrix(Addressed):
@@ -73,39 +75,57 @@ class Matrix(Addressed):
     dtype = "uint8"
 
     def __init__(
-        self, packing: Packing, rows: int, columns: int, held: Held, stage: Stage
+        self,
+        packing: Packing,
+        rows: int,
+        columns: int,
+        inputs: InputPrecision,
+        emitter: CommandEmitter,
     ) -> None:
         self.packing, self.rows, self.columns = packing, rows, columns
-        self.held = held
+        self.inputs = inputs
         self._struct = MatrixStruct(*packing, rows, columns, None)
-        size = stage.machine.library.inl_matrix_bytes(ctypes.byref(self._struct))
+        size = emitter.machine.library.inl_matrix_bytes(ctypes.byref(self._struct))
         assert size >= 0, f"no tiles of {packing} [{rows}, {columns}]"
-        found = stage.kept.find(self, size) if stage.kept else None
-        self.kept = found is not None
-        """Whether it is full already, from an earlier start."""
-        self.data = taken(stage, size) if found is None else found
+        cache = emitter.weight_cache
+        cached = cache.find(self, size) if cache else None
+        self.from_cache = cached is not None
+        """Whether the data comes from the weight cache, already packed."""
+        self.data = allocate_weights(emitter, size) if cached is None else cached
         self._struct.data = address(self.data)
         self.address = ctypes.addressof(self._struct)
         self.shape = (size,)
 
     def fill(
-        self, source: HostArray, stage: Stage, *, first: int = 0, flags: int = 0
+        self,
+        source: HostArray,
+        emitter: CommandEmitter,
+        *,
+        first: int = 0,
+        flags: int = 0,
     ) -> None:
-        """Pack the rows of ``source`` from row ``first`` on."""
-        if self.kept and stage.kept:
-            stage.kept.compare(self, source, first, flags)
+        """Pack the rows of ``source`` into rows ``first`` and following."""
+        if self.from_cache and emitter.weight_cache:
+            emitter.weight_cache.compare(self, source, first, flags)
             return
         source = readable(source, self.packing)
-        data = np.ascontiguousarray(source.data)
-        kind = KINDS[source.dtype]
-        dims = [source.shape[0], self.columns, first, kind]
-        stage.emit(Opcode.PACK, dims, [data, self], flags=flags)
+        emitter.emit(
+            Pack(
+                rows=source.shape[0],
+                columns=self.columns,
+                first=first,
+                kind=KINDS[source.dtype],
+                source=np.ascontiguousarray(source.data),
+                matrix=self,
+                flags=flags,
+            )
+        )
 
 
-def taken(stage: Stage, size: int) -> NDArray[np.uint8]:
-    """Aligned bytes for weights, all zero; raises :class:`OutOfMemory`."""
+def allocate_weights(emitter: CommandEmitter, size: int) -> NDArray[np.uint8]:
+    """Allocate aligned zero bytes for weights; raises :class:`OutOfMemory`."""
     try:
-        return stage.weights.take(size)
+        return emitter.weights.allocate(size)
     except MemoryError as error:
         raise OutOfMemory(
             f"weights: {size} bytes ({size / 2**20:.1f} MiB) do not fit; "
@@ -113,93 +133,91 @@ def taken(stage: Stage, size: int) -> NDArray[np.uint8]:
         ) from error
 
 
-def packing_of(array: HostArray, dtype: str, stage: Stage) -> Packing:
-    """What an array is packed into for computing in ``dtype``."""
+def packing_of(array: HostArray, dtype: str, emitter: CommandEmitter) -> Packing:
+    """Packing of a checkpoint array for computing in ``dtype``."""
     if array.dtype in KINDS and array.dtype not in PLAIN:
         struct = MatrixStruct()
-        known = stage.machine.library.inl_packing(
+        status = emitter.machine.library.inl_packing(
             KINDS[array.dtype], ctypes.byref(struct)
         )
-        if known == 0 and struct.group and array.shape[-1] % struct.group == 0:
+        if status == 0 and struct.group and array.shape[-1] % struct.group == 0:
             return Packing(*(getattr(struct, name) for name in Packing._fields))
-    # A number of bfloat16 is a float32 as it stands: half the bytes for the same bits.
+    # bfloat16 is exactly representable in float32: half the bytes for the same values.
     narrow = dtype == "bfloat16" or array.dtype == "bfloat16"
     return Packing(Format.BF16 if narrow else Format.F32)
 
 
-def held_for(packing: Packing, dtype: str) -> Held:
-    """How products hold the other operand: exactly in float32, else cheaply."""
+def input_precision(packing: Packing, dtype: str) -> InputPrecision:
+    """Precision of the other operand of a product: exact in float32, else cheaper."""
     if dtype == "bfloat16" and packing.quantized:
-        return Held(int(Flag.X_INT16), int(QUANTIZED[inputs_asked_for()]))
+        return InputPrecision(int(Flag.X_INT16), int(QUANTIZED[requested_inputs()]))
     narrow = dtype == "bfloat16" and packing.format == Format.BF16
     flag = Flag.X_BF16 if narrow else Flag.X_EXACT
-    return Held(int(flag), int(flag))
+    return InputPrecision(int(flag), int(flag))
 
 
 def readable(array: HostArray, packing: Packing) -> HostArray:
-    """An array that INL_PACK reads into ``packing``; decoded where it must be."""
+    """Convert an array, if necessary, to a kind that PACK reads into ``packing``."""
     if packing.quantized or array.dtype in PLAIN:
         return array
     return convert(array, "bfloat16" if packing.format == Format.BF16 else "float32")
 
 
 def pack_rows(
-    sources: Sequence[HostArray], dtype: str, stage: Stage
+    sources: Sequence[HostArray], dtype: str, emitter: CommandEmitter
 ) -> tuple[Matrix, ...]:
-    """Put matrices below each other in one; one each where they are packed unlike."""
-    packings = [packing_of(source, dtype, stage) for source in sources]
+    """Stack matrices in one; returns one matrix for each if their packings differ."""
+    packings = [packing_of(source, dtype, emitter) for source in sources]
     if len(set(packings)) > 1:
-        return tuple(pack_rows([source], dtype, stage)[0] for source in sources)
-    place = place_of(sources[0], dtype) if len(sources) == 1 else None
-    if place is not None and (known := stage.shared.get(place)):
-        return (known,)
+        return tuple(pack_rows([source], dtype, emitter)[0] for source in sources)
+    place = mapped_place(sources[0], dtype) if len(sources) == 1 else None
+    if place is not None and (shared := emitter.shared.get(place)):
+        return (shared,)
     rows = sum(source.shape[0] for source in sources)
-    held = held_for(packings[0], dtype)
-    matrix = Matrix(packings[0], rows, sources[0].shape[1], held, stage)
+    inputs = input_precision(packings[0], dtype)
+    matrix = Matrix(packings[0], rows, sources[0].shape[1], inputs, emitter)
     first = 0
     for source in sources:
-        matrix.fill(source, stage, first=first)
+        matrix.fill(source, emitter, first=first)
         first += source.shape[0]
     if place is not None:
-        stage.shared[place] = matrix
+        emitter.shared[place] = matrix
     return (matrix,)
 
 
 def pack_pairs(
-    gate: HostArray, up: HostArray, dtype: str, stage: Stage
+    gate: HostArray, up: HostArray, dtype: str, emitter: CommandEmitter
 ) -> tuple[Matrix, ...]:
-    """Sixteen rows of gate, sixteen of up in turn; two matrices if packed unlike."""
-    packings = [packing_of(source, dtype, stage) for source in (gate, up)]
+    """Interleave gate and up by 16 rows; returns two matrices if packings differ."""
+    packings = [packing_of(source, dtype, emitter) for source in (gate, up)]
     if packings[0] != packings[1]:
-        return tuple(pack_rows([source], dtype, stage)[0] for source in (gate, up))
+        return tuple(pack_rows([source], dtype, emitter)[0] for source in (gate, up))
     rows = 2 * LANES * -(-gate.shape[0] // LANES)
-    held = held_for(packings[0], dtype)
-    matrix = Matrix(packings[0], rows, gate.shape[1], held, stage)
+    inputs = input_precision(packings[0], dtype)
+    matrix = Matrix(packings[0], rows, gate.shape[1], inputs, emitter)
     for first, source in ((0, gate), (LANES, up)):
-        matrix.fill(source, stage, first=first, flags=int(Flag.INTERLEAVE))
+        matrix.fill(source, emitter, first=first, flags=int(Flag.INTERLEAVE))
     return (matrix,)
 
 
-Place = tuple[mmap, int, str, str, tuple[int, ...]]
+MappedPlace = tuple[mmap, int, str, str, tuple[int, ...]]
 
 
-def place_of(source: HostArray, dtype: str) -> Place | None:
-    """Where in a mapped file an array lies, so that tied weights are packed once."""
+def mapped_place(source: HostArray, dtype: str) -> MappedPlace | None:
+    """Key of an array in a mapped file, so that tied weights are packed once."""
     base: Any = source.data
     while isinstance(base, np.ndarray):
         base = base.base
     if not isinstance(base, mmap):
         return None
-    # The map itself is part of the key: its addresses cannot become another's.
+    # The map is part of the key, so that its addresses cannot be reused by another.
     return base, address(source.data), source.dtype, dtype, source.shape
 
 
 def packable(name: str, shape: tuple[int, ...], dtype: str) -> str | None:
-    """``None``, or why a tensor cannot be laid out in tiles."""
+    """``None``, or the reason why a tensor cannot be packed into tiles."""
     if len(shape) != 2 or min(shape) < 1:
-        return f"{name} of shape {list(shape)} is no matrix"
-    if dtype not in SIZES and dtype not in KINDS:
-        from inl.weights.quant import BLOCKS
-
-        return None if dtype in BLOCKS else f"{name} of an unknown dtype, {dtype}"
+        return f"{name} of shape {list(shape)} is not a matrix"
+    if dtype not in SIZES and dtype not in KINDS and dtype not in BLOCKS:
+        return f"{name} has an unknown dtype, {dtype}"
     return None

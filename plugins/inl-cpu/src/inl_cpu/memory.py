@@ -1,4 +1,4 @@
-"""Host memory for tensors: aligned, and used again while a program is recorded."""
+"""Host memory for tensors: aligned allocation, and scratch planning for programs."""
 
 from __future__ import annotations
 
@@ -10,104 +10,105 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from inl_cpu.nodes import spread
+from inl_cpu.numa import interleave
 
 Floats = NDArray[np.float32]
 ALIGNMENT: Final = 64
-SPREAD: Final = 1 << 20
-"""Bytes from which an array is mapped by itself, not yet touched."""
+INTERLEAVED: Final = 1 << 20
+"""Bytes from which an allocation has pages of its own, not yet touched."""
 SMALLEST: Final = 1024
-"""Bytes of the smallest block of scratch."""
+"""Bytes of the smallest scratch block."""
 
 
 def aligned(nbytes: int) -> NDArray[np.uint8]:
-    """Fresh bytes, not zeroed, that begin at a cache line."""
+    """Allocate bytes at a cache line boundary, not initialized."""
     whole = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -address(whole) % ALIGNMENT
     return whole[start : start + nbytes]
 
 
 def empty(shape: tuple[int, ...], dtype: Any = np.float32) -> NDArray[Any]:
-    """A fresh aligned array, not filled."""
+    """Allocate an aligned array, not initialized."""
     kind = np.dtype(dtype)
     size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-    found: NDArray[Any] = aligned(size).view(kind).reshape(shape)
-    return found
+    array: NDArray[Any] = aligned(size).view(kind).reshape(shape)
+    return array
 
 
 def address(array: NDArray[Any]) -> int:
-    """Where an array's first element lies."""
-    found: int = array.__array_interface__["data"][0]
-    return found
+    """Address of the first element of an array."""
+    pointer: int = array.__array_interface__["data"][0]
+    return pointer
 
 
 def zeros(nbytes: int) -> NDArray[np.uint8]:
-    """Aligned bytes, all zero; pages that nobody touches take no memory.
+    """Allocate aligned zero bytes; untouched pages take no memory.
 
-    Large ones are spread over the nodes of a machine that has several.
+    Large allocations are interleaved over the NUMA nodes.
     """
     whole = np.zeros(nbytes + ALIGNMENT, np.uint8)
-    if nbytes >= SPREAD:
-        spread(address(whole), whole.nbytes)
+    if nbytes >= INTERLEAVED:
+        interleave(address(whole), whole.nbytes)
     start = -address(whole) % ALIGNMENT
     return whole[start : start + nbytes]
 
 
 def sparse_zeros(nbytes: int) -> NDArray[np.uint8]:
-    """Aligned bytes, all zero, for what is filled here and there: in small pages.
+    """Allocate zero bytes in small pages, for memory that is filled sparsely.
 
-    A large page is taken whole for its first byte. Raises :class:`MemoryError`.
+    A huge page would be committed whole for its first byte. Raises
+    :class:`MemoryError`.
     """
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
         pages = mmap.mmap(-1, nbytes + ALIGNMENT, private)
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(f"{nbytes} bytes") from error
-    with suppress(OSError, AttributeError):  # not every system has large pages
+    with suppress(OSError, AttributeError):  # systems without huge pages
         pages.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(pages, np.uint8)[:nbytes]
 
 
 class Slab:
-    """Cuts what is asked for out of few large zeroed arrays.
+    """Bump allocator over a few large zeroed arrays; freed as a whole.
 
-    The system backs those with huge pages; with one small array a matrix, looking
-    their addresses up makes decoding three times slower.
+    The system backs large arrays with huge pages. With one small array for each matrix,
+    TLB misses make decoding three times slower.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._free = np.empty(0, np.uint8)
 
-    def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """Aligned bytes, all zero, that are given back with the whole slab."""
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        """Allocate aligned zero bytes."""
         if nbytes > self._free.nbytes:
             self._free = zeros(max(nbytes, self._size))
-        found = self._free[:nbytes]
+        block = self._free[:nbytes]
         self._free = self._free[-(-nbytes // ALIGNMENT) * ALIGNMENT :]
-        return found
+        return block
 
 
 class Scratch:
-    """Blocks that all programs of a backend compute in, one program at a time."""
+    """Scratch blocks shared by a backend's programs, of which one runs at a time."""
 
     def __init__(self) -> None:
         self._slab = Slab(4 << 20)
         self._blocks: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)
 
-    def block(self, size: int, place: int) -> NDArray[np.uint8]:
-        """The ``place``-th block of ``size`` bytes; made where there is none yet."""
+    def block(self, size: int, index: int) -> NDArray[np.uint8]:
+        """Return block ``index`` of those of ``size`` bytes, allocated on first use."""
         blocks = self._blocks[size]
-        while len(blocks) <= place:
-            blocks.append(self._slab.take(size))
-        return blocks[place]
+        while len(blocks) <= index:
+            blocks.append(self._slab.allocate(size))
+        return blocks[index]
 
 
-class Arena:
-    """Lends the blocks of a :class:`Scratch` to one program while it is recorded.
+class BufferPlanner:
+    """Assigns scratch blocks to the tensors of one program while it is recorded.
 
-    A tensor's block is lent again once nothing in Python refers to the tensor: what
-    is recorded after that point may overwrite it.
+    A block is free for reuse once no Python object refers to its tensor: instructions
+    recorded after that point may overwrite it.
     """
 
     def __init__(self, scratch: Scratch) -> None:
@@ -115,20 +116,20 @@ class Arena:
         self._used: dict[int, int] = defaultdict(int)
         self._free: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)
         self.blocks: list[NDArray[np.uint8]] = []
-        """Every block that the program computes in."""
-        self._lent = 0
+        """Every block that the program uses."""
+        self._count = 0
 
-    def lend(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """An array whose ultimate base is a :class:`Lease`."""
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Return an array whose ultimate base is a :class:`BufferHandle`."""
         kind = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         size = SMALLEST
         while size < nbytes:
             size *= 2
-        self._lent += 1
-        lease = Lease(self, self._block(size), self._lent)
-        found: NDArray[Any] = np.asarray(lease)[:nbytes].view(kind).reshape(shape)
-        return found
+        self._count += 1
+        handle = BufferHandle(self, self._block(size), self._count)
+        array: NDArray[Any] = np.asarray(handle)[:nbytes].view(kind).reshape(shape)
+        return array
 
     def _block(self, size: int) -> NDArray[np.uint8]:
         if self._free[size]:
@@ -138,28 +139,30 @@ class Arena:
         self.blocks.append(block)
         return block
 
-    def take_back(self, block: NDArray[np.uint8]) -> None:
-        """Lend a block again."""
+    def free(self, block: NDArray[np.uint8]) -> None:
+        """Make a block available for reuse."""
         self._free[block.nbytes].append(block)
 
 
-class Lease:
-    """A block on loan to one tensor and its views; ends with the last of them."""
+class BufferHandle:
+    """Owner of a scratch block for a tensor and its views; frees it when collected."""
 
-    def __init__(self, arena: Arena, block: NDArray[np.uint8], number: int) -> None:
-        self._arena, self._block = arena, block
+    def __init__(
+        self, planner: BufferPlanner, block: NDArray[np.uint8], number: int
+    ) -> None:
+        self._planner, self._block = planner, block
         self.number = number
-        """Which loan of the program this is, from 1."""
+        """Number of this allocation in the program, from 1."""
         self.address = address(block)
         self.__array_interface__ = block.__array_interface__
 
     def __del__(self) -> None:
-        self._arena.take_back(self._block)
+        self._planner.free(self._block)
 
 
-def lease_of(array: NDArray[Any]) -> Lease | None:
-    """The loan that an array lies in; ``None`` for memory that lasts."""
+def handle_of(array: NDArray[Any]) -> BufferHandle | None:
+    """Return the scratch buffer of an array, or ``None`` for other memory."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
-    return base if isinstance(base, Lease) else None
+    return base if isinstance(base, BufferHandle) else None

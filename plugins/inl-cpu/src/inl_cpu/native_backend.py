@@ -1,4 +1,4 @@
-"""The CPU through the native library: NumPy's memory, and one call a step."""
+"""CPU backend through the native library: NumPy memory, one library call a step."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.step import Bucket, Tables
 from inl_cpu import kernels
-from inl_cpu.abi import Opcode
-from inl_cpu.command_emitter import Stage
+from inl_cpu.command_emitter import CommandEmitter
+from inl_cpu.instructions import Read
 from inl_cpu.kernels.attention import NativeCache
 from inl_cpu.library import open_machine
 from inl_cpu.memory import empty
-from inl_cpu.program import Program as Recorded
-from inl_cpu.program import Recording
-from inl_cpu.weight_cache import KeptMatrices
+from inl_cpu.program import Program as NativeProgram
+from inl_cpu.program import RecordedProgram
+from inl_cpu.weight_cache import PackedWeightCache
 
 if TYPE_CHECKING:
     from inl.device import Device
 
 C = TypeVar("C")
-KEPT = ("float32", "int32")
-"""Dtypes that tensors have as they are."""
+UNCHANGED = ("float32", "int32")
+"""Dtypes that tensors are stored in as given; others are widened."""
 
 
 @final
 class NativeBackend(Backend):
-    """Activations are float32 whatever the dtype.
+    """Backend with float32 activations in every dtype.
 
-    "float32" computes exactly with weights as the file packs them; "bfloat16" rounds
-    the inputs of products, against quantized weights to int16 or int8 (see
-    :func:`inl_cpu.matrix.held_for`), and what it caches.
-    Raises :class:`DeviceError` for odd environment variables.
+    "float32" computes exactly with the weights as stored in the file. "bfloat16" rounds
+    the inputs of products, for quantized weights to int16 or int8 (see
+    :func:`inl_cpu.matrix.input_precision`), and the KV cache.
+    Raises :class:`DeviceError` for invalid environment variables.
     """
 
     traits = Traits(
@@ -55,8 +55,9 @@ class NativeBackend(Backend):
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.stage = Stage(open_machine())
-        self._recordings: OrderedDict[Recorded, Recording] = OrderedDict()
+        self.emitter = CommandEmitter(open_machine())
+        self.programs: OrderedDict[NativeProgram, RecordedProgram] = OrderedDict()
+        """Recorded programs, the least recently used first."""
 
     def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
         if data.dtype not in SIZES:
@@ -64,7 +65,7 @@ class NativeBackend(Backend):
                 f"dtype: found {data.dtype!r}, a tensor takes {', '.join(SIZES)}"
             )
         values = widen(data)
-        if data.dtype in KEPT:
+        if data.dtype in UNCHANGED:
             return np.array(values)
         floating = values.dtype.kind == "f"
         out = empty(values.shape, np.float32 if floating else values.dtype)
@@ -83,7 +84,7 @@ class NativeBackend(Backend):
         for group, blocks in zip(paged, limits.blocks, strict=True):
             for layer in group.layers:
                 caches[layer] = NativeCache(
-                    self.stage, group, blocks, limits.block_size
+                    self.emitter, group, blocks, limits.block_size
                 )
         slotted = {
             item.name: np.zeros((limits.slots, *item.shape), np.float32)
@@ -96,14 +97,14 @@ class NativeBackend(Backend):
             max_blocks_per_seq=limits.max_blocks_per_seq,
             vocab=limits.penalty_vocab,
         )
-        held = Tables(*(self.tensor(wrap(array)) for array in tables))
-        return State(tuple(caches[layer] for layer in sorted(caches)), slotted, held)
+        tables = Tables(*(self.tensor(wrap(array)) for array in tables))
+        return State(tuple(caches[layer] for layer in sorted(caches)), slotted, tables)
 
     def memory(self) -> DeviceMemory:
         return host_memory()
 
     def kernels(self) -> Iterable[Kernel]:
-        return kernels.kernels(self.stage)
+        return kernels.kernels(self.emitter)
 
     def buckets(self, limits: Limits) -> Sequence[Bucket]:  # noqa: ARG002
         return ()
@@ -111,33 +112,33 @@ class NativeBackend(Backend):
     def compile(
         self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
     ) -> Program:
-        # A step takes weights, a message and the state; all else is small and rare.
+        # Only steps, functions of (weights, message, state), are worth recording.
         if bucket is None or tuple(consumes) != (2,):
             return function
-        return Recorded(function, self.stage, self._recordings)
+        return NativeProgram(function, self.emitter, self.programs)
 
     def offers(self, kind: type[C]) -> C | None:
-        for offered in (ReadSpeed(self.stage), KeptMatrices(self.stage)):
-            if isinstance(offered, kind):
-                return offered
+        for offer in (ReadBandwidth(self.emitter), PackedWeightCache(self.emitter)):
+            if isinstance(offer, kind):
+                return offer
         return None
 
 
-class ReadSpeed(Bandwidth):
-    """Reads a buffer well over any cache with the threads that compute."""
+class ReadBandwidth(Bandwidth):
+    """Measures memory bandwidth: the pool reads a buffer larger than any cache."""
 
     BYTES = 256 << 20
     TRIES = 4
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, emitter: CommandEmitter) -> None:
+        self._emitter = emitter
 
     def bytes_per_second(self) -> float:
         size = min(self.BYTES, host_memory().free // 8)
-        source, total = np.ones(size, np.uint8), np.zeros(1, np.uint64)
+        source, checksum = np.ones(size, np.uint8), np.zeros(1, np.uint64)
         best = float("inf")
         for _ in range(self.TRIES):
-            began = time.perf_counter()
-            self._stage.emit(Opcode.READ, [size], [source, total])
-            best = min(best, time.perf_counter() - began)
+            start = time.perf_counter()
+            self._emitter.emit(Read(bytes=size, x=source, y=checksum))
+            best = min(best, time.perf_counter() - start)
         return size / best

@@ -1,4 +1,4 @@
-"""Which CPU this is; imports no framework."""
+"""Probe of the CPU: its name, memory and backend; imports no framework."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from pathlib import Path
 
 from inl.backend.host import host_memory
 from inl.device import DeviceInfo
-from inl_cpu.choice import choose
+from inl_cpu.selection import select_backend
 
 CPUINFO = Path("/proc/cpuinfo")
 
 
 def probe() -> list[DeviceInfo]:
-    """One device, every processor of the host together, with what computes there.
+    """Report one device: all processors of the host.
 
-    Raises :class:`~inl.errors.BackendUnavailable` where nothing does.
+    Raises :class:`~inl.errors.BackendUnavailable` if no backend is available.
     """
-    return [DeviceInfo(0, cpu_name(), host_memory().total, choose().note)]
+    return [DeviceInfo(0, cpu_name(), host_memory().total, select_backend().note)]
 
 
 def cpu_name() -> str:
-    """Name of the processor as the system gives it, else of its architecture."""
+    """Model name of the processor, or its architecture if unknown."""
     try:
         lines = CPUINFO.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""A whole step as one list of instructions, recorded once and then run again."""
+"""A model step as one list of instructions, recorded once and replayed."""
 
 from __future__ import annotations
 
@@ -12,48 +12,52 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from inl.spec.tree import leaves, tree_map
-from inl_cpu.fusion import Item, fuse
-from inl_cpu.memory import empty, lease_of
-from inl_cpu.recording import Call, PythonStep
+from inl_cpu.encoding import Instruction, Operand
+from inl_cpu.fusion import fuse
+from inl_cpu.memory import empty, handle_of
 from inl_cpu.tensor import Tensor, plain
 
 if TYPE_CHECKING:
-    from inl_cpu.command_emitter import Stage
+    from inl_cpu.command_emitter import CommandEmitter
     from inl_cpu.library import Machine
+    from inl_cpu.recording import Step
 
-MOST: Final = 64
-"""Recordings that a backend keeps: prompts come in ever new sizes."""
+MAX_PROGRAMS: Final = 64
+"""Recorded programs that a backend keeps; every prompt length records another."""
 
 
-class Recording:
-    """What one call of a function did, to be done again with another message."""
+class RecordedProgram:
+    """The instructions of one call of a function, to be replayed on other messages."""
 
     def __init__(
-        self, function: Callable[..., Any], stage: Stage, args: tuple[Any, ...]
+        self,
+        function: Callable[..., Any],
+        emitter: CommandEmitter,
+        args: tuple[Any, ...],
     ) -> None:
         weights, frame, state = args
-        self._known = list(leaves(state))
+        self._state_leaves = list(leaves(state))
         self.weights = weights
         self.frame = empty(frame.shape, frame.dtype)
-        with stage.recording() as tape:
-            message = stage.lent(self.frame)
+        with emitter.record() as recording:
+            message = emitter.traced(self.frame)
             *self._results, after = function(weights, message, state)
-            _settle(stage, state, after)
+            _copy_back(emitter, state, after)
         self.state = state
-        self.items = fuse(tape.steps, _loans(self._results))
-        self._runs = list(_segments(self.items, stage.machine))
-        self._kept = tape
+        self.steps = fuse(recording.steps, _buffers(self._results))
+        self._runs = list(_segments(self.steps, emitter.machine))
+        self._recording = recording  # keeps the operands alive
 
-    def fits(self, weights: Any, state: Any) -> bool:
+    def matches(self, weights: Any, state: Any) -> bool:
         """Whether it was recorded for these weights and this state."""
         if weights is not self.weights:
             return False
         if state is self.state:
             return True
-        found = list(leaves(state))
-        if len(found) != len(self._known):
+        given = list(leaves(state))
+        if len(given) != len(self._state_leaves):
             return False
-        return all(a is b for a, b in zip(found, self._known, strict=True))
+        return all(a is b for a, b in zip(given, self._state_leaves, strict=True))
 
     def __call__(self, frame: Any) -> tuple[Any, ...]:
         """Run it on a message; results are copied out of the scratch memory."""
@@ -69,53 +73,59 @@ class Program:
     def __init__(
         self,
         function: Callable[..., Any],
-        stage: Stage,
-        recordings: OrderedDict[Program, Recording],
+        emitter: CommandEmitter,
+        recorded: OrderedDict[Program, RecordedProgram],
     ) -> None:
-        self._function, self._stage = function, stage
-        self._recordings = recordings
+        self._function, self._emitter = function, emitter
+        self._recorded = recorded
 
     def __call__(self, weights: Any, frame: Any, state: Any) -> tuple[Any, ...]:
-        known = self._recordings.get(self)
-        if known is None or not known.fits(weights, state):
-            known = Recording(self._function, self._stage, (weights, frame, state))
-            self._recordings[self] = known
-            if len(self._recordings) > MOST:
-                self._recordings.popitem(last=False)
+        known = self._recorded.get(self)
+        if known is None or not known.matches(weights, state):
+            args = weights, frame, state
+            known = RecordedProgram(self._function, self._emitter, args)
+            self._recorded[self] = known
+            if len(self._recorded) > MAX_PROGRAMS:
+                self._recorded.popitem(last=False)
         else:
-            self._recordings.move_to_end(self)
+            self._recorded.move_to_end(self)
         return known(frame)
 
 
-def _loans(tree: Any) -> set[int]:
+def _buffers(tree: Any) -> set[int]:
+    """Numbers of the scratch buffers of the arrays in a tree."""
     arrays = [leaf for leaf in leaves(tree) if isinstance(leaf, np.ndarray)]
-    return {lease.number for lease in map(lease_of, arrays) if lease is not None}
+    return {handle.number for handle in map(handle_of, arrays) if handle is not None}
 
 
 def _copied(leaf: Any) -> Any:
     return np.array(plain(leaf)) if isinstance(leaf, Tensor) else leaf
 
 
-def _settle(stage: Stage, before: Any, after: Any) -> None:
-    """Bring state that was not written in place back to where it was."""
+def _copy_back(emitter: CommandEmitter, before: Any, after: Any) -> None:
+    """Copy state that was not updated in place back to its arrays."""
     for old, new in zip(leaves(before), leaves(after), strict=True):
         if new is not old:
-            stage.python(partial(np.copyto, old, plain(new)), [new])
+            emitter.python(partial(np.copyto, old, plain(new)), [new])
 
 
-def _segments(items: list[Item], machine: Machine) -> Iterator[Callable[[], object]]:
-    """Runs of native calls as one program each, and Python steps between them."""
-    for native, group in groupby(items, lambda item: isinstance(item, Call)):
+def _segments(steps: list[Step], machine: Machine) -> Iterator[Callable[[], object]]:
+    """One call for each run of native instructions, and the Python steps between."""
+    for native, group in groupby(steps, lambda step: isinstance(step, Instruction)):
         if native:
-            yield _native([call for call in group if isinstance(call, Call)], machine)
+            instructions = [step for step in group if isinstance(step, Instruction)]
+            yield _native_call(instructions, machine)
         else:
-            yield from (step.run for step in group if isinstance(step, PythonStep))
+            yield from (s.run for s in group if not isinstance(s, Instruction))
 
 
-def _native(calls: list[Call], machine: Machine) -> Callable[[], object]:
-    packed = ctypes.create_string_buffer(b"".join(call.packed() for call in calls))
+def _native_call(
+    instructions: list[Instruction[Operand]], machine: Machine
+) -> Callable[[], object]:
+    encoded = b"".join(instruction.encoded() for instruction in instructions)
+    buffer = ctypes.create_string_buffer(encoded)
 
     def run() -> None:
-        machine.run(ctypes.addressof(packed), len(calls))
+        machine.run(ctypes.addressof(buffer), len(instructions))
 
     return run

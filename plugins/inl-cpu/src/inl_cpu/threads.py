@@ -1,7 +1,7 @@
-"""How torch's threads wait for each other; set before torch is imported.
+"""Limits how long torch's threads spin at barriers; imported before torch.
 
-GNU OpenMP lets a thread that is done spin at the barrier for milliseconds. Where
-another process has taken one of the cores, the spinner keeps the other thread from
+With GNU OpenMP a thread that has finished spins at the barrier for milliseconds. If
+another process occupies one of the cores, the spinning thread keeps the other from
 running, and decoding falls from 36 to 3 tokens/s.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 
-SPINS = "3000"
-CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-"""Variables with which a user has chosen already."""
+SPIN_COUNT = "3000"
+USER_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+"""Variables with which a user chooses the policy; then nothing is changed."""
 
 
-def wait_briefly() -> None:
-    """Shorten the spin, unless the environment says how to wait."""
-    if not any(name in os.environ for name in CHOSEN):
-        os.environ["GOMP_SPINCOUNT"] = SPINS
+def limit_spinning() -> None:
+    """Set GOMP_SPINCOUNT, unless the environment chooses a wait policy."""
+    if not any(name in os.environ for name in USER_VARIABLES):
+        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
-wait_briefly()
+limit_spinning()

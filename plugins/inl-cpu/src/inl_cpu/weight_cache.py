@@ -1,8 +1,9 @@
-"""Packed weights from one start to the next, in files that programs map and share.
+"""Cache of packed weights in files that later processes map and share.
 
-A file is named by the digest of all that its bytes follow from. It is written under
-another name first, so that no process ever sees a part of one, and nobody waits for
-anybody. What cannot be used is packed again; what cannot be written is done without.
+A file is named by the digest of everything that determines its contents. It is written
+under a temporary name and renamed, so that no process sees a partial file and no lock
+is needed. Weights are packed again if a file cannot be used; if a file cannot be
+written, loading continues without it.
 """
 
 from __future__ import annotations
@@ -21,97 +22,109 @@ from inl.backend.weight_cache import WeightCache
 from inl.dtypes import HostArray
 from inl.errors import DeviceError
 from inl.weights.hub import cache_folder
+from inl.weights.progress import LoadStage, ProgressReporter
 from inl.weights.quant import dequantize
-from inl_cpu.abi import ABI, LANES, Flag, Opcode
-from inl_cpu.library import PLACE
-from inl_cpu.matrix import inputs_asked_for
-from inl_cpu.weight_cache_file import Damaged, KeptFile, tidy, write
+from inl_cpu.abi import ABI, LANES, Flag
+from inl_cpu.instructions import Embedding
+from inl_cpu.library import LIBRARY_PATH
+from inl_cpu.matrix import requested_inputs
+from inl_cpu.weight_cache_file import CacheFile, Damaged, evict, write
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from inl_cpu.command_emitter import Stage
+    from inl_cpu.command_emitter import CommandEmitter
     from inl_cpu.matrix import Matrix
 
 T = TypeVar("T")
 
 VARIABLE: Final = "INL_CPU_PACKED"
-"""Environment variable: "off" packs at each start and keeps nothing."""
-LEAST: Final = 16 << 20
-"""Bytes that take longer to pack than to look for."""
+"""Environment variable: "off" packs weights at each start and writes no file."""
+MIN_BYTES: Final = 16 << 20
+"""Smaller weights are packed faster than they are looked up, and are not cached."""
 SAMPLES: Final = 64
 SAMPLE_BYTES: Final = 4096
 SMALL: Final = SAMPLES * SAMPLE_BYTES
-"""Bytes of a file that is read whole for its digest."""
+"""Bytes up to which the whole file is read for its digest."""
 
 log = logging.getLogger("inl.cpu")
 
 
 class Stale(Exception):
-    """What is kept is not what these weights are packed into."""
+    """A cache file does not hold the matrices that these weights pack into."""
 
 
-class KeptMatrices(WeightCache):
-    """Maps what an earlier start packed; else packs, and keeps it."""
+class PackedWeightCache(WeightCache):
+    """Maps the packed weights of an earlier start, or packs and saves them."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, emitter: CommandEmitter) -> None:
+        self._emitter = emitter
 
-    def load(self, files: Sequence[Path], dtype: str, load: Callable[[], T]) -> T:
-        if not files or not is_on():
+    def load(
+        self,
+        files: Sequence[Path],
+        dtype: str,
+        load: Callable[[], T],
+        progress: ProgressReporter | None = None,
+    ) -> T:
+        progress = progress or ProgressReporter()
+        if not files or not is_enabled():
+            progress.stage = LoadStage.PACKING
             return load()
-        place = cache_folder() / "packed" / name_of(files, dtype, self._stage)
+        path = cache_folder() / "packed" / file_name(files, dtype, self._emitter)
         try:
-            return self._with(Taken(KeptFile(place), self._stage), load)
+            return self._load_with(CacheReader(CacheFile(path), self._emitter), load)
         except (FileNotFoundError, NotADirectoryError):
             pass
         except (Damaged, Stale, OSError) as reason:
-            log.warning("%s: %s; the weights are packed again", place, reason)
-        written = Written()
-        result = self._with(written, load)
-        written.save(place)
+            log.warning("%s: %s; the weights are packed again", path, reason)
+        progress.stage = LoadStage.PACKING
+        writer = CacheWriter()
+        result = self._load_with(writer, load)
+        progress.stage = LoadStage.SAVING
+        writer.save(path, progress)
         return result
 
-    def _with(self, keeper: Keeper, load: Callable[[], T]) -> T:
-        self._stage.kept = keeper
+    def _load_with(self, cache: Cache, load: Callable[[], T]) -> T:
+        self._emitter.weight_cache = cache
         try:
             result = load()
-            keeper.finish()
+            cache.finish()
         finally:
-            self._stage.kept = None
+            self._emitter.weight_cache = None
         return result
 
 
-class Keeper:
-    """What a stage asks while weights are loaded."""
+class Cache:
+    """Interface to the cache while weights are loaded."""
 
     def find(self, matrix: Matrix, size: int) -> NDArray[np.uint8] | None:
-        """The bytes of a matrix, or ``None`` where it is to be packed."""
+        """Return the packed bytes of a matrix, or ``None`` if it must be packed."""
         raise NotImplementedError
 
     def compare(
         self, matrix: Matrix, source: HostArray, first: int, flags: int
     ) -> None:
-        """Look whether a matrix that was found holds these rows.
+        """Check a cached matrix against source rows; raises :class:`Stale`.
 
-        Some of them, of the first matrix of each shape: what could differ, though the
-        file's name does not, is code, which does the same to all layers.
+        Compares a few rows of the first matrix of each shape. With equal file names
+        only the packing code can differ, which treats all layers alike.
         """
 
     def finish(self) -> None:
-        """All weights are loaded."""
+        """Check that every cached matrix was used; raises :class:`Stale`."""
 
 
-class Taken(Keeper):
-    """Hands out the parts of a file in the order in which they were kept."""
+class CacheReader(Cache):
+    """Returns the matrices of a file in the order in which they were written."""
 
-    def __init__(self, file: KeptFile, stage: Stage) -> None:
-        self._file, self._stage = file, stage
-        self._left = list(reversed(file.parts))
+    def __init__(self, file: CacheFile, emitter: CommandEmitter) -> None:
+        self._file, self._emitter = file, emitter
+        self._remaining = list(reversed(file.parts))
         self._compared: set[tuple[int, ...]] = set()
 
     def find(self, matrix: Matrix, size: int) -> NDArray[np.uint8]:
-        part = self._left.pop() if self._left else None
+        part = self._remaining.pop() if self._remaining else None
         if part is None or part.what != signature(matrix) or part.size != size:
             raise Stale(f"holds other matrices than {signature(matrix)}")
         return self._file.view(part)
@@ -120,33 +133,39 @@ class Taken(Keeper):
         self, matrix: Matrix, source: HostArray, first: int, flags: int
     ) -> None:
         count = source.shape[0]
-        kind = (*signature(matrix), first, count, flags)
-        if kind in self._compared:
+        shape = (*signature(matrix), first, count, flags)
+        if shape in self._compared:
             return
-        self._compared.add(kind)
+        self._compared.add(shape)
         rows = np.array(sorted({0, count // 2, count - 1}), np.int32)
-        apart = rows // LANES * 2 * LANES + rows % LANES
-        places = first + (apart if flags & Flag.INTERLEAVE else rows)
-        found = np.empty((len(rows), matrix.columns), np.float32)
-        dims = [len(rows), matrix.columns]
-        at = places.astype(np.int32)
-        self._stage.emit(Opcode.EMBEDDING, dims, [at, matrix, found], [1.0])
-        some = HostArray(source.data[rows], source.dtype, found.shape)
+        interleaved = rows // LANES * 2 * LANES + rows % LANES
+        ids = first + (interleaved if flags & Flag.INTERLEAVE else rows)
+        values = np.empty((len(rows), matrix.columns), np.float32)
+        self._emitter.emit(
+            Embedding(
+                tokens=len(rows),
+                y_stride=matrix.columns,
+                ids=ids.astype(np.int32),
+                matrix=matrix,
+                y=values,
+            )
+        )
+        sampled = HostArray(source.data[rows], source.dtype, values.shape)
         with np.errstate(over="ignore", invalid="ignore"):
-            expected = dequantize(some).astype(np.float32)
-            # Numbers that were not quantized are rounded to bfloat16.
-            near = 1e-6 if matrix.packing.quantized else 2**-7
-            same = np.abs(found - expected) <= near * np.abs(expected)
-        if not (same | (found == expected) | (np.isnan(found + expected))).all():
-            raise Stale("holds other numbers than the model")
+            expected = dequantize(sampled).astype(np.float32)
+            # Values that were not quantized are rounded to bfloat16.
+            tolerance = 1e-6 if matrix.packing.quantized else 2**-7
+            close = np.abs(values - expected) <= tolerance * np.abs(expected)
+        if not (close | (values == expected) | np.isnan(values + expected)).all():
+            raise Stale("holds other values than the model")
 
     def finish(self) -> None:
-        if self._left:
-            raise Stale(f"holds {len(self._left)} matrices more")
+        if self._remaining:
+            raise Stale(f"holds {len(self._remaining)} more matrices than the model")
 
 
-class Written(Keeper):
-    """Notes what is packed, and writes it to a file."""
+class CacheWriter(Cache):
+    """Collects the matrices that are packed, and writes them to a file."""
 
     def __init__(self) -> None:
         self._matrices: list[Matrix] = []
@@ -154,53 +173,55 @@ class Written(Keeper):
     def find(self, matrix: Matrix, size: int) -> None:  # noqa: ARG002
         self._matrices.append(matrix)
 
-    def save(self, place: Path) -> None:
-        """Write all of them, unless they are few; where that fails, go on without."""
-        if sum(each.data.nbytes for each in self._matrices) < LEAST:
+    def save(self, path: Path, progress: ProgressReporter) -> None:
+        """Write all matrices, unless they are small; logs an I/O error."""
+        if sum(each.data.nbytes for each in self._matrices) < MIN_BYTES:
             return
         try:
-            write(place, [(signature(each), each.data) for each in self._matrices])
-            tidy(place)
+            blocks = [(signature(each), each.data) for each in self._matrices]
+            write(path, blocks, progress)
+            evict(path)
         except OSError as reason:
-            log.info("%s: packed weights are not kept: %s", place.parent, reason)
+            log.info("%s: packed weights are not cached: %s", path.parent, reason)
         self._matrices.clear()
 
 
-def is_on() -> bool:
-    """Read INL_CPU_PACKED; raises :class:`DeviceError` for what it does not accept."""
-    found = os.environ.get(VARIABLE, "")
-    if found not in ("", "off"):
+def is_enabled() -> bool:
+    """Read INL_CPU_PACKED; raises :class:`DeviceError` if it is not accepted."""
+    value = os.environ.get(VARIABLE, "")
+    if value not in ("", "off"):
         raise DeviceError(
-            f"environment variable {VARIABLE}: found {found!r:.80}, accepted: off"
+            f"environment variable {VARIABLE}: found {value!r:.80}, accepted: off"
         )
-    return not found
+    return not value
 
 
 def signature(matrix: Matrix) -> tuple[int, ...]:
-    """What a matrix is, its numbers aside."""
+    """Packing and shape of a matrix."""
     return (*matrix.packing, matrix.rows, matrix.columns)
 
 
-def name_of(files: Sequence[Path], dtype: str, stage: Stage) -> str:
-    """Digest of what packed weights follow from: the model, this code, the processor.
+def file_name(files: Sequence[Path], dtype: str, emitter: CommandEmitter) -> str:
+    """Digest of what determines packed weights: the model, this code, the processor.
 
-    Of large files only their size, time and some pages are looked at; a few rows of
-    each matrix are compared later.
+    Large files enter with their size, time and 64 samples of 4 KiB; a few rows of each
+    matrix are compared later.
     """
     digest = hashlib.blake2b(digest_size=16)
 
     def add(*parts: Any) -> None:
         digest.update(repr(parts).encode())
 
-    add(inl.__version__, ABI, stage.machine.isa, dtype, inputs_asked_for())
-    for file in (PLACE, *files):
-        with file.open("rb") as opened:
-            facts = os.fstat(opened.fileno())
-            # The library is made anew with any time; a model has no other name.
-            add(facts.st_size, facts.st_mtime_ns if file != PLACE else 0)
-            apart = max(SAMPLE_BYTES, facts.st_size // SAMPLES)
-            whole = facts.st_size <= SMALL or file == PLACE
-            for at in range(0, 1 if whole else facts.st_size, apart):
-                opened.seek(at)
-                digest.update(opened.read(-1 if whole else SAMPLE_BYTES))
+    add(inl.__version__, ABI, emitter.machine.isa, dtype, requested_inputs())
+    for path in (LIBRARY_PATH, *files):
+        is_library = path == LIBRARY_PATH
+        with path.open("rb") as file:
+            facts = os.fstat(file.fileno())
+            # A rebuilt library has another time with the same contents.
+            add(facts.st_size, 0 if is_library else facts.st_mtime_ns)
+            step = max(SAMPLE_BYTES, facts.st_size // SAMPLES)
+            whole = facts.st_size <= SMALL or is_library
+            for offset in range(0, 1 if whole else facts.st_size, step):
+                file.seek(offset)
+                digest.update(file.read(-1 if whole else SAMPLE_BYTES))
     return f"{digest.hexdigest()}.tiles"

@@ -1,4 +1,4 @@
-"""Entry point ``cuda``: names the backend and its probe, and imports neither."""
+"""Entry point ``cuda``: registers the backend and its probe without importing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which NVIDIA GPUs there are, asked of the driver's management library (NVML)."""
+"""Detection of NVIDIA GPUs through the driver's management library (NVML)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from inl.errors import BackendUnavailable
 LIBRARIES = ("libnvidia-ml.so.1", "nvml.dll", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NAME_BYTES = 96
+VERSION_BYTES = 80
 
 
 class _Memory(ctypes.Structure):
@@ -27,26 +28,38 @@ class _Memory(ctypes.Structure):
 
 
 def probe() -> list[DeviceInfo]:
-    """Name and memory of each visible GPU; imports no framework.
+    """Return name and memory of each visible GPU; imports no framework.
 
-    Raises :class:`BackendUnavailable` with the reason where there is none.
+    Raises :class:`BackendUnavailable`, with the reason, where there is none.
     """
     library = load()
-    with opened(library):
-        found = [
+    with session(library):
+        devices = [
             describe(library, index, handle)
             for index, handle in enumerate(handles(library, os.environ.get(VISIBLE)))
         ]
-    if not found:
+    if not devices:
         hidden = (
             f"; {VISIBLE} is {os.environ[VISIBLE]!r}" if VISIBLE in os.environ else ""
         )
         raise BackendUnavailable(f"the NVIDIA driver shows no GPU{hidden}")
-    return found
+    return devices
+
+
+def driver_version() -> str:
+    """Version of the driver; "unknown" without one."""
+    try:
+        library = load()
+        with session(library):
+            text = ctypes.create_string_buffer(VERSION_BYTES)
+            library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(VERSION_BYTES))
+            return text.value.decode(errors="replace")
+    except BackendUnavailable:
+        return "unknown"
 
 
 def load() -> Any:
-    """Load NVML, which comes with the driver."""
+    """Load NVML, which is part of the driver."""
     for name in LIBRARIES:
         try:
             return ctypes.CDLL(name)
@@ -59,8 +72,8 @@ def load() -> Any:
 
 
 @contextmanager
-def opened(library: Any) -> Iterator[None]:
-    """Begin and end a session with NVML."""
+def session(library: Any) -> Iterator[None]:
+    """Initialize NVML, and shut it down at the end."""
     check(library, library.nvmlInit_v2(), "start")
     try:
         yield
@@ -69,14 +82,18 @@ def opened(library: Any) -> Iterator[None]:
 
 
 def handles(library: Any, visible: str | None) -> Iterator[ctypes.c_void_p]:
-    """The GPUs that CUDA will number 0, 1, ...; it stops at the first odd entry."""
+    """Handles of the GPUs in CUDA's order, as selected by ``visible``.
+
+    visible: the value of ``CUDA_VISIBLE_DEVICES``, or ``None`` for all GPUs. As in
+    CUDA, the list ends at the first invalid entry.
+    """
     count = ctypes.c_uint()
     code = library.nvmlDeviceGetCount_v2(ctypes.byref(count))
     check(library, code, "count the GPUs")
-    named = [str(index) for index in range(count.value)]
+    names = [str(index) for index in range(count.value)]
     if visible is not None:
-        named = [part.strip() for part in visible.split(",")]
-    for name in named:
+        names = [name.strip() for name in visible.split(",")]
+    for name in names:
         handle = ctypes.c_void_p()
         if name.isascii() and name.isdigit() and int(name) < count.value:
             code = library.nvmlDeviceGetHandleByIndex_v2(
@@ -95,23 +112,23 @@ def handles(library: Any, visible: str | None) -> Iterator[ctypes.c_void_p]:
 
 
 def describe(library: Any, index: int, handle: ctypes.c_void_p) -> DeviceInfo:
-    """Ask for one GPU's name and memory."""
+    """Query the name and memory of one GPU."""
     name = ctypes.create_string_buffer(NAME_BYTES)
     code = library.nvmlDeviceGetName(handle, name, ctypes.c_uint(NAME_BYTES))
     check(library, code, f"name GPU {index}")
     memory = _Memory()
-    # Boards that share the host's memory do not say how much of it is theirs.
-    silent = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    total = None if silent else int(memory.total)
+    # Boards that share the host's memory do not report a total.
+    failed = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+    total = None if failed else int(memory.total)
     return DeviceInfo(index, name.value.decode(errors="replace"), total)
 
 
 def check(library: Any, code: int, action: str) -> None:
-    """Raise :class:`BackendUnavailable` in NVML's own words."""
+    """Raise :class:`BackendUnavailable` with NVML's message for a nonzero ``code``."""
     if code:
         library.nvmlErrorString.restype = ctypes.c_char_p
-        words = library.nvmlErrorString(code) or b"unknown error"
+        message = library.nvmlErrorString(code) or b"unknown error"
         raise BackendUnavailable(
-            f"the NVIDIA driver cannot {action}: {words.decode(errors='replace')} "
+            f"the NVIDIA driver cannot {action}: {message.decode(errors='replace')} "
             f"(NVML {code})"
         )

@@ -1,4 +1,4 @@
-"""What environment variables ask of the backend."""
+"""Environment variables of the CUDA backend."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Final
 from inl.errors import DeviceError
 
 WEIGHTS: Final = "INL_CUDA_WEIGHTS"
-"""Environment variable: how weights that a file packs lie in the device's memory."""
+"""Environment variable: how quantized weights of a file are stored on the device."""
 
 ACCEPTED: Final = ("dense", "packed")
 
 
-def weights_asked_for() -> str:
-    """Read INL_CUDA_WEIGHTS; raises :class:`DeviceError` for what it does not accept.
+def requested_weights() -> str:
+    """Read ``INL_CUDA_WEIGHTS``: "dense" (the default) or "packed".
 
-    "packed" keeps the blocks of quantized files, which takes less memory; "dense" has
-    them decoded to the dtype computed in.
+    "dense" dequantizes weights to the compute dtype; "packed" stores the file's blocks,
+    which takes less memory. Raises :class:`DeviceError` for any other value.
     """
-    found = os.environ.get(WEIGHTS, "") or "dense"
-    if found not in ACCEPTED:
+    value = os.environ.get(WEIGHTS, "") or "dense"
+    if value not in ACCEPTED:
         raise DeviceError(
-            f"environment variable {WEIGHTS}: found {found!r:.80}, "
+            f"environment variable {WEIGHTS}: found {value!r:.80}, "
             f"accepted: {', '.join(ACCEPTED)}"
         )
-    return found
+    return value

@@ -1,4 +1,4 @@
-"""Opening a GPU while torch is imported, for both take seconds and wait for no one."""
+"""Opens a GPU while torch is imported, since both take seconds and are independent."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ def open_backend(device: Device) -> CudaBackend:
 
     Raises :class:`~inl.errors.BackendUnavailable` where this torch cannot use it.
     """
-    working = [Thread(target=open_context, args=(device.index,), daemon=True)]
+    threads = [Thread(target=create_context, args=(device.index,), daemon=True)]
     if find_spec("triton") is not None:
-        working.append(Thread(target=name_compiler, daemon=True))
-    for thread in working:
+        threads.append(Thread(target=compute_triton_key, daemon=True))
+    for thread in threads:
         thread.start()
-    with uncollected():
+    with gc_disabled():
         from inl_cuda.backend import CudaBackend
-    for thread in working:
+    for thread in threads:
         thread.join()
     return CudaBackend(device)
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Look for no garbage: torch makes none, of a million objects, while it loads."""
-    collects = gc.isenabled()
+def gc_disabled() -> Iterator[None]:
+    """Disable garbage collection: an import makes a million objects but no garbage."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if enabled:
             gc.enable()
 
 
-def open_context(index: int) -> None:
-    """Make the context that torch will find; what fails here is torch's to report."""
+def create_context(index: int) -> None:
+    """Create the primary context that torch will use; errors are left to torch."""
     # As torch does, before the driver first looks.
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     for name in DRIVERS:
@@ -56,14 +56,14 @@ def open_context(index: int) -> None:
             driver = ctypes.CDLL(name)
         except OSError:
             continue
-        number, context = ctypes.c_int(), ctypes.c_void_p()
-        if not (driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(number), index)):
-            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number)
+        handle, context = ctypes.c_int(), ctypes.c_void_p()
+        if not (driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(handle), index)):
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
         return
 
 
-def name_compiler() -> None:
-    """Have Triton digest its half gigabyte of library, which names its cache."""
+def compute_triton_key() -> None:
+    """Let Triton hash its half gigabyte of library for the key of its kernel cache."""
     with suppress(ImportError, OSError):
         from triton.runtime.cache import triton_key
 

@@ -1,9 +1,12 @@
-"""What was measured best on NVIDIA's chips; ``inl tune`` adds to it on a machine."""
+"""Launch parameters measured on NVIDIA GPUs; ``inl tune`` adds local measurements."""
 
 from __future__ import annotations
 
 import torch
 
+from inl.backend.tunable import Facts
+from inl_cuda.probe import driver_version
+from inl_torch.gpu.tuner import distribution_version
 from inl_torch.triton.attention.attention import shared_bytes
 from inl_torch.triton.tuning import Tile, Tuning
 
@@ -19,22 +22,32 @@ HOPPER: dict[tuple[str, int, int], Tile] = {
     ("plain", 6144, 4096): Tile(2, 2048, 8),
     ("norm", 128256, 4096): Tile(4, 256, 1),
 }
-"""H200, triton 3.6, bfloat16: (kind of product, rows, columns) of the matrix. Several
-rows go by the rule, which was measured there.
+"""(kind of product, rows, columns of the matrix) -> tile, for one row of activations.
 
-Chosen by the time of whole steps, in which a kernel reads its weights while the one
-before it ends."""
+H200, Triton 3.6, bfloat16. Chosen by the time of whole steps, in which a kernel reads
+its weights while the previous one ends. Products of several rows follow the rules of
+:meth:`Tuning.tile`, which were measured there too."""
 
 
 def tuning(place: torch.device) -> Tuning:
-    """What is known for the chip at ``place``."""
-    facts = torch.cuda.get_device_properties(place)
-    hopper = (facts.major, facts.minor) == (9, 0)
+    """Launch parameters for the chip at ``place``."""
+    properties = torch.cuda.get_device_properties(place)
+    hopper = (properties.major, properties.minor) == (9, 0)
     return Tuning(
-        early=facts.major >= 9,
-        processors=facts.multi_processor_count,
-        few_rows=32,
+        pdl=properties.major >= 9,
+        processors=properties.multi_processor_count,
+        max_rows=32,
         shared_bytes=shared_bytes(place),
         filters=hopper,
         tiles=HOPPER if hopper else {},
+    )
+
+
+def tuning_facts(place: torch.device) -> Facts:
+    """Chip and software versions for which tuning results are valid."""
+    return Facts(
+        device=torch.cuda.get_device_name(place),
+        driver=driver_version(),
+        compiler=f"triton {distribution_version('triton')}",
+        plugin=f"inl-cuda {distribution_version('inl-cuda')}",
     )

@@ -1,9 +1,10 @@
-"""The native library under test, in every instruction set of this machine."""
+"""Fixtures: the native library, in every instruction set of this machine."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import shutil
 import sys
 from pathlib import Path
@@ -20,12 +21,16 @@ from inl_cpu.abi import ISAS
 PACKAGE = Path(__file__).parents[4] / "plugins" / "inl-cpu"
 BUILT = PACKAGE / "src" / "inl_cpu" / "native" / "libinl.so"
 LIBRARY = "INL_NATIVE_LIBRARY"
-"""Environment variable that names another library to test."""
+"""Environment variable: path of another library to test."""
+
+
+QUICK = ("scalar", "neon" if platform.machine() == "aarch64" else "avx2")
+"""Instruction sets of the quick test depth."""
 
 
 @pytest.fixture(scope="session")
 def builder():
-    """The module ``build_native``; skips where there is no compiler."""
+    """The module ``build_native``; skips without a C++ compiler."""
     spec = importlib.util.spec_from_file_location(
         "build_native", PACKAGE / "build_native.py"
     )
@@ -38,11 +43,11 @@ def builder():
 
 @pytest.fixture(scope="session")
 def place(request, tmp_path_factory):
-    """Path of the library, built now where it is missing or older than a source."""
+    """Path of the library, built if it is missing or older than a source."""
     named = os.environ.get(LIBRARY)
     if named:
         return Path(named)
-    sources = (PACKAGE / "src" / "inl_cpu" / "native").glob("*.[ch]*")
+    sources = (PACKAGE / "src" / "inl_cpu" / "native").rglob("*.[ch]*")
     newest = max(source.stat().st_mtime for source in sources)
     if BUILT.exists() and BUILT.stat().st_mtime >= newest:
         return BUILT
@@ -55,9 +60,14 @@ def lib(place):
     return library(place)
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(i, marks=() if i in QUICK else pytest.mark.full) for i in ISAS
+    ],
+)
 def native(lib, request):
-    """Two threads of one instruction set."""
+    """A pool of two threads, for each instruction set."""
     if not lib.inl_can_run(ISAS.index(request.param)):
         pytest.skip(f"this processor does not run {request.param}")
     opened = Native(lib, request.param, threads=2)

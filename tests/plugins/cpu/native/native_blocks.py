@@ -1,4 +1,4 @@
-"""Random packed weights whose scales are plausible, or at the limits of float16."""
+"""Random quantized blocks with realistic scales."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ HALVES = {
     "iq4_xs": (0,),
     "mxfp4": (),
 }
-"""Where a block of each kind has its scale, and its offset or the offset's scale."""
+"""Byte offsets of the scale of a block, and of its offset or the offset's scale."""
 
 SUBTRACTED = ("q2_k", "q4_k", "q5_k")
-"""Kinds whose offsets are taken off."""
+"""Kinds that subtract their offsets."""
 
 
 def random_blocks(rng, kind, rows, columns, size=1.0):

@@ -1,4 +1,4 @@
-"""Calls the native library with NumPy arrays, and says how wrong a result may be."""
+"""Runs native instructions on NumPy arrays, and computes error bounds."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from inl.dtypes import EPSILON, HostArray, rounded
 from inl.spec.tolerance import FLOOR
 from inl.weights.quant import BLOCKS, dequantize
 from inl_cpu.abi import DATA, DIMS, INSTRUCTION, ISAS, KINDS, REALS, Flag, MatrixStruct
-from inl_cpu.abi import Opcode as Op
-from inl_cpu.library import _declare
+from inl_cpu.instructions import Opcode as Op
+from inl_cpu.library import declare_signatures
 
 
 def library(path):
     loaded = ctypes.CDLL(str(path))
-    _declare(loaded)
+    declare_signatures(loaded)
     return loaded
 
 
 class Refused(Exception):
-    """The library's own words."""
+    """An instruction was refused; the message is the library's."""
 
 
 class Native:
@@ -44,7 +44,7 @@ class Native:
             raise Refused(f"{refused}: {why}")
 
     def packing(self, kind, rows, columns):
-        """A matrix of zeros as ``kind`` is packed."""
+        """An empty matrix with the packing of ``kind``."""
         struct = MatrixStruct(rows=rows, columns=columns)
         assert self.lib.inl_packing(KINDS[kind], ctypes.byref(struct)) == 0
         return self.allocated(struct)
@@ -55,7 +55,7 @@ class Native:
         return Matrix(struct, aligned(size))
 
     def pack(self, kind, source, matrix=None, *, first=0, flags=0, columns=None):
-        """``source``: rows of bytes, or plain numbers held as their bits."""
+        """Pack ``source``: rows of bytes, or plain numbers as their bits."""
         rows = len(source)
         columns = columns or columns_of(kind, source)
         matrix = matrix or self.packing(kind, rows, columns)
@@ -110,7 +110,7 @@ def columns_of(kind, source):
 
 @dataclass
 class Matrix:
-    """A matrix struct and the memory that it points to."""
+    """A matrix struct and its memory."""
 
     struct: MatrixStruct
     memory: np.ndarray
@@ -121,10 +121,10 @@ class Matrix:
 
 @dataclass
 class Instruction:
-    """Bytes of one instruction, and what they point to."""
+    """An encoded instruction and its operands."""
 
     bytes: bytes
-    held: tuple
+    operands: tuple
 
 
 def address(item):
@@ -159,15 +159,15 @@ def bf16(values):
 
 
 def weights_of(kind, source, shape):
-    """float64 of packed rows, by the core's own decoder."""
+    """Packed rows as float64, by the decoder of the core."""
     return dequantize(HostArray(source, kind, shape)).astype(np.float64)
 
 
 def excess(got, exact, close, dtype, factor=2.0):
-    """Largest error as a share of what the tolerance rule allows; at most 1 is right.
+    """Largest error relative to the tolerance; at most 1 is correct.
 
-    The rule of ``inl.spec.tolerance``, stated again: twice the relative error of the
-    body run with rounding (``close``; the largest over the rows) plus a floor.
+    The tolerance of ``inl.spec.tolerance``: twice the relative error of the body run
+    with rounding (``close``; the largest over the rows) plus a constant.
     """
     got, exact, close = (np.asarray(a, np.float64) for a in (got, exact, close))
     assert got.shape == exact.shape

@@ -1,8 +1,8 @@
-/* Runs the same instructions in plain C++ and in NEON, under an emulator, and compares.
+/* Runs the same instructions with the scalar and the NEON kernels and compares.
  *
- * The plain kernels are held against float64 by the Python tests; this program needs
- * no Python for the other architecture. Prints one line a case; exits with 1 where a
- * case differs by more than its bound.
+ * The Python tests compare the scalar kernels with float64; this program avoids a Python
+ * for the other architecture. Prints a line for each case; exits with 1 if a case differs
+ * by more than its bound.
  */
 
 #include <cmath>
@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "inl.h"
+#include "runtime/instructions.h"
 
 namespace {
 
@@ -40,12 +40,12 @@ void run(int which, inl_instruction one) {
     std::exit(1);
 }
 
-void compare(const char *name, const Floats &plain, const Floats &found, float bound) {
+void compare(const char *name, const Floats &scalar, const Floats &neon, float bound) {
     float worst = 0, size = 0;
-    for (size_t at = 0; at < plain.size(); at++) {
-        const float off = std::fabs(plain[at] - found[at]);
+    for (size_t at = 0; at < scalar.size(); at++) {
+        const float off = std::fabs(scalar[at] - neon[at]);
         worst = off > worst || off != off ? off : worst;
-        size = std::fmax(size, std::fabs(plain[at]));
+        size = std::fmax(size, std::fabs(scalar[at]));
     }
     const bool right = worst <= bound * size && size > 0;
     failed |= !right;
@@ -66,7 +66,7 @@ struct Packed {
         for (int64_t at = 0; at < size; at++) memory[at] = 0;
         matrix.data = memory;
         std::vector<uint8_t> source(size_t(rows * inl_source_bytes(kind, columns)));
-        /* Bytes below 64: small scales, and no infinite ones. */
+        /* Bytes below 64 give small, finite scales. */
         for (uint8_t &byte : source) byte = random_bits() % 64;
         if (kind == INL_KIND_F32) {
             const Floats plain = random_floats(size_t(rows * columns));

@@ -1,4 +1,4 @@
-"""Attention over both caches, alone and with all that may come before it."""
+"""Attention over each cache format, alone and with fused rotation, norms and writes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ KINDS = {"float32": 0, "bfloat16": Flag.KV_BF16, "int8": Flag.KV_INT8}
 
 
 class Paged:
-    """A cache in the kernels' own layout."""
+    """A cache in the native layout."""
 
     def __init__(self, native, shape, dtype):
         self.native, self.shape = native, shape
         self.flags = KINDS[dtype]
         size = native.lib.inl_cache_bytes(*shape, self.flags)
         assert size > 0
-        # What nobody has written may hold anything: here, no numbers.
+        # Unwritten memory may contain anything: here, NaN.
         self.k, self.v = aligned(size), aligned(size)
         self.k[:], self.v[:] = 255, 255
 
@@ -95,7 +95,7 @@ def test_attention(native, case, dtype):
 
 @pytest.mark.parametrize("block_size", [1, 4, 16, 24, 32])
 @pytest.mark.parametrize("narrow", [False, True])
-def test_a_cache_comes_back_and_its_blocks_are_copied(native, rng, block_size, narrow):
+def test_cache_conversion_and_block_copies(native, rng, block_size, narrow):
     shape = 5, block_size, 2, 20
     plain = Cache(*f32(rng.standard_normal((2, *shape))))
     if narrow:
@@ -142,7 +142,7 @@ def long_case(rng, *, counts, cached, block_size=16, heads=6, kv_heads=2, width=
     ("cached", "counts"),
     [([0], [70]), ([130, 33, 7], [1, 1, 1]), ([40, 0, 3], [1, 25, 90])],
 )
-def test_rotated_written_and_attended_at_once(native, rng, dtype, cached, counts):
+def test_fused_rotation_and_cache_write(native, rng, dtype, cached, counts):
     case = long_case(rng, cached=cached, counts=counts)
     narrow = bf16 if dtype == "bfloat16" else f32
     q, k, v, cache, step = case.args
@@ -150,7 +150,7 @@ def test_rotated_written_and_attended_at_once(native, rng, dtype, cached, counts
     cos, sin = f32(np.cos(angle)), f32(np.sin(angle))
     paged = Paged(native, cache.k.shape, dtype)
     paged.fill(cache)
-    flags = Flag.ONE_EACH if max(counts) == 1 else 0
+    flags = Flag.ONE_TOKEN_ROWS if max(counts) == 1 else 0
     y = attend(native, narrow(q), paged, step, case.attrs, k=narrow(k), v=narrow(v),
                cos=cos, sin=sin, flags=flags)  # fmt: skip
     turned = CATALOG["rope"].body(*(narrow(a).astype(float) for a in (q, k)), cos, sin)
@@ -170,7 +170,7 @@ def test_rotated_written_and_attended_at_once(native, rng, dtype, cached, counts
         ([5], [64], (2, 2, 96)),
     ],
 )
-def test_many_tokens_whose_bits_are_free(
+def test_many_tokens_batch_variant(
     native, rng, block_size, attrs, cached, counts, dims
 ):
     heads, kv_heads, width = dims
@@ -181,13 +181,13 @@ def test_many_tokens_whose_bits_are_free(
     paged.fill(cache)
     both = case.attrs | attrs
     y = attend(native, bf16(q), paged, step, both, k=bf16(k), v=bf16(v),
-               flags=Flag.ANY_BITS)  # fmt: skip
+               flags=Flag.BATCH_VARIANT)  # fmt: skip
     named = Case("", case.args, both)
     verdict = judge(CATALOG["attend"], named, "bfloat16", (y, paged.read()))
     assert verdict.passed, verdict
 
 
-def test_heads_are_normalized_first(native, rng):
+def test_fused_head_norms(native, rng):
     case = long_case(rng, cached=[4, 9], counts=[1, 6])
     q, k, v, cache, step = case.args
     norms = f32(rng.standard_normal((2, 64)))
@@ -210,7 +210,7 @@ def test_heads_are_normalized_first(native, rng):
     assert verdict.passed, verdict
 
 
-def test_a_sink_takes_its_share(native, rng):
+def test_sinks(native, rng):
     case = long_case(rng, cached=[20], counts=[3])
     q, _, _, cache, step = case.args
     sinks = f32(rng.standard_normal(6))
@@ -235,10 +235,10 @@ def test_a_sink_takes_its_share(native, rng):
     ("length", "block_size", "window"),
     [(75, 16, None), (300, 16, None), (220, 24, None), (300, 16, 130)],
 )
-def test_a_token_has_the_same_bits_in_any_company(
+def test_results_of_a_token_are_independent_of_the_batch(
     lib, native, rng, dtype, length, block_size, window
 ):
-    """Chunked, batched, on any number of threads."""
+    """Chunked, batched, and on any number of threads."""
     case = long_case(rng, cached=[0], counts=[length], block_size=block_size)
     q, k, v, _, step = case.args
     q, k, v = f32(q), f32(k), f32(v)
@@ -271,7 +271,7 @@ def test_a_token_has_the_same_bits_in_any_company(
         )
         pieces = (array[start:stop].copy() for array in (q, k, v))
         own_q, own_k, own_v = pieces
-        flags = Flag.ONE_EACH if stop - start == 1 else 0
+        flags = Flag.ONE_TOKEN_ROWS if stop - start == 1 else 0
         y = attend(native, own_q, paged, part, attrs, k=own_k, v=own_v, flags=flags)
         assert np.array_equal(y, want[start:stop]), (start, stop)
 
@@ -290,7 +290,8 @@ def test_a_token_has_the_same_bits_in_any_company(
 def test_contexts_of_several_segments(
     native, rng, dtype, attrs, cached, counts, dims, block_size
 ):
-    """Against float64 over what the cache holds: its own rounding is not looked at."""
+    """Compared with float64 over the stored keys and values: the rounding of the cache
+    is excluded."""
     heads, kv_heads, width = dims
     case = long_case(rng, cached=cached, counts=counts, heads=heads, width=width,
                      kv_heads=kv_heads, block_size=block_size)  # fmt: skip
@@ -301,14 +302,14 @@ def test_contexts_of_several_segments(
     both = {"window": None, "cap": None, "group": 0} | case.attrs | attrs
     y = attend(native, q, paged, step, both)
     body = CATALOG["attention"].body
-    held = Cache(*(part.astype(np.float64) for part in paged.read()))
-    exact = body(q.astype(np.float64), held, step, **both)
+    stored = Cache(*(part.astype(np.float64) for part in paged.read()))
+    exact = body(q.astype(np.float64), stored, step, **both)
     if dtype == "int8":
         # Queries and weights have 15 bits.
         assert excess(y, exact, exact, "bfloat16") < 0.25
         return
     close = rounded(f32(body(q, paged.read(), step, **both)), dtype)
-    # Hundreds of numbers are summed in a row, where NumPy sums them in pairs.
+    # Sums are sequential, whereas NumPy adds pairwise.
     assert excess(y, exact, close, dtype) <= (2 if dtype == "float32" else 1)
 
 
@@ -325,13 +326,13 @@ def test_an_int8_cache_has_a_scale_for_each_token_and_head(native, rng):
     steps = np.where(most > 0, most, 1) / 127
     want = np.rint(plain / steps) * steps
     for found, exact, step in zip(paged.read(), want, steps, strict=True):
-        # A number amid two codes may go either way.
+        # A number halfway between two codes may round either way.
         assert (np.abs(found - exact) <= 1.001 * step).all()
         assert np.mean(np.abs(found - exact) > 1e-3 * step) < 0.01
     assert not paged.read().k[1, 5, 1].any()
 
 
-def test_an_int8_cache_hides_no_nan(native, rng):
+def test_nan_propagates_through_an_int8_cache(native, rng):
     case = long_case(rng, cached=[20], counts=[1])
     q, _, _, cache, step = case.args
     cache.v[step.blocks[0, 0, 0], 3, 1, 7] = np.nan

@@ -1,4 +1,4 @@
-"""No instruction of a wider set lies where a machine without it could come across."""
+"""Code for wider instruction sets is confined to their own sources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sections_of(path):
     return [line.split()[1] for line in done.stdout.splitlines() if " CODE" in line]
 
 
-def test_files_for_any_machine_hold_nothing_wider(objects):
+def test_baseline_sources_have_no_vector_extensions(objects):
     for stem, path in objects.items():
         if stem.startswith("isa_") and stem != "isa_scalar":
             continue
@@ -40,7 +40,7 @@ def test_files_for_any_machine_hold_nothing_wider(objects):
         assert not re.search(r"%[yz]mm|%k[0-7]|\tv[a-z]", text), stem
 
 
-def test_avx2_has_no_register_of_avx512(objects):
+def test_avx2_sources_use_no_avx512_registers(objects):
     for stem in ("isa_avx2", "isa_avx_vnni"):
         assert not re.search(
             r"%zmm|%k[0-7]|%[xy]mm(1[6-9]|2\d|3[01])", code_of(objects[stem])
@@ -48,15 +48,15 @@ def test_avx2_has_no_register_of_avx512(objects):
 
 
 @pytest.mark.parametrize("stem", ["isa_avx2", "isa_avx_vnni", "isa_avx512", "isa_amx"])
-def test_a_wide_file_shares_no_code_with_others(objects, stem):
-    """A function of the standard library, compiled for AVX-512 and merged by the
-    linker with everybody's, would be an illegal instruction elsewhere."""
+def test_instruction_set_sources_share_no_functions(objects, stem):
+    """The linker may keep the AVX-512 version of a shared standard library function,
+    which would be an illegal instruction on other machines."""
     shared = [name for name in sections_of(objects[stem]) if name.startswith(".text.")]
     plain = (".text.unlikely", ".text.startup", ".text.hot", ".text.exit")
     assert [name for name in shared if name not in plain] == []
 
 
-def test_those_checks_can_fail(objects):
+def test_the_checks_detect_violations(objects):
     assert re.search("%zmm", code_of(objects["isa_avx512"]))
     assert re.search("%ymm", code_of(objects["isa_avx2"]))
     shared = [name for name in sections_of(objects["pool"]) if ".text._Z" in name]

@@ -1,4 +1,4 @@
-"""Products with weights, held in every format, for any number of rows."""
+"""Products with weights of every format, for any number of rows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_packed_weights_with_exact_rows(native, rng, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_weights_with_rows_of_15_bits_are_far_inside_the_rule(native, rng, kind):
+def test_packed_weights_with_int16_rows_are_far_below_the_tolerance(native, rng, kind):
     matrix, weights = packed(native, rng, kind, 37, 512)
     for rows in ROWS:
         x = bf16(rng.standard_normal((rows, 512)))
@@ -56,9 +56,9 @@ def test_packed_weights_with_rows_of_15_bits_are_far_inside_the_rule(native, rng
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_weights_with_rows_of_8_bits(native, rng, kind):
-    """At the edge of bfloat16's rule, which is why kernels declare it: a group's
-    largest number leaves the others an error of 1/254 of it."""
+def test_packed_weights_with_int8_rows(native, rng, kind):
+    """Near the tolerance of bfloat16, which is why kernels declare int8: the rounding
+    error is up to 1/254 of the largest number of a group."""
     matrix, weights = packed(native, rng, kind, 37, 512)
     for rows in ROWS:
         x = bf16(rng.standard_normal((rows, 512)))
@@ -67,17 +67,17 @@ def test_packed_weights_with_rows_of_8_bits(native, rng, kind):
 
 
 def coded(x, group):
-    """Rows as int8 with a float32 scale for each group, held as float64."""
+    """Rows rounded to int8 with a float32 scale for each group, as float64."""
     parts = x.reshape(len(x), -1, group).astype(np.float64)
     scale = np.abs(parts).max(-1, keepdims=True) / 127
     return (np.rint(parts / np.where(scale, scale, 1)) * scale).reshape(x.shape)
 
 
 @pytest.mark.parametrize(("kind", "group"), [("q4_1", 32), ("q6_k", 16), ("q8_0", 32)])
-def test_8_bits_are_what_they_are_said_to_be(native, rng, kind, group):
-    """The error against codes computed here is float32's: nothing else is lost."""
+def test_int8_rows_have_no_other_error(native, rng, kind, group):
+    """With inputs that int8 represents exactly, the error is that of float32."""
     matrix, weights = packed(native, rng, kind, 64, 512)
-    # Whole numbers, whose codes fall on no tie.
+    # Integers, whose codes are exact.
     x = f32(rng.integers(-127, 128, (9, 512)))
     x[:, ::group] = 127
     y = native.linear(x, matrix, mode=Flag.X_INT8)
@@ -121,10 +121,10 @@ def test_extreme_rows(native, rng, size, mode):
     dtype = "float32" if mode == Flag.X_EXACT else "bfloat16"
     x = rounded(f32(size * rng.standard_normal((13, 256))), dtype)
     y = native.linear(x, matrix, mode=mode)
-    # Results near the smallest float32 lose digits in any arithmetic of that width.
+    # Results near the smallest float32 lose digits in any float32 arithmetic.
     lost = 256 * 2.0**-149
-    weighed = x.astype(np.float64) @ weights.T
-    off = np.abs(y - weighed) <= lost
+    exact = x.astype(np.float64) @ weights.T
+    off = np.abs(y - exact) <= lost
     assert off.all() or product_excess(y, x, weights, dtype) <= 1
 
 
@@ -134,7 +134,7 @@ def test_denormal_rows_and_zeros(native, rng, mode):
     x = f32(1e-41 * rng.standard_normal((3, 64)))
     x[1] = 0
     y = native.linear(x, matrix, mode=mode)
-    # A scale for integers is smaller than what it scales, and so may vanish.
+    # The scale of integers is smaller than what it scales, and may underflow.
     bound = 1e-43 if mode == Flag.X_EXACT else 1e-40
     assert np.abs(y - x.astype(np.float64) @ weights.T).max() < bound
     assert (y[1] == 0).all()
@@ -149,7 +149,7 @@ def test_scales_at_the_limits_of_float16(native, rng, scale):
 
 @pytest.mark.parametrize("mode", [Flag.X_EXACT, Flag.X_INT8, Flag.X_INT16])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_a_number_is_not_hidden(native, rng, mode, value):
+def test_non_finite_inputs_propagate(native, rng, mode, value):
     matrix, _ = packed(native, rng, "q4_1", 37, 64)
     x = f32(rng.standard_normal((3, 64)))
     x[1, 40] = value
@@ -159,7 +159,7 @@ def test_what_is_not_a_number_is_not_hidden(native, rng, mode, value):
 
 
 @pytest.mark.parametrize("mode", [Flag.X_EXACT, Flag.X_INT8, Flag.X_INT16])
-def test_a_row_has_the_same_bits_in_any_company(native, rng, mode):
+def test_results_of_a_row_are_independent_of_the_batch(native, rng, mode):
     matrix, _ = packed(native, rng, "q4_1", 96, 288)
     x = f32(rng.standard_normal((40, 288)))
     together = native.linear(x, matrix, mode=mode)
@@ -170,7 +170,7 @@ def test_a_row_has_the_same_bits_in_any_company(native, rng, mode):
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "q4_1", "q6_k"])
 @pytest.mark.parametrize("rows", [1, 4, 5, 40, 200])
-def test_any_number_of_threads_gives_the_same_bits(lib, native, rng, kind, rows):
+def test_results_are_equal_for_any_number_of_threads(lib, native, rng, kind, rows):
     make = plain if kind in PLAIN else packed
     matrix, _ = make(native, rng, kind, 640, 512)
     x = f32(rng.standard_normal((rows, 512)))
@@ -186,14 +186,14 @@ MANY = (31, 32, 33, 48, 70, 513)
 
 @pytest.mark.parametrize("kind", [*KINDS, "bfloat16"])
 @pytest.mark.parametrize("columns", [256, 768])
-def test_many_rows_whose_bits_are_free(native, rng, kind, columns):
-    """What prefill asks for; with AMX weights are rounded to bfloat16 too."""
+def test_many_rows_batch_variant(native, rng, kind, columns):
+    """The prefill mode; AMX also rounds the weights to bfloat16."""
     make = plain if kind in PLAIN else packed
     matrix, weights = make(native, rng, kind, 53, columns)
     mode = Flag.X_BF16 if kind in PLAIN else Flag.X_INT16
     for rows in MANY:
         x = bf16(rng.standard_normal((rows, columns)))
-        y = native.linear(x, matrix, mode=mode, flags=Flag.ANY_BITS)
+        y = native.linear(x, matrix, mode=mode, flags=Flag.BATCH_VARIANT)
         assert product_excess(y, x, weights, "bfloat16") <= 1
 
 
@@ -202,14 +202,14 @@ def test_many_rows_of_ragged_width(native, rng, columns):
     matrix, weights = plain(native, rng, "bfloat16", 53, columns)
     for rows in MANY:
         x = bf16(rng.standard_normal((rows, columns)))
-        y = native.linear(x, matrix, mode=Flag.X_BF16, flags=Flag.ANY_BITS)
+        y = native.linear(x, matrix, mode=Flag.X_BF16, flags=Flag.BATCH_VARIANT)
         assert product_excess(y, x, weights, "bfloat16") <= 1
 
 
-def test_free_bits_are_those_of_any_number_of_threads(lib, native, rng):
+def test_batch_variant_results_are_equal_for_any_number_of_threads(lib, native, rng):
     matrix, _ = packed(native, rng, "q4_1", 100, 256)
     x = f32(rng.standard_normal((600, 256)))
-    modes = {"mode": Flag.X_INT8, "flags": Flag.ANY_BITS}
+    modes = {"mode": Flag.X_INT8, "flags": Flag.BATCH_VARIANT}
     want = native.linear(x, matrix, **modes)
     for threads in (1, 4):
         other = Native(lib, native.isa, threads)
@@ -238,7 +238,7 @@ def test_addition_and_norm_before_the_product(native, rng, rows, plus_one):
     assert excess(y, body(np.float64), body(np.float32), "float32") <= 1
     plain_norm = native.linear(x + delta, matrix, norm=norm, flags=flags)
     assert np.array_equal(plain_norm, y)
-    modes = {"mode": Flag.X_INT16, "flags": flags | Flag.ANY_BITS}
+    modes = {"mode": Flag.X_INT16, "flags": flags | Flag.BATCH_VARIANT}
     near = native.linear(x, matrix, delta=delta, norm=norm, total=total, **modes)
     assert np.array_equal(total, x + delta)
     assert np.abs(near - y).max() < 0.01 * np.abs(y).max()
@@ -246,8 +246,8 @@ def test_addition_and_norm_before_the_product(native, rng, rows, plus_one):
 
 @pytest.mark.parametrize("inner", [16, 40, 96])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_a_gate_beside_its_partner(native, rng, inner, activation):
-    """Gate and up in turns of 16 rows; widths that are no multiple of 16 too."""
+def test_gate_and_up_interleaved(native, rng, inner, activation):
+    """Gate and up interleaved by 16 rows, also for widths that 16 does not divide."""
     sources = [random_blocks(rng, "q4_1", inner, 64) for _ in range(2)]
     gate, up = (weights_of("q4_1", source, (inner, 64)) for source in sources)
     matrix = native.packing("q4_1", 2 * 16 * -(-inner // 16), 64)
@@ -265,13 +265,13 @@ def test_a_gate_beside_its_partner(native, rng, inner, activation):
         x = f32(rng.standard_normal((rows, 64)))
         y = native.linear(x, matrix, flags=flag, columns=inner)
         assert excess(y, body(x.astype(np.float64)), body(x), "float32") <= 1
-        modes = {"mode": Flag.X_INT16, "flags": flag | Flag.ANY_BITS}
+        modes = {"mode": Flag.X_INT16, "flags": flag | Flag.BATCH_VARIANT}
         near = native.linear(x, matrix, columns=inner, **modes)
         assert np.abs(near - y).max() < 0.01 * np.abs(y).max()
 
 
-def test_several_sources_one_below_the_other(native, rng):
-    """Queries, keys and values whose rows end amid a tile."""
+def test_stacked_sources(native, rng):
+    """Queries, keys and values that end within a tile."""
     sizes = (40, 24, 24)
     sources = [random_blocks(rng, "q6_k", rows, 256) for rows in sizes]
     matrix = native.packing("q6_k", sum(sizes), 256)

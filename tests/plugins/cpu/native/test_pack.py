@@ -1,4 +1,4 @@
-"""Packing loses nothing: rows come back as the core's own decoder has them."""
+"""Packing is lossless: unpacked rows equal the core's decoder bit for bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KINDS = sorted(HALVES)
 
 
 def rows_of(native, matrix):
-    """The matrix as float32, through the embedding."""
+    """The matrix as float32, read by EMBEDDING."""
     rows, columns = matrix.struct.rows, matrix.struct.columns
     ids, y = i32(np.arange(rows)), np.empty((rows, columns), np.float32)
     native.run(instruction(Op.EMBEDDING, (rows, columns), (ids, matrix, y), (1.0,)))
@@ -20,49 +20,49 @@ def rows_of(native, matrix):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 16, 37])
-def test_packed_kinds_come_back_bit_for_bit(native, rng, kind, rows):
+def test_packed_kinds_are_lossless(native, rng, kind, rows):
     source = random_blocks(rng, kind, rows, 512)
-    wanted = weights_of(kind, source, (rows, 512)).astype(np.float32)
-    assert np.array_equal(rows_of(native, native.pack(kind, source)), wanted)
+    expected = weights_of(kind, source, (rows, 512)).astype(np.float32)
+    assert np.array_equal(rows_of(native, native.pack(kind, source)), expected)
 
 
 @pytest.mark.parametrize("columns", [1, 6, 33])
-def test_plain_kinds_come_back_bit_for_bit(native, rng, columns):
+def test_plain_kinds_are_lossless(native, rng, columns):
     weights = bf16(rng.standard_normal((21, columns)))
     bits = (weights.view(np.uint32) >> 16).astype(np.uint16)
     assert np.array_equal(rows_of(native, native.pack("bfloat16", bits)), weights)
     half = weights.astype(np.float16)
-    found = rows_of(native, native.pack("float16", half))
-    assert np.array_equal(found, half.astype(np.float32))
+    actual = rows_of(native, native.pack("float16", half))
+    assert np.array_equal(actual, half.astype(np.float32))
 
 
-def test_every_number_of_float16_is_widened(native):
+def test_every_float16_is_converted_exactly(native):
     every = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
-    found = rows_of(native, native.pack("float16", every))
-    wanted = every.view(np.float16).astype(np.float32)
-    assert np.array_equal(found, wanted, equal_nan=True)
+    actual = rows_of(native, native.pack("float16", every))
+    expected = every.view(np.float16).astype(np.float32)
+    assert np.array_equal(actual, expected, equal_nan=True)
 
 
-def test_float32_is_rounded_to_a_matrix_of_bfloat16(native, rng):
+def test_float32_packs_into_bfloat16(native, rng):
     weights = f32(rng.standard_normal((18, 40)))
     matrix = native.pack("float32", weights, native.packing("bfloat16", 18, 40))
     assert np.array_equal(rows_of(native, matrix), bf16(weights))
 
 
-def test_ids_from_outside_give_zeros(native, rng):
+def test_ids_out_of_range_give_zeros(native, rng):
     matrix = native.pack("float32", f32(rng.standard_normal((5, 8))))
     ids, y = i32([-1, 5, 2**31 - 1]), np.ones((3, 8), np.float32)
     native.run(instruction(Op.EMBEDDING, (3, 8), (ids, matrix, y), (1.0,)))
     assert not y.any()
 
 
-def test_threads_do_not_disturb_each_other(lib, native, rng):
-    """Rows of one tile share no byte, even where a source begins amid one."""
+def test_threads_write_disjoint_bytes(lib, native, rng):
+    """Rows of one tile share no byte, even if a source begins within a tile."""
     source = random_blocks(rng, "q4_0", 200, 256)
-    wanted = weights_of("q4_0", source, (200, 256)).astype(np.float32)
+    expected = weights_of("q4_0", source, (200, 256)).astype(np.float32)
     several = Native(lib, native.isa, 4)
     for first in (0, 5):
         matrix = several.packing("q4_0", 205, 256)
         several.pack("q4_0", source, matrix, first=first)
-        assert np.array_equal(rows_of(several, matrix)[first : first + 200], wanted)
+        assert np.array_equal(rows_of(several, matrix)[first : first + 200], expected)
     several.close()

@@ -1,4 +1,4 @@
-"""Elementwise operations, norms, rotations and copies, against the catalog's bodies."""
+"""Elementwise operations, norms, RoPE and copies, compared with the ops' bodies."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_scale_shift_and_zero(native, rng, count):
     assert not y.any()
 
 
-def test_rows_are_copied_between_strides(native, rng):
+def test_copy_between_strides(native, rng):
     x, y = f32(rng.standard_normal((9, 20))), np.zeros((9, 7), np.float32)
     native.run(instruction(Op.COPY, (9, 5, 20, 7), (x, y)))
     assert np.array_equal(y[:, :5], x[:, :5])
     assert not y[:, 5:].any()
 
 
-def test_rows_are_taken_and_none_from_outside(native, rng):
+def test_take_rows_with_indices_out_of_range(native, rng):
     x, index = f32(rng.standard_normal((6, 5))), i32([5, 0, 0, -1, 6])
     y = np.empty((5, 5), np.float32)
     native.run(instruction(Op.TAKE_ROWS, (5, 5, 5, 6), (x, index, y)))
@@ -80,15 +80,15 @@ def test_add_norm(native, case):
     judged("reduce_add_norm", case, delta, y)
 
 
-def test_norms_multiply_by_one_more(native, rng):
+def test_norms_with_plus_one(native, rng):
     x, weight = f32(rng.standard_normal((3, 40))), f32(rng.standard_normal(40))
-    found, wanted = np.empty_like(x), np.empty_like(x)
+    actual, expected = np.empty_like(x), np.empty_like(x)
     dims = 3, 1, 40, 40, 40
     native.run(
-        instruction(Op.RMS_NORM, dims, (x, weight, found), (1e-5,), Flag.PLUS_ONE),
-        instruction(Op.RMS_NORM, dims, (x, 1 + weight, wanted), (1e-5,)),
+        instruction(Op.RMS_NORM, dims, (x, weight, actual), (1e-5,), Flag.PLUS_ONE),
+        instruction(Op.RMS_NORM, dims, (x, 1 + weight, expected), (1e-5,)),
     )
-    assert np.array_equal(found, wanted)
+    assert np.array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("case", cases("gated_activation"), ids=lambda case: case.name)
@@ -103,7 +103,7 @@ def test_gated_activation(native, case):
 
 
 @pytest.mark.parametrize("flag", [Flag.GATE_SILU, Flag.GATE_GELU])
-def test_activations_at_their_ends(native, flag):
+def test_activations_of_extreme_inputs(native, flag):
     gate = f32([[-3e38, -1e10, -90, -88, -1e-40, 0, 1e-40, 88, 90, 3e38]])
     y = np.empty_like(gate)
     dims = 1, gate.size, gate.size, gate.size, gate.size
@@ -135,7 +135,7 @@ def test_rope_table(native, case):
     rates = frequencies(attrs["dim"], attrs["theta"], attrs["scaling"])
     rates = np.ascontiguousarray(rates, np.float64)
     cos, sin = np.empty((2, len(positions), len(rates)), np.float32)
-    dims = len(positions), len(rates), (scaling.turning or attrs["dim"]) // 2
+    dims = len(positions), len(rates), (scaling.rotary_dim or attrs["dim"]) // 2
     data = positions, rates, cos, sin
     native.run(instruction(Op.ROPE_TABLE, dims, data, (scaling.gain,)))
     judged("rope_table", case, cos, sin)
@@ -153,7 +153,7 @@ def test_embedding(native, case):
     assert np.array_equal(y, 3 * weight[ids])
 
 
-def test_reading_memory_reads_all_of_it(native, rng):
+def test_read_covers_the_whole_buffer(native, rng):
     x = rng.integers(0, 2**31, 3 << 19, dtype=np.int64).astype(np.uint32)
     y = np.zeros(1, np.uint64)
     native.run(instruction(Op.READ, (x.nbytes,), (x, y)))

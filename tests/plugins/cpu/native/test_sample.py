@@ -1,4 +1,4 @@
-"""Choosing tokens: exactly what the catalog's body chooses."""
+"""Sampling returns exactly the tokens of the op's body."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import pytest
 from native_harness import Flag, Op, f32, i32, instruction
 
 from inl.ops import catalog
-from inl.ops.sample import _kept as kept_by_sorting
-from inl.spec.op import Case
+from inl.ops.sample import allowed_tokens as allowed_by_sorting
 from inl.spec.step import NEUTRAL
 from inl.spec.tolerance import judge
 
-CHOOSE = catalog()["sample"]
-CASES = list(CHOOSE.cases(np.random.default_rng(11)))
+SAMPLE = catalog()["sample"]
+CASES = list(SAMPLE.cases(np.random.default_rng(11)))
 FLAGS = {
     "greedy": Flag.SAMPLE_GREEDY,
-    "sample": Flag.SAMPLE_DRAW,
-    "sample_filtered": Flag.SAMPLE_FULL,
+    "sample": Flag.SAMPLE_RANDOM,
+    "sample_filtered": Flag.SAMPLE_FILTERED,
 }
 
 
-def choose(native, logits, step, tables, sampler):
+def sample(native, logits, step, tables, sampler):
     """Tokens and tables, as the op returns them."""
     samples, vocabulary = logits.shape
     rows, logits = len(step.slots), f32(logits).copy()
@@ -35,22 +34,22 @@ def choose(native, logits, step, tables, sampler):
         program.append(instruction(Op.PENALIZE, dims, data))
     dims = samples, vocabulary, vocabulary, samples // rows
     data = logits, tokens, step.slots, tables.last, tables.params, step.uniforms
-    program.append(instruction(Op.CHOOSE, dims, data, flags=FLAGS[sampler]))
+    program.append(instruction(Op.SAMPLE, dims, data, flags=FLAGS[sampler]))
     native.run(*program)
     return tokens, tables
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_choose(native, case):
+def test_sample(native, case):
     logits, step, tables = case.args
-    found = choose(native, logits, step, tables, case.attrs["sampler"])
-    verdict = judge(CHOOSE, case, "float32", found)
+    found = sample(native, logits, step, tables, case.attrs["sampler"])
+    verdict = judge(SAMPLE, case, "float32", found)
     assert verdict.passed, verdict
 
 
-def wide(rng, vocabulary, **parameters):
-    """Four rows of one sample, all with the same parameters."""
-    case = next(case for case in CASES if case.name == "full/257")
+def uniform_step(rng, vocabulary, **parameters):
+    """A step of four rows with one sample each and the given parameters."""
+    case = next(case for case in CASES if case.name == "sample_filtered/257")
     _, step, tables = case.args
     params = tables.params.copy()
     params[1:] = NEUTRAL
@@ -67,24 +66,24 @@ def wide(rng, vocabulary, **parameters):
 
 @pytest.mark.parametrize("vocabulary", [1, 15, 16, 17, 8192, 8193, 49152])
 def test_greedy_over_segments(native, rng, vocabulary):
-    step, tables = wide(rng, vocabulary)
+    step, tables = uniform_step(rng, vocabulary)
     logits = f32(rng.standard_normal((4, vocabulary)))
-    # Equal ones in two segments: the lower id wins.
+    # A tie between two segments goes to the lower id.
     logits[0, [vocabulary // 3, vocabulary - 1]] = 9
-    tokens, _ = choose(native, logits, step, tables, "greedy")
+    tokens, _ = sample(native, logits, step, tables, "greedy")
     assert np.array_equal(tokens, logits.argmax(-1))
 
 
 @pytest.mark.parametrize("number", [99, 173, 263, 767])
-def test_the_highest_number_draws_what_may_be_drawn(native, number):
-    """For these, sixteen at a time add up to more than one by one."""
+def test_the_highest_uniform_gives_a_possible_token(native, number):
+    """For these seeds, vector sums exceed the scalar sum."""
     rng = np.random.default_rng(number)
-    step, tables = wide(rng, 400, p0=1.0)
+    step, tables = uniform_step(rng, 400, p0=1.0)
     highest = np.full(4, 1 - 2**-24, np.float32)
     step = step._replace(uniforms=highest.view(np.int32))
     logits = f32(6 * rng.standard_normal((4, 400)))
     logits[:, 300:] = -1e30
-    tokens, _ = choose(native, logits, step, tables, "sample")
+    tokens, _ = sample(native, logits, step, tables, "sample")
     assert (tokens < 300).all()
 
 
@@ -93,50 +92,46 @@ def test_the_highest_number_draws_what_may_be_drawn(native, number):
     "filters", [{"p1": 40.0}, {"p2": 0.8}, {"p3": 0.05}, {"p1": 900.0, "p2": 0.5}, {}]
 )
 def test_filters_of_a_large_vocabulary(native, rng, spread, filters):
-    """The filters without a sort against those with one, many ties among them."""
+    """Filters by histogram equal filters by sorting, with many ties."""
     vocabulary = 5000
     for _ in range(5):
-        step, tables = wide(rng, vocabulary, p0=1.0, **filters)
+        step, tables = uniform_step(rng, vocabulary, p0=1.0, **filters)
         logits = f32(np.round(spread * rng.standard_normal((4, vocabulary)), 1))
-        found, _ = choose(native, logits, step, tables, "sample_filtered")
-        case = Case(
-            "",
-            (logits.astype(np.float64), step, tables),
-            {"sampler": "sample_filtered"},
-        )
-        wanted, _ = CHOOSE.body(*case.args, sampler="sample_filtered")
+        found, _ = sample(native, logits, step, tables, "sample_filtered")
+        args = logits.astype(np.float64), step, tables
+        wanted, _ = SAMPLE.body(*args, sampler="sample_filtered")
         assert np.array_equal(found, wanted)
 
 
-def test_only_kept_tokens_are_ever_drawn(native, rng):
-    step, tables = wide(rng, 300, p0=1.0, p1=7.0)
+def test_filtered_tokens_are_never_sampled(native, rng):
+    step, tables = uniform_step(rng, 300, p0=1.0, p1=7.0)
     logits = f32(rng.standard_normal((4, 300)))
     scaled = logits - logits.max(-1, keepdims=True)
     params = np.repeat(tables.params[1:2], 4, 0)[:, :, None]
-    kept = kept_by_sorting(scaled.astype(np.float64), params)
-    assert kept.sum(-1).tolist() == [7] * 4
+    allowed = allowed_by_sorting(scaled.astype(np.float64), params)
+    assert allowed.sum(-1).tolist() == [7] * 4
     seen = set()
     for uniform in np.linspace(0, 0.9999, 60, dtype=np.float32):
         step = step._replace(uniforms=np.full(4, uniform, np.float32).view(np.int32))
-        tokens, _ = choose(native, logits, step, tables, "sample_filtered")
+        tokens, _ = sample(native, logits, step, tables, "sample_filtered")
         slots = step.slots > 0
-        assert kept[np.arange(4), tokens][slots].all()
+        assert allowed[np.arange(4), tokens][slots].all()
         seen.update(zip(np.flatnonzero(slots), tokens[slots], strict=True))
     assert len(seen) > 12
 
 
-def test_neutral_parameters_give_the_tokens_of_draw(native, rng):
-    step, tables = wide(rng, 1000, p0=0.9)
+def test_neutral_filters_change_nothing(native, rng):
+    step, tables = uniform_step(rng, 1000, p0=0.9)
     logits = f32(rng.standard_normal((4, 1000)))
-    full, _ = choose(native, logits, step, tables, "sample_filtered")
-    draw, _ = choose(native, logits, step, tables, "sample")
-    assert np.array_equal(full, draw)
+    filtered, _ = sample(native, logits, step, tables, "sample_filtered")
+    unfiltered, _ = sample(native, logits, step, tables, "sample")
+    assert np.array_equal(filtered, unfiltered)
 
 
-def test_numbers_that_are_none_still_give_a_token(native, rng):
-    step, tables = wide(rng, 50, p0=1.0, p1=3.0, p2=0.5)
+def test_non_finite_logits_give_a_valid_token(native, rng):
+    step, tables = uniform_step(rng, 50, p0=1.0, p1=3.0, p2=0.5)
     for value in (np.nan, -np.inf, np.inf):
         logits = np.full((4, 50), value, np.float32)
         for sampler in FLAGS:
-            tokens, _ = choose(native, logits, step, tables, sampler)
+            tokens, _ = sample(native, logits, step, tables, sampler)
             assert ((tokens >= 0) & (tokens < 50)).all()

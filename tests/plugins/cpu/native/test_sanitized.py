@@ -1,4 +1,4 @@
-"""The same tests again in a library that watches addresses and undefined behavior."""
+"""The native tests with a library built with sanitizers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TESTS = ("linear", "rows", "pack", "attention", "sample", "refusals")
 
 
 def runtime(builder, name):
-    """Path of a sanitizer's runtime, or a skip."""
+    """Path of a sanitizer's runtime; skips if the compiler has none."""
     done = subprocess.run(
         [builder.compiler(), f"-print-file-name={name}"], capture_output=True, text=True
     )
@@ -31,13 +31,15 @@ def runtime(builder, name):
 
 
 @pytest.fixture(scope="module")
-def watched(builder, tmp_path_factory):
+def sanitized(builder, tmp_path_factory):
     preload = runtime(builder, "libasan.so")
-    place = builder.build(tmp_path_factory.mktemp("watched") / "libinl.so", SANITIZERS)
+    place = builder.build(
+        tmp_path_factory.mktemp("sanitized") / "libinl.so", SANITIZERS
+    )
     environment = {
         "INL_NATIVE_LIBRARY": str(place),
         "LD_PRELOAD": preload,
-        # Python itself holds memory to the end.
+        # Python does not free all memory at exit.
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
@@ -45,18 +47,18 @@ def watched(builder, tmp_path_factory):
 
 
 @pytest.mark.timeout(900)
-def test_every_kernel_is_clean(watched):
+def test_kernels_pass_the_sanitizers(sanitized):
     here = Path(__file__).parent
     files = [str(here / f"test_{name}.py") for name in TESTS]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-qxs", "-p", "no:cacheprovider", *files],
-        env=watched, capture_output=True, text=True, cwd=here.parents[3],
+        env=sanitized, capture_output=True, text=True, cwd=here.parents[3],
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-def test_the_watch_can_fail(watched):
-    """An array that is one number short."""
+def test_the_sanitizer_detects_an_overflow(sanitized):
+    """ZERO on an array that is one element short."""
     code = (
         "import ctypes, sys; sys.path.insert(0, sys.argv[1])\n"
         "from native_harness import *\n"
@@ -68,8 +70,8 @@ def test_the_watch_can_fail(watched):
     )
     here = str(Path(__file__).parent)
     done = subprocess.run(
-        [sys.executable, "-c", code, here, watched["INL_NATIVE_LIBRARY"]],
-        env=watched, capture_output=True, text=True,
+        [sys.executable, "-c", code, here, sanitized["INL_NATIVE_LIBRARY"]],
+        env=sanitized, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stderr

@@ -1,9 +1,8 @@
-"""The pool: calls from several threads, neighbors, forks, and its own end."""
+"""The thread pool: concurrent calls, contention, forks and shutdown."""
 
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 import threading
@@ -12,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from native_blocks import random_blocks
-from native_harness import Native, Op, f32, instruction
+from native_harness import Native, Op, instruction
 
 
 @pytest.fixture
@@ -24,7 +22,7 @@ def pool(lib):
 
 
 def chain(steps, count=50000):
-    """Each step reads what the one before wrote: a lost or early one shows."""
+    """Each step reads the result of the previous one, so order errors are visible."""
     x = np.zeros(count, np.float32)
     return x, [instruction(Op.SCALE, (count,), (x, x), (1.0, 1.0))] * steps
 
@@ -35,17 +33,17 @@ def test_instructions_run_in_order(pool):
     assert (x == 500).all()
 
 
-def test_calls_from_several_threads_wait_for_each_other(pool):
+def test_concurrent_calls_are_serialized(pool):
     works = [chain(60) for _ in range(6)]
     threads = [threading.Thread(target=pool.run, args=work[1]) for work in works]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
     assert all((x == 60).all() for x, _ in works)
 
 
-def test_pools_come_and_go(lib):
+def test_pools_open_and_close(lib):
     for _ in range(20):
         opened = Native(lib, "scalar", 3)
         x, program = chain(3, 20000)
@@ -54,7 +52,7 @@ def test_pools_come_and_go(lib):
         assert (x == 3).all()
 
 
-def test_threads_sleep_where_there_is_nothing_to_do(pool):
+def test_idle_threads_sleep(pool):
     _, program = chain(1)
     pool.run(*program)
     time.sleep(0.05)
@@ -65,7 +63,7 @@ def test_threads_sleep_where_there_is_nothing_to_do(pool):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_computes_alone(place):
-    """In a process of its own: pytest's threads and a fork do not go together."""
+    """In a subprocess, because pytest's threads do not survive a fork."""
     code = (
         "import os, sys; sys.path.insert(0, sys.argv[1])\n"
         "from native_harness import *\n"
@@ -85,7 +83,7 @@ def test_a_forked_child_computes_alone(place):
         [sys.executable, "-c", code, here, str(place)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.stdout == "7\n", done.stderr
 
@@ -96,7 +94,7 @@ sys.path.insert(0, sys.argv[1])
 from native_harness import *
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 native = Native(library(sys.argv[2]), "scalar", 3)
-# Long chunks twice, amid which threads are put aside, then tasks of one chunk.
+# Two tasks of long chunks, in which threads are preempted, then tasks of one chunk.
 rows = np.ones((32, 1 << 15), np.float32)
 matrix = native.packing("float32", *rows.shape)
 dims = *rows.shape, 0, KINDS["float32"]
@@ -115,63 +113,25 @@ print("done")
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="this system pins no threads"
 )
-def test_no_wake_up_is_lost_where_threads_are_put_aside(place):
-    """Tasks of one chunk and of many, and more busy threads than cores: whoever leaves
-    the work to the caller must not take an unannounced task with it."""
+def test_no_wake_up_is_lost_when_threads_are_preempted(place):
+    """More busy threads than cores: a thread that backs off must announce a task of one
+    chunk that it published without waking others."""
     here, cores = str(Path(__file__).parent), sorted(os.sched_getaffinity(0))
-    neighbors = [busy_on(core) for core in cores[:2]]
+    competitors = [busy_on(core) for core in cores[:2]]
     try:
         done = subprocess.run(
             [sys.executable, "-c", CROWDED, here, str(place)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
     finally:
-        for neighbor in neighbors:
-            neighbor.kill()
-            neighbor.wait()
+        for competitor in competitors:
+            competitor.kill()
+            competitor.wait()
     assert done.stdout == "done\n", done.stderr
 
 
 def busy_on(core):
     code = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
     return subprocess.Popen([sys.executable, "-c", code])
-
-
-@pytest.mark.skipif(
-    len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2,
-    reason="there is one core only",
-)
-def test_with_a_neighbor_two_threads_are_not_slower_than_one(lib, rng):
-    """A busy process on one of two cores; medians of interleaved rounds.
-
-    A pool that spins at its barriers is ten times slower here than one thread.
-    """
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    pools = [Native(lib, "scalar", threads) for threads in (1, 2)]
-    source = random_blocks(rng, "q4_1", 512, 512)
-    matrix = pools[0].pack("q4_1", source)
-    x, y = f32(rng.standard_normal((1, 512))), np.empty((1, 512), np.float32)
-    step = instruction(Op.LINEAR, (1, 512, 512), (x, matrix, None, y))
-    neighbor = busy_on(cores[1])
-    try:
-        speeds = [[], []]
-        for _ in range(9):
-            for pool, found in zip(pools, speeds, strict=True):
-                start, runs = time.perf_counter(), 0
-                while time.perf_counter() - start < 0.15:
-                    pool.run(*[step] * 50)
-                    runs += 1
-                found.append(runs / (time.perf_counter() - start))
-    finally:
-        neighbor.kill()
-        neighbor.wait()
-        os.sched_setaffinity(0, before)
-        for pool in pools:
-            pool.close()
-    one, two = (statistics.median(found) for found in speeds)
-    # A machine that others share moves both figures by a quarter.
-    assert two > 0.6 * one, (one, two)

@@ -1,8 +1,8 @@
-"""Kernels of plain torch calls, on any device that torch drives, torch 2.4 or newer.
+"""Kernels of plain torch calls for any torch device, with torch 2.4 or newer.
 
-Half-precision tensors are computed on in float32. State is consumed by writing into
-it. Nothing here waits for the device nor has a shape that depends on data, except
-that ``attention`` reads sizes on the CPU, where there is nothing to wait for.
+Half-precision inputs are computed in float32. State is updated in place. No kernel
+synchronizes with the device or has data-dependent shapes, except that ``attention`` and
+the experts read sizes on the CPU, where no synchronization is needed.
 """
 
 from __future__ import annotations

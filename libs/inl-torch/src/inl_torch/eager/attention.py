@@ -1,8 +1,9 @@
 """Causal attention over a paged cache.
 
-On the CPU sizes are exact: leading rows of one token are one batch, padded to the
-longest, and other rows go one by one. On a device, where sizes cannot be read without
-waiting, every token meets every key that the tables can hold, behind a mask.
+On the CPU sizes are exact: the leading rows of one token are one batch, padded to the
+longest row, and other rows are computed one by one. On other devices, where reading
+sizes would synchronize, every token attends to every key that the block tables can
+hold, with a mask.
 """
 
 from __future__ import annotations
@@ -18,84 +19,84 @@ from inl.spec.kernel import Kernel
 from inl.spec.step import Step
 
 LABEL = "attention/eager"
-"""Where a step keeps this kernel's plan."""
+"""Key of this kernel's plan in ``Step.plan``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Tokens ``[start, stop)`` and the cached keys that they meet."""
+class AttentionSpan:
+    """Tokens ``[start, stop)`` and the cached keys to which they attend."""
 
     start: int
     stop: int
     batched: bool
-    """Whether each token meets the keys of its own row only, else those of all rows."""
+    """Whether each token attends to the keys of its row only, not to all keys."""
     rows: int
     keys: int
     """Keys of each row."""
     ids: torch.Tensor
-    """[G, rows * blocks] blocks that hold the keys."""
+    """[G, rows * blocks] ids of the blocks with the keys."""
     distance: torch.Tensor
-    """[tokens, keys met] how far a key lies behind; negative where it is hidden."""
+    """[tokens, keys] token's position minus key's position; negative if masked."""
     causal: bool = False
-    """Whether tokens and keys are one sequence from its first token on."""
-    open: bool = False
-    """Whether a token sees every key that it meets, where there is no window."""
+    """Whether tokens and keys are the same whole sequence."""
+    unmasked: bool = False
+    """Whether no key is masked, unless there is a window."""
     biases: dict[tuple[int | None, torch.dtype], torch.Tensor] = field(
         default_factory=dict
     )
-    """Scores' additions by window and dtype, made by the first layer that asks."""
+    """Additive masks by window and dtype, made by the first layer that needs them."""
 
     def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """Zero where a key is seen; elsewhere huge, yet finite, and negative."""
+        """Additive mask: 0 for visible keys, else a large negative finite number."""
         key = window, dtype
         if key not in self.biases:
-            hidden = self.distance < 0
+            masked = self.distance < 0
             if window is not None:
-                hidden = hidden | (self.distance >= window)
+                masked = masked | (self.distance >= window)
             zeros = torch.zeros_like(self.distance, dtype=dtype)
-            bias = zeros.masked_fill_(hidden, torch.finfo(dtype).min / 2)
+            bias = zeros.masked_fill_(masked, torch.finfo(dtype).min / 2)
             self.biases[key] = bias[:, None, None] if self.batched else bias
         return self.biases[key]
 
     def gather(self, cache: torch.Tensor, group: int) -> torch.Tensor:
-        """Keys or values of the part's rows: [rows, keys, kv_heads, d]."""
+        """Gather keys or values from the cache: [rows, keys, kv_heads, d]."""
         blocks = cache.index_select(0, self.ids[group])
         return blocks.view(self.rows, -1, *cache.shape[2:])[:, : self.keys]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all layers share."""
+    """Spans of a step, shared by all layers."""
 
-    parts: tuple[Part, ...]
+    spans: tuple[AttentionSpan, ...]
     unused: torch.Tensor | None = None
-    """[T, 1, 1] whether a token is nobody's, where the parts hold padding too."""
+    """[T, 1, 1] whether a token is padding, where the spans include padding."""
 
 
 def plan(step: Step, *, block_size: int) -> Plan:
-    """Choose the form by where the step lies."""
+    """Plan with exact sizes on the CPU, with static shapes elsewhere."""
     if step.positions.device.type == "cpu":
         return exact_plan(step, block_size=block_size)
     return static_plan(step, block_size=block_size)
 
 
 def exact_plan(step: Step, *, block_size: int) -> Plan:
-    """Read the sizes, and meet no more keys than there are."""
+    """Plan with sizes read from the step: no key is computed in vain."""
     starts, lengths = step.starts.tolist(), step.lengths.tolist()
     counts = [stop - start for start, stop in pairwise(starts)]
     singles = len(list(takewhile(lambda count: count == 1, counts)))
-    parts = [_batch(step, lengths[:singles], block_size)] if singles else []
+    spans = [_batch(step, lengths[:singles], block_size)] if singles else []
     for row, length in enumerate(lengths[singles:], start=singles):
         if counts[row]:
-            span = starts[row], starts[row + 1]
-            parts.append(_chunk(step, row, span, length, block_size))
-    return Plan(tuple(parts))
+            bounds = starts[row], starts[row + 1]
+            spans.append(_chunk(step, row, bounds, length, block_size))
+    return Plan(tuple(spans))
 
 
-def _batch(step: Step, lengths: list[int], block_size: int) -> Part:
+def _batch(step: Step, lengths: list[int], block_size: int) -> AttentionSpan:
     rows, longest = len(lengths), max(lengths)
     blocks = -(-longest // block_size)
-    return Part(
+    return AttentionSpan(
         start=0,
         stop=rows,
         batched=True,
@@ -103,16 +104,16 @@ def _batch(step: Step, lengths: list[int], block_size: int) -> Part:
         keys=longest,
         ids=step.blocks[:, :rows, :blocks].flatten(1),
         distance=step.positions[:rows, None] - torch.arange(longest),
-        open=min(lengths) == longest,
+        unmasked=min(lengths) == longest,
     )
 
 
 def _chunk(
-    step: Step, row: int, span: tuple[int, int], length: int, block_size: int
-) -> Part:
-    start, stop = span
+    step: Step, row: int, bounds: tuple[int, int], length: int, block_size: int
+) -> AttentionSpan:
+    start, stop = bounds
     blocks = -(-length // block_size)
-    return Part(
+    return AttentionSpan(
         start=start,
         stop=stop,
         batched=False,
@@ -121,20 +122,20 @@ def _chunk(
         ids=step.blocks[:, row, :blocks],
         distance=step.positions[start:stop, None] - torch.arange(length),
         causal=stop - start == length,
-        open=stop - start == 1,
+        unmasked=stop - start == 1,
     )
 
 
 def static_plan(step: Step, *, block_size: int) -> Plan:
-    """Meet every key of every row, whatever the sizes are."""
+    """Plan with static shapes: every token attends to every key of every row."""
     tokens, rows = step.positions.shape[0], step.lengths.shape[0]
     keys = step.blocks.shape[2] * block_size
     place = step.positions.device
-    met = torch.arange(rows * keys, device=place)
-    distance = step.positions[:, None] - met % keys
-    distance = distance.masked_fill_(step.rows[:, None] != met // keys, -1)
+    keys_index = torch.arange(rows * keys, device=place)
+    distance = step.positions[:, None] - keys_index % keys
+    distance = distance.masked_fill_(step.rows[:, None] != keys_index // keys, -1)
     unused = torch.arange(tokens, device=place) >= step.used_counts[2:]
-    part = Part(
+    span = AttentionSpan(
         start=0,
         stop=tokens,
         batched=tokens == rows == 1,
@@ -143,7 +144,7 @@ def static_plan(step: Step, *, block_size: int) -> Plan:
         ids=step.blocks.flatten(1),
         distance=distance,
     )
-    return Plan((part,), unused[:, None, None])
+    return Plan((span,), unused[:, None, None])
 
 
 def attention(
@@ -156,53 +157,53 @@ def attention(
     cap: float | None,
     group: int,
 ) -> torch.Tensor:
-    found: Plan = (
+    step_plan: Plan = (
         step.plan[LABEL] if step.plan else plan(step, block_size=cache.k.shape[1])
     )
     outs = [
-        _attend(q, cache, part, scale=scale, window=window, cap=cap, group=group)
-        for part in found.parts
+        _attend(q, cache, span, scale=scale, window=window, cap=cap, group=group)
+        for span in step_plan.spans
     ]
-    done = found.parts[-1].stop if outs else 0
+    done = step_plan.spans[-1].stop if outs else 0
     if done < q.shape[0]:
         outs.append(q.new_zeros((q.shape[0] - done, *q.shape[1:])))
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return out if found.unused is None else out.masked_fill(found.unused, 0)
+    return out if step_plan.unused is None else out.masked_fill(step_plan.unused, 0)
 
 
 def _attend(
     q: torch.Tensor,
     cache: Cache,
-    part: Part,
+    span: AttentionSpan,
     *,
     scale: float,
     window: int | None,
     cap: float | None,
     group: int,
 ) -> torch.Tensor:
-    k, v = part.gather(cache.k, group), part.gather(cache.v, group)
-    tokens, heads, dim = part.stop - part.start, q.shape[1], q.shape[2]
-    split = q[part.start : part.stop].view(tokens, k.shape[2], -1, dim)
-    causal = part.causal and window is None and cap is None
-    shown = causal or (part.open and window is None)
-    bias = None if shown else part.bias(window, q.dtype)
-    if part.batched:
-        # The heads that share keys are queries of one head: no key is read twice.
+    k, v = span.gather(cache.k, group), span.gather(cache.v, group)
+    tokens, heads, dim = span.stop - span.start, q.shape[1], q.shape[2]
+    split = q[span.start : span.stop].view(tokens, k.shape[2], -1, dim)
+    causal = span.causal and window is None and cap is None
+    no_bias = causal or (span.unmasked and window is None)
+    bias = None if no_bias else span.bias(window, q.dtype)
+    if span.batched:
+        # Heads that share keys become queries of one head, so keys are read once.
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-        return _weigh(split, k, v, bias, scale, cap).reshape(tokens, heads, dim)
+        return _attend_dense(split, k, v, bias, scale, cap).reshape(tokens, heads, dim)
     split = split.permute(1, 2, 0, 3)
     k, v = (_per_head(x, split.shape[1]) for x in (k, v))
-    out = _weigh(split, k, v, bias, scale, cap, causal=causal)
+    out = _attend_dense(split, k, v, bias, scale, cap, causal=causal)
     return out.permute(2, 0, 1, 3).reshape(tokens, heads, dim)
 
 
 def _per_head(x: torch.Tensor, group: int) -> torch.Tensor:
-    """[rows, keys, kv_heads, d] as [kv_heads, group, rows * keys, d], not copied."""
-    met = x.flatten(0, 1).transpose(0, 1).unsqueeze(1)
-    return met.expand(-1, group, -1, -1)
+    """View [rows, keys, kv_heads, d] as [kv_heads, group, rows * keys, d]."""
+    keys_index = x.flatten(0, 1).transpose(0, 1).unsqueeze(1)
+    return keys_index.expand(-1, group, -1, -1)
 
 
-def _weigh(
+def _attend_dense(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

@@ -1,4 +1,4 @@
-"""Writing keys and values into the paged cache."""
+"""Paged KV cache writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives on an axis of size 1: nothing to do."""
+"""Collectives of a single rank, which are the identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a table, and rows of a tensor."""
+"""Token embedding and row gathering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""INL dynamics, and what models build of them."""
+"""INL dynamics and the blocks that models build of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from inl_torch.eager.linear import product
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def wide(x: torch.Tensor) -> torch.Tensor:
-    """Half types as float32."""
+def upcast(x: torch.Tensor) -> torch.Tensor:
+    """Convert float16 and bfloat16 to float32."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
@@ -27,19 +27,19 @@ def inl_dynamics(
     *,
     dt: float,
 ) -> Pair:
-    given = x.dtype, v.dtype
-    x, v, mu, alpha, beta, gate = map(wide, (x, v, mu, alpha, beta, gate))
-    new = (x - mu).mul_(beta).neg_().addcmul_(alpha, v)
-    moved = torch.addcmul(x, gate, new, value=dt)
-    return moved.to(given[0]), new.to(given[1])
+    dtypes = x.dtype, v.dtype
+    x, v, mu, alpha, beta, gate = map(upcast, (x, v, mu, alpha, beta, gate))
+    new_v = (x - mu).mul_(beta).neg_().addcmul_(alpha, v)
+    new_x = torch.addcmul(x, gate, new_v, value=dt)
+    return new_x.to(dtypes[0]), new_v.to(dtypes[1])
 
 
 def coefficients(
     controller: torch.Tensor, most_beta: float | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Alpha, beta and gate of a controller's output."""
-    alpha, beta, gate = wide(controller).chunk(3, -1)
-    # Torch's own softplus is the identity from its threshold on.
+    """Split and activate a controller's output [..., 3 * D]: alpha, beta and gate."""
+    alpha, beta, gate = upcast(controller).chunk(3, -1)
+    # Above the threshold torch's softplus is the identity.
     beta = functional.softplus(beta, threshold=40.0)
     if most_beta is not None:
         beta = beta.clamp(max=most_beta)
@@ -57,15 +57,15 @@ def inl_dynamics_n_steps(
     most_beta: float | None = None,
     limit: float | None = None,
 ) -> Pair:
-    given = x.dtype, v.dtype
+    dtypes = x.dtype, v.dtype
     alpha, beta, gate = coefficients(controller, most_beta)
-    x, v, mu = wide(x), wide(v).expand(x.shape), wide(mu)
+    x, v, mu = upcast(x), upcast(v).expand(x.shape), upcast(mu)
     for _ in range(n_steps):
         v = (x - mu).mul_(beta).neg_().addcmul_(alpha, v)
         if limit is not None:
             v.clamp_(-limit, limit)
         x = torch.addcmul(x, gate, v, value=dt)
-    return x.to(given[0]), v.to(given[1])
+    return x.to(dtypes[0]), v.to(dtypes[1])
 
 
 def inl_dynamics_step(

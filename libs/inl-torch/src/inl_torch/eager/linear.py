@@ -1,4 +1,4 @@
-"""Matrix products with weights."""
+"""Linear layers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ QKV = "qkv_stacked"
 
 
 class StackedQkv(NamedTuple):
-    """Queries, keys and values as the rows of one matrix."""
+    """Query, key and value projections stacked to one matrix."""
 
     weight: torch.Tensor
     """[queries + keys + values, K]."""
     keys: torch.Tensor
-    """The rows of ``weight`` that make keys, for their number."""
+    """View of the key rows of ``weight``; its shape gives their number."""
     bias: torch.Tensor | None = None
 
     @property
@@ -37,7 +37,7 @@ class StackedQkv(NamedTuple):
 def product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``x`` [T, K] times the transpose of ``weight`` [N, K]: [T, N]."""
+    """``x`` [T, K] @ ``weight`` [N, K].T + ``bias`` [N]: [T, N]."""
     # On the CPU torch's matrix-vector product in bfloat16 is twice as fast as its GEMM.
     if x.dtype == torch.bfloat16 and x.shape[0] == 1 and x.device.type == "cpu":
         row = x[0]
@@ -60,7 +60,7 @@ def soft_cap(x: torch.Tensor, *, cap: float) -> torch.Tensor:
     return torch.div(x.float(), cap).tanh_().mul_(cap).to(x.dtype)
 
 
-def qkv_stacks(**stored: Spec) -> str | None:
+def can_stack_qkv(**stored: Spec) -> str | None:
     if stored["k"].shape != stored["v"].shape:
         return "keys and values of different sizes"
     return None
@@ -84,9 +84,9 @@ def stack_qkv(
 
 
 def stack(parts: Sequence[HostArray | None], dtype: str) -> HostArray:
-    """Put arrays below each other in ``dtype``; read-only, so that it can be lent."""
-    given = [to_dtype(present(part), dtype) for part in parts]
-    data = np.concatenate([part.data.reshape(part.shape) for part in given])
+    """Concatenate arrays by rows in ``dtype``; read-only, so that it can be aliased."""
+    converted = [to_dtype(present(part), dtype) for part in parts]
+    data = np.concatenate([part.data.reshape(part.shape) for part in converted])
     data.setflags(write=False)
     return HostArray(data, dtype, data.shape)
 
@@ -105,6 +105,6 @@ KERNELS = (
         qkv_linear,
         layout=QKV,
         pack=stack_qkv,
-        can_pack=qkv_stacks,
+        can_pack=can_stack_qkv,
     ),
 )

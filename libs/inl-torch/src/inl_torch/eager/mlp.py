@@ -19,11 +19,11 @@ GATE_UP = "gate_up_stacked"
 
 LINEAR = 2 * math.sqrt(2 / math.pi)
 CUBIC = 0.044715 * LINEAR
-"""Slopes of twice what the tanh form of GELU takes the tanh of."""
+"""Coefficients of the tanh form of GELU, doubled for its form as a sigmoid."""
 
 
 class StackedMlp(NamedTuple):
-    """Gate and up as the rows of one matrix."""
+    """Gate and up projections stacked to one matrix."""
 
     gate_up: torch.Tensor
     """[2 * I, H]."""
@@ -37,12 +37,15 @@ class StackedMlp(NamedTuple):
 
 
 def gated_activation(
-    gate: torch.Tensor, up: torch.Tensor, *, activation: str, own: bool = False
+    gate: torch.Tensor, up: torch.Tensor, *, activation: str, inplace: bool = False
 ) -> torch.Tensor:
-    """``own`` allows ``gate`` to be overwritten: fresh memory costs more than silu."""
+    """``activation(gate) * up``, computed in float32.
+
+    inplace: whether ``gate`` may be overwritten, which is faster than an allocation.
+    """
     if gate.dtype != torch.float32:
         return _activate(gate.float(), up.float(), activation).to(gate.dtype)
-    return _activate(gate if own else gate.clone(), up, activation)
+    return _activate(gate if inplace else gate.clone(), up, activation)
 
 
 def _activate(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
@@ -52,14 +55,14 @@ def _activate(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Te
 
 
 def _gelu(gate: torch.Tensor) -> torch.Tensor:
-    # As a sigmoid, for 1 + tanh(z) loses all digits where z is far below zero.
+    # As a sigmoid, since 1 + tanh(z) loses all digits for very negative z.
     slope = torch.square(gate).mul_(CUBIC).add_(LINEAR)
     return slope.mul_(gate).sigmoid_().mul_(gate)
 
 
 def gated_mlp(x: torch.Tensor, w: StackedMlp, *, activation: str) -> torch.Tensor:
     gate, up = product(x, w.gate_up).chunk(2, 1)
-    y = gated_activation(gate, up, activation=activation, own=True)
+    y = gated_activation(gate, up, activation=activation, inplace=True)
     return product(y, w.down)
 
 

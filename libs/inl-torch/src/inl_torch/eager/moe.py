@@ -1,9 +1,10 @@
-"""Mixture of experts: tokens sorted by expert, one product for each group of rows.
+"""Mixture of experts: tokens grouped by expert, one product per group.
 
-On the CPU, where sizes can be read without waiting, the groups are the experts that
-got tokens, one after the other. Elsewhere no shape depends on who chose whom, so that a
-CUDA graph may capture it: a few slots get a copy of their expert's matrix each, some
-tokens go through every expert, many are padded to blocks of one expert each.
+On the CPU, where sizes can be read without synchronizing, there is one group per
+expert with tokens. Elsewhere shapes do not depend on the routing, so that a CUDA graph
+can capture them. The method depends on the number of slots (token-expert pairs): few
+slots use a copy of their expert's matrix each, a moderate number of tokens goes through
+every expert, and many slots are padded to blocks of one expert each.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from inl.spec.kernel import Kernel
 from inl_torch.eager.linear import product
 from inl_torch.eager.mlp import gated_activation
 
-COPIED = 3
-"""Times that a matrix goes through memory if it is copied before it is used."""
+COPY_COST = 3
+"""Memory passes over a matrix that is copied before it is used."""
 
-EVERY = 128
-"""Rows up to which all experts compute all of them: reading a matrix then takes longer
-than multiplying, and each is read once."""
+DENSE_ROWS = 128
+"""Most rows for which every expert computes all rows: reading the matrices, once each,
+then takes longer than multiplying."""
 
 Index = int | torch.Tensor | None
-"""One expert, the expert of each block, or ``None`` for all in order."""
+"""One expert, the expert of each block, or ``None`` for all experts in order."""
 
 Apply = Callable[[torch.Tensor, Index], torch.Tensor]
-"""Rows of an expert, blocks [N, B, K] of experts [N], or rows for all: [E, rows, N]."""
+"""Computes rows of one expert, blocks [N, B, K] of experts [N], or rows of all experts,
+[E, rows, N]."""
 
 
 def route(
@@ -36,8 +38,8 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_routing(logits.shape[-1], k, kind)
     scores = logits.float()
-    lost = scores.isnan()
-    ids = _best(scores.masked_fill(lost, -torch.inf), k)
+    is_nan = scores.isnan()
+    ids = _best(scores.masked_fill(is_nan, -torch.inf), k)
     if kind == "softmax_topk":
         weights = scores.softmax(-1).gather(-1, ids)
     elif kind == "topk_softmax":
@@ -46,12 +48,12 @@ def route(
         weights = scores.gather(-1, ids).sigmoid()
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=LEAST)
-    weights = weights.masked_fill(lost.any(-1, keepdim=True), torch.nan)
+    weights = weights.masked_fill(is_nan.any(-1, keepdim=True), torch.nan)
     return ids.int(), weights
 
 
 def _best(scores: torch.Tensor, k: int) -> torch.Tensor:
-    # topk orders equal values as it likes. Adding zero makes -0.0 and 0.0 one.
+    # The order of equal values in topk is undefined. Adding 0 turns -0.0 into 0.0.
     order = (scores + 0.0).sort(dim=-1, descending=True, stable=True).indices
     return order[:, :k]
 
@@ -78,7 +80,7 @@ def experts(
 ) -> torch.Tensor:
     def apply(rows: torch.Tensor, expert: Index) -> torch.Tensor:
         gate, up = _times(rows, w.gate, expert), _times(rows, w.up, expert)
-        y = gated_activation(gate, up, activation=activation, own=True)
+        y = gated_activation(gate, up, activation=activation, inplace=True)
         return _times(y, w.down, expert)
 
     y = grouped(x.unsqueeze(1), ids, w.gate.shape[0], apply)
@@ -88,7 +90,7 @@ def experts(
 def grouped(
     x: torch.Tensor, ids: torch.Tensor, count: int, apply: Apply
 ) -> torch.Tensor:
-    """Apply to each slot of ``x`` [T, 1 or k, K] its expert of ``ids`` [T, k].
+    """Apply the experts ``ids`` [T, k] to the slots of ``x`` [T, 1 or k, K].
 
     count: E, the number of experts. Returns [T * k, N].
     """
@@ -97,7 +99,7 @@ def grouped(
     slots = x.flatten(0, 1)
     if x.device.type == "cpu":
         return _by_expert(slots, repeated, flat, count, apply)
-    return without_sizes(slots, repeated, flat, count, apply)
+    return by_static_shapes(slots, repeated, flat, count, apply)
 
 
 def _times(rows: torch.Tensor, weight: torch.Tensor, expert: Index) -> torch.Tensor:
@@ -111,24 +113,26 @@ def _times(rows: torch.Tensor, weight: torch.Tensor, expert: Index) -> torch.Ten
 def _by_expert(
     slots: torch.Tensor, repeated: int, flat: torch.Tensor, count: int, apply: Apply
 ) -> torch.Tensor:
-    """The loop is over experts that have tokens, and lies in the kernel alone."""
+    """Loop over the experts that have tokens."""
     order = flat.argsort(stable=True)
     sizes = torch.bincount(flat, minlength=count).tolist()
     parts = slots.index_select(0, order // repeated).split_with_sizes(sizes)
-    found = [apply(rows, expert) for expert, rows in enumerate(parts) if rows.shape[0]]
-    y = torch.cat(found)
+    outputs = [
+        apply(rows, expert) for expert, rows in enumerate(parts) if rows.shape[0]
+    ]
+    y = torch.cat(outputs)
     return torch.empty_like(y).index_copy_(0, order, y)
 
 
-def without_sizes(
+def by_static_shapes(
     slots: torch.Tensor, repeated: int, flat: torch.Tensor, count: int, apply: Apply
 ) -> torch.Tensor:
-    """The same by shapes alone."""
+    """Group slots without data-dependent shapes; see the module docstring."""
     chosen = flat.shape[0]
     row = torch.arange(chosen, device=flat.device) // repeated
-    if COPIED * chosen <= count:
+    if COPY_COST * chosen <= count:
         return apply(slots.index_select(0, row).unsqueeze(1), flat).squeeze(1)
-    if slots.shape[0] <= EVERY:
+    if slots.shape[0] <= DENSE_ROWS:
         y = apply(slots, None).flatten(0, 1)
         return y.index_select(0, flat * slots.shape[0] + row)
     return _by_block(slots, row, flat, count, apply)
@@ -137,24 +141,24 @@ def without_sizes(
 def _by_block(
     slots: torch.Tensor, row: torch.Tensor, flat: torch.Tensor, count: int, apply: Apply
 ) -> torch.Tensor:
-    """At most twice as many blocks as experts, so two copies of the weights."""
+    """Pad to blocks of one expert, at most 2 * E: two copies of the weights."""
     size = -(-flat.shape[0] // count)
     blocks = -(-flat.shape[0] // size) + count
-    place, expert = _places(flat, count, size, blocks)
+    position, expert = _block_layout(flat, count, size, blocks)
     source = torch.zeros(blocks * size, dtype=torch.int64, device=flat.device)
-    rows = slots.index_select(0, source.index_copy_(0, place, row))
+    rows = slots.index_select(0, source.index_copy_(0, position, row))
     y = apply(rows.view(blocks, size, -1), expert)
-    return y.flatten(0, 1).index_select(0, place)
+    return y.flatten(0, 1).index_select(0, position)
 
 
-def _places(
+def _block_layout(
     flat: torch.Tensor, count: int, size: int, blocks: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row of each slot when every expert begins a new block, and experts of blocks."""
+    """Return the padded row of each slot and the expert of each block."""
     number = torch.arange(count, device=flat.device)
-    chose = (flat.unsqueeze(1) == number).long()
-    rank = (chose.cumsum(0) - chose).gather(1, flat.unsqueeze(1)).squeeze(1)
-    ends = ((chose.sum(0) + size - 1) // size).cumsum(0)
+    is_chosen = (flat.unsqueeze(1) == number).long()
+    rank = (is_chosen.cumsum(0) - is_chosen).gather(1, flat.unsqueeze(1)).squeeze(1)
+    ends = ((is_chosen.sum(0) + size - 1) // size).cumsum(0)
     begins = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]])
     block = torch.arange(blocks, device=flat.device)
     expert = (block.unsqueeze(1) >= ends).sum(1).clamp(max=count - 1)
@@ -172,8 +176,8 @@ def drop_overflow(
     number = torch.arange(experts, device=ids.device)
     chosen = (index.unsqueeze(-1) == number).any(1).long()
     before = (chosen.cumsum(0) - chosen).gather(-1, index)
-    kept = weights.masked_fill(before >= capacity, 0.0)
-    return kept / kept.sum(-1, keepdim=True).clamp(min=LEAST)
+    weights = weights.masked_fill(before >= capacity, 0.0)
+    return weights / weights.sum(-1, keepdim=True).clamp(min=LEAST)
 
 
 def load_balance_loss(logits: torch.Tensor, *, k: int) -> torch.Tensor:

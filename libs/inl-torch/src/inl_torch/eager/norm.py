@@ -10,14 +10,14 @@ from inl.ops.norm import Norm
 from inl.spec.kernel import Kernel
 
 
-# Never dropped: a captured graph goes on reading the address that it saw.
+# Cached forever: captured graphs read from the address.
 @cache
 def _constant(value: float, place: torch.device) -> torch.Tensor:
     return torch.full((1,), value, dtype=torch.float32, device=place)
 
 
 def rms_norm(x: torch.Tensor, w: Norm, *, eps: float) -> torch.Tensor:
-    # Half the time of torch's own for one row, and a tenth for many.
+    # Takes half the time of torch's rms_norm for one row, a tenth for many.
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     mean = _constant(eps, x.device).addcmul(length, length, value=1 / x.shape[-1])
     y = torch.mul(x, mean.rsqrt_()).mul_(w.weight)

@@ -10,26 +10,26 @@ from inl.ops.rope import RopeScaling, frequencies, gains
 from inl.spec.kernel import Kernel
 
 
-# Never dropped: a captured graph goes on reading the address that it saw.
+# Cached forever: captured graphs read from the address.
 @cache
-def planes(
+def plane_frequencies(
     dim: int, theta: float, scaling: RopeScaling, place: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Angle of each plane per position, and its length if not 1, float64."""
-    rates = torch.from_numpy(frequencies(dim, theta, scaling)).to(place)
+    """Radians per position of each plane, and its gain if not 1; float64 [dim / 2]."""
+    frequency = torch.from_numpy(frequencies(dim, theta, scaling)).to(place)
     if scaling.gain == 1:
-        return rates, None
-    return rates, torch.from_numpy(gains(dim, scaling)).to(place)
+        return frequency, None
+    return frequency, torch.from_numpy(gains(dim, scaling)).to(place)
 
 
 def rope_table(
     positions: torch.Tensor, *, dim: int, theta: float, scaling: RopeScaling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    rates, length = planes(dim, theta, scaling, positions.device)
-    angles = positions.unsqueeze(1) * rates
+    frequency, gain = plane_frequencies(dim, theta, scaling, positions.device)
+    angles = positions.unsqueeze(1) * frequency
     cos, sin = angles.cos(), angles.sin()
-    if length is not None:
-        cos, sin = cos * length, sin * length
+    if gain is not None:
+        cos, sin = cos * gain, sin * gain
     return cos.float(), sin.float()
 
 
@@ -43,10 +43,10 @@ def rope(
     a, b = both.chunk(2, -1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     left = torch.addcmul(a * cos, b, sin, value=-1)
-    turned = torch.cat((left, torch.addcmul(b * cos, a, sin)), -1)
+    rotated = torch.cat((left, torch.addcmul(b * cos, a, sin)), -1)
     if dtype != torch.float32:
-        turned = turned.to(dtype)
-    first, second = turned.split_with_sizes((q.shape[1], k.shape[1]), 1)
+        rotated = rotated.to(dtype)
+    first, second = rotated.split_with_sizes((q.shape[1], k.shape[1]), 1)
     return first, second
 
 

@@ -1,4 +1,4 @@
-"""State of fixed size per sequence."""
+"""Reads and writes of per-slot state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from inl.spec.kernel import Kernel
 from inl.spec.step import Step
 
 
-def _across(mask: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def _broadcast(mask: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return mask.view(-1, *(1,) * (table.ndim - 1))
 
 
@@ -16,15 +16,15 @@ def read_slots(table: torch.Tensor, step: Step) -> torch.Tensor:
     rows = step.rows.long()
     used = torch.arange(rows.shape[0], device=rows.device) < step.used_counts[2:]
     continues = used & (rows < step.used_counts[:1])
-    held = table.index_select(0, step.slots.long().index_select(0, rows))
-    return held.masked_fill_(_across(~continues, table), 0)
+    values = table.index_select(0, step.slots.long().index_select(0, rows))
+    return values.masked_fill_(_broadcast(~continues, table), 0)
 
 
 def write_slots(x: torch.Tensor, table: torch.Tensor, step: Step) -> torch.Tensor:
     slots = step.slots.long()
     unused = torch.arange(slots.shape[0], device=slots.device) >= step.used_counts[1:2]
     last = (step.starts[1:].long() - 1).clamp_(0, x.shape[0] - 1)
-    ends = x.index_select(0, last).masked_fill_(_across(unused, table), 0)
+    ends = x.index_select(0, last).masked_fill_(_broadcast(unused, table), 0)
     return table.index_copy_(0, slots, ends)
 
 

@@ -1,7 +1,7 @@
-"""From one message to the arrays of a step.
+"""Decoding of a step message to the arrays of a step, and updates of the tables.
 
-The tables are written in place. Arrays that torch indexes with are int64 already, so
-that no layer converts them again.
+The tables are updated in place. Arrays used as indices are int64, so that layers need
+not convert them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def make_step(
     rows = words[place.rows : place.updates].view(
         bucket.rows, 2 + bucket.tokens_per_row
     )
-    given = words[place.tokens : place.size]
+    token_ids = words[place.tokens : place.size]
     slots, counts = rows[:, 0].contiguous(), rows[:, 1]
-    _set_cells(tables, words[place.updates : place.tokens].view(-1, 4))
+    _update_block_tables(tables, words[place.updates : place.tokens].view(-1, 4))
 
     before = tables.lengths.index_select(0, slots).long()
     after = (before + counts).masked_fill_(counts == 0, 0)
@@ -38,11 +38,11 @@ def make_step(
     offsets = (before - starts[:-1]).index_select(0, row)
     positions = (offsets + index).masked_fill_(unused, 0)
     row_blocks = tables.blocks.index_select(1, slots)
-    homes = row_blocks[:, row, positions // block_size].long()
-    writes = homes * block_size + positions % block_size
+    block_ids = row_blocks[:, row, positions // block_size].long()
+    writes = block_ids * block_size + positions % block_size
     last = tables.last.index_select(0, slots).index_select(0, row)
     step = Step(
-        tokens=torch.where(given < 0, last, given),
+        tokens=torch.where(token_ids < 0, last, token_ids),
         positions=positions,
         rows=row,
         starts=starts,
@@ -58,8 +58,8 @@ def make_step(
     return step, tables
 
 
-def _set_cells(tables: Tables, cells: torch.Tensor) -> None:
-    group, slot, index, block = cells.unbind(1)
+def _update_block_tables(tables: Tables, updates: torch.Tensor) -> None:
+    group, slot, index, block = updates.unbind(1)
     tables.blocks.index_put_((group, slot, index), block.int())
 
 
@@ -107,12 +107,12 @@ def admit(messages: torch.Tensor, tables: Tables) -> Tables:
     return tables
 
 
-def mark(message: torch.Tensor, tables: Tables) -> Tables:
+def set_token_bias(message: torch.Tensor, tables: Tables) -> Tables:
     slot = message[HEADER : HEADER + 1].long()
-    marks = message[HEADER + 2 :].view(MAX_TOKEN_BIASES, 3)
-    places = slot.expand(MAX_TOKEN_BIASES), marks[:, 0].long()
-    tables.token_counts.index_put_(places, marks[:, 1], accumulate=True)
-    biases = marks[:, 2].contiguous().view(torch.float32)
+    entries = message[HEADER + 2 :].view(MAX_TOKEN_BIASES, 3)
+    places = slot.expand(MAX_TOKEN_BIASES), entries[:, 0].long()
+    tables.token_counts.index_put_(places, entries[:, 1], accumulate=True)
+    biases = entries[:, 2].contiguous().view(torch.float32)
     tables.bias.index_put_(places, biases, accumulate=True)
     return tables
 
@@ -121,5 +121,5 @@ KERNELS = (
     Kernel("make_step", "eager", make_step, invariant=True),
     Kernel("prune_last_layer", "eager", prune_last_layer, invariant=True),
     Kernel("admit", "eager", admit, invariant=True),
-    Kernel("set_token_bias", "eager", mark, invariant=True),
+    Kernel("set_token_bias", "eager", set_token_bias, invariant=True),
 )

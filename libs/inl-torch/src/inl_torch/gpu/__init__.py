@@ -1,1 +1,1 @@
-"""What GPU backends share beyond kernels: captured graphs, capture sizes, tuning."""
+"""Backends on GPUs: captured graphs, capture sizes and tuning."""

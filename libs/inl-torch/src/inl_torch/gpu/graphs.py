@@ -1,8 +1,8 @@
-"""One step of a model as a CUDA graph: a single launch instead of a thousand.
+"""CUDA graphs of model steps: one launch in place of about a thousand.
 
-A graph replays the same kernels on the same addresses. So the message is copied into
-a buffer of the graph's own, weights and state must be the buffers that were captured,
-and what the host will read leaves that buffer before the next replay overwrites it.
+A graph replays the same kernels on the same addresses. Therefore the message is copied
+to a buffer of the graph, weights and state must be the captured buffers, and results
+are copied out before the next replay overwrites them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ WARM_UPS = 1
 
 
 @final
-class Arriving:
-    """A tensor on its way to the host; later work on the device does not delay it."""
+class AsyncHostCopy:
+    """Asynchronous copy of a tensor to pinned host memory.
+
+    Work that is enqueued on the device later does not delay it.
+    """
 
     __slots__ = ("_event", "_host")
 
@@ -30,21 +33,20 @@ class Arriving:
         self._event = torch.cuda.current_stream(tensor.device).record_event()
 
     def wait(self) -> torch.Tensor:
-        """Wait until it has arrived."""
+        """Wait for the copy and return it."""
         self._event.synchronize()
         return self._host
 
 
 @final
-class Captured:
+class CapturedStep:
     """``(weights, message, state) -> (*results, state)``, captured at the first call.
 
-    Later calls must bring the same weights and state; the message may lie in the host's
-    pinned memory. A single result, which may be a tree, is what the host reads, and
-    comes as :class:`Arriving`; several stay on the device, as copies. The first call
-    runs the function on an empty message to warm up, which writes to slot 0 and block 0
-    only. Raises :class:`KernelFailed` where the function gives back other buffers of
-    state than it was given.
+    Later calls must pass the same weights and state; the message may be in pinned host
+    memory. A single result, which may be a tree, is meant for the host and is returned
+    as :class:`AsyncHostCopy`; several results stay on the device, as copies. The first
+    call warms up with a zeroed message, which writes to slot 0 and block 0 only. Raises
+    :class:`KernelFailed` where the function returns other state buffers than it took.
     """
 
     def __init__(self, function: Any, *, pool: Any = None) -> None:
@@ -67,8 +69,8 @@ class Captured:
             self._message.copy_(message, non_blocking=True)
             self._graph.replay()
             if len(self._results) == 1:
-                return tree_map(Arriving, self._results[0]), state
-            return (*tree_map(_copied, self._results), state)
+                return tree_map(AsyncHostCopy, self._results[0]), state
+            return (*tree_map(_clone, self._results), state)
 
     def _capture(
         self, weights: Any, message: torch.Tensor, state: Any
@@ -86,7 +88,7 @@ class Captured:
             *results, after = self._function(weights, self._message, state)
         if addresses(after) != addresses(state):
             raise KernelFailed(
-                "cuda graph: the step gave back other buffers of state than it took; "
+                "cuda graph: the step returned other buffers of state than it took; "
                 "its kernels must write in place"
             )
         self._weights, self._addresses = weights, addresses(state)
@@ -98,26 +100,26 @@ class Captured:
             return
         if weights is not self._weights or addresses(state) != self._addresses:
             raise KernelFailed(
-                "cuda graph: called with other weights or another state than those "
-                "that it was captured with; capture again"
+                "cuda graph: called with other weights or another state than it was "
+                "captured with; capture again"
             )
         self._state = state
 
 
-def _copied(leaf: Any) -> Any:
-    """A tensor that the next replay leaves alone; a plan of plain Python as it is."""
+def _clone(leaf: Any) -> Any:
+    """Clone a tensor, which the next replay overwrites; return other leaves as is."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def addresses(tree: Any) -> tuple[int, ...]:
-    """Where the tensors of a tree lie."""
+    """Data pointers of the tensors of a tree."""
     return tuple(tensor.data_ptr() for tensor in leaves(tree))
 
 
-def capture(function: Any, *, pool: Any = None) -> Captured:
+def capture(function: Any, *, pool: Any = None) -> CapturedStep:
     """Make a program of ``(weights, message, state) -> (*results, state)``.
 
-    ``pool``, of :func:`torch.cuda.graph_pool_handle`, lets the graphs of one backend
-    share memory, for they never run at once.
+    ``pool``, of :func:`torch.cuda.graph_pool_handle`, lets the graphs of a backend
+    share memory, which is safe since they never run concurrently.
     """
-    return Captured(function, pool=pool)
+    return CapturedStep(function, pool=pool)

@@ -1,8 +1,8 @@
-"""Triton kernels, shared by the backends whose compiler Triton drives.
+"""Triton kernels, shared by the GPU backends.
 
-Half-precision tensors are computed on in float32, and float32 products are IEEE's, not
-TF32. Nothing waits for the device, and every shape is static, so that a step of these
-can be captured. Importing this package needs ``triton``.
+Half-precision inputs are computed in float32, and float32 products use IEEE arithmetic,
+not TF32. Kernels do not synchronize and have static shapes, so that a step can be
+captured as a graph. Importing this package requires ``triton``.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from inl_torch.triton.step import (
 from inl_torch.triton.tuning import Tuning
 
 FAMILIES = (
-    activation, admit, attention, cache, dynamics, experts, norm, rope, prune_last_layer,
+    activation, admit, attention, cache, dynamics, experts, norm, rope,
+    prune_last_layer,
 )  # fmt: skip
-"""Modules whose kernels are one for all chips."""
+"""Modules whose kernels have no launch parameters that depend on the chip."""
 
 TUNED = (embedding, fused, linear, mlp, rope, sample, make_step)
-"""Modules whose kernels are cut for a chip."""
+"""Modules whose kernels have launch parameters that depend on the chip."""
 
 
 def kernels(tuning: Tuning | None = None) -> Iterable[Kernel]:
-    """Every Triton kernel, for a backend of one rank."""
+    """Return all Triton kernels, with the launch parameters of ``tuning``."""
     for family in FAMILIES:
         yield from family.KERNELS
     for tuned in TUNED:

@@ -1,4 +1,4 @@
-"""What the Triton kernels share: refusals and sizes."""
+"""Dtype and shape checks of the Triton kernels, and tile sizes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 DTYPES: Final = ("float32", "bfloat16", "float16")
 
 PREFERENCE: Final = 10
-"""Above the eager kernels, which have none."""
+"""Preference over the eager kernels, whose preference is 0."""
 
 WIDEST: Final = 16384
-"""Most elements of a row that one program holds."""
+"""Most elements of a row that one program loads."""
 
 
 def refuse_dtype(x: Any) -> str | None:
-    """Refuse what a program cannot load; a strict array's dtype is a name."""
+    """Refuse dtypes that kernels cannot load. The dtype of a strict array is a name."""
     name = str(x.dtype).removeprefix("torch.")
     if name in DTYPES:
         return None
@@ -24,19 +24,21 @@ def refuse_dtype(x: Any) -> str | None:
 
 
 def refuse_row(x: Any, width: int) -> str | None:
-    """Refuse odd dtypes, and rows that one program cannot hold."""
+    """Refuse unsupported dtypes, and rows that do not fit one program."""
     if width > WIDEST:
         return f"rows of {width} elements, takes {WIDEST} at most"
     return refuse_dtype(x)
 
 
 def power(n: int) -> int:
-    """The next power of two: Triton's tiles have no other sizes."""
+    """Return the smallest power of two that is at least ``n``, as for Triton's
+    tiles.
+    """
     return 1 << max(n - 1, 0).bit_length()
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:
-    """``x`` with everything after its first axis in one piece; a view if it can be."""
+    """Return ``x`` contiguous in all but its first axis; a copy only if needed."""
     expected = 1
     for size, stride in zip(x.shape[:0:-1], x.stride()[:0:-1], strict=True):
         if size != 1 and stride != expected:
@@ -46,5 +48,5 @@ def dense(x: torch.Tensor) -> torch.Tensor:
 
 
 def warps(elements: int) -> int:
-    """Warps for a program whose tile has so many elements."""
+    """Return the number of warps for a tile of ``elements``."""
     return min(max(elements // 512, 1), 8)

@@ -1,4 +1,4 @@
-"""Root-mean-square normalization, alone and with the residual's addition."""
+"""RMS norm, with and without a residual addition, as Triton kernels."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ from triton.language import tensor
 from inl.ops.norm import Norm
 from inl.spec.kernel import Kernel
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_row, warps
-from inl_torch.triton.pdl import follow
+from inl_torch.triton.pdl import pdl_sync
 from inl_torch.triton.tuning import Tuning
 
 
 @triton.jit
 def _norm(
-    x: tensor, delta: tensor, samples: tensor, weight: tensor, total: tensor,
+    x: tensor, delta: tensor, samples: tensor, weight: tensor, summed: tensor,
     y: tensor, x_stride: tensor, delta_stride: tensor, width: tensor, eps: tensor,
-    ADDS: tl.constexpr, TAKES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    HAS_DELTA: tl.constexpr, GATHERS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    inside = at < width
-    gain = tl.load(weight + at, mask=inside, other=0).to(tl.float32)
-    follow(EARLY)
-    place = row
-    if TAKES:
-        place = tl.load(samples + row).to(tl.int64)
-    values = tl.load(x + place * x_stride + at, mask=inside, other=0).to(tl.float32)
-    if ADDS:
-        more = tl.load(delta + place * delta_stride + at, mask=inside, other=0)
-        values += more.to(tl.float32)
-        if not TAKES:
-            tl.store(total + row * width + at, values, mask=inside)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    norm_weight = tl.load(weight + column, mask=inside, other=0).to(tl.float32)
+    pdl_sync(PDL)
+    source = row
+    if GATHERS:
+        source = tl.load(samples + row).to(tl.int64)
+    values = tl.load(x + source * x_stride + column, mask=inside, other=0).to(
+        tl.float32
+    )
+    if HAS_DELTA:
+        update = tl.load(delta + source * delta_stride + column, mask=inside, other=0)
+        values += update.to(tl.float32)
+        if not GATHERS:
+            tl.store(summed + row * width + column, values, mask=inside)
     scale = tl.rsqrt(tl.sum(values * values, 0) / width + eps)
-    tl.store(y + row * width + at, values * scale * gain, mask=inside)
+    tl.store(y + row * width + column, values * scale * norm_weight, mask=inside)
 
 
 def rms_norm(x: torch.Tensor, w: Norm, *, eps: float) -> torch.Tensor:
@@ -46,8 +49,8 @@ def rms_norm(x: torch.Tensor, w: Norm, *, eps: float) -> torch.Tensor:
     flat = dense(x.view(-1, width) if x.is_contiguous() else x.reshape(-1, width))
     block = power(width)
     _norm[(flat.shape[0],)](
-        flat, flat, flat, w.weight, y, y, flat.stride(0), 0, width, eps, ADDS=False,
-        TAKES=False, BLOCK=block, EARLY=False, num_warps=warps(block),
+        flat, flat, flat, w.weight, y, y, flat.stride(0), 0, width, eps,
+        HAS_DELTA=False, GATHERS=False, BLOCK=block, PDL=False, num_warps=warps(block),
     )  # fmt: skip
     return y
 
@@ -55,29 +58,30 @@ def rms_norm(x: torch.Tensor, w: Norm, *, eps: float) -> torch.Tensor:
 def reduce_add_norm(
     residual: torch.Tensor, delta: torch.Tensor, w: Norm, *, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return added_norm(residual, delta, None, w, eps, Tuning())
+    return add_rms_norm(residual, delta, None, w, eps, Tuning())
 
 
-def added_norm(
+def add_rms_norm(
     residual: torch.Tensor, delta: torch.Tensor, samples: torch.Tensor | None, w: Norm,
     eps: float, tuning: Tuning,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The sum [T, H] and its norm, or the norm of the rows ``samples`` [S] of it alone,
-    as both.
+    """Return ``residual + delta`` [T, H] and its RMS norm.
+
+    samples: [S] rows to which the norm is restricted; both results are then the norm.
     """
     width = residual.shape[1]
     residual, delta = dense(residual), dense(delta)
     rows = residual.shape[0] if samples is None else samples.shape[0]
     y = torch.empty((rows, width), dtype=residual.dtype, device=residual.device)
-    total = y if samples is not None else torch.empty_like(y)
+    summed = y if samples is not None else torch.empty_like(y)
     block = power(width)
     _norm[(rows,)](
-        residual, delta, delta if samples is None else samples, w.weight, total, y,
-        residual.stride(0), delta.stride(0), width, eps, ADDS=True,
-        TAKES=samples is not None, BLOCK=block, EARLY=tuning.starts_early(rows),
+        residual, delta, delta if samples is None else samples, w.weight, summed, y,
+        residual.stride(0), delta.stride(0), width, eps, HAS_DELTA=True,
+        GATHERS=samples is not None, BLOCK=block, PDL=tuning.uses_pdl(rows),
         num_warps=warps(block), **tuning.launch(rows),
     )  # fmt: skip
-    return total, y
+    return summed, y
 
 
 def _refuse(x: Any, *_: Any, **__: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""What the programs of a step share."""
+"""Programmatic dependent launch (PDL) of the kernels of a step."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def follow(EARLY: tl.constexpr) -> None:
-    """Wait until the kernel before has ended, and only then let the next one start.
+def pdl_sync(PDL: tl.constexpr) -> None:
+    """Wait for the previous kernel to end, then allow the next one to start.
 
-    So what runs ahead of this call may read all that the step's kernels wrote but the
-    one before: when a kernel starts, the one before that has ended.
+    Code before this call may read the outputs of all earlier kernels of the step except
+    the previous one: when a kernel starts, the kernel before the previous has ended.
     """
-    if EARLY:
+    if PDL:
         gdc_wait()
         gdc_launch_dependents()

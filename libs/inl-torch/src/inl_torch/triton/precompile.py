@@ -1,8 +1,9 @@
-"""Compiling the kernels of several programs side by side, before any of them runs.
+"""Parallel compilation of the Triton kernels of several programs.
 
-Each program runs once on nobody, and launches no Triton kernel: what that would have
-written reads as zeros, and slot 0 and block 0 are nobody's. What was left out is then
-compiled, linked and loaded by threads, for the compiler seldom holds the interpreter.
+Each program runs once on a dummy (padding-only) step with kernel launches suppressed:
+new tensors read as zeros, and only slot 0 and block 0 are written. The suppressed
+kernels are then compiled, linked and loaded by a thread pool, since the compiler rarely
+holds the interpreter lock.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from triton.runtime.jit import JITFunction
 
-ALIGNED: Final = 16
-"""Bytes, and sizes, that the compiler makes use of."""
+ALIGNMENT: Final = 16
+"""Triton specializes kernels on pointers and integers that are multiples of this."""
 
 THREADS: Final = min(os.cpu_count() or 1, 16)
 
@@ -28,18 +29,19 @@ ZEROED: Final[dict[Any, Callable[..., Any]]] = {
     torch.empty_like: torch.zeros_like,
     torch.Tensor.new_empty: torch.Tensor.new_zeros,
 }
+"""Uninitialized allocations -> zeroed ones."""
 
 
 class Launch(NamedTuple):
-    """A launch that was left out."""
+    """A suppressed kernel launch."""
 
     function: Any
     args: tuple[Any, ...]
     options: dict[str, Any]
 
 
-class _Zeroed(TorchFunctionMode):
-    """Nothing writes to new tensors, so they must not hold what was there before."""
+class _ZeroedAllocations(TorchFunctionMode):
+    """Zeroes new tensors, which suppressed kernels leave unwritten."""
 
     def __torch_function__(
         self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
@@ -48,75 +50,78 @@ class _Zeroed(TorchFunctionMode):
 
 
 @contextmanager
-def left_out(found: dict[Any, Launch]) -> Iterator[None]:
-    """Launch no kernel from this thread, and keep one launch of each kind."""
-    plain, owner = JITFunction.run, threading.get_ident()
+def suppress_launches(launches: dict[Any, Launch]) -> Iterator[None]:
+    """Suppress kernel launches of this thread, and record one of each specialization.
+
+    launches: (kernel, specialization) -> launch; extended.
+    """
+    original, owner = JITFunction.run, threading.get_ident()
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         if threading.get_ident() != owner:
-            return plain(self, *args, grid=grid, warmup=warmup, **options)
-        kinds = (
-            _kind(self, name, value)
+            return original(self, *args, grid=grid, warmup=warmup, **options)
+        keys = (
+            _specialization(self, name, value)
             for name, value in (*zip(self.arg_names, args, strict=False),
                                 *options.items())
         )  # fmt: skip
-        key = (id(self), *kinds)
-        if key not in found:
-            kept = {name: _stand_in(value) for name, value in options.items()}
-            found[key] = Launch(self, tuple(map(_stand_in, args)), kept)
+        key = (id(self), *keys)
+        if key not in launches:
+            metas = {name: _as_meta(value) for name, value in options.items()}
+            launches[key] = Launch(self, tuple(map(_as_meta, args)), metas)
         return None
 
     JITFunction.run = run
     try:
-        with _Zeroed():
+        with _ZeroedAllocations():
             yield
     finally:
-        JITFunction.run = plain
+        JITFunction.run = original
 
 
-def _kind(function: Any, name: str, value: Any) -> Any:
-    """What of an argument the compiled code depends on."""
+def _specialization(function: Any, name: str, value: Any) -> Any:
+    """The properties of an argument on which the compiled code depends."""
     if isinstance(value, torch.Tensor):
-        return name, value.dtype, value.data_ptr() % ALIGNED == 0
-    place = function.arg_names.index(name) if name in function.arg_names else -1
-    if type(value) is int and place >= 0 and place not in function.constexprs:
-        return name, value == 1, value % ALIGNED == 0, value >= 1 << 31
+        return name, value.dtype, value.data_ptr() % ALIGNMENT == 0
+    index = function.arg_names.index(name) if name in function.arg_names else -1
+    if type(value) is int and index >= 0 and index not in function.constexprs:
+        return name, value == 1, value % ALIGNMENT == 0, value >= 1 << 31
     return name, value
 
 
-def _stand_in(value: Any) -> Any:
-    """An argument that holds no memory of the device."""
-    if isinstance(value, torch.Tensor) and value.data_ptr() % ALIGNED == 0:
+def _as_meta(value: Any) -> Any:
+    """Replace an aligned tensor by one without device memory."""
+    if isinstance(value, torch.Tensor) and value.data_ptr() % ALIGNMENT == 0:
         return torch.empty(0, dtype=value.dtype, device="meta")
     return value
 
 
-def prepare(calls: Sequence[Callable[[], Any]], place: torch.device) -> int:
-    """Compile what the calls would launch; return how many kernels that were.
+def precompile(calls: Sequence[Callable[[], Any]], place: torch.device) -> int:
+    """Compile the kernels that ``calls`` would launch; return their number.
 
-    Each call computes a step of nobody. One that fails is left: it will fail again, and
-    say why, when it is meant.
+    Each call computes a dummy step. Errors are ignored: the same call raises them again
+    when it runs in earnest.
     """
-    found: dict[Any, Launch] = {}
+    recorded: dict[Any, Launch] = {}
     for call in calls:
         try:
-            with torch.inference_mode(), left_out(found):
+            with torch.inference_mode(), suppress_launches(recorded):
                 call()
         except Exception:
             continue
-    launches = list(found.values())
+    launches = list(recorded.values())
 
-    def enter() -> None:
+    def set_device() -> None:
         if place.type == "cuda":
             torch.cuda.set_device(place)
 
-    with ThreadPoolExecutor(THREADS, "inl-compile", enter) as threads:
-        for each in [threads.submit(_compiled, launch) for launch in launches]:
-            each.exception()
+    with ThreadPoolExecutor(THREADS, "inl-compile", set_device) as threads:
+        for future in [threads.submit(_compile, launch) for launch in launches]:
+            future.exception()
     return len(launches)
 
 
-def _compiled(launch: Launch) -> None:
+def _compile(launch: Launch) -> None:
     kernel = launch.function.run(*launch.args, grid=(1,), warmup=True, **launch.options)
-    # Links the launcher and loads the code, which a first launch would wait for.
+    # Links the launcher and loads the code, so that the first launch need not.
     _ = kernel.run

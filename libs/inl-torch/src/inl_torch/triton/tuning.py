@@ -1,4 +1,4 @@
-"""Numbers that differ from chip to chip; a plugin brings those of its own."""
+"""Launch parameters of the Triton kernels that depend on the chip."""
 
 from __future__ import annotations
 
@@ -8,127 +8,128 @@ from typing import Any, NamedTuple
 
 from inl_torch.triton.common import power
 
-EARLY_ROWS = 32
-"""Most rows of a step whose kernels start early."""
+PDL_MAX_ROWS = 32
+"""Most rows of a step whose kernels use programmatic dependent launch."""
 
-WIDE = 2048
-"""Most columns of a matrix that several rows multiply by programs of ours; of a wider
-one the device's own library made more, in whole steps."""
+MAX_COLUMNS = 2048
+"""Most columns of a matrix that is multiplied with several rows in Triton. For wider
+ones the device's library was faster, by the time of whole steps."""
 
-AT_ONCE = 128 << 10
-"""Most bytes of rows and weights that a program of several rows takes at once."""
+MAX_TILE_BYTES = 128 << 10
+"""Most bytes of activations and weights in one tile of a product of several rows."""
 
-HELD = 1 << 14
-"""Most elements that it norms."""
+MAX_NORM_ELEMENTS = 1 << 14
+"""Most elements that such a product normalizes itself."""
 
-IN_FLIGHT = 96 << 10
-"""Bytes that a program of several rows has on their way, about."""
+PIPELINE_BYTES = 96 << 10
+"""Bytes in flight of a program for several rows, about."""
 
-MOST_STAGES = 5
+MAX_STAGES = 5
 
 
-def padded(tokens: int) -> int:
-    """Rows of the matrix units' tile that holds so many."""
+def padded_rows(tokens: int) -> int:
+    """Round a number of rows up to a tile of the matrix units."""
     return max(power(tokens), 8)
 
 
 class Tile(NamedTuple):
-    """Part of a weight matrix that one program takes at once."""
+    """Tile of a weight matrix that one program loads at a time."""
 
     rows: int
     columns: int
     warps: int
 
 
-class Attend(NamedTuple):
-    """How the attention of a decoding step is cut."""
+class AttentionConfig(NamedTuple):
+    """Launch parameters of the attention of a decoding step."""
 
     keys: int
-    """Keys of a tile."""
+    """Keys per tile."""
     waves: int
-    """Programs wanted for each multiprocessor."""
+    """Target number of programs per multiprocessor."""
     warps: int
     stages: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How the kernels of a decoding step are cut."""
+    """Launch parameters of the kernels of a decoding step on one chip."""
 
-    early: bool = False
-    """Whether a kernel may start before the one ahead of it ends, and read weights
-    meanwhile (programmatic dependent launch, compute capability 9.0)."""
+    pdl: bool = False
+    """Whether to use programmatic dependent launch (compute capability 9.0): a kernel
+    starts, and reads weights, before the previous one ends."""
     processors: int = 132
-    """Multiprocessors of the chip."""
+    """Number of multiprocessors."""
     tiles: Mapping[tuple[str, int, int], Tile] = field(default_factory=dict)
-    """(kind of product, rows, columns of the matrix) -> what was measured best; the
-    kind of a product of several rows ends in their number, padded: "norm x16"."""
-    chosen: Mapping[str, Tile] = field(default_factory=dict)
-    """Kind of product, whatever its rows -> tile of every matrix: what is being tried,
-    or was measured for a kernel of its own."""
-    attend: Attend | None = None
-    """Likewise; a rule if none."""
-    few_rows: int = 1
-    """Most rows that share one reading of the weights in programs of ours; the device's
-    own library makes more of the others. AMD's compiler spills in the programs of
-    several."""
-    most_outputs: int = 1 << 13
-    """Most rows of a matrix that several rows multiply by programs of ours."""
-    normed_rows: int = 16
-    """Most rows whose product computes their norm by itself; that of more, and of
-    wider ones, has a launch of its own."""
+    """(kind of product, rows, columns of the matrix) -> fastest measured tile. The kind
+    of a product of several rows ends in their padded number: "norm x16"."""
+    overrides: Mapping[str, Tile] = field(default_factory=dict)
+    """Kind of product -> tile for all shapes, of a configuration under test or of one
+    that was measured for a single kernel."""
+    attend: AttentionConfig | None = None
+    """Likewise for attention; ``None`` selects by rule."""
+    max_rows: int = 1
+    """Most rows of a Triton product; for more rows the device's library is faster.
+    AMD's compiler spills registers in the kernel for several rows."""
+    max_outputs: int = 1 << 13
+    """Most rows of a matrix that is multiplied with several rows in Triton."""
+    max_norm_rows: int = 16
+    """Most rows whose product also computes their norm; the norm of more, or of wider,
+    rows is a separate launch."""
     shared_bytes: int = 64 << 10
-    """Shared memory that a program may have."""
+    """Most shared memory of a program."""
     filters: bool = False
-    """Whether tokens are chosen with penalties and filters by programs of ours."""
+    """Whether sampling with penalties and filters uses Triton."""
 
     def tile(self, kind: str, n: int, k: int, tokens: int = 1) -> Tile:
-        """What is known for this product, or else a rule; ``tokens`` are padded."""
+        """Return the tile of a product, measured or by rule. ``tokens``: padded
+        rows.
+        """
         name = f"{kind} x{tokens}" if tokens > 1 else kind
-        found = self.chosen.get(kind) or self.tiles.get((name, n, k))
-        if found is not None:
-            return found
+        known = self.overrides.get(kind) or self.tiles.get((name, n, k))
+        if known is not None:
+            return known
         if tokens > 1:
-            return self._few(kind, n, k, tokens)
+            return self._multi_row_tile(kind, n, k, tokens)
         rows = min(max(power(n // (8 * self.processors)), 1), 4)
-        if k > WIDE:
+        if k > MAX_COLUMNS:
             return Tile(2, 2048, 8)
         return Tile(rows, max(power(k), 16), 2)
 
-    def _few(self, kind: str, n: int, k: int, tokens: int) -> Tile:
+    def _multi_row_tile(self, kind: str, n: int, k: int, tokens: int) -> Tile:
         rows = 16 if n <= 4096 else 32
-        if tokens > self.normed_rows and kind != "plain":
-            # After a norm of its own, small programs: more of them run at once.
+        if tokens > self.max_norm_rows and kind != "plain":
+            # After a separate norm, use small programs, of which more run concurrently.
             return Tile(rows, 128, 2)
-        whole = self._fits(power(k), tokens, 2 * rows if kind == "gated" else rows)
-        part = 256 if self.shared_bytes > AT_ONCE else 128
-        return Tile(rows, max(power(k), 64) if whole else part, 4)
+        one_tile = self._fits(power(k), tokens, 2 * rows if kind == "gated" else rows)
+        part = 256 if self.shared_bytes > MAX_TILE_BYTES else 128
+        return Tile(rows, max(power(k), 64) if one_tile else part, 4)
 
     def _fits(self, columns: int, tokens: int, rows: int) -> bool:
-        return 2 * columns * (tokens + rows) <= min(self.shared_bytes, AT_ONCE)
+        return 2 * columns * (tokens + rows) <= min(self.shared_bytes, MAX_TILE_BYTES)
 
     def stages(self, tile: Tile, tokens: int, *, gated: bool) -> int:
-        """Steps of a program of several rows that are on their way at once."""
+        """Return the pipeline stages of a product of several rows."""
         step = 2 * tile.columns * (tokens + tile.rows * (2 if gated else 1))
-        room = min(self.shared_bytes, IN_FLIGHT)
-        return min(max(room // step, 1), MOST_STAGES)
+        available = min(self.shared_bytes, PIPELINE_BYTES)
+        return min(max(available // step, 1), MAX_STAGES)
 
-    def norms(self, tokens: int, columns: int) -> bool:
-        """Whether the product of so many rows computes their norm by itself."""
+    def fuses_norm(self, tokens: int, columns: int) -> bool:
+        """Whether a product of ``tokens`` rows also computes their norm."""
         if tokens == 1:
             return True
-        held, whole = padded(tokens), power(columns)
-        fits = held * whole <= HELD and self._fits(whole, held, 32)
-        return tokens <= self.normed_rows and columns <= WIDE and fits
+        rows, width = padded_rows(tokens), power(columns)
+        fits = rows * width <= MAX_NORM_ELEMENTS and self._fits(width, rows, 32)
+        return tokens <= self.max_norm_rows and columns <= MAX_COLUMNS and fits
 
-    def starts_early(self, tokens: int) -> bool:
-        """Whether the kernels of a step of so many tokens do.
+    def uses_pdl(self, tokens: int) -> bool:
+        """Whether a step of ``tokens`` tokens uses programmatic dependent launch.
 
-        Larger ones hold so much of a multiprocessor while they wait that the kernel
-        ahead of them loses more than they win.
+        In larger steps, waiting kernels occupy so much of a multiprocessor that the
+        previous kernel loses more than they gain.
         """
-        return self.early and tokens <= EARLY_ROWS
+        return self.pdl and tokens <= PDL_MAX_ROWS
 
     def launch(self, tokens: int) -> dict[str, Any]:
-        """Options of every launch in a step of so many tokens."""
-        return {"launch_pdl": True} if self.starts_early(tokens) else {}
+        """Return the launch options of a step of ``tokens`` tokens."""
+        return {"launch_pdl": True} if self.uses_pdl(tokens) else {}

@@ -1,4 +1,4 @@
-"""Kernels of the native library, and NumPy for what it does not compute."""
+"""Kernels of the native library, with NumPy for the remaining ops."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from inl.spec.kernel import Kernel
 from inl_cpu.kernels import attention, dense, fallback, norm, rope, rows, sample, step
 
 if TYPE_CHECKING:
-    from inl_cpu.command_emitter import Stage
+    from inl_cpu.command_emitter import CommandEmitter
 
 FAMILIES = (attention, dense, norm, rope, rows, sample, step)
 
 
-def kernels(stage: Stage) -> Iterable[Kernel]:
-    """Every kernel, bound to where a backend runs or records them."""
-    found = [kernel for family in FAMILIES for kernel in family.kernels(stage)]
-    yield from found
+def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
+    """Every kernel, bound to the emitter of a backend."""
+    for family in FAMILIES:
+        yield from family.kernels(emitter)
     for spec in catalog().values():
         if not spec.composite:
-            yield fallback.body_kernel(stage, spec)
+            yield fallback.body_kernel(emitter, spec)

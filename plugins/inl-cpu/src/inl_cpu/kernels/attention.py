@@ -1,4 +1,4 @@
-"""Attention over the paged cache, whose layout is the library's own."""
+"""Attention over the paged KV cache in the native layout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from inl.errors import OutOfMemory
 from inl.spec.kernel import Kernel
-from inl_cpu.abi import Flag, Opcode
+from inl_cpu import instructions
+from inl_cpu.abi import Flag
 from inl_cpu.command_emitter import stride
 from inl_cpu.memory import sparse_zeros
 
@@ -16,24 +17,26 @@ if TYPE_CHECKING:
 
     from inl.spec.cache import Paged
     from inl.spec.step import Step
-    from inl_cpu.command_emitter import Stage
+    from inl_cpu.command_emitter import CommandEmitter
 
 
-CACHED = {"float32": Flag.X_EXACT, "bfloat16": Flag.KV_BF16, "int8": Flag.KV_INT8}
-"""How a cache is told what it holds."""
+KV_FLAGS = {"float32": Flag.X_EXACT, "bfloat16": Flag.KV_BF16, "int8": Flag.KV_INT8}
+"""Instruction flag of each cache dtype."""
 
 
 class NativeCache:
-    """Keys and values of one layer, in tiles of 16 keys; zeroed."""
+    """Keys and values of one layer, in tiles of 16 keys; initially zero."""
 
-    def __init__(self, stage: Stage, spec: Paged, blocks: int, block_size: int) -> None:
+    def __init__(
+        self, emitter: CommandEmitter, spec: Paged, blocks: int, block_size: int
+    ) -> None:
         self.blocks, self.block_size = blocks, block_size
         self.kv_heads, self.head_dim = spec.kv_heads, spec.head_dim
-        self.flags = int(CACHED[spec.dtype])
-        size = stage.machine.library.inl_cache_bytes(
+        self.flags = int(KV_FLAGS[spec.dtype])
+        size = emitter.machine.library.inl_cache_bytes(
             blocks, block_size, spec.kv_heads, spec.head_dim, self.flags
         )
-        assert size >= 0, f"no cache of {spec}"
+        assert size >= 0, f"no native cache for {spec}"
         try:
             self.k, self.v = sparse_zeros(size), sparse_zeros(size)
         except MemoryError as error:
@@ -43,20 +46,32 @@ class NativeCache:
 
 
 def write_kv(
-    stage: Stage, k: Any, v: Any, cache: NativeCache, writes: Any
+    emitter: CommandEmitter, k: Any, v: Any, cache: NativeCache, writes: Any
 ) -> NativeCache:
-    k, v = _alike(stage, k, v)
-    dims = [k.shape[0], cache.kv_heads, cache.head_dim, cache.block_size, stride(k)]
-    data = [k, v, cache.k, cache.v, writes]
-    stage.emit(Opcode.WRITE_KV, dims, data, flags=cache.flags)
+    k, v = _equal_strides(emitter, k, v)
+    emitter.emit(
+        instructions.WriteKv(
+            rows=k.shape[0],
+            heads=cache.kv_heads,
+            head_width=cache.head_dim,
+            block_size=cache.block_size,
+            kv_stride=stride(k),
+            k=k,
+            v=v,
+            k_cache=cache.k,
+            v_cache=cache.v,
+            writes=writes,
+            flags=cache.flags,
+        )
+    )
     return cache
 
 
 class Attention:
-    """Attention by one way of summing: every token alone, or many in tiles."""
+    """Attention kernels, batch-invariant or with faster tiles of many tokens."""
 
-    def __init__(self, stage: Stage, flags: Flag) -> None:
-        self._stage, self._flags = stage, int(flags)
+    def __init__(self, emitter: CommandEmitter, flags: Flag) -> None:
+        self._emitter, self._flags = emitter, int(flags)
 
     def attention(
         self,
@@ -84,14 +99,14 @@ class Attention:
         cap: float | None = None,
         group: int = 0,
     ) -> tuple[Any, NativeCache]:
-        pair = _alike(self._stage, k, v)
-        out = self._attend(q, pair, cache, step, scale, window, cap, group)
+        kv = _equal_strides(self._emitter, k, v)
+        out = self._attend(q, kv, cache, step, scale, window, cap, group)
         return out, cache
 
     def _attend(
         self,
         q: Any,
-        pair: tuple[Any, Any],
+        kv: tuple[Any, Any],
         cache: NativeCache,
         step: Step,
         scale: float,
@@ -99,54 +114,86 @@ class Attention:
         cap: float | None,
         group: int,
     ) -> Any:
-        q, (k, v) = self._stage.dense(q), pair
+        q, (k, v) = self._emitter.dense(q), kv
         tokens, heads, _ = q.shape
         rows = step.lengths.shape[0]
-        out = self._stage.new(q.shape)
-        dims = [
-            tokens, heads, cache.kv_heads, cache.head_dim, cache.block_size, rows,
-            step.blocks.shape[2], window or 0, stride(q),
-            0 if k is None else stride(k),
-        ]  # fmt: skip
-        data = [
-            q, k, v, cache.k, cache.v, out, step.positions, step.rows, step.starts,
-            step.lengths, step.blocks[group], step.writes[group],
-        ]  # fmt: skip
+        out = self._emitter.new(q.shape)
         flags = cache.flags | self._flags
-        flags |= int(Flag.ONE_EACH) if tokens == rows == 1 else 0
-        reals = [scale, cap or 0.0]
-        self._stage.emit(Opcode.ATTENTION, dims, data, reals, flags)
+        flags |= int(Flag.ONE_TOKEN_ROWS) if tokens == rows == 1 else 0
+        self._emitter.emit(
+            instructions.Attention(
+                tokens=tokens,
+                heads=heads,
+                kv_heads=cache.kv_heads,
+                head_width=cache.head_dim,
+                block_size=cache.block_size,
+                rows=rows,
+                table_width=step.blocks.shape[2],
+                window=window or 0,
+                q_stride=stride(q),
+                kv_stride=0 if k is None else stride(k),
+                q=q,
+                k=k,
+                v=v,
+                k_cache=cache.k,
+                v_cache=cache.v,
+                y=out,
+                positions=step.positions,
+                token_rows=step.rows,
+                starts=step.starts,
+                lengths=step.lengths,
+                blocks=step.blocks[group],
+                writes=step.writes[group],
+                scale=scale,
+                cap=cap or 0.0,
+                flags=flags,
+            )
+        )
         return out
 
 
-def _alike(stage: Stage, k: Any, v: Any) -> tuple[Any, Any]:
-    """Keys and values with one distance between rows."""
-    k, v = stage.dense(k), stage.dense(v)
+def _equal_strides(emitter: CommandEmitter, k: Any, v: Any) -> tuple[Any, Any]:
+    """Keys and values with the same row stride; copies if necessary."""
+    k, v = emitter.dense(k), emitter.dense(v)
     if stride(k) == stride(v):
         return k, v
-    return _packed(stage, k), _packed(stage, v)
+    return _contiguous(emitter, k), _contiguous(emitter, v)
 
 
-def _packed(stage: Stage, x: Any) -> Any:
+def _contiguous(emitter: CommandEmitter, x: Any) -> Any:
     if x.flags.c_contiguous:
         return x
-    out = stage.new(x.shape)
+    out = emitter.new(x.shape)
     width = out[0].size
-    stage.emit(Opcode.COPY, [x.shape[0], width, stride(x), width], [x, out])
+    emitter.emit(
+        instructions.Copy(
+            rows=x.shape[0],
+            width=width,
+            x_stride=stride(x),
+            y_stride=width,
+            x=x,
+            y=out,
+        )
+    )
     return out
 
 
-def kernels(stage: Stage) -> Iterable[Kernel]:
-    """Alone and as one: rotation and norms of heads are folded in when recorded.
+def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
+    """Cache writes, attention, and both fused; fusion adds rotation and head norms.
 
-    Tiles of many tokens round otherwise than a token alone, so they are not invariant.
+    AMX tiles of many tokens round otherwise than a single token, so that variant is not
+    batch-invariant.
     """
-    write = partial(write_kv, stage)
+    write = partial(write_kv, emitter)
     yield Kernel("write_kv", "native", write, invariant=True)
-    for name, flags in (("native", Flag.ANY_BITS), ("native_rows", Flag.X_EXACT)):
-        alone = flags == Flag.X_EXACT
-        found = Attention(stage, flags)
-        for run in (found.attention, found.attend):
+    for name, flags in (("native", Flag.BATCH_VARIANT), ("native_rows", Flag.X_EXACT)):
+        invariant = flags == Flag.X_EXACT
+        family = Attention(emitter, flags)
+        for run in (family.attention, family.attend):
             yield Kernel(
-                run.__name__, name, run, invariant=alone, preference=0 if alone else 1
+                run.__name__,
+                name,
+                run,
+                invariant=invariant,
+                preference=0 if invariant else 1,
             )

@@ -1,4 +1,4 @@
-"""Products with packed weights, and rows of them."""
+"""Products with packed weights, and embedding lookup."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from inl.spec.activation_quant import INT8
 from inl.spec.kernel import Kernel, accepts
 from inl.spec.op import Spec
 from inl.weights.quant import dequantize
-from inl_cpu.abi import Flag, Opcode
+from inl_cpu.abi import Flag
 from inl_cpu.command_emitter import stride
+from inl_cpu.instructions import Embedding, Gated, Linear
 from inl_cpu.matrix import (
     Matrix,
-    inputs_asked_for,
     pack_pairs,
     pack_rows,
     packable,
+    requested_inputs,
 )
 from inl_cpu.memory import empty
 
@@ -31,20 +32,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from inl_cpu.command_emitter import Stage
+    from inl_cpu.command_emitter import CommandEmitter
     from inl_cpu.memory import Floats
 
     Group = Mapping[str, HostArray | None]
 
 TILES = "tiles"
-"""Layout of all tuples below."""
+"""Layout of the packed weights below."""
 
-GATES = {"silu": Flag.GATE_SILU, "gelu_tanh": Flag.GATE_GELU}
-assert set(GATES) >= set(ACTIVATIONS)
+GATE_FLAGS = {"silu": Flag.GATE_SILU, "gelu_tanh": Flag.GATE_GELU}
+assert set(GATE_FLAGS) >= set(ACTIVATIONS)
 
 
 class TiledLinear(NamedTuple):
-    """A matrix and perhaps its bias; an embedding too."""
+    """Packed weights of a linear layer or an embedding."""
 
     matrix: Matrix
     bias: Floats | None = None
@@ -56,11 +57,11 @@ class TiledLinear(NamedTuple):
 
 
 class TiledQkv(NamedTuple):
-    """Queries, keys and values below each other, or each in a matrix of its own."""
+    """Packed query, key and value weights: one stacked matrix, or three."""
 
     matrices: tuple[Matrix, ...]
     ends: NDArray[np.int32]
-    """[4] rows before each part, and of all."""
+    """[4]: first row of q, k and v, and the number of all rows."""
     bias: Floats | None = None
 
     @property
@@ -70,7 +71,7 @@ class TiledQkv(NamedTuple):
 
 
 class TiledMlp(NamedTuple):
-    """Gate and up in turn, or each in a matrix of its own; and down."""
+    """Packed weights of a gated MLP: gate and up interleaved or apart, and down."""
 
     gate_up: tuple[Matrix, ...]
     down: Matrix
@@ -82,84 +83,113 @@ class TiledMlp(NamedTuple):
 
 
 class Products:
-    """Products by one way of summing: every row alone, or many rows in tiles."""
+    """Product kernels, batch-invariant or with faster tiles of many rows."""
 
-    def __init__(self, stage: Stage, flags: Flag) -> None:
-        self._stage, self._flags = stage, int(flags)
-        self._free = bool(flags & Flag.ANY_BITS)
+    def __init__(self, emitter: CommandEmitter, flags: Flag) -> None:
+        self._emitter, self._flags = emitter, int(flags)
+        self._variant = bool(flags & Flag.BATCH_VARIANT)
 
-    def _product(
+    def product(
         self, x: Any, matrix: Matrix, out: Any, bias: Any = None, gate: int = 0
     ) -> None:
-        """Multiply ``x`` [T, K] with a matrix into ``out`` [T, N], rows dense."""
-        dims = [x.shape[0], stride(x), stride(out), out.shape[1] if gate else 0]
-        held = matrix.held.usual if self._free else matrix.held.invariant
-        flags = held | gate | self._flags
-        self._stage.emit(Opcode.LINEAR, dims, [x, matrix, bias, out], flags=flags)
+        """Multiply ``x`` [T, K] with a matrix into ``out`` [T, N]; rows contiguous."""
+        inputs = matrix.inputs
+        precision = inputs.default if self._variant else inputs.invariant
+        self._emitter.emit(
+            Linear(
+                rows=x.shape[0],
+                x_stride=stride(x),
+                y_stride=stride(out),
+                gated_columns=out.shape[1] if gate else 0,
+                x=x,
+                matrix=matrix,
+                bias=bias,
+                y=out,
+                flags=precision | gate | self._flags,
+            )
+        )
 
     def linear(self, x: Any, w: TiledLinear) -> Any:
-        stage = self._stage
-        flat = stage.dense(x if x.ndim == 2 else x.reshape(-1, x.shape[-1]))
-        out = stage.new((flat.shape[0], w.matrix.rows))
-        self._product(flat, w.matrix, out, w.bias)
+        emitter = self._emitter
+        flat = emitter.dense(x if x.ndim == 2 else x.reshape(-1, x.shape[-1]))
+        out = emitter.new((flat.shape[0], w.matrix.rows))
+        self.product(flat, w.matrix, out, w.bias)
         return out if x.ndim == 2 else out.reshape(*x.shape[:-1], w.matrix.rows)
 
     def qkv_linear(self, x: Any, w: TiledQkv) -> tuple[Any, ...]:
-        x, ends = self._stage.dense(x), w.ends.tolist()
-        out = self._stage.new((x.shape[0], ends[-1]))
+        x, ends = self._emitter.dense(x), w.ends.tolist()
+        out = self._emitter.new((x.shape[0], ends[-1]))
         spans = list(pairwise(ends))
         parts = tuple(out[:, start:stop] for start, stop in spans)
         if len(w.matrices) == 1:
-            self._product(x, w.matrices[0], out, w.bias)
+            self.product(x, w.matrices[0], out, w.bias)
             return parts
         for matrix, part, (start, stop) in zip(w.matrices, parts, spans, strict=True):
             bias = None if w.bias is None else w.bias[start:stop]
-            self._product(x, matrix, part, bias)
+            self.product(x, matrix, part, bias)
         return parts
 
     def gated_mlp(self, x: Any, w: TiledMlp, *, activation: str) -> Any:
-        stage, gate = self._stage, int(GATES[activation])
-        x = stage.dense(x)
-        hidden = stage.new((x.shape[0], w.down.columns))
+        emitter, gate = self._emitter, int(GATE_FLAGS[activation])
+        x = emitter.dense(x)
+        hidden = emitter.new((x.shape[0], w.down.columns))
         if len(w.gate_up) == 1:
-            self._product(x, w.gate_up[0], hidden, gate=gate)
+            self.product(x, w.gate_up[0], hidden, gate=gate)
         else:
-            up = stage.new(hidden.shape)
-            self._product(x, w.gate_up[0], hidden)
-            self._product(x, w.gate_up[1], up)
-            _gate(stage, hidden, up, hidden, gate)
-        out = stage.new((x.shape[0], w.down.rows))
-        self._product(hidden, w.down, out)
+            up = emitter.new(hidden.shape)
+            self.product(x, w.gate_up[0], hidden)
+            self.product(x, w.gate_up[1], up)
+            _gate(emitter, hidden, up, hidden, gate)
+        out = emitter.new((x.shape[0], w.down.rows))
+        self.product(hidden, w.down, out)
         return out
 
 
-def gated_activation(stage: Stage, gate: Any, up: Any, *, activation: str) -> Any:
+def gated_activation(
+    emitter: CommandEmitter, gate: Any, up: Any, *, activation: str
+) -> Any:
     shape = gate.shape
-    gate, up = (stage.dense(x.reshape(-1, shape[-1])) for x in (gate, up))
-    out = stage.new(gate.shape)
-    _gate(stage, gate, up, out, int(GATES[activation]))
+    gate, up = (emitter.dense(x.reshape(-1, shape[-1])) for x in (gate, up))
+    out = emitter.new(gate.shape)
+    _gate(emitter, gate, up, out, int(GATE_FLAGS[activation]))
     return out.reshape(*shape)
 
 
-def _gate(stage: Stage, gate: Any, up: Any, out: Any, flags: int) -> None:
-    dims = [*gate.shape, stride(gate), stride(up), stride(out)]
-    stage.emit(Opcode.GATED, dims, [gate, up, out], flags=flags)
+def _gate(emitter: CommandEmitter, gate: Any, up: Any, out: Any, flags: int) -> None:
+    rows, width = gate.shape
+    emitter.emit(
+        Gated(
+            rows=rows,
+            width=width,
+            gate_stride=stride(gate),
+            up_stride=stride(up),
+            y_stride=stride(out),
+            gate=gate,
+            up=up,
+            y=out,
+            flags=flags,
+        )
+    )
 
 
-def embedding(stage: Stage, tokens: Any, w: TiledLinear) -> Any:
-    out = stage.new((tokens.shape[0], w.matrix.columns))
-    dims = [tokens.shape[0], w.matrix.columns]
-    stage.emit(Opcode.EMBEDDING, dims, [tokens, w.matrix, out], [1.0])
+def embedding(emitter: CommandEmitter, tokens: Any, w: TiledLinear) -> Any:
+    count, width = tokens.shape[0], w.matrix.columns
+    out = emitter.new((count, width))
+    emitter.emit(
+        Embedding(tokens=count, y_stride=width, ids=tokens, matrix=w.matrix, y=out)
+    )
     return out
 
 
-def knows(*_specs: Any, activation: str) -> str | None:
+def accepts_activation(*_specs: Any, activation: str) -> str | None:
     """Refuse an activation that the library lacks."""
-    return None if activation in GATES else f"the activation {activation!r} is unknown"
+    if activation in GATE_FLAGS:
+        return None
+    return f"the activation {activation!r} is not supported"
 
 
-def packs(**stored: Spec) -> str | None:
-    """Refuse what is no matrix, biases aside."""
+def can_pack(**stored: Spec) -> str | None:
+    """Refuse weights that are not matrices; biases are exempt."""
     for name, spec in stored.items():
         if name != "bias" and not name.endswith("_bias"):
             reason = packable(name, spec.shape, spec.dtype)
@@ -168,37 +198,44 @@ def packs(**stored: Spec) -> str | None:
     return None
 
 
-def pack_linear(stage: Stage, group: Group, _backend: Any, dtype: str) -> TiledLinear:
-    (matrix,) = pack_rows([present(group["weight"])], dtype, stage)
-    return TiledLinear(matrix, held(group.get("bias")))
+def pack_linear(
+    emitter: CommandEmitter, group: Group, _backend: Any, dtype: str
+) -> TiledLinear:
+    (matrix,) = pack_rows([required(group["weight"])], dtype, emitter)
+    return TiledLinear(matrix, float_vector(group.get("bias")))
 
 
-def pack_qkv(stage: Stage, group: Group, _backend: Any, dtype: str) -> TiledQkv:
-    sources = [present(group[name]) for name in "qkv"]
+def pack_qkv(
+    emitter: CommandEmitter, group: Group, _backend: Any, dtype: str
+) -> TiledQkv:
+    sources = [required(group[name]) for name in "qkv"]
     sizes = [source.shape[0] for source in sources]
     ends = np.cumsum([0, *sizes]).astype(np.int32)
-    biases = [held(group.get(f"{name}_bias")) for name in "qkv"]
+    biases = [float_vector(group.get(f"{name}_bias")) for name in "qkv"]
     bias = None
     if any(part is not None for part in biases):
         bias = empty((int(ends[-1]),))
         for part, start, stop in zip(biases, ends, ends[1:], strict=False):
             bias[start:stop] = 0 if part is None else part
-    return TiledQkv(pack_rows(sources, dtype, stage), ends, bias)
+    return TiledQkv(pack_rows(sources, dtype, emitter), ends, bias)
 
 
-def pack_mlp(stage: Stage, group: Group, _backend: Any, dtype: str) -> TiledMlp:
-    pair = pack_pairs(present(group["gate"]), present(group["up"]), dtype, stage)
-    (down,) = pack_rows([present(group["down"])], dtype, stage)
+def pack_mlp(
+    emitter: CommandEmitter, group: Group, _backend: Any, dtype: str
+) -> TiledMlp:
+    gate, up = required(group["gate"]), required(group["up"])
+    pair = pack_pairs(gate, up, dtype, emitter)
+    (down,) = pack_rows([required(group["down"])], dtype, emitter)
     return TiledMlp(pair, down)
 
 
-def present(part: HostArray | None) -> HostArray:
+def required(part: HostArray | None) -> HostArray:
     assert part is not None, "the loader raises for a missing tensor"
     return part
 
 
-def held(part: HostArray | None) -> Any:
-    """A vector as aligned float32, or nothing."""
+def float_vector(part: HostArray | None) -> Any:
+    """Convert a vector to aligned float32; ``None`` stays ``None``."""
     if part is None:
         return None
     values = widen(part) if part.dtype != "q8_0" else dequantize(part)
@@ -207,36 +244,42 @@ def held(part: HostArray | None) -> Any:
     return out
 
 
-def kernels(stage: Stage) -> Iterable[Kernel]:
-    """The products, each with what packs its weights.
+PACKERS = {"linear": pack_linear, "qkv_linear": pack_qkv, "gated_mlp": pack_mlp}
 
-    Tiles of many rows round otherwise than a row alone, so they are not invariant.
+
+def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
+    """The products, each with the function that packs its weights.
+
+    AMX tiles of many rows round otherwise than a single row, so that variant is not
+    batch-invariant.
     """
-    declared = INT8 if inputs_asked_for() == "int8" else ""
-    for name, flags in (("native", Flag.ANY_BITS), ("native_rows", Flag.X_EXACT)):
-        products = Products(stage, flags)
-        alone = flags == Flag.X_EXACT
-        for op, prepare in PACKERS.items():
+    declared = INT8 if requested_inputs() == "int8" else ""
+    for name, flags in (("native", Flag.BATCH_VARIANT), ("native_rows", Flag.X_EXACT)):
+        products = Products(emitter, flags)
+        invariant = flags == Flag.X_EXACT
+        for op, pack in PACKERS.items():
             yield Kernel(
                 op,
                 name,
                 getattr(products, op),
-                refuse=knows if op == "gated_mlp" else accepts,
+                refuse=accepts_activation if op == "gated_mlp" else accepts,
                 layout=TILES,
-                can_pack=packs,
-                pack=partial(prepare, stage),
-                invariant=alone,
-                activation_quant="" if alone else declared,
-                preference=0 if alone else 1,
+                can_pack=can_pack,
+                pack=partial(pack, emitter),
+                invariant=invariant,
+                activation_quant="" if invariant else declared,
+                preference=0 if invariant else 1,
             )
-    rows = partial(embedding, stage)
-    pack = partial(pack_linear, stage)
     yield Kernel(
-        "embedding", "native", rows, layout=TILES, can_pack=packs, pack=pack,
+        "embedding",
+        "native",
+        partial(embedding, emitter),
+        layout=TILES,
+        can_pack=can_pack,
+        pack=partial(pack_linear, emitter),
         invariant=True,
-    )  # fmt: skip
-    gate = partial(gated_activation, stage)
-    yield Kernel("gated_activation", "native", gate, refuse=knows, invariant=True)
-
-
-PACKERS = {"linear": pack_linear, "qkv_linear": pack_qkv, "gated_mlp": pack_mlp}
+    )
+    gate = partial(gated_activation, emitter)
+    yield Kernel(
+        "gated_activation", "native", gate, refuse=accepts_activation, invariant=True
+    )

@@ -1,4 +1,4 @@
-"""Ops without a native kernel: their bodies, in float32 NumPy."""
+"""Fallback kernels: the NumPy bodies of ops without a native kernel."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from inl.spec.tree import leaves, tree_map
 from inl_cpu.tensor import plain
 
 if TYPE_CHECKING:
-    from inl_cpu.command_emitter import Stage
+    from inl_cpu.command_emitter import CommandEmitter
 
 
-def body_kernel(stage: Stage, spec: OpSpec) -> Kernel:
-    """The body of a primitive op as a kernel that any other is preferred to."""
-    run = partial(run_body, stage, spec)
+def body_kernel(emitter: CommandEmitter, spec: OpSpec) -> Kernel:
+    """The body of a primitive op as a kernel of the lowest preference."""
+    run = partial(run_body, emitter, spec)
     return Kernel(spec.name, "numpy", run, preference=-1)
 
 
-def run_body(stage: Stage, spec: OpSpec, *args: Any, **attrs: Any) -> Any:
-    """Compute a body, or record it. What the op consumes is written in place."""
+def run_body(emitter: CommandEmitter, spec: OpSpec, *args: Any, **attrs: Any) -> Any:
+    """Compute or record an op's body; consumed arguments are updated in place."""
     assert spec.shapes is not None, "a composite runs over its ops"
-    results = tree_map(partial(_place, stage), spec.shapes(*args, **attrs))
+    results = tree_map(partial(_allocate, emitter), spec.shapes(*args, **attrs))
     given = tree_map(plain, args)
     targets = [plain(leaf) for leaf in leaves(results)]
 
     def run() -> None:
-        found = round_results(spec, spec.body(*given, **attrs), "float32")
-        for target, value in zip(targets, leaves(found), strict=True):
+        values = round_results(spec, spec.body(*given, **attrs), "float32")
+        for target, value in zip(targets, leaves(values), strict=True):
             np.copyto(target, value, casting="same_kind")
 
     inputs = [leaf for leaf in leaves(args) if isinstance(leaf, np.ndarray)]
-    stage.python(run, inputs)
+    emitter.python(run, inputs)
     return results
 
 
-def _place(stage: Stage, leaf: Any) -> Any:
-    """Memory for one result: its own, or that of the argument that it replaces."""
-    return stage.new(leaf.shape, str(leaf.dtype)) if isinstance(leaf, Spec) else leaf
+def _allocate(emitter: CommandEmitter, leaf: Any) -> Any:
+    """Memory for one result: new, or that of the argument that it replaces."""
+    return emitter.new(leaf.shape, str(leaf.dtype)) if isinstance(leaf, Spec) else leaf

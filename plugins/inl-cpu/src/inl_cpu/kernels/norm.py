@@ -1,4 +1,4 @@
-"""Root-mean-square normalization, and with the sum before it."""
+"""Root-mean-square normalization, alone and after an addition."""
 
 from __future__ import annotations
 
@@ -7,42 +7,63 @@ from typing import TYPE_CHECKING, Any
 
 from inl.ops.norm import Norm
 from inl.spec.kernel import Kernel
-from inl_cpu.abi import Opcode
 from inl_cpu.command_emitter import stride
+from inl_cpu.instructions import AddNorm, RmsNorm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from inl_cpu.command_emitter import Stage
+    from inl_cpu.command_emitter import CommandEmitter
 
 
-def rms_norm(stage: Stage, x: Any, w: Norm, *, eps: float) -> Any:
-    """Over the last axis of ``x`` [T, H] or [T, heads, d]."""
-    x = stage.dense(x)
-    out = stage.new(x.shape)
+def rms_norm(emitter: CommandEmitter, x: Any, w: Norm, *, eps: float) -> Any:
+    """Normalize over the last axis of ``x`` [T, H] or [T, heads, d]."""
+    x = emitter.dense(x)
+    out = emitter.new(x.shape)
+    if not out.size:
+        return out
     width = x.shape[-1]
-    heads = 1 if x.ndim < 2 else out[0].size // width
-    rows = 1 if x.ndim < 2 else x.shape[0]
-    dims = [rows, heads, width, stride(x), stride(out)]
-    if out.size:
-        stage.emit(Opcode.RMS_NORM, dims, [x, w.weight, out], [eps])
+    emitter.emit(
+        RmsNorm(
+            rows=1 if x.ndim < 2 else x.shape[0],
+            heads=1 if x.ndim < 2 else out[0].size // width,
+            head_width=width,
+            x_stride=stride(x),
+            y_stride=stride(out),
+            x=x,
+            weight=w.weight,
+            y=out,
+            eps=eps,
+        )
+    )
     return out
 
 
 def reduce_add_norm(
-    stage: Stage, residual: Any, delta: Any, w: Norm, *, eps: float
+    emitter: CommandEmitter, residual: Any, delta: Any, w: Norm, *, eps: float
 ) -> tuple[Any, Any]:
-    """One rank has the whole sum already."""
+    """Add and normalize; with a single rank there is nothing to reduce."""
     residual, delta = (
-        x if x.flags.c_contiguous else stage.copied(x) for x in (residual, delta)
+        x if x.flags.c_contiguous else emitter.copied(x) for x in (residual, delta)
     )
-    total, out = stage.new(residual.shape), stage.new(residual.shape)
-    data = [residual, delta, w.weight, total, out]
-    stage.emit(Opcode.ADD_NORM, [*residual.shape], data, [eps])
+    total, out = emitter.new(residual.shape), emitter.new(residual.shape)
+    rows, width = residual.shape
+    emitter.emit(
+        AddNorm(
+            rows=rows,
+            width=width,
+            residual=residual,
+            delta=delta,
+            weight=w.weight,
+            sum=total,
+            y=out,
+            eps=eps,
+        )
+    )
     return total, out
 
 
-def kernels(stage: Stage) -> Iterable[Kernel]:
-    """Both, of equal bits whatever else is in the batch."""
+def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
+    """Both norms, batch-invariant."""
     for run in (rms_norm, reduce_add_norm):
-        yield Kernel(run.__name__, "native", partial(run, stage), invariant=True)
+        yield Kernel(run.__name__, "native", partial(run, emitter), invariant=True)

@@ -1,4 +1,4 @@
-"""Rows of a tensor, zeros, and what one rank need not do."""
+"""Row gathers, zeros, and collectives over a single rank."""
 
 from __future__ import annotations
 
@@ -7,42 +7,49 @@ from typing import TYPE_CHECKING, Any
 
 from inl.ops import catalog
 from inl.spec.kernel import Kernel
-from inl_cpu.abi import Opcode
 from inl_cpu.command_emitter import stride
+from inl_cpu.instructions import TakeRows, Zero
 from inl_cpu.kernels.fallback import run_body
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from inl_cpu.command_emitter import Stage
+    from inl_cpu.command_emitter import CommandEmitter
 
 
-def take_rows(stage: Stage, x: Any, index: Any) -> Any:
+def take_rows(emitter: CommandEmitter, x: Any, index: Any) -> Any:
     if x.dtype != "float32" or not x.size:
-        return run_body(stage, catalog()["take_rows"], x, index)
-    x = stage.dense(x)
-    out = stage.new((*index.shape, *x.shape[1:]))
-    width = out.size // max(index.size, 1)
-    dims = [index.size, width, stride(x), x.shape[0]]
-    stage.emit(Opcode.TAKE_ROWS, dims, [x, index, out])
+        return run_body(emitter, catalog()["take_rows"], x, index)
+    x = emitter.dense(x)
+    out = emitter.new((*index.shape, *x.shape[1:]))
+    emitter.emit(
+        TakeRows(
+            rows=index.size,
+            width=out.size // max(index.size, 1),
+            x_stride=stride(x),
+            x_rows=x.shape[0],
+            x=x,
+            index=index,
+            y=out,
+        )
+    )
     return out
 
 
-def zeros_like(stage: Stage, x: Any) -> Any:
-    out = stage.new(x.shape, x.dtype)
-    words = out.nbytes // 4
-    stage.emit(Opcode.ZERO, [words], [out])
+def zeros_like(emitter: CommandEmitter, x: Any) -> Any:
+    out = emitter.new(x.shape, x.dtype)
+    emitter.emit(Zero(count=out.nbytes // 4, y=out))
     return out
 
 
-def alone(x: Any, *, axis: str) -> Any:  # noqa: ARG001
-    """What one rank has is all there is."""
+def identity(x: Any, *, axis: str) -> Any:  # noqa: ARG001
+    """A collective over one rank returns its input."""
     return x
 
 
-def kernels(stage: Stage) -> Iterable[Kernel]:
-    """Copies of rows, and collectives over one rank."""
+def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
+    """Row copies, and collectives over a single rank."""
     for run in (take_rows, zeros_like):
-        yield Kernel(run.__name__, "native", partial(run, stage), invariant=True)
+        yield Kernel(run.__name__, "native", partial(run, emitter), invariant=True)
     for name in ("all_reduce", "all_gather"):
-        yield Kernel(name, "native", alone, invariant=True)
+        yield Kernel(name, "native", identity, invariant=True)

@@ -1,4 +1,4 @@
-"""From a message to the arrays of a step, written in place by NumPy."""
+"""Decodes messages into the arrays of a step and the tables, in place with NumPy."""
 
 from __future__ import annotations
 
@@ -18,49 +18,54 @@ from inl_cpu.tensor import plain
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from inl_cpu.command_emitter import Stage
+    from inl_cpu.command_emitter import CommandEmitter
 
 
 def make_step(
-    stage: Stage, message: Any, tables: Tables, *, bucket: Bucket, block_size: int
+    emitter: CommandEmitter,
+    message: Any,
+    tables: Tables,
+    *,
+    bucket: Bucket,
+    block_size: int,
 ) -> tuple[Step, Tables]:
     shapes = catalog()["make_step"].shapes
     assert shapes is not None, "make_step is a primitive"
     specs, _ = shapes(message, tables, bucket=bucket, block_size=block_size)
-    step = Step(*(stage.new(s.shape, np.int32) for s in specs[:-1]))
+    step = Step(*(emitter.new(s.shape, np.int32) for s in specs[:-1]))
     reader = StepReader(plain(message), tables, step, bucket, block_size)
-    stage.python(reader, [message])
+    emitter.python(reader, [message])
     return step, tables
 
 
 class StepReader:
-    """Fills a step's arrays from the message, whatever lies in it now."""
+    """Fills the arrays of a step from the current contents of a message."""
 
     def __init__(
         self, message: Any, tables: Tables, step: Step, bucket: Bucket, size: int
     ) -> None:
-        place = layout(bucket, groups=tables.blocks.shape[0], block_size=size)
-        rows = message[place.rows : place.updates].reshape(bucket.rows, -1)
+        offsets = layout(bucket, groups=tables.blocks.shape[0], block_size=size)
+        rows = message[offsets.rows : offsets.updates].reshape(bucket.rows, -1)
         self._message, self._tables = message, tables
         self._step = Step(*(plain(array) for array in step[:-1]))
         self._bucket, self._size = bucket, size
         self._slots, self._counts = rows[:, 0], rows[:, 1]
         self._uniforms = rows[:, 2:]
-        self._cells = message[place.updates : place.tokens].reshape(-1, 4)
-        self._given = message[place.tokens : place.size]
+        self._table_updates = message[offsets.updates : offsets.tokens].reshape(-1, 4)
+        self._tokens = message[offsets.tokens : offsets.size]
         self._index = np.arange(bucket.tokens, dtype=np.int32)
         self._offsets = np.arange(-bucket.tokens_per_row, 0, dtype=np.int32)
-        self._numbers = np.arange(bucket.rows, dtype=np.int32)
-        self._single = bucket[:3] == (1, 1, 1)
+        self._row_ids = np.arange(bucket.rows, dtype=np.int32)
+        self._single_token = bucket[:3] == (1, 1, 1)
 
     def __call__(self) -> None:
         """Apply the message to the tables and read the step out of both."""
         step, tables = self._step, self._tables
         if self._message[12]:
-            group, slot, index, block = self._cells.T
+            group, slot, index, block = self._table_updates.T
             tables.blocks[group, slot, index] = block
-        if self._single and self._counts[0] == 1:
-            self._one()
+        if self._single_token and self._counts[0] == 1:
+            self._read_single_token()
             return
         step.slots[:] = slots = self._slots
         before = tables.lengths[slots]
@@ -68,84 +73,84 @@ class StepReader:
         tables.lengths[slots] = step.lengths
         step.starts[0] = 0
         np.cumsum(self._counts, out=step.starts[1:])
-        self._places(before)
+        self._fill_positions(before)
         np.take(tables.blocks, slots, axis=1, out=step.blocks)
-        self._cells_written()
-        self._chosen()
+        self._fill_writes()
+        self._fill_tokens()
         step.adapters[:] = tables.adapters[slots]
         step.used_counts[:] = self._message[9:12]
         step.uniforms.reshape(self._uniforms.shape)[:] = self._uniforms
 
-    def _one(self) -> None:
-        """One token of one sequence, number by number: what decoding waits for."""
+    def _read_single_token(self) -> None:
+        """Decode one token of one sequence with scalars, to minimize its latency."""
         step, tables = self._step, self._tables
-        slot, given = int(self._slots[0]), int(self._given[0])
+        slot, token = int(self._slots[0]), int(self._tokens[0])
         position, size = int(tables.lengths[slot]), self._size
         tables.lengths[slot] = step.lengths[0] = position + 1
         step.slots[0] = slot
         step.starts[0], step.starts[1] = 0, 1
         step.rows[0] = step.samples[0] = 0
         step.positions[0] = position
-        step.tokens[0] = tables.last[slot] if given < 0 else given
+        step.tokens[0] = tables.last[slot] if token < 0 else token
         step.blocks[:, 0] = tables.blocks[:, slot]
-        homes = step.blocks[:, 0, position // size]
-        step.writes[:, 0] = homes * size + position % size
+        blocks = step.blocks[:, 0, position // size]
+        step.writes[:, 0] = blocks * size + position % size
         step.adapters[0] = tables.adapters[slot]
         step.used_counts[:] = self._message[9:12]
         step.uniforms[0] = self._uniforms[0, 0]
 
-    def _places(self, before: Any) -> None:
-        """Row and position of each token; both 0 for padding."""
+    def _fill_positions(self, before: Any) -> None:
+        """Set the row and position of each token; both 0 for padding."""
         step, used = self._step, int(self._step.starts[-1])
-        step.rows[:used] = np.repeat(self._numbers, self._counts)
+        step.rows[:used] = np.repeat(self._row_ids, self._counts)
         step.rows[used:] = 0
         shift = before - step.starts[:-1]
         np.add(shift[step.rows], self._index, out=step.positions)
         step.positions[used:] = 0
 
-    def _cells_written(self) -> None:
+    def _fill_writes(self) -> None:
         step, size = self._step, self._size
-        homes = step.blocks[:, step.rows, step.positions // size]
-        np.add(homes * np.int32(size), step.positions % size, out=step.writes)
+        blocks = step.blocks[:, step.rows, step.positions // size]
+        np.add(blocks * np.int32(size), step.positions % size, out=step.writes)
         step.writes[:, int(step.starts[-1]) :] = 0
 
-    def _chosen(self) -> None:
+    def _fill_tokens(self) -> None:
         step, tables = self._step, self._tables
         last = tables.last[self._slots][step.rows]
-        step.tokens[:] = np.where(self._given < 0, last, self._given)
+        step.tokens[:] = np.where(self._tokens < 0, last, self._tokens)
         samples = step.starts[1:, None] + self._offsets
         np.maximum(samples, step.starts[:-1, None], out=samples)
         np.minimum(samples, self._bucket.tokens - 1, out=samples)
         step.samples[:] = samples.reshape(-1)
 
 
-def prune_last_layer(stage: Stage, step: Step) -> Step:
+def prune_last_layer(emitter: CommandEmitter, step: Step) -> Step:
     shapes = catalog()["prune_last_layer"].shapes
-    assert shapes is not None, "sampled_step is a primitive"
-    found: Step = tree_map(partial(_placed, stage), shapes(step))
-    source, target = (Step(*map(plain, each[:-1])) for each in (step, found))
+    assert shapes is not None, "prune_last_layer is a primitive"
+    pruned: Step = tree_map(partial(_allocate, emitter), shapes(step))
+    source, target = (Step(*map(plain, each[:-1])) for each in (step, pruned))
     index = np.arange(source.lengths.shape[0] + 1, dtype=np.int32)
 
     def run() -> None:
-        at, used = source.samples, source.used_counts[1]
+        samples, used = source.samples, source.used_counts[1]
         for name in ("tokens", "positions", "rows"):
-            np.take(getattr(source, name), at, out=getattr(target, name))
-        np.take(source.writes, at, axis=1, out=target.writes)
+            np.take(getattr(source, name), samples, out=getattr(target, name))
+        np.take(source.writes, samples, axis=1, out=target.writes)
         np.minimum(index, used, out=target.starts)
         target.samples[:] = index[:-1]
         target.used_counts[:] = used
 
-    stage.python(run, list(leaves(step[:-1])))
-    return found
+    emitter.python(run, list(leaves(step[:-1])))
+    return pruned
 
 
-def _placed(stage: Stage, leaf: Any) -> Any:
-    """Memory for what is new; what belongs to the rows stays where it is."""
-    return stage.new(leaf.shape, np.int32) if isinstance(leaf, Spec) else leaf
+def _allocate(emitter: CommandEmitter, leaf: Any) -> Any:
+    """Memory for a new array; arrays of the rows are shared with the full step."""
+    return emitter.new(leaf.shape, np.int32) if isinstance(leaf, Spec) else leaf
 
 
 def admit(messages: Any, tables: Tables) -> Tables:
-    """Set slots in place."""
+    """Apply admission messages to the tables in place."""
     groups, _slots, width = tables.blocks.shape
     table = HEADER + 4 + len(PARAMS)
     for message in messages:
@@ -160,19 +165,19 @@ def admit(messages: Any, tables: Tables) -> Tables:
     return tables
 
 
-def mark(message: Any, tables: Tables) -> Tables:
-    """Add a frame's counts and biases in place."""
+def set_token_bias(message: Any, tables: Tables) -> Tables:
+    """Add the token counts and biases of a message in place."""
     slot = message[HEADER]
-    marks = message[HEADER + 2 :].reshape(MAX_TOKEN_BIASES, 3)
-    np.add.at(tables.token_counts[slot], marks[:, 0], marks[:, 1])
-    biases = np.ascontiguousarray(marks[:, 2]).view(np.float32)
-    np.add.at(tables.bias[slot], marks[:, 0], biases)
+    entries = message[HEADER + 2 :].reshape(MAX_TOKEN_BIASES, 3)
+    np.add.at(tables.token_counts[slot], entries[:, 0], entries[:, 1])
+    biases = np.ascontiguousarray(entries[:, 2]).view(np.float32)
+    np.add.at(tables.bias[slot], entries[:, 0], biases)
     return tables
 
 
-def kernels(stage: Stage) -> Iterable[Kernel]:
-    """Integers only, so of equal bits whatever else is in the batch."""
+def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
+    """Step kernels; integers only, hence batch-invariant."""
     for run in (make_step, prune_last_layer):
-        yield Kernel(run.__name__, "in_place", partial(run, stage), invariant=True)
+        yield Kernel(run.__name__, "in_place", partial(run, emitter), invariant=True)
     yield Kernel("admit", "in_place", admit, invariant=True)
-    yield Kernel("set_token_bias", "in_place", mark, invariant=True)
+    yield Kernel("set_token_bias", "in_place", set_token_bias, invariant=True)

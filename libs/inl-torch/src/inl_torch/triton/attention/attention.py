@@ -1,8 +1,8 @@
-"""Causal attention over a paged cache, flash style: no score leaves its program.
+"""Causal flash attention over a paged KV cache.
 
-Rows of one token attend by themselves, their keys split over several programs and
-combined afterwards, and all other tokens in tiles. A step of prompts and decoding rows
-does both.
+Rows of one token are computed with their keys split over several programs (split-K),
+whose results are merged; all other tokens are computed in tiles. A step of prompts and
+decoding rows uses both.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from inl_torch.triton.attention.tiles import LOG2E, attend_tiles
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
 
 LABEL = "attention/triton"
-"""Where a step keeps this kernel's lists of work."""
+"""Key of this kernel's work lists in ``Step.plan``."""
 
 PROGRAMS = 264
-"""Programs worth splitting keys for."""
+"""Number of programs up to which keys are split."""
 
-MOST_SPLITS = 32
+MAX_SPLITS = 32
 
 MIXED_PROGRAMS, MIXED_SPLITS = 4096, 8
-"""Likewise, and splits at most, in a step of prompts: few of its rows decode."""
+"""The same, and most splits, in a step with prompts, of which few rows decode."""
 
-SINGLES = 8
-"""Tokens up to which each attends by itself, whoever it belongs to."""
+SINGLE_TOKEN_LIMIT = 8
+"""Most tokens of a step in which each token is computed separately, of any row."""
 
 HEADS = 8
-"""Most heads of a program for one token."""
+"""Most heads per program for one token."""
 
-ROOMY, SPACIOUS = 98_304, 200_000
-"""Bytes of shared memory with which a tile of prompts may be larger, and the largest:
-chips that have so much multiply out of it, and others out of registers."""
+LARGE_SHARED_BYTES, LARGEST_SHARED_BYTES = 98_304, 200_000
+"""Shared memory from which prefill tiles may be larger, and largest: chips that have
+this much multiply from shared memory, others from registers."""
 
-SMALL = 65536
-"""Bytes of it that every chip has."""
+MIN_SHARED_BYTES = 65536
+"""Shared memory that every chip has, in bytes."""
 
-LONG = 1 << 16
-"""Queries times heads from which the largest tiles fill a chip evenly."""
+LONG_WORK = 1 << 16
+"""Queries times heads from which the largest tiles occupy a chip evenly."""
 
 
 def attention(
@@ -61,12 +61,12 @@ def attention(
     group: int,
 ) -> torch.Tensor:
     work = step.plan[LABEL] if step.plan else Work(step)
-    return attended(
+    return paged_attention(
         q, cache, step, work, scale=scale, window=window, cap=cap, group=group
     )
 
 
-def attended(
+def paged_attention(
     q: torch.Tensor,
     cache: Cache,
     step: Step,
@@ -77,20 +77,22 @@ def attended(
     cap: float | None,
     group: int,
 ) -> torch.Tensor:
-    """What the heads of every token find in the cache: [T, heads, d]."""
+    """Attention of every token over the cache: [T, heads, d]."""
     tokens, rows = q.shape[0], step.lengths.shape[0]
     q, out = dense(q), torch.empty(q.shape, dtype=q.dtype, device=q.device)
     table = step.blocks[group].contiguous()
     attrs: dict[str, Any] = {"scale": scale, "window": window, "cap": cap}
-    if tokens == rows or tokens <= SINGLES:
-        _alone(q, cache, step, table, step.used_counts[2:], tokens, out, False, **attrs)
+    if tokens == rows or tokens <= SINGLE_TOKEN_LIMIT:
+        _single_tokens(
+            q, cache, step, table, step.used_counts[2:], tokens, out, False, **attrs
+        )
         return out
-    _alone(q, cache, step, table, work.singles, rows, out, True, **attrs)
-    _in_tiles(q, cache, step, table, work, out, **attrs)
+    _single_tokens(q, cache, step, table, work.singles, rows, out, True, **attrs)
+    _token_tiles(q, cache, step, table, work, out, **attrs)
     return out
 
 
-def _alone(
+def _single_tokens(
     q: torch.Tensor,
     cache: Cache,
     step: Step,
@@ -104,43 +106,45 @@ def _alone(
     window: int | None,
     cap: float | None,
 ) -> None:
-    """Attend the first ``tokens``, each to its row's keys; of a mixed step those
-    below ``singles``.
+    """Compute the first ``tokens`` tokens, each over the keys of its row; in a mixed
+    step those below ``singles``.
     """
     heads, dim = q.shape[1:]
     size, kv_heads = cache.k.shape[1:3]
-    width, shared = table.shape[1], heads // kv_heads
-    lanes = min(power(shared), HEADS)
-    wide = q.dtype == torch.float32
-    keys = 16 if wide else 64
-    across = kv_heads * -(-shared // lanes)
-    most = min(-(-width * size // keys), MIXED_SPLITS if mixed else MOST_SPLITS)
-    splits = _splits(MIXED_PROGRAMS if mixed else PROGRAMS, tokens * across, most)
-    part, sums = out, step.positions
+    width, group_size = table.shape[1], heads // kv_heads
+    lanes = min(power(group_size), HEADS)
+    is_float32 = q.dtype == torch.float32
+    keys = 16 if is_float32 else 64
+    head_programs = kv_heads * -(-group_size // lanes)
+    max_splits = min(-(-width * size // keys), MIXED_SPLITS if mixed else MAX_SPLITS)
+    splits = _splits(
+        MIXED_PROGRAMS if mixed else PROGRAMS, tokens * head_programs, max_splits
+    )
+    split_acc, split_stats = out, step.positions
     if splits > 1:
         shape = (tokens, heads, splits)
-        part = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
-        sums = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
-    attend[(across, tokens, splits)](
-        q, cache.k, cache.v, table, step.rows, step.positions, singles, part, sums,
-        q.stride(0), width, scale, window or 0, cap or 1.0,
-        SIZE=size, KV_HEADS=kv_heads, SHARED=shared, LANES=lanes, DIM=dim,
+        split_acc = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
+        split_stats = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
+    attend[(head_programs, tokens, splits)](
+        q, cache.k, cache.v, table, step.rows, step.positions, singles, split_acc,
+        split_stats, q.stride(0), width, scale, window or 0, cap or 1.0, SIZE=size,
+        KV_HEADS=kv_heads, GROUP=group_size, LANES=lanes, DIM=dim,
         DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits, M=max(lanes, 16),
         MIXED=mixed, WINDOWED=window is not None, CAPPED=cap is not None,
-        num_warps=8 if wide else 2, num_stages=2,
+        num_warps=8 if is_float32 else 2, num_stages=2,
     )  # fmt: skip
     if splits > 1:
         combine[(tokens * heads,)](
-            part, sums, singles, out, HEADS=heads, DIM=dim, DIM_P=power(dim),
-            SPLITS=splits, MIXED=mixed, num_warps=1,
+            split_acc, split_stats, singles, out, HEADS=heads, DIM=dim,
+            DIM_P=power(dim), SPLITS=splits, MIXED=mixed, num_warps=1,
         )  # fmt: skip
 
 
-def _splits(wanted: int, programs: int, most: int) -> int:
-    return min(power(triton.cdiv(wanted, programs)), power(most))
+def _splits(target: int, programs: int, max_splits: int) -> int:
+    return min(power(triton.cdiv(target, programs)), power(max_splits))
 
 
-def _in_tiles(
+def _token_tiles(
     q: torch.Tensor,
     cache: Cache,
     step: Step,
@@ -152,54 +156,64 @@ def _in_tiles(
     window: int | None,
     cap: float | None,
 ) -> None:
-    """Attend the tokens of rows with several, and give padding zeros."""
+    """Compute the tokens of rows with several tokens; padding becomes 0."""
     heads, dim = q.shape[1:]
     size, kv_heads = cache.k.shape[1:3]
-    shared = heads // kv_heads
+    group_size = heads // kv_heads
     shared_memory = shared_bytes(q.device)
-    cut = tile(dim, q.dtype == torch.float32, shared_memory, heads * q.shape[0])
-    lanes = min(shared, cut.rows)
-    tiles = work.tiles(cut.rows // lanes)
-    attend_tiles[(kv_heads * -(-shared // lanes), tiles.shape[0])](
+    tile_config = prefill_tile(
+        dim, q.dtype == torch.float32, shared_memory, heads * q.shape[0]
+    )
+    lanes = min(group_size, tile_config.rows)
+    tiles = work.tiles(tile_config.rows // lanes)
+    attend_tiles[(kv_heads * -(-group_size // lanes), tiles.shape[0])](
         q, cache.k, cache.v, table, step.positions, tiles, out, q.stride(0),
         table.shape[1], scale if cap else scale * LOG2E.value, window or 0, cap or 1.0,
-        SIZE=size, KV_HEADS=kv_heads, SHARED=shared, LANES=lanes, DIM=dim,
-        DIM_P=max(power(dim), 16), KEYS=cut.keys, M=cut.rows,
-        WINDOWED=window is not None, CAPPED=cap is not None, num_warps=cut.warps,
-        num_stages=cut.stages,
+        SIZE=size, KV_HEADS=kv_heads, GROUP=group_size, LANES=lanes, DIM=dim,
+        DIM_P=max(power(dim), 16), KEYS=tile_config.keys, M=tile_config.rows,
+        WINDOWED=window is not None, CAPPED=cap is not None,
+        num_warps=tile_config.warps, num_stages=tile_config.stages,
     )  # fmt: skip
 
 
-class Tile(NamedTuple):
-    """How a program for prompts is cut."""
+class PrefillTile(NamedTuple):
+    """Launch parameters of a prefill tile."""
 
     rows: int
     """Queries times heads."""
     keys: int
-    """Keys that they meet at once."""
+    """Keys per loop step."""
     warps: int
     stages: int
 
 
-def tile(dim: int, wide: bool, shared: int, work: int) -> Tile:
-    """The best that was measured among those that fit ``shared`` bytes.
+def prefill_tile(
+    dim: int, is_float32: bool, shared_memory: int, work: int
+) -> PrefillTile:
+    """Return the fastest measured tile that fits the shared memory.
 
-    work: queries times heads of the step, of which there are tiles enough or not.
+    work: queries times heads of the step.
     """
-    if wide:
-        return Tile(64 if dim <= 64 else 32, 16, 8, 2)
+    if is_float32:
+        return PrefillTile(64 if dim <= 64 else 32, 16, 8, 2)
     if dim <= 64:
-        return Tile(128, 64, 8, 2) if work >= LONG else Tile(64, 64, 4, 2)
-    if dim <= 128 and shared >= SPACIOUS:
-        return Tile(128, 32, 4, 3)
-    return Tile(64, 64 if dim <= 128 and shared >= ROOMY else 32, 4, 2)
+        return (
+            PrefillTile(128, 64, 8, 2)
+            if work >= LONG_WORK
+            else PrefillTile(64, 64, 4, 2)
+        )
+    if dim <= 128 and shared_memory >= LARGEST_SHARED_BYTES:
+        return PrefillTile(128, 32, 4, 3)
+    return PrefillTile(
+        64, 64 if dim <= 128 and shared_memory >= LARGE_SHARED_BYTES else 32, 4, 2
+    )
 
 
 @functools.cache
 def shared_bytes(place: torch.device) -> int:
-    """Shared memory that a program may have; what any chip has, where there is none."""
+    """Most shared memory of a program; without a GPU, what every chip has."""
     if place.type != "cuda":
-        return SMALL
+        return MIN_SHARED_BYTES
     return int(driver.active.utils.get_device_properties(place.index)["max_shared_mem"])
 
 

@@ -1,4 +1,4 @@
-"""Writing keys and values into the paged cache, both in one launch."""
+"""Paged KV cache writes: keys and values in one launch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _write(
     k_stride: tensor, v_stride: tensor, width: tensor, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    cell = tl.load(writes + token).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    inside = at < width
-    key = tl.load(k + token * k_stride + at, mask=inside)
-    tl.store(k_cache + cell * width + at, key, mask=inside)
-    value = tl.load(v + token * v_stride + at, mask=inside)
-    tl.store(v_cache + cell * width + at, value, mask=inside)
+    slot = tl.load(writes + token).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    key = tl.load(k + token * k_stride + column, mask=inside)
+    tl.store(k_cache + slot * width + column, key, mask=inside)
+    value = tl.load(v + token * v_stride + column, mask=inside)
+    tl.store(v_cache + slot * width + column, value, mask=inside)
 
 
 def write_kv(

@@ -1,4 +1,4 @@
-"""The programs behind :mod:`inl_torch.triton.attention.attention`."""
+"""Triton kernels of :mod:`inl_torch.triton.attention.attention`."""
 
 from __future__ import annotations
 
@@ -10,98 +10,102 @@ from triton.language import tensor
 @triton.jit
 def attend(
     q: tensor, k: tensor, v: tensor, table: tensor, token_rows: tensor,
-    positions: tensor, singles: tensor, out: tensor, sums: tensor, q_stride: tensor,
-    width: tensor, scale: tensor, window: tensor, cap: tensor, SIZE: tl.constexpr,
-    KV_HEADS: tl.constexpr, SHARED: tl.constexpr, LANES: tl.constexpr,
-    DIM: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
-    M: tl.constexpr, MIXED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
+    positions: tensor, singles: tensor, out: tensor, split_stats: tensor,
+    q_stride: tensor, width: tensor, scale: tensor, window: tensor, cap: tensor,
+    SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    LANES: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr,
+    SPLITS: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr, WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Attend one token, alone in its row, to one split of its row's keys.
+    """Attention of one token, the only one of its row, over one split of its keys.
 
-    Of a mixed step only the first ``singles`` tokens are such; the others are left
-    to :func:`inl_torch.triton.attention.tiles.attend_tiles`.
+    In a mixed step these are the first ``singles`` tokens only; the others are computed
+    by :func:`inl_torch.triton.attention.tiles.attend_tiles`.
     """
-    CHUNKS: tl.constexpr = (SHARED + LANES - 1) // LANES
-    # The heads of a token run side by side, for their keys lie so.
+    CHUNKS: tl.constexpr = (GROUP + LANES - 1) // LANES
+    # Heads of a token are adjacent programs, since their keys are adjacent.
     kv_head = tl.program_id(0) // CHUNKS
     token = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
-    real = token < tl.load(singles)
+    is_token = token < tl.load(singles)
     if MIXED:  # noqa: SIM102
-        if not real:
+        if not is_token:
             return
     row = tl.load(token_rows + token).to(tl.int64)
     m = tl.arange(0, M)
-    lane = (tl.program_id(0) % CHUNKS) * LANES + m
-    mine = (m < LANES) & (lane < SHARED)
-    place = tl.where(real, tl.load(positions + token).to(tl.int32), -1)
-    head = kv_head * SHARED + lane
+    group_head = (tl.program_id(0) % CHUNKS) * LANES + m
+    is_head = (m < LANES) & (group_head < GROUP)
+    position = tl.where(is_token, tl.load(positions + token).to(tl.int32), -1)
+    head = kv_head * GROUP + group_head
     d = tl.arange(0, DIM_P)
     cells = token * q_stride + head[:, None] * DIM + d[None, :]
-    x = tl.load(q + cells, mask=mine[:, None] & (d < DIM)[None, :], other=0)
+    x = tl.load(q + cells, mask=is_head[:, None] & (d < DIM)[None, :], other=0)
 
-    last = place + 1
-    low = 0
+    last = position + 1
+    first_key = 0
     if WINDOWED:
-        low = tl.maximum(last - window, 0)
-    share = ((last - low + KEYS - 1) // KEYS + SPLITS - 1) // SPLITS * KEYS
-    begin = low + split * share
-    end = tl.minimum(begin + share, last)
+        first_key = tl.maximum(last - window, 0)
+    split_keys = ((last - first_key + KEYS - 1) // KEYS + SPLITS - 1) // SPLITS * KEYS
+    begin = first_key + split * split_keys
+    end = tl.minimum(begin + split_keys, last)
 
-    top = tl.full((M,), -1e30, tl.float32)
-    total = tl.zeros((M,), tl.float32)
-    result = tl.zeros((M, DIM_P), tl.float32)
+    m_i = tl.full((M,), -1e30, tl.float32)
+    l_i = tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, DIM_P), tl.float32)
     for start in range(begin, end, KEYS):
-        at = start + tl.arange(0, KEYS)
-        there = at < end
-        home = tl.load(table + row * width + at // SIZE, mask=there, other=0)
-        cell = home.to(tl.int64) * SIZE + at % SIZE
-        inner = (cell * KV_HEADS + kv_head)[:, None] * DIM + d[None, :]
-        both = there[:, None] & (d < DIM)[None, :]
+        key_index = start + tl.arange(0, KEYS)
+        valid = key_index < end
+        block = tl.load(table + row * width + key_index // SIZE, mask=valid, other=0)
+        slot = block.to(tl.int64) * SIZE + key_index % SIZE
+        inner = (slot * KV_HEADS + kv_head)[:, None] * DIM + d[None, :]
+        both = valid[:, None] & (d < DIM)[None, :]
         key = tl.load(k + inner, mask=both, other=0)
         value = tl.load(v + inner, mask=both, other=0)
         score = tl.dot(x, tl.trans(key), input_precision="ieee") * scale
         if CAPPED:
             score = cap * (1 - 2 / (tl.exp(2 * score / cap) + 1))
-        score = tl.where(there[None, :], score, -1e30)
-        higher = tl.maximum(top, tl.max(score, 1))
-        mass = tl.where(there[None, :], tl.exp(score - higher[:, None]), 0.0)
-        fade = tl.exp(top - higher)
-        total = total * fade + tl.sum(mass, 1)
-        result = result * fade[:, None]
-        result += tl.dot(mass.to(value.dtype), value, input_precision="ieee")
-        top = higher
+        score = tl.where(valid[None, :], score, -1e30)
+        m_new = tl.maximum(m_i, tl.max(score, 1))
+        p = tl.where(valid[None, :], tl.exp(score - m_new[:, None]), 0.0)
+        rescale = tl.exp(m_i - m_new)
+        l_i = l_i * rescale + tl.sum(p, 1)
+        acc = acc * rescale[:, None]
+        acc += tl.dot(p.to(value.dtype), value, input_precision="ieee")
+        m_i = m_new
 
-    cell = token * (KV_HEADS * SHARED) + head
-    both = mine[:, None] & (d < DIM)[None, :]
+    slot = token * (KV_HEADS * GROUP) + head
+    both = is_head[:, None] & (d < DIM)[None, :]
     if SPLITS == 1:
-        result = result / tl.where(total > 0, total, 1)[:, None]
-        tl.store(out + cell[:, None] * DIM + d[None, :], result, mask=both)
+        acc = acc / tl.where(l_i > 0, l_i, 1)[:, None]
+        tl.store(out + slot[:, None] * DIM + d[None, :], acc, mask=both)
     else:
-        cell = cell * SPLITS + split
-        tl.store(out + cell[:, None] * DIM + d[None, :], result, mask=both)
-        tl.store(sums + cell * 2, top, mask=mine)
-        tl.store(sums + cell * 2 + 1, total, mask=mine)
+        slot = slot * SPLITS + split
+        tl.store(out + slot[:, None] * DIM + d[None, :], acc, mask=both)
+        tl.store(split_stats + slot * 2, m_i, mask=is_head)
+        tl.store(split_stats + slot * 2 + 1, l_i, mask=is_head)
 
 
 @triton.jit
 def combine(
-    part: tensor, sums: tensor, singles: tensor, out: tensor, HEADS: tl.constexpr,
-    DIM: tl.constexpr, DIM_P: tl.constexpr, SPLITS: tl.constexpr, MIXED: tl.constexpr,
+    split_acc: tensor, split_stats: tensor, singles: tensor, out: tensor,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, SPLITS: tl.constexpr,
+    MIXED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add the splits of one head of one token, each by its share of the mass."""
-    cell = tl.program_id(0).to(tl.int64)
+    """Merge the splits of one head of one token, weighted by their softmax sums."""
+    slot = tl.program_id(0).to(tl.int64)
     if MIXED:  # noqa: SIM102
-        if cell // HEADS >= tl.load(singles):
+        if slot // HEADS >= tl.load(singles):
             return
-    split = cell * SPLITS + tl.arange(0, SPLITS)
+    split = slot * SPLITS + tl.arange(0, SPLITS)
     d = tl.arange(0, DIM_P)
-    top = tl.load(sums + split * 2)
-    total = tl.load(sums + split * 2 + 1)
-    weight = tl.exp(top - tl.max(top, 0))
-    mass = tl.sum(total * weight, 0)
+    m_i = tl.load(split_stats + split * 2)
+    l_i = tl.load(split_stats + split * 2 + 1)
+    weight = tl.exp(m_i - tl.max(m_i, 0))
+    denominator = tl.sum(l_i * weight, 0)
     inside = d < DIM
-    at = split[:, None] * DIM + d[None, :]
-    values = tl.load(part + at, mask=inside[None, :], other=0)
-    result = tl.sum(values * weight[:, None], 0) / tl.where(mass > 0, mass, 1)
-    tl.store(out + cell * DIM + d, result, mask=inside)
+    key_index = split[:, None] * DIM + d[None, :]
+    values = tl.load(split_acc + key_index, mask=inside[None, :], other=0)
+    acc = tl.sum(values * weight[:, None], 0) / tl.where(
+        denominator > 0, denominator, 1
+    )
+    tl.store(out + slot * DIM + d, acc, mask=inside)

@@ -1,4 +1,4 @@
-"""Rotary position embedding: queries and keys in one launch."""
+"""Rotary position embedding of queries and keys, as one Triton kernel."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from triton.language import tensor
 
 from inl.ops.rope import RopeScaling
 from inl.spec.kernel import Kernel
-from inl_torch.eager.rope import planes
+from inl_torch.eager.rope import plane_frequencies
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_row, warps
-from inl_torch.triton.pdl import follow
+from inl_torch.triton.pdl import pdl_sync
 from inl_torch.triton.tuning import Tuning
 
 
@@ -23,17 +23,17 @@ def rotate(
     x: tensor, y: tensor, cos: tensor, sin: tensor, HEADS: tl.constexpr,
     HALF: tl.constexpr, HEADS_P: tl.constexpr, HALF_P: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Turn the heads of one token, which lie one after the other at ``x`` and ``y``."""
+    """Rotate the heads of one token, contiguous at ``x``, and store them to ``y``."""
     head = tl.arange(0, HEADS_P)[:, None]
-    lane = tl.arange(0, HALF_P)[None, :]
-    inside = (head < HEADS) & (lane < HALF)
-    at = head * (2 * HALF) + lane
-    a = tl.load(x + at, mask=inside, other=0).to(tl.float32)
-    b = tl.load(x + at + HALF, mask=inside, other=0).to(tl.float32)
-    c = tl.load(cos + lane, mask=lane < HALF, other=0)
-    s = tl.load(sin + lane, mask=lane < HALF, other=0)
-    tl.store(y + at, a * c - b * s, mask=inside)
-    tl.store(y + at + HALF, b * c + a * s, mask=inside)
+    plane = tl.arange(0, HALF_P)[None, :]
+    inside = (head < HEADS) & (plane < HALF)
+    index = head * (2 * HALF) + plane
+    a = tl.load(x + index, mask=inside, other=0).to(tl.float32)
+    b = tl.load(x + index + HALF, mask=inside, other=0).to(tl.float32)
+    c = tl.load(cos + plane, mask=plane < HALF, other=0)
+    s = tl.load(sin + plane, mask=plane < HALF, other=0)
+    tl.store(y + index, a * c - b * s, mask=inside)
+    tl.store(y + index + HALF, b * c + a * s, mask=inside)
 
 
 @triton.jit
@@ -44,32 +44,32 @@ def _rope(
     HALF_P: tl.constexpr,
 ) -> None:  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    turns = token * HALF
+    table = token * HALF
     rotate(
-        q + token * q_stride, q_out + token * (2 * HALF * HEADS), cos + turns,
-        sin + turns, HEADS, HALF, HEADS_P, HALF_P,
+        q + token * q_stride, q_out + token * (2 * HALF * HEADS), cos + table,
+        sin + table, HEADS, HALF, HEADS_P, HALF_P,
     )  # fmt: skip
     rotate(
-        k + token * k_stride, k_out + token * (2 * HALF * KV_HEADS), cos + turns,
-        sin + turns, KV_HEADS, HALF, KV_HEADS_P, HALF_P,
+        k + token * k_stride, k_out + token * (2 * HALF * KV_HEADS), cos + table,
+        sin + table, KV_HEADS, HALF, KV_HEADS_P, HALF_P,
     )  # fmt: skip
 
 
 @triton.jit
-def _table(
-    positions: tensor, rates: tensor, cos: tensor, sin: tensor, HALF: tl.constexpr,
-    HALF_P: tl.constexpr, EARLY: tl.constexpr,
+def _rope_table(
+    positions: tensor, frequencies: tensor, cos: tensor, sin: tensor,
+    HALF: tl.constexpr, HALF_P: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Turns are counted in float64 and cut to half of one: what is left is exact."""
-    lane = tl.arange(0, HALF_P)
-    inside = lane < HALF
-    rate = tl.load(rates + lane, mask=inside, other=0) * 0.15915494309189535
-    follow(EARLY)
+    """Compute cos and sin of one token. Float64 turns are reduced to [-0.5, 0.5]."""
+    plane = tl.arange(0, HALF_P)
+    inside = plane < HALF
+    frequency = tl.load(frequencies + plane, mask=inside, other=0) * 0.15915494309189535
+    pdl_sync(PDL)
     token = tl.program_id(0).to(tl.int64)
-    turns = tl.load(positions + token).to(tl.float64) * rate
+    turns = tl.load(positions + token).to(tl.float64) * frequency
     angle = ((turns - tl.floor(turns + 0.5)) * 6.283185307179586).to(tl.float32)
-    tl.store(cos + token * HALF + lane, tl.cos(angle), mask=inside)
-    tl.store(sin + token * HALF + lane, tl.sin(angle), mask=inside)
+    tl.store(cos + token * HALF + plane, tl.cos(angle), mask=inside)
+    tl.store(sin + token * HALF + plane, tl.sin(angle), mask=inside)
 
 
 def rope_table(
@@ -79,10 +79,10 @@ def rope_table(
     shape = (positions.shape[0], dim // 2)
     cos = torch.empty(shape, dtype=torch.float32, device=positions.device)
     sin = torch.empty_like(cos)
-    rates, _ = planes(dim, theta, scaling, positions.device)
-    _table[shape[:1]](
-        positions, rates, cos, sin,
-        HALF=dim // 2, HALF_P=power(dim // 2), EARLY=tuning.starts_early(shape[0]),
+    frequencies, _ = plane_frequencies(dim, theta, scaling, positions.device)
+    _rope_table[shape[:1]](
+        positions, frequencies, cos, sin,
+        HALF=dim // 2, HALF_P=power(dim // 2), PDL=tuning.uses_pdl(shape[0]),
         num_warps=1, **tuning.launch(shape[0]),
     )  # fmt: skip
     return cos, sin
@@ -112,7 +112,7 @@ def _refuse(q: Any, *_: Any) -> str | None:
 
 def _refuse_table(_positions: Any, *, scaling: RopeScaling, **_: Any) -> str | None:
     if scaling.gain != 1:
-        return f"turns unit vectors only, found a length of {scaling.gain:g}"
+        return f"takes a gain of 1 only, found {scaling.gain:g}"
     return None
 
 
@@ -120,6 +120,6 @@ KERNELS = (Kernel("rope", "triton", rope, refuse=_refuse, preference=PREFERENCE)
 
 
 def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
-    """The kernel of a step's table, cut as ``tuning`` says."""
+    """Return the kernel of a step's rotation table."""
     run = partial(rope_table, tuning=tuning)
     return (Kernel("rope_table", "triton", run, _refuse_table, preference=PREFERENCE),)

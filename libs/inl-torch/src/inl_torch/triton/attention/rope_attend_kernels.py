@@ -1,4 +1,4 @@
-"""The programs behind :mod:`inl_torch.triton.attention.rope_attend`."""
+"""Triton kernels of :mod:`inl_torch.triton.attention.rope_attend`."""
 
 from __future__ import annotations
 
@@ -7,277 +7,322 @@ import triton.language as tl
 from triton.language import tensor
 
 from inl_torch.triton.attention.tiles import LOG2E
-from inl_torch.triton.pdl import follow
+from inl_torch.triton.pdl import pdl_sync
 
-PAST = tl.constexpr(".cg")
-"""Where to load from ahead of time: past the first cache, which may hold what the step
-before left."""
+CACHE_GLOBAL = tl.constexpr(".cg")
+"""Cache modifier of loads before ``pdl_sync``: bypasses the L1 cache, which may hold
+data of the previous step."""
 
 
 @triton.jit
-def rotated(
-    cells: tensor, cos: tensor, sin: tensor, mask: tensor, HALF: tl.constexpr,
+def load_rotated(
+    pointers: tensor, cos: tensor, sin: tensor, mask: tensor, HALF: tl.constexpr,
     DIM_P: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Heads that begin at ``cells`` [n, 1], turned in float32: [n, DIM_P]."""
+    """Load heads at ``pointers`` [n, 1] and rotate them in float32: [n, DIM_P]."""
     d = tl.arange(0, DIM_P)
     partner = tl.where(d < HALF, d + HALF, d - HALF)
-    x = tl.load(cells + d[None, :], mask=mask, other=0).to(tl.float32)
-    y = tl.load(cells + partner[None, :], mask=mask, other=0).to(tl.float32)
+    x = tl.load(pointers + d[None, :], mask=mask, other=0).to(tl.float32)
+    y = tl.load(pointers + partner[None, :], mask=mask, other=0).to(tl.float32)
     return x * cos[None, :] + y * tl.where(d < HALF, -sin, sin)[None, :]
 
 
 @triton.jit
 def capped(score: tensor, cap: tensor, CAPPED: tl.constexpr) -> tensor:
-    """Bound scores softly; ``cap`` is natural, scores are powers of two after it."""
+    """Apply the soft cap; ``cap`` has base e, the resulting scores have base 2."""
     if CAPPED:
         return cap * LOG2E * (1 - 2 / (tl.exp2(score * (2 * LOG2E / cap)) + 1))
     return score
 
 
 @triton.jit
-def merged(
-    part: tensor, masses: tensor, first: tensor, held: tensor, active: tensor,
-    L: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, SPLITS: tl.constexpr,
+def merge_splits(
+    split_acc: tensor, split_stats: tensor, first: tensor, valid_head: tensor,
+    active: tensor, L: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr,
+    SPLITS: tl.constexpr,
 ) -> tuple[tensor, tensor]:  # fmt: skip
-    """Add up the splits of ``L`` heads from ``first`` on, each by its share."""
-    ROOM: tl.constexpr = 8192 // (L * DIM_P)
-    AT_ONCE: tl.constexpr = ROOM if SPLITS > ROOM else SPLITS
-    cell = (first + tl.arange(0, L))[None, :] * SPLITS
+    """Merge the splits of ``L`` heads from ``first`` on: accumulator and sum."""
+    MAX_SPLITS: tl.constexpr = 8192 // (L * DIM_P)
+    SPLIT_TILE: tl.constexpr = MAX_SPLITS if SPLITS > MAX_SPLITS else SPLITS
+    slot = (first + tl.arange(0, L))[None, :] * SPLITS
     d = tl.arange(0, DIM_P)
-    highest = tl.full((L,), -1e30, tl.float32)
-    total = tl.zeros((L,), tl.float32)
-    result = tl.zeros((L, DIM_P), tl.float32)
-    for start in range(0, active, AT_ONCE):
-        split = start + tl.arange(0, AT_ONCE)[:, None]
-        inside = (split < active) & held[None, :]
-        top = tl.load(masses + (cell + split) * 2, mask=inside, other=-1e30)
-        mass = tl.load(masses + (cell + split) * 2 + 1, mask=inside, other=0)
-        at = (cell + split)[:, :, None] * DIM + d[None, None, :]
+    m_max = tl.full((L,), -1e30, tl.float32)
+    l_i = tl.zeros((L,), tl.float32)
+    acc = tl.zeros((L, DIM_P), tl.float32)
+    for start in range(0, active, SPLIT_TILE):
+        split = start + tl.arange(0, SPLIT_TILE)[:, None]
+        inside = (split < active) & valid_head[None, :]
+        m_i = tl.load(split_stats + (slot + split) * 2, mask=inside, other=-1e30)
+        p = tl.load(split_stats + (slot + split) * 2 + 1, mask=inside, other=0)
+        key_index = (slot + split)[:, :, None] * DIM + d[None, None, :]
         both = inside[:, :, None] & (d < DIM)[None, None, :]
-        values = tl.load(part + at, mask=both, other=0)
-        peak = tl.maximum(highest, tl.max(top, 0))
-        share = tl.exp2(top - peak[None, :])
-        fade = tl.exp2(highest - peak)
-        total = total * fade + tl.sum(mass * share, 0)
-        result = result * fade[:, None] + tl.sum(values * share[:, :, None], 0)
-        highest = peak
-    return result, total
+        values = tl.load(split_acc + key_index, mask=both, other=0)
+        m_new = tl.maximum(m_max, tl.max(m_i, 0))
+        weight = tl.exp2(m_i - m_new[None, :])
+        rescale = tl.exp2(m_max - m_new)
+        l_i = l_i * rescale + tl.sum(p * weight, 0)
+        acc = acc * rescale[:, None] + tl.sum(values * weight[:, :, None], 0)
+        m_max = m_new
+    return acc, l_i
 
 
 @triton.jit
-def finish(
-    out: tensor, part: tensor, masses: tensor, first: tensor, lane: tensor,
-    active: tensor, SHARED: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr,
-    DIM_P: tl.constexpr, SPLITS: tl.constexpr,
+def store_merged(
+    out: tensor, split_acc: tensor, split_stats: tensor, first: tensor,
+    group_head: tensor, active: tensor, GROUP: tl.constexpr, LANES: tl.constexpr,
+    DIM: tl.constexpr, DIM_P: tl.constexpr, SPLITS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Store the sum of the splits of the heads ``lane``, the first of which is cell
-    ``first`` of ``out``.
+    """Merge the splits of the heads ``group_head`` and store them from head ``first``
+    of ``out`` on.
     """
-    held = lane + tl.arange(0, LANES) < SHARED
-    sums, whole = merged(part, masses, first, held, active, LANES, DIM, DIM_P, SPLITS)
-    sums = sums / tl.where(whole > 0, whole, 1)[:, None]
+    valid_head = group_head + tl.arange(0, LANES) < GROUP
+    values_sum, denominator = merge_splits(
+        split_acc, split_stats, first, valid_head, active, LANES, DIM, DIM_P, SPLITS
+    )
+    values_sum = values_sum / tl.where(denominator > 0, denominator, 1)[:, None]
     d = tl.arange(0, DIM_P)
-    at = (first + tl.arange(0, LANES))[:, None] * DIM + d[None, :]
-    tl.store(out + at, sums, mask=held[:, None] & (d < DIM)[None, :])
+    key_index = (first + tl.arange(0, LANES))[:, None] * DIM + d[None, :]
+    tl.store(out + key_index, values_sum, mask=valid_head[:, None] & (d < DIM)[None, :])
 
 
 @triton.jit
-def tile_at(
-    home: tensor, at: tensor, end: tensor, place: tensor, window: tensor,
+def tile_offsets(
+    block: tensor, key_index: tensor, end: tensor, position: tensor, window: tensor,
     kv_head: tensor, d: tensor, SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, WINDOWED: tl.constexpr,
 ) -> tuple[tensor, tensor]:  # fmt: skip
-    """Which keys of a tile are attended to, and where each lies [keys, d]."""
-    there = at < end
+    """Return which keys of a tile are visible, and their offsets [keys, d]."""
+    valid = key_index < end
     if WINDOWED:
-        there = there & (place - at < window)
-    cell = (home.to(tl.int64) * SIZE + at % SIZE) * KV_HEADS + kv_head
-    return there, cell[:, None] * DIM + d[None, :]
+        valid = valid & (position - key_index < window)
+    slot = (block.to(tl.int64) * SIZE + key_index % SIZE) * KV_HEADS + kv_head
+    return valid, slot[:, None] * DIM + d[None, :]
 
 
 @triton.jit
-def near_added(
-    x: tensor, key: tensor, value: tensor, shown: tensor, top: tensor, total: tensor,
-    result: tensor, scale: tensor, cap: tensor, CAPPED: tl.constexpr,
+def accumulate_key(
+    x: tensor, key: tensor, value: tensor, visible: tensor, m_i: tensor, l_i: tensor,
+    acc: tensor, scale: tensor, cap: tensor, CAPPED: tl.constexpr,
 ) -> tuple[tensor, tensor, tensor]:  # fmt: skip
-    """Attend to one key [1, d]: the new highest scores, masses and sums."""
+    """Accumulate one key [1, d]: the new maximum, sum and accumulator."""
     score = tl.sum(x.to(tl.float32) * key.to(tl.float32), 1)
-    score = tl.where(shown, capped(score * scale, cap, CAPPED), -1e30)
-    higher = tl.maximum(top, score)
-    mass = tl.where(shown, tl.exp2(score - higher), 0.0)
-    fade = tl.exp2(top - higher)
-    # Keys and values of padding are anybody's: no product with them.
-    row = tl.where(shown, value.to(tl.float32), 0.0)
-    result = result * fade[:, None] + mass[:, None] * row[None, :]
-    return higher, total * fade + mass, result
+    score = tl.where(visible, capped(score * scale, cap, CAPPED), -1e30)
+    m_new = tl.maximum(m_i, score)
+    p = tl.where(visible, tl.exp2(score - m_new), 0.0)
+    rescale = tl.exp2(m_i - m_new)
+    # Keys and values of padding are undefined, possibly NaN.
+    row = tl.where(visible, value.to(tl.float32), 0.0)
+    acc = acc * rescale[:, None] + p[:, None] * row[None, :]
+    return m_new, l_i * rescale + p, acc
 
 
 @triton.jit
-def tile_added(
-    x: tensor, key: tensor, value: tensor, there: tensor, top: tensor, total: tensor,
-    result: tensor, scale: tensor, cap: tensor, CAPPED: tl.constexpr,
+def accumulate_tile(
+    x: tensor, key: tensor, value: tensor, valid: tensor, m_i: tensor, l_i: tensor,
+    acc: tensor, scale: tensor, cap: tensor, CAPPED: tl.constexpr,
 ) -> tuple[tensor, tensor, tensor]:  # fmt: skip
-    """Attend to one tile of keys: the new highest scores, masses and sums."""
+    """Accumulate one tile of keys: the new maximum, sum and accumulator."""
     score = tl.dot(x, tl.trans(key), input_precision="ieee")
     score = capped(score * scale, cap, CAPPED)
-    score = tl.where(there[None, :], score, -1e30)
-    higher = tl.maximum(top, tl.max(score, 1))
-    mass = tl.where(there[None, :], tl.exp2(score - higher[:, None]), 0.0)
-    fade = tl.exp2(top - higher)
-    result = result * fade[:, None]
-    result += tl.dot(mass.to(value.dtype), value, input_precision="ieee")
-    return higher, total * fade + tl.sum(mass, 1), result
+    score = tl.where(valid[None, :], score, -1e30)
+    m_new = tl.maximum(m_i, tl.max(score, 1))
+    p = tl.where(valid[None, :], tl.exp2(score - m_new[:, None]), 0.0)
+    rescale = tl.exp2(m_i - m_new)
+    acc = acc * rescale[:, None]
+    acc += tl.dot(p.to(value.dtype), value, input_precision="ieee")
+    return m_new, l_i * rescale + tl.sum(p, 1), acc
 
 
 @triton.jit
 def rope_attend(
     q: tensor, k: tensor, v: tensor, cos: tensor, sin: tensor, k_cache: tensor,
     v_cache: tensor, table: tensor, token_rows: tensor, positions: tensor,
-    starts: tensor, used: tensor, writes: tensor, out: tensor, part: tensor,
-    masses: tensor, arrivals: tensor, q_stride: tensor, k_stride: tensor,
+    starts: tensor, used_counts: tensor, writes: tensor, out: tensor, split_acc: tensor,
+    split_stats: tensor, counters: tensor, q_stride: tensor, k_stride: tensor,
     v_stride: tensor, width: tensor, scale: tensor, window: tensor, cap: tensor,
-    ONE: tl.constexpr, SIZE: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr,
-    LANES: tl.constexpr, HALF: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr,
-    SPLITS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
-    EARLY: tl.constexpr, AHEAD: tl.constexpr, ALONE: tl.constexpr,
+    SINGLE: tl.constexpr, SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr, LANES: tl.constexpr, HALF: tl.constexpr, DIM_P: tl.constexpr,
+    KEYS: tl.constexpr, SPLITS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
+    UNSPLIT_TILES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Attend some heads of one token to one split of its row's keys.
+    """Attention of some heads of one token over one split of its row's keys.
 
-    Keys of this step come from ``k``, in split 0, and the others were cached by earlier
-    steps: nobody reads a cell that is written here. Of n active splits, split s takes
-    every n-th tile of keys from tile s on. The last split of some heads to arrive adds
-    them up, in their own order, and leaves ``arrivals`` at zero. ``ALONE`` tiles or
-    fewer are one program's.
+    Keys of this step are read from ``k``, in split 0, and all others from the cache, so
+    that no program reads a cache slot that is written in this launch. Of n active
+    splits, split s computes every n-th tile of keys from tile s on. The last split to
+    finish merges all splits in their order, and resets the counter to 0.
+    ``UNSPLIT_TILES`` tiles or fewer are not split.
 
-    The step's own facts, and ``AHEAD`` the first tile of keys, are read before the
-    kernel ahead has ended, so that must not be the one that writes them.
+    The arrays of the step and, if ``PREFETCH``, the first tile of keys are read before
+    the previous kernel has ended, so that kernel must not write them.
     """
-    kind = k_cache.dtype.element_ty
+    cache_dtype = k_cache.dtype.element_ty
     DIM: tl.constexpr = 2 * HALF
-    CHUNKS: tl.constexpr = (SHARED + LANES - 1) // LANES
-    # The heads of a token run side by side, for their keys lie so.
+    CHUNKS: tl.constexpr = (GROUP + LANES - 1) // LANES
+    # Heads of a token are adjacent programs, since their keys are adjacent.
     chunk = tl.program_id(0) % CHUNKS
     kv_head = tl.program_id(0) // CHUNKS
     token = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     row = token
-    if not ONE:
-        row = tl.load(token_rows + token, cache_modifier=PAST).to(tl.int64)
-    at = split * KEYS + tl.arange(0, KEYS)
-    if AHEAD and not WINDOWED:
-        # Ahead of the token's place, on which all else depends.
-        inside = at < width * SIZE
-        entries = table + row * width + at // SIZE
-        home = tl.load(entries, mask=inside, other=0, cache_modifier=PAST)
-    place = tl.load(positions + token, cache_modifier=PAST).to(tl.int32)
-    real = tl.program_id(1) < tl.load(used + 2, cache_modifier=PAST)
-    # A step of as many rows as tokens may still hold several tokens of one row.
-    oldest = token
-    if not ONE:
-        oldest = tl.where(
-            real, tl.load(starts + row, cache_modifier=PAST).to(tl.int64), token
+    if not SINGLE:
+        row = tl.load(token_rows + token, cache_modifier=CACHE_GLOBAL).to(tl.int64)
+    key_index = split * KEYS + tl.arange(0, KEYS)
+    if PREFETCH and not WINDOWED:
+        # Before the token's position is loaded, on which all else depends.
+        inside = key_index < width * SIZE
+        entries = table + row * width + key_index // SIZE
+        block = tl.load(entries, mask=inside, other=0, cache_modifier=CACHE_GLOBAL)
+    position = tl.load(positions + token, cache_modifier=CACHE_GLOBAL).to(tl.int32)
+    is_token = tl.program_id(1) < tl.load(used_counts + 2, cache_modifier=CACHE_GLOBAL)
+    # A step with as many rows as tokens may still have several tokens in one row.
+    first_token = token
+    if not SINGLE:
+        first_token = tl.where(
+            is_token,
+            tl.load(starts + row, cache_modifier=CACHE_GLOBAL).to(tl.int64),
+            token,
         )
-    cached = place - (token - oldest).to(tl.int32)
-    low = 0
+    cached = position - (token - first_token).to(tl.int32)
+    window_start = 0
     if WINDOWED:
-        low = tl.minimum(tl.maximum(place - window + 1, 0), cached) // KEYS * KEYS
-        at += low
-        if AHEAD:
-            entries = table + row * width + at // SIZE
-            home = tl.load(entries, mask=at < cached, other=0, cache_modifier=PAST)
-    end = tl.where(real, cached, 0)
-    tiles = (end - low + KEYS - 1) // KEYS
-    active = tl.where(tiles <= ALONE, 1, tl.minimum(tiles, SPLITS))
+        window_start = (
+            tl.minimum(tl.maximum(position - window + 1, 0), cached) // KEYS * KEYS
+        )
+        key_index += window_start
+        if PREFETCH:
+            entries = table + row * width + key_index // SIZE
+            block = tl.load(
+                entries, mask=key_index < cached, other=0, cache_modifier=CACHE_GLOBAL
+            )
+    end = tl.where(is_token, cached, 0)
+    tiles = (end - window_start + KEYS - 1) // KEYS
+    active = tl.where(tiles <= UNSPLIT_TILES, 1, tl.minimum(tiles, SPLITS))
     end = tl.where(split < active, end, 0)
     d = tl.arange(0, DIM_P)
-    turned = d < DIM
+    inside_dim = d < DIM
     h = d % HALF
-    home_cell = (
-        tl.load(writes + token, cache_modifier=PAST).to(tl.int64) * KV_HEADS + kv_head
+    own_slot = (
+        tl.load(writes + token, cache_modifier=CACHE_GLOBAL).to(tl.int64) * KV_HEADS
+        + kv_head
     )
-    if AHEAD:
-        there, inner = tile_at(
-            home, at, end, place, window, kv_head, d, SIZE, KV_HEADS, DIM, WINDOWED
+    if PREFETCH:
+        valid, inner = tile_offsets(
+            block,
+            key_index,
+            end,
+            position,
+            window,
+            kv_head,
+            d,
+            SIZE,
+            KV_HEADS,
+            DIM,
+            WINDOWED,
         )
-        seen = there[:, None] & turned[None, :]
-        first_key = tl.load(k_cache + inner, mask=seen, other=0, cache_modifier=PAST)
-        first_value = tl.load(v_cache + inner, mask=seen, other=0, cache_modifier=PAST)
-    follow(EARLY)
-    c = tl.load(cos + token * HALF + h, mask=turned, other=0)
-    s = tl.load(sin + token * HALF + h, mask=turned, other=0)
+        inside_tile = valid[:, None] & inside_dim[None, :]
+        first_key = tl.load(
+            k_cache + inner, mask=inside_tile, other=0, cache_modifier=CACHE_GLOBAL
+        )
+        first_value = tl.load(
+            v_cache + inner, mask=inside_tile, other=0, cache_modifier=CACHE_GLOBAL
+        )
+    pdl_sync(PDL)
+    c = tl.load(cos + token * HALF + h, mask=inside_dim, other=0)
+    s = tl.load(sin + token * HALF + h, mask=inside_dim, other=0)
 
     m = tl.arange(0, M)
-    lane = chunk * LANES + m
-    mine = (m < LANES) & (lane < SHARED)
-    head = kv_head * SHARED + lane
-    x = rotated(
+    group_head = chunk * LANES + m
+    is_head = (m < LANES) & (group_head < GROUP)
+    head = kv_head * GROUP + group_head
+    x = load_rotated(
         q + token * q_stride + head[:, None] * DIM, c, s,
-        mine[:, None] & turned[None, :], HALF, DIM_P,
-    ).to(kind)  # fmt: skip
-    top = tl.full((M,), -1e30, tl.float32)
-    total = tl.zeros((M,), tl.float32)
-    result = tl.zeros((M, DIM_P), tl.float32)
-    own = k + token * k_stride + kv_head * DIM + tl.zeros((1, 1), tl.int32)
-    near = rotated(own, c, s, turned[None, :], HALF, DIM_P).to(kind)
-    new = tl.load(v + token * v_stride + kv_head * DIM + d, mask=turned, other=0)
-    owned = turned & (split == 0) & (chunk == 0)
-    tl.store(k_cache + home_cell * DIM + d[None, :], near, mask=owned[None, :])
-    tl.store(v_cache + home_cell * DIM + d, new, mask=owned)
-    shown = real & (split == 0)
-    top, total, result = near_added(
-        x, near, new, shown, top, total, result, scale, cap, CAPPED
+        is_head[:, None] & inside_dim[None, :], HALF, DIM_P,
+    ).to(cache_dtype)  # fmt: skip
+    m_i = tl.full((M,), -1e30, tl.float32)
+    l_i = tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, DIM_P), tl.float32)
+    own_key = k + token * k_stride + kv_head * DIM + tl.zeros((1, 1), tl.int32)
+    new_key = load_rotated(own_key, c, s, inside_dim[None, :], HALF, DIM_P).to(
+        cache_dtype
     )
-    for other in range(oldest, tl.where(split == 0, token, oldest)):
-        turn = tl.load(cos + other * HALF + h, mask=turned, other=0)
-        lift = tl.load(sin + other * HALF + h, mask=turned, other=0)
-        theirs = k + other * k_stride + kv_head * DIM + tl.zeros((1, 1), tl.int32)
-        near = rotated(theirs, turn, lift, turned[None, :], HALF, DIM_P).to(kind)
-        new = tl.load(v + other * v_stride + kv_head * DIM + d, mask=turned, other=0)
-        shown = real
+    new_value = tl.load(
+        v + token * v_stride + kv_head * DIM + d, mask=inside_dim, other=0
+    )
+    is_writer = inside_dim & (split == 0) & (chunk == 0)
+    tl.store(k_cache + own_slot * DIM + d[None, :], new_key, mask=is_writer[None, :])
+    tl.store(v_cache + own_slot * DIM + d, new_value, mask=is_writer)
+    visible = is_token & (split == 0)
+    m_i, l_i, acc = accumulate_key(
+        x, new_key, new_value, visible, m_i, l_i, acc, scale, cap, CAPPED
+    )
+    for other in range(first_token, tl.where(split == 0, token, first_token)):
+        other_cos = tl.load(cos + other * HALF + h, mask=inside_dim, other=0)
+        other_sin = tl.load(sin + other * HALF + h, mask=inside_dim, other=0)
+        other_key = k + other * k_stride + kv_head * DIM + tl.zeros((1, 1), tl.int32)
+        new_key = load_rotated(
+            other_key, other_cos, other_sin, inside_dim[None, :], HALF, DIM_P
+        ).to(cache_dtype)
+        new_value = tl.load(
+            v + other * v_stride + kv_head * DIM + d, mask=inside_dim, other=0
+        )
+        visible = is_token
         if WINDOWED:
-            shown = real & (token - other < window)
-        top, total, result = near_added(
-            x, near, new, shown, top, total, result, scale, cap, CAPPED
+            visible = is_token & (token - other < window)
+        m_i, l_i, acc = accumulate_key(
+            x, new_key, new_value, visible, m_i, l_i, acc, scale, cap, CAPPED
         )
 
-    begin = low + split * KEYS
-    if AHEAD:
-        top, total, result = tile_added(
-            x, first_key, first_value, there, top, total, result, scale, cap, CAPPED
+    begin = window_start + split * KEYS
+    if PREFETCH:
+        m_i, l_i, acc = accumulate_tile(
+            x, first_key, first_value, valid, m_i, l_i, acc, scale, cap, CAPPED
         )
         begin += active * KEYS
     for start in range(begin, end, active * KEYS):
-        at = start + tl.arange(0, KEYS)
-        home = tl.load(table + row * width + at // SIZE, mask=at < end, other=0)
-        there, inner = tile_at(
-            home, at, end, place, window, kv_head, d, SIZE, KV_HEADS, DIM, WINDOWED
+        key_index = start + tl.arange(0, KEYS)
+        block = tl.load(
+            table + row * width + key_index // SIZE, mask=key_index < end, other=0
         )
-        seen = there[:, None] & turned[None, :]
-        key = tl.load(k_cache + inner, mask=seen, other=0)
-        value = tl.load(v_cache + inner, mask=seen, other=0)
-        top, total, result = tile_added(
-            x, key, value, there, top, total, result, scale, cap, CAPPED
+        valid, inner = tile_offsets(
+            block,
+            key_index,
+            end,
+            position,
+            window,
+            kv_head,
+            d,
+            SIZE,
+            KV_HEADS,
+            DIM,
+            WINDOWED,
+        )
+        inside_tile = valid[:, None] & inside_dim[None, :]
+        key = tl.load(k_cache + inner, mask=inside_tile, other=0)
+        value = tl.load(v_cache + inner, mask=inside_tile, other=0)
+        m_i, l_i, acc = accumulate_tile(
+            x, key, value, valid, m_i, l_i, acc, scale, cap, CAPPED
         )
 
-    cell = token * (KV_HEADS * SHARED) + head
-    both = mine[:, None] & (d < DIM)[None, :]
+    slot = token * (KV_HEADS * GROUP) + head
+    both = is_head[:, None] & (d < DIM)[None, :]
     if active == 1:
         if split == 0:
-            result = result / tl.where(total > 0, total, 1)[:, None]
-            tl.store(out + cell[:, None] * DIM + d[None, :], result, mask=both)
+            acc = acc / tl.where(l_i > 0, l_i, 1)[:, None]
+            tl.store(out + slot[:, None] * DIM + d[None, :], acc, mask=both)
     else:
         if split < active:
-            cell = cell * SPLITS + split
-            tl.store(part + cell[:, None] * DIM + d[None, :], result, mask=both)
-            tl.store(masses + cell * 2, top, mask=mine)
-            tl.store(masses + cell * 2 + 1, total, mask=mine)
+            slot = slot * SPLITS + split
+            tl.store(split_acc + slot[:, None] * DIM + d[None, :], acc, mask=both)
+            tl.store(split_stats + slot * 2, m_i, mask=is_head)
+            tl.store(split_stats + slot * 2 + 1, l_i, mask=is_head)
             tl.debug_barrier()
-            arrival = arrivals + token * tl.num_programs(0) + tl.program_id(0)
-            if tl.atomic_add(arrival, 1, sem="acq_rel") == active - 1:
-                tl.store(arrival, 0)
-                first_cell = token * (KV_HEADS * SHARED) + kv_head * SHARED
-                finish(
-                    out, part, masses, first_cell + chunk * LANES, chunk * LANES,
-                    active, SHARED, LANES, DIM, DIM_P, SPLITS,
+            counter = counters + token * tl.num_programs(0) + tl.program_id(0)
+            if tl.atomic_add(counter, 1, sem="acq_rel") == active - 1:
+                tl.store(counter, 0)
+                first_cell = token * (KV_HEADS * GROUP) + kv_head * GROUP
+                store_merged(
+                    out, split_acc, split_stats, first_cell + chunk * LANES,
+                    chunk * LANES, active, GROUP, LANES, DIM, DIM_P, SPLITS,
                 )  # fmt: skip

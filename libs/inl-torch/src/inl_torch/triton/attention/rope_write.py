@@ -1,4 +1,4 @@
-"""Rotation and cache write of a step with prompts, in one launch."""
+"""Rotary embedding and KV cache write of a step with prompts, in one launch."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def _rope_write(
     HALF_P: tl.constexpr, VALUES_P: tl.constexpr,
 ) -> None:  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    cell = tl.load(writes + token).to(tl.int64)
+    slot = tl.load(writes + token).to(tl.int64)
     width = 2 * HALF * KV_HEADS
-    at = tl.arange(0, VALUES_P)
-    value = tl.load(v + token * v_stride + at, mask=at < width)
-    tl.store(v_cache + cell * width + at, value, mask=at < width)
-    turns = token * HALF
+    column = tl.arange(0, VALUES_P)
+    value = tl.load(v + token * v_stride + column, mask=column < width)
+    tl.store(v_cache + slot * width + column, value, mask=column < width)
+    table = token * HALF
     rotate(
-        q + token * q_stride, q_out + token * (2 * HALF * HEADS), cos + turns,
-        sin + turns, HEADS, HALF, HEADS_P, HALF_P,
+        q + token * q_stride, q_out + token * (2 * HALF * HEADS), cos + table,
+        sin + table, HEADS, HALF, HEADS_P, HALF_P,
     )  # fmt: skip
     rotate(
-        k + token * k_stride, k_cache + cell * width, cos + turns, sin + turns,
+        k + token * k_stride, k_cache + slot * width, cos + table, sin + table,
         KV_HEADS, HALF, KV_HEADS_P, HALF_P,
     )  # fmt: skip
 
@@ -41,15 +41,15 @@ def rope_write(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor,
     sin: torch.Tensor, cache: Cache, writes: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """Cache the rotated keys and the values, and return the rotated queries."""
+    """Write rotated keys and values to the cache, and return the rotated queries."""
     tokens, heads, dim = q.shape
     kv_heads, half = k.shape[1], dim // 2
     q, k, v = dense(q), dense(k), dense(v)
-    turned = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    rotated = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     _rope_write[(tokens,)](
-        q, k, v, cos, sin, writes, turned, cache.k, cache.v, q.stride(0), k.stride(0),
+        q, k, v, cos, sin, writes, rotated, cache.k, cache.v, q.stride(0), k.stride(0),
         v.stride(0), HEADS=heads, KV_HEADS=kv_heads, HALF=half, HEADS_P=power(heads),
         KV_HEADS_P=power(kv_heads), HALF_P=power(half), VALUES_P=power(kv_heads * dim),
         num_warps=warps(power(heads) * power(half)),
     )  # fmt: skip
-    return turned
+    return rotated

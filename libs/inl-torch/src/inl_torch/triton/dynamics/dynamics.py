@@ -1,4 +1,4 @@
-"""INL dynamics in one launch, and a model's layer of them in two."""
+"""INL dynamics in one launch, and the INL block in two launches."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ from inl.ops.inl import LIMIT, MOST_BETA, InlBlock
 from inl.spec.kernel import Kernel
 from inl_torch.eager.linear import product
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
-from inl_torch.triton.dynamics.kernels import block_step, control, forward
+from inl_torch.triton.dynamics.kernels import block_step, controller_inner, forward
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 BLOCK = 1024
-"""Numbers of a row that a program takes at once."""
+"""Elements of a row per program."""
 
-FEW = 2
-"""Rows up to which a model's layer is two launches that read its weights for each."""
+MAX_FUSED_ROWS = 2
+"""Most rows for which a block is two launches, which read the weights for each row."""
 
-WIDEST_CONTROLLER = 1024
-"""Widest inner layer of a controller that one program holds."""
+MAX_CONTROLLER = 1024
+"""Largest inner layer of a controller that fits one program."""
 
 
-class Laid(NamedTuple):
-    """Positions as [outer, inner, width], and operands at strides over that."""
+class Shape3d(NamedTuple):
+    """A shape folded to [outer, inner, width], for operands with three strides."""
 
     outer: int
     inner: int
     width: int
 
     @classmethod
-    def of(cls, shape: torch.Size) -> Laid:
-        """The first axis, the last, and all between them."""
+    def of(cls, shape: torch.Size) -> Shape3d:
+        """Fold a shape: its first axis, all axes between, and its last."""
         if len(shape) < 2:
             return cls(1, 1, shape[0] if shape else 1)
         return cls(shape[0], math.prod(shape[1:-1]), shape[-1])
 
     @property
     def rows(self) -> int:
-        """Rows of ``width`` numbers."""
+        """Number of rows of ``width`` elements."""
         return self.outer * self.inner
 
-    def place(self, operand: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """An operand that broadcasts to ``shape``, over the three axes; a view."""
+    def broadcast(self, operand: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """View an operand that broadcasts to ``shape`` over the three axes."""
         return operand.expand(shape).reshape(tuple(self))
 
 
 class Options(NamedTuple):
-    """What is the same for every number."""
+    """Parameters that are the same for every element."""
 
     n_steps: int = 1
     activated: bool = False
-    """Whether alpha, beta and gate are a controller's output yet."""
+    """Whether alpha, beta and gate are a controller's output, to be activated."""
     most_beta: float | None = None
     limit: float | None = None
 
-    def facts(self) -> dict[str, Any]:
-        """Arguments of both programs."""
+    def kernel_args(self) -> dict[str, Any]:
+        """Return the arguments of the forward and backward kernels."""
         return {
             "steps": self.n_steps,
             "most_beta": self.most_beta or 0.0,
@@ -77,35 +77,36 @@ def advance(
     dt: torch.Tensor | float,
     options: Options,
 ) -> Pair:
-    """New positions and velocities, of the dtypes of ``x`` and of the first operand.
+    """Return new positions and velocities, of the dtypes of ``x`` and of
+    ``operands[0]``.
 
     operands: v, mu, alpha, beta, gate, each of which broadcasts to ``x`` [..., D].
     """
-    x, laid = x.contiguous(), Laid.of(x.shape)
-    moved = torch.empty_like(x)
-    new = torch.empty(x.shape, dtype=operands[0].dtype, device=x.device)
-    tensors, strides = placed(x, operands, dt, laid)
-    block = min(power(laid.width), BLOCK)
-    if laid.rows:
-        forward[(laid.rows, -(-laid.width // block))](
-            x, *tensors, moved, new, *strides, size=laid.inner, width=laid.width,
-            NUMBER=not isinstance(dt, torch.Tensor), BLOCK=block,
-            num_warps=4, **options.facts(),
+    x, shape3d = x.contiguous(), Shape3d.of(x.shape)
+    new_x = torch.empty_like(x)
+    new_v = torch.empty(x.shape, dtype=operands[0].dtype, device=x.device)
+    tensors, strides = broadcast_operands(x, operands, dt, shape3d)
+    block = min(power(shape3d.width), BLOCK)
+    if shape3d.rows:
+        forward[(shape3d.rows, -(-shape3d.width // block))](
+            x, *tensors, new_x, new_v, *strides, size=shape3d.inner,
+            width=shape3d.width, SCALAR_DT=not isinstance(dt, torch.Tensor),
+            BLOCK=block, num_warps=4, **options.kernel_args(),
         )  # fmt: skip
-    return moved, new
+    return new_x, new_v
 
 
-def placed(
+def broadcast_operands(
     x: torch.Tensor,
     operands: tuple[torch.Tensor, ...],
     dt: torch.Tensor | float,
-    laid: Laid,
+    shape3d: Shape3d,
 ) -> tuple[list[Any], list[int]]:
-    """The operands and dt, and three strides of each."""
-    views: list[Any] = [laid.place(operand, x.shape) for operand in operands]
+    """Broadcast the operands and dt; return them, and three strides of each."""
+    views: list[Any] = [shape3d.broadcast(operand, x.shape) for operand in operands]
     strides = [stride for view in views for stride in view.stride()]
     if isinstance(dt, torch.Tensor):
-        views.append(laid.place(dt, x.shape))
+        views.append(shape3d.broadcast(dt, x.shape))
         return views, [*strides, *views[-1].stride()]
     return [*views, float(dt)], [*strides, 0, 0, 0]
 
@@ -137,8 +138,8 @@ def inl_dynamics_step(
 def inl_block(
     h: torch.Tensor, velocity: torch.Tensor, w: InlBlock, *, dt: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if h.shape[0] <= FEW:
-        return _block_of_few(dense(h), dense(velocity), w, dt)
+    if h.shape[0] <= MAX_FUSED_ROWS:
+        return _fused_block(dense(h), dense(velocity), w, dt)
     inner = product(torch.cat([h, velocity], -1), w.inner, w.inner_bias)
     controller = product(functional.silu(inner), w.outer, w.outer_bias)
     mu = w.mu.expand_as(h).clone()
@@ -150,25 +151,25 @@ def inl_block(
     return h, velocity, mu
 
 
-def _block_of_few(
+def _fused_block(
     h: torch.Tensor, velocity: torch.Tensor, w: InlBlock, dt: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    (tokens, width), lanes = h.shape, w.inner.shape[0]
-    inner = torch.empty((tokens, lanes), dtype=torch.float32, device=h.device)
-    moved, new, mu = (torch.empty_like(h) for _ in range(3))
+    (tokens, width), inner_width = h.shape, w.inner.shape[0]
+    inner = torch.empty((tokens, inner_width), dtype=torch.float32, device=h.device)
+    new_x, new_v, mu = (torch.empty_like(h) for _ in range(3))
     strides, columns = (h.stride(0), velocity.stride(0)), min(power(width), 1024)
-    control[(lanes, tokens)](
+    controller_inner[(inner_width, tokens)](
         h, velocity, w.inner, w.inner_bias, inner, *strides, H=width, COLUMNS=columns,
         num_warps=4,
     )  # fmt: skip
     rows = 2 if width <= 2048 else 4
     block_step[(-(-width // rows), tokens)](
         h, velocity, inner, w.mu, w.outer, w.outer_bias,
-        w.mu if w.context is None else w.context, moved, new, mu, *strides, dt,
-        MOST_BETA, LIMIT, H=width, K=lanes, CONTEXT=w.context is not None,
-        LANES=power(lanes), ROWS=rows, COLUMNS=columns, num_warps=4,
+        w.mu if w.context is None else w.context, new_x, new_v, mu, *strides, dt,
+        MOST_BETA, LIMIT, H=width, K=inner_width, CONTEXT=w.context is not None,
+        INNER_P=power(inner_width), ROWS=rows, COLUMNS=columns, num_warps=4,
     )  # fmt: skip
-    return moved, new, mu
+    return new_x, new_v, mu
 
 
 def _refuse(x: Any, *_: Any, **__: Any) -> str | None:
@@ -176,8 +177,8 @@ def _refuse(x: Any, *_: Any, **__: Any) -> str | None:
 
 
 def _refuse_block(h: Any, _velocity: Any, w: Any, **_: Any) -> str | None:
-    if w.inner.shape[0] > WIDEST_CONTROLLER:
-        return f"controllers of {w.inner.shape[0]}, takes {WIDEST_CONTROLLER} at most"
+    if w.inner.shape[0] > MAX_CONTROLLER:
+        return f"controllers of {w.inner.shape[0]}, takes {MAX_CONTROLLER} at most"
     return refuse_dtype(h)
 
 

@@ -1,7 +1,6 @@
 """INL dynamics with gradients: one launch forward, one backward.
 
-What came before each step is computed again from the operands, which are all that is
-kept.
+Only the operands are saved; the backward pass recomputes the state before each step.
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ from torch.autograd.function import once_differentiable
 from inl_torch.triton.common import DTYPES, power
 from inl_torch.triton.dynamics.dynamics import (
     BLOCK,
-    Laid,
     Options,
     Pair,
+    Shape3d,
     advance,
-    placed,
+    broadcast_operands,
 )
 from inl_torch.triton.dynamics.kernels import backward
 
 PROGRAMS = 1024
-"""Most programs backward, each of which sums what is a row over rows of its own."""
+"""Most programs of the backward pass, each of which sums gradients over its rows."""
 
-MOST_STEPS = 16
-"""Steps up to which computing what came before each costs less than keeping it."""
+MAX_STEPS = 16
+"""Most steps for which recomputing the states is cheaper than saving them."""
 
-WHOLE, SUMMED = 1, 2
-"""Gradients as large as x, and rows summed over a program's rows."""
+FULL, SUMMED = 1, 2
+"""Kinds of gradients: with the shape of x, or a row summed over a program's rows."""
 
 NAMES = ("X", "V", "MU", "ALPHA", "BETA", "GATE", "DT")
 
 
 class Dynamics(torch.autograd.Function):
-    """Some steps; coefficients are alpha, beta and gate, or a controller's output."""
+    """INL dynamics; coefficients are alpha, beta and gate, or a controller's output."""
 
     @staticmethod
     def forward(
@@ -49,8 +48,8 @@ class Dynamics(torch.autograd.Function):
         *coefficients: torch.Tensor,
     ) -> Pair:
         number = dt if not isinstance(dt, torch.Tensor) else None
-        held = () if number is not None else (dt,)
-        ctx.save_for_backward(x, v, mu, *coefficients, *held)
+        saved_dt = () if number is not None else (dt,)
+        ctx.save_for_backward(x, v, mu, *coefficients, *saved_dt)
         ctx.options, ctx.number = options, number
         return advance(x, (v, mu, *_split(coefficients)), dt, options)
 
@@ -64,7 +63,7 @@ class Dynamics(torch.autograd.Function):
         _, needs_dt, *needed = ctx.needs_input_grad
         if len(rest) == 1:
             needed = [*needed[:3], *3 * needed[3:]]
-        found = gradients(
+        results = gradients(
             gx,
             gv,
             x,
@@ -73,9 +72,9 @@ class Dynamics(torch.autograd.Function):
             ctx.options,
             (*needed, needs_dt),
         )
-        *others, d_dt = found
+        *others, d_dt = results
         if len(rest) == 1:
-            others = [*others[:3], _joined(others[3:], rest[0])]
+            others = [*others[:3], _join(others[3:], rest[0])]
         return None, d_dt, *others
 
 
@@ -83,10 +82,10 @@ dynamics: Callable[..., Pair] = Dynamics.apply
 """(options, dt, x, v, mu, and alpha, beta and gate or a controller's output)."""
 
 
-def takes(x: torch.Tensor, n_steps: int) -> bool:
-    """Whether these programs compute positions like ``x`` for so many steps."""
-    known = str(x.dtype).removeprefix("torch.") in DTYPES
-    return known and x.dim() > 0 and n_steps <= MOST_STEPS
+def is_supported(x: torch.Tensor, n_steps: int) -> bool:
+    """Whether the kernels support positions like ``x`` and ``n_steps`` steps."""
+    has_kernel = str(x.dtype).removeprefix("torch.") in DTYPES
+    return has_kernel and x.dim() > 0 and n_steps <= MAX_STEPS
 
 
 def gradients(
@@ -98,72 +97,79 @@ def gradients(
     options: Options,
     wanted: tuple[bool, ...],
 ) -> list[torch.Tensor | None]:
-    """Of x, the operands and dt, each of its shape; wanted: which of these seven."""
-    x, laid = x.contiguous(), Laid.of(x.shape)
-    tensors, strides = placed(x, operands, dt, laid)
+    """Return the gradients of x, the operands and dt.
+
+    wanted: which of these seven to compute; the others are ``None``.
+    """
+    x, shape3d = x.contiguous(), Shape3d.of(x.shape)
+    tensors, strides = broadcast_operands(x, operands, dt, shape3d)
     each = (x, *operands, dt if isinstance(dt, torch.Tensor) else x)
-    across = -(-laid.width // BLOCK)
-    chunk = max(-(-laid.rows * across // PROGRAMS), 1)
-    parts = -(-laid.rows // chunk)
+    column_programs = -(-shape3d.width // BLOCK)
+    rows_per_program = max(-(-shape3d.rows * column_programs // PROGRAMS), 1)
+    parts = -(-shape3d.rows // rows_per_program)
     kinds = [
-        _kind(operand, laid, name) * want
+        _kind(operand, shape3d, name) * want
         for operand, want, name in zip(each, wanted, NAMES, strict=True)
     ]
-    rooms, pitch = _rooms(x, each, kinds, laid, parts, shared=options.activated)
-    if laid.rows:
-        block = min(power(laid.width), BLOCK)
-        backward[(parts, across)](
+    buffers, row_stride = _allocate_gradients(
+        x, each, kinds, shape3d, parts, shared=options.activated
+    )
+    if shape3d.rows:
+        block = min(power(shape3d.width), BLOCK)
+        backward[(parts, column_programs)](
             gx.contiguous(), gv.contiguous(), x, *tensors,
-            *(x if room is None else room for room in rooms), *strides,
-            rows=laid.rows, size=laid.inner, width=laid.width, chunk=chunk,
-            pitch=pitch, NUMBER=not isinstance(dt, torch.Tensor), BLOCK=block,
-            num_warps=8, **dict(zip(NAMES, kinds, strict=True)),
-            **options.facts(),
+            *(x if buffer is None else buffer for buffer in buffers), *strides,
+            rows=shape3d.rows, size=shape3d.inner, width=shape3d.width,
+            rows_per_program=rows_per_program, row_stride=row_stride,
+            SCALAR_DT=not isinstance(dt, torch.Tensor), BLOCK=block, num_warps=8,
+            **dict(zip(NAMES, kinds, strict=True)), **options.kernel_args(),
         )  # fmt: skip
     return [
-        None if room is None else _reduced(room, operand, x.shape, kind)
-        for room, operand, kind in zip(rooms, each, kinds, strict=True)
+        None if buffer is None else _sum_to_operand(buffer, operand, x.shape, kind)
+        for buffer, operand, kind in zip(buffers, each, kinds, strict=True)
     ]
 
 
-def _kind(operand: torch.Tensor, laid: Laid, name: str) -> int:
-    summed = name in ("MU", "ALPHA", "BETA", "GATE") and laid.rows > 1
-    row = operand.numel() == laid.width and operand.shape[-1:] == (laid.width,)
-    return SUMMED if summed and row else WHOLE
+def _kind(operand: torch.Tensor, shape3d: Shape3d, name: str) -> int:
+    summed = name in ("MU", "ALPHA", "BETA", "GATE") and shape3d.rows > 1
+    row = operand.numel() == shape3d.width and operand.shape[-1:] == (shape3d.width,)
+    return SUMMED if summed and row else FULL
 
 
-def _rooms(
-    x: torch.Tensor, each: tuple[torch.Tensor, ...], kinds: list[int], laid: Laid,
+def _allocate_gradients(
+    x: torch.Tensor, each: tuple[torch.Tensor, ...], kinds: list[int], shape3d: Shape3d,
     parts: int, *, shared: bool,
 ) -> tuple[list[torch.Tensor | None], int]:  # fmt: skip
-    """Memory for each gradient; shared: those of a controller lie as its thirds do."""
+    """Allocate the gradients. shared: those of a controller are thirds of one
+    tensor.
+    """
 
-    def room(place: int, width: int) -> torch.Tensor:
-        operand, kind = each[place], kinds[place]
-        whole = kind == WHOLE and operand.shape == x.shape
-        dtype = operand.dtype if whole else torch.float32
-        shape = (laid.rows if kind == WHOLE else parts, width)
+    def buffer(index: int, width: int) -> torch.Tensor:
+        operand, kind = each[index], kinds[index]
+        is_full = kind == FULL and operand.shape == x.shape
+        dtype = operand.dtype if is_full else torch.float32
+        shape = (shape3d.rows if kind == FULL else parts, width)
         return torch.empty(shape, dtype=dtype, device=x.device)
 
-    found = [
-        room(place, laid.width)
-        if kind and not (shared and place in (3, 4, 5))
+    buffers = [
+        buffer(index, shape3d.width)
+        if kind and not (shared and index in (3, 4, 5))
         else None
-        for place, kind in enumerate(kinds)
+        for index, kind in enumerate(kinds)
     ]
     if not shared or not kinds[3]:
-        return found, laid.width
-    found[3:6] = room(3, 3 * laid.width).chunk(3, -1)
-    return found, 3 * laid.width
+        return buffers, shape3d.width
+    buffers[3:6] = buffer(3, 3 * shape3d.width).chunk(3, -1)
+    return buffers, 3 * shape3d.width
 
 
-def _reduced(
-    room: torch.Tensor, operand: torch.Tensor, shape: torch.Size, kind: int
+def _sum_to_operand(
+    buffer: torch.Tensor, operand: torch.Tensor, shape: torch.Size, kind: int
 ) -> torch.Tensor:
     """Sum a gradient over the axes along which its operand was broadcast."""
     if kind == SUMMED:
-        return room.sum(0).reshape(operand.shape).to(operand.dtype)
-    return room.reshape(shape).sum_to_size(operand.shape).to(operand.dtype)
+        return buffer.sum(0).reshape(operand.shape).to(operand.dtype)
+    return buffer.reshape(shape).sum_to_size(operand.shape).to(operand.dtype)
 
 
 def _split(coefficients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -172,10 +178,12 @@ def _split(coefficients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return coefficients
 
 
-def _joined(
+def _join(
     thirds: list[torch.Tensor | None], controller: torch.Tensor
 ) -> torch.Tensor | None:
-    """A controller's gradient; where its thirds are already side by side, as it is."""
+    """Join a controller's gradient; no copy where its thirds are views of one
+    tensor.
+    """
     first = thirds[0]
     if first is None:
         return None

@@ -1,4 +1,4 @@
-"""Gated activations, in one launch."""
+"""Gated activations as one Triton kernel."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ BLOCK = 1024
 
 
 @triton.jit
-def gated(
+def activate_gate(
     gate: tensor, up: tensor, SILU: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Activate ``gate``, in float32, and multiply by ``up``."""
+    """Return ``activation(gate) * up`` in float32."""
     if SILU:
         slope = gate
     else:
-        # Twice what the tanh form takes the tanh of: 1 + tanh(z) = 2 sigmoid(2 z).
+        # The tanh form of GELU as a sigmoid: 1 + tanh(z) = 2 sigmoid(2 z).
         slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     return gate / (1 + tl.exp(tl.minimum(-slope, 80.0))) * up
 
@@ -38,7 +38,7 @@ def _activate(
     inside = at < width
     a = tl.load(gate + row * gate_stride + at, mask=inside, other=0).to(tl.float32)
     b = tl.load(up + row * up_stride + at, mask=inside, other=0).to(tl.float32)
-    tl.store(y + row * width + at, gated(a, b, SILU), mask=inside)
+    tl.store(y + row * width + at, activate_gate(a, b, SILU), mask=inside)
 
 
 def gated_activation(
@@ -56,7 +56,7 @@ def gated_activation(
 
 
 def refuse_activation(activation: str) -> str | None:
-    """Refuse all but the two that :func:`gated` computes."""
+    """Refuse activations that :func:`activate_gate` does not compute."""
     if activation not in ("silu", "gelu_tanh"):
         return f"takes silu or gelu_tanh, found {activation}"
     return None

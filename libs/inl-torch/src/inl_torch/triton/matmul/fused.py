@@ -1,8 +1,7 @@
-"""Regions of a decoding step, a launch or two each: see :mod:`inl.ops.fused`.
+"""Fused ops of a decoding step, of one or two launches each: see :mod:`inl.ops.fused`.
 
-They take steps of a few rows with one token each, which read every weight once and
-compute next to nothing; larger ones go through the ops that a region is made of, but
-for attention, which takes steps of every kind.
+They support steps of a few rows with one token each, which are limited by reading the
+weights; larger steps use the unfused ops, except that attention supports all steps.
 """
 
 from __future__ import annotations
@@ -18,43 +17,45 @@ from inl.ops.norm import Norm
 from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
 from inl.spec.step import Step
-from inl_torch.eager.linear import QKV, StackedQkv, qkv_stacks, stack_qkv
+from inl_torch.eager.linear import QKV, StackedQkv, can_stack_qkv, stack_qkv
 from inl_torch.eager.mlp import GATE_UP, StackedMlp, stack_mlp
-from inl_torch.triton.attention.rope_attend import MOST_HEADS, launch, plan
+from inl_torch.triton.attention.rope_attend import MAX_HEADS, decode_attention, plan
 from inl_torch.triton.common import PREFERENCE, refuse_dtype, refuse_row
 from inl_torch.triton.matmul.activation import refuse_activation
-from inl_torch.triton.matmul.products import left_to_library, multiply, normed
+from inl_torch.triton.matmul.products import library_is_faster, multiply, norm_product
 from inl_torch.triton.tuning import Tuning
 
-MOST_ROWS = 1024
-"""Rows of a decoding step whose attention is one launch."""
+MAX_ROWS = 1024
+"""Most rows of a decoding step whose attention is one launch."""
 
 
 def norm_qkv(
     residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: StackedQkv, *,
     eps: float, tuning: Tuning,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    total, y = normed(residual, delta, None, norm, w.weight, w.bias, eps, tuning)
+    summed, y = norm_product(residual, delta, None, norm, w.weight, w.bias, eps, tuning)
     keys = w.keys.shape[0]
     sizes = (y.shape[1] - 2 * keys, keys, keys)
-    return total, *y.split_with_sizes(sizes, 1)
+    return summed, *y.split_with_sizes(sizes, 1)
 
 
 def norm_mlp(
     residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: StackedMlp, *,
     eps: float, activation: str, tuning: Tuning,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    total, y = normed(
+    summed, y = norm_product(
         residual, delta, None, norm, w.gate_up, None, eps, tuning, gated=activation
     )
-    return total, multiply(y, w.down, None, tuning)
+    return summed, multiply(y, w.down, None, tuning)
 
 
 def norm_logits(
     residual: torch.Tensor, delta: torch.Tensor, samples: torch.Tensor, norm: Norm,
     w: Linear, *, eps: float, tuning: Tuning,
 ) -> torch.Tensor:  # fmt: skip
-    return normed(residual, delta, samples, norm, w.weight, w.bias, eps, tuning)[1]
+    return norm_product(residual, delta, samples, norm, w.weight, w.bias, eps, tuning)[
+        1
+    ]
 
 
 def attend_project(
@@ -63,7 +64,7 @@ def attend_project(
     window: int | None = None, cap: float | None = None, group: int = 0,
     tuning: Tuning,
 ) -> tuple[torch.Tensor, Cache]:  # fmt: skip
-    out = launch(
+    out = decode_attention(
         q, k, v, cos, sin, cache, step, scale=scale, window=window, cap=cap,
         group=group, tuning=tuning,
     )  # fmt: skip
@@ -81,7 +82,7 @@ def refuse_qkv(
 ) -> str | None:
     size = sum(part.shape[0] for part in (w.q, w.k, w.v)), w.q.shape[1]
     tokens, dtype = residual.shape[0], residual.dtype
-    return left_to_library(tokens, dtype, size, tuning) or refuse_dtype(residual)
+    return library_is_faster(tokens, dtype, size, tuning) or refuse_dtype(residual)
 
 
 def refuse_mlp(
@@ -90,8 +91,8 @@ def refuse_mlp(
 ) -> str | None:  # fmt: skip
     size = 2 * w.gate.shape[0], w.gate.shape[1]
     tokens, dtype = residual.shape[0], residual.dtype
-    refused = refuse_activation(activation) or refuse_dtype(residual)
-    return refused or left_to_library(tokens, dtype, size, tuning)
+    reason = refuse_activation(activation) or refuse_dtype(residual)
+    return reason or library_is_faster(tokens, dtype, size, tuning)
 
 
 def refuse_logits(
@@ -106,16 +107,16 @@ def refuse_attend(
 ) -> str | None:  # fmt: skip
     tokens, rows = q.shape[0], step.lengths.shape[0]
     if q.shape[2] > 256 or q.shape[2] % 2:
-        return f"heads of {q.shape[2]} elements, takes even ones up to 256"
-    if q.shape[1] > MOST_HEADS:
-        return f"takes {MOST_HEADS} heads at most, found {q.shape[1]}"
-    if tokens == rows and tokens > MOST_ROWS:
-        return f"takes {MOST_ROWS} rows at most, found {tokens}"
+        return f"heads of {q.shape[2]} elements, takes even sizes up to 256"
+    if q.shape[1] > MAX_HEADS:
+        return f"takes {MAX_HEADS} heads at most, found {q.shape[1]}"
+    if tokens == rows and tokens > MAX_ROWS:
+        return f"takes {MAX_ROWS} rows at most, found {tokens}"
     return refuse_dtype(q)
 
 
 def kernels(tuning: Tuning) -> Iterable[Kernel]:
-    """The kernels of every region, cut as ``tuning`` says."""
+    """Return the kernels of all fused ops."""
 
     def kernel(
         op: str, run: Callable[..., Any], refuse: Callable[..., Any], **more: Any
@@ -134,9 +135,9 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
         norm_qkv,
         refuse_qkv,
         layout=QKV,
-        prepare=stack_qkv,
-        packs=qkv_stacks,
+        pack=stack_qkv,
+        can_pack=can_stack_qkv,
     )
-    yield kernel("norm_mlp", norm_mlp, refuse_mlp, layout=GATE_UP, prepare=stack_mlp)
+    yield kernel("norm_mlp", norm_mlp, refuse_mlp, layout=GATE_UP, pack=stack_mlp)
     yield kernel("norm_logits", norm_logits, refuse_logits)
     yield kernel("attend_project", attend_project, refuse_attend, plan=plan)

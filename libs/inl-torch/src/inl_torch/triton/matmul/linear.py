@@ -1,6 +1,6 @@
-"""Matrix products of a few rows with weights: limited by reading the weights once.
+"""Linear layers of a few rows, which are limited by reading the weights.
 
-More rows go to the device's own library, see :func:`inl_torch.eager.linear.product`.
+More rows use the device's library, see :func:`inl_torch.eager.linear.product`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 
 from inl.ops.linear import Linear
 from inl.spec.kernel import Kernel
-from inl_torch.eager.linear import QKV, StackedQkv, qkv_stacks, stack_qkv
+from inl_torch.eager.linear import QKV, StackedQkv, can_stack_qkv, stack_qkv
 from inl_torch.triton.common import PREFERENCE, refuse_dtype
-from inl_torch.triton.matmul.products import left_to_library, multiply
+from inl_torch.triton.matmul.products import library_is_faster, multiply
 from inl_torch.triton.tuning import Tuning
 
 
@@ -32,17 +32,17 @@ def qkv_linear(
 
 
 def _refuse(x: Any, w: Any, *, tuning: Tuning) -> str | None:
-    refused = left_to_library(x.shape[0], x.dtype, w.weight.shape, tuning)
-    return refused or refuse_dtype(x)
+    reason = library_is_faster(x.shape[0], x.dtype, w.weight.shape, tuning)
+    return reason or refuse_dtype(x)
 
 
 def _refuse_qkv(x: Any, w: Any, *, tuning: Tuning) -> str | None:
     size = sum(part.shape[0] for part in (w.q, w.k, w.v)), w.q.shape[1]
-    return left_to_library(x.shape[0], x.dtype, size, tuning) or refuse_dtype(x)
+    return library_is_faster(x.shape[0], x.dtype, size, tuning) or refuse_dtype(x)
 
 
 def kernels(tuning: Tuning) -> Iterable[Kernel]:
-    """The products, cut as ``tuning`` says."""
+    """Return the linear kernels."""
     yield Kernel(
         "linear",
         "triton",
@@ -57,6 +57,6 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
         refuse=partial(_refuse_qkv, tuning=tuning),
         layout=QKV,
         pack=stack_qkv,
-        can_pack=qkv_stacks,
+        can_pack=can_stack_qkv,
         preference=PREFERENCE,
     )

@@ -13,14 +13,14 @@ from inl_torch.eager.linear import product as library_product
 from inl_torch.eager.mlp import GATE_UP, StackedMlp, stack_mlp
 from inl_torch.triton.common import PREFERENCE, refuse_dtype
 from inl_torch.triton.matmul.activation import gated_activation, refuse_activation
-from inl_torch.triton.matmul.products import left_to_library, multiply
+from inl_torch.triton.matmul.products import library_is_faster, multiply
 from inl_torch.triton.tuning import Tuning
 
 
 def gated_mlp(
     x: torch.Tensor, w: StackedMlp, *, activation: str, tuning: Tuning
 ) -> torch.Tensor:
-    if left_to_library(x.shape[0], x.dtype, w.gate_up.shape, tuning):
+    if library_is_faster(x.shape[0], x.dtype, w.gate_up.shape, tuning):
         gate, up = library_product(x, w.gate_up).chunk(2, 1)
         y = gated_activation(gate, up, activation=activation)
     else:
@@ -33,7 +33,7 @@ def _refuse(x: Any, _w: Any, *, activation: str) -> str | None:
 
 
 def kernels(tuning: Tuning) -> Iterable[Kernel]:
-    """The feed-forward layer, cut as ``tuning`` says."""
+    """Return the kernel of the feed-forward layer."""
     yield Kernel(
         "gated_mlp",
         "triton",

@@ -1,4 +1,4 @@
-"""Products of a decoding step's few rows with weights, cut for a chip."""
+"""Products of a few rows of activations with weights."""
 
 from __future__ import annotations
 
@@ -9,28 +9,34 @@ import torch
 from inl.ops.norm import Norm
 from inl_torch.eager.linear import product as library_product
 from inl_torch.triton.common import dense, power
-from inl_torch.triton.matmul.products_kernels import SHARE, row_product, rows_product
-from inl_torch.triton.norm import added_norm
-from inl_torch.triton.tuning import WIDE, Tuning, padded
+from inl_torch.triton.matmul.products_kernels import (
+    SUM_COLUMNS,
+    row_product,
+    rows_product,
+)
+from inl_torch.triton.norm import add_rms_norm
+from inl_torch.triton.tuning import MAX_COLUMNS, Tuning, padded_rows
 
-DEEP = 16
-"""Columns of the smallest tile of the matrix units."""
+MIN_DOT_COLUMNS = 16
+"""Fewest columns of a tile of the matrix units."""
 
 
-def left_to_library(
+def library_is_faster(
     rows: int, dtype: Any, matrix: tuple[int, ...], tuning: Tuning
 ) -> str | None:
-    """Say why the device's own library is better for so many rows, where it is."""
+    """Return the reason why the device's library is faster for ``rows`` rows, if it
+    is.
+    """
     if rows == 1:
         return None
-    if rows > tuning.few_rows:
-        most = tuning.few_rows
+    if rows > tuning.max_rows:
+        most = tuning.max_rows
         return f"takes {most} rows at most, found {rows}: the library is faster"
     if str(dtype).removeprefix("torch.") == "float32":
         return f"takes one row of float32, found {rows}: the library is faster"
-    if matrix[0] > tuning.most_outputs or matrix[1] > WIDE:
+    if matrix[0] > tuning.max_outputs or matrix[1] > MAX_COLUMNS:
         size = " x ".join(map(str, matrix))
-        return f"of a matrix of {size}, for {rows} rows, the library makes more"
+        return f"matrix of {size}, {rows} rows: the library is faster"
     return None
 
 
@@ -38,12 +44,12 @@ def multiply(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tuning: Tuning,
     *, gated: str = "", kind: str = "plain",
 ) -> torch.Tensor:  # fmt: skip
-    """``x`` [T, K] times the transpose of ``weight`` [N, K]: [T, N].
+    """Return ``x`` [T, K] @ ``weight`` [N, K].T + ``bias`` [N]: [T, N].
 
-    gated: the activation of the first half of the rows, which multiplies the second.
-    kind: whose tile to use.
+    gated: activation of the first half of the weight's rows, by which the second half
+    is multiplied; the result is then [T, N / 2]. kind: key of the tile in the tuning.
     """
-    if not gated and left_to_library(x.shape[0], x.dtype, weight.shape, tuning):
+    if not gated and library_is_faster(x.shape[0], x.dtype, weight.shape, tuning):
         return library_product(x, weight, bias)
     x, n = dense(x), weight.shape[0] // (2 if gated else 1)
     y = torch.empty((x.shape[0], n), dtype=x.dtype, device=x.device)
@@ -52,69 +58,83 @@ def multiply(
     return y
 
 
-def normed(
+def norm_product(
     residual: torch.Tensor, delta: torch.Tensor, samples: torch.Tensor | None,
     norm: Norm, weight: torch.Tensor, bias: torch.Tensor | None, eps: float,
     tuning: Tuning, *, gated: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The sum [T, K], and the product [S, N] of its norm; S is T where all is taken."""
+    """Return ``residual + delta`` [T, K], and the product [S, N] of its norm.
+
+    samples: [S] rows to which norm and product are restricted; all rows if ``None``.
+    """
     k, n = weight.shape[1], weight.shape[0] // (2 if gated else 1)
     tokens = residual.shape[0] if samples is None else samples.shape[0]
-    if not tuning.norms(tokens, k) or (tokens > 1 and samples is not None):
-        total, x = added_norm(residual, delta, samples, norm, eps, tuning)
-        return total, multiply(x, weight, bias, tuning, gated=gated, kind="norm")
+    if not tuning.fuses_norm(tokens, k) or (tokens > 1 and samples is not None):
+        summed, x = add_rms_norm(residual, delta, samples, norm, eps, tuning)
+        return summed, multiply(x, weight, bias, tuning, gated=gated, kind="norm")
     residual, delta = dense(residual), dense(delta)
     y = torch.empty((tokens, n), dtype=residual.dtype, device=residual.device)
-    total = y
+    summed = y
     if samples is None:
-        total = torch.empty((tokens, k), dtype=residual.dtype, device=residual.device)
+        summed = torch.empty((tokens, k), dtype=residual.dtype, device=residual.device)
     tensors = (
-        residual, delta, samples, norm.weight, weight, bias, total, y,
+        residual, delta, samples, norm.weight, weight, bias, summed, y,
         residual.stride(0), delta.stride(0), eps,
     )  # fmt: skip
     _launch(tensors, "gated" if gated else "norm", tuning, gated, normed=True)
-    return total, y
+    return summed, y
 
 
 def _launch(
     tensors: tuple[Any, ...], kind: str, tuning: Tuning, gated: str, *,
     normed: bool = False,
 ) -> None:  # fmt: skip
-    """Launch the program for one row or that for several, with the tile of its kind."""
-    x, delta, samples, gain, weight, bias, total, y, *numbers = tensors
+    """Launch the kernel for one row or that for arguments."""
+    x, delta, samples, norm_weight, weight, bias, summed, y, *numbers = tensors
     (tokens, n), k = y.shape, weight.shape[1]
-    several = (x, delta, gain, weight, weight if bias is None else bias, total, y)
+    arguments = (
+        x,
+        delta,
+        norm_weight,
+        weight,
+        weight if bias is None else bias,
+        summed,
+        y,
+    )
     options = {
-        "N": n, "K": k, "NORMED": normed, "BIASED": bias is not None,
+        "N": n, "K": k, "NORMED": normed, "HAS_BIAS": bias is not None,
         "GATED": bool(gated), "SILU": gated == "silu",
-        "EARLY": tuning.starts_early(tokens), **tuning.launch(tokens),
+        "PDL": tuning.uses_pdl(tokens), **tuning.launch(tokens),
     }  # fmt: skip
-    held = padded(tokens) if tokens > 1 else 1
-    tile = tuning.tile(kind, n, k, held)
+    row_tile = padded_rows(tokens) if tokens > 1 else 1
+    tile = tuning.tile(kind, n, k, row_tile)
     grid = (-(-n // tile.rows), 1)
     if tokens == 1:
         row_product[grid](
-            x if samples is None else samples, *several, *numbers,
-            TAKES=samples is not None, ROWS=tile.rows, COLUMNS=tile.columns,
+            x if samples is None else samples, *arguments, *numbers,
+            GATHERS=samples is not None, ROWS=tile.rows, COLUMNS=tile.columns,
             num_warps=tile.warps, **options,
         )  # fmt: skip
         return
     if normed:
-        # Each program stores its share of the sum, so there are as many as shares.
-        grid = (max(grid[0], -(-k // SHARE.value)), 1)
-    warps = min(tile.warps, max(tile.columns // DEEP, 1))
-    columns, rest = _steps(k, k if normed else tile.columns, warps * DEEP)
-    stages = tuning.stages(tile, held, gated=bool(gated))
+        # Each program stores some columns of the sum, so enough programs are needed.
+        grid = (max(grid[0], -(-k // SUM_COLUMNS.value)), 1)
+    warps = min(tile.warps, max(tile.columns // MIN_DOT_COLUMNS, 1))
+    columns, last_columns = _steps(
+        k, k if normed else tile.columns, warps * MIN_DOT_COLUMNS
+    )
+    stages = tuning.stages(tile, row_tile, gated=bool(gated))
     rows_product[grid](
-        *several, *numbers, tokens, TOKENS=held, ROWS=tile.rows,
-        COLUMNS=max(columns // warps, DEEP), REST=rest // warps, PARTS=warps,
-        STAGES=stages, num_warps=warps, **options,
+        *arguments, *numbers, tokens, TOKENS=row_tile, ROWS=tile.rows,
+        COLUMNS=max(columns // warps, MIN_DOT_COLUMNS),
+        LAST_COLUMNS=last_columns // warps, WARPS=warps, STAGES=stages, num_warps=warps,
+        **options,
     )  # fmt: skip
 
 
 def _steps(k: int, columns: int, least: int) -> tuple[int, int]:
-    """Columns of a loop's steps, and 0; or, where ``columns`` reach ``k``, of the two
-    steps that are all.
+    """Return the columns of each loop step and 0, or, where ``columns`` reach ``k``,
+    the columns of the only two steps.
     """
     if columns < k:
         return columns, 0

@@ -1,4 +1,4 @@
-"""Ops over packed weights: few rows read them once, many get them decoded first."""
+"""Ops over packed weights; for many rows the weights are dequantized first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
 from inl.spec.step import Step
 from inl_torch.eager.linear import product as library_product
-from inl_torch.triton.attention.rope_attend import launch, plan
+from inl_torch.triton.attention.rope_attend import decode_attention, plan
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
 from inl_torch.triton.matmul.activation import gated_activation, refuse_activation
 from inl_torch.triton.matmul.fused import refuse_attend
@@ -21,8 +21,8 @@ from inl_torch.triton.quantized import packed
 from inl_torch.triton.quantized.kernels import packed_row, unpack
 from inl_torch.triton.quantized.packed import (
     FLOAT8,
-    HALF,
     PACKED,
+    UNIT_BYTES,
     Packed,
     PackedLinear,
     PackedMlp,
@@ -33,16 +33,16 @@ from inl_torch.triton.tuning import Tuning
 
 NAME = "triton_packed"
 
-MOST_ALONE = 8
-"""Rows up to which, in float32, each reads the weights for itself."""
+MAX_SINGLE_ROWS = 8
+"""Most float32 rows, each of which reads the packed weights."""
 
-MOST_ROWS = 32
-"""Rows up to which, in half types, tensor cores meet the weights as they are decoded;
-more of them win back the time to write the decoded weights."""
+MAX_ROWS = 32
+"""Most half-precision rows for which weights are dequantized inside the product; for
+more rows it is faster to store the dequantized weights first."""
 
 
-class Cut(NamedTuple):
-    """Rows, and units of 16 bytes, that a program takes at once."""
+class RowTile(NamedTuple):
+    """Launch parameters of the product of one row: rows and 16-byte units per tile."""
 
     rows: int
     units: int
@@ -50,96 +50,96 @@ class Cut(NamedTuple):
     stages: int = 1
 
 
-def alone(n: int, line: int, tuning: Tuning) -> Cut:
-    """How the product of one row is cut."""
-    units = min(power(line), 128)
-    most = max(1024 // units, 1)
-    rows = min(max(power(n // (8 * tuning.processors)), 1), most, 8)
-    return Cut(rows, units, 4 if rows * units >= 256 else 2)
+def row_tile(n: int, row_units: int, tuning: Tuning) -> RowTile:
+    """Return the tile for one row."""
+    units = min(power(row_units), 128)
+    max_rows = max(1024 // units, 1)
+    rows = min(max(power(n // (8 * tuning.processors)), 1), max_rows, 8)
+    return RowTile(rows, units, 4 if rows * units >= 256 else 2)
 
 
-class Tiles(NamedTuple):
-    """How the product of a few rows is cut."""
+class MultiRowTile(NamedTuple):
+    """Launch parameters of the product of a few rows."""
 
     tokens: int
     rows: int
     slots: int
-    """Slots of each row at once, one a warp."""
-    parts: int
-    """Parts of a slot that differ in scale."""
+    """Slots of each row per tile, one per warp."""
+    slot_scales: int
+    """Scales per slot, 1 or 2."""
     stages: int
 
 
-def together(w: Packed, tokens: int, tuning: Tuning) -> Tiles:
-    """How the product of a few rows is cut."""
-    n, line = w.codes.shape
+def multi_row_tile(w: Packed, tokens: int, tuning: Tuning) -> MultiRowTile:
+    """Return the tile for a few rows."""
+    n, row_units = w.codes.shape
     assert w.scales is not None
     groups = w.scales.shape[1]
-    parts = 2 if groups > 1 and line // groups % (2 * HALF) else 1
-    # Columns of 16 are the fewest that every chip's matrix units take.
-    tokens = min(max(power(tokens), 16 // parts), MOST_ROWS)
-    many = n // (64 * tuning.processors)
-    rows = (16, 32)[many] if many < 2 else 64 if tokens < MOST_ROWS else 32
-    return Tiles(tokens, rows, 4, parts, {8: 4, 16: 3}.get(tokens, 2))
+    slot_scales = 2 if groups > 1 and row_units // groups % (2 * UNIT_BYTES) else 1
+    # The matrix units of every chip support 16 columns, but not fewer.
+    tokens = min(max(power(tokens), 16 // slot_scales), MAX_ROWS)
+    waves = n // (64 * tuning.processors)
+    rows = (16, 32)[waves] if waves < 2 else 64 if tokens < MAX_ROWS else 32
+    return MultiRowTile(tokens, rows, 4, slot_scales, {8: 4, 16: 3}.get(tokens, 2))
 
 
-def facts(w: Packed) -> dict[str, Any]:
-    """What the programs are compiled for."""
+def format_constants(w: Packed) -> dict[str, Any]:
+    """Compile-time constants of the kernels for the format of ``w``."""
     assert w.scales is not None
-    four = w.codes.dtype == torch.uint8
+    is_4bit = w.codes.dtype == torch.uint8
     return {
-        "LINE": w.codes.shape[1] // HALF,
+        "ROW_UNITS": w.codes.shape[1] // UNIT_BYTES,
         "GROUPS": w.scales.shape[1],
-        "BITS": 4 if four else 8,
+        "BITS": 4 if is_4bit else 8,
         "FLOAT": w.codes.dtype == FLOAT8,
-        "ZERO": 8.0 if four and w.offsets is None else 0.0,
+        "ZERO": 8.0 if is_4bit and w.offsets is None else 0.0,
         "OFFSET": w.offsets is not None,
     }
 
 
-def parts(w: Packed) -> tuple[Any, Any, Any]:
-    """Codes as bytes, scales, and offsets or what stands for them."""
+def kernel_tensors(w: Packed) -> tuple[Any, Any, Any]:
+    """Return the codes as bytes, the scales, and the offsets or a placeholder."""
     codes = w.codes.view(torch.uint8)
     return codes, w.scales, w.scales if w.offsets is None else w.offsets
 
 
-def decoded(w: Packed, dtype: torch.dtype) -> torch.Tensor:
-    """The weights as plain numbers [N, K]."""
+def dequantized(w: Packed, dtype: torch.dtype) -> torch.Tensor:
+    """Return the dequantized weights [N, K]."""
     if w.scales is None:
         return w.codes
-    (n, k), known = w.shape, facts(w)
+    (n, k), constants = w.shape, format_constants(w)
     y = torch.empty((n, k), dtype=dtype, device=w.codes.device)
-    units = min(power(known["LINE"]), 64)
+    units = min(power(constants["ROW_UNITS"]), 64)
     rows = 512 // units
-    unpack[(-(-n // rows), -(-known["LINE"] // units))](
-        *parts(w), y, N=n, ROWS=rows, UNITS=units, num_warps=4, **known
+    unpack[(-(-n // rows), -(-constants["ROW_UNITS"] // units))](
+        *kernel_tensors(w), y, N=n, ROWS=rows, UNITS=units, num_warps=4, **constants
     )
     return y
 
 
-def times(
+def multiply(
     x: torch.Tensor, w: Packed, bias: torch.Tensor | None, tuning: Tuning
 ) -> torch.Tensor:
-    """``x`` [T, K] times the transpose of the matrix [N, K]: [T, N]."""
-    tokens, narrow = x.shape[0], x.dtype != torch.float32
-    most = MOST_ROWS if narrow else MOST_ALONE
-    if w.scales is None or tokens > most:
-        return library_product(x, decoded(w, x.dtype), bias)
-    if tokens > 1 and narrow:
-        return _together(dense(x), w, bias, tuning)
+    """Return ``x`` [T, K] times the transpose of the matrix [N, K]: [T, N]."""
+    tokens, is_half = x.shape[0], x.dtype != torch.float32
+    max_rows = MAX_ROWS if is_half else MAX_SINGLE_ROWS
+    if w.scales is None or tokens > max_rows:
+        return library_product(x, dequantized(w, x.dtype), bias)
+    if tokens > 1 and is_half:
+        return _multi_row_product(dense(x), w, bias, tuning)
     return row_product(x, w, bias, tuning)[1]
 
 
-def _together(
+def _multi_row_product(
     x: torch.Tensor, w: Packed, bias: torch.Tensor | None, tuning: Tuning
 ) -> torch.Tensor:
-    tokens, (n, _), known = x.shape[0], w.shape, facts(w)
+    tokens, (n, _), constants = x.shape[0], w.shape, format_constants(w)
     y = torch.empty((tokens, n), dtype=x.dtype, device=x.device)
-    cut = together(w, tokens, tuning)
-    packed_rows[(-(-n // cut.rows),)](
-        x, *parts(w), y if bias is None else bias, y, x.stride(0), tokens, N=n,
-        BIASED=bias is not None, TOKENS=cut.tokens, ROWS=cut.rows, SLOTS=cut.slots,
-        PARTS=cut.parts, STAGES=cut.stages, num_warps=cut.slots, **known,
+    tile = multi_row_tile(w, tokens, tuning)
+    packed_rows[(-(-n // tile.rows),)](
+        x, *kernel_tensors(w), y if bias is None else bias, y, x.stride(0), tokens, N=n,
+        HAS_BIAS=bias is not None, TOKENS=tile.tokens, ROWS=tile.rows, SLOTS=tile.slots,
+        PARTS=tile.slot_scales, STAGES=tile.stages, num_warps=tile.slots, **constants,
     )  # fmt: skip
     return y
 
@@ -156,39 +156,38 @@ def row_product(
     eps: float = 0.0,
     gated: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum [T, K] of ``x`` and ``delta``, and the product of its norm: [S, N].
+    """Return ``x + delta`` [T, K], and the product [S, N] of its norm.
 
-    Without a norm the product is that of ``x``, and the sum is not to be used.
+    Without ``norm``, the product is that of ``x``, and the first result is undefined.
     """
-    known, k = facts(w), w.shape[1]
+    constants, k = format_constants(w), w.shape[1]
     n = w.shape[0] // (2 if gated else 1)
     x = dense(x)
     delta = x if delta is None else dense(delta)
     tokens = x.shape[0] if samples is None else samples.shape[0]
     y = torch.empty((tokens, n), dtype=x.dtype, device=x.device)
     adds = norm is not None and samples is None
-    total = torch.empty((tokens, k), dtype=x.dtype, device=x.device) if adds else y
-    cut = alone(n, known["LINE"], tuning)
-    packed_row[(-(-n // cut.rows), tokens)](
-        x, delta, y if samples is None else samples,
-        x if norm is None else norm.weight, *parts(w), y if bias is None else bias,
-        total, y, x.stride(0), delta.stride(0), eps, N=n, NORMED=norm is not None,
-        TAKES=samples is not None, BIASED=bias is not None, GATED=bool(gated),
-        SILU=gated == "silu", ROWS=cut.rows, UNITS=cut.units,
-        EARLY=tuning.starts_early(tokens), num_warps=cut.warps,
-        **known, **tuning.launch(tokens),
+    summed = torch.empty((tokens, k), dtype=x.dtype, device=x.device) if adds else y
+    tile = row_tile(n, constants["ROW_UNITS"], tuning)
+    packed_row[(-(-n // tile.rows), tokens)](
+        x, delta, y if samples is None else samples, x if norm is None else norm.weight,
+        *kernel_tensors(w), y if bias is None else bias, summed, y, x.stride(0),
+        delta.stride(0), eps, N=n, NORMED=norm is not None, GATHERS=samples is not None,
+        HAS_BIAS=bias is not None, GATED=bool(gated), SILU=gated == "silu",
+        ROWS=tile.rows, UNITS=tile.units, PDL=tuning.uses_pdl(tokens),
+        num_warps=tile.warps, **constants, **tuning.launch(tokens),
     )  # fmt: skip
-    return total, y
+    return summed, y
 
 
 def linear(x: torch.Tensor, w: PackedLinear, *, tuning: Tuning) -> torch.Tensor:
-    return times(x, w.matrix, w.bias, tuning)
+    return multiply(x, w.matrix, w.bias, tuning)
 
 
 def qkv_linear(
     x: torch.Tensor, w: PackedQkv, *, tuning: Tuning
 ) -> tuple[torch.Tensor, ...]:
-    return _split(times(x, w.matrix, w.bias, tuning), w)
+    return _split(multiply(x, w.matrix, w.bias, tuning), w)
 
 
 def _split(y: torch.Tensor, w: PackedQkv) -> tuple[torch.Tensor, ...]:
@@ -202,30 +201,30 @@ def gated_mlp(
     if x.shape[0] == 1 and w.gate_up.scales is not None:
         inner = row_product(x, w.gate_up, None, tuning, gated=activation)[1]
     else:
-        gate, up = times(x, w.gate_up, None, tuning).chunk(2, 1)
+        gate, up = multiply(x, w.gate_up, None, tuning).chunk(2, 1)
         inner = gated_activation(gate, up, activation=activation)
-    return times(inner, w.down, None, tuning)
+    return multiply(inner, w.down, None, tuning)
 
 
 def norm_qkv(
     residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: PackedQkv, *,
     eps: float, tuning: Tuning,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    total, y = row_product(
+    summed, y = row_product(
         residual, w.matrix, w.bias, tuning, delta=delta, norm=norm, eps=eps
     )
-    return total, *_split(y, w)
+    return summed, *_split(y, w)
 
 
 def norm_mlp(
     residual: torch.Tensor, delta: torch.Tensor, norm: Norm, w: PackedMlp, *,
     eps: float, activation: str, tuning: Tuning,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    total, y = row_product(
+    summed, y = row_product(
         residual, w.gate_up, None, tuning, delta=delta, norm=norm, eps=eps,
         gated=activation,
     )  # fmt: skip
-    return total, times(y, w.down, None, tuning)
+    return summed, multiply(y, w.down, None, tuning)
 
 
 def norm_logits(
@@ -244,39 +243,39 @@ def attend_project(
     window: int | None = None, cap: float | None = None, group: int = 0,
     tuning: Tuning,
 ) -> tuple[torch.Tensor, Cache]:  # fmt: skip
-    out = launch(
+    out = decode_attention(
         q, k, v, cos, sin, cache, step, scale=scale, window=window, cap=cap,
         group=group, tuning=tuning, label=f"attend_project/{NAME}",
     )  # fmt: skip
-    return times(out.view(q.shape[0], -1), w.matrix, w.bias, tuning), cache
+    return multiply(out.view(q.shape[0], -1), w.matrix, w.bias, tuning), cache
 
 
 def refuse(x: Any, *_: Any, tuning: Tuning, **attrs: Any) -> str | None:  # noqa: ARG001
-    """Refuse odd dtypes and activations, and nothing for its size."""
-    refused = refuse_dtype(x)
+    """Refuse unsupported dtypes and activations."""
+    reason = refuse_dtype(x)
     if "activation" in attrs:
-        refused = refused or refuse_activation(attrs["activation"])
-    return refused
+        reason = reason or refuse_activation(attrs["activation"])
+    return reason
 
 
 def refuse_rows(
     residual: Any, _delta: Any, *rest: Any, tuning: Tuning, **attrs: Any
 ) -> str | None:
-    """Refuse more than one row, which a product after a norm of its own takes."""
+    """Refuse more than one row: a separate norm is then better."""
     rows = rest[0].shape[0] if len(rest) > 2 else residual.shape[0]
     if rows > 1:
-        return f"takes 1 row, found {rows}: a norm for all of them comes first"
+        return f"takes 1 row, found {rows}: a separate norm is faster"
     return refuse(residual, tuning=tuning, **attrs)
 
 
 def kernels(tuning: Tuning) -> Iterable[Kernel]:
-    """The kernels, which take weights that a file holds packed before all others."""
+    """Return the kernels, which are preferred for weights that a file stores packed."""
 
     def kernel(
         op: str, run: Callable[..., Any], refuse: Callable[..., Any], group: str = "",
         **more: Any,
     ) -> Kernel:  # fmt: skip
-        pack, packs = GROUPS[group or op]
+        pack, can_pack = GROUPS[group or op]
         return Kernel(
             op,
             NAME,
@@ -284,7 +283,7 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
             refuse=partial(refuse, tuning=tuning),
             layout=PACKED,
             pack=pack,
-            can_pack=packs,
+            can_pack=can_pack,
             preference=PREFERENCE + 1,
             **more,
         )
@@ -299,8 +298,8 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
 
 
 GROUPS = {
-    "linear": (packed.pack_linear, packed.refuse_parts),
+    "linear": (packed.pack_linear, packed.refuse_dtypes),
     "qkv_linear": (packed.pack_qkv, packed.refuse_qkv),
     "gated_mlp": (packed.pack_mlp, packed.refuse_mlp),
 }
-"""How the weights of each op are packed, and why they would not be."""
+"""Op -> functions that pack its weights, and that return why they cannot be."""

@@ -1,10 +1,10 @@
-"""Program that multiplies a few rows with packed weights on matrix units.
+"""Triton kernel of products of a few rows with packed weights, on matrix units.
 
-Codes reach the units as halves, exactly, and are scaled after them. A warp takes a
-*slot* of each row, 32 bytes of codes, and sums what it finds there by itself. Where a
-slot has two scales, it meets ``x`` twice: with its second and with its first half zero.
-Codes of 4 bits are laid into the bits of a float, as BASE + code; what BASE adds, and
-offsets, come from the sums of ``x``.
+Codes are converted exactly to the half-precision dtype and scaled after the product.
+Each warp multiplies one *slot* of every row, 32 bytes of codes, and has its own
+accumulator. A slot with two scales is multiplied with ``x`` twice, with one half zeroed
+each time. 4-bit codes are inserted into the bits of a float, as BASE + code; BASE and
+offsets are corrected by sums of ``x``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from triton.language.target_info import is_cuda
 
 from inl_torch.triton.quantized.kernels import BYTES
 
-WIDTH = tl.constexpr(32)
-"""Bytes of a slot: two units."""
+SLOT_BYTES = tl.constexpr(32)
+"""Bytes of a slot, which is two units."""
 
 FOUR = """{{
 .reg .b32 w;
@@ -26,7 +26,7 @@ lop3.b32 w, w, {mask}, {bits}, 0xEA;
 prmt.b32 $0, w, {top}, 0x4140;
 prmt.b32 $1, w, {top}, 0x4342;
 }}"""
-"""The low or the high codes of four bytes become two pairs of halves."""
+"""PTX: convert the low or the high codes of four bytes to two pairs of halves."""
 
 FLOAT8 = """{{
 .reg .b32 a, b, s, t, times, zero;
@@ -43,7 +43,7 @@ mov.b32 zero, 0x80008000;
 fma.rn.{kind} $0, a, times, zero;
 fma.rn.{kind} $1, b, times, zero;
 }}"""
-"""Four floats of 8 bits become halves: with too small an exponent first, put right."""
+"""PTX: convert four float8 to halves; a multiplication corrects the exponents."""
 
 BFLOAT16 = {"mask": "0x78787878", "bits": "0x80808080", "top": "0x41414141"}
 FLOAT16 = {"mask": "0xF0F0F0F0", "bits": "0", "top": "0x54545454"}
@@ -60,18 +60,20 @@ FLOAT8_FLOAT16 = tl.constexpr(
 
 
 @triton.jit
-def four(b: tensor, HIGH: tl.constexpr, half: tl.constexpr) -> tensor:
-    """Low or high codes of bytes, above 16 in bfloat16 and above 64 in float16."""
-    BRAIN: tl.constexpr = half == tl.bfloat16
+def unpack_4bit(b: tensor, HIGH: tl.constexpr, half: tl.constexpr) -> tensor:
+    """Convert low or high codes to ``16 + code`` in bfloat16, ``64 + code`` in
+    float16.
+    """
+    IS_BFLOAT16: tl.constexpr = half == tl.bfloat16
     if is_cuda():
-        low: tl.constexpr = LOW_BFLOAT16 if BRAIN else LOW_FLOAT16
-        high: tl.constexpr = HIGH_BFLOAT16 if BRAIN else HIGH_FLOAT16
+        low: tl.constexpr = LOW_BFLOAT16 if IS_BFLOAT16 else LOW_FLOAT16
+        high: tl.constexpr = HIGH_BFLOAT16 if IS_BFLOAT16 else HIGH_FLOAT16
         bits = tl.inline_asm_elementwise(
             high if HIGH else low, "=r,=r,r", [b], dtype=tl.int16, is_pure=True, pack=4
         )
     else:
         wide = b.to(tl.int16)
-        if BRAIN:
+        if IS_BFLOAT16:
             bits = (((wide >> 1) if HIGH else (wide << 3)) & 0x78) | 0x4180
         else:
             bits = ((wide if HIGH else (wide << 4)) & 0xF0) | 0x5400
@@ -79,8 +81,8 @@ def four(b: tensor, HIGH: tl.constexpr, half: tl.constexpr) -> tensor:
 
 
 @triton.jit
-def single(b: tensor, FLOAT: tl.constexpr, half: tl.constexpr) -> tensor:
-    """Codes of 8 bits."""
+def unpack_8bit(b: tensor, FLOAT: tl.constexpr, half: tl.constexpr) -> tensor:
+    """Convert 8-bit codes (int8 or float8 e4m3)."""
     if not FLOAT:
         return b.to(tl.int8, bitcast=True).to(tl.float32).to(half)
     if is_cuda():
@@ -97,76 +99,85 @@ def single(b: tensor, FLOAT: tl.constexpr, half: tl.constexpr) -> tensor:
 @triton.jit
 def packed_rows(
     x: tensor, codes: tensor, scales: tensor, offsets: tensor, bias: tensor, y: tensor,
-    x_stride: tensor, count: tensor, N: tl.constexpr, LINE: tl.constexpr,
+    x_stride: tensor, count: tensor, N: tl.constexpr, ROW_UNITS: tl.constexpr,
     GROUPS: tl.constexpr, BITS: tl.constexpr, FLOAT: tl.constexpr, ZERO: tl.constexpr,
-    OFFSET: tl.constexpr, BIASED: tl.constexpr, TOKENS: tl.constexpr,
+    OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, TOKENS: tl.constexpr,
     ROWS: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Multiply ``count`` rows of a half type; products and sums are float32's.
+    """Product of ``count`` rows of half precision, accumulated in float32.
 
-    LINE: units of a row of codes. PARTS: 2 where the units of a slot differ in scale.
+    LINE: units per row of codes. PARTS: scales per slot, 1 or 2.
     """
     half: tl.constexpr = x.dtype.element_ty
     PER_UNIT: tl.constexpr = BYTES * 8 // BITS
-    UNITS: tl.constexpr = WIDTH // BYTES
+    UNITS: tl.constexpr = SLOT_BYTES // BYTES
     PER_PART: tl.constexpr = UNITS * PER_UNIT // PARTS
     BASE: tl.constexpr = 0 if BITS == 8 else 16 if half == tl.bfloat16 else 64
-    MOVED: tl.constexpr = OFFSET or BITS == 4
-    SCALED: tl.constexpr = GROUPS > 1 or MOVED
+    SHIFTED: tl.constexpr = OFFSET or BITS == 4
+    SCALED: tl.constexpr = GROUPS > 1 or SHIFTED
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.arange(0, PARTS * TOKENS)
     part = tl.arange(0, PARTS)
-    byte = tl.arange(0, WIDTH)
-    mine = (column // TOKENS)[:, None] == (byte // (WIDTH // PARTS))[None, :]
-    mine &= (column % TOKENS < count)[:, None]
-    lines = x + (column % TOKENS).to(tl.int64)[:, None] * x_stride
-    lines += (byte // BYTES * PER_UNIT + byte % BYTES)[None, :]
+    byte = tl.arange(0, SLOT_BYTES)
+    own_half = (column // TOKENS)[:, None] == (byte // (SLOT_BYTES // PARTS))[None, :]
+    own_half &= (column % TOKENS < count)[:, None]
+    input_pointers = x + (column % TOKENS).to(tl.int64)[:, None] * x_stride
+    input_pointers += (byte // BYTES * PER_UNIT + byte % BYTES)[None, :]
     token = tl.arange(0, TOKENS)
-    whole = x + token.to(tl.int64)[:, None] * x_stride
-    sums = tl.zeros((SLOTS, ROWS, PARTS * TOKENS), tl.float32)
+    row_pointers = x + token.to(tl.int64)[:, None] * x_stride
+    acc = tl.zeros((SLOTS, ROWS, PARTS * TOKENS), tl.float32)
     if SCALED:
-        sums = sums.reshape(SLOTS, ROWS, PARTS, TOKENS)
-    for start in tl.range(0, LINE, SLOTS * UNITS, num_stages=STAGES):
+        acc = acc.reshape(SLOTS, ROWS, PARTS, TOKENS)
+    for start in tl.range(0, ROW_UNITS, SLOTS * UNITS, num_stages=STAGES):
         slot = start // UNITS + tl.arange(0, SLOTS)
-        at = slot[:, None] * WIDTH + byte[None, :]
-        inside = (at < LINE * BYTES)[:, None, :]
-        cells = codes + rows[None, :, None] * (LINE * BYTES) + at[:, None, :]
-        b = tl.load(cells, mask=inside & (rows < N)[None, :, None], other=0)
-        cells = lines[None, :, :] + slot[:, None, None] * (PER_PART * PARTS)
-        a = tl.load(cells, mask=inside & mine[None, :, :], other=0)
+        at = slot[:, None] * SLOT_BYTES + byte[None, :]
+        inside = (at < ROW_UNITS * BYTES)[:, None, :]
+        pointers = codes + rows[None, :, None] * (ROW_UNITS * BYTES) + at[:, None, :]
+        b = tl.load(pointers, mask=inside & (rows < N)[None, :, None], other=0)
+        pointers = input_pointers[None, :, :] + slot[:, None, None] * (PER_PART * PARTS)
+        a = tl.load(pointers, mask=inside & own_half[None, :, :], other=0)
         if BITS == 4:
-            c = tl.load(cells + BYTES, mask=inside & mine[None, :, :], other=0)
-            found = tl.dot(four(b, False, half), tl.permute(a, (0, 2, 1)))
-            found = tl.dot(four(b, True, half), tl.permute(c, (0, 2, 1)), found)
+            c = tl.load(pointers + BYTES, mask=inside & own_half[None, :, :], other=0)
+            product = tl.dot(unpack_4bit(b, False, half), tl.permute(a, (0, 2, 1)))
+            product = tl.dot(
+                unpack_4bit(b, True, half), tl.permute(c, (0, 2, 1)), product
+            )
         elif SCALED:
-            found = tl.dot(single(b, FLOAT, half), tl.permute(a, (0, 2, 1)))
+            product = tl.dot(unpack_8bit(b, FLOAT, half), tl.permute(a, (0, 2, 1)))
         else:
-            sums = tl.dot(single(b, FLOAT, half), tl.permute(a, (0, 2, 1)), sums)
+            acc = tl.dot(unpack_8bit(b, FLOAT, half), tl.permute(a, (0, 2, 1)), acc)
         if SCALED:
             unit = slot[:, None] * UNITS + part[None, :] * (UNITS // PARTS)
-            at = rows[None, :, None] * GROUPS + (unit // (LINE // GROUPS))[:, None, :]
-            mask = (unit < LINE)[:, None, :] & (rows < N)[None, :, None]
+            at = (
+                rows[None, :, None] * GROUPS
+                + (unit // (ROW_UNITS // GROUPS))[:, None, :]
+            )
+            mask = (unit < ROW_UNITS)[:, None, :] & (rows < N)[None, :, None]
             scale = tl.load(scales + at, mask=mask, other=0).to(tl.float32)
-            found = found.reshape(SLOTS, ROWS, PARTS, TOKENS)
-            sums += found * scale[:, :, :, None]
-            if MOVED:
+            product = product.reshape(SLOTS, ROWS, PARTS, TOKENS)
+            acc += product * scale[:, :, :, None]
+            if SHIFTED:
                 offset = scale * -(BASE + ZERO)
                 if OFFSET:
                     offset += tl.load(offsets + at, mask=mask, other=0)
                 at = unit[:, :, None] * PER_UNIT + tl.arange(0, PER_PART)[None, None, :]
                 at = at[:, :, None, :]
-                mask = (at < LINE * PER_UNIT) & (token < count)[None, None, :, None]
-                amount = tl.load(whole[None, None, :, :] + at, mask=mask, other=0)
-                amount = tl.sum(amount.to(tl.float32), 3)
-                sums += amount[:, None, :, :] * offset[:, :, :, None]
-    result = tl.sum(sums, 0)
+                mask = (at < ROW_UNITS * PER_UNIT) & (token < count)[
+                    None, None, :, None
+                ]
+                input_sum = tl.load(
+                    row_pointers[None, None, :, :] + at, mask=mask, other=0
+                )
+                input_sum = tl.sum(input_sum.to(tl.float32), 3)
+                acc += input_sum[:, None, :, :] * offset[:, :, :, None]
+    result = tl.sum(acc, 0)
     if SCALED:
         result = tl.sum(result, 1)
     else:
         scale = tl.load(scales + rows, mask=rows < N, other=0).to(tl.float32)
         result *= scale[:, None]
-    if BIASED:
-        more = tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)
-        result += more[:, None]
+    if HAS_BIAS:
+        bias_values = tl.load(bias + rows, mask=rows < N, other=0).to(tl.float32)
+        result += bias_values[:, None]
     mask = (rows < N)[:, None] & (token < count)[None, :]
     tl.store(y + token.to(tl.int64)[None, :] * N + rows[:, None], result, mask=mask)

@@ -1,4 +1,4 @@
-"""What is decided about a sample from what its chunks tell."""
+"""Reductions over the chunks of a row of logits, and sampling from their masses."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from triton.language import tensor
 
 
 @triton.jit
-def peak_of(
+def chunk_top(
     x: tensor, at: tensor, V: tensor,
 ) -> tuple[tensor, tensor]:  # fmt: skip
-    """The highest of the logits ``x`` at ids ``at``, and its lowest id."""
-    peak = tl.max(x, 0)
-    # Where every logit is NaN or -inf there is still an id.
-    return peak, tl.min(tl.where((x == peak) & (at < V), at, V - 1), 0)
+    """Return the top logit of ``x`` at ids ``at``, and its lowest id."""
+    top_logit = tl.max(x, 0)
+    # Returns a valid id even where every logit is NaN or -inf.
+    return top_logit, tl.min(tl.where((x == top_logit) & (at < V), at, V - 1), 0)
 
 
 @triton.jit
-def best(
-    peaks: tensor, ids: tensor, sample: tensor, CHUNKS: tl.constexpr,
+def global_top(
+    top_logits: tensor, top_ids: tensor, sample: tensor, CHUNKS: tl.constexpr,
     CHUNKS_P: tl.constexpr,
 ) -> tuple[tensor, tensor]:  # fmt: skip
-    """The highest logit of all chunks, and its lowest id."""
+    """Return the top logit of all chunks, and its lowest id."""
     chunk = tl.arange(0, CHUNKS_P)
     mask = chunk < CHUNKS
-    x = tl.load(peaks + sample * CHUNKS + chunk, mask=mask, other=float("-inf"))
-    peak = tl.max(x, 0)
-    at = tl.load(ids + sample * CHUNKS + chunk, mask=mask, other=2147483647)
-    return peak, tl.min(tl.where((x == peak) & mask, at, 2147483647), 0)
+    x = tl.load(top_logits + sample * CHUNKS + chunk, mask=mask, other=float("-inf"))
+    top_logit = tl.max(x, 0)
+    at = tl.load(top_ids + sample * CHUNKS + chunk, mask=mask, other=2147483647)
+    return top_logit, tl.min(tl.where((x == top_logit) & mask, at, 2147483647), 0)
 
 
 @triton.jit
-def drawn_chunk(
+def sample_chunk(
     mass: tensor, uniform: tensor, chunk: tensor,
 ) -> tuple[tensor, tensor, tensor, tensor]:  # fmt: skip
-    """Where a draw over the chunks' masses falls: the chunk, what it has to pass, what
-    the chunks before have, and all.
+    """Sample a chunk: its index, the target mass, the mass before it, and the total.
 
-    Sums of other orders differ in their last bits, and between them lies nobody's
-    share: so this one alone decides, and a chunk without mass is never chosen.
+    Sums taken in different orders differ in their last bits and leave gaps that no
+    token owns. Therefore this one cumulative sum alone determines the chunk, and a
+    chunk of mass 0 is never chosen.
     """
-    upto = tl.cumsum(mass, 0)
-    total = tl.max(upto, 0)
-    goal = uniform * total
+    cumulative = tl.cumsum(mass, 0)
+    total = tl.max(cumulative, 0)
+    target = uniform * total
     last = tl.max(tl.where(mass > 0, chunk, 0), 0)
-    found = tl.min(tl.where((mass > 0) & (upto > goal), chunk, last), 0)
-    below = tl.max(tl.where(chunk < found, upto, 0.0), 0)
-    return found, goal, below, total
+    chosen = tl.min(tl.where((mass > 0) & (cumulative > target), chunk, last), 0)
+    below = tl.max(tl.where(chunk < chosen, cumulative, 0.0), 0)
+    return chosen, target, below, total
 
 
 @triton.jit
-def drawn_id(
-    mass: tensor, at: tensor, goal: tensor, below: tensor,
+def sample_id(
+    mass: tensor, at: tensor, target: tensor, below: tensor,
 ) -> tensor:  # fmt: skip
-    """The id ``at`` which a draw falls on in its chunk, one of those that have mass."""
-    upto = below + tl.cumsum(mass, 0)
+    """Sample an id of ``at`` within the chunk, among the tokens of positive mass."""
+    cumulative = below + tl.cumsum(mass, 0)
     last = tl.max(tl.where(mass > 0, at, 0), 0)
-    return tl.min(tl.where((mass > 0) & (upto > goal), at, last), 0)
+    return tl.min(tl.where((mass > 0) & (cumulative > target), at, last), 0)

@@ -1,7 +1,8 @@
-"""Choosing the next token without sorting the vocabulary, nor reading it whole twice.
+"""Sampling without sorting the vocabulary.
 
-Each program takes a chunk of one sample's logits; a last one, which finds the chunk
-first, decides. Filters and penalties are in :mod:`inl_torch.triton.sampling.sample_filtered`.
+The logits of a row are reduced in chunks, one per program; a final program samples a
+chunk, then a token in it, so that logits are read at most three times. Filters and
+penalties are in :mod:`inl_torch.triton.sampling.sample_filtered`.
 """
 
 from __future__ import annotations
@@ -17,81 +18,88 @@ from triton.language import tensor
 from inl.spec.kernel import Kernel
 from inl.spec.step import PARAMS, Step, Tables
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
-from inl_torch.triton.pdl import follow
-from inl_torch.triton.sampling.reductions import best, drawn_chunk, drawn_id, peak_of
-from inl_torch.triton.sampling.sample_filtered import choose_full
+from inl_torch.triton.pdl import pdl_sync
+from inl_torch.triton.sampling.reductions import (
+    chunk_top,
+    global_top,
+    sample_chunk,
+    sample_id,
+)
+from inl_torch.triton.sampling.sample_filtered import sample_filtered
 from inl_torch.triton.tuning import Tuning
 
 CHUNK = 1024
-"""Least logits of a program; filters cannot do with less."""
+"""Fewest logits per program, as required by the filters."""
 
 CHUNKS = 256
-"""Most programs of a sample."""
+"""Most programs per sample."""
 
 
 @triton.jit
-def _peaks(
-    logits: tensor, peaks: tensor, ids: tensor, stride: tensor, V: tensor,
-    CHUNKS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
+def _chunk_tops(
+    logits: tensor, top_logits: tensor, top_ids: tensor, stride: tensor, V: tensor,
+    CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The highest logit of a chunk and its lowest id."""
-    follow(EARLY)
+    """Store the top logit of a chunk and its lowest id."""
+    pdl_sync(PDL)
     sample = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + sample * stride + at, mask=at < V, other=float("-inf"))
-    peak, found = peak_of(x.to(tl.float32), at, V)
-    tl.store(peaks + sample * CHUNKS + tl.program_id(1), peak)
-    tl.store(ids + sample * CHUNKS + tl.program_id(1), found)
+    top_logit, arguments = chunk_top(x.to(tl.float32), at, V)
+    tl.store(top_logits + sample * CHUNKS + tl.program_id(1), top_logit)
+    tl.store(top_ids + sample * CHUNKS + tl.program_id(1), arguments)
 
 
 @triton.jit
-def _masses(
-    logits: tensor, peaks: tensor, ids: tensor, settings: tensor, slots: tensor,
-    masses: tensor, stride: tensor, V: tensor, W: tl.constexpr, COLUMNS: tl.constexpr,
+def _chunk_masses(
+    logits: tensor, top_logits: tensor, top_ids: tensor, param_table: tensor,
+    slots: tensor, chunk_masses: tensor, stride: tensor, V: tensor,
+    PER_ROW: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr,
+    CHUNKS_P: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """Store the mass of a chunk: the sum of its unnormalized probabilities."""
+    pdl_sync(PDL)
+    sample = tl.program_id(0).to(tl.int64)
+    top_logit, _ = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
+    slot = tl.load(slots + sample // PER_ROW).to(tl.int64)
+    temperature = tl.load(param_table + slot * COLUMNS)
+    at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits + sample * stride + at, mask=at < V, other=float("-inf"))
+    mass = tl.exp(
+        (x.to(tl.float32) - top_logit) / tl.where(temperature > 0, temperature, 1.0)
+    )
+    tl.store(chunk_masses + sample * CHUNKS + tl.program_id(1), tl.sum(mass, 0))
+
+
+@triton.jit
+def _sample_token(
+    logits: tensor, top_logits: tensor, top_ids: tensor, param_table: tensor,
+    slots: tensor, chunk_masses: tensor, uniforms: tensor, tokens: tensor, last: tensor,
+    stride: tensor, V: tensor, PER_ROW: tl.constexpr, COLUMNS: tl.constexpr,
     CHUNKS: tl.constexpr, CHUNKS_P: tl.constexpr, CHUNK: tl.constexpr,
-    EARLY: tl.constexpr,
+    SAMPLES: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The mass of a chunk at its row's temperature."""
-    follow(EARLY)
+    """Sample one token, and store the last token of each row."""
+    pdl_sync(PDL)
     sample = tl.program_id(0).to(tl.int64)
-    peak, _ = best(peaks, ids, sample, CHUNKS, CHUNKS_P)
-    slot = tl.load(slots + sample // W).to(tl.int64)
-    heat = tl.load(settings + slot * COLUMNS)
-    at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + sample * stride + at, mask=at < V, other=float("-inf"))
-    mass = tl.exp((x.to(tl.float32) - peak) / tl.where(heat > 0, heat, 1.0))
-    tl.store(masses + sample * CHUNKS + tl.program_id(1), tl.sum(mass, 0))
-
-
-@triton.jit
-def _pick(
-    logits: tensor, peaks: tensor, ids: tensor, settings: tensor, slots: tensor,
-    masses: tensor, uniforms: tensor, tokens: tensor, last: tensor, stride: tensor,
-    V: tensor, W: tl.constexpr, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr,
-    CHUNKS_P: tl.constexpr, CHUNK: tl.constexpr, DRAWS: tl.constexpr,
-    EARLY: tl.constexpr,
-) -> None:  # fmt: skip
-    """Decide on one sample's token, and remember a row's last."""
-    follow(EARLY)
-    sample = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + sample // W).to(tl.int64)
-    peak, token = best(peaks, ids, sample, CHUNKS, CHUNKS_P)
-    if DRAWS:
-        heat = tl.load(settings + slot * COLUMNS)
-        if heat > 0:
+    slot = tl.load(slots + sample // PER_ROW).to(tl.int64)
+    top_logit, token = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
+    if SAMPLES:
+        temperature = tl.load(param_table + slot * COLUMNS)
+        if temperature > 0:
             chunk = tl.arange(0, CHUNKS_P)
-            cells = masses + sample * CHUNKS + chunk
+            cells = chunk_masses + sample * CHUNKS + chunk
             mass = tl.load(cells, mask=chunk < CHUNKS, other=0)
             uniform = tl.load(uniforms + sample).to(tl.float32, bitcast=True)
-            at_chunk, goal, below, total = drawn_chunk(mass, uniform, chunk)
-            at = at_chunk * CHUNK + tl.arange(0, CHUNK)
+            chosen_chunk, target, below, total = sample_chunk(mass, uniform, chunk)
+            at = chosen_chunk * CHUNK + tl.arange(0, CHUNK)
             x = tl.load(logits + sample * stride + at, mask=at < V, other=float("-inf"))
-            alone = tl.exp((x.to(tl.float32) - peak) / heat)
-            # Where there is no mass, as beside an infinite logit, the highest is taken.
-            found = drawn_id(tl.where(at < V, alone, 0.0), at, goal, below)
-            token = tl.where(total > 0, found, token)
+            p = tl.exp((x.to(tl.float32) - top_logit) / temperature)
+            # If the mass is 0 or NaN, as for an infinite logit, use the top token.
+            chosen = sample_id(tl.where(at < V, p, 0.0), at, target, below)
+            token = tl.where(total > 0, chosen, token)
     tl.store(tokens + sample, token)
-    tl.store(last + slot, token, mask=sample % W == W - 1)
+    tl.store(last + slot, token, mask=sample % PER_ROW == PER_ROW - 1)
 
 
 def sample(
@@ -101,29 +109,31 @@ def sample(
     samples, vocab = logits.shape
     chunk = max(CHUNK, power(-(-vocab // CHUNKS)))
     if sampler == "sample_filtered":
-        return choose_full(logits, step, tables, chunk=chunk, tuning=tuning)
+        return sample_filtered(logits, step, tables, chunk=chunk, tuning=tuning)
     chunks, place = -(-vocab // chunk), logits.device
-    peaks = torch.empty((samples, chunks), dtype=torch.float32, device=place)
-    ids = torch.empty((samples, chunks), dtype=torch.int32, device=place)
+    top_logits = torch.empty((samples, chunks), dtype=torch.float32, device=place)
+    top_ids = torch.empty((samples, chunks), dtype=torch.int32, device=place)
     tokens = torch.empty(samples, dtype=torch.int32, device=place)
     sizes = {
-        "CHUNKS": chunks, "CHUNK": chunk, "EARLY": tuning.starts_early(samples),
+        "CHUNKS": chunks, "CHUNK": chunk, "PDL": tuning.uses_pdl(samples),
         "num_warps": 4, **tuning.launch(samples),
     }  # fmt: skip
-    rest = {
-        "W": samples // step.slots.shape[0], "COLUMNS": len(PARAMS),
+    constants = {
+        "PER_ROW": samples // step.slots.shape[0], "COLUMNS": len(PARAMS),
         "CHUNKS_P": max(power(chunks), 16),
     }  # fmt: skip
     stride = logits.stride(0)
-    _peaks[(samples, chunks)](logits, peaks, ids, stride, vocab, **sizes)
-    found = (logits, peaks, ids, tables.params, step.slots)
-    masses = peaks
+    _chunk_tops[(samples, chunks)](logits, top_logits, top_ids, stride, vocab, **sizes)
+    arguments = (logits, top_logits, top_ids, tables.params, step.slots)
+    chunk_masses = top_logits
     if sampler == "sample":
-        masses = torch.empty_like(peaks)
-        _masses[(samples, chunks)](*found, masses, stride, vocab, **rest, **sizes)
-    _pick[(samples,)](
-        *found, masses, step.uniforms, tokens, tables.last, stride, vocab,
-        DRAWS=sampler == "sample", **rest, **sizes,
+        chunk_masses = torch.empty_like(top_logits)
+        _chunk_masses[(samples, chunks)](
+            *arguments, chunk_masses, stride, vocab, **constants, **sizes
+        )
+    _sample_token[(samples,)](
+        *arguments, chunk_masses, step.uniforms, tokens, tables.last, stride, vocab,
+        SAMPLES=sampler == "sample", **constants, **sizes,
     )  # fmt: skip
     return tokens, tables
 
@@ -137,12 +147,12 @@ def _refuse(
     tuning: Tuning,
 ) -> str | None:
     if sampler == "sample_filtered" and not tuning.filters:
-        return "full: not measured on this chip yet; the library sorts instead"
+        return "sample_filtered: not measured on this chip; the eager kernel is used"
     return refuse_dtype(logits)
 
 
 def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
-    """The kernel, cut as ``tuning`` says."""
+    """Return the sampling kernel."""
     return (
         Kernel(
             "sample",

@@ -1,12 +1,12 @@
-"""Choosing the next token with penalties and filters, and without sorting.
+"""Sampling with penalties and filters, without sorting the vocabulary.
 
-What top-k and top-p keep are the likeliest tokens down to one, so all that has to be
-found is how likely that one is: a whole number, for the gaps below the highest logit
-are floats of one sign, whose bits are in their order. It is searched in eight passes:
-each counts or weighs what lies in the sixteen parts of a window, and the next goes on
-inside one of them. A program goes over a group of chunks and reads those alone that
-hold a key there: after the third pass hardly any do. Timing does not change the order
-in which masses are added up; the rows of a step do, for they say how large a group is.
+Top-k and top-p keep the most likely tokens down to a threshold. The threshold is an
+integer key: the differences from the top logit are floats of one sign, whose bits, as
+integers, have the same order. It is found by a radix search of eight passes: each pass
+counts tokens, or sums their mass, in the 16 bins of a window, and the next pass
+continues in one bin. A program scans a group of chunks and reads only the chunks with
+a key in that bin, which are few after the third pass. The order of summation does not
+depend on timing, but on the rows of a step, which determine the size of a group.
 """
 
 from __future__ import annotations
@@ -17,39 +17,46 @@ import torch
 
 from inl.spec.step import PARAMS, Step, Tables
 from inl_torch.triton.common import dense, power
-from inl_torch.triton.sampling.sample_filtered_kernels import draw, keep, penalize
-from inl_torch.triton.sampling.sample_filtered_search import WAYS, weigh
+from inl_torch.triton.sampling.sample_filtered_kernels import (
+    filter_masses,
+    penalize,
+    sample_token,
+)
+from inl_torch.triton.sampling.sample_filtered_search import BINS, search_pass
 from inl_torch.triton.tuning import Tuning
 
 COLUMNS = len(PARAMS)
 
 PASSES = 8
-"""Of a search: 28 bits at most are left after the first, and each takes four."""
+"""Passes of a search: the first leaves at most 28 bits, and each other resolves
+four."""
 
 PROGRAMS = 8
-"""Of a search, for each multiprocessor: half as many took an H200 11 % longer at 512
-rows of 49,152."""
+"""Programs of a pass per multiprocessor. On an H200, half as many took 11 % longer for
+512 rows of 49,152 logits."""
 
 GROUPS = 128
-"""Most programs of a sample, each of which reads what all left of the pass before: 64
-took an H200 12 % longer for one row of 128,256."""
+"""Most programs per sample, each of which reads the partial results of all programs of
+the previous pass. On an H200, 64 took 12 % longer for one row of 128,256 logits."""
 
 
-def _cut(samples: int, chunks: int, tuning: Tuning) -> dict[str, int]:
-    """How many chunks a program goes over, and how many do for a sample."""
-    most = min(max(PROGRAMS * tuning.processors // samples, 1), GROUPS)
-    pieces = -(-chunks // most)
-    groups = -(-chunks // pieces)
+def _group_sizes(samples: int, chunks: int, tuning: Tuning) -> dict[str, int]:
+    """Return the chunks per program, and the programs per sample."""
+    max_groups = min(max(PROGRAMS * tuning.processors // samples, 1), GROUPS)
+    per_group = -(-chunks // max_groups)
+    groups = -(-chunks // per_group)
     return {
-        "PIECES": pieces, "PIECES_P": power(pieces),
+        "CHUNKS_PER_GROUP": per_group, "CHUNKS_PER_GROUP_P": power(per_group),
         "GROUPS": groups, "GROUPS_P": power(groups),
     }  # fmt: skip
 
 
-def choose_full(
+def sample_filtered(
     logits: torch.Tensor, step: Step, tables: Tables, *, chunk: int, tuning: Tuning
 ) -> tuple[torch.Tensor, Tables]:
-    """``sample`` with the sampler "sample_filtered"; chunks of ``chunk`` logits."""
+    """The op ``sample`` with sampler "sample_filtered", in chunks of ``chunk``
+    logits.
+    """
     logits = dense(logits)
     (samples, vocab), place = logits.shape, logits.device
     chunks = -(-vocab // chunk)
@@ -57,45 +64,50 @@ def choose_full(
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=place)
 
-    each: dict[str, Any] = {
+    options: dict[str, Any] = {
         "COLUMNS": COLUMNS, "CHUNKS": chunks, "CHUNK": chunk, "num_warps": 4,
-        "EARLY": tuning.starts_early(samples), **tuning.launch(samples),
+        "PDL": tuning.uses_pdl(samples), **tuning.launch(samples),
     }  # fmt: skip
-    changed = empty(samples, vocab)
-    peaks, ids = empty(samples, chunks), empty(samples, chunks, dtype=torch.int32)
+    penalized = empty(samples, vocab)
+    top_logits, top_ids = (
+        empty(samples, chunks),
+        empty(samples, chunks, dtype=torch.int32),
+    )
     penalize[(samples, chunks)](
-        logits, step.tokens, step.starts, step.used_counts, tables.token_counts, tables.bias,
-        tables.params, step.slots, changed, peaks, ids, step.tokens.shape[0],
-        logits.stride(0), vocab, **each,
+        logits, step.tokens, step.starts, step.used_counts, tables.token_counts,
+        tables.bias, tables.params, step.slots, penalized, top_logits, top_ids,
+        step.tokens.shape[0], logits.stride(0), vocab, **options,
     )  # fmt: skip
-    each["CHUNKS_P"] = max(power(chunks), 16)
-    cut = _cut(samples, chunks, tuning)
-    grid = (samples, cut["GROUPS"])
-    given = (changed, peaks, ids, tables.params, step.slots)
-    edges, rooms = empty(2, samples, dtype=torch.int32), empty(2, samples)
-    found = (empty(samples), edges, rooms)
+    options["CHUNKS_P"] = max(power(chunks), 16)
+    sizes = _group_sizes(samples, chunks, tuning)
+    grid = (samples, sizes["GROUPS"])
+    inputs = (penalized, top_logits, top_ids, tables.params, step.slots)
+    thresholds, tie_quotas = empty(2, samples, dtype=torch.int32), empty(2, samples)
+    filters = (empty(samples), thresholds, tie_quotas)
 
-    def state() -> tuple[torch.Tensor, ...]:
+    def search_state() -> tuple[torch.Tensor, ...]:
         return (
-            empty(samples, WAYS.value, cut["GROUPS"]),
+            empty(samples, BINS.value, sizes["GROUPS"]),
             empty(samples, 2, dtype=torch.int32),
             empty(samples),
             empty(samples, chunks, dtype=torch.int32),
         )
 
-    left, leaves = state(), state()
+    previous, current = search_state(), search_state()
     for by_mass in (False, True):
         for number in range(PASSES):
-            weigh[grid](
-                *given, *found, *left, *leaves, vocab, FIRST=number == 0,
-                BY_MASS=by_mass, **cut, **each,
+            search_pass[grid](
+                *inputs, *filters, *previous, *current, vocab, FIRST=number == 0,
+                BY_MASS=by_mass, **sizes, **options,
             )  # fmt: skip
-            left, leaves = leaves, left
-    masses, ties = empty(samples, chunks), empty(samples, chunks)
-    keep[grid](*given, *found, *left[:3], masses, ties, vocab, **cut, **each)
+            previous, current = current, previous
+    chunk_masses, ties = empty(samples, chunks), empty(samples, chunks)
+    filter_masses[grid](
+        *inputs, *filters, *previous[:3], chunk_masses, ties, vocab, **sizes, **options
+    )
     tokens = empty(samples, dtype=torch.int32)
-    draw[(samples,)](
-        *given, edges, rooms, masses, ties, step.uniforms, tokens, tables.last, vocab,
-        **each,
+    sample_token[(samples,)](
+        *inputs, thresholds, tie_quotas, chunk_masses, ties, step.uniforms, tokens,
+        tables.last, vocab, **options,
     )  # fmt: skip
     return tokens, tables

@@ -1,4 +1,4 @@
-"""The search for the least likely token that a filter keeps; a pass is a launch."""
+"""Triton kernel of one pass of the search for the threshold of a filter."""
 
 from __future__ import annotations
 
@@ -7,265 +7,288 @@ import triton.language as tl
 from triton.language import tensor
 
 from inl.spec.step import PARAMS
-from inl_torch.triton.pdl import follow
-from inl_torch.triton.sampling.reductions import best
+from inl_torch.triton.pdl import pdl_sync
+from inl_torch.triton.sampling.reductions import global_top
 
 BITS = tl.constexpr(4)
-WAYS = tl.constexpr(16)
-"""Parts of a window."""
+BINS = tl.constexpr(16)
+"""Bins of a window."""
 
-WHOLE = tl.constexpr(31)
-"""Bits of the first window; the highest of a key is the sign, which is never set."""
+FIRST_WINDOW_BITS = tl.constexpr(31)
+"""Bits of the first window; the sign bit of a key is never set."""
 
-COARSE = tl.constexpr(28)
-FINE = tl.constexpr(22)
-MIDDLE = tl.constexpr(254)
-"""The first window has eight parts of 28 bits, but from a gap of 1 (key >> 22 is 254)
-to one of 16, where most filters' edges lie, eight of 22 bits."""
+COARSE_BITS = tl.constexpr(28)
+FINE_BITS = tl.constexpr(22)
+FINE_START = tl.constexpr(254)
+"""The first window has eight bins of 28 bits, and, for differences from 1 (key >> 22 is
+254) to 16, which include most thresholds, eight bins of 22 bits."""
 
-END = tl.constexpr(0x7FFFFFFF)
-"""Above every key: all is kept."""
+ALL_KEYS = tl.constexpr(0x7FFFFFFF)
+"""Threshold above every key, which keeps all tokens."""
 
 LANES = tl.constexpr(128)
-"""Threads of a program, each of which adds up its own logits until the last."""
+"""Threads of a program, each of which has a separate accumulator."""
 
 TOP_K = tl.constexpr(PARAMS.index("top_k"))
 TOP_P = tl.constexpr(PARAMS.index("top_p"))
 
 
 @triton.jit
-def following(
-    chosen: tensor, chunk: tensor, at: tensor, CHUNKS: tl.constexpr,
+def next_chunk(
+    selected: tensor, chunk: tensor, at: tensor, CHUNKS: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """The first chunk after ``at`` that is chosen, or past them all."""
-    return tl.min(tl.where(chosen & (chunk > at), chunk, CHUNKS), 0)
+    """Return the first selected chunk after ``at``, or ``CHUNKS``."""
+    return tl.min(tl.where(selected & (chunk > at), chunk, CHUNKS), 0)
 
 
 @triton.jit
-def logits_of(
-    changed: tensor, sample: tensor, chunk: tensor, V: tensor, CHUNK: tl.constexpr,
+def load_logits(
+    penalized: tensor, sample: tensor, chunk: tensor, V: tensor, CHUNK: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """A chunk's logits; past the last there are none."""
+    """Load the logits of a chunk; -inf past the last chunk."""
     at = chunk * CHUNK + tl.arange(0, CHUNK)
-    return tl.load(changed + sample * V + at, mask=at < V, other=float("-inf"))
+    return tl.load(penalized + sample * V + at, mask=at < V, other=float("-inf"))
 
 
 @triton.jit
-def keys_of(
-    x: tensor, peak: tensor, heat: tensor,
+def to_keys(
+    x: tensor, top_logit: tensor, temperature: tensor,
 ) -> tuple[tensor, tensor]:  # fmt: skip
-    """How far below the highest some logits are, as whole numbers, and their masses."""
-    scaled = (x - peak) / heat
+    """Return the integer keys of logits, which grow with the distance from the top
+    logit, and their unnormalized probabilities.
+    """
+    scaled = (x - top_logit) / temperature
     return (0.0 - scaled).to(tl.int32, bitcast=True), tl.exp(scaled)
 
 
 @triton.jit
-def own_chunks(
-    CHUNKS: tl.constexpr, PIECES: tl.constexpr, PIECES_P: tl.constexpr,
+def group_chunks(
+    CHUNKS: tl.constexpr, CHUNKS_PER_GROUP: tl.constexpr,
+    CHUNKS_PER_GROUP_P: tl.constexpr,
 ) -> tuple[tensor, tensor]:  # fmt: skip
-    """The chunks of this program's group, and which of them there are."""
-    place = tl.arange(0, PIECES_P)
-    chunk = tl.program_id(1) * PIECES + place
-    return chunk, (place < PIECES) & (chunk < CHUNKS)
+    """Return the chunks of this program's group, and whether each is valid."""
+    index = tl.arange(0, CHUNKS_PER_GROUP_P)
+    chunk = tl.program_id(1) * CHUNKS_PER_GROUP + index
+    return chunk, (index < CHUNKS_PER_GROUP) & (chunk < CHUNKS)
 
 
 @triton.jit
-def nearest(
-    peaks: tensor, sample: tensor, chunk: tensor, there: tensor, peak: tensor,
-    heat: tensor, CHUNKS: tl.constexpr,
+def chunk_top_keys(
+    top_logits: tensor, sample: tensor, chunk: tensor, valid: tensor, top_logit: tensor,
+    temperature: tensor, CHUNKS: tl.constexpr,
 ) -> tuple[tensor, tensor]:  # fmt: skip
-    """The least key of each chunk and its mass, without a look at the chunk."""
-    top = tl.load(peaks + sample * CHUNKS + chunk, mask=there, other=0)
-    least, mass = keys_of(top, peak, heat)
-    return least, mass
+    """Return the smallest key of each chunk and its probability, from its top logit."""
+    top = tl.load(top_logits + sample * CHUNKS + chunk, mask=valid, other=0)
+    min_key, mass = to_keys(top, top_logit, temperature)
+    return min_key, mass
 
 
 @triton.jit
-def _either(a: tensor, b: tensor) -> tensor:
+def _bitwise_or(a: tensor, b: tensor) -> tensor:
     return a | b
 
 
 @triton.jit
-def _part(key: tensor) -> tensor:
-    """The part of the first window in which a key is."""
-    fine = key >> FINE
-    inner = fine - MIDDLE + 4
-    coarse = key >> COARSE
+def _bin_of(key: tensor) -> tensor:
+    """Return the bin of a key in the first window."""
+    fine = key >> FINE_BITS
+    inner = fine - FINE_START + 4
+    coarse = key >> COARSE_BITS
     return tl.where(
-        fine < MIDDLE, coarse, tl.where(inner < 12, inner, coarse + 8)
+        fine < FINE_START, coarse, tl.where(inner < 12, inner, coarse + 8)
     )  # fmt: skip
 
 
 @triton.jit
-def _start(part: tensor) -> tensor:
-    """The least key of a part of the first window."""
-    inner = (tl.minimum(part, 12) - 4 + MIDDLE) << FINE
-    outer = tl.where(part < 4, part, tl.maximum(part - 8, 0)) << COARSE
-    return tl.where(part < 4, outer, tl.maximum(inner, outer))
+def _bin_start(bin_index: tensor) -> tensor:
+    """Return the smallest key of a bin of the first window."""
+    inner = (tl.minimum(bin_index, 12) - 4 + FINE_START) << FINE_BITS
+    outer = (
+        tl.where(bin_index < 4, bin_index, tl.maximum(bin_index - 8, 0)) << COARSE_BITS
+    )
+    return tl.where(bin_index < 4, outer, tl.maximum(inner, outer))
 
 
 @triton.jit
-def _told(
-    table: tensor, sample: tensor, GROUPS: tl.constexpr, GROUPS_P: tl.constexpr,
+def _bin_totals(
+    partials: tensor, sample: tensor, GROUPS: tl.constexpr, GROUPS_P: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """What all groups have in each part of the window that the pass before searched."""
-    way = tl.arange(0, WAYS)[:, None]
+    """Sum the partial results of all groups for each bin of the previous pass."""
+    bin_index = tl.arange(0, BINS)[:, None]
     group = tl.arange(0, GROUPS_P)[None, :]
-    cells = (sample * WAYS + way) * GROUPS + group
-    return tl.sum(tl.load(table + cells, mask=group < GROUPS, other=0), 1)
+    pointers = (sample * BINS + bin_index) * GROUPS + group
+    return tl.sum(tl.load(partials + pointers, mask=group < GROUPS, other=0), 1)
 
 
 @triton.jit
-def decide(
-    table: tensor, windows: tensor, below: tensor, sample: tensor, goal: tensor,
+def find_bin(
+    partials: tensor, windows: tensor, below: tensor, sample: tensor, target: tensor,
     GROUPS: tl.constexpr, GROUPS_P: tl.constexpr,
 ) -> tuple[tensor, tensor, tensor, tensor]:  # fmt: skip
-    """The part in which a pass found its goal: number, least key, bits, weight below.
+    """Find the bin that reaches the target: its index, smallest key, bits, weight
+    below.
 
-    A window of no bits is one key, and was searched. Some parts have fewer keys than
-    bits say: what a pass then counts beyond its window comes after all that is in it.
+    A window of 0 bits is a single key, and the search is complete. Some bins have fewer
+    keys than their bits suggest: keys counted beyond the window follow all keys in it.
     """
-    bound = tl.load(windows + sample * 2)
-    bits = tl.load(windows + sample * 2 + 1)
-    under = tl.load(below + sample)
-    found = 0
-    if bits > 0:
-        upto = under + tl.cumsum(_told(table, sample, GROUPS, GROUPS_P), 0)
-        found = tl.minimum(tl.sum((upto < goal).to(tl.int32), 0), WAYS - 1)
-        way = tl.arange(0, WAYS)
-        ahead = tl.sum(tl.where(way == found - 1, upto, 0.0), 0)
-        under = tl.where(found > 0, ahead, under)
-        if bits == WHOLE:
-            bound = _start(found)
-            bits = tl.where((found >= 4) & (found < 12), FINE, COARSE)
+    window_start = tl.load(windows + sample * 2)
+    window_bits = tl.load(windows + sample * 2 + 1)
+    below_weight = tl.load(below + sample)
+    found_bin = 0
+    if window_bits > 0:
+        cumulative = below_weight + tl.cumsum(
+            _bin_totals(partials, sample, GROUPS, GROUPS_P), 0
+        )
+        found_bin = tl.minimum(tl.sum((cumulative < target).to(tl.int32), 0), BINS - 1)
+        previous = tl.arange(0, BINS) == found_bin - 1
+        below_bin = tl.sum(tl.where(previous, cumulative, 0.0), 0)
+        below_weight = tl.where(found_bin > 0, below_bin, below_weight)
+        if window_bits == FIRST_WINDOW_BITS:
+            window_start = _bin_start(found_bin)
+            window_bits = tl.where(
+                (found_bin >= 4) & (found_bin < 12), FINE_BITS, COARSE_BITS
+            )
         else:
-            bits = tl.maximum(bits - BITS, 0)
-            bound += found << bits
-    return found, bound, bits, under
+            window_bits = tl.maximum(window_bits - BITS, 0)
+            window_start += found_bin << window_bits
+    return found_bin, window_start, window_bits, below_weight
 
 
 @triton.jit
-def _goal(
-    table: tensor, windows: tensor, edges: tensor, rooms: tensor, goals: tensor,
-    top_p: tensor, sample: tensor, GROUPS: tl.constexpr, GROUPS_P: tl.constexpr,
+def _mass_target(
+    partials: tensor, windows: tensor, thresholds: tensor, tie_quotas: tensor,
+    targets: tensor, top_p: tensor, sample: tensor, GROUPS: tl.constexpr,
+    GROUPS_P: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """The mass that top-p wants of what top-k keeps; the first pass weighs that."""
-    goal = tl.load(goals + sample)
-    if tl.load(windows + sample * 2 + 1) == WHOLE:
-        total = tl.sum(_told(table, sample, GROUPS, GROUPS_P), 0)
-        each = tl.exp(0.0 - tl.load(edges + sample).to(tl.float32, bitcast=True))
-        # Where there are fewer tokens than k, no token has the edge's key.
-        ties = tl.where(each > 0, each * tl.load(rooms + sample), 0.0)
-        goal = top_p * (total + ties)
-    return goal
+    """Return the target mass of top-p: its share of the mass that passes top-k."""
+    target = tl.load(targets + sample)
+    if tl.load(windows + sample * 2 + 1) == FIRST_WINDOW_BITS:
+        total = tl.sum(_bin_totals(partials, sample, GROUPS, GROUPS_P), 0)
+        tie_mass = tl.exp(
+            0.0 - tl.load(thresholds + sample).to(tl.float32, bitcast=True)
+        )
+        # With fewer than k tokens, no token is at the threshold.
+        ties = tl.where(tie_mass > 0, tie_mass * tl.load(tie_quotas + sample), 0.0)
+        target = top_p * (total + ties)
+    return target
 
 
 @triton.jit
-def _weights(
-    changed: tensor, sample: tensor, chunk: tensor, chosen: tensor, peak: tensor,
-    heat: tensor, edge: tensor, bound: tensor, bits: tensor, V: tensor,
-    CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PIECES_P: tl.constexpr,
-    FIRST: tl.constexpr, BY_MASS: tl.constexpr,
+def _bin_weights(
+    penalized: tensor, sample: tensor, chunk: tensor, selected: tensor,
+    top_logit: tensor, temperature: tensor, threshold: tensor, window_start: tensor,
+    window_bits: tensor, V: tensor, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    CHUNKS_PER_GROUP_P: tl.constexpr, FIRST: tl.constexpr, BY_MASS: tl.constexpr,
 ) -> tuple[tensor, tensor]:  # fmt: skip
-    """What the chosen chunks have in each part, and which parts each of them holds."""
-    shift = tl.maximum(bits - BITS, 0)
-    way = tl.arange(0, WAYS)
-    weights = tl.zeros([WAYS, LANES], tl.float32)
-    holds = tl.zeros([PIECES_P], tl.int32)
-    at = following(chosen, chunk, -1, CHUNKS)
-    x = logits_of(changed, sample, at, V, CHUNK)
+    """Sum the selected chunks by bin; return a bit mask of non-empty bins per chunk
+    too.
+    """
+    shift = tl.maximum(window_bits - BITS, 0)
+    bins = tl.arange(0, BINS)
+    weights = tl.zeros([BINS, LANES], tl.float32)
+    occupied = tl.zeros([CHUNKS_PER_GROUP_P], tl.int32)
+    at = next_chunk(selected, chunk, -1, CHUNKS)
+    x = load_logits(penalized, sample, at, V, CHUNK)
     while at < CHUNKS:
-        # The next chunk is on its way while this one is weighed.
-        after = following(chosen, chunk, at, CHUNKS)
-        ahead = logits_of(changed, sample, after, V, CHUNK)
-        key, mass = keys_of(x, peak, heat)
-        part = _part(key) if FIRST else (key - bound) >> shift
-        inside = (at * CHUNK + tl.arange(0, CHUNK) < V) & (key < edge)
-        inside = inside & (part >= 0) & (part < WAYS)
-        part = tl.where(inside, part, WAYS)
-        bit = tl.reduce(1 << part, 0, _either)
-        holds = tl.where(chunk == at, bit, holds)
-        part = tl.reshape(part, (1, CHUNK // (4 * LANES), LANES, 4))
-        alike = part == way[:, None, None, None]
+        # Prefetches the next chunk while this one is summed.
+        next_at = next_chunk(selected, chunk, at, CHUNKS)
+        prefetched = load_logits(penalized, sample, next_at, V, CHUNK)
+        key, mass = to_keys(x, top_logit, temperature)
+        bin_index = _bin_of(key) if FIRST else (key - window_start) >> shift
+        inside = (at * CHUNK + tl.arange(0, CHUNK) < V) & (key < threshold)
+        inside = inside & (bin_index >= 0) & (bin_index < BINS)
+        bin_index = tl.where(inside, bin_index, BINS)
+        bit = tl.reduce(1 << bin_index, 0, _bitwise_or)
+        occupied = tl.where(chunk == at, bit, occupied)
+        bin_index = tl.reshape(bin_index, (1, CHUNK // (4 * LANES), LANES, 4))
+        in_bin = bin_index == bins[:, None, None, None]
         if BY_MASS:
             mass = tl.reshape(mass, (1, CHUNK // (4 * LANES), LANES, 4))
-            weights += tl.sum(tl.sum(tl.where(alike, mass, 0.0), 3), 1)
+            weights += tl.sum(tl.sum(tl.where(in_bin, mass, 0.0), 3), 1)
         else:
-            weights += tl.sum(tl.sum(alike.to(tl.float32), 3), 1)
-        at, x = after, ahead
-    return weights, holds
+            weights += tl.sum(tl.sum(in_bin.to(tl.float32), 3), 1)
+        at, x = next_at, prefetched
+    return weights, occupied
 
 
 @triton.jit
-def weigh(
-    changed: tensor, peaks: tensor, ids: tensor, settings: tensor, slots: tensor,
-    goals: tensor, edges: tensor, rooms: tensor, table: tensor, windows: tensor,
-    below: tensor, held: tensor, new_table: tensor, new_windows: tensor,
-    new_below: tensor, new_held: tensor, V: tensor, COLUMNS: tl.constexpr,
-    CHUNKS: tl.constexpr, CHUNKS_P: tl.constexpr, CHUNK: tl.constexpr,
-    PIECES: tl.constexpr, PIECES_P: tl.constexpr, GROUPS: tl.constexpr,
-    GROUPS_P: tl.constexpr, FIRST: tl.constexpr, BY_MASS: tl.constexpr,
-    EARLY: tl.constexpr,
+def search_pass(
+    penalized: tensor, top_logits: tensor, top_ids: tensor, param_table: tensor,
+    slots: tensor, targets: tensor, thresholds: tensor, tie_quotas: tensor,
+    partials: tensor, windows: tensor, below: tensor, occupancy: tensor,
+    new_partials: tensor, new_windows: tensor, new_below: tensor, new_occupancy: tensor,
+    V: tensor, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_P: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS_PER_GROUP: tl.constexpr,
+    CHUNKS_PER_GROUP_P: tl.constexpr, GROUPS: tl.constexpr, GROUPS_P: tl.constexpr,
+    FIRST: tl.constexpr, BY_MASS: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One pass of a search: what a group of chunks has in each part of a window.
+    """One pass of a search: sum counts or masses of a group of chunks by bin.
 
-    What the pass before left, and this one leaves: table [S, WAYS, GROUPS], windows
-    [S, 2] of a least key and a number of bits, below [S], the weight below them, and
-    held [S, CHUNKS], a bit for each part in which a chunk has a key. The first pass by
-    mass follows the last by count, and leaves top-k's edges [S] (least likely key that
-    is kept) and rooms [S] (how many tokens of that key).
+    Read from the previous pass, and written by this one: partials [S, BINS, GROUPS];
+    windows [S, 2], the smallest key and the number of bits; below [S], the weight of
+    smaller keys; occupancy [S, CHUNKS], a bit for each bin in which a chunk has a key.
+    The first pass by mass follows the last pass by count, and stores the thresholds of
+    top-k, [S] (largest key that is kept), and tie_quotas [S] (how many tokens with
+    that key are kept).
     """
-    follow(EARLY)
+    pdl_sync(PDL)
     sample = tl.program_id(0).to(tl.int64)
-    leads = tl.program_id(1) == 0
-    mine = settings + tl.load(slots + sample).to(tl.int64) * COLUMNS
-    heat, top_k, top_p = tl.load(mine), tl.load(mine + TOP_K), tl.load(mine + TOP_P)
-    if heat <= 0:
+    is_first = tl.program_id(1) == 0
+    row_params = param_table + tl.load(slots + sample).to(tl.int64) * COLUMNS
+    temperature, top_k, top_p = (
+        tl.load(row_params),
+        tl.load(row_params + TOP_K),
+        tl.load(row_params + TOP_P),
+    )
+    if temperature <= 0:
         return
-    edge, goal = END, top_k
+    threshold, target = ALL_KEYS, top_k
     if BY_MASS:
         if FIRST:
-            room = float("inf")
+            tie_quota = float("inf")
             if top_k >= 1:
-                _, edge, _, less = decide(
-                    table, windows, below, sample, top_k, GROUPS, GROUPS_P
+                _, threshold, _, below_count = find_bin(
+                    partials, windows, below, sample, top_k, GROUPS, GROUPS_P
                 )  # fmt: skip
-                room = top_k - less
-            if leads:
-                tl.store(edges + sample, edge)
-                tl.store(rooms + sample, room)
+                tie_quota = top_k - below_count
+            if is_first:
+                tl.store(thresholds + sample, threshold)
+                tl.store(tie_quotas + sample, tie_quota)
         else:
-            edge = tl.load(edges + sample)
+            threshold = tl.load(thresholds + sample)
     if (top_p >= 1) if BY_MASS else (top_k < 1):
         return
-    peak, _ = best(peaks, ids, sample, CHUNKS, CHUNKS_P)
-    chunk, there = own_chunks(CHUNKS, PIECES, PIECES_P)
-    bound, bits, under = 0, WHOLE, 0.0
+    top_logit, _ = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
+    chunk, valid = group_chunks(CHUNKS, CHUNKS_PER_GROUP, CHUNKS_PER_GROUP_P)
+    window_start, window_bits, below_weight = 0, FIRST_WINDOW_BITS, 0.0
     if FIRST:
-        least, _ = nearest(peaks, sample, chunk, there, peak, heat, CHUNKS)
-        chosen = there & (least < edge)
+        min_key, _ = chunk_top_keys(
+            top_logits, sample, chunk, valid, top_logit, temperature, CHUNKS
+        )
+        selected = valid & (min_key < threshold)
     else:
         if BY_MASS:
-            goal = _goal(
-                table, windows, edges, rooms, goals, top_p, sample, GROUPS, GROUPS_P
+            target = _mass_target(
+                partials, windows, thresholds, tie_quotas, targets, top_p, sample,
+                GROUPS, GROUPS_P,
             )  # fmt: skip
-            if leads:
-                tl.store(goals + sample, goal)
-        found, bound, bits, under = decide(
-            table, windows, below, sample, goal, GROUPS, GROUPS_P
+            if is_first:
+                tl.store(targets + sample, target)
+        found_bin, window_start, window_bits, below_weight = find_bin(
+            partials, windows, below, sample, target, GROUPS, GROUPS_P
         )  # fmt: skip
-        holds = tl.load(held + sample * CHUNKS + chunk, mask=there, other=0)
-        chosen = ((holds >> found) & 1) > 0
-    if leads:
-        tl.store(new_windows + sample * 2, bound)
-        tl.store(new_windows + sample * 2 + 1, bits)
-        tl.store(new_below + sample, under)
-    if bits == 0:
+        occupied = tl.load(occupancy + sample * CHUNKS + chunk, mask=valid, other=0)
+        selected = ((occupied >> found_bin) & 1) > 0
+    if is_first:
+        tl.store(new_windows + sample * 2, window_start)
+        tl.store(new_windows + sample * 2 + 1, window_bits)
+        tl.store(new_below + sample, below_weight)
+    if window_bits == 0:
         return
-    weights, holds = _weights(
-        changed, sample, chunk, chosen, peak, heat, edge, bound, bits, V, CHUNKS, CHUNK,
-        PIECES_P, FIRST, BY_MASS,
+    weights, occupied = _bin_weights(
+        penalized, sample, chunk, selected, top_logit, temperature, threshold,
+        window_start, window_bits, V, CHUNKS, CHUNK, CHUNKS_PER_GROUP_P, FIRST, BY_MASS,
     )  # fmt: skip
-    tl.store(new_held + sample * CHUNKS + chunk, holds, mask=there)
-    cells = (sample * WAYS + tl.arange(0, WAYS)) * GROUPS + tl.program_id(1)
-    tl.store(new_table + cells, tl.sum(weights, 1))
+    tl.store(new_occupancy + sample * CHUNKS + chunk, occupied, mask=valid)
+    pointers = (sample * BINS + tl.arange(0, BINS)) * GROUPS + tl.program_id(1)
+    tl.store(new_partials + pointers, tl.sum(weights, 1))

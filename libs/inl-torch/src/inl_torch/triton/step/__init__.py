@@ -1,1 +1,1 @@
-"""Step arrays, admissions and embeddings, as Triton kernels."""
+"""Triton kernels of step arrays, admissions and embeddings."""

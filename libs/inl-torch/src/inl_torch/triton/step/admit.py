@@ -1,4 +1,4 @@
-"""Setting slots from admissions, in one launch."""
+"""Admission of sequences to slots, as one Triton kernel."""
 
 from __future__ import annotations
 
@@ -18,29 +18,33 @@ BLOCK = 1024
 @triton.jit
 def _admit(
     messages: tensor, words: tensor, blocks: tensor, lengths: tensor, last: tensor,
-    adapters: tensor, settings: tensor, counts: tensor, bias: tensor,
+    adapters: tensor, param_table: tensor, counts: tensor, bias: tensor,
     slot_count: tensor, width: tensor, vocab: tensor, G: tl.constexpr,
     COLUMNS: tl.constexpr, HEADER: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Each program sets some columns of every table that has so many, of one slot."""
+    """Set some columns of all tables for one slot."""
     message = messages + tl.program_id(1).to(tl.int64) * words
     slot = tl.load(message + HEADER).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    first = at == 0
-    given = message + HEADER + 1 + at
-    tl.store(lengths + slot + at, tl.load(given, mask=first), mask=first)
-    tl.store(last + slot + at, tl.load(given + 1, mask=first), mask=first)
-    tl.store(adapters + slot + at, tl.load(given + 2, mask=first), mask=first)
-    known = at < COLUMNS
-    setting = tl.load(given + 3, mask=known, other=0).to(tl.float32, bitcast=True)
-    tl.store(settings + slot * COLUMNS + at, setting, mask=known)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    first = column == 0
+    fields = message + HEADER + 1 + column
+    tl.store(lengths + slot + column, tl.load(fields, mask=first), mask=first)
+    tl.store(last + slot + column, tl.load(fields + 1, mask=first), mask=first)
+    tl.store(adapters + slot + column, tl.load(fields + 2, mask=first), mask=first)
+    is_param = column < COLUMNS
+    param = tl.load(fields + 3, mask=is_param, other=0).to(tl.float32, bitcast=True)
+    tl.store(param_table + slot * COLUMNS + column, param, mask=is_param)
     for group in tl.static_range(0, G):
-        inside = at < width
-        block = tl.load(given + 3 + COLUMNS + group * width, mask=inside, other=0)
+        inside = column < width
+        block = tl.load(fields + 3 + COLUMNS + group * width, mask=inside, other=0)
         row = (group * slot_count + slot) * width
-        tl.store(blocks + row + at, block, mask=inside)
-    tl.store(counts + slot * vocab + at, tl.zeros_like(at), mask=at < vocab)
-    tl.store(bias + slot * vocab + at, tl.zeros_like(at).to(tl.float32), at < vocab)
+        tl.store(blocks + row + column, block, mask=inside)
+    tl.store(counts + slot * vocab + column, tl.zeros_like(column), mask=column < vocab)
+    tl.store(
+        bias + slot * vocab + column,
+        tl.zeros_like(column).to(tl.float32),
+        column < vocab,
+    )
 
 
 def admit(messages: torch.Tensor, tables: Tables) -> Tables:

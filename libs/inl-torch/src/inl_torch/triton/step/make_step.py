@@ -1,4 +1,4 @@
-"""From one message to the arrays of a step, in two launches."""
+"""Decoding of a step message to the arrays of a step, in two launches."""
 
 from __future__ import annotations
 
@@ -14,76 +14,77 @@ from inl.spec.kernel import Kernel
 from inl.spec.message import layout
 from inl.spec.step import Bucket, Step, Tables
 from inl_torch.triton.common import PREFERENCE, power
-from inl_torch.triton.pdl import follow
+from inl_torch.triton.pdl import pdl_sync
 from inl_torch.triton.tuning import Tuning
 
-MOST_ROWS = 4096
-"""Rows that one program adds the counts of."""
+MAX_ROWS = 4096
+"""Most rows, whose token counts one program sums."""
 
 TOKENS = 128
-"""Tokens of a program."""
+"""Tokens per program."""
 
 
 @triton.jit
-def _rows(
+def _make_rows(
     message: tensor, blocks: tensor, lengths: tensor, adapters: tensor, starts: tensor,
     after: tensor, slots: tensor, row_adapters: tensor, counts: tensor, samples: tensor,
-    uniforms: tensor, slot_count: tensor, width: tensor, cell_count: tensor,
-    R: tl.constexpr, W: tl.constexpr, T: tl.constexpr, ROWS_AT: tl.constexpr,
-    CELLS_AT: tl.constexpr, RP: tl.constexpr, CP: tl.constexpr, EARLY: tl.constexpr,
+    uniforms: tensor, slot_count: tensor, width: tensor, update_count: tensor,
+    R: tl.constexpr, PER_ROW: tl.constexpr, T: tl.constexpr, ROWS_AT: tl.constexpr,
+    UPDATES_AT: tl.constexpr, RP: tl.constexpr, UPDATES_P: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Apply the cells, and count every row's tokens; one program."""
-    follow(EARLY)
-    for start in range(0, cell_count, CP):
-        cell = start + tl.arange(0, CP)
-        there = cell < cell_count
-        words = message + CELLS_AT + cell * 4
-        group = tl.load(words, mask=there, other=0).to(tl.int64)
-        slot = tl.load(words + 1, mask=there, other=0)
-        place = tl.load(words + 2, mask=there, other=0)
-        block = tl.load(words + 3, mask=there, other=0)
-        at = (group * slot_count + slot) * width + place
-        tl.store(blocks + at, block, mask=there)
+    """Apply block table updates, and make the arrays of all rows; a single program."""
+    pdl_sync(PDL)
+    for start in range(0, update_count, UPDATES_P):
+        update = start + tl.arange(0, UPDATES_P)
+        valid = update < update_count
+        words = message + UPDATES_AT + update * 4
+        group = tl.load(words, mask=valid, other=0).to(tl.int64)
+        slot = tl.load(words + 1, mask=valid, other=0)
+        index = tl.load(words + 2, mask=valid, other=0)
+        block = tl.load(words + 3, mask=valid, other=0)
+        at = (group * slot_count + slot) * width + index
+        tl.store(blocks + at, block, mask=valid)
     row = tl.arange(0, RP)
-    mine = row < R
-    words = message + ROWS_AT + row * (2 + W)
-    slot = tl.load(words, mask=mine, other=0).to(tl.int64)
-    count = tl.load(words + 1, mask=mine, other=0)
-    before = tl.load(lengths + slot, mask=mine, other=0)
-    length = tl.where(count > 0, before + count, 0)
+    in_bounds = row < R
+    words = message + ROWS_AT + row * (2 + PER_ROW)
+    slot = tl.load(words, mask=in_bounds, other=0).to(tl.int64)
+    count = tl.load(words + 1, mask=in_bounds, other=0)
+    old_length = tl.load(lengths + slot, mask=in_bounds, other=0)
+    length = tl.where(count > 0, old_length + count, 0)
     ends = tl.cumsum(count, 0)
     first = ends - count
-    # Every row's old length is read before any is set: rows of nobody share a slot.
+    # All lengths are read before any is written, since padding rows share a slot.
     tl.debug_barrier()
-    tl.store(lengths + slot, length, mask=mine)
-    tl.store(starts + row, first, mask=mine)
+    tl.store(lengths + slot, length, mask=in_bounds)
+    tl.store(starts + row, first, mask=in_bounds)
     tl.store(starts + row + 1, ends, mask=row == R - 1)
-    tl.store(after + row, length, mask=mine)
-    tl.store(slots + row, slot, mask=mine)
-    adapter = tl.load(adapters + slot, mask=mine, other=0)
-    tl.store(row_adapters + row, adapter, mask=mine)
-    for place in tl.static_range(0, W):
-        sample = tl.maximum(ends + (place - W), first)
+    tl.store(after + row, length, mask=in_bounds)
+    tl.store(slots + row, slot, mask=in_bounds)
+    adapter = tl.load(adapters + slot, mask=in_bounds, other=0)
+    tl.store(row_adapters + row, adapter, mask=in_bounds)
+    for place in tl.static_range(0, PER_ROW):
+        sample = tl.maximum(ends + (place - PER_ROW), first)
         sample = tl.minimum(tl.maximum(sample, 0), T - 1)
-        tl.store(samples + row * W + place, sample, mask=mine)
-        uniform = tl.load(words + 2 + place, mask=mine, other=0)
-        tl.store(uniforms + row * W + place, uniform, mask=mine)
+        tl.store(samples + row * PER_ROW + place, sample, mask=in_bounds)
+        uniform = tl.load(words + 2 + place, mask=in_bounds, other=0)
+        tl.store(uniforms + row * PER_ROW + place, uniform, mask=in_bounds)
     index = tl.arange(0, 4)
     told = tl.load(message + 9 + index, mask=index < 3, other=0)
     tl.store(counts + index, told, mask=index < 3)
 
 
 @triton.jit
-def _place(
+def _make_token_arrays(
     program: tensor, message: tensor, blocks: tensor, last: tensor, starts: tensor,
     after: tensor, slots: tensor, tokens: tensor, positions: tensor, rows: tensor,
     writes: tensor, slot_count: tensor, width: tensor, R: tl.constexpr, T: tl.constexpr,
     G: tl.constexpr, SIZE: tl.constexpr, TOKENS_AT: tl.constexpr, RP: tl.constexpr,
     TP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Find the row of some tokens, and all that follows from it."""
+    """Make the arrays of some tokens: row, position, cache slot."""
     index = program * TP + tl.arange(0, TP)
-    mine = index < T
+    in_bounds = index < T
     row = tl.zeros((TP,), tl.int32)
     for start in range(0, R, RP):
         other = start + tl.arange(0, RP)
@@ -91,59 +92,59 @@ def _place(
         row += tl.sum((index[:, None] >= ends[None, :]).to(tl.int32), 1)
     used = row < R
     row = tl.where(used, row, 0)
-    begin = tl.load(starts + row, mask=mine, other=0)
-    end = tl.load(starts + row + 1, mask=mine, other=0)
-    length = tl.load(after + row, mask=mine, other=0)
-    slot = tl.load(slots + row, mask=mine, other=0).to(tl.int64)
+    begin = tl.load(starts + row, mask=in_bounds, other=0)
+    end = tl.load(starts + row + 1, mask=in_bounds, other=0)
+    length = tl.load(after + row, mask=in_bounds, other=0)
+    slot = tl.load(slots + row, mask=in_bounds, other=0).to(tl.int64)
     position = tl.where(used, length - (end - begin) + index - begin, 0)
-    given = tl.load(message + TOKENS_AT + index, mask=mine, other=0)
-    previous = tl.load(last + slot, mask=mine, other=0)
-    tl.store(tokens + index, tl.where(given < 0, previous, given), mask=mine)
-    tl.store(positions + index, position, mask=mine)
-    tl.store(rows + index, row, mask=mine)
+    token_id = tl.load(message + TOKENS_AT + index, mask=in_bounds, other=0)
+    previous = tl.load(last + slot, mask=in_bounds, other=0)
+    tl.store(tokens + index, tl.where(token_id < 0, previous, token_id), mask=in_bounds)
+    tl.store(positions + index, position, mask=in_bounds)
+    tl.store(rows + index, row, mask=in_bounds)
     for group in tl.static_range(0, G):
         table = blocks + (group * slot_count + slot) * width
-        home = tl.load(table + position // SIZE, mask=mine & used, other=0)
-        cell = tl.where(used, home * SIZE + position % SIZE, 0)
-        tl.store(writes + group * T + index, cell, mask=mine)
+        block_id = tl.load(table + position // SIZE, mask=in_bounds & used, other=0)
+        update = tl.where(used, block_id * SIZE + position % SIZE, 0)
+        tl.store(writes + group * T + index, update, mask=in_bounds)
 
 
 @triton.jit
-def _copy(
+def _copy_block_table(
     table: tensor, blocks: tensor, slots: tensor, row_blocks: tensor,
     slot_count: tensor, width: tensor, R: tl.constexpr, BP: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Copy the block table of one row in one group."""
+    """Copy the block table of one row and cache group."""
     slot = tl.load(slots + table % R).to(tl.int64)
     source = blocks + ((table // R).to(tl.int64) * slot_count + slot) * width
     for start in range(0, width, BP):
         at = start + tl.arange(0, BP)
         block = tl.load(source + at, mask=at < width, other=0)
-        cell = table.to(tl.int64) * width + at
-        tl.store(row_blocks + cell, block, mask=at < width)
+        update = table.to(tl.int64) * width + at
+        tl.store(row_blocks + update, block, mask=at < width)
 
 
 @triton.jit
-def _tokens(
+def _make_tokens(
     message: tensor, blocks: tensor, last: tensor, starts: tensor, after: tensor,
     slots: tensor, tokens: tensor, positions: tensor, rows: tensor, row_blocks: tensor,
     writes: tensor, slot_count: tensor, width: tensor, R: tl.constexpr, T: tl.constexpr,
     G: tl.constexpr, SIZE: tl.constexpr, TOKENS_AT: tl.constexpr, RP: tl.constexpr,
-    TP: tl.constexpr, BP: tl.constexpr, SPANS: tl.constexpr, EARLY: tl.constexpr,
+    TP: tl.constexpr, BP: tl.constexpr, SPANS: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Place a few tokens each, in the first programs; copy one table each, after them.
+    """Make the arrays of some tokens, or, in later programs, copy one block table.
 
-    Tables of the runner are read here and were written by the launch before.
+    Reads tables that the previous launch has written.
     """
-    follow(EARLY)
+    pdl_sync(PDL)
     program = tl.program_id(0)
     if program < SPANS:
-        _place(
+        _make_token_arrays(
             program, message, blocks, last, starts, after, slots, tokens, positions,
             rows, writes, slot_count, width, R, T, G, SIZE, TOKENS_AT, RP, TP,
         )  # fmt: skip
     else:
-        _copy(
+        _copy_block_table(
             program - SPANS, blocks, slots, row_blocks, slot_count, width, R, BP
         )  # fmt: skip
 
@@ -155,30 +156,32 @@ def make_step(
     groups, slot_count, width = tables.blocks.shape
     place = layout(bucket, groups=groups, block_size=block_size)
     count, rows, wide = bucket.tokens, bucket.rows, bucket.tokens_per_row
-    step = _empty(message.device, groups, width, bucket)
+    step = _allocate_step(message.device, groups, width, bucket)
     cells = (place.tokens - place.updates) // 4
-    _rows[(1,)](
+    _make_rows[(1,)](
         message, tables.blocks, tables.lengths, tables.adapters, step.starts,
         step.lengths, step.slots, step.adapters, step.used_counts, step.samples,
-        step.uniforms, slot_count, width, cells, R=rows, W=wide, T=count,
-        ROWS_AT=place.rows, CELLS_AT=place.updates, RP=max(power(rows), 16),
-        CP=min(max(power(cells), 16), 1024), EARLY=tuning.starts_early(count),
+        step.uniforms, slot_count, width, cells, R=rows, PER_ROW=wide, T=count,
+        ROWS_AT=place.rows, UPDATES_AT=place.updates, RP=max(power(rows), 16),
+        UPDATES_P=min(max(power(cells), 16), 1024), PDL=tuning.uses_pdl(count),
         num_warps=4, **tuning.launch(count),
     )  # fmt: skip
     spans = -(-count // TOKENS)
-    _tokens[(spans + groups * rows,)](
+    _make_tokens[(spans + groups * rows,)](
         message, tables.blocks, tables.last, step.starts, step.lengths, step.slots,
         step.tokens, step.positions, step.rows, step.blocks, step.writes, slot_count,
         width, R=rows, T=count, G=groups, SIZE=block_size, TOKENS_AT=place.tokens,
         RP=min(max(power(rows), 16), 64), TP=min(max(power(count), 16), TOKENS),
         BP=min(max(power(width), 16), 512), SPANS=spans,
-        EARLY=tuning.starts_early(count), num_warps=4, **tuning.launch(count),
+        PDL=tuning.uses_pdl(count), num_warps=4, **tuning.launch(count),
     )  # fmt: skip
     return step, tables
 
 
-def _empty(place: torch.device, groups: int, width: int, bucket: Bucket) -> Step:
-    """Arrays of a step. Those that torch indexes with are int64 already."""
+def _allocate_step(
+    place: torch.device, groups: int, width: int, bucket: Bucket
+) -> Step:
+    """Allocate the arrays of a step; those used as indices are int64."""
 
     def long(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.int64, device=place)
@@ -205,13 +208,13 @@ def _empty(place: torch.device, groups: int, width: int, bucket: Bucket) -> Step
 
 
 def _refuse(_message: Any, _tables: Any, *, bucket: Bucket, **_: Any) -> str | None:
-    if bucket.rows > MOST_ROWS:
-        return f"takes {MOST_ROWS} rows at most, found {bucket.rows}"
+    if bucket.rows > MAX_ROWS:
+        return f"takes {MAX_ROWS} rows at most, found {bucket.rows}"
     return None
 
 
 def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
-    """The kernel, cut as ``tuning`` says."""
+    """Return the kernel."""
     return (
         Kernel(
             "make_step",

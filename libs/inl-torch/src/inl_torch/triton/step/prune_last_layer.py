@@ -1,4 +1,4 @@
-"""The step of the sampled tokens alone, in one launch."""
+"""Restriction of a step to its sampled tokens, as one Triton kernel."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from inl.spec.step import Step
 from inl_torch.triton.common import PREFERENCE
 
 ROWS = 128
-"""Rows of a program."""
+"""Rows per program."""
 
 
 @triton.jit
-def _sampled(
+def _prune_last_layer(
     samples: tensor, tokens: tensor, positions: tensor, rows: tensor, writes: tensor,
     counts: tensor, new_tokens: tensor, new_positions: tensor, new_rows: tensor,
     new_starts: tensor, new_writes: tensor, new_samples: tensor, new_counts: tensor,
     T: tensor, R: tensor, G: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    mine = row < R
-    at = tl.load(samples + row, mask=mine, other=0)
+    in_rows = row < R
+    at = tl.load(samples + row, mask=in_rows, other=0)
     used = tl.load(counts + 1)
-    tl.store(new_tokens + row, tl.load(tokens + at), mask=mine)
-    tl.store(new_positions + row, tl.load(positions + at), mask=mine)
-    tl.store(new_rows + row, tl.load(rows + at), mask=mine)
+    tl.store(new_tokens + row, tl.load(tokens + at), mask=in_rows)
+    tl.store(new_positions + row, tl.load(positions + at), mask=in_rows)
+    tl.store(new_rows + row, tl.load(rows + at), mask=in_rows)
     for group in tl.static_range(0, G):
         cell = tl.load(writes + group * T + at)
-        tl.store(new_writes + group * R + row, cell, mask=mine)
+        tl.store(new_writes + group * R + row, cell, mask=in_rows)
     tl.store(new_starts + row, tl.minimum(row, used), mask=row <= R)
-    tl.store(new_samples + row, row, mask=mine)
+    tl.store(new_samples + row, row, mask=in_rows)
     index = tl.arange(0, 4)
     tl.store(new_counts + index, used + index * 0, mask=index < 3)
 
 
 def prune_last_layer(step: Step) -> Step:
     rows, groups = step.lengths.shape[0], step.writes.shape[0]
-    found = step._replace(
+    pruned = step._replace(
         tokens=step.tokens.new_empty(rows),
         positions=step.positions.new_empty(rows),
         rows=step.rows.new_empty(rows),
@@ -50,13 +50,13 @@ def prune_last_layer(step: Step) -> Step:
         used_counts=torch.empty_like(step.used_counts),
         plan=(),
     )
-    _sampled[(rows // ROWS + 1,)](
-        step.samples, step.tokens, step.positions, step.rows, step.writes, step.used_counts,
-        found.tokens, found.positions, found.rows, found.starts, found.writes,
-        found.samples, found.used_counts, step.tokens.shape[0], rows, G=groups, ROWS=ROWS,
-        num_warps=4,
+    _prune_last_layer[(rows // ROWS + 1,)](
+        step.samples, step.tokens, step.positions, step.rows, step.writes,
+        step.used_counts, pruned.tokens, pruned.positions, pruned.rows, pruned.starts,
+        pruned.writes, pruned.samples, pruned.used_counts, step.tokens.shape[0], rows,
+        G=groups, ROWS=ROWS, num_warps=4,
     )  # fmt: skip
-    return found
+    return pruned
 
 
 KERNELS = (

@@ -1,0 +1,97 @@
+"""Turns prompts and options into request handles."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+from inl.engine.chat import chat_ids
+from inl.engine.options import GenerationOptions, Prompt, make_request, stop_strings
+from inl.engine.request_handle import RequestHandle
+from inl.errors import RequestError, TokenizerNotFound
+
+if TYPE_CHECKING:
+    from inl.executor.model_loader import LanguageModel
+    from inl.text.tokenizer import Tokenizer
+
+
+class PromptEncoder:
+    """Encodes prompts with a model's tokenizer and chat template.
+
+    A model without a tokenizer serves token ids only: text then raises
+    :class:`~inl.errors.RequestError`. tokenizer: used instead of the model's own.
+    """
+
+    def __init__(self, model: LanguageModel, tokenizer: Tokenizer | None) -> None:
+        self._model = model
+        self._missing: TokenizerNotFound | None = None
+        self.chat_template = model.checkpoint.chat_template
+        if tokenizer is None:
+            try:
+                tokenizer = model.checkpoint.tokenizer()
+            except TokenizerNotFound as error:
+                self._missing = error
+        self._tokenizer = tokenizer
+
+    def tokenizer(self, purpose: str) -> Tokenizer:
+        """Return the tokenizer; raises ``RequestError`` if the model has none."""
+        if self._tokenizer is None:
+            raise RequestError(
+                f"{purpose}: the model has no tokenizer ({self._missing}); "
+                "pass token ids"
+            ) from self._missing
+        return self._tokenizer
+
+    def chat_ids(self, messages: str | Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the token ids of a conversation, see :func:`inl.engine.chat.chat_ids`.
+
+        Raises :class:`~inl.errors.RequestError`.
+        """
+        tokenizer = self.tokenizer("chat")
+        return chat_ids(self._model, self.chat_template, tokenizer, messages)
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        *,
+        context: int,
+        vocab: int,
+        **options: Unpack[GenerationOptions],
+    ) -> RequestHandle:
+        """Make the handle of a request without queuing it.
+
+        context: maximum number of tokens of prompt and output. vocab: size of the
+        vocabulary, for error messages. Raises :class:`~inl.errors.RequestError`.
+        """
+        started = time.perf_counter()
+        ids = self._encode(prompt)
+        try:
+            request = make_request(ids, options, room=context - len(ids))
+        except RequestError:
+            _check_signs(ids, vocab)
+            raise
+        stops = stop_strings(options.get("stop"))
+        if stops:
+            self.tokenizer("stop")
+        return RequestHandle(request, self._tokenizer, stops, started)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            ids = self.tokenizer("prompt").encode(prompt)
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise RequestError(
+                f"prompt: found {prompt!r}, which has no tokens; needs at least one"
+            )
+        return ids
+
+
+def _check_signs(ids: Sequence[int], vocab: int) -> None:
+    """Name the accepted range for a negative id; a request does not know it."""
+    for position, token in enumerate(ids):
+        if isinstance(token, int) and token < 0:
+            raise RequestError(
+                f"prompt[{position}]: found token {token}, accepts 0 to {vocab - 1}"
+            )

@@ -1,0 +1,52 @@
+"""Search of stop strings in text that arrives in pieces."""
+
+from __future__ import annotations
+
+
+class StopStringFilter:
+    """Passes text through up to the first stop string that is complete.
+
+    Text that may be the start of a stop string is held back. Of several stop strings
+    that end at the same place, the longest is removed.
+    """
+
+    def __init__(self, stop_strings: tuple[str, ...]) -> None:
+        self.stopped = False
+        """Whether a stop string was found; all later text is dropped."""
+        self._stop_strings = stop_strings
+        self._held = ""
+
+    def add(self, text: str) -> str:
+        """Add text; return what is certain to precede every stop string."""
+        if self.stopped:
+            return ""
+        if not self._stop_strings:
+            return text
+        self._held += text
+        matches = [
+            (start + len(stop), start)
+            for stop in self._stop_strings
+            if (start := self._held.find(stop)) >= 0
+        ]
+        if matches:
+            _, start = min(matches)
+            self.stopped = True
+            return self._release(start)
+        overlap = max(_overlap(self._held, stop) for stop in self._stop_strings)
+        return self._release(len(self._held) - overlap)
+
+    def flush(self) -> str:
+        """Return the text that is held back: no more will follow."""
+        return "" if self.stopped else self._release(len(self._held))
+
+    def _release(self, length: int) -> str:
+        text, self._held = self._held[:length], self._held[length:]
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0

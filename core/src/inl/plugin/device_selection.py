@@ -1,0 +1,142 @@
+"""Device selection: resolves a device name and opens its backend."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from inl.device import Device, DeviceType
+from inl.errors import BackendNotFound, BackendUnavailable, InlError, PluginError
+from inl.plugin.contribution import BackendEntry, describe, resolve
+from inl.plugin.loader import registry
+from inl.plugin.registry import Registry
+
+if TYPE_CHECKING:
+    from inl.backend.base import Backend
+
+PREFERRED = (
+    DeviceType.CUDA,
+    DeviceType.ROCM,
+    DeviceType.XPU,
+    DeviceType.TPU,
+    DeviceType.DIRECTML,
+)
+"""Order of "auto"; then other plugins' types by name, then the CPU."""
+
+
+def make_backend(device: Device | str, known: Registry | None = None) -> Backend:
+    """Import and open the backend of ``device``; :func:`choose_device` resolves "auto".
+
+    A named device is never replaced by another. Raises
+    :class:`~inl.errors.BackendNotFound` if no plugin serves its type, and
+    :class:`~inl.errors.BackendUnavailable` with the reason if the device or its
+    backend cannot be used.
+    """
+    known = known or registry()
+    device = check_device(device, known)
+    entry = known.backend(device.type)
+    assert entry is not None, "a checked device is served"
+    return _open(entry, device)
+
+
+def check_device(device: Device | str, known: Registry | None = None) -> Device:
+    """Resolve a device name and check that it is available; imports no framework.
+
+    Raises the errors of :func:`make_backend`, before long work for the device starts.
+    """
+    known = known or registry()
+    device = choose_device(device, known)
+    if known.backend(device.type) is None:
+        raise _not_served(device.type, known)
+    if reason := known.why_not(device):
+        raise BackendUnavailable(f"{device}: {reason}")
+    return device
+
+
+def choose_device(
+    device: Device | str = "auto", known: Registry | None = None
+) -> Device:
+    """Resolve a device name; "auto" selects the first available device.
+
+    Skipped types are logged once on the logger "inl": at INFO if their devices are
+    unavailable, at WARNING if a plugin is broken. "auto" never selects ``reference``;
+    it raises :class:`~inl.errors.BackendNotFound` instead.
+    """
+    if device != "auto":
+        return device if isinstance(device, Device) else Device(device)
+    known = known or registry()
+    skipped: list[str] = []
+    for kind in _auto_order(known):
+        result = known.find(kind)
+        if result.devices:
+            choice = Device(kind, min(info.index for info in result.devices))
+            _log_choice(choice, skipped, known)
+            return choice
+        skipped.append(f"{kind}: {result.reason}")
+    absent = "; ".join(skipped + _failures(known))
+    raise BackendNotFound(
+        f"no device for auto{f' ({absent})' if absent else ''}; installed: "
+        f"{', '.join(known.types)}. try: pip install inl-cpu, or ask for reference "
+        "(NumPy, slow)"
+    )
+
+
+def _auto_order(known: Registry) -> list[DeviceType]:
+    well_known = (*PREFERRED, DeviceType.CPU, DeviceType.REFERENCE)
+    others = [kind for kind in known.types if kind not in well_known]
+    order = [*PREFERRED, *others, DeviceType.CPU]
+    return [kind for kind in order if kind in known.types]
+
+
+def _failures(known: Registry) -> list[str]:
+    return [f"{plugin.origin.name}: {plugin.detail}" for plugin in known.failed]
+
+
+def _log_choice(device: Device, skipped: list[str], known: Registry) -> None:
+    failures = _failures(known)
+    reasons = "; ".join(skipped + failures)
+    message = f"using {device}{f' ({reasons})' if reasons else ''}"
+    level = logging.INFO if skipped else logging.DEBUG
+    _log(logging.WARNING if failures else level, message)
+
+
+@cache
+def _log(level: int, message: str) -> None:
+    """Log a message once per process."""
+    logging.getLogger("inl").log(level, message)
+
+
+def _not_served(kind: DeviceType, known: Registry) -> InlError:
+    if reason := known.why_absent(kind):
+        return BackendUnavailable(f"{kind}: {reason}")
+    return BackendNotFound(
+        f"no backend for {kind}; installed: {', '.join(known.types)}. "
+        f"{known.advice(kind)}"
+    )
+
+
+def _open(entry: BackendEntry, device: Device) -> Backend:
+    from inl.backend.base import Backend
+
+    try:
+        make: Callable[[Device], Any] = resolve(
+            entry.origin, f"backend of {device.type}", entry.backend
+        )
+    except PluginError as error:
+        raise BackendUnavailable(f"{device}: {error}") from error.__cause__
+    try:
+        backend = make(device)
+    except (InlError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise BackendUnavailable(
+            f"{device}: {entry.origin}: {describe(error)}"
+        ) from error
+    if not isinstance(backend, Backend):
+        raise BackendUnavailable(
+            f"{device}: {entry.origin}: {entry.backend!r:.80} returned "
+            f"{type(backend).__name__}, accepted: a Backend"
+        )
+    return backend

@@ -1,0 +1,161 @@
+"""Requests that have a slot at the runner, and the blocks that they occupy."""
+
+from __future__ import annotations
+
+from inl.protocol.runner import Limits
+from inl.scheduling.block_pool import BlockPool
+from inl.scheduling.kv_cache_manager import KVCacheManager
+from inl.scheduling.plan import SchedulerConfig, StepBuilder
+from inl.scheduling.prefix_cache import PrefixCache
+from inl.scheduling.request import Request, Status
+from inl.scheduling.waiting_queue import WaitingQueue
+from inl.spec.message import FEEDBACK, BlockTableUpdate, Row
+
+
+class RunningRequests:
+    """Admits requests to slots, grows their block tables and preempts them."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        waiting: WaitingQueue,
+        limits: Limits,
+        kv_cache: KVCacheManager | None = None,
+    ) -> None:
+        self._config = config
+        self._waiting = waiting
+        self.by_id: dict[int, Request] = {}
+        """In order of arrival."""
+        self.preemptions = 0
+        """Times that a request lost its blocks to an earlier one."""
+        self.prefix_hit_tokens = 0
+        """Tokens that admissions took from the prefix cache."""
+        self.reset(limits, kv_cache)
+
+    def reset(self, limits: Limits, kv_cache: KVCacheManager | None = None) -> None:
+        """Start with empty slots and blocks on a new runner, with no requests."""
+        self.by_id.clear()
+        self._block_size = limits.block_size
+        self.kv_cache = kv_cache or KVCacheManager(
+            [BlockPool(blocks, limits.block_size) for blocks in limits.blocks],
+            limits.windows,
+        )
+        cached = self._config.prefix_cache and self._config.use_kv_cache
+        self.prefix_cache = PrefixCache(self._config, self.kv_cache) if cached else None
+        windowed = any(window is not None for window in self.kv_cache.windows)
+        self.has_windows = windowed and self._config.use_kv_cache
+        self._slots = list(range(limits.slots - 1, 0, -1))
+        self._releases: list[int] = []
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether slots were released that the runner does not know of."""
+        return bool(self._releases)
+
+    def take_releases(self) -> list[int]:
+        """Return the slots released since the last call."""
+        releases, self._releases = self._releases, []
+        return releases
+
+    def try_admit(self, request: Request, growing: int) -> bool:
+        """Allocate a slot and blocks for the head of the queue; ``False`` if full.
+
+        growing: running requests that will need more blocks than they have.
+        """
+        size = self._block_size
+        length = len(request.tokens)
+        prefill_len = self.prefill_len(request)
+        keys: list[bytes] = []
+        if self.prefix_cache is not None:
+            # The last token is always computed: its hidden state gives the next one.
+            keys = self.prefix_cache.keys(request, (prefill_len - 1) // size)
+        # One block is spared per growing request, which would preempt this one.
+        allocated = self.kv_cache.admit(keys, -(-length // size), spare=growing)
+        if allocated is None:
+            return False
+        request.block_table, request.published_blocks = allocated
+        request.freed_window_blocks = [table.count(0) for table in request.block_table]
+        request.cached_tokens = request.scheduled = request.published_blocks * size
+        request.prefill_len, request.host_token_count = prefill_len, length
+        cached = self._config.use_kv_cache
+        request.max_scheduled = request.max_length - 1 if cached else length
+        request.slot = self._slots.pop()
+        request.feedback_row = Row(request.slot, FEEDBACK)
+        request.status = Status.RUNNING
+        self.prefix_hit_tokens += request.cached_tokens
+        self.by_id[self._waiting.pop().id] = request
+        return True
+
+    def prefill_len(self, request: Request) -> int:
+        """Return the number of tokens to compute in chunks at an admission."""
+        known = len(request.tokens)
+        return request.prompt_tokens if self._config.replay else known
+
+    def needs_more_blocks(self, request: Request) -> bool:
+        """Whether a request may need more blocks than it has."""
+        return len(request.block_table[0]) * self._block_size < request.max_length - 1
+
+    def allocate_prompt(self, request: Request) -> bool:
+        """Grow a request's table to its prefill; ``False`` if blocks are missing."""
+        size = self._block_size
+        while len(request.block_table[0]) * size < request.prefill_len:
+            if not self.grow(request):
+                return False
+        return True
+
+    def grow(self, request: Request) -> bool:
+        """Append a block to a request's table, preempting the latest arrivals.
+
+        Returns ``False`` if blocks are about to be freed, or if the request itself was
+        preempted.
+        """
+        while not self.kv_cache.grow(request.block_table):
+            if self.kv_cache.has_pending_frees:
+                return False
+            latest = next(reversed(self.by_id.values()))
+            self.preempt(latest)
+            if latest is request:
+                return False
+        return True
+
+    def preempt(self, request: Request) -> None:
+        """Move a running request back to the front of the queue."""
+        self.release(request)
+        request.status = Status.WAITING
+        self._waiting.push_front(request)
+        self.preemptions += 1
+
+    def release(self, request: Request) -> None:
+        """Release the slot and blocks of a running request."""
+        del self.by_id[request.id]
+        self.kv_cache.release(request.block_table, request.last_step)
+        self._releases.append(request.slot)
+        self._slots.append(request.slot)
+        request.slot = 0
+        request.block_table = []
+
+    def free_out_of_window(
+        self, step: StepBuilder, request: Request, *, max_updates: int
+    ) -> None:
+        """Free blocks that left their group's window, and update the block table.
+
+        max_updates: updates per group that the step's frame has room for; further
+        blocks are freed with the next step.
+        """
+        if not self.has_windows:
+            return
+        freed: list[list[int]] = []
+        for group, blocks in enumerate(request.block_table):
+            first = request.freed_window_blocks[group]
+            stop = self.kv_cache.before_window(group, request.scheduled)
+            if self.prefix_cache is not None:
+                # A block that is freed before it is published cannot be shared.
+                stop = min(stop, request.published_blocks)
+            stop = max(min(stop, first + max_updates), first)
+            freed.append(blocks[first:stop])
+            for index in range(first, stop):
+                blocks[index] = 0
+                update = BlockTableUpdate(group, request.slot, index, 0)
+                step.block_table_updates.append(update)
+            request.freed_window_blocks[group] = stop
+        self.kv_cache.release(freed, request.last_step)

@@ -1,0 +1,110 @@
+"""Base class of torch backends on GPUs: captured graphs and Triton kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from inl.backend.base import C, DeviceMemory, Precompiler, Program
+from inl.backend.tunable import Facts, Tunable
+from inl.dtypes import SIZES
+from inl_torch.backend import TorchBackend, inference_mode
+from inl_torch.gpu.capture_sizes import capture_sizes
+from inl_torch.gpu.graphs import AsyncHostCopy, capture
+from inl_torch.memory import allocating
+from inl_torch.tensors import from_host
+
+if TYPE_CHECKING:
+    from inl.dtypes import HostArray
+    from inl.spec.kernel import Kernel
+    from inl.spec.limits import Limits
+    from inl.spec.step import Bucket
+    from inl_torch.triton.tuning import Tuning
+
+PINNED_BYTES = 1 << 20
+"""Largest tensor that is copied to the device asynchronously, from pinned memory."""
+
+STEP_CONSUMES = (2,)
+"""``consumes`` of a program ``(weights, message, state)``, which is captured."""
+
+
+class GpuBackend(TorchBackend):
+    """One GPU of ``torch.cuda``, which serves CUDA and ROCm builds of torch.
+
+    Abstract: a child sets ``device``, ``place``, ``traits`` and ``pool``, and provides
+    the launch parameters of the Triton kernels and what a tuning measurement depends
+    on. Each bucket becomes one graph. Without Triton the eager kernels are used alone.
+    """
+
+    pool: Any
+    """Memory pool of the graphs. It must outlive the graphs of every runner."""
+
+    @abstractmethod
+    def tuning(self) -> Tuning:
+        """Return the launch parameters of the Triton kernels on this chip."""
+
+    @abstractmethod
+    def tuning_facts(self) -> Facts:
+        """Return the versions for which tuning results are valid."""
+
+    def memory(self) -> DeviceMemory:
+        """Total and free bytes; what torch has cached but not allocated is free."""
+        free, total = torch.cuda.mem_get_info(self.place)
+        reserved = torch.cuda.memory_reserved(self.place)
+        used = torch.cuda.memory_allocated(self.place)
+        return DeviceMemory(total, free + reserved - used)
+
+    def to_device(self, x: torch.Tensor) -> torch.Tensor:
+        if x.nbytes <= PINNED_BYTES:
+            return x.pin_memory().to(self.place, non_blocking=True)
+        return x.to(self.place)
+
+    def message(self, data: HostArray) -> torch.Tensor:
+        """Copy to pinned host memory, from which the graph copies to its buffer."""
+        nbytes = data.size * SIZES[data.dtype]
+        with allocating(nbytes, f"{self.device}: message", self.memory):
+            return from_host(data).pin_memory()
+
+    def numpy(self, x: Any) -> HostArray:
+        return super().numpy(x.wait() if isinstance(x, AsyncHostCopy) else x)
+
+    def kernels(self) -> Iterable[Kernel]:
+        yield from super().kernels()
+        if has_triton():
+            from inl_torch import triton
+
+            yield from triton.kernels(self.tuning())
+
+    def buckets(self, limits: Limits) -> Sequence[Bucket]:
+        return capture_sizes(limits)
+
+    def compile(
+        self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
+    ) -> Program:
+        if bucket is None or tuple(consumes) != STEP_CONSUMES:
+            return self.guarded(inference_mode(function), bucket)
+        return self.guarded(capture(function, pool=self.pool.id), bucket)
+
+    def offers(self, kind: type[C]) -> C | None:
+        if not has_triton():
+            return super().offers(kind)
+        if kind is Tunable:
+            from inl_torch.gpu.tuner import Tuner
+
+            return cast("C", Tuner(self.place, self.tuning(), self.tuning_facts))
+        # A dummy step that fails on one rank would leave the others in a collective.
+        if kind is Precompiler and self.collectives is None:
+            from inl_torch.triton.precompile import precompile
+
+            return cast("C", Precompiler(partial(precompile, place=self.place)))
+        return super().offers(kind)
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed; does not import it."""
+    return importlib.util.find_spec("triton") is not None

@@ -1,0 +1,233 @@
+"""Base class of native instructions: named operands and their binary encoding.
+
+:mod:`inl_cpu.instructions` declares one subclass for each opcode. The annotations below
+describe the fields; the order of the fields determines their index in the struct
+``inl_instruction``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from functools import cache
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    NamedTuple,
+    TypeVar,
+    cast,
+    get_args,
+    get_type_hints,
+)
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inl_cpu.abi import DATA, DIMS, INSTRUCTION, REALS, Flag
+from inl_cpu.memory import address, handle_of
+
+D = TypeVar("D")
+"""Type of data operands: :data:`Datum` when emitted, :class:`Operand` when recorded."""
+
+
+class Access(Enum):
+    """What an instruction does with the memory of an operand."""
+
+    READ = "read"
+    WRITE = "written"
+    UPDATE = "read and written"
+
+
+class DataType(NamedTuple):
+    """C type of the elements of a data operand, and how they are accessed."""
+
+    ctype: str
+    access: Access
+
+
+class Scalar(Enum):
+    """Kinds of fields that are numbers."""
+
+    DIM = "dim"
+    REAL = "real"
+
+
+Dim = Annotated[int, Scalar.DIM]
+"""int64: a size, a stride in elements, or an index. Must not be negative."""
+Real = Annotated[float, Scalar.REAL]
+"""float32."""
+ReadF32 = Annotated[D, DataType("float", Access.READ)]
+WriteF32 = Annotated[D, DataType("float", Access.WRITE)]
+UpdateF32 = Annotated[D, DataType("float", Access.UPDATE)]
+ReadF64 = Annotated[D, DataType("double", Access.READ)]
+ReadI32 = Annotated[D, DataType("int32_t", Access.READ)]
+WriteI32 = Annotated[D, DataType("int32_t", Access.WRITE)]
+UpdateI32 = Annotated[D, DataType("int32_t", Access.UPDATE)]
+WriteU64 = Annotated[D, DataType("uint64_t", Access.WRITE)]
+ReadBytes = Annotated[D, DataType("char", Access.READ)]
+UpdateBytes = Annotated[D, DataType("char", Access.UPDATE)]
+ReadMatrix = Annotated[D, DataType("inl_matrix", Access.READ)]
+UpdateMatrix = Annotated[D, DataType("inl_matrix", Access.UPDATE)]
+
+
+class DataField(NamedTuple):
+    """A data operand of an instruction."""
+
+    name: str
+    ctype: str
+    access: Access
+    optional: bool
+
+
+class InstructionSpec(NamedTuple):
+    """An entry of the instruction table."""
+
+    name: str
+    opcode: int
+    dims: tuple[str, ...]
+    data: tuple[DataField, ...]
+    reals: tuple[str, ...]
+    flags: Flag
+    """The flags that the instruction accepts."""
+    doc: str
+
+
+class Operand(NamedTuple):
+    """A memory address that a recorded instruction uses."""
+
+    address: int
+    buffer: int = 0
+    """Number of the scratch buffer (see :class:`inl_cpu.memory.BufferHandle`);
+    0 for memory that outlives the program."""
+    block: int = 0
+    """Address of the scratch block; several buffers may use one block in turn."""
+
+
+class Addressed:
+    """An operand other than an array: an object with an address."""
+
+    address: int
+
+
+Datum = NDArray[Any] | Addressed
+
+
+def operand_of(datum: Datum) -> Operand:
+    """Address of an array or object, and the scratch buffer that it belongs to."""
+    if not isinstance(datum, np.ndarray):
+        return Operand(datum.address)
+    handle = handle_of(datum)
+    if handle is None:
+        return Operand(address(datum))
+    return Operand(address(datum), handle.number, handle.address)
+
+
+INSTRUCTIONS: dict[int, type[Instruction[Any]]] = {}
+"""Every instruction by opcode."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruction(Generic[D]):
+    """One native instruction with operands by name.
+
+    Raises :class:`TypeError` when a subclass is declared without an opcode, or with
+    one that is in use.
+    """
+
+    opcode: ClassVar[int]
+    accepted_flags: ClassVar[Flag]
+
+    flags: int = 0
+
+    def __init_subclass__(cls, *, opcode: int, flags: Flag = Flag.X_EXACT) -> None:
+        if opcode in INSTRUCTIONS:
+            raise TypeError(
+                f"{cls.__name__}: opcode {opcode} belongs to "
+                f"{INSTRUCTIONS[opcode].__name__}"
+            )
+        cls.opcode, cls.accepted_flags = opcode, flags
+        INSTRUCTIONS[opcode] = cls
+
+    @classmethod
+    def spec(cls) -> InstructionSpec:
+        """The table entry of this class; raises TypeError if it has none."""
+        if not hasattr(cls, "opcode"):
+            raise TypeError(f"{cls.__name__}: not in the instruction table")
+        return _spec_of(cls.opcode)
+
+    def operands(self) -> Iterator[tuple[DataField, D]]:
+        """The data operands that are not left out."""
+        for field in self.spec().data:
+            value = getattr(self, field.name)
+            if value is not None:
+                yield field, value
+
+    def resolved(self: Instruction[Datum]) -> Instruction[Operand]:
+        """The same instruction with addresses in place of arrays."""
+        places = {field.name: operand_of(value) for field, value in self.operands()}
+        return cast("Instruction[Operand]", replace(self, **places))  # type: ignore[arg-type]
+
+    def encoded(self: Instruction[Operand]) -> bytes:
+        """The bytes of an ``inl_instruction``."""
+        spec = self.spec()
+        dims = [getattr(self, name) for name in spec.dims]
+        values = [getattr(self, field.name) for field in spec.data]
+        places = [0 if value is None else value.address for value in values]
+        reals = [getattr(self, name) for name in spec.reals]
+        return INSTRUCTION.pack(
+            self.opcode,
+            self.flags,
+            *dims,
+            *[0] * (DIMS - len(dims)),
+            *places,
+            *[0] * (DATA - len(places)),
+            *reals,
+            *[0.0] * (REALS - len(reals)),
+        )
+
+    def reads(self: Instruction[Operand]) -> set[int]:
+        """Numbers of the scratch buffers that it reads; 0 for other memory."""
+        return {
+            operand.buffer
+            for field, operand in self.operands()
+            if field.access != Access.WRITE
+        }
+
+    def has_distinct_outputs(self: Instruction[Operand]) -> bool:
+        """Whether no scratch block that it writes is used by another operand."""
+        blocks = [operand.block for _, operand in self.operands()]
+        return all(
+            not operand.block or blocks.count(operand.block) == 1
+            for field, operand in self.operands()
+            if field.access != Access.READ
+        )
+
+
+@cache
+def _spec_of(opcode: int) -> InstructionSpec:
+    cls = INSTRUCTIONS[opcode]
+    hints = get_type_hints(cls, include_extras=True)
+    numbers: dict[Scalar, list[str]] = {Scalar.DIM: [], Scalar.REAL: []}
+    data: list[DataField] = []
+    for field in fields(cls):
+        if field.name == "flags":
+            continue
+        hint, optional = hints[field.name], False
+        if not hasattr(hint, "__metadata__"):
+            hint, optional = get_args(hint)[0], True
+        (kind,) = hint.__metadata__
+        if isinstance(kind, Scalar):
+            numbers[kind].append(field.name)
+        else:
+            data.append(DataField(field.name, kind.ctype, kind.access, optional))
+    dims, reals = (tuple(numbers[kind]) for kind in (Scalar.DIM, Scalar.REAL))
+    for count, limit in ((len(dims), DIMS), (len(data), DATA), (len(reals), REALS)):
+        assert count <= limit, f"{cls.__name__}: more fields than inl_instruction has"
+    name = "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__)[1:]
+    doc = cls.__doc__ or ""
+    return InstructionSpec(
+        name, opcode, dims, tuple(data), reals, cls.accepted_flags, doc
+    )

@@ -1,0 +1,426 @@
+"""The instruction table: every native instruction, its operands and flags.
+
+This is the only list of operands. ``generate_instructions.py`` writes
+``native/runtime/instructions.h`` from it (opcodes, flags, typed accessors, checks); in
+Python the classes are what kernels emit. To add an instruction, edit four files:
+
+1. this one, then run ``python generate_instructions.py``;
+2. the C++ kernel, in ``native/kernels/``;
+3. ``native/kernels/table.h``, which maps opcodes to kernels;
+4. the Python kernel that emits it, in ``inl_cpu/kernels/``.
+
+Tensors are float32, row-major and contiguous in the last axis unless stated otherwise;
+integers are int32. Strides count elements from one row to the next. "In place" means
+that an output may be the same buffer as an input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from inl_cpu.abi import Flag
+from inl_cpu.encoding import (
+    INSTRUCTIONS,
+    D,
+    Dim,
+    Instruction,
+    ReadBytes,
+    ReadF32,
+    ReadF64,
+    ReadI32,
+    ReadMatrix,
+    Real,
+    UpdateBytes,
+    UpdateF32,
+    UpdateI32,
+    UpdateMatrix,
+    WriteF32,
+    WriteI32,
+    WriteU64,
+)
+
+KV = Flag.KV_BF16 | Flag.KV_INT8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zero(Instruction[D], opcode=0):
+    """y = 0."""
+
+    count: Dim
+    y: WriteF32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy(Instruction[D], opcode=1):
+    """y = x, row by row."""
+
+    rows: Dim
+    width: Dim
+    x_stride: Dim
+    y_stride: Dim
+    x: ReadF32[D]
+    y: WriteF32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add(Instruction[D], opcode=2):
+    """y = a + b; in place."""
+
+    count: Dim
+    a: ReadF32[D]
+    b: ReadF32[D]
+    y: WriteF32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sub(Instruction[D], opcode=3):
+    """y = a - b; in place."""
+
+    count: Dim
+    a: ReadF32[D]
+    b: ReadF32[D]
+    y: WriteF32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mul(Instruction[D], opcode=4):
+    """y = a * b; in place."""
+
+    count: Dim
+    a: ReadF32[D]
+    b: ReadF32[D]
+    y: WriteF32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale(Instruction[D], opcode=5):
+    """y = factor * x + offset; in place."""
+
+    count: Dim
+    x: ReadF32[D]
+    y: WriteF32[D]
+    factor: Real
+    offset: Real = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(Instruction[D], opcode=6):
+    """y[t] = factor * row ids[t] of the matrix; zeros for an id out of range."""
+
+    tokens: Dim
+    y_stride: Dim
+    ids: ReadI32[D]
+    matrix: ReadMatrix[D]
+    y: WriteF32[D]
+    factor: Real = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsNorm(Instruction[D], opcode=7, flags=Flag.PLUS_ONE):
+    """y = x / sqrt(mean(x^2) + eps) * weight over each head of a row; in place."""
+
+    rows: Dim
+    heads: Dim
+    head_width: Dim
+    x_stride: Dim
+    y_stride: Dim
+    x: ReadF32[D]
+    weight: ReadF32[D] | None = None
+    y: WriteF32[D]
+    eps: Real
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddNorm(Instruction[D], opcode=8, flags=Flag.PLUS_ONE):
+    """sum = residual + delta; y = RMS norm of sum. sum may be residual or delta."""
+
+    rows: Dim
+    width: Dim
+    residual: ReadF32[D]
+    delta: ReadF32[D]
+    weight: ReadF32[D]
+    sum: WriteF32[D]
+    y: WriteF32[D]
+    eps: Real
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(
+    Instruction[D],
+    opcode=9,
+    flags=(
+        Flag.X_MASK
+        | Flag.GATE_SILU
+        | Flag.GATE_GELU
+        | Flag.PLUS_ONE
+        | Flag.BATCH_VARIANT
+    ),
+):
+    """y [rows, matrix.rows] = x [rows, matrix.columns] times the transpose, plus bias.
+
+    Flags: the precision of x (X_*); an activation (GATE_*), for which the matrix holds
+    16 rows of gate and 16 of up in turn, y has gated_columns columns and there is no
+    bias; PLUS_ONE. With norm_weight, x is RMS-normalized first, after delta is added if
+    present; sum then gets x + delta and must be neither x nor delta. x_stride applies
+    to delta and sum too.
+    """
+
+    rows: Dim
+    x_stride: Dim
+    y_stride: Dim
+    gated_columns: Dim = 0
+    x: ReadF32[D]
+    matrix: ReadMatrix[D]
+    bias: ReadF32[D] | None = None
+    y: WriteF32[D]
+    delta: ReadF32[D] | None = None
+    norm_weight: ReadF32[D] | None = None
+    sum: WriteF32[D] | None = None
+    eps: Real = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gated(Instruction[D], opcode=10, flags=Flag.GATE_SILU | Flag.GATE_GELU):
+    """y = activation(gate) * up; in place. Takes one GATE_* flag."""
+
+    rows: Dim
+    width: Dim
+    gate_stride: Dim
+    up_stride: Dim
+    y_stride: Dim
+    gate: ReadF32[D]
+    up: ReadF32[D]
+    y: WriteF32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope(Instruction[D], opcode=11):
+    """Rotate the halves of each head; in place. cos and sin: [rows, head_width / 2]."""
+
+    rows: Dim
+    heads: Dim
+    head_width: Dim
+    x_stride: Dim
+    y_stride: Dim
+    x: ReadF32[D]
+    cos: ReadF32[D]
+    sin: ReadF32[D]
+    y: WriteF32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeTable(Instruction[D], opcode=12):
+    """cos and sin [tokens, pairs] of position * rate; rates [pairs].
+
+    The first scaled_pairs columns are multiplied by factor.
+    """
+
+    tokens: Dim
+    pairs: Dim
+    scaled_pairs: Dim
+    positions: ReadI32[D]
+    rates: ReadF64[D]
+    cos: WriteF32[D]
+    sin: WriteF32[D]
+    factor: Real
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(
+    Instruction[D],
+    opcode=13,
+    flags=KV | Flag.PLUS_ONE | Flag.BATCH_VARIANT | Flag.ONE_TOKEN_ROWS,
+):
+    """Causal attention over the paged cache.
+
+    If the operands are present, k and v are first written to the cache, after the heads
+    of q and k are normalized (q_norm, k_norm) and rotated (cos, sin). A token at
+    position p attends to keys of its row at positions p - window + 1 .. p; a window of
+    0 is unlimited. Tokens from starts[rows] on and rows of length 0 get zeros. Weights
+    are softmax(cap * tanh(scale * q k / cap)); a cap of 0 is none. sinks [heads] are
+    logits that take part in the softmax and contribute no value. positions, token_rows,
+    starts and lengths are also read before the program runs, to divide the work.
+
+    Shapes: y [tokens, heads * head_width], positions and token_rows [tokens],
+    starts [rows + 1], lengths [rows], and of one cache group blocks [rows, table_width]
+    and writes [tokens].
+    """
+
+    tokens: Dim
+    heads: Dim
+    kv_heads: Dim
+    head_width: Dim
+    block_size: Dim
+    rows: Dim
+    table_width: Dim
+    window: Dim
+    q_stride: Dim
+    kv_stride: Dim
+    q: ReadF32[D]
+    k: ReadF32[D] | None = None
+    v: ReadF32[D] | None = None
+    k_cache: UpdateBytes[D]
+    v_cache: UpdateBytes[D]
+    y: WriteF32[D]
+    positions: ReadI32[D]
+    token_rows: ReadI32[D]
+    starts: ReadI32[D]
+    lengths: ReadI32[D]
+    blocks: ReadI32[D]
+    writes: ReadI32[D] | None = None
+    cos: ReadF32[D] | None = None
+    sin: ReadF32[D] | None = None
+    q_norm: ReadF32[D] | None = None
+    k_norm: ReadF32[D] | None = None
+    sinks: ReadF32[D] | None = None
+    scale: Real
+    cap: Real = 0.0
+    eps: Real = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteKv(Instruction[D], opcode=14, flags=KV):
+    """Write k and v [rows, heads, head_width] to the cache at positions writes."""
+
+    rows: Dim
+    heads: Dim
+    head_width: Dim
+    block_size: Dim
+    kv_stride: Dim
+    k: ReadF32[D]
+    v: ReadF32[D]
+    k_cache: UpdateBytes[D]
+    v_cache: UpdateBytes[D]
+    writes: ReadI32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadCache(Instruction[D], opcode=15, flags=KV):
+    """Convert a cache to float32 k and v [blocks, block_size, kv_heads, head_width]."""
+
+    blocks: Dim
+    block_size: Dim
+    kv_heads: Dim
+    head_width: Dim
+    k_cache: ReadBytes[D]
+    v_cache: ReadBytes[D]
+    k: WriteF32[D]
+    v: WriteF32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillCache(Instruction[D], opcode=16, flags=KV):
+    """Convert float32 k and v [blocks, block_size, kv_heads, head_width] to a cache."""
+
+    blocks: Dim
+    block_size: Dim
+    kv_heads: Dim
+    head_width: Dim
+    k_cache: UpdateBytes[D]
+    v_cache: UpdateBytes[D]
+    k: ReadF32[D]
+    v: ReadF32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyBlocks(Instruction[D], opcode=17, flags=KV):
+    """Copy block sources[i] of a cache to block targets[i], for i < count."""
+
+    blocks: Dim
+    block_size: Dim
+    kv_heads: Dim
+    head_width: Dim
+    count: Dim
+    k_cache: UpdateBytes[D]
+    v_cache: UpdateBytes[D]
+    sources: ReadI32[D]
+    targets: ReadI32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeRows(Instruction[D], opcode=18):
+    """y[i] = x[index[i]]; zeros for an index out of range of x [x_rows, width]."""
+
+    rows: Dim
+    width: Dim
+    x_stride: Dim
+    x_rows: Dim
+    x: ReadF32[D]
+    index: ReadI32[D]
+    y: WriteF32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(
+    Instruction[D], opcode=19, flags=Flag.SAMPLE_RANDOM | Flag.SAMPLE_FILTERED
+):
+    """Sample one token for each row of logits, as the op ``sample`` defines it.
+
+    Penalties are applied before. There are row_samples samples for each batch row:
+    slots [samples / row_samples], params float32 [slots, 7], uniforms [samples]; the
+    last token of each row is written to last[slot]. All four may be left out with
+    SAMPLE_GREEDY.
+    """
+
+    samples: Dim
+    vocabulary: Dim
+    logits_stride: Dim
+    row_samples: Dim
+    logits: ReadF32[D]
+    tokens: WriteI32[D]
+    slots: ReadI32[D] | None = None
+    last: UpdateI32[D] | None = None
+    params: ReadF32[D] | None = None
+    uniforms: ReadF32[D] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Penalize(Instruction[D], opcode=20):
+    """Apply penalties and bias to logits in place, for SAMPLE_FILTERED.
+
+    counts int32 and bias float32 are [slots, vocabulary]. The first decode_rows rows
+    first count their input token (fed [rows]) as generated.
+    """
+
+    rows: Dim
+    vocabulary: Dim
+    logits_stride: Dim
+    decode_rows: Dim
+    logits: UpdateF32[D]
+    slots: ReadI32[D]
+    params: ReadF32[D]
+    counts: UpdateI32[D]
+    bias: ReadF32[D]
+    fed: ReadI32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack(Instruction[D], opcode=21, flags=Flag.INTERLEAVE):
+    """Pack source rows into rows first .. of a matrix whose data is zero.
+
+    kind is an ``inl_kind``, and the matrix has the format that ``inl_packing`` gives
+    for it. With INTERLEAVE row r goes to first + r / 16 * 32 + r % 16.
+    """
+
+    rows: Dim
+    columns: Dim
+    first: Dim
+    kind: Dim
+    source: ReadBytes[D]
+    matrix: UpdateMatrix[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read(Instruction[D], opcode=22):
+    """Read bytes (a multiple of 64) of x and write a checksum: measures bandwidth."""
+
+    bytes: Dim
+    x: ReadBytes[D]
+    y: WriteU64[D]
+
+
+Opcode = IntEnum(  # type: ignore[misc]
+    "Opcode", {each.spec().name.upper(): n for n, each in INSTRUCTIONS.items()}
+)
+"""Opcodes by name, such as ``Opcode.RMS_NORM``."""

@@ -1,0 +1,182 @@
+/* Linear layer: y = norm(x + delta) times a matrix, then bias or a gated activation. */
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/elementary.h"
+#include "kernels/encode.h"
+#include "kernels/norm_rope.h"
+#include "kernels/span.h"
+#include "kernels/tiles.h"
+#include "runtime/instructions.h"
+#include "runtime/matrix.h"
+#include "simd/simd.h"
+
+namespace inl {
+namespace {
+
+/* Up to this many rows, each thread encodes x for itself, which saves a barrier. */
+constexpr int64_t PRIVATE_ROWS = 4;
+/* Rows of a chunk, and the largest number of weight bytes of a chunk. */
+constexpr int64_t BLOCK_ROWS = 96;
+constexpr int64_t BLOCK_BYTES = 49152;
+/* Chunks are as long as this number permits: starting at a new address is slow. */
+constexpr int64_t MIN_CHUNKS = 12;
+
+bool encodes_privately(args::Linear op) { return op.rows() <= PRIVATE_ROWS; }
+
+/* Tiles of a unit: with a gate, one of gate and one of up. */
+int64_t unit_tiles(args::Linear op) { return op.flags() & INL_GATE_MASK ? 2 : 1; }
+
+int64_t unit_count(args::Linear op) { return tiles_of(op.matrix()) / unit_tiles(op); }
+
+/* Units of a chunk. */
+int64_t units_per_chunk(args::Linear op) {
+    const int64_t units = unit_count(op), blocks = ceil_div(op.rows(), BLOCK_ROWS);
+    int64_t size = BLOCK_BYTES / (tile_bytes(op.matrix()) * unit_tiles(op));
+    const int64_t share = units * blocks / MIN_CHUNKS;
+    if (size > share) size = share;
+    if (size < 1) size = 1;
+    while (ceil_div(units, size) * blocks > MAX_CHUNKS) size *= 2;
+    return size;
+}
+
+int64_t linear_chunks(args::Linear op) {
+    return ceil_div(unit_count(op), units_per_chunk(op)) *
+           ceil_div(op.rows(), BLOCK_ROWS);
+}
+
+/* Parts of the columns for encoding: with few rows a thread would have no work. */
+int64_t encode_parts(args::Linear op) { return op.rows() <= 4 * MAX_TILE_ROWS ? 2 : 1; }
+
+int64_t encode_chunks(args::Linear op) {
+    if (encodes_privately(op)) return 0;
+    return ceil_div(op.rows(), MAX_TILE_ROWS) * encode_parts(op);
+}
+
+Scratch linear_scratch(args::Linear op) {
+    const int64_t rows = op.rows() * RowShape(op.matrix(), op.flags()).bytes();
+    const int64_t row = aligned(4 * op.matrix().columns);
+    return encodes_privately(op) ? Scratch{0, rows + row} : Scratch{rows, row};
+}
+
+/* Row ``at`` of the left operand: a row of x, or its normalization in ``buffer``.
+ * store_sum: also write x + delta to sum. */
+const float *prepare_row(args::Linear op, int64_t at, float *buffer, bool store_sum) {
+    const int64_t columns = op.matrix().columns;
+    const float *x = op.x() + at * op.x_stride();
+    if (op.delta() != nullptr) {
+        float *total = store_sum ? op.sum() + at * op.x_stride() : buffer;
+        add_rows(x, op.delta() + at * op.x_stride(), total, columns);
+        x = total;
+    }
+    if (op.norm_weight() == nullptr) return x;
+    normalize(x, op.norm_weight(), buffer, columns, op.eps(),
+              op.flags() & INL_PLUS_ONE);
+    return buffer;
+}
+
+/* Encode some columns of some rows. */
+void encode_rows(args::Linear op, Span rows, Span columns, char *encoded, float *buffer,
+                 bool store_sum) {
+    const inl_matrix &m = op.matrix();
+    const RowShape shape(m, op.flags());
+    for (int64_t at = rows.from; at < rows.to; at++) {
+        const float *x = prepare_row(op, at, buffer, store_sum);
+        const RowTile tile = tile_with(at, op.rows());
+        const TileView<> view{encoded + tile.start * shape.bytes(), shape, tile.rows};
+        encode(x, view, int(at - tile.start), m.zero, columns);
+    }
+}
+
+void encode_body(args::Linear op, int64_t chunk, Worker &worker) {
+    const int64_t columns = op.matrix().columns, parts = encode_parts(op),
+                  part = chunk % parts,
+                  width = ceil_div(columns, ENCODE_COLUMNS * parts) * ENCODE_COLUMNS;
+    encode_rows(op, Span(chunk / parts, MAX_TILE_ROWS, op.rows()),
+                Span(part, width, columns), worker.shared,
+                reinterpret_cast<float *>(worker.own), part == 0);
+}
+
+/* Store 16 columns of y, of matrix tile ``tile``, for each of the rows. */
+void store_sums(args::Linear op, int64_t tile, const RowTile &rows, const F *sums) {
+    const int64_t first = tile * INL_LANES;
+    const int n = lanes_left(first, op.matrix().rows);
+    const float *bias = op.bias();
+    const F shift = bias == nullptr ? set(0.0f) : load_first(bias + first, n);
+    for (int r = 0; r < rows.rows; r++) {
+        float *y = op.y() + (rows.start + r) * op.y_stride() + first;
+        store_first(y, bias == nullptr ? sums[r] : add(sums[r], shift), n);
+    }
+}
+
+void store_gated(args::Linear op, int64_t unit, const RowTile &rows, const F *gate,
+                 const F *up) {
+    const int64_t first = unit * INL_LANES;
+    if (first >= op.gated_columns()) return;
+    const int n = lanes_left(first, op.gated_columns());
+    for (int r = 0; r < rows.rows; r++) {
+        float *y = op.y() + (rows.start + r) * op.y_stride() + first;
+        store_first(y, mul(activation(gate[r], op.flags()), up[r]), n);
+    }
+}
+
+/* Prefetch the cache lines of y: many stores that miss the cache stall the core. */
+void prefetch_y(args::Linear op, int64_t unit, const RowTile &rows) {
+    for (int r = 0; r < rows.rows; r++)
+        __builtin_prefetch(op.y() + (rows.start + r) * op.y_stride() + unit * INL_LANES,
+                           1);
+}
+
+void multiply_unit(args::Linear op, int64_t unit, const RowTile &rows,
+                   const TileView<> &x) {
+    const inl_matrix &m = op.matrix();
+    const char *weights = static_cast<const char *>(m.data);
+    F sums[MAX_TILE_ROWS], up[MAX_TILE_ROWS];
+    prefetch_y(op, unit, rows);
+    if (op.flags() & INL_GATE_MASK) {
+        multiply_tile(m, weights + 2 * unit * tile_bytes(m), x, sums);
+        multiply_tile(m, weights + (2 * unit + 1) * tile_bytes(m), x, up);
+        store_gated(op, unit, rows, sums, up);
+    } else {
+        multiply_tile(m, weights + unit * tile_bytes(m), x, sums);
+        store_sums(op, unit, rows, sums);
+    }
+}
+
+/* Units and rows of a chunk; consecutive chunks share a block of rows. */
+struct LinearChunk {
+    Span units, rows;
+
+    LinearChunk(args::Linear op, int64_t chunk)
+        : units(chunk % columns(op), units_per_chunk(op), unit_count(op)),
+          rows(chunk / columns(op), BLOCK_ROWS, op.rows()) {}
+
+    static int64_t columns(args::Linear op) {
+        return ceil_div(unit_count(op), units_per_chunk(op));
+    }
+};
+
+void linear_body(args::Linear op, int64_t chunk, Worker &worker) {
+    const RowShape shape(op.matrix(), op.flags());
+    char *encoded = worker.shared;
+    if (encodes_privately(op)) {
+        encoded = worker.own;
+        char *buffer = worker.own + op.rows() * shape.bytes();
+        const Span all(0, shape.columns, shape.columns);
+        if (worker.fresh)
+            encode_rows(op, Span(0, PRIVATE_ROWS, op.rows()), all, encoded,
+                        reinterpret_cast<float *>(buffer), chunk == 0);
+    }
+    const LinearChunk work(op, chunk);
+    for (int64_t row = work.rows.from; row < work.rows.to;) {
+        const RowTile rows = tile_with(row, op.rows());
+        const TileView<> x{encoded + rows.start * shape.bytes(), shape, rows.rows};
+        for (int64_t unit = work.units.from; unit < work.units.to; unit++)
+            multiply_unit(op, unit, rows, x);
+        row = rows.start + rows.rows;
+    }
+}
+
+} // namespace
+} // namespace inl

@@ -1,0 +1,78 @@
+/* Dispatch table of one instruction set: the kernels of every opcode.
+ *
+ * Included once for each instruction set. Everything is in an unnamed namespace, so
+ * that the linker cannot merge the code of one instruction set with that of another.
+ * For the same reason no template of the standard library is used in the kernels.
+ */
+#pragma once
+
+#include "kernels/attention.h"
+#include "kernels/cache.h"
+#include "kernels/heads.h"
+#include "kernels/linear.h"
+#include "kernels/norm_rope.h"
+#include "kernels/pack.h"
+#include "kernels/phase.h"
+#include "kernels/rows.h"
+#include "kernels/sample.h"
+#include "kernels/span.h"
+#include "runtime/instructions.h"
+#include "runtime/operation.h"
+
+namespace inl {
+namespace {
+
+struct Table {
+    Operation operations[INL_OPCODES];
+
+    constexpr Table() : operations{} {
+        Operation *ops = operations;
+        ops[INL_ZERO] = {phase<span_chunks<args::Zero>, zero_body>()};
+        ops[INL_COPY] = {phase<row_chunks<args::Copy>, copy_body>()};
+        ops[INL_ADD] = {phase<span_chunks<args::Add>, combine_body<args::Add, Sum>>()};
+        ops[INL_SUB] = {
+            phase<span_chunks<args::Sub>, combine_body<args::Sub, Difference>>()};
+        ops[INL_MUL] = {
+            phase<span_chunks<args::Mul>, combine_body<args::Mul, Product>>()};
+        ops[INL_SCALE] = {phase<span_chunks<args::Scale>, scale_body>()};
+        ops[INL_EMBEDDING] = {phase<embedding_chunks, embedding_body>()};
+        ops[INL_RMS_NORM] = {phase<head_chunks<args::RmsNorm>, rms_norm_body>()};
+        ops[INL_ADD_NORM] = {phase<row_chunks<args::AddNorm>, add_norm_body>()};
+        ops[INL_LINEAR] = {phase<encode_chunks, encode_body>(),
+                           phase<linear_chunks, linear_body>(),
+                           scratch<linear_scratch>()};
+        ops[INL_GATED] = {phase<row_chunks<args::Gated>, gated_body>()};
+        ops[INL_ROPE] = {phase<head_chunks<args::Rope>, rope_body>()};
+        ops[INL_ROPE_TABLE] = {phase<rope_table_chunks, rope_table_body>()};
+        ops[INL_ATTENTION] = {phase<cache_tokens_chunks, cache_tokens_body>(),
+                              phase<attention_chunks, attention_body>(),
+                              scratch<attention_scratch>(),
+                              phase<reduce_chunks, reduce_body>()};
+        ops[INL_WRITE_KV] = {phase<head_chunks<args::WriteKv>, write_kv_body>()};
+        ops[INL_READ_CACHE] = {phase<block_chunks<args::ReadCache>, read_cache_body>()};
+        ops[INL_FILL_CACHE] = {phase<block_chunks<args::FillCache>, fill_cache_body>()};
+        ops[INL_COPY_BLOCKS] = {phase<copy_blocks_chunks, copy_blocks_body>()};
+        ops[INL_TAKE_ROWS] = {phase<row_chunks<args::TakeRows>, take_rows_body>()};
+        ops[INL_SAMPLE] = {phase<argmax_chunks, argmax_body>(),
+                           phase<sample_chunks, sample_body>(),
+                           scratch<sample_scratch>()};
+        ops[INL_PENALIZE] = {phase<penalize_chunks, penalize_body>()};
+        ops[INL_PACK] = {phase<pack_chunks, pack_body>()};
+        ops[INL_READ] = {phase<read_chunks, read_body>(),
+                         phase<read_total_chunks, read_total_body>(),
+                         scratch<read_scratch>()};
+    }
+
+    constexpr bool is_complete() const {
+        for (const Operation &operation : operations)
+            if (operation.first.body == nullptr) return false;
+        return true;
+    }
+};
+
+constexpr Table TABLE;
+static_assert(TABLE.is_complete(),
+              "every opcode of the instruction table has a kernel");
+
+} // namespace
+} // namespace inl

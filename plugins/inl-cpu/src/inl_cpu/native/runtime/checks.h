@@ -1,0 +1,13 @@
+/* Validation of instructions before a program runs. */
+#pragma once
+
+#include <string>
+
+#include "runtime/inl.h"
+
+namespace inl {
+
+/* Whether an instruction is invalid; then sets reason. */
+bool is_refused(const inl_instruction &instruction, std::string &reason);
+
+} // namespace inl

@@ -1,0 +1,77 @@
+/* Constants and struct layouts as JSON, for callers that do not read C headers. */
+
+#include <cstddef>
+#include <initializer_list>
+#include <string>
+
+#include "runtime/instructions.h"
+
+namespace {
+
+using Text = std::string;
+
+Text field(const char *name, size_t value) {
+    return "\"" + Text(name) + "\": " + std::to_string(value);
+}
+
+#define OFFSET(type, name) field(#name, offsetof(type, name))
+#define NUMBER(name) field(#name, size_t(name))
+
+Text object(const char *name, std::initializer_list<Text> fields) {
+    Text joined;
+    for (const Text &one : fields) joined += (joined.empty() ? "" : ", ") + one;
+    return "\"" + Text(name) + "\": {" + joined + "}";
+}
+
+Text instruction() {
+    return object("instruction",
+                  {field("size", sizeof(inl_instruction)),
+                   OFFSET(inl_instruction, opcode), OFFSET(inl_instruction, flags),
+                   OFFSET(inl_instruction, dims), OFFSET(inl_instruction, data),
+                   OFFSET(inl_instruction, reals)});
+}
+
+Text matrix() {
+    return object("matrix",
+                  {field("size", sizeof(inl_matrix)), OFFSET(inl_matrix, format),
+                   OFFSET(inl_matrix, group), OFFSET(inl_matrix, zero),
+                   OFFSET(inl_matrix, scale), OFFSET(inl_matrix, offsets),
+                   OFFSET(inl_matrix, middle), OFFSET(inl_matrix, rows),
+                   OFFSET(inl_matrix, columns), OFFSET(inl_matrix, data)});
+}
+
+#define ENTRY(name) NUMBER(name),
+
+Text opcodes() { return object("opcodes", {INL_FOR_EACH_OPCODE(ENTRY)}); }
+
+Text flags() { return object("flags", {INL_FOR_EACH_FLAG(ENTRY)}); }
+
+Text formats() {
+    return object("formats", {NUMBER(INL_F32), NUMBER(INL_BF16), NUMBER(INL_U4),
+                              NUMBER(INL_U8), NUMBER(INL_F16)});
+}
+
+Text kinds() {
+    return object("kinds",
+                  {NUMBER(INL_KIND_F32), NUMBER(INL_KIND_F16), NUMBER(INL_KIND_BF16),
+                   NUMBER(INL_KIND_Q4_0), NUMBER(INL_KIND_Q4_1), NUMBER(INL_KIND_Q5_0),
+                   NUMBER(INL_KIND_Q5_1), NUMBER(INL_KIND_Q8_0), NUMBER(INL_KIND_Q2_K),
+                   NUMBER(INL_KIND_Q3_K), NUMBER(INL_KIND_Q4_K), NUMBER(INL_KIND_Q5_K),
+                   NUMBER(INL_KIND_Q6_K), NUMBER(INL_KIND_IQ4_NL),
+                   NUMBER(INL_KIND_IQ4_XS), NUMBER(INL_KIND_MXFP4)});
+}
+
+Text isas() {
+    return object("isas", {NUMBER(INL_SCALAR), NUMBER(INL_AVX2), NUMBER(INL_AVX512),
+                           NUMBER(INL_AMX), NUMBER(INL_NEON)});
+}
+
+} // namespace
+
+extern "C" const char *inl_describe(void) {
+    static const Text described = "{" + field("abi", INL_ABI) + ", " + instruction() +
+                                  ", " + matrix() + ", " + opcodes() + ", " + flags() +
+                                  ", " + formats() + ", " + kinds() + ", " + isas() +
+                                  "}";
+    return described.c_str();
+}

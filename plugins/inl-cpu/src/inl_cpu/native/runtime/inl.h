@@ -1,0 +1,141 @@
+/* C interface of INL's native CPU kernels: plain structs and a few functions.
+ *
+ * A program is an array of instructions that run in order; the threads of a pool divide
+ * the work of each. runtime/instructions.h lists the instructions and their operands.
+ * Tensors are float32, row-major and contiguous in the last axis unless stated
+ * otherwise; integers are int32. Strides count elements from one row to the next. NULL
+ * leaves an optional operand out.
+ *
+ * Results are bitwise equal for any number of threads. Without INL_BATCH_VARIANT, the
+ * result of a row is also independent of the other rows in the batch.
+ */
+#ifndef INL_H
+#define INL_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#define INL_EXPORT __declspec(dllexport)
+#else
+#define INL_EXPORT __attribute__((visibility("default")))
+#endif
+
+#define INL_ABI 1
+#define INL_DIMS 10
+#define INL_DATA 20
+#define INL_REALS 4
+#define INL_LANES 16 /* rows of a matrix tile, keys of a cache tile */
+
+/* One operation; instructions.h names the elements of its arrays. */
+typedef struct inl_instruction {
+    int32_t opcode;
+    int32_t flags;
+    int64_t dims[INL_DIMS];
+    void *data[INL_DATA];
+    float reals[INL_REALS];
+} inl_instruction;
+
+/* Number format of a matrix. */
+enum inl_format {
+    INL_F32 = 0,  /* float32 */
+    INL_BF16 = 1, /* bfloat16 */
+    INL_U4 = 2,   /* scale * (code - zero) + offset, codes of 4 bits */
+    INL_U8 = 3,   /* the same, codes of 8 bits */
+    INL_F16 = 4   /* float16: for scales and for sources of INL_PACK */
+};
+
+/* Weights [rows, columns] in tiles of 16 rows; the last tile is padded with zeros.
+ *
+ * A tile is stored contiguously, 64-byte aligned:
+ *   INL_F32  for each column: 16 floats;
+ *   INL_BF16 for each pair of columns: 16 x 2 numbers (an odd last column is paired
+ *            with zeros);
+ *   INL_U8   for each group: for each 4 columns 16 x 4 codes, then scales [16], then
+ *            offsets [16] if the format has them;
+ *   INL_U4   for each group: for each 8 columns 16 x 4 bytes, of which byte j of a row
+ *            holds column j in its low half and column 4 + j in its high half; then
+ *            scales and offsets as above.
+ */
+typedef struct inl_matrix {
+    int32_t format;
+    int32_t group;   /* columns that share a scale: 16 or 32; 0 for plain formats */
+    int32_t zero;    /* code that represents 0 */
+    int32_t scale;   /* format of scales and offsets: INL_F16 or INL_F32 */
+    int32_t offsets; /* whether groups have an offset */
+    int32_t middle;  /* code near the middle of the range: see kernels/tiles.h */
+    int64_t rows;
+    int64_t columns; /* a multiple of group */
+    void *data;
+} inl_matrix;
+
+/* Source formats of INL_PACK: plain numbers, and the block formats of GGUF files. */
+enum inl_kind {
+    INL_KIND_F32 = 0,
+    INL_KIND_F16 = 1,
+    INL_KIND_BF16 = 2,
+    INL_KIND_Q4_0 = 3,
+    INL_KIND_Q4_1 = 4,
+    INL_KIND_Q5_0 = 5,
+    INL_KIND_Q5_1 = 6,
+    INL_KIND_Q8_0 = 7,
+    INL_KIND_Q2_K = 8,
+    INL_KIND_Q3_K = 9,
+    INL_KIND_Q4_K = 10,
+    INL_KIND_Q5_K = 11,
+    INL_KIND_Q6_K = 12,
+    INL_KIND_IQ4_NL = 13,
+    INL_KIND_IQ4_XS = 14,
+    INL_KIND_MXFP4 = 15,
+    INL_KINDS = 16
+};
+
+enum inl_isa {
+    INL_SCALAR = 0,
+    INL_AVX2 = 1,
+    INL_AVX512 = 2,
+    INL_AMX = 3,
+    INL_NEON = 4
+};
+
+typedef struct inl_pool inl_pool;
+
+/* Constants, struct sizes and field offsets of this interface as a JSON object. */
+INL_EXPORT const char *inl_describe(void);
+
+/* Whether this machine supports an instruction set, and the best that it supports. */
+INL_EXPORT int32_t inl_can_run(int32_t isa);
+INL_EXPORT int32_t inl_best_isa(void);
+
+/* Open a thread pool. The calling thread counts as one, so 1 starts no thread. Returns
+ * NULL if the machine does not support isa or threads is not in 1 .. 4096. */
+INL_EXPORT inl_pool *inl_open(int32_t threads, int32_t isa);
+INL_EXPORT void inl_close(inl_pool *pool);
+INL_EXPORT int32_t inl_threads(const inl_pool *pool);
+INL_EXPORT int32_t inl_isa(const inl_pool *pool);
+
+/* Run a program. Returns 0, or the number (from 1) of the first invalid instruction;
+ * then no instruction has run and inl_refusal returns the reason. Concurrent calls are
+ * serialized. In a forked child, which has no pool threads, the caller computes
+ * alone. */
+INL_EXPORT int64_t inl_run(inl_pool *pool, const inl_instruction *program,
+                           int64_t count);
+INL_EXPORT const char *inl_refusal(const inl_pool *pool);
+
+/* Set format, group, zero, scale, offsets and middle to the packing of a kind. Returns
+ * 0, or -1 for an unknown kind. */
+INL_EXPORT int32_t inl_packing(int32_t kind, inl_matrix *matrix);
+/* Bytes of a matrix's data, of one source row, and of one cache (k or v); -1 if the
+ * arguments are invalid. */
+INL_EXPORT int64_t inl_matrix_bytes(const inl_matrix *matrix);
+INL_EXPORT int64_t inl_source_bytes(int32_t kind, int64_t columns);
+INL_EXPORT int64_t inl_cache_bytes(int64_t blocks, int64_t block_size, int64_t kv_heads,
+                                   int64_t width, int32_t flags);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

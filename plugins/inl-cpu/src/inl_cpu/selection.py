@@ -1,0 +1,52 @@
+"""Selects the CPU backend, native or torch; imports no framework, for probes use it."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Final, NamedTuple
+
+from inl.errors import BackendUnavailable, DeviceError
+from inl_cpu.abi import ISAS
+from inl_cpu.cores import count_threads
+from inl_cpu.library import open_library, select_isa
+
+VARIABLE: Final = "INL_CPU"
+"""Environment variable: "native" or "torch". A requested backend never falls back."""
+
+
+class Selection(NamedTuple):
+    """The backend that computes on the CPU."""
+
+    name: str
+    """"native" or "torch"."""
+    note: str
+    """Short description for lists of devices."""
+
+
+def select_backend() -> Selection:
+    """Select the native library if it can be loaded, else torch.
+
+    Raises :class:`BackendUnavailable` if neither is available, and
+    :class:`DeviceError` for invalid environment variables.
+    """
+    requested = os.environ.get(VARIABLE, "")
+    if requested not in ("", "native", "torch"):
+        raise DeviceError(
+            f"environment variable {VARIABLE}: found {requested!r:.80}, "
+            "accepted: native, torch"
+        )
+    library, reason = open_library()
+    if library is not None and requested != "torch":
+        threads = count_threads()
+        plural = "" if threads == 1 else "s"
+        isa = ISAS[select_isa(library)]
+        return Selection("native", f"native kernels, {isa}, {threads} thread{plural}")
+    if requested == "native":
+        raise BackendUnavailable(f"{VARIABLE}=native was requested: {reason}")
+    reason = reason or f"{VARIABLE}=torch was requested"
+    if find_spec("inl_torch") is None or find_spec("torch") is None:
+        raise BackendUnavailable(
+            f"{reason}, and torch is not installed; try: pip install inl-cpu[torch]"
+        )
+    return Selection("torch", f"torch; {reason}")

@@ -1,0 +1,93 @@
+"""``inl explain --cost``: the roofline of a step."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inl.cli.main import main
+
+
+def run(capsys, folder, *words):
+    base = ["explain", "--model", str(folder), "--device", "reference"]
+    code = main([*base, *words])
+    return code, *capsys.readouterr()
+
+
+def costs(capsys, folder, *words):
+    code, out, err = run(capsys, folder, "--cost", "--json", *words)
+    assert code == 0, err
+    report = json.loads(out)["cost"]
+    return report, {row["op"]: row for row in report["rows"]}
+
+
+def test_rows_add_up_to_the_total(capsys, tiny_folder):
+    given = ("--bandwidth", "2", "--context", "64")
+    report, rows = costs(capsys, tiny_folder, *given)
+    assert report["context"] == 64
+    assert report["bandwidth"] == {"bytes_per_second": 2e9, "how": "as given"}
+    for key in ("flops", "bytes", "seconds"):
+        total = sum(row[key] for row in rows.values())
+        assert total == pytest.approx(report["total"][key])
+    assert report["total"]["seconds"] == pytest.approx(report["total"]["bytes"] / 2e9)
+    assert sum(row["share"] for row in rows.values()) == pytest.approx(1)
+    assert rows["linear"]["intensity"] == pytest.approx(
+        rows["linear"]["flops"] / rows["linear"]["bytes"]
+    )
+
+
+def test_composed_ops_and_ops_between_steps_are_left_out(capsys, tiny_folder):
+    _, rows = costs(capsys, tiny_folder, "--bandwidth", "1")
+    assert not {"attend", "qkv_linear", "admit", "mask_logits"} & rows.keys()
+    assert {"linear", "attention", "sample", "make_step"} <= rows.keys()
+
+
+def test_a_compute_peak_bounds_the_time_of_ops_with_many_flops(capsys, tiny_folder):
+    given = ("--bandwidth", "1", "--tokens", "64")
+    _, slow = costs(capsys, tiny_folder, *given, "--peak", "0.000001")
+    _, fast = costs(capsys, tiny_folder, *given)
+    assert slow["linear"]["seconds"] == pytest.approx(slow["linear"]["flops"] / 1e6)
+    assert fast["linear"]["seconds"] == pytest.approx(fast["linear"]["bytes"] / 1e9)
+    assert slow["sample"] | {"share": 0} == fast["sample"] | {"share": 0}
+
+
+def test_a_longer_context_moves_more_cache(capsys, tiny_folder):
+    moved = [
+        costs(capsys, tiny_folder, "--bandwidth", "1", "--context", each)[1]
+        for each in ("64", "128")
+    ]
+    extra = moved[1]["attention"]["bytes"] - moved[0]["attention"]["bytes"]
+    hf = json.loads((tiny_folder / "config.json").read_text())
+    lanes = hf["num_key_value_heads"] * hf["head_dim"]
+    assert extra == hf["num_hidden_layers"] * 64 * 2 * lanes * 4
+    assert moved[0]["linear"] | {"share": 0} == moved[1]["linear"] | {"share": 0}
+
+
+def test_the_table_has_heads_a_total_and_its_assumptions(capsys, tiny_folder):
+    given = ("--cost", "--bandwidth", "1", "--context", "64")
+    code, out, _ = run(capsys, tiny_folder, *given)
+    assert code == 0
+    first, *lines = out.splitlines()
+    assert first.endswith("a step of 1 tokens in 1 rows (greedy)")
+    assert lines[0].split() == [
+        "op", "calls", "MFLOP", "MB", "FLOP/byte", "us", "share", "kernel"
+    ]  # fmt: skip
+    total = next(line for line in lines if line.startswith("total"))
+    assert total.split()[-1] == "100.0%"
+    assert "longest context, 64 tokens" in out
+    assert "compute peak not known" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--sampler", "draw"], "sampler: found 'draw', accepted: greedy, sample"),
+        (["--bandwidth", "0"], "bandwidth: found 0.0, accepted: a number above 0"),
+        (["--peak", "-1"], "peak: found -1.0, accepted: a number above 0"),
+    ],
+)
+def test_bad_options(capsys, tiny_folder, words, says):
+    code, _, err = run(capsys, tiny_folder, "--cost", *words)
+    assert code == 2
+    assert says in err

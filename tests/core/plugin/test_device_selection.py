@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from inl.backend.reference import ReferenceBackend
+from inl.device import Device
+from inl.errors import BackendNotFound, BackendUnavailable, OutOfMemory
+from inl.plugin import choose_device, make_backend
+
+SERVES = """
+from inl.device import Device, DeviceInfo
+from inl.errors import BackendUnavailable, OutOfMemory
+from inl.plugin import hookimpl
+
+def there():
+    return [DeviceInfo(1, "second"), DeviceInfo(0, "first")]
+
+def absent():
+    raise BackendUnavailable("driver of {kind} not found")
+
+def fails():
+    raise OSError("bus error")
+
+@hookimpl
+def inl_register_backends(register):
+    register("{kind}", "{backend}", probe={probe})
+"""
+
+
+@pytest.fixture
+def serve(site):
+    def add(kind, probe="there", backend="inl.backend.reference:ReferenceBackend"):
+        source = SERVES.format(kind=kind, probe=probe, backend=backend)
+        return site.add(f"inl-{kind}", source, entry=kind)
+
+    return add
+
+
+def test_make_backend_opens_the_named_device(site, serve):
+    serve("npu")
+    backend = make_backend("npu:1", site.load())
+    assert isinstance(backend, ReferenceBackend)
+    assert backend.device == Device("npu", 1)
+
+
+def test_the_reference_is_made_by_name(site):
+    backend = make_backend(Device("reference"), site.load())
+    assert isinstance(backend, ReferenceBackend)
+
+
+def refused(kind, device, known):
+    with pytest.raises(kind) as caught:
+        make_backend(device, known)
+    assert type(caught.value) is kind
+    return str(caught.value)
+
+
+def test_a_well_known_type_that_is_not_installed_gets_the_install_line(site, serve):
+    serve("cpu")
+    assert refused(BackendNotFound, "rocm", site.load()) == (
+        "no backend for rocm; installed: cpu, reference. try: pip install inl-rocm"
+    )
+    known = site.load()
+    assert refused(BackendNotFound, "xpu:1", known).endswith("pip install inl-intel")
+
+
+def test_an_unknown_type_gets_the_list_of_accepted_ones(site):
+    assert refused(BackendNotFound, "npu", site.load()) == (
+        "no backend for npu; installed: reference. accepted: cpu, cuda, directml, "
+        "reference, rocm, tpu, xpu, or a type that an installed plugin serves"
+    )
+
+
+@pytest.mark.parametrize(
+    ("dist", "entry"),
+    [("inl-cuda", "cuda"), ("Inl_Cuda", "nvidia"), ("acme", "cuda")],
+)
+def test_a_broken_plugin_is_not_called_missing(site, dist, entry):
+    site.add(dist, "raise ImportError('libcuda.so: no such file')", entry=entry)
+    assert refused(BackendUnavailable, "cuda", site.load()) == (
+        f"cuda: plugin {entry} ({dist} 1.0) is broken: "
+        "ImportError: libcuda.so: no such file"
+    )
+
+
+def test_an_unsupported_plugin_is_not_called_missing(site):
+    site.add("inl-tpu", "", entry="tpu", group="inl.v3")
+    message = refused(BackendUnavailable, "tpu", site.load())
+    assert message.endswith("is unsupported: needs contract 3, this core serves 1")
+
+
+def test_a_broken_plugin_of_another_type_changes_nothing(site):
+    site.add("inl-cuda", "1 / 0", entry="cuda")
+    assert "pip install inl-rocm" in refused(BackendNotFound, "rocm", site.load())
+
+
+def test_an_absent_device_gives_the_reason_of_the_probe(site, serve):
+    serve("cuda", "absent")
+    message = refused(BackendUnavailable, "cuda:0", site.load())
+    assert message == "cuda:0: driver of cuda not found"
+
+
+def test_a_probe_that_fails_is_named(site, serve):
+    serve("cuda", "fails")
+    message = refused(BackendUnavailable, "cuda:0", site.load())
+    assert message == (
+        "cuda:0: plugin cuda (inl-cuda 1.0): the probe failed: OSError: bus error"
+    )
+
+
+def test_an_absent_index_lists_the_available_ones(site, serve):
+    serve("npu")
+    message = refused(BackendUnavailable, "npu:7", site.load())
+    assert message == "npu:7: not among the devices found: npu:1, npu:0"
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("raise OSError('no driver')", "OSError: no driver"),
+        ("raise SystemExit(1)", "SystemExit: 1"),
+        ("return 3", "'inl_npu_entry:Backend' returned int, accepted: a Backend"),
+    ],
+)
+def test_a_backend_that_fails_to_open_is_named(site, serve, body, sentence):
+    module = serve("npu", backend="inl_npu_entry:Backend")
+    source = (site.path / f"{module}.py").read_text()
+    site.module(module, f"{source}\ndef Backend(device):\n    {body}\n")
+    message = refused(BackendUnavailable, "npu:0", site.load())
+    assert message == f"npu:0: plugin npu (inl-npu 1.0): {sentence}"
+
+
+def test_a_backend_that_cannot_be_imported_is_named(site, serve):
+    serve("npu", backend="gone_torch:Backend")
+    with pytest.raises(BackendUnavailable) as caught:
+        make_backend("npu:0", site.load())
+    assert str(caught.value) == (
+        "npu:0: plugin npu (inl-npu 1.0): cannot load backend of npu, "
+        "gone_torch:Backend: ModuleNotFoundError: No module named 'gone_torch'"
+    )
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_inl_errors_of_a_backend_propagate(site, serve):
+    module = serve("npu", backend="inl_npu_entry:Backend")
+    source = (site.path / f"{module}.py").read_text()
+    body = "def Backend(device): raise OutOfMemory('asked for 2 bytes')"
+    site.module(module, f"{source}\n{body}\n")
+    with pytest.raises(OutOfMemory, match="asked for 2 bytes"):
+        make_backend("npu:0", site.load())
+
+
+def test_auto_prefers_accelerators_then_others_then_the_cpu(site, serve):
+    order = ["cuda", "rocm", "xpu", "tpu", "directml", "npu", "cpu"]
+    for kind in reversed(order):
+        serve(kind)
+        assert choose_device("auto", site.load()) == Device(kind, 0)
+
+
+def test_make_backend_resolves_auto(site, serve):
+    serve("npu")
+    assert make_backend("auto", site.load()).device == Device("npu:0")
+
+
+def test_an_explicit_name_is_not_changed(site):
+    assert choose_device("rocm:3", site.load()) == Device("rocm:3")
+    assert choose_device(Device("rocm:3"), site.load()) == Device("rocm:3")
+
+
+def test_auto_never_takes_the_reference(site, serve):
+    serve("cuda", "absent")
+    message = refused(BackendNotFound, "auto", site.load())
+    assert message == (
+        "no device for auto (cuda: driver of cuda not found); installed: cuda, "
+        "reference. try: pip install inl-cpu, or ask for reference (NumPy, slow)"
+    )
+
+
+def test_auto_logs_skipped_types_once(site, serve, caplog):
+    caplog.set_level(logging.DEBUG, "inl")
+    serve("tpu", "absent")
+    serve("once", "there")
+    for _ in range(2):
+        choose_device("auto", site.load())
+    (record,) = caplog.records
+    assert (record.name, record.levelname, record.getMessage()) == (
+        "inl",
+        "INFO",
+        "using once:0 (tpu: driver of tpu not found)",
+    )
+
+
+def test_auto_warns_of_a_broken_plugin(site, serve, caplog):
+    site.add("inl-cuda", "1 / 0", entry="cuda")
+    serve("warned")
+    choose_device("auto", site.load())
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == (
+        "using warned:0 (cuda: ZeroDivisionError: division by zero)"
+    )
+
+
+def test_auto_logs_nothing_if_it_skipped_nothing(site, serve, caplog):
+    caplog.set_level(logging.INFO, "inl")
+    serve("quiet")
+    assert choose_device("auto", site.load()) == Device("quiet:0")
+    assert not caplog.records

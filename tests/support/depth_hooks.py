@@ -1,0 +1,79 @@
+"""pytest hooks of the test depth: selection, and a summary of what was left out."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from depth import DEPTH, VARIABLE
+
+TESTS = Path(__file__).parents[1]
+LEFT_OUT = pytest.StashKey[Counter]()
+"""Tests that the depth deselects or reduces."""
+
+
+def pytest_configure(config):
+    config.stash[LEFT_OUT] = Counter()
+
+
+def pytest_report_header():
+    return f"test depth: {DEPTH} ({VARIABLE})"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        property_test = getattr(item.obj, "is_hypothesis_test", False)
+        if property_test or "depth" in item.fixturenames:
+            item.add_marker("scaled")
+    if DEPTH == "full":
+        return
+    full = [item for item in items if item.get_closest_marker("full")]
+    items[:] = [item for item in items if not item.get_closest_marker("full")]
+    config.hook.pytest_deselected(items=full)
+    config.stash[LEFT_OUT].update(
+        full=len(full), scaled=sum(bool(i.get_closest_marker("scaled")) for i in items)
+    )
+
+
+def pytest_sessionfinish(session):
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # a process of pytest-xdist
+        output["left out"] = dict(session.config.stash[LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Every process of pytest-xdist collects all tests; keep one count."""
+    output = getattr(node, "workeroutput", {})
+    node.config.stash[LEFT_OUT] |= Counter(output.get("left out", {}))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if DEPTH == "full":
+        return
+    counts = config.stash[LEFT_OUT]
+    terminalreporter.section("left out at quick depth")
+    terminalreporter.line(
+        f"{counts['full']} tests marked full; "
+        f"{counts['scaled']} tests ran with fewer examples, seeds or steps"
+    )
+    if VARIABLE in os.environ and not config.option.keyword:
+        for folder, files in folders_outside(config).items():
+            terminalreporter.line(f"{folder}: {files} test files")
+    terminalreporter.line("run everything: make test-all")
+
+
+def folders_outside(config):
+    """Count test files under tests/ that the arguments of this run do not cover."""
+    given = [
+        Path(config.invocation_params.dir, arg.split("::")[0]) for arg in config.args
+    ]
+    counts = Counter()
+    for file in TESTS.rglob("test_*.py"):
+        if not any(file.is_relative_to(path.resolve()) for path in given):
+            counts[str(Path("tests", *file.relative_to(TESTS).parts[:-1][:2]))] += 1
+    return dict(sorted(counts.items()))

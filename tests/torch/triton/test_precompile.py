@@ -1,0 +1,68 @@
+"""Kernels are compiled before anything is launched, and nothing is launched for it."""
+
+from __future__ import annotations
+
+import pytest
+from triton_process import said_by
+
+pytest.importorskip("triton")
+
+SCRIPT = """
+import threading
+import torch, triton
+import triton.language as tl
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+from compile_kernels import Stub, target_of
+from inl_torch.triton.precompile import precompile
+
+driver.set_active(Stub(target_of("cuda:90")))
+
+@triton.jit
+def fill(x, count, WIDE: tl.constexpr):
+    at = tl.arange(0, WIDE)
+    tl.store(x + at, at, mask=at < count)
+
+def known():
+    return sum(len(cache[0]) for cache in fill.device_caches.values())
+
+seen, elsewhere = [], []
+plain = JITFunction.run
+
+def other():
+    elsewhere.append(JITFunction.run)
+    fill.run(torch.zeros(4), 4, 64, grid=(1,), warmup=True)
+
+def call():
+    x = torch.empty(4, dtype=torch.int32)
+    assert not x.any() and not torch.empty_like(x).any() and not x.new_empty(3).any()
+    fill[(1,)](x, 4, WIDE=16)
+    fill[(1,)](x, 5, WIDE=16)      # the same code: neither is 1, nor counts 16s
+    fill[(1,)](x, 16, WIDE=16)
+    fill[(1,)](x, 4, WIDE=32)
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    seen.append(known())
+
+def broken():
+    fill[(1,)](torch.empty(4), 4, WIDE=16)
+    raise ValueError("no step")
+
+place = torch.device("cpu")
+assert precompile([call, broken], place) == 4
+assert seen == [1], seen            # another thread's launch is none of its business
+assert known() == 5, known()
+assert JITFunction.run is plain and "torch._dynamo" not in __import__("sys").modules
+assert precompile([call], place) == 3 and known() == 5
+# Launches now find what they need: nothing more is compiled.
+for count, wide in ((4, 16), (16, 16), (4, 32)):
+    x = torch.zeros(4, dtype=torch.int32)
+    fill.run(x, count, grid=(1,), warmup=True, WIDE=wide)
+assert known() == 5
+print("right")
+"""
+
+
+def test_what_would_be_launched_is_compiled(tmp_path):
+    assert said_by(SCRIPT, tmp_path) == "right"

@@ -1,0 +1,143 @@
+"""Ways to cut a decoding step: what is offered, what is refused, and that it is cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from triton_place import PLACE
+
+from inl.backend.reference import ReferenceBackend
+from inl.config import EngineConfig
+from inl.device import Device
+from inl.errors import RequestError
+from inl.executor.model_loader import kernel_selection
+from inl.ops import catalog
+from inl.spec.tolerance import judge
+from inl.tune.models import calls
+
+# isort: split
+from inl_torch.triton import search_space
+from inl_torch.triton.tuning import Tile, Tuning
+
+TUNING = Tuning(max_rows=8)
+TILE = {"rows": 2, "columns": 64, "warps": 1}
+CUTS = {
+    "norm_qkv": {f"norm.{name}": value for name, value in TILE.items()},
+    "norm_mlp": {
+        f"{kind}.{name}": value
+        for kind in ("gated", "plain")
+        for name, value in TILE.items()
+    },
+    "attend_project": {
+        "attend.keys": 16, "attend.waves": 8, "attend.warps": 2, "attend.stages": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def met():
+    """Calls of the shape "smollm2" at one row, at eight and at more."""
+    backend = ReferenceBackend(Device("reference"))
+    policy = kernel_selection(backend, EngineConfig())
+    return {
+        (call.spec.name, rows): call
+        for rows in (1, 8, 9)
+        for call in calls(backend, policy, "smollm2", "bfloat16", rows)
+    }
+
+
+def axes(met, op, rows):
+    call = met[op, rows]
+    return search_space.search_space(op, call.args, call.attrs, TUNING)
+
+
+def kinds(found):
+    return [{name.partition(".")[0] for name in axis[0]} for axis in found]
+
+
+def test_each_part_of_an_op_is_an_axis(met):
+    assert kinds(axes(met, "norm_mlp", 1)) == [{"gated"}, {"plain"}]
+    assert kinds(axes(met, "attend_project", 1)) == [{"attend"}, {"plain"}]
+    assert kinds(axes(met, "norm_qkv", 8)) == [{"norm"}]
+    assert axes(met, "rope", 1) == ()
+
+
+def test_where_the_library_is_called_there_is_nothing_to_cut(met):
+    assert not axes(met, "norm_logits", 8)  # too many outputs
+    assert not axes(met, "norm_mlp", 9)
+    assert kinds(axes(met, "attend_project", 9)) == [{"attend"}]
+
+
+def test_every_way_can_be_made(met):
+    for op, rows in (("norm_mlp", 1), ("attend_project", 8), ("norm_logits", 1)):
+        for axis in axes(met, op, rows):
+            assert len({tuple(config.items()) for config in axis}) == len(axis)
+            for config in axis:
+                made = search_space.kernel(op, config, TUNING)
+                assert (made.label, made.config) == (f"{op}/triton", config)
+
+
+@pytest.mark.parametrize(
+    ("op", "config", "said"),
+    [
+        ("norm_qkv", {"gated.rows": 2}, "gated.rows=2"),
+        ("norm_qkv", {"norm.rows": 3}, "norm.rows=3"),
+        ("norm_qkv", {"norm.rows": 128}, "norm.rows=128"),
+        ("norm_qkv", {"norm.rows": 0}, "norm.rows=0"),
+        ("norm_qkv", {"norm.rows": 2}, "norm lacks columns, warps"),
+        ("attend_project", {"attend.colour": 2}, "attend.colour=2"),
+        ("rope", {"norm.rows": 2}, "norm.rows=2"),
+    ],
+)
+def test_odd_numbers_are_refused(op, config, said):
+    with pytest.raises(RequestError, match=said):
+        search_space.kernel(op, config, TUNING)
+
+
+def test_a_tile_counts_for_one_row_and_for_several():
+    cut = Tuning(
+        overrides={"norm": Tile(2, 64, 1)}, tiles={("norm", 8, 8): Tile(1, 16, 1)}
+    )
+    assert cut.tile("norm", 8, 8) == Tile(2, 64, 1)
+    assert cut.tile("norm", 9, 9, 8) == Tile(2, 64, 1)
+    assert cut.tile("plain", 8, 8) != Tile(2, 64, 1)
+
+
+@pytest.mark.parametrize("op", CUTS)
+def test_a_kernel_that_is_cut_otherwise_is_right(op, on_torch, on_host, monkeypatch):
+    seed = int(np.random.default_rng().integers(1 << 31))
+    spec, made = catalog()[op], search_space.kernel(op, CUTS[op], TUNING)
+    seen = []
+    plain = Tuning.tile
+
+    def tile(*args):
+        seen.append(plain(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(Tuning, "tile", tile)
+    several = [c for c in spec.cases(np.random.default_rng(seed)) if _fits(c, op)]
+    for case in several[:2]:
+        *rest, w = on_torch(spec, case, "float32", PLACE)
+        got = on_host(made.run(*rest, _packed(w), **case.attrs))
+        verdict = judge(spec, case, "float32", got)
+        assert verdict.passed, f"{op} {case.name}, seed {seed}: {verdict}"
+    if op != "attend_project":
+        assert set(seen) == {Tile(**TILE)}
+
+
+def _fits(case, op):
+    return case.args[0].shape[0] <= 3 or (op == "attend_project" and "dec" in case.name)
+
+
+def _packed(w):
+    from inl.ops.linear import QkvLinear
+    from inl.ops.mlp import GatedMlp
+    from inl_torch.eager.linear import StackedQkv
+    from inl_torch.eager.mlp import StackedMlp
+
+    if isinstance(w, QkvLinear):
+        biased = w.q_bias is not None
+        bias = torch.cat((w.q_bias, w.k_bias, w.v_bias)) if biased else None
+        return StackedQkv(torch.cat((w.q, w.k, w.v)), w.k, bias)
+    return StackedMlp(torch.cat((w.gate, w.up)), w.down) if type(w) is GatedMlp else w
