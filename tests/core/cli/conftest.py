@@ -37,9 +37,7 @@ def inl(tmp_path, no_plugins):
 
     def run(*words, env=None, **options):
         path = os.pathsep.join(
-            filter(
-                None, [str(tmp_path), str(no_plugins), os.environ.get("PYTHONPATH")]
-            )
+            filter(None, [str(tmp_path), str(no_plugins), os.environ.get("PYTHONPATH")])
         )
         clean = {
             key: value

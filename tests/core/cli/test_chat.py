@@ -32,7 +32,7 @@ def talk(*turns, system=None):
 def test_everything_is_seen_while_it_fits():
     made = talk(("a b", "c"), ("d", "e f"), system="s")
     assert made.fit(words, 7) == ([0] * 7, 0)
-    assert [m["role"] for m in made.seen()] == [
+    assert [m["role"] for m in made.visible()] == [
         "system",
         *("user", "assistant") * 2,
     ]
@@ -42,7 +42,7 @@ def test_whole_turns_are_dropped_oldest_first_and_the_system_stays():
     made = talk(("a b", "c"), ("d", "e f"), ("g", "h"), system="s")
     made.ask("i")
     assert made.fit(words, 5) == ([0] * 4, 2)
-    assert [m["content"] for m in made.seen()] == ["s", "g", "h", "i"]
+    assert [m["content"] for m in made.visible()] == ["s", "g", "h", "i"]
     assert made.fit(words, 5) == ([0] * 4, 0)  # and are not counted again
     assert made.turns == 4
 
@@ -52,7 +52,7 @@ def test_a_message_that_cannot_fit_drops_nothing():
     made.ask("c d e f")
     with pytest.raises(PromptTooLong, match=r"found 4 tokens .* accepts 3"):
         made.fit(words, 3)
-    assert len(made.seen()) == 3
+    assert len(made.visible()) == 3
 
 
 def test_what_is_saved_is_loaded_dropped_turns_included(tmp_path):
@@ -111,7 +111,7 @@ def test_ctrl_c_stops_at_the_next_step_and_not_before():
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             interrupt.on_step(record(1))
-        interrupt.settle()
+        interrupt.reraise_foreign()
     assert (interrupt.stopped, interrupt.decode_steps) == (True, 2)
     assert signal.getsignal(signal.SIGINT) is before
     with interrupt:
@@ -126,7 +126,7 @@ def test_a_step_that_hangs_is_left_by_more_of_them():
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        interrupt.settle()
+        interrupt.reraise_foreign()
 
 
 @pytest.fixture
@@ -210,10 +210,10 @@ def test_help_lists_every_command(chat):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("/nope", "/nope: no such command; accepted: /help, "),
+        ("/nope", "/nope: unknown command; accepted: /help, "),
         ("/save", "/save: found no file name"),
         ("/load /no/such", "cannot be read"),
-        ("/retry", "/retry: found no question"),
+        ("/retry", "/retry: there is no message"),
         ("x" * 400, "PromptTooLong: message: found "),
     ],
 )
@@ -242,7 +242,9 @@ def test_a_model_without_a_template_is_refused(inl, tiny_folder, tmp_path):
             (plain / file.name).write_bytes(file.read_bytes())
     done = inl("chat", "--model", str(plain), "--device", "reference")
     assert done.returncode == 2
-    assert "plain: has no chat template; try: inl generate --raw" in done.stderr
+    assert (
+        "plain: the model has no chat template; try: inl generate --raw" in done.stderr
+    )
 
 
 def test_bad_sampling_is_refused_before_anything_is_loaded(inl):

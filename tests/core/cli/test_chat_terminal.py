@@ -125,7 +125,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(start):
 def test_ctrl_c_at_an_empty_prompt_leaves_the_second_time(start):
     chat = start()
     chat.stop()
-    chat.until(b"(Ctrl-C again or Ctrl-D leaves)")
+    chat.until(b"(press Ctrl-C again or Ctrl-D to exit)")
     chat.until(b"> ")
     chat.stop()
     assert chat.code() == 0
@@ -137,7 +137,7 @@ def test_ctrl_c_clears_a_line_and_does_not_count(start):
         chat.say(b"half a thought")
         chat.until(b"half a thought")
         chat.stop()
-        assert b"leaves" not in chat.until(b"> ")
+        assert b"to exit" not in chat.until(b"> ")
     chat.say(b"/exit\n")
     assert chat.code() == 0
 
@@ -145,9 +145,9 @@ def test_ctrl_c_clears_a_line_and_does_not_count(start):
 def test_a_mistake_is_a_line_and_the_chat_goes_on(start):
     chat = start("--max-tokens", "3")
     chat.say(b"/nope\n")
-    assert b"/nope: no such command" in chat.until(b"> ")
+    assert b"/nope: unknown command" in chat.until(b"> ")
     chat.say(b"/retry\n")
-    assert b"found no question" in chat.until(b"> ")
+    assert b"there is no message" in chat.until(b"> ")
     chat.say(b"one \\\n")
     chat.until(b". ")
     chat.say(b"two\n")

@@ -81,7 +81,7 @@ def test_a_gap_that_covers_nothing_is_refused(gaps):
 
 @pytest.mark.parametrize("reason", ["", "  ", None, 3])
 def test_a_gap_needs_a_reason(reason):
-    with pytest.raises(RequestError, match="found no reason"):
+    with pytest.raises(RequestError, match="the reason is empty"):
         check_gaps({"rms_norm": reason}, ["rms_norm/heads"])
 
 

@@ -70,7 +70,7 @@ def test_a_leak_is_called_one(check):
         for failure in card["failures"]
         if failure["check"].startswith("engine/batched/")
     }
-    assert found == "blocks leak"
+    assert found == "block leak"
 
 
 def test_the_table_names_the_worst_case_and_what_to_do(check):
@@ -79,7 +79,7 @@ def test_the_table_names_the_worst_case_and_what_to_do(check):
     assert "failed  linear/" in done.stdout
     assert "linear/numpy on faulty:0: error " in done.stdout
     assert "compare with the body of linear, or list a gap" in done.stdout
-    assert "the same inputs again: inl check faulty:0 --seed 11" in done.stdout
+    assert "to repeat: inl check faulty:0 --seed 11" in done.stdout
 
 
 @pytest.mark.full

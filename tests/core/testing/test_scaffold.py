@@ -12,7 +12,7 @@ import pytest
 
 from inl.errors import RequestError
 from inl.plugin import GROUP
-from inl.testing.scaffold import TAKEN, create, render
+from inl.testing.scaffold import RESERVED, create, render
 
 ROOT = Path(__file__).parents[3]
 TOY = ROOT / "examples" / "inl-toy"
@@ -110,9 +110,9 @@ def test_a_bad_name_is_refused_and_nothing_is_written(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", RESERVED)
 def test_our_own_names_are_refused(name):
-    with pytest.raises(RequestError, match="which INL itself uses"):
+    with pytest.raises(RequestError, match="which is reserved"):
         render(name)
 
 
@@ -122,11 +122,11 @@ def test_a_folder_that_exists_is_left_alone(tmp_path):
     (folder / "mine.txt").write_text("kept")
     done = inl(tmp_path, "new-plugin", "npu", "--path", str(tmp_path))
     assert done.returncode == 2
-    assert "exists already; choose another name or --path" in done.stderr
+    assert "already exists; choose another name or --path" in done.stderr
     assert tree(folder) == {"mine.txt": "kept"}
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RequestError, match="cannot be made"):
+    with pytest.raises(RequestError, match="cannot be created"):
         create("npu", tmp_path / "file" / "below")

@@ -17,10 +17,10 @@ from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves
 from inl.spec.workload import workload
-from inl.testing.kernel_site import Site
+from inl.testing.op_call import OpCall
 from inl.testing.tiny import tiny_llama
 from inl.tune.inputs import Inputs
-from inl.tune.models import calls, chosen
+from inl.tune.models import calls, filter_calls
 
 OPS = (
     "norm_qkv", "attend_project", "attend", "attention", "norm_mlp", "gated_mlp",
@@ -54,14 +54,14 @@ def test_a_case_lies_in_the_workload_of_its_call(opened, path, op):
     assert found
     for call in found:
         case = Inputs([1]).case(call.spec, call.args, call.attrs, length=20)
-        site = Site(opened, call.spec, case, "float32")
-        assert workload(call.spec, site.specs, case.attrs) == call.work
+        op_call = OpCall(opened, call.spec, case, "float32")
+        assert workload(call.spec, op_call.specs, case.attrs) == call.work
         for arg in case.args:
             if not isinstance(arg, Step):
                 big = [leaf for leaf in leaves(arg) if leaf.dtype.kind == "f"]
                 assert all(np.isfinite(leaf).all() for leaf in big)
                 assert all(leaf.std() > 0 for leaf in big if leaf.size > 8)
-        assert all(np.isfinite(leaf).all() for leaf in leaves(site.run()))
+        assert all(np.isfinite(leaf).all() for leaf in leaves(op_call.run()))
 
 
 def test_rows_have_as_much_cached_as_was_asked_for_and_fits(opened, path):
@@ -98,9 +98,9 @@ def test_a_model_may_be_a_shape_a_config_or_a_folder(opened, path, tmp_path):
 
 def test_what_cannot_be_tuned_is_said(opened, path):
     found = met(opened, path)
-    assert {call.spec.name for call in chosen(found, ("rope",))} == {"rope"}
+    assert {call.spec.name for call in filter_calls(found, ("rope",))} == {"rope"}
     with pytest.raises(RequestError, match="found ropes, of which there is nothing"):
-        chosen(found, ("rope", "ropes"))
+        filter_calls(found, ("rope", "ropes"))
     call = next(c for c in found if c.spec.name == "rope")
     odd = (StrictArray((2,), "int32"), *call.args[1:])
     with pytest.raises(RequestError, match=r"op rope: q is int32\[2\]"):

@@ -1,4 +1,4 @@
-"""The page on ops, written from the catalog: ``python -m inl.testing.ops_page``."""
+"""Generator of docs/ops.md from the catalog: ``python -m inl.testing.ops_page``."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ HEAD = """\
 Every op of the catalog, in alphabetical order. This page is written by
 `python -m inl.testing.ops_page > docs/ops.md`.
 
-The body of an op, a function of NumPy arrays in float64, is its specification; a
-kernel takes the same arguments and has to come as near to it as rounding allows. The
-signature of a *composite* begins with `ops`, which a kernel for it does not take: its
-body calls other ops, so a backend can leave it out. What stands after `*` is an
-attribute, a plain Python value that is known when the kernel is chosen. An argument
-that is *taken over* must not be used again by the caller: the kernel may write into it,
-and gives it back.
+The body of an op, a function of NumPy arrays in float64, is its specification. A
+kernel takes the same arguments, and its result may differ from the body's only within
+the op's tolerance: a multiple of the error that storing results in the dtype causes.
+The body of a *composite* calls other ops through its first parameter, `ops`, which a
+kernel does not take; a backend needs no kernel for a composite. Parameters after `*`
+are attributes: plain Python values that are known when a kernel is selected. A
+*consumed* argument must not be used again by the caller: the kernel may modify it in
+place, and returns it.
 """
 
 
 def ops_page() -> str:
-    """Markdown of the whole page."""
+    """Return the Markdown of the whole page."""
     specs = sorted(catalog().values(), key=lambda spec: spec.name)
     return "\n".join([HEAD, *(_section(spec) for spec in specs)])
 
@@ -38,14 +39,14 @@ def _section(spec: OpSpec) -> str:
     facts = [f"- kind: {'composite' if spec.composite else 'primitive'}"]
     fields = getattr(spec.weights, "__annotations__", {})
     if spec.weights is not None:
-        given = getattr(spec.weights, "_field_defaults", {})
-        names = [f"`{n}`{' (may be None)' if n in given else ''}" for n in fields]
+        optional = getattr(spec.weights, "_field_defaults", {})
+        names = [f"`{n}`{' (may be None)' if n in optional else ''}" for n in fields]
         facts.append(f"- weights `w`, a `{spec.weights.__name__}`: {', '.join(names)}")
     if spec.consumes:
-        facts.append(f"- takes over: {', '.join(f'`{n}`' for n in spec.consumes)}")
+        facts.append(f"- consumes: {', '.join(f'`{n}`' for n in spec.consumes)}")
     stored = "the compute dtype" if spec.rounds else "float32"
-    facts.append(f"- floating results are stored in {stored}")
-    facts.append(f"- may err {spec.tolerance:g} times what storing costs the body")
+    facts.append(f"- floating-point results are stored in {stored}")
+    facts.append(f"- tolerance: {spec.tolerance:g} times the storage error of the body")
     lines = (
         f"## {spec.name}",
         f"```python\n{spec.name}{signature(spec)}\n```",
@@ -56,13 +57,12 @@ def _section(spec: OpSpec) -> str:
 
 
 def signature(spec: OpSpec) -> str:
-    """Parameters and result with the types that the body declares."""
-    found = inspect.signature(spec.body)
-    return str(found).replace("'", "")
+    """Return the signature of the body with its annotations."""
+    return str(inspect.signature(spec.body)).replace("'", "")
 
 
 def _markdown(text: str) -> str:
-    """Docstrings are reStructuredText: its roles and literals become code."""
+    """Convert the roles and literals of reStructuredText to code spans."""
     text = re.sub(r":[a-z]+:`~?([^`]+)`", r"`\1`", text)
     return text.replace("``", "`")
 
