@@ -44,7 +44,7 @@ class Steps:
         self.backend = make_backend(Device("cpu"))
         self.runner = start_runner(language, self.backend, config)
         # Pages that nobody wrote are one of zeros, which the first cache would hold.
-        for cache in self.runner._state.caches:
+        for cache in self.runner.executor.state.caches:
             cache.k.fill(0)
             cache.v.fill(0)
         self.rows, self.context = rows, context

@@ -3,9 +3,9 @@
     python bench/cuda_decode.py MODEL.gguf tests/data/smollm2-oracle.json
 
 Every case of the oracle is generated alone and in one batch. Then batches are timed, in
-each dtype, with the Triton kernels and with the eager kernels alone, next to the time in
-which a copy on the device reads the weights. Exits with 1 where a float32 token differs
-from the oracle by more than a near tie.
+each dtype, with the Triton kernels and with the eager kernels alone, next to the time
+in which a copy on the device reads the weights. Exits with 1 where a float32 token
+differs from the oracle by more than a near tie.
 """
 
 from __future__ import annotations

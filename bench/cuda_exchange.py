@@ -2,8 +2,9 @@
 
     python bench/cuda_exchange.py --ranks 2
 
-"ours" is inl_torch.collectives, "gather" its method without mapped memory, and "library"
-NCCL's all-reduce of a copy. Also prints the error of "ours" from the exact sum.
+"ours" is inl_torch.collectives, "gather" its method without mapped memory, and
+"library" NCCL's all-reduce of a copy. Also prints the error of "ours" from the exact
+sum.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from inl.spec.step import Bucket
 from inl.spec.tree import leaves
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.loader import load_weights, stored_specs
-from inl.weights.plan import check_tensors
+from inl.weights.plan import check_tensors, plan_weights
 from inl_torch.backend import TorchBackend, inference_mode
 from inl_torch.gpu.graphs import AsyncHostCopy, capture
 
@@ -86,7 +86,8 @@ class Bench:
     runner: LocalRunner
 
     def decode(self, prompt: list[int], count: int) -> list[int]:
-        """Prefill and generate ``count`` tokens, with at most ``depth`` steps in flight."""
+        """Prefill and generate ``count`` tokens, with at most ``depth`` steps in
+        flight."""
         self.admit()
         return list(self.steps([prompt] + [[-1]] * (count - 1)))
 

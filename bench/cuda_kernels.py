@@ -5,8 +5,8 @@
 Each implementation is captured in a graph over several sets of inputs, larger than the
 last cache, and timed by device events; medians. Host time is not counted, which favors
 plain torch. The ceiling is the time to move the call's bytes at the speed of a copy, or
-to compute its operations at the speed of a bfloat16 matrix product, whichever is larger;
-both speeds are measured in the same run. Exits with 1 where a result is wrong.
+to compute its operations at the speed of a bfloat16 matrix product, whichever is
+larger; both speeds are measured in the same run. Exits with 1 where a result is wrong.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ WRONG = 0.02
 
 @dataclass
 class Line:
-    """Measurements of one row: seconds, or ``None`` where an implementation is skipped."""
+    """Measurements of one row: seconds, or ``None`` where an implementation is
+    skipped."""
 
     op: str
     shape: str

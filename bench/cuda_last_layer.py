@@ -3,8 +3,8 @@
     python bench/cuda_last_layer.py --model 8b smollm2 --ttft 8000 [--check]
 
 Two runners share one model's weights; the second one computes the last layer for all
-tokens. They are timed alternately, so that both run at the same temperature. ``--check``
-first compares two layers of the shape with a plain torch model.
+tokens. They are timed alternately, so that both run at the same temperature.
+``--check`` first compares two layers of the shape with a plain torch model.
 """
 
 from __future__ import annotations

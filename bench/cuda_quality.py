@@ -5,8 +5,8 @@
 Every case of the oracle is computed along its recorded tokens: the prompt in one step,
 then one token per step with the cache, as an engine decodes, alone and batched. The
 reference is transformers in float32 with the same dequantized weights, which must
-reproduce the oracle's logits. Exits with 1 where INL's logits are more than 1.5 times as
-far from the reference as those of transformers in bfloat16, or where the reference
+reproduce the oracle's logits. Exits with 1 where INL's logits are more than 1.5 times
+as far from the reference as those of transformers in bfloat16, or where the reference
 differs from the oracle.
 """
 

@@ -105,7 +105,8 @@ def listed(found: list[Span], steps: int, most: int = 14) -> None:
 def reading(core: Any) -> bool:
     """Whether a prompt is still being prefilled."""
     return core.scheduler.waiting or any(
-        request.scheduled < request.prefill_len for request in core.scheduler.running.values()
+        request.scheduled < request.prefill_len
+        for request in core.scheduler.running.values()
     )
 
 

@@ -62,7 +62,7 @@ mark("runner")
 with InferenceEngine(language, config=config, runner=runner) as engine:
     engine.generate([1, 2, 3, 4], max_tokens=2)
     mark("answer")
-    programs = len([1 for name, _ in runner._programs if name == "advance"])
+    programs = len([1 for name, _ in runner.executor.program_keys if name == "advance"])
 rows, last = [], began
 for name, at in marks:
     rows.append((name, at - last))

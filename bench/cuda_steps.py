@@ -161,7 +161,7 @@ class Bench:
 
     def device_ms(self, replays: int = 30) -> float:
         """Time of the graph, replayed back to back without the host."""
-        program = self.runner._programs["advance", Bucket(self.rows, self.rows)]
+        program = self.runner.executor.program("advance", Bucket(self.rows, self.rows))
         graph = getclosurevars(program).nonlocals["program"]._graph
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         times = []

@@ -52,13 +52,13 @@ class Instant(Runner):
         if found.kind == STEP:
             self._steps.append((found.step, found.bucket.rows))
 
-    def sample(self, masks: Any) -> None:
+    def sample(self, step: int, masks: Any) -> None:
         raise NotImplementedError
 
     def collect(self) -> Reply:
         step, rows = self._steps.popleft()
         tokens = np.full((rows, 1), next(self._words), np.int32)
-        return Reply(step, tokens, np.ones(rows, np.int32))
+        return Reply(step, tokens)
 
     def close(self) -> None:
         pass
@@ -66,8 +66,8 @@ class Instant(Runner):
 
 def limits_for(rows: int) -> Limits:
     return Limits(
-        slots=rows + 1, blocks=(rows * 128,), block_size=16, max_blocks_per_seq=128, vocab=49152,
-        depth=1,
+        slots=rows + 1, blocks=(rows * 128,), block_size=16, max_blocks_per_seq=128,
+        vocab=49152, depth=1,
     )  # fmt: skip
 
 

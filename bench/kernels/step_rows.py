@@ -51,7 +51,8 @@ def make_step(rows: int) -> Row:
 def admit(count: int, slots: int) -> Row:
     frames = np.stack([
         message.admit_frame(
-            slot, [[1] * 8], groups=1, max_blocks_per_seq=WIDTH, length=100, last=7, temperature=0.7
+            slot, [[1] * 8], groups=1, max_blocks_per_seq=WIDTH, length=100, last=7,
+            temperature=0.7,
         )
         for slot in range(1, count + 1)
     ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fixtures: reference sampling, engines on tiny models and on HashRunner."""
+"""Reference sampling, and engines on tiny models and on the hash runner."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def changed(logits, prompt, answer, *, repetition, presence, frequency, bias):
 
 
 def kept_tokens(logits, *, top_k, top_p, min_p):
-    """Ids that the filters leave, likeliest first, and their odds."""
+    """Ids that pass the filters, in descending order, and their odds."""
     best = max(logits)
     odds = {token: math.exp(value - best) for token, value in enumerate(logits)}
     order = sorted(odds, key=lambda token: (-logits[token], token))
@@ -113,7 +113,7 @@ def tiny_made():
 
 @pytest.fixture
 def engines(tiny_made):
-    """Makes engines on the tiny model, or with ``runner`` on that, and closes them."""
+    """Makes engines on the tiny model, or on ``runner``, and closes them."""
     made = []
 
     def make(*, on_step=None, eos=(), runner=None, **settings):
@@ -137,7 +137,7 @@ def engines(tiny_made):
 
 @pytest.fixture
 def hashed(engines):
-    """Makes engines whose answers are hashes: fast, and wrong if anything is."""
+    """Makes engines on HashRunner: fast, and scheduling faults change the output."""
 
     def make(*, runner=HashRunner, blocks=200, depth=2, **settings):
         limits = Limits(
@@ -168,7 +168,7 @@ def drained():
 
 @pytest.fixture
 def report(capsys):
-    """Print a figure even where the test passes."""
+    """Print a line even if the test passes."""
 
     def show(line):
         with capsys.disabled():

@@ -20,7 +20,7 @@ def test_well_known_types_are_constants(name):
     assert getattr(DeviceType, name.upper()) == DeviceType(name) == name
 
 
-def test_a_type_is_an_open_string():
+def test_a_device_type_is_a_string():
     npu = DeviceType("npu")
     assert isinstance(npu, str)
     assert f"{npu}|{npu!r}|{npu:>5}" == "npu|DeviceType('npu')|  npu"
@@ -47,7 +47,7 @@ def test_the_index_is_zero_if_none_is_given():
     assert Device("cpu") == Device("cpu:0") == Device(DeviceType.CPU, 0)
 
 
-def test_a_device_is_frozen_and_travels():
+def test_a_device_is_frozen_and_can_be_pickled():
     device = Device("npu:3")
     with pytest.raises(FrozenInstanceError):
         device.index = 4
@@ -102,7 +102,7 @@ def test_an_index_may_be_given_once():
         Device("cuda:1", 1)
 
 
-def test_auto_is_no_device():
+def test_auto_is_not_a_device():
     with pytest.raises(DeviceError, match="found 'auto', which is not a device"):
         Device("auto")
 
@@ -128,7 +128,7 @@ def test_the_reference_is_always_available():
     assert Device("reference").why_not() is None
 
 
-def test_a_device_that_nobody_serves_says_why():
+def test_an_unavailable_device_has_a_reason():
     absent = Device("no_such_thing")
     assert not absent.is_available()
     assert "no backend for no_such_thing is installed" in absent.why_not()

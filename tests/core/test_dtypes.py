@@ -61,7 +61,7 @@ def test_every_bfloat16_is_widened_exactly_and_comes_back():
     assert np.isnan(widen(cast(wide[np.isnan(wide)], "bfloat16"))).all()
 
 
-def test_what_is_not_finite_stays_so():
+def test_infinities_and_nan_are_preserved():
     values = np.array([np.inf, -np.inf, np.nan], np.float32)
     found = widen(cast(values, "bfloat16"))
     assert found[0] == np.inf
@@ -93,7 +93,7 @@ def test_sizes_are_numpys():
     assert cast(np.zeros(3), "bfloat16").data.itemsize == SIZES["bfloat16"]
 
 
-def test_a_host_array_has_its_own_shape():
+def test_a_host_array_has_a_logical_shape():
     packed = HostArray(np.zeros((2, 40), np.uint8), "q4_1", (2, 64))
     assert packed.size == 128
     with pytest.raises(TypeError, match="'q4_1' is packed"):

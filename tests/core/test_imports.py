@@ -1,4 +1,4 @@
-"""What an import brings along, and how long it takes."""
+"""Modules that an import loads."""
 
 from __future__ import annotations
 

@@ -15,7 +15,18 @@ from inl.ops.moe import LEAST
 from inl.ops.rope import frequencies, gains
 from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
-from inl.spec.message import HEADER, MAX_TOKEN_BIASES, layout
+from inl.spec.message import (
+    ADMISSION_WORD,
+    BIAS_WORD,
+    BIAS_WORDS,
+    ROW_WORD,
+    TOKEN_BIAS_WORD,
+    UPDATE_WORD,
+    UPDATE_WORDS,
+    USED_COUNTS,
+    layout,
+    row_words,
+)
 from inl.spec.step import PARAMS, TOP, Bucket, Scores, Step
 from inl_jax import functional as inl_functional
 
@@ -25,13 +36,13 @@ einsum = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 def make_step(message, tables, *, bucket, block_size):
     place = layout(bucket, groups=tables.blocks.shape[0], block_size=block_size)
-    rows = message[place.rows : place.updates].reshape(
-        bucket.rows, 2 + bucket.tokens_per_row
-    )
-    cells = message[place.updates : place.tokens].reshape(-1, 4)
+    rows = message[place.rows : place.updates].reshape(bucket.rows, row_words(bucket))
+    updates = message[place.updates : place.tokens].reshape(-1, UPDATE_WORDS)
     given = message[place.tokens : place.size]
-    slots, counts = rows[:, 0], rows[:, 1]
-    blocks = tables.blocks.at[cells[:, 0], cells[:, 1], cells[:, 2]].set(cells[:, 3])
+    slots, counts = rows[:, ROW_WORD.slot], rows[:, ROW_WORD.token_count]
+    at = UPDATE_WORD
+    entries = updates[:, at.group], updates[:, at.slot], updates[:, at.entry]
+    blocks = tables.blocks.at[entries].set(updates[:, at.block])
     before = tables.lengths[slots]
     after = jnp.where(counts > 0, before + counts, 0)
     ends = jnp.cumsum(counts)
@@ -54,8 +65,8 @@ def make_step(message, tables, *, bucket, block_size):
         writes=jnp.where(used, homes * block_size + positions % block_size, 0),
         samples=jnp.clip(samples, 0, bucket.tokens - 1).reshape(-1),
         adapters=tables.adapters[slots],
-        used_counts=message[9:12],
-        uniforms=rows[:, 2:].reshape(-1),
+        used_counts=message[USED_COUNTS],
+        uniforms=rows[:, ROW_WORD.uniforms :].reshape(-1),
     )
     lengths = tables.lengths.at[slots].set(after)
     return step, tables._replace(blocks=blocks, lengths=lengths)
@@ -76,16 +87,17 @@ def prune_last_layer(step):
 
 
 def admit(messages, tables):
-    slot, length, last, adapter = messages[:, HEADER : HEADER + 4].T
-    at = HEADER + 4 + len(PARAMS)
-    params = jax.lax.bitcast_convert_type(messages[:, HEADER + 4 : at], jnp.float32)
+    at = ADMISSION_WORD
+    slot = messages[:, at.slot]
+    bits = messages[:, at.params : at.blocks]
+    params = jax.lax.bitcast_convert_type(bits, jnp.float32)
     groups, _, width = tables.blocks.shape
-    blocks = messages[:, at:].reshape(-1, groups, width).swapaxes(0, 1)
+    blocks = messages[:, at.blocks :].reshape(-1, groups, width).swapaxes(0, 1)
     return tables._replace(
         blocks=tables.blocks.at[:, slot].set(blocks),
-        lengths=tables.lengths.at[slot].set(length),
-        last=tables.last.at[slot].set(last),
-        adapters=tables.adapters.at[slot].set(adapter),
+        lengths=tables.lengths.at[slot].set(messages[:, at.length]),
+        last=tables.last.at[slot].set(messages[:, at.last]),
+        adapters=tables.adapters.at[slot].set(messages[:, at.adapter]),
         params=tables.params.at[slot].set(params),
         token_counts=tables.token_counts.at[slot].set(0),
         bias=tables.bias.at[slot].set(0),
@@ -93,9 +105,10 @@ def admit(messages, tables):
 
 
 def mark(message, tables):
-    slot = message[HEADER]
-    ids, counts, bits = message[HEADER + 2 :].reshape(MAX_TOKEN_BIASES, 3).T
-    bias = jax.lax.bitcast_convert_type(bits, jnp.float32)
+    slot = message[TOKEN_BIAS_WORD.slot]
+    entries = message[TOKEN_BIAS_WORD.entries :].reshape(-1, BIAS_WORDS)
+    ids, counts = entries[:, BIAS_WORD.token], entries[:, BIAS_WORD.token_count]
+    bias = jax.lax.bitcast_convert_type(entries[:, BIAS_WORD.bias], jnp.float32)
     return tables._replace(
         token_counts=tables.token_counts.at[slot, ids].add(counts),
         bias=tables.bias.at[slot, ids].add(bias),

@@ -62,12 +62,12 @@ class Made:
         )
         runner = self.runner
         message = self.backend.tensor(wrap(frame))
-        return runner.loaded.weights, message, runner._state
+        return runner.loaded.weights, message, runner.executor.state
 
     def lowered(self, bucket):
         """The program of a bucket as XLA is given it."""
         if bucket not in self.programs:
-            self.runner._program("advance", bucket)
+            self.runner.executor.program("advance", bucket)
         return self.programs[bucket].lower(*self.arguments(bucket))
 
 
@@ -155,7 +155,7 @@ def calls_to_the_host(lowered):
 def test_no_program_calls_the_host(made):
     for bucket in made.runner.limits.buckets:
         assert calls_to_the_host(made.lowered(bucket)) == []
-    made.runner._program("set_token_bias", Bucket(1, 1))
+    made.runner.executor.program("set_token_bias", Bucket(1, 1))
     for name, frame in (
         (
             "admit",
@@ -166,7 +166,7 @@ def test_no_program_calls_the_host(made):
         ("set_token_bias", token_bias_frame(1, ())),
     ):
         message = made.backend.tensor(wrap(frame))
-        lowered = made.programs[name].lower(message, made.runner._state)
+        lowered = made.programs[name].lower(message, made.runner.executor.state)
         assert calls_to_the_host(lowered) == []
 
 
@@ -217,13 +217,13 @@ def test_the_state_is_donated_and_no_cache_is_copied(made):
 
     for bucket in made.runner.limits.buckets:
         text = made.lowered(bucket).compile().as_text()
-        state = made.runner._state
+        state = made.runner.executor.state
         assert aliased(text) == len(jax.tree.leaves(state)) == 2 * LAYERS + 7
         assert copies(text) == []
     weights, message, state = made.arguments(Bucket(1, 1))
     addresses = [part.unsafe_buffer_pointer() for part in jax.tree.leaves(state)]
     _, fresh = made.programs[Bucket(1, 1)](weights, message, state)
-    made.runner._state = fresh
+    made.runner.executor.state = fresh
     assert all(part.is_deleted() for part in jax.tree.leaves(state))
     assert not any(part.is_deleted() for part in jax.tree.leaves((weights, fresh)))
     found = [part.unsafe_buffer_pointer() for part in jax.tree.leaves(fresh)]

@@ -36,7 +36,7 @@ from inl.workers.worker_runner import WorkerRunner
 ONLY_THERE = """
 import sys
 from inl.testing.hash_runner import HashRunner
-from inl.protocol.wire_values import read_limits
+from inl.protocol.wire_json import read_limits
 from inl.workers.startup import Served
 
 def serve(options, progress):

@@ -1,4 +1,4 @@
-"""INL ops on JAX arrays: numbers, gradients, and under ``jit``."""
+"""INL ops on JAX arrays: values, gradients and ``jit``."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_controlled(controlled_operands, measured_gradients):
         assert off(got, exact) < BOUND, name
 
 
-def test_results_are_the_bodys(dynamics_operands):
+def test_results_equal_the_bodies(dynamics_operands):
     operands, _ = dynamics_operands
     found = inl_dynamics(*map(jnp.asarray, operands))
     for got, exact in zip(found, body(*operands), strict=True):

@@ -37,7 +37,7 @@ def bits(value):
 
 
 def special(request, answer):
-    """Contribution of sampling parameters, biases and earlier tokens to the noise."""
+    """The noise of parameters, biases and token counts."""
     numbers = [getattr(request, name) for name in NEUTRAL]
     pairs = zip(numbers, NEUTRAL.values(), strict=True)
     changed = [mine != other for mine, other in pairs]
@@ -55,7 +55,7 @@ def special(request, answer):
 
 
 def expected(request, limits, context, stops):
-    """Return answer and finish reason by the definition in HashRunner's module."""
+    """The output that HashRunner documents, computed without blocks, slots or steps."""
     totals, ids = [[0] for _ in limits.blocks], list(request.prompt)
     windows = limits.windows or (None,) * limits.groups
     for at in range(min(len(ids) + request.max_tokens, context)):

@@ -1,4 +1,4 @@
-"""Soak test of the engine loop: random requests, answers checked by the hash oracle."""
+"""Soak test of the engine core, whose outputs are checked against an oracle."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from inl.testing.hash_runner import HashRunner
 
 
 class WrongText(AssertionError):
-    """An answer differs from the one computed from its token ids alone."""
+    """An output that differs from the oracle."""
 
 
 @dataclass
 class Parts:
-    """The classes under test; a subclass with a fault can replace one."""
+    """The classes under test; replace one to plant a fault."""
 
     runner: type = HashRunner
     kv_cache: type = KVCacheManager
@@ -33,17 +33,17 @@ class Parts:
 
 
 class World:
-    """One engine with random limits; requests arrive and are canceled at random."""
+    """One engine with random limits, requests and cancellations."""
 
     def __init__(self, random, parts, lag=True):
         self.random = random
         self.limits = random_limits(random)
-        self.policy = random_policy(random)
+        self.config = random_config(random)
         pools = [
             parts.pool(blocks, self.limits.block_size) for blocks in self.limits.blocks
         ]
         memory = parts.kv_cache(pools, self.limits.windows)
-        self.scheduler = parts.scheduler(self.limits, self.policy, kv_cache=memory)
+        self.scheduler = parts.scheduler(self.limits, self.config, kv_cache=memory)
         self.runner = parts.runner(self.limits, lag=random if lag else None)
         self.engine = EngineCore(
             self.runner, scheduler=self.scheduler, on_step=self.see_step
@@ -112,8 +112,8 @@ class World:
         bias = {token: random.uniform(-9, 9) for token in biased}
         return {**fields, "logit_bias": bias, "logprobs": random.choice([None, 3])}
 
-    def turn(self):
-        """Run one step and collect its events."""
+    def step(self):
+        """Compute one step and check finished requests."""
         for number, token, reason, error in self.engine.step():
             if error is not None:
                 raise error
@@ -126,7 +126,7 @@ class World:
 
     def check(self, number, reason):
         request, found = self.requests.pop(number), self.answers.pop(number)
-        eos = frozenset() if request.ignore_eos else self.policy.eos_ids
+        eos = frozenset() if request.ignore_eos else self.config.eos_ids
         context = self.scheduler.context
         want, end = expected(request, self.limits, context, request.stop_ids | eos)
         if reason == "cancelled":
@@ -155,11 +155,11 @@ class World:
                 self.arrive()
             if random.random() < 0.03:
                 self.engine.cancel(random.choice(self.live))
-            self.turn()
+            self.step()
         for _ in range(100_000):
             if not self.engine.has_work:
                 break
-            self.turn()
+            self.step()
         self.check_nothing_is_left()
         stats = self.engine.stats
         self.counts.update(steps=stats.steps, tokens=stats.tokens, rows=stats.rows)
@@ -215,7 +215,7 @@ def random_windows(random, groups):
     return random.choice([(), tuple(windows), tuple(windows)])
 
 
-def random_policy(random):
+def random_config(random):
     return SchedulerConfig(
         token_budget=random.choice([random.randint(1, 8), 24, 64, 512, 512]),
         max_rows=random.choice([None, None, None, 3]),
@@ -227,7 +227,7 @@ def random_policy(random):
 
 
 def soak(seed, steps, parts=None, *, world_steps=1_000, lag=True):
-    """Run worlds until they have run ``steps`` steps in total; return their counts."""
+    """Run worlds for ``steps`` steps in total; returns their counts."""
     random, counts = Random(seed), Counter()
     while counts["steps"] < steps:
         world = World(random, parts or Parts(), lag)

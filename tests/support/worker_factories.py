@@ -14,7 +14,7 @@ from inl import errors
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.models.llama import MODEL
-from inl.protocol.wire_values import read_limits
+from inl.protocol.wire_json import read_limits
 from inl.spec.message import STEP, header
 from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama

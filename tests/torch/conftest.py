@@ -53,7 +53,7 @@ def meta_backend():
 
 @pytest.fixture
 def seed():
-    """A new seed each time; a failing assertion must print it."""
+    """A random seed; failing assertions must print it."""
     return int.from_bytes(os.urandom(4), "little")
 
 
@@ -85,12 +85,12 @@ def on_torch():
 
 @pytest.fixture(scope="session")
 def on_host():
-    """Results as NumPy numbers."""
+    """Converts results to NumPy arrays."""
     return lambda result: tree_map(lambda x: widen(to_host(x)), result)
 
 
-class Memories(Checkpoint):
-    """A checkpoint that lies in memory."""
+class MemoryCheckpoint(Checkpoint):
+    """A checkpoint in memory."""
 
     path = Path("memory")
     eos_token_ids = ()
@@ -116,10 +116,10 @@ class Memories(Checkpoint):
 
 
 class Tiny(NamedTuple):
-    """A small random Llama, to be put on any backend."""
+    """A small random Llama, to be loaded on any backend."""
 
     config: Any
-    checkpoint: Memories
+    checkpoint: MemoryCheckpoint
 
     def load(self, backend, dtype) -> Loaded:
         config = replace(self.config, dtype=dtype)
@@ -159,7 +159,7 @@ def tiny_llama():
                 if "norm" in param.source:
                     numbers = 1 + 0.1 * numbers
                 tensors.setdefault(param.source, cast(numbers, "float32"))
-        return Tiny(config, Memories(hf, tensors))
+        return Tiny(config, MemoryCheckpoint(hf, tensors))
 
     return make
 

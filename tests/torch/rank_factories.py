@@ -1,4 +1,4 @@
-"""Ranks with a fault, for ``test_collectives.py``."""
+"""Faulty ranks for ``test_collectives.py``."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from inl_torch.memory import translate_oom
 
 TORCH_SAYS = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no more."
 LARGE = 12
-"""Tokens of a step for which there is no memory."""
+"""Tokens of a step that runs out of memory."""
 
 
 def full(options, progress):
-    """A rank that has no memory for large steps."""
+    """A rank that runs out of memory in large steps."""
     served = serve_rank(options, progress)
     runner = served.runner
-    plain = runner._program
+    plain = runner.executor.program
 
     def program(name, bucket):
         if bucket.tokens < LARGE:
             return plain(name, bucket)
         return translate_oom(fail, "cpu:0: step", runner._backend.memory)
 
-    runner._program = program
+    runner.executor.program = program
     return served
 
 

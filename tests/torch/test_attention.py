@@ -1,4 +1,4 @@
-"""Paged attention against torch's own attention on sequences that were never paged."""
+"""Paged attention against dense attention by torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def random_problem(rng):
     return cached, counts, pads
 
 
-def dense_answer(q, k, v, cached, *, scale, window):
+def dense_attention(q, k, v, cached, *, scale, window):
     """One row: q [t, heads, d] over k, v [length, kv_heads, d], in float64."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
@@ -40,7 +40,7 @@ def dense_answer(q, k, v, cached, *, scale, window):
 
 
 def paged(rows, step, blocks, kv_heads, dim, filler):
-    """Scatter each row's keys into a cache whose other cells hold ``filler``."""
+    """Scatter each row's keys into a cache filled with ``filler``."""
     cache = torch.full((blocks, BLOCK, kv_heads, dim), filler)
     for row, values in enumerate(rows):
         for place, value in enumerate(values):
@@ -67,7 +67,7 @@ def test_paged_attention_equals_dense_attention(heads, kv_heads, window, form, s
         keys = [torch.randn(n, kv_heads, dim) for n in lengths]
         values = [torch.randn(n, kv_heads, dim) for n in lengths]
         q = torch.randn(step.tokens.shape[0], heads, dim)
-        # What lies in other cells is finite, as in a cache that others use.
+        # Other cache slots are finite, as in a shared cache.
         cache = Cache(
             paged(keys, step, blocks, kv_heads, dim, 1e4),
             paged(values, step, blocks, kv_heads, dim, 1e4),
@@ -78,7 +78,7 @@ def test_paged_attention_equals_dense_attention(heads, kv_heads, window, form, s
         start = 0
         for row, count in enumerate(counts):
             mine = q[start : start + count].double()
-            want = dense_answer(
+            want = dense_attention(
                 mine,
                 keys[row].double(),
                 values[row].double(),
@@ -94,7 +94,7 @@ def test_paged_attention_equals_dense_attention(heads, kv_heads, window, form, s
 
 
 @pytest.mark.parametrize("form", sorted(PLANS))
-def test_nobody_at_all_gives_zeros(form):
+def test_a_padding_only_step_gives_zeros(form):
     step, blocks = random_step(np.random.default_rng(0), [0], [1], pad_rows=2)
     tensors = (torch.from_numpy(np.array(x) * 0) for x in step[:-1])
     step = step._replace(**dict(zip(step._fields[:-1], tensors, strict=True)))

@@ -28,13 +28,17 @@ def test_a_small_batch():
 
 
 def test_the_costliest_sampler_leaves_the_coarsest_sizes():
-    found = [b for b in capture_sizes(limits(8, "full")) if b.sampler == "full"]
+    found = [
+        b
+        for b in capture_sizes(limits(8, "sample_filtered"))
+        if b.sampler == "sample_filtered"
+    ]
     assert sizes(found) == [
         (1, 1), (2, 2), (4, 4), (8, 8), (64, 8), (512, 8), (2048, 8), (8192, 8),
     ]  # fmt: skip
 
 
-def test_one_long_prompt_has_programs_of_its_own():
+def test_one_long_prompt_has_separate_buckets():
     found = sizes(capture_sizes(limits(8, "greedy", width=504)))
     assert found[-3:] == [(2048, 1), (4096, 1), (8064, 1)]
 
@@ -46,7 +50,7 @@ def test_decode_sizes_end_with_all_rows():
 
 
 @given(st.integers(1, 5000), st.sampled_from(SAMPLERS), st.integers(1, 600))
-def test_any_step_that_is_planned_has_a_program(rows, sampler, width):
+def test_any_planned_step_has_a_bucket(rows, sampler, width):
     given_limits = limits(rows, sampler, width)
     found = capture_sizes(given_limits)
     assert len(set(found)) == len(found) <= MAX_GRAPHS

@@ -1,4 +1,4 @@
-"""Ranks as processes, over gloo on the CPU, against float64 and against one rank."""
+"""Ranks as processes with gloo on the CPU, against float64 and a single rank."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def language(made, tmp_path_factory):
 
 @pytest.fixture
 def begin(language, monkeypatch, tmp_path):
-    """Start a core over ranks; every process must be gone in the end."""
+    """Start an engine core over ranks; all processes must have ended afterwards."""
     monkeypatch.setenv("INL_CPU", "torch")
     monkeypatch.setenv("INL_THREADS", "1")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -127,7 +127,7 @@ def test_ranks_without_memory_for_a_step_serve_the_next(begin, made, monkeypatch
     paths = str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     core = begin(2)
-    # Six and one tokens, then what is left of a long prompt beside them.
+    # Six tokens and one, then the rest of a long prompt in the same step.
     _, errors = answer(core)
     assert {type(error) for error in errors} == {OutOfMemory}
     words = r"rank 0 of 2: worker .*2\.00 GiB more does not fit, \d+ bytes are free"
@@ -139,11 +139,11 @@ def test_ranks_without_memory_for_a_step_serve_the_next(begin, made, monkeypatch
         assert request.output_ids == list(exact.argmax(-1))
 
 
-def test_a_killed_rank_ends_the_group_soon_and_says_which(begin):
+def test_a_killed_rank_ends_the_group_and_is_named(begin):
     core = begin(2)
     core.add(Request(PROMPTS[0], max_tokens=100))
     core.step()
-    os.kill(core.runner._runners[1].pid, signal.SIGKILL)
+    os.kill(core.runner.runners[1].pid, signal.SIGKILL)
     errors = []
     while core.has_work:
         errors += [event.error for event in core.step() if event.error]
@@ -153,32 +153,32 @@ def test_a_killed_rank_ends_the_group_soon_and_says_which(begin):
     assert "SIGKILL" in str(error)
 
 
-def test_a_lost_group_is_replaced_and_the_answer_goes_on(begin):
+def test_a_lost_group_is_restarted_and_requests_continue(begin):
     whole, _ = answer(begin(1), PROMPTS[:1])
     core = begin(2, restart=True)
     request = Request(PROMPTS[0], max_tokens=COUNT)
     core.add(request)
     for _ in range(5):
         core.step()
-    os.kill(core.runner._runners[0].pid, signal.SIGKILL)
+    os.kill(core.runner.runners[0].pid, signal.SIGKILL)
     while core.has_work:
         assert not any(event.error for event in core.step())
     assert core.restarts == 1
     assert request.output_ids == whole[0].output_ids
 
 
-def test_what_ranks_cannot_do_is_raised_as_it_is_and_none_is_left(begin, tmp_path):
+def test_errors_of_ranks_are_raised_and_no_process_is_left(begin, tmp_path):
     with pytest.raises(RequestError, match="float16"):
         begin(2, dtype="float16")
     assert not list(tmp_path.glob("inl-ranks-*"))
 
 
-def test_heads_that_do_not_divide_are_refused_before_anything_starts(begin):
+def test_indivisible_heads_are_refused_before_a_start(begin):
     with pytest.raises(WeightMismatch, match="3 ranks"):
         begin(3)
 
 
-def test_ranks_take_the_devices_from_the_named_one_on():
+def test_ranks_use_consecutive_devices():
     config = EngineConfig(backend="cpu", tensor_parallel=2)
     assert rank_devices(config)[1] == ["cpu:0", "cpu:0"]
     python = Path("/bin/sh")

@@ -1,4 +1,4 @@
-"""Who enters and leaves between two steps does so in few calls, and in order."""
+"""Admissions and releases between two steps are batched, in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from inl.backend.base import Traits
 from inl.backend.host import host_memory
 from inl.device import Device
-from inl.executor.local_runner import MAX_ADMISSIONS
+from inl.executor.model_executor import MAX_ADMISSIONS
 from inl.ops.step import admit, empty_tables
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, release_frame, step_frame
@@ -21,7 +21,7 @@ LIMITS = Limits(slots=SLOTS, blocks=(50,), block_size=4, max_blocks_per_seq=8, v
 
 
 class Counting(TorchBackend):
-    """Tells how many frames each call of an admission takes."""
+    """Records the number of frames of each admission call."""
 
     traits = Traits()
 
@@ -55,21 +55,21 @@ def step():
     return step_frame(Bucket(8, 2), rows, step=0, groups=1, block_size=4, decode_rows=0)
 
 
-def played(tiny_llama, buckets, frames):
-    """What a runner's tables hold after a step, and the sizes of its calls."""
+def run_frames(tiny_llama, buckets, frames):
+    """Tables of a runner after a step, and the sizes of its admission calls."""
     backend = Counting(buckets)
     runner = tiny_llama(3).runner(backend, "float32", LIMITS)
     for each in frames:
         runner.submit(each)
-        each[:] = -1  # the memory is the caller's again
+        each[:] = -1  # the caller may reuse the memory
     assert backend.entered == []
     runner.submit(step())
-    tables = runner._state.tables
+    tables = runner.executor.state.tables
     return {n: getattr(tables, n).numpy() for n in ("blocks", "last")}, backend.entered
 
 
 @pytest.mark.parametrize("buckets", [(), (Bucket(8, 2),)])
-def test_each_slot_is_set_by_the_last_that_named_it(tiny_llama, buckets):
+def test_each_slot_is_set_by_its_last_frame(tiny_llama, buckets):
     frames = [frame(slot, slot) for slot in range(1, 20)]
     frames += [
         release_frame(slot, groups=1, max_blocks_per_seq=8) for slot in range(2, 8)
@@ -82,7 +82,7 @@ def test_each_slot_is_set_by_the_last_that_named_it(tiny_llama, buckets):
     want = empty_tables(groups=1, slots=SLOTS, max_blocks_per_seq=8)
     for each in frames:
         want = admit.body(each[None], want)
-    found, entered = played(tiny_llama, buckets, frames)
+    found, entered = run_frames(tiny_llama, buckets, frames)
     np.testing.assert_array_equal(found["blocks"], want.blocks)
     np.testing.assert_array_equal(found["last"][2:], want.last[2:])
     assert entered == (
@@ -91,8 +91,8 @@ def test_each_slot_is_set_by_the_last_that_named_it(tiny_llama, buckets):
 
 
 @pytest.mark.parametrize(("count", "calls"), [(1, [1]), (2, [16]), (17, [16, 1])])
-def test_programs_are_called_with_two_sizes(tiny_llama, count, calls):
+def test_admission_programs_have_two_sizes(tiny_llama, count, calls):
     frames = [frame(slot, slot) for slot in range(1, count + 1)]
-    found, entered = played(tiny_llama, (Bucket(8, 2),), frames)
+    found, entered = run_frames(tiny_llama, (Bucket(8, 2),), frames)
     assert entered == calls
     assert found["blocks"][0, count, 0] == count

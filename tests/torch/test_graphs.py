@@ -1,4 +1,4 @@
-"""A decoding step as a CUDA graph; only a machine with an NVIDIA GPU can tell."""
+"""A decoding step as a CUDA graph; most tests need a GPU."""
 
 from __future__ import annotations
 
@@ -41,9 +41,13 @@ class GraphBackend(TorchBackend):
 
     def kernels(self):
         for kernel in super().kernels():
-            yield replace(kernel, run=moved) if self.moves(kernel) else kernel
+            yield (
+                replace(kernel, run=write_to_copy)
+                if self.is_spoiled(kernel)
+                else kernel
+            )
 
-    def moves(self, kernel):
+    def is_spoiled(self, kernel):
         return self.spoiled and kernel.op == "write_kv"
 
     def compile(self, function, bucket, *, consumes):
@@ -52,8 +56,8 @@ class GraphBackend(TorchBackend):
         return inference_mode(function)
 
 
-def moved(k, v, cache, writes):
-    """Write to a copy, as JAX would: a graph cannot follow."""
+def write_to_copy(k, v, cache, writes):
+    """Write to a copy, which a captured graph does not support."""
     cache = cache._replace(k=cache.k.clone())
     cells = writes.long()
     cache.k.flatten(0, 1).index_copy_(0, cells, k)
@@ -97,12 +101,12 @@ def test_a_captured_step_gives_the_same_tokens(sampler, tiny_llama, backend):
     want = decode(tiny.runner(backend, "float32", LIMITS), prompt, 24, sampler)
     runner = tiny.runner(GraphBackend(), "float32", LIMITS)
     assert decode(runner, prompt, 24, sampler) == want
-    # Again, through the graph that exists by now, from another state of the tables.
+    # Again with the captured graph, from another state of the tables.
     assert decode(runner, prompt, 24, sampler) == want
 
 
 @cuda
-def test_a_step_whose_state_moves_is_not_captured(tiny_llama):
+def test_a_step_that_returns_other_buffers_is_refused(tiny_llama):
     runner = tiny_llama(3).runner(GraphBackend(spoiled=True), "float32", LIMITS)
     with pytest.raises(KernelFailed, match="write in place"):
         decode(runner, [4, 88, 17], 4)
@@ -130,7 +134,7 @@ def test_a_result_arrives_while_later_work_runs():
     assert arriving.wait().tolist() == [0, 1, 2, 3, 4]
 
 
-def test_addresses_tell_buffers_apart():
+def test_addresses_distinguish_buffers():
     a, b = torch.zeros(2), torch.zeros(2)
     assert addresses({"x": (a, None), "y": a[1:]}) == addresses((a, a[1:]))
     assert addresses((a,)) != addresses((b,))

@@ -35,7 +35,7 @@ def leaves_of(operands):
 
 
 def gradients(function, operands, weights):
-    """What autograd gives for the same weighted sum."""
+    """Gradients of a weighted sum by autograd."""
     held = leaves_of(operands)
     results = function(*held)
     total = sum(
@@ -70,7 +70,7 @@ def test_a_wrong_gradient_is_found(dynamics_operands, measured_gradients):
     assert max(map(off, found, want)) > BOUND
 
 
-def test_the_written_reference(dynamics_operands, measured_gradients):
+def test_reference_of_the_gradients(dynamics_operands, measured_gradients):
     (*operands, dt), weights = dynamics_operands
     want = measured_gradients(body, (*operands, dt), weights)
     found = inl_dynamics_backward(*weights, *operands, dt=float(dt))
@@ -99,8 +99,8 @@ def test_controlled(controlled_operands, measured_gradients):
         assert off(got, exact) < BOUND, name
 
 
-def test_the_clamps_are_met(controlled_operands):
-    """Else the gradients behind them would not be tested."""
+def test_the_clamps_are_active(controlled_operands):
+    """Otherwise the gradients of the clamps would not be tested."""
     operands, _, attrs = controlled_operands
     if attrs["limit"] is None:
         return
@@ -172,7 +172,7 @@ def auto():
     set_backend("auto")
 
 
-def test_another_framework_computes_and_answers_in_kind(auto):
+def test_set_backend_returns_the_original_framework(auto):
     x = torch.full((2, 3), 1.5, dtype=torch.bfloat16)
     want = inl_dynamics(x, 0.0, 0.5, 0.9, 0.1, 0.5)
     assert get_backend(x) == "torch"
@@ -200,7 +200,7 @@ def test_arrays_of_two_frameworks_are_refused():
         inl_dynamics(torch.ones(3), 0.0, np.ones(3), 0.9, 0.1, 0.5)
 
 
-def test_the_answer_is_never_the_operand():
+def test_results_never_alias_operands():
     x = torch.ones(3)
     moved, velocity = inl_dynamics_n_steps(x, x, 0.0, torch.zeros(9), 0)
     moved += 1

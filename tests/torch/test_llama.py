@@ -1,4 +1,4 @@
-"""A whole model through the runner on torch, against NumPy in float64."""
+"""A model through the runner on torch, against NumPy in float64."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LIMITS = Limits(
 
 @final
 class StaticTorch(TorchBackend):
-    """Plans attention as a device does whose sizes cannot be read."""
+    """Plans attention with static shapes, as on a GPU."""
 
     traits = Traits(dtypes=("float32",))
 
@@ -57,7 +57,7 @@ class StaticTorch(TorchBackend):
 
 
 class Traffic:
-    """Frames of four sequences that arrive one after the other, and their sizes."""
+    """Frames of four sequences that arrive one after the other."""
 
     def __init__(self, rng, *, sampler="greedy", pads=(0, 0)):
         self.sampler, self.pads = sampler, pads
@@ -157,7 +157,7 @@ def test_tokens_equal_the_reference(form, pads, bias, tiny_llama, backend):
 
 
 @pytest.mark.parametrize("sampler", ["sample", "sample_filtered"])
-def test_drawn_tokens_equal_the_reference(sampler, tiny_llama, backend):
+def test_sampled_tokens_equal_the_reference(sampler, tiny_llama, backend):
     tiny = tiny_llama(4)
     frames = traffic(6, sampler=sampler)
     want = drive(tiny.runner(reference(), "float64", LIMITS), frames)
@@ -181,7 +181,7 @@ def first_logits(tiny, backend, dtype):
     state = backend.state(loaded.model.state(loaded.config), limits=LIMITS)
     with torch.inference_mode():
         logits, _, _ = forward(
-            runner.ops(bucket),
+            runner.executor.ops(bucket),
             loaded.model,
             loaded.config,
             loaded.weights,
@@ -199,8 +199,8 @@ def test_logits_equal_the_reference(dtype, bound, tiny_llama, backend):
     assert np.abs(got - want).max() < bound * np.abs(want).max()
 
 
-def test_a_whole_step_never_reads_the_device(tiny_llama, meta_backend):
-    """On meta tensors there is nothing to read, and a branch on data raises."""
+def test_a_step_never_synchronizes(tiny_llama, meta_backend):
+    """Meta tensors have no data, so reading or branching on data raises."""
     deep = replace(LIMITS, depth=64)
     for sampler in SAMPLERS:
         runner = tiny_llama(3).runner(meta_backend, "float32", deep)
@@ -209,7 +209,7 @@ def test_a_whole_step_never_reads_the_device(tiny_llama, meta_backend):
 
 
 def test_a_captured_step_keeps_its_buffers(tiny_llama, backend):
-    """What a CUDA graph needs: the state that goes in is the state that comes out."""
+    """A CUDA graph requires that the returned state is the state that was passed."""
     runner = tiny_llama(3).runner(backend, "float32", LIMITS)
     before = [x.data_ptr() for x in buffers(runner)]
     drive(runner, traffic(5))
@@ -218,7 +218,7 @@ def test_a_captured_step_keeps_its_buffers(tiny_llama, backend):
 
 
 def buffers(runner):
-    state = runner._state
+    state = runner.executor.state
     return [x for cache in state.caches for x in cache] + list(state.tables)
 
 

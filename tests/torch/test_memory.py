@@ -1,4 +1,4 @@
-"""Torch's own error of a full device, injected: what is said, and what lives on."""
+"""Injected out-of-memory errors of torch: messages, and recovery."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from inl_torch.backend import TorchBackend
 from inl_torch.memory import find_oom
 
 LIMITS = Limits(slots=4, blocks=(40,), block_size=4, max_blocks_per_seq=10, vocab=97)
-TORCH_SAYS = (
+TORCH_MESSAGE = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
     "139.80 GiB of which 1.10 GiB is free."
 )
 
 
-def allocator_fails():
-    raise torch.cuda.OutOfMemoryError(TORCH_SAYS)
+def raise_oom():
+    raise torch.cuda.OutOfMemoryError(TORCH_MESSAGE)
 
 
 @final
 class Small(TorchBackend):
-    """A device that is full for steps of more than 12 tokens, and for some tensors."""
+    """A device without memory for steps of more than 12 tokens, or for a state."""
 
     traits = Traits()
-    full = ()
+    full_for = ()
 
     def __init__(self):
         self.device, self.place = Device("cuda:0"), torch.device("cpu")
@@ -50,15 +50,15 @@ class Small(TorchBackend):
             yield replace(kernel, run=_limited(kernel.run)) if limited else kernel
 
     def zeros(self, shape, dtype):
-        if "state" in self.full:
-            allocator_fails()
+        if "state" in self.full_for:
+            raise_oom()
         return super().zeros(shape, dtype)
 
 
 def _limited(run):
     def limited(x, *args, **attrs):
         if x.shape[0] > 12:
-            allocator_fails()
+            raise_oom()
         return run(x, *args, **attrs)
 
     return limited
@@ -91,13 +91,13 @@ def test_a_step_that_does_not_fit_fails_and_the_next_one_runs(tiny_llama):
     assert found[0] == want[0]
 
 
-def test_the_error_keeps_nothing_of_the_call_that_failed():
+def test_the_error_releases_the_tensors_of_the_call():
     held = []
 
     def step(x):
         big = torch.zeros(100) + x
         held.append(weakref.ref(big))
-        allocator_fails()
+        raise_oom()
 
     program = Small().compile(step, None, consumes=())
     with pytest.raises(OutOfMemory) as caught:
@@ -106,9 +106,9 @@ def test_the_error_keeps_nothing_of_the_call_that_failed():
     assert held[0]() is None
 
 
-def test_a_state_says_what_it_was_for(tiny_llama):
+def test_oom_of_a_state_names_its_size(tiny_llama):
     backend = Small()
-    backend.full = ("state",)
+    backend.full_for = ("state",)
     with pytest.raises(
         OutOfMemory,
         match=r"cuda:0: state: 23904 bytes .* do not fit, 12345 bytes are free; "
@@ -117,7 +117,7 @@ def test_a_state_says_what_it_was_for(tiny_llama):
         backend.state((Paged((0,), 2, 8, "float32"),), limits=LIMITS)
 
 
-def test_weights_say_which_and_how_much_all_of_them_take(tiny_llama, monkeypatch):
+def test_oom_of_weights_names_the_group_and_the_total(tiny_llama, monkeypatch):
     count = []
 
     def some(self, data, *, axis=None, real=TorchBackend.tensor):
@@ -126,7 +126,7 @@ def test_weights_say_which_and_how_much_all_of_them_take(tiny_llama, monkeypatch
             from inl_torch.memory import allocating
 
             with allocating(data.size * 4, str(self.device), self.memory):
-                allocator_fails()
+                raise_oom()
         return real(self, data, axis=axis)
 
     monkeypatch.setattr(TorchBackend, "tensor", some)
@@ -138,11 +138,11 @@ def test_weights_say_which_and_how_much_all_of_them_take(tiny_llama, monkeypatch
         tiny_llama(3).runner(Small(), "float32", LIMITS)
 
 
-def test_an_error_that_came_of_a_full_device_counts():
-    """A capture that runs out of memory ends with an error of its own."""
+def test_oom_is_found_among_causes():
+    """A capture that runs out of memory raises a different error."""
     with pytest.raises(RuntimeError, match="previous error") as caught:  # noqa: PT012
         try:
-            allocator_fails()
+            raise_oom()
         finally:
             raise RuntimeError("operation failed due to a previous error")
     assert isinstance(find_oom(caught.value), torch.cuda.OutOfMemoryError)
@@ -152,7 +152,7 @@ def test_an_error_that_came_of_a_full_device_counts():
     assert find_oom(ValueError("out of memory")) is None
 
 
-def test_other_errors_of_a_step_stay_as_they_are():
+def test_other_errors_are_unchanged():
     program = Small().compile(lambda x: 1 / 0, None, consumes=())
     with pytest.raises(ZeroDivisionError):
         program(np.zeros(1))

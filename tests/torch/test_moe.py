@@ -1,4 +1,4 @@
-"""Mixture of experts on torch: the form for devices, ties, NaN and gradients."""
+"""Mixture of experts on torch: methods with static shapes, ties, NaN, gradients."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from inl_torch.eager import moe
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-FORMS = {"every": 128, "block": 0}
-"""Forms that read no sizes, by the rows up to which all experts compute them."""
+METHODS = {"every": 128, "block": 0}
+"""Methods with static shapes -> value of DENSE_ROWS that selects them."""
 
 
-@pytest.fixture(params=FORMS)
-def on_a_device(request, monkeypatch):
-    """Takes a form that reads no sizes, though the tensors are on the CPU."""
+@pytest.fixture(params=METHODS)
+def static_shapes(request, monkeypatch):
+    """Use a method with static shapes on the CPU."""
     monkeypatch.setattr(moe, "_by_expert", moe.by_static_shapes)
-    monkeypatch.setattr(moe, "DENSE_ROWS", FORMS[request.param])
+    monkeypatch.setattr(moe, "DENSE_ROWS", METHODS[request.param])
 
 
 def verdicts(name, run, dtype, seed, on_torch, on_host):
@@ -44,10 +44,8 @@ def verdicts(name, run, dtype, seed, on_torch, on_host):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["expert_linear", "experts"])
-@pytest.mark.usefixtures("on_a_device")
-def test_forms_for_devices_err_no_more_than_rounding(
-    name, dtype, seed, on_torch, on_host
-):
+@pytest.mark.usefixtures("static_shapes")
+def test_device_methods_err_no_more_than_rounding(name, dtype, seed, on_torch, on_host):
     run = getattr(moe, name)
     for case, found in verdicts(name, run, dtype, seed, on_torch, on_host):
         assert found.passed, f"{case} in {dtype}, seed {seed}: {found}"
@@ -55,7 +53,7 @@ def test_forms_for_devices_err_no_more_than_rounding(
 
 @pytest.mark.parametrize("count", [1, 2, 7, 60])
 @pytest.mark.parametrize("tokens", [1, 3, 50, 333])
-def test_all_forms_agree_however_uneven_the_load(tokens, count, seed, monkeypatch):
+def test_all_methods_agree_for_uneven_loads(tokens, count, seed, monkeypatch):
     rng = np.random.default_rng(seed)
     k = min(2, count)
     w = Experts(*(torch.from_numpy(m) for m in matrices(rng, count, 6, 8)))
@@ -65,7 +63,7 @@ def test_all_forms_agree_however_uneven_the_load(tokens, count, seed, monkeypatc
     loads.append(np.tile(np.arange(count - k, count, dtype=np.int32), (tokens, 1)))
     for ids in map(torch.from_numpy, loads):
         wanted = moe.experts(x, ids, weights, w, activation="gelu_tanh")
-        for rows in FORMS.values():
+        for rows in METHODS.values():
             with monkeypatch.context() as patch:
                 patch.setattr(moe, "_by_expert", moe.by_static_shapes)
                 patch.setattr(moe, "DENSE_ROWS", rows)
@@ -74,7 +72,7 @@ def test_all_forms_agree_however_uneven_the_load(tokens, count, seed, monkeypatc
 
 
 def test_blocks_take_no_more_than_twice_the_rows(monkeypatch):
-    """And shapes are the same whoever chooses whom."""
+    """Shapes do not depend on the routing."""
     monkeypatch.setattr(moe, "DENSE_ROWS", 0)
     seen = []
 
@@ -103,8 +101,9 @@ def swapped(x, ids, weights, w, *, activation):
     return moe.experts(x, ids, weights, other, activation=activation)
 
 
-def test_what_an_expert_makes_of_others_tokens_does_not_count(monkeypatch):
-    """All experts compute every row: one that overflows must not poison a stranger."""
+def test_overflow_of_an_unselected_expert_has_no_effect(monkeypatch):
+    """All experts compute all rows; overflow must not affect tokens of other
+    experts."""
     monkeypatch.setattr(moe, "_by_expert", moe.by_static_shapes)
     gate = torch.ones(2, 3, 4)
     gate[1] = torch.inf
@@ -127,7 +126,7 @@ def test_a_wrong_kernel_is_found(wrong, dtype, seed, on_torch, on_host):
 
 
 def unstable(logits, *, k, kind, renormalize):
-    """What ``topk`` may do with ties."""
+    """A possible order of ties by ``topk``."""
     ids, weights = moe.route(logits.flip(-1), k=k, kind=kind, renormalize=renormalize)
     return logits.shape[-1] - 1 - ids, weights
 
@@ -211,23 +210,23 @@ def frames(steps=15):
     return Traffic(np.random.default_rng(2), LIMITS).frames(steps)
 
 
-def test_a_whole_step_of_a_mixture_never_reads_the_device(model, meta_backend):
-    """Meta tensors have no numbers: reading one raises, and a shape made of one too."""
+def test_a_step_of_a_mixture_never_synchronizes(model, meta_backend):
+    """Meta tensors have no data, so reading it, or shapes that depend on it, raise."""
     runner = local_runner(meta_backend, model, random_files(model, 1), LIMITS)
     for sent in frames():
         runner.submit(sent.message)
 
 
-@pytest.mark.parametrize("form", ["by expert", *FORMS])
+@pytest.mark.parametrize("form", ["by expert", *METHODS])
 def test_tokens_of_a_mixture_are_the_references(model, form, backend, monkeypatch):
     files = random_files(model, 3)
     reference = ReferenceBackend(Device("reference"), dtype="float64")
     wanted = play(
         local_runner(reference, model, files, LIMITS, dtype="float64"), frames()
     )
-    if form in FORMS:
+    if form in METHODS:
         monkeypatch.setattr(moe, "_by_expert", moe.by_static_shapes)
-        monkeypatch.setattr(moe, "DENSE_ROWS", FORMS[form])
+        monkeypatch.setattr(moe, "DENSE_ROWS", METHODS[form])
     found = play(local_runner(backend, model, files, LIMITS), frames())
     assert found == wanted
     assert sum(map(len, found.values())) > 15

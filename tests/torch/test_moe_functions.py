@@ -30,7 +30,7 @@ def test_a_tensor_in_is_a_tensor_out(factor, given):
 
 
 def dense(x, logits, gate, up, down, kept):
-    """Every expert for every token, with weights 0 where it was not chosen."""
+    """All experts for all tokens, with weight 0 for unselected experts."""
     odds = logits.softmax(-1) * kept
     odds = odds / odds.sum(-1, keepdim=True).clamp(min=1e-20)
     inner = torch.nn.functional.silu(torch.einsum("th,eih->tei", x, gate))

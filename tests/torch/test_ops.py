@@ -58,8 +58,8 @@ def test_static_attention_errs_no_more(name, dtype, seed, on_torch, on_host):
 
 
 @pytest.mark.parametrize("name", PRIMITIVES)
-def test_nothing_waits_for_a_device(name, seed, on_torch):
-    """Meta tensors have no numbers: reading one raises, and a shape made of one too."""
+def test_no_kernel_synchronizes(name, seed, on_torch):
+    """Meta tensors have no data, so reading it, or shapes that depend on it, raise."""
     spec = catalog()[name]
     for case in spec.cases(np.random.default_rng(seed)):
         host = on_torch(spec, case, "float32")
@@ -76,7 +76,7 @@ def test_the_meta_check_can_fail():
 
 
 def wrong_scale(x, w, *, eps):
-    # Two percent lies within a few units in the last place of bfloat16.
+    # 2 % is a few units in the last place of bfloat16.
     factor = 1.02
     return factor * eager.norm.rms_norm(x, w, eps=eps)
 

@@ -1,4 +1,4 @@
-"""Weights that a kernel packs give what the plain ones give."""
+"""Packed layouts of weights give the results of unpacked weights."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_missing_bias_counts_as_zeros(given, seed, backend):
         np.testing.assert_allclose(part.numpy(), want, rtol=0, atol=1e-5)
 
 
-def test_quantized_weights_are_decoded_as_ggml_does(seed, backend):
+def test_quantized_weights_are_dequantized_like_ggml(seed, backend):
     rng = np.random.default_rng(seed)
     kinds = {
         "gate": ("q8_0", gguf.GGMLQuantizationType.Q8_0),
@@ -83,7 +83,7 @@ def test_quantized_weights_are_decoded_as_ggml_does(seed, backend):
     np.testing.assert_array_equal(held.down.numpy(), numbers["down"])
 
 
-def test_what_cannot_be_packed_is_refused_with_a_sentence():
+def test_refusals_to_pack_give_a_reason():
     sizes = {"q": Spec((8, 6), "float32"), "k": Spec((4, 6), "float32")}
     refusal = PACKED["qkv_linear"].can_pack(**sizes, v=Spec((6, 6), "float32"))
     assert refusal == "keys and values of different sizes"

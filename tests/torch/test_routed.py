@@ -1,4 +1,4 @@
-"""Token-routed experts: blocks of tokens, and no loop that grows."""
+"""Token-routed experts: blocks of tokens, without a loop over experts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_number_of_calls_does_not_grow():
 @pytest.mark.parametrize("tokens", [0, 1, 2, 3, 7, 8, 9, 64, 97])
 @pytest.mark.parametrize("experts", [1, 2, 3, 8])
 @pytest.mark.parametrize("kind", ["random", "one expert", "last expert", "sorted"])
-def test_every_token_meets_its_expert(tokens, experts, kind):
+def test_every_token_is_in_a_block_of_its_expert(tokens, experts, kind):
     chosen = {
         "random": torch.randint(experts, (tokens,)),
         "one expert": torch.zeros(tokens, dtype=torch.long),

@@ -1,4 +1,4 @@
-"""Draws on torch against the distribution that transformers' processors leave."""
+"""Sampling on torch against the distribution of transformers' logits processors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inl.spec.step import NEUTRAL, PARAMS, Bucket, Tables
 from inl_torch.eager.sample import sample
 from inl_torch.eager.step import make_step
 
-VOCAB, DRAWS = 83, 4000
+VOCAB, SAMPLES = 83, 4000
 
 
 @pytest.fixture
@@ -23,30 +23,32 @@ def logits(seed):
 
 
 def shares(logits, prompt, params):
-    """How often each token is drawn over evenly spread uniform numbers."""
-    tables = empty_tables(groups=1, slots=DRAWS + 1, max_blocks_per_seq=1, vocab=VOCAB)
+    """Frequency of each token over evenly spaced uniform numbers."""
+    tables = empty_tables(
+        groups=1, slots=SAMPLES + 1, max_blocks_per_seq=1, vocab=VOCAB
+    )
     tables.params[:] = [params.get(name, value) for name, value in zip(
         PARAMS, NEUTRAL, strict=True
     )]  # fmt: skip
     tables.token_counts[:, list(prompt)] = 1
     tables = Tables(*(torch.from_numpy(array) for array in tables))
-    bucket = Bucket(DRAWS, DRAWS, 1, "sample_filtered")
+    bucket = Bucket(SAMPLES, SAMPLES, 1, "sample_filtered")
     message = step_frame(
         bucket,
-        [Row(1 + row, [0], [(row + 0.5) / DRAWS]) for row in range(DRAWS)],
+        [Row(1 + row, [0], [(row + 0.5) / SAMPLES]) for row in range(SAMPLES)],
         step=0, groups=1, block_size=4, decode_rows=0,
     )  # fmt: skip
     step, tables = make_step(
         torch.from_numpy(message), tables, bucket=bucket, block_size=4
     )
     tokens, _ = sample(
-        logits.expand(DRAWS, -1), step, tables, sampler="sample_filtered"
+        logits.expand(SAMPLES, -1), step, tables, sampler="sample_filtered"
     )
-    return torch.bincount(tokens.long(), minlength=VOCAB) / DRAWS
+    return torch.bincount(tokens.long(), minlength=VOCAB) / SAMPLES
 
 
-def processed(logits, prompt, params):
-    """What transformers makes of the same, in the order in which it applies them."""
+def transformers_probabilities(logits, prompt, params):
+    """Probabilities by transformers' processors, in its order."""
     chain = generation.LogitsProcessorList()
     if "repetition_penalty" in params:
         penalty = generation.RepetitionPenaltyLogitsProcessor
@@ -79,15 +81,15 @@ def processed(logits, prompt, params):
     ],
     ids=str,
 )
-def test_draws_follow_what_transformers_leaves(logits, seed, params):
+def test_samples_follow_the_distribution_of_transformers(logits, seed, params):
     prompt = [3, 4, 40, 41, 41]
     found = shares(logits, prompt, params)
-    wanted = processed(logits, prompt, params)
-    assert (found - wanted).abs().max() <= 1.01 / DRAWS, f"seed {seed}"
+    wanted = transformers_probabilities(logits, prompt, params)
+    assert (found - wanted).abs().max() <= 1.01 / SAMPLES, f"seed {seed}"
     assert not found[wanted == 0].any(), f"seed {seed}"
 
 
 def test_this_comparison_can_fail(logits):
     found = shares(logits, [3], {"temperature": 1.0, "top_k": 5})
-    wanted = processed(logits, [3], {"temperature": 1.0, "top_k": 6})
-    assert (found - wanted).abs().max() > 1.01 / DRAWS
+    wanted = transformers_probabilities(logits, [3], {"temperature": 1.0, "top_k": 6})
+    assert (found - wanted).abs().max() > 1.01 / SAMPLES

@@ -1,4 +1,4 @@
-"""Host arrays to tensors and back, and what the backend does when memory ends."""
+"""Conversion of host arrays and tensors, and allocation of states."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_there_and_back_is_equal(dtype, shape, seed):
     np.testing.assert_array_equal(back.data.reshape(shape), array.data.reshape(shape))
 
 
-def test_bfloat16_bits_mean_what_they_mean_elsewhere(seed):
+def test_bfloat16_bits_equal_ml_dtypes(seed):
     values = np.random.default_rng(seed).standard_normal(1000)
     want = values.astype(ml_dtypes.bfloat16).astype(np.float32)
     tensor = from_host(cast(values.astype(np.float32), "bfloat16"))
@@ -54,7 +54,7 @@ def test_a_writable_array_is_copied(backend):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_mapped_file_is_lent_without_a_copy(dtype, tmp_path, backend):
+def test_a_mapped_file_is_aliased(dtype, tmp_path, backend):
     path = tmp_path / "weights"
     path.write_bytes(cast(np.arange(64, dtype=np.float32), dtype).data.tobytes())
     mapped = np.memmap(path, np.uint16 if dtype == "bfloat16" else np.float32, "r")
@@ -66,7 +66,7 @@ def test_a_mapped_file_is_lent_without_a_copy(dtype, tmp_path, backend):
 
 
 @pytest.mark.parametrize("kind", ["unaligned", "strided", "foreign"])
-def test_odd_memory_is_copied(kind):
+def test_noncontiguous_memory_is_copied(kind):
     raw = np.frombuffer(b"\0" + np.arange(8, dtype=np.float32).tobytes(), np.uint8)
     if kind == "unaligned":
         data = raw[1:].view(np.float32)
@@ -80,12 +80,12 @@ def test_odd_memory_is_copied(kind):
     assert from_host(HostArray(data, "float32", (8,))).tolist() == list(range(8))
 
 
-def test_a_dtype_that_torch_has_not_is_named():
+def test_an_unknown_dtype_is_named():
     with pytest.raises(DeviceError, match=r"'q4_1', torch takes float64, float32"):
         torch_dtype("q4_1")
 
 
-def test_a_result_does_not_follow_the_tensor(backend):
+def test_a_host_copy_does_not_alias_the_tensor(backend):
     tensor = torch.zeros(3)
     array = backend.numpy(tensor)
     tensor[:] = 7
@@ -144,7 +144,7 @@ def test_an_out_of_memory_error_of_the_state_names_its_bytes(backend):
         backend.state(spec, limits=limits(blocks))
 
 
-def test_other_failures_keep_their_kind(backend):
+def test_other_errors_are_unchanged(backend):
     spec = (Paged((0,), 2, 8, "float32"),)
     with pytest.raises(RuntimeError, match="negative"):
         backend.state(spec, limits=limits(-5))

@@ -1,4 +1,4 @@
-"""What torch itself saves is what we read."""
+"""Reading of files saved by torch."""
 
 from __future__ import annotations
 

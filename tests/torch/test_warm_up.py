@@ -1,4 +1,4 @@
-"""Warming up runs every program once, before anyone waits for it."""
+"""Warm-up runs every program once, before the first request."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from inl.device import Device
 from inl.errors import OutOfMemory, ProtocolError
 from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
-from inl.protocol.wire_values import read_limits
+from inl.progress import LoadStage
+from inl.protocol.wire_json import read_limits
 from inl.spec.limits import TOKEN_BUDGET, Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
-from inl.weights.progress import LoadStage
 from inl_torch.backend import TorchBackend, inference_mode
 
 LIMITS = Limits(slots=3, blocks=(20,), block_size=4, max_blocks_per_seq=8, vocab=97)
@@ -29,7 +29,7 @@ BUCKETS = (Bucket(1, 1), Bucket(8, 2), Bucket(8, 2, 1, "sample_filtered"))
 
 
 class Compiling(TorchBackend):
-    """Has programs, and tells which of them runs."""
+    """Has buckets, and records which programs run."""
 
     traits = Traits()
 
@@ -63,8 +63,8 @@ class Counting(Compiling):
 
 
 @final
-class Preparing(Compiling):
-    """Notes what it is asked to make ready, beside what runs."""
+class Precompiling(Compiling):
+    """Records precompilation requests and runs."""
 
     traits = Traits(readers=3, token_budget=64)
 
@@ -77,10 +77,12 @@ class Preparing(Compiling):
 
     def offers(self, kind):
         return (
-            Precompiler(self.prepare) if kind is Precompiler else super().offers(kind)
+            Precompiler(self.precompile)
+            if kind is Precompiler
+            else super().offers(kind)
         )
 
-    def prepare(self, calls):
+    def precompile(self, calls):
         with torch.inference_mode():
             found = [call()[0] for call in calls]
         self.told.append([len(each) for each in found])
@@ -102,7 +104,7 @@ def decode(runner):
     return found
 
 
-def test_every_program_runs_once_and_answers_stay(tiny_llama):
+def test_every_program_runs_once_and_outputs_are_unchanged(tiny_llama):
     cold = tiny_llama(3).runner(Counting(), "float32", LIMITS)
     want = decode(cold)
     backend, told = Counting(), []
@@ -125,7 +127,7 @@ def test_a_step_in_flight_is_not_disturbed(tiny_llama):
 
 
 @pytest.mark.parametrize("warm_up", [True, False])
-def test_an_engine_makes_its_programs_at_the_start_where_asked_to(tiny_llama, warm_up):
+def test_an_engine_with_warm_up_makes_its_programs_at_the_start(tiny_llama, warm_up):
     tiny, backend, told = tiny_llama(3), Counting(), []
     language = LanguageModel(MODEL, tiny.config, tiny.checkpoint)
     config = EngineConfig(dtype="float32", warm_up=warm_up)
@@ -144,20 +146,20 @@ def test_an_engine_makes_its_programs_at_the_start_where_asked_to(tiny_llama, wa
     decode(runner)
 
 
-def test_all_programs_are_made_ready_before_the_first_runs(tiny_llama):
+def test_all_programs_are_precompiled_before_the_first_runs(tiny_llama):
     want = decode(tiny_llama(3).runner(Counting(), "float32", LIMITS))
-    backend = Preparing()
+    backend = Precompiling()
     runner = tiny_llama(3).runner(backend, "float32", LIMITS)
     runner.warm_up()
-    # Tokens of the two greedy steps, and a pair of the one that tells scores.
+    # Tokens of the two greedy steps, and a pair of the step with scores.
     assert [sorted(backend.told[0]), *backend.told[1:]] == [[1, 2, 2], *BUCKETS]
     assert decode(runner) == want
     assert [told for told in backend.told[4:] if isinstance(told, list)] == []
 
 
-def test_a_first_step_makes_ready_what_decodes_after_it(tiny_llama):
+def test_a_first_step_precompiles_the_decoding_step(tiny_llama):
     want = decode(tiny_llama(3).runner(Counting(), "float32", LIMITS))
-    backend = Preparing()
+    backend = Precompiling()
     runner = tiny_llama(3).runner(backend, "float32", LIMITS)
     assert decode(runner) == want
     long, short = BUCKETS[1], BUCKETS[0]
@@ -166,13 +168,13 @@ def test_a_first_step_makes_ready_what_decodes_after_it(tiny_llama):
     ]  # fmt: skip
 
 
-def test_weights_read_side_by_side_are_the_same_and_told_in_order(tiny_llama):
+def test_weights_loaded_in_parallel_are_equal_and_progress_is_ordered(tiny_llama):
     tiny, told = tiny_llama(3), []
     language = LanguageModel(MODEL, tiny.config, tiny.checkpoint)
     config = EngineConfig(dtype="float32")
     plain = start_runner(language, Counting(), config, limits=LIMITS)
     side = start_runner(
-        language, Preparing(), config, limits=LIMITS,
+        language, Precompiling(), config, limits=LIMITS,
         progress=lambda *report: told.append(report),
     )  # fmt: skip
     done = [bytes_done for bytes_done, _, _ in told]
@@ -187,7 +189,7 @@ def test_weights_read_side_by_side_are_the_same_and_told_in_order(tiny_llama):
 
 
 def test_weights_that_do_not_fit_end_all_readers(tiny_llama, monkeypatch):
-    tiny, backend = tiny_llama(3), Preparing()
+    tiny, backend = tiny_llama(3), Precompiling()
     language = LanguageModel(MODEL, tiny.config, tiny.checkpoint)
     monkeypatch.setattr(TorchBackend, "tensor", full)
     with pytest.raises(OutOfMemory, match=r"weights: .* of 18: 4 bytes do not fit"):
@@ -199,11 +201,11 @@ def full(_self, _data, *, axis=None):
 
 
 @pytest.mark.parametrize(("asked", "planned"), [(None, 64), (9, 9)])
-def test_a_step_is_as_large_as_the_backend_likes(tiny_llama, asked, planned):
+def test_the_token_budget_defaults_to_that_of_the_backend(tiny_llama, asked, planned):
     tiny = tiny_llama(3)
     language = LanguageModel(MODEL, tiny.config, tiny.checkpoint)
     config = EngineConfig(token_budget=asked, max_batch=2, context=32)
-    runner = start_runner(language, Preparing(), config)
+    runner = start_runner(language, Precompiling(), config)
     assert runner.limits.token_budget == planned
     sent = json.loads(json.dumps(asdict(runner.limits)))
     assert read_limits(sent, "there").token_budget == planned

@@ -12,7 +12,6 @@ from safetensors.numpy import save_file
 
 from inl.testing.tiny import tiny_llama
 
-
 NO_PLUGINS = """
 import importlib.metadata
 

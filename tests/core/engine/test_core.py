@@ -1,4 +1,4 @@
-"""The loop between scheduler and runner."""
+"""The engine core: scheduler and runner together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inl.testing.hash_runner import HashRunner
 
 
 def finished(engine):
-    """Answers and reasons by request, after running until nothing is left."""
+    """Outputs and finish reasons by request, after running until nothing is left."""
     answers, reasons = {}, {}
     for _ in range(1_000):
         if not engine.has_work:
@@ -30,7 +30,7 @@ def finished(engine):
     raise AssertionError("the engine does not come to an end")
 
 
-def test_tokens_do_not_depend_on_batch_seed_of_others_or_cache(small, answer_of):
+def test_tokens_do_not_depend_on_the_batch_or_the_cache(small, answer_of):
     limits = small(blocks=(40,))
     fields = [
         {"prompt": range(10), "max_tokens": 9},
@@ -52,7 +52,7 @@ def test_tokens_do_not_depend_on_batch_seed_of_others_or_cache(small, answer_of)
         assert set(reasons.values()) == {"length"}
 
 
-def test_steps_can_be_watched(small):
+def test_on_step_receives_each_step(small):
     records = []
     engine = EngineCore(HashRunner(small()), on_step=records.append)
     engine.add(Request([1, 2, 3], max_tokens=2))
@@ -82,7 +82,7 @@ def test_two_steps_are_in_flight_while_tokens_are_read(small):
     assert (engine.stats.steps, len(engine.scheduler.in_flight)) == (2, 1)
 
 
-def test_cancelling_is_told_once_and_frees(small):
+def test_cancelling_gives_one_event_and_frees_the_blocks(small):
     engine = EngineCore(HashRunner(small()))
     number = engine.add(Request([1, 2, 3], max_tokens=9))
     engine.step()
@@ -94,7 +94,7 @@ def test_cancelling_is_told_once_and_frees(small):
     assert engine.scheduler.kv_cache.available_blocks == 8
 
 
-def test_a_request_can_be_ended_for_a_reason_of_the_callers(small):
+def test_a_request_can_be_cancelled_with_another_reason(small):
     engine = EngineCore(HashRunner(small()))
     number = engine.add(Request([1], max_tokens=9))
     engine.cancel(number, "stop")
@@ -102,7 +102,7 @@ def test_a_request_can_be_ended_for_a_reason_of_the_callers(small):
 
 
 @pytest.mark.parametrize("number", [0, -1, 2])
-def test_an_id_that_was_never_given_cannot_be_cancelled(small, number):
+def test_an_unknown_id_cannot_be_cancelled(small, number):
     engine = EngineCore(HashRunner(small()))
     engine.add(Request([1]))
     with pytest.raises(RequestError, match=f"found id {number}, accepts ids that add"):
@@ -110,7 +110,7 @@ def test_an_id_that_was_never_given_cannot_be_cancelled(small, number):
 
 
 class Broken(HashRunner):
-    """Fails in one method at its n-th call."""
+    """Raises in the n-th call of one method."""
 
     def __init__(self, limits, method, calls):
         super().__init__(limits)
@@ -132,7 +132,7 @@ class Broken(HashRunner):
 
 @pytest.mark.parametrize("method", ["submit", "collect"])
 @pytest.mark.parametrize("calls", [0, 1, 2, 3])
-def test_a_runner_that_fails_ends_every_request_and_the_engine(small, method, calls):
+def test_a_failed_runner_ends_every_request_and_the_engine(small, method, calls):
     engine = EngineCore(Broken(small(), method, calls))
     numbers = [engine.add(Request([1, 2], max_tokens=9)) for _ in range(7)]
     ended = {}
@@ -153,8 +153,8 @@ def test_a_runner_that_fails_ends_every_request_and_the_engine(small, method, ca
     assert not engine.cancel(numbers[0])
 
 
-class Liar(HashRunner):
-    """Changes its replies."""
+class ChangedReplies(HashRunner):
+    """Applies ``change`` to each reply."""
 
     def __init__(self, limits, change):
         super().__init__(limits)
@@ -182,8 +182,8 @@ class Liar(HashRunner):
     ],
     ids=["step", "rows", "flat", "empty", "over", "under"],
 )
-def test_a_reply_that_cannot_be_is_an_error(small, change, words):
-    engine = EngineCore(Liar(small(), change))
+def test_an_invalid_reply_is_an_error(small, change, words):
+    engine = EngineCore(ChangedReplies(small(), change))
     engine.add(Request([1], max_tokens=2))
     engine.add(Request([1], max_tokens=2))
     events = engine.step()
@@ -192,18 +192,18 @@ def test_a_reply_that_cannot_be_is_an_error(small, change, words):
     assert words in str(events[0].error)
 
 
-def test_padded_replies_are_read_as_far_as_rows_are_used(small):
+def test_padding_of_replies_is_ignored(small):
     def pad(reply):
         rows = np.full((8, 1), -5, np.int32)
         rows[: len(reply.tokens)] = reply.tokens
-        return Reply(reply.step, rows, reply.accepted)
+        return Reply(reply.step, rows)
 
-    engine = EngineCore(Liar(small(), pad))
+    engine = EngineCore(ChangedReplies(small(), pad))
     number = engine.add(Request([1], max_tokens=2))
     assert finished(engine)[1] == {number: "length"}
 
 
-def test_an_error_of_a_watcher_is_the_watchers(small):
+def test_an_error_of_on_step_is_raised_to_the_caller(small):
     def watch(record):
         raise LookupError(record.step)
 
@@ -213,7 +213,7 @@ def test_an_error_of_a_watcher_is_the_watchers(small):
         engine.step()
 
 
-def test_step_numbers_fit_into_their_word_forever(small):
+def test_step_numbers_wrap_around(small):
     limits = small()
     request = Request([1, 2])
     request.slot, request.prefill_len = 1, 2
@@ -227,15 +227,17 @@ def test_step_numbers_fit_into_their_word_forever(small):
     [None, Scores(*(np.zeros((0, 3)[:size], np.float32) for size in (1, 2, 2)))],
     ids=["none", "too few"],
 )
-def test_scores_that_were_asked_for_and_do_not_come_are_an_error(small, wrong):
-    engine = EngineCore(Liar(small(), lambda reply: reply._replace(scores=wrong)))
+def test_missing_scores_are_an_error(small, wrong):
+    engine = EngineCore(
+        ChangedReplies(small(), lambda reply: reply._replace(scores=wrong))
+    )
     engine.add(Request([1], max_tokens=2, logprobs=3))
     (event,) = engine.step()
     assert isinstance(event.error, ProtocolError)
     assert "found no scores for 1 rows" in str(event.error)
 
 
-def test_a_fresh_runner_counts_the_same_tokens(small, answer_of):
+def test_penalties_are_the_same_on_a_replacement_runner(small, answer_of):
     class Mortal(HashRunner):
         left = 9
 

@@ -53,7 +53,7 @@ def make(made, byte_tokenizer):
 
 
 def greedy(made, prompt, count):
-    """What an uncached float64 computation, written apart from ours, answers."""
+    """The greedy output of an independent, uncached float64 implementation."""
     ids = list(prompt)
     for _ in range(count):
         ids.append(int(plain_logits(*made, ids)[-1].argmax()))
@@ -70,7 +70,7 @@ def test_a_string_gives_a_completion(make, made):
     assert 0 < found.first_token_seconds <= found.seconds
 
 
-def test_ids_and_lists_of_either(make, made):
+def test_prompts_as_ids_and_as_lists(make, made):
     steps = []
     engine = make(on_step=steps.append)
     prompts = [[1, 2, 3], [9] * 30, [200], [7, 7]]
@@ -93,7 +93,7 @@ def test_stream_gives_the_same_text(make):
     )
 
 
-def test_no_half_character_is_streamed(make):
+def test_only_whole_characters_are_streamed(make):
     engine = make()
     pieces = list(engine.stream("x", max_tokens=60, temperature=3.0, seed=11))
     whole = engine.generate("x", max_tokens=60, temperature=3.0, seed=11)
@@ -222,7 +222,7 @@ def test_a_damaged_tokenizer_is_not_a_missing_one(made, tmp_path):
         InferenceEngine.from_pretrained(tmp_path, EngineConfig(backend="reference"))
 
 
-def test_the_seed_decides_alone_or_among_strangers(make):
+def test_a_seed_gives_the_same_tokens_in_any_batch(make):
     engine = make()
     alone = engine.generate([4, 4], max_tokens=10, temperature=1.0, seed=0).token_ids
     crowd = engine.generate(
@@ -242,7 +242,7 @@ def test_without_cache_every_step_computes_the_whole_sequence(make, made):
     assert [step.tokens for step in cached] == [5, 1, 1, 1, 1, 1]
 
 
-def test_long_prompts_are_cut_and_answer_the_same(make, made):
+def test_chunked_prefill_does_not_change_the_output(make, made):
     prompt = [int(i) for i in np.random.default_rng(2).integers(0, VOCAB, 70)]
     engine = make(token_budget=16)
     assert engine.generate(prompt, max_tokens=8).token_ids == greedy(made, prompt, 8)
@@ -251,7 +251,7 @@ def test_long_prompts_are_cut_and_answer_the_same(make, made):
     assert again.token_ids == greedy(made, prompt, 8)
 
 
-def test_leaving_a_stream_frees_its_blocks(make, drained):
+def test_closing_a_stream_frees_its_blocks(make, drained):
     engine = make(max_batch=1)
     for _ in range(3):
         stream = engine.stream("x" * 60, max_tokens=30)
@@ -302,7 +302,7 @@ def test_a_bad_request_is_refused_and_loses_nothing(
     assert engine.generate("fine", max_tokens=4).token_ids == before.token_ids
 
 
-def test_one_bad_prompt_of_several_computes_nothing(make):
+def test_one_bad_prompt_of_several_refuses_all(make):
     steps = []
     engine = make(on_step=steps.append)
     with pytest.raises(PromptTooLong):
@@ -320,19 +320,19 @@ def test_one_bad_prompt_of_several_computes_nothing(make):
         ({"token_budget": 2.5}, ["token_budget", "2.5"]),
     ],
 )
-def test_bad_settings(make, settings, words):
+def test_bad_settings_are_refused(make, settings, words):
     with pytest.raises(RequestError) as caught:
         make(**settings)
     for word in words:
         assert word in str(caught.value)
 
 
-def test_a_cache_that_holds_nothing(make):
+def test_a_cache_that_is_too_small_is_refused(make):
     with pytest.raises(OutOfMemory, match="1,000 are allowed"):
         make(cache_bytes=1000)
 
 
-def test_a_device_asked_for_by_name_is_not_replaced(make):
+def test_a_named_device_has_no_fallback(make):
     with pytest.raises(BackendNotFound, match="pip install inl-rocm"):
         make(backend="rocm")
 
@@ -342,7 +342,7 @@ def test_devices_are_accepted_as_values(make):
     assert engine.device == "reference:0"
 
 
-def test_a_runner_that_fails_ends_every_answer(make):
+def test_a_failed_runner_ends_every_completion(make):
     engine = make()
 
     def fail():
@@ -358,5 +358,5 @@ def test_a_runner_that_fails_ends_every_answer(make):
 def test_invariant_mode_refuses_and_names_the_op(make):
     from inl.errors import NoKernel
 
-    with pytest.raises(NoKernel, match="not invariant"):
+    with pytest.raises(NoKernel, match="not batch-invariant"):
         make(invariant=True)

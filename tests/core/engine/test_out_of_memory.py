@@ -1,4 +1,4 @@
-"""A runner without memory for a step: its requests end, the others do not notice."""
+"""Out of memory in a step: its requests end, the others are unaffected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inl.testing.hash_runner import HashRunner
 
 
 class Full(HashRunner):
-    """Has no room for steps of which ``refuses`` says so."""
+    """Raises ``OutOfMemory`` in ``submit`` for steps that ``refuses`` selects."""
 
     def __init__(self, limits, refuses):
         super().__init__(limits)
@@ -31,10 +31,10 @@ class Full(HashRunner):
         super().submit(message)
 
 
-class FullThere(HashRunner):
-    """Says so when the step's tokens are asked for, as a runner elsewhere does.
+class FullWorker(HashRunner):
+    """Raises ``OutOfMemory`` in ``collect``, as a worker does.
 
-    By then there are steps behind it, of the same rows too.
+    By then later steps are in flight, also of the same rows.
     """
 
     def __init__(self, limits, refuses):
@@ -56,23 +56,23 @@ class FullThere(HashRunner):
         return reply
 
 
-def run(engine, told=()):
-    """Errors and answers by request, from events before and until nothing is left."""
-    told = list(told)
+def run(engine, events=()):
+    """Errors and outputs by request, of given events and until nothing is left."""
+    events = list(events)
     for _ in range(5_000):
         if not engine.has_work:
             break
-        told += engine.step()
+        events += engine.step()
     assert not engine.has_work
     answers = {}
-    for event in told:
+    for event in events:
         if event.token is not None:
             answers.setdefault(event.request, []).append(event.token)
-    return {event.request: event.error for event in told if event.error}, answers
+    return {event.request: event.error for event in events if event.error}, answers
 
 
-@pytest.mark.parametrize("kind", [Full, FullThere])
-def test_a_step_that_does_not_fit_ends_its_requests_alone(kind, small, answer_of):
+@pytest.mark.parametrize("kind", [Full, FullWorker])
+def test_a_step_out_of_memory_ends_only_its_requests(kind, small, answer_of):
     limits = small(blocks=(60,))
     runner = kind(limits, lambda step: step.used_tokens > 12)
     engine = EngineCore(runner, SchedulerConfig(token_budget=16, max_rows=4))
@@ -96,27 +96,27 @@ def test_a_step_that_does_not_fit_ends_its_requests_alone(kind, small, answer_of
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("kind", [Full, FullThere])
-def test_nothing_leaks_and_survivors_are_right(kind, seed, small, answer_of):
+@pytest.mark.parametrize("kind", [Full, FullWorker])
+def test_nothing_leaks_and_other_requests_are_unaffected(kind, seed, small, answer_of):
     draw = random.Random(seed)
     limits = small(blocks=(40,))
     runner = kind(limits, lambda step: draw.random() < 0.1)
     engine = EngineCore(runner, SchedulerConfig(token_budget=8, max_rows=4))
     free = engine.scheduler.kv_cache.available_blocks
-    wanted, told = {}, []
+    expected, events = {}, []
     for _ in range(30):
         ids = [draw.randrange(limits.vocab) for _ in range(draw.randint(1, 14))]
         fields = {"max_tokens": draw.randint(1, 6)}
-        wanted[engine.add(Request(ids, **fields))] = answer_of(
+        expected[engine.add(Request(ids, **fields))] = answer_of(
             Request(ids, **fields), limits
         )
         if draw.random() < 0.5:
-            told += engine.step()
-    errors, answers = run(engine, told)
+            events += engine.step()
+    errors, answers = run(engine, events)
     assert runner.refused
-    assert 0 < len(errors) < len(wanted)
+    assert 0 < len(errors) < len(expected)
     assert {n: a for n, a in answers.items() if n not in errors} == {
-        n: answer for n, answer in wanted.items() if n not in errors
+        n: answer for n, answer in expected.items() if n not in errors
     }
     assert {type(error) for error in errors.values()} == {OutOfMemory}, errors
     assert engine.scheduler.kv_cache.available_blocks == free

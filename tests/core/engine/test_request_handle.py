@@ -1,4 +1,4 @@
-"""Text of an answer as it comes: stop strings and characters, on random bytes."""
+"""Incremental text of a request: stop strings and whole characters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIECES = ["a", "b", "ab", "aba", "c", "é", "a€", "\U0001f600", " "]
 
 
 def pieces_as_tokens():
-    """Tokens are bytes, and some strings of them that begin and end anywhere."""
+    """A tokenizer of single bytes and a few overlapping strings."""
     level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     spelled = [level.pre_tokenize_str(piece)[0][0] for piece in PIECES]
@@ -45,7 +45,7 @@ stops = st.lists(
 
 
 def cut(text, stops):
-    """The text before the stop string that is complete first, the longest of such."""
+    """The text before the first complete stop string, and whether there is one."""
     for end in range(1, len(text) + 1):
         begins = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if begins:
@@ -53,8 +53,8 @@ def cut(text, stops):
     return text, False
 
 
-def told(tokens, stops, *, pieces=None):
-    """An answer that heard these tokens, and its end if nothing stopped it."""
+def handle_of(tokens, stops, *, pieces=None):
+    """A handle with these tokens, finished unless a stop string ended it."""
     answer = RequestHandle(Request([0]), TOKENIZER, tuple(stops), 0.0)
     for token in tokens:
         answer.apply_event(Event(1, token), 1.0)
@@ -69,7 +69,7 @@ def told(tokens, stops, *, pieces=None):
 
 
 @given(ids, st.lists(st.booleans(), min_size=30, max_size=30))
-def test_text_is_the_same_whenever_it_is_looked_at(tokens, looks):
+def test_text_does_not_depend_on_when_it_is_read(tokens, looks):
     answer = RequestHandle(Request([0]), TOKENIZER, (), 0.0)
     pieces = []
     for token, look in zip(tokens, looks, strict=False):
@@ -82,18 +82,18 @@ def test_text_is_the_same_whenever_it_is_looked_at(tokens, looks):
     assert answer.token_ids == [*tokens, 0]
 
 
-def test_nothing_becomes_text_before_somebody_looks(monkeypatch):
-    turned = []
+def test_tokens_are_decoded_only_when_text_is_read(monkeypatch):
+    decoded = []
     monkeypatch.setattr(
-        Tokenizer, "token_bytes", lambda _, index: turned.append(index) or b"x"
+        Tokenizer, "token_bytes", lambda _, index: decoded.append(index) or b"x"
     )
-    answer = told([1, 2, 3], [])
-    assert turned == []
+    answer = handle_of([1, 2, 3], [])
+    assert decoded == []
     assert answer.completion().text == answer.text == "xxx"
-    assert turned == [1, 2, 3]
+    assert decoded == [1, 2, 3]
 
 
-def test_threads_that_look_at_once_share_the_text_out():
+def test_concurrent_readers_get_all_of_the_text():
     answer = RequestHandle(Request([0]), TOKENIZER, (), 0.0)
     tokens = [number % len(PIECES) for number in range(20_000)]
     with ThreadPoolExecutor(3) as pool:
@@ -113,21 +113,20 @@ def _takes(answer):
 
 @examples(100, 500)
 @given(ids, stops)
-def test_streamed_text_is_the_whole_text_cut_at_the_first_stop(tokens, stops):
+def test_streamed_text_ends_before_the_first_stop_string(tokens, stops):
     pieces = []
-    answer = told(tokens, stops, pieces=pieces)
-    # Bytes that never become a character are told apart by the decoder as they come,
-    # so the reference decodes what the answer had heard when it ended.
-    heard = answer.token_ids
-    text, stopped = cut(TOKENIZER.decode(heard), stops)
+    answer = handle_of(tokens, stops, pieces=pieces)
+    # Invalid bytes are decoded as they arrive, so the reference decodes only the tokens
+    # that the handle received before it finished.
+    text, stopped = cut(TOKENIZER.decode(answer.token_ids), stops)
     assert answer.text == text
     assert (answer.finish_reason == "stop") == stopped
     assert "".join(pieces) == text
 
 
 @given(ids, stops)
-def test_a_piece_once_shown_is_never_taken_back(tokens, stops):
-    shown, final = "", told(tokens, stops).text
+def test_text_only_grows(tokens, stops):
+    shown, final = "", handle_of(tokens, stops).text
     answer = RequestHandle(Request([0]), TOKENIZER, tuple(stops), 0.0)
     for token in tokens:
         if answer.stopped:
@@ -139,9 +138,9 @@ def test_a_piece_once_shown_is_never_taken_back(tokens, stops):
 
 
 @given(ids)
-def test_no_half_character_is_shown(tokens):
+def test_only_whole_characters_are_redecoded(tokens):
     pieces = []
-    told(tokens, (), pieces=pieces)
+    handle_of(tokens, (), pieces=pieces)
     whole = TOKENIZER.decode(tokens)
     assert "".join(pieces) == whole
     # A replacement character is shown only where the whole text has one.
@@ -158,18 +157,18 @@ def test_no_half_character_is_shown(tokens):
         ("é", ["\ufffd"], "é"),
     ],
 )
-def test_which_stop_string_wins(text, stops, shown):
-    assert told(TOKENIZER.encode(text), stops).text == shown
+def test_the_stop_string_that_is_complete_first_wins(text, stops, shown):
+    assert handle_of(TOKENIZER.encode(text), stops).text == shown
 
 
-def test_the_end_is_told_once_and_errors_as_what_they_are():
-    heard = []
+def test_a_handle_finishes_once_and_raises_its_error():
+    reasons = []
     answer = RequestHandle(Request([0]), TOKENIZER, (), 0.0)
-    answer.listener = lambda: heard.append(answer.finish_reason)
+    answer.listener = lambda: reasons.append(answer.finish_reason)
     answer.apply_event(Event(1, 0), 1.0)
     answer.fail(WorkerLost("gone"))
     answer.fail(RequestError("late"))
-    assert heard == [None, "error"]
+    assert reasons == [None, "error"]
     with pytest.raises(WorkerLost, match="generation failed: gone"):
         answer.completion()
     for error, kind in (

@@ -1,4 +1,4 @@
-"""Sampling through a whole engine: the same tokens whatever way they were made."""
+"""Sampling options through a whole engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inl.errors import RequestError
 from inl.scheduling.uniforms import uniform
 from inl.testing.tiny import plain_logits
 
-ASKED = [
+OPTIONS = [
     {"repetition_penalty": 1.8},
     {"presence_penalty": 1.5, "frequency_penalty": 0.5},
     {"frequency_penalty": -0.8, "temperature": 0.7},
@@ -26,7 +26,7 @@ ASKED = [
 
 
 def uncached(made, plain_choice, prompt, count, seed, options):
-    """An answer in float64, with nothing kept from one token to the next."""
+    """Output ids in float64, computed without a cache."""
     answer = []
     for _ in range(count):
         ids = [*prompt, *answer]
@@ -38,10 +38,10 @@ def uncached(made, plain_choice, prompt, count, seed, options):
 
 @pytest.fixture(scope="module")
 def wanted(tiny_made, plain_choice):
-    """Prompts, options, and what an uncached computation answers to them."""
+    """(prompt, options, expected output) of each of OPTIONS."""
     rng = np.random.default_rng(3)
     cases = []
-    for at, options in enumerate(ASKED):
+    for at, options in enumerate(OPTIONS):
         prompt = [int(token) for token in rng.integers(0, 256, 21)]
         answer = uncached(tiny_made, plain_choice, prompt, 16, at, options)
         cases.append((prompt, {**options, "seed": at}, answer))
@@ -53,9 +53,9 @@ def wanted(tiny_made, plain_choice):
     [{}, {"token_budget": 5}, {"use_kv_cache": False}, {"max_batch": 1}],
     ids=str,
 )
-def test_answers_are_those_of_an_uncached_computation(engines, wanted, settings):
+def test_outputs_equal_an_uncached_computation(engines, wanted, settings):
     engine = engines(**settings)
-    # Twice: the second time, prompts come out of the prefix cache.
+    # The second time, prompts come from the prefix cache.
     for _ in range(2):
         answers = [
             engine.submit(prompt, max_tokens=16, **options)
@@ -69,7 +69,7 @@ def test_answers_are_those_of_an_uncached_computation(engines, wanted, settings)
         assert all(each.cached_tokens >= 16 for each in found)
 
 
-def test_preempted_answers_are_the_same(engines, wanted):
+def test_preemption_does_not_change_outputs(engines, wanted):
     block = 2 * 2 * 8 * 16 * 2 * 4
     engine = engines(cache_bytes=5 * block, context=48)
     answers = [
@@ -82,7 +82,7 @@ def test_preempted_answers_are_the_same(engines, wanted):
     assert found == [want for *_, want in wanted]
 
 
-def test_a_draw_is_the_same_alone_or_beside_full_strangers(engines):
+def test_a_sample_does_not_depend_on_filters_of_other_rows(engines):
     plain = {"temperature": 1.0, "seed": 4, "max_tokens": 16}
     alone = engines().generate([5, 6, 7], **plain).token_ids
     steps = []
@@ -93,18 +93,18 @@ def test_a_draw_is_the_same_alone_or_beside_full_strangers(engines):
     assert {step.bucket.sampler for step in steps} == {"sample_filtered"}
 
 
-def test_cheap_requests_keep_to_cheap_programs(engines):
+def test_cheap_requests_use_cheap_programs(engines):
     steps = []
     engine = engines(on_step=steps.append)
     engine.generate([1, 2], max_tokens=3, top_p=0.5, top_k=3)
     assert {step.bucket.sampler for step in steps} == {"greedy"}
     engine.generate([1, 2], max_tokens=3, temperature=0.5)
     assert steps[-1].bucket.sampler == "sample"
-    tables = engine.runner._state.tables
+    tables = engine.runner.executor.state.tables
     assert not tables.token_counts.any()
 
 
-def test_logprobs_are_the_models(engines, tiny_made):
+def test_logprobs_are_the_log_softmax_of_the_logits(engines, tiny_made):
     prompt = [4, 8, 15]
     options = {"temperature": 1.3, "top_k": 30, "presence_penalty": 1.0, "seed": 2}
     found = engines().generate(prompt, max_tokens=8, logprobs=5, **options)
@@ -123,7 +123,7 @@ def test_logprobs_are_the_models(engines, tiny_made):
             assert value == pytest.approx(logs[token], abs=1e-4)
 
 
-def test_as_many_logprobs_as_asked_for_by_each(engines):
+def test_each_request_gets_its_number_of_logprobs(engines):
     engine = engines()
     counts = [None, 0, 3, 20]
     answers = [engine.submit([1, 2], max_tokens=5, logprobs=each) for each in counts]
@@ -136,7 +136,7 @@ def test_as_many_logprobs_as_asked_for_by_each(engines):
         assert [len(told.top) for told in each.logprobs] == [count] * 5
 
 
-def test_stop_ids_end_an_answer(engines):
+def test_stop_ids_end_the_output(engines):
     engine = engines()
     free = engine.generate([5, 6], max_tokens=10, temperature=1.0, seed=5)
     end = free.token_ids[4]
@@ -147,7 +147,7 @@ def test_stop_ids_end_an_answer(engines):
     assert (found.token_ids, found.finish_reason) == (free.token_ids[:at], "stop")
 
 
-def test_a_cancelled_answer_keeps_what_it_has(engines, drained):
+def test_a_cancelled_request_keeps_its_tokens(engines, drained):
     engine = engines()
     answer = engine.submit("cancel me", max_tokens=40)
     while len(answer.token_ids) < 3:
@@ -189,7 +189,7 @@ def test_a_cancelled_answer_keeps_what_it_has(engines, drained):
     ],
     ids=str,
 )
-def test_bad_options_say_what_and_lose_nothing(engines, drained, options, words):
+def test_bad_options_are_refused_and_lose_nothing(engines, drained, options, words):
     engine = engines()
     with pytest.raises(RequestError) as caught:
         engine.generate([1], max_tokens=2, **options)
@@ -198,7 +198,7 @@ def test_bad_options_say_what_and_lose_nothing(engines, drained, options, words)
     assert drained(engine)
 
 
-def test_an_engine_without_full_programs_says_how_to_get_them(engines):
+def test_options_that_need_another_sampler_are_refused(engines):
     engine = engines(sampling="sample")
     assert engine.runner.limits.penalty_vocab == 0
     assert engine.generate([1], max_tokens=2, temperature=1.0).token_ids

@@ -1,4 +1,4 @@
-"""Many tasks, one engine: the async twins of generate and stream."""
+"""Concurrent use of one engine: agenerate, astream and threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIONS = [
 
 
 class SlowRunner(HashRunner):
-    """Takes a moment for each step, so that others can come in between."""
+    """Takes 2 ms per step, so that other calls can come in between."""
 
     def collect(self):
         time.sleep(0.002)
@@ -44,7 +44,7 @@ async def streamed(engine, prompt, **options):
     return "".join([piece async for piece in engine.astream(prompt, **options)])
 
 
-def test_tasks_get_what_the_sync_calls_give_and_share_steps(hashed, drained):
+def test_async_calls_give_the_same_and_share_steps(hashed, drained):
     alone = hashed()
     wanted = [
         alone.generate(prompt, **options)
@@ -93,7 +93,7 @@ def test_a_model_computes_the_same(engines):
 
 
 @pytest.mark.parametrize("way", ["timeout", "cancel", "aclose", "break", "dropped"])
-def test_whoever_leaves_frees_what_it_had(hashed, drained, way):
+def test_an_abandoned_call_frees_its_blocks(hashed, drained, way):
     engine = hashed(runner=SlowRunner)
 
     async def read(count):
@@ -133,7 +133,7 @@ def test_whoever_leaves_frees_what_it_had(hashed, drained, way):
     assert engine.generate([8], max_tokens=60).token_ids == found.token_ids
 
 
-def test_a_task_that_is_cancelled_before_it_began_leaves_nothing(hashed, drained):
+def test_a_task_cancelled_before_it_starts_leaves_nothing(hashed, drained):
     engine = hashed(runner=SlowRunner)
 
     async def main():
@@ -174,7 +174,7 @@ def test_a_failing_runner_reaches_every_task(hashed):
         asyncio.run(engine.agenerate([1]))
 
 
-def test_a_fault_of_our_own_reaches_every_task(hashed, monkeypatch):
+def test_an_internal_error_reaches_every_task(hashed, monkeypatch):
     engine = hashed()
     monkeypatch.setattr(engine.core, "step", lambda: 1 / 0)
     with pytest.raises(RunnerError, match="division by zero"):
@@ -201,7 +201,7 @@ def test_bad_requests_are_refused_and_nothing_is_computed(
     assert not steps
 
 
-def test_closing_ends_what_is_open(hashed):
+def test_closing_ends_open_requests(hashed):
     engine = hashed(runner=SlowRunner)
 
     async def main():
@@ -214,7 +214,7 @@ def test_closing_ends_what_is_open(hashed):
     asyncio.run(main())
 
 
-def test_sync_calls_of_other_threads_take_turns_with_tasks(hashed, drained):
+def test_threads_and_tasks_share_an_engine(hashed, drained):
     alone = hashed()
     wanted = [alone.generate([at], max_tokens=30).token_ids for at in range(8)]
     engine = hashed(runner=SlowRunner)
@@ -278,7 +278,7 @@ def test_a_callback_cannot_call_the_engine_but_may_cancel(hashed, drained):
     assert drained(engine)
 
 
-def test_the_event_loop_is_never_held_up(hashed):
+def test_the_event_loop_is_not_blocked(hashed):
     """No step ends before the event loop has submitted and canceled other calls."""
     begun, ready = threading.Event(), threading.Event()
 

@@ -117,7 +117,7 @@ GOOD = json.loads(dump(record(measured("a"), barred("b"))))
         (lambda f: f["measured"][0].update(seconds="x"), "seconds: found 'x'"),
         (lambda f: f["measured"][0]["config"].update(way=1.5), "way: found 1.5"),
         (lambda f: f["quarantined"][0].pop("reason"), "reason: found None"),
-        (lambda f: f.update(format="inl-tuning/2"), "no 'inl-tuning/1' file"),
+        (lambda f: f.update(format="inl-tuning/2"), "not a 'inl-tuning/1' file"),
     ],
 )
 def test_each_field_is_checked(change, said):

@@ -1,4 +1,4 @@
-"""``inl_dynamics`` on NumPy arrays: what it obeys, and what it refuses."""
+"""``inl_dynamics`` on NumPy arrays: equations and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from inl.spec.functions import Functions
 RNG = np.random.default_rng(11)
 
 
-def test_it_is_the_equation(dynamics_operands):
+def test_inl_dynamics_is_the_equation(dynamics_operands):
     (*operands, _), _ = dynamics_operands
     x, v, mu, alpha, beta, gate = operands
     moved, velocity = inl_dynamics(*operands, dt=0.3)
@@ -40,7 +40,7 @@ def test_a_closed_gate_keeps_the_position():
     assert not np.array_equal(velocity, v)
 
 
-def test_rest_at_mu_is_a_fixed_point():
+def test_zero_velocity_at_mu_is_a_fixed_point():
     x = RNG.standard_normal((3, 5))
     v = np.zeros_like(x)
     found = inl_dynamics_n_steps(x, v, x, RNG.standard_normal((3, 15)), 9)
@@ -70,7 +70,7 @@ def test_it_is_stable_up_to_the_bound(share, stable):
     assert bool(abs(x[0]) < 1e-3) is stable
 
 
-def test_n_steps_are_so_many_steps():
+def test_n_steps_equals_single_steps():
     x, v, mu = RNG.standard_normal((3, 4, 6))
     controller = RNG.standard_normal((4, 18))
     clamps = {"most_beta": 0.8, "limit": 0.9}
@@ -83,7 +83,7 @@ def test_n_steps_are_so_many_steps():
     assert np.array_equal(by_call, want)
 
 
-def test_a_controller_may_look_at_the_state():
+def test_a_controller_may_be_a_function_of_the_state():
     x, v = RNG.standard_normal((2, 4, 6))
     seen = []
 
@@ -109,7 +109,7 @@ def test_half_types_are_computed_in_float32():
     assert np.array_equal(velocity, wide[1].astype(np.float16))
 
 
-def test_activations_keep_far_from_zero():
+def test_activations_are_precise_far_from_zero():
     controller = np.array([[-800.0, 800.0, -800.0, 800.0, -800.0, 800.0]])
     x = np.array([[1.0, 2.0]])
     with np.errstate(all="raise", under="ignore"):
@@ -189,14 +189,14 @@ def auto():
     set_backend("auto")
 
 
-def test_the_backend_is_auto_until_it_is_set(auto):
+def test_the_default_backend_is_auto(auto):
     assert get_backend() == "auto"
     assert get_backend(X) == "numpy"
     set_backend("numpy")
     assert get_backend() == "numpy"
 
 
-def test_a_device_is_no_framework():
+def test_a_device_name_is_not_a_framework():
     with pytest.raises(RequestError, match="found 'cuda', accepted: auto, jax, numpy"):
         set_backend("cuda")
 
@@ -209,7 +209,7 @@ def test_a_framework_that_is_not_installed_is_an_instruction(monkeypatch):
     assert get_backend() == "auto"
 
 
-def test_anyone_may_bring_a_framework():
+def test_a_plugin_may_register_a_framework():
     known = load_registry((), ())
     assert known.frameworks() == {
         "numpy": "numpy", "torch": "torch", "jax": "jax", "jaxlib": "jax",
@@ -225,7 +225,7 @@ def test_anyone_may_bring_a_framework():
         (("acme", "m:F", ("a.b",)), "functions: found 'a.b'"),
     ],
 )
-def test_odd_functions_are_refused(given, sentence):
+def test_invalid_functions_raise(given, sentence):
     with pytest.raises(PluginError, match=sentence):
         Contribution(None).register_functions(*given)
 

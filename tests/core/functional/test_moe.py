@@ -1,4 +1,4 @@
-"""``inl.functional.moe`` on NumPy arrays, and what it refuses."""
+"""``inl.functional.moe`` on NumPy arrays, and its errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_plain_matrices_as_experts(rng):
     assert np.allclose(found, wanted, atol=1e-12)
 
 
-def test_the_steps_are_the_whole(rng):
+def test_moe_dispatch_equals_its_steps(rng):
     x, logits = rng.standard_normal((20, 8)), rng.standard_normal((20, 5))
     weights = matrices(rng, 5, 6, 8)
     sent = moe.capacity(moe.route(logits, k=2), 5, capacity_factor=0.5)
@@ -112,7 +112,7 @@ NAN = np.where(np.arange(15).reshape(5, 3) == 10, np.nan, 0)
         (lambda: send(ids=[[1]] * 4), r"found ids \[4, 1\] and weights \[5, 1\] for 5"),
     ],
 )
-def test_what_does_not_fit_is_refused(call, sentence):
+def test_bad_moe_arguments_raise(call, sentence):
     with pytest.raises(RequestError, match=sentence):
         call()
 

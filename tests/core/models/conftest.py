@@ -1,4 +1,4 @@
-"""Random checkpoints of any family, drawn from what its model declares."""
+"""Random checkpoints of any family, from the weights that its model declares."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def random_checkpoint():
 
 @pytest.fixture(scope="session")
 def opened():
-    """Opens a config and tensors as :func:`inl.executor.model_loader.open_model` does files."""
+    """Returns an ``open_model`` that takes a config and tensors instead of files."""
 
     def open_made(config, tensors, model=deep.MODEL):
         stored = MemoryCheckpoint(config, tensors)

@@ -1,4 +1,4 @@
-"""Configs of every family: what is read, and what is refused by name."""
+"""Configs of every family: fields that are read, and errors that name a field."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_window_in_every_layer_is_one_group():
 
 
 @pytest.mark.parametrize("window", [None, 64, 4096])
-def test_a_window_that_hides_nothing_is_none(window):
+def test_a_window_as_long_as_the_context_is_none(window):
     config = mistral.config({**PLAIN, "sliding_window": window})
     assert config.views == (View(),) * 4
 
@@ -150,7 +150,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("family", "fields", "parts"), REFUSED)
-def test_unknown_values_are_refused_by_name(family, fields, parts):
+def test_unknown_config_values_are_named(family, fields, parts):
     with pytest.raises(CheckpointError, match=r"accepted|expected") as caught:
         family.config({**PLAIN, "sliding_window": 7, **fields})
     for part in parts:

@@ -73,7 +73,7 @@ def tied(config, tensors):
 
 
 def oldest(config, tensors):
-    """All at once: what a file of the first days looks like."""
+    """All changes together: the layout of the first checkpoints."""
     rest = without(tensors, "mu_to_", "mu_proj", "mu_router", "token_to_expert")
     for change in (experts_apart, numbered_controllers, tied, unprefixed):
         config, rest = change(config, rest)
@@ -95,11 +95,11 @@ LAYOUTS = {
     ),
     "oldest": (oldest, ("mu_to_", "mu_proj", "mu_router", "token_to_expert")),
 }  # fmt: skip
-"""How a file differs, and which terms it lacks."""
+"""Changes of a checkpoint, and the tensors that it lacks."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_is_the_same_model(like_plainly, deep_made, layout):
+def test_every_checkpoint_layout_gives_the_same_logits(like_plainly, deep_made, layout):
     change, absent = LAYOUTS[layout]
     config, tensors = change(*deep_made)
     assert like_plainly(config, tensors, without(deep_made[1], *absent)) < CLOSE
@@ -111,7 +111,7 @@ def test_the_comparison_can_fail(like_plainly, deep_made):
 
 
 def packed_table(frequencies, experts):
-    """Most frequent first, each to the expert with the least so far."""
+    """Assign ids by descending frequency to the expert with the lowest load."""
     loads, table = [0] * experts, [0] * len(frequencies)
     for token in sorted(range(len(frequencies)), key=lambda t: -frequencies[t]):
         table[token] = loads.index(min(loads))
@@ -139,20 +139,20 @@ def test_a_sliding_window(like_plainly, deep_made, window):
 
 
 @pytest.mark.parametrize("highway", [0.0, 0.3])
-def test_the_mu_highway_is_a_field(like_plainly, deep_made, highway):
+def test_mu_highway_is_read_from_the_config(like_plainly, deep_made, highway):
     config, tensors = deep_made
     config = {**config, "mu_highway": highway}
     assert like_plainly(config, tensors, highway=highway) < CLOSE
 
 
-def test_larger_velocities_meet_their_clamp(like_plainly, deep_made):
+def test_large_velocities_are_clamped(like_plainly, deep_made):
     config, tensors = deep_made
     large = {n: 20 * x if n.endswith("dynamics.mu") else x for n, x in tensors.items()}
     assert like_plainly(config, large) < CLOSE
 
 
 def test_half_precision_stays_close(recorded, apart):
-    """bfloat16 rounds to 2 to 3 digits; the layers' clamps and votes keep it so."""
+    """bfloat16 has 2 to 3 digits; clamps and routing do not amplify its error."""
     known = recorded("inl-v040", "reference")
     known.backend = ReferenceBackend(Device("reference"), dtype="bfloat16")
     fed = known.runner()
@@ -162,7 +162,7 @@ def test_half_precision_stays_close(recorded, apart):
 
 
 def one_more_token(checkpoint):
-    """A vocabulary that two ranks can share: 98 ids, of which the last never wins."""
+    """A vocabulary that two ranks can split: 98 ids, the last of which never wins."""
     tensors = {name: widen(checkpoint.tensor(name)) for name in checkpoint.names()}
     for name, x in tensors.items():
         if x.shape[:1] == (97,):
@@ -175,7 +175,7 @@ def test_ranks_compute_the_same(recorded, opened, answered, version):
     known = recorded(version, "reference")
     stored = open_checkpoint(known.language.checkpoint.path)
     language = opened(*one_more_token(stored), known.language.model)
-    # The config has what the checkpoint's layout told already.
+    # The config already has the features of the checkpoint's layout.
     model = replace(language.model, config=lambda _hf: language.config)
     limits = Limits(
         slots=6,
@@ -192,7 +192,7 @@ def test_ranks_compute_the_same(recorded, opened, answered, version):
     runner.close()
 
 
-def test_only_a_carried_velocity_is_state(deep_made):
+def test_velocity_is_state_only_if_carried(deep_made):
     config, _ = deep_made
     (paged,) = deep.MODEL.state(deep.config(config))
     assert paged.layers == (0, 1, 2)
@@ -214,7 +214,7 @@ def test_id_0_ends_a_text_unless_the_config_says_otherwise(recorded, version):
         assert adapted.eos_token_ids == ((0,) if not fields else told)
 
 
-def test_names():
+def test_canonical_names():
     assert canonical("lm_head.weight") == "lm_head.weight"
     assert canonical("model.lm_head.weight") == "lm_head.weight"
     assert canonical("norm.weight") == canonical("model.norm.weight")
@@ -259,7 +259,7 @@ def test_bad_tensors_are_named(opened, deep_made, case):
         opened(config, spoiled(tensors, **changes))
 
 
-def test_all_bad_tensors_are_named_at_once(opened, deep_made):
+def test_all_bad_tensors_are_named_in_one_error(opened, deep_made):
     config, tensors = deep_made
     changes = {name: x for part in BAD_TENSORS.values() for name, x in part[0].items()}
     with pytest.raises(WeightMismatch) as caught:
@@ -268,7 +268,7 @@ def test_all_bad_tensors_are_named_at_once(opened, deep_made):
         assert sentence in str(caught.value)
 
 
-def test_experts_that_do_not_fit_together_are_named(opened, deep_made):
+def test_mismatched_expert_tensors_are_named(opened, deep_made):
     config, tensors = experts_apart(*deep_made)
     at = "model__layers__2__mlp__experts__"
     changed = spoiled(
@@ -290,7 +290,7 @@ def test_experts_that_do_not_fit_together_are_named(opened, deep_made):
         opened(config, extra)
 
 
-def test_a_tensor_is_there_once(opened, deep_made):
+def test_a_tensor_under_two_names_raises(opened, deep_made):
     config, tensors = deep_made
     twice = {**tensors, "norm.weight": tensors["model.norm.weight"]}
     with pytest.raises(
@@ -300,7 +300,7 @@ def test_a_tensor_is_there_once(opened, deep_made):
 
 
 @pytest.mark.parametrize("expert", [-1, 4])
-def test_a_table_names_experts_that_there_are(opened, deep_made, expert):
+def test_a_table_with_an_unknown_expert_raises(opened, deep_made, expert):
     config, tensors = deep_made
     name = "model.layers.0.mlp.token_to_expert"
     table = tensors[name].copy()
@@ -365,14 +365,14 @@ def test_an_engine_takes_the_velocity_from_its_config(
     assert differ
 
 
-def test_a_model_without_velocities_refuses_the_option(engine_on):
+def test_the_velocity_option_raises_for_other_models(engine_on):
     with pytest.raises(
         RequestError, match="velocity: found 'carry', but inl-v040 is no"
     ):
         engine_on("inl-v040", velocity="carry")
 
 
-def test_a_velocity_that_nobody_knows_is_refused():
+def test_an_unknown_velocity_raises():
     with pytest.raises(
         RequestError, match="velocity: found 'kept', accepted: None, re"
     ):
@@ -380,7 +380,7 @@ def test_a_velocity_that_nobody_knows_is_refused():
 
 
 def ops_met(config, tokens):
-    """How many ops one step of a model is."""
+    """Number of ops in one step of a model."""
     kernels = tuple(ReferenceBackend(Device("reference")).kernels())
     groups = plan_weights(deep.MODEL.weights(config), kernels, {})
     limits = Limits(slots=9, blocks=(20,), block_size=8, max_blocks_per_seq=9, vocab=97)

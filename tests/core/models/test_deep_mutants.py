@@ -1,6 +1,6 @@
-"""Each feature of the INL models shows in the recorded logits: without it they differ.
+"""Each feature of the INL models affects the recorded logits.
 
-A mutant is a model that lacks one feature; it must miss the bound by ten times.
+A mutant is a model that lacks one feature; its error must exceed the bound ten times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BOUND = 1e-4
 
 
 def kernel_of(op, changed):
-    """A change of one op's kernel; ``changed`` gets its run first."""
+    """A change of one op's kernel; ``changed`` receives its run first."""
 
     def change(kernel):
         run = kernel.run
@@ -29,7 +29,7 @@ def kernel_of(op, changed):
 
 
 def still_layers(model):
-    """No velocity flows from layer to layer."""
+    """The velocity of the previous layer is dropped."""
 
     def layer(ops, c, w, carry, step, state, *, index):
         carry = carry._replace(velocity=ops.zeros_like(carry.velocity))
@@ -52,7 +52,7 @@ def late_norm(model):
             if len(x.shape) == 2:
                 return self.ops.rms_norm(x, w, eps=eps)
             self.norms.append((w, eps))
-            # The tracer must meet the op with these shapes.
+            # The op must be traced with these shapes.
             self.ops.rms_norm(x, w, eps=eps)
             return x
 
@@ -70,7 +70,7 @@ def late_norm(model):
 
 
 def no_start(model):
-    """The first layer's attention is moved by nothing."""
+    """No mu is added in the first layer's attention."""
 
     def embed(ops, c, w, step):
         carry = model.embed(ops, c, w, step)
@@ -92,7 +92,7 @@ def unlimited(run, *args, most_beta, limit, **attrs):
 
 
 def explicit(run, x, v, mu, controller, *, dt, **attrs):
-    """Euler's own method: the position moves by the old velocity."""
+    """Explicit Euler: the position moves by the old velocity."""
     _, new = run(x, v, mu, controller, dt=dt, **attrs)
     gate = 1 / (1 + np.exp(-controller[..., 2 * x.shape[-1] :]))
     return x + np.float32(dt) * gate * v, new
@@ -159,12 +159,12 @@ CASES = [("inl-v013", name) for name in DEEP] + [("inl-v040", name) for name in 
 
 
 @pytest.mark.parametrize("version", ["inl-v013", "inl-v040"])
-def test_the_whole_model_meets_the_bound(recorded, apart, version):
+def test_the_full_model_is_within_the_bound(recorded, apart, version):
     assert worst(recorded, apart, version, {}) < BOUND / 10
 
 
 @pytest.mark.parametrize(("version", "name"), CASES)
-def test_a_mutant_misses_it_by_ten_times(recorded, apart, version, name):
+def test_a_mutant_exceeds_the_bound_ten_times(recorded, apart, version, name):
     mutant = (DEEP if version == "inl-v013" else GUIDED)[name]
     found = worst(recorded, apart, version, mutant)
     assert found > 10 * BOUND

@@ -13,7 +13,7 @@ from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.errors import CheckpointError, RunnerError, WeightMismatch
-from inl.executor.local_runner import SIZE_CLASSES
+from inl.executor.model_executor import SIZE_CLASSES
 from inl.executor.model_loader import LanguageModel
 from inl.plugin import registry
 from inl.plugin.builtin import FAMILIES
@@ -62,10 +62,10 @@ def test_two_ranks_equal_one(name, random_checkpoint):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_layer_calls_nothing_but_the_catalog(name, random_checkpoint):
-    """The model runs on strict arrays; its calls depend on the bucket in one thing.
+def test_a_model_runs_on_strict_arrays(name, random_checkpoint):
+    """The model uses supported operations only, with the same ops in every bucket.
 
-    Where fewer tokens are sampled than computed, the last layer is another.
+    Except for the last layer, which is pruned if not all tokens are sampled.
     """
     model = model_of(name)
     files = random_checkpoint(model, name)
@@ -73,16 +73,14 @@ def test_a_layer_calls_nothing_but_the_catalog(name, random_checkpoint):
     runner = local_runner(backend, model, files, limits_of(model, files))
     counts = {True: set(), False: set()}
     for bucket in SIZE_CLASSES:
-        calls = sum(runner.tracer(bucket).counts.values())
+        calls = sum(runner.executor.tracer(bucket).counts.values())
         counts[bucket.rows == bucket.tokens].add(calls)
     assert len(counts[True]) == len(counts[False]) == 1
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3"])
-def test_answers_do_not_depend_on_how_they_are_computed(
-    name, random_checkpoint, byte_tokenizer
-):
-    """Prefix cache, preemption and chunks against computing all again each time."""
+def test_answers_do_not_depend_on_batching(name, random_checkpoint, byte_tokenizer):
+    """Prefix cache, preemption and chunks against recomputing each answer."""
     model = model_of(name)
     files = random_checkpoint(model, name, vocab_size=256)
     language = LanguageModel(model, model.config(files.config), files)
@@ -116,7 +114,7 @@ def test_answers_do_not_depend_on_how_they_are_computed(
     assert hits > len(shared)
     tight, _, lost = answers(max_batch=4, cache_bytes=8 * per_block)
     assert tight == plain
-    # Where every layer has a window, blocks come back before anybody is short of them.
+    # With a window in every layer, blocks are freed before the pool runs out.
     assert (lost > 0) == (name == "gemma3")
 
 
@@ -128,7 +126,7 @@ def test_every_family_is_registered():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tensors_that_do_not_fit_are_named(name, random_checkpoint):
+def test_mismatched_tensors_are_named(name, random_checkpoint):
     model = model_of(name)
     files = random_checkpoint(model, name)
     tensors = {key: files.tensor(key).data for key in files.names()}
@@ -151,14 +149,14 @@ def test_tensors_that_do_not_fit_are_named(name, random_checkpoint):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("field", ["hidden_size", "num_attention_heads"])
-def test_a_size_that_is_missing_is_named(name, field, random_checkpoint):
+def test_a_missing_size_is_named(name, field, random_checkpoint):
     files = random_checkpoint(model_of(name), name)
     fields = {key: value for key, value in files.config.items() if key != field}
     with pytest.raises(CheckpointError, match=f"'{field}' is missing"):
         model_of(name).config(fields)
 
 
-def test_the_page_lists_every_family():
+def test_the_docs_list_every_family():
     page = Path(__file__).parents[3] / "docs" / "checkpoints.md"
     rows = re.findall(
         r"^\| `(\w+)` \| (.*?) \| (.*?) \|", page.read_text("utf-8"), re.M

@@ -1,4 +1,4 @@
-"""The last layer for the sampled tokens alone, against all tokens through all of it."""
+"""A pruned last layer against one that computes all tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEPS = (
     (((1, 1), (3, 1), (2, 2)), 2, (0, 0)),
     (((3, 1), (1, 1), (2, 1)), 3, (0, 1)),
 )
-"""Chunks, decoding rows beside them, and decoding upon what they left."""
+"""Prompt chunks, decoding rows beside them, and decoding after them."""
 
 
 @pytest.fixture(params=[*NAMES, *INL])
@@ -49,7 +49,7 @@ def language(request, random_checkpoint):
 
 
 def logits(language, layer):
-    """Of every step of :data:`STEPS`, of its rows in use."""
+    """Logits of the used rows of every step of :data:`STEPS`."""
     config = EngineConfig(backend="reference", dtype="float64", max_batch=4, context=64)
     model = replace(language.model, layer=layer)
     runner = start_runner(
@@ -70,7 +70,7 @@ def logits(language, layer):
 
 
 class Watched:
-    """Ops that note how many tokens the feed-forward layers get."""
+    """Ops that record the number of tokens of the feed-forward layers."""
 
     def __init__(self, ops, index, seen):
         self._ops, self._index, self._seen = ops, index, seen
@@ -86,7 +86,7 @@ class Watched:
         return noted
 
 
-def test_logits_are_those_of_all_tokens(language):
+def test_pruned_logits_equal_those_of_all_tokens(language):
     seen = {}
     plain = language.model.layer
 
@@ -109,7 +109,7 @@ def test_logits_are_those_of_all_tokens(language):
         seen.clear()
 
 
-def test_steps_that_sample_every_token_are_as_short_as_before(random_checkpoint):
+def test_steps_that_sample_every_token_are_not_pruned(random_checkpoint):
     """No gather, and nothing else, is added to a step that decodes or verifies."""
     model = importlib.import_module("inl.models.llama").MODEL
     files = random_checkpoint(model, "llama")
@@ -118,7 +118,7 @@ def test_steps_that_sample_every_token_are_as_short_as_before(random_checkpoint)
     runner = start_runner(language, ReferenceBackend(DEVICE), config)
 
     def calls(bucket):
-        return {op for op, _ in runner.tracer(bucket).counts}
+        return {op for op, _ in runner.executor.tracer(bucket).counts}
 
     decoding = calls(Bucket(4, 4))
     assert calls(Bucket(1, 1)) == calls(Bucket(8, 4, 2)) == decoding

@@ -1,4 +1,4 @@
-"""An architecture that somebody else adds: one file with a model and a hook."""
+"""An architecture from a plugin: one file with a model and a hook."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def greedy(config, tensors, scale):
     return ids[4:]
 
 
-def test_one_file_and_one_hook_are_a_family(folder, tmp_path_factory):
+def test_a_plugin_adds_an_architecture(folder, tmp_path_factory):
     path, config, tensors = folder
     done = answered(path, tmp_path_factory.mktemp("site"), "acme")
     assert done.returncode == 0, done.stderr
@@ -106,7 +106,7 @@ def test_one_file_and_one_hook_are_a_family(folder, tmp_path_factory):
     assert expected != greedy(config, tensors, 1.0)
 
 
-def test_without_the_plugin_the_architecture_is_not_known(folder, tmp_path_factory):
+def test_without_the_plugin_the_architecture_is_unknown(folder, tmp_path_factory):
     done = answered(folder[0], tmp_path_factory.mktemp("site"), "")
     assert done.returncode != 0
     assert "'AcmeForCausalLM'" in done.stderr

@@ -1,4 +1,4 @@
-"""Paged attention against a loop over keys that were never cut into blocks."""
+"""Paged attention against a loop over contiguous keys."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_attention(rows, kv_heads, shared, window, cap, pads, seed):
     assert not found[sum(counts) :].any()
 
 
-def test_attend_caches_first_and_then_sees_its_own_token():
+def test_attend_includes_the_token_that_it_caches():
     rng = np.random.default_rng(3)
     step, blocks = random_step(rng, [5, 0], [1, 3], block_size=BLOCK)
     cache = Cache(*rng.standard_normal((2, blocks, BLOCK, 2, 4)))
@@ -103,13 +103,13 @@ def test_attend_caches_first_and_then_sees_its_own_token():
             at = step.starts[row] + offset
             assert np.array_equal(after.k[block, position % BLOCK], k[at])
             assert np.array_equal(after.v[block, position % BLOCK], v[at])
-    # A text's first token sees itself alone.
+    # The first token of a sequence attends only to itself.
     assert np.allclose(found[1], v[1])
     attrs = {"scale": 1.0, "window": None, "cap": None, "group": 0}
     assert np.array_equal(found, catalog()["attention"].body(q, after, step, **attrs))
 
 
-def test_a_step_of_nobody_gives_zeros_and_no_nan():
+def test_a_padding_only_step_gives_zeros():
     rng = np.random.default_rng(0)
     tables = empty_tables(groups=1, slots=2, max_blocks_per_seq=3)
     bucket = Bucket(5, 2)

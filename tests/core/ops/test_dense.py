@@ -82,7 +82,7 @@ def test_silu_gate(rng):
     gate, up = np.array(GATES), rng.standard_normal(len(GATES))
     found = OPS.gated_activation(gate, up, activation="silu")
     expected = [silu(g) * u for g, u in zip(GATES, up, strict=True)]
-    # 1 + tanh loses digits where the sigmoid vanishes.
+    # 1 + tanh loses precision where the sigmoid vanishes.
     assert found == pytest.approx(expected, rel=1e-10, abs=1e-14)
 
 
@@ -115,7 +115,7 @@ def test_embedding_and_take_rows(rng):
     assert not OPS.zeros_like(table).any()
 
 
-def test_write_kv_changes_the_given_cells_alone(rng):
+def test_write_kv_changes_only_the_given_positions(rng):
     cache = Cache(*rng.standard_normal((2, 5, 4, 2, 3)))
     before = Cache(cache.k.copy(), cache.v.copy())
     k, v = rng.standard_normal((2, 3, 2, 3))
@@ -130,13 +130,13 @@ def test_write_kv_changes_the_given_cells_alone(rng):
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "all_gather"])
-def test_one_rank_alone_keeps_its_part(rng, name):
+def test_collectives_on_one_rank_are_the_identity(rng, name):
     x = rng.standard_normal((3, 4))
     assert np.array_equal(getattr(OPS, name)(x, axis="tensor"), x)
 
 
-def test_every_op_has_cases_that_its_shapes_foresee():
-    """``shapes`` maps specs to specs: compared with what the body really gives."""
+def test_every_op_has_cases_that_match_its_shapes():
+    """``shapes`` maps specs to specs: compared with the results of the body."""
     from inl.spec.op import Spec
     from inl.spec.tree import leaves, tree_map
 

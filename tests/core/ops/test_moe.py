@@ -1,4 +1,4 @@
-"""Mixture-of-experts ops against loops over tokens and slots, and their refusals."""
+"""Mixture-of-experts ops against loops over tokens and slots, and their errors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from inl.errors import RequestError
 from inl.ops import catalog
 from inl.ops.moe import KINDS, ExpertLinear, Experts
-from inl.ops.moe_dispatch import capacity_of
 from inl.ops.moe_cases import choice, matrices
+from inl.ops.moe_dispatch import capacity_of
 from inl.spec.op import Spec
 from inl.spec.tolerance import BodyOps
 
@@ -64,7 +64,7 @@ def test_ties_go_to_the_lowest_expert():
 
 
 def test_experts_are_ranked_where_their_probabilities_are_all_zero():
-    """Exact logits decide: the second and third vanish in any softmax."""
+    """Experts are ranked by logits: the second and third vanish in a softmax."""
     logits = np.array([[-2000.0, 0, -1000, -3000]])
     ids, weights = OPS.route(logits, k=3, kind="softmax_topk", renormalize=True)
     assert ids.tolist() == [[1, 2, 0]]
@@ -72,7 +72,7 @@ def test_experts_are_ranked_where_their_probabilities_are_all_zero():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nan_loses_its_own_token_and_no_other(kind, rng):
+def test_nan_affects_only_its_own_token(kind, rng):
     logits = rng.standard_normal((4, 5))
     expected = OPS.route(logits, k=2, kind=kind, renormalize=True)
     logits[1, 3] = logits[2] = NAN
@@ -85,7 +85,7 @@ def test_nan_loses_its_own_token_and_no_other(kind, rng):
 
 
 @pytest.mark.parametrize("k", [0, -1, 5, True, 1.0])
-def test_k_must_lie_within_the_experts(k):
+def test_k_outside_the_number_of_experts_raises(k):
     sentence = "k: found .*, accepted: 1 to 4, the number of experts"
     attrs = {"k": k, "kind": "softmax_topk", "renormalize": True}
     with pytest.raises(RequestError, match=sentence):
@@ -94,7 +94,7 @@ def test_k_must_lie_within_the_experts(k):
         catalog()["route"].shapes(Spec((2, 4), "float32"), **attrs)
 
 
-def test_an_unknown_kind_is_refused():
+def test_an_unknown_routing_kind_raises():
     with pytest.raises(RequestError, match=r"kind: found 'hash', accepted: softmax_"):
         OPS.route(np.zeros((2, 4)), k=1, kind="hash", renormalize=True)
 
@@ -214,7 +214,7 @@ def test_load_balance_loss(k, rng):
     assert OPS.load_balance_loss(logits, k=k) == pytest.approx(expected, rel=1e-13)
 
 
-def test_load_balance_loss_lies_between_even_and_all_to_one():
+def test_load_balance_loss_is_between_1_and_the_number_of_experts():
     even = 50 * np.eye(4)
     assert OPS.load_balance_loss(even, k=1) == pytest.approx(1)
     assert OPS.load_balance_loss(np.tile(even[:1], (7, 1)), k=1) == pytest.approx(4)

@@ -18,7 +18,7 @@ PLAIN = RopeScaling()
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"), [(1, 1, 2), (4, 2, 8), (3, 3, 64)]
 )
-def test_rope_multiplies_by_a_unit_number(heads, kv_heads, dim):
+def test_rope_is_a_complex_rotation(heads, kv_heads, dim):
     rng = np.random.default_rng(dim)
     positions = np.array([0, 1, 5, 1000], np.int32)
     cos, sin = TABLE(positions, dim=dim, theta=500.0, scaling=PLAIN)
@@ -35,7 +35,7 @@ def test_rope_multiplies_by_a_unit_number(heads, kv_heads, dim):
                     assert abs(found[token, head, i + dim // 2] - z.imag) < 1e-11
 
 
-def test_scores_depend_on_the_distance_alone():
+def test_scores_depend_only_on_the_distance():
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((2, 1, 1, 16))
 
@@ -51,7 +51,7 @@ def test_scores_depend_on_the_distance_alone():
 
 
 def published(rate, scaling):
-    """Llama 3.1's rule as its reference code states it, one frequency at a time."""
+    """The scaling of Llama 3.1's reference code, one frequency at a time."""
     wave = 2 * math.pi / rate
     if wave < scaling.original / scaling.high:
         return rate
@@ -74,8 +74,8 @@ def test_scaled_frequencies():
     assert min(kept, slowed, 32 - kept - slowed) > 0
 
 
-def test_yarn_keeps_fast_planes_and_slows_slow_ones():
-    """The places of the ramp are those of the paper's formula, rounded outward."""
+def test_yarn_scales_only_low_frequencies():
+    """The ends of the ramp follow the paper's formula, rounded outward."""
     scaling = RopeScaling("yarn", 4.0, 1.0, 32.0, 2048, gain=1.14)
     plain = [1e4 ** (-2 * i / 64) for i in range(32)]
 
@@ -94,7 +94,7 @@ def test_yarn_keeps_fast_planes_and_slows_slow_ones():
     assert 0 < first < last < 31
 
 
-def test_planes_that_do_not_turn_hold_still():
+def test_planes_beyond_rotary_dim_do_not_rotate():
     scaling = RopeScaling("divided", divisors=(1.0, 2.0, 5.0), gain=1.3, rotary_dim=6)
     rates = frequencies(16, 100.0, scaling)
     expected = [100.0 ** (-2 * i / 6) / by for i, by in enumerate((1.0, 2.0, 5.0))]

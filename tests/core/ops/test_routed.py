@@ -21,7 +21,7 @@ def layer(rng, experts=3, hidden=5, inner=4):
     return TokenRoutedMlp(gate_up, rng.standard_normal((experts, inner, hidden)))
 
 
-def test_each_token_meets_its_expert(rng):
+def test_each_token_uses_the_expert_of_its_id(rng):
     w, x = layer(rng), rng.standard_normal((7, 5))
     tokens = np.array([0, 4, 5, 8, 3, 1, 1])
     found = BODY(x, tokens, x, w)
@@ -32,16 +32,16 @@ def test_each_token_meets_its_expert(rng):
         assert np.allclose(found[row], want, rtol=1e-12)
 
 
-def test_a_table_names_the_experts(rng):
+def test_experts_come_from_the_table(rng):
     w = layer(rng)._replace(experts=np.array([2, 0, 1, 2], np.int32))
     tokens = np.array([3, 1, 0, 2])
     assert chosen_experts(tokens, None, w).tolist() == [2, 0, 2, 1]
 
 
-def test_a_router_must_outvote_ten(rng):
+def test_a_router_overrides_above_the_vote(rng):
     router = np.array([[0.0], [1.0], [0.0]])
     w = layer(rng, hidden=1)._replace(router=router)
     mu = np.array([[9.9], [10.1], [-50.0], [10.0]])
     tokens = np.zeros(4, int)
-    # A draw is the lowest expert's.
+    # Ties go to the lowest expert.
     assert chosen_experts(tokens, mu, w).tolist() == [0, 1, 0, 0]

@@ -1,4 +1,4 @@
-"""Choosing tokens against searches in the cumulative distribution."""
+"""Sampled tokens against searches in the cumulative distribution."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def searched(logits, uniform, heat):
     heat=st.floats(0.1, 4),
     width=st.integers(1, 3),
 )
-def test_a_draw_is_a_search_in_the_distribution(seed, vocab, heat, width):
+def test_sample_searches_the_cumulative_distribution(seed, vocab, heat, width):
     rng = np.random.default_rng(seed)
     logits = 3 * rng.standard_normal((2 * width, vocab))
     uniforms = rng.random(2 * width).astype(np.float32)
@@ -58,7 +58,7 @@ def test_a_draw_is_a_search_in_the_distribution(seed, vocab, heat, width):
     assert tokens.dtype == np.int32
 
 
-def test_draws_follow_the_distribution():
+def test_sampled_tokens_follow_the_distribution():
     logits = np.log(np.array([0.5, 0.0625, 0.25, 0.1875]))
     count = 4096
     uniforms = (np.arange(count) + 0.5) / count
@@ -70,7 +70,7 @@ def test_draws_follow_the_distribution():
 @pytest.mark.parametrize(
     ("uniform", "token"), [(0.0, 0), (0.49, 0), (0.5, 1), (0.999999, 1)]
 )
-def test_the_borders_of_a_fair_coin(uniform, token):
+def test_uniform_numbers_at_the_edges_of_two_equal_tokens(uniform, token):
     tokens, _ = chosen(np.zeros((1, 2)), [uniform], [1.0])
     assert tokens.tolist() == [token]
 

@@ -17,7 +17,7 @@ BODY = {name: spec.body for name, spec in catalog().items()}
 
 
 def chosen(logits, requests, *, sampler="sample_filtered", vocab=None):
-    """Tokens and tables of one step, told of its sequences as an engine tells it."""
+    """Tokens and tables of one step, set up by frames as from an engine."""
     vocab = logits.shape[-1]
     rows, shape = len(requests), {"groups": 1, "max_blocks_per_seq": 4}
     tables = empty_tables(**shape, slots=rows + 1, vocab=vocab)
@@ -25,7 +25,7 @@ def chosen(logits, requests, *, sampler="sample_filtered", vocab=None):
         frame = admit_frame(slot, [[1, 2]], **shape, **request["params"])
         tables = BODY["admit"](frame[None], tables)
         counts = dict.fromkeys(request.get("prompt", ()), 1)
-        # The last token of the answer is fed back in this step, so it counts itself.
+        # The last token of the answer is an input of this step, which counts it.
         for token in request.get("answer", ())[:-1]:
             counts[token] = counts.get(token, 0) + 2
         bias = request.get("logit_bias", {})
@@ -90,7 +90,7 @@ def requests(draw, size):
 
 
 def at_a_border(plain_choice, row, request):
-    """Tokens that a change of a parameter in its last bits would choose."""
+    """Tokens that a change of a parameter in its last bits would select."""
     params = request["params"]
     if params["temperature"]:
         uniforms = [request["uniform"] + shift for shift in (-1e-9, 1e-9)]
@@ -113,12 +113,10 @@ def at_a_border(plain_choice, row, request):
 
 @examples(60, 300)
 @given(seed=st.integers(0, 2**32 - 1), size=vocab, data=st.data())
-def test_rows_are_what_the_documentation_says_of_each_alone(
-    plain_choice, seed, size, data
-):
+def test_each_row_matches_the_documented_filters(plain_choice, seed, size, data):
     rng = np.random.default_rng(seed)
     asked = data.draw(st.lists(requests(size), min_size=1, max_size=4))
-    # Tenths: equal logits are frequent, and equal they stay.
+    # Tenths make equal logits frequent.
     logits = np.round(3 * rng.standard_normal((len(asked), size)), 1)
     found, tables = chosen(logits, asked)
     wanted = [
@@ -133,7 +131,7 @@ def test_rows_are_what_the_documentation_says_of_each_alone(
         for row, request in zip(logits, asked, strict=True)
     ]
     for row, request, got, want in zip(logits, asked, found, wanted, strict=True):
-        # Sums in another order may differ in their last bit, just at a border.
+        # Sums in another order may differ in the last bit, at a boundary.
         assert got == want or got in at_a_border(plain_choice, row, request)
     for slot, request in enumerate(asked, start=1):
         for token in range(size):
@@ -143,7 +141,7 @@ def test_rows_are_what_the_documentation_says_of_each_alone(
 
 
 @given(seed=st.integers(0, 2**32 - 1), size=vocab, heat=st.floats(0.125, 5, width=32))
-def test_neutral_parameters_give_the_bits_of_a_draw(seed, size, heat):
+def test_neutral_parameters_give_the_tokens_of_sample(seed, size, heat):
     rng = np.random.default_rng(seed)
     logits = (3 * rng.standard_normal((5, size))).astype(np.float32)
     asked = [
@@ -171,14 +169,14 @@ def test_neutral_parameters_give_the_bits_of_a_draw(seed, size, heat):
     ],
     ids=str,
 )
-def test_what_leaves_one_token_leaves_the_likeliest(params, uniform):
+def test_the_strictest_filters_leave_the_most_probable_token(params, uniform):
     logits = np.array([[0.5, 2.0, 1.0, -3.0]], np.float32)
     asked = [{"params": {"temperature": 1.0, **params}, "uniform": uniform}]
     assert chosen(logits, asked)[0] == [1]
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0, 100.0])
-def test_a_bias_can_ban_all_but_one(heat):
+def test_biases_can_ban_all_tokens_but_one(heat):
     logits = np.array([[0.5, 2.0, 1.0, -3.0]] * 4)
     for uniform in (0.0, 0.5, 0.999999):
         asked = [
@@ -192,7 +190,7 @@ def test_a_bias_can_ban_all_but_one(heat):
         assert chosen(logits, asked)[0] == [0, 1, 2, 3]
 
 
-def test_equal_logits_are_kept_by_rising_id():
+def test_equal_logits_are_filtered_in_ascending_id_order():
     logits = np.zeros((1, 6))
     drawn = {
         chosen(
@@ -217,7 +215,7 @@ def test_a_masked_token_stays_masked_whatever_the_bias():
     assert chosen(masked, asked)[0] == [0]
 
 
-def test_scores_are_the_log_probabilities_of_the_likeliest():
+def test_scores_are_log_probabilities_of_the_top_tokens():
     rng = np.random.default_rng(8)
     logits = 4 * rng.standard_normal((3, 60))
     found = BODY["score"](logits, np.array([7, 0, 59], np.int32))

@@ -27,7 +27,7 @@ tokens = st.integers(0, 500)
 
 @st.composite
 def worlds(draw):
-    """Tables as dicts, a bucket, and rows and cells of one step that fits them."""
+    """Tables as dicts, a bucket, and rows and table updates of a matching step."""
     groups = draw(st.integers(1, 2))
     width = draw(st.integers(1, 3))
     table = {
@@ -75,7 +75,7 @@ def as_tables(groups, table, lengths, last, adapters):
 
 
 def plainly(groups, table, lengths, last, adapters, bucket, rows, changed):
-    """What the step must be, one token at a time."""
+    """The expected step, computed token by token."""
     table = {**table, **changed}
     lengths = dict(lengths)
     expected = {name: [] for name in ("tokens", "positions", "rows")}
@@ -94,7 +94,7 @@ def plainly(groups, table, lengths, last, adapters, bucket, rows, changed):
         lengths[row.slot] = first + len(row.tokens)
         after.append(lengths[row.slot])
         starts.append(starts[-1] + len(row.tokens))
-        # The last W tokens of the row; a shorter row begins with its first again.
+        # The last W tokens of the row; a shorter row repeats its first token.
         for back in range(bucket.tokens_per_row, 0, -1):
             samples.append(max(starts[-1] - back, starts[-2]))
     return expected, writes, starts, after, samples, table, lengths
@@ -150,8 +150,8 @@ def test_admit_and_release(world, slot, data):
     before = as_tables(groups, table, lengths, last, adapters)
     given_blocks = [data.draw(st.lists(blocks, max_size=WIDTH)) for _ in range(groups)]
     frame = admit_frame(
-        slot, given_blocks, groups=groups, max_blocks_per_seq=WIDTH, length=3, last=77, adapter=2,
-        temperature=0.75, top_k=7,
+        slot, given_blocks, groups=groups, max_blocks_per_seq=WIDTH, length=3,
+        last=77, adapter=2, temperature=0.75, top_k=7,
     )  # fmt: skip
     tables = admit.body(frame[None], before)
     for group in range(groups):
@@ -176,7 +176,7 @@ def test_admit_and_release(world, slot, data):
 @given(
     st.dictionaries(st.integers(0, 699), st.tuples(st.integers(0, 9), st.floats(-4, 4)))
 )
-def test_marks_add_up_and_an_admission_forgets_them(special):
+def test_token_biases_accumulate_and_admission_clears_them(special):
     before = empty_tables(groups=1, slots=4, max_blocks_per_seq=2, vocab=700)
     before.token_counts[:] = before.bias[:] = 5
     tables = admit.body(
@@ -196,7 +196,7 @@ def test_marks_add_up_and_an_admission_forgets_them(special):
         assert (tables.bias[slot] == 5).all()
 
 
-def test_every_parameter_has_its_column():
+def test_every_sampling_parameter_has_a_column():
     for place, name in enumerate(PARAMS):
         frame = admit_frame(1, [], groups=1, max_blocks_per_seq=2, **{name: 0.25})
         tables = admit.body(

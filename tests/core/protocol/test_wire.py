@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inl.errors import InlError, OutOfMemory, ProtocolError, RunnerError
-from inl.protocol import wire_values
+from inl.progress import LoadStage
+from inl.protocol import wire_arrays, wire_json
 from inl.protocol.runner import Limits, Reply
 from inl.protocol.wire import MAX_BYTES, MAX_TEXT, Channel, Kind, read_prefix
 from inl.spec.step import Bucket, Scores
-from inl.weights.progress import LoadStage
 from outcomes import Outcomes
 
 LIMITS = Limits(
@@ -29,35 +29,29 @@ SCORES = Scores(
     np.array([[-1, -2, -3.5], [-0.125, -1e9, -7]], np.float32),
 )
 GOOD = {
-    "limits": lambda b: wire_values.read_limits(
-        wire_values.read_text(b, "w").get("l"), "w"
+    "limits": lambda b: wire_json.read_limits(
+        wire_json.read_text(b, "w").get("l"), "w"
     ),
-    "ready": lambda b: wire_values.read_ready(b, "w"),
-    "hello": lambda b: wire_values.check_hello(b, "w"),
-    "failure": lambda b: wire_values.read_failure(b, "w"),
-    "reply": wire_values.read_reply,
-    "scored reply": wire_values.read_reply,
-    "masks": wire_values.read_masks,
-    "progress": wire_values.read_progress,
+    "ready": lambda b: wire_json.read_ready(b, "w"),
+    "hello": lambda b: wire_json.check_hello(b, "w"),
+    "failure": lambda b: wire_json.read_failure(b, "w"),
+    "reply": wire_arrays.read_reply,
+    "scored reply": wire_arrays.read_reply,
+    "masks": wire_arrays.read_masks,
+    "progress": wire_arrays.read_progress,
     "prefix": lambda b: read_prefix(b) if len(b) >= 8 else None,
 }
 SAMPLES = {
-    "limits": wire_values.text({"l": asdict(LIMITS)}),
-    "ready": wire_values.ready(wire_values.Ready(LIMITS, "cpu:0", "float32")),
-    "hello": wire_values.text(wire_values.hello()),
-    "failure": wire_values.failure(OutOfMemory("1 byte")),
-    "reply": bytes(
-        wire_values.reply(
-            Reply(3, np.array([[4], [5]], np.int32), np.ones(2, np.int32))
-        )
-    ),
+    "limits": wire_json.text({"l": asdict(LIMITS)}),
+    "ready": wire_json.ready(wire_json.Ready(LIMITS, "cpu:0", "float32")),
+    "hello": wire_json.text(wire_json.hello()),
+    "failure": wire_json.failure(OutOfMemory("1 byte")),
+    "reply": bytes(wire_arrays.reply(Reply(3, np.array([[4], [5]], np.int32)))),
     "scored reply": bytes(
-        wire_values.reply(
-            Reply(3, np.array([[4], [5]], np.int32), np.ones(2, np.int32), SCORES)
-        )
+        wire_arrays.reply(Reply(3, np.array([[4], [5]], np.int32), SCORES))
     ),
-    "masks": bytes(wire_values.masks(3, np.ones((2, 4), np.int32))),
-    "progress": wire_values.progress(1, 2, LoadStage.PACKING),
+    "masks": bytes(wire_arrays.masks(3, np.ones((2, 4), np.int32))),
+    "progress": wire_arrays.progress(1, 2, LoadStage.PACKING),
     "prefix": struct.pack("<HHI", 0x4C49, 8, 12),
 }
 
@@ -120,38 +114,34 @@ def test_what_no_frame_begins_with(data, words):
 
 
 def test_values_come_back():
-    ready = wire_values.Ready(LIMITS, "cpu:0", "float32")
-    assert wire_values.read_ready(wire_values.ready(ready), "w") == ready
-    step, rows = wire_values.read_masks(SAMPLES["masks"])
+    ready = wire_json.Ready(LIMITS, "cpu:0", "float32")
+    assert wire_json.read_ready(wire_json.ready(ready), "w") == ready
+    step, rows = wire_arrays.read_masks(SAMPLES["masks"])
     assert (step, rows.tolist()) == (3, [[1] * 4] * 2)
-    reply = wire_values.read_reply(SAMPLES["reply"])
-    assert (reply.step, reply.tokens.tolist(), reply.accepted.tolist()) == (
-        3,
-        [[4], [5]],
-        [1, 1],
-    )
-    assert wire_values.read_progress(SAMPLES["progress"]) == (1, 2, LoadStage.PACKING)
+    reply = wire_arrays.read_reply(SAMPLES["reply"])
+    assert (reply.step, reply.tokens.tolist()) == (3, [[4], [5]])
+    assert wire_arrays.read_progress(SAMPLES["progress"]) == (1, 2, LoadStage.PACKING)
     with pytest.raises(ProtocolError, match="stage: found 4, accepts 0 to 3"):
-        wire_values.read_progress(wire_values.PROGRESS.pack(1, 2, 4))
-    # Whoever adds a field to either must send it too, and then say so here.
-    assert Reply._fields == ("step", "tokens", "accepted", "scores")
+        wire_arrays.read_progress(wire_arrays.PROGRESS.pack(1, 2, 4))
+    # A new field of either must also be sent.
+    assert Reply._fields == ("step", "tokens", "scores")
     assert len(fields(Limits)) == 10
     assert reply.scores is None
-    told = wire_values.read_reply(SAMPLES["scored reply"]).scores
+    told = wire_arrays.read_reply(SAMPLES["scored reply"]).scores
     for found, want in zip(told, SCORES, strict=True):
         assert found.dtype == want.dtype
         assert found.tolist() == want.tolist()
     strided = np.arange(12, dtype=np.int32)[::3]
-    assert wire_values.ints(bytes(wire_values.words(strided)), "x").tolist() == [
+    assert wire_arrays.ints(bytes(wire_arrays.words(strided)), "x").tolist() == [
         0, 3, 6, 9,
     ]  # fmt: skip
 
 
 def test_errors_come_back_as_their_class():
-    assert type(wire_values.read_failure(SAMPLES["failure"], "w")) is OutOfMemory
+    assert type(wire_json.read_failure(SAMPLES["failure"], "w")) is OutOfMemory
     for name in ("SystemExit", "annotations", "__name__", "Exception"):
-        payload = wire_values.text({"class": name, "message": "m"})
-        found = wire_values.read_failure(payload, "w")
+        payload = wire_json.text({"class": name, "message": "m"})
+        found = wire_json.read_failure(payload, "w")
         assert type(found) is RunnerError
         assert f"{name}: m" in str(found)
 
@@ -205,7 +195,7 @@ def test_json_of_any_shape_is_read_or_refused(depth):
         target = inner if inner is not None and data.draw(st.booleans()) else whole
         target[data.draw(st.sampled_from(sorted(target)))] = value
         with outcomes.refused_by(ProtocolError):
-            GOOD[name](wire_values.text(whole))
+            GOOD[name](wire_json.text(whole))
 
     check()
     outcomes.check()
@@ -214,7 +204,7 @@ def test_json_of_any_shape_is_read_or_refused(depth):
 def test_deep_and_odd_json():
     for data in (b"[" * 100_000, b"\xff\xfe", b"3", b"", b'{"a": NaN'):
         with pytest.raises(ProtocolError):
-            wire_values.read_text(data, "w")
+            wire_json.read_text(data, "w")
 
 
 def test_a_mutated_stream_ends_in_frames_or_a_refusal(depth):

@@ -21,7 +21,15 @@ from inl.recording.replay import replay
 from inl.recording.trace_file import MAGIC, RunHeader, pack, read_trace
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
-from inl.spec.message import ADMIT, RELEASE, STEP, header, release_frame
+from inl.spec.message import (
+    ADMIT,
+    HEADER,
+    RELEASE,
+    ROW_WORD,
+    STEP,
+    header,
+    release_frame,
+)
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
 from outcomes import Outcomes
@@ -108,10 +116,10 @@ def test_a_planted_difference_is_named(record):
         for place, each in enumerate(items)
         if isinstance(each, Reply) and each.step == 7 and len(each.tokens) >= 2
     )
-    step, tokens, accepted, _ = items[at]
+    step, tokens, _ = items[at]
     wrong = tokens.copy()
     wrong[1, 0] = (tokens[1, 0] + 1) % 100
-    items[at] = Reply(step, wrong, accepted)
+    items[at] = Reply(step, wrong)
     found = replay(items, HashRunner)
     first = found.differences[0]
     assert (first.step, first.row) == (7, 1)
@@ -121,7 +129,7 @@ def test_a_planted_difference_is_named(record):
         for each in items[1:]
         if not isinstance(each, Reply) and header(each)[1:3] == (STEP, 7)
     )
-    assert first.slot == frame[16 + 3]
+    assert first.slot == frame[HEADER + (ROW_WORD.uniforms + 1) + ROW_WORD.slot]
     assert len(found.differences) == 1
     assert found.skipped
 
@@ -148,7 +156,7 @@ def test_blocks_of_a_sequence_that_differs_are_not_trusted(small, tmp_path):
         def collect(self):
             reply = super().collect()
             if reply.step == 3:
-                self._seats[next(iter(self._seats))].last ^= 1
+                self.slots[self.slots_in_use[0]].last ^= 1
                 reply.tokens[0] ^= 1
             return reply
 
@@ -168,7 +176,7 @@ def test_a_runner_with_a_fault_is_told_apart(record):
         def collect(self):
             self.steps += 1
             if self.steps == 5:
-                self._cells._cells[0][:] = 1
+                self.cells.clear()
             return super().collect()
 
     found = replay(read_trace(path), Late)
@@ -217,8 +225,8 @@ def test_a_ring_that_begins_in_the_middle_still_finds_a_fault(record):
     path, _, _ = record(700, ring=True)
     items = read_trace(path)
     at = [place for place, each in enumerate(items) if isinstance(each, Reply)][-9]
-    step, tokens, accepted, _ = items[at]
-    items[at] = Reply(step, (tokens + 1) % 100, accepted)
+    step, tokens, _ = items[at]
+    items[at] = Reply(step, (tokens + 1) % 100)
     found = replay(items, HashRunner)
     assert {each.step for each in found.differences} == {step}
     assert len(found.differences) == len(tokens)
@@ -292,12 +300,12 @@ def test_a_full_disk_is_an_error_of_ours(small):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda data: b"", "begins with b''"),
-        (lambda data: b"GGUF" + data, "begins with b'GGUF"),
-        (lambda data: data[:8] + b"\2" + data[9:], "of this version"),
+        (lambda data: b"", "found b'' at the start"),
+        (lambda data: b"GGUF" + data, "found b'GGUF"),
+        (lambda data: data[:8] + b"\1" + data[9:], "of this version"),
         (lambda data: data[:-3], "cut off"),
         (lambda data: data + b"\3", "cut off"),
-        (lambda data: data[:12], "does not begin with what was recorded"),
+        (lambda data: data[:12], "the first record is not a run header"),
         (lambda data: data + struct.pack("<B3xI", 9, 0), "record of kind 9"),
         (lambda data: data + struct.pack("<B3xI", 2, 3) + b"abc", "3 bytes"),
         (lambda data: data + struct.pack("<B3xI", 3, 4) + b"abcd", "reply"),
@@ -322,7 +330,7 @@ def test_no_file(tmp_path):
 def test_records_that_contradict_each_other(record, small):
     path, _, _ = record(3)
     items = read_trace(path)
-    with pytest.raises(ProtocolError, match="before what was recorded"):
+    with pytest.raises(ProtocolError, match="before the first run header"):
         replay(items[1:], HashRunner)
     at = next(n for n, each in enumerate(items) if isinstance(each, Reply))
     short = items[at]._replace(tokens=items[at].tokens[:1])

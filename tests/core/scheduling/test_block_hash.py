@@ -40,11 +40,11 @@ def test_a_root_tags_every_field_with_its_name_and_lengths():
     "change",
     [{"model_digest": "n"}, {"adapter": 1}, {"cache_salt": "s"}, {"block_size": 4}],
 )
-def test_each_field_sets_prefixes_apart(change):
+def test_each_field_changes_the_root(change):
     assert root_hash(**{**FIELDS, **change}) != root_hash(**FIELDS)
 
 
-def test_text_cannot_move_from_one_field_to_another():
+def test_fields_are_delimited():
     one = root_hash(model_digest="ab", adapter=0, cache_salt="c", block_size=2)
     other = root_hash(model_digest="a", adapter=0, cache_salt="bc", block_size=2)
     assert one != other
@@ -55,7 +55,7 @@ def test_a_key_depends_on_everything_before_its_block():
     assert chain([1, 2, 3, 4], 2)[0] == chain([1, 2, 4, 3], 2)[0]
 
 
-def test_keys_grow_in_parts():
+def test_keys_can_be_extended_in_parts():
     keys = [root_hash(**FIELDS)]
     ids = list(range(10))
     for count in range(6):

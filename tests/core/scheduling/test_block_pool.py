@@ -14,13 +14,13 @@ def taken(pool, count):
     return [pool.allocate() for _ in range(count)]
 
 
-def test_block_zero_is_never_given():
+def test_block_zero_is_not_allocated():
     pool = BlockPool(4, 2)
     assert sorted(taken(pool, 3)) == [1, 2, 3]
     assert pool.available_blocks == 0
 
 
-def test_a_published_block_can_be_shared_while_held_and_after():
+def test_a_published_block_is_shared_while_used_and_after():
     pool = BlockPool(4, 2)
     block = pool.allocate()
     pool.publish(block, b"key")
@@ -33,7 +33,7 @@ def test_a_published_block_can_be_shared_while_held_and_after():
     assert (pool.used_blocks, pool.cached_blocks) == (1, 0)
 
 
-def test_free_blocks_go_before_idle_ones():
+def test_free_blocks_are_allocated_before_cached_ones():
     pool = BlockPool(4, 2)
     block = pool.allocate()
     pool.publish(block, b"key")
@@ -45,7 +45,7 @@ def test_free_blocks_go_before_idle_ones():
 
 
 @pytest.mark.parametrize("count", range(5))
-def test_many_are_taken_as_one_by_one(count):
+def test_allocate_many_equals_repeated_allocate(count):
     pools = []
     for _ in range(2):
         pool = BlockPool(5, 2)
@@ -63,7 +63,7 @@ def test_many_are_taken_as_one_by_one(count):
         many.allocate_many(5 - count)
 
 
-def test_a_prefix_outlives_its_suffix():
+def test_suffixes_are_evicted_before_their_prefix():
     pool = BlockPool(4, 2)
     blocks = taken(pool, 3)
     for block, key in zip(blocks, (b"a", b"ab", b"abc"), strict=True):
@@ -73,7 +73,7 @@ def test_a_prefix_outlives_its_suffix():
     assert pool.find(b"a") == blocks[0]
 
 
-def test_the_longest_unused_is_evicted_first():
+def test_the_least_recently_used_is_evicted_first():
     pool = BlockPool(3, 2)
     first, second = taken(pool, 2)
     pool.publish(first, b"first")
@@ -105,8 +105,8 @@ def test_a_block_is_not_freed_twice():
 
 @examples(50, 200)
 @given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 5)), max_size=60))
-def test_a_pool_agrees_with_a_slow_one(operations):
-    """The slow pool is a list of (key, holders) in order of last use."""
+def test_a_pool_agrees_with_a_simple_model(operations):
+    """The model: reference counts, keys, and unused blocks in order of last use."""
     pool = BlockPool(5, 2)
     holders, keys, held, unused = dict.fromkeys(range(1, 5), 0), {}, [], []
     for name, number in operations:

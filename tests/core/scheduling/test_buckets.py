@@ -11,7 +11,7 @@ def ladder(small, *buckets, budget=512, rows=4):
     return Buckets(small(buckets=buckets), token_budget=budget, max_rows=rows)
 
 
-def test_without_programs_sizes_are_exact(small):
+def test_without_programs_buckets_are_exact(small):
     buckets = ladder(small)
     assert (buckets.tokens, buckets.rows, buckets.sampler) == (
         512,
@@ -21,7 +21,7 @@ def test_without_programs_sizes_are_exact(small):
     assert buckets.choose(17, 3, "sample") == Bucket(17, 3, 1, "sample")
 
 
-def test_the_smallest_program_that_holds_a_step_is_chosen(small):
+def test_the_smallest_program_that_fits_is_chosen(small):
     buckets = ladder(small, Bucket(1, 1), Bucket(4, 4), Bucket(16, 4), Bucket(64, 4))
     assert (buckets.tokens, buckets.rows) == (64, 4)
     for tokens, rows, chosen in (
@@ -39,7 +39,7 @@ def test_rows_count_as_well_as_tokens(small):
     assert buckets.choose(2, 2, "greedy") == Bucket(8, 4)
 
 
-def test_a_program_that_draws_serves_greedy_steps_but_is_not_preferred(small):
+def test_a_sampling_program_serves_greedy_steps_but_is_not_preferred(small):
     greedy, drawing = Bucket(8, 4), Bucket(8, 4, sampler="sample")
     assert ladder(small, drawing, greedy).choose(3, 1, "greedy") == greedy
     assert ladder(small, drawing).choose(3, 1, "greedy") == drawing
@@ -48,7 +48,7 @@ def test_a_program_that_draws_serves_greedy_steps_but_is_not_preferred(small):
     assert ladder(small, greedy).sampler == "greedy"
 
 
-def test_a_program_that_is_not_served_is_not_used(small):
+def test_programs_of_samplers_that_are_not_served_are_unused(small):
     full, drawing = (
         Bucket(8, 4, sampler="sample_filtered"),
         Bucket(8, 4, sampler="sample"),

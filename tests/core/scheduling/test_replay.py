@@ -1,4 +1,4 @@
-"""Answers whose tokens are always computed one by one."""
+"""``SchedulerConfig.replay``: output tokens are always decoded one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from soak import Parts, soak
 
 
 def run(limits, prompts, *, replay, **options):
-    """An engine at rest, its requests, and every chunk with whether it decoded."""
+    """The idle engine, its requests, and (chunk, whether it is a decoding row)."""
     core = EngineCore(HashRunner(limits), SchedulerConfig(replay=replay))
     plan, chunks = core.scheduler.plan, []
 
@@ -35,7 +35,7 @@ def run(limits, prompts, *, replay, **options):
 PROMPTS = [range(1, 10), range(20, 26), [7], range(40, 52)]
 
 
-def test_tokens_of_answers_are_decoding_rows(small, answer_of):
+def test_output_tokens_are_decoding_rows(small, answer_of):
     limits = small(blocks=(11,))
     options = {"max_tokens": 14, "temperature": 0.7, "seed": 3}
     core, requests, chunks = run(limits, PROMPTS, replay=True, **options)
@@ -47,7 +47,7 @@ def test_tokens_of_answers_are_decoding_rows(small, answer_of):
         assert stop - start == 1 if decoding else stop <= request.prompt_tokens
 
 
-def test_otherwise_a_preempted_answer_is_a_prompt(small):
+def test_without_replay_a_preempted_output_is_prefilled(small):
     core, _, chunks = run(small(blocks=(11,)), PROMPTS, replay=False, max_tokens=14)
     assert core.stats.preemptions > 0
     assert any(stop > request.prompt_tokens + 1 and not decoding
@@ -65,7 +65,7 @@ def test_only_blocks_of_prompts_are_published(small):
 
 
 class Replayed(Scheduler):
-    """Replays in every world."""
+    """A scheduler that always replays."""
 
     def __init__(self, limits, policy=None, **rest):
         super().__init__(
@@ -73,8 +73,8 @@ class Replayed(Scheduler):
         )
 
 
-def test_every_answer_follows_from_its_ids(depth):
+def test_outputs_match_the_oracle(depth):
     """With cancellations, preemptions, shared prefixes and penalties in any mixture."""
-    counts = soak(11, depth(2_000, 5_000), Parts(scheduler=Replayed))
+    counts = soak(12, depth(2_000, 5_000), Parts(scheduler=Replayed))
     for name in ("preemptions", "cancelled", "prefix hit tokens", "full requests"):
         assert counts[name] > 5, name

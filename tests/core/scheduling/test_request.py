@@ -69,7 +69,7 @@ def test_a_request_that_can_never_be_served_is_refused(small, request_, error, w
     assert request_.id == 0
 
 
-def test_the_context_of_the_model_counts_too(small):
+def test_the_configured_context_is_a_limit(small):
     scheduler = Scheduler(small(), SchedulerConfig(context=10))
     with pytest.raises(PromptTooLong, match="found 10 tokens, accepts at most 9"):
         scheduler.add(Request(range(10)))
@@ -87,7 +87,7 @@ def test_a_request_is_added_once(small):
 @pytest.mark.parametrize(
     "field", [{"token_budget": 0}, {"max_rows": 0}, {"context": 1}], ids=str
 )
-def test_a_policy_that_serves_nobody_is_refused(field):
+def test_a_config_that_is_too_small_is_refused(field):
     (name,) = field
     with pytest.raises(ValueError, match=f"{name}: found {field[name]}"):
         SchedulerConfig(**field)

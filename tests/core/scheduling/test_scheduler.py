@@ -1,4 +1,4 @@
-"""The scheduler with lists: no runner, no tensor, tokens made up by the test."""
+"""The scheduler without a runner; tests make up the sampled tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def spans(plan):
 
 
 def turn(scheduler, token=7):
-    """Plan a step and collect it at once."""
+    """Plan a step and process its outputs immediately."""
     plan = scheduler.plan()
     events = (
         scheduler.process_outputs([token] * len(plan.chunks)) if plan.chunks else []
@@ -38,7 +38,7 @@ def test_a_long_prompt_is_split_across_steps(small):
     assert spans(scheduler.plan()) == [(1, 10, 11)]
 
 
-def test_a_chunk_before_the_last_chooses_nothing(small):
+def test_only_the_last_chunk_of_a_prompt_gives_a_token(small):
     scheduler = Scheduler(small(), SchedulerConfig(token_budget=6))
     (request,) = added(scheduler, Request(range(10), max_tokens=2))
     assert turn(scheduler, 50) == ([(1, 0, 6)], [])
@@ -60,7 +60,7 @@ def test_decoding_rows_come_first_and_prompts_share_the_rest(small):
     assert spans(plan) == [(1, 3, 4), (2, 2, 3), (3, 6, 9), (4, 0, 2)]
 
 
-def test_a_long_prompt_does_not_hold_up_decoding(small):
+def test_a_long_prompt_does_not_delay_decoding(small):
     scheduler = Scheduler(
         small(blocks=(100,), max_blocks_per_seq=50), SchedulerConfig(token_budget=4)
     )
@@ -96,7 +96,7 @@ def test_tokens_ahead_of_the_limit_are_not_scheduled(small):
     assert scheduler.plan().chunks == []
 
 
-def test_a_stop_token_is_seen_a_step_late_and_the_extra_token_thrown_away(small):
+def test_tokens_after_a_stop_token_are_discarded(small):
     scheduler = Scheduler(small(), SchedulerConfig(eos_ids=frozenset({9})))
     (request,) = added(scheduler, Request([1, 2]))
     scheduler.plan()
@@ -124,7 +124,7 @@ def test_ignoring_end_tokens_keeps_the_requests_own(small, fields, answer):
     assert request.output_ids == answer
 
 
-def test_an_answer_ends_with_the_context(small):
+def test_the_output_ends_with_the_context(small):
     scheduler = Scheduler(small(), SchedulerConfig(context=4))
     (request,) = added(scheduler, Request([1, 2], max_tokens=50))
     turn(scheduler)
@@ -132,7 +132,7 @@ def test_an_answer_ends_with_the_context(small):
     assert len(request.tokens) == 4
 
 
-def test_the_runner_hears_of_slots_and_blocks(small):
+def test_plans_have_admissions_updates_and_releases(small):
     scheduler = Scheduler(small(blocks=(9, 9)))
     (request,) = added(scheduler, Request([1, 2, 3, 4], max_tokens=2))
     first, second = scheduler.plan(), scheduler.plan()
@@ -150,7 +150,7 @@ def test_the_runner_hears_of_slots_and_blocks(small):
     assert not scheduler.has_releases
 
 
-def test_steps_are_planned_for_the_programs_that_exist(small):
+def test_steps_use_existing_programs(small):
     sizes = [(1, 1), (4, 4), (16, 4)]
     programs = tuple(
         Bucket(*size, sampler=name) for size in sizes for name in ("greedy", "sample")
@@ -164,7 +164,7 @@ def test_steps_are_planned_for_the_programs_that_exist(small):
     assert scheduler.plan().bucket == Bucket(4, 4, sampler="sample")
 
 
-def test_rows_are_limited_by_slots_policy_and_programs(small):
+def test_rows_are_limited_by_slots_config_and_programs(small):
     for changes, policy, rows in (
         ({}, SchedulerConfig(), 4),
         ({}, SchedulerConfig(max_rows=2), 2),
@@ -190,7 +190,7 @@ class TestPrefixCache:
     def test_the_last_token_is_computed_again(self, small):
         assert self.prompts(Scheduler(small()), range(8), range(8)) == 4
 
-    def test_answers_are_shared_too(self, small):
+    def test_outputs_are_shared_too(self, small):
         scheduler = Scheduler(small())
         added(scheduler, Request([1, 2, 3], max_tokens=4))
         for _ in range(4):
@@ -218,7 +218,7 @@ class TestPrefixCache:
         scheduler = Scheduler(small(), SchedulerConfig(prefix_cache=False))
         assert self.prompts(scheduler, range(10), range(10)) == 0
 
-    def test_a_request_that_lost_its_blocks_finds_them_again(self, small):
+    def test_a_preempted_request_reuses_its_cached_blocks(self, small):
         scheduler = Scheduler(small(blocks=(6,)))
         first, second = added(
             scheduler, Request(range(4), max_tokens=9), Request(range(20, 28))
@@ -240,7 +240,7 @@ class TestPreemption:
         )
         return scheduler, first, second
 
-    def test_the_latest_arrived_goes_back_and_keeps_its_answer(self, small):
+    def test_the_latest_arrival_is_preempted_and_keeps_its_output(self, small):
         scheduler, first, second = self.crowded(small)
         ended = []
         while not scheduler.preemptions:
@@ -259,7 +259,7 @@ class TestPreemption:
         assert [event.request for event in ended if event.finish_reason] == [1, 2]
         assert (len(first.output_ids), len(second.output_ids)) == (9, 9)
 
-    def test_its_tokens_in_flight_count_and_it_waits_for_them(self, small):
+    def test_tokens_in_flight_of_a_preempted_request_count(self, small):
         scheduler, _, second = self.crowded(small)
         scheduler.plan()
         while not scheduler.preemptions:
@@ -274,7 +274,7 @@ class TestPreemption:
         assert len(second.tokens) == known + flying
         assert not scheduler.kv_cache.has_pending_frees
 
-    def test_it_comes_before_requests_that_never_ran(self, small):
+    def test_preempted_requests_precede_new_ones(self, small):
         scheduler, _, _ = self.crowded(small)
         (third,) = added(scheduler, Request([3], max_tokens=1))
         while not scheduler.preemptions:
@@ -285,7 +285,7 @@ class TestPreemption:
             order += [number for number, start, _ in turn(scheduler)[0] if start == 0]
         assert order == [2, 3]
 
-    def test_it_is_not_let_in_before_its_steps_are_collected(self, small):
+    def test_a_preempted_request_waits_for_its_steps_in_flight(self, small):
         scheduler = Scheduler(small(blocks=(99,)))
         _, second = added(scheduler, Request(range(8)), Request(range(20, 28)))
         scheduler.plan()
@@ -295,7 +295,7 @@ class TestPreemption:
         assert spans(scheduler.plan()) == [(1, 9, 10), (2, 0, 9)]
         assert second.tokens[8:] == [51]
 
-    def test_a_block_is_left_for_each_request_that_runs(self, small):
+    def test_one_block_is_spared_per_running_request(self, small):
         scheduler = Scheduler(small(blocks=(5,)))
         added(scheduler, Request([1]), Request([2]), Request([3]))
         assert spans(scheduler.plan()) == [(1, 0, 1), (2, 0, 1)]
@@ -303,7 +303,7 @@ class TestPreemption:
 
 
 class TestFinish:
-    def test_a_running_request_leaves_under_the_settle_rule(self, small):
+    def test_blocks_of_a_finished_request_are_freed_after_its_steps(self, small):
         scheduler = Scheduler(small())
         (request,) = added(scheduler, Request(range(4)))
         scheduler.plan()
@@ -314,7 +314,7 @@ class TestFinish:
         assert scheduler.kv_cache.available_blocks == 8
         assert request.output_ids == []
 
-    def test_a_waiting_request_is_passed_over(self, small):
+    def test_a_finished_waiting_request_is_skipped(self, small):
         scheduler = Scheduler(small(slots=2))
         one, two, three = added(
             scheduler, *(Request([n], max_tokens=1) for n in (1, 2, 3))
@@ -326,7 +326,7 @@ class TestFinish:
         assert len(scheduler.waiting) == 0
         assert one.status is Status.FINISHED
 
-    def test_blocks_of_a_request_in_flight_are_not_given_to_the_next(self, small):
+    def test_blocks_in_use_by_a_step_in_flight_are_not_reallocated(self, small):
         scheduler = Scheduler(small(blocks=(3,)))
         one, two = added(scheduler, Request(range(7)), Request(range(7)))
         scheduler.plan()
@@ -382,7 +382,9 @@ class TestWithoutCache:
 
 
 @pytest.mark.parametrize(("max_tokens", "together"), [(2, 2), (3, 1)])
-def test_no_block_is_spared_for_one_that_has_all_it_needs(small, max_tokens, together):
+def test_no_block_is_spared_for_a_request_that_does_not_grow(
+    small, max_tokens, together
+):
     """Four blocks of 4 cells: two of 7 tokens fit if neither computes a ninth."""
     scheduler = Scheduler(small(blocks=(5,)), SchedulerConfig(prefix_cache=False))
     added(scheduler, *(Request(range(7), max_tokens=max_tokens) for _ in "ab"))

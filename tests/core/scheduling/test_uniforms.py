@@ -47,5 +47,5 @@ def test_seeds_count_modulo_two_to_the_64():
     assert uniform(1, 5) != uniform(2, 5)
 
 
-def test_no_seed_is_another_one_shifted():
+def test_seeds_give_unrelated_streams():
     assert uniform(7 + GOLDEN, 0) != uniform(7, 1)

@@ -1,4 +1,4 @@
-"""Cache groups with a window: blocks that no query sees any more are given back."""
+"""Cache groups with a window: blocks outside it are freed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from inl.backend.base import Traits
 from inl.config import EngineConfig
 from inl.engine.core import EngineCore
 from inl.errors import OutOfMemory, ProtocolError
-from inl.executor.model_loader import plan_limits
+from inl.executor.cache_sizing import plan_limits
 from inl.models import gemma2, mistral
 from inl.protocol.frame_check import FrameCheck
-from inl.protocol.wire_values import read_limits
+from inl.protocol.wire_json import read_limits
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.message import BlockTableUpdate, Row, admit_frame, step_frame
@@ -29,7 +29,7 @@ PROMPT = list(range(1, 31))
 
 @pytest.fixture
 def two(small):
-    """A group that sees everything, and one that sees nine tokens."""
+    """Limits with one group without a window and one with a window of nine tokens."""
     return small(
         blocks=(70, 70), max_blocks_per_seq=32, windows=(None, WINDOW), depth=2
     )
@@ -52,18 +52,18 @@ def played(limits, *requests, **policy):
 
 @pytest.mark.parametrize("budget", [512, 16, 5, 1])
 @pytest.mark.parametrize("cached", [True, False], ids=["prefixes", "none"])
-def test_a_long_answer_holds_what_its_window_shows(two, answer_of, budget, cached):
+def test_a_long_output_uses_blocks_for_its_window_only(two, answer_of, budget, cached):
     request = Request(PROMPT, max_tokens=80)
     _, (found,), held = played(two, request, token_budget=budget, prefix_cache=cached)
     assert found == answer_of(request, two)
     everything, windowed = np.array(held).T
     assert everything.max() == -(-(30 + 79) // SIZE)
     shown = -(-WINDOW // SIZE)
-    # What waits for a step in flight, and for room in a message, comes on top.
+    # Plus blocks that wait for a step in flight or for room in a frame.
     assert windowed[45:-3].max() <= shown + 2
 
 
-def test_a_prefix_is_shared_though_its_first_blocks_are_gone(two, answer_of):
+def test_a_prefix_is_shared_after_blocks_left_the_window(two, answer_of):
     first = Request(PROMPT, max_tokens=40)
     second = Request([*PROMPT, 77], max_tokens=5)
     engine, found, _ = played(two, first, second)
@@ -72,7 +72,7 @@ def test_a_prefix_is_shared_though_its_first_blocks_are_gone(two, answer_of):
     assert engine.stats.prefix_hit_tokens == 28
 
 
-def test_without_a_cache_nothing_is_given_back(two, answer_of):
+def test_without_a_cache_no_window_blocks_are_freed(two, answer_of):
     request = Request(PROMPT, max_tokens=20)
     _, (found,), held = played(two, request, use_kv_cache=False)
     assert found == answer_of(request, two)
@@ -97,23 +97,21 @@ def admitted(limits):
     return runner
 
 
-def test_a_table_loses_a_block_only_where_a_window_has_passed(two):
+def test_only_blocks_before_a_window_may_be_zero(two):
     admitted(two).submit(frame_with(BlockTableUpdate(1, 1, 0, 0), two))
-    with pytest.raises(ProtocolError, match=r"cell: found \(0, 1, 0, 0\)"):
+    with pytest.raises(ProtocolError, match=r"update: found \(0, 1, 0, 0\)"):
         admitted(two).submit(frame_with(BlockTableUpdate(0, 1, 0, 0), two))
     with pytest.raises(ProtocolError, match="group 1: 21 tokens need 6 blocks"):
         admitted(two).submit(frame_with(BlockTableUpdate(1, 1, 3, 0), two))
 
 
-def test_each_group_has_blocks_of_its_own_number(two):
+def test_block_ids_are_checked_per_group(two):
     limits = replace(two, blocks=(70, 20))
     FrameCheck(limits).read(frame_with(BlockTableUpdate(0, 1, 0, 69), limits))
-    with pytest.raises(
-        ProtocolError, match="cell's block: found 69, accepted: 0 to 19"
-    ):
+    with pytest.raises(ProtocolError, match="update, block: found 69, accepts 0 to 19"):
         FrameCheck(limits).read(frame_with(BlockTableUpdate(1, 1, 0, 69), limits))
     tables = [[69], [20]]
-    with pytest.raises(ProtocolError, match="block: found 20, accepted: 0 to 19"):
+    with pytest.raises(ProtocolError, match="block: found 20, accepts 0 to 19"):
         FrameCheck(limits).read(
             admit_frame(
                 1, tables, groups=2, max_blocks_per_seq=limits.max_blocks_per_seq
@@ -133,7 +131,7 @@ def test_windows_cross_the_wire(two):
 
 
 class Room:
-    """A backend of which only the memory matters."""
+    """A backend with nothing but memory and traits."""
 
     traits = Traits(block_size=16, depth=2)
 
@@ -167,7 +165,7 @@ def test_a_group_with_a_window_is_planned_smaller():
 
 
 @pytest.mark.parametrize("sequences", [1, 1.5, 3, 7.9])
-def test_a_budget_is_used_and_kept(sequences):
+def test_the_cache_stays_within_its_budget(sequences):
     whole = 4 * BLOCK * 64
     limits = planned(gemma2, cache_bytes=int(sequences * whole))
     spent = sum(2 * BLOCK * (count - 1) for count in limits.blocks)
@@ -179,6 +177,6 @@ def test_a_budget_is_used_and_kept(sequences):
         planned(gemma2, cache_bytes=whole - 1, context=1024)
 
 
-def test_where_all_layers_have_a_window_a_batch_is_cheap():
+def test_a_fully_windowed_model_needs_few_blocks():
     limits = planned(mistral)
     assert limits.blocks == (1 + 64 + 7 * 6,)

@@ -1,4 +1,4 @@
-"""Which kernel runs an op, and what is said of those that do not."""
+"""Kernel selection, its refusals, and resolved ops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from inl.backend.base import Traits
+from inl.backend.simple import simple_backend
+from inl.config import EngineConfig
+from inl.device import Device
+from inl.dtypes import widen, wrap
 from inl.errors import NoKernel
+from inl.executor.model_loader import kernel_selection
 from inl.ops import catalog
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.norm import Norm
@@ -50,21 +56,21 @@ def test_native():
     assert (choice.how, choice.winner, choice.refusals) == ("native", "linear/a", ())
 
 
-def test_the_highest_preference_wins_and_the_other_is_told_so():
+def test_the_highest_preference_wins_and_others_are_refused():
     choice = choose(policy(kernel("a"), kernel("b", preference=2), kernel("c")))
     assert choice.winner == "linear/b"
     lost = "has a lower preference than linear/b"
     assert choice.refusals == (("linear/a", lost), ("linear/c", lost))
 
 
-def test_a_refusal_is_told_and_the_next_one_runs():
+def test_a_refusal_is_recorded_and_the_next_kernel_wins():
     refuses = kernel("a", preference=9, refuse=lambda x, w: f"rows of {x.shape[-1]}")
     choice = choose(policy(refuses, kernel("b")))
     assert choice.winner == "linear/b"
     assert choice.refusals == (("linear/a", "rows of 8"),)
 
 
-def test_attributes_reach_the_refusal():
+def test_refuse_receives_attributes():
     picky = kernel("a", "rms_norm", refuse=lambda x, w, *, eps: f"eps {eps}")
     choice = choose(policy(picky), "rms_norm", (strict(4, 8), Norm(strict(8))), eps=0.5)
     assert choice.refusals == (("rms_norm/a", "eps 0.5"),)
@@ -96,7 +102,7 @@ def test_missing_lists_every_refusal():
     )
 
 
-def test_missing_with_no_candidate_says_what_to_do():
+def test_missing_without_candidates_suggests_allow_hosted():
     tracer = tracer_of()
     tracer.linear(*linear_site())
     with pytest.raises(
@@ -105,7 +111,7 @@ def test_missing_with_no_candidate_says_what_to_do():
         ResolvedOps(tracer)
 
 
-def test_invariant_mode_refuses_the_others_by_name():
+def test_invariant_mode_refuses_other_kernels():
     fast, steady = kernel("fast", preference=9), kernel("steady", invariant=True)
     choice = choose(policy(fast, steady, invariant=True))
     assert choice.winner == "linear/steady"
@@ -124,7 +130,17 @@ def test_a_backend_that_captures_programs_refuses_kernels_that_are_not_capturabl
     assert choose(policy(waits, captured=True)).how == "missing"
 
 
-def test_a_kernel_takes_its_own_layout_only():
+@pytest.mark.parametrize("captures", [False, True])
+def test_the_traits_of_a_backend_decide_whether_kernels_must_be_capturable(captures):
+    make = simple_backend(
+        tensor=widen, numpy=wrap, kernels=lambda: [kernel("a")],
+        traits=Traits(captures_programs=captures),
+    )  # fmt: skip
+    selection = kernel_selection(make(Device("npu")), EngineConfig())
+    assert selection.captured is captures
+
+
+def test_a_kernel_is_refused_for_another_weight_layout():
     plain, tiled = kernel("plain", preference=9), kernel("tiled", layout="tiles")
     packed = choose(policy(plain, tiled), args=linear_site(layout="tiles"))
     assert packed.winner == "linear/tiled"
@@ -134,7 +150,7 @@ def test_a_kernel_takes_its_own_layout_only():
     assert unpacked.refusals[0][1] == "takes weights in layout tiles, found plain"
 
 
-def test_a_packed_composite_can_be_neither_composed_nor_hosted():
+def test_a_composite_with_packed_weights_is_neither_composed_nor_hosted():
     w = QkvLinear(*(strict(n, 8, layout="rows") for n in (6, 2, 2)))
     choice = choose(
         policy(kernel("a"), host=lambda spec: spec.body),
@@ -144,7 +160,7 @@ def test_a_packed_composite_can_be_neither_composed_nor_hosted():
     assert choice.how == "missing"
 
 
-def test_two_sites_of_an_op_may_run_two_kernels():
+def test_two_call_sites_of_an_op_may_use_two_kernels():
     ran = []
 
     def run(name):
@@ -167,7 +183,7 @@ def test_two_sites_of_an_op_may_run_two_kernels():
     rng = np.random.default_rng(0)
     for inner, name in ((16, "wide"), (8, "narrow")):
         x, weight = rng.standard_normal((4, inner)), rng.standard_normal((3, inner))
-        # Any number of rows: sites are told apart by inner sizes.
+        # Any number of rows: sites differ by inner sizes only.
         for rows in (4, 1):
             found = ops.linear(x[:rows], Linear(weight))
             assert np.allclose(found, x[:rows] @ weight.T)
@@ -194,7 +210,7 @@ def test_real_weights_are_dispatched_by_their_layout():
     assert np.allclose(ops.linear(x, Tiles(weight.T)), x @ weight.T)
 
 
-def test_composed_ops_call_the_kernels_of_this_table():
+def test_composed_ops_call_the_resolved_kernels():
     tracer = tracer_of(kernel("double", run=lambda x, w: 2 * (x @ w.weight.T)))
     tracer.qkv_linear(strict(4, 8), QkvLinear(strict(6, 8), strict(2, 8), strict(2, 8)))
     ops = ResolvedOps(tracer)
@@ -205,7 +221,7 @@ def test_composed_ops_call_the_kernels_of_this_table():
     assert ops.bucket == BUCKET
 
 
-def test_inside_a_native_composite_nothing_is_chosen():
+def test_ops_inside_a_native_composite_are_not_resolved():
     whole = kernel("whole", "qkv_linear", run=lambda x, w: (x, x, x))
     tracer = tracer_of(whole)
     result = tracer.qkv_linear(
@@ -216,7 +232,7 @@ def test_inside_a_native_composite_nothing_is_chosen():
     assert ResolvedOps(tracer).qkv_linear(1, 2) == (1, 1, 1)
 
 
-def test_hosted_ops_run_what_the_policy_makes():
+def test_hosted_ops_run_the_host_implementation():
     tracer = tracer_of(host=lambda spec: lambda *args, **attrs: f"hosted {spec.name}")
     tracer.linear(*linear_site())
     assert ResolvedOps(tracer).linear(0, 0) == "hosted linear"
@@ -249,7 +265,7 @@ def test_each_planner_runs_once_a_step():
     assert planned == [("step", 4)]
 
 
-def test_late_ops_choose_when_called():
+def test_dynamic_ops_select_a_kernel_per_call():
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((4, 8)), Linear(rng.standard_normal((3, 8)))
     ops = DynamicOps([kernel("a")])

@@ -1,4 +1,4 @@
-"""What a model may do, and what stops it on a laptop when it does something else."""
+"""Operations that models may use, and errors of all others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_llama_runs_on_shapes_alone():
 
 
 @pytest.mark.parametrize(("ranks", "columns"), [(1, 96), (2, 48), (4, 24)])
-def test_logits_have_the_shape_that_the_samples_ask_for(ranks, columns):
+def test_logits_have_one_row_per_sample(ranks, columns):
     seen = []
 
     def head(*args):
@@ -62,7 +62,7 @@ def test_logits_have_the_shape_that_the_samples_ask_for(ranks, columns):
         return seen[-1]
 
     traced(dataclasses.replace(MODEL, head=head), ranks=ranks, bucket=Bucket(9, 3, 2))
-    # Shapes are one rank's: the gather's size is known to the backend alone.
+    # Shapes are those of one rank: only the backend knows the gathered size.
     assert [(x.shape, x.dtype) for x in seen] == [((6, columns), "float32")]
 
 
@@ -155,7 +155,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("does", REFUSED, ids=lambda does: does.__name__)
-def test_a_model_that_does_more_is_refused(does):
+def test_unsupported_operations_raise(does):
     def layer(ops, c, w, carry, step, state, *, index):
         return MODEL.layer(ops, c, w, does(carry, ops), step, state, index=index)
 
@@ -175,25 +175,25 @@ def test_a_model_that_does_more_is_refused(does):
         ((1, ..., slice(-2, None)), (6, 2)),
     ],
 )
-def test_static_slices_have_numpys_shapes(key, shape):
+def test_static_slices_have_the_shapes_of_numpy(key, shape):
     assert np.zeros((4, 6, 5))[key].shape == shape
     assert StrictArray((4, 6, 5), "float32")[key].shape == shape
 
 
 @pytest.mark.parametrize("key", [4, -5, (0, 0, 0, 0)])
-def test_an_index_outside_is_refused(key):
+def test_an_index_out_of_range_raises(key):
     with pytest.raises(IndexError, match=r"float32\[4, 6, 5\]"):
         StrictArray((4, 6, 5), "float32")[key]
 
 
 @pytest.mark.parametrize("shape", [(7, -1), (-1, -1), (3, 5), (0, -1)])
-def test_a_reshape_that_does_not_fit_is_refused(shape):
+def test_a_reshape_of_another_size_raises(shape):
     with pytest.raises(ValueError, match="cannot be reshaped"):
         StrictArray((4, 6), "float32").reshape(*shape)
 
 
 def logits_of(model):
-    """Logits of the fourth token, whose first three are cached by a step before."""
+    """Logits of the fourth token, after a step that caches the first three."""
     files = MemoryCheckpoint(*tiny_llama(np.random.default_rng(0)))
     runner = local_runner(ReferenceBackend(DEVICE), model, files, LIMITS)
     runner.submit(
@@ -208,8 +208,8 @@ def logits_of(model):
     return logits
 
 
-def test_a_cache_used_after_it_was_consumed_is_refused():
-    """On a backend that donates the same model would read freed memory."""
+def test_using_a_consumed_cache_raises():
+    """On a backend that donates buffers, this model would read freed memory."""
 
     def layer(ops, c, w, carry, step, state, *, index):
         _, fresh = MODEL.layer(ops, c, w, carry, step, state, index=index)
@@ -223,7 +223,7 @@ def test_a_cache_used_after_it_was_consumed_is_refused():
         logits_of(dataclasses.replace(MODEL, layer=layer))
 
 
-def test_writing_to_a_consumed_buffer_is_an_error():
+def test_writing_to_a_consumed_buffer_raises():
     backend = ReferenceBackend(DEVICE)
     state = backend.state(
         MODEL.state(MODEL.config(tiny_llama(np.random.default_rng(0))[0])),
@@ -241,7 +241,7 @@ def test_writing_to_a_consumed_buffer_is_an_error():
     assert fresh.k[1, 0].sum() == k.sum()
 
 
-def test_a_model_whose_op_has_no_kernel_names_it():
+def test_an_op_without_a_kernel_is_named():
     hf, _ = tiny_llama(np.random.default_rng(0))
     config = MODEL.config(hf)
     kernels = [k for k in ReferenceBackend(DEVICE).kernels() if k.op != "rope"]

@@ -1,4 +1,4 @@
-"""The rule that says when a kernel is right: it can say no."""
+"""The error bound of kernels accepts rounding and rejects errors."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def one_row(rng):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("share", "passes"), [(0.98, True), (1.02, False)])
-def test_a_bias_of_the_tolerances_size_is_found(dtype, share, passes):
+def test_a_bias_of_the_size_of_the_tolerance_is_detected(dtype, share, passes):
     case = one_row(np.random.default_rng(2))
     exact = truth(LINEAR, case, dtype)
-    # The bound is reported with the error, so there must be one.
+    # The verdict reports the bound, so it must be above 0.
     bound = judge(LINEAR, case, dtype, exact + 1e-14).bound
     rounding = np.abs(storage_run(LINEAR, case, dtype) - exact).max()
     units = 8 if dtype in ("float64", "float32") else 1
@@ -50,7 +50,7 @@ def test_a_bias_of_the_tolerances_size_is_found(dtype, share, passes):
     assert judge(LINEAR, case, dtype, exact - share * bound).passed == passes
 
 
-def test_one_wrong_element_in_one_row_is_found():
+def test_one_wrong_element_in_one_row_is_detected():
     rng = np.random.default_rng(3)
     x, w = rng.standard_normal((33, 64)), rng.standard_normal((48, 64))
     case = Case("rows", (x, LINEAR.weights(w)))
@@ -62,7 +62,7 @@ def test_one_wrong_element_in_one_row_is_found():
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 def test_rows_are_judged_by_their_own_size(scale):
-    """An error that a large row hides in the sum of all is found in a small one."""
+    """An error in a small row is detected beside a large row."""
     x = np.array([[1.0, 2.0], [1.0, 2.0]])
     x[1] *= scale
     case = Case("sizes", (x, LINEAR.weights(np.eye(2))))
@@ -72,7 +72,7 @@ def test_rows_are_judged_by_their_own_size(scale):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_is_found(bad):
+def test_nan_and_infinity_are_detected(bad):
     case = one_row(np.random.default_rng(4))
     result = truth(LINEAR, case, "bfloat16")
     result[0, 7] = bad
@@ -81,7 +81,7 @@ def test_what_is_no_number_is_found(bad):
     assert ">" in str(verdict)
 
 
-def test_a_wrong_shape_and_a_wrong_count_are_found():
+def test_wrong_shapes_and_counts_are_detected():
     case = one_row(np.random.default_rng(5))
     exact = truth(LINEAR, case, "float32")
     verdict = judge(LINEAR, case, "float32", exact[0])
@@ -113,7 +113,7 @@ def test_inputs_are_rounded_before_the_truth_is_computed():
     assert truth(LINEAR, case, "float32") == x
 
 
-def test_eight_bits_in_groups_by_hand():
+def test_int8_groups_match_hand_computed_values():
     x = np.zeros((1, 40))
     x[0, :3] = 127, 2.4, -0.6  # the first group's unit is 1
     x[0, 32:34] = -12.7, 0.26  # that of the last, short one 0.1
@@ -125,14 +125,14 @@ def test_eight_bits_in_groups_by_hand():
 
 
 def coarse_run(case, scale):
-    """The product with every input off by ``scale`` times what eight bits cost."""
+    """The product with every input off by ``scale`` times the int8 rounding error."""
     x, w = (np.asarray(part, np.float64) for part in (case.args[0], case.args[1][0]))
     x = rounded(x, "bfloat16").astype(np.float64)
     w = rounded(w, "bfloat16").astype(np.float64)
     return (x + scale * (ACTIVATION_QUANTS[INT8](x) - x)) @ w.T
 
 
-def test_what_is_declared_widens_the_bound_that_far_and_no_further():
+def test_declared_activation_quantization_widens_the_bound_by_its_error():
     rng = np.random.default_rng(3)
     x, w = rng.standard_normal((9, 256)), rng.standard_normal((64, 256))
     x[:, ::32] *= 30  # one number of each group leaves the others few digits
@@ -143,7 +143,7 @@ def test_what_is_declared_widens_the_bound_that_far_and_no_further():
     assert not judge(LINEAR, case, "bfloat16", coarse_run(case, 4.0), INT8).passed
 
 
-def test_the_truth_of_what_is_declared_is_not_rounded():
+def test_the_reference_ignores_activation_quantization():
     rng = np.random.default_rng(4)
     case = one_row(rng)
     exact = truth(LINEAR, case, "float64")

@@ -165,11 +165,11 @@ def test_full_programs_tell_scores_and_others_none(frames):
 @pytest.mark.parametrize(
     ("word", "value", "words"),
     [
-        (HEADER, 0, "marks of slot 0"),
+        (HEADER, 0, "token biases of slot 0"),
         (HEADER, 2, "slot 2: is not admitted"),
-        (HEADER + 1, 257, "found 257 marks, accepts up to 256"),
-        (HEADER + 1, -1, "found -1 marks"),
-        (HEADER + 1, 1, "padding: found a word that is set"),
+        (HEADER + 1, 257, "found 257 entries, accepts up to 256"),
+        (HEADER + 1, -1, "found -1 entries"),
+        (HEADER + 1, 1, "padding: found a nonzero word"),
         (HEADER + 2, 40, "accepts tokens up to 39"),
         (HEADER + 2, 9, "found a token twice"),
         (HEADER + 3, -1, "counts from 0"),
@@ -191,10 +191,12 @@ def test_marks_come_before_tokens_and_to_full_runners_only(frames, small):
         frames.admit(),
         frames.step(1, (1, [1]), bucket=Bucket(1, 1, 1, "sample_filtered")),
     )
-    with pytest.raises(ProtocolError, match="marks of slot 1: come after its tokens"):
+    with pytest.raises(
+        ProtocolError, match="token biases of slot 1: found after a step"
+    ):
         runner.submit(token_bias_frame(1, [TokenBias(3, 1)]))
     runner = said(HashRunner(small(vocab=40, sampler="sample")), frames.admit())
-    with pytest.raises(ProtocolError, match="this runner serves sample at most"):
+    with pytest.raises(ProtocolError, match="sample_filtered, found sample"):
         runner.submit(token_bias_frame(1, [TokenBias(3, 1)]))
 
 
@@ -203,11 +205,11 @@ def test_a_masked_step_chooses_among_what_is_allowed(frames):
         HashRunner(frames.limits),
         frames.admit(),
         frames.step(1, (1, [5]), flags=MASKED),
-        frames.step(2, (1, [-1])),
     )
     with pytest.raises(ProtocolError, match="step 1 waits for its masks"):
         runner.collect()
     runner.sample(1, np.array([[1 << 7, 1 << 4]], np.int32))
+    runner.submit(frames.step(2, (1, [-1])))
     first, second = runner.collect(), runner.collect()
     assert first.tokens[0, 0] in (7, 36)
     plain = said(
@@ -221,7 +223,7 @@ def test_a_masked_step_chooses_among_what_is_allowed(frames):
 @pytest.mark.parametrize(
     ("step", "masks", "words"),
     [
-        (2, [[-1, -1]], "masks of step 2: no such step waits"),
+        (2, [[-1, -1]], "sample: step 2 does not wait for masks"),
         (1, [[-1]], "found int32 [1, 1], accepts int32 [1, 2]"),
         (1, [[0, 1 << 8]], "step 1, row 0: allow no token"),
     ],
@@ -252,7 +254,7 @@ def test_no_more_steps_than_depth_and_none_without_one(frames):
         runner.collect()
     said(runner, frames.step(1, (1, [1])), frames.step(2, (1, [-1])), frames.release(1))
     said(runner, frames.admit())
-    with pytest.raises(ProtocolError, match="2 steps are in flight, accepts 2"):
+    with pytest.raises(ProtocolError, match="2 steps are in flight, the limit is 2"):
         runner.submit(frames.step(3, (1, [-1])))
 
 
@@ -276,17 +278,37 @@ BAD_STEPS = {
     "below -1": ([(1, [-2])], {}, "row 0, least token: found -2"),
     "late feedback": ([(1, [1, -1])], {}, "row 0, least token: found -1"),
     "wide decode": ([(1, [1, 2])], {"decode_rows": 1}, "row 0, tokens: found 2"),
-    "decode rows": ([(1, [1])], {"decode_rows": 2}, "decoding rows: found 2"),
+    "decode rows": ([(1, [1])], {"decode_rows": 2}, "(decode_rows): found 2"),
     "uniform 1": ([(1, [1], [1.0])], {}, "row 0, bits of a uniform: found 1065353216"),
     "uniform below": ([(1, [1], [-0.5])], {}, "row 0, bits of a uniform: found -1"),
-    "cell block 0": ([(1, [1])], {"cells": [(0, 1, 1, 0)]}, "cell: found (0, 1, 1, 0)"),
-    "cell block": ([(1, [1])], {"cells": [(0, 1, 1, 9)]}, "cell: found (0, 1, 1, 9)"),
-    "cell index": ([(1, [1])], {"cells": [(0, 1, 8, 1)]}, "cell: found (0, 1, 8, 1)"),
-    "cell group": ([(1, [1])], {"cells": [(1, 1, 1, 1)]}, "cell: found (1, 1, 1, 1)"),
+    "cell block 0": (
+        [(1, [1])],
+        {"cells": [(0, 1, 1, 0)]},
+        "block table update: found (0, 1, 1, 0)",
+    ),
+    "cell block": (
+        [(1, [1])],
+        {"cells": [(0, 1, 1, 9)]},
+        "block table update: found (0, 1, 1, 9)",
+    ),
+    "cell index": (
+        [(1, [1])],
+        {"cells": [(0, 1, 8, 1)]},
+        "block table update: found (0, 1, 8, 1)",
+    ),
+    "cell group": (
+        [(1, [1])],
+        {"cells": [(1, 1, 1, 1)]},
+        "block table update: found (1, 1, 1, 1)",
+    ),
     "cell slot": ([(1, [1])], {"cells": [(0, 3, 1, 1)]}, "slot 3: is not admitted"),
     "no block": ([(1, range(9))], {}, "slot 1, group 0: 9 tokens need 3 blocks"),
     "no room": ([(1, [1] * 33)], {}, "slot 1, group 0: 33 tokens need 9 blocks"),
-    "width": ([(1, [1])], {"bucket": Bucket(1, 1, 2)}, "width: found 2, accepts 1"),
+    "width": (
+        [(1, [1])],
+        {"bucket": Bucket(1, 1, 2)},
+        "tokens per row: found 2, accepts 1",
+    ),
 }
 
 
@@ -318,11 +340,16 @@ def test_steps_are_numbered_in_turn(frames):
         runner.submit(frames.step(3, (1, [1])))
 
 
-@pytest.mark.parametrize("part", ["header", "rows", "cells", "tokens"])
+@pytest.mark.parametrize("part", ["header", "rows", "updates", "tokens"])
 def test_padding_is_zero(frames, part):
     frame = frames.step(1, (1, [1, 2]), bucket=Bucket(4, 2))
     place = layout(Bucket(4, 2), groups=1, block_size=4)
-    ends = {"header": HEADER, "rows": place.updates, "cells": place.tokens, "tokens": 0}
+    ends = {
+        "header": HEADER,
+        "rows": place.updates,
+        "updates": place.tokens,
+        "tokens": 0,
+    }
     frame[ends[part] - 1] = 1
     runner = said(HashRunner(frames.limits), frames.admit())
     with pytest.raises(ProtocolError, match=f"padding of {part}"):
@@ -341,7 +368,7 @@ def test_padding_is_zero(frames, part):
         (HEADER + 3, -1, "adapter: found -1"),
         (HEADER + 4, -(1 << 23), "temperature: found -inf"),
         (HEADER + 4, (0x7F8 << 20) + 1, "temperature: found nan"),
-        (HEADER + 7, 0x7F8 << 20, "min_p: found inf, accepts 0 up"),
+        (HEADER + 7, 0x7F8 << 20, "min_p: found inf, accepts 0 and more"),
         (HEADER + 9, -(1 << 23), "presence_penalty: found -inf, accepts finite"),
         (HEADER + 11, 9, "group 0: found blocks 0 to 9, accepts 0 to 8"),
         (HEADER + 11, -3, "group 0: found blocks -3 to 2"),

@@ -161,7 +161,7 @@ PLACES = {
     "template": re.compile("chat template"),
 }
 ACCEPTED = re.compile(
-    "accepted|expected|registered:|missing|unused|the template says|not even"
+    "accepted|expected|registered:|missing|unused|the template raised|not even"
 )
 
 

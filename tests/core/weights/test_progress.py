@@ -15,12 +15,12 @@ from inl.backend.weight_cache import WeightCache
 from inl.device import Device
 from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
+from inl.progress import LoadStage, ProgressReporter
 from inl.spec.kernel import Kernel
 from inl.spec.tree import leaves
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 from inl.weights.loader import load_weights, stored_specs
 from inl.weights.plan import plan_weights
-from inl.weights.progress import LoadStage, ProgressReporter
 
 PACK_SECONDS = 0.02
 LAYOUT = "slow tiles"

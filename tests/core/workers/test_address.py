@@ -71,7 +71,7 @@ def test_what_is_no_interpreter(name, words):
 def test_a_file_that_may_not_run(tmp_path):
     path = tmp_path / "python"
     path.touch(0o644)
-    with pytest.raises(DeviceError, match="may not be executed"):
+    with pytest.raises(DeviceError, match="is not executable"):
         parse_worker(f"worker:{path}/cpu:0")
 
 

@@ -17,7 +17,7 @@ from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
-from inl.workers.startup import MOST_RESTARTS, Restarts
+from inl.workers.startup import MAX_RESTARTS, Restarts
 from inl.workers.worker_runner import WorkerRunner
 
 
@@ -211,10 +211,10 @@ def test_restarts_are_limited_in_time(caplog):
     now = [100.0]
     restarts = Restarts(object, clock=lambda: now[0])
     lost = WorkerLost("killed")
-    for _ in range(MOST_RESTARTS):
+    for _ in range(MAX_RESTARTS):
         now[0] += 10
         restarts(lost)
-    assert caplog.text.count("starting another worker: killed") == MOST_RESTARTS
+    assert caplog.text.count("restarting the worker: killed") == MAX_RESTARTS
     with pytest.raises(WorkerLost, match=r"3 workers were lost within 60 s.*killed"):
         restarts(lost)
     now[0] = 100 + 10 + 60.5

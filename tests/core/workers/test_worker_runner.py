@@ -23,12 +23,12 @@ from inl.errors import (
     RunnerError,
     WorkerLost,
 )
+from inl.progress import LoadStage
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.message import MASKED, Row, admit_frame, release_frame, step_frame
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
-from inl.weights.progress import LoadStage
 from inl.workers.worker_runner import WorkerRunner
 
 
@@ -56,7 +56,7 @@ def serve(monkeypatch, small):
     yield begin
     for runner in runners:
         runner.close()
-        assert not runner._process.alive
+        assert not runner.alive
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_what_is_wrong_here_is_refused_here(serve, small):
         runner.collect()
     with pytest.raises(ProtocolError, match="version"):
         runner.submit(np.zeros(40, np.int32))
-    with pytest.raises(ProtocolError, match="no masks were announced"):
+    with pytest.raises(ProtocolError, match="step 1 does not wait for masks"):
         runner.sample(1, np.zeros((1, 4), np.int32))
     runner.submit(step(1, (1, [3, 4]), flags=MASKED))
     with pytest.raises(ProtocolError, match="call sample first"):
@@ -331,31 +331,31 @@ def test_a_program_that_cannot_be_started(serve, tmp_path):
 
 
 def test_a_silent_worker_is_given_up(serve, script):
-    with pytest.raises(ProtocolError, match=r"said nothing for 0\.5 s"):
+    with pytest.raises(ProtocolError, match=r"no HELLO within 0\.5 s"):
         serve(python=script("time.sleep(600)"), hello_seconds=0.5)
 
 
 def test_a_stuck_step_is_a_loss_after_the_time_that_was_given(serve, small):
     runner = serve("stuck")
-    runner._silent_seconds = 0.3  # only now: a busy machine starts it slowly
+    runner.silent_seconds = 0.3  # only now: a busy machine starts it slowly
     runner.submit(admission(small()))
     runner.submit(step(1, (1, [3])))
-    with pytest.raises(WorkerLost, match=r"nothing for 0\.3 s.*computing step 1;"):
+    with pytest.raises(WorkerLost, match=r"sent nothing for 0\.3 s.*computing step 1;"):
         runner.collect()
-    assert not runner._process.alive
+    assert not runner.alive
     with pytest.raises(RunnerError, match="failed before"):
         runner.collect()
 
 
 def test_a_stopped_process_is_given_up_too(serve, small):
     runner = serve()
-    runner._silent_seconds = 0.3
+    runner.silent_seconds = 0.3
     runner.submit(admission(small()))
     os.kill(runner.pid, signal.SIGSTOP)
     runner.submit(step(1, (1, [3])))
     with pytest.raises(WorkerLost, match="worker_seconds"):
         runner.collect()
-    assert not runner._process.alive
+    assert not runner.alive
 
 
 @pytest.mark.full
@@ -366,7 +366,7 @@ def test_progress_counts_as_an_answer(serve):
 
 
 def test_loading_without_a_word_is_a_loss(serve):
-    with pytest.raises(WorkerLost, match=r"nothing for 0\.2 s.*opening the model"):
+    with pytest.raises(WorkerLost, match=r"sent nothing for 0\.2 s.*opening the model"):
         serve("loading", silent_seconds=0.2)
 
 
@@ -375,7 +375,7 @@ def test_no_advice_where_there_is_nothing_to_set(serve, small):
     runner.submit(admission(small()))
     said = str(loss(runner, step(1, (1, [3]))))
     assert "on_worker_loss" not in said
-    assert ". It last printed: nothing" in said
+    assert ". Its last output: nothing" in said
 
 
 FD = "fd = int(sys.argv[sys.argv.index('--fd') + 1]); s = socket.socket(fileno=fd)\n"
@@ -388,14 +388,14 @@ def test_garbage_in_place_of_a_handshake(serve, script):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("protocol", 2), ("message", 7), ("contract", [9, 0])]
+    ("name", "value"), [("protocol", 3), ("message", 7), ("contract", [9, 0])]
 )
 def test_another_version_is_named_on_both_sides(serve, script, name, value):
     text = (
-        "from inl.protocol import wire, wire_values\n"
+        "from inl.protocol import wire, wire_json\n"
         + FD
-        + f"wire.Channel(s).send(wire.Kind.HELLO, wire_values.text("
-        f"wire_values.hello() | {{{name!r}: {value!r}, 'core': '7.8.9'}}))\n"
+        + f"wire.Channel(s).send(wire.Kind.HELLO, wire_json.text("
+        f"wire_json.hello() | {{{name!r}: {value!r}, 'core': '7.8.9'}}))\n"
         "time.sleep(60)"
     )
     with pytest.raises(ProtocolError) as caught:

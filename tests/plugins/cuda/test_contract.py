@@ -1,4 +1,4 @@
-"""Every promise of a backend, as ``inl check cuda:0`` checks them."""
+"""The backend contract, as checked by ``inl check cuda:0``."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from inl_cuda import probe
 from inl_cuda.backend import CudaBackend, check_torch
 
 
-def why_not():
+def skip_reason():
     try:
         probe.probe()
     except InlError as error:
@@ -36,12 +36,12 @@ def why_not():
     return None if torch.cuda.is_available() else "torch is built without CUDA"
 
 
-REASON = why_not()
+REASON = skip_reason()
 cuda = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch finds a GPU")
-def test_a_torch_without_cuda_says_so():
+def test_torch_without_cuda_is_refused():
     with pytest.raises(BackendUnavailable, match=r"cuda:0: torch .* finds no usable"):
         CudaBackend(Device("cuda:0"))
 
@@ -58,7 +58,7 @@ def test_an_index_beyond_the_last_is_refused():
 
 
 @cuda
-def test_memory_counts_what_is_taken(gpu):
+def test_memory_counts_allocations(gpu):
     before = gpu.memory()
     held = gpu.tensor(wrap(np.zeros(1 << 24, np.float32)))
     after = gpu.memory()
@@ -77,7 +77,7 @@ def test_float32_products_are_ieee(gpu):
 
 
 @cuda
-def test_a_state_that_does_not_fit_says_so(gpu):
+def test_oom_of_a_state(gpu):
     from inl.spec.cache import Paged
 
     limits = Limits(2, (1 << 24,), 16, 4, 97)
@@ -86,7 +86,7 @@ def test_a_state_that_does_not_fit_says_so(gpu):
 
 
 @cuda
-def test_a_step_that_does_not_fit_says_so_and_the_next_one_runs(gpu):
+def test_oom_of_a_step_and_recovery(gpu):
     def greedy(_weights, message, state):
         if int(message[0]):
             torch.empty(1 << 42, device=message.device)
@@ -119,7 +119,7 @@ def test_a_bucket_is_one_graph(gpu):
 
 @cuda
 @pytest.mark.parametrize("failing", [1, 2], ids=["warming up", "capturing"])
-def test_a_capture_that_does_not_fit_says_so_and_the_next_one_runs(gpu, failing):
+def test_oom_of_a_capture_and_recovery(gpu, failing):
     calls = []
 
     def step(weights, message, state):
@@ -140,8 +140,8 @@ def test_a_capture_that_does_not_fit_says_so_and_the_next_one_runs(gpu, failing)
 
 
 @cuda
-def test_an_engine_outlives_a_step_that_does_not_fit(gpu):
-    """The allocator is told to have nothing left, then everything again."""
+def test_an_engine_survives_oom_of_a_step(gpu):
+    """The allocator's limit is set to what is reserved, then removed."""
     sizes = {"hidden": 128, "head_dim": 16, "inner": 4096, "vocab": 256}
     tiny = tiny_llama(np.random.default_rng(3), **sizes)
     language = LanguageModel(MODEL, MODEL.config(tiny[0]), MemoryCheckpoint(*tiny))
@@ -203,7 +203,7 @@ def test_two_gpus_give_the_logits_of_float64(tmp_path):
             assert max(abs(row[token] - value) for token, value in found.top) < 1e-4
     core.add(Request(prompts[0], max_tokens=100))
     core.step()
-    os.kill(core.runner._runners[1].pid, signal.SIGKILL)
+    os.kill(core.runner.runners[1].pid, signal.SIGKILL)
     (error,) = [event.error for event in ended(core) if event.error]
     assert isinstance(error, WorkerLost)
     assert "rank 1 of 2 failed" in str(error)

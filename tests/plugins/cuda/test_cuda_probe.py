@@ -1,4 +1,4 @@
-"""The CUDA plugin without a GPU: what it registers, and what NVML's answers become."""
+"""The CUDA plugin without a GPU: registration, and the probe with a fake NVML."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def nvml(monkeypatch):
     return use
 
 
-def test_every_gpu_with_its_memory(nvml):
+def test_lists_gpus_with_memory(nvml):
     library = nvml()
     assert probe.probe() == [
         DeviceInfo(0, "H200", 1 << 30),
@@ -91,7 +91,7 @@ def test_memory_may_be_unknown(nvml):
     ("visible", "found"),
     [("1", ["L4"]), ("1,0", ["L4", "H200"]), ("GPU-b", ["L4"]), ("0,7,1", ["H200"])],
 )
-def test_only_visible_ones_in_their_order(nvml, monkeypatch, visible, found):
+def test_visible_gpus_in_order(nvml, monkeypatch, visible, found):
     nvml()
     monkeypatch.setenv(probe.VISIBLE, visible)
     infos = probe.probe()
@@ -100,26 +100,26 @@ def test_only_visible_ones_in_their_order(nvml, monkeypatch, visible, found):
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "GPU-x", "NoDevFiles"])
-def test_all_hidden_is_a_reason(nvml, monkeypatch, visible):
+def test_all_gpus_hidden(nvml, monkeypatch, visible):
     nvml()
     monkeypatch.setenv(probe.VISIBLE, visible)
     with pytest.raises(BackendUnavailable, match=f"{probe.VISIBLE} is '{visible}'"):
         probe.probe()
 
 
-def test_a_driver_that_fails_says_why(nvml):
+def test_a_failing_driver_gives_the_reason(nvml):
     nvml(start=9)
     with pytest.raises(BackendUnavailable, match=r"Driver Not Loaded \(NVML 9\)"):
         probe.probe()
 
 
-def test_no_driver_is_a_reason(monkeypatch):
+def test_no_driver(monkeypatch):
     monkeypatch.setattr(probe, "LIBRARIES", ("no-such-library.so.1",))
     with pytest.raises(BackendUnavailable, match=r"no-such-library\.so\.1 not found"):
         probe.probe()
 
 
-def test_a_device_that_is_not_there_is_refused_with_the_reason():
+def test_a_missing_device_is_refused_with_the_reason():
     code = (
         "import inl_cuda.probe as p; p.LIBRARIES = ('gone.so',)\n"
         "from inl.plugin.device_selection import check_device\n"

@@ -1,4 +1,4 @@
-"""What environment variables ask of the CUDA backend."""
+"""Environment variables of the CUDA backend."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from inl_cuda.settings import WEIGHTS, requested_weights
 @pytest.mark.parametrize(
     ("given", "found"), [(None, "dense"), ("", "dense"), ("packed", "packed")]
 )
-def test_how_weights_lie(monkeypatch, given, found):
+def test_requested_weights(monkeypatch, given, found):
     monkeypatch.delenv(WEIGHTS, raising=False)
     if given is not None:
         monkeypatch.setenv(WEIGHTS, given)
     assert requested_weights() == found
 
 
-def test_an_odd_word_is_refused(monkeypatch):
+def test_an_unknown_value_is_refused(monkeypatch):
     monkeypatch.setenv(WEIGHTS, "tight")
     with pytest.raises(DeviceError, match=r"found 'tight', accepted: dense, packed"):
         requested_weights()

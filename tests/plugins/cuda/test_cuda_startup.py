@@ -1,4 +1,4 @@
-"""Opening a GPU beside torch's import, with a driver that only notes its calls."""
+"""Opening a GPU during the import of torch, with a driver that records calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from inl_cuda import startup
 
 
 class Driver:
-    """Answers each call, and fails in one."""
+    """Records calls, and fails in one of them."""
 
     def __init__(self, failing=""):
         self.failing, self.calls = failing, []
@@ -42,7 +42,7 @@ def driver(monkeypatch):
     return make
 
 
-def test_the_context_of_the_named_gpu_is_made(driver, monkeypatch):
+def test_creates_the_context_of_the_given_gpu(driver, monkeypatch):
     monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
     found = driver()
     startup.create_context(3)
@@ -52,14 +52,14 @@ def test_the_context_of_the_named_gpu_is_made(driver, monkeypatch):
 
 
 @pytest.mark.parametrize("failing", ["cuInit", "cuDeviceGet"])
-def test_what_the_driver_refuses_is_left_to_torch(driver, failing):
+def test_driver_errors_are_left_to_torch(driver, failing):
     found = driver(failing)
     startup.create_context(0)
     assert found.calls[-1][0] == failing
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch finds a CUDA device")
-def test_without_cuda_the_reason_is_given_and_nothing_is_left_behind():
+def test_without_cuda_raises_and_cleans_up():
     before = threading.active_count()
     with pytest.raises(BackendUnavailable, match="finds no usable CUDA"):
         startup.open_backend(Device("cuda:0"))

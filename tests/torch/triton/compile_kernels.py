@@ -1,9 +1,9 @@
-"""Compile every Triton kernel for one chip, with no chip, and say what it takes.
+"""Compile all Triton kernels for a chip without having one; report their resources.
 
     python tests/torch/triton/compile_kernels.py cuda:90 [--table]
 
-The kernels are called as a step calls them, on small CPU tensors, with launches
-replaced by compilations; so the signatures are those that a launch would have. Prints
+The kernels are called as in a step, on small CPU tensors, with launches replaced by
+compilations, so that the signatures are those of real launches. Prints
 one JSON list of rows; with ``--table`` a table.
 """
 
@@ -54,14 +54,14 @@ SHARED = {
     "cuda:80": 166912, "cuda:90": 232448, "cuda:100": 232448, "hip:gfx90a": 65536,
     "hip:gfx942": 65536, "hip:gfx950": 163840, "hip:gfx1100": 65536,
 }  # fmt: skip
-"""Bytes of shared memory that a program may have, by chip."""
+"""Most shared memory of a program in bytes, by chip."""
 
 HEADS, KV_HEADS, HIDDEN, INNER = 9, 3, 576, 256
-"""Sizes of the default model where they shape the code; its group of 3 heads too."""
+"""Sizes of the default model where they affect the code, with its group of 3 heads."""
 
 
 class Stub:
-    """A driver that only names its target."""
+    """A driver that only returns its target."""
 
     def __init__(self, target):
         self.target = target
@@ -87,7 +87,7 @@ def target_of(name):
 
 
 def recording(found):
-    """Compile instead of launching, and keep what was compiled."""
+    """Compile instead of launching; append (compiled kernel, seconds) to ``found``."""
     plain = JITFunction.run
 
     def run(self, *args, grid, warmup, **options):
@@ -108,7 +108,7 @@ def steps(dim):
 
 
 def call_many(kernels, dtype, dim):
-    """Attention and filters of so many rows that memory is the limit, and of fewer."""
+    """Attention and sampling filters of many rows."""
     tables = Tables(
         *(
             torch.from_numpy(a)
@@ -146,7 +146,7 @@ def call_dynamics(kernels, dtype):
 
 
 def call_experts(kernels, dtype):
-    """Experts of a few slots, and of more that are sorted."""
+    """Experts with few slots, and with many, which are sorted."""
     for tokens, count in ((1, 8), (100, 8), (1000, 4)):
         x, ids = torch.ones(tokens, HIDDEN, dtype=dtype), torch.zeros(tokens, 2).int()
         wide, narrow = (count, INNER, HIDDEN), (count, HIDDEN, INNER)
@@ -173,7 +173,7 @@ def packed_weights():
 
 
 def call_all(dtype, dim, tuning):
-    """Every kernel once for each way in which it is cut."""
+    """Call every kernel once for each launch configuration."""
     kernels = {kernel.op: kernel.run for kernel in ours.kernels(tuning)}
     more = {kernel.op: kernel.run for kernel in packed_products.kernels(tuning)}
 
@@ -254,8 +254,8 @@ def call_all(dtype, dim, tuning):
             )
 
 
-def library(q, _k, _v, _scale):
-    """In the place of cuDNN, which is not compiled here."""
+def fake_cudnn(q, _k, _v, _scale):
+    """Stands in for cuDNN, which is not compiled here."""
     return torch.ones_like(q), torch.ones(q.shape[1], q.shape[0])
 
 
@@ -309,7 +309,7 @@ def main():
     )
     rows, found = [], []
     recording(found)
-    attention_prompt.attend_self = library
+    attention_prompt.attend_self = fake_cudnn
     attention.shared_bytes = lambda _: SHARED[given.target]
     for dtype in given.dtypes:
         for dim in given.dims:

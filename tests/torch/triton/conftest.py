@@ -1,7 +1,7 @@
-"""What Triton's interpreter gets wrong in bfloat16, put right.
+"""Fixes of Triton's interpreter.
 
-It multiplies matrices of bfloat16 by their bits, and cuts off where it should round.
-It also reduces by any function but the common ones in steps of one number.
+It multiplies the bit patterns of bfloat16 matrices, truncates where it should round,
+and reduces by uncommon functions one element at a time, which is slow.
 """
 
 from __future__ import annotations

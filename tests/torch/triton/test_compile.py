@@ -1,4 +1,4 @@
-"""Every Triton kernel compiled for chips that are not here: no spills, no TF32."""
+"""Compilation of all Triton kernels for several chips: no spills, no TF32."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SHARED = {
     "cuda:80": 166912, "cuda:90": 232448, "cuda:100": 232448, "hip:gfx90a": 65536,
     "hip:gfx942": 65536, "hip:gfx950": 163840, "hip:gfx1100": 65536,
 }  # fmt: skip
-"""Bytes of shared memory that a program may have, by chip."""
+"""Most shared memory of a program in bytes, by chip."""
 
 STACK = 40
-"""Bytes of stack that cost nothing: a scalar or two, or the slow path of a cosine."""
+"""Bytes of stack that are acceptable: a few scalars, or the slow path of a cosine."""
 
 MORE_STACK = {"attend_tiles": 80}
-"""Kernels that spill a little and are faster so, by a bench's timing: tiles of a group
-of three heads of 128."""
+"""Kernels that are faster with small spills, as measured: tiles of a group of three
+heads of 128."""
 
 WIDE = {"cuda:90": ["float32", "bfloat16"], "hip:gfx942": ["float32", "bfloat16"]}
 """Chips for which float32 is compiled too."""
@@ -34,11 +34,10 @@ BOTH_SIZES = ("cuda:80", "cuda:90")
 SPILLING = {
     "hip:gfx1100": {"attend", "attend_tiles", "rope_attend"},
 }
-"""Kernels whose tiles are too large, and slow to compile, for a chip that no plugin
-serves yet."""
+"""Kernels whose tiles are too large and slow to compile for a chip without a plugin."""
 
 SECONDS = 60
-"""Longest that one kernel may compile, on one slow processor."""
+"""Most seconds to compile one kernel, on a slow processor."""
 
 pytestmark = [
     pytest.mark.skipif(

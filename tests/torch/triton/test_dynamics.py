@@ -26,7 +26,7 @@ NAMES = ("x", "v", "mu", "alpha", "beta", "gate", "dt")
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
-    """Use the programs here too, several rows each; count how often they are run."""
+    """Use the Triton kernels on this device, several rows each; check that they ran."""
     runs = []
     plain = dynamics_training.gradients
 
@@ -46,7 +46,7 @@ def off(found, want):
 
 
 def gradients(function, operands, weights, dtype=torch.float32):
-    """What autograd gives for the same weighted sum."""
+    """Gradients of a weighted sum by autograd."""
     held = [
         torch.tensor(np.asarray(x), dtype=dtype, device=PLACE, requires_grad=True)
         for x in operands
@@ -130,7 +130,7 @@ WIDE = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", WIDE)
-def test_wide_rows_against_the_written_reference(name, dtype, seed):
+def test_wide_rows_equal_the_eager_reference(name, dtype, seed):
     """Rows of more than one program, summed by programs of several rows."""
     rng = np.random.default_rng(seed)
     shape, *others = WIDE[name]

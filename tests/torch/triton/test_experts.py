@@ -1,4 +1,4 @@
-"""Products with experts' matrices, few and many, against the float64 bodies."""
+"""Expert kernels, with few and many slots, against the float64 bodies."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SIZES = {
     "most experts idle": (50, 20, 1, 20, 70),
     "full tiles": (96, 3, 2, 65, 40),
 }
-"""Tokens, experts, experts of a token, I and H."""
+"""Tokens, experts, experts per token, I and H."""
 
 
 def poison():
-    """Leave NaN in the memory that the next tensors get."""
+    """Fill memory that later tensors will reuse with NaN."""
     spoiled = [torch.full((size,), float("nan"), device=PLACE) for size in 8 * [65536]]
     del spoiled
 
@@ -58,7 +58,7 @@ def test_experts(name, dtype, seed, on_torch, on_host):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SIZES)
-def test_a_matrix_each(name, dtype, seed, on_torch, on_host):
+def test_expert_linear(name, dtype, seed, on_torch, on_host):
     rng, (tokens, count, k, inner, hidden) = np.random.default_rng(seed), SIZES[name]
     ids = choice(rng, tokens, count, k)
     weight = rng.standard_normal((count, inner, hidden)) / hidden**0.5

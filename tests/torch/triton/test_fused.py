@@ -1,4 +1,4 @@
-"""Regions of a decoding step against the float64 bodies, as test_kernels.py does."""
+"""Fused ops of a decoding step against the float64 bodies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TUNINGS = {
         shared_bytes=1 << 18,
     ),
 }
-"""The second has tiles that fit nothing, and kernels that start early if they can."""
+"""The second has tiles that divide no shape, and uses PDL where available."""
 
 
 def kernel(op, tuning):
@@ -53,7 +53,7 @@ def kernel(op, tuning):
 
 
 def poison():
-    """Leave NaN in the memory that the next tensors get."""
+    """Fill memory that later tensors will reuse with NaN."""
     spoiled = [torch.full((size,), float("nan"), device=PLACE) for size in 8 * [65536]]
     del spoiled
 
@@ -125,8 +125,8 @@ def test_norm_logits(dtype, tokens, seed, on_torch, on_host):
 
 @pytest.mark.parametrize("shape", [(128, 1024), (24, 576)])
 @pytest.mark.parametrize("gated", ["", "silu"])
-def test_the_sum_is_whole_however_few_outputs(shape, gated, seed):
-    """Programs share the storing of the sum, so it takes as many as it has shares."""
+def test_the_sum_is_complete_with_few_outputs(shape, gated, seed):
+    """Each program stores some columns of the sum, so enough programs are needed."""
     n, k = shape
     rng = np.random.default_rng(seed)
     residual, delta, weight = (
@@ -135,7 +135,7 @@ def test_the_sum_is_whole_however_few_outputs(shape, gated, seed):
     )
     gain = torch.ones(k, dtype=torch.bfloat16, device=PLACE)
     tuning = TUNINGS["rule"]
-    assert tuning.norms(3, k)
+    assert tuning.fuses_norm(3, k)
     poison()
     total, y = products.norm_product(
         residual, delta, None, Norm(gain), weight, None, 1e-5, tuning, gated=gated
@@ -218,24 +218,24 @@ LONE = {
 }
 
 
-def test_a_prompt_by_the_library(monkeypatch, seed, on_torch, on_host):
+def test_prompt_attention_by_cudnn(monkeypatch, seed, on_torch, on_host):
     if PLACE == "cpu":
-        monkeypatch.setattr(attention_prompt, "attend_self", plainly)
+        monkeypatch.setattr(attention_prompt, "attend_self", plain_attention)
         monkeypatch.setattr(attention_prompt, "is_hopper", lambda _: True)
     elif not attention_prompt.is_hopper(torch.device(PLACE)):
         pytest.skip("the library is not asked on this chip")
     monkeypatch.setattr(attention_prompt, "MIN_TOKENS", 0)
-    met, whole = [], attention_prompt.attend_prompt
+    calls, whole = [], attention_prompt.attend_prompt
     monkeypatch.setattr(
-        rope_attend, "attend_prompt", lambda *a, **k: met.append(1) or whole(*a, **k)
+        rope_attend, "attend_prompt", lambda *a, **k: calls.append(1) or whole(*a, **k)
     )
     for case in attend_cases(np.random.default_rng(seed), (8, 2, 128), LONE):
         check("attend_project", case, "bfloat16", on_torch, on_host, seed)
-    assert len(met) == len(LONE), "cases without a window or a cap go to the library"
+    assert len(calls) == len(LONE), "cases without a window or a cap go to the library"
 
 
-def plainly(q, k, v, scale):
-    """What cuDNN computes, in plain torch."""
+def plain_attention(q, k, v, scale):
+    """Reference of cuDNN's attention, in plain torch."""
     share = q.shape[1] // k.shape[1]
     q, k, v = (x.float().transpose(0, 1) for x in (q, k, v))
     k, v = k.repeat_interleave(share, 0), v.repeat_interleave(share, 0)
@@ -251,7 +251,7 @@ def test_attend_project_in_float16(seed, on_torch, on_host):
         check("attend_project", case, "float16", on_torch, on_host, seed)
 
 
-def test_a_wrong_region_is_found(seed, on_torch, on_host):
+def test_a_wrong_kernel_is_found(seed, on_torch, on_host):
     rng, spec = np.random.default_rng(seed), catalog()["attend_project"]
     verdicts = []
     for case in attend_cases(rng, (9, 3, 64)):
@@ -264,7 +264,7 @@ def test_a_wrong_region_is_found(seed, on_torch, on_host):
 
 @pytest.mark.parametrize("sampler", ["greedy", "sample"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_choose_over_many_chunks(dtype, sampler, seed, on_torch, on_host):
+def test_sample_over_many_chunks(dtype, sampler, seed, on_torch, on_host):
     spec, rng = catalog()["sample"], np.random.default_rng(seed)
     case = next(c for c in spec.cases(rng) if c.name == f"{sampler}/257")
     _, step, tables = case.args
@@ -301,7 +301,7 @@ def test_make_step_of_many_rows(seed, on_torch, on_host):
     assert verdict.passed, f"seed {seed}: {verdict}"
 
 
-def test_what_the_library_does_better_is_refused():
+def test_refuses_shapes_for_which_the_library_is_faster():
     parts = [torch.zeros(size, 40) for size in (30, 5, 5)]
 
     def refuse(rows, dtype=torch.bfloat16, **limits):

@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: Triton's interpreter, in a process of its own."""
+"""The Triton kernels without a GPU: tests in Triton's interpreter, in a subprocess."""
 
 from __future__ import annotations
 

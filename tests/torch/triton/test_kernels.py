@@ -1,7 +1,7 @@
 """Every Triton kernel against the float64 bodies.
 
-Compiled where there is a GPU; else in Triton's interpreter, in a process of its own
-that ``test_interpreted.py`` starts.
+Compiled where there is a GPU, else in Triton's interpreter, in a subprocess that
+``test_interpreted.py`` starts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KERNELS = tuple(ours.kernels(Tuning(filters=True)))
 
 
 def poison():
-    """Leave NaN in the memory that the next tensors get."""
+    """Fill memory that later tensors will reuse with NaN."""
     spoiled = [torch.full((size,), float("nan"), device=PLACE) for size in 8 * [65536]]
     del spoiled
 
@@ -75,7 +75,7 @@ def attention_cases(rng):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_over_splits_groups_and_tails(dtype, seed, on_torch, on_host):
+def test_attention_splits_groups_and_tails(dtype, seed, on_torch, on_host):
     for case in attention_cases(np.random.default_rng(seed)):
         verdict = run("attention", case, dtype, on_torch, on_host)
         assert verdict.passed, f"{case.name} {dtype}, seed {seed}: {verdict}"
@@ -130,7 +130,7 @@ def test_padding_gives_zeros(seed, on_torch, on_host):
         assert not out[int(step.used_counts[2]) :].any(), case.name
 
 
-def test_what_is_too_wide_is_refused():
+def test_refuses_wide_rows():
     kernel = next(k for k in KERNELS if k.op == "rms_norm")
     assert "16384 at most" in kernel.refuse(torch.zeros(1, 16385), None, eps=1e-5)
     assert "float64" in kernel.refuse(torch.zeros(1, 4).double(), None, eps=1e-5)

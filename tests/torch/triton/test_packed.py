@@ -1,4 +1,4 @@
-"""Products with packed weights against the float64 bodies over the same numbers."""
+"""Products with packed weights against the float64 bodies."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from inl_torch.triton.quantized.packed import (
     PackedMlp,
     PackedQkv,
     packed,
-    refuse_mlp,
     refuse_dtypes,
+    refuse_mlp,
     refuse_qkv,
 )
 from inl_torch.triton.tuning import Tuning
@@ -47,14 +47,14 @@ KINDS = {
     "float8": (FLOAT8, 288, False),
     "float8 in groups": (FLOAT8, 48, False),
 }
-"""Codes, how many share a scale, and whether they have offsets."""
+"""Dtype of codes, codes per scale, and whether there are offsets."""
 
 MAIN = ("int4", "int4 with offsets", "int8", "float8")
-"""Of these, the ones whose programs differ most."""
+"""Those of KINDS whose kernels differ most."""
 
 
 def matrix(rng, kind, rows, columns):
-    """A packed matrix and its numbers, which every dtype holds exactly."""
+    """A packed matrix and its dequantized values, exact in every dtype."""
     codes_type, group, has_offsets = KINDS[kind]
     shape = rows, columns // min(group, columns)
     scales = torch.from_numpy(2.0 ** rng.integers(-6, -2, shape)).half()
@@ -81,7 +81,7 @@ def matrix(rng, kind, rows, columns):
 
 
 def poison():
-    """Leave NaN in the memory that the next tensors get."""
+    """Fill memory that later tensors will reuse with NaN."""
     spoiled = [torch.full((size,), float("nan"), device=PLACE) for size in 8 * [65536]]
     del spoiled
 
@@ -110,14 +110,14 @@ def test_linear(kind, dtype, seed, on_torch, on_host):
     for tokens, rows in ((1, 5), (1, 70), (2, 33), (17, 7), (70, 9)):
         held, values = matrix(rng, kind, rows, 288)
         bias = rng.integers(-8, 8, rows) / 2 if tokens % 2 else None
-        # Codes whose mean is not 0 and inputs whose sum is would leave rounding alone.
+        # Inputs that sum to 0, with codes of nonzero mean, leave only rounding.
         x = 0.5 + rng.standard_normal((tokens, 288))
         case = Case(f"{tokens}x{rows}", (x, Linear(values, bias)))
         w = PackedLinear(held, None if bias is None else on_place(bias, dtype))
         check("linear", case, w, dtype, on_torch, on_host, seed)
 
 
-def test_every_float_of_8_bits():
+def test_all_float8_codes():
     codes = torch.arange(256, dtype=torch.uint8).view(FLOAT8)
     finite = codes.float().isfinite()
     held = packed(torch.where(finite, codes.float(), 0).to(FLOAT8).view(8, 32),
@@ -143,7 +143,7 @@ def test_short_and_long_rows(columns, kind, dtype, seed, on_torch, on_host):
 
 
 def stacked(parts):
-    """Matrices below each other."""
+    """Matrices stacked by rows."""
     fields = zip(*parts, strict=True)
     return Packed(*(None if f[0] is None else torch.cat(f) for f in fields))
 
@@ -218,8 +218,8 @@ class Place:
 
 
 @pytest.mark.parametrize("kind", FILE_KINDS)
-def test_a_files_own_blocks(kind, seed, on_host):
-    """To float32's last bits; decoded, they are the numbers that the file means."""
+def test_blocks_of_a_file(kind, seed, on_host):
+    """Products are accurate to float32, and dequantized values are exact."""
     gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(seed)
     numbers = rng.standard_normal((21, 160), np.float32)
@@ -237,7 +237,7 @@ def test_a_files_own_blocks(kind, seed, on_host):
     np.testing.assert_allclose(got, want, rtol=0, atol=4e-6 * np.abs(want).max())
 
 
-def test_what_was_decoded_on_its_way_is_kept_plain(seed, on_host):
+def test_dequantized_weights_stay_dense(seed, on_host):
     rng = np.random.default_rng(seed)
     numbers = rng.standard_normal((21, 48), np.float32)
     group = {"weight": wrap(numbers), "bias": None}

@@ -1,4 +1,4 @@
-"""A whole model whose weights stay packed, beside the same one decoded."""
+"""A model with packed weights against the same model with dequantized weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMITS = Limits(slots=2, blocks=(8,), block_size=4, max_blocks_per_seq=4, vocab=
 
 @final
 class Packing(TorchBackend):
-    """Triton's kernels, with those for packed weights or without."""
+    """Triton kernels, with or without those for packed weights."""
 
     traits = Traits(dtypes=("float32",))
 
@@ -48,7 +48,7 @@ class Packing(TorchBackend):
 
 
 def quantized(tiny, gguf):
-    """The model's matrices as a file of Q4_1 and Q8_0 has them."""
+    """The model's matrices quantized to Q4_1 and Q8_0."""
     for name, array in tiny.checkpoint._tensors.items():
         if len(array.shape) != 2:
             continue
@@ -61,7 +61,7 @@ def quantized(tiny, gguf):
 
 
 def logits(runner, rows):
-    """Of a prompt's tokens in one step, then of one token a step."""
+    """Logits of a prompt in one step, then of one token per step."""
     table = list(range(1, 5))
     runner.submit(admit_frame(1, [table], groups=1, max_blocks_per_seq=4))
     found = []

@@ -1,9 +1,9 @@
-"""Kernels are compiled before anything is launched, and nothing is launched for it."""
+"""Precompilation of kernels without launching them."""
 
 from __future__ import annotations
 
 import pytest
-from triton_process import said_by
+from triton_process import run_program
 
 pytest.importorskip("triton")
 
@@ -51,11 +51,11 @@ def broken():
 
 place = torch.device("cpu")
 assert precompile([call, broken], place) == 4
-assert seen == [1], seen            # another thread's launch is none of its business
+assert seen == [1], seen            # launches of other threads are unaffected
 assert known() == 5, known()
 assert JITFunction.run is plain and "torch._dynamo" not in __import__("sys").modules
 assert precompile([call], place) == 3 and known() == 5
-# Launches now find what they need: nothing more is compiled.
+# Launches now need no further compilation.
 for count, wide in ((4, 16), (16, 16), (4, 32)):
     x = torch.zeros(4, dtype=torch.int32)
     fill.run(x, count, grid=(1,), warmup=True, WIDE=wide)
@@ -64,5 +64,5 @@ print("right")
 """
 
 
-def test_what_would_be_launched_is_compiled(tmp_path):
-    assert said_by(SCRIPT, tmp_path) == "right"
+def test_suppressed_launches_are_compiled(tmp_path):
+    assert run_program(SCRIPT, tmp_path) == "right"

@@ -1,4 +1,4 @@
-"""Ways to cut a decoding step: what is offered, what is refused, and that it is cut."""
+"""Search space of kernel configurations: candidates, refusals, correctness."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from inl_torch.triton.tuning import Tile, Tuning
 
 TUNING = Tuning(max_rows=8)
 TILE = {"rows": 2, "columns": 64, "warps": 1}
-CUTS = {
+CONFIGS = {
     "norm_qkv": {f"norm.{name}": value for name, value in TILE.items()},
     "norm_mlp": {
         f"{kind}.{name}": value
@@ -36,8 +36,8 @@ CUTS = {
 
 
 @pytest.fixture(scope="module")
-def met():
-    """Calls of the shape "smollm2" at one row, at eight and at more."""
+def calls_of():
+    """Calls of the shape "smollm2" with one row, eight, and more."""
     backend = ReferenceBackend(Device("reference"))
     policy = kernel_selection(backend, EngineConfig())
     return {
@@ -47,8 +47,8 @@ def met():
     }
 
 
-def axes(met, op, rows):
-    call = met[op, rows]
+def space(calls_of, op, rows):
+    call = calls_of[op, rows]
     return search_space.search_space(op, call.args, call.attrs, TUNING)
 
 
@@ -56,22 +56,22 @@ def kinds(found):
     return [{name.partition(".")[0] for name in axis[0]} for axis in found]
 
 
-def test_each_part_of_an_op_is_an_axis(met):
-    assert kinds(axes(met, "norm_mlp", 1)) == [{"gated"}, {"plain"}]
-    assert kinds(axes(met, "attend_project", 1)) == [{"attend"}, {"plain"}]
-    assert kinds(axes(met, "norm_qkv", 8)) == [{"norm"}]
-    assert axes(met, "rope", 1) == ()
+def test_each_kind_of_kernel_has_a_list(calls_of):
+    assert kinds(space(calls_of, "norm_mlp", 1)) == [{"gated"}, {"plain"}]
+    assert kinds(space(calls_of, "attend_project", 1)) == [{"attend"}, {"plain"}]
+    assert kinds(space(calls_of, "norm_qkv", 8)) == [{"norm"}]
+    assert space(calls_of, "rope", 1) == ()
 
 
-def test_where_the_library_is_called_there_is_nothing_to_cut(met):
-    assert not axes(met, "norm_logits", 8)  # too many outputs
-    assert not axes(met, "norm_mlp", 9)
-    assert kinds(axes(met, "attend_project", 9)) == [{"attend"}]
+def test_no_configurations_where_the_library_is_called(calls_of):
+    assert not space(calls_of, "norm_logits", 8)  # too many outputs
+    assert not space(calls_of, "norm_mlp", 9)
+    assert kinds(space(calls_of, "attend_project", 9)) == [{"attend"}]
 
 
-def test_every_way_can_be_made(met):
+def test_every_configuration_makes_a_kernel(calls_of):
     for op, rows in (("norm_mlp", 1), ("attend_project", 8), ("norm_logits", 1)):
-        for axis in axes(met, op, rows):
+        for axis in space(calls_of, op, rows):
             assert len({tuple(config.items()) for config in axis}) == len(axis)
             for config in axis:
                 made = search_space.kernel(op, config, TUNING)
@@ -90,12 +90,12 @@ def test_every_way_can_be_made(met):
         ("rope", {"norm.rows": 2}, "norm.rows=2"),
     ],
 )
-def test_odd_numbers_are_refused(op, config, said):
-    with pytest.raises(RequestError, match=said):
+def test_invalid_parameters_are_refused(op, config, message):
+    with pytest.raises(RequestError, match=message):
         search_space.kernel(op, config, TUNING)
 
 
-def test_a_tile_counts_for_one_row_and_for_several():
+def test_an_override_applies_to_one_row_and_to_several():
     cut = Tuning(
         overrides={"norm": Tile(2, 64, 1)}, tiles={("norm", 8, 8): Tile(1, 16, 1)}
     )
@@ -104,10 +104,10 @@ def test_a_tile_counts_for_one_row_and_for_several():
     assert cut.tile("plain", 8, 8) != Tile(2, 64, 1)
 
 
-@pytest.mark.parametrize("op", CUTS)
-def test_a_kernel_that_is_cut_otherwise_is_right(op, on_torch, on_host, monkeypatch):
+@pytest.mark.parametrize("op", CONFIGS)
+def test_a_kernel_of_another_configuration_is_right(op, on_torch, on_host, monkeypatch):
     seed = int(np.random.default_rng().integers(1 << 31))
-    spec, made = catalog()[op], search_space.kernel(op, CUTS[op], TUNING)
+    spec, made = catalog()[op], search_space.kernel(op, CONFIGS[op], TUNING)
     seen = []
     plain = Tuning.tile
 

@@ -1,4 +1,4 @@
-"""Where the Triton kernels under test run; who imports this is skipped without one."""
+"""Device of the Triton kernels under test; importing skips a module without one."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ if PLACE == "cpu" and not INTERPRETED:
     pytest.skip("no GPU; test_interpreted.py runs these", allow_module_level=True)
 
 PDL = PLACE == "cuda" and torch.cuda.get_device_capability() >= (9, 0)
-"""Whether the kernels of a step may start before the ones ahead of them end."""
+"""Whether the device supports programmatic dependent launch."""

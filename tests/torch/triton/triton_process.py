@@ -1,4 +1,4 @@
-"""Programs whose Triton kernels are not interpreted, each in a process of its own."""
+"""Runs programs whose Triton kernels are not interpreted, in subprocesses."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 
-def said_by(source, folder):
-    """What a program prints, or how it fails."""
+def run_program(source, folder):
+    """Return the output of a program, or its error output."""
     script = folder / "program.py"
     script.write_text(source)
     kept = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from inl.weights.progress import ProgressReporter
+    from inl.progress import ProgressReporter
 
 T = TypeVar("T")
 

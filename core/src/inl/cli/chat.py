@@ -193,8 +193,12 @@ class Chat:
     def stats(self) -> list[str]:
         """Lines of ``/stats``."""
         engine, conversation = self._engine, self.conversation
-        used = len(engine.chat_ids(conversation.visible())) if conversation.messages else 0
-        left_out = sum(m["role"] == "user" for m in conversation.messages[: conversation.start])
+        used = (
+            len(engine.chat_ids(conversation.visible())) if conversation.messages else 0
+        )
+        left_out = sum(
+            m["role"] == "user" for m in conversation.messages[: conversation.start]
+        )
         lines = [
             f"{engine.model.name} on {engine.device}",
             f"{conversation.turns} turns, {left_out} of them no longer in the context",

@@ -11,12 +11,12 @@ import typer
 from inl.cli import arguments
 from inl.config import EngineConfig
 from inl.errors import RequestError
+from inl.executor.cache_sizing import plan_limits
 from inl.executor.model_loader import (
     compute_dtype,
     in_dtype,
     kernel_selection,
     open_model,
-    plan_limits,
 )
 from inl.executor.tracing import trace
 from inl.plugin import make_backend

@@ -90,7 +90,9 @@ def _collect(
             problems.append(str(error))
             continue
         for kernel in kernels:
-            labels = kernels_by_op.setdefault(kernel.op, {}).setdefault(str(device.type), [])
+            labels = kernels_by_op.setdefault(kernel.op, {}).setdefault(
+                str(device.type), []
+            )
             labels.append(kernel.name)
     return kernels_by_op, problems
 

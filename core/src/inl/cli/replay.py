@@ -13,7 +13,8 @@ from inl.config import EngineConfig
 from inl.errors import ModelError, ProtocolError
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.protocol.runner import Limits, Runner
-from inl.recording.replay import Difference, Outcome, replay
+from inl.recording.outcome import Difference, Outcome
+from inl.recording.replay import replay
 from inl.recording.trace_file import RunHeader, read_trace
 from inl.weights.digest import model_digest
 from inl.weights.hub import resolve_model
@@ -69,8 +70,8 @@ def _open(header: RunHeader, model: str | None, file: Path) -> LanguageModel:
 def describe(outcome: Outcome, recorded: str, replayed: str) -> list[str]:
     """Format the outcome of a replay as lines."""
     lines = [
-        f"{outcome.steps} steps, {outcome.rows} rows compared, {outcome.skipped} skipped; "
-        f"recorded on {recorded or 'an unnamed runner'}, replayed on {replayed}"
+        f"{outcome.steps} steps, {outcome.rows} rows compared, {outcome.skipped} "
+        f"skipped; recorded on {recorded or 'an unnamed runner'}, replayed on {replayed}"
     ]
     if not outcome.differences:
         return [*lines, "every token is the same"]

@@ -29,12 +29,12 @@ from inl.engine.request_handle import RequestHandle
 from inl.engine.step_loop import Waiter, text_chunks, until_completed
 from inl.errors import RunnerError
 from inl.executor.model_loader import LanguageModel, configure, is_replayed, open_model
+from inl.progress import Progress
 from inl.protocol.runner import Limits, Runner
 from inl.recording.recorder import Recorder
 from inl.scheduling.plan import SchedulerConfig
 from inl.weights.digest import model_digest
 from inl.weights.hub import resolve_model
-from inl.weights.progress import Progress
 from inl.workers.startup import Restarts, StartedRunner, check_place, run_header, start
 
 if TYPE_CHECKING:

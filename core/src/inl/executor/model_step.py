@@ -1,4 +1,4 @@
-"""One step of a model: the thing that is compiled, one program per bucket."""
+"""One step of a model: the functions that are compiled, one program per bucket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from inl.spec.step import Array, Step
 def forward(
     ops: Ops, model: Model, config: Any, weights: Any, message: Array, state: State
 ) -> tuple[Array, Step, State]:
-    """Read the message and compute the sampled tokens' logits [S, V]."""
+    """Decode the message and compute the logits [S, V] of the sampled tokens.
+
+    Returns the logits, the step's arrays and the state.
+    """
     step, tables = ops.make_step(
         message, state.tables, bucket=ops.bucket, block_size=ops.block_size
     )
@@ -23,18 +26,20 @@ def forward(
     carry = model.embed(ops, config, weights, step)
     last = len(weights.layers) - 1
     for index, w in enumerate(weights.layers):
-        more = {"sampled_step": sampled_step} if sampled_step and index == last else {}
+        pruned = index == last and sampled_step is not None
+        options = {"sampled_step": sampled_step} if pruned else {}
         carry, state = model.layer(
-            ops, config, w, carry, step, state, index=index, **more
+            ops, config, w, carry, step, state, index=index, **options
         )
     return model.head(ops, config, weights, carry, sampled_step or step), step, state
 
 
 def prune_last_layer(ops: Ops, model: Model, step: Step) -> Step | None:
-    """The step of the last layer, where fewer tokens are sampled than computed.
+    """Return the last layer's step if fewer tokens are sampled than computed.
 
-    Not where several are sampled of a row: kernels may take a row's tokens for its
-    last ones, and of a row that has fewer one is sampled twice.
+    Returns ``None`` for buckets with several sampled tokens per row: kernels may
+    assume that a row's tokens are its last ones, and a row with fewer tokens than
+    samples has one of them twice.
     """
     bucket = ops.bucket
     if (
@@ -43,14 +48,14 @@ def prune_last_layer(ops: Ops, model: Model, step: Step) -> Step | None:
         or not model.prunes_last_layer
     ):
         return None
-    sampled: Step = ops.prune_last_layer(step)
-    return sampled._replace(plan=ops.plan(sampled, block_size=ops.block_size))
+    pruned: Step = ops.prune_last_layer(step)
+    return pruned._replace(plan=ops.plan(pruned, block_size=ops.block_size))
 
 
 def advance(
     ops: Ops, model: Model, config: Any, weights: Any, message: Array, state: State
 ) -> tuple[Any, State]:
-    """Compute one step and choose its tokens, see :func:`sample`."""
+    """Compute one step and sample its tokens, see :func:`sample`."""
     logits, step, state = forward(ops, model, config, weights, message, state)
     return sample(ops, logits, step, state)
 
@@ -58,10 +63,11 @@ def advance(
 def sample(
     ops: Ops, logits: Array, step: Step, state: State, *, scored: Array | None = None
 ) -> tuple[Any, State]:
-    """Choose tokens, int32 [S], and remember each row's last.
+    """Sample tokens, int32 [S], and store the last of each row in the state.
 
-    A "sample_filtered" program returns a pair: tokens and their
-    :class:`~inl.spec.step.Scores`, of the logits ``scored`` where ``logits`` are masked.
+    A "sample_filtered" program returns a pair, the tokens and their
+    :class:`~inl.spec.step.Scores`, in place of the tokens. scored: the logits for the
+    scores, if ``logits`` are masked.
     """
     sampler = ops.bucket.sampler
     tokens, tables = ops.sample(logits, step, state.tables, sampler=sampler)

@@ -1,40 +1,24 @@
-"""A tensor-parallel group: a thread of this process for each rank's runner."""
+"""A tensor-parallel group: one runner per rank, each called from its own thread."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
-from inl.errors import (
-    InlError,
-    OutOfMemory,
-    ProtocolError,
-    RunnerError,
-    WeightMismatch,
-    WorkerLost,
-)
-from inl.protocol.runner import Reply, Runner
-from inl.spec.cache import Paged, Slotted
-from inl.spec.message import MASKED, STEP, header
-from inl.spec.tree import leaves
+from inl.errors import InlError, OutOfMemory, ProtocolError, RunnerError, WorkerLost
+from inl.protocol.runner import PipelinedRunner, Reply, Runner, StepInFlight
+from inl.spec.message import STEP, Header
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
 
 
-FULL_SECONDS = 5.0
-"""How long ranks may take to find no memory where one of them has found none."""
-
-
-class _Flight(NamedTuple):
-    step: int
-    rows: int
-    """Rows in use: only their tokens must agree."""
+OUT_OF_MEMORY_SECONDS = 5.0
+"""Time for all ranks to run out of memory in a step, once one of them has."""
 
 
 class _Failure(NamedTuple):
@@ -43,99 +27,72 @@ class _Failure(NamedTuple):
 
 
 @final
-class RankRunner(Runner):
-    """Gives every frame to all ranks and answers with what all of them chose.
+class RankRunner(PipelinedRunner):
+    """Sends every frame to all ranks and checks that they sample the same tokens.
 
-    ``make(rank)`` builds a rank's runner, on the rank's own thread. ``abort`` lets
-    ranks that wait for another fail at once. The first failure of any rank stops the
-    group: it is raised once, as :class:`~inl.errors.RunnerError` from its cause (as
-    :class:`~inl.errors.WorkerLost` where a rank's process is gone), and every later
-    call refuses. A step for which no rank has memory is :class:`OutOfMemory`, and the
-    group goes on; where some ranks have it, it is over with that error. What ``make``
-    raises of our own errors is raised as it is.
+    make: builds a rank's runner, called as ``make(rank)`` on that rank's thread; an
+    InlError that it raises is raised here as it is. abort: makes ranks that wait for
+    other ranks fail at once.
+
+    The first failure of a rank ends the group. It is raised once, from its cause, as
+    :class:`~inl.errors.RunnerError` (:class:`~inl.errors.WorkerLost` if the rank's
+    process is gone); later calls raise RunnerError. If all ranks run out of memory in
+    a step, ``collect`` raises :class:`~inl.errors.OutOfMemory` for that step alone; if
+    only some do, the group ends with that error.
     """
 
     def __init__(
         self, make: Callable[[int], Runner], ranks: int, *, abort: Callable[[], None]
     ) -> None:
+        super().__init__()
         if ranks < 1:
             raise RunnerError(f"ranks: found {ranks}, accepted: 1 and more")
         self._abort = abort
         self._lock = threading.Lock()
         self._failure: _Failure | None = None
         self._refusal = ""
-        self._closed = False
-        self._flying: deque[_Flight] = deque()
-        self._masked: int | None = None
-        self._full: dict[tuple[int, int], OutOfMemory] = {}
-        """(rank, step) -> why a rank of this process did not begin it."""
+        """Message of the error that every call raises, once the failure was raised."""
+        self._out_of_memory: dict[tuple[int, int], OutOfMemory] = {}
+        """(rank, step) -> error of a rank that did not begin the step."""
         self._threads = [
             ThreadPoolExecutor(1, thread_name_prefix=f"inl-rank-{rank}")
             for rank in range(ranks)
         ]
         try:
-            self._runners = self._wait(self._everywhere(make))
+            self.runners: list[Runner] = self._results(self._on_all_ranks(make))
         except RunnerError as error:
             self._join()
             cause = error.__cause__
             if isinstance(cause, InlError):
                 raise cause from cause.__cause__
             raise
-        self.limits = self._runners[0].limits
+        self.limits = self.runners[0].limits
 
-    def submit(self, message: IntArray) -> None:
-        self._check()
-        found = header(message)
-        if self._masked is not None:
-            raise ProtocolError(
-                f"step {self._masked} waits for its masks: call sample first"
-            )
-        if found.kind == STEP:
-            if len(self._flying) >= self.limits.depth:
-                raise ProtocolError(
-                    f"step {found.step}: {len(self._flying)} steps are in flight, "
-                    f"the limit is {self.limits.depth}"
-                )
-            self._masked = found.step if found.flags & MASKED else None
-            self._flying.append(_Flight(found.step, found.used_rows))
+    def _submit_frame(self, message: IntArray, head: Header) -> None:
         frame = message.copy()
-        self._everywhere(lambda rank: self._submit(rank, frame))
+        self._on_all_ranks(lambda rank: self._submit_to(rank, frame, head))
 
-    def sample(self, step: int, masks: IntArray) -> None:
-        self._check()
-        if self._masked is None or self._masked != step:
-            raise ProtocolError(f"step {step}: no masks were announced for it")
-        self._masked = None
-        words = masks.copy()
-        self._everywhere(lambda rank: self._choose(rank, step, words))
+    def _sample(self, flight: StepInFlight, masks: IntArray) -> None:
+        step, words = flight.head.step, masks.copy()
+        self._on_all_ranks(lambda rank: self._sample_on(rank, step, words))
 
-    def collect(self) -> Reply:
-        self._check()
-        if not self._flying:
-            raise ProtocolError("collect: no step is in flight")
-        if self._masked == self._flying[0].step:
-            raise ProtocolError(
-                f"step {self._masked} waits for its masks: call sample first"
-            )
-        flight = self._flying.popleft()
-        replies = self._together(
-            self._everywhere(lambda rank: self._collect(rank, flight.step))
-        )
-        self._agree(flight, replies)
+    def _collect(self, flight: StepInFlight) -> Reply:
+        step = flight.head.step
+        # An interrupted call has left the ranks' pending replies.
+        if flight.work is None:
+            flight.work = self._on_all_ranks(lambda r: self._collect_from(r, step))
+        replies = self._replies(flight.work)
+        self._check_agreement(flight.head, replies)
         return replies[0]
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._refusal = "the rank group is closed; make a new one"
-        if self._flying or self._failure is not None:
-            # A rank may wait for one that sees the refusal and never comes.
+    def _close(self) -> None:
+        if self._in_flight or self._failure is not None:
+            # A rank may wait for another one that will not reach the collective.
             self._abort()
-        # All at once: to leave a group, a rank may wait for the others.
+        # In parallel: leaving a process group may wait for the other ranks.
         closing = [
             thread.submit(runner.close)
-            for thread, runner in zip(self._threads, self._runners, strict=True)
+            for thread, runner in zip(self._threads, self.runners, strict=True)
         ]
         self._join()
         for each in closing:
@@ -145,22 +102,22 @@ class RankRunner(Runner):
         for thread in self._threads:
             thread.shutdown(wait=True)
 
-    def _check(self) -> None:
+    def _check_alive(self) -> None:
         if self._refusal:
             raise RunnerError(self._refusal)
         if self._failure is not None:
-            self._refuse()
+            self._raise_failure()
 
-    def _refuse(self) -> None:
+    def _raise_failure(self) -> None:
         assert self._failure is not None
         rank, cause = self._failure
         what = f"rank {rank} of {len(self._threads)} failed"
-        self._refusal = f"{what} before: the group is over; make a new one"
+        self._refusal = f"{what} before; make another runner"
         kinds = (WorkerLost, OutOfMemory)
         kind = next((each for each in kinds if isinstance(cause, each)), RunnerError)
         raise kind(f"{what}: {type(cause).__name__}: {cause}") from cause
 
-    def _everywhere(self, call: Callable[[int], Any]) -> list[Future[Any]]:
+    def _on_all_ranks(self, call: Callable[[int], Any]) -> list[Future[Any]]:
         """Queue ``call(rank)`` on every rank's thread."""
         return [
             thread.submit(self._guarded, rank, call)
@@ -168,102 +125,81 @@ class RankRunner(Runner):
         ]
 
     def _guarded(self, rank: int, call: Callable[[int], Any]) -> Any:
-        if self._failure is not None or self._refusal:
+        if self._failure is not None or self._closed:
             return None
         try:
             return call(rank)
         except BaseException as error:
-            self._fail(_Failure(rank, error))
+            self._record_failure(_Failure(rank, error))
             self._abort()
             return None
 
-    def _fail(self, found: _Failure) -> None:
-        """Keep the first failure, or a rank that is gone: it explains the others."""
+    def _record_failure(self, failure: _Failure) -> None:
+        """Keep the first failure, or a lost worker, which explains the others."""
         with self._lock:
-            first, lost = self._failure, isinstance(found.cause, WorkerLost)
+            first, lost = self._failure, isinstance(failure.cause, WorkerLost)
             if first is None or (lost and not isinstance(first.cause, WorkerLost)):
-                self._failure = found
+                self._failure = failure
 
-    def _submit(self, rank: int, frame: IntArray) -> None:
-        """Submit a frame to one rank, and keep what it says of a step's memory."""
+    def _submit_to(self, rank: int, frame: IntArray, head: Header) -> None:
         try:
-            self._runners[rank].submit(frame)
+            self.runners[rank].submit(frame)
         except OutOfMemory as error:
-            found = header(frame)
-            if found.kind != STEP:
+            if head.kind != STEP:
                 raise
-            self._full[rank, found.step] = error
+            self._out_of_memory[rank, head.step] = error
 
-    def _choose(self, rank: int, step: int, masks: IntArray) -> None:
-        if (rank, step) not in self._full:
-            self._runners[rank].sample(step, masks)
+    def _sample_on(self, rank: int, step: int, masks: IntArray) -> None:
+        if (rank, step) not in self._out_of_memory:
+            self.runners[rank].sample(step, masks)
 
-    def _collect(self, rank: int, step: int) -> Reply | OutOfMemory:
-        if (rank, step) in self._full:
-            return self._full.pop((rank, step))
+    def _collect_from(self, rank: int, step: int) -> Reply | OutOfMemory:
+        if (rank, step) in self._out_of_memory:
+            return self._out_of_memory.pop((rank, step))
         try:
-            reply: Reply = self._runners[rank].collect()
-            return reply
+            return self.runners[rank].collect()
         except OutOfMemory as error:
             return error
 
-    def _together(self, futures: list[Future[Any]]) -> list[Reply]:
-        """Replies of all ranks; raises ``OutOfMemory`` where none of them has begun.
+    def _replies(self, futures: list[Future[Any]]) -> list[Reply]:
+        """Return the replies of all ranks.
 
-        Where only some had no memory the others wait for them, or are a step ahead.
+        Raises OutOfMemory if all ranks report it within OUT_OF_MEMORY_SECONDS; if only
+        some do, the others may wait for them in a collective, and the group ends.
         """
         for future in as_completed(futures):
             if isinstance(future.result(), OutOfMemory):
                 break
         else:
-            return self._wait(futures)
-        _, late = wait(futures, FULL_SECONDS)
-        found = {
+            return self._results(futures)
+        _, late = wait(futures, OUT_OF_MEMORY_SECONDS)
+        errors = {
             rank: future.result()
             for rank, future in enumerate(futures)
             if future not in late and isinstance(future.result(), OutOfMemory)
         }
-        rank, full = next(iter(found.items()))
-        if len(found) == len(futures):
-            raise OutOfMemory(f"rank {rank} of {len(found)}: {full}") from full
-        self._fail(_Failure(rank, full))
+        rank, error = next(iter(errors.items()))
+        if len(errors) == len(futures):
+            raise OutOfMemory(f"rank {rank} of {len(errors)}: {error}") from error
+        self._record_failure(_Failure(rank, error))
         self._abort()
-        return self._wait(futures)
+        return self._results(futures)
 
-    def _wait(self, futures: Iterable[Future[Any]]) -> list[Any]:
+    def _results(self, futures: Iterable[Future[Any]]) -> list[Any]:
         results = [future.result() for future in futures]
         if self._failure is not None:
-            self._refuse()
+            self._raise_failure()
         return results
 
-    def _agree(self, flight: _Flight, replies: list[Reply]) -> None:
-        first = replies[0].tokens[: flight.rows]
+    def _check_agreement(self, head: Header, replies: list[Reply]) -> None:
+        first = replies[0].tokens[: head.used_rows]
         for rank, reply in enumerate(replies):
-            tokens = reply.tokens[: flight.rows]
-            if reply.step == flight.step and np.array_equal(tokens, first):
+            tokens = reply.tokens[: head.used_rows]
+            if reply.step == head.step and np.array_equal(tokens, first):
                 continue
             error = ProtocolError(
-                f"step {flight.step}: chose {tokens.tolist()} for step {reply.step}, "
-                f"rank 0 chose {first.tolist()} for step {replies[0].step}"
+                f"step {head.step}: sampled {tokens.tolist()} for step {reply.step}, "
+                f"rank 0 sampled {first.tolist()} for step {replies[0].step}"
             )
             self._failure = _Failure(rank, error)
-            self._refuse()
-
-
-def check_shares(groups: Any, state: tuple[Paged | Slotted, ...], ranks: int) -> None:
-    """Refuse a number of ranks that a model cannot be cut for.
-
-    groups: tree of :class:`~inl.weights.plan.Planned`. Rows that divide evenly are
-    not enough: a head that lies across two ranks attends to nothing. Raises
-    :class:`~inl.errors.WeightMismatch` naming the tensor and axis, or the cache.
-    """
-    for planned in leaves(groups):
-        for param in planned.group.params.values():
-            planned.shard(param)
-    for item in state:
-        if isinstance(item, Paged) and item.kv_heads % ranks:
-            raise WeightMismatch(
-                f"cache of layers {item.layers[0]} to {item.layers[-1]}: "
-                f"{item.kv_heads} key-value heads, which {ranks} ranks cannot share "
-                f"evenly; accepted: a divisor of {item.kv_heads}"
-            )
+            self._raise_failure()

@@ -1,4 +1,4 @@
-"""Runs one step of a model on specs: call sites, choices and costs, with no data."""
+"""Traces one step of a model on specs, without data: op calls, kernels and costs."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ def trace(
     *,
     ranks: int = 1,
 ) -> Tracer:
-    """Meet every op of a step of ``bucket``, masked choice and admission included.
+    """Call every op of a step of ``bucket``, of masked sampling and of admissions.
 
-    groups: weight tree whose leaves are :class:`~inl.weights.plan.Planned`.
+    groups: weight tree whose leaves are :class:`~inl.weights.plan.WeightPlan`.
+    Raises :class:`~inl.errors.NoKernel` for an op without a usable kernel.
     """
     tracer = Tracer(selection, bucket, limits.block_size)
     ops = cast("Ops", tracer)
-    weights = tree_map(lambda planned: planned.specs(config.dtype), groups)
+    weights = tree_map(lambda plan: plan.specs(config.dtype), groups)
     words = layout(bucket, groups=limits.groups, block_size=limits.block_size).size
     message = StrictArray((words,), "int32")
     state = strict_state(model.state(config), limits, ranks=ranks)
     logits, step, state = forward(ops, model, config, weights, message, state)
-    logits = StrictArray((logits.shape[0], limits.vocab), logits.dtype)  # all ranks
+    logits = StrictArray((logits.shape[0], limits.vocab), logits.dtype)  # of all ranks
     masks = StrictArray((logits.shape[0], -(-limits.vocab // 32)), "int32")
     ops.mask_logits(logits, masks)
     sample(ops, logits, step, state)
@@ -56,7 +57,7 @@ def trace(
 def strict_state(
     spec: tuple[Paged | Slotted, ...], limits: Limits, *, ranks: int = 1
 ) -> State:
-    """Specs of the state in its default layout."""
+    """Return the specs of the state of one rank in its default layout."""
     caches: dict[int, Cache] = {}
     paged = [item for item in spec if isinstance(item, Paged)]
     for group, blocks in zip(paged, limits.blocks, strict=True):

@@ -1,7 +1,7 @@
-"""The file in which measurements of kernels are kept, shared by many processes.
+"""The tuning file: stores measurements of kernels, shared between processes.
 
-A writer holds a lock, reads what is there, merges, and replaces the file in one
-motion, so a reader sees the old file or the new one.
+A writer takes a lock, reads the file, merges, and replaces it atomically, so that a
+reader sees the old content or the new.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from inl.executor.tuning_record import Record, dump, parse
 from inl.weights.hub import cache_folder
 
 NAME = "tuning.json"
-MOST_BYTES = 16 << 20
-"""Of a file that is read: each measurement takes a few hundred."""
+MAX_BYTES = 16 << 20
+"""Largest file that is read; a measurement takes a few hundred bytes."""
 
 
 def tuning_file() -> Path:
-    """Where this user's measurements are."""
+    """Return the path of the user's tuning file."""
     return cache_folder() / NAME
 
 
 def read(path: Path) -> Record:
-    """Read a file; an absent one is empty.
+    """Read a file; a missing file is an empty record.
 
-    Raises :class:`~inl.errors.RequestError` for one that is damaged, too large, not
-    ours or unreadable.
+    Raises :class:`~inl.errors.RequestError` for a file that is damaged, too large,
+    unreadable or of another format.
     """
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return Record()
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror or error}") from None
-    if len(data) > MOST_BYTES:
-        raise RequestError(f"{path}: larger than {MOST_BYTES} bytes: no tuning file")
+    if len(data) > MAX_BYTES:
+        raise RequestError(f"{path}: larger than {MAX_BYTES} bytes, not a tuning file")
     return parse(data, str(path))
 
 
-def write(path: Path, found: Record) -> None:
-    """Replace a file in one motion. Raises :class:`~inl.errors.RequestError`."""
+def write(path: Path, record: Record) -> None:
+    """Replace a file atomically; raises :class:`~inl.errors.RequestError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(dump(found))
+                file.write(dump(record))
             Path(name).replace(path)
         except BaseException:
             with suppress(OSError):
@@ -62,23 +62,23 @@ def write(path: Path, found: Record) -> None:
 
 
 def update(path: Path, change: Callable[[Record], Record]) -> Record:
-    """Read, change and replace a file while no other process does.
+    """Read, change and replace a file under a lock; returns the new record.
 
-    A damaged file raises :class:`~inl.errors.RequestError` and stays as it is.
+    Raises :class:`~inl.errors.RequestError` for a damaged file, which stays unchanged.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_name(f"{path.name}.lock")):
-            found = change(read(path))
-            write(path, found)
+            record = change(read(path))
+            write(path, record)
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror or error}") from None
-    return found
+    return record
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a file's lock; where the system has none, the last writer wins."""
+    """Hold a file lock; on systems without fcntl the last writer wins."""
     try:
         import fcntl
     except ImportError:

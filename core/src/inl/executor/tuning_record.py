@@ -1,4 +1,4 @@
-"""Measurements of kernels, and what is in quarantine: as values and as JSON.
+"""Records of kernel measurements and quarantined configurations, and their JSON.
 
 ``{"format": "inl-tuning/1", "measured": [...], "quarantined": [...]}``
 """
@@ -19,26 +19,26 @@ FORMAT = "inl-tuning/1"
 
 @dataclass(frozen=True, slots=True)
 class TuningMeasurement:
-    """The fastest right way at one workload."""
+    """The fastest correct configuration for one workload."""
 
     work: Workload
     facts: Facts
     config: Config
     seconds: float
     before: float
-    """Seconds of the kernel as it comes; of the fastest where that one failed."""
+    """Seconds of the default configuration; of the fastest if the default failed."""
     when: str
-    """Day, as 2026-11-21."""
+    """Date, such as 2026-11-21."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Only one measurement has it."""
+        """Unique key of the measurement."""
         return (self.work, self.facts)
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A way that was wrong, or brought its process down."""
+    """A configuration with wrong results or a crashed process."""
 
     work: Workload
     facts: Facts
@@ -50,40 +50,41 @@ class Quarantined:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Only one entry has it."""
+        """Unique key of the entry."""
         return (self.work, self.facts, self.kernel, frozen(self.config))
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that is in a file."""
+    """Content of a tuning file."""
 
     measured: Mapping[Any, TuningMeasurement] = field(default_factory=dict)
     quarantined: Mapping[Any, Quarantined] = field(default_factory=dict)
 
     def merged(self, other: Record) -> Record:
-        """Both; where both measured the same, what ``other`` found, if not older.
+        """Return the union; of equal keys the newer, of equal dates that of ``other``.
 
-        A way that either has in quarantine is in quarantine, and wins nowhere.
+        A configuration that either has in quarantine stays there and is dropped from
+        the measurements.
         """
         measured = dict(self.measured)
         for key, entry in other.measured.items():
-            mine = measured.get(key)
-            if mine is None or mine.when <= entry.when:
+            own = measured.get(key)
+            if own is None or own.when <= entry.when:
                 measured[key] = entry
-        barred = {**self.quarantined, **other.quarantined}
-        bad = {(b.work, b.facts, frozen(b.config)) for b in barred.values()}
+        quarantined = {**self.quarantined, **other.quarantined}
+        bad = {(q.work, q.facts, frozen(q.config)) for q in quarantined.values()}
         measured = {
             key: entry
             for key, entry in measured.items()
             if (entry.work, entry.facts, frozen(entry.config)) not in bad
         }
-        return Record(measured, barred)
+        return Record(measured, quarantined)
 
     def without(
         self, drop: Callable[[TuningMeasurement | Quarantined], bool]
     ) -> Record:
-        """Only entries that ``drop`` is false of."""
+        """Return the entries for which ``drop`` is false."""
         return Record(
             {key: m for key, m in self.measured.items() if not drop(m)},
             {key: q for key, q in self.quarantined.items() if not drop(q)},
@@ -94,7 +95,7 @@ class Record:
 
 
 def record(*entries: TuningMeasurement | Quarantined) -> Record:
-    """A record of these entries."""
+    """Return a record of these entries."""
     return Record(
         {e.key: e for e in entries if isinstance(e, TuningMeasurement)},
         {e.key: e for e in entries if isinstance(e, Quarantined)},
@@ -102,19 +103,22 @@ def record(*entries: TuningMeasurement | Quarantined) -> Record:
 
 
 def parse(data: bytes | str, where: str) -> Record:
-    """Check and build what a file holds."""
+    """Parse and check the JSON of a tuning file; ``where`` names it in errors.
+
+    Raises :class:`~inl.errors.RequestError`.
+    """
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{where}: not JSON: {error}") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RequestError(
-            f"{where}: no {FORMAT!r} file; `inl tune --export` writes one"
+            f"{where}: not a {FORMAT!r} file; `inl tune --export` writes one"
         )
     entries: list[TuningMeasurement | Quarantined] = []
     for kind, build in (("measured", _measured), ("quarantined", _quarantined)):
-        for place, item in enumerate(_typed(found, kind, list, where)):
-            at = f"{where}: {kind}[{place}]"
+        for index, item in enumerate(_typed(document, kind, list, where)):
+            at = f"{where}: {kind}[{index}]"
             if not isinstance(item, dict):
                 raise RequestError(f"{at}: found {item!r:.40}, accepted: an object")
             entries.append(build(item, at))
@@ -156,8 +160,8 @@ def _quarantined(item: Mapping[str, Any], where: str) -> Quarantined:
     return Quarantined(work, facts, kernel, config, reason, when)
 
 
-def dump(found: Record) -> str:
-    """The text of a file."""
+def dump(record: Record) -> str:
+    """Return the JSON of a tuning file."""
 
     def flat(entry: TuningMeasurement | Quarantined) -> dict[str, Any]:
         rest = asdict(entry)
@@ -167,8 +171,8 @@ def dump(found: Record) -> str:
     return json.dumps(
         {
             "format": FORMAT,
-            "measured": [flat(entry) for entry in found.measured.values()],
-            "quarantined": [flat(entry) for entry in found.quarantined.values()],
+            "measured": [flat(entry) for entry in record.measured.values()],
+            "quarantined": [flat(entry) for entry in record.quarantined.values()],
         },
         indent=1,
     )

@@ -1,4 +1,4 @@
-"""What this device's measurements say to the choice of kernels."""
+"""Applies the tuning file to kernel selection on one device."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 def load_tuning_results(backend: Backend) -> TuningResults:
-    """What ``inl tune`` found on the device of ``backend``, with these versions.
+    """Return the results of ``inl tune`` for the device and versions of ``backend``.
 
-    A file that cannot be used is one line of log and never an error: it makes nothing
-    wrong, only slower.
+    A file that cannot be used is logged as a warning, since kernels work without it.
     """
     tunable = backend.offers(Tunable)  # type: ignore[type-abstract]
     if tunable is None:
@@ -34,13 +33,13 @@ def load_tuning_results(backend: Backend) -> TuningResults:
         return TuningResults()
 
 
-def applied(found: Record, tunable: Tunable) -> TuningResults:
-    """Those entries of a record that hold for a device, made into kernels."""
-    if not found:
+def applied(record: Record, tunable: Tunable) -> TuningResults:
+    """Return the kernels and quarantined configurations of a record for one device."""
+    if not record:
         return TuningResults()
     facts = tunable.facts()
     winners = {}
-    for entry in found.measured.values():
+    for entry in record.measured.values():
         if entry.facts == facts and entry.config:
             try:
                 kernel = tunable.kernel(entry.work.op, entry.config)
@@ -48,20 +47,20 @@ def applied(found: Record, tunable: Tunable) -> TuningResults:
                 _warn(f"tuning of {entry.work.op}: {error}; ignored")
                 continue
             winners[entry.work] = kernel
-    barred = {
+    quarantined = {
         (entry.work, entry.kernel, frozen(entry.config)): sentence(entry)
-        for entry in found.quarantined.values()
+        for entry in record.quarantined.values()
         if entry.facts == facts
     }
-    return TuningResults(winners, barred)
+    return TuningResults(winners, quarantined)
 
 
 def sentence(entry: Quarantined) -> str:
-    """Why a way is not taken."""
+    """Return the reason for which a configuration is not selected."""
     return f"quarantined by inl tune on {entry.when}: {entry.reason}"
 
 
 @cache
 def _warn(message: str) -> None:
-    """Log each message once in the life of the process."""
+    """Log each message once per process."""
     logging.getLogger("inl").warning(message)

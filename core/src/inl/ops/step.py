@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 
 from inl.ops.step_cases import admit_cases, step_cases, token_bias_cases
-from inl.spec.message import HEADER, MAX_TOKEN_BIASES, layout
+from inl.spec.message import (
+    ADMISSION_WORD,
+    BIAS_WORD,
+    BIAS_WORDS,
+    ROW_WORD,
+    TOKEN_BIAS_WORD,
+    UPDATE_WORD,
+    UPDATE_WORDS,
+    USED_COUNTS,
+    layout,
+    row_words,
+)
 from inl.spec.op import Spec, nbytes, op
 from inl.spec.step import PARAMS, Array, Bucket, Step, Tables
 
@@ -81,15 +92,15 @@ def make_step(
     step, and the tables with the message's block-table updates and new lengths.
     """
     offset = layout(bucket, groups=tables.blocks.shape[0], block_size=block_size)
-    rows = message[offset.rows : offset.updates].reshape(
-        bucket.rows, 2 + bucket.tokens_per_row
-    )
-    updates = message[offset.updates : offset.tokens].reshape(-1, 4)
+    rows = message[offset.rows : offset.updates].reshape(bucket.rows, row_words(bucket))
+    updates = message[offset.updates : offset.tokens].reshape(-1, UPDATE_WORDS)
     given = message[offset.tokens : offset.size]
-    slots, counts = rows[:, 0], rows[:, 1]
+    slots, counts = rows[:, ROW_WORD.slot], rows[:, ROW_WORD.token_count]
 
     blocks = tables.blocks.copy()
-    blocks[updates[:, 0], updates[:, 1], updates[:, 2]] = updates[:, 3]
+    at = UPDATE_WORD
+    entries = updates[:, at.group], updates[:, at.slot], updates[:, at.entry]
+    blocks[entries] = updates[:, at.block]
     before = tables.lengths[slots]
     after = np.where(counts > 0, before + counts, 0).astype(np.int32)
     lengths = tables.lengths.copy()
@@ -120,8 +131,8 @@ def make_step(
         writes=writes.astype(np.int32),
         samples=samples.reshape(-1).astype(np.int32),
         adapters=tables.adapters[slots],
-        used_counts=message[9:12].copy(),
-        uniforms=rows[:, 2:].reshape(-1).copy(),
+        used_counts=message[USED_COUNTS].copy(),
+        uniforms=rows[:, ROW_WORD.uniforms :].reshape(-1).copy(),
     )
     return step, tables._replace(blocks=blocks, lengths=lengths)
 
@@ -147,15 +158,15 @@ def admit(messages: Array, tables: Tables) -> Tables:
     :data:`set_token_bias` sets them.
     """
     groups, _slots, width = tables.blocks.shape
-    table = HEADER + 4 + len(PARAMS)
+    at = ADMISSION_WORD
     updated = Tables(*(array.copy() for array in tables))
     for message in messages:
-        slot, length, last, adapter = message[HEADER : HEADER + 4]
-        params = np.ascontiguousarray(message[HEADER + 4 : table]).view(np.float32)
-        updated.blocks[:, slot] = message[table:].reshape(groups, width)
-        updated.lengths[slot] = length
-        updated.last[slot] = last
-        updated.adapters[slot] = adapter
+        slot = message[at.slot]
+        params = np.ascontiguousarray(message[at.params : at.blocks]).view(np.float32)
+        updated.blocks[:, slot] = message[at.blocks :].reshape(groups, width)
+        updated.lengths[slot] = message[at.length]
+        updated.last[slot] = message[at.last]
+        updated.adapters[slot] = message[at.adapter]
         updated.params[slot] = params
         updated.token_counts[slot] = 0
         updated.bias[slot] = 0
@@ -174,10 +185,11 @@ def set_token_bias(message: Array, tables: Tables) -> Tables:
 
     message: int32 words of a token-bias frame, see :mod:`inl.spec.message`.
     """
-    slot = message[HEADER]
-    entries = message[HEADER + 2 :].reshape(MAX_TOKEN_BIASES, 3)
+    slot = message[TOKEN_BIAS_WORD.slot]
+    entries = message[TOKEN_BIAS_WORD.entries :].reshape(-1, BIAS_WORDS)
+    tokens = entries[:, BIAS_WORD.token]
     counts, bias = tables.token_counts.copy(), tables.bias.copy()
-    np.add.at(counts[slot], entries[:, 0], entries[:, 1])
-    biases = np.ascontiguousarray(entries[:, 2]).view(np.float32)
-    np.add.at(bias[slot], entries[:, 0], biases)
+    np.add.at(counts[slot], tokens, entries[:, BIAS_WORD.token_count])
+    biases = np.ascontiguousarray(entries[:, BIAS_WORD.bias]).view(np.float32)
+    np.add.at(bias[slot], tokens, biases)
     return tables._replace(token_counts=counts, bias=bias)

@@ -1,7 +1,8 @@
-"""Refuses a bad frame before anything is consumed for it: a few array comparisons.
+"""Fast validation of frames against a runner's limits, before any state is consumed.
 
-A compiled program clamps an index that is out of range and goes on with wrong cells,
-and a state that was given up to a step that then fails is gone.
+A compiled program clamps indices that are out of range and continues with wrong
+entries, and the state that a failed step has consumed is lost. The strict validator
+for tests is :mod:`inl.protocol.frame_decoder`.
 """
 
 from __future__ import annotations
@@ -12,27 +13,33 @@ import numpy as np
 
 from inl.errors import ProtocolError
 from inl.spec.message import (
-    HEADER,
+    ADMISSION_WORD,
+    BIAS_WORD,
+    BIAS_WORDS,
+    ROW_WORD,
     STEP,
     TOKEN_BIAS,
     TOKEN_BIAS_SIZE,
+    TOKEN_BIAS_WORD,
+    UPDATE_WORD,
+    UPDATE_WORDS,
     Header,
     admit_size,
     header,
     layout,
 )
-from inl.spec.step import PARAMS
 
 if TYPE_CHECKING:
     from inl.spec.limits import Limits
     from inl.spec.message import IntArray
+    from inl.spec.step import Bucket
 
-FEW = 64
-"""Numbers that are faster to look at one by one."""
+MAX_PYTHON_SCAN = 64
+"""Up to this many numbers, Python's min and max are faster than NumPy's."""
 
 
 class FrameCheck:
-    """Knows a runner's limits and how many tokens each slot holds."""
+    """Validates frames against limits; tracks the tokens cached in each slot."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -40,66 +47,78 @@ class FrameCheck:
 
     def read(self, frame: IntArray) -> Header:
         """Check a frame and return its header; raises :class:`ProtocolError`."""
-        found = header(frame)
-        if found.kind == STEP:
-            self._step(frame, found)
-        elif found.kind == TOKEN_BIAS:
-            self._marks(frame)
+        head = header(frame)
+        self.check(frame, head)
+        return head
+
+    def check(self, frame: IntArray, head: Header) -> None:
+        """Check a frame whose header has been read; raises :class:`ProtocolError`."""
+        if head.kind == STEP:
+            self._step(frame, head)
+        elif head.kind == TOKEN_BIAS:
+            self._token_biases(frame)
         else:
             self._admission(frame)
-        return found
 
-    def _step(self, frame: IntArray, found: Header) -> None:
-        limits, bucket = self._limits, found.bucket
+    def _step(self, frame: IntArray, head: Header) -> None:
+        limits, bucket = self._limits, head.bucket
+        self._bucket(bucket, head.step)
+        place = layout(bucket, groups=limits.groups, block_size=limits.block_size)
+        _check_size(frame, place.size)
+        rows = frame[place.rows : place.updates].reshape(bucket.rows, -1)
+        slots, counts = rows[:, ROW_WORD.slot], rows[:, ROW_WORD.token_count]
+        _check_range("slot", slots, 0, limits.slots - 1)
+        _check_range("tokens of a row", counts, 0, bucket.tokens)
+        if int(counts.sum()) != head.used_tokens:
+            raise ProtocolError(
+                f"step {head.step}: found {int(counts.sum())} tokens in its rows, "
+                f"{head.used_tokens} in its header"
+            )
+        _check_range("token", frame[place.tokens :], -1, limits.vocab - 1)
+        updates = frame[place.updates : place.tokens].reshape(-1, UPDATE_WORDS)
+        self._updates(updates)
+        after = self._lengths[slots] + counts
+        _check_range("length", after, 0, limits.max_blocks_per_seq * limits.block_size)
+        self._lengths[slots] = np.where(slots > 0, after, 0)
+
+    def _bucket(self, bucket: Bucket, step: int) -> None:
+        limits = self._limits
         if limits.buckets and bucket not in limits.buckets:
             raise ProtocolError(
-                f"bucket {tuple(bucket)} has no program; "
-                f"there are {[tuple(each) for each in limits.buckets]}"
+                f"step {step}: found bucket {tuple(bucket)}, accepts "
+                f"{[tuple(each) for each in limits.buckets]}"
             )
         if bucket.sampler not in limits.samplers or (
             bucket.sampler == "sample_filtered" and bucket.tokens_per_row > 1
         ):
             raise ProtocolError(
-                f"step {found.step}: found a {bucket.sampler} program of width "
-                f"{bucket.tokens_per_row}; served are {', '.join(limits.samplers)}, full ones "
-                "of width 1"
+                f"step {step}: found sampler {bucket.sampler} with "
+                f"{bucket.tokens_per_row} tokens per row; accepts "
+                f"{', '.join(limits.samplers)}, sample_filtered with 1 token per row"
             )
-        place = layout(bucket, groups=limits.groups, block_size=limits.block_size)
-        _size(frame, place.size)
-        rows = frame[place.rows : place.updates].reshape(bucket.rows, -1)
-        slots, counts = rows[:, 0], rows[:, 1]
-        _within("slot", slots, 0, limits.slots - 1)
-        _within("tokens of a row", counts, 0, bucket.tokens)
-        if int(counts.sum()) != found.used_tokens:
-            raise ProtocolError(
-                f"step {found.step}: its rows have {int(counts.sum())} tokens, "
-                f"its header says {found.used_tokens}"
-            )
-        _within("token", frame[place.tokens :], -1, limits.vocab - 1)
-        cells = frame[place.updates : place.tokens].reshape(-1, 4)
-        _within("cell's group", cells[:, 0], 0, limits.groups - 1)
-        _within("cell's slot", cells[:, 1], 0, limits.slots - 1)
-        _within("cell's place", cells[:, 2], 0, limits.max_blocks_per_seq - 1)
+
+    def _updates(self, updates: IntArray) -> None:
+        limits, at = self._limits, UPDATE_WORD
+        groups, what = updates[:, at.group], "block table update"
+        _check_range(f"{what}, group", groups, 0, limits.groups - 1)
+        _check_range(f"{what}, slot", updates[:, at.slot], 0, limits.slots - 1)
+        most = limits.max_blocks_per_seq - 1
+        _check_range(f"{what}, entry", updates[:, at.entry], 0, most)
         for group, blocks in enumerate(limits.blocks):
-            mine = cells[cells[:, 0] == group, 3]
-            _within("cell's block", mine, 0, blocks - 1)
-        after = self._lengths[slots] + counts
-        _within("length", after, 0, limits.max_blocks_per_seq * limits.block_size)
-        self._lengths[slots] = np.where(slots > 0, after, 0)
+            ids = updates[groups == group, at.block]
+            _check_range(f"{what}, block", ids, 0, blocks - 1)
 
     def _admission(self, frame: IntArray) -> None:
-        limits = self._limits
-        _size(frame, admit_size(limits.groups, limits.max_blocks_per_seq))
-        slot, length, last = frame[HEADER : HEADER + 3].tolist()
-        _within("slot", slot, 1, limits.slots - 1)
-        _within("length", length, 0, limits.max_blocks_per_seq * limits.block_size)
-        _within("last token", last, 0, limits.vocab - 1)
-        tables = frame[-limits.groups * limits.max_blocks_per_seq :].reshape(
-            limits.groups, -1
-        )
+        limits, at = self._limits, ADMISSION_WORD
+        _check_size(frame, admit_size(limits.groups, limits.max_blocks_per_seq))
+        slot, length, last = frame[at.slot : at.adapter].tolist()
+        _check_range("slot", slot, 1, limits.slots - 1)
+        _check_range("length", length, 0, limits.max_blocks_per_seq * limits.block_size)
+        _check_range("last token", last, 0, limits.vocab - 1)
+        tables = frame[at.blocks :].reshape(limits.groups, -1)
         for table, blocks in zip(tables, limits.blocks, strict=True):
-            _within("block", table, 0, blocks - 1)
-        params = frame[HEADER + 4 : HEADER + 4 + len(PARAMS)].view(np.float32)
+            _check_range("block", table, 0, blocks - 1)
+        params = frame[at.params : at.blocks].view(np.float32)
         if not np.isfinite(params).all():
             raise ProtocolError(
                 f"admission to slot {slot}: found params {params.tolist()}, "
@@ -107,38 +126,43 @@ class FrameCheck:
             )
         self._lengths[slot] = length
 
-    def _marks(self, frame: IntArray) -> None:
+    def _token_biases(self, frame: IntArray) -> None:
         limits = self._limits
-        _size(frame, TOKEN_BIAS_SIZE)
+        _check_size(frame, TOKEN_BIAS_SIZE)
         if not limits.penalty_vocab:
-            raise ProtocolError(f"marks: this runner serves {limits.sampler} at most")
-        _within("slot", frame[HEADER], 1, limits.slots - 1)
-        marks = frame[HEADER + 2 :].reshape(-1, 3)
-        _within("marked token", marks[:, 0], 0, limits.vocab - 1)
-        _within("count of a mark", marks[:, 1], 0, 2**30)
-        if not np.isfinite(np.ascontiguousarray(marks[:, 2]).view(np.float32)).all():
-            raise ProtocolError("bias of a mark: found no number, accepts finite ones")
+            raise ProtocolError(
+                "token biases: need a runner with sampler sample_filtered, "
+                f"found {limits.sampler}"
+            )
+        _check_range("slot", frame[TOKEN_BIAS_WORD.slot], 1, limits.slots - 1)
+        entries = frame[TOKEN_BIAS_WORD.entries :].reshape(-1, BIAS_WORDS)
+        tokens, counts = entries[:, BIAS_WORD.token], entries[:, BIAS_WORD.token_count]
+        _check_range("token bias, token", tokens, 0, limits.vocab - 1)
+        _check_range("token bias, count", counts, 0, 2**30)
+        biases = np.ascontiguousarray(entries[:, BIAS_WORD.bias]).view(np.float32)
+        if not np.isfinite(biases).all():
+            raise ProtocolError("token bias, bias: found inf or nan, accepts numbers")
 
 
-def _extent(values: Any) -> tuple[int, int]:
-    """Least and greatest; NumPy costs more than a few plain ints do."""
-    if isinstance(values, int):
-        return values, values
-    if isinstance(values, np.ndarray) and values.ndim == 1 and values.size <= FEW:
-        found = values.tolist()
-        return min(found), max(found)
-    return np.min(values), np.max(values)
-
-
-def _size(frame: IntArray, words: int) -> None:
+def _check_size(frame: IntArray, words: int) -> None:
     if frame.shape[0] != words:
         raise ProtocolError(f"frame: found {frame.shape[0]} words, expected {words}")
 
 
-def _within(what: str, values: Any, low: int, high: int) -> None:
+def _check_range(what: str, values: Any, low: int, high: int) -> None:
+    """Check an int or an array of any size, an empty one included."""
     if not isinstance(values, int) and not values.size:
         return
     least, most = _extent(values)
     if least < low or most > high:
-        found = int(least if least < low else most)
-        raise ProtocolError(f"{what}: found {found}, accepted: {low} to {high}")
+        wrong = int(least if least < low else most)
+        raise ProtocolError(f"{what}: found {wrong}, accepts {low} to {high}")
+
+
+def _extent(values: Any) -> tuple[int, int]:
+    if isinstance(values, int):
+        return values, values
+    if values.ndim == 1 and values.size <= MAX_PYTHON_SCAN:
+        numbers = values.tolist()
+        return min(numbers), max(numbers)
+    return np.min(values), np.max(values)

@@ -1,11 +1,15 @@
-"""The seam of the runtime: whoever computes steps, here or in another process."""
+"""Runners: the interface that an engine computes steps through, and its call rules."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from inl.errors import OutOfMemory, ProtocolError
 from inl.spec.limits import Limits as Limits
+from inl.spec.message import MASKED, STEP, Header, header
 from inl.spec.step import Scores
 
 if TYPE_CHECKING:
@@ -16,44 +20,168 @@ if TYPE_CHECKING:
 
 
 class Reply(NamedTuple):
-    """What the oldest step in flight chose."""
+    """Result of one step."""
 
     step: int
     tokens: NDArray[np.int32]
-    """[R, W]; rows beyond those used hold anything."""
-    accepted: NDArray[np.int32]
-    """[R] tokens of the row that count: 1 without speculation."""
+    """[R, W] sampled tokens; values of unused rows are undefined."""
     scores: Scores | None = None
-    """Of the R * W tokens, NumPy arrays; only "sample_filtered" programs tell them."""
+    """Scores of the tokens, NumPy arrays; only from "sample_filtered" programs."""
 
 
 class Runner(ABC):
-    """Computes steps in order. One caller, one thread."""
+    """Computes steps in order. Not thread-safe.
+
+    Implementations in this tree derive from :class:`PipelinedRunner`.
+    """
 
     limits: Limits
 
     @abstractmethod
     def submit(self, message: IntArray) -> None:
-        """Queue a frame; never waits for the device.
+        """Queue a frame; does not wait for the device.
 
-        At most ``limits.depth`` steps may be in flight; admissions and releases do
-        not count. Raises :class:`~inl.errors.ProtocolError`, and
-        :class:`~inl.errors.OutOfMemory` for a step that it did not begin: the rows of
-        that step are lost, and it serves all others as before.
+        message: int32 [words], see :mod:`inl.spec.message`; the caller may reuse it.
+        At most ``limits.depth`` steps may be in flight; other frames do not count.
+        Raises :class:`~inl.errors.ProtocolError` for a frame that is out of turn or
+        malformed, and :class:`~inl.errors.OutOfMemory` for a step that was not begun:
+        its rows are lost, and the runner serves all others as before.
         """
 
     @abstractmethod
     def sample(self, step: int, masks: IntArray) -> None:
-        """Give the token masks of a step whose message had the MASKED flag.
+        """Sample the tokens of a step whose header has the MASKED flag.
 
-        ``masks``: int32 [R, ceil(V / 32)], bit ``t % 32`` of word ``t // 32`` set
-        where token t is allowed.
+        masks: int32 [R, ceil(V / 32)]; bit ``t % 32`` of word ``t // 32`` is set if
+        token t is allowed. Call it once for each masked step, before the next
+        ``submit``. Raises :class:`~inl.errors.ProtocolError`.
         """
 
     @abstractmethod
     def collect(self) -> Reply:
-        """Wait for the oldest step in flight."""
+        """Wait for the oldest step in flight and return its result.
+
+        Raises :class:`~inl.errors.ProtocolError` if no step is in flight or that step
+        waits for ``sample``. After :class:`~inl.errors.OutOfMemory` the step is no
+        longer in flight; after any other exception it still is.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Free everything; closing twice is allowed."""
+        """Free all resources; closing twice is allowed."""
+
+
+@dataclass(slots=True, eq=False)
+class StepInFlight:
+    """A step that was submitted and not collected."""
+
+    head: Header
+    work: Any = None
+    """What the runner itself stores of the step."""
+
+
+class PipelinedRunner(Runner):
+    """Enforces the call rules of a runner over four abstract hooks.
+
+    A call out of turn raises :class:`~inl.errors.ProtocolError` before its hook runs:
+
+    - at most ``limits.depth`` steps are in flight;
+    - after a step with the MASKED flag, ``sample`` comes once, with masks of the right
+      shape, before the next ``submit`` and before that step's ``collect``;
+    - only steps in flight are collected, oldest first;
+    - nothing but ``close`` follows ``close``.
+    """
+
+    def __init__(self) -> None:
+        self._in_flight: deque[StepInFlight] = deque()
+        self._unsampled: StepInFlight | None = None
+        """The newest step in flight, if it waits for ``sample``."""
+        self._closed = False
+
+    def submit(self, message: IntArray) -> None:
+        self._check_open()
+        head = header(message)
+        if self._unsampled is not None:
+            raise _waits_for_masks(self._unsampled.head)
+        if head.kind != STEP:
+            self._submit_frame(message, head)
+            return
+        if len(self._in_flight) >= self.limits.depth:
+            raise ProtocolError(
+                f"step {head.step}: {len(self._in_flight)} steps are in flight, "
+                f"the limit is {self.limits.depth}; call collect first"
+            )
+        flight = StepInFlight(head, self._submit_frame(message, head))
+        self._in_flight.append(flight)
+        if head.flags & MASKED:
+            self._unsampled = flight
+
+    def sample(self, step: int, masks: IntArray) -> None:
+        self._check_open()
+        flight = self._unsampled
+        if flight is None or flight.head.step != step:
+            raise ProtocolError(f"sample: step {step} does not wait for masks")
+        shape = flight.head.rows, -(-self.limits.vocab // 32)
+        if masks.shape != shape or masks.dtype.name != "int32":
+            raise ProtocolError(
+                f"masks of step {step}: found {masks.dtype} {list(masks.shape)}, "
+                f"accepts int32 {list(shape)}"
+            )
+        self._sample(flight, masks)
+        self._unsampled = None
+
+    def collect(self) -> Reply:
+        self._check_open()
+        if not self._in_flight:
+            raise ProtocolError("collect: no step is in flight")
+        flight = self._in_flight[0]
+        if flight is self._unsampled:
+            raise _waits_for_masks(flight.head)
+        try:
+            reply = self._collect(flight)
+        except OutOfMemory:
+            self._in_flight.popleft()
+            raise
+        self._in_flight.popleft()
+        return reply
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._close()
+        finally:
+            self._in_flight.clear()
+            self._unsampled = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ProtocolError("runner: is closed; make another")
+        self._check_alive()
+
+    def _check_alive(self) -> None:
+        """Raise RunnerError if the runner failed earlier and cannot go on."""
+
+    @abstractmethod
+    def _submit_frame(self, message: IntArray, head: Header) -> Any:
+        """Queue a frame; returns the ``work`` of a step for the other hooks.
+
+        head: the checked header. The frame is only valid during the call.
+        """
+
+    @abstractmethod
+    def _sample(self, flight: StepInFlight, masks: IntArray) -> None:
+        """Sample a masked step. The masks are only valid during the call."""
+
+    @abstractmethod
+    def _collect(self, flight: StepInFlight) -> Reply:
+        """Wait for the oldest step in flight; may be called again if interrupted."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Free all resources; called once."""
+
+
+def _waits_for_masks(head: Header) -> ProtocolError:
+    return ProtocolError(f"step {head.step} waits for its masks: call sample first")

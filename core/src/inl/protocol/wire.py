@@ -1,22 +1,25 @@
-"""Frames between a process and its worker, over a Unix socket pair.
+"""Wire format and channel between a process and its worker (Unix socket pair).
 
 Each frame is a prefix of 8 bytes, little-endian - :data:`MAGIC` (2), kind (2), length
 of the payload (4) - and the payload::
 
     HELLO     worker   JSON: protocol, contract, message, core, python
-    OPEN      parent   JSON: what to serve
+    OPEN      parent   JSON: options of the worker's factory
     PROGRESS  worker   int64 [3]: done, total, index of the LoadStage
     READY     worker   JSON: limits, device, dtype
-    MESSAGE   parent   int32: a frame of inl.spec.message, as it is
-    MASKS     parent   int32: step, rows, words a row, the masks
-    COLLECT   parent   empty: asks for the oldest step's reply
-    REPLY     worker   int32: step, R, W, tokens [R, W], accepted [R]
-    ERROR     worker   JSON: class and message of what was raised; nothing follows
+    MESSAGE   parent   int32: a frame of inl.spec.message, unchanged
+    MASKS     parent   int32: step, rows, words per row, masks
+    COLLECT   parent   empty: requests the reply to the oldest step
+    REPLY     worker   int32: step, R, W, tokens [R, W]; with scores then N,
+                       chosen [R * W], ids [R * W, N], values [R * W, N]
+    ERROR     worker   JSON: class and message of an exception; the last frame
     CLOSE     parent   empty
-    FULL      worker   JSON as ERROR's, in place of REPLY: no memory for that step alone
+    FULL      worker   JSON as in ERROR, in place of REPLY: out of memory in that step
+                       only
 
-JSON is for the handshake and errors only, and nothing is ever unpickled. What the
-payloads hold is read in :mod:`inl.protocol.wire_values`.
+JSON is used for the handshake and for errors; nothing is unpickled. Payloads are
+encoded and decoded in :mod:`inl.protocol.wire_json` and
+:mod:`inl.protocol.wire_arrays`.
 """
 
 from __future__ import annotations
@@ -31,23 +34,23 @@ from typing import NamedTuple
 
 from inl.errors import ProtocolError
 
-PROTOCOL = 1
-"""Version of everything in this module and in :mod:`inl.protocol.wire_values`."""
+PROTOCOL = 2
+"""Version of the wire format: of this module and the payload modules."""
 
 MAGIC = 0x4C49
 PREFIX = struct.Struct("<HHI")
 
 MAX_BYTES = 1 << 28
-"""Longest payload; masks of 512 rows over 256 thousand tokens take a sixteenth."""
+"""Longest payload; masks of 512 rows and 256 thousand tokens take a sixteenth."""
 
 MAX_TEXT = 1 << 20
-"""Longest payload of JSON."""
+"""Longest JSON payload."""
 
 CHUNK = 1 << 16
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """Kinds of frames."""
 
     HELLO = 1
     OPEN = 2
@@ -67,23 +70,23 @@ KINDS = {kind.value: kind for kind in Kind}
 
 
 class Frame(NamedTuple):
-    """One frame as it came."""
+    """A received frame."""
 
     kind: Kind
     payload: bytearray
 
 
 def read_prefix(data: bytes | bytearray) -> tuple[Kind, int]:
-    """Read the kind and the length of a frame's payload.
+    """Decode a prefix: the kind of the frame and the length of its payload.
 
-    Raises :class:`~inl.errors.ProtocolError` for anything that no frame begins with.
+    Raises :class:`~inl.errors.ProtocolError` for an invalid prefix.
     """
     magic, number, length = PREFIX.unpack_from(data)
     if magic != MAGIC:
         raise ProtocolError(
-            f"wire: found {bytes(data[:8])!r} where a frame begins, "
-            f"accepts {struct.pack('<H', MAGIC)!r}; the other side speaks another "
-            "protocol, or something else writes into the connection"
+            f"wire: found {bytes(data[:8])!r} at the start of a frame, "
+            f"accepts {struct.pack('<H', MAGIC)!r} first; the other side has another "
+            "protocol, or something else writes to the connection"
         )
     kind = KINDS.get(number)
     if kind is None:
@@ -99,10 +102,11 @@ def read_prefix(data: bytes | bytearray) -> tuple[Kind, int]:
 
 
 class Channel:
-    """One end of the connection; owns the socket. One thread.
+    """One end of a connection; owns the socket. Not thread-safe.
 
-    Sending never waits: what the socket does not take at once is kept and follows with
-    the next call. Both methods raise ``EOFError`` once the other end is gone.
+    ``send`` does not wait: bytes that the socket does not accept are buffered and sent
+    by later calls. ``send`` and ``receive`` raise EOFError once the other end is
+    closed.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -118,7 +122,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, kind: Kind, payload: bytes | memoryview = b"") -> None:
-        """Send a frame, or as much of it as goes without waiting."""
+        """Send a frame, buffering the part that would block."""
         size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
         prefix = PREFIX.pack(MAGIC, kind, size)
         if not self._outgoing:
@@ -132,7 +136,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what was kept, as far as it goes without waiting."""
+        """Send buffered bytes, as far as possible without waiting."""
         while self._outgoing:
             sent = self._write((self._outgoing[0],))
             if sent < len(self._outgoing[0]):
@@ -146,12 +150,12 @@ class Channel:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise EOFError("the other end is gone") from error
+            raise EOFError("wire: the other end is closed") from error
 
     def receive(self, seconds: float | None = None) -> Frame | None:
-        """Wait for a frame; ``None`` once ``seconds`` have passed without a whole one.
+        """Wait for a frame; returns ``None`` after ``seconds`` without a whole one.
 
-        Raises :class:`~inl.errors.ProtocolError` for what is not a frame.
+        Raises :class:`~inl.errors.ProtocolError` for an invalid prefix.
         """
         end = None if seconds is None else time.monotonic() + seconds
         while (frame := self._take()) is None:
@@ -173,10 +177,10 @@ class Channel:
         return Frame(kind, payload)
 
     def _wait(self, end: float | None) -> bool:
-        """Wait until there is something to read; sends what was kept meanwhile."""
+        """Wait until the socket is readable, sending buffered bytes; False if late."""
         while True:
-            wanted = select.POLLIN | (select.POLLOUT if self._outgoing else 0)
-            self._poll.modify(self._socket, wanted)
+            events = select.POLLIN | (select.POLLOUT if self._outgoing else 0)
+            self._poll.modify(self._socket, events)
             left = None if end is None else max(end - time.monotonic(), 0) * 1000
             ready = self._poll.poll(left)
             if not ready:
@@ -191,9 +195,9 @@ class Channel:
         except BlockingIOError:
             return
         except OSError as error:
-            raise EOFError("the other end is gone") from error
+            raise EOFError("wire: the other end is closed") from error
         if not data:
-            raise EOFError("the other end is gone")
+            raise EOFError("wire: the other end is closed")
         self._incoming += data
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The flight recorder: all that a runner was told and what it answered.
+"""Flight recorder: stores the frames and replies of a runner for ``inl replay``.
 
-The newest steps stay in memory, as references; :meth:`Recorder.write` puts them into a
-file, and a recorder with a path writes everything there as it happens.
+References to the newest steps stay in memory; :meth:`Recorder.write` writes them to a
+file. A recorder with a path writes everything there as it happens.
 """
 
 from __future__ import annotations
@@ -21,68 +21,67 @@ if TYPE_CHECKING:
     from inl.spec.message import IntArray
 
 STEPS = 1000
-"""Steps that are kept in memory."""
+"""Steps stored in memory."""
 
 
 class Recorder:
-    """Remembers frames and replies; the engine's loop is its only caller.
+    """Stores frames and replies; called by the engine's step loop only.
 
-    begin: says what runs, once it is to be written; told anew where a fresh runner
-    takes over. Raises :class:`~inl.errors.RunnerError` for a path that cannot be
-    written.
+    run_header: returns the header of the run, called when it is written. path: trace
+    file to write. Raises :class:`~inl.errors.RunnerError` if it cannot be written.
     """
 
     def __init__(
-        self, begin: Callable[[], RunHeader], path: str | Path | None = None
+        self, run_header: Callable[[], RunHeader], path: str | Path | None = None
     ) -> None:
-        self._header = begin
+        self._header = run_header
         # A step is a frame and a reply; admissions and releases are few.
         self._ring: deque[Item] = deque(maxlen=2 * STEPS)
         self._path = None if path is None else Path(path)
         self._file = None
         if self._path is not None:
             try:
-                # 1 MiB of buffer: a write is a copy in memory, and a disk seldom.
+                # With a buffer of 1 MiB most writes are copies in memory.
                 self._file = self._path.open("wb", buffering=1 << 20)
-                self._file.write(MAGIC + pack(begin()))
+                self._file.write(MAGIC + pack(run_header()))
             except OSError as error:
-                raise _unwritable(self._path, error) from error
+                raise _write_error(self._path, error) from error
 
     def add(self, item: IntArray | TokenMasks | Reply) -> None:
         """Record a submitted frame, the masks of a step, or a collected reply.
 
-        What is added must not be changed any more.
+        The item must not change afterwards.
         """
         self._ring.append(item)
         if self._file is not None:
             self._write(item)
 
     def begin(self, header: Callable[[], RunHeader]) -> None:
-        """Take note that a fresh runner, which remembers nothing, takes over."""
+        """Start the records of another runner, which has none of the earlier state."""
         self._header = header
         self._ring.clear()
         if self._file is not None:
             self._write(header())
 
     def _write(self, item: Item) -> None:
-        assert self._file is not None, "asked for by callers"
+        assert self._file is not None, "checked by callers"
         assert self._path is not None, "a file has a path"
         try:
             self._file.write(pack(item))
         except OSError as error:
-            # Closing tries to write what is buffered, once more in vain.
+            # Closing fails too: it writes the buffer again.
             with suppress(OSError):
                 self._file.close()
             self._file = None
-            raise _unwritable(self._path, error) from error
+            raise _write_error(self._path, error) from error
 
     def write(self, path: str | Path) -> None:
-        """Write the newest steps to a file for ``inl replay``."""
+        """Write the steps in memory to a file for ``inl replay``."""
         items: Iterable[Item] = (self._header(), *self._ring)
         try:
             Path(path).write_bytes(MAGIC + b"".join(map(pack, items)))
         except OSError as error:
-            raise _unwritable(Path(path), error) from error
+            raise _write_error(Path(path), error) from error
 
     def close(self) -> None:
         """Finish the file; closing twice is allowed."""
@@ -93,11 +92,11 @@ class Recorder:
             file.close()
         except OSError as error:
             assert self._path is not None, "a file has a path"
-            raise _unwritable(self._path, error) from error
+            raise _write_error(self._path, error) from error
 
 
-def _unwritable(path: Path, error: OSError) -> RunnerError:
+def _write_error(path: Path, error: OSError) -> RunnerError:
     return RunnerError(
         f"trace {path}: cannot be written: {error.strerror or error}; "
-        "give a path in a folder with room"
+        "give a writable path with free space"
     )

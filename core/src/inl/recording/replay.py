@@ -1,30 +1,33 @@
-"""A recorded run once more, on another runner, compared step by step.
+"""Replays a recorded run on another runner and compares its tokens step by step.
 
-A recording may begin in the middle: sequences that were admitted before it, or that
-share blocks which were filled before it, cannot be computed again. Their rows are left
-out and counted. After its first different token a sequence is another sequence; so are
-those that share its blocks from then on. Nothing more of them is compared.
+A recording may start in the middle of a run. Sequences that were admitted before it,
+or that share blocks filled before it, cannot be computed again: their rows are skipped
+and counted. After its first different token a sequence has different content, and so
+have those that share its blocks from then on; their later rows are skipped too.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from inl.errors import ProtocolError
-from inl.protocol.frame_decoder import StepFrame, StepRow, read_admission, read_step
+from inl.protocol.frame_decoder import StepFrame, StepRow, read_step
 from inl.protocol.runner import Limits, Reply, Runner
+from inl.protocol.slot_decoder import read_admission
 from inl.protocol.token_masks import TokenMasks, mask_width
+from inl.recording.outcome import Difference, Outcome
 from inl.recording.trace_file import Item, RunHeader
 from inl.scheduling.frame_encoder import STEP_NUMBERS
 from inl.spec.message import (
+    ADMISSION_WORD,
     ADMIT,
-    HEADER,
     MASKED,
     RELEASE,
     STEP,
+    Header,
     Row,
     header,
     step_frame,
@@ -35,163 +38,136 @@ if TYPE_CHECKING:
     from inl.spec.message import IntArray
 
 
-class Difference(NamedTuple):
-    """A row of a step for which another token was chosen than recorded."""
-
-    step: int
-    row: int
-    sequence: int
-    """Which admission of the recording, counted from 1."""
-    slot: int
-    position: int
-    """Place of the token in its sequence."""
-    recorded: int
-    replayed: int
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a replay found."""
-
-    steps: int = 0
-    """Steps of the recording that were answered there."""
-    rows: int = 0
-    """Rows that were compared."""
-    skipped: int = 0
-    """Rows that could not be: begun before the recording, or after a difference."""
-    sequences: int = 0
-    """Admissions of the recording."""
-    differences: list[Difference] = field(default_factory=list)
-    """The first of each sequence, in the order of steps and rows."""
-
-
 @dataclass(slots=True, eq=False)
-class _SlotState:
+class _Sequence:
     number: int
     table: list[list[int]]
     length: int
-    held: bool
-    """Whether the runner here was told of it."""
-    known: bool
-    """Whether all that it reads was computed here, as recorded."""
+    admitted: bool
+    """Whether it was admitted to the replaying runner."""
+    computable: bool
+    """Whether all that it reads was computed by the replaying runner, as recorded."""
 
 
 def replay(items: Iterable[Item], make: Callable[[Limits], Runner]) -> Outcome:
-    """Feed records of :func:`~inl.recording.trace_file.read_trace` to fresh runners.
+    """Replay records of :func:`~inl.recording.trace_file.read_trace`.
 
-    ``make`` builds one that has the recorded slots and blocks, for each recorded run.
-    Raises :class:`~inl.errors.ProtocolError` for records that contradict each other,
-    and whatever the runner raises.
+    make: builds a runner with the recorded slots and blocks, once for each recorded
+    run. Raises :class:`~inl.errors.ProtocolError` for records that contradict each
+    other, and what the runner raises.
     """
     outcome = Outcome()
-    for limits, frames, replies, masks in _runs(items):
-        runner = make(replace(limits, buckets=()))
+    for recorded in _runs(items):
+        runner = make(replace(recorded.limits, buckets=()))
         try:
-            one = _Run(runner, limits, outcome, masks)
-            for frame in frames:
-                one.feed(frame, replies)
+            run = _Run(runner, recorded, outcome)
+            for frame in recorded.frames:
+                run.replay(frame)
         finally:
             runner.close()
     return outcome
 
 
-def _runs(
-    items: Iterable[Item],
-) -> Iterator[tuple[Limits, list[IntArray], dict[int, Reply], dict[int, TokenMasks]]]:
-    """Yield the frames of each run, and its replies and masks by step."""
-    runs: list[
-        tuple[Limits, list[IntArray], dict[int, Reply], dict[int, TokenMasks]]
-    ] = []
+class _Recording(NamedTuple):
+    """The records of one run; replies and masks by step."""
+
+    limits: Limits
+    frames: list[IntArray]
+    replies: dict[int, Reply]
+    masks: dict[int, TokenMasks]
+
+
+def _runs(items: Iterable[Item]) -> list[_Recording]:
+    runs: list[_Recording] = []
     for item in items:
         if isinstance(item, RunHeader):
-            runs.append((item.limits, [], {}, {}))
+            runs.append(_Recording(item.limits, [], {}, {}))
         elif not runs:
-            raise ProtocolError("trace: found a frame before what was recorded")
+            raise ProtocolError("trace: found a frame before the first run header")
         elif isinstance(item, Reply):
-            runs[-1][2][item.step] = item
+            runs[-1].replies[item.step] = item
         elif isinstance(item, TokenMasks):
-            runs[-1][3][item.step] = item
+            runs[-1].masks[item.step] = item
         else:
-            runs[-1][1].append(item)
-    yield from runs
+            runs[-1].frames.append(item)
+    return runs
 
 
 class _Run:
-    """One runner's part of a recording."""
+    """Replays one recorded run."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        limits: Limits,
-        outcome: Outcome,
-        masks: dict[int, TokenMasks],
-    ) -> None:
-        self._runner, self._limits, self._outcome = runner, limits, outcome
-        self._masks = masks
+    def __init__(self, runner: Runner, recorded: _Recording, outcome: Outcome) -> None:
+        self._runner, self._recorded, self._outcome = runner, recorded, outcome
+        self._limits = limits = recorded.limits
         self._steps = 0
-        self._seats: dict[int, _SlotState] = {}
-        # Blocks of each group whose content here is what was recorded; a 0 is never
-        # read: it stands where a window has passed.
-        self._filled: list[set[int]] = [{0} for _ in limits.blocks]
+        self._sequences: dict[int, _Sequence] = {}
+        """By slot."""
+        # Block 0 is never read: it replaces blocks that lie before a window.
+        self._computed_blocks: list[set[int]] = [{0} for _ in limits.blocks]
+        """Blocks of each group whose content here is what was recorded."""
 
-    def feed(self, frame: IntArray, replies: dict[int, Reply]) -> None:
-        """Replay a frame; a step that was never answered is left out."""
-        found = header(frame)
-        if found.kind == ADMIT:
+    def replay(self, frame: IntArray) -> None:
+        """Replay a frame; steps without a recorded reply are left out."""
+        head = header(frame)
+        if head.kind == ADMIT:
             self._admit(frame)
-        elif found.kind != STEP:
-            self._tell(frame, releases=found.kind == RELEASE)
-        elif found.step in replies:
-            step = read_step(frame, found, self._limits)
-            self._compare(step, replies[found.step], self._compute(step))
+        elif head.kind != STEP:
+            self._forward(frame, head)
+        elif head.step in self._recorded.replies:
+            step = read_step(frame, head, self._limits)
+            reply = self._recorded.replies[head.step]
+            self._compare(step, reply, self._compute(step))
 
-    def _tell(self, frame: IntArray, *, releases: bool) -> None:
-        """Pass on what concerns a slot, unless the runner here does not know it."""
-        if len(frame) <= HEADER:
+    def _forward(self, frame: IntArray, head: Header) -> None:
+        """Submit a release or a token bias frame of an admitted slot."""
+        if len(frame) <= ADMISSION_WORD.slot:
             raise ProtocolError(f"trace: found a frame of {len(frame)} words, no slot")
-        slot = int(frame[HEADER])
-        seat = self._seats.get(slot)
-        if seat is not None and seat.held:
+        slot = int(frame[ADMISSION_WORD.slot])
+        sequence = self._sequences.get(slot)
+        if sequence is not None and sequence.admitted:
             self._runner.submit(frame)
-        if releases:
-            self._seats.pop(slot, None)
+        if head.kind == RELEASE:
+            self._sequences.pop(slot, None)
 
     def _admit(self, frame: IntArray) -> None:
-        found = read_admission(frame, self._limits)
-        blocks = -(-found.length // self._limits.block_size)
-        known = all(
-            filled.issuperset(table[:blocks])
-            for filled, table in zip(self._filled, found.blocks, strict=True)
+        """Submit an admission if its cached blocks were computed here."""
+        admission = read_admission(frame, self._limits)
+        blocks = -(-admission.length // self._limits.block_size)
+        computable = all(
+            computed.issuperset(table[:blocks])
+            for computed, table in zip(
+                self._computed_blocks, admission.blocks, strict=True
+            )
         )
         self._outcome.sequences += 1
         number = self._outcome.sequences
-        self._seats[found.slot] = _SlotState(
-            number, found.blocks, found.length, known, known
+        self._sequences[admission.slot] = _Sequence(
+            number, admission.blocks, admission.length, computable, computable
         )
-        if known:
+        if computable:
             self._runner.submit(frame)
 
     def _compute(self, step: StepFrame) -> list[int | None]:
-        """Return what is chosen here for each row; ``None`` where that is unknown."""
-        for cell in step.cells:
-            if (seat := self._seats.get(cell.slot)) is not None:
-                seat.table[cell.group][cell.entry] = cell.block
-        known = [self._advance(row) for row in step.rows]
-        rows = [row for row, flag in zip(step.rows, known, strict=True) if flag]
+        """Return the token computed here for each row; ``None`` if not computable."""
+        for update in step.updates:
+            if (sequence := self._sequences.get(update.slot)) is not None:
+                sequence.table[update.group][update.entry] = update.block
+        computable = [self._advance(row) for row in step.rows]
+        rows = [row for row, flag in zip(step.rows, computable, strict=True) if flag]
         if not rows:
-            return [None] * len(known)
+            return [None] * len(computable)
         slots = {row.slot for row in rows}
         self._steps += 1
         bucket = _bucket(step.header.bucket, rows, self._runner.limits)
-        masks = self._row_masks(step, known)
+        masks = self._row_masks(step, computable)
         message = step_frame(
             bucket,
             [_row(row) for row in rows],
-            [cell for cell in step.cells if cell.slot in slots],
+            [update for update in step.updates if update.slot in slots],
             step=self._steps % STEP_NUMBERS,
             groups=self._limits.groups,
             block_size=self._limits.block_size,
-            decode_rows=sum(known[: step.header.decode_rows]),
+            decode_rows=sum(computable[: step.header.decode_rows]),
             flags=MASKED if masks is not None else 0,
         )
         self._runner.submit(message)
@@ -199,21 +175,23 @@ class _Run:
             width = mask_width(self._limits.vocab)
             self._runner.sample(masks.step, masks.dense(bucket.rows, width))
         tokens = iter(self._runner.collect().tokens[:, 0].tolist())
-        return [next(tokens) if flag else None for flag in known]
+        return [next(tokens) if flag else None for flag in computable]
 
-    def _row_masks(self, step: StepFrame, known: Sequence[bool]) -> TokenMasks | None:
-        """Return the recorded masks for the rows that are computed here."""
+    def _row_masks(
+        self, step: StepFrame, computable: Sequence[bool]
+    ) -> TokenMasks | None:
+        """Return the recorded masks of the rows that are computable."""
         if not step.header.flags & MASKED:
             return None
-        recorded = self._masks.get(step.header.step)
+        recorded = self._recorded.masks.get(step.header.step)
         if recorded is None:
             raise ProtocolError(
                 f"trace: found no masks of step {step.header.step}, which needs them"
             )
         masked = [
-            (sum(known[:row]), words)
+            (sum(computable[:row]), words)
             for row, words in zip(recorded.rows, recorded.words, strict=True)
-            if row < len(known) and known[row]
+            if row < len(computable) and computable[row]
         ]
         if not masked:
             return None
@@ -221,43 +199,44 @@ class _Run:
         return TokenMasks(self._steps % STEP_NUMBERS, rows, words)
 
     def _advance(self, row: StepRow) -> bool:
-        """Note which blocks a row fills; tell whether it can be computed here."""
-        seat = self._seats.get(row.slot)
-        if seat is None:
+        """Record which blocks a row fills; returns whether it is computable here."""
+        sequence = self._sequences.get(row.slot)
+        if sequence is None:
             return False
         size = self._limits.block_size
-        first, seat.length = seat.length // size, seat.length + len(row.tokens)
-        for filled, table in zip(self._filled, seat.table, strict=True):
-            touched = table[first : -(-seat.length // size)]
-            if seat.known:
-                filled.update(touched)
+        first = sequence.length // size
+        sequence.length += len(row.tokens)
+        stop = -(-sequence.length // size)
+        for computed, table in zip(self._computed_blocks, sequence.table, strict=True):
+            if sequence.computable:
+                computed.update(table[first:stop])
             else:
-                filled.difference_update(touched)
-        return seat.known
+                computed.difference_update(table[first:stop])
+        return sequence.computable
 
     def _compare(
-        self, step: StepFrame, reply: Reply, found: Sequence[int | None]
+        self, step: StepFrame, reply: Reply, tokens: Sequence[int | None]
     ) -> None:
         recorded = reply.tokens[:, 0].tolist()
-        if len(recorded) < len(found):
+        if len(recorded) < len(tokens):
             raise ProtocolError(
                 f"trace: reply of step {reply.step}: found {len(recorded)} rows, "
-                f"the step has {len(found)}"
+                f"the step has {len(tokens)}"
             )
         outcome = self._outcome
         outcome.steps += 1
-        for index, (row, token) in enumerate(zip(step.rows, found, strict=True)):
+        for index, (row, token) in enumerate(zip(step.rows, tokens, strict=True)):
             if token is None:
                 outcome.skipped += 1
                 continue
             outcome.rows += 1
             if token != recorded[index]:
-                seat = self._seats[row.slot]
-                seat.known = False
+                sequence = self._sequences[row.slot]
+                sequence.computable = False
                 outcome.differences.append(
                     Difference(
-                        step.header.step, index, seat.number, row.slot, seat.length,
-                        recorded[index], token,
+                        step.header.step, index, sequence.number, row.slot,
+                        sequence.length, recorded[index], token,
                     )
                 )  # fmt: skip
 
@@ -268,7 +247,7 @@ def _row(row: StepRow) -> Row:
 
 
 def _bucket(recorded: Bucket, rows: Sequence[StepRow], limits: Limits) -> Bucket:
-    """Return the recorded program, or the smallest here that holds the rows."""
+    """Return the recorded bucket, or the smallest of the runner that fits the rows."""
     if not limits.buckets or recorded in limits.buckets:
         return recorded
     tokens = sum(len(row.tokens) for row in rows)

@@ -1,15 +1,14 @@
-"""The file of the flight recorder: a magic, then records.
+"""Trace files of the flight recorder: a magic number, then records.
 
 Each record is a kind (1 byte), 3 bytes of padding, the payload's length (4 bytes,
 little-endian) and the payload::
 
-    RUN     JSON: what runs, with its limits; the first record, and again wherever a
-            fresh runner took over
-    FRAME   int32: a frame of inl.spec.message that was submitted
-    MASKS   int32: step, N, words per mask, rows [N], masks [N, words]: follows the
-            frame of a step with the MASKED flag; rows that have no mask are left out
-    REPLY   int32: step, R, W, tokens [R, W], accepted [R]; after a "sample_filtered"
-            step also N, float32 bits [R * W], ids [R * W, N], float32 bits [R * W, N]
+    RUN     JSON: runner and limits; the first record, and again wherever another
+            runner took over
+    FRAME   int32: a submitted frame of inl.spec.message
+    MASKS   int32: step, N, words per mask, rows [N], masks [N, words]; follows the
+            frame of a step with the MASKED flag; rows without a mask are left out
+    REPLY   int32: payload of a REPLY of inl.protocol.wire
 """
 
 from __future__ import annotations
@@ -23,53 +22,53 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from inl.errors import ProtocolError
-from inl.protocol import wire_values
+from inl.protocol import wire_arrays, wire_json
 from inl.protocol.runner import Limits, Reply
 from inl.protocol.token_masks import TokenMasks
 from inl.spec.message import header
 
-MAGIC = b"INLTRACE\x01\x00\x00\x00"
-"""Name and version; other bytes, other versions."""
+MAGIC = b"INLTRACE\x02\x00\x00\x00"
+"""Name and version (2) of the format."""
 
 RECORD = struct.Struct("<B3xI")
 RUN, FRAME, REPLY, MASKS = 1, 2, 3, 4
 
 
 class RunHeader(NamedTuple):
-    """What was recorded."""
+    """The recorded runner and model."""
 
     limits: Limits
     device: str = ""
     dtype: str = ""
     model: str = ""
-    """Path of the model's files; "" where no model computes."""
+    """Path of the model's files; "" for a runner without a model."""
     digest: str = ""
     """See :func:`inl.weights.digest.model_digest`."""
 
 
 Item = RunHeader | Reply | TokenMasks | Any
-"""A record; anything else than the named ones is a frame, int32 [words]."""
+"""A record; frames are int32 arrays [words]."""
 
 
 def pack(item: Item) -> bytes:
-    """Write a record."""
+    """Encode a record."""
     if isinstance(item, RunHeader):
         fields = item._asdict() | {"limits": asdict(item.limits)}
-        payload: bytes | memoryview = wire_values.text(fields)
+        payload: bytes | memoryview = wire_json.text(fields)
         kind = RUN
     elif isinstance(item, Reply):
-        payload, kind = wire_values.reply(item), REPLY
+        payload, kind = wire_arrays.reply(item), REPLY
     elif isinstance(item, TokenMasks):
         payload, kind = _pack_masks(item), MASKS
     else:
-        payload, kind = wire_values.words(item), FRAME
+        payload, kind = wire_arrays.words(item), FRAME
     return RECORD.pack(kind, len(payload)) + payload
 
 
 def read_trace(path: str | Path) -> list[Item]:
-    """Read a file's records; the first is a :class:`RunHeader`.
+    """Read the records of a file; the first is a :class:`RunHeader`.
 
-    Raises :class:`~inl.errors.ProtocolError` with the place of what is wrong.
+    Raises :class:`~inl.errors.ProtocolError` with the byte offset of a bad record.
     """
     try:
         data = Path(path).read_bytes()
@@ -78,28 +77,28 @@ def read_trace(path: str | Path) -> list[Item]:
         raise ProtocolError(f"trace {path}: cannot be read: {reason}") from error
     if data[: len(MAGIC)] != MAGIC:
         raise ProtocolError(
-            f"trace {path}: begins with {data[: len(MAGIC)]!r}, accepts {MAGIC!r}: "
-            "a file of `inl trace` of this version"
+            f"trace {path}: found {data[: len(MAGIC)]!r} at the start, accepts "
+            f"{MAGIC!r}: a file of `inl trace` of this version"
         )
-    found = list(_records(data, str(path)))
-    if not found or not isinstance(found[0], RunHeader):
-        raise ProtocolError(f"trace {path}: does not begin with what was recorded")
-    return found
+    records = list(_records(data, str(path)))
+    if not records or not isinstance(records[0], RunHeader):
+        raise ProtocolError(f"trace {path}: the first record is not a run header")
+    return records
 
 
 def _records(data: bytes, path: str) -> Iterator[Item]:
     at = len(MAGIC)
     while at < len(data):
         where = f"trace {path}, byte {at}"
-        begin = at + RECORD.size
-        kind, length = RECORD.unpack(data[at:begin].ljust(RECORD.size, b"\0"))
-        at = begin + length
-        if begin > len(data) or at > len(data):
+        start = at + RECORD.size
+        kind, length = RECORD.unpack(data[at:start].ljust(RECORD.size, b"\0"))
+        at = start + length
+        if start > len(data) or at > len(data):
             raise ProtocolError(
                 f"{where}: the last record is cut off: {len(data)} bytes in the file, "
                 f"{at} needed; record again, and let the engine close"
             )
-        yield _record(kind, data[begin:at], where)
+        yield _record(kind, data[start:at], where)
 
 
 def _record(kind: int, payload: bytes, where: str) -> Item:
@@ -107,11 +106,11 @@ def _record(kind: int, payload: bytes, where: str) -> Item:
         if kind == RUN:
             return _run(payload)
         if kind == FRAME:
-            frame = wire_values.ints(payload, "frame")
+            frame = wire_arrays.ints(payload, "frame")
             header(frame)
             return frame
         if kind == REPLY:
-            return wire_values.read_reply(payload)
+            return wire_arrays.read_reply(payload)
         if kind == MASKS:
             return _read_masks(payload)
     except ProtocolError as error:
@@ -120,22 +119,22 @@ def _record(kind: int, payload: bytes, where: str) -> Item:
 
 
 def _run(payload: bytes) -> RunHeader:
-    fields = wire_values.read_text(payload, "run")
-    limits = wire_values.read_limits(fields.get("limits"), "run")
+    fields = wire_json.read_text(payload, "run")
+    limits = wire_json.read_limits(fields.get("limits"), "run")
     rest = {name: fields.get(name) for name in RunHeader._fields[1:]}
     for name, value in rest.items():
         if not isinstance(value, str):
-            raise ProtocolError(f"{name}: found {value!r:.60}, accepts text")
+            raise ProtocolError(f"{name}: found {value!r:.60}, accepts a string")
     return RunHeader(limits, **rest)  # type: ignore[arg-type]
 
 
 def _pack_masks(masks: TokenMasks) -> memoryview:
     head = [masks.step, len(masks.rows), len(masks.words[0]), *masks.rows]
-    return wire_values.words(np.concatenate([np.array(head, np.int32), *masks.words]))
+    return wire_arrays.words(np.concatenate([np.array(head, np.int32), *masks.words]))
 
 
 def _read_masks(payload: bytes) -> TokenMasks:
-    words = wire_values.ints(payload, "masks")
+    words = wire_arrays.ints(payload, "masks")
     step, count, width = words[:3].tolist() if len(words) >= 3 else (0, 0, 0)
     if count < 1 or width < 1 or len(words) != 3 + count * (1 + width):
         raise ProtocolError(

@@ -85,8 +85,8 @@ class Session:
         for group, pool in enumerate(self.core.scheduler.kv_cache.pools):
             require(
                 pool.used_blocks == 0,
-                f"block leak: {pool.used_blocks} blocks of cache group {group} in use after "
-                f"all requests have finished; seed {self._tiny.target.seed}",
+                f"block leak: {pool.used_blocks} blocks of cache group {group} in use "
+                f"after all requests have finished; seed {self._tiny.target.seed}",
             )
 
 

@@ -1,4 +1,4 @@
-"""The cache and the arithmetic of :mod:`inl.testing.hash_runner`."""
+"""Cache and arithmetic of :mod:`inl.testing.hash_runner`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from inl.spec.message import IntArray
 
 UNWRITTEN = 0xA5A5A5A5A5A5A5A5
-"""What a cell holds before its first token; no token's value is above 2**63."""
+"""Initial value of a cell; no token's value is above 2**63."""
 
 
 class HashCells:
-    """A paged cache of numbers, one for each token, in every cache group."""
+    """A paged cache with one number for each token, in every cache group."""
 
     def __init__(self, limits: Limits) -> None:
         self._size = limits.block_size
@@ -38,6 +38,11 @@ class HashCells:
             for group in range(limits.groups)
         ]
 
+    def clear(self) -> None:
+        """Forget all tokens."""
+        for cells in self._cells:
+            cells[:] = UNWRITTEN
+
     def write(
         self,
         tables: Sequence[NDArray[np.int64]],
@@ -47,15 +52,15 @@ class HashCells:
     ) -> None:
         """Store ids at positions from ``start`` on, through the block tables.
 
-        In a group with a window, what is stored has been mixed with what is seen.
+        In a group with a window, values are mixed with those that the token sees.
         """
         values = np.array(ids, np.uint64) + np.uint64((adapter << 32) + 1)
         places = np.arange(start, start + len(ids))
         for group, (cells, table) in enumerate(zip(self._cells, tables, strict=True)):
-            window, held = self._windows[group], values
+            window, stored = self._windows[group], values
             if window is not None:
-                held = self._chained(group, table, window, start, values)
-            cells[table[places // self._size], places % self._size] = held
+                stored = self._chained(group, table, window, start, values)
+            cells[table[places // self._size], places % self._size] = stored
 
     def _chained(
         self,
@@ -65,29 +70,29 @@ class HashCells:
         start: int,
         values: NDArray[np.uint64],
     ) -> NDArray[np.uint64]:
-        """Values that depend, as keys do, on all that their tokens have seen."""
+        """Return values that depend, as keys do, on all that their tokens have seen."""
         seen = deque(self._read(group, table, max(start - window + 1, 0), start))
-        found: list[int] = []
+        chained: list[int] = []
         for at, value in enumerate(values.tolist(), start=start):
             while len(seen) > window - 1:
                 seen.popleft()
-            found.append(mix((value + sum(seen)) & MASK))
-            seen.append(found[-1] * int(self._weights[group][at]) & MASK)
-        return np.array(found, np.uint64)
+            chained.append(mix((value + sum(seen)) & MASK))
+            seen.append(chained[-1] * int(self._weights[group][at]) & MASK)
+        return np.array(chained, np.uint64)
 
     def _read(
         self, group: int, table: NDArray[np.int64], start: int, stop: int
     ) -> list[int]:
-        """Cells of positions from ``start`` to ``stop``, weighted."""
+        """Return the weighted cells of positions from ``start`` to ``stop``."""
         places = np.arange(start, stop)
         cells = self._cells[group][table[places // self._size], places % self._size]
         weighted: list[int] = (cells * self._weights[group][places]).tolist()
         return weighted
 
     def total(self, tables: Sequence[NDArray[np.int64]], length: int) -> int:
-        """Read positions through the block tables and sum them, weighted.
+        """Return the weighted sum of cells, read through the block tables.
 
-        They are the first ``length``, or as many of the last of them as a window shows.
+        Positions are the first ``length``, or the last of those within the window.
         """
         blocks = -(-length // self._size)
         total = length
@@ -101,16 +106,16 @@ class HashCells:
         return total & MASK
 
 
-def special(
+def filtered_noise(
     params: Sequence[float], counts: Mapping[int, int], bias: Mapping[int, float]
 ) -> int:
-    """Return a number that any parameter, count that matters, and bias changes.
+    """Return a number that depends on all parameters, effective counts and biases.
 
-    The sum modulo 2**64 of ``mix(tag * 2**32 + bits)``: tag 1 + place and float32 bits
-    for each parameter; for each token, tag 2**8 + token and its count (only where a
-    penalty is not neutral), and tag 2**31 + token and the bits of its bias.
+    It is the sum modulo 2**64 of ``mix(tag * 2**32 + bits)``, with tag 1 + index and
+    float32 bits for each parameter; for each token, tag 2**8 + token and its count
+    (only if a penalty is not neutral), and tag 2**31 + token and the bits of its bias.
     """
-    total = _sum((1 + place, _bits(value)) for place, value in enumerate(params))
+    total = _sum((1 + index, _bits(value)) for index, value in enumerate(params))
     if tuple(params[4:]) != NEUTRAL[4:]:
         total += _sum((256 + token, count) for token, count in counts.items() if count)
     total += _sum(
@@ -128,7 +133,7 @@ def _bits(value: float) -> int:
 
 
 def scores(tokens: IntArray, vocab: int) -> Scores:
-    """Return made-up scores: of token t, -t / 4; the likeliest are t, t + 1, ..."""
+    """Return synthetic scores: token t has -t / 4, and the top ids are t, t + 1, ..."""
     steps = np.arange(min(TOP, vocab))
     ids = ((tokens[:, None] + steps) % vocab).astype(np.int32)
     return Scores((-tokens / 4).astype(np.float32), ids, (-ids / 4).astype(np.float32))

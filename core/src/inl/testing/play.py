@@ -1,4 +1,4 @@
-"""Frames for a runner, written by hand: one admission, one step."""
+"""Single frames for a runner: an admission, a step, and one greedy answer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from inl.protocol.runner import Limits, Runner
     from inl.spec.message import IntArray
 
-Part = tuple[int, list[int]] | tuple[int, list[int], float]
-"""Slot, tokens (-1 is its own last one), and perhaps the uniform number."""
+RowPart = tuple[int, list[int]] | tuple[int, list[int], float]
+"""Slot, tokens (-1 is the last sampled one), and optionally a uniform number."""
 
 
 def admission(
     limits: Limits, slot: int, blocks: Sequence[int], *, temperature: float = 0.0
 ) -> IntArray:
-    """Give ``slot`` the same blocks in every cache group; nothing is cached yet."""
+    """Return an admission with the same blocks in every group and nothing cached."""
     tables = [list(blocks)] * limits.groups
     groups, width = limits.groups, limits.max_blocks_per_seq
     return admit_frame(
@@ -29,22 +29,22 @@ def admission(
 
 def one_step(
     limits: Limits,
-    parts: Sequence[Part],
+    parts: Sequence[RowPart],
     *,
     step: int,
     decoding: int,
     sampler: str = "greedy",
     flags: int = 0,
-    cells: Sequence[BlockTableUpdate] = (),
+    updates: Sequence[BlockTableUpdate] = (),
     padding: tuple[int, int] = (0, 0),
 ) -> IntArray:
-    """A step in the smallest program for it; ``padding`` adds tokens and rows."""
+    """Return a step in the smallest bucket; ``padding`` adds tokens and rows."""
     tokens = sum(len(part[1]) for part in parts) + padding[0]
     bucket = fitting(limits, tokens, len(parts) + padding[1], sampler)
     return step_frame(
         bucket,
         [Row(part[0], part[1], part[2:]) for part in parts],
-        cells,
+        updates,
         step=step,
         groups=limits.groups,
         block_size=limits.block_size,
@@ -54,7 +54,7 @@ def one_step(
 
 
 def fitting(limits: Limits, tokens: int, rows: int, sampler: str) -> Bucket:
-    """The smallest program, or the exact size where every size is served."""
+    """Return the smallest bucket that fits, or the exact size if all are served."""
     if not limits.buckets:
         return Bucket(tokens, rows, sampler=sampler)
     rank = SAMPLERS.index(sampler)
@@ -70,7 +70,7 @@ def fitting(limits: Limits, tokens: int, rows: int, sampler: str) -> Bucket:
 
 
 def most_tokens(limits: Limits, wanted: int) -> int:
-    """``wanted``, or as many as the largest program takes of one sequence."""
+    """Return ``wanted``, or the tokens of the largest bucket if those are fewer."""
     return min(wanted, max((b.tokens for b in limits.buckets), default=wanted))
 
 
@@ -83,10 +83,10 @@ def answer_alone(
     blocks: Sequence[int],
     padding: tuple[int, int] = (0, 0),
 ) -> list[int]:
-    """Compute a prompt in ``chunks`` tokens a step, then ``count`` greedy tokens."""
+    """Compute a prompt in ``chunks`` and return ``count`` greedy tokens."""
     limits = runner.limits
     runner.submit(admission(limits, 1, blocks))
-    found: list[int] = []
+    answer: list[int] = []
     done = 0
     for step, size in enumerate((*chunks, *[1] * (count - 1)), start=1):
         prompting = done < len(prompt)
@@ -99,5 +99,5 @@ def answer_alone(
         runner.submit(frame)
         token = int(runner.collect().tokens[0, 0])
         if done >= len(prompt):
-            found.append(token)
-    return found
+            answer.append(token)
+    return answer

@@ -1,4 +1,4 @@
-"""Promises of a runner, seen from outside: frames go in, and tokens come out."""
+"""Contract checks of a runner: the tokens that it samples for given frames."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from inl.testing.target import Target
 
 COUNT = 8
-"""Tokens that each answer has."""
+"""Tokens of each answer."""
 
 
 def runner_checks(target: Target) -> Iterator[Check]:
-    """A tiny Llama behind the runner of the backend, against float64."""
-    found: dict[str, Callable[[Tiny], Measure | None]] = {
+    """Yield checks of a tiny Llama on the backend's runner, against float64."""
+    checks: dict[str, Callable[[Tiny], Measure | None]] = {
         "logits": _logits,
         "traffic": _traffic,
         "chunks": _chunks,
@@ -46,29 +46,29 @@ def runner_checks(target: Target) -> Iterator[Check]:
         "close": close,
     }
     for tiny in tinies(target):
-        for name, run in found.items():
+        for name, run in checks.items():
             yield Check("runner", f"runner/{name}/{tiny.dtype}", partial(run, tiny))
 
 
 def _logits(tiny: Tiny) -> Measure:
-    """The whole model errs a few times as much as NumPy with the same storage."""
+    """The logits' error is at most four times that of NumPy with the same storage."""
     with opened(tiny) as runner:
         ids = some_ids(tiny, most_tokens(runner.limits, 37))
-        found = prompt_logits(runner, ids)
-    want = tiny.logits(ids)[-1]
-    error = float(np.abs(found - want).max())
-    bound = 4 * tiny.expected_error(ids) + 1e-6 * float(np.abs(want).max())
+        logits = prompt_logits(runner, ids)
+    expected = tiny.logits(ids)[-1]
+    error = float(np.abs(logits - expected).max())
+    bound = 4 * tiny.expected_error(ids) + 1e-6 * float(np.abs(expected).max())
     require(
         error <= bound,
         f"logits of a tiny Llama in {tiny.dtype}: error {error:.3g} > {bound:.3g}, "
-        f"four times what rounding costs; seed {tiny.target.seed}",
+        f"four times the rounding error; seed {tiny.target.seed}",
         Measure(error, bound),
     )
     return Measure(error, bound)
 
 
 def _traffic(tiny: Tiny) -> Measure:
-    """Sequences that come and go, mixed chunks, scattered blocks, steps in flight."""
+    """Admissions and releases, mixed chunks, scattered blocks, steps in flight."""
     steps = 300 if tiny.target.full else 60
     with opened(tiny) as runner:
         traffic = Traffic(tiny.target.rng("traffic"), runner.limits)
@@ -78,7 +78,7 @@ def _traffic(tiny: Tiny) -> Measure:
 
 
 def _chunks(tiny: Tiny) -> Measure:
-    """One prompt at once, token by token, and unevenly: always the oracle's answer."""
+    """A prompt in one chunk, token by token, and in uneven chunks: same answer."""
     measures = []
     for chunks in ((21,), (1,) * 21, (16, 5), (7, 7, 7), (20, 1)):
         with opened(tiny) as runner:
@@ -92,45 +92,48 @@ def _chunks(tiny: Tiny) -> Measure:
 
 
 def _placement(tiny: Tiny) -> Measure:
-    """Blocks in any order, and block table cells that come late."""
+    """Blocks in random order, and block table entries set by later steps."""
     measures = []
-    for turn in range(3):
+    for trial in range(3):
         with opened(tiny) as runner:
-            rng = tiny.target.rng("blocks", turn)
+            rng = tiny.target.rng("blocks", trial)
             last = runner.limits.blocks[0] - 1
             blocks = [
                 int(b) + 1
                 for b in rng.permutation(last)[: runner.limits.max_blocks_per_seq]
             ]
             blocks[0] = last if last not in blocks else blocks[0]
-            prompt = some_ids(tiny, most_tokens(runner.limits, 19), turn)
+            prompt = some_ids(tiny, most_tokens(runner.limits, 19), trial)
             chunks = (len(prompt),)
             answer = answer_alone(runner, prompt, COUNT, chunks=chunks, blocks=blocks)
         measures.append(tiny.judge(prompt, answer))
-    return worst([*measures, _late_cells(tiny)])
+    return worst([*measures, _late_updates(tiny)])
 
 
-def _late_cells(tiny: Tiny) -> Measure:
+def _late_updates(tiny: Tiny) -> Measure:
     with opened(tiny) as runner:
         limits, size = runner.limits, runner.limits.block_size
         prompt = some_ids(tiny, 5)
         runner.submit(admission(limits, 1, []))
-        given, found, last = 0, [], limits.blocks[0] - 1
+        count, answer, last = 0, [], limits.blocks[0] - 1
         for step in range(1, min(2 * size, 60) - len(prompt)):
             tokens = prompt if step == 1 else [-1]
             length = len(prompt) + step - 1
-            cells = []
-            while given * size < length:
-                cells.append(BlockTableUpdate(0, 1, given, last - given))
-                given += 1
-            runner.submit(one_step(limits, [(1, tokens)], step=step,
-                                   decoding=int(step > 1), cells=cells))  # fmt: skip
-            found.append(int(runner.collect().tokens[0, 0]))
-    return tiny.judge(prompt, found)
+            updates = []
+            while count * size < length:
+                updates.append(BlockTableUpdate(0, 1, count, last - count))
+                count += 1
+            frame = one_step(
+                limits, [(1, tokens)], step=step, decoding=int(step > 1),
+                updates=updates,
+            )  # fmt: skip
+            runner.submit(frame)
+            answer.append(int(runner.collect().tokens[0, 0]))
+    return tiny.judge(prompt, answer)
 
 
 def _padding(tiny: Tiny) -> Measure:
-    """Rows and tokens of nobody change nothing."""
+    """Padding rows and tokens do not change the answer."""
     with opened(tiny) as runner:
         prompt = some_ids(tiny, 9)
         blocks = first_blocks(runner, 64)
@@ -141,7 +144,7 @@ def _padding(tiny: Tiny) -> Measure:
 
 
 def _uniforms(tiny: Tiny) -> None:
-    """Each row draws by its own uniform number, where its probability has it."""
+    """The sampled token is that whose cumulative range contains the uniform."""
     with opened(tiny) as runner:
         limits = runner.limits
         prompt = some_ids(tiny, min(6, most_tokens(limits, 6)))
@@ -159,9 +162,9 @@ def _uniforms(tiny: Tiny) -> None:
             low, high = (total[token - 1] if token else 0.0), total[token]
             require(
                 low - slack <= uniform <= high + slack,
-                f"uniform {uniform} at temperature 0.8 drew token {token}, whose share "
-                f"is {low:.4g} to {high:.4g}; the host's number decides, in the order "
-                f"of ids; seed {tiny.target.seed}",
+                f"uniform {uniform} at temperature 0.8: found token {token}, whose "
+                f"cumulative range in the order of ids is {low:.4g} to {high:.4g}; "
+                f"seed {tiny.target.seed}",
             )
             runner.submit(
                 release_frame(

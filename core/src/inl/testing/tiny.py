@@ -14,7 +14,8 @@ from inl.backend.reference import ReferenceBackend, Rendezvous, ThreadCollective
 from inl.dtypes import HostArray, wrap
 from inl.errors import TokenizerNotFound
 from inl.executor.local_runner import Loaded, LocalRunner
-from inl.executor.rank_runner import RankRunner, check_shares
+from inl.executor.rank_runner import RankRunner
+from inl.executor.sharding import check_shares
 from inl.spec.selection import KernelSelection
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.loader import load_weights, stored_specs

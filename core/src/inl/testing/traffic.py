@@ -1,4 +1,4 @@
-"""Random sequences that come, grow and go: frames that a runner must get right."""
+"""Random frames for runners: sequences that are admitted, computed and released."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """A frame, and whose tokens its reply will hold."""
+    """A frame, and the sequences whose tokens its reply holds."""
 
     message: IntArray
     takes: tuple[int, ...] | None
-    """Sequence of each row; -1 where a prompt goes on. ``None``: there is no reply."""
+    """Sequence of each row, -1 for an unfinished prompt; ``None`` unless a step."""
     tokens: int = 0
-    """Tokens in use; 0 where there is no step."""
+    """Tokens in use; 0 unless a step."""
     decoding: int = 0
-    """Rows that feed their own last token back."""
+    """Decoding rows, which feed their last token back."""
 
 
 @dataclass(slots=True)
@@ -44,17 +44,17 @@ class _Sequence:
     slot: int
     prompt: list[int]
     answer: int
-    """Tokens still to be chosen."""
+    """Tokens still to be sampled."""
     cached: int = 0
     table: list[list[int]] = field(default_factory=list)
 
 
 class Traffic:
-    """Frames for ``limits``: admissions in scattered blocks, chunked prompts mixed with
-    decoding rows, slots and blocks used again at once.
+    """Random frames: admissions in scattered blocks, chunked prompts mixed with
+    decoding rows, slots and blocks reused immediately.
 
-    Nothing depends on a reply, so the same frames go to every runner that is compared.
-    ``prompts`` fills up with the prompt of each sequence, in order.
+    The frames do not depend on replies, so that different runners can be compared on
+    the same ones. ``prompts`` receives the prompt of each sequence, in order.
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class Traffic:
         self._live: list[_Sequence] = []
 
     def frames(self, steps: int) -> Iterator[Sent]:
-        """Yield frames until there were ``steps`` steps."""
+        """Yield frames up to the last of ``steps`` steps."""
         for step in range(1, steps + 1):
             while self._slots and (not self._live or self._rng.random() < 0.5):
-                if not self._room():
+                if not self._has_room():
                     break
                 yield from self._admit()
             yield self._step(step)
             for sequence in [s for s in self._live if s.answer == 0]:
                 yield self._release(sequence)
 
-    def _room(self) -> bool:
+    def _has_room(self) -> bool:
         need = len(self._live) + 1
         per_sequence = -(-self._longest // self._limits.block_size)
         most = min(count - 1 for count in self._limits.blocks)
@@ -114,20 +114,20 @@ class Traffic:
         hot = 0.8 if self._sampler != SAMPLERS[0] and rng.random() < 0.7 else 0.0
         params = self._params() if self._sampler == "sample_filtered" else {}
         frame = admit_frame(
-            sequence.slot, sequence.table, groups=limits.groups, max_blocks_per_seq=limits.max_blocks_per_seq,
-            temperature=hot, **params,
+            sequence.slot, sequence.table, groups=limits.groups,
+            max_blocks_per_seq=limits.max_blocks_per_seq, temperature=hot, **params,
         )  # fmt: skip
         yield Sent(frame, None)
         if params:
             biased = {int(token) for token in rng.integers(0, limits.vocab, 3)}
-            marks = [
+            biases = [
                 TokenBias(token, int(token in prompt), float(rng.normal()))
                 for token in sorted({*prompt, *biased})
             ]
-            yield Sent(token_bias_frame(sequence.slot, marks), None)
+            yield Sent(token_bias_frame(sequence.slot, biases), None)
 
     def _params(self) -> Any:
-        """Random values of all that only "sample_filtered" programs serve."""
+        """Return random parameters that only "sample_filtered" programs serve."""
         values = {
             "top_k": (0, 1, 9),
             "top_p": (1.0, 0.7),
@@ -156,25 +156,25 @@ class Traffic:
         waiting = [s for s in self._live if s.cached < len(s.prompt)]
         rows: list[Row] = []
         takes: list[int] = []
-        cells: list[BlockTableUpdate] = []
+        updates: list[BlockTableUpdate] = []
         budget = self._max_tokens
         for sequence in (*decoding, *waiting):
             left = len(sequence.prompt) - sequence.cached
             most = 1 if left <= 0 else min(left, budget, 1 + int(self._rng.poisson(5)))
             if most < 1:
                 continue
-            cells += self._grow(sequence, sequence.cached + most)
+            updates += self._grow(sequence, sequence.cached + most)
             at = sequence.cached
             tokens = [-1] if left <= 0 else sequence.prompt[at : at + most]
             rows.append(Row(sequence.slot, tokens, [float(self._rng.random())]))
             sequence.cached += most
             budget -= most
-            chosen = sequence.cached >= len(sequence.prompt)
-            sequence.answer -= chosen
-            takes.append(sequence.name if chosen else -1)
+            sampled = sequence.cached >= len(sequence.prompt)
+            sequence.answer -= sampled
+            takes.append(sequence.name if sampled else -1)
         used = sum(len(row.tokens) for row in rows)
         message = step_frame(
-            self._bucket(used, len(rows)), rows, cells, step=step,
+            self._bucket(used, len(rows)), rows, updates, step=step,
             groups=self._limits.groups, block_size=self._limits.block_size,
             decode_rows=len(decoding),
         )  # fmt: skip
@@ -196,22 +196,22 @@ class Traffic:
 
 
 def play(runner: Runner, frames: Iterator[Sent]) -> dict[int, list[int]]:
-    """Run frames with as many steps in flight as allowed; tokens of each sequence."""
+    """Run frames at the runner's depth; returns the tokens of each sequence."""
     texts: dict[int, list[int]] = {}
-    flying: deque[tuple[int, ...]] = deque()
+    in_flight: deque[tuple[int, ...]] = deque()
 
-    def take() -> None:
-        takes = flying.popleft()
-        for name, chosen in zip(takes, runner.collect().tokens, strict=False):
+    def collect() -> None:
+        takes = in_flight.popleft()
+        for name, tokens in zip(takes, runner.collect().tokens, strict=False):
             if name >= 0:
-                texts.setdefault(name, []).append(int(chosen[-1]))
+                texts.setdefault(name, []).append(int(tokens[-1]))
 
     for sent in frames:
-        if sent.takes is not None and len(flying) == runner.limits.depth:
-            take()
+        if sent.takes is not None and len(in_flight) == runner.limits.depth:
+            collect()
         runner.submit(sent.message)
         if sent.takes is not None:
-            flying.append(sent.takes)
-    while flying:
-        take()
+            in_flight.append(sent.takes)
+    while in_flight:
+        collect()
     return texts

@@ -71,7 +71,10 @@ class _Prepared(NamedTuple):
     def matches(self, index: int, kernel: Kernel) -> bool:
         """Whether ``kernel`` can run on these inputs."""
         layout, pack = self.kernel.layout, self.kernel.pack
-        return self.call_index == index and (layout, pack) == (kernel.layout, kernel.pack)
+        return self.call_index == index and (layout, pack) == (
+            kernel.layout,
+            kernel.pack,
+        )
 
 
 @dataclass

@@ -17,24 +17,24 @@ ACCEPTED = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """A device as another interpreter sees it."""
+    """A Python interpreter and the name of a device in it."""
 
     python: str
-    """Absolute path of the interpreter; its links are kept, since a virtual
-    environment is found by them."""
+    """Absolute path of the interpreter; symbolic links are not resolved, since Python
+    locates its virtual environment by them."""
     device: str
-    """"auto" or the name of a device there."""
+    """"auto" or a device name."""
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.python}/{self.device}"
 
 
 def parse_worker(name: str | Device) -> WorkerAddress | None:
-    """Read a worker's device name; ``None`` for one that names no worker.
+    """Parse a worker's device name; ``None`` for a name of another form.
 
-    The path ends at the last "/". It may be relative, hold spaces or begin with "~";
-    without any "/" it is looked up as a command is. Raises
-    :class:`~inl.errors.DeviceError` for a path that is no program, or a bad device.
+    The path ends at the last "/". It may be relative, contain spaces or begin with
+    "~"; a path without "/" is searched in PATH. Raises
+    :class:`~inl.errors.DeviceError` for a path that is not a program, or a bad device.
     """
     if not isinstance(name, str) or not name.startswith(SCHEME):
         return None
@@ -50,16 +50,16 @@ def parse_worker(name: str | Device) -> WorkerAddress | None:
 def _program(path: str, name: str) -> str:
     if "\0" in path:
         raise DeviceError(f"device: found {name!r:.200}, {ACCEPTED}")
-    # Not Path: it resolves or drops what a virtual environment's link needs.
-    found = os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
+    # Path.resolve would follow the links of a virtual environment.
+    program = os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
     if "/" not in path:
-        found = shutil.which(path) or found
-    if os.path.isdir(found):  # noqa: PTH112
+        program = shutil.which(path) or program
+    if os.path.isdir(program):  # noqa: PTH112
         why = "is a folder, not an interpreter"
-    elif not os.path.exists(found):  # noqa: PTH110
+    elif not os.path.exists(program):  # noqa: PTH110
         why = "does not exist"
-    elif not os.access(found, os.X_OK):
-        why = "may not be executed"
+    elif not os.access(program, os.X_OK):
+        why = "is not executable"
     else:
-        return found
-    raise DeviceError(f"device {name!r:.200}: {found} {why}; {ACCEPTED}")
+        return program
+    raise DeviceError(f"device {name!r:.200}: {program} {why}; {ACCEPTED}")

@@ -1,4 +1,4 @@
-"""The worker's process, seen by its parent: start, last words, end."""
+"""Starts, monitors and stops the process of a worker, from its parent."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from inl.protocol.wire import Channel
 
 log = logging.getLogger("inl.worker")
 
-KEPT_BYTES = 1 << 14
-"""How much of a worker's output is kept for the message of its loss."""
+OUTPUT_BYTES = 1 << 14
+"""Bytes of a worker's last output that are stored for the message of its loss."""
 
-KEPT_LINES = 12
-POLITE_SECONDS = 5.0
-"""Time to end by itself once asked, before it is terminated and then killed."""
+OUTPUT_LINES = 12
+"""Lines of it in the message."""
+
+EXIT_SECONDS = 5.0
+"""Time to exit on request, before the process is terminated and then killed."""
 
 
 class WorkerProcess:
     """An interpreter that runs :mod:`inl.workers.worker_main`, and the channel to it.
 
-    Its output and errors are logged as ``inl.worker`` and the last of them are kept.
-    Raises :class:`~inl.errors.RunnerError` where it cannot be started.
+    Its output is logged as ``inl.worker``. Raises :class:`~inl.errors.RunnerError` if
+    it cannot be started.
     """
 
     def __init__(self, python: str, arguments: Sequence[str] = ()) -> None:
@@ -50,7 +52,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
-                # A terminal's Ctrl-C goes to the parent alone.
+                # So that Ctrl-C in a terminal reaches only the parent.
                 process_group=0,
             )
         except (OSError, ValueError) as error:
@@ -77,24 +79,25 @@ class WorkerProcess:
         stream = self._process.stdout
         assert stream is not None, "the output is piped"
         while data := os.read(stream.fileno(), 1 << 16):
-            self._output = (self._output + data)[-KEPT_BYTES:]
+            self._output = (self._output + data)[-OUTPUT_BYTES:]
             for line in data.decode(errors="replace").splitlines():
                 log.info("worker %d: %s", self.pid, line)
 
     def lost(self, doing: str, advice: str = "", how: str = "") -> WorkerLost:
-        """End the process, if it still runs, and say how it ended and what it said.
+        """End the process if it still runs; returns an error with its last output.
 
-        advice: what the reader may do. how: why it is ended, if by us.
+        doing: the task of the worker. advice: what the user can do. how: the reason,
+        if this process stops it.
         """
         if how:
             self.stop(0.0)
         how = how or self._end(1.0)
         self._reader.join(1.0)
-        lines = self._output.decode(errors="replace").splitlines()[-KEPT_LINES:]
-        said = "".join(f"\n    {line}" for line in lines) or " nothing"
+        lines = self._output.decode(errors="replace").splitlines()[-OUTPUT_LINES:]
+        output = "".join(f"\n    {line}" for line in lines) or " nothing"
         return WorkerLost(
             f"worker {self.python} (process {self.pid}): {how} while {doing}"
-            f"{advice and f'; {advice}'}. It last printed:{said}"
+            f"{advice and f'; {advice}'}. Its last output:{output}"
         )
 
     def _end(self, seconds: float) -> str:
@@ -104,20 +107,20 @@ class WorkerProcess:
             self.stop(0.0)
             return "closed its connection, and was stopped,"
 
-    def stop(self, seconds: float = POLITE_SECONDS) -> None:
-        """Wait for the end; then terminate, then kill. Stopping twice is allowed."""
-        for patience, act in (
+    def stop(self, seconds: float = EXIT_SECONDS) -> None:
+        """Wait for the exit; then terminate, then kill. Stopping twice is allowed."""
+        for timeout, act in (
             (seconds, self._process.terminate),
             (seconds and 2.0, self._process.kill),
         ):
             try:
-                self._process.wait(patience)
+                self._process.wait(timeout)
                 break
             except subprocess.TimeoutExpired:
                 act()
         self._process.wait()
         self.channel.close()
-        # A grandchild may keep the pipe open: its output is nobody's then.
+        # A grandchild may still have the pipe open; its output is not read.
         self._reader.join(1.0)
         if not self._reader.is_alive() and self._process.stdout is not None:
             self._process.stdout.close()
@@ -130,5 +133,5 @@ def _how(status: int) -> str:
         name = signal.Signals(-status).name
     except ValueError:
         name = "an unknown signal"
-    hint = ", perhaps for want of memory," if -status == signal.SIGKILL else ""
+    hint = ", possibly out of memory," if -status == signal.SIGKILL else ""
     return f"was killed by {name} (signal {-status}){hint}"

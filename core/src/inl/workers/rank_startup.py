@@ -1,4 +1,4 @@
-"""A tensor-parallel group as processes: a worker for each rank, fed the same frames."""
+"""Starts a tensor-parallel group of worker processes, one for each rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from inl.backend.base import Rank, Ranks
 from inl.device import Device, DeviceType
 from inl.errors import BackendUnavailable, DeviceError, ProtocolError
 from inl.executor.model_loader import compute_dtype, start_runner
-from inl.executor.rank_runner import RankRunner, check_shares
+from inl.executor.rank_runner import RankRunner
+from inl.executor.sharding import check_shares
 from inl.weights.loader import stored_specs
 from inl.weights.plan import plan_weights
 from inl.workers.address import parse_worker
@@ -26,12 +27,12 @@ from inl.workers.worker_runner import RETURN_HINT, WorkerRunner
 if TYPE_CHECKING:
     from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
+    from inl.progress import Progress
     from inl.spec.limits import Limits
-    from inl.weights.progress import Progress
 
 FACTORY = "inl.workers.rank_startup:serve_rank"
-MOST_SECONDS = 3600.0
-"""How long ranks wait for one another where a worker may be silent for ever."""
+MAX_SECONDS = 3600.0
+"""Longest time for ranks to wait for each other, if ``worker_seconds`` is longer."""
 
 
 def start_ranks(
@@ -43,8 +44,8 @@ def start_ranks(
 ) -> StartedRunner:
     """Start ``config.tensor_parallel`` workers, each with its part of the weights.
 
-    Raises :class:`~inl.errors.WeightMismatch` for a model that cannot be cut so, and
-    whatever a rank does that cannot start: then none is left running.
+    Raises :class:`~inl.errors.WeightMismatch` for a model that cannot be divided, and
+    the error of a rank that cannot start; then all workers are stopped.
     """
     ranks = config.tensor_parallel
     groups = plan_weights(
@@ -56,11 +57,11 @@ def start_ranks(
     check_shares(groups, language.model.state(language.config), ranks)
     python, devices = rank_devices(config)
     folder = tempfile.mkdtemp(prefix="inl-ranks-")
-    over = threading.Event()
+    abandoned = threading.Event()
     dtypes: list[str] = []
 
     def make(index: int) -> WorkerRunner:
-        seconds = min(config.worker_seconds, MOST_SECONDS)
+        seconds = min(config.worker_seconds, MAX_SECONDS)
         meeting = str(Path(folder) / "meeting")
         rank = Rank(index, ranks, meeting, seconds)
         options = worker_options(language, config, devices[index], limits)
@@ -71,13 +72,13 @@ def start_ranks(
             progress=progress if index == 0 else None,
             silent_seconds=config.worker_seconds,
             advice="" if config.on_worker_loss == "restart" else RETURN_HINT,
-            abandoned=over,
+            abandoned=abandoned,
         )
         dtypes.append(runner.dtype)
         return runner
 
     try:
-        group = RankRunner(make, ranks, abort=over.set)
+        group = RankRunner(make, ranks, abort=abandoned.set)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -86,9 +87,10 @@ def start_ranks(
 
 
 def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
-    """The interpreter of the ranks, and the device of each.
+    """Return the interpreter of the ranks, and the device of each.
 
-    They are the named device and those after it; ranks on a CPU share it.
+    Devices are the named one and those after it; ranks on a CPU share it. Raises
+    :class:`~inl.errors.DeviceError` for "auto" in a worker.
     """
     address = parse_worker(config.backend)
     if address is None:
@@ -108,7 +110,7 @@ def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:
 
 
 def serve_rank(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
-    """Open one rank's part of a model in a worker.
+    """Open one rank's part of a model in a worker (factory).
 
     options: those of :func:`~inl.workers.startup.serve_model`, and "rank".
     """
@@ -117,13 +119,13 @@ def serve_rank(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
     language, config, limits = read_options(options)
     rank = read_rank(options.get("rank"))
     backend = make_backend(config.backend)
-    joins = backend.offers(Ranks)
-    if joins is None:
+    ranks = backend.offers(Ranks)
+    if ranks is None:
         raise BackendUnavailable(
-            f"{backend.device}: {type(backend).__name__} cannot be one of "
+            f"{backend.device}: {type(backend).__name__} does not support "
             f"{rank.ranks} ranks; accepted: tensor_parallel=1"
         )
-    backend = joins.joining(rank)
+    backend = ranks.joining(rank)
     runner = start_runner(
         language, backend, config, limits=limits, progress=progress, rank=rank.number
     )
@@ -133,7 +135,7 @@ def serve_rank(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
 
 
 def read_rank(value: Any) -> Rank:
-    """Read a rank from its JSON form; raises :class:`ProtocolError`."""
+    """Decode a rank from JSON; raises :class:`~inl.errors.ProtocolError`."""
     fields = Rank.__annotations__
     if not isinstance(value, dict) or value.keys() != fields.keys():
         raise ProtocolError(
@@ -141,9 +143,9 @@ def read_rank(value: Any) -> Rank:
         )
     rank = Rank(**value)
     counts = type(rank.number) is int and type(rank.ranks) is int
-    known = isinstance(rank.meeting, str) and isinstance(rank.seconds, int | float)
-    if not (counts and known and 0 <= rank.number < rank.ranks) or not (
+    typed = isinstance(rank.meeting, str) and isinstance(rank.seconds, int | float)
+    if not (counts and typed and 0 <= rank.number < rank.ranks) or not (
         math.isfinite(rank.seconds) and rank.seconds > 0
     ):
-        raise ProtocolError(f"OPEN: rank: found {value!r:.120}, which no group has")
+        raise ProtocolError(f"OPEN: rank: found invalid values {value!r:.120}")
     return rank

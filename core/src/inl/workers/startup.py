@@ -1,4 +1,4 @@
-"""Where a model's runner runs: in this process, or in a worker that is started."""
+"""Starts a model's runner, in this process or in a worker process."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from inl.executor.model_loader import (
     start_runner,
 )
 from inl.protocol.runner import Limits, Runner
-from inl.protocol.wire_values import Ready, read_limits
+from inl.protocol.wire_json import Ready, read_limits
 from inl.recording.trace_file import RunHeader
 from inl.weights.digest import model_digest
 from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:
-    from inl.weights.progress import Progress
+    from inl.progress import Progress
 
 log = logging.getLogger("inl")
 
-PARENTS = frozenset(
+PARENT_FIELDS = frozenset(
     {
         "backend",
         "on_worker_loss",
@@ -38,14 +38,16 @@ PARENTS = frozenset(
         "worker_seconds",
     }
 )
-"""Fields of EngineConfig that are the parent's affair."""
+"""Fields of EngineConfig that are used by the parent and not sent to workers."""
 
-MOST_RESTARTS = 3
+MAX_RESTARTS = 3
+"""Most restarts within WINDOW_SECONDS."""
+
 WINDOW_SECONDS = 60.0
 
 
 class StartedRunner(NamedTuple):
-    """A runner, and what it computes on."""
+    """A runner, its device and its dtype."""
 
     runner: Runner
     device: str
@@ -53,7 +55,7 @@ class StartedRunner(NamedTuple):
 
     @property
     def ready(self) -> Ready:
-        """What a worker tells of it."""
+        """Return what a worker sends of it to its parent."""
         return Ready(self.runner.limits, self.device, self.dtype)
 
 
@@ -64,9 +66,10 @@ def start(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> StartedRunner:
-    """Start a model's runner on ``config.backend``, a device or a worker's.
+    """Start a model's runner on ``config.backend``, a device here or in a worker.
 
-    limits: what it has to hold, instead of what ``config`` and its memory suggest.
+    limits: required limits, instead of those for ``config`` and the free memory.
+    progress: called with (done, total) of the weights in bytes, then of the programs.
     """
     if config.tensor_parallel > 1:
         from inl.workers.rank_startup import start_ranks
@@ -79,7 +82,10 @@ def start(
 
 
 def check_place(config: EngineConfig) -> None:
-    """Raise what :func:`start` would for the device, before a model is fetched."""
+    """Check the device of ``config`` before a model is fetched.
+
+    Raises :class:`~inl.errors.DeviceError` as :func:`start` does.
+    """
     if parse_worker(config.backend) is None:
         from inl.plugin import check_device
 
@@ -125,11 +131,12 @@ def _start_worker(
 def worker_options(
     language: LanguageModel, config: EngineConfig, device: str, limits: Limits | None
 ) -> dict[str, Any]:
-    """What :func:`serve_model` is told of a model on a device there."""
+    """Return the options of :func:`serve_model` for a model on a device there."""
     changed = {
         field.name: getattr(config, field.name)
         for field in fields(config)
-        if field.name not in PARENTS and getattr(config, field.name) != field.default
+        if field.name not in PARENT_FIELDS
+        and getattr(config, field.name) != field.default
     }
     return {
         "model": str(language.checkpoint.path.absolute()),
@@ -139,22 +146,22 @@ def worker_options(
     }
 
 
-def run_header(language: LanguageModel, served: StartedRunner) -> RunHeader:
-    """What the flight recorder says of a model's runner."""
+def run_header(language: LanguageModel, started: StartedRunner) -> RunHeader:
+    """Return the trace header of a model's runner."""
     return RunHeader(
-        served.runner.limits,
-        served.device,
-        served.dtype,
+        started.runner.limits,
+        started.device,
+        started.dtype,
         str(language.checkpoint.path.absolute()),
         model_digest(language.checkpoint),
     )
 
 
 def serve_model(options: Mapping[str, Any], progress: Progress) -> StartedRunner:
-    """Open a model in a worker: the factory that :mod:`inl.workers.worker_main` uses.
+    """Open a model in a worker: the default factory of :mod:`inl.workers.worker_main`.
 
-    options: "model", a path; "device"; "config", fields of
-    :class:`~inl.config.EngineConfig` other than the defaults; perhaps "limits".
+    options: "model", a path; "device"; "config", the fields of
+    :class:`~inl.config.EngineConfig` that are not defaults; "limits" or ``None``.
     """
     language, config, limits = read_options(options)
     return start(language, config, limits=limits, progress=progress)
@@ -163,19 +170,24 @@ def serve_model(options: Mapping[str, Any], progress: Progress) -> StartedRunner
 def read_options(
     options: Mapping[str, Any],
 ) -> tuple[LanguageModel, EngineConfig, Limits | None]:
-    """Read what :func:`worker_options` wrote, and open the model's files."""
+    """Decode the options of :func:`worker_options` and open the model's files.
+
+    Raises :class:`~inl.errors.ProtocolError` for invalid options.
+    """
     limits = options.get("limits")
     model, device = options.get("model"), options.get("device")
     config = options.get("config")
     if not (isinstance(model, str) and isinstance(device, str)):
-        raise ProtocolError(f"OPEN: found model {model!r} and device {device!r}")
+        raise ProtocolError(
+            f"OPEN: found model {model!r} and device {device!r}, accepts strings"
+        )
     if not isinstance(config, dict):
         raise ProtocolError(f"OPEN: config: found {config!r}, accepts an object")
-    known = {field.name for field in fields(EngineConfig)} - PARENTS
+    known = {field.name for field in fields(EngineConfig)} - PARENT_FIELDS
     if unknown := sorted(config.keys() - known):
         raise ProtocolError(
-            f"OPEN: config: found {', '.join(unknown)}, which this inl-core does not "
-            f"know; accepts {', '.join(sorted(known))}"
+            f"OPEN: config: found {', '.join(unknown)}; this version of inl-core "
+            f"accepts {', '.join(sorted(known))}"
         )
     return (
         open_model(model),
@@ -185,30 +197,30 @@ def read_options(
 
 
 class Restarts:
-    """Starts a runner in place of a lost one, but not endlessly.
+    """Starts a runner in place of a lost one, up to a maximum rate.
 
-    Called with the error; raises it, with the times counted, once there were
-    :data:`MOST_RESTARTS` within :data:`WINDOW_SECONDS`.
+    Call it with the error of the loss. After :data:`MAX_RESTARTS` restarts within
+    :data:`WINDOW_SECONDS` it raises an error of the same class.
     """
 
     def __init__(
         self,
-        begin: Callable[[], Runner],
+        start_runner: Callable[[], Runner],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._begin = begin
+        self._start_runner = start_runner
         self._clock = clock
-        self._times: deque[float] = deque(maxlen=MOST_RESTARTS)
+        self._times: deque[float] = deque(maxlen=MAX_RESTARTS)
 
     def __call__(self, error: RunnerError) -> Runner:
         now = self._clock()
-        full = len(self._times) == MOST_RESTARTS
+        full = len(self._times) == MAX_RESTARTS
         if full and now - self._times[0] < WINDOW_SECONDS:
             raise type(error)(
-                f"{MOST_RESTARTS} workers were lost within {WINDOW_SECONDS:g} s; "
+                f"{MAX_RESTARTS} workers were lost within {WINDOW_SECONDS:g} s; "
                 f"the last: {error}"
             ) from error
         self._times.append(now)
-        log.warning("starting another worker: %s", error)
-        return self._begin()
+        log.warning("restarting the worker: %s", error)
+        return self._start_runner()

@@ -1,9 +1,10 @@
-"""The worker's side: serves one runner to the process that started this one.
+"""Main program of a worker process: serves one runner to its parent process.
 
-``python -m inl.workers.worker_main --fd N`` speaks :mod:`inl.protocol.wire` on the inherited
-socket N. ``--factory module:function`` serves any runner: the function is called with
-the JSON object that the parent sends and a progress callback, and returns a
-:class:`Served`. Without it, a model is opened on a device of this interpreter.
+``python -m inl.workers.worker_main --fd N`` uses :mod:`inl.protocol.wire` on the
+inherited socket N. ``--factory module:function`` selects the runner: the function is
+called with the JSON object that the parent sends and a progress callback, and returns
+a :class:`~inl.workers.startup.StartedRunner`. The default factory opens a model on a
+device of this interpreter.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import InlError, OutOfMemory, ProtocolError, RunnerError
-from inl.protocol import wire_values
+from inl.progress import LoadStage
+from inl.protocol import wire_arrays, wire_json
 from inl.protocol.wire import Channel, Frame, Kind
 from inl.spec.message import STEP, header
-from inl.weights.progress import LoadStage
 
 if TYPE_CHECKING:
+    from inl.progress import Progress
     from inl.protocol.runner import Runner
     from inl.spec.message import IntArray
-    from inl.weights.progress import Progress
     from inl.workers.startup import StartedRunner
 
     Factory = Callable[[Mapping[str, Any], Progress], StartedRunner]
 
 DEFAULT = "inl.workers.startup:serve_model"
 GRACE_SECONDS = 2.0
-"""How long a step may still take once the parent is gone."""
+"""Time to finish a step once the parent has ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,21 +48,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("inl.workers.worker_main", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="inherited socket")
     parser.add_argument("--factory", default=DEFAULT, help="module:function")
-    found = parser.parse_args(arguments)
-    # Ctrl-C is the parent's business: it reaches every process of the terminal.
+    options = parser.parse_args(arguments)
+    # Ctrl-C reaches every process of the terminal; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.set_inheritable(found.fd, False)
-    channel = Channel(socket.socket(fileno=found.fd))
-    threading.Thread(target=_watch, args=(found.fd,), daemon=True).start()
+    os.set_inheritable(options.fd, False)
+    channel = Channel(socket.socket(fileno=options.fd))
+    watch = threading.Thread(target=_exit_with_parent, args=(options.fd,), daemon=True)
+    watch.start()
     try:
-        _serve(channel, found.factory)
+        _serve(channel, options.factory)
     except EOFError:
         return 0
     return 0
 
 
-def _watch(descriptor: int) -> None:
-    """End this process, however busy, soon after the parent is gone."""
+def _exit_with_parent(descriptor: int) -> None:
+    """End this process, even during a step, soon after the parent has ended."""
     poll = select.poll()
     poll.register(descriptor, 0)
     poll.poll()
@@ -70,32 +72,32 @@ def _watch(descriptor: int) -> None:
 
 
 def _serve(channel: Channel, factory: str) -> None:
-    channel.send(Kind.HELLO, wire_values.text(wire_values.hello()))
+    channel.send(Kind.HELLO, wire_json.text(wire_json.hello()))
     try:
         frame = _receive(channel)
         if frame.kind is not Kind.OPEN:
-            raise ProtocolError(f"worker: found {frame.kind.name} before OPEN")
-        served = _make(channel, factory, wire_values.read_text(frame.payload, "OPEN"))
-        # A search for cycles among all that was loaded stops steps for 80 ms.
+            raise ProtocolError(f"worker: found {frame.kind.name}, expected OPEN")
+        started = _start(channel, factory, wire_json.read_text(frame.payload, "OPEN"))
+        # A full garbage collection over the loaded objects delays steps by 80 ms.
         gc.collect()
         gc.freeze()
         try:
-            channel.send(Kind.READY, wire_values.ready(served.ready))
-            _work(channel, served.runner)
+            channel.send(Kind.READY, wire_json.ready(started.ready))
+            _work(channel, started.runner)
         finally:
-            served.runner.close()
-    # A factory and a runner are anyone's code: what they raise is told to the parent.
+            started.runner.close()
+    # Factories and runners may be third-party code: send any exception to the parent.
     except (EOFError, SystemExit):
         raise
     except Exception as error:
         if not isinstance(error, InlError):
             traceback.print_exc()
-        channel.send(Kind.ERROR, wire_values.failure(error))
+        channel.send(Kind.ERROR, wire_json.failure(error))
         while _receive(channel).kind is not Kind.CLOSE:
-            """What was sent before the parent knew is of no use."""
+            """Discard frames that were sent before the parent received the error."""
 
 
-def _make(channel: Channel, name: str, options: Mapping[str, Any]) -> StartedRunner:
+def _start(channel: Channel, name: str, options: Mapping[str, Any]) -> StartedRunner:
     module, _, attribute = name.partition(":")
     factory: Factory | None = vars(import_module(module)).get(attribute)
     if factory is None:
@@ -104,44 +106,48 @@ def _make(channel: Channel, name: str, options: Mapping[str, Any]) -> StartedRun
     def progress(
         done: int, total: int, stage: LoadStage = LoadStage.LOADING, /
     ) -> None:
-        channel.send(Kind.PROGRESS, wire_values.progress(done, total, stage))
+        channel.send(Kind.PROGRESS, wire_arrays.progress(done, total, stage))
 
     return factory(options, progress)
 
 
 def _work(channel: Channel, runner: Runner) -> None:
-    flying: deque[bytes | None] = deque()
+    """Serve steps until CLOSE."""
+    failures: deque[bytes | None] = deque()
+    """For each step in flight ``None``, or the FULL payload if it was not begun."""
     while True:
         kind, payload = _receive(channel)
         if kind is Kind.MESSAGE:
-            message = wire_values.ints(payload, "message")
-            full = _submit(runner, message)
+            message = wire_arrays.ints(payload, "message")
+            failure = _submit(runner, message)
             if header(message).kind == STEP:
-                flying.append(full)
+                failures.append(failure)
         elif kind is Kind.COLLECT:
-            full = flying.popleft() if flying else None
-            if full is None:
-                channel.send(Kind.REPLY, wire_values.reply(runner.collect()))
+            failure = failures.popleft() if failures else None
+            if failure is None:
+                channel.send(Kind.REPLY, wire_arrays.reply(runner.collect()))
             else:
-                channel.send(Kind.FULL, full)
+                channel.send(Kind.FULL, failure)
         elif kind is Kind.MASKS:
-            if not (flying and flying[-1]):
-                runner.sample(*wire_values.read_masks(payload))
+            if not (failures and failures[-1]):
+                runner.sample(*wire_arrays.read_masks(payload))
         elif kind is Kind.CLOSE:
             return
         else:
-            raise ProtocolError(f"worker: found {kind.name} among steps")
+            raise ProtocolError(
+                f"worker: found {kind.name}, accepts MESSAGE, MASKS, COLLECT and CLOSE"
+            )
 
 
 def _submit(runner: Runner, message: IntArray) -> bytes | None:
-    """Submit a frame; what to tell the parent of a step that has no memory."""
+    """Submit a frame; returns the FULL payload of a step that was out of memory."""
     try:
         runner.submit(message)
     except OutOfMemory as error:
         if header(message).kind != STEP:
             raise
-        # Its words alone: the error holds the frames of what failed.
-        return wire_values.failure(error)
+        # Encoded now, since the traceback of the error references large tensors.
+        return wire_json.failure(error)
     return None
 
 

@@ -21,8 +21,8 @@ import inl
 from inl.backend.weight_cache import WeightCache
 from inl.dtypes import HostArray
 from inl.errors import DeviceError
+from inl.progress import LoadStage, ProgressReporter
 from inl.weights.hub import cache_folder
-from inl.weights.progress import LoadStage, ProgressReporter
 from inl.weights.quant import dequantize
 from inl_cpu.abi import ABI, LANES, Flag
 from inl_cpu.instructions import Embedding

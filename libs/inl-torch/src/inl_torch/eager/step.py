@@ -10,8 +10,20 @@ import torch
 from torch.nn import functional
 
 from inl.spec.kernel import Kernel
-from inl.spec.message import HEADER, MAX_TOKEN_BIASES, layout
-from inl.spec.step import PARAMS, Bucket, Step, Tables
+from inl.spec.message import (
+    ADMISSION_WORD,
+    BIAS_WORD,
+    BIAS_WORDS,
+    MAX_TOKEN_BIASES,
+    ROW_WORD,
+    TOKEN_BIAS_WORD,
+    UPDATE_WORD,
+    UPDATE_WORDS,
+    USED_COUNTS,
+    layout,
+    row_words,
+)
+from inl.spec.step import Bucket, Step, Tables
 
 
 def make_step(
@@ -19,12 +31,11 @@ def make_step(
 ) -> tuple[Step, Tables]:
     place = layout(bucket, groups=tables.blocks.shape[0], block_size=block_size)
     words = message.long()
-    rows = words[place.rows : place.updates].view(
-        bucket.rows, 2 + bucket.tokens_per_row
-    )
+    rows = words[place.rows : place.updates].view(bucket.rows, row_words(bucket))
+    updates = words[place.updates : place.tokens].view(-1, UPDATE_WORDS)
     token_ids = words[place.tokens : place.size]
-    slots, counts = rows[:, 0].contiguous(), rows[:, 1]
-    _update_block_tables(tables, words[place.updates : place.tokens].view(-1, 4))
+    slots, counts = rows[:, ROW_WORD.slot].contiguous(), rows[:, ROW_WORD.token_count]
+    _update_block_tables(tables, updates)
 
     before = tables.lengths.index_select(0, slots).long()
     after = (before + counts).masked_fill_(counts == 0, 0)
@@ -52,15 +63,16 @@ def make_step(
         writes=writes.masked_fill_(unused, 0),
         samples=_samples(starts, bucket),
         adapters=tables.adapters.index_select(0, slots),
-        used_counts=message[9:12].clone(),
+        used_counts=message[USED_COUNTS].clone(),
         uniforms=_uniforms(message[place.rows : place.updates], bucket),
     )
     return step, tables
 
 
 def _update_block_tables(tables: Tables, updates: torch.Tensor) -> None:
-    group, slot, index, block = updates.unbind(1)
-    tables.blocks.index_put_((group, slot, index), block.int())
+    words, at = updates.unbind(1), UPDATE_WORD
+    entries = words[at.group], words[at.slot], words[at.entry]
+    tables.blocks.index_put_(entries, words[at.block].int())
 
 
 def _samples(starts: torch.Tensor, bucket: Bucket) -> torch.Tensor:
@@ -71,7 +83,8 @@ def _samples(starts: torch.Tensor, bucket: Bucket) -> torch.Tensor:
 
 
 def _uniforms(rows: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    return rows.view(bucket.rows, 2 + bucket.tokens_per_row)[:, 2:].clone().reshape(-1)
+    table = rows.view(bucket.rows, row_words(bucket))
+    return table[:, ROW_WORD.uniforms :].clone().reshape(-1)
 
 
 def prune_last_layer(step: Step) -> Step:
@@ -92,15 +105,14 @@ def prune_last_layer(step: Step) -> Step:
 
 def admit(messages: torch.Tensor, tables: Tables) -> Tables:
     groups, _slots, width = tables.blocks.shape
-    table = HEADER + 4 + len(PARAMS)
-    slot, length, last, adapter = messages[:, HEADER : HEADER + 4].unbind(1)
-    params = messages[:, HEADER + 4 : table].contiguous().view(torch.float32)
-    slot = slot.long()
-    blocks = messages[:, table:].reshape(-1, groups, width).transpose(0, 1)
+    at = ADMISSION_WORD
+    params = messages[:, at.params : at.blocks].contiguous().view(torch.float32)
+    slot = messages[:, at.slot].long()
+    blocks = messages[:, at.blocks :].reshape(-1, groups, width).transpose(0, 1)
     tables.blocks.index_copy_(1, slot, blocks)
-    tables.lengths.index_copy_(0, slot, length)
-    tables.last.index_copy_(0, slot, last)
-    tables.adapters.index_copy_(0, slot, adapter)
+    tables.lengths.index_copy_(0, slot, messages[:, at.length])
+    tables.last.index_copy_(0, slot, messages[:, at.last])
+    tables.adapters.index_copy_(0, slot, messages[:, at.adapter])
     tables.params.index_copy_(0, slot, params)
     tables.token_counts.index_fill_(0, slot, 0)
     tables.bias.index_fill_(0, slot, 0.0)
@@ -108,11 +120,12 @@ def admit(messages: torch.Tensor, tables: Tables) -> Tables:
 
 
 def set_token_bias(message: torch.Tensor, tables: Tables) -> Tables:
-    slot = message[HEADER : HEADER + 1].long()
-    entries = message[HEADER + 2 :].view(MAX_TOKEN_BIASES, 3)
-    places = slot.expand(MAX_TOKEN_BIASES), entries[:, 0].long()
-    tables.token_counts.index_put_(places, entries[:, 1], accumulate=True)
-    biases = entries[:, 2].contiguous().view(torch.float32)
+    slot = message[TOKEN_BIAS_WORD.slot].long()
+    entries = message[TOKEN_BIAS_WORD.entries :].view(-1, BIAS_WORDS)
+    places = slot.expand(MAX_TOKEN_BIASES), entries[:, BIAS_WORD.token].long()
+    counts = entries[:, BIAS_WORD.token_count]
+    tables.token_counts.index_put_(places, counts, accumulate=True)
+    biases = entries[:, BIAS_WORD.bias].contiguous().view(torch.float32)
     tables.bias.index_put_(places, biases, accumulate=True)
     return tables
 

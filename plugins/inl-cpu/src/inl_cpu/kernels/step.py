@@ -9,9 +9,20 @@ import numpy as np
 
 from inl.ops import catalog
 from inl.spec.kernel import Kernel
-from inl.spec.message import HEADER, MAX_TOKEN_BIASES, layout
+from inl.spec.message import (
+    ADMISSION_WORD,
+    BIAS_WORD,
+    BIAS_WORDS,
+    HEADER_WORD,
+    ROW_WORD,
+    TOKEN_BIAS_WORD,
+    UPDATE_WORD,
+    UPDATE_WORDS,
+    USED_COUNTS,
+    layout,
+)
 from inl.spec.op import Spec
-from inl.spec.step import PARAMS, Bucket, Step, Tables
+from inl.spec.step import Bucket, Step, Tables
 from inl.spec.tree import leaves, tree_map
 from inl_cpu.tensor import plain
 
@@ -49,9 +60,13 @@ class StepReader:
         self._message, self._tables = message, tables
         self._step = Step(*(plain(array) for array in step[:-1]))
         self._bucket, self._size = bucket, size
-        self._slots, self._counts = rows[:, 0], rows[:, 1]
-        self._uniforms = rows[:, 2:]
-        self._table_updates = message[offsets.updates : offsets.tokens].reshape(-1, 4)
+        self._slots = rows[:, ROW_WORD.slot]
+        self._counts = rows[:, ROW_WORD.token_count]
+        self._uniforms = rows[:, ROW_WORD.uniforms :]
+        updates = message[offsets.updates : offsets.tokens].reshape(-1, UPDATE_WORDS)
+        at = UPDATE_WORD
+        self._entries = updates[:, at.group], updates[:, at.slot], updates[:, at.entry]
+        self._blocks = updates[:, at.block]
         self._tokens = message[offsets.tokens : offsets.size]
         self._index = np.arange(bucket.tokens, dtype=np.int32)
         self._offsets = np.arange(-bucket.tokens_per_row, 0, dtype=np.int32)
@@ -61,9 +76,8 @@ class StepReader:
     def __call__(self) -> None:
         """Apply the message to the tables and read the step out of both."""
         step, tables = self._step, self._tables
-        if self._message[12]:
-            group, slot, index, block = self._table_updates.T
-            tables.blocks[group, slot, index] = block
+        if self._message[HEADER_WORD.used_updates]:
+            tables.blocks[self._entries] = self._blocks
         if self._single_token and self._counts[0] == 1:
             self._read_single_token()
             return
@@ -78,7 +92,7 @@ class StepReader:
         self._fill_writes()
         self._fill_tokens()
         step.adapters[:] = tables.adapters[slots]
-        step.used_counts[:] = self._message[9:12]
+        step.used_counts[:] = self._message[USED_COUNTS]
         step.uniforms.reshape(self._uniforms.shape)[:] = self._uniforms
 
     def _read_single_token(self) -> None:
@@ -96,7 +110,7 @@ class StepReader:
         blocks = step.blocks[:, 0, position // size]
         step.writes[:, 0] = blocks * size + position % size
         step.adapters[0] = tables.adapters[slot]
-        step.used_counts[:] = self._message[9:12]
+        step.used_counts[:] = self._message[USED_COUNTS]
         step.uniforms[0] = self._uniforms[0, 0]
 
     def _fill_positions(self, before: Any) -> None:
@@ -152,14 +166,14 @@ def _allocate(emitter: CommandEmitter, leaf: Any) -> Any:
 def admit(messages: Any, tables: Tables) -> Tables:
     """Apply admission messages to the tables in place."""
     groups, _slots, width = tables.blocks.shape
-    table = HEADER + 4 + len(PARAMS)
+    at = ADMISSION_WORD
     for message in messages:
-        slot, length, last, adapter = message[HEADER : HEADER + 4]
-        tables.blocks[:, slot] = message[table:].reshape(groups, width)
-        tables.lengths[slot] = length
-        tables.last[slot] = last
-        tables.adapters[slot] = adapter
-        tables.params[slot] = message[HEADER + 4 : table].view(np.float32)
+        slot = message[at.slot]
+        tables.blocks[:, slot] = message[at.blocks :].reshape(groups, width)
+        tables.lengths[slot] = message[at.length]
+        tables.last[slot] = message[at.last]
+        tables.adapters[slot] = message[at.adapter]
+        tables.params[slot] = message[at.params : at.blocks].view(np.float32)
         tables.token_counts[slot] = 0
         tables.bias[slot] = 0
     return tables
@@ -167,11 +181,12 @@ def admit(messages: Any, tables: Tables) -> Tables:
 
 def set_token_bias(message: Any, tables: Tables) -> Tables:
     """Add the token counts and biases of a message in place."""
-    slot = message[HEADER]
-    entries = message[HEADER + 2 :].reshape(MAX_TOKEN_BIASES, 3)
-    np.add.at(tables.token_counts[slot], entries[:, 0], entries[:, 1])
-    biases = np.ascontiguousarray(entries[:, 2]).view(np.float32)
-    np.add.at(tables.bias[slot], entries[:, 0], biases)
+    slot = message[TOKEN_BIAS_WORD.slot]
+    entries = message[TOKEN_BIAS_WORD.entries :].reshape(-1, BIAS_WORDS)
+    tokens = entries[:, BIAS_WORD.token]
+    np.add.at(tables.token_counts[slot], tokens, entries[:, BIAS_WORD.token_count])
+    biases = np.ascontiguousarray(entries[:, BIAS_WORD.bias]).view(np.float32)
+    np.add.at(tables.bias[slot], tokens, biases)
     return tables
 
 

@@ -11,7 +11,13 @@ import triton.language as tl
 from triton.language import tensor
 
 from inl.spec.kernel import Kernel
-from inl.spec.message import layout
+from inl.spec.message import (
+    ROW_WORD,
+    UPDATE_WORD,
+    UPDATE_WORDS,
+    USED_COUNTS,
+    layout,
+)
 from inl.spec.step import Bucket, Step, Tables
 from inl_torch.triton.common import PREFERENCE, power
 from inl_torch.triton.pdl import pdl_sync
@@ -22,6 +28,16 @@ MAX_ROWS = 4096
 
 TOKENS = 128
 """Tokens per program."""
+
+ROW_SLOT = tl.constexpr(ROW_WORD.slot)
+ROW_COUNT = tl.constexpr(ROW_WORD.token_count)
+ROW_UNIFORMS = tl.constexpr(ROW_WORD.uniforms)
+UPDATE_SIZE = tl.constexpr(UPDATE_WORDS)
+UPDATE_GROUP = tl.constexpr(UPDATE_WORD.group)
+UPDATE_SLOT = tl.constexpr(UPDATE_WORD.slot)
+UPDATE_ENTRY = tl.constexpr(UPDATE_WORD.entry)
+UPDATE_BLOCK = tl.constexpr(UPDATE_WORD.block)
+COUNTS_AT = tl.constexpr(USED_COUNTS.start)
 
 
 @triton.jit
@@ -38,18 +54,18 @@ def _make_rows(
     for start in range(0, update_count, UPDATES_P):
         update = start + tl.arange(0, UPDATES_P)
         valid = update < update_count
-        words = message + UPDATES_AT + update * 4
-        group = tl.load(words, mask=valid, other=0).to(tl.int64)
-        slot = tl.load(words + 1, mask=valid, other=0)
-        index = tl.load(words + 2, mask=valid, other=0)
-        block = tl.load(words + 3, mask=valid, other=0)
-        at = (group * slot_count + slot) * width + index
+        words = message + UPDATES_AT + update * UPDATE_SIZE
+        group = tl.load(words + UPDATE_GROUP, mask=valid, other=0).to(tl.int64)
+        slot = tl.load(words + UPDATE_SLOT, mask=valid, other=0)
+        entry = tl.load(words + UPDATE_ENTRY, mask=valid, other=0)
+        block = tl.load(words + UPDATE_BLOCK, mask=valid, other=0)
+        at = (group * slot_count + slot) * width + entry
         tl.store(blocks + at, block, mask=valid)
     row = tl.arange(0, RP)
     in_bounds = row < R
-    words = message + ROWS_AT + row * (2 + PER_ROW)
-    slot = tl.load(words, mask=in_bounds, other=0).to(tl.int64)
-    count = tl.load(words + 1, mask=in_bounds, other=0)
+    words = message + ROWS_AT + row * (ROW_UNIFORMS + PER_ROW)
+    slot = tl.load(words + ROW_SLOT, mask=in_bounds, other=0).to(tl.int64)
+    count = tl.load(words + ROW_COUNT, mask=in_bounds, other=0)
     old_length = tl.load(lengths + slot, mask=in_bounds, other=0)
     length = tl.where(count > 0, old_length + count, 0)
     ends = tl.cumsum(count, 0)
@@ -67,11 +83,11 @@ def _make_rows(
         sample = tl.maximum(ends + (place - PER_ROW), first)
         sample = tl.minimum(tl.maximum(sample, 0), T - 1)
         tl.store(samples + row * PER_ROW + place, sample, mask=in_bounds)
-        uniform = tl.load(words + 2 + place, mask=in_bounds, other=0)
+        uniform = tl.load(words + ROW_UNIFORMS + place, mask=in_bounds, other=0)
         tl.store(uniforms + row * PER_ROW + place, uniform, mask=in_bounds)
     index = tl.arange(0, 4)
-    told = tl.load(message + 9 + index, mask=index < 3, other=0)
-    tl.store(counts + index, told, mask=index < 3)
+    used = tl.load(message + COUNTS_AT + index, mask=index < 3, other=0)
+    tl.store(counts + index, used, mask=index < 3)
 
 
 @triton.jit
@@ -157,13 +173,13 @@ def make_step(
     place = layout(bucket, groups=groups, block_size=block_size)
     count, rows, wide = bucket.tokens, bucket.rows, bucket.tokens_per_row
     step = _allocate_step(message.device, groups, width, bucket)
-    cells = (place.tokens - place.updates) // 4
+    updates = place.max_updates
     _make_rows[(1,)](
         message, tables.blocks, tables.lengths, tables.adapters, step.starts,
         step.lengths, step.slots, step.adapters, step.used_counts, step.samples,
-        step.uniforms, slot_count, width, cells, R=rows, PER_ROW=wide, T=count,
+        step.uniforms, slot_count, width, updates, R=rows, PER_ROW=wide, T=count,
         ROWS_AT=place.rows, UPDATES_AT=place.updates, RP=max(power(rows), 16),
-        UPDATES_P=min(max(power(cells), 16), 1024), PDL=tuning.uses_pdl(count),
+        UPDATES_P=min(max(power(updates), 16), 1024), PDL=tuning.uses_pdl(count),
         num_warps=4, **tuning.launch(count),
     )  # fmt: skip
     spans = -(-count // TOKENS)

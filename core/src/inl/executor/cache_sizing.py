@@ -1,0 +1,107 @@
+"""Sizes a runner's slots and cache blocks for the memory of its device."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inl.backend.ranks import AXIS, collectives_of
+from inl.backend.state_bytes import block_bytes
+from inl.config import EngineConfig
+from inl.dtypes import wrap
+from inl.errors import OutOfMemory
+from inl.protocol.runner import Limits
+from inl.spec.cache import Paged
+from inl.spec.model import Model
+
+if TYPE_CHECKING:
+    from inl.backend.base import Backend
+
+CACHE_SHARE = 0.25
+"""Share of the free memory for the cache, unless ``cache_bytes`` is set."""
+
+
+def plan_limits(
+    model: Model, shaped: Any, backend: Backend, config: EngineConfig, *, ranks: int = 1
+) -> Limits:
+    """Return limits for the batch and context of ``config`` within the cache's memory.
+
+    shaped: the model's config, with its dtype. ranks: number of ranks; each caches its
+    share of the heads, and ``cache_bytes`` is per rank. Raises
+    :class:`~inl.errors.OutOfMemory` if not even one sequence fits.
+    """
+    size = backend.traits.block_size
+    context = min(config.context or shaped.max_tokens, shaped.max_tokens)
+    seq_blocks = -(-context // size)
+    paged = [
+        item._replace(kv_heads=item.kv_heads // ranks)
+        for item in model.state(shaped)
+        if isinstance(item, Paged)
+    ]
+    per_block = sum(block_bytes(group, size) for group in paged)
+    free = backend.memory().free
+    budget = config.cache_bytes or int(CACHE_SHARE * free)
+    affordable = budget // per_block
+    if config.context is None:
+        seq_blocks = min(seq_blocks, max(affordable, 0))
+    if affordable < seq_blocks or seq_blocks < 1:
+        raise OutOfMemory(
+            f"cache: one sequence of {context} tokens needs "
+            f"{max(seq_blocks, 1) * per_block:,} bytes, {budget:,} are allowed; "
+            "lower context or raise cache_bytes"
+        )
+    return Limits(
+        slots=config.max_batch + 1,
+        blocks=_group_blocks(paged, budget, seq_blocks, size, config.max_batch),
+        windows=tuple(group.window for group in paged),
+        block_size=size,
+        max_blocks_per_seq=seq_blocks,
+        vocab=shaped.vocab_size,
+        depth=config.depth or backend.traits.depth,
+        sampler=config.sampling,
+        token_budget=config.token_budget or backend.traits.token_budget,
+    )
+
+
+def _group_blocks(
+    paged: Sequence[Paged], budget: int, seq_blocks: int, size: int, batch: int
+) -> tuple[int, ...]:
+    """Return the blocks of each cache group that fit into ``budget`` bytes.
+
+    A sequence has ``seq_blocks`` blocks. A group with a window has room for one whole
+    sequence, whose prompt is computed, and for the windows of all others, with the
+    blocks that enter and leave them.
+    """
+
+    def counts(blocks: int) -> tuple[int, ...]:
+        others = -(-(blocks - seq_blocks) // seq_blocks)
+        return tuple(
+            min(blocks, seq_blocks + others * (-(-group.window // size) + 2))
+            if group.window is not None
+            else blocks
+            for group in paged
+        )
+
+    def cost(blocks: int) -> int:
+        parts = zip(counts(blocks), paged, strict=True)
+        return sum(count * block_bytes(group, size) for count, group in parts)
+
+    # The cost is increasing, and ``seq_blocks`` blocks are known to be affordable.
+    most = bisect_right(range(seq_blocks, batch * seq_blocks + 1), budget, key=cost)
+    return tuple(1 + count for count in counts(seq_blocks + most - 1))
+
+
+def min_limits(limits: Limits, backend: Backend) -> Limits:
+    """Return limits that every rank has memory for; free memory may differ."""
+    collectives = collectives_of(backend)
+    if collectives is None:
+        return limits
+    sizes = np.array([[limits.max_blocks_per_seq, *limits.blocks]], np.int32)
+    all_sizes = collectives.all_gather(backend.tensor(wrap(sizes)), AXIS)
+    least = backend.numpy(all_sizes).data.reshape(-1, sizes.size).min(0)
+    seq_blocks, *blocks = least.tolist()
+    return replace(limits, max_blocks_per_seq=seq_blocks, blocks=tuple(blocks))

@@ -1,0 +1,234 @@
+"""Executes the compiled programs of a model on one backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from inl.backend.base import Precompiler
+from inl.dtypes import wrap
+from inl.executor.model_step import advance, forward, sample
+from inl.executor.tracing import trace
+from inl.protocol.runner import Limits
+from inl.spec.cache import Paged, State
+from inl.spec.dispatch import ResolvedOps, Tracer
+from inl.spec.message import admit_size, step_frame
+from inl.spec.model import Model
+from inl.spec.selection import KernelSelection
+from inl.spec.step import Bucket, Tables
+
+if TYPE_CHECKING:
+    from inl.backend.base import Backend
+    from inl.ops.protocol import Ops
+
+Program = Callable[..., Any]
+
+SIZE_CLASSES = (
+    Bucket(1, 1), Bucket(16, 16), Bucket(16, 4), Bucket(64, 64), Bucket(64, 16),
+)  # fmt: skip
+"""Representative sizes for backends that serve every size exactly: 1, 2 to 16, and 17
+and more tokens; with one token per row, and with more."""
+
+MAX_ADMISSIONS = 16
+"""Most admissions and releases in one call."""
+
+MAX_PROGRAMS = 4096
+"""Programs kept; a backend that serves every size exactly makes one for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model with its weights on a device."""
+
+    model: Model
+    config: Any
+    groups: Any
+    """Tree of :class:`~inl.weights.plan.WeightPlan`, parallel to ``weights``."""
+    weights: Any
+    selection: KernelSelection
+    ranks: int = 1
+
+    def shard_state(self) -> tuple[Any, ...]:
+        """Return the specs of the model's state on one rank."""
+
+        def shard(item: Any) -> Any:
+            if isinstance(item, Paged):
+                return item._replace(kv_heads=item.kv_heads // self.ranks)
+            return item
+
+        return tuple(shard(item) for item in self.model.state(self.config))
+
+
+class ModelExecutor:
+    """A model's weights, state and compiled programs on one backend.
+
+    Programs are compiled when first needed. Each call consumes the state and replaces
+    it; messages are frames on the device.
+    """
+
+    def __init__(self, backend: Backend, loaded: Loaded, limits: Limits) -> None:
+        self.backend, self.loaded, self.limits = backend, loaded, limits
+        self.state: State = backend.state(loaded.shard_state(), limits=limits)
+        self._programs: dict[tuple[str, Bucket], Program] = {}
+        self._ops: dict[Bucket, ResolvedOps] = {}
+        self._precompiled: set[Bucket] = set()
+        # The ops of a prompt's size, which the first step needs too.
+        ops = self.ops(SIZE_CLASSES[-1])
+        self._admit: Program = backend.compile(
+            partial(_admit, ops), None, consumes=(1,)
+        )
+
+    def admit(self, messages: Any) -> None:
+        """Apply admissions and releases, int32 [n, words]."""
+        (self.state,) = self._admit(messages, self.state)
+
+    def set_token_bias(self, message: Any) -> None:
+        """Apply a token bias frame."""
+        program = self.program("set_token_bias", SIZE_CLASSES[0])
+        (self.state,) = program(message, self.state)
+
+    def advance(self, bucket: Bucket, message: Any) -> Any:
+        """Compute one step; returns its tokens, on the device."""
+        program = self.program("advance", bucket)
+        tokens, self.state = program(self.loaded.weights, message, self.state)
+        return tokens
+
+    def logits(self, bucket: Bucket, message: Any) -> tuple[Any, Any]:
+        """Compute a step without sampling; returns logits [S, V] and the step."""
+        program = self.program("logits", bucket)
+        logits, step, self.state = program(self.loaded.weights, message, self.state)
+        return logits, step
+
+    def sample_masked(self, bucket: Bucket, logits: Any, masks: Any, step: Any) -> Any:
+        """Sample the tokens of a step under masks, int32 [R, ceil(V / 32)]."""
+        program = self.program("masked", bucket)
+        tokens, self.state = program(logits, masks, step, self.state)
+        return tokens
+
+    def program(self, name: str, bucket: Bucket) -> Program:
+        """Return a program, compiled on the first call.
+
+        name: "advance", "logits", "masked" or "set_token_bias", as the methods above.
+        """
+        program = self._programs.get((name, bucket))
+        if program is not None:
+            return program
+        if name == "advance":
+            # The first step is often a prompt; decoding rows come next.
+            self.precompile((bucket, *self.limits.buckets[:1]))
+        if len(self._programs) > MAX_PROGRAMS:
+            self._programs.clear()
+        body, consumed = self._body(name, bucket)
+        shape = None if name == "set_token_bias" else bucket
+        program = self.backend.compile(body, shape, consumes=(consumed,))
+        self._programs[name, bucket] = program
+        return program
+
+    def _body(self, name: str, bucket: Bucket) -> tuple[Program, int]:
+        """Return the function to compile and the position of its state."""
+        ops, loaded = self.ops(bucket), self.loaded
+        bodies: dict[str, tuple[Program, int]] = {
+            "advance": (partial(advance, ops, loaded.model, loaded.config), 2),
+            "logits": (partial(forward, ops, loaded.model, loaded.config), 2),
+            "masked": (partial(_sample_masked, ops), 3),
+            "set_token_bias": (partial(_set_token_bias, ops), 1),
+        }
+        return bodies[name]
+
+    def precompile(self, buckets: Iterable[Bucket]) -> None:
+        """Compile the kernels of these buckets in parallel, if the backend can."""
+        precompiler = self.backend.offers(Precompiler)
+        fresh = dict.fromkeys(buckets).keys() - self._precompiled
+        if precompiler is None or not fresh:
+            return
+        self._precompiled |= fresh
+        loaded, state = self.loaded, self.state
+        precompiler.precompile([
+            partial(
+                advance, self.ops(bucket), loaded.model, loaded.config,
+                loaded.weights, self.dummy_message(bucket), state,
+            )
+            for bucket in fresh
+        ])  # fmt: skip
+
+    def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Compile every program of ``limits.buckets`` and run it once on padding.
+
+        progress: called with (programs done, programs).
+        """
+        buckets = self.limits.buckets
+        self.precompile(buckets)
+        for count in (1, MAX_ADMISSIONS) if buckets else ():
+            self.admit(self._dummy_admissions(count))
+        for done, bucket in enumerate(buckets, start=1):
+            self.advance(bucket, self.dummy_message(bucket))
+            if progress:
+                progress(done, len(buckets))
+
+    def dummy_message(self, bucket: Bucket) -> Any:
+        """Return the frame of a padding-only step, on the device."""
+        empty = step_frame(
+            bucket, (), step=0, groups=self.limits.groups,
+            block_size=self.limits.block_size, decode_rows=0,
+        )  # fmt: skip
+        return self.backend.tensor(wrap(empty))
+
+    def _dummy_admissions(self, count: int) -> Any:
+        """Return padding-only admissions (to slot 0), on the device."""
+        words = admit_size(self.limits.groups, self.limits.max_blocks_per_seq)
+        return self.backend.tensor(wrap(np.zeros((count, words), np.int32)))
+
+    def tracer(self, bucket: Bucket) -> Tracer:
+        """Trace the model at a bucket: its op calls and the kernels selected."""
+        loaded = self.loaded
+        return trace(
+            loaded.model, loaded.config, loaded.groups, bucket, self.limits,
+            loaded.selection, ranks=loaded.ranks,
+        )  # fmt: skip
+
+    def ops(self, bucket: Bucket) -> Ops:
+        """Return the resolved ops of a bucket; exact sizes share those of a class."""
+        family = bucket if self.limits.buckets else size_class(bucket)
+        if family not in self._ops:
+            self._ops[family] = ResolvedOps(self.tracer(family))
+        return cast("Ops", self._ops[family].at(bucket))
+
+    @property
+    def program_keys(self) -> list[tuple[str, Bucket]]:
+        """Name and bucket of each compiled program."""
+        return list(self._programs)
+
+    def release(self) -> None:
+        """Drop programs, state and weights."""
+        self._programs.clear()
+        self.state = State((), {}, Tables(*(None,) * len(Tables._fields)))
+        self.loaded = replace(self.loaded, weights=None)
+
+
+def size_class(bucket: Bucket) -> Bucket:
+    """Return the representative of an exact size, see :data:`SIZE_CLASSES`."""
+    single = bucket.rows >= bucket.tokens
+    alike = [b for b in SIZE_CLASSES if (b.rows == b.tokens) == single]
+    fits = [b for b in alike if bucket.tokens <= b.tokens]
+    return (fits or alike[-1:])[0]._replace(
+        tokens_per_row=bucket.tokens_per_row, sampler=bucket.sampler
+    )
+
+
+def _admit(ops: Ops, messages: Any, state: Any) -> tuple[Any]:
+    return (state._replace(tables=ops.admit(messages, state.tables)),)
+
+
+def _set_token_bias(ops: Ops, message: Any, state: Any) -> tuple[Any]:
+    return (state._replace(tables=ops.set_token_bias(message, state.tables)),)
+
+
+def _sample_masked(
+    ops: Ops, logits: Any, masks: Any, step: Any, state: Any
+) -> tuple[Any, Any]:
+    masked = ops.mask_logits(logits, masks)
+    return sample(ops, masked, step, state, scored=logits)

@@ -1,0 +1,117 @@
+"""Header of the int32 frames of :mod:`inl.spec.message`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+from inl.errors import ProtocolError
+from inl.spec.step import SAMPLERS, Bucket
+
+INT32 = "<i4" if sys.byteorder == "little" else ">i4"
+"""NumPy's string for the dtype of a frame."""
+
+VERSION = 0x494E4C02
+"""First word of every frame."""
+
+HEADER = 16
+"""Words of a header; those after the fields of :class:`Header` are reserved (0)."""
+
+STEP, ADMIT, RELEASE, TOKEN_BIAS = 0, 1, 2, 3
+"""Kinds of frames."""
+
+MASKED = 1
+"""Flag of a step: the runner waits for ``sample`` before it samples tokens."""
+
+
+class Header(NamedTuple):
+    """The first words of a frame. Only steps use the words after ``kind``."""
+
+    version: int
+    kind: int
+    step: int
+    tokens: int
+    rows: int
+    tokens_per_row: int
+    sampler: int
+    """Index into :data:`~inl.spec.step.SAMPLERS`."""
+    flags: int
+    reserved: int
+    """Must be 0."""
+    decode_rows: int
+    used_rows: int
+    used_tokens: int
+    used_updates: int
+
+    @property
+    def bucket(self) -> Bucket:
+        """The compiled program that the step is for."""
+        return Bucket(
+            self.tokens, self.rows, self.tokens_per_row, SAMPLERS[self.sampler]
+        )
+
+
+HEADER_WORD = Header(*range(len(Header._fields)))
+"""Word of each header field, from the start of a frame."""
+
+USED_COUNTS = slice(HEADER_WORD.decode_rows, HEADER_WORD.used_tokens + 1)
+"""Words of ``Step.used_counts``: decoding rows, rows and tokens in use."""
+
+
+def header(frame: Any) -> Header:
+    """Read and check the first words of a frame; raises :class:`ProtocolError`."""
+    if frame.ndim != 1 or frame.shape[0] < HEADER or frame.dtype.str != INT32:
+        raise ProtocolError(
+            f"frame: found {frame.dtype} {list(frame.shape)}, "
+            f"expected int32 [words] of at least {HEADER}"
+        )
+    head = Header(*frame[: len(Header._fields)].tolist())
+    if head.version != VERSION:
+        raise _error("version", f"{head.version:#x}", f"{VERSION:#x}")
+    if head.kind not in (STEP, ADMIT, RELEASE, TOKEN_BIAS):
+        raise _error("kind", head.kind, "0 to 3")
+    if head.kind == STEP:
+        _check_step(head)
+    return head
+
+
+def _check_step(head: Header) -> None:
+    valid = (
+        0 <= head.sampler < len(SAMPLERS)
+        and not head.reserved
+        and min(head.tokens, head.rows, head.tokens_per_row) >= 1
+        and 0 <= head.decode_rows <= head.used_rows <= head.rows
+        and 0 <= head.used_tokens <= head.tokens
+        and head.used_updates >= 0
+    )
+    if not valid:
+        raise _step_error(head)
+
+
+def _step_error(head: Header) -> ProtocolError:
+    """Return an error that names the first invalid word."""
+    for name, least in _LEAST.items():
+        if (value := getattr(head, name)) < least:
+            return _error(name, value, f"{least} and more")
+    for name, most in _MOST.items():
+        value, limit = getattr(head, name), getattr(head, most)
+        if value > limit:
+            return _error(name, value, f"up to {limit}, the header's {most}")
+    if head.reserved:
+        return _error("reserved", head.reserved, "0")
+    names = ", ".join(SAMPLERS)
+    return _error("sampler", head.sampler, f"0 to {len(SAMPLERS) - 1} ({names})")
+
+
+_LEAST = {
+    "tokens": 1, "rows": 1, "tokens_per_row": 1, "decode_rows": 0, "used_rows": 0,
+    "used_tokens": 0, "used_updates": 0,
+}  # fmt: skip
+_MOST = {"decode_rows": "used_rows", "used_rows": "rows", "used_tokens": "tokens"}
+
+
+def _error(name: str, value: object, accepted: str) -> ProtocolError:
+    word = getattr(HEADER_WORD, name)
+    return ProtocolError(
+        f"frame word {word} ({name}): found {value}, accepts {accepted}"
+    )

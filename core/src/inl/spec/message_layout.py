@@ -1,0 +1,171 @@
+"""Bodies of the int32 frames of :mod:`inl.spec.message`: records and positions.
+
+Writers and parsers index frames with the ``*_WORD`` constants and with :func:`layout`.
+Each constant is the record's tuple with positions as values: ``UPDATE_WORD.block`` is
+the index of the block id within a block table update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from inl.spec.message_header import HEADER
+from inl.spec.step import PARAMS, Bucket
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    IntArray = NDArray[np.int32]
+
+MAX_TOKEN_BIASES = 256
+"""Most tokens in one token bias frame."""
+
+
+class Row(NamedTuple):
+    """One sequence's part of a step, as a writer receives it."""
+
+    slot: int
+    tokens: Sequence[int] | IntArray
+    """Ids to compute; -1 is the slot's last sampled token."""
+    uniforms: Sequence[float] = ()
+    """In [0, 1), one per sampled position; missing ones are 0."""
+
+
+FEEDBACK = (-1,)
+"""Tokens of a decoding row: the token that the runner sampled last."""
+
+
+class RowWords(NamedTuple):
+    """One row of a step frame, 2 + W words."""
+
+    slot: int
+    token_count: int
+    """Tokens of the row; 0 is padding."""
+    uniforms: int
+    """Float32 bits of the first of W uniform numbers."""
+
+
+class BlockTableUpdate(NamedTuple):
+    """One changed entry of a block table."""
+
+    group: int
+    slot: int
+    entry: int
+    """Index into the slot's table."""
+    block: int
+
+
+class AdmissionWords(NamedTuple):
+    """Body of an admission. A release has only the slot, and zeros elsewhere."""
+
+    slot: int
+    length: int
+    """Tokens whose keys and values are already in the given blocks."""
+    last: int
+    """The token that -1 stands for in the first step."""
+    adapter: int
+    params: int
+    """Float32 bits of the first of :data:`~inl.spec.step.PARAMS`."""
+    blocks: int
+    """First word of the block table [G, B]."""
+
+
+class TokenBiasWords(NamedTuple):
+    """Body of a token bias frame."""
+
+    slot: int
+    used: int
+    """Entries in use."""
+    entries: int
+    """First word of :data:`MAX_TOKEN_BIASES` entries."""
+
+
+class BiasWords(NamedTuple):
+    """One entry of a token bias frame."""
+
+    token: int
+    token_count: int
+    bias: int
+    """Float32 bits."""
+
+
+class TokenBias(NamedTuple):
+    """Occurrences and logit bias of one token of a sequence."""
+
+    token: int
+    token_count: int = 0
+    """Twice the occurrences in the answer, plus 1 if the token is in the prompt."""
+    bias: float = 0.0
+    """Added to the token's logit."""
+
+
+ROW_WORD = RowWords(*range(len(RowWords._fields)))
+"""Word of each field within a row of a step frame."""
+
+UPDATE_WORD = BlockTableUpdate(*range(len(BlockTableUpdate._fields)))
+"""Word of each field within a block table update."""
+
+UPDATE_WORDS = len(UPDATE_WORD)
+"""Words of a block table update."""
+
+ADMISSION_WORD = AdmissionWords(
+    slot=HEADER,
+    length=HEADER + 1,
+    last=HEADER + 2,
+    adapter=HEADER + 3,
+    params=HEADER + 4,
+    blocks=HEADER + 4 + len(PARAMS),
+)
+"""Word of each field from the start of an admission or a release."""
+
+TOKEN_BIAS_WORD = TokenBiasWords(*range(HEADER, HEADER + len(TokenBiasWords._fields)))
+"""Word of each field from the start of a token bias frame."""
+
+BIAS_WORD = BiasWords(*range(len(BiasWords._fields)))
+"""Word of each field within an entry of a token bias frame."""
+
+BIAS_WORDS = len(BIAS_WORD)
+"""Words of an entry of a token bias frame."""
+
+TOKEN_BIAS_SIZE = TOKEN_BIAS_WORD.entries + BIAS_WORDS * MAX_TOKEN_BIASES
+"""Words of a token bias frame."""
+
+
+class Layout(NamedTuple):
+    """Start of each part of a step frame, in words."""
+
+    rows: int
+    updates: int
+    tokens: int
+    size: int
+
+    @property
+    def max_updates(self) -> int:
+        """Block table updates that fit into the frame."""
+        return (self.tokens - self.updates) // UPDATE_WORDS
+
+
+def row_words(bucket: Bucket) -> int:
+    """Return the words of one row of a step frame."""
+    return ROW_WORD.uniforms + bucket.tokens_per_row
+
+
+def max_block_table_updates(bucket: Bucket, *, groups: int, block_size: int) -> int:
+    """Return the most block table updates that one step of ``bucket`` can have."""
+    return groups * (bucket.rows + bucket.tokens // block_size)
+
+
+def layout(bucket: Bucket, *, groups: int, block_size: int) -> Layout:
+    """Return the positions of the parts of a step frame of ``bucket``."""
+    updates = HEADER + bucket.rows * row_words(bucket)
+    tokens = updates + UPDATE_WORDS * max_block_table_updates(
+        bucket, groups=groups, block_size=block_size
+    )
+    return Layout(HEADER, updates, tokens, tokens + bucket.tokens)
+
+
+def admit_size(groups: int, max_blocks_per_seq: int) -> int:
+    """Return the words of an admission or a release."""
+    return ADMISSION_WORD.blocks + groups * max_blocks_per_seq
