@@ -48,12 +48,12 @@ def of(found, subject):
 
 @pytest.fixture
 def env(plugin, tmp_path):
-    """A machine on which the default model could run, on a made-up device."""
+    """A machine with a fake device on which the default model can run."""
     target = NPU.format(target="fake_npu:make", probe="there")
     return {**plugin(target), "INL_CACHE": str(tmp_path / "cache")}
 
 
-def test_a_sound_machine_exits_with_0(inl, env):
+def test_exit_code_0_if_the_default_model_can_run(inl, env):
     found = report(inl, env)
     assert found["ok"]
     assert of(found, "device auto")[0]["finding"].startswith("npu:0, computes in ")
@@ -62,7 +62,7 @@ def test_a_sound_machine_exits_with_0(inl, env):
     assert model["fix"] == "inl models smollm2-135m-instruct"
 
 
-def test_no_device_stops_the_default_model(inl, env, plugin):
+def test_exit_code_1_without_a_device(inl, env, plugin):
     plugin(NPU.format(target="m:C", probe="absent"))
     found = report(inl, env)
     assert not found["ok"]
@@ -71,14 +71,14 @@ def test_no_device_stops_the_default_model(inl, env, plugin):
     assert (auto["status"], auto["fix"]) == ("wrong", "pip install inl-cpu")
 
 
-def test_a_backend_that_does_not_open_stops_it(inl, env, plugin):
+def test_a_backend_that_fails_to_open_is_wrong(inl, env, plugin):
     plugin(NPU.format(target="no_such:C", probe="there"))
     (auto,) = of(report(inl, env), "device auto")
     assert auto["status"] == "wrong"
     assert "No module named 'no_such'" in auto["finding"]
 
 
-def test_a_broken_plugin_has_its_reason_and_what_mends_it(inl, env, plugin):
+def test_a_broken_plugin_has_a_reason_and_a_fix(inl, env, plugin):
     plugin("raise ImportError('libx.so: cannot open')", "broken_one")
     env = {**env, "INL_PLUGINS": f"{env['INL_PLUGINS']},broken_one"}
     (row,) = of(report(inl, env), "plugin broken_one")
@@ -89,7 +89,7 @@ def test_a_broken_plugin_has_its_reason_and_what_mends_it(inl, env, plugin):
     assert "INL_PLUGINS" in row["fix"]
 
 
-def test_a_damaged_model_that_looks_checked_stops_it(inl, env):
+def test_a_damaged_model_file_is_wrong(inl, env):
     folder = Path(env["INL_CACHE"])
     folder.mkdir()
     file = folder / hub.DEFAULT.member.rpartition("/")[2]
@@ -100,12 +100,12 @@ def test_a_damaged_model_that_looks_checked_stops_it(inl, env):
     assert model["fix"].startswith(f"rm '{file}'; inl models ")
 
 
-def test_every_line_that_is_not_ok_says_what_to_do(inl, env):
+def test_every_problem_has_a_fix(inl, env):
     for check in report(inl, {**env, "INL_THREADS": "0", "INL_PLUGINS": "x"})["checks"]:
         assert (check["status"] == "ok") == (check["fix"] == "")
 
 
-def test_what_stops_the_model_comes_first(inl, env):
+def test_checks_are_sorted_by_severity(inl, env):
     done = inl("doctor", env={**env, "INL_THREADS": "many"})
     assert done.returncode == 1
     first, *_, last = done.stdout.splitlines()
@@ -147,7 +147,7 @@ def test_threads(cores, allowed, environment, status, fix):
         ({}, None),
     ],
 )
-def test_what_a_cgroup_allows(tmp_path, files, cores):
+def test_cgroup_cpu_quota(tmp_path, files, cores):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -177,20 +177,20 @@ def test_packages(version, needed, status):
     assert check.fix == ("" if status == "ok" else "pip install -U 'inl-core[text]'")
 
 
-def test_an_old_python_stops_it():
+def test_an_old_python_is_wrong():
     assert checks_packages.python((3, 10, 4)).status == "wrong"
     assert checks_packages.python((3, 11, 0)).status == "ok"
 
 
-def test_a_driver_that_no_backend_serves_is_said_with_the_install_line():
+def test_a_driver_without_a_backend_has_an_install_command():
     rows = list(checks_packages.unsupported_hardware(lambda path: path == "/dev/kfd"))
     assert [(row.subject, row.fix) for row in rows] == [
         ("device rocm", "pip install inl-rocm")
     ]
 
 
-class Carried:
-    """A distribution as importlib.metadata shows it."""
+class FakeDistribution:
+    """Fake of ``importlib.metadata.Distribution``."""
 
     def __init__(self, version, requires, size):
         self.version, self.requires = version, requires
@@ -198,8 +198,10 @@ class Carried:
 
 
 CUDA = {
-    "torch": Carried("2.9.0", ["nvidia-cublas-cu12==12.8; x", "sympy"], 900 << 20),
-    "nvidia-cublas-cu12": Carried("12.8", None, 2 << 30),
+    "torch": FakeDistribution(
+        "2.9.0", ["nvidia-cublas-cu12==12.8; x", "sympy"], 900 << 20
+    ),
+    "nvidia-cublas-cu12": FakeDistribution("12.8", None, 2 << 30),
 }
 
 
@@ -208,8 +210,13 @@ CUDA = {
     [
         (CUDA, False, "warn", "2.9 GiB: a CUDA build on a machine without a GPU"),
         (CUDA, True, "ok", "with CUDA"),
-        ({"torch": Carried("2.9.0+cpu", [], 1 << 20)}, False, "ok", "1.0 MiB"),
-        ({"torch": Carried("2.9.0", ["sympy"], 1 << 20)}, False, "ok", "1.0 MiB"),
+        ({"torch": FakeDistribution("2.9.0+cpu", [], 1 << 20)}, False, "ok", "1.0 MiB"),
+        (
+            {"torch": FakeDistribution("2.9.0", ["sympy"], 1 << 20)},
+            False,
+            "ok",
+            "1.0 MiB",
+        ),
     ],
 )
 def test_the_build_of_torch(monkeypatch, installed, gpu, status, said):

@@ -1,4 +1,4 @@
-"""``inl tune`` on a toy that has right, wrong and deadly ways to compute a product."""
+"""``inl tune`` on a toy backend with correct, wrong and crashing kernel configs."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ FAIR, GOOD, WRONG, RAISE, EXIT, HANG, BREAK = range(1, 8)
 
 @pytest.fixture
 def tune(inl, plugin, tiny_folder, tmp_path):
-    """Run ``inl tune`` on the toy with these ways; a file of its own."""
+    """Run ``inl tune`` on the toy with these configs and a separate tuning file."""
 
     def run(*words, ways=(FAIR, GOOD), version="toy 1", command="tune", limit=120):
         env = plugin(BACKEND.format(WAYS=list(ways), VERSION=version))
         env["INL_CACHE"] = str(tmp_path / "cache")
-        # Versions of a second and of a length would share compiled files.
+        # Modules of the same size and second would share a compiled file.
         env["PYTHONDONTWRITEBYTECODE"] = "1"
         if command == "tune":
             words = ("--limit", str(limit), *words)
@@ -129,14 +129,14 @@ def small(tune, *words, **options):
 
 
 def winner(tune, **options):
-    """What an engine would run for the head's product of one row."""
+    """Return the kernel that an engine selects for the output head, and stderr."""
     done = tune("--json", command="explain", **options)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["ops"]
     return [row for row in rows if row["op"] == "linear"][-1], done.stderr
 
 
-def test_the_fastest_right_way_is_kept_and_used(tune):
+def test_the_fastest_correct_config_is_stored_and_selected(tune):
     assert winner(tune)[0]["winner"] == "linear/toy"
     measured, quarantined = small(tune)
     assert measured
@@ -151,20 +151,20 @@ def test_the_fastest_right_way_is_kept_and_used(tune):
     assert row["refusals"] == {"linear/toy": "is slower here, as inl tune measured"}
 
 
-def test_a_wrong_way_is_quarantined_however_fast(tune):
+def test_a_fast_but_wrong_config_is_quarantined(tune):
     measured, quarantined = small(tune, ways=(FAIR, WRONG))
     assert {entry["config"]["way"] for entry in measured} == {FAIR}
     assert {entry["config"]["way"] for entry in quarantined} == {WRONG}
     for entry in quarantined:
         assert entry["reason"].startswith("wrong: error ")
         assert "seed" in entry["reason"]
-    # Only the quarantine is kept to: the way is not even tried again.
+    # A quarantined config is not measured again.
     again, still = small(tune, ways=(WRONG,))
     assert {len(entry["config"]) for entry in again} == {0}
     assert still == quarantined
 
 
-def test_a_way_that_kills_its_process_is_named_and_the_tuning_goes_on(tune):
+def test_a_config_that_ends_its_process_is_quarantined(tune):
     measured, quarantined = small(
         tune, "--ops", "linear", ways=(RAISE, BREAK, EXIT, GOOD)
     )
@@ -180,7 +180,7 @@ def test_a_way_that_kills_its_process_is_named_and_the_tuning_goes_on(tune):
     assert "way=5" in shown
 
 
-def test_a_way_that_hangs_is_given_up(tune):
+def test_a_config_that_hangs_is_quarantined(tune):
     measured, quarantined = small(tune, ways=(HANG, GOOD), limit=6)
     assert {entry["config"]["way"] for entry in measured} == {GOOD}
     assert {e["reason"] for e in quarantined} == {
@@ -188,8 +188,8 @@ def test_a_way_that_hangs_is_given_up(tune):
     }
 
 
-def test_what_is_in_quarantine_is_not_served(tune, tmp_path):
-    """A file may name the kernel as it comes, which then is refused by that name."""
+def test_a_quarantined_default_kernel_is_not_selected(tune, tmp_path):
+    """The default kernel itself may be quarantined, with an empty config."""
     small(tune)
     path = tmp_path / "cache" / "tuning.json"
     record = json.loads(path.read_text())
@@ -205,7 +205,7 @@ def test_what_is_in_quarantine_is_not_served(tune, tmp_path):
     assert said in done.stdout
 
 
-def test_what_another_version_measured_does_not_count(tune):
+def test_results_of_another_version_are_ignored(tune):
     small(tune)
     assert winner(tune, version="toy 2")[0]["winner"] == "linear/toy"
 
@@ -223,14 +223,14 @@ def test_export_import_and_clear(tune, tmp_path):
     assert found(tune("--clear", "--ops", "linear", "--json")) == ([], [])
 
 
-def test_what_time_did_not_allow_is_said(tune):
+def test_configs_skipped_for_lack_of_time_are_reported(tune):
     done = tune("--rows", "1", "--seconds", "0")
     assert done.returncode == 0
     assert done.stderr == "inl: tried 1 of 3 configurations in 0 s; raise --seconds\n"
 
 
 @pytest.mark.parametrize("text", ["{", '{"format": "other"}'])
-def test_a_damaged_file_is_a_line_and_serving_goes_on(tune, tmp_path, text):
+def test_a_damaged_tuning_file_is_reported_and_ignored(tune, tmp_path, text):
     path = tmp_path / "cache" / "tuning.json"
     path.parent.mkdir()
     path.write_text(text)
@@ -247,7 +247,7 @@ def test_a_damaged_file_is_a_line_and_serving_goes_on(tune, tmp_path, text):
     assert not path.exists()
 
 
-def test_mistakes_are_said(tune, tmp_path, inl):
+def test_invalid_options(tune, tmp_path, inl):
     for words, said in (
         (("--rows", "0"), "rows: found '0'"),
         (("--ops", "rope"), "ops: found rope; tunable ops of this model"),

@@ -1,4 +1,4 @@
-"""Inputs for a call: of its sizes, in its workload, and nowhere constant."""
+"""Random inputs of calls, and the calls of a model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def met(opened, model, rows=3):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_a_case_lies_in_the_workload_of_its_call(opened, path, op):
+def test_inputs_belong_to_the_workload_of_the_call(opened, path, op):
     found = [call for call in met(opened, path) if call.spec.name == op]
     assert found
     for call in found:
@@ -64,7 +64,7 @@ def test_a_case_lies_in_the_workload_of_its_call(opened, path, op):
         assert all(np.isfinite(leaf).all() for leaf in leaves(op_call.run()))
 
 
-def test_rows_have_as_much_cached_as_was_asked_for_and_fits(opened, path):
+def test_rows_have_the_requested_cached_length(opened, path):
     call = next(c for c in met(opened, path) if c.spec.name == "attention")
     step = call.args[2]
     for length, expected in ((20, 21), (10**6, 512)):
@@ -73,7 +73,7 @@ def test_rows_have_as_much_cached_as_was_asked_for_and_fits(opened, path):
         assert made.args[2].blocks.shape[2] >= step.blocks.shape[2]
 
 
-def test_other_seeds_are_other_numbers(opened, path):
+def test_different_seeds_give_different_inputs(opened, path):
     call = next(c for c in met(opened, path) if c.spec.name == "linear")
     one, same, other = (
         Inputs(seed).case(call.spec, call.args, call.attrs, length=1).args[0]
@@ -96,7 +96,7 @@ def test_a_model_may_be_a_shape_a_config_or_a_folder(opened, path, tmp_path):
         met(opened, str(tmp_path / "no.json"))
 
 
-def test_what_cannot_be_tuned_is_said(opened, path):
+def test_untunable_ops_are_refused(opened, path):
     found = met(opened, path)
     assert {call.spec.name for call in filter_calls(found, ("rope",))} == {"rope"}
     with pytest.raises(RequestError, match="found ropes, of which there is nothing"):

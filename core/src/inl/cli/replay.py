@@ -71,7 +71,8 @@ def describe(outcome: Outcome, recorded: str, replayed: str) -> list[str]:
     """Format the outcome of a replay as lines."""
     lines = [
         f"{outcome.steps} steps, {outcome.rows} rows compared, {outcome.skipped} "
-        f"skipped; recorded on {recorded or 'an unnamed runner'}, replayed on {replayed}"
+        f"skipped; recorded on {recorded or 'an unnamed runner'}, replayed on "
+        f"{replayed}"
     ]
     if not outcome.differences:
         return [*lines, "every token is the same"]
