@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ class Terminal:
         self.child, self.place = pty.fork()
         if self.child == 0:
             os.execve(sys.executable, [sys.executable, "-m", "inl", *words], env)
-        self.unread = b""
+        self.unread, self.ended = b"", False
 
     def say(self, text):
         os.write(self.place, text)
@@ -70,6 +71,12 @@ class Terminal:
         assert data, f"the program ended: {self.unread!r}"
         return data
 
+    def kill(self):
+        """End a program that a failed test has left behind."""
+        if not self.ended:
+            os.kill(self.child, signal.SIGKILL)
+            self.code()
+
     def code(self):
         """Read to the end and return the exit code."""
         try:
@@ -78,6 +85,7 @@ class Terminal:
         except OSError:
             pass
         _, status = os.waitpid(self.child, 0)
+        self.ended = True
         os.close(self.place)
         return os.waitstatus_to_exitcode(status)
 
@@ -91,15 +99,20 @@ def cache(tmp_path):
 def start(tiny_folder, cache):
     """Start a chat and wait for its prompt."""
 
+    started = []
+
     def run(*options):
         fixed = ("--model", str(tiny_folder), "--device", "reference")
         env = {**os.environ, "TERM": "dumb", "INL_CACHE": str(cache)}
         env.pop("INL_PLUGINS", None)
         terminal = Terminal(["chat", *fixed, *options], env)
+        started.append(terminal)
         assert b"tiny-chat on reference:0; /help" in terminal.until(b"> ")
         return terminal
 
-    return run
+    yield run
+    for terminal in started:
+        terminal.kill()
 
 
 def test_ctrl_c_stops_the_answer_and_continues_the_chat(start):
