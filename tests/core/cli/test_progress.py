@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from inl.cli import progress
+from inl.cli import main, progress
+from inl.errors import RequestError
 from inl.progress import LoadStage
 
 
@@ -72,3 +73,15 @@ def test_one_thing_has_one_name(shown):
 def test_nobody_looks_no_bar(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert progress.loading_bar() is None
+
+
+def test_a_bar_is_stopped_after_an_exception(shown, monkeypatch):
+    def fail(words):
+        progress.loading_bar()(1, 2)
+        raise RequestError(f"loading failed: {words}")
+
+    monkeypatch.setattr(main, "_run", fail)
+    text = shown(lambda: main.main([]))
+    show_cursor = "\x1b[?25h"
+    assert text.index("loading weights") < text.index(show_cursor)
+    assert text.index(show_cursor) < text.index("loading failed")

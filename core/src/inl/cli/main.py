@@ -21,7 +21,10 @@ def main(args: Sequence[str] | None = None) -> int:
     words, debug = _extract_debug_flag(list(sys.argv[1:] if args is None else args))
     try:
         with _log_on_stderr(debug):
-            code = _run(words)
+            try:
+                code = _run(words)
+            finally:
+                _stop_bars()
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
@@ -38,6 +41,12 @@ def main(args: Sequence[str] | None = None) -> int:
             print("inl: run again with --debug for the traceback", file=sys.stderr)
         return 1
     return code
+
+
+def _stop_bars() -> None:
+    """Restore the terminal if a command left a progress bar running."""
+    if progress := sys.modules.get("inl.cli.progress"):
+        progress.stop_bars()
 
 
 def _restore_streams() -> None:

@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING
 from inl.progress import LoadStage
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
     from inl.progress import Progress
 
 PATIENCE_SECONDS = 0.5
 """Operations shorter than this show no bar."""
 LARGE_BYTES = 256 << 20
 """Packing this many bytes takes seconds: the bar appears without delay."""
+
+_bars: list[Bar] = []
+
+
+def stop_bars() -> None:
+    """Stop every bar, also after an exception: a live bar hides the cursor."""
+    while _bars:
+        _bars.pop().stop()
 
 
 def loading_bar(label: str | None = None) -> Progress | None:
@@ -27,7 +37,9 @@ def loading_bar(label: str | None = None) -> Progress | None:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
+    stop_bars()
     bar = Bar(console=Console(stderr=True), transient=True)
+    _bars.append(bar)
     task = bar.add_task(label or LoadStage.LOADING, total=None)
     began = time.perf_counter()
     current = LoadStage.LOADING
