@@ -108,6 +108,20 @@ def test_seed_and_temperature(capsys, folder):
     assert ids[0] == ids[1] != ids[2]
 
 
+def test_a_random_seed_is_reported_and_repeats_the_output(capsys, folder):
+    def generate(*words):
+        _, out, _ = run(
+            capsys, "generate", "x", "--raw", "--json", "--model", str(folder),
+            "--device", "reference", "--temperature", "1", "--max-tokens", "12", *words,
+        )  # fmt: skip
+        return json.loads(out)
+
+    drawn, other = generate(), generate()
+    assert drawn["seed"] != other["seed"]
+    again = generate("--seed", str(drawn["seed"]))
+    assert (again["token_ids"], again["seed"]) == (drawn["token_ids"], drawn["seed"])
+
+
 def test_explain_lists_selected_and_refused_kernels(capsys, folder):
     words = ["explain", "--model", str(folder), "--device", "reference"]
     code, out, _ = run(capsys, *words)
