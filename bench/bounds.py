@@ -81,7 +81,7 @@ def recording() -> float:
     """Measure what the recorder adds to a step."""
     recorder = Recorder(lambda: RunHeader(LIMITS))
     frame = release_frame(1, groups=1, max_blocks_per_seq=8)
-    reply = Reply(1, np.zeros((1, 1), np.int32), np.ones(1, np.int32))
+    reply = Reply(1, np.zeros((1, 1), np.int32))
 
     def step() -> None:
         recorder.add(frame)

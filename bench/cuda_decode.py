@@ -31,7 +31,7 @@ from inl.engine.inference_engine import InferenceEngine
 from inl.executor.model_loader import LanguageModel, open_model, start_runner
 from inl.spec.limits import Limits
 from inl.spec.step import Bucket
-from inl.testing.gap import compare
+from inl.testing.near_tie import compare
 from inl_cuda.backend import CudaBackend
 from inl_torch.backend import TorchBackend
 

@@ -31,7 +31,7 @@ from inl.models.llama import MODEL
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.tree import leaves
-from inl.testing.gap import BOUNDS
+from inl.testing.near_tie import BOUNDS
 from inl.testing.tiny import plain_logits
 from inl.weights.checkpoint import open_checkpoint
 from inl.workers.startup import start

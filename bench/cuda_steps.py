@@ -232,9 +232,9 @@ def main() -> int:
             tuned = replace(tuning(backend.place), pdl=early)
             kernels = (*eager.kernels(), *triton.kernels(tuned))
             for known in (TuningResults(), found) if found else (found,):
-                policy = KernelSelection(kernels, tuning_results=known)
+                selection = KernelSelection(kernels, tuning_results=known)
                 bench = Bench(
-                    backend, replace(loaded, policy=policy), rows, given.length
+                    backend, replace(loaded, selection=selection), rows, given.length
                 )
                 ms, device = bench.ms(), bench.device_ms()
                 print(f"{rows:4} rows, early {early}{', tuned' if known else ''}: "

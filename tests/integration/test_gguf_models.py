@@ -16,7 +16,7 @@ import pytest
 from inl import EngineConfig, InferenceEngine
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
-from inl.testing.gap import compare
+from inl.testing.near_tie import compare
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.quant import dequantize
 

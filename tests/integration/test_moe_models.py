@@ -26,7 +26,7 @@ from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.model import Model
 from inl.spec.step import Bucket
-from inl.testing.gap import compare
+from inl.testing.near_tie import compare
 from inl.testing.oracle import prompt_logits
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.loader import stored_specs

@@ -12,7 +12,7 @@ from inl import Device, EngineConfig, InferenceEngine
 from inl.executor.model_loader import open_model, start_runner
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
-from inl.testing.gap import BOUNDS, compare
+from inl.testing.near_tie import BOUNDS, compare
 from inl.weights.hub import default_model
 
 ORACLE = json.loads(

@@ -66,6 +66,6 @@ def test_the_page_is_followed_to_the_letter(place):
         said.append(done.stdout)
     installed, checked, answered, tested = said
     assert "made inl-toy" in installed
-    assert re.search(r"toy:0 keeps all \d{3} promises", checked)
+    assert re.search(r"toy:0 passes all \d{3} checks", checked)
     assert len(answered.split()) >= 5
     assert re.search(r"^\d{3} passed", tested.splitlines()[-1].strip("= "))

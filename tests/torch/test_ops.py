@@ -97,7 +97,7 @@ def wrong_order(k, v, cache, writes):
 
 def wrong_tie(logits, step, tables, *, sampler):
     turned = logits.flip(-1)
-    tokens, tables = eager.sample.choose(turned, step, tables, sampler=sampler)
+    tokens, tables = eager.sample.sample(turned, step, tables, sampler=sampler)
     return logits.shape[-1] - 1 - tokens, tables
 
 

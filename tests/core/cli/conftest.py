@@ -12,14 +12,31 @@ from safetensors.numpy import save_file
 
 from inl.testing.tiny import tiny_llama
 
+NO_PLUGINS = """
+import importlib.metadata
+
+importlib.metadata.entry_points = lambda **_: importlib.metadata.EntryPoints()
+"""
+
+
+@pytest.fixture(scope="session")
+def no_plugins(tmp_path_factory):
+    """A folder for PYTHONPATH that hides the installed plugins from ``inl``."""
+    folder = tmp_path_factory.mktemp("no_plugins")
+    (folder / "sitecustomize.py").write_text(NO_PLUGINS)
+    return folder
+
 
 @pytest.fixture
-def inl(tmp_path):
-    """Run ``inl`` in a fresh process that sees the modules in ``tmp_path``."""
+def inl(tmp_path, no_plugins):
+    """Run ``inl`` in a fresh process, without installed plugins.
+
+    The process can import the modules in ``tmp_path``.
+    """
 
     def run(*words, env=None, **options):
         path = os.pathsep.join(
-            filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])
+            filter(None, [str(tmp_path), str(no_plugins), os.environ.get("PYTHONPATH")])
         )
         clean = {
             key: value

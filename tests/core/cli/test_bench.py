@@ -1,4 +1,4 @@
-"""``inl bench`` and what it measures with."""
+"""``inl bench`` and its measurements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def engine(tiny_folder):
 
 
 @pytest.mark.full
-def test_a_report_as_json(inl, tiny_folder):
+def test_report_as_json(inl, tiny_folder):
     fixed = ("--model", str(tiny_folder), "--device", "reference", "--json")
     done = inl("bench", *fixed, *SHORT)
     assert (done.returncode, done.stderr) == (0, "")
@@ -52,7 +52,7 @@ def test_a_report_as_json(inl, tiny_folder):
         assert row["share_of_bandwidth"] == pytest.approx(share)
 
 
-def test_a_report_for_a_person(inl, tiny_folder):
+def test_report_as_text(inl, tiny_folder):
     fixed = ("--model", str(tiny_folder), "--device", "reference")
     shown = inl("bench", *fixed, *SHORT).stdout
     for word in ("load ", "peak memory", "first token", "prefill", "decode", "moved"):
@@ -61,8 +61,8 @@ def test_a_report_for_a_person(inl, tiny_folder):
     assert "█" in shown
 
 
-def test_what_a_step_reads_is_counted_from_the_tensors(engine):
-    """Against numbers written down from the config by hand."""
+def test_bytes_per_step_equal_the_sizes_of_the_tensors_read(engine):
+    """Compared with sizes computed by hand from the config."""
     found = traffic(engine[0].runner)
     hidden, inner, vocab, layers = 48, 96, 258, 2
     layer = hidden * (64 + 16 + 16 + 64) + 3 * hidden * inner + 2 * hidden
@@ -72,7 +72,7 @@ def test_what_a_step_reads_is_counted_from_the_tensors(engine):
     assert found.step(3, 10.0) == found.weights + 30 * found.cache_per_token
 
 
-def test_speed_is_measured_over_full_steps(engine):
+def test_throughput_counts_full_steps_only(engine):
     ticks = []
     speed = measure_speed(
         *engine,
@@ -88,13 +88,13 @@ def test_speed_is_measured_over_full_steps(engine):
     assert 0 < speed.decode.least <= speed.decode.median <= speed.decode.most
 
 
-def test_one_token_has_no_decoding_to_measure(engine):
+def test_one_token_gives_no_decode_throughput(engine):
     speed = measure_speed(*engine, batch=1, prompt_tokens=9, tokens=1, runs=1)
     assert speed.decode is None
     assert speed.prefill.median == pytest.approx(9 / speed.first_token_seconds.median)
 
 
-def test_more_than_the_context_is_refused(engine):
+def test_tokens_beyond_the_context_are_refused(engine):
     with pytest.raises(RequestError, match="60 \\+ 6 tokens, the context holds 64"):
         measure_speed(*engine, batch=1, prompt_tokens=60, tokens=6, runs=1)
 
@@ -112,7 +112,7 @@ def test_the_clock_counts_full_decoding_steps_only(monkeypatch):
     assert clock.tokens_per_second() is None
 
 
-def test_a_spread():
+def test_spread():
     assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
 
 
@@ -123,7 +123,7 @@ def test_memory_of_the_host_is_measured():
 
 
 class Offers:
-    """A backend of which only its memory matters."""
+    """A fake backend with a device type and one capability."""
 
     def __init__(self, kind, offered=None):
         from inl.device import Device
@@ -139,14 +139,14 @@ class Fixed(Bandwidth):
         return 5e12
 
 
-def test_a_backend_measures_its_own_memory_or_nobody_does():
+def test_bandwidth_is_none_for_a_device_backend_without_the_capability():
     assert memory_bandwidth(Offers("npu")) is None
     found = memory_bandwidth(Offers("npu", Fixed()))
     assert found == (5e12, "measured by npu:0")
 
 
 @pytest.mark.parametrize("text", ["", "1,", "0", "1;8", "-1", "5000", "²"])
-def test_bad_batches_are_refused(text):
+def test_invalid_batches_are_refused(text):
     with pytest.raises(RequestError, match="batch: found"):
         parse_batches(text)
 
@@ -155,7 +155,7 @@ def test_batches_are_sorted_and_once_each():
     assert parse_batches("8, 1,8") == [1, 8]
 
 
-def test_the_peak_is_at_least_what_this_process_holds_now():
+def test_peak_memory_is_at_least_the_current_memory():
     held = bytearray(64 << 20)
     assert peak_bytes() > len(held)
 
@@ -183,7 +183,7 @@ REPORT = {
 }
 
 
-def test_what_was_not_measured_is_said():
+def test_missing_measurements_are_reported():
     shown = show(REPORT)
     assert "bandwidth      not measured on this device" in shown
     assert "decode       not measured: fewer than two full steps" in shown
@@ -193,7 +193,9 @@ def test_what_was_not_measured_is_said():
 NO_PLOT = importlib.util.find_spec("matplotlib") is None
 
 
-def test_without_matplotlib_there_is_the_install_line(monkeypatch, capsys, tmp_path):
+def test_plot_without_matplotlib_prints_the_install_command(
+    monkeypatch, capsys, tmp_path
+):
     monkeypatch.setattr(bench_show, "find_spec", lambda _: None)
     assert main(["bench", "--plot", str(tmp_path / "x.png")]) == 2
     line = "inl: --plot needs matplotlib; try: pip install 'inl-core[plot]'\n"
@@ -201,14 +203,14 @@ def test_without_matplotlib_there_is_the_install_line(monkeypatch, capsys, tmp_p
 
 
 @pytest.mark.skipif(NO_PLOT, reason="matplotlib is not installed")
-def test_a_plot_is_a_picture(tmp_path):
+def test_plot_writes_an_image(tmp_path):
     save_plot(REPORT, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
 @pytest.mark.skipif(NO_PLOT, reason="matplotlib is not installed")
 @pytest.mark.parametrize("name", ["x.txt", "no/x.png"])
-def test_a_bad_place_for_a_plot_is_said_before_measuring(inl, tmp_path, name):
+def test_an_invalid_plot_path_fails_before_measuring(inl, tmp_path, name):
     done = inl("bench", "--plot", str(tmp_path / name))
     assert done.returncode == 2
     assert "plot: found" in done.stderr

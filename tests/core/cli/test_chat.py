@@ -1,4 +1,4 @@
-"""``inl chat`` from a pipe, and the conversation behind it."""
+"""``inl chat`` with piped input, ``Conversation`` and ``Interrupt``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inl.spec.step import Bucket
 
 
 def words(messages):
-    """One token a word, to count with."""
+    """Encode messages as one token per word."""
     return [0] * sum(len(message["content"].split()) for message in messages)
 
 
@@ -29,33 +29,33 @@ def talk(*turns, system=None):
     return made
 
 
-def test_everything_is_seen_while_it_fits():
+def test_all_messages_are_visible_while_they_fit():
     made = talk(("a b", "c"), ("d", "e f"), system="s")
     assert made.fit(words, 7) == ([0] * 7, 0)
-    assert [m["role"] for m in made.seen()] == [
+    assert [m["role"] for m in made.visible()] == [
         "system",
         *("user", "assistant") * 2,
     ]
 
 
-def test_whole_turns_are_dropped_oldest_first_and_the_system_stays():
+def test_oldest_turns_are_dropped_and_the_system_prompt_stays():
     made = talk(("a b", "c"), ("d", "e f"), ("g", "h"), system="s")
     made.ask("i")
     assert made.fit(words, 5) == ([0] * 4, 2)
-    assert [m["content"] for m in made.seen()] == ["s", "g", "h", "i"]
+    assert [m["content"] for m in made.visible()] == ["s", "g", "h", "i"]
     assert made.fit(words, 5) == ([0] * 4, 0)  # and are not counted again
     assert made.turns == 4
 
 
-def test_a_message_that_cannot_fit_drops_nothing():
+def test_a_message_longer_than_the_context_drops_no_turns():
     made = talk(("a", "b"))
     made.ask("c d e f")
     with pytest.raises(PromptTooLong, match=r"found 4 tokens .* accepts 3"):
         made.fit(words, 3)
-    assert len(made.seen()) == 3
+    assert len(made.visible()) == 3
 
 
-def test_what_is_saved_is_loaded_dropped_turns_included(tmp_path):
+def test_save_and_load_include_dropped_turns(tmp_path):
     made = talk(("a b c", "ü\n"), ("d", "e"), system="s")
     made.ask("f")
     assert made.fit(words, 4)[1] == 1
@@ -83,7 +83,7 @@ def test_what_is_saved_is_loaded_dropped_turns_included(tmp_path):
         ("[" * 100_000, "cannot be read"),
     ],
 )
-def test_a_file_that_is_no_conversation_changes_nothing(tmp_path, text, sentence):
+def test_loading_an_invalid_file_changes_nothing(tmp_path, text, sentence):
     (tmp_path / "bad.json").write_text(text)
     made = talk(("a", "b"), system="s")
     with pytest.raises(RequestError, match=sentence):
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_conversation_changes_nothing(tmp_path, text, sentence
     assert (made.system, made.turns) == ("s", 1)
 
 
-def test_a_place_that_cannot_be_written_or_read_is_a_sentence(tmp_path):
+def test_unwritable_and_unreadable_paths_raise_request_error(tmp_path):
     made = talk(("a", "b"))
     with pytest.raises(RequestError, match="cannot be written"):
         made.save(tmp_path / "no" / "talk.json")
@@ -103,7 +103,7 @@ def record(decode_rows):
     return StepRecord(1, Bucket(1, 1), 1, 1, decode_rows, (1,))
 
 
-def test_ctrl_c_stops_at_the_next_step_and_not_before():
+def test_ctrl_c_raises_at_the_next_step():
     interrupt, before = Interrupt(), signal.getsignal(signal.SIGINT)
     with interrupt:
         interrupt.on_step(record(0))
@@ -111,7 +111,7 @@ def test_ctrl_c_stops_at_the_next_step_and_not_before():
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             interrupt.on_step(record(1))
-        interrupt.settle()
+        interrupt.reraise_foreign()
     assert (interrupt.stopped, interrupt.decode_steps) == (True, 2)
     assert signal.getsignal(signal.SIGINT) is before
     with interrupt:
@@ -119,19 +119,19 @@ def test_ctrl_c_stops_at_the_next_step_and_not_before():
     assert not interrupt.stopped
 
 
-def test_a_step_that_hangs_is_left_by_more_of_them():
+def test_repeated_ctrl_c_raises_during_a_step():
     with Interrupt() as interrupt:
         for _ in range(PATIENCE - 1):
             os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        interrupt.settle()
+        interrupt.reraise_foreign()
 
 
 @pytest.fixture
 def chat(inl, tiny_folder, tmp_path):
-    """Talk through a pipe."""
+    """Run ``inl chat`` with piped input lines."""
 
     def run(*lines, options=()):
         fixed = ("--model", str(tiny_folder), "--device", "reference")
@@ -166,7 +166,7 @@ def test_a_pipe_is_answered_line_by_line(chat, tmp_path):
     assert "1 turns, 0 of them" in done.stdout
 
 
-def test_the_same_seed_says_the_same_and_retry_another_thing(chat, tmp_path):
+def test_a_seed_repeats_answers_and_retry_changes_them(chat, tmp_path):
     answers = []
     for name in "ab":
         kept = [tmp_path / f"{name}{at}" for at in range(2)]
@@ -210,21 +210,21 @@ def test_help_lists_every_command(chat):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("/nope", "/nope: no such command; accepted: /help, "),
+        ("/nope", "/nope: unknown command; accepted: /help, "),
         ("/save", "/save: found no file name"),
         ("/load /no/such", "cannot be read"),
-        ("/retry", "/retry: found no question"),
+        ("/retry", "/retry: there is no message"),
         ("x" * 400, "PromptTooLong: message: found "),
     ],
 )
-def test_from_a_pipe_a_mistake_ends_with_2(chat, line, sentence):
+def test_an_error_in_piped_input_exits_with_2(chat, line, sentence):
     done = chat(line, "never")
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_old_turns_go_with_a_line_that_says_so(chat, tmp_path):
+def test_dropping_old_turns_is_reported(chat, tmp_path):
     kept = tmp_path / "kept.json"
     done = chat(*("y" * 90 for _ in range(4)), "/stats", f"/save {kept}")
     assert done.returncode == 0
@@ -242,17 +242,19 @@ def test_a_model_without_a_template_is_refused(inl, tiny_folder, tmp_path):
             (plain / file.name).write_bytes(file.read_bytes())
     done = inl("chat", "--model", str(plain), "--device", "reference")
     assert done.returncode == 2
-    assert "plain: has no chat template; try: inl generate --raw" in done.stderr
+    assert (
+        "plain: the model has no chat template; try: inl generate --raw" in done.stderr
+    )
 
 
-def test_bad_sampling_is_refused_before_anything_is_loaded(inl):
+def test_invalid_sampling_options_fail_before_loading(inl):
     done = inl("chat", "--top-p", "2", "--model", "no-such-folder")
     assert done.returncode == 2
     assert done.stderr.startswith("inl: RequestError: top_p: found 2.0, accepts ")
 
 
 @pytest.mark.full
-def test_a_filter_that_leaves_one_token_draws_as_greedy_does(chat, tmp_path):
+def test_top_k_1_equals_greedy(chat, tmp_path):
     kept = [tmp_path / name for name in ("greedy", "filtered", "free")]
     chat("Hello", f"/save {kept[0]}", options=("--temperature", "0"))
     chat("Hello", f"/save {kept[1]}", options=("--top-k", "1"))

@@ -18,7 +18,7 @@ SECONDS = 120
 
 
 class Terminal:
-    """A program at the other end of a pseudo-terminal."""
+    """A child process of ``inl`` on a pseudo-terminal."""
 
     def __init__(self, words, env):
         self.child, self.place = pty.fork()
@@ -30,7 +30,7 @@ class Terminal:
         os.write(self.place, text)
 
     def until(self, text):
-        """Read up to ``text``; give what came before it."""
+        """Read up to ``text`` and return the output before it."""
         end = time.monotonic() + SECONDS
         while text not in self.unread:
             assert time.monotonic() < end, f"no {text!r} in {self.unread!r}"
@@ -52,7 +52,7 @@ class Terminal:
         self.say(STOP)
 
     def _sleeps(self):
-        """Whether the program waits; on a busy machine it may yet have to get there."""
+        """Whether the process sleeps; on a busy machine it may still be running."""
         stat = Path(f"/proc/{self.child}/stat")
         return (
             not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "S"
@@ -78,7 +78,7 @@ class Terminal:
             self.code()
 
     def code(self):
-        """Read to the end and give the exit code."""
+        """Read to the end and return the exit code."""
         try:
             while os.read(self.place, 65536):
                 pass
@@ -97,7 +97,7 @@ def cache(tmp_path):
 
 @pytest.fixture
 def start(tiny_folder, cache):
-    """Begin a chat and wait for its prompt."""
+    """Start a chat and wait for its prompt."""
 
     started = []
 
@@ -115,7 +115,7 @@ def start(tiny_folder, cache):
         terminal.kill()
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(start):
+def test_ctrl_c_stops_the_answer_and_continues_the_chat(start):
     chat = start("--max-tokens", "6000")
     chat.say(b"Hello\n")
     chat.until(b"Hello\r\n")
@@ -135,32 +135,32 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(start):
     assert chat.code() == 0
 
 
-def test_ctrl_c_at_an_empty_prompt_leaves_the_second_time(start):
+def test_ctrl_c_twice_at_an_empty_prompt_exits(start):
     chat = start()
     chat.stop()
-    chat.until(b"(Ctrl-C again or Ctrl-D leaves)")
+    chat.until(b"(press Ctrl-C again or Ctrl-D to exit)")
     chat.until(b"> ")
     chat.stop()
     assert chat.code() == 0
 
 
-def test_ctrl_c_clears_a_line_and_does_not_count(start):
+def test_ctrl_c_clears_a_partial_line(start):
     chat = start()
     for _ in range(3):
         chat.say(b"half a thought")
         chat.until(b"half a thought")
         chat.stop()
-        assert b"leaves" not in chat.until(b"> ")
+        assert b"to exit" not in chat.until(b"> ")
     chat.say(b"/exit\n")
     assert chat.code() == 0
 
 
-def test_a_mistake_is_a_line_and_the_chat_goes_on(start):
+def test_an_error_prints_one_line_and_continues_the_chat(start):
     chat = start("--max-tokens", "3")
     chat.say(b"/nope\n")
-    assert b"/nope: no such command" in chat.until(b"> ")
+    assert b"/nope: unknown command" in chat.until(b"> ")
     chat.say(b"/retry\n")
-    assert b"found no question" in chat.until(b"> ")
+    assert b"there is no message" in chat.until(b"> ")
     chat.say(b"one \\\n")
     chat.until(b". ")
     chat.say(b"two\n")
@@ -171,7 +171,7 @@ def test_a_mistake_is_a_line_and_the_chat_goes_on(start):
     assert chat.code() == 0
 
 
-def test_the_history_is_kept_for_its_owner_alone(start, cache):
+def test_the_history_file_is_private(start, cache):
     pytest.importorskip("readline")
     chat = start()
     chat.say(b"/system something to find again\n")
@@ -191,7 +191,7 @@ def test_the_history_is_kept_for_its_owner_alone(start, cache):
 
 
 def test_an_answer_sends_no_control_characters(start):
-    """The tiny model draws random bytes, escape among them."""
+    """The tiny model samples random bytes, including the escape character."""
     chat = start("--max-tokens", "500", "--temperature", "3")
     chat.say(b"Hello\n")
     chat.until(b"Hello\r\n")

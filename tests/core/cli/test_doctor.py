@@ -42,83 +42,83 @@ def report(inl, env):
     return found
 
 
-def of(found, what):
-    return [check for check in found["checks"] if check["what"] == what]
+def of(found, subject):
+    return [check for check in found["checks"] if check["subject"] == subject]
 
 
 @pytest.fixture
 def env(plugin, tmp_path):
-    """A machine on which the default model could run, on a made-up device."""
+    """A machine with a fake device on which the default model can run."""
     target = NPU.format(target="fake_npu:make", probe="there")
     return {**plugin(target), "INL_CACHE": str(tmp_path / "cache")}
 
 
-def test_a_sound_machine_exits_with_0(inl, env):
+def test_exit_code_0_if_the_default_model_can_run(inl, env):
     found = report(inl, env)
     assert found["ok"]
-    assert of(found, "device auto")[0]["found"].startswith("npu:0 opens and computes")
+    assert of(found, "device auto")[0]["finding"].startswith("npu:0, computes in ")
     (model,) = of(found, "model")
     assert model["status"] == "warn"
-    assert model["mend"] == "inl models smollm2-135m-instruct"
+    assert model["fix"] == "inl models smollm2-135m-instruct"
 
 
-def test_no_device_stops_the_default_model(inl, env, plugin):
+def test_exit_code_1_without_a_device(inl, env, plugin):
     plugin(NPU.format(target="m:C", probe="absent"))
     found = report(inl, env)
     assert not found["ok"]
-    assert of(found, "device npu")[0]["found"] == "driver not found"
+    assert of(found, "device npu")[0]["finding"] == "driver not found"
     (auto,) = of(found, "device auto")
-    assert (auto["status"], auto["mend"]) == ("wrong", "pip install inl-cpu")
+    assert (auto["status"], auto["fix"]) == ("wrong", "pip install inl-cpu")
 
 
-def test_a_backend_that_does_not_open_stops_it(inl, env, plugin):
+def test_a_backend_that_fails_to_open_is_wrong(inl, env, plugin):
     plugin(NPU.format(target="no_such:C", probe="there"))
     (auto,) = of(report(inl, env), "device auto")
     assert auto["status"] == "wrong"
-    assert "No module named 'no_such'" in auto["found"]
+    assert "No module named 'no_such'" in auto["finding"]
 
 
-def test_a_broken_plugin_has_its_reason_and_what_mends_it(inl, env, plugin):
+def test_a_broken_plugin_has_a_reason_and_a_fix(inl, env, plugin):
     plugin("raise ImportError('libx.so: cannot open')", "broken_one")
     env = {**env, "INL_PLUGINS": f"{env['INL_PLUGINS']},broken_one"}
     (row,) = of(report(inl, env), "plugin broken_one")
-    assert (row["status"], row["found"]) == (
+    assert (row["status"], row["finding"]) == (
         "warn",
         "broken: ImportError: libx.so: cannot open",
     )
-    assert "INL_PLUGINS" in row["mend"]
+    assert "INL_PLUGINS" in row["fix"]
 
 
-def test_a_damaged_model_that_looks_checked_stops_it(inl, env):
+def test_a_damaged_model_file_is_wrong(inl, env):
     folder = Path(env["INL_CACHE"])
     folder.mkdir()
     file = folder / hub.DEFAULT.member.rpartition("/")[2]
     file.write_bytes(b"GGUF, but no more")
     (model,) = of(report(inl, env), "model")
     assert model["status"] == "wrong"
-    assert f"{file} is damaged: sha256 is " in model["found"]
-    assert model["mend"].startswith(f"rm '{file}'; inl models ")
+    assert f"{file} is damaged: sha256 is " in model["finding"]
+    assert model["fix"].startswith(f"rm '{file}'; inl models ")
 
 
-def test_every_line_that_is_not_ok_says_what_to_do(inl, env):
+def test_every_problem_has_a_fix(inl, env):
     for check in report(inl, {**env, "INL_THREADS": "0", "INL_PLUGINS": "x"})["checks"]:
-        assert (check["status"] == "ok") == (check["mend"] == "")
+        assert (check["status"] == "ok") == (check["fix"] == "")
 
 
-def test_what_stops_the_model_comes_first(inl, env):
+def test_checks_are_sorted_by_severity(inl, env):
     done = inl("doctor", env={**env, "INL_THREADS": "many"})
     assert done.returncode == 1
     first, *_, last = done.stdout.splitlines()
     assert first.split()[:2] == ["wrong", "threads"]
     assert "INL_THREADS is 'many'" in first
     assert "try: export INL_THREADS=" in first
-    assert last.endswith("stop the default model")
+    assert last.startswith("the default model cannot run: ")
     seen = [line.split()[0] for line in done.stdout.splitlines()[:-1]]
     assert [each for each in ORDER if each in seen] == list(dict.fromkeys(seen))
 
 
 @pytest.mark.parametrize(
-    ("cores", "allowed", "environment", "status", "mend"),
+    ("cores", "allowed", "environment", "status", "fix"),
     [
         (4, None, {}, "ok", ""),
         (4, 8.0, {}, "ok", ""),
@@ -131,9 +131,9 @@ def test_what_stops_the_model_comes_first(inl, env):
         (4, None, {"OMP_NUM_THREADS": "4,2"}, "warn", "export OMP_NUM_THREADS=4"),
     ],
 )
-def test_threads(cores, allowed, environment, status, mend):
+def test_threads(cores, allowed, environment, status, fix):
     check = threads(cores, allowed, environment)
-    assert (check.status, check.mend) == (status, mend)
+    assert (check.status, check.fix) == (status, fix)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_threads(cores, allowed, environment, status, mend):
         ({}, None),
     ],
 )
-def test_what_a_cgroup_allows(tmp_path, files, cores):
+def test_cgroup_cpu_quota(tmp_path, files, cores):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -172,25 +172,25 @@ def test_memory():
 )
 def test_packages(version, needed, status):
     package = Package("acme", (1, 10), "text", "acme", needed)
-    check = checks_packages._package(package, version)
+    check = checks_packages.package_version(package, version)
     assert check.status == ("wrong" if version == "1.9" else status)
-    assert check.mend == ("" if status == "ok" else "pip install -U 'inl-core[text]'")
+    assert check.fix == ("" if status == "ok" else "pip install -U 'inl-core[text]'")
 
 
-def test_an_old_python_stops_it():
-    assert checks_packages._python((3, 10, 4)).status == "wrong"
-    assert checks_packages._python((3, 11, 0)).status == "ok"
+def test_an_old_python_is_wrong():
+    assert checks_packages.python((3, 10, 4)).status == "wrong"
+    assert checks_packages.python((3, 11, 0)).status == "ok"
 
 
-def test_a_driver_that_no_backend_serves_is_said_with_the_install_line():
-    rows = list(checks_packages._unserved(lambda path: path == "/dev/kfd"))
-    assert [(row.what, row.mend) for row in rows] == [
+def test_a_driver_without_a_backend_has_an_install_command():
+    rows = list(checks_packages.unsupported_hardware(lambda path: path == "/dev/kfd"))
+    assert [(row.subject, row.fix) for row in rows] == [
         ("device rocm", "pip install inl-rocm")
     ]
 
 
-class Carried:
-    """A distribution as importlib.metadata shows it."""
+class FakeDistribution:
+    """Fake of ``importlib.metadata.Distribution``."""
 
     def __init__(self, version, requires, size):
         self.version, self.requires = version, requires
@@ -198,18 +198,25 @@ class Carried:
 
 
 CUDA = {
-    "torch": Carried("2.9.0", ["nvidia-cublas-cu12==12.8; x", "sympy"], 900 << 20),
-    "nvidia-cublas-cu12": Carried("12.8", None, 2 << 30),
+    "torch": FakeDistribution(
+        "2.9.0", ["nvidia-cublas-cu12==12.8; x", "sympy"], 900 << 20
+    ),
+    "nvidia-cublas-cu12": FakeDistribution("12.8", None, 2 << 30),
 }
 
 
 @pytest.mark.parametrize(
     ("installed", "gpu", "status", "said"),
     [
-        (CUDA, False, "warn", "2.9 GiB: a CUDA build, and there is no GPU"),
+        (CUDA, False, "warn", "2.9 GiB: a CUDA build on a machine without a GPU"),
         (CUDA, True, "ok", "with CUDA"),
-        ({"torch": Carried("2.9.0+cpu", [], 1 << 20)}, False, "ok", "1.0 MiB"),
-        ({"torch": Carried("2.9.0", ["sympy"], 1 << 20)}, False, "ok", "1.0 MiB"),
+        ({"torch": FakeDistribution("2.9.0+cpu", [], 1 << 20)}, False, "ok", "1.0 MiB"),
+        (
+            {"torch": FakeDistribution("2.9.0", ["sympy"], 1 << 20)},
+            False,
+            "ok",
+            "1.0 MiB",
+        ),
     ],
 )
 def test_the_build_of_torch(monkeypatch, installed, gpu, status, said):
@@ -219,9 +226,9 @@ def test_the_build_of_torch(monkeypatch, installed, gpu, status, said):
         return installed[name]
 
     monkeypatch.setattr(checks_packages, "distribution", distribution)
-    (check,) = checks_packages._torch(lambda _: gpu)
+    (check,) = checks_packages.torch_build(lambda _: gpu)
     assert check.status == status
-    assert said in check.found
+    assert said in check.finding
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def run(capsys, *words):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A tiny model with a tokenizer, as Hugging Face lays it out."""
+    """A tiny model with a tokenizer, in the Hugging Face layout."""
     import tokenizers
 
     path = tmp_path_factory.mktemp("tiny")
@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
 
 
 def changed(folder, tmp_path, **fields):
-    """A copy of the model with other config fields; ``None`` takes one out."""
+    """Copy the model with changed config fields; ``None`` removes a field."""
     path = tmp_path / "changed"
     shutil.copytree(folder, path)
     config = json.loads((path / "config.json").read_text()) | fields
@@ -109,7 +109,21 @@ def test_seed_and_temperature(capsys, folder):
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_explain_names_winner_and_losers(capsys, folder):
+def test_a_random_seed_is_reported_and_repeats_the_output(capsys, folder):
+    def generate(*words):
+        _, out, _ = run(
+            capsys, "generate", "x", "--raw", "--json", "--model", str(folder),
+            "--device", "reference", "--temperature", "1", "--max-tokens", "12", *words,
+        )  # fmt: skip
+        return json.loads(out)
+
+    drawn, other = generate(), generate()
+    assert drawn["seed"] != other["seed"]
+    again = generate("--seed", str(drawn["seed"]))
+    assert (again["token_ids"], again["seed"]) == (drawn["token_ids"], drawn["seed"])
+
+
+def test_explain_lists_selected_and_refused_kernels(capsys, folder):
     words = ["explain", "--model", str(folder), "--device", "reference"]
     code, out, _ = run(capsys, *words)
     assert code == 0
@@ -211,7 +225,7 @@ def test_a_truncated_gguf(capsys, tmp_path):
     refused(found, [str(path)])
 
 
-def test_a_gguf_whose_header_lies(capsys, tmp_path):
+def test_a_gguf_with_wrong_sizes_in_its_header(capsys, tmp_path):
     path = tmp_path / "lies.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2**60, 2**60) + b"\0" * 64)
     found = run(
@@ -230,7 +244,7 @@ def test_a_gguf_whose_header_lies(capsys, tmp_path):
         "{{ 'a' * 10**10 }}",
     ],
 )
-def test_a_template_that_may_not(capsys, folder, tmp_path, template):
+def test_a_template_with_forbidden_operations(capsys, folder, tmp_path, template):
     path = changed(folder, tmp_path)
     (path / "chat_template.jinja").write_text(template)
     found = run(capsys, "generate", "x", "--model", str(path), "--device", "reference")

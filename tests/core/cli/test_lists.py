@@ -46,7 +46,7 @@ def test_devices(inl, plugin):
     assert " ".join(name).startswith("NumPy reference")
 
 
-def test_a_device_that_is_not_there_has_its_reason(inl, plugin):
+def test_an_unavailable_device_has_a_reason(inl, plugin):
     env = plugin(NPU.format(probe="absent"))
     assert lines(inl("devices", env=env), "npu") == [
         ["npu", "unavailable", "driver not found"]
@@ -139,13 +139,13 @@ def test_a_terminal_gets_a_table(inl, plugin):
         (5 * 2**50, "5120.0 TiB"),
     ],
 )
-def test_bytes_as_a_person_reads_them(count, text):
+def test_show_bytes(count, text):
     assert show_bytes(count) == text
 
 
 @pytest.mark.parametrize("command", ["devices", "plugins"])
 @pytest.mark.parametrize("words", [[], ["--json"]])
-def test_the_short_cut_prints_what_the_parser_would(command, words, capsys):
+def test_the_fast_path_prints_the_same_as_the_parser(command, words, capsys):
     assert main([command, *words]) == 0
     short = capsys.readouterr().out
     assert main([command, *words, *words, "--"]) == 0

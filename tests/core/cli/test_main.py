@@ -73,7 +73,7 @@ def test_a_usage_error_exits_with_2(inl, words, sentence):
     assert "Traceback" not in done.stderr
 
 
-def test_an_error_of_ours_is_a_line_and_2(inl, plugin):
+def test_an_inl_error_prints_one_line_and_exits_with_2(inl, plugin):
     env = failing(
         plugin, "from inl.errors import PromptTooLong; raise PromptTooLong('9 > 8')"
     )
@@ -82,13 +82,13 @@ def test_an_error_of_ours_is_a_line_and_2(inl, plugin):
     assert done.stderr == "inl: PromptTooLong: 9 > 8\n"
 
 
-def test_a_missing_package_is_an_instruction(inl, plugin):
+def test_a_missing_package_prints_the_install_command(inl, plugin):
     body = "from inl.errors import MissingPackage; raise MissingPackage('try: pip ...')"
     done = inl("fail", env=failing(plugin, body))
     assert (done.returncode, done.stderr) == (2, "inl: try: pip ...\n")
 
 
-def test_any_other_error_is_a_line_and_1(inl, plugin):
+def test_an_unexpected_error_prints_one_line_and_exits_with_1(inl, plugin):
     done = inl("fail", env=failing(plugin, "1 / 0"))
     assert done.returncode == 1
     assert done.stderr == (
@@ -116,7 +116,7 @@ def test_debug_after_a_bare_dash_dash_is_a_word(inl):
     assert "--debug" in done.stderr
 
 
-def test_the_exit_code_of_a_command_is_kept(inl, plugin):
+def test_the_exit_code_of_a_command_is_returned(inl, plugin):
     done = inl("fail", env=failing(plugin, "raise SystemExit(7)"))
     assert (done.returncode, done.stderr) == (7, "")
 
@@ -134,7 +134,7 @@ def test_the_log_goes_to_stderr(inl, plugin):
 
 
 @pytest.mark.parametrize("body", ["print('x')", "print('x' * 10**6)"])
-def test_nobody_reading_is_quiet(inl, plugin, body):
+def test_a_closed_output_pipe_is_quiet(inl, plugin, body):
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -177,7 +177,7 @@ def test_the_script_is_main():
     assert scripts == {"inl": f"{main.__module__}:{main.__name__}"}
 
 
-def test_an_error_in_an_import_of_ours_is_not_called_missing(inl, plugin):
+def test_an_import_error_inside_inl_is_not_a_missing_package(inl, plugin):
     plugin(
         "import sys\nsys.modules['inl.cli.app'] = None\n",
         "sitecustomize",

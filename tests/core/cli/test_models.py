@@ -44,7 +44,7 @@ def test_the_list_as_json(inl, cache, tmp_path):
     assert [row["name"] for row in found["models"]] == [DEFAULT_NAME, "other.gguf"]
 
 
-def test_a_cache_that_is_not_there_is_no_error(inl, tmp_path):
+def test_a_missing_cache_folder_is_no_error(inl, tmp_path):
     env = {"INL_CACHE": str(tmp_path / "none"), "HF_HOME": str(tmp_path / "hf")}
     found = json.loads(inl("models", "--json", env=env).stdout)
     assert [row["state"] for row in found["models"]] == ["not fetched"]
@@ -86,7 +86,7 @@ def test_a_model_that_cannot_run_is_shown_with_the_reason(inl, tiny_folder, tmp_
     assert "expected [97, 48]" in facts["problem"]
 
 
-def test_what_is_no_model_is_an_error(inl, tmp_path):
+def test_a_path_without_a_model_is_an_error(inl, tmp_path):
     (tmp_path / "text.gguf").write_text("hello")
     done = inl("models", str(tmp_path / "text.gguf"))
     assert (done.returncode, done.stdout) == (2, "")

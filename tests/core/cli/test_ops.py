@@ -38,7 +38,7 @@ def test_every_op_has_a_row(rows):
         assert (rows[name]["kind"] == "composite") == spec.composite
 
 
-def test_kernels_are_the_backends_own(rows):
+def test_kernels_equal_those_of_the_backend(rows):
     found = {name for name, row in rows.items() if "reference" in row["kernels"]}
     backend = ReferenceBackend(Device("reference"))
     assert found == {kernel.op for kernel in backend.kernels()}
@@ -49,7 +49,7 @@ def test_signatures_are_as_a_caller_writes_them(rows):
     assert rows["gated_mlp"]["signature"] == "(x, w, *, activation)"  # without ops
 
 
-def test_one_op_in_full(inl):
+def test_describe_one_op(inl):
     done = inl("ops", "rms_norm", "--device", "reference")
     assert done.stdout.startswith("rms_norm(x, w, *, eps)\n\n")
     assert CATALOG["rms_norm"].body.__doc__.splitlines()[0] in done.stdout
@@ -63,7 +63,7 @@ def test_an_unknown_op_is_refused_with_the_list(inl):
     assert "rms_norm" in done.stderr
 
 
-def test_a_backend_that_does_not_open_is_a_line_unless_it_was_asked_for(inl, plugin):
+def test_a_backend_that_fails_to_open_is_an_error_only_if_requested(inl, plugin):
     env = plugin(BACKEND)
     done = inl("ops", env=env)
     assert done.returncode == 0

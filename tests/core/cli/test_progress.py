@@ -1,4 +1,4 @@
-"""The bar of what takes a while."""
+"""Progress bars."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_packing_of_many_bytes_shows_at_the_first_report(shown, monkeypatch):
     assert shown(lambda: load(large, LoadStage.LOADING)) == ""
 
 
-def test_one_thing_has_one_name(shown):
+def test_a_label_replaces_the_stage(shown):
     def count():
         report = progress.loading_bar("counting")
         for done in (1, 2, 3):
@@ -70,7 +70,7 @@ def test_one_thing_has_one_name(shown):
     assert "loading" not in text
 
 
-def test_nobody_looks_no_bar(monkeypatch):
+def test_no_bar_without_a_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert progress.loading_bar() is None
 

@@ -1,4 +1,4 @@
-"""``inl tune`` on a toy that has right, wrong and deadly ways to compute a product."""
+"""``inl tune`` on a toy backend with correct, wrong and crashing kernel configs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 BACKEND = """
 import os
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,13 +23,13 @@ from inl.ops import catalog
 from inl.plugin import hookimpl, simple_backend
 from inl.spec.kernel import Kernel
 
-WAYS = {WAYS}
+VARIANTS = {VARIANTS}
 VERSION = {VERSION!r}
 BROKEN = []
 NOW = [0.0]
 # The measured durations must not depend on the machine: a clock that kernels advance.
 tunable.time = SimpleNamespace(perf_counter=lambda: NOW[0])
-WAYS_BY_NUMBER = ("slow", "fair", "good", "wrong", "raise", "exit", "hang", "break")
+VARIANTS_BY_NUMBER = ("slow", "fair", "good", "wrong", "raise", "exit", "hang", "break")
 
 
 def tensor(host):
@@ -38,35 +39,35 @@ def tensor(host):
     return np.array(values, np.float32 if values.dtype.kind == "f" else values.dtype)
 
 
-def linear(x, w, *, way):
-    NOW[0] += dict(slow=4e-3, fair=1e-3).get(way, 2e-5)
-    if way == "raise":
-        raise ArithmeticError("too wide a way")
-    if way == "break":
+def linear(x, w, *, variant):
+    NOW[0] += dict(slow=4e-3, fair=1e-3).get(variant, 2e-5)
+    if variant == "raise":
+        raise ArithmeticError("tile is too wide")
+    if variant == "break":
         BROKEN.append(True)
         raise OSError("an access that was illegal")
-    if way == "exit":
+    if variant == "exit":
         os._exit(7)
-    if way == "hang":
+    if variant == "hang":
         time.sleep(1000)
     y = np.zeros_like(x, shape=(len(x), len(w.weight)))
-    if way != "wrong":
+    if variant != "wrong":
         y = x @ w.weight.T
     return y if w.bias is None else y + w.bias
 
 
-def way_of(config):
-    return WAYS_BY_NUMBER[config["way"]]
+def variant_of(config):
+    return VARIANTS_BY_NUMBER[config["variant"]]
 
 
-def cut(config):
+def make_kernel(config):
     def run(x, w):
-        return linear(x, w, way=way_of(config))
+        return linear(x, w, variant=variant_of(config))
 
     return Kernel("linear", "toy", run, preference=1, config=config)
 
 
-class Ways(Tunable):
+class ToyTunable(Tunable):
     cache_bytes = 0
 
     def facts(self):
@@ -75,21 +76,21 @@ class Ways(Tunable):
     def search_space(self, op, *specs, **attrs):
         if op != "linear" or specs[1].weight.shape[0] != 258:
             return ()  # the head's alone
-        return [[{{"way": way}} for way in WAYS]]
+        return [[{{"variant": variant}} for variant in VARIANTS]]
 
     def kernel(self, op, config):
-        return cut(config)
+        return make_kernel(config)
 
 
 def kernels():
-    yield Kernel("linear", "toy", lambda x, w: linear(x, w, way="slow"), preference=1)
+    yield Kernel("linear", "toy", partial(linear, variant="slow"), preference=1)
     for op in catalog().values():
         if not op.composite and op.name != "linear":
             yield Kernel(op.name, "body", body_kernel(op, "float32"))
 
 
 Backend = simple_backend(
-    tensor=tensor, numpy=wrap, kernels=kernels, capabilities=[Ways()]
+    tensor=tensor, numpy=wrap, kernels=kernels, capabilities=[ToyTunable()]
 )
 
 
@@ -102,12 +103,12 @@ FAIR, GOOD, WRONG, RAISE, EXIT, HANG, BREAK = range(1, 8)
 
 @pytest.fixture
 def tune(inl, plugin, tiny_folder, tmp_path):
-    """Run ``inl tune`` on the toy with these ways; a file of its own."""
+    """Run ``inl tune`` on the toy with these configs and a separate tuning file."""
 
-    def run(*words, ways=(FAIR, GOOD), version="toy 1", command="tune", limit=120):
-        env = plugin(BACKEND.format(WAYS=list(ways), VERSION=version))
+    def run(*words, variants=(FAIR, GOOD), version="toy 1", command="tune", limit=120):
+        env = plugin(BACKEND.format(VARIANTS=list(variants), VERSION=version))
         env["INL_CACHE"] = str(tmp_path / "cache")
-        # Versions of a second and of a length would share compiled files.
+        # Modules of the same size and second would share a compiled file.
         env["PYTHONDONTWRITEBYTECODE"] = "1"
         if command == "tune":
             words = ("--limit", str(limit), *words)
@@ -129,66 +130,68 @@ def small(tune, *words, **options):
 
 
 def winner(tune, **options):
-    """What an engine would run for the head's product of one row."""
+    """Return the kernel that an engine selects for the output head, and stderr."""
     done = tune("--json", command="explain", **options)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["ops"]
     return [row for row in rows if row["op"] == "linear"][-1], done.stderr
 
 
-def test_the_fastest_right_way_is_kept_and_used(tune):
+def test_the_fastest_correct_config_is_stored_and_selected(tune):
     assert winner(tune)[0]["winner"] == "linear/toy"
     measured, quarantined = small(tune)
     assert measured
     assert quarantined == []
     for entry in measured:
         assert entry["op"] == "linear"
-        assert entry["config"] == {"way": GOOD}
+        assert entry["config"] == {"variant": GOOD}
         assert entry["seconds"] < 0.5 * entry["before"]
         assert entry["plugin"] == "toy 1"
     row, _ = winner(tune)
-    assert row["winner"] == "linear/toy (tuned: way=2)"
+    assert row["winner"] == "linear/toy (tuned: variant=2)"
     assert row["refusals"] == {"linear/toy": "is slower here, as inl tune measured"}
 
 
-def test_a_wrong_way_is_quarantined_however_fast(tune):
-    measured, quarantined = small(tune, ways=(FAIR, WRONG))
-    assert {entry["config"]["way"] for entry in measured} == {FAIR}
-    assert {entry["config"]["way"] for entry in quarantined} == {WRONG}
+def test_a_fast_but_wrong_config_is_quarantined(tune):
+    measured, quarantined = small(tune, variants=(FAIR, WRONG))
+    assert {entry["config"]["variant"] for entry in measured} == {FAIR}
+    assert {entry["config"]["variant"] for entry in quarantined} == {WRONG}
     for entry in quarantined:
         assert entry["reason"].startswith("wrong: error ")
         assert "seed" in entry["reason"]
-    # Only the quarantine is kept to: the way is not even tried again.
-    again, still = small(tune, ways=(WRONG,))
+    # A quarantined config is not measured again.
+    again, still = small(tune, variants=(WRONG,))
     assert {len(entry["config"]) for entry in again} == {0}
     assert still == quarantined
 
 
-def test_a_way_that_kills_its_process_is_named_and_the_tuning_goes_on(tune):
+def test_a_config_that_ends_its_process_is_quarantined(tune):
     measured, quarantined = small(
-        tune, "--ops", "linear", ways=(RAISE, BREAK, EXIT, GOOD)
+        tune, "--ops", "linear", variants=(RAISE, BREAK, EXIT, GOOD)
     )
-    assert {entry["config"]["way"] for entry in measured} == {GOOD}
-    reasons = {entry["config"]["way"]: entry["reason"] for entry in quarantined}
+    assert {entry["config"]["variant"] for entry in measured} == {GOOD}
+    reasons = {entry["config"]["variant"]: entry["reason"] for entry in quarantined}
     assert reasons == {
-        RAISE: "ArithmeticError: too wide a way",
+        RAISE: "ArithmeticError: tile is too wide",
         BREAK: "OSError: an access that was illegal",
         EXIT: "its process ended with exit code 7",
     }
     shown = tune("--show").stdout
     assert "quarantined: its process ended with exit code 7" in shown
-    assert "way=5" in shown
+    assert "variant=5" in shown
 
 
 @pytest.mark.full
-def test_a_way_that_hangs_is_given_up(tune):
-    measured, quarantined = small(tune, ways=(HANG, GOOD), limit=6)
-    assert {entry["config"]["way"] for entry in measured} == {GOOD}
-    assert {e["reason"] for e in quarantined} == {"its process gave no answer in 6 s"}
+def test_a_config_that_hangs_is_quarantined(tune):
+    measured, quarantined = small(tune, variants=(HANG, GOOD), limit=6)
+    assert {entry["config"]["variant"] for entry in measured} == {GOOD}
+    assert {e["reason"] for e in quarantined} == {
+        "its process did not reply within 6 s"
+    }
 
 
-def test_what_is_in_quarantine_is_not_served(tune, tmp_path):
-    """A file may name the kernel as it comes, which then is refused by that name."""
+def test_a_quarantined_default_kernel_is_not_selected(tune, tmp_path):
+    """The default kernel itself may be quarantined, with an empty config."""
     small(tune)
     path = tmp_path / "cache" / "tuning.json"
     record = json.loads(path.read_text())
@@ -205,7 +208,7 @@ def test_what_is_in_quarantine_is_not_served(tune, tmp_path):
 
 
 @pytest.mark.full
-def test_what_another_version_measured_does_not_count(tune):
+def test_results_of_another_version_are_ignored(tune):
     small(tune)
     assert winner(tune, version="toy 2")[0]["winner"] == "linear/toy"
 
@@ -218,20 +221,20 @@ def test_export_import_and_clear(tune, tmp_path):
     assert json.loads(there.read_text())["measured"] == measured
     assert tune("--clear").returncode == 0
     assert found(tune("--show", "--json")) == ([], [])
-    assert "nothing is known" in tune("--show").stdout
+    assert "no results in " in tune("--show").stdout
     assert found(tune("--import", str(there), "--json")) == (measured, [])
     assert found(tune("--clear", "--ops", "rope", "--json")) == (measured, [])
     assert found(tune("--clear", "--ops", "linear", "--json")) == ([], [])
 
 
-def test_what_time_did_not_allow_is_said(tune):
+def test_configs_skipped_for_lack_of_time_are_reported(tune):
     done = tune("--rows", "1", "--seconds", "0")
     assert done.returncode == 0
-    assert done.stderr == "inl: tried 1 of 3 ways in 0 s; --seconds gives them more\n"
+    assert done.stderr == "inl: tried 1 of 3 configurations in 0 s; raise --seconds\n"
 
 
 @pytest.mark.parametrize("text", ["{", '{"format": "other"}'])
-def test_a_damaged_file_is_a_line_and_serving_goes_on(tune, tmp_path, text):
+def test_a_damaged_tuning_file_is_reported_and_ignored(tune, tmp_path, text):
     path = tmp_path / "cache" / "tuning.json"
     path.parent.mkdir()
     path.write_text(text)
@@ -248,10 +251,10 @@ def test_a_damaged_file_is_a_line_and_serving_goes_on(tune, tmp_path, text):
     assert not path.exists()
 
 
-def test_mistakes_are_said(tune, tmp_path, inl):
+def test_invalid_options(tune, tmp_path, inl):
     for words, said in (
         (("--rows", "0"), "rows: found '0'"),
-        (("--ops", "rope"), "ops: found rope, of which there is nothing to tune"),
+        (("--ops", "rope"), "ops: found rope; tunable ops of this model"),
         (("--import", str(tmp_path / "no")), "no such file"),
     ):
         done = tune(*words)
@@ -259,4 +262,4 @@ def test_mistakes_are_said(tune, tmp_path, inl):
         assert said in done.stderr
     done = inl("tune", "--device", "reference", "--model", "smollm2")
     assert done.returncode == 2
-    assert "reference:0: has nothing to tune" in done.stderr
+    assert "reference:0: the backend has no tunable kernels" in done.stderr

@@ -171,7 +171,7 @@ def test_nothing_but_close_follows_close(runner):
     runner.submit(step(runner, 1))
     runner.close()
     runner.close()
-    closed = "runner: is closed; make another"
+    closed = "runner: is closed; create another"
     refused(runner.submit, admission(runner.limits), match=closed)
     refused(runner.sample, 1, masks(), match=closed)
     refused(runner.collect, match=closed)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 FAULTY = '''
-"""A device that is NumPy with one fault, named by the variable INL_FAULT."""
+"""A NumPy device with one fault, selected by the variable INL_FAULT."""
 
 import os
 
@@ -24,23 +24,23 @@ FAULT = os.environ.get("INL_FAULT", "none")
 
 
 def wrong_scale(run):
-    return lambda q, *rest, scale, **kept: run(q, *rest, scale=scale * 1.01, **kept)
+    return lambda q, *rest, scale, **attrs: run(q, *rest, scale=scale * 1.01, **attrs)
 
 
-def late_rope(run):
-    return lambda positions, **kept: run(positions + 1, **kept)
+def shifted_rope(run):
+    return lambda positions, **attrs: run(positions + 1, **attrs)
 
 
-def late_write(run):
+def shifted_write(run):
     return lambda k, v, cache, writes: run(k, v, cache, writes + 1)
 
 
-def own_uniform(run):
-    def choose(logits, step, tables, **kept):
+def fixed_uniform(run):
+    def sample(logits, step, tables, **attrs):
         half = np.full(step.uniforms.shape, 0.5, np.float32).view(np.int32)
-        return run(logits, step._replace(uniforms=half), tables, **kept)
+        return run(logits, step._replace(uniforms=half), tables, **attrs)
 
-    return choose
+    return sample
 
 
 def biased(run):
@@ -52,16 +52,16 @@ def biased(run):
     return linear
 
 
-def lonely(run):
+def first_only(run):
     return lambda messages, tables: run(messages[:1], tables)
 
 
 WRAPPED = {
-    "alone": ("admit", lonely),
+    "alone": ("admit", first_only),
     "scale": ("attention", wrong_scale),
-    "rope": ("rope_table", late_rope),
-    "write": ("write_kv", late_write),
-    "uniform": ("sample", own_uniform),
+    "rope": ("rope_table", shifted_rope),
+    "write": ("write_kv", shifted_write),
+    "uniform": ("sample", fixed_uniform),
     "bias": ("linear", biased),
 }
 
@@ -101,7 +101,7 @@ def inl_register_backends(register):
 
 @pytest.fixture
 def check(tmp_path):
-    """Run ``inl check faulty`` with one planted fault, in a fresh process."""
+    """Run ``inl check`` on the faulty device with one fault, in a new process."""
     (tmp_path / "faulty_plugin.py").write_text(FAULTY)
 
     def run(*words, fault="none"):

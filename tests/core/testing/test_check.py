@@ -1,4 +1,4 @@
-"""One check, its gap, and what is said of each outcome."""
+"""Results of single checks, and gaps."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def test_a_check_passes_with_its_measure():
     assert (found.status, found.message, found.measure.ratio) == ("passed", "", 0.25)
 
 
-def test_a_check_fails_in_its_own_words():
+def test_a_failure_carries_the_message_of_the_check():
     assert outcome(failing) == ("failed", "found 3, expected 4")
     found = perform(Check("kernel", "x/y", failing), {})
     assert found.measure == Measure(3.0, 2.0)
 
 
-def test_whatever_a_backend_raises_is_a_failure():
+def test_any_exception_is_a_failure():
     assert outcome(crashing) == ("failed", "raised KeyError: 'slot'")
 
 
 GAPS = {"rms_norm/heads": "strided rows land in driver 2.1"}
 
 
-def test_a_gap_takes_a_failure_and_gives_its_reason():
+def test_a_gap_replaces_a_failure_by_its_reason():
     assert outcome(failing, GAPS) == ("gap", "strided rows land in driver 2.1")
 
 
@@ -81,7 +81,7 @@ def test_a_gap_that_covers_nothing_is_refused(gaps):
 
 @pytest.mark.parametrize("reason", ["", "  ", None, 3])
 def test_a_gap_needs_a_reason(reason):
-    with pytest.raises(RequestError, match="found no reason"):
+    with pytest.raises(RequestError, match="the reason is empty"):
         check_gaps({"rms_norm": reason}, ["rms_norm/heads"])
 
 
@@ -89,7 +89,7 @@ def test_known_gaps_are_accepted():
     check_gaps(GAPS, ["rms_norm/heads/float32"])
 
 
-def test_the_worst_is_nearest_to_its_bound_or_beyond():
+def test_worst_has_the_largest_ratio_to_its_bound():
     measures = [Measure(5.0, 100.0), Measure(0.0, 0.0), Measure(1.0, 2.0)]
     assert worst(measures) == Measure(1.0, 2.0)
     assert worst([*measures, Measure(1.0, 0.0)]).ratio == math.inf

@@ -1,4 +1,4 @@
-"""The contract classes under pytest, in a run of their own."""
+"""The contract classes, in a separate pytest run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def contract(check, tmp_path):
     return run
 
 
-def test_a_sound_backend_passes_one_test_a_check(contract):
+def test_a_correct_backend_passes_one_test_per_check(contract):
     code, said = contract()
     assert code == 0, said
     for name in (
@@ -58,7 +58,7 @@ def test_a_gap_is_an_expected_failure_with_its_reason(contract):
     gaps = {"linear": "driver 2.1 rounds as it should"}
     only = "test_kernel and linear and not qkv or gap"
     code, said = contract("-k", only, gaps=gaps, fault="bias")
-    # Weights that are asked about are refused properly, so this part does pass.
+    # The refusal checks are not affected by the fault and pass.
     expired = "linear/refusals/numpy passes: the gap 'linear' has expired"
     assert code == 1
     assert expired in said
@@ -67,7 +67,7 @@ def test_a_gap_is_an_expected_failure_with_its_reason(contract):
 
 
 @pytest.mark.full
-def test_gaps_that_cover_what_fails_let_the_run_pass(contract):
+def test_gaps_that_cover_all_failures_pass(contract):
     reason = "driver 2.1 rounds as it should"
     cases = ["1x8x16", "2x5x3", "13x64x48", "33x96x160"]
     gaps = dict.fromkeys([f"linear/{case}" for case in cases], reason)
@@ -83,7 +83,7 @@ def test_an_unknown_gap_fails(contract):
     assert "gap 'rms_nrom/heads': covers no check" in said
 
 
-def test_a_device_that_is_not_there_fails_and_says_why(contract):
+def test_an_unavailable_device_fails_with_the_reason(contract):
     code, said = contract(device="nobody:0")
     assert code == 1
     assert "BackendNotFound: no backend for nobody" in said

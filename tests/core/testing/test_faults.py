@@ -1,4 +1,4 @@
-"""``inl check`` fails on each planted fault, for the right reason, and on no other."""
+"""``inl check`` detects each planted fault and passes a correct backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def card_of(done):
     return json.loads(done.stdout)
 
 
-def test_a_sound_backend_passes_and_emits_its_card(check):
+def test_a_correct_backend_passes_and_prints_its_card(check):
     done = check("faulty:0", "--json")
     card = card_of(done)
     assert (done.returncode, card["passed"], card["failures"]) == (0, True, [])
@@ -40,7 +40,7 @@ FAULTS = {
     "bias": {"linear/"},
     "leak": {"engine/batched/", "engine/cancel/"},
 }
-"""Fault -> beginnings of names, each of which some failure must have."""
+"""Fault -> name prefixes; each must match a failed check."""
 
 
 @pytest.mark.parametrize("fault", mostly_full(sorted(FAULTS)))
@@ -55,7 +55,7 @@ def test_each_planted_fault_is_found(check, fault):
 
 
 @pytest.mark.full
-def test_that_only_the_first_enters_is_found(check):
+def test_a_kernel_that_admits_only_the_first_request_fails(check):
     card = card_of(check("faulty:0", "--json", fault="alone"))
     failed = {failure["check"] for failure in card["failures"]}
     assert any(name.startswith("admit/") for name in failed)
@@ -63,14 +63,14 @@ def test_that_only_the_first_enters_is_found(check):
 
 
 @pytest.mark.full
-def test_a_leak_is_called_one(check):
+def test_a_block_leak_is_reported_as_one(check):
     card = card_of(check("faulty:0", "--json", fault="leak"))
     (found,) = {
         failure["message"].partition(":")[0]
         for failure in card["failures"]
         if failure["check"].startswith("engine/batched/")
     }
-    assert found == "blocks leak"
+    assert found == "block leak"
 
 
 def test_the_table_names_the_worst_case_and_what_to_do(check):
@@ -79,11 +79,11 @@ def test_the_table_names_the_worst_case_and_what_to_do(check):
     assert "failed  linear/" in done.stdout
     assert "linear/numpy on faulty:0: error " in done.stdout
     assert "compare with the body of linear, or list a gap" in done.stdout
-    assert "the same inputs again: inl check faulty:0 --seed 11" in done.stdout
+    assert "to repeat: inl check faulty:0 --seed 11" in done.stdout
 
 
 @pytest.mark.full
-def test_the_seed_decides_every_input(check):
+def test_the_seed_determines_all_inputs(check):
     first, again, other = (
         {name: op["worst_ratio"] for name, op in card_of(done)["ops"].items()}
         for done in (
@@ -95,7 +95,7 @@ def test_the_seed_decides_every_input(check):
 
 
 @pytest.mark.parametrize("words", [("nobody:0",), ("faulty:7",), ("Faulty",)])
-def test_a_device_that_is_not_there_is_a_usage_error(check, words):
+def test_an_unavailable_device_is_a_usage_error(check, words):
     done = check(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("inl: ")

@@ -1,4 +1,4 @@
-"""docs/ops.md is what the catalog says."""
+"""docs/ops.md equals the output of its generator."""
 
 from __future__ import annotations
 

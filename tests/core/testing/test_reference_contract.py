@@ -1,4 +1,4 @@
-"""Every promise of a backend, as ``inl check reference:0`` checks them."""
+"""All conformance checks on the reference backend."""
 
 from __future__ import annotations
 

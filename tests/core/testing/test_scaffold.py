@@ -1,4 +1,4 @@
-"""``inl new-plugin``: one set of templates, of which the toy backend is one result."""
+"""``inl new-plugin``; the toy example is its output for "toy"."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 from inl.errors import RequestError
 from inl.plugin import GROUP
-from inl.testing.scaffold import TAKEN, create, render
+from inl.testing.scaffold import RESERVED, create, render
 
 ROOT = Path(__file__).parents[3]
 TOY = ROOT / "examples" / "inl-toy"
 
 
 def tree(folder):
-    """Text of every file, but for what installing and testing leave behind."""
+    """Return path -> text of the source files, without build and cache files."""
     left = {"__pycache__", "build", ".pytest_cache"}
     return {
         path.relative_to(folder).as_posix(): path.read_text()
@@ -30,7 +30,7 @@ def tree(folder):
     }
 
 
-def test_the_toy_is_the_template_named_toy():
+def test_the_toy_example_equals_the_rendered_templates():
     assert tree(TOY) == render("toy")
 
 
@@ -74,7 +74,7 @@ def test_a_new_package_passes_its_own_tests(tmp_path):
     assert "skipped" not in found.stdout
 
 
-def test_what_is_packaged_has_the_entry_point():
+def test_the_package_declares_its_entry_point():
     for name, package in (("npu", "inl-npu"), ("my_npu2", "inl-my-npu2")):
         files = render(name)
         project = tomllib.loads(files["pyproject.toml"])["project"]
@@ -104,29 +104,29 @@ BAD = ["", "Npu", "my-npu", "1pu", "npu:0", "a.b", "../x", "npu_", "a__b", "auto
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_name_is_refused_and_nothing_is_written(tmp_path, name):
+def test_an_invalid_name_is_refused_before_writing(tmp_path, name):
     with pytest.raises(RequestError, match=r"^name: found .*accepted: lower-case"):
         create(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_our_own_names_are_refused(name):
-    with pytest.raises(RequestError, match="which INL itself uses"):
+@pytest.mark.parametrize("name", RESERVED)
+def test_reserved_names_are_refused(name):
+    with pytest.raises(RequestError, match="which is reserved"):
         render(name)
 
 
-def test_a_folder_that_exists_is_left_alone(tmp_path):
+def test_an_existing_folder_is_not_changed(tmp_path):
     folder = tmp_path / "inl-npu"
     folder.mkdir()
     (folder / "mine.txt").write_text("kept")
     done = inl(tmp_path, "new-plugin", "npu", "--path", str(tmp_path))
     assert done.returncode == 2
-    assert "exists already; choose another name or --path" in done.stderr
+    assert "already exists; choose another name or --path" in done.stderr
     assert tree(folder) == {"mine.txt": "kept"}
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RequestError, match="cannot be made"):
+    with pytest.raises(RequestError, match="cannot be created"):
         create("npu", tmp_path / "file" / "below")

@@ -1,4 +1,4 @@
-"""Inputs for a call: of its sizes, in its workload, and nowhere constant."""
+"""Random inputs of calls, and the calls of a model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from inl.spec.step import Step
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves
 from inl.spec.workload import workload
-from inl.testing.kernel_site import Site
+from inl.testing.op_call import OpCall
 from inl.testing.tiny import tiny_llama
 from inl.tune.inputs import Inputs
-from inl.tune.models import calls, chosen
+from inl.tune.models import calls, filter_calls
 
 OPS = (
     "norm_qkv", "attend_project", "attend", "attention", "norm_mlp", "gated_mlp",
@@ -29,7 +29,7 @@ OPS = (
 
 
 @pytest.fixture(scope="module")
-def opened():
+def context():
     backend = ReferenceBackend(Device("reference"))
     return SimpleNamespace(
         backend=backend, selection=kernel_selection(backend, EngineConfig())
@@ -44,28 +44,28 @@ def path(tmp_path_factory):
     return str(path)
 
 
-def met(opened, model, rows=3):
-    return calls(opened.backend, opened.selection, model, "float32", rows)
+def model_calls(context, model, rows=3):
+    return calls(context.backend, context.selection, model, "float32", rows)
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_a_case_lies_in_the_workload_of_its_call(opened, path, op):
-    found = [call for call in met(opened, path) if call.spec.name == op]
-    assert found
-    for call in found:
+def test_inputs_belong_to_the_workload_of_the_call(context, path, op):
+    matching = [call for call in model_calls(context, path) if call.spec.name == op]
+    assert matching
+    for call in matching:
         case = Inputs([1]).case(call.spec, call.args, call.attrs, length=20)
-        site = Site(opened, call.spec, case, "float32")
-        assert workload(call.spec, site.specs, case.attrs) == call.work
+        op_call = OpCall(context, call.spec, case, "float32")
+        assert workload(call.spec, op_call.specs, case.attrs) == call.work
         for arg in case.args:
             if not isinstance(arg, Step):
-                big = [leaf for leaf in leaves(arg) if leaf.dtype.kind == "f"]
-                assert all(np.isfinite(leaf).all() for leaf in big)
-                assert all(leaf.std() > 0 for leaf in big if leaf.size > 8)
-        assert all(np.isfinite(leaf).all() for leaf in leaves(site.run()))
+                floats = [leaf for leaf in leaves(arg) if leaf.dtype.kind == "f"]
+                assert all(np.isfinite(leaf).all() for leaf in floats)
+                assert all(leaf.std() > 0 for leaf in floats if leaf.size > 8)
+        assert all(np.isfinite(leaf).all() for leaf in leaves(op_call.run()))
 
 
-def test_rows_have_as_much_cached_as_was_asked_for_and_fits(opened, path):
-    call = next(c for c in met(opened, path) if c.spec.name == "attention")
+def test_rows_have_the_requested_cached_length(context, path):
+    call = next(c for c in model_calls(context, path) if c.spec.name == "attention")
     step = call.args[2]
     for length, expected in ((20, 21), (10**6, 512)):
         made = Inputs([1]).case(call.spec, call.args, call.attrs, length=length)
@@ -73,8 +73,8 @@ def test_rows_have_as_much_cached_as_was_asked_for_and_fits(opened, path):
         assert made.args[2].blocks.shape[2] >= step.blocks.shape[2]
 
 
-def test_other_seeds_are_other_numbers(opened, path):
-    call = next(c for c in met(opened, path) if c.spec.name == "linear")
+def test_different_seeds_give_different_inputs(context, path):
+    call = next(c for c in model_calls(context, path) if c.spec.name == "linear")
     one, same, other = (
         Inputs(seed).case(call.spec, call.args, call.attrs, length=1).args[0]
         for seed in ([1], [1], [2])
@@ -83,25 +83,27 @@ def test_other_seeds_are_other_numbers(opened, path):
     assert (one != other).all()
 
 
-def test_rows_count_up_to_a_power_of_two(opened, path):
+def test_rows_count_up_to_a_power_of_two(context, path):
     def works(rows):
-        return {c.work for c in met(opened, path, rows) if c.spec.name == "linear"}
+        return {
+            c.work for c in model_calls(context, path, rows) if c.spec.name == "linear"
+        }
 
     assert works(5) == works(8) != works(9)
 
 
-def test_a_model_may_be_a_shape_a_config_or_a_folder(opened, path, tmp_path):
-    assert "norm_mlp" in {call.spec.name for call in met(opened, "8b")}
+def test_a_model_may_be_a_shape_a_config_or_a_folder(context, path, tmp_path):
+    assert "norm_mlp" in {call.spec.name for call in model_calls(context, "8b")}
     with pytest.raises(CheckpointError, match=r"no\.json"):
-        met(opened, str(tmp_path / "no.json"))
+        model_calls(context, str(tmp_path / "no.json"))
 
 
-def test_what_cannot_be_tuned_is_said(opened, path):
-    found = met(opened, path)
-    assert {call.spec.name for call in chosen(found, ("rope",))} == {"rope"}
-    with pytest.raises(RequestError, match="found ropes, of which there is nothing"):
-        chosen(found, ("rope", "ropes"))
-    call = next(c for c in found if c.spec.name == "rope")
-    odd = (StrictArray((2,), "int32"), *call.args[1:])
+def test_untunable_ops_are_refused(context, path):
+    all_calls = model_calls(context, path)
+    assert {call.spec.name for call in filter_calls(all_calls, ("rope",))} == {"rope"}
+    with pytest.raises(RequestError, match="found ropes; tunable ops of this model"):
+        filter_calls(all_calls, ("rope", "ropes"))
+    call = next(c for c in all_calls if c.spec.name == "rope")
+    invalid = (StrictArray((2,), "int32"), *call.args[1:])
     with pytest.raises(RequestError, match=r"op rope: q is int32\[2\]"):
-        Inputs([1]).case(call.spec, odd, call.attrs, length=1)
+        Inputs([1]).case(call.spec, invalid, call.attrs, length=1)

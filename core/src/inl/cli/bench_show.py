@@ -34,10 +34,10 @@ def show(report: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *_bars(report["batches"])]).rstrip()
 
 
-def _bandwidth(found: dict[str, Any] | None) -> str:
-    if found is None:
+def _bandwidth(measured: dict[str, Any] | None) -> str:
+    if measured is None:
         return "not measured on this device"
-    return f"{found['bytes_per_second'] / 1e9:.1f} GB/s ({found['how']})"
+    return f"{measured['bytes_per_second'] / 1e9:.1f} GB/s ({measured['how']})"
 
 
 def _batch(row: dict[str, Any]) -> list[str]:
@@ -47,12 +47,12 @@ def _batch(row: dict[str, Any]) -> list[str]:
         f"{first['most']:.3f})"
     ]
     for name, key in PHASES:
-        found = row[key]
+        rate = row[key]
         text = "not measured: fewer than two full steps; increase --tokens"
-        if found is not None:
+        if rate is not None:
             text = (
-                f"{found['median']:.1f} tokens/s ({found['least']:.1f} to "
-                f"{found['most']:.1f})"
+                f"{rate['median']:.1f} tokens/s ({rate['least']:.1f} to "
+                f"{rate['most']:.1f})"
             )
         lines.append(f"  {name:<11}  {text}")
     if row["bytes_per_second"] is not None:

@@ -73,7 +73,7 @@ def run(
         model, config, progress=loading_bar(), on_step=interrupt.on_step
     )
     with engine:
-        Chat(engine, interrupt, sampling, Conversation(system)).talk(open_lines())
+        Chat(engine, interrupt, sampling, Conversation(system)).run(open_lines())
 
 
 class Chat:
@@ -99,7 +99,7 @@ class Chat:
         self._answers = 0
         self._last = ""
 
-    def talk(self, lines: Lines) -> None:
+    def run(self, lines: Lines) -> None:
         """Process input line by line until it ends.
 
         On a terminal an error is printed and the chat continues; with piped input
@@ -192,12 +192,16 @@ class Chat:
 
     def stats(self) -> list[str]:
         """Lines of ``/stats``."""
-        engine, talk = self._engine, self.conversation
-        used = len(engine.chat_ids(talk.visible())) if talk.messages else 0
-        left_out = sum(m["role"] == "user" for m in talk.messages[: talk.start])
+        engine, conversation = self._engine, self.conversation
+        used = (
+            len(engine.chat_ids(conversation.visible())) if conversation.messages else 0
+        )
+        left_out = sum(
+            m["role"] == "user" for m in conversation.messages[: conversation.start]
+        )
         lines = [
             f"{engine.model.name} on {engine.device}",
-            f"{talk.turns} turns, {left_out} of them no longer in the context",
+            f"{conversation.turns} turns, {left_out} of them no longer in the context",
             f"{used} of {engine.context} tokens of context in use",
             f"{engine.stats.prefix_hit_tokens} tokens reused from the prefix cache",
         ]

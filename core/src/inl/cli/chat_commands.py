@@ -74,17 +74,17 @@ def _load(chat: Chat, name: str) -> str:
 
 
 def _retry(chat: Chat, _rest: str) -> None:
-    talk = chat.conversation
-    before = list(talk.messages)
-    talk.pop_last("assistant")
-    last = talk.pop_last("user")
+    conversation = chat.conversation
+    before = list(conversation.messages)
+    conversation.pop_last("assistant")
+    last = conversation.pop_last("user")
     if last is None:
         raise RequestError("/retry: there is no message to answer again")
     try:
         chat.ask(last["content"], again=True)
     finally:
-        if len(talk.messages) < len(before):
-            talk.messages[:] = before  # no new answer: restore the previous one
+        if len(conversation.messages) < len(before):
+            conversation.messages[:] = before  # no new answer: restore the previous one
 
 
 def _stats(chat: Chat, _rest: str) -> str:

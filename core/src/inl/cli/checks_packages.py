@@ -1,4 +1,4 @@
-"""Doctor: Python, packages, plugins and devices."""
+"""Checks of ``inl doctor``: Python, packages, plugins and devices."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from inl.device import DeviceType
 from inl.errors import InlError
 from inl.plugin import choose_device, make_backend, registry
 
-OLDEST: Final = (3, 11)
+OLDEST_PYTHON: Final = (3, 11)
 
 
 class Package(NamedTuple):
     """A distribution that INL uses."""
 
     name: str
-    least: tuple[int, ...]
+    oldest: tuple[int, ...]
     extra: str
-    """Extra of inl-core that installs it; empty for what the core needs."""
+    """Extra of inl-core that installs it; empty for a dependency of the core."""
     use: str
-    needed: bool
-    """Whether the default model cannot do without it."""
+    required: bool
+    """Whether the default model needs it."""
 
 
 PACKAGES: Final = (
-    Package("numpy", (1, 26), "", "numbers", True),
+    Package("numpy", (1, 26), "", "arrays", True),
     Package("pluggy", (1, 5), "", "plugins", True),
-    Package("tokenizers", (0, 20), "text", "text to tokens", True),
+    Package("tokenizers", (0, 20), "text", "tokenization", True),
     Package("jinja2", (3, 1, 6), "text", "chat templates", True),
-    Package("typer", (0, 15), "cli", "this command line", True),
+    Package("typer", (0, 15), "cli", "the command line", True),
     Package("rich", (13,), "cli", "tables and progress bars", False),
     Package("huggingface-hub", (0,), "hub", "models by name, org/name", False),
     Package("matplotlib", (3, 8), "plot", "inl bench --plot", False),
@@ -48,26 +48,27 @@ HARDWARE: Final = {
     "tpu": ("/dev/accel0", "a TPU"),
     "directml": ("/dev/dxg", "DirectX of WSL"),
 }
-"""Device types and a file that is there with their driver."""
+"""Device type -> device file that its driver creates, and the driver's name."""
 
 
 def package_checks() -> Iterator[Check]:
-    """Python, what is installed, what it serves, and the device that auto takes."""
-    yield _python(sys.version_info[:3])
+    """Check Python, packages, plugins, devices and the device "auto" selects."""
+    yield python(sys.version_info[:3])
     for package in PACKAGES:
-        yield _package(package, _version(package.name))
+        yield package_version(package, _version(package.name))
     yield from _plugins()
     yield from _devices()
-    yield from _unserved(lambda path: Path(path).exists())
-    yield from _torch(lambda path: Path(path).exists())
+    yield from unsupported_hardware(lambda path: Path(path).exists())
+    yield from torch_build(lambda path: Path(path).exists())
     yield _auto()
 
 
-def _python(found: tuple[int, ...]) -> Check:
-    version = ".".join(map(str, found))
-    if found < OLDEST:
-        return Check("wrong", "Python", version, "install Python 3.11 or newer")
-    return Check("ok", "Python", f"{version} ({platform.machine()})")
+def python(version: tuple[int, ...]) -> Check:
+    """Check the version of Python."""
+    text = ".".join(map(str, version))
+    if version < OLDEST_PYTHON:
+        return Check("wrong", "Python", text, "install Python 3.11 or newer")
+    return Check("ok", "Python", f"{text} ({platform.machine()})")
 
 
 def _version(name: str) -> str | None:
@@ -77,76 +78,79 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _package(package: Package, version: str | None) -> Check:
-    wanted = f"inl-core[{package.extra}]" if package.extra else "inl-core"
-    mend = f"pip install -U '{wanted}'"
-    bad: Status = "wrong" if package.needed else "warn"
+def package_version(package: Package, version: str | None) -> Check:
+    """Check the installed version of a package; ``None`` is not installed."""
+    requirement = f"inl-core[{package.extra}]" if package.extra else "inl-core"
+    fix = f"pip install -U '{requirement}'"
+    status: Status = "wrong" if package.required else "warn"
     if version is None:
-        found = f"not installed: {package.use}"
-        return Check(bad, package.name, found, mend)
+        finding = f"not installed; used for {package.use}"
+        return Check(status, package.name, finding, fix)
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-    if numbers < package.least:
-        least = ".".join(map(str, package.least))
-        found = f"{version}, which is older than {least}"
-        return Check(bad, package.name, found, mend)
+    if numbers < package.oldest:
+        oldest = ".".join(map(str, package.oldest))
+        finding = f"{version}, required: {oldest} or newer"
+        return Check(status, package.name, finding, fix)
     return Check("ok", package.name, version)
 
 
 def _plugins() -> Iterator[Check]:
     for row in registry().plugins:
-        what, package = f"plugin {row.name}", row.distribution or row.source
+        subject, package = f"plugin {row.name}", row.distribution or row.source
         if row.status == "broken":
-            mend = f"pip install --force-reinstall {package}"
+            fix = f"pip install --force-reinstall {package}"
             if row.distribution is None:
-                mend = "look at INL_PLUGINS, then: inl --debug plugins"
-            yield Check("warn", what, f"broken: {row.detail}", mend)
+                fix = "check INL_PLUGINS, then: inl --debug plugins"
+            yield Check("warn", subject, f"broken: {row.detail}", fix)
         elif row.status == "unsupported":
-            mend = f"pip install -U {package} inl-core"
-            yield Check("warn", what, row.detail, mend)
+            fix = f"pip install -U {package} inl-core"
+            yield Check("warn", subject, row.detail, fix)
         elif row.status == "ready":
-            yield Check("ok", what, row.detail)
+            yield Check("ok", subject, row.detail)
 
 
 def _devices() -> Iterator[Check]:
     for row in registry().devices():
         if row.info is not None:
             memory = show_bytes(row.info.memory_bytes)
-            found = ", ".join(filter(None, (row.info.name, memory)))
-            yield Check("ok", f"device {row.type}:{row.info.index}", found)
+            finding = ", ".join(filter(None, (row.info.name, memory)))
+            yield Check("ok", f"device {row.type}:{row.info.index}", finding)
         else:
-            mend = f"mend that, or: pip uninstall {row.origin.distribution}"
+            package = row.origin.distribution
             yield Check(
                 "warn",
                 f"device {row.type}",
-                row.reason or "not there",
-                mend if row.origin.distribution else "look at INL_PLUGINS",
+                row.reason or "unavailable",
+                f"fix the cause, or: pip uninstall {package}"
+                if package
+                else "check INL_PLUGINS",
             )
 
 
-def _unserved(exists: Callable[[str], bool]) -> Iterator[Check]:
-    """Hardware that nobody serves."""
+def unsupported_hardware(exists: Callable[[str], bool]) -> Iterator[Check]:
+    """Report drivers without an installed backend; ``exists`` tests a device file."""
     known = registry()
-    for kind, (path, what) in HARDWARE.items():
+    for kind, (path, driver) in HARDWARE.items():
         if kind not in known.types and exists(path):
             yield Check(
                 "warn",
                 f"device {kind}",
-                f"{what} is here ({path}), and no backend for {kind} is installed",
+                f"{driver} is present ({path}), but no backend for {kind} is installed",
                 known.advice(DeviceType(kind)).removeprefix("try: "),
             )
 
 
-def _torch(exists: Callable[[str], bool]) -> Iterator[Check]:
-    """A build of torch for a GPU that is not here takes gigabytes for nothing."""
+def torch_build(exists: Callable[[str], bool]) -> Iterator[Check]:
+    """Report the build of torch: a CUDA build without a GPU wastes gigabytes."""
     version = _version("torch")
     if version is None:
         return
     drivers = [path for path, _ in HARDWARE.values()]
     size = installed_bytes("torch")
-    carried = [name for name in _required("torch") if name.startswith("nvidia-")]
-    size += sum(map(installed_bytes, carried))
+    libraries = [name for name in _requirements("torch") if name.startswith("nvidia-")]
+    size += sum(map(installed_bytes, libraries))
     build = f"{version}, {show_bytes(size)}"
-    if "+cpu" in version or not size or not any(map(_version, carried)):
+    if "+cpu" in version or not size or not any(map(_version, libraries)):
         yield Check("ok", "torch", build)
     elif any(map(exists, drivers)):
         yield Check("ok", "torch", f"{build}, with CUDA")
@@ -154,18 +158,18 @@ def _torch(exists: Callable[[str], bool]) -> Iterator[Check]:
         yield Check(
             "warn",
             "torch",
-            f"{build}: a CUDA build, and there is no GPU",
-            "pip uninstall torch, then its CPU build from PyTorch's own index",
+            f"{build}: a CUDA build on a machine without a GPU",
+            "pip uninstall torch, then install the CPU build from PyTorch's index",
         )
 
 
-def _required(name: str) -> list[str]:
+def _requirements(name: str) -> list[str]:
     lines = distribution(name).requires or []
     return [re.split(r"[^\w.-]", line, maxsplit=1)[0].lower() for line in lines]
 
 
 def installed_bytes(name: str) -> int:
-    """Bytes that a distribution says it installed; 0 where it is not there."""
+    """Return the size of a distribution's files; 0 if it is not installed."""
     try:
         files = distribution(name).files or []
     except PackageNotFoundError:
@@ -183,4 +187,4 @@ def _auto() -> Check:
     except InlError as error:
         return Check("wrong", "device auto", str(error), "inl --debug explain")
     dtypes = ", ".join(backend.traits.dtypes)
-    return Check("ok", "device auto", f"{device} opens and computes in {dtypes}")
+    return Check("ok", "device auto", f"{device}, computes in {dtypes}")

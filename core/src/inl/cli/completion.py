@@ -1,4 +1,4 @@
-"""``inl completion``: what a shell asks when Tab is pressed, and its script."""
+"""``inl completion``: shell completion scripts, and the candidates they request."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ complete -o bashdefault -o default -F _inl_complete inl
     "zsh": """\
 #compdef inl
 _inl_complete() {
-    local -a found
-    found=("${(@f)$(inl completion zsh --at $((CURRENT - 1)) -- "${words[@]}" \\
+    local -a candidates
+    candidates=("${(@f)$(inl completion zsh --at $((CURRENT - 1)) -- "${words[@]}" \\
         2>/dev/null)}")
-    if [[ -n "${found[1]}" ]]; then _describe inl found; else _files; fi
+    if [[ -n "${candidates[1]}" ]]; then _describe inl candidates; else _files; fi
 }
 compdef _inl_complete inl
 """,
@@ -38,8 +38,8 @@ end
 complete -c inl -a "(__inl_complete)"
 """,
 }
-JOINTS = {"bash": None, "zsh": ":", "fish": "\t"}
-"""What stands between a word and its description; ``None`` shows the word alone."""
+SEPARATORS = {"bash": None, "zsh": ":", "fish": "\t"}
+"""Separator of a word and its description; ``None``: no descriptions."""
 INSTALL = {
     "bash": "inl completion bash > ~/.local/share/bash-completion/completions/inl",
     "zsh": "inl completion zsh > ~/.zfunc/_inl   # a folder on $fpath",
@@ -52,7 +52,7 @@ def run(
     words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     at: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Print the script that makes SHELL complete ``inl``; with how to install it."""
+    """Print the completion script of SHELL; its first line says how to install it."""
     if shell not in SCRIPTS:
         raise RequestError(
             f"shell: found {shell!r:.40}, accepted: {', '.join(SCRIPTS)}"
@@ -60,61 +60,62 @@ def run(
     if at is None:
         print(f"# {INSTALL[shell]}\n{SCRIPTS[shell]}", end="")
         return
-    given = list(words or [])[: at + 1]
-    given += [""] * (at + 1 - len(given))
+    line = list(words or [])[: at + 1]
+    line += [""] * (at + 1 - len(line))
+    prefix = ""
     if shell == "bash":
-        given, kept = unbroken(given)
-    else:
-        kept = ""
-    for word, text in candidates(given[1:-1], given[-1]):
-        word = word.removeprefix(kept)
-        joint = JOINTS[shell]
-        escaped = word.replace(":", "\\:") if joint == ":" else word
-        print(escaped if joint is None or not text else f"{escaped}{joint}{text}")
+        line, prefix = join_words(line)
+    separator = SEPARATORS[shell]
+    for word, text in candidates(line[1:-1], line[-1]):
+        word = word.removeprefix(prefix)
+        escaped = word.replace(":", "\\:") if separator == ":" else word
+        described = separator is not None and text
+        print(f"{escaped}{separator}{text}" if described else escaped)
 
 
-def unbroken(words: list[str]) -> tuple[list[str], str]:
-    """Undo what bash does to a line: it makes words of ``:`` and ``=``.
+def join_words(words: list[str]) -> tuple[list[str], str]:
+    """Join the words that bash splits at ``:`` and ``=``.
 
-    Returns the words, and how much of the last one an answer must leave out.
+    Returns the words, and the prefix of the last one that bash does not replace.
     """
-    found: list[str] = []
-    glued = False
-    for place, word in enumerate(words):
-        if word == "=" and place:
-            # The value is a word of its own, perhaps an empty one.
-            found += [""] if place == len(words) - 1 else []
-        elif found and (word == ":" or (glued and word)):
-            found[-1] += word
+    joined: list[str] = []
+    after_colon = False
+    for index, word in enumerate(words):
+        if word == "=" and index:
+            # The value is a separate word, and may be empty.
+            joined += [""] if index == len(words) - 1 else []
+        elif joined and (word == ":" or (after_colon and word)):
+            joined[-1] += word
         else:
-            found.append(word)
-        glued = word == ":"
-    last = found[-1]
-    cut = len(words) > 1 and ":" in words[-2:]
-    return found, last[: last.rfind(":") + 1] if cut else ""
+            joined.append(word)
+        after_colon = word == ":"
+    last = joined[-1]
+    split = len(words) > 1 and ":" in words[-2:]
+    return joined, last[: last.rfind(":") + 1] if split else ""
 
 
 def candidates(before: list[str], current: str) -> list[tuple[str, str]]:
-    """Words that may stand after ``before`` and begin as ``current``, each with help.
+    """Return ``(word, help)`` for words that can replace ``current``.
 
-    None is no mistake: a shell then offers files.
+    before: the words between ``inl`` and ``current``. If the list is empty, the shell
+    completes file names.
     """
     from inl.cli.app import COMMANDS
 
     names = [word for word in before if not word.startswith("-")]
     if not names:
-        offered = [(name, _summary(command(name))) for name in COMMANDS]
-        roots = [("--help", "help"), ("--version", "the version"), ("--debug", "")]
-        offered = roots if current.startswith("-") else offered
+        words = [(name, _summary(command(name))) for name in COMMANDS]
+        if current.startswith("-"):
+            words = [("--help", "help"), ("--version", "the version"), ("--debug", "")]
     elif names[0] not in COMMANDS:
         return []
     else:
-        offered = _of_command(command(names[0]), before, current)
-    return [(word, text) for word, text in offered if word.startswith(current)]
+        words = _command_words(command(names[0]), before, current)
+    return [(word, text) for word, text in words if word.startswith(current)]
 
 
 def command(name: str) -> Any:
-    """Import one command, with its parameters as the parser knows them."""
+    """Import a command and return it with the parameters that the parser sees."""
     from inl.cli.app import COMMANDS
 
     module, _, function = COMMANDS[name].partition(":")
@@ -123,31 +124,34 @@ def command(name: str) -> Any:
     return get_command(app)
 
 
-def _of_command(found: Any, before: list[str], current: str) -> list[tuple[str, str]]:
-    by_option = {opt: param for param in found.params for opt in param.opts}
-    owner = by_option.get(before[-1]) if before else None
-    if owner is not None and not owner.is_flag:
-        return [(value, "") for value in _values(owner.name)]
+def _command_words(
+    parsed: Any, before: list[str], current: str
+) -> list[tuple[str, str]]:
+    """Return the values or options of a command; ``parsed`` is a click command."""
+    by_option = {opt: param for param in parsed.params for opt in param.opts}
+    option = by_option.get(before[-1]) if before else None
+    if option is not None and not option.is_flag:
+        return [(value, "") for value in _values(option.name)]
     if current.startswith("-"):
         return [
             (opt, (getattr(param, "help", None) or "").split(". ")[0].rstrip("."))
             for opt, param in by_option.items()
             if opt.startswith("--") and not param.hidden
         ] + [("--help", "help")]
-    positional = [
-        each.name for each in found.params if each.param_type_name == "argument"
+    arguments = [
+        each.name for each in parsed.params if each.param_type_name == "argument"
     ]
-    return [(value, "") for value in _values(positional[0] if positional else "")]
+    return [(value, "") for value in _values(arguments[0] if arguments else "")]
 
 
-def _values(name: str) -> list[str]:
-    if name == "device":
+def _values(parameter: str) -> list[str]:
+    if parameter == "device":
         return _devices()
-    if name == "dtype":
+    if parameter == "dtype":
         return ["auto", *FLOATS]
-    if name == "shell":
+    if parameter == "shell":
         return list(SCRIPTS)
-    if name == "op":
+    if parameter == "op":
         import inl.ops
         from inl.spec.op import CATALOG
 
@@ -163,5 +167,5 @@ def _devices() -> list[str]:
     return ["auto", *(f"{row.type}:{row.info.index}" for row in rows if row.info)]
 
 
-def _summary(found: Any) -> str:
-    return str(found.get_short_help_str(70))
+def _summary(parsed: Any) -> str:
+    return str(parsed.get_short_help_str(70))

@@ -112,8 +112,8 @@ def _read(path: Path) -> Any:
         ) from error
 
 
-def _messages(found: Any, path: Path) -> list[Message]:
-    messages = found.get("messages") if isinstance(found, dict) else None
+def _messages(data: Any, path: Path) -> list[Message]:
+    messages = data.get("messages") if isinstance(data, dict) else None
     if not isinstance(messages, list):
         raise RequestError(f"{path}: has no list 'messages'; accepted: a file of /save")
     for place, message in enumerate(messages):

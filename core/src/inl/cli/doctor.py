@@ -1,4 +1,4 @@
-"""``inl doctor``: what is wrong with this machine, and the command that mends it."""
+"""``inl doctor``: checks the machine and prints a fix for each problem."""
 
 from __future__ import annotations
 
@@ -17,37 +17,42 @@ from inl.cli.table import print_table
 def run(
     as_json: arguments.Json = False,
 ) -> None:
-    """Say what is wrong here, one line each; 1 if the default model cannot run."""
-    checks = examine()
-    stopped = any(check.status == "wrong" for check in checks)
+    """Check this machine; exit code 1 if the default model cannot run."""
+    checks = run_checks()
+    failed = any(check.status == "wrong" for check in checks)
     if as_json:
         print(
             json.dumps(
-                {"ok": not stopped, "checks": [check._asdict() for check in checks]},
+                {"ok": not failed, "checks": [check._asdict() for check in checks]},
                 ensure_ascii=False,
             )
         )
     else:
-        print_table(("", "what", "found", "try"), [_cells(check) for check in checks])
-        print(_verdict(checks))
-    if stopped:
+        print_table(
+            ("", "check", "finding", "fix"), [_cells(check) for check in checks]
+        )
+        print(_summary(checks))
+    if failed:
         raise typer.Exit(1)
 
 
-def examine() -> list[Check]:
-    """Look at everything; what stops the default model comes first."""
+def run_checks() -> list[Check]:
+    """Run all checks and sort them by severity."""
     checks = [*package_checks(), *machine_checks(), *model_checks()]
     return sorted(checks, key=lambda check: ORDER.index(check.status))
 
 
 def _cells(check: Check) -> tuple[str, str, str, str]:
-    return check.status, check.what, check.found, check.mend and f"try: {check.mend}"
+    fix = f"try: {check.fix}" if check.fix else ""
+    return check.status, check.subject, check.finding, fix
 
 
-def _verdict(checks: list[Check]) -> str:
-    def count(status: Status) -> int:
-        return sum(check.status == status for check in checks)
+def _summary(checks: list[Check]) -> str:
+    def count(status: Status, noun: str) -> str:
+        number = sum(check.status == status for check in checks)
+        return f"{number} {noun}{'' if number == 1 else 's'}"
 
-    if count("wrong"):
-        return f"{count('wrong')} of {len(checks)} stop the default model"
-    return f"the default model can run; {count('warn')} of {len(checks)} to look at"
+    warnings = count("warn", "warning")
+    if any(check.status == "wrong" for check in checks):
+        return f"the default model cannot run: {count('wrong', 'problem')}, {warnings}"
+    return f"the default model can run: {warnings}"

@@ -90,13 +90,13 @@ def _ids(
     return ids
 
 
-def _print_json(engine: InferenceEngine, found: Completion, loaded: float) -> None:
-    count = len(found.token_ids)
-    decode = found.seconds - found.first_token_seconds
+def _print_json(engine: InferenceEngine, completion: Completion, loaded: float) -> None:
+    count = len(completion.token_ids)
+    decode = completion.seconds - completion.first_token_seconds
     timings = {
         "load_seconds": round(loaded, 4),
-        "first_token_seconds": round(found.first_token_seconds, 4),
-        "total_seconds": round(found.seconds, 4),
+        "first_token_seconds": round(completion.first_token_seconds, 4),
+        "total_seconds": round(completion.seconds, 4),
         "decode_tokens_per_second": round((count - 1) / decode, 2)
         if count > 1
         else None,
@@ -104,11 +104,11 @@ def _print_json(engine: InferenceEngine, found: Completion, loaded: float) -> No
     print(
         json.dumps(
             {
-                "text": found.text,
-                "token_ids": list(found.token_ids),
-                "prompt_tokens": found.prompt_tokens,
-                "finish_reason": found.finish_reason,
-                "seed": found.seed,
+                "text": completion.text,
+                "token_ids": list(completion.token_ids),
+                "prompt_tokens": completion.prompt_tokens,
+                "finish_reason": completion.finish_reason,
+                "seed": completion.seed,
                 "device": engine.device,
                 "timings": timings,
             },

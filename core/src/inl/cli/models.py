@@ -34,12 +34,12 @@ def run(
         return
     rows, architectures = cached_models(), architecture_rows()
     if as_json:
-        found = {
+        listing = {
             "cache": str(cache_folder()),
             "models": rows,
             "architectures": architectures,
         }
-        print(json.dumps(found, ensure_ascii=False))
+        print(json.dumps(listing, ensure_ascii=False))
         return
     print_table(("model", "state", "size", "place"), [_cells(row) for row in rows])
     print()
@@ -79,7 +79,7 @@ def _hugging_face() -> list[dict[str, Any]]:
         return []
     hub = import_module("huggingface_hub")
     try:
-        found = hub.scan_cache_dir().repos
+        repos = hub.scan_cache_dir().repos
     except hub.CacheNotFound:
         return []
     return [
@@ -89,7 +89,7 @@ def _hugging_face() -> list[dict[str, Any]]:
             "bytes": int(repo.size_on_disk),
             "place": str(repo.repo_path),
         }
-        for repo in sorted(found, key=lambda repo: str(repo.repo_id))
+        for repo in sorted(repos, key=lambda repo: str(repo.repo_id))
         if repo.repo_type == "model"
     ]
 

@@ -68,9 +68,9 @@ def _kernels(wanted: str | None) -> tuple[dict[str, Labels], list[str]]:
         return _collect([choose_device(wanted)], strict=True)
     known = registry()
     there = [
-        Device(kind, min(info.index for info in found.devices))
+        Device(kind, min(info.index for info in probed.devices))
         for kind in known.types
-        if (found := known.find(kind)).devices
+        if (probed := known.find(kind)).devices
     ]
     return _collect(there, strict=False)
 
@@ -78,7 +78,7 @@ def _kernels(wanted: str | None) -> tuple[dict[str, Labels], list[str]]:
 def _collect(
     devices: list[Device], *, strict: bool
 ) -> tuple[dict[str, Labels], list[str]]:
-    found: dict[str, Labels] = {}
+    kernels_by_op: dict[str, Labels] = {}
     problems: list[str] = []
     for device in devices:
         try:
@@ -90,9 +90,11 @@ def _collect(
             problems.append(str(error))
             continue
         for kernel in kernels:
-            labels = found.setdefault(kernel.op, {}).setdefault(str(device.type), [])
+            labels = kernels_by_op.setdefault(kernel.op, {}).setdefault(
+                str(device.type), []
+            )
             labels.append(kernel.name)
-    return found, problems
+    return kernels_by_op, problems
 
 
 def _row(spec: OpSpec, kernels: dict[str, Labels]) -> dict[str, Any]:
@@ -110,8 +112,8 @@ def signature(spec: OpSpec) -> str:
         each.replace(annotation=inspect.Parameter.empty)
         for each in inspect.signature(spec.body).parameters.values()
     ]
-    kept = parameters[1:] if spec.composite else parameters
-    return str(inspect.Signature(kept))
+    shown = parameters[1:] if spec.composite else parameters
+    return str(inspect.Signature(shown))
 
 
 def _named(kernels: Labels) -> str:

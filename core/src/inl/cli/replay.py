@@ -43,14 +43,14 @@ def run(
         return start(language, config, limits=limits).runner
 
     try:
-        found = replay(items, make)
+        outcome = replay(items, make)
     finally:
         language.checkpoint.close()
     if as_json:
-        print(json.dumps(_as_dict(found, header.device, device)))
+        print(json.dumps(_as_dict(outcome, header.device, device)))
     else:
-        print("\n".join(describe(found, header.device, device)))
-    if found.differences:
+        print("\n".join(describe(outcome, header.device, device)))
+    if outcome.differences:
         raise typer.Exit(1)
 
 
@@ -58,43 +58,44 @@ def _open(header: RunHeader, model: str | None, file: Path) -> LanguageModel:
     if not (model or header.model):
         raise ProtocolError(f"trace {file}: contains no model name; pass --model")
     language = open_model(resolve_model(model or header.model))
-    if header.digest and (found := model_digest(language.checkpoint)) != header.digest:
+    if header.digest and (digest := model_digest(language.checkpoint)) != header.digest:
         raise ModelError(
-            f"{language.checkpoint.path}: digest {found[:12]}, {file} was recorded "
+            f"{language.checkpoint.path}: digest {digest[:12]}, {file} was recorded "
             f"with {header.digest[:12]} ({header.model}); pass the recorded model with "
             "--model"
         )
     return language
 
 
-def describe(found: Outcome, recorded: str, replayed: str) -> list[str]:
+def describe(outcome: Outcome, recorded: str, replayed: str) -> list[str]:
     """Format the outcome of a replay as lines."""
     lines = [
-        f"{found.steps} steps, {found.rows} rows compared, {found.skipped} skipped; "
-        f"recorded on {recorded or 'an unnamed runner'}, replayed on {replayed}"
+        f"{outcome.steps} steps, {outcome.rows} rows compared, {outcome.skipped} "
+        f"skipped; recorded on {recorded or 'an unnamed runner'}, replayed on "
+        f"{replayed}"
     ]
-    if not found.differences:
+    if not outcome.differences:
         return [*lines, "every token is the same"]
-    first = found.differences[0]
+    first = outcome.differences[0]
     lines.append(
         f"first difference: step {first.step}, row {first.row}: sequence "
         f"{first.sequence} (slot {first.slot}), token {first.position}: "
         f"recorded {first.recorded}, replayed {first.replayed}"
     )
-    count = len({each.sequence for each in found.differences})
-    return [*lines, f"{count} of {found.sequences} sequences differ"]
+    count = len({each.sequence for each in outcome.differences})
+    return [*lines, f"{count} of {outcome.sequences} sequences differ"]
 
 
-def _as_dict(found: Outcome, recorded: str, replayed: str) -> dict[str, object]:
+def _as_dict(outcome: Outcome, recorded: str, replayed: str) -> dict[str, object]:
     def row(each: Difference) -> dict[str, int]:
         return each._asdict()
 
     return {
         "recorded": recorded,
         "replayed": replayed,
-        "steps": found.steps,
-        "rows": found.rows,
-        "skipped": found.skipped,
-        "sequences": found.sequences,
-        "differences": [row(each) for each in found.differences],
+        "steps": outcome.steps,
+        "rows": outcome.rows,
+        "skipped": outcome.skipped,
+        "sequences": outcome.sequences,
+        "differences": [row(each) for each in outcome.differences],
     }

@@ -17,7 +17,7 @@ from inl.errors import RequestError
 
 if TYPE_CHECKING:
     from inl.executor.tuning_record import Quarantined, Record, TuningMeasurement
-    from inl.tune.trials import Wanted
+    from inl.tune.trials import TuningOptions
 
 
 def run(
@@ -72,15 +72,15 @@ def run(
     if import_from is not None:
         if not import_from.exists():
             raise RequestError(f"{import_from}: no such file")
-        found = read(import_from)
-        update(path, lambda known: known.merged(found))
+        imported = read(import_from)
+        update(path, lambda known: known.merged(imported))
     if not (show or clear or export_to or import_from):
         from inl.plugin.device_selection import check_device
-        from inl.tune.trials import Wanted
+        from inl.tune.trials import TuningOptions
 
-        chosen = str(check_device(device))
-        wanted = Wanted(chosen, model, dtype, names, _rows(rows), length)
-        _tune(path, wanted, seconds, limit)
+        selected = str(check_device(device))
+        options = TuningOptions(selected, model, dtype, names, _rows(rows), length)
+        _tune(path, options, seconds, limit)
     known = read(path)
     if export_to is not None:
         write(export_to, known)
@@ -111,21 +111,22 @@ def _rows(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-def _tune(path: Path, wanted: Wanted, seconds: float, limit: float) -> None:
+def _tune(path: Path, options: TuningOptions, seconds: float, limit: float) -> None:
     from inl.executor.tuning_file import read, update
     from inl.tune.run import tune
 
     bar = loading_bar("measuring configurations")
     deadline = time.monotonic() + seconds
-    tried = ways = 0
-    for found in tune(wanted, read(path), deadline, limit=limit, told=bar):
-        new = found.record
+    tried = total = 0
+    results = tune(options, read(path), deadline, limit=limit, on_progress=bar)
+    for result in results:
+        new = result.record
         update(path, lambda known, new=new: known.merged(new))  # type: ignore[misc]
-        tried, ways = tried + found.tried, ways + found.ways
-    if tried < ways:
+        tried, total = tried + result.tried, total + result.total
+    if tried < total:
         log = logging.getLogger("inl")
         log.warning(
-            f"tried {tried} of {ways} configurations in {seconds:g} s; raise --seconds"
+            f"tried {tried} of {total} configurations in {seconds:g} s; raise --seconds"
         )
 
 

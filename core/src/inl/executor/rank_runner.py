@@ -112,7 +112,7 @@ class RankRunner(PipelinedRunner):
         assert self._failure is not None
         rank, cause = self._failure
         what = f"rank {rank} of {len(self._threads)} failed"
-        self._refusal = f"{what} before; make another runner"
+        self._refusal = f"{what} before; create another runner"
         kinds = (WorkerLost, OutOfMemory)
         kind = next((each for each in kinds if isinstance(cause, each)), RunnerError)
         raise kind(f"{what}: {type(cause).__name__}: {cause}") from cause

@@ -157,7 +157,7 @@ class PipelinedRunner(Runner):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ProtocolError("runner: is closed; make another")
+            raise ProtocolError("runner: is closed; create another")
         self._check_alive()
 
     def _check_alive(self) -> None:

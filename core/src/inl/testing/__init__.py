@@ -1,4 +1,4 @@
-"""What a backend is tested with; the contracts need ``inl-core[testing]``."""
+"""Conformance tests for backends; the contracts need ``inl-core[testing]``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Promises of a backend: tensors, state, memory, programs, and its own description."""
+"""Checks of a backend: plugin, traits, tensors, state, memory and programs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +36,13 @@ LIMITS = (
 )
 
 
-class Nothing:
-    """A capability that no backend has."""
+class Unknown:
+    """Capability that no backend has."""
 
 
 def backend_checks(target: Target) -> Iterator[Check]:
-    """What every backend promises, whatever it computes."""
-    found: dict[str, Callable[[Target], None]] = {
+    """Check everything but kernels, runner and engine."""
+    checks: dict[str, Callable[[Target], None]] = {
         "plugin": _plugin,
         "traits": _traits,
         "kernels": _kernels,
@@ -51,7 +52,7 @@ def backend_checks(target: Target) -> Iterator[Check]:
         "compile": _compile,
         "tensor/copies": _copies,
     }
-    for name, run in found.items():
+    for name, run in checks.items():
         yield Check("backend", f"backend/{name}", partial(run, target))
     for dtype in dict.fromkeys([*target.dtypes, "float32", "int32"]):
         run_dtype = partial(_round_trip, target, dtype)
@@ -64,9 +65,9 @@ def _plugin(target: Target) -> None:
     known, kind = registry(), target.device.type
     entry = known.backend(kind)
     if entry is None:
-        raise CheckFailed(f"no plugin serves {kind}; {known.advice(kind)}")
+        raise CheckFailed(f"no plugin registers {kind}; {known.advice(kind)}")
     equal(
-        f"reason why {target.device} is not there", known.why_not(target.device), None
+        f"reason why {target.device} is unavailable", known.why_not(target.device), None
     )
     equal("device of the backend", target.backend.device, target.device)
     for row in known.plugins:
@@ -86,17 +87,19 @@ def _traits(target: Target) -> None:
         value = getattr(traits, name)
         require(
             type(value) is int and value >= 1,
-            f"traits.{name}: found {value!r}, accepts a whole number of 1 or more",
+            f"traits.{name}: found {value!r}, accepted: a whole number from 1",
         )
 
 
 def _kernels(target: Target) -> None:
     labels: set[str] = set()
     for kernel in target.selection.kernels:
-        require(isinstance(kernel, Kernel), f"kernels: found {kernel!r}, not a Kernel")
+        require(
+            isinstance(kernel, Kernel), f"kernels: found {kernel!r}, accepted: a Kernel"
+        )
         require(
             kernel.op in catalog(),
-            f"kernel {kernel.label}: there is no op {kernel.op!r}; known: "
+            f"kernel {kernel.label}: unknown op {kernel.op!r}, accepted: "
             f"{', '.join(sorted(catalog()))}",
         )
         require(kernel.label not in labels, f"kernel {kernel.label}: listed twice")
@@ -112,35 +115,34 @@ def _memory(target: Target) -> None:
 
 
 def _offers(target: Target) -> None:
-    equal("offers(an unknown kind)", target.backend.offers(Nothing), None)
+    equal("offers(an unknown kind)", target.backend.offers(Unknown), None)
 
 
 def _buckets(target: Target) -> None:
     for limits in LIMITS:
-        found = list(target.backend.buckets(limits))
-        for bucket in found:
-            fine = isinstance(bucket, Bucket) and bucket.sampler in SAMPLERS
+        buckets = list(target.backend.buckets(limits))
+        for bucket in buckets:
+            valid = isinstance(bucket, Bucket) and bucket.sampler in SAMPLERS
             require(
-                fine and min(bucket[:3]) >= 1,
-                f"buckets: found {bucket!r}, accepted: Bucket(tokens, rows, width, "
-                f"sampler) with sizes from 1 and one of {SAMPLERS}",
+                valid and min(bucket[:3]) >= 1,
+                f"buckets: found {bucket!r}, accepted: Bucket(tokens, rows, "
+                f"tokens_per_row, sampler), sizes from 1, sampler one of {SAMPLERS}",
             )
-        equal("buckets in order, smallest first", [b.tokens for b in found],
-              sorted(b.tokens for b in found))  # fmt: skip
-        equal("buckets without repetition", len(set(found)), len(found))
-        if not found:
+        sizes = [bucket.tokens for bucket in buckets]
+        equal("buckets: tokens, in ascending order", sizes, sorted(sizes))
+        equal("buckets: number of distinct ones", len(set(buckets)), len(buckets))
+        if not buckets:
             continue
-        held = Limits(limits.slots, limits.blocks, limits.block_size, limits.max_blocks_per_seq,
-                      limits.vocab, tuple(found), sampler=limits.sampler)  # fmt: skip
+        complete = replace(limits, buckets=tuple(buckets))
         try:
-            used = Buckets(held, token_budget=512, max_rows=limits.slots - 1)
+            scheduled = Buckets(complete, token_budget=512, max_rows=limits.slots - 1)
         except InlError as error:
             raise CheckFailed(f"buckets for {limits}: {error}") from error
-        equal(f"costliest sampler served for {limits}", used.sampler, limits.sampler)
+        equal(f"most general sampler for {limits}", scheduled.sampler, limits.sampler)
 
 
 def _compile(target: Target) -> None:
-    """A program takes its state over and gives it back, right, call after call."""
+    """A program consumes its state and returns it updated, call after call."""
     backend, groups, width = target.backend, 1, 4
     tables = empty_tables(groups=groups, slots=5, max_blocks_per_seq=width)
     frames = [
@@ -164,29 +166,30 @@ def _compile(target: Target) -> None:
         return (state._replace(tables=ops.admit(messages, state.tables)),)
 
     program = backend.compile(run, None, consumes=(1,))
-    held = Tables(*(backend.tensor(wrap(array)) for array in tables))
-    state = State((), {}, held)
-    # Alone, and several at once with padding among them.
+    device_tables = Tables(*(backend.tensor(wrap(array)) for array in tables))
+    state = State((), {}, device_tables)
+    # One admission per call, then several with a padding frame between them.
     padded = np.stack((frames[2], np.zeros_like(frames[2]), frames[3]))
-    for several in (frames[0][None], frames[1][None], padded):
-        tables = admit.body(several, tables)
-        (state,) = program(backend.tensor(wrap(several)), state)
-    for name, found, want in zip(Tables._fields, state.tables, tables, strict=True):
-        same = np.array_equal(widen(backend.numpy(found)), want)
-        require(same, f"compiled admit: {name} differ from the body's after 3 calls")
+    for batch in (frames[0][None], frames[1][None], padded):
+        tables = admit.body(batch, tables)
+        (state,) = program(backend.tensor(wrap(batch)), state)
+    for name, actual, want in zip(Tables._fields, state.tables, tables, strict=True):
+        same = np.array_equal(widen(backend.numpy(actual)), want)
+        require(same, f"compiled admit: after 3 calls {name} differ from the op body")
 
 
 def _copies(target: Target) -> None:
-    """A tensor does not change with the host memory that it was made of."""
+    """A tensor is a copy of the host array, which may be strided."""
     for dtype in ("float32", "int32"):
         host = np.arange(12).astype(dtype).reshape(3, 4)
-        held = target.backend.tensor(wrap(host))
+        tensor = target.backend.tensor(wrap(host))
         host[:] = 99
-        same = np.array_equal(_fetch(target, held), np.arange(12).reshape(3, 4))
-        require(same, f"tensor of {dtype}: changed when the host wrote to its array")
-        odd = np.arange(24).astype(dtype).reshape(4, 6)[::2, ::3]
-        same = np.array_equal(_fetch(target, target.backend.tensor(wrap(odd))), odd)
-        require(same, f"tensor of {dtype}: wrong for an array with strides")
+        same = np.array_equal(_fetch(target, tensor), np.arange(12).reshape(3, 4))
+        require(same, f"tensor of {dtype}: shares memory with the host array; copy it")
+        strided = np.arange(24).astype(dtype).reshape(4, 6)[::2, ::3]
+        copied = _fetch(target, target.backend.tensor(wrap(strided)))
+        same = np.array_equal(copied, strided)
+        require(same, f"tensor of {dtype}: wrong values from a strided array")
 
 
 def _round_trip(target: Target, dtype: str) -> None:
@@ -194,12 +197,12 @@ def _round_trip(target: Target, dtype: str) -> None:
     for shape in SHAPES:
         rng = target.rng(dtype, shape)
         host = _values(rng, shape, dtype)
-        found = backend.numpy(backend.tensor(host))
-        equal(f"{dtype}{list(shape)}: shape after a round trip", found.shape, shape)
-        if not np.array_equal(widen(found), widen(host), equal_nan=dtype in FLOATS):
+        result = backend.numpy(backend.tensor(host))
+        equal(f"{dtype}{list(shape)}: shape after a round trip", result.shape, shape)
+        if not np.array_equal(widen(result), widen(host), equal_nan=dtype in FLOATS):
             raise CheckFailed(
-                f"{dtype}{list(shape)}: other numbers after a round trip "
-                f"(came back as {found.dtype})"
+                f"{dtype}{list(shape)}: values changed in a round trip "
+                f"(returned dtype {result.dtype})"
             )
 
 
@@ -209,9 +212,9 @@ def _values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Hos
         low, high = int(bounds.min), int(bounds.max)
         return wrap(rng.integers(low, high, shape, dtype, endpoint=True))
     values = np.asarray(10.0 ** rng.uniform(-4, 4, shape) * rng.choice([-1, 1], shape))
-    for place, odd in enumerate((np.inf, -np.inf, np.nan, 0.0, 1.0)):
+    for index, special in enumerate((np.inf, -np.inf, np.nan, 0.0, 1.0)):
         if values.size > 8:
-            values.flat[place] = odd
+            values.flat[index] = special
     return cast(values, dtype)
 
 
@@ -223,20 +226,20 @@ def _state(target: Target, dtype: str) -> None:
         Slotted("velocity", (3, 2), "float32", "replay"),
     )
     state = target.backend.state(spec, limits=limits)
-    equal("state: caches, one a layer", len(state.caches), 3)
+    equal("state: number of caches (one per layer)", len(state.caches), 3)
     for layer, cache in enumerate(state.caches):
         if isinstance(cache, Cache):
             group, blocks = (spec[1], 5) if layer == 1 else (spec[0], 7)
             shape = (blocks, limits.block_size, group.kv_heads, group.head_dim)
-            found = [tuple(part.shape) for part in cache]
-            equal(f"state: cache of layer {layer}", found, [shape, shape])
-    found_slots = {key: tuple(x.shape) for key, x in state.slotted.items()}
-    equal("state: slotted", found_slots, {"velocity": (4, 3, 2)})
+            shapes = [tuple(part.shape) for part in cache]
+            equal(f"state: shapes of cache {layer}", shapes, [shape, shape])
+    slotted = {key: tuple(x.shape) for key, x in state.slotted.items()}
+    equal("state: shapes of slotted state", slotted, {"velocity": (4, 3, 2)})
     tables = empty_tables(groups=2, slots=4, max_blocks_per_seq=3, vocab=11)
     for name, got, want in zip(Tables._fields, state.tables, tables, strict=True):
         equal(f"state: shape of {name}", tuple(got.shape), want.shape)
     zero = all(not _fetch(target, leaf).any() for leaf in leaves(state))
-    require(zero, "state: found numbers in it, expected zeros")
+    require(zero, "state: found nonzero values, expected zeros")
 
 
 def _fetch(target: Target, x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The capability card: what a backend can do, as far as its checks have shown."""
+"""Capability card: summary of a backend's check results as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import inl
 from inl.plugin import CONTRACT, registry
-from inl.testing.kernel_site import Site
+from inl.testing.op_call import OpCall
 
 if TYPE_CHECKING:
     from inl.spec.op import OpSpec
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from inl.testing.target import Target
 
 FRAMEWORKS = ("torch", "jax", "triton", "numpy")
-"""Packages whose versions a result depends on, where they were imported."""
+"""Packages whose versions the card lists if they are imported."""
 
 
 def capability_card(
     target: Target, results: Sequence[Result], seconds: float
 ) -> dict[str, Any]:
-    """Everything as JSON values.
+    """Return the card as JSON values.
 
-    Raises what opening the device raises.
+    seconds: duration of all checks. Raises what opening the device raises.
     """
     backend = target.backend
     return {
@@ -57,29 +57,29 @@ def capability_card(
 
 
 def by_section(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Results by section, in order."""
-    found: dict[str, list[Result]] = {}
+    """Group results by section, in order."""
+    sections: dict[str, list[Result]] = {}
     for result in results:
-        found.setdefault(result.section, []).append(result)
-    return found
+        sections.setdefault(result.section, []).append(result)
+    return sections
 
 
 def how_computed(target: Target, spec: OpSpec) -> list[str]:
-    """Tell how its cases are computed: native, composed, hosted or missing."""
+    """Return how the cases of an op are computed: native, composed, hosted, missing."""
     cases = spec.cases(target.rng(spec.name, 0))
     dtypes = target.dtypes
-    found = {
-        Site(target, spec, case, dtype).choice().how
+    ways = {
+        OpCall(target, spec, case, dtype).choice().how
         for case in cases
         for dtype in dtypes
     }
-    return sorted(found)
+    return sorted(ways)
 
 
 def worst_ratio(results: Sequence[Result]) -> float | None:
-    """Largest share of its bound that any result used.
+    """Return the largest ratio of error to bound, rounded to 4 digits.
 
-    ``None`` if none was measured, or one was off where nothing may be.
+    ``None`` if nothing was measured, or a result that has to be exact was not.
     """
     ratios = [result.measure.ratio for result in results if result.measure]
     return round(max(ratios), 4) if ratios and max(ratios) < math.inf else None
@@ -102,14 +102,14 @@ def _op(target: Target, spec: OpSpec, results: Sequence[Result]) -> dict[str, An
 
 
 def _counts(results: Sequence[Result]) -> dict[str, Any]:
-    found = {"passed": 0, "failed": 0, "gap": 0}
+    counts = {"passed": 0, "failed": 0, "gap": 0}
     for result in results:
-        found[result.status] += 1
-    return found
+        counts[result.status] += 1
+    return counts
 
 
 def _is_invariant(target: Target) -> bool:
-    """Whether invariant mode has a kernel for every primitive op."""
+    """Whether there is a batch-invariant kernel for every primitive op."""
     marked = {kernel.op for kernel in target.selection.kernels if kernel.invariant}
     return all(spec.composite or spec.name in marked for spec in target.ops.values())
 
@@ -122,14 +122,14 @@ def _device_name(target: Target) -> str | None:
 
 
 def _versions(target: Target) -> dict[str, str]:
-    found = {"inl": inl.__version__, "python": sys.version.split()[0]}
+    versions = {"inl": inl.__version__, "python": sys.version.split()[0]}
     entry = registry().backend(target.device.type)
     if entry is not None:
-        found["plugin"] = entry.origin.package
+        versions["plugin"] = entry.origin.package
     for name in FRAMEWORKS:
         if name in sys.modules:
             try:
-                found[name] = version(name)
+                versions[name] = version(name)
             except PackageNotFoundError:
                 continue
-    return found
+    return versions

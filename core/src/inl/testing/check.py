@@ -1,4 +1,4 @@
-"""A named check and its outcome; the same ones run under pytest and ``inl check``."""
+"""Named conformance checks and their results, for pytest and ``inl check``."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Status = Literal["passed", "failed", "gap"]
 
 
 class Measure(NamedTuple):
-    """How far a result is from the truth, and how far it may be."""
+    """Error of a result and the largest error allowed."""
 
     error: float
     bound: float
 
     @property
     def ratio(self) -> float:
-        """Share of the allowed error that was used; 0 where nothing may be off."""
+        """Error relative to the bound; 0 for an exact result."""
         if self.error == 0:
             return 0.0
         return self.error / self.bound if self.bound else float("inf")
 
 
 class CheckFailed(AssertionError):
-    """A backend does not keep a promise; the message says which, found and expected."""
+    """A check failed; the message states what was found and what was expected."""
 
     def __init__(self, message: str, measure: Measure | None = None) -> None:
         super().__init__(message)
@@ -36,32 +36,32 @@ class CheckFailed(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One promise. ``run`` raises :class:`CheckFailed`, or may tell a measure."""
+    """One check. ``run`` raises :class:`CheckFailed` or may return a measure."""
 
     section: str
     """One of backend, kernel, runner and engine."""
     name: str
-    """Parts between ``/``, such as ``rms_norm/heads/float32``."""
+    """Parts separated by ``/``, such as ``rms_norm/heads/float32``."""
     run: Callable[[], Measure | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one check."""
+    """Result of one check."""
 
     section: str
     name: str
     status: Status
     message: str = ""
-    """Why it failed, or the reason of its gap."""
+    """Reason of the failure or of the gap."""
     measure: Measure | None = None
     seconds: float = 0.0
 
 
 def gap_of(name: str, gaps: Mapping[str, str]) -> str | None:
-    """Find the gap that covers a check: its whole name, or its first parts."""
-    covers = [gap for gap in gaps if name == gap or name.startswith(f"{gap}/")]
-    return max(covers, key=len, default=None)
+    """Return the longest gap that covers a check: its name, or its first parts."""
+    matches = [gap for gap in gaps if name == gap or name.startswith(f"{gap}/")]
+    return max(matches, key=len, default=None)
 
 
 def check_gaps(gaps: Mapping[str, str], names: Iterable[str]) -> None:
@@ -69,23 +69,23 @@ def check_gaps(gaps: Mapping[str, str], names: Iterable[str]) -> None:
     known = list(names)
     for gap, reason in gaps.items():
         if not isinstance(reason, str) or not reason.strip():
-            raise RequestError(f"gap {gap!r}: found no reason; say why, in a sentence")
+            raise RequestError(f"gap {gap!r}: the reason is empty; give one sentence")
         if not any(gap_of(name, {gap: reason}) for name in known):
-            firsts = sorted({name.partition("/")[0] for name in known})
+            prefixes = sorted({name.partition("/")[0] for name in known})
             raise RequestError(
                 f"gap {gap!r}: covers no check; accepted: a check's name or its first "
-                f"parts, such as {known[0] if known else 'rms_norm/heads'}; they begin "
-                f"with {', '.join(firsts)}"
+                f"parts, such as {known[0] if known else 'rms_norm/heads'}; "
+                f"first parts: {', '.join(prefixes)}"
             )
 
 
 def perform(check: Check, gaps: Mapping[str, str]) -> Result:
-    """Run one check. A gap that passes has expired, and fails."""
+    """Run one check. A check that passes despite a gap fails: the gap has expired."""
     began = time.perf_counter()
     measure, message = None, ""
     try:
         measure = check.run()
-    # A backend is anyone's code: whatever it raises is a failure of this check.
+    # Any exception of a third-party backend is a failure of this check.
     except Exception as error:
         message = explain(error)
         measure = error.measure if isinstance(error, CheckFailed) else None
@@ -99,14 +99,14 @@ def perform(check: Check, gaps: Mapping[str, str]) -> Result:
 
 
 def explain(error: Exception) -> str:
-    """Say what went wrong, in the words of the check where it has some."""
+    """Return the message of a failure."""
     if isinstance(error, CheckFailed):
         return str(error)
     return f"raised {type(error).__name__}: {error}"
 
 
 def expired(name: str, gap: str) -> str:
-    """Complain about a gap that is none any more."""
+    """Return the message for a check that passes despite a gap."""
     return f"{name} passes: the gap {gap!r} has expired; remove or narrow it"
 
 
@@ -122,5 +122,5 @@ def equal(what: str, found: object, expected: object) -> None:
 
 
 def worst(measures: Sequence[Measure]) -> Measure:
-    """The one nearest to its bound, or furthest beyond it."""
+    """Return the measure with the largest ratio of error to bound."""
     return max(measures, key=lambda measure: measure.ratio)

@@ -1,4 +1,4 @@
-"""All promises of a backend together: what ``inl check`` and the contracts run."""
+"""All conformance checks of a backend, run by ``inl check`` and the contracts."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ SECTIONS: Mapping[str, Callable[[Target], Iterator[Check]]] = {
     "runner": runner_checks,
     "engine": engine_checks,
 }
-"""One contract each, from the smallest promise to the largest."""
+"""Checks by section; each section has a contract class."""
 
 
 def checks_of(target: Target, sections: Iterable[str] = SECTIONS) -> list[Check]:
-    """List the checks of some sections.
+    """Return the checks of some sections.
 
-    Where the device cannot be opened, each section is one check that says why.
+    If the device cannot be opened, each section is one check that fails with the error.
     """
     try:
         assert target.selection, "opening the device lists its kernels"
-    # Whatever a stranger's module raises, the report must say it.
+    # A third-party backend may raise any exception; the report shows it.
     except Exception as error:
         return [
-            Check(section, f"{section}/opens", partial(_again, error))
+            Check(section, f"{section}/opens", partial(_raise, error))
             for section in sections
         ]
     return [check for section in sections for check in SECTIONS[section](target)]
 
 
-def _again(error: Exception) -> None:
+def _raise(error: Exception) -> None:
     raise error
 
 
@@ -48,13 +48,17 @@ def check_all(
     target: Target,
     *,
     gaps: Mapping[str, str] | None = None,
-    told: Callable[[Result], None] | None = None,
+    on_result: Callable[[Result], None] | None = None,
 ) -> list[Result]:
-    """Run every check in order; ``told`` hears of each result at once."""
+    """Run every check in order.
+
+    gaps: check names, or their first parts, mapped to reasons. on_result: called after
+    each check.
+    """
     results = []
     for check in checks_of(target):
         result = perform(check, gaps or {})
-        if told is not None:
-            told(result)
+        if on_result is not None:
+            on_result(result)
         results.append(result)
     return results

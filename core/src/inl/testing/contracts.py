@@ -6,10 +6,10 @@
         device = "npu:0"
         gaps = {"rms_norm/heads": "strided rows land in driver 2.1"}
 
-Each check is a test of its own, named like the check. A gap covers the check of its
-name and all whose names begin with it; what it covers must fail, so a gap that starts
-to pass fails the run and is removed. Inputs are random: the seed is in every message,
-and ``INL_CHECK_SEED`` sets it.
+Each check is one test with the name of the check. A gap covers the check of that name
+and all checks whose names start with it; covered checks are expected to fail, and one
+that passes fails the run, so that the gap gets removed. Inputs are random; messages
+contain the seed, and ``INL_CHECK_SEED`` sets it.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from inl.device import Device
 from inl.errors import RequestError
 from inl.testing.check import CheckFailed, check_gaps, expired, explain, gap_of
 from inl.testing.conformance import checks_of
-from inl.testing.target import Target, fresh_seed
+from inl.testing.target import Target, random_seed
 
 if TYPE_CHECKING:
     from inl.testing.check import Check
 
 VARIABLE = "INL_CHECK_SEED"
-"""Environment variable with the seed to check with."""
+"""Environment variable that sets the seed."""
 
 
 class Contract:
-    """What the contracts share: a subclass names the device, and perhaps gaps."""
+    """Base class of the contracts: a subclass sets the device and any gaps."""
 
     device: ClassVar[str]
-    """Such as ``"npu:0"``; it must be there, or the tests fail and say why."""
+    """Device such as ``"npu:0"``; the tests fail if it is unavailable."""
     gaps: ClassVar[Mapping[str, str]] = {}
-    """Check name, or its first parts -> why it cannot pass yet."""
+    """Check name, or its first parts -> reason why it cannot pass yet."""
     full: ClassVar[bool] = False
-    """More seeds and more traffic."""
+    """Test more seeds and longer traffic."""
 
     @classmethod
     def sections(cls) -> tuple[str, ...]:
-        """Sections whose contracts this class inherits."""
+        """Return the sections whose contracts this class inherits."""
         return tuple(
-            section for kind, section in PARTS.items() if issubclass(cls, kind)
+            section for kind, section in SECTIONS.items() if issubclass(cls, kind)
         )
 
     @classmethod
     def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
-        """Make one test of each check."""
+        """Generate one test per check."""
         for section in cls.sections():
             name = f"{section}_check"
             if name in metafunc.fixturenames:
@@ -61,12 +61,12 @@ class Contract:
 
     @classmethod
     def target(cls) -> Target:
-        """The device under test, opened once for each class."""
-        found: Target | None = cls.__dict__.get("_target")
-        if found is None:
-            found = Target(Device(cls.device), seed=seed(), full=cls.full)
-            cls._target = found
-        return found
+        """Return the device under test, opened once per class."""
+        target: Target | None = cls.__dict__.get("_target")
+        if target is None:
+            target = Target(Device(cls.device), seed=seed(), full=cls.full)
+            cls._target = target
+        return target
 
     _target: ClassVar[Target]
 
@@ -74,8 +74,8 @@ class Contract:
         checks = checks_of(self.target(), self.sections())
         check_gaps(self.gaps, [check.name for check in checks])
 
-    def keep(self, check: Check) -> None:
-        """Run a check; where a gap covers it, it must fail."""
+    def run_check(self, check: Check) -> None:
+        """Run a check; it must fail if a gap covers it."""
         gap = gap_of(check.name, self.gaps)
         try:
             check.run()
@@ -88,34 +88,34 @@ class Contract:
 
 
 class BackendContract(Contract):
-    """Tensors, state, memory, programs, and the backend's description of itself."""
+    """Checks of tensors, state, memory, programs and traits."""
 
     def test_backend(self, backend_check: Check) -> None:
-        self.keep(backend_check)
+        self.run_check(backend_check)
 
 
 class KernelContract(Contract):
-    """Every op of the catalog against its body, on each of its cases and dtypes."""
+    """Checks of every op against its body, for each case and dtype."""
 
     def test_kernel(self, kernel_check: Check) -> None:
-        self.keep(kernel_check)
+        self.run_check(kernel_check)
 
 
 class RunnerContract(Contract):
-    """A tiny model behind the backend's runner, whatever the frames."""
+    """Checks of the runner on a tiny model, with random frames."""
 
     def test_runner(self, runner_check: Check) -> None:
-        self.keep(runner_check)
+        self.run_check(runner_check)
 
 
 class EngineContract(Contract):
-    """A tiny model in the engine, however it is scheduled."""
+    """Checks of the engine on a tiny model, under different schedules."""
 
     def test_engine(self, engine_check: Check) -> None:
-        self.keep(engine_check)
+        self.run_check(engine_check)
 
 
-PARTS: Mapping[type[Contract], str] = {
+SECTIONS: Mapping[type[Contract], str] = {
     BackendContract: "backend",
     KernelContract: "kernel",
     RunnerContract: "runner",
@@ -124,11 +124,14 @@ PARTS: Mapping[type[Contract], str] = {
 
 
 def seed() -> int:
-    """Read ``INL_CHECK_SEED``, or choose one; raises ``RequestError`` for no number."""
-    given = os.environ.get(VARIABLE, "")
-    if given and not (given.isascii() and given.isdigit()):
+    """Return ``INL_CHECK_SEED``, or a random seed if it is not set.
+
+    Raises :class:`~inl.errors.RequestError` if it is not a whole number.
+    """
+    value = os.environ.get(VARIABLE, "")
+    if value and not (value.isascii() and value.isdigit()):
         raise RequestError(
-            f"environment variable {VARIABLE}: found {given!r:.80}, accepts a whole "
-            "number of 0 or more"
+            f"environment variable {VARIABLE}: found {value!r:.80}, accepted: a "
+            "whole number from 0"
         )
-    return int(given) if given else fresh_seed()
+    return int(value) if value else random_seed()

@@ -1,4 +1,4 @@
-"""A tiny Llama on the device under test, and what float64 says of its answers."""
+"""A tiny Llama on the device under test, and its float64 oracle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
 from inl.protocol.runner import Limits
 from inl.testing.check import Measure, require
-from inl.testing.gap import BOUNDS
+from inl.testing.near_tie import BOUNDS
 from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from inl.testing.target import Target
 
 VOCAB = 256
-"""Bytes are tokens, so that a text has ids without a vocabulary's file."""
+"""Tokens are bytes, so no vocabulary file is needed."""
 
 
 class Tiny:
     """A random Llama in one dtype of the target, and its oracle.
 
-    The oracle computes each text alone, uncached, in float64, and is written apart
-    from ops, models and kernels (:func:`~inl.testing.tiny.plain_logits`).
+    The oracle computes each sequence alone, without a cache, in float64. Its code is
+    independent of ops, models and kernels (:func:`~inl.testing.tiny.plain_logits`).
     """
 
     def __init__(self, target: Target, dtype: str) -> None:
@@ -43,69 +43,70 @@ class Tiny:
 
     @cached_property
     def language(self) -> LanguageModel:
-        """The model as an engine opens it."""
+        """The model, as an engine opens it."""
         checkpoint = MemoryCheckpoint(self.hf, self.tensors)
         return LanguageModel(MODEL, MODEL.config(self.hf), checkpoint)
 
     def limits(self, **changes: Any) -> Limits:
-        """Room for six sequences of 64 tokens, in blocks as the backend likes them."""
+        """Return limits for 6 sequences of 64 tokens; ``changes`` override fields."""
         traits = self.target.backend.traits
-        width = -(-64 // traits.block_size)
-        given: dict[str, Any] = {
+        max_blocks = -(-64 // traits.block_size)
+        defaults: dict[str, Any] = {
             "slots": 7,
-            "blocks": (6 * width + 2,),
+            "blocks": (6 * max_blocks + 2,),
             "block_size": traits.block_size,
-            "max_blocks_per_seq": width,
+            "max_blocks_per_seq": max_blocks,
             "vocab": VOCAB,
             "depth": max(traits.depth, 2),
         }
-        return Limits(**{**given, **changes})
+        return Limits(**{**defaults, **changes})
 
     def runner(self, **changes: Any) -> LocalRunner:
-        """A fresh runner of the backend, its kernels chosen as an engine does."""
+        """Start a runner of the backend, with the kernels that an engine selects."""
         config = EngineConfig(backend=self.target.device, dtype=self.dtype)
         limits = self.limits(**changes)
         return start_runner(self.language, self.target.backend, config, limits=limits)
 
     def logits(self, ids: Sequence[int]) -> Any:
-        """Float64 logits [len(ids), V]."""
+        """Return the oracle's logits, float64 [len(ids), V]."""
         return plain_logits(self.hf, self.tensors, list(ids))
 
     def judge(self, prompt: Sequence[int], answer: Sequence[int]) -> Measure:
-        """Whether each token of a greedy answer is the likeliest, given those before.
+        """Require that each token of a greedy answer has the oracle's largest logit.
 
-        Where it is not, it must lie so close below that the dtype cannot tell.
+        A token within :data:`~inl.testing.near_tie.BOUNDS` of the largest logit is
+        accepted. Returns the largest difference; raises :class:`CheckFailed`.
         """
         logits = self.logits([*prompt, *answer])[len(prompt) - 1 : -1]
         chosen = logits[np.arange(len(answer)), list(answer)]
-        behind = logits.max(-1) - chosen
-        place, bound = int(behind.argmax()), BOUNDS[self.dtype]
-        measure = Measure(float(behind[place]), bound)
+        gaps = logits.max(-1) - chosen
+        index, bound = int(gaps.argmax()), BOUNDS[self.dtype]
+        measure = Measure(float(gaps[index]), bound)
         require(
             measure.error < bound,
-            f"{self.target.device} in {self.dtype}: token {place} of the answer to "
-            f"{len(prompt)} tokens is {answer[place]}, the oracle's is "
-            f"{int(logits[place].argmax())}, {behind[place]:.3g} ahead; the dtype may "
-            f"differ by {bound:g}; seed {self.target.seed}",
+            f"{self.target.device} in {self.dtype}: token {index} of the answer to "
+            f"{len(prompt)} tokens is {answer[index]}, expected "
+            f"{int(logits[index].argmax())}; logit gap {gaps[index]:.3g}, accepted: "
+            f"below {bound:g}; seed {self.target.seed}",
             measure,
         )
         return measure
 
     def expected_error(self, ids: Sequence[int]) -> float:
-        """How far NumPy itself is from float64 when it stores in this dtype."""
+        """Return the largest error of the NumPy reference backend in this dtype."""
         from inl.backend.reference import ReferenceBackend
         from inl.device import Device
 
         backend = ReferenceBackend(Device("reference"), dtype=self.dtype)
         config = EngineConfig(backend="reference", dtype=self.dtype)
         runner = start_runner(self.language, backend, config, limits=self.limits())
-        found = prompt_logits(runner, ids)
+        logits = prompt_logits(runner, ids)
         runner.close()
-        return float(np.abs(found - self.logits(ids)[-1]).max())
+        return float(np.abs(logits - self.logits(ids)[-1]).max())
 
 
 def prompt_logits(runner: LocalRunner, ids: Sequence[int]) -> Any:
-    """Logits [V] after a prompt that is computed in one step."""
+    """Return the logits [V] after a prompt, computed in one step."""
     from inl.dtypes import widen
     from inl.testing.play import admission, one_step
 
@@ -116,5 +117,5 @@ def prompt_logits(runner: LocalRunner, ids: Sequence[int]) -> Any:
 
 
 def tinies(target: Target) -> list[Tiny]:
-    """One in each dtype that the backend computes in."""
+    """Return a tiny model for each compute dtype of the backend."""
     return [Tiny(target, dtype) for dtype in target.dtypes]

@@ -1,4 +1,4 @@
-"""Promises of kernels that round what packed weights multiply: as coarsely, no more."""
+"""Checks of kernels that quantize the activations which packed weights multiply."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inl.dtypes import HostArray
 from inl.spec.op import Case
 from inl.spec.tolerance import judge
 from inl.testing.check import Check, Measure, worst
-from inl.testing.kernel_site import Site, passed
+from inl.testing.op_call import OpCall, require_passed
 
 if TYPE_CHECKING:
     from inl.spec.op import OpSpec
@@ -23,19 +23,19 @@ SHAPES: Final = {
     "qkv_linear": {"q": (64, 64), "k": (32, 64), "v": (32, 64)},
     "gated_mlp": {"gate": (96, 64), "up": (96, 64), "down": (64, 96)},
 }
-"""Weights of the cases, by op; other ops hand theirs on to these."""
+"""Weight shapes of the cases, by op; other ops pass their weights to these."""
 
 ATTRS: Final = {"gated_mlp": {"activation": "silu"}}
 TOKENS: Final = (1, 5, 33)
-"""One, and both sides of where kernels begin to work in larger tiles."""
+"""Decoding, and below and above where kernels switch to larger tiles."""
 LARGE: Final = 16.0
-"""How far single channels stand out, as in trained models: their groups lose digits."""
+"""Scale of outlier channels, as in trained models; they cost precision."""
 UNIT: Final = 2.0**-9
-"""Scale of every group: products of it and a code are numbers of any dtype."""
+"""Scale of every group: its product with a code is exact in every dtype."""
 
 
 def packed_checks(target: Target, op: OpSpec, dtype: str) -> Iterator[Check]:
-    """For ops of which a kernel declares ``inputs``: weights packed as q8_0."""
+    """Check ops with an ``activation_quant`` kernel on weights packed as q8_0."""
     declared = any(
         k.activation_quant for k in target.selection.kernels if k.op == op.name
     )
@@ -49,7 +49,7 @@ def packed_checks(target: Target, op: OpSpec, dtype: str) -> Iterator[Check]:
 def packed_case(
     op: OpSpec, tokens: int, rng: np.random.Generator
 ) -> tuple[Case, dict[str, HostArray]]:
-    """A case whose weights lose nothing in q8_0, and these weights packed."""
+    """Return a case whose weights are exact in q8_0, and the packed weights."""
     shapes: dict[str, tuple[int, int]] = SHAPES[op.name]
     codes = {
         name: rng.integers(-127, 128, shape, np.int8) for name, shape in shapes.items()
@@ -64,7 +64,10 @@ def packed_case(
 
 
 def q8_0(codes: np.ndarray[Any, np.dtype[np.int8]]) -> HostArray:
-    """``codes`` [N, K] times :data:`UNIT`: a float16 and 32 codes for each group."""
+    """Pack ``codes`` [N, K] times :data:`UNIT` as q8_0.
+
+    Each group is a float16 scale and 32 int8 codes.
+    """
     rows, columns = codes.shape
     groups = codes.reshape(rows, columns // 32, 32)
     scales = np.full((*groups.shape[:2], 1), UNIT, np.float16).view(np.uint8)
@@ -74,13 +77,13 @@ def q8_0(codes: np.ndarray[Any, np.dtype[np.int8]]) -> HostArray:
 
 def _packed(target: Target, op: OpSpec, tokens: int, dtype: str) -> Measure:
     measures = []
-    for turn in range(target.rounds):
-        rng = target.rng(op.name, "packed", tokens, turn)
+    for seed in range(target.rounds):
+        rng = target.rng(op.name, "packed", tokens, seed)
         case, packed = packed_case(op, tokens, rng)
-        site = Site(target, op, case, dtype, packed)
-        kernel = site.choice().kernel
-        inputs = kernel.activation_quant if kernel and dtype != "float32" else ""
-        found = judge(op, case, dtype, site.run(), inputs)
-        note = f"; weights packed, inputs held as {inputs or dtype}"
-        measures.append(passed(found, site, target.seed, note))
+        op_call = OpCall(target, op, case, dtype, packed)
+        kernel = op_call.choice().kernel
+        quant = kernel.activation_quant if kernel and dtype != "float32" else ""
+        verdict = judge(op, case, dtype, op_call.run(), quant)
+        note = f"; weights packed, activations in {quant or dtype}"
+        measures.append(require_passed(verdict, op_call, target.seed, note))
     return worst(measures)

@@ -10,7 +10,7 @@ import numpy as np
 
 from inl.spec.message import BlockTableUpdate, release_frame
 from inl.testing.check import Check, Measure, equal, require, worst
-from inl.testing.gap import BOUNDS
+from inl.testing.near_tie import BOUNDS
 from inl.testing.oracle import Tiny, prompt_logits, tinies
 from inl.testing.play import admission, answer_alone, most_tokens, one_step
 from inl.testing.runner_frames import (

@@ -1,4 +1,4 @@
-"""A new backend package, rendered from one set of templates."""
+"""Creates a new backend package from templates, for ``inl new-plugin``."""
 
 from __future__ import annotations
 
@@ -9,42 +9,43 @@ from inl.device import DeviceType
 from inl.errors import DeviceError, RequestError
 from inl.testing.scaffold_files import FILES, LICENSES
 
-TAKEN = ("core", "cpu", "cuda", "directml", "inl", "intel", "jax", "reference",
+RESERVED = ("core", "cpu", "cuda", "directml", "inl", "intel", "jax", "reference",
          "rocm", "torch", "tpu", "worker", "xpu")  # fmt: skip
-"""Names that have a meaning already: packages, device types, parts of ``--device``."""
+"""Reserved names: packages, device types and other values of ``--device``."""
 
 
 def render(name: str, license: str = "Apache-2.0") -> dict[str, str]:  # noqa: A002
-    """Text of every file of package ``inl-NAME``, by its path in the package.
+    """Return the files of package ``inl-NAME``: path in the package -> text.
 
-    Raises :class:`~inl.errors.RequestError` for a name that is no device type or is
-    one of ours, and for an unknown license.
+    Raises :class:`~inl.errors.RequestError` for an invalid or reserved name, and for an
+    unknown license.
     """
     check_name(name)
     if license not in LICENSES:
         raise RequestError(
             f"license: found {license!r:.80}, accepted: {', '.join(LICENSES)}"
         )
-    known = license != "none"
-    line = f'license = "{license}"' if known else "# no license: all rights kept"
-    words = {
+    licensed = license != "none"
+    line = f'license = "{license}"' if licensed else "# no license: all rights reserved"
+    values = {
         "name": name,
         "distribution": distribution(name),
         "license": line,
     }
     files = dict(FILES)
-    if known:
+    if licensed:
         files["LICENSE"] = LICENSES[license]
     return {
-        Template(path).substitute(words): Template(text).substitute(words)
+        Template(path).substitute(values): Template(text).substitute(values)
         for path, text in files.items()
     }
 
 
 def create(name: str, parent: Path, license: str = "Apache-2.0") -> Path:  # noqa: A002
-    """Write the package into a new folder of ``parent``, which is made too.
+    """Write the package to a new folder in ``parent`` and return the folder.
 
-    Raises :class:`~inl.errors.RequestError` where that folder exists or cannot be made.
+    Creates ``parent`` if needed. Raises :class:`~inl.errors.RequestError` if the folder
+    exists or cannot be created.
     """
     files = render(name, license)
     folder = parent / distribution(name)
@@ -52,10 +53,10 @@ def create(name: str, parent: Path, license: str = "Apache-2.0") -> Path:  # noq
         folder.mkdir(parents=True)
     except FileExistsError as error:
         raise RequestError(
-            f"{folder}: exists already; choose another name or --path"
+            f"{folder}: already exists; choose another name or --path"
         ) from error
     except OSError as error:
-        raise RequestError(f"{folder}: cannot be made: {error}") from error
+        raise RequestError(f"{folder}: cannot be created: {error}") from error
     for path, text in files.items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -64,25 +65,24 @@ def create(name: str, parent: Path, license: str = "Apache-2.0") -> Path:  # noq
 
 
 def distribution(name: str) -> str:
-    """Name of the package that serves a device type."""
+    """Return the package name for a device type."""
     return f"inl-{name.replace('_', '-')}"
 
 
 def check_name(name: str) -> None:
-    """Raise :class:`~inl.errors.RequestError` for a name that a plugin cannot have."""
+    """Raise :class:`~inl.errors.RequestError` for an invalid or reserved name."""
     try:
         DeviceType(name)
-        sound = not name.endswith("_") and "__" not in name
+        valid = not name.endswith("_") and "__" not in name
     except DeviceError:
-        sound = False
-    if not sound:
+        valid = False
+    if not valid:
         raise RequestError(
-            f"name: found {name!r:.80}, accepted: lower-case letters and digits, with "
-            "single '_' between them, beginning with a letter, such as npu; users will "
-            "write it in --device npu:0"
+            f"name: found {name!r:.80}, accepted: lower-case letters and digits, "
+            "starting with a letter, single '_' between them, as in --device npu:0"
         )
-    if name in TAKEN:
+    if name in RESERVED:
         raise RequestError(
-            f"name: found {name!r}, which INL itself uses; choose another than "
-            f"{', '.join(TAKEN)}"
+            f"name: found {name!r}, which is reserved; reserved names: "
+            f"{', '.join(RESERVED)}"
         )

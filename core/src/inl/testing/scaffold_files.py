@@ -43,8 +43,8 @@ inl check $name:0
 inl generate --device $name:0 "Why is the sky blue?"
 ```
 
-`src/inl_$name/plugin.py` registers the backend, `src/inl_$name/backend.py` implements it,
-and `tests/test_contract.py` runs the conformance tests:
+`src/inl_$name/plugin.py` registers the backend, `src/inl_$name/backend.py` implements
+it, and `tests/test_contract.py` runs the conformance tests:
 
 ```sh
 pip install -e ".[test]"

@@ -1,4 +1,4 @@
-"""The device under test: its backend, its kernels, and the seed of every input."""
+"""Device under test: its backend, its kernels, and the seed of all inputs."""
 
 from __future__ import annotations
 
@@ -25,57 +25,57 @@ if TYPE_CHECKING:
     from inl.spec.selection import KernelSelection
 
 
-def fresh_seed() -> int:
-    """A seed that nobody chose; whoever uses it prints it."""
+def random_seed() -> int:
+    """Return a random seed; callers print it, so that a run can be repeated."""
     return int.from_bytes(os.urandom(4), "little")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A device and how thoroughly it is checked; opened when first needed.
+    """A device to check; its backend opens on first use.
 
-    Raises :class:`~inl.errors.RequestError` for a seed that is no whole number from 0.
+    Raises :class:`~inl.errors.RequestError` if the seed is not a whole number from 0.
     """
 
     device: Device
-    seed: int = field(default_factory=fresh_seed)
+    seed: int = field(default_factory=random_seed)
     full: bool = False
-    """More seeds and more traffic: minutes instead of seconds."""
+    """Test more seeds and longer traffic: minutes instead of seconds."""
 
     def __post_init__(self) -> None:
         if type(self.seed) is not int or self.seed < 0:
             raise RequestError(
-                f"seed: found {self.seed!r}, accepts a whole number of 0 or more"
+                f"seed: found {self.seed!r}, accepted: a whole number from 0"
             )
 
     @cached_property
     def backend(self) -> Backend:
-        """Its backend, opened as an engine opens it."""
+        """Backend of the device, opened as an engine does."""
         return make_backend(self.device)
 
     @cached_property
     def selection(self) -> KernelSelection:
-        """The kernels that an engine chooses from, other plugins' included."""
+        """Kernels that an engine selects from, including those of other plugins."""
         return kernel_selection(self.backend, EngineConfig())
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Dtypes that it says it computes in."""
+        """Compute dtypes of the backend."""
         return self.backend.traits.dtypes
 
     @property
     def ops(self) -> Mapping[str, OpSpec]:
-        """Every op that is defined once the backend is loaded, third parties' too."""
+        """All ops defined once the backend is loaded, including third-party ops."""
         assert self.selection, "loading its kernels defines their ops"
         return catalog()
 
     @property
     def rounds(self) -> int:
-        """Seeds that each check of a kernel is run with."""
+        """Number of seeds per kernel check."""
         return 10 if self.full else 2
 
     def rng(self, *names: object) -> np.random.Generator:
-        """Random numbers of one check, which depend on no other check."""
+        """Return a generator for one check, independent of other checks."""
         return np.random.default_rng(
             [self.seed, *(zlib.crc32(str(name).encode()) for name in names)]
         )

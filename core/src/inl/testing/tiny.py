@@ -1,4 +1,4 @@
-"""Tiny models with random weights, and runners over them, with no file at hand."""
+"""Tiny models with random weights in memory, and runners for them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Tensors = dict[str, NDArray[np.float32]]
 
 @final
 class MemoryCheckpoint(Checkpoint):
-    """A config and tensors that are in memory already."""
+    """Checkpoint of a config and tensors in memory."""
 
     path = Path("memory")
     eos_token_ids = ()
@@ -52,8 +52,8 @@ class MemoryCheckpoint(Checkpoint):
         return list(self._tensors)
 
     def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
-        found = self.tensor(name)
-        return found.dtype, found.shape
+        tensor = self.tensor(name)
+        return tensor.dtype, tensor.shape
 
     def tensor(self, name: str) -> HostArray:
         if name not in self._tensors:
@@ -68,7 +68,7 @@ class MemoryCheckpoint(Checkpoint):
         return None
 
     def close(self) -> None:
-        """Nothing is mapped."""
+        """Do nothing: no file is open."""
 
 
 def tiny_llama(
@@ -84,10 +84,11 @@ def tiny_llama(
     tied: bool = False,
     bias: bool = False,
 ) -> tuple[dict[str, Any], Tensors]:
-    """A Llama's config in the Hugging Face layout, and its tensors by name.
+    """Return a Llama config in the Hugging Face layout, and its tensors by name.
 
-    Weights are scaled so that residual, attention and feed-forward are of one size
-    and softmax is neither flat nor a maximum: an error in any term shows in the logits.
+    Weights are scaled so that residual, attention and feed-forward have similar
+    magnitudes and softmax is neither flat nor one-hot: an error in any term changes the
+    logits.
     """
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -141,16 +142,17 @@ def _random(
 def plain_logits(
     config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], ids: Any
 ) -> NDArray[np.float64]:
-    """Logits [len(ids), V] of a tiny Llama in float64, one text at a time, no cache.
+    """Return the logits of a tiny Llama, float64 [len(ids), V], without a cache.
 
-    Written apart from the ops and the models of this package, to compare them with.
+    An oracle: independent of the ops and models of this package.
     """
     w = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
     dim, eps = config["head_dim"], config["rms_norm_eps"]
     shared = config["num_attention_heads"] // config["num_key_value_heads"]
-    place = np.arange(len(ids))
-    turn = np.exp(
-        1j * np.outer(place, config["rope_theta"] ** (-2 * np.arange(dim // 2) / dim))
+    positions = np.arange(len(ids))
+    rotation = np.exp(
+        1j
+        * np.outer(positions, config["rope_theta"] ** (-2 * np.arange(dim // 2) / dim))
     )
 
     def norm(x: Any, name: str) -> Any:
@@ -161,7 +163,7 @@ def plain_logits(
         y = y.reshape(len(ids), -1, dim).transpose(1, 0, 2)
         if not rotate:
             return y
-        z = (y[..., : dim // 2] + 1j * y[..., dim // 2 :]) * turn
+        z = (y[..., : dim // 2] + 1j * y[..., dim // 2 :]) * rotation
         return np.concatenate([z.real, z.imag], -1)
 
     x = w["model.embed_tokens.weight"][np.asarray(ids)]
@@ -171,9 +173,11 @@ def plain_logits(
         q = heads(y, f"{at}self_attn.q_proj", rotate=True)
         k = heads(y, f"{at}self_attn.k_proj", rotate=True).repeat(shared, 0)
         v = heads(y, f"{at}self_attn.v_proj", rotate=False).repeat(shared, 0)
-        scores = np.where(place[:, None] >= place, q @ k.swapaxes(1, 2), -np.inf)
-        share = np.exp(scores / dim**0.5)
-        out = share @ v / share.sum(-1, keepdims=True)
+        scores = np.where(
+            positions[:, None] >= positions, q @ k.swapaxes(1, 2), -np.inf
+        )
+        weights = np.exp(scores / dim**0.5)
+        out = weights @ v / weights.sum(-1, keepdims=True)
         out = out.transpose(1, 0, 2).reshape(len(ids), -1)
         x = x + out @ w[f"{at}self_attn.o_proj.weight"].T
         y = norm(x, f"{at}post_attention_layernorm")
@@ -194,16 +198,18 @@ def local_runner(
     rank: int = 0,
     ranks: int = 1,
 ) -> LocalRunner:
-    """Load one rank's weights on ``backend`` and make its runner."""
+    """Load the weights of one rank on ``backend`` and return its runner."""
     config = replace(model.config(checkpoint.config), dtype=dtype)
-    policy = KernelSelection(tuple(backend.kernels()), device_name=str(backend.device))
+    selection = KernelSelection(
+        tuple(backend.kernels()), device_name=str(backend.device)
+    )
     stored = stored_specs(checkpoint)
-    groups = plan_weights(model.weights(config), policy.kernels, stored, ranks=ranks)
+    groups = plan_weights(model.weights(config), selection.kernels, stored, ranks=ranks)
     check_tensors(groups, stored, str(checkpoint.path))
     check_shares(groups, model.state(config), ranks)
     weights = load_weights(groups, checkpoint, backend, dtype, rank=rank)
     return LocalRunner(
-        backend, Loaded(model, config, groups, weights, policy, ranks), limits
+        backend, Loaded(model, config, groups, weights, selection, ranks), limits
     )
 
 
@@ -216,14 +222,14 @@ def reference_ranks(
     ranks: int,
     dtype: str = "float32",
 ) -> RankRunner:
-    """A tensor-parallel group of NumPy backends, one thread each."""
-    meeting = Rendezvous(ranks)
+    """Return a tensor-parallel runner of NumPy backends, one thread each."""
+    rendezvous = Rendezvous(ranks)
 
     def make(rank: int) -> LocalRunner:
-        collectives = ThreadCollectives(ranks, rank, meeting)
+        collectives = ThreadCollectives(ranks, rank, rendezvous)
         backend = ReferenceBackend(device, dtype=dtype, collectives=collectives)
         return local_runner(
             backend, model, checkpoint, limits, dtype=dtype, rank=rank, ranks=ranks
         )
 
-    return RankRunner(make, ranks, abort=meeting.abort)
+    return RankRunner(make, ranks, abort=rendezvous.abort)

@@ -1,1 +1,1 @@
-"""Measuring which way of computing an op is fastest here, and whether it is right."""
+"""Search for the fastest correct kernel configuration of each op on a device."""

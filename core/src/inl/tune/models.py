@@ -1,4 +1,4 @@
-"""Which calls a model makes: of a file, or of a config alone."""
+"""Lists the op calls of a model, from its file or from a config alone."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128, "tie_word_embeddings": False,
     },
 }  # fmt: skip
-"""Models by name of which only the sizes are needed."""
+"""Name -> config of models that can be tuned without a file."""
 
 
 class Call(NamedTuple):
-    """One op as a model calls it, on specs."""
+    """Call of an op by a model, with specs in place of tensors."""
 
     work: Workload
     spec: OpSpec
@@ -51,57 +51,65 @@ class Call(NamedTuple):
 
 
 def calls(
-    backend: Backend, policy: KernelSelection, model: str | None, dtype: str, rows: int
+    backend: Backend,
+    selection: KernelSelection,
+    model: str | None,
+    dtype: str,
+    rows: int,
 ) -> list[Call]:
-    """Ops that decoding ``rows`` sequences meets, each workload once, in their order.
+    """Return the calls of a step that decodes ``rows`` sequences, in order.
 
-    model: one of :data:`SHAPES`, a ``config.json``, or a folder, file or name. Raises
+    Calls of the same workload are listed once. model: one of :data:`SHAPES`, a
+    ``config.json``, or a folder, file or name. Raises
     :class:`~inl.errors.ModelError`.
     """
     dtype = compute_dtype(backend, dtype)
-    found, config, stored = _opened(model, dtype)
+    definition, config, stored = _open(model, dtype)
     config = replace(config, dtype=dtype)
-    groups = plan_weights(found.weights(config), policy.kernels, stored)
-    paged = [item for item in found.state(config) if isinstance(item, Paged)]
+    groups = plan_weights(definition.weights(config), selection.kernels, stored)
+    paged = [item for item in definition.state(config) if isinstance(item, Paged)]
     size = backend.traits.block_size
-    width = min(-(-config.max_tokens // size), 1 << 16)
+    max_blocks = min(-(-config.max_tokens // size), 1 << 16)
     limits = Limits(
-        rows + 1, (width + 1,) * len(paged), size, width, config.vocab_size,
+        rows + 1, (max_blocks + 1,) * len(paged), size, max_blocks, config.vocab_size,
         sampler="greedy", windows=tuple(group.window for group in paged),
     )  # fmt: skip
-    traced = trace(found, config, groups, Bucket(rows, rows), limits, policy)
-    made: dict[Workload, Call] = {}
+    traced = trace(definition, config, groups, Bucket(rows, rows), limits, selection)
+    unique: dict[Workload, Call] = {}
     for (op, _), (args, attrs) in traced.calls.items():
         work = workload(CATALOG[op], args, attrs)
-        made.setdefault(work, Call(work, CATALOG[op], args, attrs))
-    return list(made.values())
+        unique.setdefault(work, Call(work, CATALOG[op], args, attrs))
+    return list(unique.values())
 
 
-def _opened(model: str | None, dtype: str) -> tuple[Model, Any, dict[str, Spec]]:
+def _open(model: str | None, dtype: str) -> tuple[Model, Any, dict[str, Spec]]:
     name = model or ""
     if name in SHAPES or name.endswith(".json"):
         hf = SHAPES.get(name) or read_json(Path(name))
-        found = find_model(hf, Path(name))
-        config = found.config(hf)
+        definition = find_model(hf, Path(name))
+        config = definition.config(hf)
         stored = {
             source: Spec(shape, dtype)
-            for group in leaves(found.weights(config))
+            for group in leaves(definition.weights(config))
             for param in group.params.values()
             for source, shape in stored_tensors(param).items()
         }
-        return found, config, stored
+        return definition, config, stored
     language = open_model(resolve_model(model))
     specs = stored_specs(language.checkpoint)
     language.checkpoint.close()
     return language.model, language.config, dict(specs)
 
 
-def chosen(made: list[Call], ops: tuple[str, ...]) -> list[Call]:
-    """Those of the named ops. Raises ``RequestError`` for one that is not met."""
-    met = {call.spec.name for call in made}
-    if unknown := sorted(set(ops) - met):
+def filter_calls(tunable: list[Call], ops: tuple[str, ...]) -> list[Call]:
+    """Return the calls of the named ops; of all ops if none is named.
+
+    Raises :class:`~inl.errors.RequestError` for an op that is not among the calls.
+    """
+    names = {call.spec.name for call in tunable}
+    if unknown := sorted(set(ops) - names):
         raise RequestError(
-            f"ops: found {', '.join(unknown)}, of which there is nothing to tune here; "
-            f"there is of: {', '.join(sorted(met)) or 'none'}"
+            f"ops: found {', '.join(unknown)}; tunable ops of this model on this "
+            f"device: {', '.join(sorted(names)) or 'none'}"
         )
-    return [call for call in made if not ops or call.spec.name in ops]
+    return [call for call in tunable if not ops or call.spec.name in ops]

@@ -1,4 +1,4 @@
-"""A child process that is asked, watched, and replaced when it dies."""
+"""Child process for measurements, restarted after a crash or a hang."""
 
 from __future__ import annotations
 
@@ -15,43 +15,52 @@ from types import TracebackType
 from typing import IO, Any
 
 from inl.errors import RequestError, WorkerLost
-from inl.tune.trials import Wanted
+from inl.tune.trials import TuningOptions
 
-OPENING_SECONDS = 600.0
-"""To import a framework and read a model."""
+STARTUP_SECONDS = 600.0
+"""Time limit for importing a framework and reading a model's config."""
 
 
-class Died(Exception):
-    """The child is gone; says how. The request that it was at is to blame."""
+class ChildDied(Exception):
+    """The child process ended or hung; the message says how.
+
+    The request in flight is the cause.
+    """
 
 
 class Child:
-    """Asks :mod:`inl.tune.child` what a way takes, and whether it is right.
+    """Parent side of :mod:`inl.tune.child`.
 
-    ``facts`` and ``tasks`` are what the first one opened said. Raises
-    :class:`~inl.errors.RequestError` where there is nothing to tune.
+    ``facts`` and ``tasks`` are the reply to the first "open" request. limit: seconds
+    after which a request counts as hanging. Raises :class:`~inl.errors.RequestError`
+    if there is nothing to tune.
     """
 
-    def __init__(self, wanted: Wanted, seed: int, *, limit: float) -> None:
-        self._wanted, self._seed, self._limit = wanted, seed, limit
+    def __init__(self, options: TuningOptions, seed: int, *, limit: float) -> None:
+        self._options, self._seed, self._limit = options, seed, limit
         self._process: subprocess.Popen[str] | None = None
-        self._answers: queue.Queue[str] = queue.Queue()
-        opened = self._open()
-        self.facts: Mapping[str, str] = opened["facts"]
-        self.tasks: list[dict[str, Any]] = opened["tasks"]
+        self._replies: queue.Queue[str] = queue.Queue()
+        reply = self._start()
+        self.facts: Mapping[str, str] = reply["facts"]
+        self.tasks: list[dict[str, Any]] = reply["tasks"]
 
-    def ask(self, do: str, task: int, config: Mapping[str, int], **more: Any) -> Any:
-        """Get an answer, within the limit. Raises :class:`Died`."""
+    def request(
+        self, do: str, task: int, config: Mapping[str, int], **fields: Any
+    ) -> Any:
+        """Send a request and return the reply. Raises :class:`ChildDied`.
+
+        Starts a new process if the previous one ended.
+        """
         if self._process is None:
-            self._open()
-        request = {"do": do, "task": task, "config": dict(config), **more}
-        answer = self._send(request, self._limit)
-        if answer.get("broken"):
+            self._start()
+        request = {"do": do, "task": task, "config": dict(config), **fields}
+        reply = self._exchange(request, self._limit)
+        if reply.get("broken"):
             self.close()
-        return answer
+        return reply
 
     def close(self) -> None:
-        """End the child."""
+        """Kill the process."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -72,65 +81,65 @@ class Child:
     ) -> None:
         self.close()
 
-    def _open(self) -> dict[str, Any]:
+    def _start(self) -> dict[str, Any]:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "inl.tune.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._answers = queue.Queue()
+        self._replies = queue.Queue()
         reader = threading.Thread(
-            target=_read, args=(self._process.stdout, self._answers), daemon=True
+            target=_read_lines, args=(self._process.stdout, self._replies), daemon=True
         )
         reader.start()
-        request = {"do": "open", "wanted": asdict(self._wanted), "seed": self._seed}
+        request = {"do": "open", "options": asdict(self._options), "seed": self._seed}
         try:
-            answer = self._send(request, OPENING_SECONDS)
-        except Died as error:
+            reply = self._exchange(request, STARTUP_SECONDS)
+        except ChildDied as error:
             raise WorkerLost(
-                f"tuning {self._wanted.device}: the process that tries kernels {error} "
-                "before it tried any; its own words are above"
+                f"tuning {self._options.device}: the measuring process {error} during "
+                "startup; its output is above"
             ) from None
-        if "error" in answer:
+        if "error" in reply:
             self.close()
-            kind, _, said = answer["error"].partition(": ")
-            if answer["ours"]:
-                raise RequestError(said)
-            raise WorkerLost(f"tuning {self._wanted.device}: {kind}: {said}")
-        return answer
+            kind, _, message = reply["error"].partition(": ")
+            if reply["ours"]:
+                raise RequestError(message)
+            raise WorkerLost(f"tuning {self._options.device}: {kind}: {message}")
+        return reply
 
-    def _send(self, request: dict[str, Any], limit: float) -> dict[str, Any]:
+    def _exchange(self, request: dict[str, Any], limit: float) -> dict[str, Any]:
         process = self._process
-        assert process is not None, "opened"
-        assert process.stdin is not None, "opened with a pipe"
+        assert process is not None, "started"
+        assert process.stdin is not None, "started with a pipe"
         try:
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
-            line = self._answers.get(timeout=limit)
+            line = self._replies.get(timeout=limit)
         except queue.Empty:
             self.close()
-            raise Died(f"gave no answer in {limit:g} s") from None
+            raise ChildDied(f"did not reply within {limit:g} s") from None
         except OSError:
             line = ""
         if not line:
             code = process.wait()
             self.close()
-            raise Died(_ending(code))
-        found: dict[str, Any] = json.loads(line)
-        return found
+            raise ChildDied(_describe_exit(code))
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
 
-def _read(stream: IO[str], answers: queue.Queue[str]) -> None:
-    """Hand lines on, and an empty one at the end."""
+def _read_lines(stream: IO[str], replies: queue.Queue[str]) -> None:
+    """Put each line into ``replies``, and an empty string at the end."""
     with suppress(ValueError, OSError):
         for line in stream:
-            answers.put(line)
-    answers.put("")
+            replies.put(line)
+    replies.put("")
 
 
-def _ending(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code < 0:
         with suppress(ValueError):
-            return f"died of {signal.Signals(-code).name}"
+            return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"

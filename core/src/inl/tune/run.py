@@ -1,76 +1,81 @@
-"""All of a tuning: opens a child, searches each task, hands on what was found."""
+"""Tunes all workloads of a model within a time budget."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from inl.backend.tunable import Facts
 from inl.executor.tuning_record import Record
 from inl.spec.workload import Workload, frozen
 from inl.tune.process import Child
-from inl.tune.search import Task
-from inl.tune.trials import Wanted
+from inl.tune.search import ConfigKey, Task
+from inl.tune.trials import TuningOptions
 
-Told = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 
-class Found(NamedTuple):
-    """What was found at one workload."""
+class TaskResult(NamedTuple):
+    """Result of one workload."""
 
     record: Record
     tried: int
-    ways: int
-    """That there are; fewer are tried where time runs out."""
+    """Number of configs that were measured within the time budget."""
+    total: int
+    """Number of configs in the search space."""
 
 
 def tune(
-    wanted: Wanted,
+    options: TuningOptions,
     known: Record,
     deadline: float,
     *,
     limit: float,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
     seed: int = 0,
-) -> Iterator[Found]:
-    """Search until ``deadline`` of :func:`time.monotonic`; what each task found.
+) -> Iterator[TaskResult]:
+    """Tune each workload in turn, until ``deadline`` of :func:`time.monotonic`.
 
-    known: whose quarantine is kept to. limit: seconds after which a way hangs. told:
-    hears of ways tried, and of how many. Raises :class:`~inl.errors.RequestError`
-    where there is nothing to tune.
+    known: earlier results; quarantined configs are not measured again. limit: seconds
+    after which a config counts as hanging. on_progress: called with the number of
+    configs measured and their total. Raises :class:`~inl.errors.RequestError` if there
+    is nothing to tune.
     """
-    with Child(wanted, seed, limit=limit) as child:
+    with Child(options, seed, limit=limit) as child:
         facts = Facts(**child.facts)
-        total = sum(1 + sum(map(len, task["axes"])) for task in child.tasks)
+        total = sum(map(_count, child.tasks))
         done = 0
-        for place, given in enumerate(child.tasks):
-            work = Workload(**given["work"])
+        for index, description in enumerate(child.tasks):
+            work = Workload(**description["work"])
             start = done
 
-            def tried() -> None:
+            def count_config() -> None:
                 nonlocal done
                 done += 1
-                if told is not None:
-                    told(min(done, total - 1), total)
+                if on_progress is not None:
+                    on_progress(min(done, total - 1), total)
 
             task = Task(
-                child, place, work, facts, given["kernel"], given["plain"],
-                given["axes"], barred=_barred(known, work, facts), tried=tried,
+                child, index, work, facts, description["kernel"],
+                description["default_kernel"], description["axes"],
+                quarantined=_quarantined(known, work, facts), on_config=count_config,
             )  # fmt: skip
             now = time.monotonic()
-            share = max(deadline - now, 0) / (len(child.tasks) - place)
-            ways = 1 + sum(map(len, given["axes"]))
-            found = task.run(now + share)
-            yield Found(found, done - start, ways)
-            done = start + ways
-    if told is not None:
-        told(total, total)
+            seconds = max(deadline - now, 0) / (len(child.tasks) - index)
+            configs = _count(description)
+            yield TaskResult(task.run(now + seconds), done - start, configs)
+            done = start + configs
+    if on_progress is not None:
+        on_progress(total, total)
 
 
-def _barred(
-    known: Record, work: Workload, facts: Facts
-) -> frozenset[tuple[tuple[str, int], ...]]:
+def _count(description: dict[str, Any]) -> int:
+    """Return the number of configs of a task, with the default one."""
+    return 1 + sum(map(len, description["axes"]))
+
+
+def _quarantined(known: Record, work: Workload, facts: Facts) -> frozenset[ConfigKey]:
     entries = known.quarantined.values()
-    mine = (e for e in entries if (e.work, e.facts) == (work, facts))
-    return frozenset(frozen(entry.config) for entry in mine)
+    matching = (e for e in entries if (e.work, e.facts) == (work, facts))
+    return frozenset(frozen(entry.config) for entry in matching)

@@ -1,4 +1,4 @@
-"""Tries ways of computing an op, in the process that may die of one."""
+"""Measures and checks kernel configs; runs in a child process, which may crash."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from inl.backend.base import Backend
 from inl.backend.tunable import Tunable
@@ -16,112 +16,134 @@ from inl.executor.model_loader import compute_dtype, in_dtype, kernel_selection
 from inl.plugin import make_backend
 from inl.spec.kernel import Kernel
 from inl.spec.op import Case, nbytes
-from inl.spec.selection import KernelSelection
+from inl.spec.selection import KernelSelection, select_kernel
 from inl.spec.step import Step
 from inl.spec.tolerance import Verdict, judge
 from inl.spec.tree import tree_map
 from inl.spec.workload import Config, TuningResults
-from inl.testing.kernel_site import Site
+from inl.testing.op_call import OpCall
 from inl.tune.inputs import Inputs
-from inl.tune.models import Call, calls, chosen
+from inl.tune.models import Call, calls, filter_calls
 
-MOST_SETS = 128
-"""Copies of the inputs that take turns."""
+MAX_COPIES = 128
+"""Maximum number of input copies that measurements rotate through."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be tuned."""
+class TuningOptions:
+    """What to tune."""
 
     device: str
     model: str | None = None
     dtype: str = "auto"
     ops: tuple[str, ...] = ()
-    """All that have something to tune, if empty."""
+    """Names of ops; empty: all tunable ops."""
     rows: tuple[int, ...] = (1,)
+    """Decode batch sizes."""
     length: int = 512
-    """Tokens cached in each row; also a quarter and four times as many."""
+    """Tokens cached per sequence."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """All of them: which one a step will have is not known when it is compiled."""
+        """Cached lengths to measure: a quarter of ``length``, itself, 4 times as many.
+
+        A compiled step serves any length, so one config has to suit them all.
+        """
         return (max(self.length // 4, 1), self.length, 4 * self.length)
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
-    """A backend and what may be chosen, for a :class:`Site`."""
+class _Context:
+    """Implements :class:`~inl.testing.op_call.DeviceContext`."""
 
     backend: Backend
     selection: KernelSelection
 
 
+class _Prepared(NamedTuple):
+    """Inputs on the device, for kernels that take the same weight layout."""
+
+    call_index: int
+    kernel: Kernel
+    copies: dict[int, list[Any]]
+    """Cached length -> copies of the arguments."""
+
+    def matches(self, index: int, kernel: Kernel) -> bool:
+        """Whether ``kernel`` can run on these inputs."""
+        layout, pack = self.kernel.layout, self.kernel.pack
+        return self.call_index == index and (layout, pack) == (
+            kernel.layout,
+            kernel.pack,
+        )
+
+
 @dataclass
 class Trials:
-    """The calls of a model on a device, each tried in any way that is asked for.
+    """Calls of a model on a device, each measurable in every config.
 
-    Raises :class:`~inl.errors.RequestError` for a device with nothing to tune.
+    Raises :class:`~inl.errors.RequestError` for a device without tunable kernels.
     """
 
-    wanted: Wanted
+    options: TuningOptions
     seed: int
     calls: list[Call] = field(init=False)
     _cases: dict[tuple[int, int], Case] = field(default_factory=dict)
-    _ready: tuple[int, Kernel, dict[int, list[Any]]] | None = None
+    _prepared: _Prepared | None = None
 
     def __post_init__(self) -> None:
-        backend = make_backend(self.wanted.device)
-        self.dtype = compute_dtype(backend, self.wanted.dtype)
+        backend = make_backend(self.options.device)
+        self.dtype = compute_dtype(backend, self.options.dtype)
         self.backend = in_dtype(backend, self.dtype)
-        found = self.backend.offers(Tunable)  # type: ignore[type-abstract]
-        if found is None:
+        tunable = self.backend.offers(Tunable)  # type: ignore[type-abstract]
+        if tunable is None:
             raise RequestError(
-                f"{self.backend.device}: has nothing to tune; a backend that has "
-                "offers inl.backend.tunable.Tunable"
+                f"{self.backend.device}: the backend has no tunable kernels; it has to "
+                "offer inl.backend.tunable.Tunable"
             )
-        self.tunable = found
-        policy = kernel_selection(self.backend, EngineConfig())
-        self.selection = replace(policy, tuning_results=TuningResults())
-        met = [
+        self.tunable = tunable
+        selection = kernel_selection(self.backend, EngineConfig())
+        self.selection = replace(selection, tuning_results=TuningResults())
+        tunable_calls = [
             call
-            for rows in self.wanted.rows
+            for rows in self.options.rows
             for call in calls(
-                self.backend, self.selection, self.wanted.model, self.dtype, rows
+                self.backend, self.selection, self.options.model, self.dtype, rows
             )
             if self.axes(call)
         ]
-        self.calls = chosen(met, self.wanted.ops)
+        self.calls = filter_calls(tunable_calls, self.options.ops)
 
     def axes(self, call: Call) -> Sequence[Sequence[Config]]:
-        """Ways to try for a call."""
+        """Return the search space of a call; empty if it is not tunable."""
         return self.tunable.search_space(call.spec.name, *call.args, **call.attrs)
 
-    def seconds(self, place: int, config: Config) -> float:
-        """Time a call in one way; raises what it raises."""
-        call, kernel = self.calls[place], self.kernel(place, config)
-        ready = self._ready
-        if ready is None or ready[0] != place or not _same_inputs(ready[1], kernel):
-            self._ready, self._cases = None, {}
-            ready = place, kernel, self._sets(place, kernel)
-            self._ready = ready
-        ways: list[Callable[..., Any]] = []
-        for length, sets in ready[2].items():
-            site = self._site(place, kernel, self.seed, length)
-            ops = site.ops()
+    def seconds(self, index: int, config: Config) -> float:
+        """Measure a call with a config. Raises what the kernel raises."""
+        call, kernel = self.calls[index], self.kernel(index, config)
+        prepared = self._prepared
+        if prepared is None or not prepared.matches(index, kernel):
+            # Frees the memory of the previous inputs first.
+            self._prepared, self._cases = None, {}
+            prepared = _Prepared(index, kernel, self._all_copies(index, kernel))
+            self._prepared = prepared
+        runs: list[Callable[..., Any]] = []
+        for length, copies in prepared.copies.items():
+            op_call = self._op_call(index, kernel, self.seed, length)
+            ops = op_call.ops()
             run = getattr(ops, call.spec.name)
-            planned = (site.planned(ops, args) for args in sets)
-            ways += [partial(run, *args, **call.attrs) for args in planned]
-        return self.tunable.seconds(self.backend, ways)
+            planned = (op_call.plan_steps(ops, args) for args in copies)
+            runs += [partial(run, *args, **call.attrs) for args in planned]
+        return self.tunable.seconds(self.backend, runs)
 
-    def verdict(self, place: int, config: Config, seed: int) -> Verdict:
-        """Compare a way with the op's body in float64, on inputs of ``seed``."""
-        kernel = self.kernel(place, config)
-        lengths = self.wanted.lengths
-        site = self._site(place, kernel, seed, lengths[seed % len(lengths)])
-        return judge(site.spec, site.case, self.dtype, site.run())
+    def verdict(self, index: int, config: Config, seed: int) -> Verdict:
+        """Compare a config with the op's body in float64, on inputs of ``seed``."""
+        kernel = self.kernel(index, config)
+        lengths = self.options.lengths
+        op_call = self._op_call(index, kernel, seed, lengths[seed % len(lengths)])
+        return judge(op_call.spec, op_call.case, self.dtype, op_call.run())
 
     def healthy(self) -> bool:
-        """Whether the device still answers: an error may have broken its context."""
+        """Whether the device still works: an error may have broken its context."""
         import numpy as np
 
         from inl.dtypes import wrap
@@ -132,71 +154,69 @@ class Trials:
             return False
         return True
 
-    def kernel(self, place: int, config: Config) -> Kernel:
-        """Find or make the kernel that is cut like this.
+    def kernel(self, index: int, config: Config) -> Kernel:
+        """Return the kernel with a config; the default kernel for an empty one.
 
-        Raises :class:`~inl.errors.NoKernel` where it refuses the call.
+        Raises :class:`~inl.errors.NoKernel` if it refuses the call.
         """
-        call = self.calls[place]
-        if config:
-            kernel = self.tunable.kernel(call.spec.name, config)
-        else:
-            plain = self._pick(place, self.selection)
-            if plain is None:
-                raise NoKernel(f"{call.spec.name}: no kernel of its own to begin with")
-            return plain
-        if self._pick(place, self._only(kernel)) is not kernel:
-            reason = kernel.refuse(*call.args, **call.attrs) or "takes another layout"
+        call = self.calls[index]
+        if not config:
+            default = self._select(index, self.selection)
+            if default is None:
+                raise NoKernel(f"{call.spec.name}: the backend lists no kernel for it")
+            return default
+        kernel = self.tunable.kernel(call.spec.name, config)
+        if self._select(index, self._with_only(kernel)) is not kernel:
+            reason = kernel.refuse(*call.args, **call.attrs)
+            reason = reason or "takes another weight layout"
             raise NoKernel(f"{kernel.label} refuses: {reason}")
         return kernel
 
-    def _pick(self, place: int, policy: KernelSelection) -> Kernel | None:
-        from inl.spec.selection import select_kernel
+    def _select(self, index: int, selection: KernelSelection) -> Kernel | None:
+        call = self.calls[index]
+        return select_kernel(call.spec, call.args, call.attrs, selection).kernel
 
-        call = self.calls[place]
-        return select_kernel(call.spec, call.args, call.attrs, policy).kernel
-
-    def _only(self, kernel: Kernel) -> KernelSelection:
-        """The policy in which no other kernel computes the op."""
+    def _with_only(self, kernel: Kernel) -> KernelSelection:
+        """Return a selection without other kernels of the same op."""
         others = (k for k in self.selection.kernels if k.op != kernel.op)
         return replace(self.selection, kernels=(kernel, *others))
 
-    def _site(self, place: int, kernel: Kernel, seed: int, length: int) -> Site:
-        call, key = self.calls[place], (place, length)
+    def _op_call(self, index: int, kernel: Kernel, seed: int, length: int) -> OpCall:
+        """Return a call on random inputs; those of ``self.seed`` are cached."""
+        call, key = self.calls[index], (index, length)
         case = self._cases.get(key) if seed == self.seed else None
         if case is None:
-            inputs = Inputs([seed, place, length])
+            inputs = Inputs([seed, index, length])
             case = inputs.case(call.spec, call.args, call.attrs, length=length)
         if seed == self.seed:
             self._cases[key] = case
-        opened = _Opened(self.backend, self._only(kernel))
-        return Site(opened, call.spec, case, self.dtype)
+        context = _Context(self.backend, self._with_only(kernel))
+        return OpCall(context, call.spec, case, self.dtype)
 
-    def _sets(self, place: int, kernel: Kernel) -> dict[int, list[Any]]:
-        """Inputs on the device, as many copies as overflow its last cache.
+    def _all_copies(self, index: int, kernel: Kernel) -> dict[int, list[Any]]:
+        """Return copies of the arguments by cached length.
 
-        By their length, which counts only where there are steps.
+        Calls without a step do not depend on the length: they get one.
         """
-        steps = any(isinstance(arg, Step) for arg in self.calls[place].args)
-        lengths = self.wanted.lengths if steps else (self.wanted.length,)
+        steps = any(isinstance(arg, Step) for arg in self.calls[index].args)
+        lengths = self.options.lengths if steps else (self.options.length,)
         return {
-            length: self._copies(place, kernel, length, len(lengths))
+            length: self._copies(index, kernel, length, len(lengths))
             for length in lengths
         }
 
-    def _copies(self, place: int, kernel: Kernel, length: int, parts: int) -> list[Any]:
-        site = self._site(place, kernel, self.seed, length)
-        first = site.arguments(site.ops())
-        size = parts * max(nbytes(site.specs), 1)
+    def _copies(
+        self, index: int, kernel: Kernel, length: int, lengths: int
+    ) -> list[Any]:
+        """Return enough copies that all lengths overflow the device's last cache."""
+        op_call = self._op_call(index, kernel, self.seed, length)
+        first = op_call.arguments(op_call.ops())
+        size = lengths * max(nbytes(op_call.specs), 1)
         count = math.ceil(1.5 * self.tunable.cache_bytes / size)
-        count = min(max(count, 2), MOST_SETS // parts)
+        count = min(max(count, 2), MAX_COPIES // lengths)
         backend = self.backend
 
-        def copied(leaf: Any) -> Any:
+        def copy(leaf: Any) -> Any:
             return backend.tensor(backend.numpy(leaf))
 
-        return [first, *(tree_map(copied, first) for _ in range(count - 1))]
-
-
-def _same_inputs(one: Kernel, other: Kernel) -> bool:
-    return (one.layout, one.pack) == (other.layout, other.pack)
+        return [first, *(tree_map(copy, first) for _ in range(count - 1))]

@@ -30,7 +30,7 @@ POLL_SECONDS = 1.0
 
 RETURN_HINT = (
     "set EngineConfig(on_worker_loss='restart') to go on with a fresh worker, "
-    "or make another engine"
+    "or create another engine"
 )
 SLOW = "raise EngineConfig.worker_seconds if it was slow and not stuck"
 STARTING = "check that inl-core is installed there: PYTHON -m pip install inl-core"
@@ -202,4 +202,4 @@ class WorkerRunner(PipelinedRunner):
 
     def _fail(self, error: InlError) -> None:
         first = str(error).splitlines()[0] if str(error) else ""
-        self._refusal = f"{self.where}: failed before ({first}); make another runner"
+        self._refusal = f"{self.where}: failed before ({first}); create another runner"

@@ -1,4 +1,4 @@
-"""One call of one op on a device, resolved as an engine resolves it."""
+"""Runs one case of an op on a device, with the kernel that an engine would select."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from inl.spec.selection import KernelSelection
 
 ROTATIONS = ("cos", "sin")
-"""Arguments that are float32 whatever is stored."""
+"""Arguments that are float32 in every storage dtype."""
 
 
 class DeviceContext(Protocol):
-    """A backend, and the kernels to choose from: a target is one."""
+    """A backend and the kernels to select from, such as a ``Target``."""
 
     @property
     def backend(self) -> Backend: ...
@@ -42,12 +42,12 @@ class DeviceContext(Protocol):
     def selection(self) -> KernelSelection: ...
 
 
-class Site:
-    """Inputs of a case on the device of ``target``, and the ops chosen for them.
+class OpCall:
+    """A case of an op on the device of ``target``.
 
-    Weights go through the loader, so that a kernel which packs them gets them packed;
-    ``packed`` has those that the checkpoint holds otherwise than the case does.
-    Raises :class:`~inl.errors.NoKernel` where every kernel refuses.
+    Weights go through the loader, so that kernels get them in their own layout.
+    ``packed`` overrides weights of the case by name with quantized ones. Running it
+    raises :class:`~inl.errors.NoKernel` if every kernel refuses.
     """
 
     def __init__(
@@ -60,41 +60,41 @@ class Site:
     ) -> None:
         self.target, self.spec, self.case, self.dtype = target, spec, case, dtype
         self._packed = packed
-        self._planned = self._plan_weights()
+        self._plan = self._make_plan()
         self.specs = tuple(
             self._specs(name, value)
             for name, value in zip(spec.parameters, case.args, strict=True)
         )
-        self._own_cache = False
+        self._custom_cache = False
 
     def choice(self) -> Choice:
-        """Who computes it; a missing kernel is a choice too."""
+        """Return the kernel selection for the case; it may be "missing"."""
         return select_kernel(
             self.spec, self.specs, self.case.attrs, self.target.selection
         )
 
     def run(self) -> Any:
-        """Compute the case once: NumPy leaves."""
+        """Run the case once and return its result as NumPy arrays."""
         ops, args = self.ready()
         result = getattr(ops, self.spec.name)(*args, **self.case.attrs)
         return self.fetch(result)
 
     def run_twice(self) -> Any:
-        """Compute it again on the state that the first call gave back."""
+        """Run the case again on the state that the first call returned."""
         ops, args = self.ready()
         call = getattr(ops, self.spec.name)
         result = call(*args, **self.case.attrs)
-        place = self.spec.parameters.index(self.spec.consumes[0])
-        again = (*args[:place], returned_state(result), *args[place + 1 :])
+        index = self.spec.parameters.index(self.spec.consumes[0])
+        again = (*args[:index], returned_state(result), *args[index + 1 :])
         return self.fetch(call(*again, **self.case.attrs))
 
     def ready(self) -> tuple[ResolvedOps, tuple[Any, ...]]:
-        """Resolve the ops and put the arguments on the device."""
+        """Return the resolved ops and the arguments on the device."""
         ops = self.ops()
         return ops, self.arguments(ops)
 
     def ops(self) -> ResolvedOps:
-        """Choose the ops."""
+        """Trace the call and return its resolved ops."""
         tracer = Tracer(self.target.selection, self._bucket(), self._block_size())
         getattr(tracer, self.spec.name)(*self.specs, **self.case.attrs)
         if any(isinstance(arg, Cache) for arg in self.specs):
@@ -102,7 +102,7 @@ class Site:
         return ResolvedOps(tracer)
 
     def arguments(self, ops: ResolvedOps) -> tuple[Any, ...]:
-        """Put the arguments on the device, as ``ops`` take them."""
+        """Return the arguments on the device, with the steps planned by ``ops``."""
         wide = np.float64 if self.dtype == "float64" else np.float32
         rounded = stored(self.case, self.dtype, wide)
         names = self.spec.parameters
@@ -110,10 +110,10 @@ class Site:
             self._tensors(ops, name, before, after)
             for name, before, after in zip(names, self.case.args, rounded, strict=True)
         )
-        return self.planned(ops, args)
+        return self.plan_steps(ops, args)
 
-    def planned(self, ops: ResolvedOps, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Let the chosen kernels plan each step anew."""
+    def plan_steps(self, ops: ResolvedOps, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Replace the plan of each step by that of the selected kernels."""
         size = self._block_size()
         return tuple(
             arg._replace(plan=ops.plan(arg, block_size=size))
@@ -123,11 +123,12 @@ class Site:
         )
 
     def fetch(self, result: Any) -> Any:
-        """NumPy leaves; a cache in a layout of the backend's own counts as right here.
+        """Convert a result to NumPy arrays.
 
-        What lies in such a cache shows in what attention reads out of it.
+        A cache in a backend-specific layout is replaced by the expected one: its
+        contents are checked through attention, which reads them.
         """
-        if self._own_cache:
+        if self._custom_cache:
             result = _without_caches(result, truth(self.spec, self.case, self.dtype))
         backend = self.target.backend
         return tree_map(
@@ -135,52 +136,52 @@ class Site:
             result,
         )
 
-    def _plan_weights(self) -> WeightPlan | None:
+    def _make_plan(self) -> WeightPlan | None:
         if self.spec.weights is None:
             return None
         w = self.case.args[self.spec.parameters.index("w")]
-        held = {key: value.shape for key, value in w._asdict().items() if _held(value)}
+        shapes = {key: x.shape for key, x in w._asdict().items() if x is not None}
         group = Group(
-            self.spec.name, **{key: Param(key, shape) for key, shape in held.items()}
+            self.spec.name, **{key: Param(key, shape) for key, shape in shapes.items()}
         )
-        specs = {key: Spec(shape, self.dtype) for key, shape in held.items()}
+        specs = {key: Spec(shape, self.dtype) for key, shape in shapes.items()}
         for key, array in self._packed.items():
             specs[key] = Spec(array.shape, array.dtype)
-        planned: WeightPlan = plan_weights(group, self.target.selection.kernels, specs)
-        return planned
+        plan: WeightPlan = plan_weights(group, self.target.selection.kernels, specs)
+        return plan
 
     def _specs(self, name: str, value: Any) -> Any:
-        if name == "w" and self._planned is not None:
-            return self._planned.specs(self.dtype)
+        if name == "w" and self._plan is not None:
+            return self._plan.specs(self.dtype)
         dtype = "float32" if name in ROTATIONS else self.dtype
 
         def spec(leaf: Any) -> StrictArray:
-            found = np.asarray(leaf)
-            given = found.dtype.name
-            return StrictArray(found.shape, dtype if given == "float64" else given)
+            array = np.asarray(leaf)
+            name = array.dtype.name
+            return StrictArray(array.shape, dtype if name == "float64" else name)
 
         return tree_map(spec, value)
 
     def _tensors(self, ops: ResolvedOps, name: str, before: Any, after: Any) -> Any:
         backend = self.target.backend
-        if name == "w" and self._planned is not None:
-            arrays = {key: x for key, x in after._asdict().items() if _held(x)}
+        if name == "w" and self._plan is not None:
+            arrays = {key: x for key, x in after._asdict().items() if x is not None}
             checkpoint = MemoryCheckpoint({}, arrays | dict(self._packed))
-            return load_weights(self._planned, checkpoint, backend, self.dtype)
+            return load_weights(self._plan, checkpoint, backend, self.dtype)
         if isinstance(before, Cache):
             return self._cache(ops, after)
         dtype = "float32" if name in ROTATIONS else self.dtype
         originals = leaves(before)
 
         def tensor(leaf: Any) -> Any:
-            # What a case itself gives in float32 is not storage and stays.
+            # float64 stands for the storage dtype; other dtypes of a case are final.
             storage = np.asarray(next(originals)).dtype.name == "float64"
             return backend.tensor(cast(leaf, dtype) if storage else wrap(leaf))
 
         return tree_map(tensor, after)
 
     def _cache(self, ops: ResolvedOps, cache: Cache) -> Any:
-        """The default layout where the backend has that, else its own, filled."""
+        """Return the cache in the layout of the backend, with its contents."""
         backend = self.target.backend
         blocks, size, heads, dim = cache.k.shape
         limits = Limits(2, (blocks,), size, 2, 8, sampler="greedy")
@@ -189,7 +190,7 @@ class Site:
         k, v = (backend.tensor(cast(part, self.dtype)) for part in cache)
         if isinstance(own, Cache):
             return Cache(k, v)
-        self._own_cache = True
+        self._custom_cache = True
         cells = backend.tensor(wrap(np.arange(blocks * size, dtype=np.int32)))
         flat = (blocks * size, heads, dim)
         return ops.write_kv(k.reshape(*flat), v.reshape(*flat), own, cells)
@@ -214,29 +215,28 @@ class Site:
         return int(caches[0].k.shape[1]) if caches else 4
 
 
-def passed(found: Verdict, site: Site, seed: int, note: str = "") -> Measure:
-    """The measure of a verdict; raises :class:`CheckFailed` where it is too far off."""
-    measure = Measure(found.error, found.bound)
-    if found.passed:
+def require_passed(
+    verdict: Verdict, op_call: OpCall, seed: int, note: str = ""
+) -> Measure:
+    """Return the measure of a verdict; raise :class:`CheckFailed` if it failed."""
+    measure = Measure(verdict.error, verdict.bound)
+    if verdict.passed:
         return measure
     raise CheckFailed(
-        f"{site.choice().winner} on {site.target.backend.device}: {found}, case "
-        f"{site.case.name} in {site.dtype}, seed {seed}{note}; compare "
-        f"with the body of {site.spec.name}, or list a gap",
+        f"{op_call.choice().winner} on {op_call.target.backend.device}: {verdict}, "
+        f"case {op_call.case.name} in {op_call.dtype}, seed {seed}{note}; compare "
+        f"with the body of {op_call.spec.name}, or list a gap",
         measure,
     )
 
 
 def returned_state(result: Any) -> Any:
-    """What an op gave back for what it consumed: all of its result, or the last."""
+    """Return the updated state in a result: the last item, or all of it."""
     return result[-1] if type(result) is tuple else result
 
 
-def _held(value: Any) -> bool:
-    return value is not None
-
-
 def _without_caches(result: Any, want: Any) -> Any:
+    """Replace each cache in ``result`` by the expected one."""
     if isinstance(want, Cache):
         return want
     if type(want) is tuple:
