@@ -62,7 +62,7 @@ docs: .venv-docs/.docs
 
 # An editable install takes the library as it is where it is up to date.
 $(NATIVE): plugins/inl-cpu/build_native.py $(NATIVE_SOURCES)
-	@$(PYTHON) $< || echo "no C++ compiler: torch will compute"
+	@$(PYTHON) $< || echo "the native library was not built, see above: torch computes instead"
 
 # TOOLS: two pips must not change one environment at the same time.
 .venv/.demo: .venv/.core $(NATIVE) | $(TOOLS)
