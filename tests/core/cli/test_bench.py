@@ -31,6 +31,7 @@ def engine(tiny_folder):
         yield engine, clock
 
 
+@pytest.mark.full
 def test_report_as_json(inl, tiny_folder):
     fixed = ("--model", str(tiny_folder), "--device", "reference", "--json")
     done = inl("bench", *fixed, *SHORT)

@@ -253,6 +253,7 @@ def test_invalid_sampling_options_fail_before_loading(inl):
     assert done.stderr.startswith("inl: RequestError: top_p: found 2.0, accepts ")
 
 
+@pytest.mark.full
 def test_top_k_1_equals_greedy(chat, tmp_path):
     kept = [tmp_path / name for name in ("greedy", "filtered", "free")]
     chat("Hello", f"/save {kept[0]}", options=("--temperature", "0"))

@@ -192,7 +192,7 @@ def test_the_history_file_is_private(start, cache):
 
 def test_an_answer_sends_no_control_characters(start):
     """The tiny model samples random bytes, including the escape character."""
-    chat = start("--max-tokens", "1500", "--temperature", "3")
+    chat = start("--max-tokens", "500", "--temperature", "3")
     chat.say(b"Hello\n")
     chat.until(b"Hello\r\n")
     shown = chat.until(b"\r\n> ").decode()

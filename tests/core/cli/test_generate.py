@@ -71,6 +71,7 @@ def changed(folder, tmp_path, **fields):
     return path
 
 
+@pytest.mark.full
 def test_the_default_model_answers_on_the_reference(capsys):
     default_model()
     capsys.readouterr()  # on a fresh machine, that it is fetched

@@ -181,6 +181,7 @@ def test_a_config_that_ends_its_process_is_quarantined(tune):
     assert "variant=5" in shown
 
 
+@pytest.mark.full
 def test_a_config_that_hangs_is_quarantined(tune):
     measured, quarantined = small(tune, variants=(HANG, GOOD), limit=6)
     assert {entry["config"]["variant"] for entry in measured} == {GOOD}
@@ -206,11 +207,13 @@ def test_a_quarantined_default_kernel_is_not_selected(tune, tmp_path):
     assert said in done.stdout
 
 
+@pytest.mark.full
 def test_results_of_another_version_are_ignored(tune):
     small(tune)
     assert winner(tune, version="toy 2")[0]["winner"] == "linear/toy"
 
 
+@pytest.mark.full
 def test_export_import_and_clear(tune, tmp_path):
     measured, _ = small(tune)
     there = tmp_path / "there.json"
