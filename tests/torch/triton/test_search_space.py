@@ -79,7 +79,7 @@ def test_every_configuration_makes_a_kernel(calls_of):
 
 
 @pytest.mark.parametrize(
-    ("op", "config", "said"),
+    ("op", "config", "message"),
     [
         ("norm_qkv", {"gated.rows": 2}, "gated.rows=2"),
         ("norm_qkv", {"norm.rows": 3}, "norm.rows=3"),
