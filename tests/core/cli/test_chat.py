@@ -155,7 +155,8 @@ def saved(path):
 
 def test_a_pipe_is_answered_line_by_line(chat, tmp_path):
     kept = tmp_path / "kept.json"
-    done = chat("Hello", "", "/stats", "And you?", f"/save {kept}", "/exit", "never")
+    lines = "Hello", "", "/stats", "And you?", f"/save {kept}", "/exit", "never"
+    done = chat(*lines, options=("--seed", "0"))
     assert (done.returncode, done.stderr) == (0, "")
     messages = saved(kept)
     assert [m["content"] for m in messages[::2]] == ["Hello", "And you?"]

@@ -27,12 +27,14 @@ def test_native_is_the_default(backend):
 
 
 def test_torch_can_be_requested(monkeypatch):
+    pytest.importorskip("torch")
     monkeypatch.setenv("INL_CPU", "torch")
     assert selection.select_backend() == ("torch", "torch; INL_CPU=torch was requested")
     assert type(open_cpu(Device("cpu"))).__name__ == "TorchCpuBackend"
 
 
 def test_without_the_library_torch_is_selected(monkeypatch, tmp_path):
+    monkeypatch.setattr(selection, "find_spec", lambda name: name)
     monkeypatch.setattr(selection, "open_library", lambda: missing(tmp_path))
     assert selection.select_backend().name == "torch"
     assert "was not built" in selection.select_backend().note

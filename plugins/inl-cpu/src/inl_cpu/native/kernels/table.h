@@ -71,8 +71,11 @@ struct Table {
 };
 
 constexpr Table TABLE;
+// GCC's sanitizers compare function pointers at run time only.
+#ifndef __SANITIZE_ADDRESS__
 static_assert(TABLE.is_complete(),
               "every opcode of the instruction table has a kernel");
+#endif
 
 } // namespace
 } // namespace inl
