@@ -202,12 +202,14 @@ def test_plot_without_matplotlib_prints_the_install_command(
     assert capsys.readouterr().err == line
 
 
+@pytest.mark.full
 @pytest.mark.skipif(NO_PLOT, reason="matplotlib is not installed")
 def test_plot_writes_an_image(tmp_path):
     save_plot(REPORT, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(NO_PLOT, reason="matplotlib is not installed")
 @pytest.mark.parametrize("name", ["x.txt", "no/x.png"])
 def test_an_invalid_plot_path_fails_before_measuring(inl, tmp_path, name):

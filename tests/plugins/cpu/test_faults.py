@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 FAULTY = '''
 """The CPU backend with one fault, named by the variable INL_FAULT."""
 
