@@ -115,8 +115,7 @@ def test_answers_survive_preemption(carried, answered, continued):
 
 def test_without_replay_preemption_would_show(carried, answered, continued):
     """Recomputing an answer as a prompt forgets where it began."""
-    core = carried.core(blocks=14)
-    core.scheduler.config = replace(core.scheduler.config, replay=False)
+    core = carried.core(blocks=14, replay=False)
     prompts = [*carried.prompts, carried.prompts[2][:8]]
     found = answered(core, prompts, 24)
     assert core.stats.preemptions > 0
@@ -126,8 +125,7 @@ def test_without_replay_preemption_would_show(carried, answered, continued):
 @pytest.mark.parametrize("replay", [True, False])
 def test_blocks_of_an_answer_are_not_shared(carried, answered, continued, replay):
     """A prompt that repeats an answer is a prompt: other keys and values."""
-    core = carried.core()
-    core.scheduler.config = replace(core.scheduler.config, replay=replay)
+    core = carried.core(replay=replay)
     first = carried.prompts[2]
     (answer,) = answered(core, [first], 24)
     assert answer == continued(first, 24)

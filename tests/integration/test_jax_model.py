@@ -136,7 +136,7 @@ def test_a_dropped_row_of_feedback_changes_the_text(jax_module, files):
     """The comparison above can fail: the last token chosen is not remembered."""
 
     def forgetful(logits, step, tables, *, sampler):
-        return jax_module.choose(logits, step, tables, sampler=sampler)[0], tables
+        return jax_module.sample(logits, step, tables, sampler=sampler)[0], tables
 
     wrong = Made(jax_module, files, {"sample": forgetful})
     limits = wrong.runner.limits

@@ -51,14 +51,15 @@ class Recorded:
         )  # fmt: skip
         return Fed(LocalRunner(self.backend, loaded, limits))
 
-    def core(self, **limits):
-        """Return an engine core, without a tokenizer."""
+    def core(self, *, replay=None, **limits):
+        """Return an engine core, without a tokenizer; replay as the model needs it."""
         from inl.engine.core import EngineCore
         from inl.executor.model_loader import is_replayed
         from inl.scheduling.plan import SchedulerConfig
 
         runner = self.runner(**limits).runner
-        return EngineCore(runner, SchedulerConfig(replay=is_replayed(self.language)))
+        replay = is_replayed(self.language) if replay is None else replay
+        return EngineCore(runner, SchedulerConfig(replay=replay))
 
 
 class Fed:

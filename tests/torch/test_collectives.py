@@ -174,7 +174,7 @@ def test_errors_of_ranks_are_raised_and_no_process_is_left(begin, tmp_path):
 
 
 def test_indivisible_heads_are_refused_before_a_start(begin):
-    with pytest.raises(WeightMismatch, match="3 ranks"):
+    with pytest.raises(WeightMismatch, match="a multiple of 3, the number of ranks"):
         begin(3)
 
 
