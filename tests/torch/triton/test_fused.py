@@ -192,7 +192,7 @@ MANY = {"many rows": ([7 * n % 90 for n in range(33)], [1] * 33, {"pad_rows": 2}
 def test_attend_project_of_many_rows(
     dtype, dims, many, monkeypatch, seed, on_torch, on_host
 ):
-    monkeypatch.setattr(rope_attend, "MANY", many)
+    monkeypatch.setattr(rope_attend, "MANY_PROGRAMS", many)
     for case in attend_cases(np.random.default_rng(seed), dims, MANY):
         check("attend_project", case, dtype, on_torch, on_host, seed)
 
