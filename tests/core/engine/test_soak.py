@@ -144,7 +144,7 @@ class OnlyPrompts(HashRunner):
 )
 def test_planted_faults_change_the_output(planted):
     def worlds():
-        for seed in range(4):  # a few may happen to be such that nobody minds
+        for seed in range(4):  # a few seeds may not show the fault
             soak(seed, 5_000, Parts(**planted), world_steps=200)
 
     with pytest.raises(WrongText):
