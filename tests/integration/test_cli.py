@@ -32,10 +32,10 @@ def inl():
 def test_the_doctor_finds_that_the_default_model_can_run(inl):
     done = inl("doctor", "--json")
     assert done.returncode == 0, done.stdout
-    checks = {row["what"]: row for row in json.loads(done.stdout)["checks"]}
+    checks = {row["subject"]: row for row in json.loads(done.stdout)["checks"]}
     assert checks["model"]["status"] == "ok"
     assert checks["device cpu:0"]["status"] == "ok"
-    assert checks["torch"]["found"]
+    assert checks["torch"]["finding"]
 
 
 def test_ops_names_the_kernels_of_the_cpu(inl):

@@ -65,7 +65,7 @@ def test_the_page_is_followed_to_the_letter(place):
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
         said.append(done.stdout)
     installed, checked, answered, tested = said
-    assert "made inl-toy" in installed
+    assert "created inl-toy" in installed
     assert re.search(r"toy:0 passes all \d{3} checks", checked)
     assert len(answered.split()) >= 5
     assert re.search(r"^\d{3} passed", tested.splitlines()[-1].strip("= "))
