@@ -165,6 +165,7 @@ def test_a_fast_but_wrong_config_is_quarantined(tune):
     assert still == quarantined
 
 
+@pytest.mark.full
 def test_a_config_that_ends_its_process_is_quarantined(tune):
     measured, quarantined = small(
         tune, "--ops", "linear", variants=(RAISE, BREAK, EXIT, GOOD)
@@ -190,6 +191,7 @@ def test_a_config_that_hangs_is_quarantined(tune):
     }
 
 
+@pytest.mark.full
 def test_a_quarantined_default_kernel_is_not_selected(tune, tmp_path):
     """The default kernel itself may be quarantined, with an empty config."""
     small(tune)
@@ -227,12 +229,14 @@ def test_export_import_and_clear(tune, tmp_path):
     assert found(tune("--clear", "--ops", "linear", "--json")) == ([], [])
 
 
+@pytest.mark.full
 def test_configs_skipped_for_lack_of_time_are_reported(tune):
     done = tune("--rows", "1", "--seconds", "0")
     assert done.returncode == 0
     assert done.stderr == "inl: tried 1 of 3 configurations in 0 s; raise --seconds\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("text", ["{", '{"format": "other"}'])
 def test_a_damaged_tuning_file_is_reported_and_ignored(tune, tmp_path, text):
     path = tmp_path / "cache" / "tuning.json"

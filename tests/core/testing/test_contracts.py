@@ -40,6 +40,7 @@ def contract(check, tmp_path):
     return run
 
 
+@pytest.mark.full
 def test_a_correct_backend_passes_one_test_per_check(contract):
     code, said = contract()
     assert code == 0, said
@@ -54,6 +55,7 @@ def test_a_correct_backend_passes_one_test_per_check(contract):
         assert re.search(rf"^PASSED .*::TestFaulty::{re.escape(name)}$", said, re.M)
 
 
+@pytest.mark.full
 def test_a_gap_is_an_expected_failure_with_its_reason(contract):
     gaps = {"linear": "driver 2.1 rounds as it should"}
     only = "test_kernel and linear and not qkv or gap"

@@ -73,6 +73,7 @@ def test_a_block_leak_is_reported_as_one(check):
     assert found == "block leak"
 
 
+@pytest.mark.full
 def test_the_table_names_the_worst_case_and_what_to_do(check):
     done = check("faulty:0", "--seed", "11", fault="bias")
     assert done.returncode == 1

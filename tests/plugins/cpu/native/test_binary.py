@@ -8,6 +8,8 @@ import subprocess
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def objects(builder, tmp_path_factory):
