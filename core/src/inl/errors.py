@@ -7,6 +7,7 @@ InlError
 ├── ModelError      CheckpointError (TokenizerNotFound) · UnknownArchitecture ·
 │                   WeightMismatch · TemplateError
 ├── RequestError    PromptTooLong · Cancelled
+├── NonFiniteLogits
 ├── RunnerError     ProtocolError · WorkerLost
 └── MissingPackage
 
@@ -87,6 +88,10 @@ class PromptTooLong(RequestError):
 
 class Cancelled(RequestError):
     """The caller cancelled the request."""
+
+
+class NonFiniteLogits(InlError):
+    """The model computed NaN or infinite logits for a request, which ends."""
 
 
 class RunnerError(InlError):

@@ -7,10 +7,11 @@ from inl.protocol.runner import Limits, Reply
 from inl.scheduling.frame_encoder import STEP_NUMBERS
 from inl.scheduling.plan import Plan
 from inl.scheduling.sampling_params import TokenLogprob
+from inl.spec.step import INVALID_TOKEN
 
 
 def read_tokens(reply: Reply, plan: Plan, limits: Limits) -> list[int]:
-    """Return the sampled token of each row.
+    """Return the sampled token of each row, ``INVALID_TOKEN`` for those without one.
 
     Raises :class:`~inl.errors.ProtocolError` for another step, too few rows, or a
     token outside the vocabulary.
@@ -26,8 +27,8 @@ def read_tokens(reply: Reply, plan: Plan, limits: Limits) -> list[int]:
             f"expected [{rows} or more, 1]"
         )
     tokens: list[int] = reply.tokens[:rows, 0].tolist()
-    if min(tokens) < 0 or max(tokens) >= limits.vocab:
-        bad = next(token for token in tokens if not 0 <= token < limits.vocab)
+    if min(tokens) < INVALID_TOKEN or max(tokens) >= limits.vocab:
+        bad = next(t for t in tokens if not INVALID_TOKEN <= t < limits.vocab)
         raise ProtocolError(
             f"reply of step {plan.step}, row {tokens.index(bad)}: found token {bad}, "
             f"the vocabulary is 0 to {limits.vocab - 1}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from inl.ops.sample_cases import sample_cases, score_cases
 from inl.spec.op import Case, Spec, nbytes, op
-from inl.spec.step import PARAMS, TOP, Array, Scores, Step, Tables
+from inl.spec.step import INVALID_TOKEN, PARAMS, TOP, Array, Scores, Step, Tables
 
 
 def _shapes(_logits: Spec, step: Step, tables: Tables, **_: Any) -> tuple[Any, Any]:
@@ -56,8 +56,14 @@ def sample(
        one remains
 
     With neutral parameters it returns the same tokens as "sample". It requires one
-    sample per row. Returns tokens int32 [S] and the tables.
+    sample per row.
+
+    A row with a NaN logit, or whose highest logit is not finite, has no distribution:
+    its token is :data:`INVALID_TOKEN`, and 0 is stored as its slot's last. Returns tokens
+    int32 [S] and the tables.
     """
+    valid = np.isfinite(logits.max(-1))
+    logits = np.where(valid[:, None], logits, 0)
     if sampler == "sample_filtered":
         tables = _count_inputs(step, tables)
         logits = _penalize(logits, step.slots, tables)
@@ -72,9 +78,9 @@ def sample(
         )
         drawn = _draw(np.where(allowed, np.exp(scaled), 0), step.uniforms)
         tokens = np.where(hot[:, 0], drawn, tokens)
-    tokens = tokens.astype(np.int32)
+    tokens = np.where(valid, tokens, INVALID_TOKEN).astype(np.int32)
     last = tables.last.copy()
-    last[step.slots] = tokens.reshape(step.slots.shape[0], -1)[:, -1]
+    last[step.slots] = tokens.reshape(step.slots.shape[0], -1)[:, -1].clip(min=0)
     return tokens, tables._replace(last=last)
 
 
@@ -169,7 +175,8 @@ def score(logits: Array, tokens: Array) -> Scores:
 
     They are the model's own, ``log_softmax(logits)`` in float32, before penalties,
     bias, temperature and filters, as in vLLM and the OpenAI API. Equal logits are in
-    ascending order of ids.
+    ascending order of ids. The scores of a row whose token is :data:`INVALID_TOKEN` are
+    undefined.
     """
     shifted = logits - logits.max(-1, keepdims=True)
     logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

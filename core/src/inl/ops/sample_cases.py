@@ -103,6 +103,22 @@ def _decided(make: Callable[..., Case], *args: Any) -> Case:
             return case
 
 
+def _non_finite(rng: np.random.Generator, sampler: str) -> Case:
+    """Return a case of rows with NaN, with infinity, without a finite logit, and of a
+    row that has one finite logit.
+    """
+    step, tables = _step(rng, 257)
+    tables.params[1:, 0] = [0.7, 0.0, 1.3]
+    logits = _logits(rng, 257)
+    logits[0, 131] = np.nan
+    logits[1, 256] = np.inf
+    logits[2] = -np.inf
+    logits[3, np.arange(257) != 19] = -np.inf
+    return Case(
+        f"{sampler}/non-finite", (logits, step, tables), {"sampler": sampler}
+    )
+
+
 def sample_cases(rng: np.random.Generator) -> Iterable[Case]:
     """Cases of every sampler, of parameters at their limits, of ties and of bans."""
     for vocab in (5, 257):
@@ -121,6 +137,8 @@ def sample_cases(rng: np.random.Generator) -> Iterable[Case]:
         (ties, step, tables),
         {"sampler": "sample_filtered"},
     )
+    for sampler in ("greedy", "sample", "sample_filtered"):
+        yield _non_finite(rng, sampler)
     for name, values in EDGES.items():
         for value in values:
             yield _decided(_edge, rng, name, value)

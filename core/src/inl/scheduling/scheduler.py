@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from inl.errors import RequestError, RunnerError
+from inl.errors import NonFiniteLogits, RequestError, RunnerError
 from inl.protocol.runner import Limits
 from inl.protocol.token_masks import mask_words
 from inl.scheduling.buckets import Buckets
@@ -27,6 +27,7 @@ from inl.scheduling.request_check import check_request
 from inl.scheduling.running_requests import RunningRequests
 from inl.scheduling.sampling_params import TokenLogprob, rank
 from inl.scheduling.waiting_queue import WaitingQueue
+from inl.spec.step import INVALID_TOKEN
 
 
 class Scheduler:
@@ -237,7 +238,8 @@ class Scheduler:
     ) -> list[Event]:
         """Apply the output of the oldest step in flight: one token per chunk.
 
-        logprobs: one per chunk too, if a request of the step asks for them.
+        A request whose token is ``INVALID_TOKEN`` ends with
+        :class:`~inl.errors.NonFiniteLogits`. logprobs: one per chunk too, if a request of the step asks for them.
         """
         plan = self.in_flight.popleft()
         self.kv_cache.complete_step(plan.step)
@@ -253,11 +255,12 @@ class Scheduler:
                 prefix_cache is not None
                 and stop // size > request.published_blocks
                 and request.status is running
+                and token != INVALID_TOKEN
             ):
                 prefix_cache.publish(request, stop)
             # The token of a chunk that ends before the last known token is unused.
             if stop == len(request.tokens):
-                if request.logprobs is not None:
+                if request.logprobs is not None and token != INVALID_TOKEN:
                     scores = logprobs[row]
                     top = scores.top[: request.logprobs]
                     request.token_logprobs.append(scores._replace(top=top))
@@ -265,6 +268,8 @@ class Scheduler:
         return events
 
     def _append(self, request: Request, token: int) -> Event:
+        if token == INVALID_TOKEN:
+            return self.finish(request, "error")._replace(error=_non_finite(request))
         request.tokens.append(token)
         if token in request.end_ids:
             return self.finish(request, "stop")._replace(token=token)
@@ -275,3 +280,11 @@ class Scheduler:
             request.prefill_len = self._requests.prefill_len(request)
             request.host_token_count = request.max_scheduled = len(request.tokens)
         return make_event((request.id, token, None, None))
+
+
+def _non_finite(request: Request) -> NonFiniteLogits:
+    return NonFiniteLogits(
+        f"request {request.id}: the logits after token {len(request.tokens)} (prompt "
+        f"{request.prompt_tokens}) contain NaN or infinity; the compute dtype may "
+        'overflow (try dtype="float32"), or the weights are damaged'
+    )

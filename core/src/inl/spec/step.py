@@ -29,6 +29,9 @@ PARAMS = (
 NEUTRAL = (0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 """Values of :data:`PARAMS` that leave the distribution unchanged."""
 
+INVALID_TOKEN = -1
+"""Sampled token of a row whose logits have NaN or no finite maximum."""
+
 TOP = 20
 """Most probable tokens whose log-probabilities a "sample_filtered" step reports."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from inl.spec.kernel import Kernel
-from inl.spec.step import PARAMS, TOP, Scores, Step, Tables
+from inl.spec.step import INVALID_TOKEN, PARAMS, TOP, Scores, Step, Tables
 
 
 def sample(
@@ -16,6 +16,8 @@ def sample(
         _count_inputs(step, slots, tables)
         logits = _apply_penalties(logits.float(), slots, tables)
     tokens = logits.argmax(-1)
+    # argmax treats NaN as the highest logit.
+    valid = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).isfinite()
     if sampler != "greedy":
         per_row = step.samples.shape[0] // slots.shape[0]
         params = tables.params.index_select(0, slots).repeat_interleave(per_row, 0)
@@ -26,8 +28,9 @@ def sample(
             mass = mass.masked_fill(~_keep_mask(scaled, params), 0.0)
         sampled = _sample_tokens(mass, step.uniforms.view(torch.float32))
         tokens = torch.where(temperature[:, 0] > 0, sampled, tokens)
-    chosen = tokens.int()
-    tables.last.index_copy_(0, slots, chosen.view(slots.shape[0], -1)[:, -1])
+    chosen = torch.where(valid, tokens, INVALID_TOKEN).int()
+    last = chosen.view(slots.shape[0], -1)[:, -1].clamp(min=0)
+    tables.last.index_copy_(0, slots, last)
     return chosen, tables
 
 
@@ -100,7 +103,8 @@ def score(logits: torch.Tensor, tokens: torch.Tensor) -> Scores:
     logits = logits.float()
     logprobs = logits.log_softmax(-1)
     top = _sort_keys(logits).topk(min(TOP, logits.shape[-1]), -1).indices
-    chosen = logprobs.gather(-1, tokens.long().unsqueeze(-1)).squeeze(-1)
+    ids = tokens.clamp(min=0).long()
+    chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     return Scores(chosen, top.int(), logprobs.gather(-1, top))
 
 

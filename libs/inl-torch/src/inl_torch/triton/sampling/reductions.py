@@ -6,15 +6,24 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
+from inl.spec.step import INVALID_TOKEN
+
+INVALID = tl.constexpr(INVALID_TOKEN)
+
 
 @triton.jit
 def chunk_top(
     x: tensor, at: tensor, V: tensor,
 ) -> tuple[tensor, tensor]:  # fmt: skip
-    """Return the top logit of ``x`` at ids ``at``, and its lowest id."""
+    """Return the top logit of ``x`` at ids ``at``, and its lowest id.
+
+    They are infinity and ``INVALID`` if a logit is NaN or infinity. Otherwise the id is
+    one of the vocabulary, even where every logit is -inf.
+    """
+    x = tl.where(x == x, x, float("inf"))
     top_logit = tl.max(x, 0)
-    # Returns a valid id even where every logit is NaN or -inf.
-    return top_logit, tl.min(tl.where((x == top_logit) & (at < V), at, V - 1), 0)
+    top_id = tl.min(tl.where((x == top_logit) & (at < V), at, V - 1), 0)
+    return top_logit, tl.where(top_logit < float("inf"), top_id, INVALID)
 
 
 @triton.jit
@@ -22,13 +31,17 @@ def global_top(
     top_logits: tensor, top_ids: tensor, sample: tensor, CHUNKS: tl.constexpr,
     CHUNKS_P: tl.constexpr,
 ) -> tuple[tensor, tensor]:  # fmt: skip
-    """Return the top logit of all chunks, and its lowest id."""
+    """Return the top logit of all chunks, and its lowest id.
+
+    The id is ``INVALID`` if a logit is NaN or infinity, or all are -inf.
+    """
     chunk = tl.arange(0, CHUNKS_P)
     mask = chunk < CHUNKS
     x = tl.load(top_logits + sample * CHUNKS + chunk, mask=mask, other=float("-inf"))
     top_logit = tl.max(x, 0)
     at = tl.load(top_ids + sample * CHUNKS + chunk, mask=mask, other=2147483647)
-    return top_logit, tl.min(tl.where((x == top_logit) & mask, at, 2147483647), 0)
+    top_id = tl.min(tl.where((x == top_logit) & mask, at, 2147483647), 0)
+    return top_logit, tl.where(top_logit > float("-inf"), top_id, INVALID)
 
 
 @triton.jit

@@ -95,11 +95,11 @@ def _sample_token(
             at = chosen_chunk * CHUNK + tl.arange(0, CHUNK)
             x = tl.load(logits + sample * stride + at, mask=at < V, other=float("-inf"))
             p = tl.exp((x.to(tl.float32) - top_logit) / temperature)
-            # If the mass is 0 or NaN, as for an infinite logit, use the top token.
             chosen = sample_id(tl.where(at < V, p, 0.0), at, target, below)
-            token = tl.where(total > 0, chosen, token)
+            token = tl.where((token >= 0) & (total > 0), chosen, token)
     tl.store(tokens + sample, token)
-    tl.store(last + slot, token, mask=sample % PER_ROW == PER_ROW - 1)
+    is_last = sample % PER_ROW == PER_ROW - 1
+    tl.store(last + slot, tl.maximum(token, 0), mask=is_last)
 
 
 def sample(

@@ -188,6 +188,6 @@ def sample_token(
             (key < threshold) | ((is_tie > 0) & (tl.cumsum(is_tie, 0) <= quota_left))
         )
         chosen_id = sample_id(tl.where(kept, probability, 0.0), at, target, below)
-        token = tl.where(total > 0, chosen_id, token)
+        token = tl.where((token >= 0) & (total > 0), chosen_id, token)
     tl.store(tokens + sample, token)
-    tl.store(last + slot, token)
+    tl.store(last + slot, tl.maximum(token, 0))
