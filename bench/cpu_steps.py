@@ -63,6 +63,8 @@ class Steps:
                 length=length, last=17,
             )  # fmt: skip
             self.runner.submit(frame)
+        # The instructions are run without the runner, which would apply them.
+        self.runner._apply_admissions()
 
     def run(self, tokens):
         """One step with ``tokens`` of each row."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from inl.spec.tree import leaves
 
@@ -83,4 +84,4 @@ class Tunable(ABC):
         repeats = MIN_SECONDS / (max(once(1), 1e-9) * len(calls))
         count = max(1, min(1000, int(repeats)))
         rounds = 1 if first > 1 else ROUNDS
-        return statistics.median(once(count) for _ in range(rounds))
+        return float(np.median([once(count) for _ in range(rounds)]))

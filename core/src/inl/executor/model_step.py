@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from inl.ops.protocol import Ops
 from inl.spec.cache import State
 from inl.spec.model import Model
 from inl.spec.step import Array, Step
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 
 def forward(

@@ -7,18 +7,20 @@ with what follows.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.models.views import FULL, View
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
-from inl.ops.protocol import Ops
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 
 class Attention(NamedTuple):

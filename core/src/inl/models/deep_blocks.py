@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from inl.models import blocks, groups
 from inl.models.deep_config import HEAD_EPS, RoutedConfig
@@ -10,10 +10,12 @@ from inl.models.views import View
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.norm import Norm
-from inl.ops.protocol import Ops
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group, Param
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 
 class MuAttention(NamedTuple):

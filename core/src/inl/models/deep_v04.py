@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import CheckpointError
 from inl.models import deep_blocks as blocks
@@ -20,12 +20,14 @@ from inl.ops.linear import Linear
 from inl.ops.mlp import GatedMlp
 from inl.ops.mu import MuGuidance, MuStart
 from inl.ops.norm import Norm
-from inl.ops.protocol import Ops
 from inl.ops.routed import TokenRoutedMlp
 from inl.spec.cache import Paged, State
 from inl.spec.model import Model
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group, Param
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,11 +15,13 @@ from inl.dtypes import rounded
 from inl.models import blocks, groups, llama, post_norm
 from inl.models.config import cap, refuse_unless, whole
 from inl.models.views import views, windows
-from inl.ops.protocol import Ops
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 HEAD_DIM = 256
 """Default of ``head_dim``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import CheckpointError
 from inl.models import blocks, groups
@@ -13,12 +13,14 @@ from inl.models.views import View, paged, views
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
-from inl.ops.protocol import Ops
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import Paged, State
 from inl.spec.model import Model
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 ACTIVATIONS = {
     "silu": "silu",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import CheckpointError
 from inl.models import blocks, llama
@@ -13,10 +13,12 @@ from inl.ops.linear import Linear
 from inl.ops.mlp import GatedMlp
 from inl.ops.moe import Experts
 from inl.ops.norm import Norm
-from inl.ops.protocol import Ops
 from inl.spec.cache import State
 from inl.spec.step import Step
 from inl.spec.weights import FusedSlice, Group, Param
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 
 class Moe(NamedTuple):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inl.errors import WeightMismatch
 from inl.models import blocks, groups, llama, post_norm
 from inl.models.config import refuse_unless
-from inl.ops.protocol import Ops
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 
 def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:

@@ -6,14 +6,16 @@ already reduced, and the next block adds it without a reduction.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
-from inl.ops.protocol import Ops
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group
+
+if TYPE_CHECKING:
+    from inl.ops.protocol import Ops
 
 
 class Attention(NamedTuple):

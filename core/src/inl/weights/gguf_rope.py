@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from inl.errors import CheckpointError
 from inl.weights.files import Entry, MappedFile
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 ROPE_FACTORS: Final = "rope_freqs.weight"
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from inl.dtypes import SIZES, HostArray, cast, widen
 from inl.errors import CheckpointError
 from inl.weights import quant_blocks, quant_k
 from inl.weights.gguf_fallback import FALLBACK_DTYPES, fallback_decoder
 from inl.weights.quant_blocks import Bytes, Floats
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 CHUNK: Final = 1 << 17
 """Elements decoded per call: as float32 they fit in a core's cache."""

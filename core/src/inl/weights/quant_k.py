@@ -7,12 +7,14 @@ bitwise equal.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from inl.weights.quant_blocks import FOUR_BIT_VALUES, Bytes, Floats, floats
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 HALF: Final = 128
 """Elements whose codes share bytes, at different bits."""
