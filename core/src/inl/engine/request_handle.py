@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from inl.engine.stop_strings import StopStringFilter
-from inl.errors import RequestError, RunnerError
+from inl.errors import NonFiniteLogits, RequestError, RunnerError
 from inl.scheduling.request import Event
 from inl.text.detokenize import Detokenizer
 
@@ -149,10 +149,11 @@ class RequestHandle:
     def completion(self) -> Completion:
         """Return the output of a finished request.
 
-        Raises the error that it finished with: :class:`~inl.errors.RequestError` as it
-        is, any other as a :class:`~inl.errors.RunnerError` caused by it.
+        Raises the error that it finished with: :class:`~inl.errors.RequestError` and
+        :class:`~inl.errors.NonFiniteLogits` as they are, any other as a
+        :class:`~inl.errors.RunnerError` caused by it.
         """
-        if isinstance(self.error, RequestError):
+        if isinstance(self.error, RequestError | NonFiniteLogits):
             raise self.error
         if self.error is not None:
             kind = type(self.error)

@@ -125,10 +125,11 @@ def start_runner(
     report(0, 1)  # so that a bar appears before the cache is looked up
     load = partial(
         load_weights, groups, language.checkpoint, backend, dtype, rank=rank,
-        progress=report,
+        check=config.check_weights, progress=report,
     )  # fmt: skip
     cache = backend.offers(WeightCache)  # type: ignore[type-abstract]
-    if cache is None or ranks > 1:
+    # Only checked weights are stored, since those of the cache are not checked again.
+    if cache is None or ranks > 1 or not config.check_weights:
         weights = load()
     else:
         weights = cache.load(language.checkpoint.files(), dtype, load, report)

@@ -14,9 +14,10 @@ from inl.spec.op import CATALOG, Spec, nbytes
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Param
 from inl.weights.checkpoint import Checkpoint
+from inl.weights.finite import check_finite
 from inl.weights.plan import WeightPlan
 from inl.weights.quant import convert, decoder, dequantize, packed_bytes
-from inl.weights.sources import check_finite, read_pieces, stored_tensors
+from inl.weights.sources import read_pieces, stored_tensors
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -44,6 +45,7 @@ def load_weights(
     dtype: str,
     *,
     rank: int = 0,
+    check: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Any:
     """Load a tree of :class:`WeightPlan` groups onto the backend.
@@ -51,7 +53,8 @@ def load_weights(
     Each group is read, sharded for ``rank`` and packed by its kernel, or converted to
     ``dtype`` without one; its host pages are released before the next group. Up to
     ``backend.traits.readers`` groups are loaded concurrently. A plain tensor that
-    several groups use is loaded once. progress: called with (bytes done, bytes in
+    several groups use is loaded once. check: whether to raise
+    :class:`~inl.errors.CheckpointError` for NaN and infinity. progress: called with (bytes done, bytes in
     total) of the stored tensors before the first group and after each group.
     """
     plan = list(leaves(tree))
@@ -60,7 +63,9 @@ def load_weights(
     def load(number: int, planned: WeightPlan) -> Any:
         group: dict[str, HostArray | None] = {}
         for name, param in planned.group.params.items():
-            group[name] = read_shard(checkpoint, planned, param, rank, dtype)
+            group[name] = read_shard(
+                checkpoint, planned, param, rank, dtype, check=check
+            )
         try:
             if planned.kernel and planned.kernel.pack:
                 result = planned.kernel.pack(group, backend, dtype)
@@ -117,13 +122,20 @@ def _in_order(
 
 
 def read_shard(
-    checkpoint: Checkpoint, planned: WeightPlan, param: Param, rank: int, dtype: str
+    checkpoint: Checkpoint,
+    planned: WeightPlan,
+    param: Param,
+    rank: int,
+    dtype: str,
+    *,
+    check: bool = True,
 ) -> HostArray | None:
     """Return one rank's shard of a parameter, or ``None`` for an absent optional one.
 
     Keeps the stored dtype, but a parameter combined from several tensors is in
     ``dtype`` unless all are quantized alike. Raises :class:`CheckpointError` for a
-    dtype without a decoder, and for non-finite values where ``param.finite`` is set.
+    dtype without a decoder, and for non-finite values if ``check`` or ``param.finite``
+    is set.
     """
     if param.optional and param.source not in checkpoint.names():
         return None
@@ -137,7 +149,7 @@ def read_shard(
         array = read_pieces(checkpoint, param, shape, rank, dtype)
     else:
         array = _read_whole(checkpoint, param, shape, rank)
-    if param.finite:
+    if check or param.finite:
         check_finite(array, f"{checkpoint.path}: tensor {param.source}")
     return array
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from inl.dtypes import SIZES, HostArray, wrap
-from inl.errors import CheckpointError
 from inl.spec.op import Spec
 from inl.spec.weights import Param
 from inl.weights.checkpoint import Checkpoint
@@ -55,17 +54,6 @@ def stored_spec(param: Param, stored: Mapping[str, Spec]) -> Spec:
         return stored.get(param.source, Spec(param.shape, "float32"))
     dtypes = {stored[name].dtype for name in names if name in stored}
     return Spec(param.shape, dtypes.pop() if len(dtypes) == 1 else "float32")
-
-
-def check_finite(array: HostArray, where: str) -> None:
-    """Raise :class:`CheckpointError` for the first NaN or infinity."""
-    values = dequantize(array, where)
-    invalid = np.argwhere(~np.isfinite(values))
-    if len(invalid):
-        index = tuple(int(axis) for axis in invalid[0])
-        raise CheckpointError(
-            f"{where}: found {values[index]} at {list(index)}; accepted: finite numbers"
-        )
 
 
 def read_pieces(
