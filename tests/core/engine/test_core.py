@@ -176,8 +176,8 @@ class ChangedReplies(HashRunner):
             "step 1, row 1: found token 100, the vocabulary is 0 to 99",
         ),
         (
-            lambda reply: reply._replace(tokens=np.array([[-1], [5]], np.int32)),
-            "row 0: found token -1",
+            lambda reply: reply._replace(tokens=np.array([[-2], [5]], np.int32)),
+            "row 0: found token -2",
         ),
     ],
     ids=["step", "rows", "flat", "empty", "over", "under"],

@@ -14,7 +14,7 @@ from inl.ops.attention import random_step
 from inl.ops.sample import is_decided
 from inl.ops.step import empty_tables
 from inl.spec.op import Case
-from inl.spec.step import NEUTRAL, PARAMS
+from inl.spec.step import INVALID_TOKEN, NEUTRAL, PARAMS
 from inl.spec.tolerance import judge
 
 # isort: split
@@ -165,12 +165,15 @@ def test_no_sample_falls_between_two_chunks(sampler, top_p, number, on_torch):
     assert kept[tokens].all()
 
 
-@pytest.mark.filterwarnings("ignore:All-NaN", "ignore:invalid value")
-def test_a_row_of_nan_gives_a_valid_id(on_torch):
+@pytest.mark.filterwarnings("ignore:All-NaN")  # of the interpreter
+@pytest.mark.parametrize("sampler", ["greedy", "sample", "sample_filtered"])
+@pytest.mark.parametrize("at", [0, 1023, 1024, VOCAB - 1])
+def test_rows_without_finite_logits_give_no_token(on_torch, sampler, at):
     logits, step, tables = random_case(np.random.default_rng(2), tied=False)
-    logits[0], logits[1] = np.nan, -np.inf
-    tokens = tokens_of((logits, step, tables), on_torch)
-    assert all(0 <= token < VOCAB for token in tokens)
+    logits[0, at], logits[1, at], logits[2] = np.nan, np.inf, -np.inf
+    tokens = tokens_of((logits, step, tables), on_torch, sampler=sampler)
+    assert tokens[:3] == 3 * [INVALID_TOKEN]
+    assert all(0 <= token < VOCAB for token in tokens[3:])
 
 
 def test_refused_on_chips_without_measurements():

@@ -37,6 +37,8 @@ class AttentionSpan:
     """[G, rows * blocks] ids of the blocks with the keys."""
     distance: torch.Tensor
     """[tokens, keys] token's position minus key's position; negative if masked."""
+    unwritten: torch.Tensor | None = None
+    """[rows, keys] whether a cell is beyond its row's length. ``None``: no cell is."""
     causal: bool = False
     """Whether tokens and keys are the same whole sequence."""
     unmasked: bool = False
@@ -59,9 +61,16 @@ class AttentionSpan:
         return self.biases[key]
 
     def gather(self, cache: torch.Tensor, group: int) -> torch.Tensor:
-        """Gather keys or values from the cache: [rows, keys, kv_heads, d]."""
+        """Gather keys or values from the cache: [rows, keys, kv_heads, d].
+
+        Unwritten cells, which may hold the NaN of an earlier request, are zero: a
+        masked value still enters the weighted sum, with weight 0.
+        """
         blocks = cache.index_select(0, self.ids[group])
-        return blocks.view(self.rows, -1, *cache.shape[2:])[:, : self.keys]
+        cells = blocks.view(self.rows, -1, *cache.shape[2:])[:, : self.keys]
+        if self.unwritten is None:
+            return cells
+        return cells.masked_fill(self.unwritten[:, :, None, None], 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +105,8 @@ def exact_plan(step: Step, *, block_size: int) -> Plan:
 def _batch(step: Step, lengths: list[int], block_size: int) -> AttentionSpan:
     rows, longest = len(lengths), max(lengths)
     blocks = -(-longest // block_size)
+    keys_index, unmasked = torch.arange(longest), min(lengths) == longest
+    unwritten = keys_index >= step.lengths[:rows, None]
     return AttentionSpan(
         start=0,
         stop=rows,
@@ -103,8 +114,9 @@ def _batch(step: Step, lengths: list[int], block_size: int) -> AttentionSpan:
         rows=rows,
         keys=longest,
         ids=step.blocks[:, :rows, :blocks].flatten(1),
-        distance=step.positions[:rows, None] - torch.arange(longest),
-        unmasked=min(lengths) == longest,
+        distance=step.positions[:rows, None] - keys_index,
+        unwritten=None if unmasked else unwritten,
+        unmasked=unmasked,
     )
 
 
@@ -143,6 +155,7 @@ def static_plan(step: Step, *, block_size: int) -> Plan:
         keys=keys,
         ids=step.blocks.flatten(1),
         distance=distance,
+        unwritten=torch.arange(keys, device=place) >= step.lengths[:, None],
     )
     return Plan((span,), unused[:, None, None])
 

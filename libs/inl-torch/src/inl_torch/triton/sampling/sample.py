@@ -60,7 +60,9 @@ def _chunk_masses(
     """Store the mass of a chunk: the sum of its unnormalized probabilities."""
     pdl_sync(PDL)
     sample = tl.program_id(0).to(tl.int64)
-    top_logit, _ = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
+    top_logit, top_id = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
+    if top_id < 0:
+        return
     slot = tl.load(slots + sample // PER_ROW).to(tl.int64)
     temperature = tl.load(param_table + slot * COLUMNS)
     at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
@@ -86,7 +88,7 @@ def _sample_token(
     top_logit, token = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
     if SAMPLES:
         temperature = tl.load(param_table + slot * COLUMNS)
-        if temperature > 0:
+        if (temperature > 0) & (token >= 0):
             chunk = tl.arange(0, CHUNKS_P)
             cells = chunk_masses + sample * CHUNKS + chunk
             mass = tl.load(cells, mask=chunk < CHUNKS, other=0)
@@ -96,7 +98,7 @@ def _sample_token(
             x = tl.load(logits + sample * stride + at, mask=at < V, other=float("-inf"))
             p = tl.exp((x.to(tl.float32) - top_logit) / temperature)
             chosen = sample_id(tl.where(at < V, p, 0.0), at, target, below)
-            token = tl.where((token >= 0) & (total > 0), chosen, token)
+            token = tl.where(total > 0, chosen, token)
     tl.store(tokens + sample, token)
     is_last = sample % PER_ROW == PER_ROW - 1
     tl.store(last + slot, tl.maximum(token, 0), mask=is_last)

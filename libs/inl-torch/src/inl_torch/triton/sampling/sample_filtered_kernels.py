@@ -103,6 +103,9 @@ def filter_masses(
     )  # fmt: skip
     if temperature <= 0:
         return
+    top_logit, top_id = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
+    if top_id < 0:
+        return
     threshold, tie_quota = tl.load(thresholds + sample), tl.load(tie_quotas + sample)
     if top_p < 1:
         target = tl.load(targets + sample)
@@ -120,7 +123,6 @@ def filter_masses(
     if tl.program_id(1) == 0:
         tl.store(thresholds + samples + sample, threshold)
         tl.store(tie_quotas + samples + sample, tie_quota)
-    top_logit, _ = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
     chunk, valid = group_chunks(CHUNKS, CHUNKS_PER_GROUP, CHUNKS_PER_GROUP_P)
     min_key, most = chunk_top_keys(
         top_logits, sample, chunk, valid, top_logit, temperature, CHUNKS
@@ -164,7 +166,7 @@ def sample_token(
     slot = tl.load(slots + sample).to(tl.int64)
     top_logit, token = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
     temperature = tl.load(param_table + slot * COLUMNS)
-    if temperature > 0:
+    if (temperature > 0) & (token >= 0):
         min_p = tl.load(param_table + slot * COLUMNS + MIN_P)
         threshold = tl.load(thresholds + samples + sample)
         tie_quota = tl.load(tie_quotas + samples + sample)
@@ -188,6 +190,6 @@ def sample_token(
             (key < threshold) | ((is_tie > 0) & (tl.cumsum(is_tie, 0) <= quota_left))
         )
         chosen_id = sample_id(tl.where(kept, probability, 0.0), at, target, below)
-        token = tl.where((token >= 0) & (total > 0), chosen_id, token)
+        token = tl.where(total > 0, chosen_id, token)
     tl.store(tokens + sample, token)
     tl.store(last + slot, tl.maximum(token, 0))

@@ -258,7 +258,9 @@ def search_pass(
             threshold = tl.load(thresholds + sample)
     if (top_p >= 1) if BY_MASS else (top_k < 1):
         return
-    top_logit, _ = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
+    top_logit, top_id = global_top(top_logits, top_ids, sample, CHUNKS, CHUNKS_P)
+    if top_id < 0:
+        return
     chunk, valid = group_chunks(CHUNKS, CHUNKS_PER_GROUP, CHUNKS_PER_GROUP_P)
     window_start, window_bits, below_weight = 0, FIRST_WINDOW_BITS, 0.0
     if FIRST:
