@@ -30,6 +30,7 @@ from inl_cpu.encoding import (
     ReadF64,
     ReadI32,
     ReadMatrix,
+    ReadU32,
     Real,
     UpdateBytes,
     UpdateF32,
@@ -418,6 +419,21 @@ class Read(Instruction[D], opcode=22):
     bytes: Dim
     x: ReadBytes[D]
     y: WriteU64[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checksum(Instruction[D], opcode=23):
+    """Write a keyed checksum of each 4096 bytes of x.
+
+    It is the universal hash NH (Black et al., UMAC, 1999) of 32-bit words: for a random
+    key [1024], two blocks have equal sums with a probability of 2^-32.
+    sums [bytes / 4096].
+    """
+
+    bytes: Dim
+    x: ReadBytes[D]
+    key: ReadU32[D]
+    sums: WriteU64[D]
 
 
 Opcode = IntEnum(  # type: ignore[misc]
