@@ -32,8 +32,13 @@ LIBRARY = SOURCES / "libinl.so"
 HARDENING = (
     ("-fstack-protector-strong",),
     ("-fstack-clash-protection",),
-    # CET on x86, BTI and PAC on ARM: valid targets of jumps and returns.
-    ("-fcf-protection=full", "-mbranch-protection=standard"),
+    # CET on x86, BTI and PAC on ARM: valid targets of jumps and returns. Start files
+    # without the mark would remove it from the library; shadow stacks need none of it.
+    (
+        "-fcf-protection=full -Wl,-z,shstk",
+        "-fcf-protection=full",
+        "-mbranch-protection=standard",
+    ),
     # Distributions may predefine another level.
     ("-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3", "-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2"),
     ("-Wl,-z,relro,-z,now",),
