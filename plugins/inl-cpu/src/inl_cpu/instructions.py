@@ -358,7 +358,8 @@ class Sample(
 ):
     """Sample one token for each row of logits, as the op ``sample`` defines it.
 
-    Penalties are applied before. There are row_samples samples for each batch row:
+    Penalties are applied before. A row with NaN, or whose largest logit is infinite, has
+    token -1; its slot's last token is 0. There are row_samples samples for each batch row:
     slots [samples / row_samples], params float32 [slots, 7], uniforms [samples]; the
     last token of each row is written to last[slot]. All four may be left out with
     SAMPLE_GREEDY.
@@ -380,6 +381,7 @@ class Sample(
 class Penalize(Instruction[D], opcode=20):
     """Apply penalties and bias to logits in place, for SAMPLE_FILTERED.
 
+    Results are finite, but a row with invalid logits keeps or gets NaN.
     counts int32 and bias float32 are [slots, vocabulary]. The first decode_rows rows
     first count their input token (fed [rows]) as generated.
     """
