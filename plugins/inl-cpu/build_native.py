@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src" / "inl_cpu" / "native"
@@ -27,10 +28,50 @@ FLAGS = (
     f"-I{SOURCES}",
 )
 LIBRARY = SOURCES / "libinl.so"
+# Each is used if the compiler and the linker accept it, of a group the first.
+HARDENING = (
+    ("-fstack-protector-strong",),
+    ("-fstack-clash-protection",),
+    # CET on x86, BTI and PAC on ARM: valid targets of jumps and returns. Start files
+    # without the mark would remove it from the library; shadow stacks need none of it.
+    (
+        "-fcf-protection=full -Wl,-z,shstk",
+        "-fcf-protection=full",
+        "-mbranch-protection=standard",
+    ),
+    # Distributions may predefine another level.
+    ("-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3", "-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2"),
+    ("-Wl,-z,relro,-z,now",),
+    ("-Wl,-z,noexecstack",),
+)
+PROBE = '#include <cstring>\nextern "C" void f(char *p) { std::strcpy(p, "a"); }\n'
 
 
 def compiler() -> str:
     return os.environ.get("CXX", "c++")
+
+
+@cache
+def hardening(name: str) -> tuple[str, ...]:
+    """Return the flags of ``HARDENING`` that the compiler ``name`` accepts."""
+
+    def accepts(*flags: str) -> bool:
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / "probe.cpp"
+            source.write_text(PROBE)
+            command = [name, *FLAGS, "-Werror", *flags, "-shared", str(source)]
+            target = ["-o", f"{folder}/probe.so"]
+            return subprocess.run(command + target, capture_output=True).returncode == 0
+
+    chosen: list[str] = []
+    for group in HARDENING:
+        flags = (each.split() for each in group)
+        chosen += next((each for each in flags if accepts(*each)), [])
+    return tuple(chosen)
+
+
+def all_flags(extra: tuple[str, ...]) -> list[str]:
+    return [compiler(), *FLAGS, *hardening(compiler()), *extra]
 
 
 def compile_all(
@@ -43,7 +84,7 @@ def compile_all(
 
     def compiled(source: Path) -> Path:
         target = folder / f"{source.stem}.o"
-        command = [compiler(), *FLAGS, *extra, "-c", str(source), "-o", str(target)]
+        command = [*all_flags(extra), "-c", str(source), "-o", str(target)]
         subprocess.run(command, check=True)
         return target
 
@@ -60,7 +101,7 @@ def build(
         objects = compile_all(Path(folder), extra, jobs=jobs)
         built = output.with_suffix(f".{os.getpid()}.tmp")
         parts = [str(path) for path in objects.values()]
-        link = [compiler(), *FLAGS, *extra, "-shared", *parts, "-o", str(built)]
+        link = [*all_flags(extra), "-shared", *parts, "-o", str(built)]
         subprocess.run(link, check=True)
     # Renamed, because processes may have mapped the old file.
     built.replace(output)

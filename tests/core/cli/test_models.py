@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -91,3 +92,63 @@ def test_a_path_without_a_model_is_an_error(inl, tmp_path):
     done = inl("models", str(tmp_path / "text.gguf"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("inl: CheckpointError: ")
+
+
+@pytest.fixture
+def packed(cache, tmp_path):
+    """Two files of packed weights, an abandoned one, and one in progress."""
+    folder = tmp_path / "cache" / "packed"
+    folder.mkdir(0o700)
+    for name, size in (("a.tiles", 4096), ("b.tiles", 1024), ("c.1-0.part", 512)):
+        (folder / name).write_bytes(bytes(size))
+    os.utime(folder / "c.1-0.part", (1000, 1000))
+    (folder / "d.1-0.part").write_bytes(b"in progress")
+    (folder / "key").write_bytes(bytes(32))
+    return folder
+
+
+def test_the_list_counts_packed_weights(inl, cache, packed):
+    lines = [line.split() for line in inl("models", env=cache).stdout.splitlines()]
+    assert ["packed", "weights", "cached", "5.0", "KiB", str(packed)] in lines
+    found = json.loads(inl("models", "--json", env=cache).stdout)["packed"]
+    assert found == {"place": str(packed), "files": 2, "bytes": 5120}
+
+
+def test_prune_removes_packed_weights_only(inl, cache, packed):
+    outside = packed.parent / "other.gguf"
+    (packed / "link.tiles").symlink_to(outside)
+    done = inl("models", "--prune", env=cache)
+    assert (done.returncode, done.stderr) == (0, "")
+    *removed, total = done.stdout.splitlines()
+    assert f"removed {packed / 'a.tiles'}  4.0 KiB" in removed
+    assert len(removed) == 4
+    assert total.startswith("4 files, 5.")
+    assert total.endswith(" KiB freed")
+    assert {file.name for file in packed.iterdir()} == {"d.1-0.part", "key"}
+    assert outside.stat().st_size == 2048
+    again = json.loads(inl("models", "--prune", "--json", env=cache).stdout)
+    assert again == {"place": str(packed), "removed": [], "bytes": 0}
+
+
+def test_prune_without_a_cache_removes_nothing(inl, tmp_path):
+    done = inl("models", "--prune", env={"INL_CACHE": str(tmp_path / "none")})
+    assert done.stdout == "0 files, 0 bytes freed\n"
+    assert not (tmp_path / "none").exists()
+
+
+def test_prune_refuses_a_linked_folder(inl, cache, tmp_path):
+    """It may hold files of someone else."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "a.tiles").write_bytes(b"mine")
+    (tmp_path / "cache" / "packed").symlink_to(other)
+    done = inl("models", "--prune", env=cache)
+    assert done.returncode != 0
+    assert "packed: is a symbolic link" in done.stderr
+    assert (other / "a.tiles").exists()
+
+
+def test_prune_takes_no_model(inl, cache):
+    done = inl("models", "other.gguf", "--prune", env=cache)
+    assert done.returncode != 0
+    assert "--prune takes no MODEL" in done.stderr

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import shutil
+import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from inl.backend.weight_cache import FileIdentity
 from inl.dtypes import HostArray, wrap
 from inl.errors import DeviceError
+from inl.weights import file_digest, packed_folder, private_folder
+from inl.weights.private_folder import PrivateFolder
 from inl.weights.quant import dequantize
 from inl_cpu import weight_cache, weight_cache_file
 from inl_cpu.abi import Flag
 from inl_cpu.kernels.dense import Products
 from inl_cpu.matrix import pack_pairs, pack_rows
 from inl_cpu.weight_cache import PackedWeightCache
+from inl_cpu.weight_cache_file import Damaged
 
 COLUMNS = 256
 
@@ -73,9 +81,15 @@ def loading(backend, sources):
 
 
 def start(backend, model, sources):
+    opened = {model: FileIdentity.of(model.stat())}
     return PackedWeightCache(backend.emitter).load(
-        [model], "bfloat16", loading(backend, sources)
+        opened, "bfloat16", loading(backend, sources)
     )
+
+
+def packed(folder):
+    """The cache files."""
+    return sorted(folder.glob("*.tiles"))
 
 
 def product(backend, matrix, x):
@@ -100,7 +114,7 @@ def test_the_second_start_maps_the_packed_weights(backend, model, sources, folde
     for old, new in zip(first, second, strict=True):
         assert np.array_equal(old.data, new.data)
     check(backend, second, sources, rng)
-    assert len(list(folder.iterdir())) == 1
+    assert len(packed(folder)) == 1
 
 
 def damages():
@@ -127,12 +141,48 @@ def damages():
         "half": lambda file: os.truncate(file, file.stat().st_size // 2),
         "first byte": flip(0),
         "a code": flip(5000),
+        "two words exchanged": exchange_words,
         "the description": flip(-200),
-        "the digest": flip(-20),
-        "the magic": flip(-1),
+        "the signature": flip(-20),
+        "another version": lambda file: rewrite(file, -8, b"INLTILE1"),
+        "a wild length": lambda file: rewrite(file, -48, b"\xff" * 8),
+        "a negative length": lambda file: rewrite(file, -41, b"\x80"),
         "something else": lambda file: file.write_text("no weights at all " * 99),
-        "a folder": lambda file: (file.unlink(), file.mkdir()),
+        "an empty folder": lambda file: (file.unlink(), file.mkdir()),
+        "a FIFO": lambda file: (file.unlink(), os.mkfifo(file)),
+        "a device": lambda file: replaced_by_link(file, Path("/dev/zero")),
+        "a link to itself": lambda file: replaced_by_link(file, file),
+        "a link to a copy": link_to_copy,
+        "others may write": lambda file: file.chmod(0o666),
+        "a group may write": lambda file: file.chmod(0o620),
+        "another key": lambda file: (file.parent / "key").write_bytes(bytes(32)),
+        "a short key": lambda file: (file.parent / "key").write_bytes(b"k"),
     }
+
+
+def rewrite(file, at, data):
+    with file.open("r+b") as opened:
+        opened.seek(at, os.SEEK_END)
+        opened.write(data)
+
+
+def exchange_words(file):
+    """Sums of the words stay equal."""
+    words = np.fromfile(file, np.uint64)
+    place = int(np.flatnonzero(words[:512] != words[0])[0])
+    words[[0, place]] = words[[place, 0]]
+    words.tofile(file)
+
+
+def replaced_by_link(file, target):
+    file.unlink()
+    file.symlink_to(target)
+
+
+def link_to_copy(file):
+    copy = file.with_suffix(".copy")
+    file.rename(copy)
+    file.symlink_to(copy)
 
 
 @pytest.mark.parametrize("name", damages())
@@ -140,7 +190,7 @@ def test_damaged_files_are_logged_and_packed_again(
     name, backend, model, sources, folder, rng, caplog
 ):
     start(backend, model, sources)
-    (file,) = folder.iterdir()
+    (file,) = packed(folder)
     damages()[name](file)
     with caplog.at_level(logging.WARNING, "inl.cpu"):
         found = start(backend, model, sources)
@@ -149,21 +199,49 @@ def test_damaged_files_are_logged_and_packed_again(
     assert "packed again" in line
     assert not any(each.from_cache for each in found)
     check(backend, found, sources, rng)
-    if name != "a folder":
+    if name != "an empty folder":
         assert all(each.from_cache for each in start(backend, model, sources))
 
 
+def replace_file(model):
+    other = model.with_suffix(".new")
+    other.write_bytes(changed_contents(model))
+    copy_times(model, other)
+    other.replace(model)
+
+
+def overwrite_file(model):
+    """A change of one bit that keeps inode, size and modification time."""
+    facts = model.stat()
+    data = changed_contents(model)
+    with model.open("r+b") as file:
+        file.write(data)
+    os.utime(model, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def changed_contents(model):
+    data = bytearray(model.read_bytes())
+    data[12345] ^= 1
+    return data
+
+
+def copy_times(model, other):
+    facts = model.stat()
+    os.utime(other, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [replace_file, overwrite_file])
 def test_another_model_of_the_same_name_has_another_file(
-    backend, model, sources, folder, rng
+    change, backend, model, sources, folder, rng, monkeypatch
 ):
+    monkeypatch.setattr(file_digest, "TICK_NS", 0)
     start(backend, model, sources)
-    model.write_bytes(bytes(256) * 8192)
-    os.utime(model, (1, 1))
+    change(model)
     sources = sources | {"qkv": [q4_0(rng, each.shape[0]) for each in sources["qkv"]]}
     found = start(backend, model, sources)
     assert not any(each.from_cache for each in found)
     check(backend, found, sources, rng)
-    assert len(list(folder.iterdir())) == 2
+    assert len(packed(folder)) == 2
 
 
 @pytest.mark.parametrize("change", ["numbers", "order", "shape", "more", "fewer"])
@@ -188,34 +266,212 @@ def test_stale_files_of_the_same_name_are_detected(
             return pack_rows(sources["qkv"], "bfloat16", backend.emitter)
 
     with caplog.at_level(logging.WARNING, "inl.cpu"):
-        found = PackedWeightCache(backend.emitter).load([model], "bfloat16", load)
-    assert "packed again" in caplog.text
+        found = PackedWeightCache(backend.emitter).load({model: None}, "bfloat16", load)
+    (line,) = caplog.messages
+    assert "packed again" in line
     check(backend, load(), sources, rng)
     assert len(found) == {"more": 4, "fewer": 1}.get(change, 3)
 
 
 def test_the_file_name_depends_on_all_inputs(backend, model, folder, monkeypatch):
-    name = weight_cache.file_name([model], "bfloat16", backend.emitter)
-    assert name == weight_cache.file_name([model], "bfloat16", backend.emitter)
-    others = {weight_cache.file_name([model], "float32", backend.emitter)}
-    with monkeypatch.context() as patch:
-        patch.setattr("inl.__version__", "0.0.1")
-        others.add(weight_cache.file_name([model], "bfloat16", backend.emitter))
-    with monkeypatch.context() as patch:
-        patch.setattr(weight_cache, "ABI", 0)
-        others.add(weight_cache.file_name([model], "bfloat16", backend.emitter))
-    with monkeypatch.context() as patch:
-        patch.setattr(weight_cache, "LIBRARY_PATH", model)
-        others.add(weight_cache.file_name([model], "bfloat16", backend.emitter))
-    elsewhere = SimpleNamespace(machine=SimpleNamespace(isa="neon"))
-    others.add(weight_cache.file_name([model], "bfloat16", elsewhere))
-    data = bytearray(model.read_bytes())
-    facts = model.stat()
-    data[len(data) // 64 * 9 + 3] ^= 1
-    model.write_bytes(data)
-    os.utime(model, ns=(facts.st_mtime_ns, facts.st_mtime_ns))
-    others.add(weight_cache.file_name([model], "bfloat16", backend.emitter))
-    assert len(others - {name}) == 6
+    with PrivateFolder(folder, create=True) as opened:
+        digests = file_digest.RememberedDigests(opened)
+
+        def name(dtype="bfloat16", emitter=backend.emitter):
+            return weight_cache.file_name(digests, {model: None}, dtype, emitter)
+
+        first = name()
+        assert first == name()
+        others = {name("float32")}
+        elsewhere = SimpleNamespace(machine=SimpleNamespace(isa="neon"))
+        others.add(name(emitter=elsewhere))
+        for target, value in {
+            "inl.__version__": "0.0.1",
+            "inl_cpu.weight_cache.ABI": 0,
+            "inl_cpu.weight_cache.LIBRARY_PATH": model,
+        }.items():
+            with monkeypatch.context() as patch:
+                patch.setattr(target, value)
+                others.add(name())
+        overwrite_file(model)
+        others.add(name())
+        assert len(others - {first}) == 6
+
+
+def test_a_copy_of_the_model_uses_the_same_file(backend, model, sources, folder):
+    start(backend, model, sources)
+    copy = Path(shutil.copy(model, model.with_name("copy.gguf")))
+    assert all(each.from_cache for each in start(backend, copy, sources))
+
+
+def test_the_second_start_hashes_no_file_again(
+    backend, model, sources, folder, monkeypatch
+):
+    monkeypatch.setattr(file_digest, "TICK_NS", -(10**15))
+    start(backend, model, sources)
+    monkeypatch.setattr(file_digest, "content_digest", None)
+    assert all(each.from_cache for each in start(backend, model, sources))
+    model.touch()
+    with pytest.raises(TypeError):
+        start(backend, model, sources)
+
+
+@pytest.mark.parametrize("when", ["before hashing", "while packing"])
+def test_a_file_that_changes_after_it_was_opened_is_not_cached(
+    when, backend, model, sources, folder, rng, caplog
+):
+    opened = {model: FileIdentity.of(model.stat())}
+    if when == "before hashing":
+        replace_file(model)
+    load = loading(backend, sources)
+
+    def changing():
+        if when == "while packing":
+            replace_file(model)
+        return load()
+
+    found = PackedWeightCache(backend.emitter).load(opened, "bfloat16", changing)
+    check(backend, found, sources, rng)
+    assert packed(folder) == []
+    if when == "before hashing":
+        (line,) = caplog.messages
+        assert "model.gguf: changed after it was opened" in line
+
+
+def test_files_of_another_user_are_not_used(
+    backend, model, sources, folder, rng, caplog, monkeypatch
+):
+    start(backend, model, sources)
+    (file,) = packed(folder)
+    if os.geteuid() == 0:
+        os.chown(file, 12345, 12345)
+    else:
+        real = os.fstat
+        monkeypatch.setattr(os, "fstat", lambda at: owned_by_other(real(at), file))
+    found = start(backend, model, sources)
+    (line,) = caplog.messages
+    assert "belongs to user 12345" in line
+    assert "packed again" in line
+    check(backend, found, sources, rng)
+
+
+def owned_by_other(facts, file):
+    """The status of ``file`` with another owner."""
+    if facts.st_ino != file.stat().st_ino:
+        return facts
+    fields = {name: getattr(facts, name) for name in dir(facts) if name[:3] == "st_"}
+    return SimpleNamespace(**fields | {"st_uid": 12345})
+
+
+def test_a_folder_of_another_user_is_not_used(
+    backend, model, sources, folder, rng, caplog, monkeypatch
+):
+    start(backend, model, sources)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    found = start(backend, model, sources)
+    (line,) = caplog.messages
+    assert f"{folder}: belongs to user" in line
+    assert "not cached" in line
+    assert not any(each.from_cache for each in found)
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(
+    backend, model, sources, folder, tmp_path, caplog
+):
+    folder.parent.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    start(backend, model, sources)
+    (line,) = caplog.messages
+    assert f"{folder}: is a symbolic link" in line
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_the_folder_and_its_files_are_private(backend, model, sources, folder):
+    """Whatever the umask is, and for a folder that others could enter."""
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    mask = os.umask(0)
+    try:
+        start(backend, model, sources)
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for file in folder.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+
+def test_a_file_of_another_model_is_not_used_under_this_name(
+    backend, model, sources, folder, rng, caplog
+):
+    other = model.with_name("other.gguf")
+    other.write_bytes(changed_contents(model))
+    start(backend, other, sources | {"qkv": [q4_0(rng, n) for n in (64, 16, 16)]})
+    (planted,) = packed(folder)
+    start(backend, model, sources)
+    (mine,) = set(packed(folder)) - {planted}
+    shutil.copy(planted, mine)
+    found = start(backend, model, sources)
+    (line,) = caplog.messages
+    assert "not written for this place" in line
+    check(backend, found, sources, rng)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        [[[0], 0, 1 << 40]],
+        [[[0], -64, 64]],
+        [[[0], 1, 64]],
+        [[[0], 0, -1]],
+        [[[0], 64, 64], [[0], 0, 64]],
+        [[[0], 0, 64], [[0], 0, 64]],
+        [[[0], 0, 1e9]],
+        [[[0], "0", 64]],
+        [[[0], 0]],
+        [[7, 0, 64]],
+        [None],
+        {"a": 1},
+        "[" * 100000,
+    ],
+)
+def test_wild_offsets_with_a_valid_signature_are_refused(parts):
+    """The last defense: only who can read the folder signs such a description."""
+    text = parts if isinstance(parts, str) else json.dumps([parts, "0"])
+    with pytest.raises(Damaged, match="its description is invalid"):
+        weight_cache_file._parsed(text.encode(), 2 << 20)
+
+
+@pytest.mark.parametrize(
+    "planted", [b"", b"junk", b"{}" * 999, "a FIFO", "a link", "a folder", "signed"]
+)
+def test_a_planted_record_of_digests_is_ignored(
+    planted, backend, model, sources, folder, monkeypatch
+):
+    """It would otherwise name another file's weights."""
+    monkeypatch.setattr(file_digest, "TICK_NS", -(10**15))
+    start(backend, model, sources)
+    record = folder / "digests"
+    data = record.read_bytes()
+    record.unlink()
+    if planted == "a FIFO":
+        os.mkfifo(record)
+    elif planted == "a link":
+        record.symlink_to("/dev/zero")
+    elif planted == "a folder":
+        record.mkdir()
+    else:
+        record.write_bytes(
+            data[:-9] + b"f" + data[-8:] if planted == "signed" else planted
+        )
+    calls = []
+    real = file_digest.content_digest
+    monkeypatch.setattr(
+        file_digest, "content_digest", lambda *args: calls.append(args) or real(*args)
+    )
+    assert all(each.from_cache for each in start(backend, model, sources))
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("obstacle", ["a file in its place", "no room", "full disk"])
@@ -225,17 +481,16 @@ def test_loading_continues_if_the_cache_cannot_be_written(
     if obstacle == "a file in its place":
         folder.parent.write_text("in the way")
     elif obstacle == "no room":
-        monkeypatch.setattr(weight_cache_file, "RESERVE", 1 << 60)
+        monkeypatch.setattr(packed_folder, "RESERVE", 1 << 60)
     else:
-        monkeypatch.setattr(weight_cache_file, "_write_all", _full)
+        monkeypatch.setattr(weight_cache_file, "_pages", _full)
     with caplog.at_level(logging.INFO, "inl.cpu"):
         found = start(backend, model, sources)
     assert not any(each.from_cache for each in found)
     check(backend, found, sources, rng)
     (line,) = caplog.messages
     assert "are not cached" in line
-    if folder.is_dir():
-        assert list(folder.iterdir()) == []
+    assert not folder.is_dir() or not {*folder.glob("*.tiles"), *folder.glob("*.part")}
 
 
 def _full(*_):
@@ -258,9 +513,10 @@ def test_the_cache_can_be_disabled(backend, model, sources, folder, monkeypatch)
     monkeypatch.setenv(weight_cache.VARIABLE, "off")
     start(backend, model, sources)
     assert not folder.exists()
-    monkeypatch.setenv(weight_cache.VARIABLE, "maybe")
-    with pytest.raises(DeviceError, match=r"INL_CPU_PACKED.*'maybe'.*accepted: off"):
-        start(backend, model, sources)
+    for value in ("maybe", "0", "-1", "nan", "inf", "1e-30"):
+        monkeypatch.setenv(weight_cache.VARIABLE, value)
+        with pytest.raises(DeviceError, match=rf"INL_CPU_PACKED.*'{value}'.*: off, or"):
+            start(backend, model, sources)
 
 
 def test_small_weights_are_not_cached(backend, model, sources, folder):
@@ -282,9 +538,10 @@ def test_files_are_read_without_huge_pages(
 def test_the_least_recently_used_files_are_evicted(
     backend, model, sources, folder, monkeypatch
 ):
+    """The limit holds for all files together, before the new one is written."""
     start(backend, model, sources)
-    (mine,) = folder.iterdir()
-    size = mine.stat().st_size
+    (first,) = packed(folder)
+    size = first.stat().st_size
     old, older = folder / "old.tiles", folder / "older.tiles"
     for number, file in enumerate((older, old)):
         file.write_bytes(bytes(size))
@@ -292,11 +549,40 @@ def test_the_least_recently_used_files_are_evicted(
     abandoned, fresh = folder / "a.1-0.part", folder / "a.2-0.part"
     for file in (abandoned, fresh):
         file.write_bytes(b"half")
-    hours_ago = time.time() - 2 * weight_cache_file.ABANDONED_SECONDS
+    hours_ago = time.time() - 2 * private_folder.ABANDONED_SECONDS
     os.utime(abandoned, (hours_ago, hours_ago))
-    monkeypatch.setattr(weight_cache_file, "BUDGET", 2 * size)
-    weight_cache_file.evict(mine)
-    assert set(folder.iterdir()) == {mine, old, fresh}
+    monkeypatch.setenv(weight_cache.VARIABLE, str(3 * size / 2**30))
+    replace_file(model)
+    start(backend, model, sources)
+    (second,) = set(packed(folder)) - {first, old, older}
+    assert set(packed(folder)) == {first, old, second}
+    assert list(folder.glob("*.part")) == [fresh]
+
+
+def test_a_use_counts_for_eviction(backend, model, sources, folder):
+    start(backend, model, sources)
+    (file,) = packed(folder)
+    os.utime(file, (1000, 1000))
+    start(backend, model, sources)
+    assert file.stat().st_mtime > 1000
+
+
+def test_weights_above_the_limit_are_not_cached(
+    backend, model, sources, folder, caplog, monkeypatch
+):
+    monkeypatch.setenv(weight_cache.VARIABLE, "0.0019")
+    with caplog.at_level(logging.INFO, "inl.cpu"):
+        start(backend, model, sources)
+    assert packed(folder) == []
+    assert "exceed the limit" in caplog.text
+
+
+def test_the_default_limit_is_a_tenth_of_the_disk(tmp_path, monkeypatch):
+    with PrivateFolder(tmp_path) as folder:
+        monkeypatch.setattr(folder, "disk_bytes", lambda: 100 << 30)
+        assert packed_folder.default_limit(folder) == 10 << 30
+        monkeypatch.setattr(folder, "disk_bytes", lambda: 100 << 40)
+        assert packed_folder.default_limit(folder) == 32 << 30
 
 
 PROGRAM = """
@@ -305,6 +591,7 @@ from pathlib import Path
 import numpy as np
 from inl.device import Device
 from inl.dtypes import wrap
+from inl.weights import packed_folder
 from inl_cpu import weight_cache
 from inl_cpu.matrix import pack_rows
 from inl_cpu.native_backend import NativeBackend
@@ -316,11 +603,11 @@ sys.stdin.readline()
 for _ in range(20):
     load = lambda: [pack_rows([each], "bfloat16", emitter)[0] for each in sources]
     cache = weight_cache.PackedWeightCache(emitter)
-    found = cache.load([Path(sys.argv[1])], "bfloat16", load)
+    found = cache.load({Path(sys.argv[1]): None}, "bfloat16", load)
     plain = load()
     assert all(np.array_equal(a.data, b.data) for a, b in zip(found, plain))
     if sys.argv[2] == "removes":
-        for file in (weight_cache.cache_folder() / "packed").glob("*.tiles"):
+        for file in packed_folder.packed_folder().glob("*.tiles"):
             file.unlink(missing_ok=True)
 """
 

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from inl.progress import ProgressReporter
 
 T = TypeVar("T")
+
+
+class FileIdentity(NamedTuple):
+    """Which file it is, and its last change; equal only while it is not changed.
+
+    No program can set ``ctime_ns``: it changes with the contents, the times and the
+    name.
+    """
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileIdentity:
+        """Return the identity of a file with this status."""
+        return cls(
+            status.st_dev,
+            status.st_ino,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+        )
 
 
 class WeightCache(ABC):
@@ -19,7 +45,7 @@ class WeightCache(ABC):
     @abstractmethod
     def load(
         self,
-        files: Sequence[Path],
+        files: Mapping[Path, FileIdentity | None],
         dtype: str,
         load: Callable[[], T],
         progress: ProgressReporter,
@@ -27,6 +53,9 @@ class WeightCache(ABC):
         """Call ``load``, which packs all weights of ``files`` for ``dtype``.
 
         Cached weights may replace the packing; if they turn out to be stale, ``load``
-        is called again. progress: its stage is set to PACKING before ``load`` has to
-        pack, and to SAVING while the cache is written, which is reported in bytes.
+        is called again. files: those that determine the weights, with their identity
+        when they were opened (``None`` if unknown); weights of a file that has changed
+        since must not be cached. progress: its stage is set to PACKING before ``load``
+        has to pack, and to SAVING while the cache is written, which is reported in
+        bytes.
         """

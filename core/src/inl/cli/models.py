@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -12,8 +13,12 @@ import typer
 from inl.cli import arguments
 from inl.cli.devices import show_bytes
 from inl.cli.table import print_table
+from inl.errors import InlError
 from inl.plugin import registry
 from inl.weights.hub import DEFAULT, DEFAULT_NAME, cache_folder
+from inl.weights.packed_folder import PackedFile, packed_files, packed_folder
+from inl.weights.packed_folder import prune as prune_packed
+from inl.weights.private_folder import IS_SUPPORTED, PrivateFolder, Untrusted
 
 
 def run(
@@ -23,9 +28,21 @@ def run(
             help="Model folder, GGUF file or name to inspect; lists models if omitted."
         ),
     ] = None,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune",
+            help="Remove the cached packed weights; the next start packs them again.",
+        ),
+    ] = False,
     as_json: arguments.Json = False,
 ) -> None:
     """List cached models and known architectures, or inspect MODEL."""
+    if prune:
+        if model is not None:
+            raise typer.BadParameter("--prune takes no MODEL")
+        _prune(as_json=as_json)
+        return
     if model is not None:
         from inl.cli.model_facts import model_facts, show_facts
 
@@ -37,11 +54,16 @@ def run(
         listing = {
             "cache": str(cache_folder()),
             "models": rows,
+            "packed": packed_weights(),
             "architectures": architectures,
         }
         print(json.dumps(listing, ensure_ascii=False))
         return
-    print_table(("model", "state", "size", "place"), [_cells(row) for row in rows])
+    lines = [_cells(row) for row in rows]
+    if (packed := packed_weights())["files"]:
+        size = show_bytes(packed["bytes"])
+        lines.append(("packed weights", "cached", size, packed["place"]))
+    print_table(("model", "state", "size", "place"), lines)
     print()
     names = [(row["name"], row["plugin"]) for row in architectures]
     print_table(("architecture", "plugin"), names)
@@ -72,6 +94,37 @@ def cached_models() -> list[dict[str, Any]]:
         if file != default and file.is_file()
     ]
     return rows + _hugging_face()
+
+
+def packed_weights() -> dict[str, Any]:
+    """Return the folder, number and bytes of cached packed weights."""
+    path = packed_folder()
+    found: list[PackedFile] = []
+    # A folder that cannot be used holds nothing that is used.
+    if IS_SUPPORTED:
+        with suppress(OSError, Untrusted), PrivateFolder(path) as folder:
+            found = packed_files(folder)
+    size = sum(file.size for file in found)
+    return {"place": str(path), "files": len(found), "bytes": size}
+
+
+def _prune(*, as_json: bool) -> None:
+    """Remove packed weights, and print what was removed and the bytes freed."""
+    path, removed = packed_folder(), list[PackedFile]()
+    try:
+        if IS_SUPPORTED and path.exists():
+            with PrivateFolder(path) as folder:
+                removed = prune_packed(folder)
+    except (OSError, Untrusted) as error:
+        raise InlError(f"{path}: {error}; remove it with: rm -r '{path}'") from error
+    freed = sum(file.size for file in removed)
+    if as_json:
+        names = [{"name": file.name, "bytes": file.size} for file in removed]
+        print(json.dumps({"place": str(path), "removed": names, "bytes": freed}))
+        return
+    for file in removed:
+        print(f"removed {path / file.name}  {show_bytes(file.size)}")
+    print(f"{len(removed)} files, {show_bytes(freed)} freed")
 
 
 def _hugging_face() -> list[dict[str, Any]]:

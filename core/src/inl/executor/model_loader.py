@@ -132,7 +132,10 @@ def start_runner(
     if cache is None or ranks > 1 or not config.check_weights:
         weights = load()
     else:
-        weights = cache.load(language.checkpoint.files(), dtype, load, report)
+        checkpoint = language.checkpoint
+        opened = checkpoint.identities()
+        files = {path: opened.get(path) for path in checkpoint.files()}
+        weights = cache.load(files, dtype, load, report)
     loaded = Loaded(model, shaped, groups, weights, selection, ranks)
     runner = LocalRunner(backend, loaded, limits)
     if config.warm_up:

@@ -12,6 +12,7 @@ from inl.weights.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from inl.backend.weight_cache import FileIdentity
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -71,6 +72,9 @@ class AdaptedCheckpoint(Checkpoint):
 
     def files(self) -> Sequence[Path]:
         return self._inner.files()
+
+    def identities(self) -> Mapping[Path, FileIdentity]:
+        return self._inner.identities()
 
     def drop(self, name: str) -> None:
         for source in self._pieces[name].sources if name in self._pieces else ():

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inl.backend.weight_cache import FileIdentity
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
 from inl.weights.files import listing, unreadable
@@ -49,6 +50,10 @@ class Checkpoint(ABC):
     def files(self) -> Sequence[Path]:
         """Return every file that holds tensors; empty if they are not in files."""
         return ()
+
+    def identities(self) -> Mapping[Path, FileIdentity]:
+        """Return the identities of the mapped files when they were opened."""
+        return {}
 
     def drop(self, name: str) -> None:  # noqa: B027 - optional: may hold no pages
         """Release the memory pages of a tensor; the next use reads them again.

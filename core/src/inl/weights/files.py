@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 import reprlib
 import sys
 from collections import Counter
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from inl.backend.weight_cache import FileIdentity
 from inl.dtypes import SIZES, HostArray
 from inl.errors import CheckpointError
 
@@ -47,7 +49,8 @@ class MappedFile:
         self.path = path
         try:
             with path.open("rb") as file:
-                self.size = file.seek(0, 2)
+                self.identity = FileIdentity.of(os.fstat(file.fileno()))
+                self.size = self.identity.size
                 self.data: mmap.mmap | bytes | None = (
                     mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                     if self.size

@@ -19,6 +19,7 @@ from inl.weights.safetensors import read_header
 from inl.weights.torch_file import SUFFIXES, read_archive
 
 if TYPE_CHECKING:
+    from inl.backend.weight_cache import FileIdentity
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -78,6 +79,9 @@ class FolderCheckpoint(Checkpoint):
     def files(self) -> Sequence[Path]:
         shards = {file.path for file, _ in self._tensors.values()}
         return self.path / "config.json", *sorted(shards)
+
+    def identities(self) -> Mapping[Path, FileIdentity]:
+        return {file.path: file.identity for file, _ in self._tensors.values()}
 
     def drop(self, name: str) -> None:
         if name in self._tensors:

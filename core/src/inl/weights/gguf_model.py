@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
@@ -23,6 +23,7 @@ from inl.weights.gguf_rope import (
 )
 
 if TYPE_CHECKING:
+    from inl.backend.weight_cache import FileIdentity
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -92,6 +93,9 @@ class GgufCheckpoint(Checkpoint):
 
     def files(self) -> Sequence[Path]:
         return (self.path,)
+
+    def identities(self) -> Mapping[Path, FileIdentity]:
+        return {self.path: self._gguf.file.identity}
 
     def drop(self, name: str) -> None:
         if name in self._stored:

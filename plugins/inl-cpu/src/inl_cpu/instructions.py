@@ -30,6 +30,7 @@ from inl_cpu.encoding import (
     ReadF64,
     ReadI32,
     ReadMatrix,
+    ReadU32,
     Real,
     UpdateBytes,
     UpdateF32,
@@ -357,7 +358,8 @@ class Sample(
 ):
     """Sample one token for each row of logits, as the op ``sample`` defines it.
 
-    Penalties are applied before. There are row_samples samples for each batch row:
+    Penalties are applied before. A row with NaN, or whose largest logit is infinite, has
+    token -1; its slot's last token is 0. There are row_samples samples for each batch row:
     slots [samples / row_samples], params float32 [slots, 7], uniforms [samples]; the
     last token of each row is written to last[slot]. All four may be left out with
     SAMPLE_GREEDY.
@@ -379,6 +381,7 @@ class Sample(
 class Penalize(Instruction[D], opcode=20):
     """Apply penalties and bias to logits in place, for SAMPLE_FILTERED.
 
+    Results are finite, but a row with invalid logits keeps or gets NaN.
     counts int32 and bias float32 are [slots, vocabulary]. The first decode_rows rows
     first count their input token (fed [rows]) as generated.
     """
@@ -418,6 +421,21 @@ class Read(Instruction[D], opcode=22):
     bytes: Dim
     x: ReadBytes[D]
     y: WriteU64[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checksum(Instruction[D], opcode=23):
+    """Write a keyed checksum of each 4096 bytes of x.
+
+    It is the universal hash NH (Black et al., UMAC, 1999) of 32-bit words: for a random
+    key [1024], two blocks have equal sums with a probability of 2^-32.
+    sums [bytes / 4096].
+    """
+
+    bytes: Dim
+    x: ReadBytes[D]
+    key: ReadU32[D]
+    sums: WriteU64[D]
 
 
 Opcode = IntEnum(  # type: ignore[misc]

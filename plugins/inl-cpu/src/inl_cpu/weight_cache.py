@@ -1,9 +1,10 @@
 """Cache of packed weights in files that later processes map and share.
 
-A file is named by the digest of everything that determines its contents. It is written
-under a temporary name and renamed, so that no process sees a partial file and no lock
-is needed. Weights are packed again if a file cannot be used; if a file cannot be
-written, loading continues without it.
+A file is named by the digest of everything that determines its contents: the bytes of
+the model's files, this code, and the processor. It is written under a temporary name
+and renamed, so that no process sees a partial file and no lock is needed. Weights are
+packed again if a file cannot be used; if a file cannot be written, loading continues
+without it.
 """
 
 from __future__ import annotations
@@ -11,24 +12,27 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 import inl
-from inl.backend.weight_cache import WeightCache
+from inl.backend.weight_cache import FileIdentity, WeightCache
 from inl.dtypes import HostArray
 from inl.errors import DeviceError
 from inl.progress import LoadStage, ProgressReporter
-from inl.weights.hub import cache_folder
+from inl.weights.file_digest import ChangedFile, RememberedDigests
+from inl.weights.packed_folder import SUFFIX, default_limit, make_room, packed_folder
+from inl.weights.private_folder import IS_SUPPORTED, PrivateFolder, Untrusted
 from inl.weights.quant import dequantize
 from inl_cpu.abi import ABI, LANES, Flag
-from inl_cpu.instructions import Embedding
+from inl_cpu.instructions import Checksum, Embedding
 from inl_cpu.library import LIBRARY_PATH
 from inl_cpu.matrix import requested_inputs
-from inl_cpu.weight_cache_file import CacheFile, Damaged, evict, write
+from inl_cpu.weight_cache_file import CacheFile, Checksums, Damaged, bytes_of, write
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,13 +43,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 VARIABLE: Final = "INL_CPU_PACKED"
-"""Environment variable: "off" packs weights at each start and writes no file."""
+"""Environment variable: the limit of the cache in GiB; "off" packs weights at each
+start and writes no file."""
 MIN_BYTES: Final = 16 << 20
-"""Smaller weights are packed faster than they are looked up, and are not cached."""
-SAMPLES: Final = 64
-SAMPLE_BYTES: Final = 4096
-SMALL: Final = SAMPLES * SAMPLE_BYTES
-"""Bytes up to which the whole file is read for its digest."""
+"""Smaller models are packed faster than they are looked up, and are not cached."""
+CHECKSUM_BYTES: Final = 4096
+"""Bytes of a block of CHECKSUM."""
 
 log = logging.getLogger("inl.cpu")
 
@@ -62,28 +65,56 @@ class PackedWeightCache(WeightCache):
 
     def load(
         self,
-        files: Sequence[Path],
+        files: Mapping[Path, FileIdentity | None],
         dtype: str,
         load: Callable[[], T],
         progress: ProgressReporter | None = None,
     ) -> T:
         progress = progress or ProgressReporter()
-        if not files or not is_enabled():
+        limit = requested_limit()
+        folder = None if limit == 0 or is_small(files) else _open_folder()
+        if folder is None:
             progress.stage = LoadStage.PACKING
             return load()
-        path = cache_folder() / "packed" / file_name(files, dtype, self._emitter)
+        with folder:
+            name = self._name(folder, files, dtype)
+            cached = None if name is None else self._open(folder, name)
+            if name is not None and cached is not None:
+                try:
+                    return self._load_with(cached, load)
+                except Stale as reason:
+                    _warn(folder, name, reason)
+            progress.stage = LoadStage.PACKING
+            writer = CacheWriter()
+            result = self._load_with(writer, load)
+            if name is not None and is_unchanged(files):
+                progress.stage = LoadStage.SAVING
+                writer.save(folder, name, limit, self._checksums, progress)
+            return result
+
+    def _name(
+        self,
+        folder: PrivateFolder,
+        files: Mapping[Path, FileIdentity | None],
+        dtype: str,
+    ) -> str | None:
+        """Name of the cache file, or ``None`` with a logged reason."""
         try:
-            return self._load_with(CacheReader(CacheFile(path), self._emitter), load)
-        except (FileNotFoundError, NotADirectoryError):
+            return file_name(RememberedDigests(folder), files, dtype, self._emitter)
+        except ChangedFile as reason:
+            log.warning("%s; its packed weights are not cached", reason)
+        except OSError as reason:
+            _not_cached(folder.path, reason)
+        return None
+
+    def _open(self, folder: PrivateFolder, name: str) -> CacheReader | None:
+        try:
+            return CacheReader(CacheFile(folder, name, self._checksums), self._emitter)
+        except FileNotFoundError:
             pass
-        except (Damaged, Stale, OSError) as reason:
-            log.warning("%s: %s; the weights are packed again", path, reason)
-        progress.stage = LoadStage.PACKING
-        writer = CacheWriter()
-        result = self._load_with(writer, load)
-        progress.stage = LoadStage.SAVING
-        writer.save(path, progress)
-        return result
+        except (Damaged, Untrusted, OSError) as reason:
+            _warn(folder, name, reason)
+        return None
 
     def _load_with(self, cache: Cache, load: Callable[[], T]) -> T:
         self._emitter.weight_cache = cache
@@ -93,6 +124,13 @@ class PackedWeightCache(WeightCache):
         finally:
             self._emitter.weight_cache = None
         return result
+
+    def _checksums(
+        self, data: NDArray[np.uint8], key: NDArray[np.uint32]
+    ) -> NDArray[np.uint64]:
+        sums = np.empty(data.nbytes // CHECKSUM_BYTES, np.uint64)
+        self._emitter.emit(Checksum(bytes=data.nbytes, x=data, key=key, sums=sums))
+        return sums
 
 
 class Cache:
@@ -173,27 +211,81 @@ class CacheWriter(Cache):
     def find(self, matrix: Matrix, size: int) -> None:  # noqa: ARG002
         self._matrices.append(matrix)
 
-    def save(self, path: Path, progress: ProgressReporter) -> None:
-        """Write all matrices, unless they are small; logs an I/O error."""
-        if sum(each.data.nbytes for each in self._matrices) < MIN_BYTES:
-            return
+    def save(
+        self,
+        folder: PrivateFolder,
+        name: str,
+        limit: int | None,
+        checksums: Checksums,
+        progress: ProgressReporter,
+    ) -> None:
+        """Write all matrices; logs an I/O error."""
+        blocks = [(signature(each), each.data) for each in self._matrices]
         try:
-            blocks = [(signature(each), each.data) for each in self._matrices]
-            write(path, blocks, progress)
-            evict(path)
+            make_room(folder, bytes_of(blocks), limit or default_limit(folder))
+            write(folder, name, blocks, checksums, progress)
         except OSError as reason:
-            log.info("%s: packed weights are not cached: %s", path.parent, reason)
+            _not_cached(folder.path, reason)
         self._matrices.clear()
 
 
-def is_enabled() -> bool:
-    """Read INL_CPU_PACKED; raises :class:`DeviceError` if it is not accepted."""
+def _open_folder() -> PrivateFolder | None:
+    """The folder of packed weights, or ``None`` with a logged reason."""
+    if not IS_SUPPORTED:
+        return None
+    path = packed_folder()
+    try:
+        return PrivateFolder(path, create=True)
+    except Untrusted as reason:
+        log.warning("%s: %s; packed weights are not cached", path, reason)
+    except OSError as reason:
+        _not_cached(path, reason)
+    return None
+
+
+def _warn(folder: PrivateFolder, name: str, reason: Exception) -> None:
+    log.warning("%s: %s; the weights are packed again", folder.path / name, reason)
+
+
+def _not_cached(path: Path, reason: Exception) -> None:
+    log.info("%s: packed weights are not cached: %s", path, reason)
+
+
+def requested_limit() -> int | None:
+    """Read INL_CPU_PACKED: bytes of the cache, 0 if it is off, ``None`` by default.
+
+    Raises :class:`DeviceError` if the value is not accepted.
+    """
     value = os.environ.get(VARIABLE, "")
-    if value not in ("", "off"):
-        raise DeviceError(
-            f"environment variable {VARIABLE}: found {value!r:.80}, accepted: off"
+    if value in ("", "off"):
+        return 0 if value else None
+    with suppress(ValueError, OverflowError):
+        limit = int(float(value) * 2**30)
+        if limit > 0:
+            return limit
+    raise DeviceError(
+        f"environment variable {VARIABLE}: found {value!r:.80}, accepted: off, or a "
+        "number of GiB"
+    )
+
+
+def is_small(files: Mapping[Path, Any]) -> bool:
+    """Return whether the files are not worth a cache, or cannot be read."""
+    try:
+        return sum(path.stat().st_size for path in files) < MIN_BYTES
+    except OSError:
+        return True
+
+
+def is_unchanged(files: Mapping[Path, FileIdentity | None]) -> bool:
+    """Return whether all files still have the identities that they were opened with."""
+    try:
+        return all(
+            was is None or FileIdentity.of(path.stat()) == was
+            for path, was in files.items()
         )
-    return not value
+    except OSError:
+        return False
 
 
 def signature(matrix: Matrix) -> tuple[int, ...]:
@@ -201,27 +293,19 @@ def signature(matrix: Matrix) -> tuple[int, ...]:
     return (*matrix.packing, matrix.rows, matrix.columns)
 
 
-def file_name(files: Sequence[Path], dtype: str, emitter: CommandEmitter) -> str:
+def file_name(
+    digests: RememberedDigests,
+    files: Mapping[Path, FileIdentity | None],
+    dtype: str,
+    emitter: CommandEmitter,
+) -> str:
     """Digest of what determines packed weights: the model, this code, the processor.
 
-    Large files enter with their size, time and 64 samples of 4 KiB; a few rows of each
-    matrix are compared later.
+    Raises OSError, and :class:`ChangedFile` for a file that changed after it was
+    opened.
     """
-    digest = hashlib.blake2b(digest_size=16)
-
-    def add(*parts: Any) -> None:
-        digest.update(repr(parts).encode())
-
-    add(inl.__version__, ABI, emitter.machine.isa, dtype, requested_inputs())
-    for path in (LIBRARY_PATH, *files):
-        is_library = path == LIBRARY_PATH
-        with path.open("rb") as file:
-            facts = os.fstat(file.fileno())
-            # A rebuilt library has another time with the same contents.
-            add(facts.st_size, 0 if is_library else facts.st_mtime_ns)
-            step = max(SAMPLE_BYTES, facts.st_size // SAMPLES)
-            whole = facts.st_size <= SMALL or is_library
-            for offset in range(0, 1 if whole else facts.st_size, step):
-                file.seek(offset)
-                digest.update(file.read(-1 if whole else SAMPLE_BYTES))
-    return f"{digest.hexdigest()}.tiles"
+    contents = [digests.digest(LIBRARY_PATH)]
+    contents += [digests.digest(path, opened) for path, opened in files.items()]
+    facts = inl.__version__, ABI, emitter.machine.isa, dtype, requested_inputs()
+    text = repr((facts, contents)).encode()
+    return f"{hashlib.blake2b(text, digest_size=16).hexdigest()}{SUFFIX}"

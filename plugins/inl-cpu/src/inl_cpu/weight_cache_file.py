@@ -1,25 +1,28 @@
-"""File format of the weight cache: blocks, a description of them, and its digest.
+"""File format of the weight cache: blocks, a description of them, and its signature.
 
 The blocks come first and are written two mebibytes at a time, so that a file system
 with huge pages maps them in huge pages; with small pages, weights are read a quarter
-slower.
+slower. The description has a keyed digest of the blocks and is signed with the same
+key, which the folder holds: a file is used only if this folder's owner wrote it under
+this name, and no bit of it has changed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import mmap
 import os
 import struct
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
+from inl.weights.private_folder import PrivateFolder, signature
 from inl_cpu.memory import aligned
 
 if TYPE_CHECKING:
@@ -29,21 +32,23 @@ HUGE_PAGE: Final = 2 << 20
 """Bytes of a huge page."""
 ALIGNMENT: Final = 64
 TRAILER: Final = struct.Struct("<Q32s8s")
-"""Length of the description in bytes, its SHA-256 digest, and the magic number."""
-MAGIC: Final = b"INLTILE1"
-BUDGET: Final = 8 << 30
-"""Bytes that all files of a folder may take; the least recently used are evicted."""
-RESERVE: Final = 1 << 30
-"""Bytes that are left free on the disk."""
-ABANDONED_SECONDS: Final = 3600
-"""Age from which an unfinished file is taken to be abandoned."""
+"""Length of the description in bytes, its signature, and the magic number."""
+MAGIC: Final = b"INLTILE2"
+MAX_DESCRIPTION: Final = 16 << 20
+KEY_WORDS: Final = 1024
+"""32-bit words of the key of CHECKSUM."""
 MADV_POPULATE_READ: Final = 22
 """``madvise`` advice of Linux 5.14: map all pages now."""
 SMAPS: Final = Path("/proc/self/smaps_rollup")
 
+Checksums = Callable[["NDArray[np.uint8]", "NDArray[np.uint32]"], "NDArray[np.uint64]"]
+"""Keyed checksums of each 4096 bytes: the instruction CHECKSUM."""
+Block = tuple[tuple[int, ...], "NDArray[np.uint8]"]
+"""A signature and its block."""
+
 
 class Damaged(Exception):
-    """A file is incomplete or corrupted."""
+    """A file is incomplete, corrupted, or was not written by this folder's owner."""
 
 
 class Part(NamedTuple):
@@ -55,52 +60,88 @@ class Part(NamedTuple):
     size: int
 
 
+class BlocksDigest:
+    """Keyed digest of the blocks, which are added in order."""
+
+    def __init__(self, key: bytes, checksums: Checksums) -> None:
+        words = hashlib.shake_256(key + b"checksums").digest(4 * KEY_WORDS)
+        self._words = np.frombuffer(words, np.uint32)
+        self._digest = hashlib.blake2b(key=key, digest_size=32)
+        self._checksums = checksums
+
+    def add(self, data: NDArray[np.uint8]) -> None:
+        """Add whole huge pages."""
+        self._digest.update(self._checksums(data, self._words).data)
+
+    def hexdigest(self) -> str:
+        """Digest of all blocks."""
+        return self._digest.hexdigest()
+
+
 class CacheFile:
     """An open cache file, mapped if huge pages make that as fast as memory, else read.
 
-    Raises :class:`Damaged`, or :class:`OSError` if it cannot be opened.
+    Raises :class:`Damaged`, :class:`~inl.weights.private_folder.Untrusted`, or
+    :class:`OSError` if it cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self.parts, sums, size = _read_description(file)
+    def __init__(self, folder: PrivateFolder, name: str, checksums: Checksums) -> None:
+        with folder.open(name) as file:
+            key = folder.key()
+            self.parts, size, digest = _read_description(file, name, key)
             self._data = _load_blocks(file.fileno(), size)
-            for number, total in enumerate(sums):
-                start = number * HUGE_PAGE
-                if checksum(self._data[start : start + HUGE_PAGE]) != total:
-                    raise Damaged(f"damaged after byte {start}")
+            blocks = BlocksDigest(key, checksums)
+            blocks.add(self._data)
+            if not hmac.compare_digest(blocks.hexdigest(), digest):
+                raise Damaged("damaged in its blocks")
             with suppress(OSError):
-                os.utime(path)  # records the last use, for eviction
+                os.utime(file.fileno())  # records the last use, for eviction
 
     def view(self, part: Part) -> NDArray[np.uint8]:
         """The bytes of one part."""
         return self._data[part.start : part.start + part.size]
 
 
-def checksum(piece: NDArray[np.uint8]) -> int:
-    """Sum of 64-bit words; detects truncated, zeroed and flipped bytes."""
-    return int(np.add.reduce(piece.view(np.uint64)))
-
-
-def _read_description(file: Any) -> tuple[list[Part], list[int], int]:
-    """Parts, the checksum of each huge page, and the bytes of all pages."""
+def _read_description(
+    file: BinaryIO, name: str, key: bytes
+) -> tuple[list[Part], int, str]:
+    """Parts, the bytes of all blocks, and their digest."""
     size = file.seek(0, os.SEEK_END)
     if size < TRAILER.size:
         raise Damaged(f"truncated at byte {size}")
-    file.seek(size - TRAILER.size)
-    length, digest, magic = TRAILER.unpack(file.read(TRAILER.size))
-    begin = size - TRAILER.size - length
-    if magic != MAGIC or begin < 0:
-        raise Damaged("truncated, or not a weight cache file")
-    file.seek(begin)
-    text = file.read(length)
-    if hashlib.sha256(text).digest() != digest:
-        raise Damaged("damaged in its description")
-    described, sums = json.loads(text)
-    parts = [Part(tuple(what), *place) for what, *place in described]
-    if begin != len(sums) * HUGE_PAGE or parts[-1].start + parts[-1].size > begin:
-        raise Damaged("truncated")
-    return parts, sums, begin
+    length, signed, magic = TRAILER.unpack(_read_at(file, size - TRAILER.size, size))
+    end = size - TRAILER.size
+    if magic != MAGIC or not 0 < length <= min(end, MAX_DESCRIPTION):
+        raise Damaged("truncated, or not a weight cache file of this version")
+    text = _read_at(file, end - length, end)
+    if not hmac.compare_digest(signed, signature(key, name.encode(), text)):
+        raise Damaged("damaged in its description, or not written for this place")
+    return _parsed(text, end - length)
+
+
+def _read_at(file: BinaryIO, start: int, stop: int) -> bytes:
+    file.seek(start)
+    data = file.read(stop - start)
+    if len(data) != stop - start:
+        raise Damaged(f"truncated at byte {start + len(data)}")
+    return data
+
+
+def _parsed(text: bytes, size: int) -> tuple[list[Part], int, str]:
+    """Check the bounds of all parts of a description."""
+    try:
+        described, digest = json.loads(text)
+        parts = [Part(tuple(what), *place) for what, *place in described]
+        end = 0
+        for part in parts:
+            if part.start < end or part.start % ALIGNMENT or part.size < 1:
+                raise ValueError
+            end = part.start + part.size
+        if not parts or size != -(-end // HUGE_PAGE) * HUGE_PAGE:
+            raise ValueError
+    except (ValueError, TypeError, RecursionError):
+        raise Damaged("its description is invalid") from None
+    return parts, size, str(digest)
 
 
 def _load_blocks(descriptor: int, size: int) -> NDArray[np.uint8]:
@@ -133,40 +174,44 @@ def _huge_page_bytes() -> int:
 
 
 def write(
-    path: Path,
-    blocks: Sequence[tuple[tuple[int, ...], Any]],
+    folder: PrivateFolder,
+    name: str,
+    blocks: Sequence[Block],
+    checksums: Checksums,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> None:
     """Write (signature, block) pairs atomically; raises OSError.
 
     progress: called with (bytes written, bytes in total).
     """
-    folder = path.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    size = sum(block.nbytes for _, block in blocks)
-    system = os.statvfs(folder)
-    if size > BUDGET or size + RESERVE > system.f_bavail * system.f_frsize:
-        raise OSError(f"no room for {size >> 20} MiB")
+    key = folder.key()
+
+    def pieces() -> Iterator[memoryview | bytes]:
+        digest, done, size = BlocksDigest(key, checksums), 0, bytes_of(blocks)
+        for page in _pages([block for _, block in blocks]):
+            digest.add(page)
+            yield page.data
+            done += HUGE_PAGE
+            progress(done, size)
+        text = json.dumps([_parts(blocks), digest.hexdigest()]).encode()
+        signed = signature(key, name.encode(), text)
+        yield text + TRAILER.pack(len(text), signed, MAGIC)
+
+    folder.write(name, pieces())
+
+
+def bytes_of(blocks: Sequence[Block]) -> int:
+    """Bytes of all blocks in their file, in whole huge pages."""
+    last = _parts(blocks)[-1]
+    return -(-(last.start + last.size) // HUGE_PAGE) * HUGE_PAGE
+
+
+def _parts(blocks: Sequence[Block]) -> list[Part]:
     parts: list[Part] = []
     for what, block in blocks:
         end = parts[-1].start + parts[-1].size if parts else 0
         parts.append(Part(what, -(-end // ALIGNMENT) * ALIGNMENT, block.nbytes))
-    partial = folder / f"{path.stem}.{os.getpid()}-{os.urandom(4).hex()}.part"
-    try:
-        with partial.open("xb", buffering=0) as file:
-            sums: list[int] = []
-            for piece in _pages([block for _, block in blocks]):
-                sums.append(checksum(piece))
-                _write_all(file, piece)
-                progress(min(len(sums) * HUGE_PAGE, size), size)
-            text = json.dumps([parts, sums]).encode()
-            digest = hashlib.sha256(text).digest()
-            _write_all(file, text + TRAILER.pack(len(text), digest, MAGIC))
-        partial.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink()
-        raise
+    return parts
 
 
 def _pages(blocks: Sequence[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
@@ -185,29 +230,3 @@ def _pages(blocks: Sequence[NDArray[np.uint8]]) -> Iterator[NDArray[np.uint8]]:
             page[used : used + count] = block[offset : offset + count]
             used, offset = used + count, offset + count
     yield page
-
-
-def _write_all(file: Any, data: bytes | NDArray[np.uint8]) -> None:
-    view = memoryview(data if isinstance(data, bytes) else data.data)
-    while view:
-        view = view[file.write(view) :]
-
-
-def evict(path: Path) -> None:
-    """Remove abandoned files, and the least recently used beyond the budget.
-
-    ``path`` itself is never removed.
-    """
-    files = sorted(
-        ((each.stat(), each) for each in path.parent.iterdir() if each != path),
-        key=lambda pair: -pair[0].st_mtime_ns,
-    )
-    remaining = BUDGET - path.stat().st_size
-    for facts, each in files:
-        if each.suffix == ".part":
-            if time.time() - facts.st_mtime > ABANDONED_SECONDS:
-                each.unlink(missing_ok=True)
-        elif each.suffix == path.suffix:
-            remaining -= facts.st_size
-            if remaining < 0:
-                each.unlink(missing_ok=True)

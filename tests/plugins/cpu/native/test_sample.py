@@ -128,10 +128,56 @@ def test_neutral_filters_change_nothing(native, rng):
     assert np.array_equal(filtered, unfiltered)
 
 
-def test_non_finite_logits_give_a_valid_token(native, rng):
-    step, tables = uniform_step(rng, 50, p0=1.0, p1=3.0, p2=0.5)
-    for value in (np.nan, -np.inf, np.inf):
-        logits = np.full((4, 50), value, np.float32)
-        for sampler in FLAGS:
-            tokens, _ = sample(native, logits, step, tables, sampler)
-            assert ((tokens >= 0) & (tokens < 50)).all()
+INVALID = {
+    "all NaN": (slice(None), np.nan),
+    "all -inf": (slice(None), -np.inf),
+    "all inf": (slice(None), np.inf),
+    "first NaN": (0, np.nan),
+    "last NaN": (-1, np.nan),
+    "negative NaN": (3, -np.float32(np.nan)),
+    "inf": (7, np.inf),
+    "last inf": (-1, np.inf),
+}
+
+
+@pytest.mark.parametrize("vocabulary", [1, 15, 33, 8193, 20000])
+@pytest.mark.parametrize("sampler", FLAGS)
+def test_rows_with_invalid_logits_have_no_token(native, rng, sampler, vocabulary):
+    """Other rows are not affected, and the slot's last token stays in range."""
+    step, tables = uniform_step(rng, vocabulary, p0=1.0, p1=3.0, p2=0.5, p4=1.1)
+    valid = f32(rng.standard_normal((4, vocabulary)))
+    expected, after = sample(native, valid, step, tables, sampler)
+    assert (expected >= 0).all()
+    row = int(np.flatnonzero(step.slots)[0])
+    others = np.arange(4) != row
+    for name, (where, value) in INVALID.items():
+        logits = valid.copy()
+        logits[row, where if isinstance(where, slice) else where % vocabulary] = value
+        tokens, found = sample(native, logits, step, tables, sampler)
+        assert tokens[row] == -1, name
+        assert found.last[step.slots[row]] == 0, name
+        assert np.array_equal(tokens[others], expected[others]), name
+        slots = step.slots[others]
+        assert np.array_equal(found.last[slots], after.last[slots]), name
+
+
+@pytest.mark.parametrize("at", range(0, 96, 5))
+def test_a_nan_is_found_in_every_lane(native, rng, at):
+    """Maximum instructions return either operand if one of them is NaN."""
+    step, tables = uniform_step(rng, 96)
+    logits = f32(np.sort(rng.standard_normal((4, 96)))[:, ::-1])
+    logits[1, at] = np.nan
+    tokens, _ = sample(native, logits, step, tables, "greedy")
+    assert tokens.tolist() == [0, -1, 0, 0]
+
+
+@pytest.mark.parametrize("sampler", FLAGS)
+def test_single_infinite_penalties_and_masked_logits_are_valid(native, rng, sampler):
+    """-inf and -1e30 exclude tokens, and penalties may overflow."""
+    step, tables = uniform_step(rng, 40, p0=1.0, p4=0.01)
+    tables.token_counts[:, 20:] = 1
+    logits = f32(rng.standard_normal((4, 40)))
+    logits[:, :9], logits[:, 9:18] = -np.inf, -1e30
+    logits[:, 39] = 3e38
+    tokens, _ = sample(native, logits, step, tables, sampler)
+    assert (tokens == 39).all()

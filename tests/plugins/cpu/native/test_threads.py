@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from native_harness import Native, Op, instruction
+from native_harness import Native, Op, Refused, instruction
 
 
 @pytest.fixture
@@ -41,6 +41,32 @@ def test_concurrent_calls_are_serialized(pool):
     for thread in threads:
         thread.join(300)
     assert all((x == 60).all() for x, _ in works)
+
+
+def test_each_thread_gets_the_reason_of_its_own_program(pool):
+    """While others run valid programs and are refused for other reasons."""
+    x, program = chain(2)
+    wrong = []
+
+    def refused(opcode):
+        for _ in range(300):
+            try:
+                pool.run(instruction(opcode))
+            except Refused as reason:
+                if f"opcode {opcode}: unknown" not in str(reason):
+                    wrong.append(str(reason))
+
+    threads = [threading.Thread(target=refused, args=[n]) for n in (77, -8, 2**30)]
+    for thread in threads:
+        thread.start()
+    for count in range(150):
+        pool.run(*program)
+        if count % 3 == 0:  # let threads fall asleep
+            time.sleep(0.0004)
+    for thread in threads:
+        thread.join(300)
+    assert wrong == []
+    assert (x == 300).all()
 
 
 def test_pools_open_and_close(lib):

@@ -100,8 +100,10 @@ def score(emitter: CommandEmitter, logits: Any, tokens: Any) -> Scores:
 
 
 def _score(logits: Any, tokens: Any, targets: list[Any]) -> None:
-    shifted = logits - logits.max(-1, keepdims=True)
-    logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    # A row with invalid logits has token -1, and the scores of its last token.
+    with np.errstate(invalid="ignore"):
+        shifted = logits - logits.max(-1, keepdims=True)
+        logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     for row, values in enumerate(logits):
         targets[1][row] = top_tokens(values, targets[1].shape[1])
     targets[0][:] = np.take_along_axis(logs, tokens[:, None], -1)[:, 0]
@@ -109,8 +111,11 @@ def _score(logits: Any, tokens: Any, targets: list[Any]) -> None:
 
 
 def top_tokens(values: Any, count: int = TOP) -> Any:
-    """Ids of the largest values in descending order, ties by id; no full sort."""
-    if count >= values.shape[0]:
+    """Ids of the largest values in descending order, ties by id; no full sort.
+
+    NaN comes last.
+    """
+    if count >= values.shape[0] or np.isnan(values.max()):
         return np.argsort(-values, kind="stable")[:count]
     threshold = np.partition(values, -count)[-count]
     above = np.flatnonzero(values > threshold)

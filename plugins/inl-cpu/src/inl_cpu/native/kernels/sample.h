@@ -1,6 +1,7 @@
 /* Token sampling; the op ``sample`` in inl/ops/sample.py defines the samplers. */
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 
@@ -28,27 +29,41 @@ enum Parameter {
     PARAMETERS
 };
 
+/* The highest logit and its first id. The value is infinite if the logits are invalid:
+ * +inf if any is NaN or +inf, -inf if all are -inf. */
 struct Best {
     float value;
     int32_t id;
+
+    bool is_valid() const { return value > -INFINITY && value < INFINITY; }
 };
+
+/* The token of a row with invalid logits, and what is stored as its slot's last. */
+constexpr int32_t NO_TOKEN = -1, LAST_OF_NO_TOKEN = 0;
 
 int64_t argmax_spans(args::Sample op) { return ceil_div(op.vocabulary(), ARGMAX_SPAN); }
 
 int64_t argmax_chunks(args::Sample op) { return op.samples() * argmax_spans(op); }
 
-/* Highest logit of a span, ties to the lowest id. */
-Best best_of(const float *logits, const Span &span) {
-    F highest = set(-INFINITY);
+/* Highest logit of a span, with NaN counted as +inf. */
+float highest_of(const float *logits, const Span &span) {
+    const F lowest = set(-INFINITY), infinite = set(INFINITY);
+    F highest = lowest;
     for (int64_t at = span.from; at < span.to; at += 16) {
         const int n = lanes_left(at, span.to);
-        highest =
-            larger(highest, between(load_first(logits + at, n), 0, n, set(-INFINITY)));
+        const F value = between(load_first(logits + at, n), 0, n, lowest);
+        /* Maximum instructions drop NaN on some processors; no comparison holds. */
+        highest = larger(highest, where_below(value, infinite, value, infinite));
     }
-    const float value = largest(highest);
-    for (int64_t at = span.from; at < span.to; at++)
-        if (logits[at] == value) return {value, int32_t(at)};
-    return {-INFINITY, int32_t(span.from)};
+    return largest(highest);
+}
+
+/* Highest logit of a span, ties to the lowest id. */
+Best best_of(const float *logits, const Span &span) {
+    Best best{highest_of(logits, span), int32_t(span.from)};
+    if (best.is_valid())
+        while (logits[best.id] != best.value) best.id++;
+    return best;
 }
 
 void argmax_body(args::Sample op, int64_t chunk, Worker &worker) {
@@ -138,17 +153,28 @@ int64_t sample_chunks(args::Sample op) { return op.samples(); }
 void sample_body(args::Sample op, int64_t sample, Worker &worker) {
     const Best best = best_of_spans(op, sample, worker);
     const bool random = op.flags() & INL_SAMPLE_MASK;
-    const int32_t token = random ? sample_token(op, sample, best, worker) : best.id;
+    const int32_t token = !best.is_valid() ? NO_TOKEN
+                          : random         ? sample_token(op, sample, best, worker)
+                                           : best.id;
     op.tokens()[sample] = token;
     const int64_t row = sample / op.row_samples();
     if (op.last() == nullptr || sample % op.row_samples() != op.row_samples() - 1)
         return;
-    if (is_last_of_slot(op, row)) op.last()[op.slots()[row]] = token;
+    if (is_last_of_slot(op, row))
+        op.last()[op.slots()[row]] = token == NO_TOKEN ? LAST_OF_NO_TOKEN : token;
 }
 
 int64_t penalize_chunks(args::Penalize op) { return op.rows(); }
 
-/* counts has the number of generated tokens times 2, plus 1 for prompt tokens. */
+/* A logit with an infinite value replaced by the largest finite one. */
+inline float finite(float logit) {
+    const float most = FLT_MAX;
+    return logit > most ? most : logit < -most ? -most : logit;
+}
+
+/* counts has the number of generated tokens times 2, plus 1 for prompt tokens. SAMPLE
+ * judges whether the logits are valid from the result, so that must be valid exactly if
+ * the model's logits are. */
 void penalize_body(args::Penalize op, int64_t row, Worker &) {
     const int64_t slot = op.slots()[row], vocabulary = op.vocabulary();
     const float *params = op.params() + slot * PARAMETERS;
@@ -160,12 +186,17 @@ void penalize_body(args::Penalize op, int64_t row, Worker &) {
     float *logits = op.logits() + row * op.logits_stride();
     const int32_t fed = op.fed()[row];
     if (row < op.decode_rows() && fed >= 0 && fed < vocabulary) counts[fed] += 2;
+    const Best best{highest_of(logits, Span(0, vocabulary, vocabulary)), 0};
+    if (!best.is_valid()) {
+        logits[0] = NAN;
+        return;
+    }
     for (int64_t t = 0; t < vocabulary; t++) {
         const float factor = counts[t] > 0 && repetition > 0 ? repetition : 1.0f;
         const float generated = float(counts[t] >> 1);
         const float logit = logits[t] > 0 ? logits[t] / factor : logits[t] * factor;
-        logits[t] =
-            logit - frequency * generated - (generated > 0 ? presence : 0.0f) + bias[t];
+        logits[t] = finite(logit - frequency * generated -
+                           (generated > 0 ? presence : 0.0f) + bias[t]);
     }
 }
 

@@ -8,6 +8,7 @@
 
 #include "kernels/attention.h"
 #include "kernels/cache.h"
+#include "kernels/checksum.h"
 #include "kernels/heads.h"
 #include "kernels/linear.h"
 #include "kernels/norm_rope.h"
@@ -61,6 +62,7 @@ struct Table {
         ops[INL_READ] = {phase<read_chunks, read_body>(),
                          phase<read_total_chunks, read_total_body>(),
                          scratch<read_scratch>()};
+        ops[INL_CHECKSUM] = {phase<checksum_chunks, checksum_body>()};
     }
 
     constexpr bool is_complete() const {

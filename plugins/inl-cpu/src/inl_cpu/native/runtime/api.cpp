@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <new>
+#include <string>
 
 #include "runtime/cpu.h"
 #include "runtime/pool.h"
@@ -16,6 +17,9 @@ struct inl_pool {
 
 namespace {
 constexpr int32_t MAX_THREADS = 4096;
+
+/* Of the calling thread: others may run programs at the same time. */
+thread_local std::string last_refusal;
 }
 
 extern "C" {
@@ -46,10 +50,10 @@ int32_t inl_threads(const inl_pool *pool) { return pool->pool.threads(); }
 int32_t inl_isa(const inl_pool *pool) { return pool->isa; }
 
 int64_t inl_run(inl_pool *pool, const inl_instruction *program, int64_t count) {
-    return pool->pool.run(program, count);
+    return pool->pool.run(program, count, last_refusal);
 }
 
-const char *inl_refusal(const inl_pool *pool) { return pool->pool.refusal().c_str(); }
+const char *inl_refusal(const inl_pool *) { return last_refusal.c_str(); }
 
 int32_t inl_packing(int32_t kind, inl_matrix *matrix) {
     const inl::Kind *source = inl::kind_of(kind);

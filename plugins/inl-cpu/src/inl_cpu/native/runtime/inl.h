@@ -118,9 +118,9 @@ INL_EXPORT int32_t inl_threads(const inl_pool *pool);
 INL_EXPORT int32_t inl_isa(const inl_pool *pool);
 
 /* Run a program. Returns 0, or the number (from 1) of the first invalid instruction;
- * then no instruction has run and inl_refusal returns the reason. Concurrent calls are
- * serialized. In a forked child, which has no pool threads, the caller computes
- * alone. */
+ * then no instruction has run and inl_refusal returns the reason, if the same thread
+ * calls it next. Concurrent calls are serialized. In a forked child, which has no pool
+ * threads, the caller computes alone. */
 INL_EXPORT int64_t inl_run(inl_pool *pool, const inl_instruction *program,
                            int64_t count);
 INL_EXPORT const char *inl_refusal(const inl_pool *pool);

@@ -30,7 +30,8 @@ enum inl_opcode {
     INL_PENALIZE = 20,
     INL_PACK = 21,
     INL_READ = 22,
-    INL_OPCODES = 23,
+    INL_CHECKSUM = 23,
+    INL_OPCODES = 24,
 };
 
 enum inl_flag {
@@ -77,7 +78,8 @@ enum inl_flag {
     apply(INL_SAMPLE) \
     apply(INL_PENALIZE) \
     apply(INL_PACK) \
-    apply(INL_READ)
+    apply(INL_READ) \
+    apply(INL_CHECKSUM)
 
 #define INL_FOR_EACH_FLAG(apply) \
     apply(INL_X_EXACT) \
@@ -420,7 +422,8 @@ struct TakeRows {
 
 /* Sample one token for each row of logits, as the op ``sample`` defines it.
  *
- * Penalties are applied before. There are row_samples samples for each batch row:
+ * Penalties are applied before. A row with NaN, or whose largest logit is infinite, has
+ * token -1; its slot's last token is 0. There are row_samples samples for each batch row:
  * slots [samples / row_samples], params float32 [slots, 7], uniforms [samples]; the
  * last token of each row is written to last[slot]. All four may be left out with
  * SAMPLE_GREEDY.
@@ -443,6 +446,7 @@ struct Sample {
 
 /* Apply penalties and bias to logits in place, for SAMPLE_FILTERED.
  *
+ * Results are finite, but a row with invalid logits keeps or gets NaN.
  * counts int32 and bias float32 are [slots, vocabulary]. The first decode_rows rows
  * first count their input token (fed [rows]) as generated.
  */
@@ -487,6 +491,22 @@ struct Read {
     int64_t bytes() const { return raw->dims[0]; }
     const char *x() const { return static_cast<const char *>(raw->data[0]); }
     uint64_t *y() const { return static_cast<uint64_t *>(raw->data[1]); }
+};
+
+/* Write a keyed checksum of each 4096 bytes of x.
+ *
+ * It is the universal hash NH (Black et al., UMAC, 1999) of 32-bit words: for a random
+ * key [1024], two blocks have equal sums with a probability of 2^-32.
+ * sums [bytes / 4096].
+ */
+struct Checksum {
+    const inl_instruction *raw;
+    explicit Checksum(const inl_instruction &i) : raw(&i) {}
+    int32_t flags() const { return raw->flags; }
+    int64_t bytes() const { return raw->dims[0]; }
+    const char *x() const { return static_cast<const char *>(raw->data[0]); }
+    const uint32_t *key() const { return static_cast<const uint32_t *>(raw->data[1]); }
+    uint64_t *sums() const { return static_cast<uint64_t *>(raw->data[2]); }
 };
 
 } // namespace args
@@ -572,6 +592,9 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
     {"read", 0, 0x3, 1, 2,
      {"bytes"},
      {"x", "y"}},
+    {"checksum", 0, 0x7, 1, 3,
+     {"bytes"},
+     {"x", "key", "sums"}},
 };
 
 /* Whether dims, required operands and flags are valid, given the opcode. */
@@ -600,6 +623,7 @@ inline bool has_valid_fields(const inl_instruction &i) {
     case INL_PENALIZE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && !(i.flags & ~0);
     case INL_PACK: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~512);
     case INL_READ: return (i.dims[0]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~0);
+    case INL_CHECKSUM: return (i.dims[0]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
     default: return false;
     }
 }

@@ -36,24 +36,25 @@ Pool::~Pool() {
 
 bool Pool::forked() const { return process_id() != process_; }
 
-int64_t Pool::run(const inl_instruction *program, int64_t count) {
+int64_t Pool::run(const inl_instruction *program, int64_t count, std::string &refusal) {
     std::lock_guard<std::mutex> lock(running_);
     int64_t bad = 0;
-    if (!check(program, count, bad)) return bad;
+    if (!check(program, count, bad, refusal)) return bad;
     plan(program, count);
     if (tasks_.empty()) return 0;
     execute();
     return 0;
 }
 
-bool Pool::check(const inl_instruction *program, int64_t count, int64_t &bad) {
+bool Pool::check(const inl_instruction *program, int64_t count, int64_t &bad,
+                 std::string &refusal) {
     if (count < 0 || count > int64_t(EPOCHS) / 4) {
-        refusal_ = "count: accepts 0 to 4194304 instructions";
+        refusal = "count: accepts 0 to 4194304 instructions";
         bad = 1;
         return false;
     }
     for (int64_t index = 0; index < count; index++) {
-        if (!is_refused(program[index], refusal_)) continue;
+        if (!is_refused(program[index], refusal)) continue;
         bad = index + 1;
         return false;
     }

@@ -32,10 +32,10 @@ class Pool {
     Pool(const Pool &) = delete;
     Pool &operator=(const Pool &) = delete;
 
-    /* Run a program; returns 0, or the number of the first invalid instruction. */
-    int64_t run(const inl_instruction *program, int64_t count);
+    /* Run a program; returns 0, or the number of the first invalid instruction, and
+     * then sets refusal. */
+    int64_t run(const inl_instruction *program, int64_t count, std::string &refusal);
 
-    const std::string &refusal() const { return refusal_; }
     int threads() const { return threads_; }
 
     /* Whether this is a forked child of the process that started the threads. */
@@ -52,7 +52,8 @@ class Pool {
         PreemptionTimer preemption;
     };
 
-    bool check(const inl_instruction *program, int64_t count, int64_t &bad);
+    bool check(const inl_instruction *program, int64_t count, int64_t &bad,
+               std::string &refusal);
     void plan(const inl_instruction *program, int64_t count);
     void add(const inl_instruction &instruction, const Phase &phase);
     void reserve(Scratch needed);
@@ -78,10 +79,9 @@ class Pool {
     std::vector<std::thread> others_;
     char *shared_ = nullptr;
     int64_t shared_bytes_ = 0;
-    std::string refusal_;
     std::mutex running_;
     uint32_t first_epoch_ = 1;
-    bool forked_ = false;
+    std::atomic<bool> forked_{false}; /* as last computed by run */
     SingleThreadBackoff backoff_;
     std::atomic<bool> alone_{false}; /* whether only the caller computes */
 
