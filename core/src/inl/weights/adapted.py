@@ -72,10 +72,6 @@ class AdaptedCheckpoint(Checkpoint):
     def files(self) -> Sequence[Path]:
         return self._inner.files()
 
-    def drop(self, name: str) -> None:
-        for source in self._pieces[name].sources if name in self._pieces else ():
-            self._inner.drop(source)
-
     def tokenizer(self) -> Tokenizer:
         return self._inner.tokenizer()
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inl.errors import CheckpointError
-from inl.weights.files import Entry, MappedFile
+from inl.weights.files import Entry, TensorFile
 
 ROPE_FACTORS: Final = "rope_freqs.weight"
 
@@ -26,7 +26,7 @@ between their files.
 
 
 def rope_config(
-    file: MappedFile, entry: Entry, config: Mapping[str, Any]
+    file: TensorFile, entry: Entry, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the ``rope_scaling`` field equivalent to the divisors of ``entry``.
 
@@ -58,7 +58,7 @@ def rope_config(
 
 
 def long_rope_config(
-    file: MappedFile, entries: Mapping[str, Entry], config: Mapping[str, Any]
+    file: TensorFile, entries: Mapping[str, Entry], config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the ``rope_scaling`` field of LongRoPE; ``entries`` by field name."""
     half = int(config["head_dim"] * config["partial_rotary_factor"] + 0.5) // 2
