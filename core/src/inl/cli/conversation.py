@@ -70,16 +70,14 @@ class Conversation:
                 ids = encode(self.visible())
                 if len(ids) <= room:
                     return ids, dropped
-                found = f"{len(ids)} tokens with the system prompt"
+                reason = f"message: found {len(ids)} tokens with the system prompt"
+                reason += f", accepts {room}"
             except PromptTooLong as error:  # far too long: it was not encoded
-                found = str(error)
+                reason = str(error)
             following = self._turn_after(self.start)
             if following is None:
                 self.start = start
-                raise PromptTooLong(
-                    f"message: found {found}, accepts {room}; make it shorter or raise "
-                    "--context"
-                )
+                raise PromptTooLong(f"{reason}; make it shorter or raise --context")
             self.start = following
             dropped += 1
 
