@@ -58,8 +58,8 @@ class EngineConfig:
     "sample_filtered", also with filters, penalties, biases and logprobs. The last takes
     8 bytes per token of the vocabulary and sequence of the batch."""
     check_weights: bool = True
-    """Whether loading raises :class:`~inl.errors.CheckpointError` for NaN and infinity in
-    the weights. It reads at several GB/s."""
+    """Whether loading raises :class:`~inl.errors.CheckpointError` for NaN and infinity
+    in the weights. The check runs at several GB/s."""
     invariant: bool = False
     """Whether only kernels are used whose results do not depend, in any bit, on the
     rest of the batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -42,12 +43,14 @@ class HostArray:
 
     ``data`` stores ``shape`` elements of ``dtype``; bfloat16 is stored as uint16 bits.
     A block-quantized dtype (``"q4_1"``) is stored as uint8 ``[rows..., row bytes]``,
-    while ``shape`` is the logical one. ``data`` may be a read-only memory map.
+    while ``shape`` is the logical one. ``data`` may be read-only.
     """
 
     data: NDArray[Any]
     dtype: str
     shape: tuple[int, ...]
+    origin: Hashable = None
+    """Equal for arrays of the same stored bytes; ``None`` for any other array."""
 
     @property
     def size(self) -> int:

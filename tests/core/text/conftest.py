@@ -38,7 +38,7 @@ def fallback_tokenizer(tmp_path_factory):
     import tokenizers
     from tokenizers import decoders, models, normalizers
 
-    from inl.text.tokenizer import Tokenizer
+    from inl.weights.tokenizer_file import read_tokenizer_file
 
     tokens = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens += ["▁", "▁▁", "▁a", "▁the", "a", "b", "é", "the", "日", "�", ".", "▁."]
@@ -60,4 +60,4 @@ def fallback_tokenizer(tmp_path_factory):
     )
     path = tmp_path_factory.mktemp("fallback") / "tokenizer.json"
     rules.save(str(path))
-    return Tokenizer.from_file(path)
+    return read_tokenizer_file(path)

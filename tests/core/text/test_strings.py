@@ -1,13 +1,17 @@
-"""Lazy string arrays, compared with sequential parsing."""
+"""Lazy string arrays, compared with the strings that were written."""
 
 from __future__ import annotations
 
 import random
 import struct
 
+import numpy as np
 import pytest
 
-from inl.text.strings import Strings, scan
+from inl.errors import CheckpointError
+from inl.text.strings import PIECE, Strings, scan
+from inl.weights.files import TensorFile
+from inl.weights.gguf_header import CHUNK, Header
 
 PAD = b"before"
 
@@ -16,12 +20,25 @@ def written(texts: list[bytes]) -> bytes:
     return b"".join(struct.pack("<Q", len(text)) + text for text in texts)
 
 
-def found_in(data: bytes, count: int) -> Strings | None:
-    return scan(PAD + data, len(PAD), len(PAD + data), count)
+@pytest.fixture
+def found(tmp_path):
+    """Reads an array of strings from a file, behind other bytes."""
+
+    def read(data: bytes, count: int) -> Strings:
+        path = tmp_path / "strings"
+        path.write_bytes(PAD + data)
+        return Header(TensorFile(path)).strings(len(PAD), count, "tokens")
+
+    return read
+
+
+def located(texts: list[bytes]) -> int:
+    """Number of the strings that one vectorized pass locates."""
+    return len(scan(np.frombuffer(written(texts), np.uint8), len(texts))) - 1
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_strings_of_all_lengths_are_located(seed: int) -> None:
+def test_strings_of_all_lengths_are_located(seed, found) -> None:
     rng = random.Random(seed)
     letters = "abcäß€𝄞 \n\t"
     texts = [
@@ -29,12 +46,25 @@ def test_strings_of_all_lengths_are_located(seed: int) -> None:
         for _ in range(rng.randint(1, 3000))
     ]
     data = written([text.encode() for text in texts])
-    found = found_in(data + struct.pack("<QQ", 3, 0) + b"more", len(texts))
-    assert found == texts
-    assert found.stop == len(PAD) + len(data)
-    assert found[-1] == texts[-1]
-    assert found[1:3] == texts[1:3]
-    assert len(found) == len(texts)
+    strings = found(data + struct.pack("<QQ", 3, 0) + b"more", len(texts))
+    assert strings == texts
+    assert strings.stop == len(PAD) + len(data)
+    assert strings[-1] == texts[-1]
+    assert strings[1:3] == texts[1:3]
+    assert len(strings) == len(texts)
+    assert located([text.encode() for text in texts]) == len(texts)
+
+
+def test_arrays_of_several_chunks_and_pieces(found) -> None:
+    rng = random.Random(0)
+    texts = ["x" * rng.randint(0 if at % 997 == 0 else 1, 40) for at in range(70_000)]
+    texts[40_000] = "long" * 100
+    data = written([text.encode() for text in texts])
+    assert len(data) > 1.5 * CHUNK
+    assert len(texts) > 2 * PIECE
+    strings = found(data, len(texts))
+    assert list(strings) == texts
+    assert strings.stop == len(PAD) + len(data)
 
 
 @pytest.mark.parametrize(
@@ -44,31 +74,38 @@ def test_strings_of_all_lengths_are_located(seed: int) -> None:
         ([b"a", b"x" * 256, b"b"], "one of more than 255 bytes"),
         ([b"a", b"x" * 300, b"b"], "one of more than 255 bytes"),
         ([b"a", b"\1" + 7 * b"\0", b"b"], "one that looks like a length"),
-        ([b"a", b"\xff", b"b"], "bytes that are no UTF-8"),
-        ([b"a", "é".encode()[:1], "é".encode()[1:]], "half a character each"),
     ],
 )
-def test_ambiguous_input_is_left_to_sequential_parsing(
-    texts: list[bytes], why: str
-) -> None:
-    assert found_in(written(texts), len(texts)) is None, why
+def test_ambiguous_input_is_parsed_sequentially(texts, why, found) -> None:
+    assert located(texts) < len(texts), why
+    assert found(written(texts), len(texts)) == [text.decode() for text in texts]
+
+
+@pytest.mark.parametrize(
+    "texts", [[b"a", b"\xff", b"b"], [b"a", "é".encode()[:1], "é".encode()[1:]]]
+)
+def test_invalid_utf8_is_named(texts, found) -> None:
+    with pytest.raises(CheckpointError, match=r"tokens: string 1 at byte 15: .*UTF-8"):
+        found(written(texts), 3)
 
 
 @pytest.mark.parametrize("cut", range(1, 20))
-def test_truncated_input_is_not_read_past_its_end(cut: int) -> None:
+def test_truncated_input_is_refused(cut, found) -> None:
     data = written([b"one", b"two", b"three"])
-    assert found_in(data, 3) == ["one", "two", "three"]
-    assert found_in(data[:-cut], 3) is None
+    assert found(data, 3) == ["one", "two", "three"]
+    with pytest.raises(CheckpointError, match="the rest of the file"):
+        found(data[:-cut], 3)
 
 
-def test_a_count_above_the_number_of_strings() -> None:
-    assert found_in(written([b"one", b"two"]), 3) is None
-    assert found_in(b"", 1) is None
+@pytest.mark.parametrize("data", [written([b"one", b"two"]), b""])
+def test_a_count_above_the_number_of_strings(data, found) -> None:
+    with pytest.raises(CheckpointError, match="the rest of the file"):
+        found(data, 3)
 
 
-def test_wrong_lengths_are_detected() -> None:
+@pytest.mark.parametrize("length", [7, 200])
+def test_wrong_lengths_are_detected(length, found) -> None:
     data = bytearray(written([b"abcdefgh", b"ij", b"kl"]))
-    data[0] = 7
-    assert found_in(bytes(data), 3) is None
-    data[0] = 200
-    assert found_in(bytes(data), 3) is None
+    data[0] = length
+    with pytest.raises(CheckpointError, match="the rest of the file"):
+        found(bytes(data), 3)

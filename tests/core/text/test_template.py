@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import datetime
+import json
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from inl.errors import MissingPackage, RequestError, TemplateError
 from inl.text import template as module
-from inl.text.sandbox import MAX_MEMORY
+from inl.text.sandbox import MAX_MEMORY, SOFT_SECONDS, Session
 from inl.text.template import ChatTemplate
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -144,6 +146,53 @@ def test_forbidden_template_operations(name):
     missing = [part for part in ["chat template", *parts] if part not in message]
     assert missing == [], message
     assert len(message) < 400
+
+
+IGNORING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from inl.errors import TemplateError
+from inl.text.template import ChatTemplate
+from inl.text.sandbox import Session
+
+source = "x\\n{% for a in range(99999) %}{% for b in range(99999) %}\\n" \\
+    "{% endfor %}{% endfor %}"
+template = ChatTemplate(source)
+try:
+    template.apply([{"content": "hello"}])
+except TemplateError as error:
+    print(error)
+template.close()
+session = Session()
+session.answer(session.compile, source)
+print(session.answer(session.render, {}), end="")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_the_limit_interrupts_where_interrupts_are_ignored():
+    done = subprocess.run(
+        [sys.executable, "-c", IGNORING], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    found = done.stdout.splitlines()
+    assert len(found) == 2
+    for line in found:
+        assert "longer than 1.5 seconds of processor time" in line
+    assert "line 2: " in found[0]
+    assert json.loads(found[1])["line"] == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
+def test_time_that_other_processes_use_does_not_count():
+    """The template's process is stopped for longer than its limits."""
+    session = Session()
+
+    def late(_):
+        time.sleep(SOFT_SECONDS + 1)
+        return {"text": "ok"}
+
+    assert json.loads(session.answer(late, None)) == {"text": "ok"}
 
 
 MEASURE = """

@@ -16,6 +16,7 @@ from inl.text.gguf_vocabulary import open_tokenizer, read_tokenizer
 from inl.text.pre_tokenizers import PATTERNS, PRE, pre_tokenizer
 from inl.text.tokenizer import Tokenizer, library
 from inl.weights.gguf import GgufFile
+from inl.weights.tokenizer_file import read_tokenizer_file
 from text_samples import TEXTS, metadata
 
 
@@ -263,7 +264,7 @@ def test_a_panic_becomes_a_checkpoint_error():
 def test_a_missing_merge_token_is_reported_at_the_first_encode(tmp_path):
     rules = tokenizers.Tokenizer(models.BPE({"a": 0}, [], unk_token="<unk>"))
     rules.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Tokenizer.from_file(tmp_path / "tokenizer.json")
+    tokenizer = read_tokenizer_file(tmp_path / "tokenizer.json")
     assert tokenizer.encode("a") == [0]
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: .*<unk>.*accepted"):
         tokenizer.encode("b")

@@ -243,10 +243,12 @@ class Tokenizer(Case):
 
     def read(self):
         from inl.text.gguf_vocabulary import read_tokenizer
-        from inl.text.tokenizer import Tokenizer
+        from inl.weights.tokenizer_file import build_tokenizer
 
         if self.given is None:
-            return use_tokenizer(Tokenizer.from_file(self.path))
+            return use_tokenizer(
+                build_tokenizer(self.path.read_bytes(), str(self.path))
+            )
         metadata = self.given if isinstance(self.given, dict) else {}
         return use_tokenizer(read_tokenizer(metadata, "fuzz.gguf"))
 

@@ -24,7 +24,9 @@ def test_metadata_equals_the_reference_package(default_checkpoint):
         for key, field in fields.items()
         if not key.startswith("GGUF.")
     }
-    assert found.metadata == expected
+    assert list(found.metadata) == list(expected)
+    for key, value in found.metadata.items():
+        assert (value.tolist() if hasattr(value, "tolist") else value) == expected[key]
     found.file.close()
 
 
@@ -146,13 +148,13 @@ def test_versions_and_alignments(version, alignment, tmp_path):
     assert np.array_equal(found.data, values)
 
 
-def test_plain_tensors_are_mapped_not_copied(default_checkpoint):
+def test_a_tensor_is_read_once(default_checkpoint):
     tracemalloc.start()
     array = default_checkpoint.tensor("model.embed_tokens.weight")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert array.data.nbytes > 30_000_000
-    assert peak < 100_000
+    assert peak < array.data.nbytes + 100_000
     assert not array.data.flags.writeable
 
 
@@ -164,17 +166,3 @@ def test_arrays_outlive_the_checkpoint(tiny_gguf, tensors):
     assert np.array_equal(array.data, tensors["model.embed_tokens.weight"])
     with pytest.raises(CheckpointError, match="is closed"):
         checkpoint.tensor("model.embed_tokens.weight")
-
-
-@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.norm.weight"])
-def test_dropped_pages_are_read_again(name, tiny_gguf, tensors):
-    checkpoint = open_checkpoint(tiny_gguf)
-    array = checkpoint.tensor(name)
-    assert array.data.sum() == pytest.approx(tensors[name].sum())
-    for _ in range(2):
-        checkpoint.drop(name)
-        assert np.array_equal(array.data, tensors[name])
-    checkpoint.drop("no such tensor")
-    checkpoint.close()
-    checkpoint.drop(name)
-    assert np.array_equal(array.data, tensors[name])

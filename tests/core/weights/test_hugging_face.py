@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -71,6 +72,7 @@ class Hub(types.ModuleType):
         super().__init__("huggingface_hub")
         self.cache, self.online, self.fetched = Path(cache), True, []
         self.errors = Errors("huggingface_hub.errors")
+        self.constants = types.SimpleNamespace(HF_HUB_CACHE=cache)
         self.repositories = {
             ("org/sharded", None): SHARDED,
             ("org/whole", None): WHOLE,
@@ -234,12 +236,28 @@ def test_without_a_network_and_a_cached_copy(hub):
     assert "\n" not in message
 
 
-def test_a_failed_download_is_a_checkpoint_error(hub, monkeypatch):
+@pytest.mark.parametrize("kind", ["errno", "cause", "text"])
+def test_a_full_disk_is_a_checkpoint_error(hub, monkeypatch, kind):
     def full(*args, **options):
-        raise OSError(28, "No space left on device")
+        error = OSError(28, "No space left on device")
+        if kind == "cause":
+            raise RuntimeError("file = get_http_url(\n") from error
+        raise error if kind == "errno" else RuntimeError("x: (os error 28)")
 
     monkeypatch.setattr(hub, "snapshot_download", full, raising=False)
-    with pytest.raises(CheckpointError, match=r"cannot be downloaded.*No space left"):
+    with pytest.raises(CheckpointError) as caught:
+        resolve_model("org/whole")
+    where = re.escape(str(hub.constants.HF_HUB_CACHE))
+    pattern = rf"org/whole: cannot be stored in {where}: found .*; accepted: .*HF_HOME"
+    assert re.search(pattern, str(caught.value)), caught.value
+
+
+def test_a_failed_download_is_a_checkpoint_error(hub, monkeypatch):
+    def broken(*args, **options):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(hub, "snapshot_download", broken, raising=False)
+    with pytest.raises(CheckpointError, match=r"cannot be downloaded.*Input/output"):
         resolve_model("org/whole")
 
 

@@ -28,7 +28,7 @@ class Files(Checkpoint):
     chat_template = None
 
     def __init__(self, tensors):
-        self.config, self._tensors, self.dropped = {}, tensors, []
+        self.config, self._tensors = {}, tensors
 
     def names(self):
         return list(self._tensors)
@@ -38,9 +38,6 @@ class Files(Checkpoint):
 
     def tensor(self, name):
         return self._tensors[name]
-
-    def drop(self, name):
-        self.dropped.append(name)
 
     def tokenizer(self):
         raise self.missing("tokenizer")
@@ -168,5 +165,3 @@ def test_loading_experts_allocates_little_extra_memory():
     size = 3 * experts * inner * hidden * 4
     assert isinstance(held, Experts)
     assert size <= kept <= peak < 1.1 * size
-    # Each expert's pages are released before the next is read.
-    assert files.dropped[: experts // 2] == [f"{n}.gate" for n in range(experts // 2)]

@@ -12,7 +12,7 @@ from inl.device import Device
 from inl.dtypes import HostArray, cast, wrap
 from inl.errors import BackendUnavailable, DeviceError
 from inl.spec.op import Spec
-from inl.weights.files import Entry, MappedFile
+from inl.weights.files import Entry, TensorFile
 from inl_cpu import library, selection
 from inl_cpu.backend import open_cpu
 from inl_cpu.kernels.dense import can_pack
@@ -155,7 +155,7 @@ def test_tied_weights_of_a_file_are_packed_once(backend, rng, tmp_path):
     values = rng.standard_normal((64, 32), np.float32)
     path = tmp_path / "weights"
     path.write_bytes(values.tobytes() * 2)
-    file = MappedFile(path)
+    file = TensorFile(path)
     first = Entry("float32", (64, 32), 0, values.nbytes)
     second = Entry("float32", (64, 32), values.nbytes, 2 * values.nbytes)
 

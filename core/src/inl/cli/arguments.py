@@ -33,4 +33,11 @@ RepetitionPenalty = Annotated[
     float, typer.Option(help="Values above 1 penalize repeated tokens.")
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")]
+TrustControlTokens = Annotated[
+    bool,
+    typer.Option(
+        "--trust-control-tokens",
+        help="Encode control tokens in messages as such, not as plain text.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from inl.cli import arguments
 from inl.cli.chat_commands import run_command
 from inl.cli.chat_input import Lines, open_lines
-from inl.cli.conversation import Conversation
+from inl.cli.conversation import Conversation, Message
 from inl.cli.interrupt import Interrupt
 from inl.cli.progress import loading_bar
 from inl.errors import InlError, RequestError, RunnerError
@@ -44,6 +45,7 @@ def run(
         int | None,
         typer.Option(help="Context length in tokens. [default: the model's]", min=16),
     ] = None,
+    trust_control_tokens: arguments.TrustControlTokens = False,
 ) -> None:
     """Chat with a model; /help lists commands, Ctrl-C stops an answer."""
     from inl.config import EngineConfig
@@ -73,7 +75,9 @@ def run(
         model, config, progress=loading_bar(), on_step=interrupt.on_step
     )
     with engine:
-        Chat(engine, interrupt, sampling, Conversation(system)).run(open_lines())
+        chat = Chat(engine, interrupt, sampling, Conversation(system))
+        chat.trust_control_tokens = trust_control_tokens
+        chat.run(open_lines())
 
 
 class Chat:
@@ -93,6 +97,7 @@ class Chat:
             )
         self.conversation = conversation
         self.open = True
+        self.trust_control_tokens = False
         self._engine, self._interrupt = engine, interrupt
         self._sampling = sampling
         self._most = sampling["max_tokens"] or engine.context
@@ -152,11 +157,16 @@ class Chat:
     def _answer(self, retries: int) -> str:
         context = self._engine.context
         room = context - min(self._most, max(context // 4, 1))
-        ids, dropped = self.conversation.fit(self._engine.chat_ids, room)
+        ids, dropped = self.conversation.fit(self._ids, room)
         if dropped:
             turns = "1 turn" if dropped == 1 else f"{dropped} turns"
             _note(f"(the oldest {turns} no longer fit into {context} tokens)")
         return self._stream(ids, retries)
+
+    def _ids(self, messages: Sequence[Message]) -> list[int]:
+        return self._engine.chat_ids(
+            messages, trust_control_tokens=self.trust_control_tokens
+        )
 
     def _stream(self, ids: list[int], retries: int) -> str:
         seed = self._sampling.get("seed")
@@ -193,9 +203,7 @@ class Chat:
     def stats(self) -> list[str]:
         """Lines of ``/stats``."""
         engine, conversation = self._engine, self.conversation
-        used = (
-            len(engine.chat_ids(conversation.visible())) if conversation.messages else 0
-        )
+        used = len(self._ids(conversation.visible())) if conversation.messages else 0
         left_out = sum(
             m["role"] == "user" for m in conversation.messages[: conversation.start]
         )

@@ -65,17 +65,21 @@ class Conversation:
         dropping turns, if the last message alone is longer.
         """
         start, dropped = self.start, 0
-        while len(ids := encode(self.visible())) > room:
+        while True:
+            try:
+                ids = encode(self.visible())
+                if len(ids) <= room:
+                    return ids, dropped
+                reason = f"message: found {len(ids)} tokens with the system prompt"
+                reason += f", accepts {room}"
+            except PromptTooLong as error:  # far too long: it was not encoded
+                reason = str(error)
             following = self._turn_after(self.start)
             if following is None:
                 self.start = start
-                raise PromptTooLong(
-                    f"message: found {len(ids)} tokens with the system prompt, "
-                    f"accepts {room}; make it shorter or raise --context"
-                )
+                raise PromptTooLong(f"{reason}; make it shorter or raise --context")
             self.start = following
             dropped += 1
-        return ids, dropped
 
     def _turn_after(self, start: int) -> int | None:
         for place in range(start + 1, len(self.messages)):

@@ -15,6 +15,7 @@ from inl.engine.chat import chat_ids
 from inl.engine.inference_engine import Completion, InferenceEngine
 from inl.engine.options import GenerationOptions, make_request
 from inl.executor.model_loader import LanguageModel, open_model
+from inl.text.measure import check_length
 from inl.text.tokenizer import Tokenizer
 from inl.weights.hub import resolve_model
 from inl.workers.startup import check_place
@@ -40,6 +41,7 @@ def run(
         list[str] | None, typer.Option(help="Stop string; can be repeated.")
     ] = None,
     raw: arguments.Raw = False,
+    trust_control_tokens: arguments.TrustControlTokens = False,
     as_json: arguments.Json = False,
 ) -> None:
     """Generate a completion of PROMPT."""
@@ -58,14 +60,19 @@ def run(
     check_place(EngineConfig(backend=device))
     language = open_model(resolve_model(model))
     tokenizer = language.checkpoint.tokenizer()
-    ids = _ids(language, tokenizer, prompt, raw=raw)
+    context = language.config.max_tokens
+    if raw:
+        check_length(tokenizer, prompt, context)
+        ids = tokenizer.encode(prompt)
+    else:
+        ids = _chat_ids(language, tokenizer, prompt, trust_control_tokens)
     config = EngineConfig(
         backend=device,
         dtype=dtype,
         kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
         max_batch=1,
-        context=min(language.config.max_tokens, len(ids) + max(max_tokens, 1)),
+        context=min(context, len(ids) + max(max_tokens, 1)),
     )
     engine = InferenceEngine(language, tokenizer, config, progress=loading_bar())
     loaded = time.perf_counter() - began
@@ -78,13 +85,14 @@ def run(
         print()
 
 
-def _ids(
-    language: LanguageModel, tokenizer: Tokenizer, prompt: str, *, raw: bool
+def _chat_ids(
+    language: LanguageModel, tokenizer: Tokenizer, prompt: str, trusted: bool
 ) -> list[int]:
-    if raw:
-        return tokenizer.encode(prompt)
     template = language.checkpoint.chat_template
-    ids = chat_ids(language, template, tokenizer, prompt)
+    ids = chat_ids(
+        language, template, tokenizer, prompt, context=language.config.max_tokens,
+        trust_control_tokens=trusted,
+    )  # fmt: skip
     if template is not None:
         template.close()
     return ids

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import RequestError
+from inl.text.control_tokens import MarkedMessages, encode_marked
+from inl.text.measure import check_length
 
 if TYPE_CHECKING:
     from inl.executor.model_loader import LanguageModel
@@ -18,12 +20,20 @@ def chat_ids(
     template: ChatTemplate | None,
     tokenizer: Tokenizer,
     messages: str | Sequence[Mapping[str, Any]],
+    *,
+    context: int,
+    trust_control_tokens: bool = False,
 ) -> list[int]:
     """Return the token ids of a conversation, ready for the assistant's answer.
 
-    messages: dicts with "role" and "content"; a string is one user message. Raises
-    :class:`~inl.errors.RequestError` if the model has no template or no message has
-    content, and :class:`~inl.errors.TemplateError` if the template fails.
+    messages: dicts with "role" and "content"; a string is one user message. context:
+    maximum number of tokens; a text that is far longer is not encoded.
+    trust_control_tokens: whether control tokens in the messages are encoded as such,
+    not as plain text; see :mod:`inl.text.control_tokens`.
+
+    Raises :class:`~inl.errors.RequestError` if the model has no template or no message
+    has content, :class:`~inl.errors.PromptTooLong`, and
+    :class:`~inl.errors.TemplateError` if the template fails.
     """
     if template is None:
         raise RequestError(
@@ -37,5 +47,15 @@ def chat_ids(
             f"prompt: found {messages[-1:]!r:.80}, needs at least one message with "
             "content"
         )
-    text = template.apply(list(messages), add_generation_prompt=True)
+    if trust_control_tokens:
+        return _encoded(tokenizer, template.apply(messages), context, "")
+    marked = MarkedMessages(messages, tokenizer.control_tokens)
+    text = template.apply(marked.messages)
+    return _encoded(tokenizer, text, context, marked.mark if marked.any else "")
+
+
+def _encoded(tokenizer: Tokenizer, text: str, context: int, mark: str) -> list[int]:
+    check_length(tokenizer, text, context)
+    if mark:
+        return encode_marked(tokenizer, text, mark)
     return tokenizer.encode(text, add_special=False)

@@ -150,13 +150,23 @@ class InferenceEngine:
         """Totals since the engine started."""
         return self._core.stats
 
-    def chat_ids(self, messages: str | Sequence[Mapping[str, Any]]) -> list[int]:
+    def chat_ids(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        trust_control_tokens: bool = False,
+    ) -> list[int]:
         """Return a conversation's token ids, by the model's own chat template.
 
-        messages: dicts with "role" and "content"; a string is one user message. Raises
-        :class:`~inl.errors.RequestError` if the model has no template or tokenizer.
+        messages: dicts with "role" and "content"; a string is one user message.
+        trust_control_tokens: whether a control token in a message, such as
+        ``<|im_end|>``, is encoded as such; by default it is plain text. Raises
+        :class:`~inl.errors.RequestError` if the model has no template or tokenizer,
+        and :class:`~inl.errors.PromptTooLong` for texts far longer than the context.
         """
-        return self._encoder.chat_ids(messages)
+        return self._encoder.chat_ids(
+            messages, context=self.context, trust_control_tokens=trust_control_tokens
+        )
 
     # A string is a sequence of strings too; the first matching overload is meant.
     @overload

@@ -10,6 +10,7 @@ from inl.engine.chat import chat_ids
 from inl.engine.options import GenerationOptions, Prompt, make_request, stop_strings
 from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError, TokenizerNotFound
+from inl.text.measure import check_length
 
 if TYPE_CHECKING:
     from inl.executor.model_loader import LanguageModel
@@ -43,13 +44,22 @@ class PromptEncoder:
             ) from self._missing
         return self._tokenizer
 
-    def chat_ids(self, messages: str | Sequence[Mapping[str, Any]]) -> list[int]:
+    def chat_ids(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        context: int,
+        trust_control_tokens: bool = False,
+    ) -> list[int]:
         """Return the token ids of a conversation, see :func:`inl.engine.chat.chat_ids`.
 
         Raises :class:`~inl.errors.RequestError`.
         """
         tokenizer = self.tokenizer("chat")
-        return chat_ids(self._model, self.chat_template, tokenizer, messages)
+        return chat_ids(
+            self._model, self.chat_template, tokenizer, messages, context=context,
+            trust_control_tokens=trust_control_tokens,
+        )  # fmt: skip
 
     def prepare(
         self,
@@ -65,7 +75,7 @@ class PromptEncoder:
         vocabulary, for error messages. Raises :class:`~inl.errors.RequestError`.
         """
         started = time.perf_counter()
-        ids = self._encode(prompt)
+        ids = self._encode(prompt, context)
         try:
             request = make_request(ids, options, room=context - len(ids))
         except RequestError:
@@ -76,9 +86,11 @@ class PromptEncoder:
             self.tokenizer("stop")
         return RequestHandle(request, self._tokenizer, stops, started)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: Prompt, context: int) -> list[int]:
         if isinstance(prompt, str):
-            ids = self.tokenizer("prompt").encode(prompt)
+            tokenizer = self.tokenizer("prompt")
+            check_length(tokenizer, prompt, context)
+            ids = tokenizer.encode(prompt)
         else:
             ids = list(prompt)
         if not ids:

@@ -28,6 +28,7 @@ from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import round_results
 from inl.spec.tree import tree_map
 from inl.weights.checkpoint import Checkpoint, open_checkpoint
+from inl.weights.counts import check_counts
 from inl.weights.loader import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_weights
 
@@ -58,6 +59,8 @@ def open_model(path: str | Path) -> LanguageModel:
     """
     checkpoint = open_checkpoint(path)
     model = find_model(checkpoint.config, checkpoint.path)
+    tensors = len(checkpoint.names())
+    check_counts(checkpoint.config, tensors, str(checkpoint.path))
     try:
         config = model.config(checkpoint.config)
     except CheckpointError as error:

@@ -9,30 +9,54 @@ from typing import Any
 
 from inl.errors import CheckpointError
 from inl.ops.rope import RopeScaling
+from inl.weights.files import show
+
+LEAST, MOST = 1e-30, 1e30
+"""Default range of numbers, in which float32 can compute with them."""
+MAX_EPS = 1.0
+"""Largest epsilon of a norm."""
+MIN_CONTEXT = 2
+"""Shortest context in tokens: one of the prompt and one of the output."""
 
 
-def whole(hf: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Return a positive integer field."""
+def whole(
+    hf: Mapping[str, Any],
+    name: str,
+    default: int | None = None,
+    *,
+    least: int = 1,
+    most: int = 2**31 - 1,
+) -> int:
+    """Return an integer field from ``least`` to ``most``."""
     value = hf.get(name, default)
     if value is None:
         raise CheckpointError(f"config field {name!r} is missing; expected an integer")
-    if type(value) is not int or not 0 < value < 2**31:
+    if type(value) is not int or not least <= value <= most:
         raise CheckpointError(
-            f"config field {name!r}: found {value!r}, expected an integer of 1 or more"
+            f"config field {name!r}: found {show(value)}, expected an integer of "
+            f"{least} or more, up to {most}"
         )
     return value
 
 
-def number(hf: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a positive number field."""
+def number(
+    hf: Mapping[str, Any], name: str, default: float, *, most: float = MOST
+) -> float:
+    """Return a number field from LEAST to ``most``, so not infinite and not NaN."""
     value = hf.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    if type(value) not in (int, float) or not LEAST <= value <= most:
         raise CheckpointError(
-            f"config field {name!r}: found {value!r}, expected a number above 0"
+            f"config field {name!r}: found {show(value)}, expected a number above 0, "
+            f"{LEAST:g} to {most:g}"
         )
     return float(value)
+
+
+def context_length(hf: Mapping[str, Any]) -> int:
+    """Return the maximum number of tokens of prompt and output."""
+    return whole(hf, "max_position_embeddings", 2048, least=MIN_CONTEXT)
 
 
 def flag(hf: Mapping[str, Any], name: str, default: bool) -> bool:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from inl.errors import CheckpointError
-from inl.models.config import flag, number, rope_scaling, whole
+from inl.models.config import (
+    MAX_EPS,
+    context_length,
+    flag,
+    number,
+    rope_scaling,
+    whole,
+)
 from inl.ops.rope import RopeScaling
 
 HEAD_EPS = 1e-6
@@ -66,7 +73,8 @@ def common(hf: Mapping[str, Any]) -> dict[str, Any]:
             "config field 'use_token_routed_mlp': found false, accepted: true"
         )
     theta, scaling = rope_scaling(hf)
-    eps = number(hf, "rms_norm_eps", number(hf, "norm_eps", 1e-6))
+    eps = number(hf, "norm_eps", 1e-6, most=MAX_EPS)
+    eps = number(hf, "rms_norm_eps", eps, most=MAX_EPS)
     sliding = hf.get("sliding_window") is not None
     return {
         "vocab_size": whole(hf, "vocab_size"),
@@ -77,7 +85,7 @@ def common(hf: Mapping[str, Any]) -> dict[str, Any]:
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": hidden // heads,
-        "max_tokens": whole(hf, "max_position_embeddings", 2048),
+        "max_tokens": context_length(hf),
         "norm_eps": eps,
         "rope_theta": theta,
         "rope_scaling": scaling,

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import CheckpointError
 from inl.models import blocks, groups
-from inl.models.config import flag, number, one_of, rope_scaling, whole
+from inl.models.config import (
+    MAX_EPS,
+    context_length,
+    flag,
+    number,
+    one_of,
+    rope_scaling,
+    whole,
+)
 from inl.models.views import View, paged, views
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
@@ -103,8 +111,8 @@ def config(hf: Mapping[str, Any]) -> LlamaConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        max_tokens=whole(hf, "max_position_embeddings", 2048),
-        norm_eps=number(hf, "rms_norm_eps", 1e-6),
+        max_tokens=context_length(hf),
+        norm_eps=number(hf, "rms_norm_eps", 1e-6, most=MAX_EPS),
         rope_theta=theta,
         rope_scaling=scaling,
         activation=one_of(hf, "hidden_act", ACTIVATIONS),

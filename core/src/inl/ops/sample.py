@@ -59,8 +59,9 @@ def sample(
     sample per row.
 
     A row with a NaN logit, or whose highest logit is not finite, has no distribution:
-    its token is :data:`INVALID_TOKEN`, and 0 is stored as its slot's last. Returns tokens
-    int32 [S] and the tables.
+    its token is :data:`INVALID_TOKEN`, and 0 is stored as its slot's last.
+
+    Returns tokens int32 [S] and the tables.
     """
     valid = np.isfinite(logits.max(-1))
     logits = np.where(valid[:, None], logits, 0)

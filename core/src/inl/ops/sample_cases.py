@@ -114,9 +114,7 @@ def _non_finite(rng: np.random.Generator, sampler: str) -> Case:
     logits[1, 256] = np.inf
     logits[2] = -np.inf
     logits[3, np.arange(257) != 19] = -np.inf
-    return Case(
-        f"{sampler}/non-finite", (logits, step, tables), {"sampler": sampler}
-    )
+    return Case(f"{sampler}/non-finite", (logits, step, tables), {"sampler": sampler})
 
 
 def sample_cases(rng: np.random.Generator) -> Iterable[Case]:

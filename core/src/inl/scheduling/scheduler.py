@@ -239,7 +239,8 @@ class Scheduler:
         """Apply the output of the oldest step in flight: one token per chunk.
 
         A request whose token is ``INVALID_TOKEN`` ends with
-        :class:`~inl.errors.NonFiniteLogits`. logprobs: one per chunk too, if a request of the step asks for them.
+        :class:`~inl.errors.NonFiniteLogits`. logprobs: one per chunk too, if a request
+        of the step asks for them.
         """
         plan = self.in_flight.popleft()
         self.kv_cache.complete_step(plan.step)

@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
+import numpy as np
+
 from inl.errors import CheckpointError
-from inl.text.strings import Strings, is_strings
+from inl.text.strings import is_strings
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 TYPES: Final = (0, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE)
@@ -32,13 +34,12 @@ class Fields:
         return value
 
     def strings(self, key: str) -> Sequence[str]:
-        mapped = self.metadata.get(f"tokenizer.ggml.{key}")
-        if isinstance(mapped, Strings):
-            return mapped
-        values: list[Any] = self.get(key, list, "strings")
+        values: Any = self.metadata.get(f"tokenizer.ggml.{key}")
         if not is_strings(values):
-            self.refuse(key, "other values than strings", "strings")
-        return values
+            found = "nothing" if values is None else "other values than strings"
+            self.refuse(key, found, "strings")
+        strings: Sequence[str] = values
+        return strings
 
     def flag(self, key: str, default: bool) -> bool:
         return bool(self.get(key, bool, "true or false", default))
@@ -70,25 +71,36 @@ class Fields:
         return {index: tokens[index] for index in ids if tokens[index]}
 
     def types(self, count: int) -> list[int]:
-        types = self.numbers("token_type", [NORMAL] * count)
+        types = self.numbers("token_type", count, int, "0 to 6", [NORMAL] * count)
         invalid = [value for value in types if value not in TYPES]
         if invalid:
             self.refuse("token_type", f"{invalid[0]!r:.60}", "0 to 6")
         return types
 
     def scores(self, count: int) -> list[float]:
-        scores = self.numbers("scores", None, count)
-        invalid = [one for one in scores if type(one) is not float or math.isnan(one)]
+        scores = self.numbers("scores", count, float, "numbers")
+        invalid = [one for one in scores if math.isnan(one)]
         if invalid:
             self.refuse("scores", f"{invalid[0]!r:.60}", "numbers")
         return scores
 
     def numbers(
-        self, key: str, default: list[Any] | None, count: int | None = None
+        self,
+        key: str,
+        count: int,
+        kind: type,
+        accepted: str,
+        default: list[Any] | None = None,
     ) -> list[Any]:
-        """Return a list with one entry per token."""
-        values: list[Any] = self.get(key, list, "numbers", default)
-        count = len(default) if default is not None else count
+        """Return a list with one ``kind`` per token."""
+        values = self.metadata.get(f"tokenizer.ggml.{key}", default)
+        if not isinstance(values, list | np.ndarray):
+            found = "nothing" if values is None else f"{values!r:.60}"
+            self.refuse(key, found, accepted)
         if len(values) != count:
             self.refuse(key, f"{len(values)} entries", f"{count}, one for each token")
-        return values
+        items = values if isinstance(values, list) else values.tolist()
+        other = [item for item in items if type(item) is not kind]
+        if other:
+            self.refuse(key, f"{other[0]!r:.60}", accepted)
+        return items

@@ -10,6 +10,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cache, lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import groupby
@@ -68,12 +69,19 @@ class PlainBpe:
         self._tokens = {index: token for token, index in vocabulary.items()}
         self._ranks = dict(_ranked(vocabulary, merges))
         self._patterns = [re.compile(translated(each)) for each in patterns]
-        longest_first = sorted(added, key=len, reverse=True)
-        self._added = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._added_tokens = list(added)
+        self._added = _any_of(self._added_tokens)
         self._special = frozenset(special)
         self._frame = frame or TextFrame()
         self._whole_words, self._composed = whole_words, composed
         self._word_ids = lru_cache(CACHED_WORDS)(self._encode_word)
+
+    def without_special(self) -> PlainBpe:
+        """Return rules that split off no special tokens."""
+        rules = copy(self)
+        ids, special = self._ids, self._special
+        rules._added = _any_of(t for t in self._added_tokens if ids[t] not in special)
+        return rules
 
     # The parameter is that of ``tokenizers``: added tokens are in the vocabulary here.
     def get_vocab_size(self, with_added_tokens: bool = True) -> int:  # noqa: ARG002
@@ -120,6 +128,11 @@ class PlainBpe:
             return [self._ids[spelled]]
         letters = (self._ids.get(letter) for letter in spelled)
         return merged([each for each in letters if each is not None], self._ranks)
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 def _ranked(

@@ -12,6 +12,7 @@ import _thread
 import contextlib
 import faulthandler
 import json
+import math
 import signal
 import sys
 import threading
@@ -29,10 +30,14 @@ MAX_MEMORY = 768 << 20
 """Limit of the address space in bytes, on systems with ``setrlimit``."""
 
 SOFT_SECONDS = 1.5
-"""Time limit after which a template is interrupted; the error names its line."""
+"""Processor time after which a template is interrupted; the error names its line."""
 
-HARD_SECONDS = 2.5
-"""Time limit after which the process exits: one operation did not return."""
+HARD_SECONDS = 3
+"""Processor time after which the process is killed: one operation did not return."""
+
+
+class TimeLimit(BaseException):
+    """Raised in a template that has used SOFT_SECONDS."""
 
 
 def render(template: Any, variables: dict[str, Any]) -> str:
@@ -62,8 +67,9 @@ def line_of(error: BaseException, template: Any) -> int | None:
 
 def describe(error: BaseException, template: Any = None) -> dict[str, Any]:
     """Convert an error to a reply."""
-    if isinstance(error, KeyboardInterrupt):
-        text = f"ran longer than {SOFT_SECONDS} seconds; accepted: less"
+    if isinstance(error, TimeLimit | KeyboardInterrupt):
+        text = f"ran longer than {SOFT_SECONDS} seconds of processor time"
+        text += "; accepted: less"
     elif isinstance(error, MemoryError):
         text = f"needed over {MAX_MEMORY >> 20} MiB of memory; accepted: less"
     elif isinstance(error, RecursionError):
@@ -77,7 +83,37 @@ def describe(error: BaseException, template: Any = None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def deadline() -> Iterator[None]:
-    """Interrupt the block after SOFT_SECONDS, exit the process after HARD_SECONDS."""
+    """Interrupt the block after SOFT_SECONDS, kill the process after HARD_SECONDS.
+
+    Both are processor time, which other processes do not use up. A signal of its own
+    interrupts, as the process may ignore SIGINT; Windows counts time on the clock.
+    """
+    if sys.platform == "win32":
+        with _deadline_on_clock():
+            yield
+        return
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    last = math.ceil(used.ru_utime + used.ru_stime) + HARD_SECONDS
+    signal.signal(signal.SIGPROF, _interrupt)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF, signal.SIGXCPU])
+    resource.setrlimit(resource.RLIMIT_CPU, (last, most))
+    signal.setitimer(signal.ITIMER_PROF, SOFT_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise TimeLimit
+
+
+@contextlib.contextmanager
+def _deadline_on_clock() -> Iterator[None]:
     timer = threading.Timer(SOFT_SECONDS, _thread.interrupt_main)
     timer.daemon = True
     faulthandler.dump_traceback_later(HARD_SECONDS, exit=True, file=sys.stderr)
@@ -127,9 +163,10 @@ class Session:
 
 def main() -> None:
     """Serve one template until standard input ends."""
-    # A parent that ignores SIGINT (nohup, a background job) passes that on, and
-    # interrupt_main does nothing to a process that ignores SIGINT.
+    # A parent that ignores signals (nohup, a background job) passes that on.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.platform != "win32":
+        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     session = Session()
     work: Callable[[Any], dict[str, Any]] = session.compile
     while line := sys.stdin.readline():

@@ -1,36 +1,33 @@
-"""Lazy string arrays: located in one vectorized pass, decoded on access."""
+"""Lazy string arrays: located and checked in pieces, decoded on access."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, final, overload
+from itertools import pairwise
+from typing import Any, Final, final, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    import mmap
-
-    from numpy.typing import NDArray
-
-    Buffer = mmap.mmap | bytes
-
+LENGTH: Final = struct.Struct("<Q")
 LENGTH_BYTES: Final = 8
 """Bytes of the little-endian length before each string."""
+PIECE: Final = 1 << 12
+"""Strings whose offsets are converted at a time."""
 
 
 @final
 class Strings(Sequence[str]):
-    """Sequence of validated UTF-8 strings at ``starts .. stops`` of a buffer."""
+    """Sequence of UTF-8 strings in a buffer, each with its length before it.
+
+    data: [bytes] uint8. starts: offsets of the texts. stop: offset behind the last one.
+    """
 
     def __init__(
-        self, data: Buffer, starts: NDArray[np.int64], stops: NDArray[np.int64]
+        self, data: NDArray[np.uint8], starts: NDArray[np.uint32], stop: int
     ) -> None:
-        self._data, self._starts, self._stops = data, starts, stops
-
-    @property
-    def stop(self) -> int:
-        """Offset behind the last string."""
-        return int(self._stops[-1])
+        self._data, self._starts, self.stop = data, starts, stop
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -38,16 +35,24 @@ class Strings(Sequence[str]):
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, index: slice) -> Strings: ...
-    def __getitem__(self, index: int | slice) -> str | Strings:
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return Strings(self._data, self._starts[index], self._stops[index])
-        return self._data[self._starts[index] : self._stops[index]].decode()
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        last = at + 1 == len(self)
+        stop = self.stop if last else int(self._starts[at + 1]) - LENGTH_BYTES
+        return self._data[int(self._starts[at]) : stop].tobytes().decode()
 
     def __iter__(self) -> Iterator[str]:
-        data = self._data
-        spans = zip(self._starts.tolist(), self._stops.tolist(), strict=True)
-        return (data[start:stop].decode() for start, stop in spans)
+        for first in range(0, len(self), PIECE):
+            starts = self._starts[first : first + PIECE + 1].tolist()
+            if first + PIECE >= len(self):
+                starts.append(self.stop + LENGTH_BYTES)
+            base, end = starts[0], starts[-1]
+            text = self._data[base:end].tobytes()
+            for start, following in pairwise(starts):
+                yield text[start - base : following - LENGTH_BYTES - base].decode()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, list | Strings):
@@ -57,7 +62,7 @@ class Strings(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return repr(list(self[:8])) if len(self) <= 8 else f"{list(self[:8])!r:.60}..."
+        return repr(self[:8]) if len(self) <= 8 else f"{self[:8]!r:.60}..."
 
 
 def is_strings(value: Any) -> bool:
@@ -67,36 +72,51 @@ def is_strings(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is str for item in value)
 
 
-def scan(data: Buffer, at: int, size: int, count: int) -> Strings | None:
-    """Locate ``count`` length-prefixed strings from byte ``at`` in one pass.
+def scan(block: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
+    """Locate up to ``count`` length-prefixed strings from the start of a block.
 
-    A byte followed by seven zeros is taken as a length, and the guess is verified:
-    every string must end where the next length begins. Returns ``None`` if the strings
-    have to be parsed sequentially: one is invalid, empty, longer than 255 bytes, or
-    contains such zeros.
+    Vectorized: a byte followed by seven zeros is taken as a length, and the guess is
+    verified. Returns the offsets of the lengths of the strings that it has verified,
+    and behind them the offset of the next one; [1] if the first string has to be parsed
+    otherwise: it is invalid, empty, longer than 255 bytes, contains such zeros, or does
+    not end in the block.
     """
-    window = 3 * LENGTH_BYTES * count
-    while True:
-        stop = min(at + window, size)
-        candidates = _length_offsets(np.frombuffer(data, np.uint8, stop - at, at))
-        if len(candidates) > count or stop == size:
-            break
-        window *= 2
-    if len(candidates) < count or not count:
-        return None
-    offsets = candidates[:count]
-    block = np.frombuffer(data, np.uint8, stop - at, at)
+    offsets = _length_offsets(block)[: count + 1]
+    if not len(offsets) or offsets[0]:
+        return np.zeros(1, np.int64)
     ends = offsets + LENGTH_BYTES + block[offsets]
-    if offsets[0] or (ends[:-1] != offsets[1:]).any() or ends[-1] > stop - at:
-        return None
-    # With the lengths zeroed, one decode checks the UTF-8 of all strings.
-    text = block[: ends[-1]].copy()
-    text[offsets] = 0
+    linked = ends[:-1] == offsets[1:]
+    valid = len(linked) if linked.all() else int(linked.argmin())
+    if valid == len(linked) and valid < count and ends[-1] <= len(block):
+        valid += 1  # the last string, which no other follows in the block
+    bounds = np.append(offsets[:valid], ends[valid - 1] if valid else 0)
+    return bounds if is_utf8(block, bounds) else np.zeros(1, np.int64)
+
+
+def walk(block: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
+    """Locate strings of any content, one by one; otherwise as :func:`scan`."""
+    data, bounds, unpack = block.tobytes(), [0], LENGTH.unpack_from
+    at, size = 0, len(data)
+    for _ in range(count):
+        if at + LENGTH_BYTES > size:
+            break
+        at += LENGTH_BYTES + unpack(data, at)[0]
+        if at > size:
+            break
+        bounds.append(at)
+    return np.array(bounds)
+
+
+def is_utf8(block: NDArray[np.uint8], bounds: NDArray[np.int64]) -> bool:
+    """Whether all strings are UTF-8: one decode, with the lengths zeroed."""
+    text = block[: bounds[-1]].copy()
+    for byte in range(LENGTH_BYTES):
+        text[bounds[:-1] + byte] = 0
     try:
         text.tobytes().decode()
     except UnicodeDecodeError:
-        return None
-    return Strings(data, at + offsets + LENGTH_BYTES, at + ends)
+        return False
+    return True
 
 
 def _length_offsets(block: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -26,11 +26,12 @@ ENDED = (
     f"accepted: less of both (or {sys.executable} cannot import inl and jinja2)"
 )
 
-START_SECONDS = 20.0
+START_SECONDS = 120.0
 """Time limit for the start of the process; a cold disk takes seconds."""
 
-SECONDS = 4.0
-"""Time limit of a rendering; the process enforces a shorter one itself."""
+SECONDS = 120.0
+"""Time limit of a rendering, for a process that does not end by itself: it limits its
+own processor time to seconds, which may take long on a busy machine."""
 
 
 @final

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from inl.errors import (
@@ -15,7 +14,6 @@ from inl.errors import (
     InlError,
     MissingPackage,
     RequestError,
-    TokenizerNotFound,
 )
 from inl.text.spelling import bytes_of
 
@@ -63,24 +61,6 @@ class Tokenizer:
         """The underlying tokenizer, built on first access."""
         return self._source() if callable(self._source) else self._source
 
-    @classmethod
-    def from_file(cls, path: Path) -> Tokenizer:
-        """Read a ``tokenizer.json``; raises :class:`CheckpointError`."""
-        try:
-            text = path.read_text("utf-8")
-        except FileNotFoundError as error:
-            raise TokenizerNotFound(
-                f"{path}: not found; accepted: a tokenizer.json beside the model"
-            ) from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(
-                f"{path}: cannot be read: {error}; accepted: a file in UTF-8"
-            ) from error
-        build = library().Tokenizer.from_str
-        where = str(path)
-        rules = guarded(build, text, where=where, accepted="a tokenizer.json")
-        return cls(rules, where=where)
-
     @property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
@@ -94,16 +74,37 @@ class Tokenizer:
         added = self.rules.get_added_tokens_decoder()
         return frozenset(index for index, token in added.items() if token.special)
 
-    def encode(self, text: str, add_special: bool = True) -> list[int]:
+    @cached_property
+    def control_tokens(self) -> tuple[str, ...]:
+        """Texts of the control tokens."""
+        texts = (self.token(index) for index in sorted(self.special_ids))
+        return tuple(text for text in texts if text)
+
+    @cached_property
+    def _plain_rules(self) -> tokenizers.Tokenizer:
+        """Rules to which control tokens are text like any other."""
+        rules: tokenizers.Tokenizer
+        if hasattr(self.rules, "without_special"):
+            rules = self.rules.without_special()
+            return rules
+        rules = library().Tokenizer.from_str(self.rules.to_str())
+        rules.encode_special_tokens = True
+        return rules
+
+    def encode(
+        self, text: str, add_special: bool = True, *, plain: bool = False
+    ) -> list[int]:
         """Encode ``text``; ``add_special`` adds the model's BOS and EOS tokens.
 
-        Control tokens written in ``text`` are encoded as such, as chat templates need.
+        Control tokens written in ``text`` are encoded as such, as chat templates need;
+        with ``plain`` as the text that they are written with.
         Characters whose bytes are not in the vocabulary are dropped.
         Raises :class:`RequestError` for a lone surrogate, which UTF-8 cannot encode.
         """
         try:
             with _library_errors(self.where):
-                encoding = self.rules.encode(text, add_special_tokens=add_special)
+                rules = self._plain_rules if plain else self.rules
+                encoding = rules.encode(text, add_special_tokens=add_special)
                 return list(encoding.ids)
         except TypeError as error:
             raise RequestError(

@@ -19,8 +19,8 @@ from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
 from inl.spec.workload import Workload, workload
-from inl.weights.files import read_json
 from inl.weights.hub import resolve_model
+from inl.weights.json_text import read_json
 from inl.weights.loader import stored_specs
 from inl.weights.plan import plan_weights
 from inl.weights.sources import stored_tensors

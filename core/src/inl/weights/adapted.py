@@ -76,10 +76,6 @@ class AdaptedCheckpoint(Checkpoint):
     def identities(self) -> Mapping[Path, FileIdentity]:
         return self._inner.identities()
 
-    def drop(self, name: str) -> None:
-        for source in self._pieces[name].sources if name in self._pieces else ():
-            self._inner.drop(source)
-
     def tokenizer(self) -> Tokenizer:
         return self._inner.tokenizer()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from inl.backend.weight_cache import FileIdentity
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
-from inl.weights.files import listing, unreadable
+from inl.weights.files import listing, open_regular, unreadable
 
 if TYPE_CHECKING:
     from inl.text.template import ChatTemplate
@@ -42,7 +42,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def tensor(self, name: str) -> HostArray:
-        """Return a tensor, memory-mapped if the file's layout needs no conversion.
+        """Read a tensor; the array may be read-only.
 
         Raises :class:`CheckpointError` for an unknown name.
         """
@@ -55,12 +55,6 @@ class Checkpoint(ABC):
         """Return the identities of the mapped files when they were opened."""
         return {}
 
-    def drop(self, name: str) -> None:  # noqa: B027 - optional: may hold no pages
-        """Release the memory pages of a tensor; the next use reads them again.
-
-        Does nothing for an unknown name.
-        """
-
     @abstractmethod
     def tokenizer(self) -> Tokenizer:
         """Build the tokenizer. Raises :class:`CheckpointError` if it is absent."""
@@ -72,7 +66,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Unmap the files. Returned arrays stay valid; repeated calls do nothing."""
+        """Close the files. Returned arrays stay valid; repeated calls do nothing."""
 
     def missing(self, name: str) -> CheckpointError:
         """Return the error for an unknown tensor name."""
@@ -100,12 +94,12 @@ def _open(path: Path) -> Checkpoint:
     from inl.weights.gguf_model import GgufCheckpoint
 
     if path.is_dir():
-        if (path / "config.json").is_file():
+        if os.path.lexists(path / "config.json"):
             return FolderCheckpoint(path)
-        return GgufCheckpoint(_only_gguf(path))
-    if not path.is_file():
+        return GgufCheckpoint(_only_gguf(path), path)
+    if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder; {ACCEPTED}")
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         magic = file.read(4)
     if path.suffix == ".gguf" or magic == b"GGUF":
         return GgufCheckpoint(path)

@@ -1,17 +1,16 @@
-"""Memory-mapped model files, bounds-checked tensor entries, and JSON parsing."""
+"""Model files, and bounds-checked entries of the tensors in them."""
 
 from __future__ import annotations
 
-import json
 import math
-import mmap
 import os
 import reprlib
-import sys
-from collections import Counter
+import stat
+import threading
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inl.backend.weight_cache import FileIdentity
 from inl.dtypes import SIZES, HostArray
@@ -21,11 +20,25 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MAX_JSON = 256 << 20
-"""Size limit of a JSON file in bytes; real tokenizers are below 40 MiB."""
-
-MAX_ELEMENTS = 1 << 48
+MAX_ELEMENTS: Final = 1 << 48
 """Size limit of a tensor in elements."""
+MAX_TENSORS: Final = 1 << 17
+"""Limit of the tensors in one file; shards of large models have some thousands."""
+OVERHEAD: Final = 48 << 20
+"""Bytes that a reader may take beside 3 times the size of its file."""
+
+READ_ONLY: Final = os.O_RDONLY | sum(
+    getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY")
+)
+NOT_A_LINK: Final = getattr(os, "O_NOFOLLOW", 0)
+FILE_KINDS: Final = {
+    stat.S_IFDIR: "folder",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+    stat.S_IFSOCK: "socket",
+}
+"""Names of the kinds of files that are not regular."""
 
 
 class Entry(NamedTuple):
@@ -39,65 +52,135 @@ class Entry(NamedTuple):
     """Offset behind the last byte."""
 
 
-class MappedFile:
-    """Read-only memory map of a file; raises :class:`CheckpointError` on I/O errors.
+class TensorFile:
+    """A regular file, read with positioned reads; raises :class:`CheckpointError`.
 
-    Arrays made from it keep the map alive, so it may be closed before them.
+    It is not mapped: a file that another process truncates is then an error, while
+    access to a map of it ends the process with SIGBUS. Thread-safe.
+
+    folder: if given, links to files outside of it are refused, see :func:`resolve`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, folder: Path | None = None) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                self.identity = FileIdentity.of(os.fstat(file.fileno()))
-                self.size = self.identity.size
-                self.data: mmap.mmap | bytes | None = (
-                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                    if self.size
-                    else b""  # an empty file cannot be mapped
-                )
-        except OSError as error:
-            raise unreadable(path, error) from error
+        descriptor = open_regular(path, folder)
+        self.identity = FileIdentity.of(os.fstat(descriptor))
+        self.size = self.identity.size
+        self._lock = threading.Lock()
+        self._descriptor = descriptor
+        self.close = weakref.finalize(self, os.close, descriptor)
+        """Closes the file; arrays that were read stay valid."""
 
-    @property
-    def buffer(self) -> mmap.mmap | bytes:
-        """The bytes; raises :class:`CheckpointError` after :meth:`close`."""
-        if self.data is None:
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes ``[start, stop)``."""
+        data = bytearray(stop - start)
+        self.read_into(memoryview(data), start)
+        return bytes(data)
+
+    def read_into(self, target: memoryview, start: int) -> None:
+        """Fill a buffer of bytes from offset ``start`` on."""
+        done = 0
+        while done < len(target):
+            try:
+                count = self._read(target[done:], start + done)
+            except OSError as error:
+                raise unreadable(self.path, error) from error
+            if not count:
+                raise CheckpointError(
+                    f"{self.path}: found its end at byte {start + done} of {self.size}:"
+                    " it was truncated after it was opened; accepted: a file that does "
+                    "not change"
+                )
+            done += count
+
+    def _read(self, target: memoryview, start: int) -> int:
+        if not self.close.alive:
             raise CheckpointError(f"{self.path}: file is closed; open it again to read")
-        return self.data
+        if hasattr(os, "preadv"):
+            return os.preadv(self._descriptor, [target], start)
+        with self._lock:  # Windows
+            os.lseek(self._descriptor, start, os.SEEK_SET)
+            data = os.read(self._descriptor, len(target))
+        target[: len(data)] = data
+        return len(data)
 
     def array(self, entry: Entry) -> HostArray:
-        """View a tensor of a plain dtype; copies it if its bytes are unaligned."""
+        """Read a tensor of a plain dtype; the array is read-only."""
         import numpy as np
 
         stored = np.dtype("uint16" if entry.dtype == "bfloat16" else entry.dtype)
-        data: NDArray[Any] = np.ndarray(entry.shape, stored, self.buffer, entry.start)
-        return HostArray(np.require(data, requirements="A"), entry.dtype, entry.shape)
+        data = self._bytes(entry).view(stored).reshape(entry.shape)
+        return HostArray(data, entry.dtype, entry.shape, origin=(self, entry.start))
 
-    def rows(self, entry: Entry) -> NDArray[np.uint8]:
-        """View a quantized tensor as uint8 ``[rows..., bytes per row]``."""
-        import numpy as np
-
+    def rows(self, entry: Entry) -> HostArray:
+        """Read a quantized tensor as uint8 ``[rows..., bytes per row]``, read-only."""
         outer = entry.shape[:-1]
         count = max(1, math.prod(outer))
-        shape = (*outer, (entry.stop - entry.start) // count)
-        return np.ndarray(shape, np.uint8, self.buffer, entry.start)
+        data = self._bytes(entry).reshape(*outer, (entry.stop - entry.start) // count)
+        return HostArray(data, entry.dtype, entry.shape, origin=(self, entry.start))
 
-    def drop(self, entry: Entry) -> None:
-        """Release the memory pages of a tensor (a no-op on Windows).
+    def _bytes(self, entry: Entry) -> NDArray[np.uint8]:
+        import numpy as np
 
-        Arrays that view them read the file again on their next use.
-        """
-        if sys.platform != "win32" and isinstance(self.data, mmap.mmap):
-            start = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
-            if start < entry.stop:
-                self.data.madvise(mmap.MADV_DONTNEED, start, entry.stop - start)
+        data = np.empty(entry.stop - entry.start, np.uint8)
+        self.read_into(data.data, entry.start)
+        data.flags.writeable = False
+        return data
 
-    def close(self) -> None:
-        """Release the map; it is unmapped with the last array that views it."""
-        # Not data.close(): arrays hold no lock on the buffer and would read freed
-        # pages.
-        self.data = None
+
+def open_regular(path: Path, folder: Path | None = None) -> int:
+    """Open a regular file for reading and return its descriptor.
+
+    Never waits, as opening a FIFO does. folder: see :func:`resolve`. Raises
+    :class:`CheckpointError` for any other kind of file.
+    """
+    target, flags = path, READ_ONLY
+    if folder is not None:
+        target, flags = resolve(path, folder), READ_ONLY | NOT_A_LINK
+    try:
+        descriptor = os.open(target, flags)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    kind = FILE_KINDS.get(stat.S_IFMT(mode), "special file")
+    raise CheckpointError(f"{path}: found a {kind}; accepted: a regular file")
+
+
+def read_bytes(path: Path, most: int, folder: Path | None = None) -> bytes:
+    """Return the content of a regular file of at most ``most`` bytes.
+
+    Raises :class:`CheckpointError`. folder: see :func:`resolve`.
+    """
+    with os.fdopen(open_regular(path, folder), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise CheckpointError(
+                f"{path}: found {size} bytes; accepted: at most {most}"
+            )
+        try:
+            return file.read(size)
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+
+def resolve(path: Path, folder: Path) -> Path:
+    """Return the target of a link in a model folder, else ``path`` itself.
+
+    Raises :class:`CheckpointError` for a target outside the folder. Links of the hub's
+    cache, from ``snapshots/REVISION`` to ``blobs``, are accepted.
+    """
+    root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
+    snapshots = [each for each in root.parents if each.name == "snapshots"]
+    roots = [root, *(each.parent / "blobs" for each in snapshots)]
+    if any(target.is_relative_to(each) for each in roots):
+        return target
+    raise CheckpointError(
+        f"{path}: found a link to {target}, outside of the model's folder; accepted: "
+        "files in the folder, and links to the blobs of the hub's cache"
+    )
 
 
 def plain_bytes(shape: tuple[int, ...], dtype: str) -> int:
@@ -129,43 +212,6 @@ def in_order(entries: Mapping[str, Entry]) -> list[tuple[str, Entry]]:
     return sorted(nonempty, key=lambda item: item[1].start)
 
 
-def parse_json(text: bytes, where: str) -> dict[str, Any]:
-    """Parse a JSON object without duplicate keys; ``where`` prefixes error messages.
-
-    Raises :class:`CheckpointError`.
-    """
-    try:
-        value = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, where))
-    except json.JSONDecodeError as error:
-        raise CheckpointError(
-            f"{where}: not JSON: {error.msg} at line {error.lineno}, "
-            f"column {error.colno}; accepted: one JSON object"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{where}: not JSON: {error}; accepted: one JSON object"
-        ) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"{where}: found a JSON {type(value).__name__}; accepted: one JSON object"
-        )
-    return value
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; raises :class:`CheckpointError`."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_JSON:
-            raise CheckpointError(
-                f"{path}: found {size} bytes; accepted: at most {MAX_JSON}"
-            )
-        text = path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error) from error
-    return parse_json(text, str(path))
-
-
 def listing(folder: Path) -> str:
     """Return the first eight names in a folder, for an error message."""
     try:
@@ -186,16 +232,6 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
 def show(value: Any) -> str:
     """Return a truncated ``repr`` of an invalid value, for an error message."""
     return _SHORT.repr(value)
-
-
-def _unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        duplicate, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise CheckpointError(
-            f"{where}: key {show(duplicate)}: found twice; accepted: each key once"
-        )
-    return fields
 
 
 _SHORT = reprlib.Repr()

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
 from inl.weights.checkpoint import Checkpoint
-from inl.weights.files import Entry, MappedFile, listing, read_json, show
+from inl.weights.files import Entry, TensorFile, listing, read_bytes, show
+from inl.weights.json_text import read_json
 from inl.weights.safetensors import read_header
 from inl.weights.torch_file import SUFFIXES, read_archive
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from inl.backend.weight_cache import FileIdentity
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
+
+
+MAX_TEMPLATE: Final = 1 << 20
+"""Size limit of chat_template.jinja in bytes; real ones are below 32 KiB."""
 
 
 @final
@@ -38,11 +43,11 @@ class FolderCheckpoint(Checkpoint):
             },
             path,
         )
-        self._tensors: dict[str, tuple[MappedFile, Entry]] = {}
+        self._tensors: dict[str, tuple[TensorFile, Entry]] = {}
         for name, indexed in _shards(path).items():
-            self._add(MappedFile(path / name), indexed)
+            self._add(TensorFile(path / name, path), indexed)
 
-    def _add(self, file: MappedFile, indexed: set[str] | None) -> None:
+    def _add(self, file: TensorFile, indexed: set[str] | None) -> None:
         """Add a shard; ``indexed`` are the tensors that the index places in it."""
         pickled = file.path.suffix in SUFFIXES
         entries = read_archive(file) if pickled else read_header(file)
@@ -83,15 +88,10 @@ class FolderCheckpoint(Checkpoint):
     def identities(self) -> Mapping[Path, FileIdentity]:
         return {file.path: file.identity for file, _ in self._tensors.values()}
 
-    def drop(self, name: str) -> None:
-        if name in self._tensors:
-            file, entry = self._tensors[name]
-            file.drop(entry)
-
     def tokenizer(self) -> Tokenizer:
-        from inl.text.tokenizer import Tokenizer
+        from inl.weights.tokenizer_file import read_tokenizer_file
 
-        return Tokenizer.from_file(self.path / "tokenizer.json")
+        return read_tokenizer_file(self.path / "tokenizer.json", self.path)
 
     @property
     def chat_template(self) -> ChatTemplate | None:
@@ -114,7 +114,7 @@ class FolderCheckpoint(Checkpoint):
 
 
 def _config(path: Path) -> dict[str, Any]:
-    config = read_json(path)
+    config = read_json(path, path.parent)
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(
@@ -124,15 +124,16 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+    """Read a JSON object from a file of the folder, ``{}`` if it does not exist."""
+    return read_json(path, path.parent) if os.path.lexists(path) else {}
 
 
 def _shards(path: Path) -> dict[str, set[str] | None]:
     """Return the weight files and, if there is an index, the tensors in each."""
     index = path / "model.safetensors.index.json"
-    if index.is_file():
+    if os.path.lexists(index):
         return dict(_indexed(index))
-    if (path / "model.safetensors").is_file():
+    if os.path.lexists(path / "model.safetensors"):
         return {"model.safetensors": None}
     files = sorted(file.name for file in path.glob("*.safetensors"))
     files = files or sorted(
@@ -151,7 +152,7 @@ def _shards(path: Path) -> dict[str, set[str] | None]:
 
 
 def _indexed(index: Path) -> dict[str, set[str]]:
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index, index.parent).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
             f"{index}: weight_map: found {show(weight_map)}; "
@@ -171,7 +172,7 @@ def _indexed(index: Path) -> dict[str, set[str]]:
 
 def _is_shard(folder: Path, name: str) -> bool:
     plain = "/" not in name and "\\" not in name
-    return plain and os.path.isfile(folder / name)  # noqa: PTH113 - false for any text
+    return plain and os.path.lexists(folder / name)  # false for any text
 
 
 def _eos_ids(configs: Mapping[str, Mapping[str, Any]], path: Path) -> tuple[int, ...]:
@@ -195,10 +196,10 @@ def _template(path: Path, settings: Mapping[str, Any]) -> tuple[str, str | None]
     Read from chat_template.jinja, else from a field of tokenizer_config.json.
     """
     file = path / "chat_template.jinja"
-    if file.is_file():
+    if os.path.lexists(file):
         try:
-            return str(file), file.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            return str(file), read_bytes(file, MAX_TEMPLATE, path).decode()
+        except UnicodeDecodeError as error:
             raise CheckpointError(
                 f"{file}: cannot be read: {error}; accepted: a file in UTF-8"
             ) from error

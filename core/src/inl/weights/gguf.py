@@ -1,26 +1,38 @@
 """GGUF parser: metadata and tensor entries, with every length checked before use.
 
 Layout, little endian: magic, version, tensor count, metadata count; key-value pairs;
-tensor descriptions; padding; data. Time and memory are linear in the file's size,
-whatever its header claims. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+tensor descriptions; padding; data. Arrays stay as they lie in the file: numbers as
+NumPy arrays, strings as offsets. Time and memory are linear in the file's size, and the
+numbers of Python objects are bounded. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
+
 from inl.errors import CheckpointError
-from inl.text.strings import Strings, scan
-from inl.weights.files import Entry, MappedFile, check_apart, fits, show
+from inl.text.strings import Strings
+from inl.weights.files import (
+    MAX_TENSORS,
+    Entry,
+    TensorFile,
+    check_apart,
+    fits,
+    show,
+)
+from inl.weights.gguf_header import Header
 from inl.weights.gguf_types import ARRAY, BOOL, KINDS, SCALARS, STRING, UINT32, UINT64
 from inl.weights.quant import packed_bytes
 
 VERSIONS: Final = (2, 3)
 DEFAULT_ALIGNMENT: Final = 32
-MIN_LAZY_STRINGS: Final = 64
-"""Length from which an array of strings stays in the file, decoded on access."""
+MAX_PAIRS: Final = 1 << 16
+"""Limit of the metadata keys, and of the arrays in arrays; real files have below 100.
+"""
 MAX_DEPTH: Final = 4
 """Nesting levels of arrays."""
 MAX_RANK: Final = 4
@@ -34,10 +46,10 @@ class GgufFile:
     Raises :class:`CheckpointError` that names the field and the byte offset.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.file = MappedFile(path)
+    def __init__(self, path: Path, folder: Path | None = None) -> None:
+        self.file = TensorFile(path, folder)
         cursor = _Cursor(self.file)
-        tensors, pairs = cursor.header()
+        tensors, pairs = cursor.counts()
         self.metadata: dict[str, Any] = cursor.metadata(pairs)
         self.tensors: dict[str, Entry] = cursor.tensors(
             tensors, _alignment(path, self.metadata)
@@ -58,11 +70,12 @@ def _alignment(path: Path, metadata: dict[str, Any]) -> int:
 class _Cursor:
     """Sequential reader of a GGUF header."""
 
-    def __init__(self, file: MappedFile) -> None:
-        self.data = file.buffer
+    def __init__(self, file: TensorFile) -> None:
+        self.header = Header(file)
         self.size = file.size
         self.path = file.path
         self.at = 0
+        self.inner_arrays = 0
 
     def fail(self, what: str, found: object, accepted: str) -> NoReturn:
         raise CheckpointError(
@@ -79,6 +92,11 @@ class _Cursor:
                 f"at most {remaining // each}: the file ends at byte {self.size}",
             )
 
+    def most(self, count: int, limit: int, what: str) -> None:
+        """Fail for a count above a limit."""
+        if count > limit:
+            self.fail(what, count, f"at most {limit}")
+
     def scalar(self, kind: int, what: str) -> Any:
         form = SCALARS[kind]
         if self.at + form.size > self.size:
@@ -87,7 +105,7 @@ class _Cursor:
                 f"the end of the file at byte {self.size}",
                 f"{form.size} bytes from byte {self.at}",
             )
-        (value,) = form.unpack_from(self.data, self.at)
+        (value,) = form.unpack(self.header.bytes(self.at, self.at + form.size))
         self.at += form.size
         return self.boolean(value, what) if kind == BOOL else value
 
@@ -96,49 +114,22 @@ class _Cursor:
             self.fail(what, value, "0 or 1")
         return bool(value)
 
-    def texts(self, count: int, what: str) -> list[str] | Strings:
-        """Read an array of strings; a vocabulary has hundreds of thousands."""
-        lazy = None
-        if count >= MIN_LAZY_STRINGS:
-            lazy = scan(self.data, self.at, self.size, count)
-        if lazy is None:
-            return self.strings(count, what)
-        self.at = lazy.stop
-        return lazy
-
-    def strings(self, count: int, what: str) -> list[str]:
-        """Read strings one by one."""
-        data, at, size = self.data, self.at, self.size
-        unpack = SCALARS[UINT64].unpack_from
-        strings = []
-        for index in range(count):
-            length = unpack(data, at)[0] if at + 8 <= size else size
-            end = at + 8 + length
-            if end > size:
-                self.fail(
-                    f"{what}: length of string {index}",
-                    f"{length} at byte {at}",
-                    f"at most {max(size - at - 8, 0)}, the rest of the file",
-                )
-            try:
-                strings.append(data[at + 8 : end].decode())
-            except UnicodeDecodeError as error:
-                self.fail(f"{what}: string {index} at byte {at}", error, "UTF-8")
-            at = end
-        self.at = at
-        return strings
+    def string(self, what: str) -> str:
+        text, self.at = self.header.string(self.at, what)
+        return text
 
     def name(self, what: str) -> str:
         start = self.at
-        (name,) = self.strings(1, what)
+        name = self.string(what)
         if not 1 <= self.at - start - 8 <= MAX_NAME:
             self.fail(what, show(name), f"1 to {MAX_NAME} bytes")
         return name
 
-    def header(self) -> tuple[int, int]:
+    def counts(self) -> tuple[int, int]:
         """Check magic and version; returns the counts of tensors and of metadata."""
-        if self.data[:4] != b"GGUF":
-            self.fail("magic", bytes(self.data[:4]), "b'GGUF'")
+        magic = self.header.bytes(0, min(4, self.size))
+        if magic != b"GGUF":
+            self.fail("magic", magic, "b'GGUF'")
         self.at = 4
         version = self.scalar(UINT32, "version")
         if version and version & 0xFFFF == 0:
@@ -149,6 +140,8 @@ class _Cursor:
         pairs = self.scalar(UINT64, "metadata count")
         self.need(tensors, 24, "tensor count")
         self.need(pairs, 13, "metadata count")
+        self.most(tensors, MAX_TENSORS, "tensor count")
+        self.most(pairs, MAX_PAIRS, "metadata count")
         return tensors, pairs
 
     def metadata(self, count: int) -> dict[str, Any]:
@@ -165,31 +158,39 @@ class _Cursor:
         if kind in SCALARS:
             return self.scalar(kind, what)
         if kind == STRING:
-            return self.strings(1, what)[0]
+            return self.string(what)
         if kind == ARRAY:
             return self.array(what, depth)
         return self.fail(f"type of {what}", kind, "0 to 12")
 
-    def array(self, what: str, depth: int) -> list[Any] | Strings:
+    def array(self, what: str, depth: int) -> list[Any] | NDArray[Any] | Strings:
         if depth == MAX_DEPTH:
             self.fail(what, f"arrays nested deeper than {depth}", f"{depth} levels")
         kind = self.scalar(UINT32, f"element type of {what}")
         count = self.scalar(UINT64, f"length of {what}")
         if kind == STRING:
             self.need(count, 8, f"length of {what}")
-            return self.texts(count, what)
+            strings = self.header.strings(self.at, count, what)
+            self.at = strings.stop
+            return strings
         if kind == ARRAY:
             self.need(count, 12, f"length of {what}")
+            self.inner_arrays += count
+            self.most(self.inner_arrays, MAX_PAIRS, f"arrays in {what}")
             return [self.array(what, depth + 1) for _ in range(count)]
         if kind not in SCALARS:
             self.fail(f"element type of {what}", kind, "0 to 12")
+        return self.numbers(kind, count, what)
+
+    def numbers(self, kind: int, count: int, what: str) -> NDArray[Any]:
         form = SCALARS[kind]
         self.need(count, form.size, f"length of {what}")
-        values = struct.unpack_from(f"<{count}{form.format[-1]}", self.data, self.at)
-        self.at += count * form.size
+        begin, self.at = self.at, self.at + count * form.size
+        values = self.header.array(begin, self.at).view(np.dtype(form.format))
         if kind == BOOL:
-            return [self.boolean(value, what) for value in values]
-        return list(values)
+            self.boolean(int(values.max(initial=0)), what)
+            return values.view(np.bool_)
+        return values
 
     def tensors(self, count: int, alignment: int) -> dict[str, Entry]:
         """Read the tensor descriptions; data offsets count from an aligned byte."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from inl.errors import CheckpointError
 from inl.text.strings import is_strings
+from inl.weights.counts import MAX_LAYERS
 from inl.weights.files import Entry, show
 from inl.weights.gguf_names import MOE_FAMILIES, architecture, family
 
@@ -19,6 +20,9 @@ GEMMA3_PATTERN: Final = 6
 
 GEMMA_27B_LAYERS: Final = {"gemma2": 46, "gemma3": 62}
 """Layers of the 27B models, whose attention scale is not that of ``head_dim``."""
+
+LEAST, MOST = 1e-30, 1e30
+"""Range of the numbers, in which float32 can compute with them."""
 
 YARN: Final = (
     ("rope.scaling.yarn_beta_fast", "beta_fast"),
@@ -32,16 +36,18 @@ class _Fields:
     def __init__(self, metadata: Mapping[str, Any], name: str, where: Path) -> None:
         self.metadata, self.name, self.where = metadata, name, where
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def integer(
+        self, key: str, default: int | None = None, *, most: int = 2**31 - 1
+    ) -> int:
         value = self._get(key, default)
-        if type(value) is not int or not 0 < value < 1 << 31:
-            self._refuse(key, value, "an integer from 1 to 2147483647")
+        if type(value) is not int or not 0 < value <= most:
+            self._refuse(key, value, f"an integer from 1 to {most}")
         return int(value)
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
-            self._refuse(key, value, "a finite number above 0")
+        if type(value) not in (int, float) or not LEAST <= value <= MOST:
+            self._refuse(key, value, f"a number from {LEAST:g} to {MOST:g}")
         return float(value)
 
     def has(self, key: str) -> bool:
@@ -99,7 +105,7 @@ def _sizes(field: _Fields) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
         "intermediate_size": field.integer("feed_forward_length"),
-        "num_hidden_layers": field.integer("block_count"),
+        "num_hidden_layers": field.integer("block_count", most=MAX_LAYERS),
         "num_attention_heads": heads,
         "num_key_value_heads": field.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,

@@ -36,12 +36,13 @@ class GgufCheckpoint(Checkpoint):
     """Checkpoint of a GGUF file; tensors keep their quantization.
 
     Only family-specific transformations are reverted: the row order of q and k, and
-    an offset of norm weights.
+    an offset of norm weights. folder: the model's folder, if the file was found in it;
+    see :func:`inl.weights.files.resolve`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, folder: Path | None = None) -> None:
         self.path = path
-        self._gguf = GgufFile(path)
+        self._gguf = GgufFile(path, folder)
         metadata = self._gguf.metadata
         known = family(metadata, architecture(metadata, path))
         self.config = config(metadata, self._gguf.tensors, path)
@@ -83,12 +84,9 @@ class GgufCheckpoint(Checkpoint):
         return entry.dtype, entry.shape
 
     def tensor(self, name: str) -> HostArray:
-        dtype, shape = self.spec(name)
+        dtype, _ = self.spec(name)
         file, entry = self._gguf.file, self._gguf.tensors[self._stored[name]]
-        if dtype in SIZES:
-            array = file.array(entry)
-        else:
-            array = HostArray(file.rows(entry), dtype, shape)
+        array = file.array(entry) if dtype in SIZES else file.rows(entry)
         return self._restored(self._family, array, name) if self._family else array
 
     def files(self) -> Sequence[Path]:
@@ -96,10 +94,6 @@ class GgufCheckpoint(Checkpoint):
 
     def identities(self) -> Mapping[Path, FileIdentity]:
         return {self.path: self._gguf.file.identity}
-
-    def drop(self, name: str) -> None:
-        if name in self._stored:
-            self._gguf.file.drop(self._gguf.tensors[self._stored[name]])
 
     def _restored(self, family: Family, array: HostArray, name: str) -> HostArray:
         """Revert the transformation of a tensor in files of ``family``."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from inl.errors import CheckpointError
-from inl.weights.files import Entry, MappedFile
+from inl.weights.files import Entry, TensorFile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +28,7 @@ between their files.
 
 
 def rope_config(
-    file: MappedFile, entry: Entry, config: Mapping[str, Any]
+    file: TensorFile, entry: Entry, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the ``rope_scaling`` field equivalent to the divisors of ``entry``.
 
@@ -60,7 +60,7 @@ def rope_config(
 
 
 def long_rope_config(
-    file: MappedFile, entries: Mapping[str, Entry], config: Mapping[str, Any]
+    file: TensorFile, entries: Mapping[str, Entry], config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the ``rope_scaling`` field of LongRoPE; ``entries`` by field name."""
     half = int(config["head_dim"] * config["partial_rotary_factor"] + 0.5) // 2

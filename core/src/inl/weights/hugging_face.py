@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from inl.errors import CheckpointError, MissingPackage
-from inl.weights.files import read_json, show
+from inl.weights.disk_space import is_full, no_space
+from inl.weights.files import show
+from inl.weights.json_text import read_json
 
 NAME: Final = re.compile(
     r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[^:]+))?(:(?P<file>.+))?",
@@ -235,6 +237,9 @@ def _errors(hub: Any, name: HubName) -> Iterator[None]:
             f"accepted: a branch, a tag or a commit of {name.repo}"
         ) from error
     except Exception as error:  # the package's errors have no common base class
+        if is_full(error):
+            folder = Path(hub.constants.HF_HUB_CACHE)
+            raise no_space(str(name), folder, None) from error
         raise CheckpointError(
             f"{name}: cannot be downloaded: {_first_line(error)}; "
             f"accepted: a repository as at {page}, and enough disk space"

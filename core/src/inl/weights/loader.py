@@ -51,11 +51,12 @@ def load_weights(
     """Load a tree of :class:`WeightPlan` groups onto the backend.
 
     Each group is read, sharded for ``rank`` and packed by its kernel, or converted to
-    ``dtype`` without one; its host pages are released before the next group. Up to
+    ``dtype`` without one; its host memory is released before the next group. Up to
     ``backend.traits.readers`` groups are loaded concurrently. A plain tensor that
     several groups use is loaded once. check: whether to raise
-    :class:`~inl.errors.CheckpointError` for NaN and infinity. progress: called with (bytes done, bytes in
-    total) of the stored tensors before the first group and after each group.
+    :class:`~inl.errors.CheckpointError` for NaN and infinity. progress: called with
+    (bytes done, bytes in total) of the stored tensors before the first group and after
+    each group.
     """
     plan = list(leaves(tree))
     shared: dict[Param, Any] = {}
@@ -78,9 +79,6 @@ def load_weights(
                 f"weights: {name}, group {number} of {len(plan)}: {error} (all weights "
                 f"in {dtype} are about {size} bytes)"
             ) from error
-        for param in planned.group.params.values():
-            for source in stored_tensors(param):
-                checkpoint.drop(source)
         return result
 
     sizes = [group_bytes(checkpoint, planned) for planned in plan]

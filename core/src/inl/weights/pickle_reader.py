@@ -2,18 +2,19 @@
 
 A pickle is a program for a stack machine. This interpreter supports the instructions
 that build plain values, and replaces the three calls that rebuild a tensor by
-descriptions of it. Any other global name is refused with an error.
+descriptions of it. Any other global name is refused with an error. The number of
+instructions is bounded, and so is the memory of the values that they create.
 """
 
 from __future__ import annotations
 
 import pickletools
 import warnings
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
 
 from inl.errors import CheckpointError
-from inl.weights.files import show
+from inl.weights.files import OVERHEAD, show
 from inl.weights.pickle_values import (
     CALLS,
     STORAGES,
@@ -35,19 +36,45 @@ CONSTANTS: Final = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 IGNORED: Final = frozenset(["PROTO", "FRAME"])
 TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
+MAX_INSTRUCTIONS: Final = 1_000_000
+"""Limit of the instructions of a pickle; one tensor takes 40."""
+MAX_KEY: Final = 1 << 32
+"""Limit of an integer that is a key of a dict. Larger ones can be chosen so that they
+collide in its table, which takes quadratic time."""
 
-def read_pickle(data: bytes, where: str) -> Any:
+INSTRUCTION_BYTES: Final = 100
+"""Upper bound of the memory of what most instructions leave: a slot of a stack, of a
+list, of a dict or of the memo, while it grows, and a number or a small tuple."""
+CREATED_BYTES: Final[Mapping[str, int]] = {
+    "MARK": 160,
+    "EMPTY_LIST": 160,
+    "EMPTY_DICT": 330,
+    "REDUCE": 600,
+    "BINPERSID": 300,
+    "GLOBAL": 400,
+    "STACK_GLOBAL": 400,
+}
+"""Upper bound of the memory of the values that the other instructions create."""
+TEXT_WIDTH: Final = 4
+"""Bytes per byte of a text, if it has one character outside of the basic plane."""
+
+
+def read_pickle(data: bytes, where: str, file_size: int = 0) -> Any:
     """Evaluate a pickle; tensors become :class:`StoredTensor`.
 
-    Raises :class:`CheckpointError`, prefixed with ``where``, for any name or
-    instruction that saving a dict of tensors does not produce.
+    file_size: size of the file with the pickle, if it is a part. Raises
+    :class:`CheckpointError`, prefixed with ``where``, for any name or
+    instruction that saving a dict of tensors does not produce, and for values that
+    would take more than three times the size of the file.
     """
-    machine = _StackMachine(where)
+    machine = _StackMachine(where, 3 * max(len(data), file_size) + OVERHEAD)
     try:
         with warnings.catch_warnings():
             # pickletools warns of invalid escapes in names, which are refused anyway.
             warnings.simplefilter("ignore")
-            for code, argument, _ in pickletools.genops(data):
+            for number, (code, argument, _) in enumerate(pickletools.genops(data)):
+                if number == MAX_INSTRUCTIONS:
+                    machine.refuse(f"over {number} instructions", f"up to {number}")
                 machine.step(code.name, argument)
         return machine.result()
     except CheckpointError:
@@ -63,8 +90,9 @@ def read_pickle(data: bytes, where: str) -> Any:
 class _StackMachine:
     """Interpreter state: the stack, the stacks saved by MARK, and the memo."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, memory: int) -> None:
         self.where = where
+        self.memory = self.free = memory
         self.stack: list[Any] = []
         self.saved: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -93,7 +121,12 @@ class _StackMachine:
         }
 
     def step(self, code: str, argument: Any) -> None:
-        """Execute one instruction."""
+        """Execute one instruction, if its result fits the memory."""
+        self.free -= CREATED_BYTES.get(code, INSTRUCTION_BYTES)
+        if isinstance(argument, str | bytes):
+            self.free -= TEXT_WIDTH * len(argument)
+        if self.free < 0:
+            self.refuse(f"values of over {self.memory} bytes", "less of them")
         if code in PUSHED:
             self.stack.append(argument)
         elif code in CONSTANTS:
@@ -104,7 +137,7 @@ class _StackMachine:
         elif code in self.instructions:
             self.instructions[code](argument)
         elif code not in IGNORED:
-            raise self._error(f"the instruction {code}", "those of a dict of tensors")
+            self.refuse(f"the instruction {code}", "those of a dict of tensors")
 
     def result(self) -> Any:
         """Return the value on the stack after STOP."""
@@ -112,8 +145,8 @@ class _StackMachine:
             raise ValueError("truncated")
         return self.stack[0]
 
-    def _error(self, found: str, accepted: str) -> CheckpointError:
-        return CheckpointError(f"{self.where}: found {found}; accepted: {accepted}")
+    def refuse(self, found: str, accepted: str) -> NoReturn:
+        raise CheckpointError(f"{self.where}: found {found}; accepted: {accepted}")
 
     def _mark(self, _: Any) -> None:
         self.saved.append(self.stack)
@@ -136,8 +169,7 @@ class _StackMachine:
     def _set(self, items: list[Any]) -> None:
         target = self.stack[-1]
         keys, values = items[::2], items[1::2]
-        plain = all(type(key) in (str, int, float, bool) for key in keys)
-        if type(target) is not dict or not plain:
+        if type(target) is not dict or not all(map(_is_key, keys)):
             raise TypeError("items set on a value that is not a dict, or a bad key")
         target.update(zip(keys, values, strict=True))
 
@@ -153,9 +185,12 @@ class _StackMachine:
         self._push_global(module, name)
 
     def _push_global(self, module: Any, name: Any) -> None:
+        # Only texts are hashed: the hash of nested tuples takes exponential time.
+        if type(module) is not str or type(name) is not str:
+            raise TypeError("a global name that is not a text")
         reference = GlobalName(module, name)
         if reference not in CALLS and not (module == "torch" and name in STORAGES):
-            raise self._error(
+            self.refuse(
                 f"the name {show(f'{module}.{name}')}, which would be executed",
                 "tensors, and plain values, in dicts",
             )
@@ -165,23 +200,28 @@ class _StackMachine:
         kind, storage, key, _location, size = self.stack.pop()
         valid = kind == "storage" and type(storage) is GlobalName and type(key) is str
         if not valid or storage.name not in STORAGES or not is_size(size):
-            raise self._error(f"a reference to {show(storage)}", "a storage of torch")
+            self.refuse(f"a reference to {show(storage)}", "a storage of torch")
         self.stack.append(TorchStorage(STORAGES[storage.name], key, size))
 
     def _reduce(self, _: Any) -> None:
         arguments, name = self.stack.pop(), self.stack.pop()
         callable_name = type(name) is GlobalName and name in CALLS
         if not callable_name or type(arguments) is not tuple:
-            raise self._error(f"a call of {show(name)}", ", ".join(map(str, CALLS)))
+            self.refuse(f"a call of {show(name)}", ", ".join(map(str, CALLS)))
         self.stack.append(CALLS[name](*arguments))
 
     def _build(self, _: Any) -> None:
         # Attributes of a state dict (versions of its modules) are discarded.
         self.stack.pop()
         if type(self.stack[-1]) is not dict:
-            raise self._error(
+            self.refuse(
                 f"attributes for a {type(self.stack[-1]).__name__}", "those of a dict"
             )
 
     def _stop(self, _: Any) -> None:
         self.done = True
+
+
+def _is_key(value: Any) -> bool:
+    """Return whether a value may be a key of a dict."""
+    return type(value) in (str, bool) or (type(value) is int and abs(value) < MAX_KEY)

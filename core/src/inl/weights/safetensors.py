@@ -1,6 +1,6 @@
 """Safetensors parser: a JSON header followed by the tensors' data.
 
-Supports bfloat16 without a framework and views without a copy. Layout: uint64 length
+Supports bfloat16 without a framework. Layout: uint64 length
 of the header, the header, then the data, from whose start ``data_offsets`` count.
 https://github.com/huggingface/safetensors#format
 """
@@ -13,15 +13,16 @@ from typing import Any, Final
 
 from inl.errors import CheckpointError
 from inl.weights.files import (
+    MAX_TENSORS,
     Entry,
-    MappedFile,
+    TensorFile,
     check_apart,
     fits,
     in_order,
-    parse_json,
     plain_bytes,
     show,
 )
+from inl.weights.json_text import parse_json
 
 DTYPES: Final = {
     "F64": "float64",
@@ -43,7 +44,7 @@ MAX_HEADER: Final = 100_000_000
 MAX_RANK: Final = 8
 
 
-def read_header(file: MappedFile) -> dict[str, Entry]:
+def read_header(file: TensorFile) -> dict[str, Entry]:
     """Return the entry of every tensor in a safetensors file.
 
     Checks lengths and offsets against the file and sizes against shape and dtype;
@@ -51,14 +52,19 @@ def read_header(file: MappedFile) -> dict[str, Entry]:
     :class:`CheckpointError` that names the tensor and the field.
     """
     path = file.path
-    length = int.from_bytes(file.buffer[:8], "little")
+    length = int.from_bytes(file.read(0, min(8, file.size)), "little")
     if file.size < 8 or length > min(MAX_HEADER, file.size - 8):
         raise CheckpointError(
             f"{path}: header length: found {length} in a file of {file.size} bytes; "
             f"accepted: 2 to {min(MAX_HEADER, max(file.size - 8, 2))}"
         )
     begin = 8 + length
-    header = parse_json(file.buffer[8:begin], f"{path}: header")
+    header = parse_json(file.read(8, begin), f"{path}: header", file.size)
+    if len(header) > MAX_TENSORS:
+        raise CheckpointError(
+            f"{path}: header: found {len(header)} tensors; accepted: at most "
+            f"{MAX_TENSORS}"
+        )
     _check_metadata(path, header.pop("__metadata__", {}))
     entries = {
         name: _entry(f"{path}: tensor {name!r}", fields, begin, file.size)

@@ -90,11 +90,10 @@ def _target_dtype(
 
 
 def _pieces(checkpoint: Checkpoint, param: Param) -> Iterator[HostArray]:
-    """Yield the stored tensor of each index of axis 0; drops its pages after use."""
+    """Yield the stored tensor of each index of axis 0."""
     if param.stack:
         for name in stored_tensors(param):
             yield checkpoint.tensor(name)
-            checkpoint.drop(name)
         return
     whole = checkpoint.tensor(param.source)
     for index in range(param.shape[0]):

