@@ -105,7 +105,8 @@ class RequestDispatcher:
     def cancel(self, handles: Sequence[RequestHandle]) -> None:
         """Cancel requests, after the current step if another thread is computing one.
 
-        A handle that has finished for another reason keeps it; its request ends. Never blocks: iterators call it when they are garbage-collected.
+        A handle that has finished for another reason keeps it; its request ends. Never
+        blocks: iterators call it when they are garbage-collected.
         """
         is_open = self._open.__contains__
         self._cancelled.extend(

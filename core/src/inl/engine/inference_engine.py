@@ -68,7 +68,7 @@ class InferenceEngine:
     ) -> None:
         self.config = config or EngineConfig()
         self.model = model = configure(model, self.config)
-        self._encoder = PromptEncoder(model, tokenizer)
+        self._encoder = PromptEncoder(model, tokenizer, self.config)
         if runner is None:
             started = start(model, self.config, progress=progress)
         else:
@@ -108,6 +108,8 @@ class InferenceEngine:
             prefix_cache=self.config.prefix_cache,
             replay=is_replayed(self.model),
             model_digest=model_digest(checkpoint),
+            max_queued_requests=self.config.max_queued_requests,
+            max_queued_tokens=self.config.max_queued_tokens,
         )
 
     @classmethod
@@ -184,7 +186,8 @@ class InferenceEngine:
         prompt: a string, token ids, or a list of either, which returns a list.
         options: see :class:`~inl.engine.options.GenerationOptions`. Raises
         :class:`~inl.errors.RequestError`, before anything is computed, if any prompt
-        or option is not accepted, and :class:`~inl.errors.RunnerError`.
+        or option is not accepted, its subclass :class:`~inl.errors.QueueFull` if too
+        many requests wait already, and :class:`~inl.errors.RunnerError`.
         """
         prompts, single = as_prompts(prompt)
         batch = Batch()
@@ -270,7 +273,7 @@ class InferenceEngine:
         """Queue a prompt and return its handle, without computing anything.
 
         It makes progress whenever another call steps the engine; :meth:`step` does so
-        explicitly. options: see :class:`~inl.engine.options.GenerationOptions`.
+        explicitly. Raises as :meth:`generate`. options: see :class:`~inl.engine.options.GenerationOptions`.
         """
         handle = self._prepare(prompt, **options)
         try:
