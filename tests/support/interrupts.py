@@ -17,11 +17,20 @@ class Injector:
 
     at: number of the event, from 1; ``None`` only counts. events: "calls" (calls and
     returns), "lines" (also every line) or "opcodes" (also every instruction). Raises
-    once. threads: trace threads that start meanwhile, instead of this one.
+    once. threads: trace threads that start meanwhile, instead of this one. packages:
+    prefixes of the names of the traced modules.
     """
 
-    def __init__(self, at=None, events="calls", error=KeyboardInterrupt, threads=False):
+    def __init__(
+        self,
+        at=None,
+        events="calls",
+        error=KeyboardInterrupt,
+        threads=False,
+        packages=PACKAGES,
+    ):
         self.at, self.events, self.error, self.threads = at, events, error, threads
+        self.packages = packages
         self.count = 0
         self.place = None
         """Where the exception was raised."""
@@ -42,7 +51,7 @@ class Injector:
 
     def trace(self, frame, event, _):
         module = frame.f_globals.get("__name__", "")
-        if not module.startswith(PACKAGES):
+        if not module.startswith(self.packages):
             return None
         if self.events == "calls":
             frame.f_trace_lines = False

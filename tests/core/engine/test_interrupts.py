@@ -114,6 +114,9 @@ def run_everywhere(engine, call, events, *, most, **options):
     return fired, count
 
 
+MOST = {"calls": scaled(80, 100_000), "lines": 4_000, "opcodes": 3_000}
+"""Most interrupts of a test: all calls at full depth."""
+
 EVENTS = [
     "calls",
     pytest.param("lines", marks=pytest.mark.full),
@@ -134,7 +137,7 @@ def quiet_threads(monkeypatch):
 def test_a_call_may_be_interrupted_anywhere(hashed, report, name, events):
     # Blocks for two of the three prompts: the latest one is preempted.
     engine = hashed(blocks=19)
-    most = scaled(150, 100_000 if events != "opcodes" else 20_000)
+    most = MOST[events]
     fired, count = run_everywhere(engine, CALLS[name], events, most=most)
     report(f"{name}: interrupted at {fired} of {count} {events}")
 
@@ -143,7 +146,7 @@ def test_a_call_may_be_interrupted_anywhere(hashed, report, name, events):
 def test_the_background_thread_may_be_interrupted_anywhere(hashed, report, events):
     """The tasks get the answer or an error at once, and later ones are served."""
     engine = hashed(blocks=19)
-    most = scaled(150, 100_000 if events != "opcodes" else 20_000)
+    most = MOST[events]
     fired, count = run_everywhere(engine, agenerate, events, most=most, threads=True)
     report(f"background thread: interrupted at {fired} of {count} {events}")
 
@@ -168,7 +171,7 @@ def test_another_threads_requests_are_answered(hashed, report, events):
     other.start()
     call, result = CALLS["generate"], generate(engine)
     count = count_events(engine, call, events)
-    step = max(count // scaled(60, 2_000), 1)
+    step = max(count // scaled(40, 1_500), 1)
     for at in range(1, count, step):
         interrupt_at(engine, call, result, at=at, events=events)
     stopping.set()
@@ -182,5 +185,117 @@ def test_another_threads_requests_are_answered(hashed, report, events):
 def test_a_model_computes_the_same_after_an_interrupt(engines, report):
     """The reference backend spoils the state that an interrupted program consumed."""
     engine = engines()
-    fired, count = run_everywhere(engine, generate, "calls", most=scaled(25, 2_000))
+    fired, count = run_everywhere(engine, generate, "calls", most=scaled(12, 1_500))
     report(f"reference backend: interrupted at {fired} of {count} calls")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Strange, SystemExit, ValueError])
+@pytest.mark.parametrize("name", CALLS)
+def test_an_exception_of_a_callback_loses_nothing(hashed, name, error):
+    def on_step(record):
+        if record.step == failing:
+            raise error
+
+    engine = hashed(on_step=on_step)
+    failing = 0
+    wanted, after = CALLS[name](engine), engine.generate(NEXT, max_tokens=6).token_ids
+    cached = engine.generate(PROMPTS[1], max_tokens=1).cached_tokens
+    assert cached
+    for step in range(1, 7):
+        failing = engine.stats.steps + step
+        # A background thread reports it to the tasks.
+        with pytest.raises(RunnerError if name == "agenerate" else error):
+            CALLS[name](engine)
+        check_is_whole(engine)
+        assert engine.generate(NEXT, max_tokens=6).token_ids == after
+    assert engine.generate(PROMPTS[1], max_tokens=1).cached_tokens == cached
+    assert CALLS[name](engine) == wanted
+
+
+class Failing(HashRunner):
+    """Raises once, in the n-th call from outside, before or after its work."""
+
+    countdown = 0
+    late = False
+
+    def act(self, work, *args):
+        self.countdown -= 1
+        if not self.countdown and not self.late:
+            raise Strange
+        result = work(*args)
+        if not self.countdown:
+            raise Strange
+        return result
+
+    def submit(self, message):
+        self.act(super().submit, message)
+
+    def sample(self, step, masks):
+        self.act(super().sample, step, masks)
+
+    def collect(self):
+        return self.act(super().collect)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_runner_may_raise_any_exception(hashed, name, late):
+    engine = hashed(runner=Failing)
+    engine.runner.late = late
+    masked = {"max_tokens": 4, "allowed_token_ids": range(50)}
+    wanted = engine.generate(NEXT, **masked).token_ids
+    for call in range(1, 14):
+        engine.runner.countdown = call
+        with pytest.raises(RunnerError if name == "agenerate" else Strange):
+            CALLS[name](engine)
+        check_is_whole(engine)
+        engine.runner.countdown = 1 + call % 9
+        with pytest.raises(Strange):
+            engine.generate(NEXT, **masked)
+        assert engine.generate(NEXT, **masked).token_ids == wanted
+    check_is_whole(engine)
+
+
+def test_submitted_requests_go_on_exactly_after_an_interrupt(hashed):
+    """Tokens, text and log-probabilities; the interrupted call was another one."""
+    plain = hashed(blocks=60)
+    options = [{**OPTIONS, "max_tokens": 40}, {"max_tokens": 40, "stop": "zzzz"}]
+    wanted = [plain.generate(PROMPTS[1], **each) for each in options]
+    engine = hashed(blocks=60)
+    for at in range(5, 400, scaled(130, 2)):
+        handles = [engine.submit(PROMPTS[1], **each) for each in options]
+        texts = ["", ""]
+        for step in range(200):
+            with suppress(KeyboardInterrupt), Injector(at + 40 * step, "lines"):
+                engine.step()
+            texts = [
+                text + handle.take()
+                for text, handle in zip(texts, handles, strict=True)
+            ]
+            if step > 12 and all(handle.completed for handle in handles):
+                break
+        for want, text, handle in zip(wanted, texts, handles, strict=True):
+            found = handle.completion()
+            assert found.token_ids == want.token_ids
+            assert found.logprobs == want.logprobs
+            assert found.finish_reason == want.finish_reason
+            assert found.text == text == want.text
+    check_is_whole(engine)
+
+
+def test_reading_text_may_be_interrupted_anywhere(hashed):
+    engine = hashed()
+    options = {"max_tokens": 40, "temperature": 1.5, "seed": 4}
+    wanted = engine.generate(PROMPTS[0], **options).text
+    with Injector(events="opcodes") as counter:
+        _ = engine.submit(PROMPTS[0]).text
+    for at in range(1, counter.count + 1, scaled(60, 1)):
+        handle = engine.submit(PROMPTS[0], **options)
+        text = ""
+        while not handle.completed:
+            engine.step()
+            if len(handle.token_ids) % 5 == 0:
+                with suppress(KeyboardInterrupt), Injector(at, "opcodes"):
+                    _ = handle.text
+                text += handle.take()
+        assert text + handle.take() == handle.text == wanted

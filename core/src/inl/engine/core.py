@@ -6,8 +6,10 @@ Works on token ids only; it knows neither text nor tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from inl.engine.records import Stats as Stats
+from inl.engine.records import StepRecord as StepRecord
 from inl.engine.reply_check import read_logprobs, read_tokens
 from inl.errors import OutOfMemory, RequestError, RunnerError, WorkerLost
 from inl.protocol.runner import Limits, Runner
@@ -21,34 +23,6 @@ from inl.spec.step import Bucket
 
 if TYPE_CHECKING:
     from inl.recording.recorder import Recorder
-
-
-class StepRecord(NamedTuple):
-    """Composition of one submitted step."""
-
-    step: int
-    bucket: Bucket
-    tokens: int
-    """Tokens computed, without padding."""
-    rows: int
-    decode_rows: int
-    requests: tuple[int, ...]
-    """Request id of each row."""
-
-
-class Stats(NamedTuple):
-    """Totals since the engine started."""
-
-    steps: int
-    """Steps submitted."""
-    tokens: int
-    """Tokens computed, without padding."""
-    rows: int
-    """Rows of all steps: ``rows / steps`` is the mean batch size."""
-    preemptions: int
-    """Times that a request lost its blocks to an earlier one."""
-    prefix_hit_tokens: int
-    """Tokens taken from the prefix cache."""
 
 
 class EngineCore:

@@ -171,6 +171,5 @@ def _check_count(name: str, value: object, field: str, config: EngineConfig) -> 
     most: int = getattr(config, field)
     if isinstance(value, Collection) and len(value) > most:
         raise RequestError(
-            f"{name}: found {len(value)} entries, accepts {most} "
-            f"(EngineConfig.{field})"
+            f"{name}: found {len(value)} entries, accepts {most} (EngineConfig.{field})"
         )
