@@ -1,4 +1,4 @@
-"""Every runner agrees with the scheduler again after an exception at any instruction."""
+"""After an exception at any instruction, runner and scheduler agree again."""
 
 from __future__ import annotations
 

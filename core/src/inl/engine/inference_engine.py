@@ -273,7 +273,7 @@ class InferenceEngine:
         """Queue a prompt and return its handle, without computing anything.
 
         It makes progress whenever another call steps the engine; :meth:`step` does so
-        explicitly. Raises as :meth:`generate`. options: see :class:`~inl.engine.options.GenerationOptions`.
+        explicitly. Raises as :meth:`generate`.
         """
         handle = self._prepare(prompt, **options)
         try:
