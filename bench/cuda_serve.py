@@ -112,7 +112,7 @@ def reading(core: Any) -> bool:
 
 def emptied(core: Any) -> None:
     """Cancel all requests."""
-    for number in list(core._live):
+    for number in list(core.scheduler.live):
         core.cancel(number)
     while core.has_work:
         core.step()

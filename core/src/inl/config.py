@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
 MAX_COUNT = 2**62
 
+REQUEST_BOUNDS = (
+    "max_queued_requests",
+    "max_queued_tokens",
+    "max_stop_strings",
+    "max_stop_length",
+    "max_logit_bias",
+)
+"""Fields that bound what requests may hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -60,6 +69,19 @@ class EngineConfig:
     check_weights: bool = True
     """Whether loading raises :class:`~inl.errors.CheckpointError` for NaN and infinity
     in the weights. The check runs at several GB/s."""
+    max_queued_requests: int = 1024
+    """Maximum number of requests that wait to run. One more raises
+    :class:`~inl.errors.QueueFull`. Only the first prompt of a list needs room: the
+    others are queued as earlier ones start."""
+    max_queued_tokens: int = 1 << 20
+    """Maximum number of tokens of the prompts that wait to run, as above. A prompt of
+    any length may wait alone."""
+    max_stop_strings: int = 64
+    """Maximum number of stop strings of a request."""
+    max_stop_length: int = 1024
+    """Maximum number of characters of a stop string."""
+    max_logit_bias: int = 1024
+    """Maximum number of tokens in the ``logit_bias`` of a request."""
     invariant: bool = False
     """Whether only kernels are used whose results do not depend, in any bit, on the
     rest of the batch."""
@@ -89,7 +111,7 @@ class EngineConfig:
             value = getattr(self, field.name)
             if isinstance(field.default, bool):
                 self._check(field.name, type(value) is bool, "True or False")
-        for name in ("max_batch", "tensor_parallel"):
+        for name in ("max_batch", "tensor_parallel", *REQUEST_BOUNDS):
             value = getattr(self, name)
             self._check(name, _is_count(value), "a whole number of 1 or more")
         for name in ("token_budget", "context", "cache_bytes", "depth"):

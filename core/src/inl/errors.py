@@ -6,7 +6,7 @@ InlError
 ├── KernelError     NoKernel · KernelFailed
 ├── ModelError      CheckpointError (TokenizerNotFound) · UnknownArchitecture ·
 │                   WeightMismatch · TemplateError
-├── RequestError    PromptTooLong · Cancelled
+├── RequestError    PromptTooLong · QueueFull · Cancelled
 ├── NonFiniteLogits
 ├── RunnerError     ProtocolError · WorkerLost
 └── MissingPackage
@@ -84,6 +84,10 @@ class RequestError(InlError, ValueError):
 
 class PromptTooLong(RequestError):
     """The prompt does not fit the context."""
+
+
+class QueueFull(RequestError):
+    """As many requests or tokens wait as the engine accepts; try again later."""
 
 
 class Cancelled(RequestError):

@@ -1,15 +1,20 @@
-"""A FIFO lock whose try_acquire never blocks."""
+"""A FIFO lock whose try_run never blocks."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
+from collections import deque
 
 import pytest
 
 from inl.engine.fair_lock import FairLock
 from inl.errors import RequestError
+
+
+def is_free(lock):
+    return lock.try_run(lambda: None)
 
 
 def wait_for_waiters(lock, count):
@@ -24,33 +29,36 @@ def test_the_lock_is_acquired_in_order_even_beside_a_loop():
     lock, order = FairLock(), []
 
     def acquire(name):
-        with lock:
-            order.append(name)
+        lock.run(lambda: order.append(name))
 
     threads = [threading.Thread(target=acquire, args=(name,)) for name in range(5)]
-    with lock:
+
+    def start():
         for index, thread in enumerate(threads):
             thread.start()
             wait_for_waiters(lock, index + 1)
+
+    lock.run(start)
     for _ in range(3):
-        with lock:
-            order.append("loop")
+        acquire("loop")
     for thread in threads:
         thread.join()
     assert order[:5] == [0, 1, 2, 3, 4]
-    assert lock.try_acquire()
+    assert is_free(lock)
 
 
 def test_one_thread_at_a_time_holds_the_lock():
     lock, holders, most = FairLock(), [0], [0]
 
+    def hold():
+        holders[0] += 1
+        most[0] = max(most[0], holders[0])
+        time.sleep(0)
+        holders[0] -= 1
+
     def work():
         for _ in range(300):
-            with lock:
-                holders[0] += 1
-                most[0] = max(most[0], holders[0])
-                time.sleep(0)
-                holders[0] -= 1
+            lock.run(hold)
 
     threads = [threading.Thread(target=work) for _ in range(6)]
     for thread in threads:
@@ -60,16 +68,41 @@ def test_one_thread_at_a_time_holds_the_lock():
     assert most == [1]
 
 
-def test_try_acquire_does_not_block_and_reacquiring_is_refused():
+def test_try_run_does_not_block_and_reacquiring_is_refused():
     lock = FairLock()
-    with lock:
-        assert not lock.try_acquire()
-        with pytest.raises(RequestError, match="callback of its own step"), lock:
-            raise AssertionError("acquired twice")
-    assert lock.try_acquire()
-    lock.release()
-    with lock:
-        pass
+
+    def again():
+        assert lock.is_mine
+        assert not is_free(lock)
+        with pytest.raises(RequestError, match="callback of its own step"):
+            lock.run(lambda: None)
+        return "done"
+
+    assert lock.run(again) == "done"
+    assert is_free(lock)
+    assert not lock.is_mine
+
+
+def test_attempts_of_many_threads_leave_no_work_undone():
+    """Whoever fails to get the lock has left its work to a thread that gets it."""
+    lock, work, done = FairLock(), deque(), []
+
+    def drain():
+        while work:
+            done.append(work.popleft())
+
+    def attempt(name):
+        for count in range(300):
+            work.append((name, count))
+            while work and lock.try_run(drain):
+                """More may have arrived."""
+
+    threads = [threading.Thread(target=attempt, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(done) == 4 * 300
 
 
 class Interrupted(Exception):
@@ -95,29 +128,34 @@ def test_an_interrupted_waiter_leaves_the_queue():
     held, done = threading.Event(), threading.Event()
 
     def hold():
-        with lock:
-            held.set()
-            done.wait()
+        held.set()
+        done.wait()
 
-    holder = threading.Thread(target=hold)
+    holder = threading.Thread(target=lock.run, args=(hold,))
     holder.start()
     held.wait()
     signal.setitimer(signal.ITIMER_REAL, 0.05)
-    with pytest.raises(Interrupted), lock:
-        raise AssertionError("acquired while another thread holds it")
+    with pytest.raises(Interrupted):
+        lock.run(lambda: pytest.fail("acquired while another thread holds it"))
     assert lock.waiters == 0
     done.set()
     holder.join()
-    assert lock.try_acquire()
+    assert is_free(lock)
 
 
-def test_a_waiter_interrupted_after_the_release_passes_the_lock_on():
-    lock = FairLock()
-    gate = threading.Lock()
-    gate.acquire()
-    with lock:
-        lock._waiters.append((-1, gate))
-    # Released to the waiter, which an interrupt keeps from taking it.
-    assert not lock.try_acquire()
-    lock._abandon(-1, gate)
-    assert lock.try_acquire()
+@pytest.mark.usefixtures("interrupts")
+def test_an_interrupted_holder_passes_the_lock_on():
+    lock, passed = FairLock(), []
+    waiter = threading.Thread(target=lock.run, args=(lambda: passed.append(1),))
+
+    def hold():
+        waiter.start()
+        wait_for_waiters(lock, 1)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        time.sleep(60)
+
+    with pytest.raises(Interrupted):
+        lock.run(hold)
+    waiter.join(60)
+    assert passed == [1]
+    assert is_free(lock)

@@ -284,3 +284,21 @@ def test_long_conversations_are_rendered():
     messages = [{"role": "user", "content": "word " * 2000}] * 200
     source = "{% for m in messages %}{{ m.content }}{% endfor %}"
     assert len(apply(source, messages)) == 2_000_000
+
+
+def test_an_interrupted_rendering_is_not_the_reply_to_the_next(monkeypatch):
+    template = ChatTemplate("{{ messages[0].content }}")
+
+    def render(text):
+        return template.apply([{"role": "user", "content": text}])
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    assert render("first") == "first"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        # The request is sent, and its reply not yet read.
+        patch.setattr(module._Process, "_receive", interrupted)
+        render("second")
+    assert render("third") == "third"
+    template.close()

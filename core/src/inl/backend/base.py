@@ -58,6 +58,15 @@ class Precompiler(NamedTuple):
     """
 
 
+class ForkSafety(NamedTuple):
+    """Capability: tensors and programs can also be used in a forked child.
+
+    For backends in host memory without threads of their own, or that start their
+    threads again (see :func:`inl.forks.on_fork`). Without it an engine that was opened
+    before a fork refuses to compute in the child.
+    """
+
+
 class Backend(ABC):
     """One device: memory, kernels and program compilation.
 

@@ -16,6 +16,7 @@ from inl.backend.base import (
     Backend,
     Collectives,
     DeviceMemory,
+    ForkSafety,
     Program,
     StateSpec,
     StorageDtypes,
@@ -94,7 +95,8 @@ class ReferenceBackend(Backend):
         return function
 
     def offers(self, kind: type[C]) -> C | None:
-        capabilities = (self._collectives, StorageDtypes(FLOATS, self._storing))
+        dtypes = StorageDtypes(FLOATS, self._storing)
+        capabilities = (self._collectives, dtypes, ForkSafety())
         return next((each for each in capabilities if isinstance(each, kind)), None)
 
     def _storing(self, dtype: str) -> ReferenceBackend:

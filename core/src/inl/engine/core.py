@@ -6,11 +6,13 @@ Works on token ids only; it knows neither text nor tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from inl.engine.records import Stats as Stats
+from inl.engine.records import StepRecord as StepRecord
 from inl.engine.reply_check import read_logprobs, read_tokens
 from inl.errors import OutOfMemory, RequestError, RunnerError, WorkerLost
-from inl.protocol.runner import Runner
+from inl.protocol.runner import Limits, Runner
 from inl.protocol.token_masks import TokenMasks, mask_width
 from inl.scheduling.frame_encoder import frames, token_masks
 from inl.scheduling.plan import Plan, SchedulerConfig
@@ -23,34 +25,6 @@ if TYPE_CHECKING:
     from inl.recording.recorder import Recorder
 
 
-class StepRecord(NamedTuple):
-    """Composition of one submitted step."""
-
-    step: int
-    bucket: Bucket
-    tokens: int
-    """Tokens computed, without padding."""
-    rows: int
-    decode_rows: int
-    requests: tuple[int, ...]
-    """Request id of each row."""
-
-
-class Stats(NamedTuple):
-    """Totals since the engine started."""
-
-    steps: int
-    """Steps submitted."""
-    tokens: int
-    """Tokens computed, without padding."""
-    rows: int
-    """Rows of all steps: ``rows / steps`` is the mean batch size."""
-    preemptions: int
-    """Times that a request lost its blocks to an earlier one."""
-    prefix_hit_tokens: int
-    """Tokens taken from the prefix cache."""
-
-
 class EngineCore:
     """Serves requests on one runner. Not thread-safe.
 
@@ -60,6 +34,12 @@ class EngineCore:
     engine refuses further requests. If it is a lost worker, ``replace`` may return a
     new runner, on which all live requests start over from their token ids; the lost
     one is closed here.
+
+    After an exception such as KeyboardInterrupt has interrupted a call, whatever the
+    instruction, the next call resets the runner and all live requests start over from
+    their token ids. Events that the interrupted call did not return are lost; the
+    requests have their tokens, ``finish_reason`` and ``error``. An exception of
+    ``on_step`` interrupts nothing.
 
     on_step: called after each submitted step. recorder: records frames and replies.
     """
@@ -81,10 +61,13 @@ class EngineCore:
         self._recorder = recorder
         self._replace = replace
         self._on_step = on_step
-        self._live: dict[int, Request] = {}
         self._pending: list[Event] = []
         """Events that the next step returns."""
         self._failure: Exception | None = None
+        self._lost: WorkerLost | None = None
+        """Loss of the runner, until it is replaced."""
+        self._is_unsettled = False
+        """Whether a call is changing the state, or was interrupted while it did."""
         self._discarded_steps: set[int] = set()
         """Planned steps that the runner has no memory for."""
         self._steps = self._tokens = self._rows = 0
@@ -92,7 +75,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether :meth:`step` has anything left to compute or to return."""
-        if self._live or self._pending:
+        if self.scheduler.live or self._pending:
             return True
         idle = not self.scheduler.in_flight and not self.scheduler.has_releases
         return self._failure is None and not idle
@@ -120,8 +103,14 @@ class EngineCore:
                 f"engine: its runner failed ({_describe(self._failure)}); "
                 "create another engine"
             ) from self._failure
-        number = self.scheduler.add(request)
-        self._live[number] = request
+        self.settle()
+        self._is_unsettled = True
+        try:
+            number = self.scheduler.add(request)
+        except RequestError:
+            self._is_unsettled = False  # raised before anything changes
+            raise
+        self._is_unsettled = False
         return number
 
     def cancel(self, number: int, reason: FinishReason = "cancelled") -> bool:
@@ -130,9 +119,12 @@ class EngineCore:
         The next :meth:`step` returns its last event. Raises
         :class:`~inl.errors.RequestError` for an unknown id.
         """
-        request = self._live.pop(number, None)
+        self.settle()
+        request = self.scheduler.live.get(number)
         if request is not None:
+            self._is_unsettled = True
             self._pending.append(self.scheduler.finish(request, reason))
+            self._is_unsettled = False
         elif not 1 <= number <= self.scheduler.arrivals:
             raise RequestError(
                 f"request: found id {number!r}, accepts ids that add() returned: "
@@ -142,13 +134,46 @@ class EngineCore:
 
     def step(self) -> list[Event]:
         """Submit up to ``limits.depth`` steps and collect the oldest one's events."""
+        self.settle()
+        self._is_unsettled = True
         self._fill()
-        events, self._pending = self._pending, []
+        outputs: list[Event] = []
         if self._failure is None and self.scheduler.in_flight:
-            events += self._collect()
+            outputs = self._collect()
         if self._failure is not None:
-            events += self._end_all(self._failure)
+            outputs = self._end_all(self._failure)
+        events = [*self._pending, *outputs]
+        self._pending.clear()
+        self._is_unsettled = False
         return events
+
+    def settle(self) -> None:
+        """Recover if an exception has interrupted an earlier call."""
+        if not self._is_unsettled:
+            return
+        if self._failure is None:
+            self._recover()
+        if self._failure is not None:
+            # All requests end with the next step, which needs a consistent scheduler.
+            self._start_over(self.scheduler.limits)
+        self._is_unsettled = False
+
+    def _recover(self) -> None:
+        try:
+            if self._lost is not None:
+                self._replace_runner(self._lost)
+                return
+            self.runner.reset()
+            self._start_over(self.runner.limits)
+            if self._recorder is not None:
+                self._recorder.begin()
+        except Exception as error:
+            self._fail(error)
+
+    def _start_over(self, limits: Limits) -> None:
+        """Let all live requests wait for a runner without steps and slots."""
+        self._pending += self.scheduler.restart(limits)
+        self._discarded_steps.clear()
 
     def _fill(self) -> None:
         while (
@@ -159,7 +184,8 @@ class EngineCore:
             if not self._submit(plan):
                 continue
             if plan.bucket is None:
-                assert self.scheduler.in_flight or not self._live, "work, but no plan"
+                idle = not self.scheduler.live
+                assert self.scheduler.in_flight or idle, "work, but no plan"
                 return
             self._count(plan, plan.bucket)
 
@@ -200,23 +226,27 @@ class EngineCore:
     def _end_rows(self, plan: Plan, error: OutOfMemory) -> None:
         """End the requests of a step that has no output."""
         for chunk in plan.chunks:
-            if self._live.pop(chunk.request.id, None) is not None:
-                event = self.scheduler.finish(chunk.request, "error")
-                self._pending.append(event._replace(error=error))
+            if chunk.request.id in self.scheduler.live:
+                event = self.scheduler.finish(chunk.request, "error", error)
+                self._pending.append(event)
 
     def _fail(self, error: Exception) -> None:
         """Continue on a replacement of the runner, or fail with the error."""
         if self._replace is None or not isinstance(error, WorkerLost):
             self._failure = error
             return
-        self.runner.close()
+        self._lost = error
         try:
-            self.runner = self._replace(error)
-            self.scheduler.restart(self.runner.limits)
-            self._discarded_steps.clear()
+            self._replace_runner(error)
         except Exception as reason:
             self._failure = reason
-            return
+
+    def _replace_runner(self, error: WorkerLost) -> None:
+        assert self._replace is not None, "checked when the runner was lost"
+        self.runner.close()
+        self.runner = self._replace(error)
+        self._start_over(self.runner.limits)
+        self._lost = None
         self.restarts += 1
 
     def _count(self, plan: Plan, bucket: Bucket) -> None:
@@ -226,9 +256,11 @@ class EngineCore:
         self._rows += rows
         if self._on_step is not None:
             ids = tuple(chunk.request.id for chunk in plan.chunks)
-            self._on_step(
-                StepRecord(plan.step, bucket, tokens, rows, plan.decode_rows, ids)
-            )
+            record = StepRecord(plan.step, bucket, tokens, rows, plan.decode_rows, ids)
+            # The state is complete here: an exception of the callback loses nothing.
+            self._is_unsettled = False
+            self._on_step(record)
+            self._is_unsettled = True
 
     def _collect(self) -> list[Event]:
         plan = self.scheduler.in_flight[0]
@@ -248,16 +280,11 @@ class EngineCore:
         except Exception as error:
             self._fail(error)
             return []
-        events = self.scheduler.process_outputs(tokens, logprobs)
-        for event in events:
-            if event.finish_reason is not None:
-                del self._live[event.request]
-        return events
+        return self.scheduler.process_outputs(tokens, logprobs)
 
     def _end_all(self, error: Exception) -> list[Event]:
-        ended = [self.scheduler.finish(each, "error") for each in self._live.values()]
-        self._live.clear()
-        return [event._replace(error=error) for event in ended]
+        live = list(self.scheduler.live.values())
+        return [self.scheduler.finish(each, "error", error) for each in live]
 
 
 def _describe(error: Exception) -> str:

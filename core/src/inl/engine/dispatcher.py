@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from inl.engine.fair_lock import FairLock
 from inl.engine.step_loop import AsyncStepLoop
+from inl.errors import RunnerError
+from inl.forks import on_fork
 from inl.scheduling.request import Event
 
 if TYPE_CHECKING:
@@ -20,7 +23,11 @@ class RequestDispatcher:
     """Shares one engine core between threads and applies its events to handles.
 
     All methods are thread-safe. The core is called by one thread at a time, for at most
-    one step.
+    one step. An exception, such as KeyboardInterrupt, may interrupt a call at any
+    instruction: the next one gives every handle what its request has generated.
+
+    In a forked child, requests of the parent have ended with
+    :class:`~inl.errors.RunnerError`.
     """
 
     def __init__(self, core: EngineCore) -> None:
@@ -29,37 +36,48 @@ class RequestDispatcher:
         self._core = core
         self._open: dict[int, RequestHandle] = {}
         self._cancelled: deque[RequestHandle] = deque()
-        self._step_loop = AsyncStepLoop(self.submit, self.step)
+        self._is_unsettled = False
+        """Whether events of the core may be missing from their handles."""
+        self.step_loop = AsyncStepLoop(self.submit, self.step, self.cancel)
+        """Steps for asyncio tasks."""
+        on_fork(self)
 
     def submit(self, handle: RequestHandle) -> None:
-        """Queue a request, unless it is cancelled already.
+        """Queue a request, unless it is queued or cancelled already.
 
         Raises as :meth:`~inl.engine.core.EngineCore.add`.
         """
-        with self.lock:
-            if not handle.completed:
-                self._open[self._core.add(handle.request)] = handle
+        self.lock.run(partial(self._submit, handle))
 
-    def submit_async(self, handles: Sequence[RequestHandle]) -> None:
-        """Queue requests and step on a background thread until they finish.
-
-        Never blocks; errors are reported through the handles.
-        """
-        self._step_loop.submit(handles)
+    def _submit(self, handle: RequestHandle) -> None:
+        self._settle()
+        if handle.completed:
+            return
+        number = handle.request.id
+        if not number:
+            number = self._core.add(handle.request)
+        self._open[number] = handle
+        if number not in self._core.scheduler.live:
+            # An earlier call was interrupted after it had added the request.
+            self._catch_up(number, handle)
 
     def step(self) -> None:
         """Compute one step and apply its events."""
-        with self.lock:
-            self._drain_cancelled()
-            events = self._core.step()
-            now = time.perf_counter()
-            for event in events:
-                self._dispatch(event, now)
+        self.lock.run(self._step)
         self._try_drain_cancelled()
+
+    def _step(self) -> None:
+        self._drain_cancelled()
+        self._is_unsettled = True
+        events = self._core.step()
+        now = time.perf_counter()
+        for event in events:
+            self._dispatch(event, now)
+        self._is_unsettled = False
 
     def _dispatch(self, event: Event, now: float) -> None:
         handle = self._open.get(event.request)
-        if handle is None or handle.finish_reason is not None:
+        if handle is None or handle.completed:
             return
         finished = handle.apply_event(event, now)
         if handle.stopped and event.finish_reason is None:
@@ -67,35 +85,69 @@ class RequestDispatcher:
         if finished:
             del self._open[event.request]
 
+    def _settle(self) -> None:
+        """Recover if an exception has interrupted an earlier call."""
+        if not self._is_unsettled:
+            return
+        self._core.settle()
+        for number, handle in list(self._open.items()):
+            self._catch_up(number, handle)
+        for number in self._core.scheduler.live.keys() - self._open.keys():
+            self._core.cancel(number)
+        self._is_unsettled = False
+
+    def _catch_up(self, number: int, handle: RequestHandle) -> None:
+        handle.catch_up()
+        if handle.completed:
+            self._core.cancel(number, "stop" if handle.stopped else "cancelled")
+            self._open.pop(number, None)
+
     def cancel(self, handles: Sequence[RequestHandle]) -> None:
         """Cancel requests, after the current step if another thread is computing one.
 
-        Never blocks: iterators call it when they are garbage-collected.
+        A handle that has finished for another reason keeps it; its request ends. Never
+        blocks: iterators call it when they are garbage-collected.
         """
-        self._cancelled.extend(handle for handle in handles if not handle.completed)
+        is_open = self._open.__contains__
+        self._cancelled.extend(
+            [each for each in handles if not each.completed or is_open(each.request.id)]
+        )
         self._try_drain_cancelled()
 
     def _try_drain_cancelled(self) -> None:
         # Checked again each time: more may arrive while the lock is held.
-        while self._cancelled and self.lock.try_acquire():
-            try:
-                self._drain_cancelled()
-            finally:
-                self.lock.release()
+        while self._cancelled and self.lock.try_run(self._drain_cancelled):
+            """Cancel all that have arrived meanwhile."""
 
     def _drain_cancelled(self) -> None:
+        self._settle()
         while self._cancelled:
-            handle = self._cancelled.popleft()
-            number = handle.request.id
-            if handle.completed:
-                continue
-            if number:
-                self._open.pop(number, None)
-                self._core.cancel(number)
+            # Removed last: an interrupted cancellation is repeated.
+            self._cancel(self._cancelled[0])
+            self._cancelled.popleft()
+
+    def _cancel(self, handle: RequestHandle) -> None:
+        number = handle.request.id
+        if number:
+            self._core.cancel(number)
+        if not handle.completed:
             handle.apply_event(Event(number, None, "cancelled"), time.perf_counter())
+        self._open.pop(number, None)
 
     def fail_all(self, error: Exception) -> None:
         """End every open request with an error; the caller holds the lock."""
         for handle in self._open.values():
             handle.fail(error)
         self._open.clear()
+
+    def after_fork_in_child(self) -> None:
+        """End the parent's requests here."""
+        error = RunnerError(
+            "engine: the request was submitted before this process was forked; submit "
+            "it again in the child"
+        )
+        for handle in [*self._open.values(), *self._cancelled]:
+            handle.listener = None  # belongs to an event loop of the parent
+            handle.fail(error)
+        self._cancelled.clear()
+        self._is_unsettled = True

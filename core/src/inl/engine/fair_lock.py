@@ -4,9 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Self
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
+from inl.engine.cleanup import run_with_cleanup
 from inl.errors import RequestError
+from inl.forks import on_fork
+
+T = TypeVar("T")
+
+
+class _Ticket:
+    """One acquisition; ``gate`` is released when it may have become the first."""
+
+    __slots__ = ("gate", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.gate = threading.Lock()
+        self.gate.acquire()
 
 
 class FairLock:
@@ -15,67 +32,80 @@ class FairLock:
     With ``threading.Lock``, a thread that steps in a loop could reacquire the lock for
     as long as the loop runs. Not reentrant: acquiring it twice from one thread raises
     :class:`~inl.errors.RequestError`.
+
+    The first ticket of the queue holds the lock. Appending and removing a ticket are
+    single instructions, so an exception in a thread that acquires, holds or releases
+    the lock leaves nothing locked. In a forked child, only the forking thread's own
+    tickets remain.
     """
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._owner: int | None = None
-        self._waiters: deque[tuple[int, threading.Lock]] = deque()
+        self._queue: deque[_Ticket] = deque()
+        on_fork(self)
 
     @property
     def waiters(self) -> int:
         """Number of threads that wait for the lock."""
-        return len(self._waiters)
+        return max(len(self._queue) - 1, 0)
 
-    def __enter__(self) -> Self:
-        thread = threading.get_ident()
-        if self._owner == thread:
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread holds the lock."""
+        try:
+            return self._queue[0].thread == threading.get_ident()
+        except IndexError:
+            return False
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Acquire the lock, return ``work()`` and release the lock."""
+        if self.is_mine:
             raise RequestError(
                 "engine: called from a callback of its own step; call it afterwards"
             )
-        with self._mutex:
-            if self._owner is None:
-                self._owner = thread
-                return self
-            gate = threading.Lock()
-            gate.acquire()
-            self._waiters.append((thread, gate))
-        try:
-            gate.acquire()
-        except BaseException:
-            self._abandon(thread, gate)
-            raise
-        return self
+        ticket = _Ticket()
+        return run_with_cleanup(
+            partial(self._run, ticket, work), partial(self._leave, ticket)
+        )
 
-    def _abandon(self, thread: int, gate: threading.Lock) -> None:
-        """Stop waiting after an interrupt; release the lock if it was just acquired."""
-        with self._mutex:
-            waiting = (thread, gate) in self._waiters
-            if waiting:
-                self._waiters.remove((thread, gate))
-        if not waiting:
-            self.release()
+    def try_run(self, work: Callable[[], object]) -> bool:
+        """Call ``work`` with the lock if it is free; return whether it was called.
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+        Never blocks, so finalizers may call it.
+        """
+        while True:
+            ticket = _Ticket()
+            called = run_with_cleanup(
+                partial(self._try_run, ticket, work), partial(self._leave, ticket)
+            )
+            # Not free while only another attempt was before this one: try again.
+            if called or self._queue:
+                return called
 
-    def release(self) -> None:
-        """Release the lock to the thread that has waited longest."""
-        with self._mutex:
-            if not self._waiters:
-                self._owner = None
-                return
-            self._owner, gate = self._waiters.popleft()
-        gate.release()
+    def after_fork_in_child(self) -> None:
+        """Drop the tickets of the parent's other threads."""
+        thread = threading.get_ident()
+        self._queue = deque(each for each in self._queue if each.thread == thread)
 
-    def try_acquire(self) -> bool:
-        """Acquire the lock if it is free. Never blocks, so finalizers may call it."""
-        if not self._mutex.acquire(blocking=False):
+    def _run(self, ticket: _Ticket, work: Callable[[], T]) -> T:
+        self._queue.append(ticket)
+        while self._queue[0] is not ticket:
+            ticket.gate.acquire()
+        return work()
+
+    def _try_run(self, ticket: _Ticket, work: Callable[[], object]) -> bool:
+        self._queue.append(ticket)
+        if self._queue[0] is not ticket:
             return False
+        work()
+        return True
+
+    def _leave(self, ticket: _Ticket) -> None:
+        """Remove a ticket, unless it was removed, and wake the first thread."""
         try:
-            if self._owner is not None:
-                return False
-            self._owner = threading.get_ident()
-            return True
-        finally:
-            self._mutex.release()
+            self._queue.remove(ticket)
+        except ValueError:
+            """Another call of this method was interrupted after the removal."""
+        try:
+            self._queue[0].gate.release()
+        except (IndexError, RuntimeError):
+            """Nobody waits, or it was woken already."""

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from inl.config import EngineConfig
+from inl.engine.batch import Batch
+from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
 from inl.engine.options import (
@@ -66,7 +68,7 @@ class InferenceEngine:
     ) -> None:
         self.config = config or EngineConfig()
         self.model = model = configure(model, self.config)
-        self._encoder = PromptEncoder(model, tokenizer)
+        self._encoder = PromptEncoder(model, tokenizer, self.config)
         if runner is None:
             started = start(model, self.config, progress=progress)
         else:
@@ -106,6 +108,8 @@ class InferenceEngine:
             prefix_cache=self.config.prefix_cache,
             replay=is_replayed(self.model),
             model_digest=model_digest(checkpoint),
+            max_queued_requests=self.config.max_queued_requests,
+            max_queued_tokens=self.config.max_queued_tokens,
         )
 
     @classmethod
@@ -192,16 +196,16 @@ class InferenceEngine:
         prompt: a string, token ids, or a list of either, which returns a list.
         options: see :class:`~inl.engine.options.GenerationOptions`. Raises
         :class:`~inl.errors.RequestError`, before anything is computed, if any prompt
-        or option is not accepted, and :class:`~inl.errors.RunnerError`.
+        or option is not accepted, its subclass :class:`~inl.errors.QueueFull` if too
+        many requests wait already, and :class:`~inl.errors.RunnerError`.
         """
         prompts, single = as_prompts(prompt)
-        handles = self._submit_all(prompts, options)
-        try:
-            while not all(handle.completed for handle in handles):
-                self._dispatcher.step()
-        finally:
-            self._dispatcher.cancel(handles)
-        completions = [handle.completion() for handle in handles]
+        batch = Batch()
+        run_with_cleanup(
+            partial(self._generate, batch, prompts, options),
+            partial(self._dispatcher.cancel, batch.handles),
+        )
+        completions = [handle.completion() for handle in batch.handles]
         return completions[0] if single else completions
 
     def stream(
@@ -212,9 +216,8 @@ class InferenceEngine:
         Only whole characters are yielded, and no part of a stop string. Closing or
         dropping the iterator cancels the request.
         """
-        (handle,) = self._submit_all([as_single_prompt(prompt)], options)
-        chunks = self._text_chunks(handle)
-        next(chunks)  # enters the generator, so that dropping it unread cancels too
+        chunks = self._text_chunks(self._prepare(as_single_prompt(prompt), **options))
+        next(chunks)  # submits the request in the generator, which cancels it
         return chunks
 
     @overload
@@ -240,13 +243,17 @@ class InferenceEngine:
         Cancelling the task, as a timeout does, cancels its requests.
         """
         prompts, single = as_prompts(prompt)
-        waiter = Waiter()
-        handles = await self._submit_async(prompts, options, waiter)
+        waiter, batch = Waiter(self._dispatcher.step_loop.ensure_thread), Batch()
+        # Twice, as run_with_cleanup does it.
         try:
-            await until_completed(handles, waiter)
+            try:
+                await self._submit_async(batch, prompts, options, waiter)
+                await until_completed(batch, waiter)
+            finally:
+                self._dispatcher.cancel(batch.handles)
         finally:
-            self._dispatcher.cancel(handles)
-        completions = [handle.completion() for handle in handles]
+            self._dispatcher.cancel(batch.handles)
+        completions = [handle.completion() for handle in batch.handles]
         return completions[0] if single else completions
 
     async def astream(
@@ -256,16 +263,19 @@ class InferenceEngine:
 
         ``aclose``, or cancelling the task that iterates, cancels the request.
         """
-        waiter = Waiter()
-        (handle,) = await self._submit_async(
-            [as_single_prompt(prompt)], options, waiter
-        )
+        prompts, batch = [as_single_prompt(prompt)], Batch()
+        waiter = Waiter(self._dispatcher.step_loop.ensure_thread)
+        # Twice, as run_with_cleanup does it.
         try:
-            async for chunk in text_chunks(handle, waiter):
-                yield chunk
-            handle.completion()
+            try:
+                await self._submit_async(batch, prompts, options, waiter)
+                async for chunk in text_chunks(batch.handles[0], waiter):
+                    yield chunk
+                batch.handles[0].completion()
+            finally:
+                self._dispatcher.cancel(batch.handles)
         finally:
-            self._dispatcher.cancel([handle])
+            self._dispatcher.cancel(batch.handles)
 
     def submit(
         self, prompt: Prompt, **options: Unpack[GenerationOptions]
@@ -273,11 +283,15 @@ class InferenceEngine:
         """Queue a prompt and return its handle, without computing anything.
 
         It makes progress whenever another call steps the engine; :meth:`step` does so
-        explicitly. options: see :class:`~inl.engine.options.GenerationOptions`.
+        explicitly. Raises as :meth:`generate`.
         """
         handle = self._prepare(prompt, **options)
-        self._dispatcher.submit(handle)
-        return handle
+        try:
+            self._dispatcher.submit(handle)
+            return handle
+        except BaseException:
+            self._dispatcher.cancel([handle])
+            raise
 
     def step(self) -> None:
         """Compute one step for all submitted requests."""
@@ -295,15 +309,16 @@ class InferenceEngine:
 
         Open requests end with a :class:`~inl.errors.RunnerError`.
         """
-        with self._dispatcher.lock:
-            self._dispatcher.fail_all(
-                RunnerError("engine: was closed before the request finished")
-            )
-            self.runner.close()
+        self._dispatcher.lock.run(self._close_runner)
         if self.chat_template is not None:
             self.chat_template.close()
         self.model.checkpoint.close()
         self.recorder.close()
+
+    def _close_runner(self) -> None:
+        error = RunnerError("engine: was closed before the request finished")
+        self._dispatcher.fail_all(error)
+        self.runner.close()
 
     def __enter__(self) -> Self:
         return self
@@ -330,46 +345,50 @@ class InferenceEngine:
         self._core.scheduler.check(handle.request)
         return handle
 
-    def _submit_all(
-        self, prompts: Sequence[Prompt], options: GenerationOptions
-    ) -> list[RequestHandle]:
-        handles: list[RequestHandle] = []
-        try:
-            for prompt in prompts:
-                handles.append(self.submit(prompt, **options))
-        except BaseException:
-            self._dispatcher.cancel(handles)
-            raise
-        return handles
+    def _generate(
+        self, batch: Batch, prompts: Sequence[Prompt], options: GenerationOptions
+    ) -> None:
+        batch.handles += (self._prepare(prompt, **options) for prompt in prompts)
+        while not batch.completed:
+            batch.feed(self._dispatcher.submit)
+            self._dispatcher.step()
 
     async def _submit_async(
-        self, prompts: Sequence[Prompt], options: GenerationOptions, waiter: Waiter
-    ) -> list[RequestHandle]:
+        self,
+        batch: Batch,
+        prompts: Sequence[Prompt],
+        options: GenerationOptions,
+        waiter: Waiter,
+    ) -> None:
         """Queue prompts for the background thread, without waiting for a step."""
         import asyncio
 
-        handles: list[RequestHandle] = []
         for prompt in prompts:
             if isinstance(prompt, str):
                 # Encoding a long text takes a while.
                 work = partial(self._prepare, prompt, **options)
-                handles.append(await asyncio.to_thread(work))
+                handle = await asyncio.to_thread(work)
             else:
-                handles.append(self._prepare(prompt, **options))
-        for handle in handles:
+                handle = self._prepare(prompt, **options)
             handle.listener = waiter
-        self._dispatcher.submit_async(handles)
-        return handles
+            batch.handles.append(handle)
+        self._core.scheduler.check_room(batch.handles[0].request)
+        self._dispatcher.step_loop.submit(batch)
 
     def _text_chunks(self, handle: RequestHandle) -> Iterator[str]:
+        # Twice, as run_with_cleanup does it.
         try:
-            yield ""
-            while True:
-                if chunk := handle.take():
-                    yield chunk
-                if handle.completed:
-                    break
-                self._dispatcher.step()
-            handle.completion()
+            try:
+                self._dispatcher.submit(handle)
+                yield ""
+                while True:
+                    if chunk := handle.take():
+                        yield chunk
+                    if handle.completed:
+                        break
+                    self._dispatcher.step()
+                handle.completion()
+            finally:
+                self._dispatcher.cancel([handle])
         finally:
             self._dispatcher.cancel([handle])

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypedDict
 
+from inl.config import EngineConfig
 from inl.errors import RequestError
 from inl.scheduling.request import Request
 
@@ -67,21 +68,27 @@ class GenerationOptions(TypedDict, total=False):
 
 
 def make_request(
-    ids: Sequence[int], options: GenerationOptions, *, room: int
+    ids: Sequence[int],
+    options: GenerationOptions,
+    *,
+    room: int,
+    config: EngineConfig | None = None,
 ) -> Request:
     """Make the request for a prompt's token ids and its options.
 
-    room: ``max_tokens`` if the options have none. Raises
-    :class:`~inl.errors.RequestError` for an unknown option or a value that is not
-    accepted. Needs no model, so that a command can check its options first.
+    room: ``max_tokens`` if the options have none. config: bounds of the options.
+    Raises :class:`~inl.errors.RequestError` for an unknown option or a value that is
+    not accepted. Needs no model, so that a command can check its options first.
     """
+    config = config or EngineConfig()
     fields: dict[str, Any] = dict(options)
     if unknown := sorted(set(fields) - set(GenerationOptions.__annotations__)):
         raise RequestError(
             f"options: found {', '.join(unknown)}, accepts "
             f"{', '.join(GenerationOptions.__annotations__)}"
         )
-    stop_strings(fields.pop("stop", None))
+    stop_strings(fields.pop("stop", None), config)
+    _check_count("logit_bias", fields.get("logit_bias"), "max_logit_bias", config)
     if not isinstance(ends := fields.get("stop_ids", ()), Collection):
         raise RequestError(f"stop_ids: found {ends!r:.60}, accepts a list of token ids")
     if fields.get("max_tokens") is None:
@@ -131,10 +138,13 @@ def as_single_prompt(prompt: Prompt) -> Prompt:
     return prompts[0]
 
 
-def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+def stop_strings(
+    stop: str | Sequence[str] | None, config: EngineConfig
+) -> tuple[str, ...]:
     """Return the ``stop`` option as a tuple.
 
-    Raises :class:`~inl.errors.RequestError` for an empty string or another type.
+    Raises :class:`~inl.errors.RequestError` for an empty string, another type, or more
+    or longer strings than ``config`` accepts.
     """
     strings = (stop,) if isinstance(stop, str) else stop
     if strings is None:
@@ -144,7 +154,22 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
         raise RequestError(
             f"stop: found {strings!r:.60}, accepts a string or a list of strings"
         )
+    _check_count("stop", strings, "max_stop_strings", config)
     for text in strings:
         if not isinstance(text, str) or not text:
-            raise RequestError(f"stop: found {text!r}, accepts non-empty strings")
+            raise RequestError(f"stop: found {text!r:.60}, accepts non-empty strings")
+        if len(text) > config.max_stop_length:
+            raise RequestError(
+                f"stop: found a string of {len(text)} characters, accepts "
+                f"{config.max_stop_length} (EngineConfig.max_stop_length)"
+            )
     return tuple(strings)
+
+
+def _check_count(name: str, value: object, field: str, config: EngineConfig) -> None:
+    """Raise ``RequestError`` if a collection has more entries than a field accepts."""
+    most: int = getattr(config, field)
+    if isinstance(value, Collection) and len(value) > most:
+        raise RequestError(
+            f"{name}: found {len(value)} entries, accepts {most} (EngineConfig.{field})"
+        )

@@ -13,6 +13,7 @@ from inl.errors import RequestError, TokenizerNotFound
 from inl.text.measure import check_length
 
 if TYPE_CHECKING:
+    from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
     from inl.text.tokenizer import Tokenizer
 
@@ -22,10 +23,14 @@ class PromptEncoder:
 
     A model without a tokenizer serves token ids only: text then raises
     :class:`~inl.errors.RequestError`. tokenizer: used instead of the model's own.
+    config: bounds of the options.
     """
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, model: LanguageModel, tokenizer: Tokenizer | None, config: EngineConfig
+    ) -> None:
         self._model = model
+        self._config = config
         self._missing: TokenizerNotFound | None = None
         self.chat_template = model.checkpoint.chat_template
         if tokenizer is None:
@@ -77,11 +82,12 @@ class PromptEncoder:
         started = time.perf_counter()
         ids = self._encode(prompt, context)
         try:
-            request = make_request(ids, options, room=context - len(ids))
+            room = context - len(ids)
+            request = make_request(ids, options, room=room, config=self._config)
         except RequestError:
             _check_signs(ids, vocab)
             raise
-        stops = stop_strings(options.get("stop"))
+        stops = stop_strings(options.get("stop"), self._config)
         if stops:
             self.tokenizer("stop")
         return RequestHandle(request, self._tokenizer, stops, started)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from inl.engine.stop_strings import StopStringFilter
+from inl.engine.output_text import OutputText
 from inl.errors import NonFiniteLogits, RequestError, RunnerError
 from inl.scheduling.request import Event
-from inl.text.detokenize import Detokenizer
 
 if TYPE_CHECKING:
     from inl.scheduling.request import FinishReason, Request
@@ -72,23 +70,17 @@ class RequestHandle:
         self.token_ids: list[int] = []
         """Every generated token, an end token included."""
         self.finish_reason: FinishReason | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.first_token_seconds = 0.0
         self.seconds = 0.0
         self.listener: Callable[[], None] | None = None
         """Called after each event, on the thread that steps the engine."""
-        self._detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
-        self._filter = StopStringFilter(stop_strings)
+        self._text = OutputText(tokenizer, stop_strings)
         self._scans_text = bool(stop_strings)
         self._started = started
-        self._chunks: list[str] = []
-        self._taken_chunks = 0
-        self._text_tokens = 0
-        """Tokens that are part of the text: all but an end token."""
-        self._decoded_tokens = 0
-        """Tokens that are decoded; the rest is decoded when the text is read."""
-        self._has_ended = self._is_flushed = False
-        self._decoding = Lock()
+        self._end_tokens = 0
+        """Last tokens that are not part of the text: 1 after an end token."""
+        self._has_ended = False
 
     @property
     def completed(self) -> bool:
@@ -98,21 +90,20 @@ class RequestHandle:
     @property
     def stopped(self) -> bool:
         """Whether a stop string was generated."""
-        return self._filter.stopped
+        return self._text.stopped
 
     @property
     def text(self) -> str:
         """The text so far, without what is held back."""
-        self._decode()
-        return "".join(self._chunks)
+        return self._text.read(self._text_ids, ended=self._has_ended)
 
     def take(self) -> str:
         """Return the text that was added since the last call."""
-        self._decode()
-        chunks = self._chunks[self._taken_chunks :]
-        # Not the current length: another thread may have appended more.
-        self._taken_chunks += len(chunks)
-        return "".join(chunks)
+        return self._text.take(self._text_ids, ended=self._has_ended)
+
+    def _text_ids(self, start: int) -> list[int]:
+        """Return the tokens from ``start`` on that are part of the text."""
+        return self.token_ids[start : len(self.token_ids) - self._end_tokens]
 
     def apply_event(self, event: Event, now: float) -> bool:
         """Apply a token, the end, or both; return whether generation has finished.
@@ -122,13 +113,13 @@ class RequestHandle:
         if event.token is not None:
             if not self.token_ids:
                 self.first_token_seconds = now - self._started
+            if event.finish_reason == "stop":
+                self._end_tokens = 1
             self.token_ids.append(event.token)
-            if event.finish_reason != "stop":
-                self._text_tokens += 1
         if event.finish_reason is not None:
             self._has_ended = True
         if self._scans_text:
-            self._decode()
+            self._text.update(self._text_ids, ended=self._has_ended)
         self.seconds = now - self._started
         # Set last: other threads read the other fields once it is set.
         if self.stopped:
@@ -136,15 +127,36 @@ class RequestHandle:
         elif event.finish_reason is not None:
             self.error = event.error
             self.finish_reason = event.finish_reason
+        self.notify()
+        return self.completed
+
+    def catch_up(self) -> None:
+        """Apply the events of the request that an exception has kept from arriving."""
+        request, now = self.request, perf_counter()
+        for token in request.output_ids[len(self.token_ids) :]:
+            if not self.completed:
+                reason: FinishReason | None = (
+                    "stop" if token in request.end_ids else None
+                )
+                self.apply_event(Event(request.id, token, reason), now)
+        if self.completed:
+            self.notify()
+        else:
+            last = Event(request.id, None, request.finish_reason, request.error)
+            self.apply_event(last, now)
+
+    def notify(self) -> None:
+        """Call the listener."""
         if self.listener is not None:
             self.listener()
-        return self.finish_reason is not None
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Finish with an error, unless finished already."""
         if not self.completed:
-            event = Event(self.request.id, None, "error", error)
-            self.apply_event(event, perf_counter())
+            self._has_ended = True
+            self.error = error
+            self.finish_reason = "error"
+            self.notify()
 
     def completion(self) -> Completion:
         """Return the output of a finished request.
@@ -174,22 +186,3 @@ class RequestHandle:
             logprobs=None if request.logprobs is None else tuple(logprobs),
             seed=request.seed,
         )
-
-    def _decode(self) -> None:
-        """Decode new tokens, when the text is read or stop strings are searched."""
-        if self._detokenizer is None:
-            return
-        with self._decoding:
-            ended = self._has_ended
-            ids = self.token_ids[self._decoded_tokens : self._text_tokens]
-            self._decoded_tokens += len(ids)
-            if ids:
-                self._append(self._filter.add(self._detokenizer.extend(ids)))
-            if ended and not self._is_flushed:
-                self._is_flushed = True
-                self._append(self._filter.add(self._detokenizer.finish()))
-                self._append(self._filter.flush())
-
-    def _append(self, text: str) -> None:
-        if text:
-            self._chunks.append(text)

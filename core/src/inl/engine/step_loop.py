@@ -8,12 +8,14 @@ blocks on a step, also not to cancel.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from inl.engine.batch import Batch
+from inl.engine.cleanup import run_with_cleanup
 from inl.errors import InlError
+from inl.forks import on_fork
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
@@ -21,64 +23,99 @@ if TYPE_CHECKING:
 
 THREAD_NAME = "inl-async"
 
+CHECK_SECONDS = 1.0
+"""How often a waiting task checks that the thread runs."""
+
 
 class AsyncStepLoop:
     """Steps an engine on a daemon thread while submitted requests are open.
 
     add: queues a request. step: computes one step. If either raises, the affected
-    handles finish with that error.
+    handles finish with that error, and ``cancel`` ends their requests; a thread that
+    is ended by an exception anywhere else is replaced.
     """
 
     def __init__(
-        self, add: Callable[[RequestHandle], None], step: Callable[[], None]
+        self,
+        add: Callable[[RequestHandle], None],
+        step: Callable[[], None],
+        cancel: Callable[[Sequence[RequestHandle]], None],
     ) -> None:
-        self._add, self._step = add, step
-        self._mutex = threading.Lock()
-        self._submitted: deque[RequestHandle] = deque()
-        self._running = False
+        self._add, self._step, self._cancel = add, step, cancel
+        self._open: dict[Batch, None] = {}
+        """Batches with open requests, in order of submission."""
+        self._thread: threading.Thread | None = None
+        on_fork(self)
 
-    def submit(self, handles: Sequence[RequestHandle]) -> None:
+    def submit(self, batch: Batch) -> None:
         """Queue handles, whose ``listener`` is called on updates; never blocks."""
-        with self._mutex:
-            self._submitted.extend(handles)
-            if self._running:
-                return
-            self._running = True
-        threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
+        try:
+            self._open[batch] = None
+            self.ensure_thread()
+        except BaseException:
+            self._open.pop(batch, None)
+            raise
+
+    def after_fork_in_child(self) -> None:
+        """Forget the thread and the requests, which only the parent serves."""
+        self._open, self._thread = {}, None
+
+    def ensure_thread(self) -> None:
+        """Start a thread if requests are open and there is none."""
+        thread = self._thread
+        if self._open and (thread is None or not thread.is_alive()):
+            # Should two threads start, both step until no request is open.
+            self._start_thread()
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _run(self) -> None:
-        open_handles: list[RequestHandle] = []
-        while True:
-            with self._mutex:
-                new = list(self._submitted)
-                self._submitted.clear()
-                if not new and not open_handles:
-                    self._running = False
-                    return
-            open_handles += new
-            # Runners come from plugins: whatever they raise must reach every task.
-            try:
-                self._add_all(new)
-                self._step()
-            except Exception as error:
-                for handle in open_handles:
-                    handle.fail(error)
-            open_handles = [each for each in open_handles if not each.completed]
+        run_with_cleanup(self._step_while_open, self._pass_on)
 
-    def _add_all(self, handles: Sequence[RequestHandle]) -> None:
-        for handle in handles:
+    def _pass_on(self) -> None:
+        """Start another thread for batches that this one leaves open."""
+        self._thread = None
+        self.ensure_thread()
+
+    def _step_while_open(self) -> None:
+        while batches := list(self._open):
             try:
-                self._add(handle)
+                self._round(batches)
+            # Runners come from plugins: whatever they raise must reach every task.
+            except BaseException as error:
+                for batch in batches:
+                    self._fail(batch, error)
+            for batch in batches:
+                if batch.completed:
+                    batch.notify()
+                    self._open.pop(batch, None)
+
+    def _round(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            try:
+                batch.feed(self._add)
             except InlError as error:
-                handle.fail(error)
+                self._fail(batch, error)
+        self._step()
+
+    def _fail(self, batch: Batch, error: BaseException) -> None:
+        batch.fail(error)
+        self._cancel(batch.handles)
 
 
 class Waiter:
-    """Wakes one asyncio task from any thread; used as a handle's ``listener``."""
+    """Wakes one asyncio task from any thread; used as a handle's ``listener``.
 
-    def __init__(self) -> None:
+    check: called after each wake-up, and every CHECK_SECONDS.
+    """
+
+    def __init__(self, check: Callable[[], None]) -> None:
         import asyncio  # slower to import than all of inl, and needed by few
 
+        self._check = check
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
 
@@ -90,13 +127,18 @@ class Waiter:
 
     async def wait(self) -> None:
         """Wait until the next wake-up since the last call."""
-        await self._event.wait()
+        timer = self._loop.call_later(CHECK_SECONDS, self._event.set)
+        try:
+            await self._event.wait()
+        finally:
+            timer.cancel()
         self._event.clear()
+        self._check()
 
 
-async def until_completed(handles: Sequence[RequestHandle], waiter: Waiter) -> None:
+async def until_completed(batch: Batch, waiter: Waiter) -> None:
     """Wait until every request has finished."""
-    while not all(handle.completed for handle in handles):
+    while not batch.completed:
         await waiter.wait()
 
 

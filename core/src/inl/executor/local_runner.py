@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inl.backend.base import ForkSafety
 from inl.dtypes import HostArray, wrap
 from inl.errors import ProtocolError
 from inl.executor.model_executor import MAX_ADMISSIONS, ModelExecutor
@@ -42,6 +43,7 @@ class LocalRunner(PipelinedRunner):
         self.limits = replace(limits, buckets=tuple(backend.buckets(limits)))
         self.executor = ModelExecutor(backend, loaded, self.limits)
         self._backend = backend
+        self.survives_fork = backend.offers(ForkSafety) is not None
         self._check = FrameCheck(self.limits)
         self._queued_admissions: dict[int, IntArray] = {}
         """The last queued admission or release of each slot."""
@@ -92,6 +94,14 @@ class LocalRunner(PipelinedRunner):
         shape = head.rows, head.tokens_per_row
         host_tokens = self._backend.numpy(tokens).data.reshape(shape)
         return Reply(head.step, host_tokens.astype(np.int32), scores)
+
+    def _reset(self) -> None:
+        self._queued_admissions.clear()
+        self._check = FrameCheck(self.limits)
+        self.executor.reset()
+
+    def _name(self) -> str:
+        return str(self._backend.device)
 
     def _close(self) -> None:
         self._queued_admissions.clear()

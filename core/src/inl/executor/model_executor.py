@@ -11,6 +11,7 @@ import numpy as np
 
 from inl.backend.base import Precompiler
 from inl.dtypes import wrap
+from inl.errors import OutOfMemory
 from inl.executor.model_step import advance, forward, sample
 from inl.executor.tracing import trace
 from inl.protocol.runner import Limits
@@ -73,6 +74,8 @@ class ModelExecutor:
     def __init__(self, backend: Backend, loaded: Loaded, limits: Limits) -> None:
         self.backend, self.loaded, self.limits = backend, loaded, limits
         self.state: State = backend.state(loaded.shard_state(), limits=limits)
+        self._is_consuming = False
+        """Whether a program has consumed the state and not returned it."""
         self._programs: dict[tuple[str, Bucket], Program] = {}
         self._ops: dict[Bucket, ResolvedOps] = {}
         self._precompiled: set[Bucket] = set()
@@ -84,30 +87,49 @@ class ModelExecutor:
 
     def admit(self, messages: Any) -> None:
         """Apply admissions and releases, int32 [n, words]."""
-        (self.state,) = self._admit(messages, self.state)
+        self._call(self._admit, messages)
 
     def set_token_bias(self, message: Any) -> None:
         """Apply a token bias frame."""
-        program = self.program("set_token_bias", SIZE_CLASSES[0])
-        (self.state,) = program(message, self.state)
+        self._call(self.program("set_token_bias", SIZE_CLASSES[0]), message)
 
     def advance(self, bucket: Bucket, message: Any) -> Any:
         """Compute one step; returns its tokens, on the device."""
         program = self.program("advance", bucket)
-        tokens, self.state = program(self.loaded.weights, message, self.state)
+        (tokens,) = self._call(program, self.loaded.weights, message)
         return tokens
 
     def logits(self, bucket: Bucket, message: Any) -> tuple[Any, Any]:
         """Compute a step without sampling; returns logits [S, V] and the step."""
         program = self.program("logits", bucket)
-        logits, step, self.state = program(self.loaded.weights, message, self.state)
+        logits, step = self._call(program, self.loaded.weights, message)
         return logits, step
 
     def sample_masked(self, bucket: Bucket, logits: Any, masks: Any, step: Any) -> Any:
         """Sample the tokens of a step under masks, int32 [R, ceil(V / 32)]."""
         program = self.program("masked", bucket)
-        tokens, self.state = program(logits, masks, step, self.state)
+        (tokens,) = self._call(program, logits, masks, step)
         return tokens
+
+    def _call(self, program: Program, *args: Any) -> list[Any]:
+        """Call a program on the state, its last argument and result."""
+        self._is_consuming = True
+        try:
+            results = list(program(*args, self.state))
+            self.state = results.pop()
+        except OutOfMemory:
+            self._is_consuming = False  # raised before anything is consumed
+            raise
+        self._is_consuming = False
+        return results
+
+    def reset(self) -> None:
+        """Allocate the state again if a program that consumes it was interrupted."""
+        if self._is_consuming:
+            self._drop_state()
+            spec = self.loaded.shard_state()
+            self.state = self.backend.state(spec, limits=self.limits)
+            self._is_consuming = False
 
     def program(self, name: str, bucket: Bucket) -> Program:
         """Return a program, compiled on the first call.
@@ -204,9 +226,13 @@ class ModelExecutor:
 
     def release(self) -> None:
         """Drop programs, state and weights."""
+        self._drop_state()
+        self.loaded = replace(self.loaded, weights=None)
+
+    def _drop_state(self) -> None:
+        """Drop the state, and the programs, which may refer to it."""
         self._programs.clear()
         self.state = State((), {}, Tables(*(None,) * len(Tables._fields)))
-        self.loaded = replace(self.loaded, weights=None)
 
 
 def size_class(bucket: Bucket) -> Bucket:

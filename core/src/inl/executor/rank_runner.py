@@ -54,6 +54,11 @@ class RankRunner(PipelinedRunner):
         """Message of the error that every call raises, once the failure was raised."""
         self._out_of_memory: dict[tuple[int, int], OutOfMemory] = {}
         """(rank, step) -> error of a rank that did not begin the step."""
+        self._last_call: tuple[int, Callable[[int], Any]] = 0, lambda _rank: None
+        """Number and function of the newest call on all ranks."""
+        self._done = [0] * ranks
+        """Number of each rank's newest call."""
+        self._closing: list[Future[None]] = []
         self._threads = [
             ThreadPoolExecutor(1, thread_name_prefix=f"inl-rank-{rank}")
             for rank in range(ranks)
@@ -85,17 +90,22 @@ class RankRunner(PipelinedRunner):
         self._check_agreement(flight.head, replies)
         return replies[0]
 
+    def _reset(self) -> None:
+        # An exception may have kept the newest call from some of the ranks.
+        self._send_to_ranks(*self._last_call)
+        self._results(self._on_all_ranks(lambda rank: self.runners[rank].reset()))
+        self._out_of_memory.clear()
+
     def _close(self) -> None:
         if self._in_flight or self._failure is not None:
             # A rank may wait for another one that will not reach the collective.
             self._abort()
         # In parallel: leaving a process group may wait for the other ranks.
-        closing = [
-            thread.submit(runner.close)
-            for thread, runner in zip(self._threads, self.runners, strict=True)
-        ]
+        for rank in range(len(self._closing), len(self.runners)):
+            close = self.runners[rank].close
+            self._closing.append(self._threads[rank].submit(close))
         self._join()
-        for each in closing:
+        for each in self._closing:
             each.result()
 
     def _join(self) -> None:
@@ -119,14 +129,22 @@ class RankRunner(PipelinedRunner):
 
     def _on_all_ranks(self, call: Callable[[int], Any]) -> list[Future[Any]]:
         """Queue ``call(rank)`` on every rank's thread."""
+        self._last_call = self._last_call[0] + 1, call
+        return self._send_to_ranks(*self._last_call)
+
+    def _send_to_ranks(
+        self, number: int, call: Callable[[int], Any]
+    ) -> list[Future[Any]]:
+        """Queue a numbered call; ranks that have it already skip it."""
         return [
-            thread.submit(self._guarded, rank, call)
+            thread.submit(self._guarded, rank, number, call)
             for rank, thread in enumerate(self._threads)
         ]
 
-    def _guarded(self, rank: int, call: Callable[[int], Any]) -> Any:
-        if self._failure is not None or self._closed:
+    def _guarded(self, rank: int, number: int, call: Callable[[int], Any]) -> Any:
+        if self._failure is not None or self._closed or number <= self._done[rank]:
             return None
+        self._done[rank] = number
         try:
             return call(rank)
         except BaseException as error:

@@ -7,7 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from inl.errors import OutOfMemory, ProtocolError
+from inl.errors import OutOfMemory, ProtocolError, RunnerError
+from inl.forks import on_fork
 from inl.spec.limits import Limits as Limits
 from inl.spec.message import MASKED, STEP, Header, header
 from inl.spec.step import Scores
@@ -66,6 +67,18 @@ class Runner(ABC):
         longer in flight; after any other exception it still is.
         """
 
+    def reset(self) -> None:
+        """Drop all steps in flight and all slots, as a new runner has none.
+
+        An exception, such as KeyboardInterrupt, may have interrupted any earlier call
+        at any instruction; the contents of the cache are lost then. The next step may
+        have any number. Raises :class:`~inl.errors.RunnerError` if the runner cannot
+        continue.
+        """
+        raise RunnerError(
+            "runner: a call was interrupted, and this runner has no reset"
+        )
+
     @abstractmethod
     def close(self) -> None:
         """Free all resources; closing twice is allowed."""
@@ -90,13 +103,20 @@ class PipelinedRunner(Runner):
       shape, before the next ``submit`` and before that step's ``collect``;
     - only steps in flight are collected, oldest first;
     - nothing but ``close`` follows ``close``.
+
+    In a forked child every call but ``close`` raises
+    :class:`~inl.errors.RunnerError`, unless ``survives_fork`` is set.
     """
+
+    survives_fork = False
+    """Whether the runner also computes in a forked child."""
 
     def __init__(self) -> None:
         self._in_flight: deque[StepInFlight] = deque()
         self._unsampled: StepInFlight | None = None
         """The newest step in flight, if it waits for ``sample``."""
-        self._closed = False
+        self._closed = self._is_released = self._is_forked = False
+        on_fork(self)
 
     def submit(self, message: IntArray) -> None:
         self._check_open()
@@ -145,20 +165,46 @@ class PipelinedRunner(Runner):
         self._in_flight.popleft()
         return reply
 
+    def reset(self) -> None:
+        self._check_open()
+        self._reset()
+        self._in_flight.clear()
+        self._unsampled = None
+
     def close(self) -> None:
-        if self._closed:
-            return
         self._closed = True
+        if self._is_released or self._is_forked:
+            return
         try:
             self._close()
+            self._is_released = True
         finally:
             self._in_flight.clear()
             self._unsampled = None
 
+    def after_fork_in_child(self) -> None:
+        """Leave what the runner owns to the parent, unless it survives a fork."""
+        if not self.survives_fork:
+            self._is_forked = True
+            self._disconnect()
+
     def _check_open(self) -> None:
         if self._closed:
             raise ProtocolError("runner: is closed; create another")
+        if self._is_forked:
+            raise RunnerError(
+                f"{self._name()}: was started before this process was forked and "
+                "serves the parent only; create the engine in the child, or start "
+                "processes with the method spawn"
+            )
         self._check_alive()
+
+    def _name(self) -> str:
+        """Name of the runner in errors."""
+        return "runner"
+
+    def _disconnect(self) -> None:
+        """Close this process's copies of descriptors, without telling the parent's."""
 
     def _check_alive(self) -> None:
         """Raise RunnerError if the runner failed earlier and cannot go on."""
@@ -179,8 +225,12 @@ class PipelinedRunner(Runner):
         """Wait for the oldest step in flight; may be called again if interrupted."""
 
     @abstractmethod
+    def _reset(self) -> None:
+        """Drop all slots and what is queued; called again if interrupted."""
+
+    @abstractmethod
     def _close(self) -> None:
-        """Free all resources; called once."""
+        """Free all resources; called again if interrupted."""
 
 
 def _waits_for_masks(head: Header) -> ProtocolError:

@@ -16,6 +16,8 @@ of the payload (4) - and the payload::
     CLOSE     parent   empty
     FULL      worker   JSON as in ERROR, in place of REPLY: out of memory in that step
                        only
+    RESET     both     int32 [1]: number of the reset; drops all steps and slots. The
+                       worker answers with the same number
 
 JSON is used for the handshake and for errors; nothing is unpickled. Payloads are
 encoded and decoded in :mod:`inl.protocol.wire_json` and
@@ -33,8 +35,9 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from inl.errors import ProtocolError
+from inl.forks import disconnect
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the wire format: of this module and the payload modules."""
 
 MAGIC = 0x4C49
@@ -63,6 +66,7 @@ class Kind(IntEnum):
     ERROR = 9
     CLOSE = 10
     FULL = 11
+    RESET = 12
 
 
 TEXTS = frozenset({Kind.HELLO, Kind.OPEN, Kind.READY, Kind.ERROR, Kind.FULL})
@@ -101,12 +105,27 @@ def read_prefix(data: bytes | bytearray) -> tuple[Kind, int]:
     return kind, length
 
 
+class _Outgoing:
+    """A frame that is being sent."""
+
+    __slots__ = ("data", "sent")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = memoryview(data)
+        self.sent: list[int] = []
+        """Bytes that each call of the socket has accepted."""
+
+
 class Channel:
     """One end of a connection; owns the socket. Not thread-safe.
 
     ``send`` does not wait: bytes that the socket does not accept are buffered and sent
     by later calls. ``send`` and ``receive`` raise EOFError once the other end is
     closed.
+
+    An exception such as KeyboardInterrupt between any two instructions loses at most
+    whole frames. Therefore the socket is called by ``list.extend``, which also stores
+    the result, in one instruction.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -114,8 +133,9 @@ class Channel:
         self._socket = sock
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._incoming = bytearray()
-        self._outgoing: deque[memoryview] = deque()
+        self._incoming: list[bytes] = []
+        """Received and not yet taken."""
+        self._outgoing: deque[_Outgoing] = deque()
 
     def fileno(self) -> int:
         """Descriptor of the socket."""
@@ -124,33 +144,25 @@ class Channel:
     def send(self, kind: Kind, payload: bytes | memoryview = b"") -> None:
         """Send a frame, buffering the part that would block."""
         size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
-        prefix = PREFIX.pack(MAGIC, kind, size)
-        if not self._outgoing:
-            sent = self._write((prefix, payload))
-            if sent == PREFIX.size + size:
-                return
-        else:
-            sent = 0
         # Copied, since the caller may reuse its memory.
-        self._outgoing.append(memoryview(prefix + bytes(payload))[sent:])
+        data = PREFIX.pack(MAGIC, kind, size) + bytes(payload)
+        self._outgoing.append(_Outgoing(data))
         self.flush()
 
     def flush(self) -> None:
         """Send buffered bytes, as far as possible without waiting."""
         while self._outgoing:
-            sent = self._write((self._outgoing[0],))
-            if sent < len(self._outgoing[0]):
-                self._outgoing[0] = self._outgoing[0][sent:]
+            head = self._outgoing[0]
+            rest = head.data[sum(head.sent) :]
+            if not rest:
+                self._outgoing.popleft()
+                continue
+            try:
+                head.sent.extend(map(self._socket.send, (rest,)))
+            except BlockingIOError:
                 return
-            self._outgoing.popleft()
-
-    def _write(self, parts: tuple[bytes | memoryview, ...]) -> int:
-        try:
-            return self._socket.sendmsg(parts)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise EOFError("wire: the other end is closed") from error
+            except OSError as error:
+                raise EOFError("wire: the other end is closed") from error
 
     def receive(self, seconds: float | None = None) -> Frame | None:
         """Wait for a frame; returns ``None`` after ``seconds`` without a whole one.
@@ -165,16 +177,18 @@ class Channel:
         return frame
 
     def _take(self) -> Frame | None:
-        data = self._incoming
-        if len(data) < PREFIX.size:
+        parts = self._incoming
+        size = sum(map(len, parts))
+        if size < PREFIX.size:
             return None
-        kind, length = read_prefix(data)
+        start = parts[0] if len(parts[0]) >= PREFIX.size else b"".join(parts)
+        kind, length = read_prefix(start)
         end = PREFIX.size + length
-        if len(data) < end:
+        if size < end:
             return None
-        payload = data[PREFIX.size : end]
-        del data[:end]
-        return Frame(kind, payload)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._incoming = [data[end:]] if size > end else []
+        return Frame(kind, bytearray(data[PREFIX.size : end]))
 
     def _wait(self, end: float | None) -> bool:
         """Wait until the socket is readable, sending buffered bytes; False if late."""
@@ -190,15 +204,19 @@ class Channel:
             self.flush()
 
     def _read(self) -> None:
+        parts = self._incoming
         try:
-            data = self._socket.recv(CHUNK)
+            parts.extend(map(self._socket.recv, (CHUNK,)))
         except BlockingIOError:
             return
         except OSError as error:
             raise EOFError("wire: the other end is closed") from error
-        if not data:
+        if not parts[-1]:
             raise EOFError("wire: the other end is closed")
-        self._incoming += data
+
+    def disconnect(self) -> None:
+        """Leave the connection to the parent, in a forked child."""
+        disconnect(self._socket.fileno())
 
     def close(self) -> None:
         """Close the socket; closing twice is allowed."""

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inl.errors import RunnerError
+from inl.forks import disconnect, on_fork
 from inl.recording.trace_file import MAGIC, Item, RunHeader, pack
 
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     from inl.protocol.runner import Reply
     from inl.protocol.token_masks import TokenMasks
     from inl.spec.message import IntArray
@@ -38,7 +41,8 @@ class Recorder:
         # A step is a frame and a reply; admissions and releases are few.
         self._ring: deque[Item] = deque(maxlen=2 * STEPS)
         self._path = None if path is None else Path(path)
-        self._file = None
+        self._file: BinaryIO | None = None
+        on_fork(self)
         if self._path is not None:
             try:
                 # With a buffer of 1 MiB most writes are copies in memory.
@@ -56,12 +60,21 @@ class Recorder:
         if self._file is not None:
             self._write(item)
 
-    def begin(self, header: Callable[[], RunHeader]) -> None:
-        """Start the records of another runner, which has none of the earlier state."""
-        self._header = header
+    def begin(self, header: Callable[[], RunHeader] | None = None) -> None:
+        """Start the records of a runner that has none of the earlier state.
+
+        header: of another runner; ``None`` for the same one after a reset.
+        """
+        self._header = header or self._header
         self._ring.clear()
         if self._file is not None:
-            self._write(header())
+            self._write(self._header())
+
+    def after_fork_in_child(self) -> None:
+        """Leave the file to the parent; the child keeps its records in memory."""
+        if self._file is not None:
+            disconnect(self._file.fileno())
+            self._file = None
 
     def _write(self, item: Item) -> None:
         assert self._file is not None, "checked by callers"

@@ -37,9 +37,20 @@ class SchedulerConfig:
     are shared."""
     model_digest: str = ""
     """Identifies the model and its weights; part of every prefix-cache key."""
+    max_queued_requests: int | None = None
+    """Maximum number of requests that wait; ``None`` is any number."""
+    max_queued_tokens: int | None = None
+    """Maximum number of tokens of the prompts that wait; ``None`` is any number. A
+    single prompt may have more."""
 
     def __post_init__(self) -> None:
-        for name in ("token_budget", "max_rows", "context"):
+        for name in (
+            "token_budget",
+            "max_rows",
+            "context",
+            "max_queued_requests",
+            "max_queued_tokens",
+        ):
             value = getattr(self, name)
             least = 2 if name == "context" else 1
             if value is not None and value < least:

@@ -110,6 +110,10 @@ class Request:
     id: int = field(init=False, default=0)
     """Order of arrival, from 1; 0 until added."""
     status: Status = field(init=False, default=Status.WAITING)
+    finish_reason: FinishReason | None = field(init=False, default=None)
+    """Set when it finishes."""
+    error: Exception | None = field(init=False, default=None, repr=False)
+    """Set if ``finish_reason`` is ``"error"``."""
     tokens: list[int] = field(init=False)
     """Prompt and collected output."""
     prompt_array: IntArray = field(init=False, repr=False)
@@ -192,6 +196,21 @@ class Request:
         """Whether sampling depends on the counts of its tokens."""
         penalties = self.presence_penalty, self.frequency_penalty
         return self.repetition_penalty != 1 or any(penalties)
+
+    def restart(self) -> None:
+        """Wait again, with all collected tokens, for an admission to another runner."""
+        self.status, self.slot, self.block_table = Status.WAITING, 0, []
+        # Keys depend on the block size, which may differ on another runner.
+        self.block_hashes = []
+        self.in_flight = self.last_step = 0
+        del self.token_logprobs[len(self.tokens) - self.prompt_tokens :]
+
+    @property
+    def end_reason(self) -> FinishReason | None:
+        """Why the last token ends the output; ``None`` if it does not."""
+        if len(self.tokens) > self.prompt_tokens and self.tokens[-1] in self.end_ids:
+            return "stop"
+        return "length" if len(self.tokens) >= self.max_length else None
 
     @property
     def output_ids(self) -> list[int]:

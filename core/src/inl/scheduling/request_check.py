@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from inl.errors import PromptTooLong, RequestError
+from inl.errors import PromptTooLong, QueueFull, RequestError
+from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.scheduling.sampling_params import rank
+from inl.scheduling.waiting_queue import WaitingQueue
 from inl.spec.step import PARAMS
 
 
@@ -36,6 +38,26 @@ def check_request(request: Request, vocab: int, context: int, *, sampler: str) -
             f"{_costly_options(request)}: the engine was started with "
             f'sampling="{sampler}"; leave it out, or start with '
             f'EngineConfig(sampling="{request.sampler}")'
+        )
+
+
+def check_room(waiting: WaitingQueue, tokens: int, config: SchedulerConfig) -> None:
+    """Raise :class:`~inl.errors.QueueFull` if ``tokens`` more cannot wait.
+
+    An empty queue accepts a prompt of any length.
+    """
+    most, most_tokens = config.max_queued_requests, config.max_queued_tokens
+    if most is not None and len(waiting) >= most:
+        raise QueueFull(
+            f"queue: {len(waiting)} requests wait, accepts {most} "
+            "(max_queued_requests); try again later"
+        )
+    if most_tokens is None or not len(waiting):
+        return
+    if waiting.tokens + tokens > most_tokens:
+        raise QueueFull(
+            f"queue: {waiting.tokens} tokens wait, found a prompt of {tokens} more, "
+            f"accepts {most_tokens} (max_queued_tokens); try again later"
         )
 
 

@@ -23,7 +23,7 @@ from inl.scheduling.buckets import Buckets
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import Plan, SchedulerConfig, StepBuilder
 from inl.scheduling.request import Event, FinishReason, Request, Status, make_event
-from inl.scheduling.request_check import check_request
+from inl.scheduling.request_check import check_request, check_room
 from inl.scheduling.running_requests import RunningRequests
 from inl.scheduling.sampling_params import TokenLogprob, rank
 from inl.scheduling.waiting_queue import WaitingQueue
@@ -47,6 +47,8 @@ class Scheduler:
         self.context = min(limits.max_tokens, self.config.context or limits.max_tokens)
         self.in_flight: deque[Plan] = deque()
         """Steps planned and not collected, oldest first."""
+        self.live: dict[int, Request] = {}
+        """Requests that have not finished by id, in order of arrival."""
         self.arrivals = 0
         """Number of requests added, which is the newest id."""
         self._steps = 0
@@ -84,14 +86,35 @@ class Scheduler:
         """Whether the next plan has slots to release."""
         return self._requests.has_releases
 
-    def restart(self, limits: Limits) -> None:
-        """Start over on a new runner; running requests wait again, with their tokens.
+    def restart(self, limits: Limits) -> list[Event]:
+        """Start over without steps in flight, slots and blocks; every request waits.
 
-        Raises :class:`~inl.errors.RunnerError`, and changes nothing, if the new runner
-        cannot hold what the lost one could, or lacks a sampler that a request needs.
+        For a new runner, or one that was reset; the requests continue from their
+        collected tokens. An exception may have interrupted any other method at any
+        instruction; returns the last events of the requests whose end it interrupted.
+
+        Raises :class:`~inl.errors.RunnerError`, and changes nothing, if the runner
+        cannot hold what the last one could, or lacks a sampler that a request needs.
         """
-        live = [*self.running.values(), *self.waiting]
-        needed = max((request.sampler for request in live), key=rank, default="greedy")
+        self._check_limits(limits)
+        self.in_flight.clear()
+        self.waiting.clear()
+        self._requests.reset(limits)
+        self._set_limits(limits)
+        ended: list[Event] = []
+        for number, request in list(self.live.items()):
+            if not request.id:
+                del self.live[number]  # its addition was interrupted
+                continue
+            request.restart()
+            self.waiting.push(request)
+            if reason := request.finish_reason or request.end_reason:
+                ended.append(self.finish(request, reason, request.error))
+        return ended
+
+    def _check_limits(self, limits: Limits) -> None:
+        samplers = (request.sampler for request in self.live.values())
+        needed = max(samplers, key=rank, default="greedy")
         available = Buckets(limits, token_budget=1, max_rows=1).sampler
         if (
             limits.vocab != self.limits.vocab
@@ -103,18 +126,6 @@ class Scheduler:
                 f'of {limits.max_tokens} tokens and sampling="{available}"; needs '
                 f'{self.limits.vocab}, {self.context} and "{needed}"'
             )
-        for plan in self.in_flight:
-            for chunk in plan.chunks:
-                chunk.request.in_flight -= 1
-        self.in_flight.clear()
-        for request in reversed(self.running.values()):
-            request.status, request.slot, request.block_table = Status.WAITING, 0, []
-            self.waiting.push_front(request)
-        for request in self.waiting:
-            # The keys depend on the block size, which may differ on the new runner.
-            request.block_hashes = []
-        self._requests.reset(limits)
-        self._set_limits(limits)
 
     def check(self, request: Request) -> None:
         """Raise as :meth:`add` does for a request that can never be served."""
@@ -122,10 +133,15 @@ class Scheduler:
             request, self.limits.vocab, self.context, sampler=self.buckets.sampler
         )
 
+    def check_room(self, request: Request) -> None:
+        """Raise :class:`~inl.errors.QueueFull` if too much waits for ``request``."""
+        check_room(self.waiting, request.prompt_tokens, self.config)
+
     def add(self, request: Request) -> int:
         """Queue a request and return its id.
 
-        Raises :class:`~inl.errors.PromptTooLong` if it does not fit the context, and
+        Raises :class:`~inl.errors.PromptTooLong` if it does not fit the context,
+        :class:`~inl.errors.QueueFull` if too much waits, and
         :class:`~inl.errors.RequestError` for what this runner does not serve.
         """
         if request.id:
@@ -133,8 +149,7 @@ class Scheduler:
                 f"request {request.id}: was added before; create another Request"
             )
         self.check(request)
-        self.arrivals += 1
-        request.id = self.arrivals
+        self.check_room(request)
         eos = frozenset[int]() if request.ignore_eos else self.config.eos_ids
         request.end_ids = request.stop_ids | eos
         max_length = request.prompt_tokens + request.max_tokens
@@ -143,18 +158,26 @@ class Scheduler:
             request.token_mask = mask_words(
                 tuple(request.allowed_token_ids), self.limits.vocab
             )
+        self.arrivals += 1
+        self.live[self.arrivals] = request
         self.waiting.push(request)
+        # Set last: it tells whether the request was added completely.
+        request.id = self.arrivals
         return request.id
 
-    def finish(self, request: Request, reason: FinishReason) -> Event:
+    def finish(
+        self, request: Request, reason: FinishReason, error: Exception | None = None
+    ) -> Event:
         """End a live request now; tokens of its steps in flight are discarded."""
         assert request.status is not Status.FINISHED, "a request finishes once"
+        request.finish_reason, request.error = reason, error
         if request.status is Status.RUNNING:
             self._requests.release(request)
         else:
-            self.waiting.discard_one()
+            self.waiting.discard(request)
         request.status = Status.FINISHED
-        return Event(request.id, None, reason)
+        del self.live[request.id]
+        return Event(request.id, None, reason, error)
 
     def preempt(self, request: Request) -> None:
         """Move a running request back to the front of the queue."""
@@ -272,10 +295,8 @@ class Scheduler:
         if token == INVALID_TOKEN:
             return self.finish(request, "error")._replace(error=_non_finite(request))
         request.tokens.append(token)
-        if token in request.end_ids:
-            return self.finish(request, "stop")._replace(token=token)
-        if len(request.tokens) == request.max_length:
-            return self.finish(request, "length")._replace(token=token)
+        if reason := request.end_reason:
+            return self.finish(request, reason)._replace(token=token)
         if not self.config.use_kv_cache and request.status is Status.RUNNING:
             request.scheduled = 0
             request.prefill_len = self._requests.prefill_len(request)

@@ -16,8 +16,14 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove all requests."""
         self._requests: deque[Request] = deque()
         self._finished = 0
+        self.tokens = 0
+        """Tokens of the prompts that wait."""
 
     def __len__(self) -> int:
         return len(self._requests) - self._finished
@@ -28,10 +34,12 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         """Append a new request."""
         self._requests.append(request)
+        self.tokens += request.prompt_tokens
 
     def push_front(self, request: Request) -> None:
         """Insert a preempted request before all others."""
         self._requests.appendleft(request)
+        self.tokens += request.prompt_tokens
 
     def head(self) -> Request | None:
         """Return the next request, or ``None`` if the queue is empty."""
@@ -42,8 +50,11 @@ class WaitingQueue:
 
     def pop(self) -> Request:
         """Remove and return the request that :meth:`head` returned."""
-        return self._requests.popleft()
+        request = self._requests.popleft()
+        self.tokens -= request.prompt_tokens
+        return request
 
-    def discard_one(self) -> None:
-        """Count one queued request as finished; its status marks which one."""
+    def discard(self, request: Request) -> None:
+        """Count a queued request as finished; its status marks which one."""
         self._finished += 1
+        self.tokens -= request.prompt_tokens

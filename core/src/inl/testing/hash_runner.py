@@ -58,6 +58,8 @@ class HashRunner(PipelinedRunner):
     freed too early is overwritten before it is read.
     """
 
+    survives_fork = True
+
     def __init__(self, limits: Limits, *, lag: Random | None = None) -> None:
         super().__init__()
         self.limits = limits
@@ -203,6 +205,10 @@ class HashRunner(PipelinedRunner):
             return Reply(flight.head.step, step.tokens)
         scored = scores(step.tokens[:, 0], self.limits.vocab)
         return Reply(flight.head.step, step.tokens, scored)
+
+    def _reset(self) -> None:
+        self.slots.clear()
+        self._step = None
 
     def _close(self) -> None:
         self.slots.clear()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, final
 
 from inl.errors import MissingPackage, RequestError, TemplateError
+from inl.forks import disconnect, on_fork
 
 PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.stdin.readline()); "
@@ -29,6 +30,9 @@ ENDED = (
 START_SECONDS = 120.0
 """Time limit for the start of the process; a cold disk takes seconds."""
 
+CHUNK = 1 << 16
+"""Bytes to read at once."""
+
 SECONDS = 120.0
 """Time limit of a rendering, for a process that does not end by itself: it limits its
 own processor time to seconds, which may take long on a busy machine."""
@@ -38,8 +42,8 @@ own processor time to seconds, which may take long on a busy machine."""
 class ChatTemplate:
     """A jinja2 chat template of a model, rendered in a separate process.
 
-    The process starts at the first use and serves all later ones. where: prefix of
-    error messages. Thread-safe.
+    The process starts at the first use and serves all later ones; a forked child of
+    this process starts its own. where: prefix of error messages. Thread-safe.
     """
 
     def __init__(
@@ -55,6 +59,14 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._lock = threading.Lock()
         self._process: _Process | None = None
+        on_fork(self)
+
+    def after_fork_in_child(self) -> None:
+        """Leave the process, and the lock, to the parent's threads."""
+        self._lock = threading.Lock()
+        if self._process is not None:
+            self._process.disconnect()
+            self._process = None
 
     def apply(
         self,
@@ -90,34 +102,35 @@ class ChatTemplate:
     def close(self) -> None:
         """Stop the process; a later :meth:`apply` starts another."""
         with self._lock:
-            self._stop()
+            if self._process is not None:
+                self._process.stop()
+                self._process = None
 
     def _render(self, request: str) -> str:
-        if self._process is None:
+        # After an interrupted request, its reply must not be taken for the next one's:
+        # the process is kept only once its reply has arrived.
+        process, self._process = self._process, None
+        if process is None:
             try:
-                self._process = _Process()
+                process = _Process()
             except OSError as error:
                 raise TemplateError(
                     f"{self.where}: {sys.executable} cannot start: {error.strerror}"
                 ) from error
             source = json.dumps(self.source)
-            self._text_of(self._process.request(source, START_SECONDS))
-        return self._text_of(self._process.request(request, SECONDS))
+            self._text_of(process.request(source, START_SECONDS))
+        text = self._text_of(process.request(request, SECONDS))
+        self._process = process
+        return text
 
     def _text_of(self, reply: Mapping[str, Any] | None) -> str:
-        """Return the text of a reply; stops the process and raises for an error."""
+        """Return the text of a reply; raises for an error."""
         if reply is not None and "text" in reply:
             return str(reply["text"])
-        self._stop()
         reply = reply or {"error": ENDED}
         line = reply.get("line")
         where = f"{self.where}, line {line}" if line else self.where
         raise TemplateError(f"{where}: {reply['error']}")
-
-    def _stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
 
 
 class _Process:
@@ -134,8 +147,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
+            bufsize=0,  # nothing is buffered that a forked child could send twice
             start_new_session=True,  # not interrupted by Ctrl-C in the terminal
         )
         self.stop = weakref.finalize(self, _kill, self._child)
@@ -143,9 +155,25 @@ class _Process:
         folders = [folder for folder in sys.path if isinstance(folder, str)]
         self._send(json.dumps([*folders, str(Path(__file__).parents[2])]))
 
+    def disconnect(self) -> None:
+        """Leave the process and its pipes to the parent, in a forked child."""
+        self.stop.detach()
+        for pipe in (self._child.stdin, self._child.stdout):
+            disconnect(_pipe(pipe).fileno())
+
     def _send(self, line: str) -> None:
-        _pipe(self._child.stdin).write(line + "\n")
-        _pipe(self._child.stdin).flush()
+        rest = memoryview(line.encode() + b"\n")
+        while rest:
+            rest = rest[_pipe(self._child.stdin).write(rest) :]
+
+    def _receive(self) -> bytes:
+        """Return a line, without its end if the process has ended."""
+        parts = [b""]
+        while not parts[-1].endswith(b"\n"):
+            parts.append(_pipe(self._child.stdout).read(CHUNK))
+            if not parts[-1]:
+                break
+        return b"".join(parts)
 
     def request(self, line: str, seconds: float) -> Mapping[str, Any] | None:
         """Send a line and return the reply; ``None`` if the process has ended.
@@ -157,20 +185,20 @@ class _Process:
         timer.start()
         try:
             self._send(line)
-            reply = _pipe(self._child.stdout).readline()
+            reply = self._receive()
         except BrokenPipeError:
             return None
         finally:
             timer.cancel()
-        return json.loads(reply) if reply.endswith("\n") else None
+        return json.loads(reply) if reply.endswith(b"\n") else None
 
 
-def _pipe(pipe: IO[str] | None) -> IO[str]:
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     assert pipe is not None  # Popen was called with PIPE
     return pipe
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):

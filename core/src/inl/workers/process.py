@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 
 from inl.errors import RunnerError, WorkerLost
+from inl.forks import disconnect
 from inl.protocol.wire import Channel
 
 log = logging.getLogger("inl.worker")
@@ -106,6 +107,12 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.stop(0.0)
             return "closed its connection, and was stopped,"
+
+    def disconnect(self) -> None:
+        """Leave the process and its pipes to the parent, in a forked child."""
+        self.channel.disconnect()
+        if self._process.stdout is not None:
+            disconnect(self._process.stdout.fileno())
 
     def stop(self, seconds: float = EXIT_SECONDS) -> None:
         """Wait for the exit; then terminate, then kill. Stopping twice is allowed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import sys
 import tempfile
@@ -82,8 +83,14 @@ def start_ranks(
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    weakref.finalize(group, shutil.rmtree, folder, ignore_errors=True)
+    weakref.finalize(group, _remove, folder, os.getpid())
     return StartedRunner(group, ", ".join(devices), dtypes[0])
+
+
+def _remove(folder: str, process: int) -> None:
+    """Remove a folder of this process; forked children leave it to their parent."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def rank_devices(config: EngineConfig) -> tuple[str, list[str]]:

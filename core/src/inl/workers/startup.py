@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from inl.config import EngineConfig
+from inl.config import REQUEST_BOUNDS, EngineConfig
 from inl.errors import ProtocolError, RunnerError
 from inl.executor.model_loader import (
     LanguageModel,
@@ -30,6 +30,7 @@ log = logging.getLogger("inl")
 
 PARENT_FIELDS = frozenset(
     {
+        *REQUEST_BOUNDS,
         "backend",
         "on_worker_loss",
         "restart_device",

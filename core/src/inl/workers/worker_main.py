@@ -131,11 +131,16 @@ def _work(channel: Channel, runner: Runner) -> None:
         elif kind is Kind.MASKS:
             if not (failures and failures[-1]):
                 runner.sample(*wire_arrays.read_masks(payload))
+        elif kind is Kind.RESET:
+            runner.reset()
+            failures.clear()
+            channel.send(Kind.RESET, bytes(payload))
         elif kind is Kind.CLOSE:
             return
         else:
             raise ProtocolError(
-                f"worker: found {kind.name}, accepts MESSAGE, MASKS, COLLECT and CLOSE"
+                f"worker: found {kind.name}, accepts MESSAGE, MASKS, COLLECT, RESET "
+                "and CLOSE"
             )
 
 

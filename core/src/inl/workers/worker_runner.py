@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
-from inl.errors import InlError, ProtocolError, RunnerError
+import numpy as np
+
+from inl.errors import InlError, ProtocolError, RunnerError, WorkerLost
 from inl.protocol import wire_arrays, wire_json
 from inl.protocol.runner import PipelinedRunner, Reply, StepInFlight
 from inl.protocol.wire import Frame, Kind
@@ -72,6 +74,8 @@ class WorkerRunner(PipelinedRunner):
         self.silent_seconds = silent_seconds
         self._refusal = ""
         """Message of the error that every call raises, once the worker has failed."""
+        self._lost: WorkerLost | None = None
+        self._resets = 0
         self._advice = advice
         self._abandoned = abandoned or threading.Event()
         arguments = () if factory is None else ("--factory", factory)
@@ -138,6 +142,30 @@ class WorkerRunner(PipelinedRunner):
             self._fail(error)
             raise
 
+    def reset(self) -> None:
+        if self._lost is not None:
+            # The call that noticed the loss may have been interrupted.
+            raise self._lost
+        super().reset()
+
+    def _reset(self) -> None:
+        """Wait until the worker has processed all that was sent before."""
+        self._resets += 1
+        number = np.array([self._resets], "<i4")
+        self._send(Kind.RESET, number.tobytes())
+        frame = self._wait("resetting")
+        # Replies to steps, and to a reset that was interrupted, are dropped.
+        while frame.kind is not Kind.RESET or frame.payload != number.tobytes():
+            if frame.kind is Kind.ERROR:
+                raise wire_json.read_failure(frame.payload, self.where)
+            frame = self._wait("resetting")
+
+    def _name(self) -> str:
+        return self.where
+
+    def _disconnect(self) -> None:
+        self._process.disconnect()
+
     def _close(self) -> None:
         with suppress(EOFError):
             self._channel.send(Kind.CLOSE)
@@ -196,9 +224,9 @@ class WorkerRunner(PipelinedRunner):
 
     def _lose(self, doing: str, advice: str | None = None, how: str = "") -> NoReturn:
         advice = self._advice if advice is None else advice
-        error = self._process.lost(doing, advice, how)
-        self._fail(error)
-        raise error
+        self._lost = self._process.lost(doing, advice, how)
+        self._fail(self._lost)
+        raise self._lost
 
     def _fail(self, error: InlError) -> None:
         first = str(error).splitlines()[0] if str(error) else ""

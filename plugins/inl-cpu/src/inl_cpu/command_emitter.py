@@ -41,9 +41,10 @@ class CommandEmitter:
     def record(self) -> Iterator[Recording]:
         """Record what kernels emit instead of running it."""
         assert self.recording is None, "programs are recorded one at a time"
-        self.recording = Recording(self.scratch)
+        recording = Recording(self.scratch)
         try:
-            yield self.recording
+            self.recording = recording
+            yield recording
         finally:
             self.recording = None
 

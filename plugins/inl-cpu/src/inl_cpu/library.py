@@ -6,9 +6,11 @@ import ctypes
 import os
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Final, NamedTuple
 
 from inl.errors import DeviceError, KernelFailed
+from inl.forks import on_fork
 from inl_cpu.abi import ABI, ISAS, MatrixStruct
 from inl_cpu.cores import count_threads
 
@@ -86,24 +88,43 @@ def select_isa(library: ctypes.CDLL) -> int:
 
 
 class Machine:
-    """A thread pool of the library: runs programs, one after the other."""
+    """A thread pool of the library: runs programs, one after the other.
+
+    A forked child starts its own threads when it first runs a program.
+    """
 
     def __init__(self, library: ctypes.CDLL, threads: int, isa: int) -> None:
         self.library = library
         self.threads, self.isa = threads, ISAS[isa]
-        self._pool = library.inl_open(threads, isa)
-        if not self._pool:
-            raise DeviceError(f"native kernels: cannot start {threads} threads")
         self._run = library.inl_run
+        self._opening = Lock()
+        self._pool: int | None = None
+        self._open()
+        on_fork(self)
+
+    def after_fork_in_child(self) -> None:
+        """Leave the pool, whose threads only the parent has."""
+        self._opening, self._pool = Lock(), None
+
+    def _open(self) -> int:
+        with self._opening:
+            if not self._pool:
+                self._pool = self.library.inl_open(self.threads, ISAS.index(self.isa))
+            if not self._pool:
+                raise DeviceError(
+                    f"native kernels: cannot start {self.threads} threads"
+                )
+            return self._pool
 
     def run(self, address: int, count: int) -> None:
         """Run ``count`` encoded instructions; none runs if any is refused.
 
         Raises :class:`KernelFailed` with the instruction's number and the reason.
         """
-        refused = self._run(self._pool, address, count)
+        pool = self._pool or self._open()
+        refused = self._run(pool, address, count)
         if refused:
-            reason = self.library.inl_refusal(self._pool).decode()
+            reason = self.library.inl_refusal(pool).decode()
             raise KernelFailed(f"native program: instruction {refused}: {reason}")
 
 

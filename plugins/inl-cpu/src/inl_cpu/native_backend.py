@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 import numpy as np
 
 from inl.backend.bandwidth import Bandwidth
-from inl.backend.base import Backend, DeviceMemory, Program, StateSpec, Traits
+from inl.backend.base import (
+    Backend,
+    DeviceMemory,
+    ForkSafety,
+    Program,
+    StateSpec,
+    Traits,
+)
 from inl.backend.host import host_memory
 from inl.dtypes import SIZES, HostArray, widen, wrap
 from inl.errors import DeviceError
@@ -79,6 +86,7 @@ class NativeBackend(Backend):
         return wrap(np.array(x))
 
     def state(self, spec: StateSpec, *, limits: Limits) -> State:
+        self.programs.clear()  # recordings refer to the state of before
         caches: dict[int, NativeCache] = {}
         paged = [item for item in spec if isinstance(item, Paged)]
         for group, blocks in zip(paged, limits.blocks, strict=True):
@@ -118,10 +126,12 @@ class NativeBackend(Backend):
         return NativeProgram(function, self.emitter, self.programs)
 
     def offers(self, kind: type[C]) -> C | None:
-        for offer in (ReadBandwidth(self.emitter), PackedWeightCache(self.emitter)):
-            if isinstance(offer, kind):
-                return offer
-        return None
+        offers = (
+            ReadBandwidth(self.emitter),
+            PackedWeightCache(self.emitter),
+            ForkSafety(),
+        )
+        return next((each for each in offers if isinstance(each, kind)), None)
 
 
 class ReadBandwidth(Bandwidth):

@@ -9,8 +9,9 @@ import inl_cpu.threads  # noqa: F401 - must precede torch, which reads the envir
 # isort: split
 import torch
 
-from inl.backend.base import DeviceMemory, Traits
+from inl.backend.base import C, DeviceMemory, ForkSafety, Traits
 from inl.backend.host import host_memory
+from inl.forks import on_fork
 from inl_cpu.cores import requested_threads
 from inl_torch.backend import TorchBackend
 
@@ -30,6 +31,15 @@ class TorchCpuBackend(TorchBackend):
         threads = requested_threads()
         if threads is not None:
             torch.set_num_threads(threads)
+        on_fork(self)
+
+    def after_fork_in_child(self) -> None:
+        """Compute with one thread: OpenMP does not start its threads again."""
+        torch.set_num_threads(1)
+
+    def offers(self, kind: type[C]) -> C | None:
+        offer = ForkSafety()
+        return offer if isinstance(offer, kind) else super().offers(kind)
 
     def memory(self) -> DeviceMemory:
         return host_memory()

@@ -1,0 +1,52 @@
+"""The requests of one call, queued in order as the waiting queue has room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from inl.errors import QueueFull
+
+if TYPE_CHECKING:
+    from inl.engine.request_handle import RequestHandle
+
+
+class Batch:
+    """Handles of one call; :meth:`feed` queues them, :attr:`completed` once all end."""
+
+    def __init__(self) -> None:
+        self.handles: list[RequestHandle] = []
+        self._queued = self._finished = 0
+
+    @property
+    def completed(self) -> bool:
+        """Whether every request has finished."""
+        handles = self.handles
+        while self._finished < len(handles) and handles[self._finished].completed:
+            self._finished += 1
+        return self._finished == len(handles)
+
+    def feed(self, add: Callable[[RequestHandle], None]) -> None:
+        """Queue the next handles, as many as there is room for.
+
+        add: queues a handle; does nothing for one that is queued already. Raises
+        :class:`~inl.errors.QueueFull` if there is no room for the first one.
+        """
+        while self._queued < len(self.handles):
+            try:
+                add(self.handles[self._queued])
+            except QueueFull:
+                if not self._queued:
+                    raise
+                return
+            self._queued += 1
+
+    def fail(self, error: BaseException) -> None:
+        """Finish every request that has not finished with an error."""
+        for handle in self.handles:
+            handle.fail(error)
+
+    def notify(self) -> None:
+        """Call the listener, which all handles of a batch share."""
+        if self.handles:
+            self.handles[0].notify()
