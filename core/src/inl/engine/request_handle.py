@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from inl.engine.stop_strings import StopStringFilter
-from inl.errors import RequestError, RunnerError
+from inl.errors import RequestError, RunnerError, message
 from inl.scheduling.request import Event
 from inl.text.detokenize import Detokenizer
 
@@ -157,7 +157,7 @@ class RequestHandle:
         if self.error is not None:
             kind = type(self.error)
             raise (kind if issubclass(kind, RunnerError) else RunnerError)(
-                f"generation failed: {self.error}"
+                f"generation failed: {message(self.error)}"
             ) from self.error
         assert self.finish_reason is not None, "completion() of an unfinished request"
         request = self.request
