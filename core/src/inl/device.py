@@ -99,9 +99,9 @@ class Device:
 
     def why_not(self) -> str | None:
         """Return why it cannot be used, or ``None`` if it can."""
-        from inl.plugin import registry
+        from inl.plugin import registry_for
 
-        return registry().why_not(self)
+        return registry_for(self.type).why_not(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,10 +100,15 @@ def test_a_probe_that_cannot_be_imported_makes_its_plugin_broken(site, row_of):
     assert "cannot load probe of npu, gone:probe: ModuleNotFoundError" in row.detail
 
 
-def test_a_probe_may_be_interrupted(site):
-    known = probed(site, "raise KeyboardInterrupt")
-    with pytest.raises(KeyboardInterrupt):
-        known.devices()
+def test_a_probe_that_raises_keyboard_interrupt_is_broken(site, row_of):
+    row = row_of(probed(site, "raise KeyboardInterrupt('x')"), "npu")
+    assert row.status == "broken"
+    assert row.detail.endswith("the probe failed: KeyboardInterrupt: x")
+
+
+def test_what_a_probe_prints_goes_to_stderr(site, capsys):
+    assert probed(site, "print('probing'); return [DeviceInfo(0, 'A')]").devices()
+    assert capsys.readouterr() == ("", "probing\n")
 
 
 MODELS = """

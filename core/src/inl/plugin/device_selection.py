@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from inl.device import Device, DeviceType
 from inl.errors import BackendNotFound, BackendUnavailable, InlError, PluginError
 from inl.plugin.contribution import BackendEntry, describe, resolve
-from inl.plugin.loader import registry
+from inl.plugin.loader import registry, registry_for
 from inl.plugin.registry import Registry
 
 if TYPE_CHECKING:
@@ -34,10 +34,12 @@ def make_backend(device: Device | str, known: Registry | None = None) -> Backend
     :class:`~inl.errors.BackendUnavailable` with the reason if the device or its
     backend cannot be used.
     """
-    known = known or registry()
     device = check_device(device, known)
+    known = known or registry_for(device.type)
     entry = known.backend(device.type)
     assert entry is not None, "a checked device is served"
+    if text := known.conflict(device.type):
+        _log(logging.WARNING, text)
     return _open(entry, device)
 
 
@@ -46,8 +48,8 @@ def check_device(device: Device | str, known: Registry | None = None) -> Device:
 
     Raises the errors of :func:`make_backend`, before long work for the device starts.
     """
-    known = known or registry()
     device = choose_device(device, known)
+    known = known or registry_for(device.type)
     if known.backend(device.type) is None:
         raise _not_served(device.type, known)
     if reason := known.why_not(device):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from functools import partial
 from threading import Thread
 from typing import Any, NamedTuple
 
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable, PluginError
-from inl.plugin.contribution import BackendEntry, guarded, one_line, resolve
+from inl.plugin.contribution import (
+    BackendEntry,
+    describe,
+    guarded,
+    one_line,
+    resolve,
+)
 
 TIMEOUT_SECONDS = 10.0
 """Time limit of a probe: a driver that hangs must not block the process."""
@@ -64,19 +72,20 @@ def _call_with_timeout(probe: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
     def run() -> None:
         try:
             results.append(tuple(probe()))
-        # Re-raised in the calling thread, KeyboardInterrupt included.
         except BaseException as error:
             errors.append(error)
 
     thread = Thread(target=run, name="inl-probe", daemon=True)
-    thread.start()
-    thread.join(TIMEOUT_SECONDS)
+    with redirect_stdout(sys.stderr):
+        thread.start()
+        thread.join(TIMEOUT_SECONDS)
     for error in errors:
+        if isinstance(error, KeyboardInterrupt):
+            # Ctrl-C interrupts the main thread: this is the probe's own.
+            raise PluginError(describe(error)) from error
         raise error
     if not results:
-        raise BackendUnavailable(
-            f"the probe did not return within {TIMEOUT_SECONDS:g} s"
-        )
+        raise BackendUnavailable(f"probe took over {TIMEOUT_SECONDS:g} s")
     return results[0]
 
 
