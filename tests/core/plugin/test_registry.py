@@ -80,6 +80,7 @@ BROKEN = {
     "return [DeviceInfo(0, 'A'), DeviceInfo(0, 'B')]": (
         "the probe returned an index twice: "
     ),
+    "return [DeviceInfo(0, 'A', bytes_per_second=0)]": "the probe returned Device",
     "1 / 0": "ZeroDivisionError: division by zero",
     "exit(1)": "SystemExit: 1",
 }

@@ -12,7 +12,7 @@ import pytest
 from inl.device import Device
 from inl.plugin import loader, screening
 from inl.plugin.discover import from_modules
-from inl.plugin.verdict_file import plugin_key, read_verdict, write_verdict
+from inl.plugin.private_facts import plugin_key, read_facts, write_facts
 
 HOOK = """
 from inl.plugin import hookimpl
@@ -168,7 +168,7 @@ def test_planted_files_are_ignored(load, tmp_path, how):
         path.symlink_to(path.with_suffix(".real"))
     else:
         path.parent.chmod(0o777)
-    assert read_verdict(key) is None
+    assert read_facts(key, screening.TYPES) is None
     assert screening.recall(origin) is None
 
 
@@ -176,7 +176,7 @@ def test_a_folder_of_another_kind_is_no_error(load, row_of, tmp_path):
     (tmp_path / "cache").write_text("not a folder")
     assert row_of(load(HOOK.format(body="pass")), "zzz").status == "ready"
     with pytest.raises(NotADirectoryError):
-        write_verdict("0" * 64, {})
+        write_facts("0" * 64, {})
 
 
 def test_ctrl_c_ends_the_child(load, monkeypatch):

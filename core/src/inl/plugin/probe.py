@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
@@ -57,7 +58,8 @@ def _checked_result(probe: Callable[[], Iterable[Any]]) -> ProbeResult:
         if not isinstance(info, DeviceInfo) or not _is_valid(info):
             raise PluginError(
                 f"the probe returned {info!r:.80}, accepted: DeviceInfo(index, name, "
-                "memory_bytes or None, note)"
+                "memory_bytes or None, note, "
+                "bytes_per_second or None)"
             )
     if len({info.index for info in devices}) < len(devices):
         raise PluginError(f"the probe returned an index twice: {devices!r:.200}")
@@ -92,4 +94,7 @@ def _call_with_timeout(probe: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
 def _is_valid(info: DeviceInfo) -> bool:
     numbers = [info.index, 0 if info.memory_bytes is None else info.memory_bytes]
     counts = all(type(number) is int and number >= 0 for number in numbers)
-    return counts and isinstance(info.name, str) and isinstance(info.note, str)
+    speed = info.bytes_per_second
+    known = speed is None or (type(speed) in (int, float) and 0 < speed < math.inf)
+    text = isinstance(info.name, str) and isinstance(info.note, str)
+    return counts and known and text

@@ -16,8 +16,8 @@ from threading import Thread
 from time import monotonic, time
 
 from inl.plugin.discover import Origin
+from inl.plugin.private_facts import plugin_key, read_facts, write_facts
 from inl.plugin.rows import is_named_for
-from inl.plugin.verdict_file import plugin_key, read_verdict, write_verdict
 
 LIMIT_SECONDS = 10.0
 """Time limit of a plugin's import and hooks."""
@@ -52,16 +52,24 @@ class Verdict:
         return kind in self.backends or self.kernels
 
 
+TYPES = {
+    "reason": str,
+    "where": str,
+    "backends": list,
+    "kernels": bool,
+    "seconds": float,
+    "when": float,
+}
+"""Types of the fields of :class:`Verdict` in JSON."""
+
+
 def recall(origin: Origin) -> Verdict | None:
     """Return the stored verdict of a plugin, if it is unchanged since."""
-    facts = read_verdict(plugin_key(origin))
-    try:
-        verdict = Verdict(**facts) if facts else None
-        if verdict is None or (verdict.reason and not _is_recent(verdict.when)):
-            return None
-        return verdict
-    except TypeError:  # a file with other fields or types
+    facts = read_facts(plugin_key(origin), TYPES)
+    if facts is None:
         return None
+    verdict = Verdict(**{**facts, "backends": tuple(map(str, facts["backends"]))})
+    return None if verdict.reason and not _is_recent(verdict.when) else verdict
 
 
 def _is_recent(when: float) -> bool:
@@ -105,7 +113,7 @@ class Child:
                 raise
         verdict = self._read(output, errors, hangs)
         with suppress(OSError):
-            write_verdict(plugin_key(self.origin), asdict(verdict))
+            write_facts(plugin_key(self.origin), asdict(verdict))
         return verdict
 
     def _read(self, output: bytes, errors: bytes, hangs: bool) -> Verdict:

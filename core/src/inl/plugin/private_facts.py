@@ -1,4 +1,4 @@
-"""Stored results of plugin imports: private files, named by what was imported."""
+"""Stored facts about plugins: private files, named by what they were found of."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ MAX_BYTES = 16_384
 """Size limit of a file; larger ones are ignored."""
 
 
-def plugin_key(origin: Origin) -> str:
-    """Return a digest of the plugin, of the files beside its module, and of INL."""
+def plugin_key(origin: Origin, *more: str) -> str:
+    """Return a digest of the plugin, the files beside its module, INL, and ``more``."""
     parts: list[Any] = [
-        __version__, sys.version, sys.prefix, origin.module, origin.group,
+        more, __version__, sys.version, sys.prefix, origin.module, origin.group,
         origin.distribution, origin.version,
     ]  # fmt: skip
     for file in _files(origin.module.partition(":")[0]):
@@ -55,8 +56,11 @@ def _files(module: str) -> list[Path]:
     return []
 
 
-def read_verdict(key: str) -> dict[str, Any] | None:
-    """Return a stored verdict; ``None`` if there is none that only this user wrote."""
+def read_facts(key: str, types: Mapping[str, type]) -> dict[str, Any] | None:
+    """Return stored facts; ``None`` if there are none that only this user wrote.
+
+    types: name of each fact -> its type; facts of other names or types are ignored.
+    """
     path = _path(key)
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | _NONBLOCK)
@@ -66,19 +70,17 @@ def read_verdict(key: str) -> dict[str, Any] | None:
                 path.parent.stat(), folder=True
             ):
                 return None
-            facts = json.loads(file.read(MAX_BYTES))
+            facts: Any = json.loads(file.read(MAX_BYTES))
     except (OSError, ValueError):
         return None
-    valid = isinstance(facts, dict) and facts.pop("key", None) == key
-    types = {"reason": str, "where": str, "backends": list, "kernels": bool,
-             "seconds": float, "when": float}  # fmt: skip
-    if not valid or {n: type(x) for n, x in facts.items()} != types:
+    if not isinstance(facts, dict) or facts.pop("key", None) != key:
         return None
-    return {**facts, "backends": tuple(facts["backends"])}
+    found = {name: type(value) for name, value in facts.items()}
+    return facts if found == types else None
 
 
-def write_verdict(key: str, facts: dict[str, Any]) -> None:
-    """Store a verdict in a private folder; raises OSError."""
+def write_facts(key: str, facts: Mapping[str, Any]) -> None:
+    """Store facts as JSON in a private folder; raises OSError."""
     import tempfile  # takes milliseconds, and is rarely needed
 
     path = _path(key)
