@@ -143,6 +143,21 @@ def test_known_plugins_of_other_types_are_not_imported(load, site, monkeypatch):
         loader._registry_of.cache_clear()
 
 
+def test_a_type_of_an_untested_plugin_with_another_name_is_found(load, site, caplog):
+    caplog.set_level("INFO", "inl")
+    site.module("zzz", HOOK.format(body="pass"))
+    loader.registry.cache_clear()
+    loader._registry_of.cache_clear()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("INL_PLUGINS", "zzz")
+            assert loader.registry_for("npu").backend("npu") is not None
+    finally:
+        loader.registry.cache_clear()
+    assert len(load.started) == 1
+    assert not caplog.records
+
+
 def planted(path, text, mode=0o600):
     path.write_text(text)
     path.chmod(mode)

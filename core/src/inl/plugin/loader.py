@@ -36,7 +36,7 @@ from inl.plugin.discover import (
 from inl.plugin.hooks import CONTRACT, GROUP
 from inl.plugin.registry import Registry
 from inl.plugin.rows import Plugin, conflict, is_named_for
-from inl.plugin.screening import Verdict, screen
+from inl.plugin.screening import Verdict, recall, screen
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -93,11 +93,20 @@ def registry_for(device_type: str) -> Registry:
     Does not import, or wait for, plugins that serve other types. It is that of all
     plugins if they are loaded, or if no other plugin serves the type.
     """
-    if registry.cache_info().currsize:
-        return registry()
-    known = _registry_of(DeviceType(device_type))
     kind = DeviceType(device_type)
+    if registry.cache_info().currsize or not _is_known(kind):
+        return registry()
+    known = _registry_of(kind)
     return known if known.backend(kind) or known.why_absent(kind) else registry()
+
+
+def _is_known(kind: DeviceType) -> bool:
+    """Return whether a plugin serves ``kind``, by its name or when it was tested."""
+    return kind == DeviceType.REFERENCE or any(
+        is_named_for(origin, kind)
+        or ((verdict := recall(origin)) is not None and kind in verdict.backends)
+        for origin in _origins(None, None)[1:]
+    )
 
 
 @cache
