@@ -99,9 +99,9 @@ class Device:
 
     def why_not(self) -> str | None:
         """Return why it cannot be used, or ``None`` if it can."""
-        from inl.plugin import registry
+        from inl.plugin import registry_for
 
-        return registry().why_not(self)
+        return registry_for(self.type).why_not(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,9 @@ class DeviceInfo:
     """Total memory; ``None`` if it is not known without importing a framework."""
     note: str = ""
     """A short remark for users, such as that a slower code path is used."""
+    bytes_per_second: float | None = None
+    """Approximate memory bandwidth, by which "auto" compares devices; ``None`` if it is
+    not known without importing a framework, then it is measured once."""
 
 
 Probe = Callable[[], Sequence[DeviceInfo]]

@@ -49,6 +49,9 @@ class KernelError(InlError):
 class NoKernel(KernelError):
     """Every kernel refused the arguments; lists the reason of each."""
 
+    op = ""
+    """The op, if it is known."""
+
 
 class KernelFailed(KernelError):
     """A kernel raised, or returned a result that its op does not allow."""
@@ -112,3 +115,13 @@ class WorkerLost(RunnerError):
 
 class MissingPackage(InlError, ImportError):
     """An optional package is not installed; the message has the install command."""
+
+
+NOTE = "in kernel "
+"""Beginning of the note on an exception that a kernel raised; its label follows."""
+
+
+def message(error: BaseException) -> str:
+    """Return the message of an error, and the kernel that raised it."""
+    notes = [n for n in getattr(error, "__notes__", ()) if n.startswith(NOTE)]
+    return f"{error} ({', '.join(notes)})" if notes else str(error)

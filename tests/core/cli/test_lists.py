@@ -22,7 +22,9 @@ def absent():
     raise BackendUnavailable("driver not found")
 
 def interrupted():
-    raise KeyboardInterrupt
+    import os, signal, time
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(600)
 
 @hookimpl
 def inl_register_backends(register):
@@ -150,3 +152,10 @@ def test_the_fast_path_prints_the_same_as_the_parser(command, words, capsys):
     short = capsys.readouterr().out
     assert main([command, *words, *words, "--"]) == 0
     assert capsys.readouterr().out == short
+
+
+def test_devices_says_why_auto_selects_one(inl, plugin):
+    done = inl("devices", "--why", env=plugin(NPU.format(probe="there")))
+    assert done.returncode == 0
+    last = done.stdout.splitlines()[-1]
+    assert last == "auto selects npu:0: no other device type is available"

@@ -59,7 +59,7 @@ def test_describe_one_op(inl):
 def test_an_unknown_op_is_refused_with_the_list(inl):
     done = inl("ops", "rmsnorm")
     assert done.returncode == 2
-    assert "op: found 'rmsnorm', accepted: " in done.stderr
+    assert "there is no op 'rmsnorm'; did you mean 'rms_norm'? known: " in done.stderr
     assert "rms_norm" in done.stderr
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from inl.cli.devices import device_rows
 from inl.device import DeviceType
+from inl.errors import BackendUnavailable
+from inl.plugin import device_selection, make_backend
 
 BACKENDS = """
 from inl.plugin import hookimpl
@@ -88,10 +91,6 @@ BAD = {
     "registers twice": (
         backends("register('npu', 'm:C'); register('npu', 'm:D')"),
         "backend of npu: registered twice",
-    ),
-    "takes a device type": (
-        backends("register('good', 'm:C')"),
-        "device type good is already registered by plugin good (good 1.0)",
     ),
     "takes the reference": (
         backends("register('reference', 'm:C')"),
@@ -188,8 +187,15 @@ def test_a_hanging_probe_times_out(good, monkeypatch):
     monkeypatch.setattr("inl.plugin.probe.TIMEOUT_SECONDS", 0.05)
     good.add("zzz", HANGS)
     known = good.load()
-    assert "did not return within 0.05 s" in known.find(DeviceType("npu")).reason
+    reason = "probe took over 0.05 s"
+    assert known.find(DeviceType("npu")).reason == reason
     assert known.find(DeviceType("good")).devices
+    (row,) = [row for row in known.plugins if row.name == "zzz"]
+    assert (row.status, row.detail) == ("unavailable", f"npu: {reason}")
+    (row,) = [row for row in device_rows(known) if row["device"] == "npu"]
+    assert (row["status"], row["reason"]) == ("unavailable", reason)
+    with pytest.raises(BackendUnavailable, match=f"^npu:0: {reason}$"):
+        make_backend("npu", known)
 
 
 def test_ctrl_c_is_not_a_broken_plugin(site):
@@ -210,12 +216,42 @@ def test_a_failed_plugin_contributes_nothing(site):
     assert "zzz" in known.why_absent("npu")
 
 
-def test_the_first_by_name_wins_a_device_type(site, row_of):
+@pytest.fixture
+def conflict(site):
+    """Two plugins that serve npu; the first by name is used."""
     for name in ("beta", "alpha"):
-        site.add(name, backends("register('npu', 'm:C')"), entry="npu")
-    rows = [row for row in site.load().plugins if row.name == "npu"]
-    assert [(row.distribution, row.status) for row in rows] == [
-        ("alpha", "ready"),
-        ("beta", "broken"),
+        body = "register('npu', 'inl.backend.reference:ReferenceBackend')"
+        site.add(name, backends(body), entry="npu")
+    return site.load()
+
+
+CONFLICT = (
+    "npu is served by plugin npu (alpha 1.0), which is used, and by plugin npu "
+    "(beta 1.0); to keep one: pip uninstall alpha, or: pip uninstall beta"
+)
+
+
+def test_two_plugins_for_one_device_type_are_in_conflict(conflict):
+    rows = [row for row in conflict.plugins if row.name == "npu"]
+    assert [(row.distribution, row.status, row.detail) for row in rows] == [
+        ("alpha", "conflict", CONFLICT),
+        ("beta", "conflict", CONFLICT),
     ]
-    assert rows[1].detail.endswith("already registered by plugin npu (alpha 1.0)")
+    shown = [row for row in device_rows(conflict) if row["device"].startswith("npu")]
+    assert [(row["status"], row["reason"]) for row in shown] == [
+        ("ready", None),
+        ("conflict", CONFLICT),
+    ]
+
+
+def test_opening_a_device_in_conflict_warns(conflict, caplog):
+    device_selection._log.cache_clear()
+    assert make_backend("npu:0", conflict)
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == ("WARNING", CONFLICT)
+
+
+def test_a_module_in_conflict_is_removed_from_the_variable(good, row_of):
+    good.module("good_too", backends("register('good', 'm:C')"))
+    detail = row_of(good.load("good_too"), "good_too").detail
+    assert detail.endswith("pip uninstall good, or: remove good_too from INL_PLUGINS")

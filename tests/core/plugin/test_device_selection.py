@@ -1,13 +1,24 @@
 from __future__ import annotations
 
 import logging
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
+from inl.dtypes import widen, wrap
 from inl.errors import BackendNotFound, BackendUnavailable, OutOfMemory
-from inl.plugin import choose_device, make_backend
+from inl.plugin import (
+    choose_device,
+    device_selection,
+    make_backend,
+    simple_backend,
+    speed,
+)
+from inl.plugin.device_selection import choose_auto
+from inl.spec.kernel import Kernel
 
 SERVES = """
 from inl.device import Device, DeviceInfo
@@ -15,7 +26,13 @@ from inl.errors import BackendUnavailable, OutOfMemory
 from inl.plugin import hookimpl
 
 def there():
-    return [DeviceInfo(1, "second"), DeviceInfo(0, "first")]
+    return [DeviceInfo(1, "second"), DeviceInfo(0, "first", bytes_per_second=1e11)]
+
+def slow():
+    return [DeviceInfo(0, "slow", bytes_per_second=1e10)]
+
+def unmeasured():
+    return [DeviceInfo(0, "unmeasured")]
 
 def absent():
     raise BackendUnavailable("driver of {kind} not found")
@@ -208,3 +225,79 @@ def test_auto_logs_nothing_if_it_skipped_nothing(site, serve, caplog):
     serve("quiet")
     assert choose_device("auto", site.load()) == Device("quiet:0")
     assert not caplog.records
+
+
+def test_auto_does_not_select_a_slow_device(site, serve, caplog):
+    caplog.set_level(logging.INFO, "inl")
+    device_selection._log.cache_clear()
+    serve("tpu", "slow")
+    serve("cpu")
+    choice = choose_auto(site.load())
+    assert choice.device == Device("cpu:0")
+    assert choice.why() == (
+        "auto selects cpu:0: the first in order that is at least half as fast as the "
+        "fastest (tpu:0: 5 billion weights/s, declared, cpu:0: 50 billion weights/s, "
+        "declared)"
+    )
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "using cpu:0 (slower: tpu:0: 5 billion weights/s, declared)"
+    )
+
+
+def test_one_type_is_selected_without_a_measurement(site, serve, monkeypatch):
+    monkeypatch.setattr(speed, "measure", None)
+    serve("npu", "unmeasured")
+    choice = choose_auto(site.load())
+    assert choice.why() == "auto selects npu:0: no other device type is available"
+
+
+def test_an_undeclared_speed_is_measured_once(site, serve, monkeypatch, tmp_path):
+    monkeypatch.setenv("INL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(speed, "SHAPE", (64, 96))
+    monkeypatch.setattr(speed, "SECONDS", 0.0)
+    measured = []
+
+    def measure(backend):
+        measured.append((str(backend.device), speed_measure(backend) > 0))
+        return 1e12
+
+    speed_measure = speed.measure
+    monkeypatch.setattr(speed, "measure", measure)
+    serve("npu", "unmeasured")
+    serve("tpu")
+    for _ in range(2):
+        assert choose_auto(site.load()).device == Device("npu:0")
+    assert measured == [("npu:0", True)]
+
+
+def test_a_device_that_cannot_be_measured_is_not_selected(
+    site, serve, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("INL_CACHE", str(tmp_path / "cache"))
+    serve("tpu", "unmeasured", "gone:Backend")
+    serve("cpu")
+    choice = choose_auto(site.load())
+    assert choice.device == Device("cpu:0")
+    assert "tpu:0: cannot be measured: BackendUnavailable: tpu:0: " in choice.why()
+
+
+def test_quantized_weights_are_measured_as_the_backend_packs_them(monkeypatch):
+    monkeypatch.setattr(speed, "SHAPE", (64, 96))
+    packed = []
+
+    def pack(group, backend, dtype):
+        packed.append((group["weight"].dtype, dtype))
+        return Packed(backend.tensor(wrap(np.zeros((64, 96), np.float32))))
+
+    kernel = Kernel(
+        "linear", "packed", lambda x, w: x @ w.weight.T, layout="packed", pack=pack
+    )
+    backend = simple_backend(tensor=widen, numpy=wrap, kernels=lambda: [kernel])
+    assert speed.measure(backend(Device("npu"))) > 0
+    assert packed == [("q4_1", "float32")]
+
+
+class Packed(NamedTuple):
+    weight: Any
+    layout = "packed"

@@ -80,6 +80,7 @@ BROKEN = {
     "return [DeviceInfo(0, 'A'), DeviceInfo(0, 'B')]": (
         "the probe returned an index twice: "
     ),
+    "return [DeviceInfo(0, 'A', bytes_per_second=0)]": "the probe returned Device",
     "1 / 0": "ZeroDivisionError: division by zero",
     "exit(1)": "SystemExit: 1",
 }
@@ -100,10 +101,15 @@ def test_a_probe_that_cannot_be_imported_makes_its_plugin_broken(site, row_of):
     assert "cannot load probe of npu, gone:probe: ModuleNotFoundError" in row.detail
 
 
-def test_a_probe_may_be_interrupted(site):
-    known = probed(site, "raise KeyboardInterrupt")
-    with pytest.raises(KeyboardInterrupt):
-        known.devices()
+def test_a_probe_that_raises_keyboard_interrupt_is_broken(site, row_of):
+    row = row_of(probed(site, "raise KeyboardInterrupt('x')"), "npu")
+    assert row.status == "broken"
+    assert row.detail.endswith("the probe failed: KeyboardInterrupt: x")
+
+
+def test_what_a_probe_prints_goes_to_stderr(site, capsys):
+    assert probed(site, "print('probing'); return [DeviceInfo(0, 'A')]").devices()
+    assert capsys.readouterr() == ("", "probing\n")
 
 
 MODELS = """
@@ -198,7 +204,10 @@ def test_kernels_are_registered_per_device_type(site, row_of, body, labels):
         ("register('extra_entry:run')", "TypeError"),
         ("register('extra_entry:KERNEL')", "AttributeError"),
         ("register('json:__all__')", "found 'dump', accepted: a Kernel"),
-        ("register(ODD_OP)", "kernel rms_nrom/one: there is no op 'rms_nrom'; known: "),
+        (
+            "register(ODD_OP)",
+            "kernel rms_nrom/one: there is no op 'rms_nrom'; did you mean 'rms_norm'? ",
+        ),
         (
             "register(ONE); register(ONE)",
             "kernel rms_norm/one for reference is already registered by plugin extra",

@@ -78,7 +78,10 @@ def test_nan_and_infinity_are_detected(bad):
     result[0, 7] = bad
     verdict = judge(LINEAR, case, "bfloat16", result)
     assert not verdict.passed
-    assert ">" in str(verdict)
+    kind = "NaN" if np.isnan(bad) else "infinite"
+    assert f"1 of {result.size} values is {kind} at [0, 7]: found {bad}," in str(
+        verdict
+    )
 
 
 def test_wrong_shapes_and_counts_are_detected():
@@ -86,10 +89,31 @@ def test_wrong_shapes_and_counts_are_detected():
     exact = truth(LINEAR, case, "float32")
     verdict = judge(LINEAR, case, "float32", exact[0])
     assert not verdict.passed
-    assert "result 0" in verdict.where
+    assert verdict.problem == f"shape {exact[0].shape}, expected {exact.shape}"
     verdict = judge(LINEAR, case, "float32", (exact, exact))
-    assert "2 results, expected 1" in verdict.where
+    assert "2 results, expected 1" in verdict.problem
     assert not verdict.passed
+
+
+def test_an_expected_nan_is_accepted():
+    route = catalog()["route"]
+    attrs = {"k": 1, "kind": "softmax_topk", "renormalize": False}
+    case = Case("lost", (np.array([[1.0, np.nan, 2.0], [1.0, 0.0, 2.0]]),), attrs)
+    ids, weights = truth(route, case, "float32")
+    assert np.isnan(weights[0]).all()
+    assert judge(route, case, "float32", (ids, weights)).passed
+    assert not judge(route, case, "float32", (ids, np.where(weights, 0, 0))).passed
+
+
+@pytest.mark.parametrize("terms", [64, 4096])
+def test_sums_in_order_are_accepted_and_narrower_products_are_not(terms):
+    rng = np.random.default_rng(8)
+    x, weight = np.abs(rng.standard_normal((2, 6, terms))).astype(np.float32)
+    case = Case("sum", (x.astype(float), LINEAR.weights(weight.astype(float))))
+    total = np.add.accumulate(x[:, None] * weight[None], axis=-1)[..., -1]
+    assert judge(LINEAR, case, "float32", total).passed
+    tf32 = (x.view(np.uint32) & 0xFFFFE000).view(np.float32)
+    assert not judge(LINEAR, case, "float32", tf32 @ weight.T).passed
 
 
 def test_integers_are_exact():

@@ -101,3 +101,20 @@ def test_an_unavailable_device_is_a_usage_error(check, words):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("inl: ")
     assert "Traceback" not in done.stderr
+
+
+def test_one_op_is_checked_and_the_kernel_at_fault_is_listed_once(check):
+    done = check("faulty:0", "--op", "linear", "--op", "qkv_linear", fault="bias")
+    assert done.returncode == 1
+    assert done.stdout.count("\nfailed  ") == 1
+    assert "linear/numpy on faulty:0: error " in done.stdout
+    assert "more checks (linear/" in done.stdout
+    assert "also fails 9 checks (qkv_linear/" in done.stdout
+    assert done.stdout.rstrip().endswith("--op linear --op qkv_linear")
+    assert "runner" not in done.stdout
+
+
+def test_an_unknown_op_is_a_usage_error(check):
+    done = check("faulty:0", "--op", "liner")
+    assert done.returncode == 2
+    assert "there is no op 'liner'; did you mean 'linear'? known: " in done.stderr

@@ -54,6 +54,18 @@ class Nvml:
         return self.memory
 
 
+class Clocks(Nvml):
+    """NVML of a driver that reports the memory clock and bus width of an H100."""
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, kind, clock):  # noqa: N802
+        clock._obj.value = {2: 2619}[kind.value]
+        return 0
+
+    def nvmlDeviceGetMemoryBusWidth(self, handle, bits):  # noqa: N802
+        bits._obj.value = 5120
+        return self.memory
+
+
 class Words:
     restype = ctypes.c_int
 
@@ -71,6 +83,13 @@ def nvml(monkeypatch):
         return library
 
     return use
+
+
+def test_the_bandwidth_is_declared_where_the_driver_knows_it(monkeypatch):
+    monkeypatch.delenv(probe.VISIBLE, raising=False)
+    for failed, expected in ((0, 3.35232e12), (3, None)):
+        monkeypatch.setattr(probe, "load", lambda code=failed: Clocks(memory=code))
+        assert [info.bytes_per_second for info in probe.probe()] == [expected] * 2
 
 
 def test_lists_gpus_with_memory(nvml):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inl.cli.table import print_table
+from inl.errors import RequestError
 from inl.plugin import make_backend
 from inl.plugin.device_selection import check_device
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from inl.testing.target import Target
 
 SHOWN = 20
-"""Maximum number of failures printed."""
+"""Maximum number of findings printed."""
 
 
 def run(
@@ -31,17 +32,26 @@ def run(
         bool, typer.Option("--full", help="Test more seeds and sizes (takes minutes).")
     ] = False,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of all inputs. [default: random]", min=0)
+        int | None,
+        typer.Option(
+            help="Seed of all inputs. [default: INL_CHECK_SEED, or 16]", min=0
+        ),
+    ] = None,
+    op: Annotated[
+        list[str] | None,
+        typer.Option(help="Check only the kernels of this op; can be repeated."),
     ] = None,
 ) -> None:
     """Check the backend of DEVICE against the reference ops; exit code 1 on failure."""
     from inl.testing.card import capability_card
     from inl.testing.conformance import check_all
-    from inl.testing.target import Target, random_seed
+    from inl.testing.target import Target, default_seed
 
     chosen = check_device(device)
     make_backend(chosen)  # an unavailable device is a usage error, not a failed check
-    target = Target(chosen, seed=random_seed() if seed is None else seed, full=full)
+    chosen_seed = default_seed() if seed is None else seed
+    target = Target(chosen, seed=chosen_seed, full=full, only=tuple(op or ()))
+    _check_ops(target)
     began = time.perf_counter()
     results = check_all(target, on_result=None if as_json else _show_progress)
     seconds = time.perf_counter() - began
@@ -54,22 +64,34 @@ def run(
         raise typer.Exit(1)
 
 
+def _check_ops(target: Target) -> None:
+    from inl.ops import unknown_op
+
+    for name in target.only:
+        if name not in target.ops:
+            raise RequestError(unknown_op(name))
+
+
 def _show_progress(result: Result) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{result.section}: {result.name}", end="", file=sys.stderr)
 
 
 def _show(target: Target, results: Sequence[Result], seconds: float) -> None:
+    from inl.testing.findings import findings
+
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
     print_table(("section", "passed", "failed", "worst", "time"), _rows(results))
     failures = [result for result in results if result.status == "failed"]
-    for result in failures[:SHOWN]:
-        print(f"failed  {result.name}\n        {result.message}")
-    if len(failures) > SHOWN:
-        print(f"failed  and {len(failures) - SHOWN} more; --json lists all")
+    found = findings(results)
+    for finding in found[:SHOWN]:
+        print("\n".join(finding.lines()))
+    if len(found) > SHOWN:
+        print(f"failed  and {len(found) - SHOWN} more; --json lists all")
     repeat = f"inl check {target.device} --seed {target.seed}"
     repeat += " --full" if target.full else ""
+    repeat += "".join(f" --op {name}" for name in target.only)
     if failures:
         print(
             f"{target.device} fails {len(failures)} of {len(results)} checks in "

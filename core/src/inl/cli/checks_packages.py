@@ -102,6 +102,9 @@ def _plugins() -> Iterator[Check]:
             if row.distribution is None:
                 fix = "check INL_PLUGINS, then: inl --debug plugins"
             yield Check("warn", subject, f"broken: {row.detail}", fix)
+        elif row.status == "conflict":
+            fix = f"pip uninstall {package}, or the other one"
+            yield Check("warn", subject, f"conflict: {row.detail}", fix)
         elif row.status == "unsupported":
             fix = f"pip install -U {package} inl-core"
             yield Check("warn", subject, row.detail, fix)

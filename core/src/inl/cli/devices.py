@@ -9,12 +9,17 @@ import typer
 
 from inl.cli.table import print_table
 from inl.plugin import Registry, registry
+from inl.plugin.device_selection import choose_auto
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+    why: Annotated[
+        bool,
+        typer.Option("--why", help='Print which device "auto" selects, and why.'),
+    ] = False,
 ) -> None:
     """List the devices of all plugins and the reason for unavailable ones."""
     rows = device_rows(registry())
@@ -22,6 +27,8 @@ def run(
         print(json.dumps(rows, ensure_ascii=False))
         return
     print_table(("device", "name", "memory"), [_cells(row) for row in rows])
+    if why:
+        print(choose_auto(registry()).why())
 
 
 def device_rows(known: Registry) -> list[dict[str, Any]]:

@@ -55,7 +55,7 @@ def _specs(name: str | None) -> list[OpSpec]:
 
     assert inl.ops, "importing it fills the catalog"
     if name is not None and name not in CATALOG:
-        raise RequestError(f"op: found {name!r:.80}, accepted: {', '.join(CATALOG)}")
+        raise RequestError(inl.ops.unknown_op(name))
     return [CATALOG[name]] if name else [CATALOG[each] for each in sorted(CATALOG)]
 
 

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from inl.engine.output_text import OutputText
-from inl.errors import NonFiniteLogits, RequestError, RunnerError
+from inl.errors import NonFiniteLogits, RequestError, RunnerError, message
 from inl.scheduling.request import Event
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class RequestHandle:
         if self.error is not None:
             kind = type(self.error)
             raise (kind if issubclass(kind, RunnerError) else RunnerError)(
-                f"generation failed: {self.error}"
+                f"generation failed: {message(self.error)}"
             ) from self.error
         assert self.finish_reason is not None, "completion() of an unfinished request"
         request = self.request

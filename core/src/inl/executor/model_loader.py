@@ -18,7 +18,7 @@ from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.sharding import check_shares
 from inl.executor.tuning_results import load_tuning_results
 from inl.models.registry import find_model
-from inl.plugin import registry
+from inl.plugin import registry_for
 from inl.progress import LoadStage, Progress, ProgressReporter
 from inl.protocol.runner import Limits
 from inl.spec.cache import Paged, Slotted
@@ -149,7 +149,8 @@ def start_runner(
 
 def kernel_selection(backend: Backend, config: EngineConfig) -> KernelSelection:
     """Return the kernels that an engine may select from, with its preferences."""
-    kernels = (*backend.kernels(), *registry().kernels(backend.device.type))
+    kind = backend.device.type
+    kernels = (*backend.kernels(), *registry_for(kind).kernels(kind))
     if (collectives := collectives_of(backend)) is not None:
         kernels = tuple(over_ranks(kernels, collectives))
     return KernelSelection(

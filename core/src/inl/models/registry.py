@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from inl.errors import UnknownArchitecture
-from inl.plugin import registry
+from inl.plugin import builtin_registry, registry
 from inl.spec.model import Model
 
 
@@ -22,11 +22,12 @@ def find_model(hf: Mapping[str, Any], path: Path) -> Model:
     kind = hf.get("model_type")
     if isinstance(kind, str):
         names.append(kind)
-    known = registry()
     for name in names:
-        model = known.model(name)
+        # No plugin can replace a built-in model: do not wait for their imports.
+        model = builtin_registry().model(name) or registry().model(name)
         if model is not None:
             return model
+    known = registry()
     raise UnknownArchitecture(
         f"{path}: config fields 'architectures' and 'model_type': found "
         f"{', '.join(map(repr, names)) or 'neither'}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 
 from inl.ops import (  # noqa: F401
     attention,
@@ -25,6 +26,14 @@ from inl.ops import (  # noqa: F401
     step,
 )
 from inl.spec.op import CATALOG, OpSpec
+
+
+def unknown_op(name: object) -> str:
+    """Return a sentence about an op that is not in the catalog, with a suggestion."""
+    known = sorted(CATALOG)
+    close = get_close_matches(str(name), known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"there is no op {name!r:.80}; {hint}known: {', '.join(known)}"
 
 
 def catalog() -> Mapping[str, OpSpec]:

@@ -64,6 +64,22 @@ SHAPES: tuple[tuple[str, list[int], list[int], dict[str, Any]], ...] = (
 )
 """(name, cached tokens per row, new tokens per row, padding) of the cases."""
 
+LARGE_SHAPES: tuple[tuple[str, list[int], list[int], dict[str, Any]], ...] = (
+    ("context 121", [120, 37], [1, 1], {}),
+    ("context 1030", [1029], [1], {}),
+    ("chunk at 1000", [1000, 120], [20, 1], {}),
+    ("prompt 130", [0], [130], {}),
+    ("rows 70", [2, 9] * 35, [1] * 70, {}),
+)
+"""Shapes with long contexts, many tokens or many rows, as :data:`SHAPES`."""
+
+FULL_SHAPES: tuple[tuple[str, list[int], list[int], dict[str, Any]], ...] = (
+    ("context 4100", [4099, 2047], [1, 1], {}),
+    ("prompt 600 after 300", [300], [600], {}),
+    ("rows 300", [5, 70, 0] * 100, [1, 1, 2] * 100, {}),
+)
+"""Shapes that only a full check tests."""
+
 
 def attention_case(
     rng: np.random.Generator,
@@ -71,8 +87,9 @@ def attention_case(
     dims: tuple[int, int, int],
     attrs: dict[str, Any],
 ) -> Case:
-    """Return case ``name`` of :data:`SHAPES`; dims: (heads, kv_heads, head_dim)."""
-    _, cached, counts, pads = next(shape for shape in SHAPES if shape[0] == name)
+    """Return the case with shape ``name``; dims: (heads, kv_heads, head_dim)."""
+    shapes = (*SHAPES, *LARGE_SHAPES, *FULL_SHAPES)
+    _, cached, counts, pads = next(shape for shape in shapes if shape[0] == name)
     heads, kv_heads, dim = dims
     step, blocks = random_step(rng, cached, counts, **pads)
     q = rng.standard_normal((step.tokens.shape[0], heads, dim))

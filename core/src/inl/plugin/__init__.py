@@ -14,8 +14,10 @@ from inl.plugin.hooks import CONTRACT as CONTRACT
 from inl.plugin.hooks import FEATURES as FEATURES
 from inl.plugin.hooks import GROUP as GROUP
 from inl.plugin.hooks import hookimpl as hookimpl
+from inl.plugin.loader import builtin_registry as builtin_registry
 from inl.plugin.loader import load_registry as load_registry
 from inl.plugin.loader import registry as registry
+from inl.plugin.loader import registry_for as registry_for
 from inl.plugin.registry import Registry as Registry
 
 if TYPE_CHECKING:
@@ -26,12 +28,14 @@ __all__ = [
     "FEATURES",
     "GROUP",
     "Registry",
+    "builtin_registry",
     "check_device",
     "choose_device",
     "hookimpl",
     "load_registry",
     "make_backend",
     "registry",
+    "registry_for",
     "simple_backend",
 ]
 

@@ -16,6 +16,10 @@ class Unsupported(PluginError):
     """The plugin is valid but needs a contract that this core does not serve."""
 
 
+class Conflict(PluginError):
+    """The plugin is valid, but another one serves the same device type."""
+
+
 def hook_manager() -> pluggy.PluginManager:
     """Return a plugin manager with the hook specifications and no plugin."""
     manager = pluggy.PluginManager("inl")

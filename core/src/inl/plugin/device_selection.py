@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from inl.device import Device, DeviceType
+from inl.device import Device, DeviceInfo, DeviceType
 from inl.errors import BackendNotFound, BackendUnavailable, InlError, PluginError
 from inl.plugin.contribution import BackendEntry, describe, resolve
-from inl.plugin.loader import registry
+from inl.plugin.loader import registry, registry_for
 from inl.plugin.registry import Registry
+from inl.plugin.speed import Speed, speed_of
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -23,7 +24,8 @@ PREFERRED = (
     DeviceType.TPU,
     DeviceType.DIRECTML,
 )
-"""Order of "auto"; then other plugins' types by name, then the CPU."""
+"""Order of "auto"; then other plugins' types by name, then the CPU. A device that is
+less than half as fast as another one is not selected."""
 
 
 def make_backend(device: Device | str, known: Registry | None = None) -> Backend:
@@ -34,10 +36,12 @@ def make_backend(device: Device | str, known: Registry | None = None) -> Backend
     :class:`~inl.errors.BackendUnavailable` with the reason if the device or its
     backend cannot be used.
     """
-    known = known or registry()
     device = check_device(device, known)
+    known = known or registry_for(device.type)
     entry = known.backend(device.type)
     assert entry is not None, "a checked device is served"
+    if text := known.conflict(device.type):
+        _log(logging.WARNING, text)
     return _open(entry, device)
 
 
@@ -46,8 +50,8 @@ def check_device(device: Device | str, known: Registry | None = None) -> Device:
 
     Raises the errors of :func:`make_backend`, before long work for the device starts.
     """
-    known = known or registry()
     device = choose_device(device, known)
+    known = known or registry_for(device.type)
     if known.backend(device.type) is None:
         raise _not_served(device.type, known)
     if reason := known.why_not(device):
@@ -58,7 +62,7 @@ def check_device(device: Device | str, known: Registry | None = None) -> Device:
 def choose_device(
     device: Device | str = "auto", known: Registry | None = None
 ) -> Device:
-    """Resolve a device name; "auto" selects the first available device.
+    """Resolve a device name; "auto" selects an available device by type and speed.
 
     Skipped types are logged once on the logger "inl": at INFO if their devices are
     unavailable, at WARNING if a plugin is broken. "auto" never selects ``reference``;
@@ -66,21 +70,70 @@ def choose_device(
     """
     if device != "auto":
         return device if isinstance(device, Device) else Device(device)
-    known = known or registry()
+    return choose_auto(known or registry()).device
+
+
+class AutoChoice(NamedTuple):
+    """The device that "auto" selects, and why."""
+
+    device: Device
+    speeds: tuple[Speed, ...]
+    """Of the first device of each available type; empty if there is one type."""
+    skipped: tuple[str, ...]
+    """Unavailable types, with the reason."""
+
+    def why(self) -> str:
+        """Return the reason in one sentence."""
+        if not self.speeds:
+            return f"auto selects {self.device}: no other device type is available"
+        shown = ", ".join(map(str, self.speeds))
+        return (
+            f"auto selects {self.device}: the first in order that is at least "
+            f"half as fast as the fastest ({shown})"
+        )
+
+
+def choose_auto(known: Registry) -> AutoChoice:
+    """Select a device for "auto": preferred types first, unless they are slow.
+
+    Compares speeds if several types are available; one that is not known is measured,
+    see :mod:`inl.plugin.speed`. Raises and logs as :func:`choose_device`.
+    """
     skipped: list[str] = []
+    found: dict[Device, DeviceInfo] = {}
     for kind in _auto_order(known):
         result = known.find(kind)
         if result.devices:
-            choice = Device(kind, min(info.index for info in result.devices))
-            _log_choice(choice, skipped, known)
-            return choice
-        skipped.append(f"{kind}: {result.reason}")
-    absent = "; ".join(skipped + _failures(known))
-    raise BackendNotFound(
-        f"no device for auto{f' ({absent})' if absent else ''}; installed: "
-        f"{', '.join(known.types)}. try: pip install inl-cpu, or ask for reference "
-        "(NumPy, slow)"
-    )
+            info = min(result.devices, key=lambda info: info.index)
+            found[Device(kind, info.index)] = info
+        else:
+            skipped.append(f"{kind}: {result.reason}")
+    if not found:
+        absent = "; ".join(skipped + _failures(known))
+        raise BackendNotFound(
+            f"no device for auto{f' ({absent})' if absent else ''}; installed: "
+            f"{', '.join(known.types)}. try: pip install inl-cpu, or ask for reference "
+            "(NumPy, slow)"
+        )
+    speeds = _speeds(found, known) if len(found) > 1 else ()
+    fastest = max((speed.weights_per_second for speed in speeds), default=0)
+    fast = [s.device for s in speeds if s.weights_per_second * 2 >= fastest]
+    choice = AutoChoice(next(iter(fast or found)), speeds, tuple(skipped))
+    slower = [str(s) for s in speeds if s.device not in fast]
+    if choice.device != next(iter(found)):
+        skipped += [f"slower: {', '.join(slower)}"]
+    _log_choice(choice.device, skipped, known)
+    return choice
+
+
+def _speeds(found: Mapping[Device, DeviceInfo], known: Registry) -> tuple[Speed, ...]:
+    speeds = []
+    for device, info in found.items():
+        entry = known.backend(device.type)
+        assert entry is not None, "a device that was found is served"
+        make = partial(_open, entry)
+        speeds.append(speed_of(device, info, entry.origin, make))
+    return tuple(speeds)
 
 
 def _auto_order(known: Registry) -> list[DeviceType]:

@@ -20,7 +20,7 @@ def import_kernels(items: Contribution, kind: DeviceType) -> Iterator[Kernel]:
     Raises :class:`~inl.errors.PluginError` if an item cannot be imported, is not a
     kernel, or names an op that is not in the catalog.
     """
-    from inl.ops import catalog
+    from inl.ops import catalog, unknown_op
     from inl.spec.kernel import Kernel
 
     for target in items.kernels.get(kind, ()):
@@ -39,8 +39,7 @@ def import_kernels(items: Contribution, kind: DeviceType) -> Iterator[Kernel]:
                 )
             if kernel.op not in catalog():
                 raise PluginError(
-                    f"{items.origin}: kernel {kernel.label}: there is no op "
-                    f"{kernel.op!r}; known: {', '.join(sorted(catalog()))}"
+                    f"{items.origin}: kernel {kernel.label}: {unknown_op(kernel.op)}"
                 )
             yield kernel
 

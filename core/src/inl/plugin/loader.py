@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -14,6 +17,7 @@ from inl import __version__
 from inl.device import DeviceType
 from inl.errors import PluginError
 from inl.plugin.check import (
+    Conflict,
     Unsupported,
     check_hooks,
     check_returned,
@@ -31,10 +35,13 @@ from inl.plugin.discover import (
 )
 from inl.plugin.hooks import CONTRACT, GROUP
 from inl.plugin.registry import Registry
-from inl.plugin.rows import Plugin
+from inl.plugin.rows import Plugin, conflict, is_named_for
+from inl.plugin.screening import Verdict, recall, screen
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+STATUS: dict[type, str] = {Unsupported: "unsupported", Conflict: "conflict"}
 
 BUILTIN = Origin("reference", "inl.plugin.builtin", "builtin", "inl-core", __version__)
 
@@ -54,11 +61,14 @@ class Loading:
         if self.status != "loaded":
             return
         try:
-            guarded(call)
+            # What a plugin prints is no part of a command's output.
+            with redirect_stdout(sys.stderr):
+                guarded(call)
         except PluginError as error:
-            unsupported = isinstance(error.__cause__, Unsupported)
-            self.status = "unsupported" if unsupported else "broken"
+            cause = error.__cause__
+            self.status = STATUS.get(type(cause), "broken")
             self.detail = str(error)
+            logging.getLogger("inl").debug("%s: %s", self.origin, error, exc_info=cause)
 
     def finish(self) -> Plugin:
         """Return the loaded plugin; a failed one keeps no items, only its claims."""
@@ -69,8 +79,54 @@ class Loading:
 
 @cache
 def registry() -> Registry:
-    """Return the registry of all installed plugins, loaded once per process."""
-    return load_registry()
+    """Return the registry of all installed plugins, loaded once per process.
+
+    Plugins are first imported in child processes, see :mod:`inl.plugin.screening`.
+    """
+    origins = _origins(None, None)
+    return _load(origins, screen(origins[1:]))
+
+
+def registry_for(device_type: str) -> Registry:
+    """Return a registry for a process that uses devices of one type only.
+
+    Does not import, or wait for, plugins that serve other types. It is that of all
+    plugins if they are loaded, or if no other plugin serves the type.
+    """
+    kind = DeviceType(device_type)
+    if registry.cache_info().currsize or not _is_known(kind):
+        return registry()
+    known = _registry_of(kind)
+    return known if known.backend(kind) or known.why_absent(kind) else registry()
+
+
+def _is_known(kind: DeviceType) -> bool:
+    """Return whether a plugin serves ``kind``, by its name or when it was tested."""
+    return kind == DeviceType.REFERENCE or any(
+        is_named_for(origin, kind)
+        or ((verdict := recall(origin)) is not None and kind in verdict.backends)
+        for origin in _origins(None, None)[1:]
+    )
+
+
+@cache
+def builtin_registry() -> Registry:
+    """Return the registry of the built-in plugin alone."""
+    return _load([BUILTIN])
+
+
+@cache
+def _registry_of(kind: DeviceType) -> Registry:
+    origins = _origins(None, None)
+    verdicts = screen(origins[1:], kind)
+    needed = [
+        origin
+        for origin in origins
+        if origin is BUILTIN
+        or ((verdict := verdicts[origin]) and verdict.relevant(kind))
+        or is_named_for(origin, kind)
+    ]
+    return _load(needed, verdicts)
 
 
 def load_registry(
@@ -80,8 +136,16 @@ def load_registry(
     """Load the built-in plugin, then ``entry_points``, then ``modules``.
 
     ``None`` stands for the installed entry points and for INL_PLUGINS. Does not raise
-    for a faulty plugin; its row in :attr:`Registry.plugins` states the reason.
+    for a faulty plugin; its row in :attr:`Registry.plugins` states the reason. Plugins
+    are imported in this process at once.
     """
+    return _load(_origins(entry_points, modules))
+
+
+def _origins(
+    entry_points: Iterable[EntryPoint] | None, modules: Iterable[str] | None
+) -> list[Origin]:
+    """Return the origins of all plugins, the built-in one first."""
     damaged: list[Origin] = []
     if entry_points is None:
         entry_points, damaged = installed()
@@ -90,10 +154,13 @@ def load_registry(
     named = from_modules(variable() if modules is None else modules)
     origins = [BUILTIN, *points, *damaged]
     origins += [origin for origin in named if origin.module not in known]
-    return _load(origins)
+    return origins
 
 
-def _load(origins: Iterable[Origin]) -> Registry:
+def _load(
+    origins: Iterable[Origin], verdicts: Mapping[Origin, Verdict | None] | None = None
+) -> Registry:
+    tested = verdicts or {}
     backends: dict[DeviceType, Origin] = {}
     models: dict[str, Origin] = {}
     frameworks: dict[str, Origin] = {}
@@ -102,9 +169,10 @@ def _load(origins: Iterable[Origin]) -> Registry:
         items = Contribution(origin)
         plugin = Loading(origin, items, hook_manager())
         plugins.append(plugin)
+        plugin.attempt(partial(_check_verdict, tested.get(origin)))
         plugin.attempt(partial(_import, plugin))
         plugin.attempt(partial(_register, plugin))
-        plugin.attempt(partial(_claim, "device type", items.backends, backends))
+        plugin.attempt(partial(_claim_types, items, backends))
         plugin.attempt(partial(_claim, "model", items.models, models))
         plugin.attempt(partial(_claim, "framework", items.functions, frameworks))
         if plugin.status == "loaded":
@@ -115,6 +183,13 @@ def _load(origins: Iterable[Origin]) -> Registry:
         for kind in backends:
             plugin.attempt(partial(_register_kernels, plugin, kind))
     return Registry([plugin.finish() for plugin in plugins])
+
+
+def _check_verdict(verdict: Verdict | None) -> None:
+    """Raise if the plugin hangs or crashes where it is imported."""
+    if verdict and verdict.reason:
+        logging.getLogger("inl").debug("%s", verdict.where)
+        raise PluginError(verdict.reason)
 
 
 def _import(plugin: Loading) -> None:
@@ -153,3 +228,14 @@ def _claim(what: str, names: Iterable[str], owners: dict[Any, Origin]) -> None:
     for name in names:
         if name in owners:
             raise PluginError(f"{what} {name} is already registered by {owners[name]}")
+
+
+def _claim_types(items: Contribution, owners: Mapping[DeviceType, Origin]) -> None:
+    """Raise if another plugin serves one of the device types.
+
+    Raises :class:`Conflict` if either can be removed.
+    """
+    for kind in items.backends:
+        if kind in owners and owners[kind] is not BUILTIN:
+            raise Conflict(conflict(kind, owners[kind], items.origin))
+    _claim("device type", items.backends, dict(owners))

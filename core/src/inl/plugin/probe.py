@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from functools import partial
 from threading import Thread
 from typing import Any, NamedTuple
 
 from inl.device import DeviceInfo
 from inl.errors import BackendUnavailable, PluginError
-from inl.plugin.contribution import BackendEntry, guarded, one_line, resolve
+from inl.plugin.contribution import (
+    BackendEntry,
+    describe,
+    guarded,
+    one_line,
+    resolve,
+)
 
 TIMEOUT_SECONDS = 10.0
 """Time limit of a probe: a driver that hangs must not block the process."""
@@ -49,7 +58,8 @@ def _checked_result(probe: Callable[[], Iterable[Any]]) -> ProbeResult:
         if not isinstance(info, DeviceInfo) or not _is_valid(info):
             raise PluginError(
                 f"the probe returned {info!r:.80}, accepted: DeviceInfo(index, name, "
-                "memory_bytes or None, note)"
+                "memory_bytes or None, note, "
+                "bytes_per_second or None)"
             )
     if len({info.index for info in devices}) < len(devices):
         raise PluginError(f"the probe returned an index twice: {devices!r:.200}")
@@ -64,23 +74,27 @@ def _call_with_timeout(probe: Callable[[], Iterable[Any]]) -> tuple[Any, ...]:
     def run() -> None:
         try:
             results.append(tuple(probe()))
-        # Re-raised in the calling thread, KeyboardInterrupt included.
         except BaseException as error:
             errors.append(error)
 
     thread = Thread(target=run, name="inl-probe", daemon=True)
-    thread.start()
-    thread.join(TIMEOUT_SECONDS)
+    with redirect_stdout(sys.stderr):
+        thread.start()
+        thread.join(TIMEOUT_SECONDS)
     for error in errors:
+        if isinstance(error, KeyboardInterrupt):
+            # Ctrl-C interrupts the main thread: this is the probe's own.
+            raise PluginError(describe(error)) from error
         raise error
     if not results:
-        raise BackendUnavailable(
-            f"the probe did not return within {TIMEOUT_SECONDS:g} s"
-        )
+        raise BackendUnavailable(f"probe took over {TIMEOUT_SECONDS:g} s")
     return results[0]
 
 
 def _is_valid(info: DeviceInfo) -> bool:
     numbers = [info.index, 0 if info.memory_bytes is None else info.memory_bytes]
     counts = all(type(number) is int and number >= 0 for number in numbers)
-    return counts and isinstance(info.name, str) and isinstance(info.note, str)
+    speed = info.bytes_per_second
+    known = speed is None or (type(speed) in (int, float) and 0 < speed < math.inf)
+    text = isinstance(info.name, str) and isinstance(info.note, str)
+    return counts and known and text

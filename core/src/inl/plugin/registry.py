@@ -51,6 +51,16 @@ class Registry:
         """Plugins that are broken or unsupported; none of their items are used."""
         return tuple(item for item in self._plugins if item.status != "loaded")
 
+    def claims(self, module: str) -> tuple[DeviceType, ...]:
+        """Return the device types that the plugin of a module registered."""
+        plugins = (p for p in self._plugins if p.origin.module == module)
+        return tuple(kind for plugin in plugins for kind in plugin.claims)
+
+    def conflict(self, kind: DeviceType) -> str:
+        """Return a sentence about other plugins that serve ``kind``, else ""."""
+        rivals = (p for p in self.failed if p.status == "conflict" and kind in p.claims)
+        return "; ".join(plugin.detail for plugin in rivals)
+
     @property
     def types(self) -> tuple[DeviceType, ...]:
         """Device types that have a backend, sorted."""
@@ -175,6 +185,9 @@ class Registry:
         status, detail = plugin.status, plugin.detail
         if status == "loaded":
             status, detail = self._summary(plugin.items)
+            conflicts = filter(None, map(self.conflict, plugin.items.backends))
+            if text := "; ".join(conflicts):
+                status, detail = "conflict", text
         origin = plugin.origin
         return PluginRow(
             origin.name,

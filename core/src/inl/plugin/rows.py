@@ -31,15 +31,35 @@ class Plugin:
     claims: tuple[DeviceType, ...]
     """Device types that it registered, even if it failed afterwards."""
     status: str
-    """"loaded", "broken" or "unsupported"."""
+    """"loaded", "broken", "conflict" or "unsupported"."""
     detail: str
 
     def serves(self, kind: DeviceType) -> bool:
         """Return whether this plugin is, by claim or by name, the one for ``kind``."""
-        name, distribution = self.origin.name, self.origin.distribution or ""
-        spellings = name, f"inl-{name}", re.sub("[-_.]+", "-", distribution).lower()
-        usual = PACKAGES.get(kind, f"inl-{kind}")
-        return kind in self.claims or kind in spellings or usual in spellings
+        return kind in self.claims or is_named_for(self.origin, kind)
+
+
+def is_named_for(origin: Origin, kind: str) -> bool:
+    """Return whether a plugin has the usual name of the one for ``kind``."""
+    name, distribution = origin.name, origin.distribution or ""
+    spellings = name, f"inl-{name}", re.sub("[-_.]+", "-", distribution).lower()
+    usual = PACKAGES.get(DeviceType(kind), f"inl-{kind}")
+    return kind in spellings or usual in spellings
+
+
+def conflict(kind: DeviceType, used: Origin, other: Origin) -> str:
+    """Return a sentence about two plugins that serve one device type."""
+    return (
+        f"{kind} is served by {used}, which is used, and by {other}; to keep one: "
+        f"{uninstalling(used)}, or: {uninstalling(other)}"
+    )
+
+
+def uninstalling(origin: Origin) -> str:
+    """Return the line that removes a plugin."""
+    if origin.distribution is None:
+        return f"remove {origin.module} from INL_PLUGINS"
+    return f"pip uninstall {origin.distribution}"
 
 
 class PluginRow(NamedTuple):
@@ -50,7 +70,7 @@ class PluginRow(NamedTuple):
     version: str | None
     source: str
     status: str
-    """"ready", "broken", "unsupported" or "unavailable"."""
+    """"ready", "broken", "conflict", "unsupported" or "unavailable"."""
     detail: str
 
     @property

@@ -189,7 +189,7 @@ def read_ready(payload: Buffer, where: str) -> Ready:
 
 def failure(error: BaseException) -> bytes:
     """Encode an error: its class, and its message cut to MAX_MESSAGE characters."""
-    message = str(error)[:MAX_MESSAGE]
+    message = errors.message(error)[:MAX_MESSAGE]
     return text({"class": type(error).__name__, "message": message})
 
 

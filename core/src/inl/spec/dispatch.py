@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from inl.errors import KernelFailed
+from inl.errors import NOTE, KernelFailed
 from inl.spec.kernel import Kernel
 from inl.spec.op import CATALOG, OpSpec
 from inl.spec.selection import (
@@ -166,12 +166,26 @@ class ResolvedOps:
         self, spec: OpSpec, choice: Choice, selection: KernelSelection
     ) -> Callable[..., Any]:
         if choice.kernel is not None:
-            return choice.kernel.run
+            return noting(choice.kernel)
         if choice.how == "composed":
             return partial(spec.body, self)
         if selection.host is None:
             raise no_kernel_error(choice, selection.device_name)
         return selection.host(spec)
+
+
+def noting(kernel: Kernel) -> Callable[..., Any]:
+    """Return ``kernel.run``; an exception in it gets a note that names the kernel."""
+    run, label = kernel.run, kernel.label
+
+    def call(*args: Any, **attrs: Any) -> Any:
+        try:
+            return run(*args, **attrs)
+        except Exception as error:
+            error.add_note(f"{NOTE}{label}")
+            raise
+
+    return call
 
 
 def _dispatch(spec: OpSpec, runs: dict[Key, Callable[..., Any]]) -> Callable[..., Any]:

@@ -135,4 +135,6 @@ def no_kernel_error(choice: Choice, where: str) -> NoKernel:
         lines.append(
             "  no kernel is registered; try allow_hosted=True (computes in NumPy)"
         )
-    return NoKernel("\n".join(lines))
+    error = NoKernel("\n".join(lines))
+    error.op = choice.op
+    return error

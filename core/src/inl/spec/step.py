@@ -52,6 +52,8 @@ class Bucket(NamedTuple):
 class Step(NamedTuple):
     """Index arrays of one step: int32, on the device.
 
+    A backend whose index functions take int64 may make them int64.
+
     Decoding rows come first. Slot 0, block 0 and cache position 0 are reserved for
     padding, which reads and writes there. ``G`` cache groups, ``B`` blocks per
     sequence, ``S = R * W`` samples.

@@ -4,7 +4,7 @@ The reference is the op's body in float64 on inputs rounded to the storage dtype
 error of rounding alone is measured: the same body in float32 arithmetic, with results
 rounded to storage. A kernel's error may be ``spec.tolerance`` times (2) as large, plus
 a few units in the last place, so that a body that happens to be exact still allows
-rounding.
+rounding, and so that a kernel may add in another order than NumPy.
 
 For a kernel that quantizes the inputs of products with packed weights
 (``Kernel.activation_quant``), the rounding error is measured with a body that rounds
@@ -14,7 +14,7 @@ its inputs the same way. The reference stays the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,11 @@ FLOOR = {"float64": 8.0, "float32": 8.0, "bfloat16": 1.0, "float16": 1.0}
 
 float32 and float64 accumulate in the dtype that they store, half types in a wider one.
 """
+
+WIDE = ("float64", "float32")
+"""Dtypes whose sums are as precise as their results. A sum of n terms that are added in
+order has an error of about sqrt(n) units, blocked sums as in BLAS have less: both are
+correct, so the floor is sqrt(n) if that is more."""
 
 
 class BodyOps:
@@ -108,6 +113,9 @@ class Verdict:
     error: float
     bound: float
     where: str = ""
+    """Position, value and expected value of the largest error."""
+    problem: str = ""
+    """What is wrong, where an error has no size: NaN, or a wrong shape."""
 
     @property
     def passed(self) -> bool:
@@ -116,7 +124,8 @@ class Verdict:
 
     def __str__(self) -> str:
         sign = "<=" if self.passed else ">"
-        return f"error {self.error:.3g} {sign} {self.bound:.3g} {self.where}".rstrip()
+        size = f"error {self.error:.3g} {sign} {self.bound:.3g}"
+        return f"{self.problem or size} {self.where}".rstrip()
 
 
 def judge(
@@ -126,41 +135,93 @@ def judge(
 
     inputs: the kernel's ``activation_quant`` if its weights are packed, else empty.
     """
-    expected = list(leaves(truth(spec, case, dtype)))
+    exact = truth(spec, case, dtype)
+    expected = list(leaves(exact))
     rounded_run = list(leaves(storage_run(spec, case, dtype, inputs)))
     results = list(leaves(result))
     if len(results) != len(expected):
         problem = f"{len(results)} results, expected {len(expected)}"
-        return Verdict(np.inf, 0.0, problem)
+        return Verdict(np.inf, 0.0, problem=problem)
     worst = Verdict(0.0, 0.0)
     grid = dtype if spec.rounds or dtype == "float64" else "float32"
+    floor = FLOOR[grid]
+    if grid in WIDE:
+        floor = max(floor, _terms(spec, case, exact) ** 0.5)
     triples = zip(results, expected, rounded_run, strict=True)
-    for index, (got, exact, close) in enumerate(triples):
-        verdict = _judge_leaf(got, exact, close, spec.tolerance, grid)
+    for index, triple in enumerate(triples):
+        verdict = _judge_leaf(*triple, spec.tolerance, floor * EPSILON[grid])
         if not verdict.passed:
-            return Verdict(verdict.error, verdict.bound, f"result {index}")
+            part = f"in result {index} " if len(results) > 1 else ""
+            return replace(verdict, where=f"{part}{verdict.where}")
         if verdict.error > worst.error:
             worst = verdict
     return worst
 
 
-def _judge_leaf(got: Any, exact: Any, close: Any, factor: float, dtype: str) -> Verdict:
+def _terms(spec: OpSpec, case: Case, result: Any) -> float:
+    """Return the mean number of products that are summed for a value of the result."""
+    flops = spec.cost(result, *case.args, **case.attrs).flops
+    # The last item is the updated state of an op that consumes it: it is copied.
+    computed = result[:-1] if spec.consumes and type(result) is tuple else result
+    return flops / 2 / max(sum(np.size(leaf) for leaf in leaves(computed)), 1)
+
+
+def _judge_leaf(
+    got: Any, exact: Any, close: Any, factor: float, floor: float
+) -> Verdict:
     got, exact = np.asarray(got), np.asarray(exact)
     if got.shape != exact.shape:
-        return Verdict(np.inf, 0.0, f"shape {got.shape}, expected {exact.shape}")
+        problem = f"shape {got.shape}, expected {exact.shape}"
+        return Verdict(np.inf, 0.0, problem=problem)
     if exact.size == 0:
         return Verdict(0.0, 0.0)
     if exact.dtype.kind != "f":
-        return Verdict(float(np.sum(got != exact)), 0.0)
+        return _judge_exact(got, exact)
     width = exact.shape[-1] if exact.ndim else 1
-    got, exact, close = (
-        np.asarray(a, np.float64).reshape(-1, width) for a in (got, exact, close)
-    )
-    size = np.abs(exact).max(-1)
-    errors = np.abs(got - exact).max(-1)
-    errors = np.where(np.isnan(errors), np.inf, errors)
+    rows = [np.asarray(a, np.float64).reshape(-1, width) for a in (got, exact, close)]
+    size = np.abs(np.where(np.isfinite(rows[1]), rows[1], 0)).max(-1)
+    errors, noise = (_distance(a, rows[1]) for a in (rows[0], rows[2]))
     # The rounding error of a single row varies by chance: use the largest of all rows.
-    noise = np.max(np.abs(close - exact).max(-1) / np.where(size > 0, size, 1))
-    allowed = (factor * noise + FLOOR[dtype] * EPSILON[dtype]) * size
-    row = int(np.argmax(errors - allowed))
-    return Verdict(float(errors[row]), float(allowed[row]))
+    share = np.max(noise.max(-1) / np.where(size > 0, size, 1))
+    allowed = (factor * share + floor) * size
+    row = int(np.argmax(errors.max(-1) - allowed))
+    column = int(np.argmax(errors[row]))
+    at = np.unravel_index(row * width + column, exact.shape)
+    where = f"at {_shown(at)}: found {got[at]:.6g}, expected {exact[at]:.6g}"
+    return Verdict(
+        float(errors[row, column]), float(allowed[row]), where, _not_finite(got, exact)
+    )
+
+
+def _distance(got: Any, exact: Any) -> Any:
+    """Return the absolute error of each value, infinite for NaN; equal ones have 0."""
+    with np.errstate(invalid="ignore"):
+        error = np.abs(got - exact)
+    same = (got == exact) | (np.isnan(got) & np.isnan(exact))
+    return np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
+
+
+def _not_finite(got: Any, exact: Any) -> str:
+    """Return how many values are NaN or infinite but should not be; empty for none."""
+    for name, test in (("NaN", np.isnan), ("infinite", np.isinf)):
+        count = int(np.sum(test(got) & np.isfinite(exact)))
+        if count:
+            return (
+                f"{count} of {exact.size} values {'is' if count == 1 else 'are'} {name}"
+            )
+    return ""
+
+
+def _judge_exact(got: Any, exact: Any) -> Verdict:
+    """Compare integers: the error is the number of different values."""
+    differs = np.argwhere(got != exact)
+    if not len(differs):
+        return Verdict(0.0, 0.0)
+    at = tuple(differs[0])
+    where = f"at {_shown(at)}: found {got[at]}, expected {exact[at]}"
+    problem = f"{len(differs)} of {exact.size} values differ"
+    return Verdict(float(len(differs)), 0.0, where, problem)
+
+
+def _shown(index: Any) -> str:
+    return str([int(i) for i in index])

@@ -11,7 +11,7 @@ import numpy as np
 
 from inl.dtypes import FLOATS, HostArray, cast, widen, wrap
 from inl.errors import InlError
-from inl.ops import catalog
+from inl.ops import catalog, unknown_op
 from inl.ops.step import admit, empty_tables
 from inl.plugin import registry
 from inl.scheduling.buckets import Buckets
@@ -99,8 +99,7 @@ def _kernels(target: Target) -> None:
         )
         require(
             kernel.op in catalog(),
-            f"kernel {kernel.label}: unknown op {kernel.op!r}, accepted: "
-            f"{', '.join(sorted(catalog()))}",
+            f"kernel {kernel.label}: {unknown_op(kernel.op)}",
         )
         require(kernel.label not in labels, f"kernel {kernel.label}: listed twice")
         labels.add(kernel.label)

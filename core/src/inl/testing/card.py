@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import inl
 from inl.plugin import CONTRACT, registry
+from inl.testing.findings import findings
 from inl.testing.op_call import OpCall
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def capability_card(
             name: _op(target, spec, results)
             for name, spec in sorted(target.ops.items())
         },
+        "findings": [list(finding.lines()) for finding in findings(results)],
         "failures": [
             {"check": result.name, "message": result.message}
             for result in results

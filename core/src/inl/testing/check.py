@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from inl.errors import RequestError
+from inl.errors import NoKernel, RequestError
+from inl.errors import message as describe
 
 Status = Literal["passed", "failed", "gap"]
 
@@ -26,12 +27,26 @@ class Measure(NamedTuple):
         return self.error / self.bound if self.bound else float("inf")
 
 
+class Fault(NamedTuple):
+    """What a failed check found; failures with the same fault are reported once."""
+
+    kernel: str
+    """Display name of the kernel, or of the op that has none."""
+    kind: str
+    """"value", "NaN", "dtype", "shape", "raises" or "missing"."""
+    calls: frozenset[str] = frozenset()
+    """Kernels that ran, or ops that were called, other than this one."""
+
+
 class CheckFailed(AssertionError):
     """A check failed; the message states what was found and what was expected."""
 
-    def __init__(self, message: str, measure: Measure | None = None) -> None:
+    def __init__(
+        self, message: str, measure: Measure | None = None, fault: Fault | None = None
+    ) -> None:
         super().__init__(message)
         self.measure = measure
+        self.fault = fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +71,8 @@ class Result:
     """Reason of the failure or of the gap."""
     measure: Measure | None = None
     seconds: float = 0.0
+    fault: Fault | None = None
+    """Kernel at fault, if it is known."""
 
 
 def gap_of(name: str, gaps: Mapping[str, str]) -> str | None:
@@ -82,12 +99,12 @@ def check_gaps(gaps: Mapping[str, str], names: Iterable[str]) -> None:
 def perform(check: Check, gaps: Mapping[str, str]) -> Result:
     """Run one check. A check that passes despite a gap fails: the gap has expired."""
     began = time.perf_counter()
-    measure, message = None, ""
+    measure, message, fault = None, "", None
     try:
         measure = check.run()
     # Any exception of a third-party backend is a failure of this check.
     except Exception as error:
-        message = explain(error)
+        message, fault = explain(error), fault_of(error)
         measure = error.measure if isinstance(error, CheckFailed) else None
     gap = gap_of(check.name, gaps)
     status: Status = "failed" if message else "passed"
@@ -95,14 +112,23 @@ def perform(check: Check, gaps: Mapping[str, str]) -> Result:
         status = "gap" if message else "failed"
         message = gaps[gap] if message else expired(check.name, gap)
     seconds = time.perf_counter() - began
-    return Result(check.section, check.name, status, message, measure, seconds)
+    return Result(check.section, check.name, status, message, measure, seconds, fault)
 
 
 def explain(error: Exception) -> str:
     """Return the message of a failure."""
     if isinstance(error, CheckFailed):
         return str(error)
-    return f"raised {type(error).__name__}: {error}"
+    return f"raised {type(error).__name__}: {describe(error)}"
+
+
+def fault_of(error: Exception) -> Fault | None:
+    """Return the fault that an exception names: a kernel that raised or is missing."""
+    if isinstance(error, CheckFailed):
+        return error.fault
+    if isinstance(error, NoKernel) and error.op:
+        return Fault(error.op, "missing")
+    return None
 
 
 def expired(name: str, gap: str) -> str:

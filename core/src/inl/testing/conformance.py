@@ -50,13 +50,14 @@ def check_all(
     gaps: Mapping[str, str] | None = None,
     on_result: Callable[[Result], None] | None = None,
 ) -> list[Result]:
-    """Run every check in order.
+    """Run every check in order; of a target with ``only`` those of its kernels.
 
     gaps: check names, or their first parts, mapped to reasons. on_result: called after
     each check.
     """
     results = []
-    for check in checks_of(target):
+    sections = ("kernel",) if target.only else SECTIONS
+    for check in checks_of(target, sections):
         result = perform(check, gaps or {})
         if on_result is not None:
             on_result(result)

@@ -8,29 +8,24 @@
 
 Each check is one test with the name of the check. A gap covers the check of that name
 and all checks whose names start with it; covered checks are expected to fail, and one
-that passes fails the run, so that the gap gets removed. Inputs are random; messages
-contain the seed, and ``INL_CHECK_SEED`` sets it.
+that passes fails the run, so that the gap gets removed. Inputs are pseudorandom with a
+fixed seed, which is part of each message; ``INL_CHECK_SEED`` changes it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
 from inl.device import Device
-from inl.errors import RequestError
 from inl.testing.check import CheckFailed, check_gaps, expired, explain, gap_of
 from inl.testing.conformance import checks_of
-from inl.testing.target import Target, random_seed
+from inl.testing.target import Target
 
 if TYPE_CHECKING:
     from inl.testing.check import Check
-
-VARIABLE = "INL_CHECK_SEED"
-"""Environment variable that sets the seed."""
 
 
 class Contract:
@@ -41,7 +36,7 @@ class Contract:
     gaps: ClassVar[Mapping[str, str]] = {}
     """Check name, or its first parts -> reason why it cannot pass yet."""
     full: ClassVar[bool] = False
-    """Test more seeds and longer traffic."""
+    """Test more seeds, larger sizes and longer traffic."""
 
     @classmethod
     def sections(cls) -> tuple[str, ...]:
@@ -64,7 +59,7 @@ class Contract:
         """Return the device under test, opened once per class."""
         target: Target | None = cls.__dict__.get("_target")
         if target is None:
-            target = Target(Device(cls.device), seed=seed(), full=cls.full)
+            target = Target(Device(cls.device), full=cls.full)
             cls._target = target
         return target
 
@@ -121,17 +116,3 @@ SECTIONS: Mapping[type[Contract], str] = {
     RunnerContract: "runner",
     EngineContract: "engine",
 }
-
-
-def seed() -> int:
-    """Return ``INL_CHECK_SEED``, or a random seed if it is not set.
-
-    Raises :class:`~inl.errors.RequestError` if it is not a whole number.
-    """
-    value = os.environ.get(VARIABLE, "")
-    if value and not (value.isascii() and value.isdigit()):
-        raise RequestError(
-            f"environment variable {VARIABLE}: found {value!r:.80}, accepted: a "
-            "whole number from 0"
-        )
-    return int(value) if value else random_seed()

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inl.dtypes import SIZES
 from inl.spec.cache import Cache
+from inl.spec.dispatch import Tracer
 from inl.spec.op import Case, OpSpec, Spec
-from inl.spec.step import Step
+from inl.spec.selection import KernelSelection
+from inl.spec.step import Bucket, Step
 from inl.spec.strict_array import StrictArray
-from inl.spec.tolerance import Verdict, judge, truth
+from inl.spec.tolerance import Verdict, truth
 from inl.spec.tree import tree_map
 from inl.testing.check import Check, CheckFailed, Measure, require, worst
-from inl.testing.op_call import OpCall, require_passed, returned_state
+from inl.testing.large_cases import larger_cases
+from inl.testing.op_call import OpCall, returned_state
+from inl.testing.op_check import judged, require_passed, run_checked
 from inl.testing.packed_checks import packed_checks
 
 if TYPE_CHECKING:
     from inl.spec.kernel import Kernel
     from inl.testing.target import Target
+
+CasesOf = Callable[[int], list[Case]]
+"""Seed -> cases."""
 
 HUGE = {"float16": 1e3}
 """Value of unused cache slots, by dtype; its products are finite."""
@@ -30,7 +38,7 @@ HUGE = {"float16": 1e3}
 def kernel_checks(target: Target) -> Iterator[Check]:
     """Check cases, poisoned cases, reused state, and refusals of each op."""
     kernels = target.selection.kernels
-    for op in list(target.ops.values()):
+    for op in ops_in_order(target):
         names = [case.name for case in _cases(target, op, 0)]
         for dtype in target.dtypes:
             yield from _op_checks(target, op, names, dtype)
@@ -41,6 +49,30 @@ def kernel_checks(target: Target) -> Iterator[Check]:
                 yield Check("kernel", f"{op.name}/refusals/{kernel.name}", run)
 
 
+def ops_in_order(target: Target) -> list[OpSpec]:
+    """Return the ops to check, each after the ops that its body calls."""
+    calls = {name: called_ops(op) for name, op in target.ops.items()}
+    chosen = target.only or tuple(target.ops)
+    ranks = {name: sum(map(bool, map(calls.get, calls[name]))) for name in chosen}
+    order = sorted(chosen, key=lambda name: (bool(calls[name]), ranks[name]))
+    return [target.ops[name] for name in order]
+
+
+def called_ops(op: OpSpec) -> frozenset[str]:
+    """Return the ops that the body of a composite calls, directly or not."""
+    if not op.composite:
+        return frozenset()
+    case = next(iter(op.cases(np.random.default_rng(0))))
+    specs = tree_map(lambda x: StrictArray(np.shape(x), _dtype(x)), case.args)
+    tracer = Tracer(KernelSelection(()), Bucket(1, 1), 1)
+    op.body(tracer, *specs, **case.attrs)
+    return frozenset(tracer.choices)
+
+
+def _dtype(x: Any) -> str:
+    return str(np.asarray(x).dtype.name)
+
+
 def _op_checks(
     target: Target, op: OpSpec, names: list[str], dtype: str
 ) -> Iterator[Check]:
@@ -48,8 +80,12 @@ def _op_checks(
         bound = partial(run, target, op, *args, dtype)
         return Check("kernel", f"{op.name}/{name}/{dtype}", bound)
 
+    half = SIZES[dtype] < SIZES["float32"]
+    larger = partial(_larger, target, op, half)
     for index, name in enumerate(names):
-        yield check(name, _case, index)
+        yield check(name, _case, partial(_cases, target, op), index)
+    for index, case in enumerate(larger(0)):
+        yield check(case.name, _case, larger, index)
     if "cache" in op.parameters and "step" in op.parameters:
         for index, name in enumerate(names):
             yield check(f"poison/{name}", _poisoned, index)
@@ -57,14 +93,25 @@ def _op_checks(
         yield check("twice", _twice)
 
 
+@lru_cache(maxsize=8)
 def _cases(target: Target, op: OpSpec, seed: int) -> list[Case]:
     return list(op.cases(target.rng(op.name, seed)))
 
 
-def _case(target: Target, op: OpSpec, index: int, dtype: str) -> Measure:
+@lru_cache(maxsize=8)
+def _larger(target: Target, op: OpSpec, half: bool, seed: int) -> list[Case]:
+    rng = target.rng(op.name, seed, "larger")
+    cases = _cases(target, op, seed)
+    return list(larger_cases(op, cases, rng, full=target.full, half=half))
+
+
+def _case(
+    target: Target, op: OpSpec, cases: CasesOf, index: int, dtype: str
+) -> Measure:
     def run(seed: int) -> tuple[Verdict, OpCall]:
-        op_call = OpCall(target, op, _cases(target, op, seed)[index], dtype)
-        return judge(op, op_call.case, dtype, op_call.run()), op_call
+        op_call = OpCall(target, op, cases(seed)[index], dtype)
+        result = run_checked(op_call, target.seed)
+        return judged(op_call, op_call.case, result), op_call
 
     measures = []
     for seed in range(target.rounds):
@@ -80,8 +127,8 @@ def _case(target: Target, op: OpSpec, index: int, dtype: str) -> Measure:
 def _poisoned(target: Target, op: OpSpec, index: int, dtype: str) -> Measure:
     case = poison(op, _cases(target, op, 0)[index], HUGE.get(dtype, 1e30))
     op_call = OpCall(target, op, case, dtype)
-    verdict = judge(op, case, dtype, op_call.run())
     note = "; unused cache slots contain huge values"
+    verdict = judged(op_call, case, run_checked(op_call, target.seed, note))
     return require_passed(verdict, op_call, target.seed, note)
 
 
@@ -91,8 +138,9 @@ def _twice(target: Target, op: OpSpec, dtype: str) -> Measure:
     index = op.parameters.index(op.consumes[0])
     args = (*case.args[:index], first, *case.args[index + 1 :])
     op_call = OpCall(target, op, case, dtype)
-    verdict = judge(op, replace(case, args=args), dtype, op_call.run_twice())
     note = f"; second call, on the {op.consumes[0]} that the first call returned"
+    result = run_checked(op_call, target.seed, note, twice=True)
+    verdict = judged(op_call, replace(case, args=args), result)
     return require_passed(verdict, op_call, target.seed, note)
 
 

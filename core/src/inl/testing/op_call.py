@@ -16,10 +16,9 @@ from inl.spec.op import Case, OpSpec, Spec
 from inl.spec.selection import Choice, select_kernel
 from inl.spec.step import Bucket, Step
 from inl.spec.strict_array import StrictArray
-from inl.spec.tolerance import Verdict, stored, truth
+from inl.spec.tolerance import stored, truth
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Group, Param
-from inl.testing.check import CheckFailed, Measure
 from inl.testing.tiny import MemoryCheckpoint
 from inl.weights.loader import load_weights
 from inl.weights.plan import WeightPlan, plan_weights
@@ -65,7 +64,14 @@ class OpCall:
             self._specs(name, value)
             for name, value in zip(spec.parameters, case.args, strict=True)
         )
-        self._custom_cache = False
+        self.expected_specs: Any = None
+        """Shapes and dtypes of the result; set by :meth:`ops`."""
+        self.kernels: set[str] = set()
+        """Display names of what computes the op and the ops that it calls; set by
+        :meth:`ops`."""
+        self._writes: tuple[Choice, ...] = ()
+        self.custom_cache = False
+        """Whether caches have a backend-specific layout; set by :meth:`arguments`."""
 
     def choice(self) -> Choice:
         """Return the kernel selection for the case; it may be "missing"."""
@@ -75,18 +81,17 @@ class OpCall:
 
     def run(self) -> Any:
         """Run the case once and return its result as NumPy arrays."""
-        ops, args = self.ready()
-        result = getattr(ops, self.spec.name)(*args, **self.case.attrs)
-        return self.fetch(result)
+        return self.fetch(self.result(*self.ready()))
 
-    def run_twice(self) -> Any:
+    def result(self, ops: ResolvedOps, args: tuple[Any, ...]) -> Any:
+        """Run the case once and return its result on the device."""
+        return getattr(ops, self.spec.name)(*args, **self.case.attrs)
+
+    def second_result(self, ops: ResolvedOps, args: tuple[Any, ...]) -> Any:
         """Run the case again on the state that the first call returned."""
-        ops, args = self.ready()
-        call = getattr(ops, self.spec.name)
-        result = call(*args, **self.case.attrs)
         index = self.spec.parameters.index(self.spec.consumes[0])
-        again = (*args[:index], returned_state(result), *args[index + 1 :])
-        return self.fetch(call(*again, **self.case.attrs))
+        state = returned_state(self.result(ops, args))
+        return self.result(ops, (*args[:index], state, *args[index + 1 :]))
 
     def ready(self) -> tuple[ResolvedOps, tuple[Any, ...]]:
         """Return the resolved ops and the arguments on the device."""
@@ -96,7 +101,14 @@ class OpCall:
     def ops(self) -> ResolvedOps:
         """Trace the call and return its resolved ops."""
         tracer = Tracer(self.target.selection, self._bucket(), self._block_size())
-        getattr(tracer, self.spec.name)(*self.specs, **self.case.attrs)
+        self.expected_specs = getattr(tracer, self.spec.name)(
+            *self.specs, **self.case.attrs
+        )
+        self.kernels = {
+            choice.winner
+            for choices in tracer.choices.values()
+            for choice in choices.values()
+        }
         if any(isinstance(arg, Cache) for arg in self.specs):
             self._trace_writes(tracer)
         return ResolvedOps(tracer)
@@ -128,8 +140,9 @@ class OpCall:
         A cache in a backend-specific layout is replaced by the expected one: its
         contents are checked through attention, which reads them.
         """
-        if self._custom_cache:
-            result = _without_caches(result, truth(self.spec, self.case, self.dtype))
+        if self.custom_cache:
+            expected = truth(self.spec, self.case, self.dtype)
+            result = without_caches(result, expected)
         backend = self.target.backend
         return tree_map(
             lambda x: x if isinstance(x, np.ndarray) else widen(backend.numpy(x)),
@@ -190,7 +203,8 @@ class OpCall:
         k, v = (backend.tensor(cast(part, self.dtype)) for part in cache)
         if isinstance(own, Cache):
             return Cache(k, v)
-        self._custom_cache = True
+        self.custom_cache = True
+        self.kernels |= {choice.winner for choice in self._writes}
         cells = backend.tensor(wrap(np.arange(blocks * size, dtype=np.int32)))
         flat = (blocks * size, heads, dim)
         return ops.write_kv(k.reshape(*flat), v.reshape(*flat), own, cells)
@@ -200,6 +214,7 @@ class OpCall:
         blocks, size, heads, dim = cache.k.shape
         rows = StrictArray((blocks * size, heads, dim), self.dtype)
         tracer.write_kv(rows, rows, cache, StrictArray((blocks * size,), "int32"))
+        self._writes = tuple(tracer.choices["write_kv"].values())
 
     def _bucket(self) -> Bucket:
         given = self.case.attrs.get("bucket")
@@ -215,33 +230,18 @@ class OpCall:
         return int(caches[0].k.shape[1]) if caches else 4
 
 
-def require_passed(
-    verdict: Verdict, op_call: OpCall, seed: int, note: str = ""
-) -> Measure:
-    """Return the measure of a verdict; raise :class:`CheckFailed` if it failed."""
-    measure = Measure(verdict.error, verdict.bound)
-    if verdict.passed:
-        return measure
-    raise CheckFailed(
-        f"{op_call.choice().winner} on {op_call.target.backend.device}: {verdict}, "
-        f"case {op_call.case.name} in {op_call.dtype}, seed {seed}{note}; compare "
-        f"with the body of {op_call.spec.name}, or list a gap",
-        measure,
-    )
-
-
 def returned_state(result: Any) -> Any:
     """Return the updated state in a result: the last item, or all of it."""
     return result[-1] if type(result) is tuple else result
 
 
-def _without_caches(result: Any, want: Any) -> Any:
+def without_caches(result: Any, want: Any) -> Any:
     """Replace each cache in ``result`` by the expected one."""
     if isinstance(want, Cache):
         return want
     if type(want) is tuple:
         pairs = zip(result, want, strict=True)
-        return tuple(_without_caches(got, exact) for got, exact in pairs)
+        return tuple(without_caches(got, exact) for got, exact in pairs)
     if isinstance(want, Mapping):
-        return {key: _without_caches(result[key], want[key]) for key in want}
+        return {key: without_caches(result[key], want[key]) for key in want}
     return result

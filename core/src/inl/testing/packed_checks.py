@@ -10,9 +10,9 @@ import numpy as np
 
 from inl.dtypes import HostArray
 from inl.spec.op import Case
-from inl.spec.tolerance import judge
 from inl.testing.check import Check, Measure, worst
-from inl.testing.op_call import OpCall, require_passed
+from inl.testing.op_call import OpCall
+from inl.testing.op_check import judged, require_passed, run_checked
 
 if TYPE_CHECKING:
     from inl.spec.op import OpSpec
@@ -26,7 +26,7 @@ SHAPES: Final = {
 """Weight shapes of the cases, by op; other ops pass their weights to these."""
 
 ATTRS: Final = {"gated_mlp": {"activation": "silu"}}
-TOKENS: Final = (1, 5, 33)
+TOKENS: Final = (1, 5, 33, 130)
 """Decoding, and below and above where kernels switch to larger tiles."""
 LARGE: Final = 16.0
 """Scale of outlier channels, as in trained models; they cost precision."""
@@ -83,7 +83,8 @@ def _packed(target: Target, op: OpSpec, tokens: int, dtype: str) -> Measure:
         op_call = OpCall(target, op, case, dtype, packed)
         kernel = op_call.choice().kernel
         quant = kernel.activation_quant if kernel and dtype != "float32" else ""
-        verdict = judge(op, case, dtype, op_call.run(), quant)
         note = f"; weights packed, activations in {quant or dtype}"
+        result = run_checked(op_call, target.seed, note)
+        verdict = judged(op_call, case, result, quant)
         measures.append(require_passed(verdict, op_call, target.seed, note))
     return worst(measures)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from inl.errors import CheckpointError, InlError
+from inl.weights.cache_folder import cache_folder as cache_folder
 from inl.weights.disk_space import is_full, no_space
 from inl.weights.hugging_face import download, parse_name
 from inl.weights.json_text import read_json
@@ -92,16 +92,6 @@ def fetch(source: Source, folder: Path) -> Path:
             f"accepted: a writable folder. {INSTEAD}"
         ) from error
     return path
-
-
-def cache_folder() -> Path:
-    """Return the cache folder: ``INL_CACHE``, else ``inl`` in the user's caches."""
-    if folder := os.environ.get("INL_CACHE"):
-        return Path(folder)
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
-        return Path(base) / "inl"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inl"
 
 
 def _stamp(path: Path) -> Path:

@@ -15,6 +15,8 @@ LIBRARIES = ("libnvidia-ml.so.1", "nvml.dll", "/usr/lib/wsl/lib/libnvidia-ml.so.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NAME_BYTES = 96
 VERSION_BYTES = 80
+MEMORY_CLOCK = 2
+"""``NVML_CLOCK_MEM``; clocks are in MHz."""
 
 
 class _Memory(ctypes.Structure):
@@ -120,7 +122,28 @@ def describe(library: Any, index: int, handle: ctypes.c_void_p) -> DeviceInfo:
     # Boards that share the host's memory do not report a total.
     failed = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
     total = None if failed else int(memory.total)
-    return DeviceInfo(index, name.value.decode(errors="replace"), total)
+    product = name.value.decode(errors="replace")
+    return DeviceInfo(
+        index, product, total, bytes_per_second=bandwidth(library, handle)
+    )
+
+
+def bandwidth(library: Any, handle: ctypes.c_void_p) -> float | None:
+    """Return the memory bandwidth of a GPU in bytes per second, if it is known.
+
+    Memory transfers twice per clock.
+    """
+    clock, bits = ctypes.c_uint(), ctypes.c_uint()
+    try:
+        failed = library.nvmlDeviceGetMaxClockInfo(
+            handle, ctypes.c_uint(MEMORY_CLOCK), ctypes.byref(clock)
+        )
+        failed = failed or library.nvmlDeviceGetMemoryBusWidth(
+            handle, ctypes.byref(bits)
+        )
+    except AttributeError:  # a driver before version 495 has no bus width
+        return None
+    return None if failed else 2e6 * clock.value * bits.value / 8 or None
 
 
 def check(library: Any, code: int, action: str) -> None:

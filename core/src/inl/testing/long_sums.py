@@ -1,0 +1,71 @@
+"""Cases with long sums, which a kernel that adds in a half dtype fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from inl.ops.linear import Linear, QkvLinear
+from inl.ops.mlp import GatedMlp
+from inl.ops.moe import ExpertLinear
+from inl.ops.norm import Norm
+
+Rng = np.random.Generator
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments and attributes of a case."""
+
+TERMS = 2048
+"""Number of terms of long sums. They are positive: in bfloat16 such a sum stops growing
+after 256 terms, and is wrong even if every 8 products are added in float32."""
+
+
+def _positive(rng: Rng, *shape: int) -> Any:
+    return np.abs(rng.standard_normal(shape))
+
+
+def _norm(rng: Rng, w: Any, **attrs: Any) -> Inputs:
+    x = _positive(rng, 2, 3, TERMS)
+    return (*x, Norm(_positive(rng, TERMS)), w), {"eps": 1e-5, **attrs}
+
+
+def _logits(rng: Rng) -> Inputs:
+    (*sums, norm, w), attrs = _norm(rng, Linear(_positive(rng, 48, TERMS)))
+    return (*sums, np.arange(3, dtype=np.int32), norm, w), attrs
+
+
+def _qkv(rng: Rng) -> QkvLinear:
+    return QkvLinear(*(_positive(rng, size, TERMS) for size in (64, 32, 32)))
+
+
+def _mlp(rng: Rng) -> GatedMlp:
+    gate, up = _positive(rng, 2, 96, TERMS) / TERMS
+    return GatedMlp(gate, up, _positive(rng, TERMS, 96))
+
+
+def _experts(rng: Rng) -> Inputs:
+    ids = rng.integers(0, 4, (5, 2)).astype(np.int32)
+    w = ExpertLinear(_positive(rng, 4, 48, TERMS))
+    return (_positive(rng, 5, 2, TERMS), ids, w), {}
+
+
+SILU = {"activation": "silu"}
+
+LONG_SUMS: dict[str, Callable[[Rng], Inputs]] = {
+    "linear": lambda rng: (
+        (_positive(rng, 3, TERMS), Linear(_positive(rng, 48, TERMS))),
+        {},
+    ),
+    "qkv_linear": lambda rng: ((_positive(rng, 3, TERMS), _qkv(rng)), {}),
+    "gated_mlp": lambda rng: ((_positive(rng, 3, TERMS), _mlp(rng)), SILU),
+    "norm_qkv": lambda rng: _norm(rng, _qkv(rng)),
+    "norm_mlp": lambda rng: _norm(rng, _mlp(rng), **SILU),
+    "norm_logits": _logits,
+    "expert_linear": _experts,
+    "rms_norm": lambda rng: (
+        (_positive(rng, 3, TERMS), Norm(_positive(rng, TERMS))),
+        {"eps": 1e-5},
+    ),
+}
+"""Inputs with long sums, by op."""

@@ -1,0 +1,167 @@
+"""Checks one call of an op: that it runs, the form of its result, and its values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inl.dtypes import cast, wrap
+from inl.errors import message
+from inl.spec.cache import Cache
+from inl.spec.step import Step
+from inl.spec.strict_array import StrictArray
+from inl.spec.tolerance import Verdict, judge
+from inl.spec.tree import tree_map
+from inl.testing.check import CheckFailed, Fault, Measure
+from inl.testing.op_call import OpCall, without_caches
+
+if TYPE_CHECKING:
+    from inl.backend.base import Backend
+    from inl.spec.op import Case
+
+
+def run_checked(
+    op_call: OpCall, seed: int, note: str = "", *, twice: bool = False
+) -> Any:
+    """Run a call and return its result as NumPy arrays.
+
+    twice: run it again, on the state that the first call returned. Raises
+    :class:`CheckFailed`, which names the kernel, if the call raises or if a result has
+    an unexpected shape or dtype; :class:`~inl.errors.NoKernel` if there is no kernel.
+    """
+    ops, args = op_call.ready()
+    try:
+        result = (
+            op_call.second_result(ops, args) if twice else op_call.result(ops, args)
+        )
+        _check_form(op_call, result, seed, note)
+        return op_call.fetch(result)
+    except CheckFailed:
+        raise
+    # Any exception of a third-party kernel is a failure of this check.
+    except Exception as error:
+        what = f"raised {type(error).__name__}: {message(error)}"
+        raise failed(op_call, "raises", what, seed, note) from error
+
+
+def judged(op_call: OpCall, case: Case, result: Any, quant: str = "") -> Verdict:
+    """Compare a result with the op's body on ``case``."""
+    return judge(op_call.spec, case, op_call.dtype, result, quant)
+
+
+def require_passed(
+    verdict: Verdict, op_call: OpCall, seed: int, note: str = ""
+) -> Measure:
+    """Return the measure of a verdict; raise :class:`CheckFailed` if it failed."""
+    measure = Measure(verdict.error, verdict.bound)
+    if verdict.passed:
+        return measure
+    kind = "NaN" if "NaN" in verdict.problem else "value"
+    raise failed(op_call, kind, str(verdict), seed, note, measure)
+
+
+def failed(
+    op_call: OpCall,
+    kind: str,
+    what: str,
+    seed: int,
+    note: str = "",
+    measure: Measure | None = None,
+) -> CheckFailed:
+    """Return an error that names the kernel, the case, the dtype and the seed."""
+    op, winner = op_call.spec.name, op_call.choice().winner
+    others = frozenset(op_call.kernels - {winner})
+    return CheckFailed(
+        f"{winner} on {op_call.target.backend.device}: {what}; case "
+        f"{op_call.case.name} in {op_call.dtype}, seed {seed}{note}; compare with the "
+        f"body of {op}, or list a gap",
+        measure,
+        Fault(winner, kind, others),
+    )
+
+
+def _check_form(op_call: OpCall, result: Any, seed: int, note: str) -> None:
+    """Require the structure, shapes and dtypes that the op's definition gives."""
+    expected = op_call.expected_specs
+    backend = op_call.target.backend
+    problem = _structure(result, expected, "result")
+    if problem:
+        raise failed(op_call, "shape", problem, seed, note)
+    if op_call.custom_cache:
+        result = without_caches(result, expected)
+    for name, found, spec in _pairs(result, expected, "result"):
+        if found is spec:  # a cache in a layout of the backend
+            continue
+        host = found if isinstance(found, np.ndarray) else backend.numpy(found)
+        host = wrap(host) if isinstance(host, np.ndarray) else host
+        shape = tuple(host.shape)
+        if shape != spec.shape:
+            what = f"{name} has shape {shape}, expected {spec.shape}"
+            raise failed(op_call, "shape", what, seed, note)
+        stored = stored_dtype(backend, spec.dtype)
+        if host.dtype != stored and (host.dtype, spec.layout) != ("int64", INDEX):
+            what = f"{name} has dtype {host.dtype}, expected {stored}"
+            raise failed(op_call, "dtype", what, seed, note)
+
+
+INDEX = "index"
+"""Layout of the arrays of a step in expected results: they may be int64."""
+
+
+def _as_index(spec: StrictArray) -> StrictArray:
+    return StrictArray(spec.shape, spec.dtype, layout=INDEX)
+
+
+def stored_dtype(backend: Backend, dtype: str) -> str:
+    """Return the dtype in which a backend stores host arrays of ``dtype``.
+
+    It differs from ``dtype`` for backends whose tensors do not carry one, such as the
+    reference backend.
+    """
+    zeros = np.zeros(1, np.float64 if "float" in dtype else dtype)
+    host = cast(zeros, dtype) if "float" in dtype else wrap(zeros)
+    return str(backend.numpy(backend.tensor(host)).dtype)
+
+
+def _structure(found: Any, expected: Any, name: str) -> str:
+    """Return how the nesting of a result differs; empty if it does not."""
+    if isinstance(found, Mapping) and isinstance(expected, tuple) and not expected:
+        return ""  # the plan of a step is whatever its kernels need
+    if isinstance(expected, Mapping):
+        same = isinstance(found, Mapping) and found.keys() == expected.keys()
+        return "" if same else f"{name} is not a mapping with {sorted(expected)}"
+    if isinstance(expected, Cache):
+        return ""  # a backend may have a layout of its own
+    if not isinstance(expected, tuple):
+        lost = found is None and expected is not None
+        return f"{name} is None, expected a tensor" if lost else ""
+    kind = type(expected).__name__
+    if not isinstance(found, tuple) or len(found) != len(expected):
+        size = f" of {len(found)}" if isinstance(found, (tuple, list)) else ""
+        return (
+            f"{name} is a {type(found).__name__}{size}, expected a {kind} of "
+            f"{len(expected)}"
+        )
+    parts = enumerate(zip(found, expected, strict=True))
+    problems = (_structure(*pair, f"{name}[{index}]") for index, pair in parts)
+    return next(filter(None, problems), "")
+
+
+def _pairs(found: Any, expected: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (name, found, expected) of every tensor, in order."""
+    if expected is None or (isinstance(found, Mapping) and not expected):
+        return
+    if isinstance(expected, Mapping):
+        for key in expected:
+            yield from _pairs(found[key], expected[key], f"{name}[{key!r}]")
+    elif isinstance(expected, tuple):
+        if isinstance(expected, Step):
+            expected = tree_map(_as_index, expected)
+        fields = getattr(expected, "_fields", ())
+        labels = [f".{f}" for f in fields] or [f"[{i}]" for i in range(len(expected))]
+        for label, one, other in zip(labels, found, expected, strict=True):
+            yield from _pairs(one, other, f"{name}{label}")
+    else:
+        yield name, found, expected

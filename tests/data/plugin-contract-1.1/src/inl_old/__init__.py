@@ -1,0 +1,1 @@
+"""INL on old devices."""
