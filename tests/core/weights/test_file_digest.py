@@ -7,9 +7,11 @@ import os
 import time
 
 import pytest
+from safetensors.numpy import save_file
 
 from inl.backend.weight_cache import FileIdentity
 from inl.weights import file_digest
+from inl.weights.checkpoint import open_checkpoint
 from inl.weights.file_digest import ChangedFile, RememberedDigests, content_digest
 from inl.weights.private_folder import PrivateFolder, Untrusted
 
@@ -150,3 +152,21 @@ def test_a_failed_write_leaves_nothing(folder):
     with pytest.raises(OSError, match="No space"):
         folder.write("a", pieces())
     assert folder.names() == []
+
+
+@pytest.mark.parametrize("layout", ["gguf", "folder"])
+def test_checkpoints_know_the_files_that_they_mapped(layout, tensors, tiny_gguf):
+    """Of the time when they were opened, whatever the path names later."""
+    file = tiny_gguf
+    if layout == "folder":
+        (file.parent / "config.json").write_text('{"model_type": "llama"}')
+        file = file.parent / "model.safetensors"
+        save_file(tensors, file)
+    checkpoint = open_checkpoint(file.parent)
+    opened = FileIdentity.of(file.stat())
+    copy = file.with_suffix(".copy")
+    copy.write_bytes(file.read_bytes())
+    copy.replace(file)
+    assert checkpoint.identities() == {file: opened}
+    assert FileIdentity.of(file.stat()) != opened
+    checkpoint.close()

@@ -168,10 +168,10 @@ def rewrite(file, at, data):
 
 def exchange_words(file):
     """Sums of the words stay equal."""
-    words = np.fromfile(file, np.uint64)
-    place = int(np.flatnonzero(words[:512] != words[0])[0])
+    words = np.memmap(file, np.uint64, "r+", shape=(512,))
+    place = int(np.flatnonzero(words != words[0])[0])
     words[[0, place]] = words[[place, 0]]
-    words.tofile(file)
+    words.flush()
 
 
 def replaced_by_link(file, target):

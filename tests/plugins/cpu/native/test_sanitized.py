@@ -66,7 +66,8 @@ def tested(names, env, *options):
     here = Path(__file__).parent
     files = [str(here / f"test_{name}.py") for name in names]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-qxs", "-p", "no:cacheprovider", *options, *files],
+        [sys.executable, "-m", "pytest", "-qxs", "-p", "no:cacheprovider",
+         *options, *files],
         env=env, capture_output=True, text=True, cwd=here.parents[3],
     )  # fmt: skip
 

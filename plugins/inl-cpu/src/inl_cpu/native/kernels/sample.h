@@ -4,6 +4,7 @@
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/elementary.h"
 #include "kernels/span.h"
@@ -164,23 +165,34 @@ void sample_body(args::Sample op, int64_t sample, Worker &worker) {
         op.last()[op.slots()[row]] = token == NO_TOKEN ? LAST_OF_NO_TOKEN : token;
 }
 
+/* Penalties of one slot. */
+struct Penalties {
+    float repetition, presence, frequency;
+
+    /* Sixteen logits after penalties and bias, limited to finite numbers. counts has
+     * the number of generated tokens times 2, plus 1 for prompt tokens. */
+    F apply(F logits, I counts, F bias) const {
+        const F zero = set(0.0f), most = set(FLT_MAX);
+        const F generated = to_float(shift_right(counts, 1));
+        const F factor = where_below(zero, to_float(counts),
+                                     set(repetition > 0 ? repetition : 1.0f), set(1.0f));
+        F result = where_below(zero, logits, quotient(logits, factor),
+                               mul(logits, factor));
+        result = sub(result, mul(set(frequency), generated));
+        result = sub(result, where_below(zero, generated, set(presence), zero));
+        return larger(set(-FLT_MAX), smaller(most, add(result, bias)));
+    }
+};
+
 int64_t penalize_chunks(args::Penalize op) { return op.rows(); }
 
-/* A logit with an infinite value replaced by the largest finite one. */
-inline float finite(float logit) {
-    const float most = FLT_MAX;
-    return logit > most ? most : logit < -most ? -most : logit;
-}
-
-/* counts has the number of generated tokens times 2, plus 1 for prompt tokens. SAMPLE
- * judges whether the logits are valid from the result, so that must be valid exactly if
- * the model's logits are. */
+/* SAMPLE judges from the results whether the logits are valid, so these must be valid
+ * exactly if the model's logits are. */
 void penalize_body(args::Penalize op, int64_t row, Worker &) {
     const int64_t slot = op.slots()[row], vocabulary = op.vocabulary();
     const float *params = op.params() + slot * PARAMETERS;
-    const float repetition = params[REPETITION_PENALTY],
-                presence = params[PRESENCE_PENALTY],
-                frequency = params[FREQUENCY_PENALTY];
+    const Penalties penalties{params[REPETITION_PENALTY], params[PRESENCE_PENALTY],
+                              params[FREQUENCY_PENALTY]};
     int32_t *counts = op.counts() + slot * vocabulary;
     const float *bias = op.bias() + slot * vocabulary;
     float *logits = op.logits() + row * op.logits_stride();
@@ -191,12 +203,14 @@ void penalize_body(args::Penalize op, int64_t row, Worker &) {
         logits[0] = NAN;
         return;
     }
-    for (int64_t t = 0; t < vocabulary; t++) {
-        const float factor = counts[t] > 0 && repetition > 0 ? repetition : 1.0f;
-        const float generated = float(counts[t] >> 1);
-        const float logit = logits[t] > 0 ? logits[t] / factor : logits[t] * factor;
-        logits[t] = finite(logit - frequency * generated -
-                           (generated > 0 ? presence : 0.0f) + bias[t]);
+    for (int64_t at = 0; at < vocabulary; at += 16) {
+        const int n = lanes_left(at, vocabulary);
+        int32_t tail[16] = {};
+        if (n < 16) std::memcpy(tail, counts + at, size_t(n) * 4);
+        const I seen = load_ints(n < 16 ? tail : counts + at);
+        const F value = penalties.apply(load_first(logits + at, n), seen,
+                                        load_first(bias + at, n));
+        store_first(logits + at, value, n);
     }
 }
 

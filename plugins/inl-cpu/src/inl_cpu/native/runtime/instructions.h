@@ -422,11 +422,11 @@ struct TakeRows {
 
 /* Sample one token for each row of logits, as the op ``sample`` defines it.
  *
- * Penalties are applied before. A row with NaN, or whose largest logit is infinite, has
- * token -1; its slot's last token is 0. There are row_samples samples for each batch row:
- * slots [samples / row_samples], params float32 [slots, 7], uniforms [samples]; the
- * last token of each row is written to last[slot]. All four may be left out with
- * SAMPLE_GREEDY.
+ * Penalties are applied before. A row with NaN, or whose largest logit is infinite,
+ * has token -1; its slot's last token is 0. There are row_samples samples for each
+ * batch row: slots [samples / row_samples], params float32 [slots, 7], uniforms
+ * [samples]; the last token of each row is written to last[slot]. All four may be left
+ * out with SAMPLE_GREEDY.
  */
 struct Sample {
     const inl_instruction *raw;
