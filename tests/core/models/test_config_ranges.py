@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from inl.errors import CheckpointError
 from inl.executor.model_loader import open_model
-from inl.models import deep_config, llama
+from inl.models import deep_config, gemma3, llama
 from inl.testing.tiny import tiny_llama
 from limited import run_limited
 
@@ -93,4 +93,26 @@ def test_experts_beyond_all_bounds_are_not_planned(folder):
     found = run_limited(OPEN, path)
     assert found.result == "refused", found
     assert "'num_local_experts': found 1000000000 in each of" in found.message
+    assert found.memory < 64 << 20
+
+
+@pytest.mark.parametrize("value", [1, "x", [1], True], ids=shown)
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_rope_fields_that_are_no_objects_are_refused(name, value):
+    fields = {name: value, "head_dim": 16, "sliding_window": 8}
+    with pytest.raises(CheckpointError, match=r"found .*, expected an object"):
+        gemma3.rope(HF | fields)
+    with pytest.raises(CheckpointError, match="'full_attention': found 5, expected"):
+        gemma3.rope(HF | {"rope_parameters": {"full_attention": 5}})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="measured with /proc")
+def test_experts_that_the_files_do_not_have_take_little_memory(folder):
+    path = folder(
+        architectures=["MixtralForCausalLM"], model_type="mixtral",
+        num_local_experts=2**14, num_experts_per_tok=2,
+    )  # fmt: skip
+    found = run_limited(OPEN, path)
+    assert found.result == "refused", found
+    assert "more" in found.message
     assert found.memory < 64 << 20
