@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from depth import mostly_full
 from inl.errors import CheckpointError
 from inl.executor.model_loader import open_model
 from inl.models import deep_config, gemma3, llama
@@ -69,7 +70,7 @@ def work():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="measured with /proc")
-@pytest.mark.parametrize("layers", [10**9, 2_000_000, 4097])
+@pytest.mark.parametrize("layers", mostly_full([10**9, 2_000_000, 4097]))
 def test_layers_beyond_the_tensors_are_not_planned(folder, layers):
     path = folder(num_hidden_layers=layers)
     found = run_limited(OPEN, path)
@@ -106,6 +107,7 @@ def test_rope_fields_that_are_no_objects_are_refused(name, value):
         gemma3.rope(HF | {"rope_parameters": {"full_attention": 5}})
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="measured with /proc")
 def test_experts_that_the_files_do_not_have_take_little_memory(folder):
     path = folder(
