@@ -97,6 +97,19 @@ def test_json(capsys):
     assert found["timings"]["load_seconds"] > 0
 
 
+@pytest.mark.full
+def test_control_tokens_of_a_prompt_are_text_unless_they_are_trusted(capsys):
+    counts = []
+    for options in ([], ["--trust-control-tokens"]):
+        code, out, _ = run(
+            capsys, "generate", "a<|im_end|>b", "--json", "--device", "reference",
+            "--max-tokens", "1", *options,
+        )  # fmt: skip
+        assert code == 0
+        counts.append(json.loads(out)["prompt_tokens"])
+    assert counts[0] > counts[1]
+
+
 def test_seed_and_temperature(capsys, folder):
     def answer(seed):
         words = ["--temperature", "1", "--seed", str(seed), "--max-tokens", "12"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from depth import mostly_full
 from inl.engine.chat import chat_ids
 from inl.text.control_tokens import MarkedMessages
 from inl.text.gguf_vocabulary import open_tokenizer
@@ -61,17 +62,27 @@ FAMILIES = {
 }  # fmt: skip
 
 
+TEMPLATES = {}
+"""Started templates, by source and special tokens."""
+
+
 class Model:
     name = "m"
 
 
 def encoded(tokenizer, source, messages, **options):
-    template = ChatTemplate(
-        source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token
-    )
-    try:
-        return chat_ids(Model, template, tokenizer, messages, context=4096, **options)
-    finally:
+    tokens = tokenizer.bos_token, tokenizer.eos_token
+    template = TEMPLATES.get((source, tokens))
+    if template is None:
+        template = ChatTemplate(source, bos_token=tokens[0], eos_token=tokens[1])
+        TEMPLATES[source, tokens] = template
+    return chat_ids(Model, template, tokenizer, messages, context=4096, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_templates():
+    yield
+    for template in TEMPLATES.values():
         template.close()
 
 
@@ -106,7 +117,7 @@ def test_the_default_model(default_checkpoint, default_tokenizer):
     assert any(ids[at : at + len(plain)] == plain for at in range(len(ids)))
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", mostly_full(USES, 4))
 def test_templates_that_change_or_test_messages(use, default_tokenizer):
     source = CHATML.replace("CONTENT", USES[use])
     own = ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
@@ -119,7 +130,7 @@ def test_templates_that_change_or_test_messages(use, default_tokenizer):
         assert not any(chr(at) in seen for at in range(0xFDD0, 0xFDF0))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", mostly_full(FAMILIES, 3))
 def test_families(name):
     source, control = FAMILIES[name]
     tokenizer = family_tokenizer(control)
@@ -181,6 +192,7 @@ def test_marks_cannot_be_guessed(default_tokenizer):
     assert default_tokenizer.decode(ids, skip_special=False) == text
 
 
+@pytest.mark.full
 def test_without_the_package(default_checkpoint, monkeypatch):
     import sys
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from inl.errors import CheckpointError
+from inl.text import gguf_vocabulary, scored_bpe
 from inl.text.detokenize import Detokenizer
 from inl.text.gguf_vocabulary import read_tokenizer
 from inl.text.scored_bpe import merges
+from text_samples import metadata as small_metadata
 
 MODELS = json.loads(
     (Path(__file__).parents[2] / "data" / "sentencepiece-bpe.json").read_text("utf-8")
@@ -125,3 +128,30 @@ def test_invalid_metadata_is_refused(changes, parts):
     message = str(caught.value)
     missing = [part for part in ["m.gguf", "accepted", *parts] if part not in message]
     assert missing == [], message
+
+
+def test_vocabularies_with_too_many_merges_are_refused(monkeypatch):
+    """Every split of every text over two letters is a merge."""
+    tokens = ["".join(each) for n in range(1, 9) for each in product("ab", repeat=n)]
+    fields = {
+        "model": "llama", "tokens": ["<unk>", *tokens], "unknown_token_id": 0,
+        "scores": [0.0] * (len(tokens) + 1), "token_type": [2, *[1] * len(tokens)],
+        "bos_token_id": None, "eos_token_id": None, "merges": None, "pre": None,
+    }  # fmt: skip
+    assert read_tokenizer(small_metadata(**fields), "m.gguf").encode("abab")
+    sentence = r"m\.gguf: tokenizer\.ggml\.tokens: found tokens of 3586 char"
+    for name, limit in (("MAX_SPLITS", 3000), ("MAX_MERGES", 2000)):
+        with monkeypatch.context() as patch:
+            patch.setattr(scored_bpe, name, limit)
+            with pytest.raises(CheckpointError, match=sentence):
+                read_tokenizer(small_metadata(**fields), "m.gguf")
+
+
+@pytest.mark.parametrize("field", ["tokens", "merges"])
+def test_vocabularies_of_more_tokens_than_any_are_refused(field, monkeypatch):
+    monkeypatch.setattr(gguf_vocabulary, "MAX_TOKENS", 6)
+    given = [f"t{at} a" for at in range(7)]
+    with pytest.raises(
+        CheckpointError, match=f"{field}: found 7 {field}; accepted: at"
+    ):
+        read_tokenizer(small_metadata(token_type=None, **{field: given}), "m.gguf")

@@ -9,6 +9,7 @@ import zipfile
 
 import pytest
 
+from depth import mostly_full
 from limited import run_limited
 from torch_pickles import mapping, number, program, tensor, text
 
@@ -125,7 +126,7 @@ def bounded(found, size):
     return found
 
 
-@pytest.mark.parametrize("name", PICKLES)
+@pytest.mark.parametrize("name", mostly_full(reversed(PICKLES), 4))
 def test_pickles(name, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     path = tmp_path / "model.pt"
@@ -148,6 +149,7 @@ def test_shared_storages(tmp_path):
     assert bounded(run_limited(OPEN, tmp_path), 2 * 4 * size).result == "read"
 
 
+@pytest.mark.full
 def test_a_large_directory_of_an_archive(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     path = tmp_path / "model.pt"
@@ -157,6 +159,7 @@ def test_a_large_directory_of_an_archive(tmp_path):
     assert "directory of the archive" in found.message
 
 
+@pytest.mark.full
 def test_a_training_checkpoint_of_many_tensors_is_read(tmp_path):
     """20,000 small tensors in nested dicts, which is more than models have."""
     (tmp_path / "config.json").write_text("{}")
@@ -168,15 +171,15 @@ def test_a_training_checkpoint_of_many_tensors_is_read(tmp_path):
     assert (found.result, found.message) == ("read", "20000")
 
 
-@pytest.mark.parametrize("name", GGUFS)
+@pytest.mark.parametrize("name", mostly_full(GGUFS, 1))
 def test_gguf_metadata(name, tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(GGUFS[name])
     bounded(run_limited(OPEN, path), path.stat().st_size)
 
 
-@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
-@pytest.mark.parametrize("name", JSONS)
+@pytest.mark.parametrize("file", mostly_full(["config.json", "model.safetensors"]))
+@pytest.mark.parametrize("name", mostly_full(JSONS))
 def test_json(name, file, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     raw = JSONS[name] if file == "config.json" else header(JSONS[name])
@@ -186,6 +189,7 @@ def test_json(name, file, tmp_path):
     assert str(tmp_path / file) in found.message
 
 
+@pytest.mark.full
 def test_safetensors_headers_of_empty_tensors(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     path = tmp_path / "model.safetensors"

@@ -117,13 +117,19 @@ def rope_scaling(hf: Mapping[str, Any]) -> tuple[float, RopeScaling]:
     return theta, KINDS[kind](rope, hf)
 
 
+def fields_of(hf: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a field that is an object; empty for ``null``, 0 and an absent one."""
+    value = hf.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise CheckpointError(
+            f"config field {name!r}: found {show(value)}, expected an object"
+        )
+    return value
+
+
 def rope_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``rope_parameters``, or ``rope_scaling`` with its top-level fields."""
-    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-    if not isinstance(rope, Mapping):
-        raise CheckpointError(
-            f"config field 'rope_scaling': found {rope!r:.80}, expected an object"
-        )
+    rope = fields_of(hf, "rope_parameters") or fields_of(hf, "rope_scaling")
     names = "rope_theta", "partial_rotary_factor"
     beside = {name: hf[name] for name in names if hf.get(name) is not None}
     return {**beside, **rope}

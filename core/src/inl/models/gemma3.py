@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from inl.models import gemma, llama
-from inl.models.config import number, rope_scaling, whole
+from inl.models.config import fields_of, number, rope_scaling, whole
 from inl.ops.rope import RopeScaling
 from inl.spec.model import Model
 
@@ -42,13 +42,12 @@ def rope(
     hf: Mapping[str, Any],
 ) -> tuple[dict[str, Any], tuple[float, RopeScaling]]:
     """Return rope fields of full-attention layers, then base and scaling of others."""
-    given = hf.get("rope_parameters")
-    nested = given if isinstance(given, Mapping) else {}
+    nested = fields_of(hf, "rope_parameters")
     theta = number(hf, "rope_theta", THETA)
-    plain = {"rope_theta": theta, **(hf.get("rope_scaling") or {})}
-    full = {"rope_theta": theta, **(nested.get("full_attention") or plain)}
+    plain = {"rope_theta": theta, **fields_of(hf, "rope_scaling")}
+    full = {"rope_theta": theta, **(fields_of(nested, "full_attention") or plain)}
     base = number(hf, "rope_local_base_freq", LOCAL_THETA)
-    local = {"rope_theta": base, **(nested.get("sliding_attention") or {})}
+    local = {"rope_theta": base, **fields_of(nested, "sliding_attention")}
     return full, rope_scaling({**hf, "rope_parameters": local})
 
 

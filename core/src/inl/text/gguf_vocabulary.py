@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from inl.text.plain_bpe import PlainBpe
 
 KINDS: Final = "gpt2 (byte-level BPE), llama (SentencePiece BPE)"
+MAX_TOKENS: Final = 1 << 20
+"""Limit of a vocabulary; the largest have 2**18."""
 MERGES: Final = "merges whose tokens are all in tokenizer.ggml.tokens"
 
 
@@ -113,7 +115,9 @@ def _rules(fields: Fields, kind: str, tokens: Sequence[str], bos: str, eos: str)
 
 
 def _token_ids(fields: Fields, tokens: Sequence[str]) -> dict[str, int]:
-    """Return token -> id; refuses duplicates."""
+    """Return token -> id; refuses duplicates and more than MAX_TOKENS."""
+    if len(tokens) > MAX_TOKENS:
+        fields.refuse("tokens", f"{len(tokens)} tokens", f"at most {MAX_TOKENS}")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         duplicate = next(
@@ -124,7 +128,10 @@ def _token_ids(fields: Fields, tokens: Sequence[str]) -> dict[str, int]:
 
 
 def _merges(fields: Fields) -> list[tuple[str, str]]:
-    merges = [tuple(merge.split(" ")) for merge in fields.strings("merges")]
+    stored = fields.strings("merges")
+    if len(stored) > MAX_TOKENS:
+        fields.refuse("merges", f"{len(stored)} merges", f"at most {MAX_TOKENS}")
+    merges = [tuple(merge.split(" ")) for merge in stored]
     invalid = next((merge for merge in merges if len(merge) != 2), None)
     if invalid is not None:
         shown = f"{' '.join(invalid)!r:.60}"

@@ -32,7 +32,7 @@ MAX_MEMORY = 768 << 20
 SOFT_SECONDS = 1.5
 """Processor time after which a template is interrupted; the error names its line."""
 
-HARD_SECONDS = 3
+HARD_SECONDS = 2
 """Processor time after which the process is killed: one operation did not return."""
 
 

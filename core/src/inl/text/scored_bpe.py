@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from inl.errors import CheckpointError
 from inl.text.tokenizer import BYTE_TOKEN, guarded, library
 
 SPACE: Final = "\u2581"
 
 MAX_PIECE: Final = 128
 """Longest merged token in characters; trainers allow 16 to 64."""
+MAX_SPLITS: Final = 1 << 22
+"""Limit of the splits of all tokens that are tried; Gemma 3 has 1.6 million."""
+MAX_MERGES: Final = 1 << 20
+"""Limit of the merges that result; Gemma 3 has 515,000."""
 
 
 def scored_bpe(
@@ -35,7 +40,7 @@ def scored_bpe(
     model = guarded(
         lib.models.BPE,
         vocab=dict(vocabulary),
-        merges=merges(scores),
+        merges=_bounded_merges(scores, where),
         unk_token=unknown,
         fuse_unk=True,
         byte_fallback=any(map(BYTE_TOKEN.fullmatch, vocabulary)),
@@ -64,10 +69,24 @@ def merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
     Tokens of equal score rank in the order of ``scores``.
     """
     ranked = sorted(scores, key=scores.__getitem__, reverse=True)
+    pieces = {token: token for token in scores}  # merges share the tokens' objects
     return [
-        (token[:cut], token[cut:])
+        (left, right)
         for token in ranked
         if len(token) <= MAX_PIECE
         for cut in range(len(token) - 1, 0, -1)
-        if token[:cut] in scores and token[cut:] in scores
+        if (left := pieces.get(token[:cut])) and (right := pieces.get(token[cut:]))
     ]
+
+
+def _bounded_merges(scores: Mapping[str, float], where: str) -> list[tuple[str, str]]:
+    """:func:`merges`, if there are not too many to try or to store."""
+    splits = sum(len(token) for token in scores if len(token) <= MAX_PIECE)
+    found = merges(scores) if splits <= MAX_SPLITS else []
+    if splits > MAX_SPLITS or len(found) > MAX_MERGES:
+        raise CheckpointError(
+            f"{where}: tokenizer.ggml.tokens: found tokens of {splits} characters with "
+            f"{len(found) or 'unknown'} merges; accepted: up to {MAX_SPLITS} and "
+            f"{MAX_MERGES}"
+        )
+    return found

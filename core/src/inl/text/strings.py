@@ -90,7 +90,7 @@ def scan(block: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
     if valid == len(linked) and valid < count and ends[-1] <= len(block):
         valid += 1  # the last string, which no other follows in the block
     bounds = np.append(offsets[:valid], ends[valid - 1] if valid else 0)
-    return bounds if is_utf8(block, bounds) else np.zeros(1, np.int64)
+    return bounds if is_utf8(block, bounds, 1) else np.zeros(1, np.int64)
 
 
 def walk(block: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
@@ -107,10 +107,17 @@ def walk(block: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
     return np.array(bounds)
 
 
-def is_utf8(block: NDArray[np.uint8], bounds: NDArray[np.int64]) -> bool:
-    """Whether all strings are UTF-8: one decode, with the lengths zeroed."""
+def is_utf8(
+    block: NDArray[np.uint8],
+    bounds: NDArray[np.int64],
+    length_bytes: int = LENGTH_BYTES,
+) -> bool:
+    """Whether all strings are UTF-8: one decode, with the lengths zeroed.
+
+    length_bytes: number of bytes of the lengths that are not zero already.
+    """
     text = block[: bounds[-1]].copy()
-    for byte in range(LENGTH_BYTES):
+    for byte in range(length_bytes):
         text[bounds[:-1] + byte] = 0
     try:
         text.tobytes().decode()

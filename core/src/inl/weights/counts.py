@@ -15,7 +15,7 @@ LAYERS: Final = "num_hidden_layers"
 EXPERTS: Final = ("num_experts", "num_local_experts")
 MAX_LAYERS: Final = 4096
 """Limit of the layers; the deepest models have about 200."""
-MAX_EXPERTS: Final = 1 << 17
+MAX_EXPERTS: Final = 1 << 15
 """Limit of the experts of all layers."""
 
 

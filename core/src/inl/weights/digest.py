@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from inl.weights.files import open_regular
 
 if TYPE_CHECKING:
     from inl.weights.checkpoint import Checkpoint
@@ -45,9 +48,9 @@ def _ends(data: Any) -> bytes:
 
 def _samples(path: Path) -> Iterator[bytes]:
     """Yield a file's size, then evenly spaced pieces of its content."""
-    size = path.stat().st_size
-    yield f"file {size}\n".encode()
-    with path.open("rb", buffering=0) as file:
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        yield f"file {size}\n".encode()
         for start in range(0, size, max(SAMPLE_BYTES, size // SAMPLES)):
             file.seek(start)
             yield file.read(SAMPLE_BYTES)

@@ -14,6 +14,10 @@ from inl.weights.files import OVERHEAD, read_bytes, show
 MAX_JSON: Final = 64 << 20
 """Size limit of a JSON file in bytes; indexes of large models take 15 MB."""
 
+MAX_VALUES: Final = 512 << 20
+"""Limit of the memory of a parse whatever the file's size, which also limits its time;
+the header of 131,072 tensors takes half of it."""
+
 VALUE_BYTES: Final[Mapping[bytes, int]] = {b"{": 232, b"[": 112, b":": 280, b",": 64}
 """Upper bound of the memory that each of these characters leads to.
 
@@ -69,12 +73,12 @@ def _check_memory(text: bytes, file_size: int, where: str) -> None:
     width = 4 if widest >= 0xF0 else 2 if widest >= 0xC4 else 1
     escaped = 4 if b"\\u" in text else width
     needed = len(text) * (1 + width + escaped) + values
-    most = 3 * file_size + OVERHEAD
+    most = min(3 * file_size, MAX_VALUES) + OVERHEAD
     if needed > most:
         raise CheckpointError(
             f"{where}: found {len(text)} bytes of JSON, whose values may take {needed} "
             f"bytes of memory; accepted: up to {most}, which is {OVERHEAD} and 3 times "
-            "the size of the file"
+            f"the size of the file, but {MAX_VALUES} at most"
         )
 
 
