@@ -77,12 +77,11 @@ class RequestDispatcher:
 
     def _dispatch(self, event: Event, now: float) -> None:
         handle = self._open.get(event.request)
-        if handle is None or handle.completed:
+        if handle is None or handle.finish_reason is not None:
             return
-        finished = handle.apply_event(event, now)
-        if handle.stopped and event.finish_reason is None:
-            self._core.cancel(event.request, "stop")
-        if finished:
+        if handle.apply_event(event, now):
+            if event.finish_reason is None:
+                self._core.cancel(event.request, "stop")
             del self._open[event.request]
 
     def _settle(self) -> None:

@@ -118,17 +118,20 @@ class RequestHandle:
             self.token_ids.append(event.token)
         if event.finish_reason is not None:
             self._has_ended = True
+        stopped = False
         if self._scans_text:
             self._text.update(self._text_ids, ended=self._has_ended)
+            stopped = self._text.stopped
         self.seconds = now - self._started
         # Set last: other threads read the other fields once it is set.
-        if self.stopped:
+        if stopped:
             self.finish_reason = "stop"
         elif event.finish_reason is not None:
             self.error = event.error
             self.finish_reason = event.finish_reason
-        self.notify()
-        return self.completed
+        if self.listener is not None:
+            self.listener()
+        return self.finish_reason is not None
 
     def catch_up(self) -> None:
         """Apply the events of the request that an exception has kept from arriving."""
