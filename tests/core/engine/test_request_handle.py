@@ -13,6 +13,8 @@ from depth import examples
 from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError, RunnerError, WorkerLost
 from inl.scheduling.request import Event, Request
+from inl.spec.dispatch import noting
+from inl.spec.kernel import Kernel
 from inl.text.tokenizer import Tokenizer
 
 PIECES = ["a", "b", "ab", "aba", "c", "é", "a€", "\U0001f600", " "]
@@ -159,6 +161,20 @@ def test_only_whole_characters_are_redecoded(tokens):
 )
 def test_the_stop_string_that_is_complete_first_wins(text, stops, shown):
     assert handle_of(TOKENIZER.encode(text), stops).text == shown
+
+
+def test_the_error_names_the_kernel_that_raised():
+    def rope(q, k, cos, sin):
+        raise ValueError("boom")
+
+    answer = RequestHandle(Request([0]), TOKENIZER, (), 0.0)
+    with pytest.raises(ValueError, match="boom") as caught:
+        noting(Kernel("rope", "toy", rope))(1, 2, 3, 4)
+    caught.value.add_note("printed by a framework")
+    answer.fail(caught.value)
+    with pytest.raises(RunnerError) as told:
+        answer.completion()
+    assert str(told.value) == "generation failed: boom (in kernel rope/toy)"
 
 
 def test_a_handle_finishes_once_and_raises_its_error():
