@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 
@@ -63,3 +64,21 @@ class Injector:
                 self.place = f"{event} in {module}.{code.co_qualname}:{frame.f_lineno}"
                 raise self.error(self.place)
         return self.trace
+
+
+class Alarm:
+    """Context manager that raises KeyboardInterrupt after some time, by a signal."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __enter__(self):
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        self.before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, self.seconds)
+
+    def __exit__(self, *_):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self.before)

@@ -16,8 +16,10 @@ from depth import scaled
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.engine.core import EngineCore
+from inl.errors import RunnerError, WorkerLost
 from inl.executor.rank_runner import RankRunner
 from inl.models.llama import MODEL
+from inl.protocol.runner import Runner
 from inl.scheduling.request import Request
 from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import (
@@ -27,7 +29,7 @@ from inl.testing.tiny import (
     tiny_llama,
 )
 from inl.workers.worker_runner import WorkerRunner
-from interrupts import Injector, Strange
+from interrupts import Alarm, Injector, Strange
 
 PACKAGES = ("inl.engine.", "inl.executor.", "inl.protocol.", "inl.workers.")
 FIELDS = [
@@ -126,28 +128,10 @@ def test_requests_go_on_exactly(core, events, report):
     report(f"{type(core.runner).__name__}: {counter.count // step} {events}")
 
 
-class Alarm:
-    """Context manager that raises KeyboardInterrupt after some time, by a signal."""
-
-    def __init__(self, seconds):
-        self.seconds = seconds
-
-    def __enter__(self):
-        def interrupt(*_):
-            raise KeyboardInterrupt
-
-        self.before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, self.seconds)
-
-    def __exit__(self, *_):
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self.before)
-
-
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timer")
 def test_signals_at_random_times(core):
     wanted, random = outputs(core), Random(1)
-    for _ in range(scaled(10, 300)):
+    for _ in range(scaled(10, 100)):
         try:
             found = interrupted(core, Alarm(random.uniform(0.0001, 0.01)))
         except KeyboardInterrupt:
@@ -156,3 +140,48 @@ def test_signals_at_random_times(core):
         else:
             check(found, wanted, None)
         assert outputs(core) == wanted
+
+
+def test_an_interrupted_replacement_of_a_lost_worker_is_repeated(small, answer_of):
+    class Lost(HashRunner):
+        def collect(self):
+            raise WorkerLost("killed")
+
+    def replace(error):
+        errors.append(str(error))
+        if len(errors) < 3:
+            raise KeyboardInterrupt
+        return HashRunner(limits)
+
+    limits, errors = small(), []
+    core = EngineCore(Lost(limits), replace=replace)
+    request = Request([1, 2, 3], max_tokens=5)
+    core.add(request)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            core.step()
+    run(core)
+    assert errors == ["killed"] * 3
+    assert core.restarts == 1
+    assert request.output_ids == answer_of(Request([1, 2, 3], max_tokens=5), limits)
+
+
+def test_a_runner_without_reset_ends_every_request(small):
+    class Other(HashRunner):
+        reset = Runner.reset
+
+        def collect(self):
+            raise KeyboardInterrupt
+
+    core = EngineCore(Other(small()))
+    requests = [Request([at], max_tokens=5) for at in range(6)]
+    for each in requests:
+        core.add(each)
+    with pytest.raises(KeyboardInterrupt):
+        core.step()
+    events = core.step()
+    assert sorted(event.request for event in events) == [1, 2, 3, 4, 5, 6]
+    assert all("this runner has no reset" in str(event.error) for event in events)
+    assert not core.has_work
+    with pytest.raises(RunnerError, match="create another engine"):
+        core.add(Request([1]))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
 from inl.errors import InlError, OutOfMemory, ProtocolError, RunnerError, WorkerLost
+from inl.executor.rank_threads import RankThreads, Round
 from inl.protocol.runner import PipelinedRunner, Reply, Runner, StepInFlight
 from inl.spec.message import STEP, Header
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 OUT_OF_MEMORY_SECONDS = 5.0
 """Time for all ranks to run out of memory in a step, once one of them has."""
+
+
+SEND_SECONDS = 1.0
+"""Time for the newest call to return before the group is closed without it."""
 
 
 class _Failure(NamedTuple):
@@ -54,19 +58,13 @@ class RankRunner(PipelinedRunner):
         """Message of the error that every call raises, once the failure was raised."""
         self._out_of_memory: dict[tuple[int, int], OutOfMemory] = {}
         """(rank, step) -> error of a rank that did not begin the step."""
-        self._last_call: tuple[int, Callable[[int], Any]] = 0, lambda _rank: None
-        """Number and function of the newest call on all ranks."""
-        self._done = [0] * ranks
-        """Number of each rank's newest call."""
-        self._closing: list[Future[None]] = []
-        self._threads = [
-            ThreadPoolExecutor(1, thread_name_prefix=f"inl-rank-{rank}")
-            for rank in range(ranks)
-        ]
+        self._threads = RankThreads(ranks)
+        self._last_round = Round(lambda _: None, ranks)
+        self._closing: Round | None = None
         try:
             self.runners: list[Runner] = self._results(self._on_all_ranks(make))
         except RunnerError as error:
-            self._join()
+            self._threads.join()
             cause = error.__cause__
             if isinstance(cause, InlError):
                 raise cause from cause.__cause__
@@ -92,25 +90,31 @@ class RankRunner(PipelinedRunner):
 
     def _reset(self) -> None:
         # An exception may have kept the newest call from some of the ranks.
-        self._send_to_ranks(*self._last_call)
+        self._threads.send(self._last_round)
         self._results(self._on_all_ranks(lambda rank: self.runners[rank].reset()))
         self._out_of_memory.clear()
 
     def _close(self) -> None:
-        if self._in_flight or self._failure is not None:
+        self._last_round.wait(SEND_SECONDS)
+        sent = len(self._last_round.results) == len(self._threads)
+        if self._in_flight or self._failure is not None or not sent:
             # A rank may wait for another one that will not reach the collective.
             self._abort()
         # In parallel: leaving a process group may wait for the other ranks.
-        for rank in range(len(self._closing), len(self.runners)):
-            close = self.runners[rank].close
-            self._closing.append(self._threads[rank].submit(close))
-        self._join()
-        for each in self._closing:
-            each.result()
+        if self._closing is None:
+            self._closing = Round(self._close_rank, len(self._threads))
+        self._threads.send(self._closing)
+        self._threads.join()
+        for error in self._closing.results.values():
+            if error is not None:
+                raise error
 
-    def _join(self) -> None:
-        for thread in self._threads:
-            thread.shutdown(wait=True)
+    def _close_rank(self, rank: int) -> BaseException | None:
+        try:
+            self.runners[rank].close()
+        except BaseException as error:
+            return error
+        return None
 
     def _check_alive(self) -> None:
         if self._refusal:
@@ -127,24 +131,19 @@ class RankRunner(PipelinedRunner):
         kind = next((each for each in kinds if isinstance(cause, each)), RunnerError)
         raise kind(f"{what}: {type(cause).__name__}: {cause}") from cause
 
-    def _on_all_ranks(self, call: Callable[[int], Any]) -> list[Future[Any]]:
+    def _on_all_ranks(self, call: Callable[[int], Any]) -> Round:
         """Queue ``call(rank)`` on every rank's thread."""
-        self._last_call = self._last_call[0] + 1, call
-        return self._send_to_ranks(*self._last_call)
 
-    def _send_to_ranks(
-        self, number: int, call: Callable[[int], Any]
-    ) -> list[Future[Any]]:
-        """Queue a numbered call; ranks that have it already skip it."""
-        return [
-            thread.submit(self._guarded, rank, number, call)
-            for rank, thread in enumerate(self._threads)
-        ]
+        def guarded(rank: int) -> Any:
+            return self._guarded(rank, call)
 
-    def _guarded(self, rank: int, number: int, call: Callable[[int], Any]) -> Any:
-        if self._failure is not None or self._closed or number <= self._done[rank]:
+        self._last_round = Round(guarded, len(self._threads))
+        self._threads.send(self._last_round)
+        return self._last_round
+
+    def _guarded(self, rank: int, call: Callable[[int], Any]) -> Any:
+        if self._failure is not None or self._closed:
             return None
-        self._done[rank] = number
         try:
             return call(rank)
         except BaseException as error:
@@ -179,35 +178,33 @@ class RankRunner(PipelinedRunner):
         except OutOfMemory as error:
             return error
 
-    def _replies(self, futures: list[Future[Any]]) -> list[Reply]:
+    def _replies(self, call: Round) -> list[Reply]:
         """Return the replies of all ranks.
 
         Raises OutOfMemory if all ranks report it within OUT_OF_MEMORY_SECONDS; if only
         some do, the others may wait for them in a collective, and the group ends.
         """
-        for future in as_completed(futures):
-            if isinstance(future.result(), OutOfMemory):
-                break
-        else:
-            return self._results(futures)
-        _, late = wait(futures, OUT_OF_MEMORY_SECONDS)
+        call.wait(enough=_is_out_of_memory)
+        if not any(map(_is_out_of_memory, call.results.values())):
+            return self._results(call)
+        call.wait(OUT_OF_MEMORY_SECONDS)
         errors = {
-            rank: future.result()
-            for rank, future in enumerate(futures)
-            if future not in late and isinstance(future.result(), OutOfMemory)
+            rank: result
+            for rank, result in sorted(call.results.items())
+            if _is_out_of_memory(result)
         }
         rank, error = next(iter(errors.items()))
-        if len(errors) == len(futures):
+        if len(errors) == len(self._threads):
             raise OutOfMemory(f"rank {rank} of {len(errors)}: {error}") from error
         self._record_failure(_Failure(rank, error))
         self._abort()
-        return self._results(futures)
+        return self._results(call)
 
-    def _results(self, futures: Iterable[Future[Any]]) -> list[Any]:
-        results = [future.result() for future in futures]
+    def _results(self, call: Round) -> list[Any]:
+        call.wait()
         if self._failure is not None:
             self._raise_failure()
-        return results
+        return [call.results[rank] for rank in range(len(self._threads))]
 
     def _check_agreement(self, head: Header, replies: list[Reply]) -> None:
         first = replies[0].tokens[: head.used_rows]
@@ -221,3 +218,7 @@ class RankRunner(PipelinedRunner):
             )
             self._failure = _Failure(rank, error)
             self._raise_failure()
+
+
+def _is_out_of_memory(result: Any) -> bool:
+    return isinstance(result, OutOfMemory)

@@ -1,0 +1,41 @@
+"""Ctrl-C during the native backend's steps."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+from random import Random
+
+import numpy as np
+import pytest
+
+from depth import scaled
+from inl import EngineConfig, InferenceEngine
+from inl.executor.model_loader import LanguageModel
+from inl.models.llama import MODEL
+from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+from interrupts import Alarm
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(signal, "setitimer"), reason="this system has no timer"
+)
+
+
+@pytest.mark.usefixtures("backend")
+def test_the_next_answer_is_right(monkeypatch):
+    monkeypatch.setenv("INL_CPU", "native")
+    checkpoint = MemoryCheckpoint(*tiny_llama(np.random.default_rng(5), vocab=256))
+    checkpoint.eos_token_ids = ()
+    model = LanguageModel(MODEL, MODEL.config(checkpoint.config), checkpoint)
+    config = EngineConfig(backend="cpu", context=96, dtype="float32")
+    prompts, random = [[1, 2, 3], [4] * 40], Random(3)
+    with InferenceEngine(model, config=config) as engine:
+        wanted = [each.token_ids for each in engine.generate(prompts, max_tokens=30)]
+        for _ in range(scaled(15, 300)):
+            with suppress(KeyboardInterrupt), Alarm(random.uniform(0.0005, 0.02)):
+                engine.generate(prompts, max_tokens=50)
+            found = engine.generate(prompts, max_tokens=30)
+            assert [each.token_ids for each in found] == wanted
+        programs = engine.runner._backend.programs
+        states = {id(each.state) for each in programs.values()}
+        assert len(states) == 1, "programs keep the cache of an interrupted step"
