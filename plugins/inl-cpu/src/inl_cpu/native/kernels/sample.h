@@ -46,17 +46,22 @@ int64_t argmax_spans(args::Sample op) { return ceil_div(op.vocabulary(), ARGMAX_
 
 int64_t argmax_chunks(args::Sample op) { return op.samples() * argmax_spans(op); }
 
+/* Maximum instructions drop NaN on some processors; no comparison with it holds. */
+inline F nan_as_infinite(F x) {
+    const F infinite = set(INFINITY);
+    return where_below(x, infinite, x, infinite);
+}
+
 /* Highest logit of a span, with NaN counted as +inf. */
 float highest_of(const float *logits, const Span &span) {
-    const F lowest = set(-INFINITY), infinite = set(INFINITY);
+    const F lowest = set(-INFINITY);
     F highest = lowest;
-    for (int64_t at = span.from; at < span.to; at += 16) {
-        const int n = lanes_left(at, span.to);
-        const F value = between(load_first(logits + at, n), 0, n, lowest);
-        /* Maximum instructions drop NaN on some processors; no comparison holds. */
-        highest = larger(highest, where_below(value, infinite, value, infinite));
-    }
-    return largest(highest);
+    int64_t at = span.from;
+    for (; at + 16 <= span.to; at += 16)
+        highest = larger(highest, nan_as_infinite(load(logits + at)));
+    const int n = int(span.to - at);
+    const F rest = between(load_first(logits + at, n), 0, n, lowest);
+    return largest(larger(highest, nan_as_infinite(rest)));
 }
 
 /* Highest logit of a span, ties to the lowest id. */
