@@ -293,7 +293,7 @@ class Scheduler:
 
     def _append(self, request: Request, token: int) -> Event:
         if token == INVALID_TOKEN:
-            return self.finish(request, "error")._replace(error=_non_finite(request))
+            return self.finish(request, "error", _non_finite(request))
         request.tokens.append(token)
         if reason := request.end_reason:
             return self.finish(request, reason)._replace(token=token)
