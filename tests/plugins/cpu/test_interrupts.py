@@ -16,9 +16,13 @@ from inl.models.llama import MODEL
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 from interrupts import Alarm
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(signal, "setitimer"), reason="this system has no timer"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not hasattr(signal, "setitimer"), reason="this system has no timer"
+    ),
+    # Python drops an exception that is raised in __del__.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 @pytest.mark.usefixtures("backend")
