@@ -31,6 +31,11 @@ from inl.testing.tiny import (
 from inl.workers.worker_runner import WorkerRunner
 from interrupts import Alarm, Injector, Strange
 
+# Python drops an exception that is raised in __del__ or while a generator is finalized.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
 PACKAGES = ("inl.engine.", "inl.executor.", "inl.protocol.", "inl.workers.")
 FIELDS = [
     {"prompt": [5, 6, 7], "max_tokens": 6},
