@@ -7,6 +7,7 @@ import hmac
 import json
 import os
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -108,3 +109,14 @@ def content_digest(descriptor: int, size: int) -> str:
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         pieces = b"".join(pool.map(piece, range(0, size, PIECE)))
     return hashlib.sha256(pieces + size.to_bytes(8, "little")).hexdigest()
+
+
+def is_unchanged(files: Mapping[Path, FileIdentity | None]) -> bool:
+    """Return whether all files still have the identities that they were opened with."""
+    try:
+        return all(
+            was is None or FileIdentity.of(path.stat()) == was
+            for path, was in files.items()
+        )
+    except OSError:
+        return False

@@ -24,7 +24,7 @@ from inl.backend.weight_cache import FileIdentity, WeightCache
 from inl.dtypes import HostArray
 from inl.errors import DeviceError
 from inl.progress import LoadStage, ProgressReporter
-from inl.weights.file_digest import ChangedFile, RememberedDigests
+from inl.weights.file_digest import ChangedFile, RememberedDigests, is_unchanged
 from inl.weights.packed_folder import SUFFIX, default_limit, make_room, packed_folder
 from inl.weights.private_folder import IS_SUPPORTED, PrivateFolder, Untrusted
 from inl.weights.quant import dequantize
@@ -275,17 +275,6 @@ def is_small(files: Mapping[Path, Any]) -> bool:
         return sum(path.stat().st_size for path in files) < MIN_BYTES
     except OSError:
         return True
-
-
-def is_unchanged(files: Mapping[Path, FileIdentity | None]) -> bool:
-    """Return whether all files still have the identities that they were opened with."""
-    try:
-        return all(
-            was is None or FileIdentity.of(path.stat()) == was
-            for path, was in files.items()
-        )
-    except OSError:
-        return False
 
 
 def signature(matrix: Matrix) -> tuple[int, ...]:
