@@ -47,7 +47,7 @@ def compute():
     while not stopping.is_set():
         check(5)
 
-other = threading.Thread(target=compute)
+other = threading.Thread(target=compute, daemon=True)
 other.start()
 wait = fork_all(4, serve)
 check(4)

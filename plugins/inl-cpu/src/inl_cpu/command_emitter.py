@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from inl.forks import on_fork
 from inl_cpu.encoding import Datum, Instruction
 from inl_cpu.memory import Scratch, Slab, empty
 from inl_cpu.recording import Recording
@@ -36,6 +37,11 @@ class CommandEmitter:
         """The recording in progress; ``None`` while instructions run immediately."""
         self.shared: WeakValueDictionary[Any, Matrix] = WeakValueDictionary()
         """Packed matrices by their place in a mapped file, for tied weights."""
+        on_fork(self)
+
+    def after_fork_in_child(self) -> None:
+        """Drop the recording of a thread that exists in the parent only."""
+        self.recording = None
 
     @contextmanager
     def record(self) -> Iterator[Recording]:
