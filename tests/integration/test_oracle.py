@@ -125,6 +125,7 @@ def test_use_kv_cache_false_recomputes(records):
     assert [step.tokens for step in steps] == list(range(start, start + len(steps)))
 
 
+@pytest.mark.full
 def test_bfloat16_follows_within_its_gap(capsys):
     config = EngineConfig(backend="cpu", dtype="bfloat16", max_batch=1, context=256)
     with InferenceEngine.from_pretrained(default_model(), config) as engine:

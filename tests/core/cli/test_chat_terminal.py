@@ -135,6 +135,7 @@ def test_ctrl_c_stops_the_answer_and_continues_the_chat(start):
     assert chat.code() == 0
 
 
+@pytest.mark.full
 def test_ctrl_c_twice_at_an_empty_prompt_exits(start):
     chat = start()
     chat.stop()
@@ -171,6 +172,7 @@ def test_an_error_prints_one_line_and_continues_the_chat(start):
     assert chat.code() == 0
 
 
+@pytest.mark.full
 def test_the_history_file_is_private(start, cache):
     pytest.importorskip("readline")
     chat = start()

@@ -152,6 +152,7 @@ def test_the_fastest_correct_config_is_stored_and_selected(tune):
     assert row["refusals"] == {"linear/toy": "is slower here, as inl tune measured"}
 
 
+@pytest.mark.full
 def test_a_fast_but_wrong_config_is_quarantined(tune):
     measured, quarantined = small(tune, variants=(FAIR, WRONG))
     assert {entry["config"]["variant"] for entry in measured} == {FAIR}
@@ -255,6 +256,7 @@ def test_a_damaged_tuning_file_is_reported_and_ignored(tune, tmp_path, text):
     assert not path.exists()
 
 
+@pytest.mark.full
 def test_invalid_options(tune, tmp_path, inl):
     for words, said in (
         (("--rows", "0"), "rows: found '0'"),

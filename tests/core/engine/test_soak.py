@@ -161,6 +161,7 @@ def test_freeing_a_block_in_use_by_a_step_in_flight_is_detected():
         soak(0, 10_000, Parts(scheduler=EarlyWindowFree), world_steps=200)
 
 
+@pytest.mark.full
 def test_an_early_free_is_visible_only_if_steps_overlap():
     """The reason for the random lag: in strict order, this fault is invisible."""
     assert soak(0, 3_000, Parts(kv_cache=EarlyFree), lag=False)["steps"] >= 3_000

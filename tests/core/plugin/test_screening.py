@@ -136,9 +136,9 @@ def test_known_plugins_of_other_types_are_not_imported(load, site, monkeypatch):
     del sys.modules["zzz"]
     loader._registry_of.cache_clear()
     try:
-        assert loader.registry_for("reference").types == ("reference",)
+        assert "npu" not in loader.registry_for("reference").types
         assert "zzz" not in sys.modules
-        assert loader.registry_for("npu").types == ("npu", "reference")
+        assert {"npu", "reference"} <= set(loader.registry_for("npu").types)
     finally:
         loader._registry_of.cache_clear()
 

@@ -79,12 +79,14 @@ def test_gaps_that_cover_all_failures_pass(contract):
     assert "9 xfailed" in said
 
 
+@pytest.mark.full
 def test_an_unknown_gap_fails(contract):
     code, said = contract("-k", "covers", gaps={"rms_nrom/heads": "soon"})
     assert code == 1
     assert "gap 'rms_nrom/heads': covers no check" in said
 
 
+@pytest.mark.full
 def test_an_unavailable_device_fails_with_the_reason(contract):
     code, said = contract(device="nobody:0")
     assert code == 1

@@ -16,6 +16,7 @@ from inl.weights.gguf_types import KINDS
 from inl.weights.quant import dequantize
 
 
+@pytest.mark.full
 def test_metadata_equals_the_reference_package(default_checkpoint):
     found = GgufFile(Path(default_checkpoint.path))
     fields = gguf.GGUFReader(default_checkpoint.path).fields

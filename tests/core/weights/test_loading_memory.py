@@ -89,6 +89,7 @@ def peak(folder, how):
     return int(done.stdout)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not STATUS.exists(), reason="the system has no /proc/self/status")
 def test_peak_memory_is_near_the_size_of_the_weights(folder, capsys):
     size = (folder / "model.safetensors").stat().st_size

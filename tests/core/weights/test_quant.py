@@ -186,6 +186,7 @@ def test_packed_bytes_refuses(shape, dtype, part):
     assert part in str(caught.value)
 
 
+@pytest.mark.full
 def test_the_default_model_decodes_bitwise_like_ggml(default_checkpoint):
     decoded = {
         name: dequantize(default_checkpoint.tensor(name), name)

@@ -136,7 +136,7 @@ def packed_failures(monkeypatch, change):
     )
     target = Target(Device("cpu"), seed=1)
     checks = list(packed_checks(target, MLP, "bfloat16"))
-    assert len(checks) == 3
+    assert len(checks) == 4
 
     def fails(check):
         try:
@@ -157,4 +157,4 @@ def test_the_contract_detects_coarse_inputs(monkeypatch):
         return replace(kernel, run=run) if kernel.op == "gated_mlp" else kernel
 
     assert packed_failures(monkeypatch, lambda kernel: kernel) == []
-    assert packed_failures(monkeypatch, six_bits) == ["1", "5", "33"]
+    assert packed_failures(monkeypatch, six_bits) == ["1", "5", "33", "130"]

@@ -136,6 +136,7 @@ print("done")
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="this system pins no threads"
 )
