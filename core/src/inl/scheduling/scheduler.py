@@ -294,13 +294,17 @@ class Scheduler:
     def _append(self, request: Request, token: int) -> Event:
         if token == INVALID_TOKEN:
             return self.finish(request, "error", _non_finite(request))
-        request.tokens.append(token)
-        if reason := request.end_reason:
+        tokens = request.tokens
+        tokens.append(token)
+        # Checked here first: a property costs more than both comparisons.
+        if (token in request.end_ids or len(tokens) >= request.max_length) and (
+            reason := request.end_reason
+        ):
             return self.finish(request, reason)._replace(token=token)
         if not self.config.use_kv_cache and request.status is Status.RUNNING:
             request.scheduled = 0
             request.prefill_len = self._requests.prefill_len(request)
-            request.host_token_count = request.max_scheduled = len(request.tokens)
+            request.host_token_count = request.max_scheduled = len(tokens)
         return make_event((request.id, token, None, None))
 
 
