@@ -35,7 +35,7 @@ def test_the_next_answer_is_right(monkeypatch):
     prompts, random = [[1, 2, 3], [4] * 40], Random(3)
     with InferenceEngine(model, config=config) as engine:
         wanted = [each.token_ids for each in engine.generate(prompts, max_tokens=30)]
-        for _ in range(scaled(15, 300)):
+        for _ in range(scaled(15, 60)):
             with suppress(KeyboardInterrupt), Alarm(random.uniform(0.0005, 0.02)):
                 engine.generate(prompts, max_tokens=50)
             found = engine.generate(prompts, max_tokens=30)
