@@ -292,7 +292,7 @@ def test_an_interrupted_rendering_is_not_the_reply_to_the_next(monkeypatch):
     def render(text):
         return template.apply([{"role": "user", "content": text}])
 
-    def interrupted(_):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     assert render("first") == "first"

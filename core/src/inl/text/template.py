@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -166,11 +168,17 @@ class _Process:
         while rest:
             rest = rest[_pipe(self._child.stdin).write(rest) :]
 
-    def _receive(self) -> bytes:
-        """Return a line, without its end if the process has ended."""
-        parts = [b""]
+    def _receive(self, deadline: float) -> bytes:
+        """Return a line, without its end if the process has ended.
+
+        The process is killed at ``deadline``, a time of ``time.monotonic``.
+        """
+        parts, output = [b""], _pipe(self._child.stdout)
         while not parts[-1].endswith(b"\n"):
-            parts.append(_pipe(self._child.stdout).read(CHUNK))
+            left = max(deadline - time.monotonic(), 0)
+            if not select.select([output], [], [], left)[0]:
+                self._child.kill()
+            parts.append(output.read(CHUNK))
             if not parts[-1]:
                 break
         return b"".join(parts)
@@ -180,16 +188,12 @@ class _Process:
 
         The process is killed after ``seconds``.
         """
-        timer = threading.Timer(seconds, self._child.kill)
-        timer.daemon = True
-        timer.start()
+        deadline = time.monotonic() + seconds
         try:
             self._send(line)
-            reply = self._receive()
+            reply = self._receive(deadline)
         except BrokenPipeError:
             return None
-        finally:
-            timer.cancel()
         return json.loads(reply) if reply.endswith(b"\n") else None
 
 
