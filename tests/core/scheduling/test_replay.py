@@ -42,7 +42,7 @@ def test_output_tokens_are_decoding_rows(small, answer_of):
     assert core.stats.preemptions > 0
     for request in requests:
         assert request.output_ids == answer_of(request, limits)
-    for (request, start, stop), decoding in chunks:
+    for (request, start, stop, _), decoding in chunks:
         assert decoding == (start >= request.prompt_tokens)
         assert stop - start == 1 if decoding else stop <= request.prompt_tokens
 
