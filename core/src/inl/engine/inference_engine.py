@@ -19,6 +19,7 @@ from inl.engine.batch import Batch
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
+from inl.engine.drafting import check_speculation, make_speculation
 from inl.engine.options import (
     GenerationOptions,
     Prompt,
@@ -35,11 +36,13 @@ from inl.progress import Progress
 from inl.protocol.runner import Limits, Runner
 from inl.recording.recorder import Recorder
 from inl.scheduling.plan import SchedulerConfig
+from inl.scheduling.scheduler import Scheduler
 from inl.weights.digest import model_digest
 from inl.weights.hub import resolve_model
 from inl.workers.startup import Restarts, StartedRunner, check_place, run_header, start
 
 if TYPE_CHECKING:
+    from inl.scheduling.drafters import Drafter
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -54,6 +57,8 @@ class InferenceEngine:
     of the model's own. runner: used instead of one on ``config.backend``; the engine
     closes it. progress: called with (done, total) while weights are loaded. on_step:
     called after each submitted step; it may cancel requests, but not make new ones.
+    drafter: used instead of the one that ``config.speculation`` names; the engine
+    closes it.
     """
 
     def __init__(
@@ -65,9 +70,11 @@ class InferenceEngine:
         runner: Runner | None = None,
         progress: Progress | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         self.model = model = configure(model, self.config)
+        check_speculation(model, self.config)
         self._encoder = PromptEncoder(model, tokenizer, self.config)
         if runner is None:
             started = start(model, self.config, progress=progress)
@@ -82,6 +89,10 @@ class InferenceEngine:
         restarts = runner is None and self.config.on_worker_loss == "restart"
         try:
             scheduling = self._scheduler_config(limits)
+            self.speculation = make_speculation(
+                model, self.config, started.runner, scheduling, drafter
+            )
+            """Verification of drafts, with its counts; ``None`` if there is none."""
             self.recorder = Recorder(
                 partial(run_header, model, started), self.config.trace
             )
@@ -90,7 +101,7 @@ class InferenceEngine:
             raise
         self._core = EngineCore(
             started.runner,
-            scheduling,
+            scheduler=Scheduler(limits, scheduling, speculation=self.speculation),
             on_step=on_step,
             recorder=self.recorder,
             replace=Restarts(self._restart) if restarts else None,
@@ -314,6 +325,8 @@ class InferenceEngine:
             self.chat_template.close()
         self.model.checkpoint.close()
         self.recorder.close()
+        if self.speculation is not None:
+            self.speculation.drafter.close()
 
     def _close_runner(self) -> None:
         error = RunnerError("engine: was closed before the request finished")

@@ -74,13 +74,15 @@ def choose_counts(
     rates: Sequence[float],
     sizes: Sequence[int],
     times: StepTimes | None,
+    overhead: float = 0.0,
 ) -> tuple[list[int], int]:
     """Return how many drafts each row verifies, and the step's tokens with padding.
 
     lengths: drafts available per row. rates: acceptance of each row. sizes: tokens that
     a verifying step may have, ascending, the last at least the sum of rows and drafts.
-    times: without them, every draft is verified. All counts are 0 if no step with
-    drafts is expected to be faster than one without.
+    times: without them, every draft is verified. overhead: seconds that drafting adds
+    to a step. All counts are 0 if no step with drafts is expected to be faster than one
+    without.
     """
     rows = len(lengths)
     total = rows + sum(lengths)
@@ -99,7 +101,8 @@ def choose_counts(
         count = min(size - rows, len(gains))
         if count < 1:
             continue
-        expected = (rows + sum(gain for gain, _ in gains[:count])) / times.at(size)
+        gained = sum(gain for gain, _ in gains[:count])
+        expected = (rows + gained) / (times.at(size) + overhead)
         if expected > best:
             best, most, found = expected, count, size
         if count == len(gains):

@@ -127,15 +127,17 @@ class SyntheticDrafter:
         text = self._of.get(request)
         if text is None:
             given = tuple(tokens)
-            matches = (t for p, t in self._texts.items() if given[: len(p)] == p)
-            text = self._of[request] = next(matches, ())
+            matches = [p for p in self._texts if given[: len(p)] == p]
+            text = self._texts[max(matches, key=len)] if matches else ()
+            self._of[request] = text
         at = len(tokens)
         return [
-            token + (uniform(self._seed + request, at + offset) >= self._acceptance)
-            if token == 0
-            else token - (uniform(self._seed + request, at + offset) >= self._acceptance)
-            for offset, token in enumerate(text[at : at + count])
+            token if self._is_right(request, position) else abs(token - 1)
+            for position, token in enumerate(text[at : at + count], start=at)
         ]
+
+    def _is_right(self, request: int, position: int) -> bool:
+        return uniform(self._seed + request, position) < self._acceptance
 
     def forget(self, request: int) -> None:
         self._of.pop(request, None)

@@ -7,9 +7,15 @@ a step corrects ``Request.scheduled``.
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING
 
-from inl.scheduling.draft_counts import Acceptance, StepTimes, choose_counts
+from inl.scheduling.draft_counts import (
+    FORGETTING,
+    Acceptance,
+    StepTimes,
+    choose_counts,
+)
 from inl.scheduling.drafters import Drafter, DraftQuery
 from inl.scheduling.plan import Chunk, Drafts, StepBuilder
 
@@ -19,6 +25,10 @@ if TYPE_CHECKING:
     from inl.scheduling.buckets import Buckets
     from inl.scheduling.request import Request
     from inl.scheduling.running_requests import RunningRequests
+
+
+OVERHEAD_WEIGHT = 0.3
+"""Weight of the newest drafting in the mean of its seconds."""
 
 
 class Speculation:
@@ -38,6 +48,8 @@ class Speculation:
         self.times = times
         self.drafted = self.accepted = 0
         """Totals of collected steps."""
+        self._overhead = 0.0
+        """Recent seconds of the drafter per step."""
         self._acceptance: dict[int, Acceptance] = {}
 
     @property
@@ -61,7 +73,9 @@ class Speculation:
             return
         rows = step.chunks
         rooms = [self._room(chunk) for chunk in rows]
-        proposals = self._propose(rows, rooms, step.budget)
+        # Asked only if drafts are expected to pay off, since some drafters are slow.
+        rooms, _ = self._choose(rows, rooms, step, buckets)
+        proposals = self._propose(rows, rooms)
         lengths = [
             max(len(tokens) - _known(chunk), 0) if room else 0
             for chunk, tokens, room in zip(rows, proposals, rooms, strict=True)
@@ -87,20 +101,24 @@ class Speculation:
         )
 
     def _propose(
-        self, rows: Sequence[Chunk], rooms: Sequence[int], budget: int
+        self, rows: Sequence[Chunk], rooms: Sequence[int]
     ) -> list[Sequence[int]]:
         proposals: list[Sequence[int]] = [()] * len(rows)
-        asked = [at for at, room in enumerate(rooms) if room and budget]
+        asked = [at for at, room in enumerate(rooms) if room]
         queries = [
             DraftQuery(
                 rows[at].request.id,
                 rows[at].request.tokens,
-                _known(rows[at]) + min(rooms[at], budget),
+                _known(rows[at]) + rooms[at],
             )
             for at in asked
         ]
         if queries:
+            began = perf_counter()
             answers = self.drafter.propose(queries)
+            self._overhead += OVERHEAD_WEIGHT * (
+                perf_counter() - began - self._overhead
+            )
             for at, tokens in zip(asked, answers, strict=True):
                 proposals[at] = tokens
         return proposals
@@ -108,24 +126,29 @@ class Speculation:
     def _choose(
         self,
         rows: Sequence[Chunk],
-        lengths: list[int],
+        available: Sequence[int],
         step: StepBuilder,
         buckets: Buckets,
     ) -> tuple[list[int], int]:
         """Return the drafts of each row, and the tokens of the step with padding."""
         sizes = buckets.verifier_sizes(len(rows), self.width, step.sampler)
-        if not any(lengths) or not sizes:
+        if not any(available) or not sizes:
             return [0] * len(rows), len(rows)
         spare = min(sizes[-1], step.max_tokens) - len(rows)
-        for at, length in enumerate(lengths):
-            lengths[at] = min(length, spare)
-            spare -= lengths[at]
+        lengths: list[int] = []
+        for length in available:
+            lengths.append(min(length, spare))
+            spare -= lengths[-1]
         stats = [self._stats(chunk.request) for chunk in rows]
         rates = [each.rate for each in stats]
-        counts, padded = choose_counts(lengths, rates, sizes, self.times)
+        counts, padded = choose_counts(
+            lengths, rates, sizes, self.times, self._overhead
+        )
         for each, length, count in zip(stats, lengths, counts, strict=True):
             if length and not count:
                 each.pass_by()
+        if not any(counts):
+            self._overhead *= FORGETTING
         return counts, padded
 
     def _extend_row(
