@@ -418,8 +418,13 @@ def buckets(limits):
     """Few: each costs seconds to compile."""
     rows = min(8, limits.slots - 1)
     shapes = sorted({(1, 1), (rows, rows), (max(64, rows), rows)})
+    if limits.max_drafts:
+        width = limits.max_drafts + 1
+        shapes += [(width, 1, width), (rows * width, rows, width)]
     return [
-        Bucket(*shape, sampler=name) for shape in shapes for name in limits.samplers
+        Bucket(*(*shape, 1)[:3], sampler=name)
+        for shape in shapes
+        for name in limits.samplers
     ]
 
 
