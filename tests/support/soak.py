@@ -216,7 +216,8 @@ class OracleDrafter:
             found, _ = expected(request, world.limits, context, frozenset())
             self.texts[query.request] = [*request.prompt, *found]
         text, start = self.texts[query.request], len(query.tokens)
-        assert query.tokens == text[:start]
+        if query.tokens != text[:start]:
+            raise WrongText(f"request {query.request}: found {query.tokens}, not {text}")
         stop = start + random.randint(0, query.count)
         vocab = world.limits.vocab
         return [

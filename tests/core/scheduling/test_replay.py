@@ -51,7 +51,7 @@ def test_without_replay_a_preempted_output_is_prefilled(small):
     core, _, chunks = run(small(blocks=(11,)), PROMPTS, replay=False, max_tokens=14)
     assert core.stats.preemptions > 0
     assert any(stop > request.prompt_tokens + 1 and not decoding
-               for (request, _, stop), decoding in chunks)  # fmt: skip
+               for (request, _, stop, _), decoding in chunks)  # fmt: skip
 
 
 def test_only_blocks_of_prompts_are_published(small):
