@@ -217,7 +217,9 @@ class OracleDrafter:
             self.texts[query.request] = [*request.prompt, *found]
         text, start = self.texts[query.request], len(query.tokens)
         if query.tokens != text[:start]:
-            raise WrongText(f"request {query.request}: found {query.tokens}, not {text}")
+            raise WrongText(
+                f"request {query.request}: found {query.tokens}, not {text}"
+            )
         stop = start + random.randint(0, query.count)
         vocab = world.limits.vocab
         return [

@@ -73,9 +73,7 @@ def test_two_steps_stay_in_flight(engines):
             (record.bucket.verifies, len(engine.core.scheduler.in_flight))
         ),
     )  # fmt: skip
-    found = engine.generate(
-        [5, 6, 7], max_tokens=61, ignore_eos=True, temperature=0.0
-    )
+    found = engine.generate([5, 6, 7], max_tokens=61, ignore_eos=True, temperature=0.0)
     assert found.token_ids == plain.token_ids
     assert seen.count((True, 2)) > 10
 

@@ -63,7 +63,11 @@ class AcceptsTooFew(HashRunner):
         before = task.state.cached
         super()._compute(task)
         accepted = task.state.cached - before
-        if task.step.bucket.verifies and accepted > 1 and mix(task.step.number) % 7 == 0:
+        if (
+            task.step.bucket.verifies
+            and accepted > 1
+            and mix(task.step.number) % 7 == 0
+        ):
             task.state.cached -= 1
 
 

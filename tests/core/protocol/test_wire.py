@@ -21,7 +21,14 @@ from inl.spec.step import Bucket, Scores
 from outcomes import Outcomes
 
 LIMITS = Limits(
-    5, (9, 7), 4, 8, 100, (Bucket(1, 1), Bucket(8, 4, 1, "sample")), 3, "sample",
+    5,
+    (9, 7),
+    4,
+    8,
+    100,
+    (Bucket(1, 1), Bucket(8, 4, 1, "sample")),
+    3,
+    "sample",
     max_drafts=4,
 )
 SCORES = Scores(

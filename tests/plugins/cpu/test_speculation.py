@@ -28,7 +28,9 @@ def test_drafts_change_no_output(backend, acceptance, depth):
             adaptive_drafts=False,
         )  # fmt: skip
         runner = start_runner(language, backend, config)
-        engines.append(InferenceEngine(language, None, config, runner=runner, drafter=drafter))
+        engines.append(
+            InferenceEngine(language, None, config, runner=runner, drafter=drafter)
+        )
         return engines[-1]
 
     try:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 ONE = 0x3F800000
 """Bits of 1.0 in float32; the bits of every float in [0, 1) are lower."""
 
+
 class StepRow(NamedTuple):
     """One sequence's part of a step."""
 

@@ -351,9 +351,7 @@ class Scheduler:
         if prefix_cache is not None and running and token != INVALID_TOKEN:
             prefix_cache.publish(request, len(request.tokens))
 
-    def _add_logprobs(
-        self, request: Request, token: int, scores: TokenLogprob
-    ) -> None:
+    def _add_logprobs(self, request: Request, token: int, scores: TokenLogprob) -> None:
         if token != INVALID_TOKEN:
             top = scores.top[: request.logprobs]
             request.token_logprobs.append(scores._replace(top=top))

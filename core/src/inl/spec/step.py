@@ -54,7 +54,9 @@ class Bucket(NamedTuple):
     @property
     def verifies(self) -> bool:
         """Whether every token is sampled, so that rows can verify drafted tokens."""
-        return self.tokens_per_row > 1 and self.tokens <= self.rows * self.tokens_per_row
+        return (
+            self.tokens_per_row > 1 and self.tokens <= self.rows * self.tokens_per_row
+        )
 
     @property
     def samples(self) -> int:
