@@ -161,7 +161,7 @@ class Scheduler:
         self.arrivals += 1
         self.live[self.arrivals] = request
         self.waiting.push(request)
-        # Set last: it tells whether the request was added completely.
+        # Assigned last: marks the request as completely added.
         request.id = self.arrivals
         return request.id
 

@@ -203,7 +203,7 @@ StoredPlace = tuple[Hashable, str, str, tuple[int, ...]]
 
 
 def stored_place(source: HostArray, dtype: str) -> StoredPlace | None:
-    """Key of an array as it lies in a file, so that tied weights are packed once."""
+    """Return a key of an array's memory, so that tied weights are packed once."""
     if source.origin is None:
         return None
     return source.origin, source.dtype, dtype, source.shape
