@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from inl.scheduling.buckets import Buckets
 from inl.spec.limits import Limits
-from inl.spec.step import SAMPLERS, Bucket
+from inl.spec.step import SAMPLERS
 from inl_torch.gpu.capture_sizes import MAX_GRAPHS, capture_sizes, decode_sizes
 
 
