@@ -11,7 +11,8 @@ import numpy as np
 
 from inl.backend.base import Precompiler
 from inl.dtypes import wrap
-from inl.errors import OutOfMemory
+from inl.errors import OutOfMemory, RunnerError
+from inl.executor.consumption import NO_STATE, call_consuming, recovered_state
 from inl.executor.model_step import advance, forward, sample
 from inl.executor.tracing import trace
 from inl.protocol.runner import Limits
@@ -20,7 +21,7 @@ from inl.spec.dispatch import ResolvedOps, Tracer
 from inl.spec.message import admit_size, step_frame
 from inl.spec.model import Model
 from inl.spec.selection import KernelSelection
-from inl.spec.step import Bucket, Tables
+from inl.spec.step import Bucket
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -68,7 +69,7 @@ class ModelExecutor:
     """A model's weights, state and compiled programs on one backend.
 
     Programs are compiled when first needed. Each call consumes the state and replaces
-    it; messages are frames on the device.
+    it (:mod:`inl.executor.consumption`); messages are frames on the device.
     """
 
     def __init__(self, backend: Backend, loaded: Loaded, limits: Limits) -> None:
@@ -112,16 +113,31 @@ class ModelExecutor:
         return tokens
 
     def _call(self, program: Program, *args: Any) -> list[Any]:
-        """Call a program on the state, its last argument and result."""
+        """Call a program on the state, its last argument and result.
+
+        During the call only the program refers to the state. Raises
+        :class:`~inl.errors.OutOfMemory` if the program has raised it and still holds
+        the state, and :class:`~inl.errors.RunnerError` if the state was lost.
+        """
+        if self._is_consuming:
+            raise RunnerError(
+                "state: was consumed by a program that failed; call reset first"
+            )
+        results: list[Any]
         self._is_consuming = True
         try:
-            results = list(program(*args, self.state))
-            self.state = results.pop()
-        except OutOfMemory:
-            self._is_consuming = False  # raised before anything is consumed
+            *results, self.state = call_consuming(program, args, self._take_state)
+        except OutOfMemory as error:
+            self.state = recovered_state(error)
+            self._is_consuming = False
             raise
         self._is_consuming = False
         return results
+
+    def _take_state(self) -> State:
+        """Return the state; afterwards the executor does not refer to it."""
+        state, self.state = self.state, NO_STATE
+        return state
 
     def reset(self) -> None:
         """Allocate the state again if a program that consumes it was interrupted."""
@@ -232,7 +248,7 @@ class ModelExecutor:
     def _drop_state(self) -> None:
         """Drop the state, and the programs, which may refer to it."""
         self._programs.clear()
-        self.state = State((), {}, Tables(*(None,) * len(Tables._fields)))
+        self.state = NO_STATE
 
 
 def size_class(bucket: Bucket) -> Bucket:
