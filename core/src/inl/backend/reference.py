@@ -37,6 +37,7 @@ from inl.spec.tree import leaves
 
 if TYPE_CHECKING:
     from inl.device import Device
+    from inl.spec.program import ProgramInfo
 
 C = TypeVar("C")
 SPOILED = 0x7FBAD000
@@ -91,6 +92,7 @@ class ReferenceBackend(Backend):
         bucket: Bucket | None,  # noqa: ARG002
         *,
         consumes: Sequence[int],  # noqa: ARG002
+        info: ProgramInfo | None = None,  # noqa: ARG002
     ) -> Program:
         return function
 
