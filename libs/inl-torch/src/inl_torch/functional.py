@@ -18,7 +18,7 @@ from torch.nn import functional
 from inl.errors import RequestError
 from inl.ops.inl import LIMIT, MOST_BETA, InlBlock
 from inl.spec.functions import Functions
-from inl_torch import eager
+from inl_torch import arrays, eager
 from inl_torch.eager.inl import coefficients, upcast
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -247,5 +247,6 @@ FUNCTIONS = Functions(
     to_numpy=_to_numpy,
     from_numpy=_from_numpy,
     kernels=eager.kernels,
+    arrays=arrays,
 )
 """The functions of ``inl`` for torch tensors."""
