@@ -158,18 +158,38 @@ class InferenceEngine:
         self,
         messages: str | Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | str = False,
         trust_control_tokens: bool = False,
+        **template_kwargs: Any,
     ) -> list[int]:
         """Return a conversation's token ids, by the model's own chat template.
 
         messages: dicts with "role" and "content"; a string is one user message.
-        trust_control_tokens: whether a control token in a message, such as
-        ``<|im_end|>``, is encoded as such; by default it is plain text. Raises
-        :class:`~inl.errors.RequestError` if the model has no template or tokenizer,
-        and :class:`~inl.errors.PromptTooLong` for texts far longer than the context.
+        tools, documents: JSON schemas of functions, and texts with titles.
+        add_generation_prompt: whether to begin the assistant's answer; by default
+        unless a message is continued. continue_final_message: whether the answer
+        continues the last message; a string names the continued field.
+        trust_control_tokens: whether a control token in an argument, such as
+        ``<|im_end|>``, is encoded as such; by default it is plain text.
+        template_kwargs: variables of the template, such as ``enable_thinking=False``.
+
+        Raises :class:`~inl.errors.RequestError` if the model has no template or
+        tokenizer or a message cannot be continued,
+        :class:`~inl.errors.TemplateError` if the template fails, and
+        :class:`~inl.errors.PromptTooLong` for texts far longer than the context.
         """
         return self._encoder.chat_ids(
-            messages, context=self.context, trust_control_tokens=trust_control_tokens
+            messages,
+            context=self.context,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            trust_control_tokens=trust_control_tokens,
+            **template_kwargs,
         )
 
     # A string is a sequence of strings too; the first matching overload is meant.
