@@ -159,17 +159,25 @@ class InferenceEngine:
         messages: str | Sequence[Mapping[str, Any]],
         *,
         trust_control_tokens: bool = False,
+        continue_final: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return a conversation's token ids, by the model's own chat template.
 
         messages: dicts with "role" and "content"; a string is one user message.
         trust_control_tokens: whether a control token in a message, such as
-        ``<|im_end|>``, is encoded as such; by default it is plain text. Raises
+        ``<|im_end|>``, is encoded as such; by default it is plain text.
+        continue_final: whether the last message is the beginning of the answer.
+        variables: further variables of the template, such as "tools". Raises
         :class:`~inl.errors.RequestError` if the model has no template or tokenizer,
         and :class:`~inl.errors.PromptTooLong` for texts far longer than the context.
         """
         return self._encoder.chat_ids(
-            messages, context=self.context, trust_control_tokens=trust_control_tokens
+            messages,
+            context=self.context,
+            trust_control_tokens=trust_control_tokens,
+            continue_final=continue_final,
+            variables=variables,
         )
 
     # A string is a sequence of strings too; the first matching overload is meant.
@@ -292,6 +300,26 @@ class InferenceEngine:
         except BaseException:
             self._dispatcher.cancel([handle])
             raise
+
+    def start(
+        self,
+        prompt: Prompt,
+        *,
+        listener: Callable[[], None],
+        **options: Unpack[GenerationOptions],
+    ) -> RequestHandle:
+        """Queue a prompt for the engine's background thread and return its handle.
+
+        Never waits for a step. listener: called after each event of the request, on
+        the thread that steps. Raises :class:`~inl.errors.RequestError`.
+        """
+        handle = self._prepare(prompt, **options)
+        handle.listener = listener
+        self._core.scheduler.check_room(handle.request)
+        batch = Batch()
+        batch.handles.append(handle)
+        self._dispatcher.step_loop.submit(batch)
+        return handle
 
     def step(self) -> None:
         """Compute one step for all submitted requests."""

@@ -55,6 +55,8 @@ class PromptEncoder:
         *,
         context: int,
         trust_control_tokens: bool = False,
+        continue_final: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the token ids of a conversation, see :func:`inl.engine.chat.chat_ids`.
 
@@ -63,7 +65,8 @@ class PromptEncoder:
         tokenizer = self.tokenizer("chat")
         return chat_ids(
             self._model, self.chat_template, tokenizer, messages, context=context,
-            trust_control_tokens=trust_control_tokens,
+            trust_control_tokens=trust_control_tokens, continue_final=continue_final,
+            variables=variables,
         )  # fmt: skip
 
     def prepare(
