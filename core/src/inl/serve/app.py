@@ -12,12 +12,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from inl.errors import InlError
+from inl.serve.anthropic.exchange import MessagesExchange
 from inl.serve.api_error import ApiError, as_api_error
 from inl.serve.event_stream import encode
 from inl.serve.gate import Gate
 from inl.serve.generate_endpoint import GenerateEndpoint
 from inl.serve.openai.chat import ChatExchange
 from inl.serve.openai.completions import CompletionExchange
+from inl.serve.openai.responses_exchange import ResponsesExchange
 from inl.serve.openapi import openapi
 from inl.serve.operations import Operations, json_response
 
@@ -60,6 +62,8 @@ class _Dialect:
 GENERATING: dict[str, MakeExchange] = {
     "/v1/chat/completions": ChatExchange,
     "/v1/completions": CompletionExchange,
+    "/v1/responses": ResponsesExchange,
+    "/v1/messages": MessagesExchange,
 }
 
 

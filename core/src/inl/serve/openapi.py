@@ -8,13 +8,18 @@ from typing import Any
 import msgspec
 
 import inl
+from inl.serve.anthropic.messages import CountRequest, MessagesRequest
 from inl.serve.openai.chat import ChatRequest
 from inl.serve.openai.completions import CompletionRequest
+from inl.serve.openai.responses import ResponsesRequest
 from inl.serve.operations import DetokenizeRequest, TokenizeRequest
 
 BODIES: dict[str, tuple[type, str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
     "/v1/completions": (CompletionRequest, "Continue texts."),
+    "/v1/responses": (ResponsesRequest, "Answer an input, without stored state."),
+    "/v1/messages": (MessagesRequest, "Answer a conversation."),
+    "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation."),
     "/tokenize": (TokenizeRequest, "Convert a text or a conversation to token ids."),
     "/detokenize": (DetokenizeRequest, "Convert token ids to text."),
 }

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import inl
+from inl.serve.anthropic.messages import CountRequest, conversation_of
 from inl.serve.api_error import ApiError
 from inl.serve.dialect import parse
 from inl.serve.event_stream import encode
@@ -73,6 +74,8 @@ class Operations:
             get("/v1/models/{name:path}", self.model),
             post("/tokenize", self.tokenize),
             post("/detokenize", self.detokenize),
+            post("/v1/messages/count_tokens", self.count_tokens),
+            post("/v1/embeddings", self.embeddings),
         ]
 
     async def health(self, _: Request) -> Response:
@@ -147,6 +150,24 @@ class Operations:
         tokenizer = self._models.find(fields.model).engine.tokenizer
         text = await asyncio.to_thread(tokenizer.decode, fields.tokens, False)
         return json_response({"prompt": text})
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Return the number of tokens of a conversation."""
+        fields = parse(await read_body(request.receive), CountRequest)
+        model, conversation = self._models.find(fields.model), conversation_of(fields)
+        ids = await asyncio.to_thread(model.encode, conversation)
+        return json_response({"input_tokens": len(ids)})
+
+    async def embeddings(self, _: Request) -> Response:
+        """Refuse: the models generate text."""
+        names = ", ".join(model.name for model in self._models)
+        raise ApiError(
+            400,
+            f"embeddings: {names} generates text and has no pooled hidden state; serve "
+            "an embedding model elsewhere",
+            param="model",
+            code="unsupported_model",
+        )
 
 
 def _tokenize(model: ServedModel, fields: TokenizeRequest) -> list[int]:

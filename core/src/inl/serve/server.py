@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import uvicorn
 
+from inl.errors import RequestError
 from inl.serve.admission import Admission
 from inl.serve.app import make_app
 from inl.serve.metrics import Metrics
@@ -67,6 +69,7 @@ class Server:
             timeout_keep_alive=75,
         )
         self._server = _Uvicorn(settings)
+        self._port = config.port
 
     async def serve(self, started: Callable[[str], None]) -> None:
         """Serve until SIGTERM or SIGINT, then finish the open requests.
@@ -77,7 +80,9 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        serving = asyncio.create_task(self._server.serve())
+        listening = listen(self.config.host, self.config.port)
+        self._port = listening.getsockname()[1]
+        serving = asyncio.create_task(self._server.serve([listening]))
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.01)
         if self._server.started:
@@ -88,9 +93,8 @@ class Server:
     def url(self) -> str:
         """The address, once connections are accepted."""
         scheme = "https" if self.config.certificate else "http"
-        port = self._server.servers[0].sockets[0].getsockname()[1]
         host = self.config.host
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._port}"
 
     def stop(self) -> None:
         """Accept nothing more and end once all open requests have finished."""
@@ -98,6 +102,21 @@ class Server:
             self._server.force_exit = True
         self.admission.is_draining = True
         self._server.should_exit = True
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; raises :class:`RequestError` if it cannot be."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(
+            (str(address[0]), port), family=family, backlog=BACKLOG
+        )
+    except OSError as error:
+        raise RequestError(
+            f"{host}:{port}: {error.strerror}; accepts another --host and --port"
+        ) from error
 
 
 class _Uvicorn(uvicorn.Server):

@@ -114,7 +114,6 @@ class ChatExchange:
             "object": "chat.completion",
             "choices": [self._choice(*each) for each in enumerate(answers)],
             "usage": usage_body(usage),
-            "system_fingerprint": None,
         }
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
@@ -122,6 +121,7 @@ class ChatExchange:
             "role": "assistant",
             "content": answer.content if answer.content or not answer.calls else None,
             "refusal": None,
+            "annotations": [],
         }
         if answer.reasoning:
             message["reasoning_content"] = message["reasoning"] = answer.reasoning
