@@ -313,6 +313,26 @@ class InferenceEngine:
             self._dispatcher.cancel([handle])
             raise
 
+    def start(
+        self,
+        prompt: Prompt,
+        *,
+        listener: Callable[[], None],
+        **options: Unpack[GenerationOptions],
+    ) -> RequestHandle:
+        """Queue a prompt for the engine's background thread and return its handle.
+
+        Never waits for a step. listener: called after each event of the request, on
+        the thread that steps. Raises :class:`~inl.errors.RequestError`.
+        """
+        handle = self._prepare(prompt, **options)
+        handle.listener = listener
+        self._core.scheduler.check_room(handle.request)
+        batch = Batch()
+        batch.handles.append(handle)
+        self._dispatcher.step_loop.submit(batch)
+        return handle
+
     def step(self) -> None:
         """Compute one step for all submitted requests."""
         self._dispatcher.step()
