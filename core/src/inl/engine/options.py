@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from inl.config import EngineConfig
 from inl.errors import RequestError
+from inl.guidance.structured import StructuredOutput, read_structured
 from inl.scheduling.request import Request
 
 Prompt = str | Sequence[int]
@@ -65,6 +66,9 @@ class GenerationOptions(TypedDict, total=False):
     cache_salt: str | None
     """Prefix-cache blocks are shared only between requests with equal salts. Default:
     ``None``, shared with all requests that have no salt."""
+    structured: StructuredOutput | None
+    """A JSON schema, regular expression, grammar or choice that the output matches.
+    Default: ``None``, any text. Needs ``inl-core[guidance]``."""
 
 
 def make_request(
@@ -77,6 +81,7 @@ def make_request(
     """Make the request for a prompt's token ids and its options.
 
     room: ``max_tokens`` if the options have none. config: bounds of the options.
+    ``structured`` is only checked.
     Raises :class:`~inl.errors.RequestError` for an unknown option or a value that is
     not accepted. Needs no model, so that a command can check its options first.
     """
@@ -97,6 +102,13 @@ def make_request(
         fields["seed"] = random_seed()
     if fields.get("cache_salt") is None:
         fields["cache_salt"] = ""
+    if (structured := fields.pop("structured", None)) is not None:
+        read_structured(structured, config.max_grammar_bytes)
+        if fields.get("ignore_eos") is True:
+            raise RequestError(
+                "ignore_eos: found True with structured, accepts False: the grammar "
+                "decides where the output may end"
+            )
     return Request(ids, **fields)
 
 

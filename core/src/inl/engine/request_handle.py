@@ -113,7 +113,9 @@ class RequestHandle:
         if event.token is not None:
             if not self.token_ids:
                 self.first_token_seconds = now - self._started
-            if event.finish_reason == "stop":
+            guide = self.request.guide
+            ended_by_token = guide is None or not guide.is_complete
+            if event.finish_reason == "stop" and ended_by_token:
                 self._end_tokens = 1
             self.token_ids.append(event.token)
         if event.finish_reason is not None:

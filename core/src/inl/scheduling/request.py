@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from inl.errors import RequestError
+from inl.scheduling.guide import Guide, restore
 from inl.scheduling.sampling_params import (
     RANGES,
     TokenLogprob,
@@ -106,6 +107,8 @@ class Request:
     allowed_token_ids: Iterable[int] | None = None
     """The only tokens that may be generated; ``None`` allows all. Stored as an
     ascending tuple."""
+    guide: Guide | None = field(default=None, repr=False)
+    """Grammar of the output, in its initial state; no other request has it."""
 
     id: int = field(init=False, default=0)
     """Order of arrival, from 1; 0 until added."""
@@ -147,6 +150,8 @@ class Request:
     """Tokens that are computed in chunks; later ones are decoded one by one."""
     host_token_count: int = field(init=False, default=0)
     """Tokens whose ids the host sends; the runner feeds back later ones itself."""
+    sent_blocks: int = field(init=False, default=0)
+    """Leading blocks of the table that the runner has received."""
     scheduled: int = field(init=False, default=0)
     """Tokens in the cache once every step in flight is done."""
     max_scheduled: int = field(init=False, default=0)
@@ -192,6 +197,11 @@ class Request:
         return {name: getattr(self, name) for name in PARAMS}
 
     @property
+    def is_masked(self) -> bool:
+        """Whether its tokens are sampled under masks."""
+        return self.token_mask is not None or self.guide is not None
+
+    @property
     def has_penalties(self) -> bool:
         """Whether sampling depends on the counts of its tokens."""
         penalties = self.presence_penalty, self.frequency_penalty
@@ -204,6 +214,8 @@ class Request:
         self.block_hashes = []
         self.in_flight = self.last_step = 0
         del self.token_logprobs[len(self.tokens) - self.prompt_tokens :]
+        if self.guide is not None and self.end_reason is None:
+            restore(self.guide, self.output_ids)
 
     @property
     def end_reason(self) -> FinishReason | None:

@@ -95,10 +95,13 @@ class RunningRequests:
         """Whether a request may need more blocks than it has."""
         return len(request.block_table[0]) * self._block_size < request.max_length - 1
 
-    def allocate_prompt(self, request: Request) -> bool:
-        """Grow a request's table to its prefill; ``False`` if blocks are missing."""
+    def allocate(self, request: Request, tokens: int) -> bool:
+        """Grow a request's table to ``tokens``; ``False`` if blocks are missing.
+
+        Blocks that were appended before one was missing stay in the table.
+        """
         size = self._block_size
-        while len(request.block_table[0]) * size < request.prefill_len:
+        while len(request.block_table[0]) * size < tokens:
             if not self.grow(request):
                 return False
         return True

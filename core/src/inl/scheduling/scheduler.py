@@ -20,6 +20,7 @@ from inl.errors import NonFiniteLogits, RequestError, RunnerError
 from inl.protocol.runner import Limits
 from inl.protocol.token_masks import mask_words
 from inl.scheduling.buckets import Buckets
+from inl.scheduling.guided_output import append_guided, skips_forced
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import Plan, SchedulerConfig, StepBuilder
 from inl.scheduling.request import Event, FinishReason, Request, Status, make_event
@@ -208,12 +209,17 @@ class Scheduler:
         for request in list(requests.by_id.values()):
             start = request.scheduled
             if start < request.prefill_len:
-                step.prefilling.append(request)
+                # Only forced tokens need more blocks than an admission allocates.
+                if not start or (
+                    request.status is running
+                    and requests.allocate(request, request.prefill_len)
+                ):
+                    step.prefilling.append(request)
             elif start < request.max_scheduled and request.status is running:
-                if not start % size and start == len(request.block_table[0]) * size:
-                    if not requests.grow(request):
+                if not start % size and start == request.sent_blocks * size:
+                    if not requests.allocate(request, start + 1):
                         continue
-                    step.update_block_table(request, start // size)
+                    step.send_blocks(request, start // size + 1)
                 if requests.has_windows:
                     room = start % size != 0 or size == 1
                     requests.free_out_of_window(step, request, max_updates=int(room))
@@ -229,11 +235,13 @@ class Scheduler:
             if request.status is not Status.RUNNING or (uncached and request.in_flight):
                 continue
             if request.scheduled == 0:
-                if not requests.allocate_prompt(request):
+                if not requests.allocate(request, request.prefill_len):
                     continue
                 step.admit(request)
             count = min(request.prefill_len - request.scheduled, step.budget)
-            room = 1 + count // self.limits.block_size
+            size = self.limits.block_size
+            new = step.send_blocks(request, -(-(request.scheduled + count) // size))
+            room = 1 + count // size - new
             requests.free_out_of_window(step, request, max_updates=room)
             step.schedule(request, request.prefill_len)
 
@@ -288,7 +296,14 @@ class Scheduler:
                     scores = logprobs[row]
                     top = scores.top[: request.logprobs]
                     request.token_logprobs.append(scores._replace(top=top))
-                events.append(self._append(request, token))
+                if request.guide is None:
+                    events.append(self._append(request, token))
+                else:
+                    skips = skips_forced(request) and not self.config.replay
+                    events += append_guided(
+                        request, request.guide, token, append=self._append,
+                        finish=self.finish, skips=skips,
+                    )  # fmt: skip
         return events
 
     def _append(self, request: Request, token: int) -> Event:
