@@ -142,6 +142,7 @@ class EngineCore:
         """Submit up to ``limits.depth`` steps and collect the oldest one's events."""
         self.settle()
         self._is_unsettled = True
+        self._pending += self.scheduler.expire()
         self._fill()
         outputs: list[Event] = []
         if self._failure is None and self.scheduler.in_flight:
@@ -206,7 +207,7 @@ class EngineCore:
         ready = are_ready(plan, rows)
         try:
             if rows and ready:
-                self._masks.begin(plan, rows)
+                self._masks.begin(plan, rows, self.runner.limits.vocab)
             for frame in frames(plan, self.runner.limits, masked=bool(rows)):
                 if self._recorder is not None:
                     self._recorder.add(frame)
@@ -232,7 +233,8 @@ class EngineCore:
         plan, self._unsampled = self._unsampled, None
         if plan is None or self._failure is not None:
             return
-        self._masks.begin(plan, masked_rows(plan))
+        rows = masked_rows(plan)
+        self._masks.begin(plan, rows, self.runner.limits.vocab)
         try:
             self._submit_masks(plan)
         except Exception as error:

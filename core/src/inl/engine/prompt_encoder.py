@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from inl.engine.chat import chat_ids
-from inl.engine.options import GenerationOptions, Prompt, make_request, stop_strings
+from inl.engine.options import GenerationOptions, Prompt, make_requests, stop_strings
 from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError, TokenizerNotFound
 from inl.guidance.grammars import Grammars
@@ -79,7 +79,7 @@ class PromptEncoder:
         vocab: int,
         **options: Unpack[GenerationOptions],
     ) -> RequestHandle:
-        """Make the handle of a request without queuing it.
+        """Make the handle of a request, or of the first of ``n``, without queuing it.
 
         context: maximum number of tokens of prompt and output. vocab: size of the
         vocabulary, for error messages. Raises :class:`~inl.errors.RequestError`.
@@ -88,16 +88,22 @@ class PromptEncoder:
         ids = self._encode(prompt, context)
         try:
             room = context - len(ids)
-            request = make_request(ids, options, room=room, config=self._config)
+            requests = make_requests(ids, options, room=room, config=self._config)
             if (structured := options.get("structured")) is not None:
-                request.guide = self._compile(structured, vocab)
+                for request in requests:
+                    request.guide = self._compile(structured, vocab)
         except RequestError:
             _check_signs(ids, vocab)
             raise
         stops = stop_strings(options.get("stop"), self._config)
         if stops:
             self.tokenizer("stop")
-        return RequestHandle(request, self._tokenizer, stops, started)
+        samples = [
+            RequestHandle(request, self._tokenizer, stops, started)
+            for request in requests
+        ]
+        samples[0].samples = tuple(samples)
+        return samples[0]
 
     def _compile(self, structured: StructuredOutput, vocab: int) -> Guide:
         if self._grammars is None:

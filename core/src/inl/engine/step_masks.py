@@ -12,7 +12,7 @@ import numpy as np
 from inl.errors import RequestError
 from inl.executor.rank_threads import RankThreads, Round
 from inl.forks import on_fork
-from inl.protocol.token_masks import TokenMasks
+from inl.protocol.token_masks import TokenMasks, mask_words
 from inl.scheduling.frame_encoder import STEP_NUMBERS
 from inl.scheduling.request import Request, Status
 
@@ -50,13 +50,15 @@ class StepMasks:
         """Forget the parent's threads."""
         self._threads = self._round = None
 
-    def begin(self, plan: Plan, rows: Sequence[int]) -> None:
+    def begin(self, plan: Plan, rows: Sequence[int], vocab: int) -> None:
         """Start to compute the masks of ``rows``; one step at a time."""
         if self._threads is None:
             count = max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
             self._threads = RankThreads(count, name="inl-masks")
         count = len(self._threads)
-        self._round = Round(lambda rank: _compute(plan, rows[rank::count]), count)
+        self._round = Round(
+            lambda rank: _compute(plan, rows[rank::count], vocab), count
+        )
         self._threads.send(self._round)
 
     def result(self, plan: Plan) -> ComputedMasks:
@@ -98,11 +100,14 @@ def are_ready(plan: Plan, rows: Sequence[int]) -> bool:
     )
 
 
-def _compute(plan: Plan, rows: Sequence[int]) -> _Part:
+def _compute(plan: Plan, rows: Sequence[int], vocab: int) -> _Part:
     started = perf_counter()
     part = _Part({}, [], 0.0)
     for row in rows:
         request, _, stop = plan.chunks[row]
+        if request.scores_prompt(stop):
+            part.masks[row] = mask_words(request.tokens[stop : stop + 1], vocab)
+            continue
         # The sample is not used once the request has ended or has later tokens.
         if request.status is Status.FINISHED or stop < len(request.tokens):
             continue
