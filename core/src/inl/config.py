@@ -21,6 +21,8 @@ REQUEST_BOUNDS = (
     "max_stop_strings",
     "max_stop_length",
     "max_logit_bias",
+    "max_grammar_bytes",
+    "max_samples",
 )
 """Fields that bound what requests may hold."""
 
@@ -82,6 +84,10 @@ class EngineConfig:
     """Maximum number of characters of a stop string."""
     max_logit_bias: int = 1024
     """Maximum number of tokens in the ``logit_bias`` of a request."""
+    max_grammar_bytes: int = 1 << 20
+    """Maximum size of the ``structured`` option of a request."""
+    max_samples: int = 128
+    """Maximum number of completions of one prompt (``n``)."""
     invariant: bool = False
     """Whether only kernels are used whose results do not depend, in any bit, on the
     rest of the batch."""

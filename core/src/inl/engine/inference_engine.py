@@ -24,6 +24,7 @@ from inl.engine.options import (
     Prompt,
     as_prompts,
     as_single_prompt,
+    check_one_sample,
 )
 from inl.engine.prompt_encoder import PromptEncoder
 from inl.engine.request_handle import Completion as Completion
@@ -225,7 +226,7 @@ class InferenceEngine:
             partial(self._generate, batch, prompts, options),
             partial(self._dispatcher.cancel, batch.handles),
         )
-        completions = [handle.completion() for handle in batch.handles]
+        completions = [handle.completion() for handle in batch.firsts]
         return completions[0] if single else completions
 
     def stream(
@@ -236,6 +237,7 @@ class InferenceEngine:
         Only whole characters are yielded, and no part of a stop string. Closing or
         dropping the iterator cancels the request.
         """
+        check_one_sample(options)
         chunks = self._text_chunks(self._prepare(as_single_prompt(prompt), **options))
         next(chunks)  # submits the request in the generator, which cancels it
         return chunks
@@ -273,7 +275,7 @@ class InferenceEngine:
                 self._dispatcher.cancel(batch.handles)
         finally:
             self._dispatcher.cancel(batch.handles)
-        completions = [handle.completion() for handle in batch.handles]
+        completions = [handle.completion() for handle in batch.firsts]
         return completions[0] if single else completions
 
     async def astream(
@@ -283,6 +285,7 @@ class InferenceEngine:
 
         ``aclose``, or cancelling the task that iterates, cancels the request.
         """
+        check_one_sample(options)
         prompts, batch = [as_single_prompt(prompt)], Batch()
         waiter = Waiter(self._dispatcher.step_loop.ensure_thread)
         # Twice, as run_with_cleanup does it.
@@ -302,15 +305,17 @@ class InferenceEngine:
     ) -> RequestHandle:
         """Queue a prompt and return its handle, without computing anything.
 
+        With ``n`` above 1, ``samples`` of the handle are the handles of all samples.
         It makes progress whenever another call steps the engine; :meth:`step` does so
         explicitly. Raises as :meth:`generate`.
         """
         handle = self._prepare(prompt, **options)
         try:
-            self._dispatcher.submit(handle)
+            for sample in handle.samples:
+                self._dispatcher.submit(sample)
             return handle
         except BaseException:
-            self._dispatcher.cancel([handle])
+            self._dispatcher.cancel(handle.samples)
             raise
 
     def start(
@@ -343,6 +348,12 @@ class InferenceEngine:
         If another thread is computing a step, the request ends after it.
         """
         self._dispatcher.cancel([handle])
+
+    def abort(self, key: str | None = None) -> int:
+        """Cancel all queued requests, or those of one key; returns their number."""
+        handles = self._dispatcher.open_handles(key)
+        self._dispatcher.cancel(handles)
+        return len(handles)
 
     def close(self) -> None:
         """Free the device and finish the trace. Closing twice is allowed.
@@ -382,13 +393,15 @@ class InferenceEngine:
         handle = self._encoder.prepare(
             prompt, context=self.context, vocab=self.runner.limits.vocab, **options
         )
-        self._core.scheduler.check(handle.request)
+        for sample in handle.samples:
+            self._core.scheduler.check(sample.request)
         return handle
 
     def _generate(
         self, batch: Batch, prompts: Sequence[Prompt], options: GenerationOptions
     ) -> None:
-        batch.handles += (self._prepare(prompt, **options) for prompt in prompts)
+        for prompt in prompts:
+            batch.add(self._prepare(prompt, **options))
         while not batch.completed:
             batch.feed(self._dispatcher.submit)
             self._dispatcher.step()
@@ -410,8 +423,9 @@ class InferenceEngine:
                 handle = await asyncio.to_thread(work)
             else:
                 handle = self._prepare(prompt, **options)
-            handle.listener = waiter
-            batch.handles.append(handle)
+            for sample in handle.samples:
+                sample.listener = waiter
+            batch.add(handle)
         self._core.scheduler.check_room(batch.handles[0].request)
         self._dispatcher.step_loop.submit(batch)
 

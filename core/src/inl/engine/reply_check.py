@@ -44,7 +44,8 @@ def read_logprobs(reply: Reply, plan: Plan) -> list[TokenLogprob]:
     rows = len(plan.chunks)
     assert plan.bucket is not None
     if plan.bucket.sampler != "sample_filtered" or not any(
-        chunk.request.logprobs is not None for chunk in plan.chunks
+        chunk.request.logprobs is not None or chunk.request.prompt_logprobs is not None
+        for chunk in plan.chunks
     ):
         return []
     scores = reply.scores

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inl.protocol.runner import Limits
-from inl.protocol.token_masks import TokenMasks
 from inl.scheduling.plan import Admission, Chunk, Plan
 from inl.scheduling.request import Request
 from inl.scheduling.uniforms import uniform
@@ -33,7 +32,7 @@ STEP_NUMBERS = 1 << 31
 def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray]:
     """Encode a plan as frames, in the order in which they must be submitted.
 
-    masked: the step waits for the masks of :func:`token_masks`.
+    masked: the step waits for masks, because :func:`masked_rows` lists rows.
     """
     encoded = [
         release_frame(
@@ -60,24 +59,18 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
     return encoded
 
 
-def token_masks(plan: Plan) -> TokenMasks | None:
-    """Return the masks of the rows that sample under one, ``None`` if there are none.
+def masked_rows(plan: Plan) -> list[int]:
+    """Return the rows of a plan that sample under a mask.
 
-    Rows that end before the last known token need no mask: their sample is unused.
+    Rows that end before the last known token need no mask: their sample is unused,
+    unless it scores the prompt.
     """
-    rows = [
+    return [
         row
         for row, (request, _, stop) in enumerate(plan.chunks)
-        if request.token_mask is not None and stop >= request.host_token_count
+        if (request.is_masked and stop >= request.host_token_count)
+        or request.scores_prompt(stop)
     ]
-    if not rows:
-        return None
-    masks = [plan.chunks[row].request.token_mask for row in rows]
-    return TokenMasks(
-        plan.step % STEP_NUMBERS,
-        tuple(rows),
-        tuple(mask for mask in masks if mask is not None),
-    )
 
 
 def _admission(admission: Admission, limits: Limits) -> IntArray:
