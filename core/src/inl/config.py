@@ -26,6 +26,8 @@ REQUEST_BOUNDS = (
     "max_stop_strings",
     "max_stop_length",
     "max_logit_bias",
+    "max_grammar_bytes",
+    "max_samples",
 )
 """Fields that bound what requests may hold."""
 
@@ -87,6 +89,10 @@ class EngineConfig:
     """Maximum number of characters of a stop string."""
     max_logit_bias: int = 1024
     """Maximum number of tokens in the ``logit_bias`` of a request."""
+    max_grammar_bytes: int = 1 << 20
+    """Maximum size of the ``structured`` option of a request."""
+    max_samples: int = 128
+    """Maximum number of completions of one prompt (``n``)."""
     speculation: str | None = None
     """Source of drafted tokens, several of which a step verifies; outputs are the same
     with and without. "ngram" searches prompt and output for the last tokens, "model"

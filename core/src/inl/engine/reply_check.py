@@ -101,7 +101,8 @@ def read_accepted_logprobs(
 def _has_logprobs(plan: Plan) -> bool:
     assert plan.bucket is not None, "plans of steps have a bucket"
     return plan.bucket.sampler == "sample_filtered" and any(
-        chunk.request.logprobs is not None for chunk in plan.chunks
+        chunk.request.logprobs is not None or chunk.request.prompt_logprobs is not None
+        for chunk in plan.chunks
     )
 
 

@@ -13,15 +13,25 @@ if TYPE_CHECKING:
 
 
 def forward(
-    ops: Ops, model: Model, config: Any, weights: Any, message: Array, state: State
+    ops: Ops,
+    model: Model,
+    config: Any,
+    weights: Any,
+    message: Array,
+    state: State,
+    *,
+    table_width: int | None = None,
 ) -> tuple[Array, Step, State]:
     """Decode the message and compute the logits [S, V] of the sampled tokens.
 
+    table_width: columns of the block tables that the step reads; ``None`` is all.
     Returns the logits, the step's arrays and the state.
     """
     step, tables = ops.make_step(
         message, state.tables, bucket=ops.bucket, block_size=ops.block_size
     )
+    if table_width is not None:
+        step = step._replace(blocks=step.blocks[:, :, :table_width])
     step = step._replace(plan=ops.plan(step, block_size=ops.block_size))
     state = state._replace(tables=tables)
     sampled_step = prune_last_layer(ops, model, step)
@@ -55,10 +65,19 @@ def prune_last_layer(ops: Ops, model: Model, step: Step) -> Step | None:
 
 
 def advance(
-    ops: Ops, model: Model, config: Any, weights: Any, message: Array, state: State
+    ops: Ops,
+    model: Model,
+    config: Any,
+    weights: Any,
+    message: Array,
+    state: State,
+    *,
+    table_width: int | None = None,
 ) -> tuple[Any, State]:
-    """Compute one step and sample its tokens, see :func:`sample`."""
-    logits, step, state = forward(ops, model, config, weights, message, state)
+    """Compute one step and sample its tokens, see :func:`forward`, :func:`sample`."""
+    logits, step, state = forward(
+        ops, model, config, weights, message, state, table_width=table_width
+    )
     return sample(ops, logits, step, state)
 
 

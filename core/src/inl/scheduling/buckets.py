@@ -10,7 +10,9 @@ from inl.spec.step import SAMPLERS, Bucket
 class Buckets:
     """The programs of a runner that a scheduler can use, and the step size they allow.
 
-    A program also serves rows that need a cheaper sampler than its own. Steps are
+    A program also serves rows that need a cheaper sampler than its own. In a program of
+    one token per row (``tokens == rows``) each token attends on its own, so a step with
+    prompts takes one of more tokens than rows, if there is one. Steps are
     limited to the largest program (most rows, then most tokens) with the costliest
     available sampler, so that every step fits one program. Raises
     :class:`~inl.errors.RunnerError` if no program samples one token per row.
@@ -83,13 +85,16 @@ class Buckets:
         if not self._buckets:
             return Bucket(tokens, rows, sampler=sampler)
         rank = SAMPLERS.index(sampler)
-        return next(
+        fits = [
             bucket
             for bucket in self._buckets
             if bucket.tokens >= tokens
             and bucket.rows >= rows
             and SAMPLERS.index(bucket.sampler) >= rank
-        )
+        ]
+        has_prompt = tokens > rows
+        longer = (each for each in fits if each.tokens > each.rows or not has_prompt)
+        return next(longer, fits[0])
 
 
 def _size(bucket: Bucket) -> tuple[int, int, int]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inl.protocol.runner import Limits
-from inl.protocol.token_masks import TokenMasks
 from inl.scheduling.plan import Admission, Chunk, Drafts, Plan
 from inl.scheduling.request import Request
 from inl.scheduling.uniforms import uniform
@@ -36,7 +35,7 @@ STEP_NUMBERS = 1 << 31
 def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray]:
     """Encode a plan as frames, in the order in which they must be submitted.
 
-    masked: the step waits for the masks of :func:`token_masks`.
+    masked: the step waits for masks, because :func:`masked_rows` lists rows.
     """
     encoded = [
         release_frame(
@@ -63,26 +62,18 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
     return encoded
 
 
-def token_masks(plan: Plan) -> TokenMasks | None:
-    """Return the masks of the samples that need one, ``None`` if there are none.
+def masked_rows(plan: Plan) -> list[int]:
+    """Return the rows of a plan that sample under a mask.
 
-    Rows that end before the last known token need no mask: their sample is unused.
+    Rows that end before the last known token need no mask: their sample is unused,
+    unless it scores the prompt.
     """
-    samples: list[int] = []
-    masks: list[IntArray] = []
-    at = 0
-    for row, (request, start, stop, drafts) in enumerate(plan.chunks):
-        # A step that verifies drafts samples each token, any other one each row.
-        count = 1 if drafts is None else stop - start
-        mask = request.token_mask
-        if mask is not None and stop >= request.host_token_count:
-            first = row if drafts is None else at
-            samples += range(first, first + count)
-            masks += [mask] * count
-        at += count
-    if not samples:
-        return None
-    return TokenMasks(plan.step % STEP_NUMBERS, tuple(samples), tuple(masks))
+    return [
+        row
+        for row, (request, _, stop, _) in enumerate(plan.chunks)
+        if (request.is_masked and stop >= request.host_token_count)
+        or request.scores_prompt(stop)
+    ]
 
 
 def _admission(admission: Admission, limits: Limits) -> IntArray:

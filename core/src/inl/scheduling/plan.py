@@ -157,14 +157,22 @@ class StepBuilder:
 
     def admit(self, request: Request) -> None:
         """Add an admission with the request's slot, blocks and cached tokens."""
+        request.sent_blocks = len(request.block_table[0])
         self.admissions.append(Admission(request, request.scheduled))
 
-    def update_block_table(self, request: Request, index: int) -> None:
-        """Add the blocks at ``index`` of a request's table as updates, per group."""
-        for group, blocks in enumerate(request.block_table):
-            self.block_table_updates.append(
-                BlockTableUpdate(group, request.slot, index, blocks[index])
-            )
+    def send_blocks(self, request: Request, count: int) -> int:
+        """Add updates with the blocks up to ``count`` that the runner lacks, per group.
+
+        Returns the number of updates in each group.
+        """
+        first = request.sent_blocks
+        for index in range(first, count):
+            for group, blocks in enumerate(request.block_table):
+                self.block_table_updates.append(
+                    BlockTableUpdate(group, request.slot, index, blocks[index])
+                )
+        request.sent_blocks = max(first, count)
+        return request.sent_blocks - first
 
     @property
     def sampler(self) -> str:

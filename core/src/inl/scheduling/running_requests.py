@@ -30,7 +30,7 @@ class RunningRequests:
         self._config = config
         self._waiting = waiting
         self.by_id: dict[int, Request] = {}
-        """In order of arrival."""
+        """In order of admission."""
         self.preemptions = 0
         """Times that a request lost its blocks to an earlier one."""
         self.prefix_hit_tokens = 0
@@ -45,7 +45,7 @@ class RunningRequests:
             [BlockPool(blocks, limits.block_size) for blocks in limits.blocks],
             limits.windows,
         )
-        cached = self._config.prefix_cache and self._config.use_kv_cache
+        cached = self._config.use_kv_cache
         self.prefix_cache = PrefixCache(self._config, self.kv_cache) if cached else None
         windowed = any(window is not None for window in self.kv_cache.windows)
         self.has_windows = windowed and self._config.use_kv_cache
@@ -74,6 +74,9 @@ class RunningRequests:
         if self.prefix_cache is not None:
             # The last token is always computed: its hidden state gives the next one.
             keys = self.prefix_cache.keys(request, (prefill_len - 1) // size)
+            if request.prompt_logprobs is not None:
+                # Tokens without a log-probability are computed again.
+                keys = keys[: (len(request.prompt_token_logprobs) - 1) // size]
         # One block is spared per growing request, which would preempt this one.
         allocated = self.kv_cache.admit(keys, -(-length // size), spare=growing)
         if allocated is None:
@@ -84,11 +87,12 @@ class RunningRequests:
         request.prefill_len, request.host_token_count = prefill_len, length
         cached = self._config.use_kv_cache
         request.max_scheduled = request.max_length - 1 if cached else length
+        self._waiting.pop()
         request.slot = self._slots.pop()
         request.feedback_row = Row(request.slot, FEEDBACK)
         request.status = Status.RUNNING
         self.prefix_hit_tokens += request.cached_tokens
-        self.by_id[self._waiting.pop().id] = request
+        self.by_id[request.id] = request
         return True
 
     def prefill_len(self, request: Request) -> int:
@@ -100,10 +104,13 @@ class RunningRequests:
         """Whether a request may need more blocks than it has."""
         return len(request.block_table[0]) * self._block_size < request.max_length - 1
 
-    def allocate_prompt(self, request: Request) -> bool:
-        """Grow a request's table to its prefill; ``False`` if blocks are missing."""
+    def allocate(self, request: Request, tokens: int) -> bool:
+        """Grow a request's table to ``tokens``; ``False`` if blocks are missing.
+
+        Blocks that were appended before one was missing stay in the table.
+        """
         size = self._block_size
-        while len(request.block_table[0]) * size < request.prefill_len:
+        while len(request.block_table[0]) * size < tokens:
             if not self.grow(request):
                 return False
         return True
@@ -171,7 +178,7 @@ class RunningRequests:
             first = request.freed_window_blocks[group]
             least = request.scheduled - request.uncertain
             stop = self.kv_cache.before_window(group, least)
-            if self.prefix_cache is not None:
+            if self.prefix_cache is not None and self.prefix_cache.serves(request):
                 # A block that is freed before it is published cannot be shared.
                 stop = min(stop, request.published_blocks)
             stop = max(min(stop, first + max_updates), first)
