@@ -71,8 +71,11 @@ class StepMasks:
         self._round = None
         self.seconds += max(part.seconds for part in parts)
         found = {row: mask for part in parts for row, mask in part.masks.items()}
-        step = plan.step % STEP_NUMBERS
-        masks = TokenMasks(step, tuple(found), tuple(found.values()))
+        pairs = [
+            (at, mask) for row, mask in found.items() for at in plan.samples(row)
+        ]
+        samples, words = tuple(zip(*pairs, strict=True)) or ((), ())
+        masks = TokenMasks(plan.step % STEP_NUMBERS, samples, words)
         return ComputedMasks(masks, [each for part in parts for each in part.errors])
 
     def settle(self) -> None:
@@ -96,7 +99,7 @@ def are_ready(plan: Plan, rows: Sequence[int]) -> bool:
     chunks = (plan.chunks[row] for row in rows)
     return all(
         request.guide is None or stop <= len(request.tokens)
-        for request, _, stop in chunks
+        for request, _, stop, _ in chunks
     )
 
 
@@ -104,7 +107,7 @@ def _compute(plan: Plan, rows: Sequence[int], vocab: int) -> _Part:
     started = perf_counter()
     part = _Part({}, [], 0.0)
     for row in rows:
-        request, _, stop = plan.chunks[row]
+        request, _, stop, _ = plan.chunks[row]
         if request.scores_prompt(stop):
             part.masks[row] = mask_words(request.tokens[stop : stop + 1], vocab)
             continue

@@ -115,6 +115,13 @@ class Plan:
         """Whether the step verifies drafts."""
         return self.bucket is not None and self.bucket.verifies
 
+    def samples(self, row: int) -> range:
+        """Return the indices of a row's samples: one, or its tokens with drafts."""
+        if not self.has_drafts:
+            return range(row, row + 1)
+        counts = [chunk.stop - chunk.start for chunk in self.chunks[: row + 1]]
+        return range(sum(counts[:-1]), sum(counts))
+
 
 class StepBuilder:
     """Collects the rows of one step; :meth:`build` makes the :class:`Plan`."""
