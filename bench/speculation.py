@@ -126,7 +126,7 @@ class Bench:
         rate = counts.accepted / counts.drafted if counts.drafted else 0.0
         print(
             f"{name:34} {1 / slow:8.1f} {1 / fast:8.1f} tok/s {slow / fast:6.2f} x "
-            f"(CPU time {work:5.2f} x)  drafted {counts.drafted:5}, accepted {rate:4.0%}"
+            f"(CPU {work:5.2f} x)  drafted {counts.drafted:5}, accepted {rate:4.0%}"
         )
         # The model's files stay open for the next comparison.
         engine.runner.close()

@@ -62,7 +62,7 @@ class Drafts(NamedTuple):
     """Predicted tokens of a row that verifies them."""
 
     least: int
-    """Lowest position at which the row may start; its ``Chunk.start`` is the highest."""
+    """Lowest position that the row may start at; ``Chunk.start`` is the highest."""
     position: int
     """Position of the first predicted token."""
     tokens: Sequence[int]
