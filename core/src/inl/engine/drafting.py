@@ -60,7 +60,7 @@ def make_speculation(
     if not buckets.can_verify(count + 1):
         raise RequestError(
             f"EngineConfig.speculation: found {config.speculation!r}, but the backend "
-            f"compiles no programs for {rows} rows of {count + 1} tokens; accepted: None"
+            f"has no programs for {rows} rows of {count + 1} tokens; accepted: None"
         )
     times = None
     if config.adaptive_drafts:

@@ -56,8 +56,8 @@ class Runner(ABC):
         """Sample the tokens of a step whose header has the MASKED flag.
 
         masks: int32 [S, ceil(V / 32)], one row per sample: one of each row of the step,
-        or of each token if it verifies drafts. Bit ``t % 32`` of word ``t // 32`` is set if
-        token t is allowed. Call it once for each masked step, before the next
+        or of each token if it verifies drafts. Bit ``t % 32`` of word ``t // 32``
+        is set if token t is allowed. Call it once for each masked step, before the next
         ``submit``. Raises :class:`~inl.errors.ProtocolError`.
         """
 
