@@ -139,7 +139,11 @@ def packing_of(array: HostArray, dtype: str, emitter: CommandEmitter) -> Packing
         status = emitter.machine.library.inl_packing(
             KINDS[array.dtype], ctypes.byref(struct)
         )
-        if status == 0 and struct.group and array.shape[-1] % BLOCKS[array.dtype][0] == 0:
+        if (
+            status == 0
+            and struct.group
+            and array.shape[-1] % BLOCKS[array.dtype][0] == 0
+        ):
             return Packing(*(getattr(struct, name) for name in Packing._fields))
     # bfloat16 is exactly representable in float32: half the bytes for the same values.
     narrow = dtype == "bfloat16" or array.dtype == "bfloat16"
