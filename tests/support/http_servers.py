@@ -42,7 +42,7 @@ def hash_engine(max_batch, *, seconds=0.0, config=None, **options):
         blocks=(blocks * max_batch + 1,),
         block_size=16,
         max_blocks_per_seq=blocks,
-        vocab=model.config.vocab,
+        vocab=model.config.vocab_size,
         sampler="sample_filtered",
         token_budget=256,
     )
