@@ -141,10 +141,11 @@ class RunningRequests:
         groups = len(table)
         most = max_block_table_updates(step.verifier, groups=groups, block_size=size)
         while len(table[0]) * size < stop + count:
-            has_room = len(step.block_table_updates) + groups <= most
+            unsent = len(table[0]) + 1 - request.sent_blocks
+            has_room = len(step.block_table_updates) + groups * unsent <= most
             if not has_room or not self.kv_cache.grow(table):
                 return len(table[0]) * size - stop
-            step.update_block_table(request, len(table[0]) - 1)
+            step.send_blocks(request, len(table[0]))
         return count
 
     def preempt(self, request: Request) -> None:

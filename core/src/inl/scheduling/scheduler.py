@@ -236,7 +236,7 @@ class Scheduler:
             self._steps = plan.step
             self.in_flight.append(plan)
             shares = self.waiting.shares
-            for request, start, stop in plan.chunks if len(shares) > 1 else ():
+            for request, start, stop, _ in plan.chunks if len(shares) > 1 else ():
                 shares.charge(request.key, stop - start)
         return plan
 
