@@ -16,6 +16,7 @@ from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
+from toy_guide import ToyGrammar, ToyGuide
 
 
 class WrongText(AssertionError):
@@ -45,7 +46,8 @@ class World:
             parts.pool(blocks, self.limits.block_size) for blocks in self.limits.blocks
         ]
         memory = parts.kv_cache(pools, self.limits.windows)
-        options = {}
+        self.now = self.groups = 0
+        options = {"clock": lambda: self.now}
         if parts.speculation is not None:
             self.config = replace(self.config, use_kv_cache=True)
             width = random.choice([2, 3, 6])
@@ -88,21 +90,48 @@ class World:
             if served == "sample_filtered" and random.random() < 0.3
             else {}
         )
-        request = Request(
-            ids,
+        group, samples = 0, 1
+        if random.random() < 0.2:
+            self.groups += 1
+            group, samples = self.groups, random.randint(2, 4)
+        fields = dict(  # noqa: C408
             max_tokens=random.choice([1, random.randint(2, 9), random.randint(9, 99)]),
             temperature=0.7 if draws else 0.0,
             **more,
-            seed=random.randint(-3, 3),
             stop_ids=frozenset(self.ids(random.choice([0, 0, 0, 2]))),
             ignore_eos=random.random() < 0.3,
             allowed_token_ids=self.allowed(),
             cache_salt=random.choice(["", "", "", "other"]),
+            key=random.choice(["", "", "key"]),
+            priority=random.choice([0, 0, 5]),
         )
+        if served == "sample_filtered" and self.config.use_kv_cache:
+            fields["prompt_logprobs"] = random.choice([None] * 9 + [0, 2])
+        for _ in range(samples):
+            late = self.now + random.randint(1, 200)
+            fields["deadline"] = late if random.random() < 0.05 else None
+            guide = self.guide() if fields["allowed_token_ids"] is None else None
+            self.add(
+                Request(
+                    ids, **fields, guide=guide, sample_group=group,
+                    seed=random.randint(-3, 3),
+                )
+            )  # fmt: skip
+        self.counts["further samples"] += samples - 1
+
+    def add(self, request):
         number = self.engine.add(request)
         self.requests[number], self.answers[number] = request, []
         self.live.append(number)
         self.counts["requests"] += 1
+
+    def guide(self):
+        """Sometimes a grammar."""
+        if self.random.random() < 0.8:
+            return None
+        self.counts["guided requests"] += 1
+        seed, ends = self.random.randrange(10**9), {5, self.random.randrange(11)}
+        return ToyGuide(ToyGrammar(seed, self.limits.vocab, ends))
 
     def allowed(self):
         """Sometimes a few tokens, which may include the end token."""
@@ -129,6 +158,7 @@ class World:
 
     def step(self):
         """Compute one step and check finished requests."""
+        self.now += 1
         for number, token, reason, error in self.engine.step():
             if error is not None:
                 raise error
@@ -144,12 +174,25 @@ class World:
         eos = frozenset() if request.ignore_eos else self.config.eos_ids
         context = self.scheduler.context
         want, end = expected(request, self.limits, context, request.stop_ids | eos)
-        if reason == "cancelled":
-            want, end = want[: len(found)], "cancelled"
+        if reason in ("cancelled", "deadline"):
+            want, end = want[: len(found)], reason
         if (found, reason) != (want, end):
             raise WrongText(f"request {number}: {found} {reason}, not {want} {end}")
         assert request.output_ids == found
         self.check_scores(request)
+        self.check_prompt_scores(request, reason)
+
+    def check_prompt_scores(self, request, reason):
+        scores, vocab = request.prompt_token_logprobs, self.limits.vocab
+        count = request.prompt_logprobs
+        want = [None]
+        for token in request.prompt[1:] if count is not None else ():
+            top = [(token + step) % vocab for step in range(min(count, vocab))]
+            want.append((token, -token / 4, tuple((near, -near / 4) for near in top)))
+        if reason in ("cancelled", "deadline"):
+            want = want[: len(scores)]
+        assert scores == want
+        self.counts["scored prompt tokens"] += len(scores) - 1
 
     def check_scores(self, request):
         scores = [

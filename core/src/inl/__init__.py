@@ -38,6 +38,7 @@ LAZY = {
 """Public name -> module; imported on first use, to keep ``import inl`` fast."""
 
 LAZY_MODULES = {
+    "kernels": "inl.kernels",
     "moe": "inl.functional.moe",
     "nn": "inl.nn",
 }
@@ -55,6 +56,7 @@ __all__ = [
     "inl_dynamics",
     "inl_dynamics_n_steps",
     "inl_dynamics_step",
+    "kernels",
     "matmul",
     "moe",
     "nn",

@@ -186,8 +186,12 @@ def _serve(
             log = logging.getLogger("inl.serve")
             log.info("%s on %s at %s, %.2f s", name, running.device, url, seconds)
 
+        async def serve() -> None:
+            server.handle_signals()
+            await server.serve(started)
+
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(server.serve(started))
+            runner.run(serve())
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

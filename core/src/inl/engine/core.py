@@ -235,11 +235,14 @@ class EngineCore:
         return True
 
     def _sample_unsampled(self) -> None:
-        """Compute and submit the masks of the step that waits for them."""
-        plan, self._unsampled = self._unsampled, None
+        """Submit the masks of the step that waits for them, once they are known."""
+        plan = self._unsampled
         if plan is None or self._failure is not None:
             return
         rows = masked_rows(plan)
+        if not are_ready(plan, rows):
+            return  # with more than two steps in flight
+        self._unsampled = None
         self._masks.begin(plan, rows, self.runner.limits.vocab)
         try:
             self._submit_masks(plan)

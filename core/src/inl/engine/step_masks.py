@@ -96,7 +96,9 @@ def are_ready(plan: Plan, rows: Sequence[int]) -> bool:
     """Whether the tokens that the masks of ``rows`` depend on are collected."""
     chunks = (plan.chunks[row] for row in rows)
     return all(
-        request.guide is None or stop <= len(request.tokens)
+        request.guide is None
+        or stop <= len(request.tokens)
+        or request.status is Status.FINISHED
         for request, _, stop, _ in chunks
     )
 
@@ -126,7 +128,7 @@ def _mask(request: Request) -> IntArray:
         return static
     mask = guide.masks()[0]
     if static is not None:
-        mask = np.bitwise_and(mask, static)
+        mask = (mask & static).astype(np.int32)
     if not mask.any():
         raise RequestError(
             f"allowed_token_ids: excludes every token that the grammar allows after "

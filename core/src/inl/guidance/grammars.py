@@ -11,7 +11,7 @@ from inl.errors import MissingPackage, RequestError
 from inl.forks import on_fork
 from inl.guidance.matcher_guide import MatcherGuide
 from inl.guidance.structured import GrammarText, read_structured
-from inl.guidance.vocabulary import vocabulary_bytes
+from inl.guidance.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from inl.text.tokenizer import Tokenizer
@@ -114,29 +114,17 @@ def _source(lib: Any, grammar: GrammarText) -> str:
         raise RequestError(f"structured.{grammar.kind}: {error!s:.300}") from error
 
 
-class _Vocabulary:
-    """A tokenizer as the library reads it."""
-
-    bos_token_id = None
-
-    def __init__(self, tokenizer: Tokenizer, vocab: int, end: int) -> None:
-        self._tokenizer = tokenizer
-        self.eos_token_id = end
-        self.tokens = vocabulary_bytes(tokenizer, vocab)
-        self.special_token_ids = [
-            each for each in tokenizer.special_ids if each < vocab
-        ]
-
-    def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special=False, plain=True)
-
-
 def _vocabulary(
     lib: Any, tokenizer: Tokenizer, vocab: int, end_ids: Sequence[int]
 ) -> Any:
-    ends = list(end_ids) or [vocab - 1]
-    wrapped = lib.TokenizerWrapper(_Vocabulary(tokenizer, vocab, ends[0]))
-    return lib.LLTokenizer(wrapped, n_vocab=vocab, eos_token=ends)
+    """Return the vocabulary in the library's own form.
+
+    Without end tokens, one behind the vocabulary stands for the end.
+    """
+    ends = list(end_ids) or [vocab]
+    size = vocab if end_ids else vocab + 1
+    wrapped = lib.TokenizerWrapper(Vocabulary(tokenizer, size, ends[0]))
+    return lib.LLTokenizer(wrapped, n_vocab=size, eos_token=ends)
 
 
 def library() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from inl.errors import RequestError
@@ -13,6 +14,9 @@ from inl.text.tokenizer import BYTE_TOKEN
 
 if TYPE_CHECKING:
     from inl.text.tokenizer import Tokenizer
+
+MARK = "\x01"
+"""Put before a part of a text that the tokenizer takes for the beginning of one."""
 
 
 def vocabulary_bytes(tokenizer: Tokenizer, vocab: int) -> list[bytes]:
@@ -28,6 +32,55 @@ def vocabulary_bytes(tokenizer: Tokenizer, vocab: int) -> list[bytes]:
         None if each in special else tokenizer.token(each) for each in range(vocab)
     )
     return [b"" if token is None else spell(token) for token in tokens]
+
+
+class Vocabulary:
+    """A tokenizer as ``llguidance`` reads it: the bytes of tokens, and an encoder.
+
+    end: the token that ends an output.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int, end: int) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = end
+        self.tokens = vocabulary_bytes(tokenizer, vocab)
+        self.special_token_ids = [
+            each for each in tokenizer.special_ids if each < vocab
+        ]
+        self._longest = max(map(len, self.tokens))
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        """Token of each byte string."""
+        return {data: token for token, data in enumerate(self.tokens) if data}
+
+    def __call__(self, text: str) -> list[int]:
+        """Encode a part of a text into tokens with exactly its bytes."""
+        data = text.encode()
+        for mark in ("", MARK):
+            ids = self._tokenizer.encode(mark + text, add_special=False, plain=True)
+            start, left = 0, sum(len(self.tokens[each]) for each in ids) - len(data)
+            while left > 0:  # a mark, and a space before the first word
+                left -= len(self.tokens[ids[start]])
+                start += 1
+            if b"".join(self.tokens[each] for each in ids[start:]) == data:
+                return ids[start:]
+        return self._by_length(data)
+
+    def _by_length(self, data: bytes) -> list[int]:
+        """Encode bytes that the tokenizer changes, by the longest tokens."""
+        ids: list[int] = []
+        while data:
+            lengths = range(min(self._longest, len(data)), 0, -1)
+            parts = (data[:length] for length in lengths)
+            part = next((each for each in parts if each in self._ids), None)
+            if part is None:
+                break  # what remains is left to the library
+            ids.append(self._ids[part])
+            data = data[len(part) :]
+        return ids
 
 
 def _spelling(tokenizer: Tokenizer) -> Callable[[str], bytes]:

@@ -36,11 +36,23 @@ def append_guided(
                 events.append(append(request, guide.forced[0]))
             else:
                 break
+        else:
+            _complete(events, request, guide)
     except RequestError as error:
-        _end(events, request, finish(request, "error", error))
+        if request.status is not Status.FINISHED:
+            _end(events, request, finish(request, "error", error))
     if len(events) > 1 and request.status is Status.RUNNING:
         request.prefill_len = request.host_token_count = len(request.tokens)
     return events
+
+
+def _complete(events: list[Event], request: Request, guide: Guide) -> None:
+    """Report an output that is complete with the last token of its limit."""
+    if events[-1].finish_reason == "length":
+        guide.advance(request.tokens[-1])
+        if guide.is_complete:
+            request.finish_reason = "stop"
+            events[-1] = events[-1]._replace(finish_reason="stop")
 
 
 def _end(events: list[Event], request: Request, end: Event) -> None:

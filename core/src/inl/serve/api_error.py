@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from inl.errors import InlError, PromptTooLong, QueueFull, RequestError, TemplateError
+from inl.errors import (
+    InlError,
+    MissingPackage,
+    PromptTooLong,
+    QueueFull,
+    RequestError,
+    TemplateError,
+)
 from inl.errors import message as message_of
 
 OPENAI_TYPES = {
@@ -94,6 +101,8 @@ def as_api_error(error: BaseException) -> ApiError:
         too_long = isinstance(error, PromptTooLong)
         code = "context_length_exceeded" if too_long else "invalid_value"
         return ApiError(400, text, param=named and named[1], code=code)
+    if isinstance(error, MissingPackage):
+        return ApiError(400, text, code="unsupported_parameter")
     if isinstance(error, InlError):
         return ApiError(500, text, code="engine_error")
     return ApiError(500, "internal error; the log of the server has its traceback")

@@ -123,13 +123,15 @@ class Generations:
         """
         loop = asyncio.get_running_loop()
         while self._open:
-            timer = loop.call_later(idle_seconds, self._event.set)
+            deadline = loop.time() + idle_seconds
+            timer = loop.call_at(deadline, self._event.set)
             try:
                 await self._event.wait()
             finally:
                 timer.cancel()
             self._event.clear()
-            is_idle = True
+            # The last poll may have taken what this event announced.
+            is_idle = loop.time() >= deadline
             for index, item in list(self._open.items()):
                 delta = item.poll()
                 if not delta:

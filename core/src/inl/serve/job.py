@@ -60,8 +60,8 @@ class Job:
     count: int = 1
     """Completions for each prompt."""
     stream: bool = False
-    response_format: Mapping[str, Any] | None = None
-    """Structure of the output, as OpenAI's dialect describes it."""
+    structure: Mapping[str, Any] | None = None
+    """The engine's option ``structured``."""
 
     @property
     def completions(self) -> int:

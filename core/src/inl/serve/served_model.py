@@ -7,14 +7,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from inl.engine.options import GenerationOptions
 from inl.errors import RequestError
 from inl.serve.api_error import ApiError, as_api_error
 from inl.serve.generations import Generation, Generations
+from inl.serve.generic_tools import with_tools
 from inl.serve.job import Conversation, Job, Prompt
+from inl.serve.markup import CallMarkup, Markup, ReasoningMarkup, derive
+from inl.serve.markup_parser import MarkupParser
 from inl.serve.output_parser import OutputParser, PlainParser
+from inl.serve.structured import forced_call
 from inl.serve.wakeups import Wakeups
 from inl.text.measure import check_length
 
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
     from inl.engine.inference_engine import InferenceEngine
     from inl.serve.admission import Admission, Ticket
     from inl.serve.metrics import Metrics
+
+TAIL = 64
+"""Tokens at the end of a prompt that may begin the reasoning."""
 
 
 class ServedModel:
@@ -36,12 +43,16 @@ class ServedModel:
         self._admission = admission
         self._metrics = metrics
         self._wakeups: Wakeups | None = None
+        self.markup = Markup(CallMarkup())
+        """How the model writes calls and reasoning, once it is warmed up."""
 
     def warm_up(self) -> None:
         """Build the tokenizer and start the template's process, if it has them."""
         with suppress(RequestError):
             self.engine.tokenizer.encode("a")
-            self.engine.chat_ids("a")
+        template = self.engine.chat_template
+        if template is not None:
+            self.markup = derive(template.apply, template.source)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token's text; empty for an unknown id."""
@@ -62,10 +73,17 @@ class ServedModel:
         return self._encode_conversation(prompt)
 
     def _encode_conversation(self, conversation: Conversation) -> list[int]:
+        messages = conversation.messages
+        variables = dict(conversation.variables)
+        tools = () if conversation.tool_choice == "none" else conversation.tools
+        if not self.markup.has_tools:
+            messages = with_tools(conversation, tools)
+        elif tools:
+            variables["tools"] = [tool.as_template_value() for tool in tools]
         return self.engine.chat_ids(
-            conversation.messages,
+            messages,
             continue_final_message=conversation.continue_final,
-            **conversation.variables,
+            **variables,
         )
 
     async def start(self, job: Job, client: str) -> Generations:
@@ -107,18 +125,48 @@ class ServedModel:
     ) -> Generation:
         if self._wakeups is None:
             self._wakeups = Wakeups(asyncio.get_running_loop())
-        options: GenerationOptions = {**job.options}
+        options = self._options(job, prompt)
         seed = options.get("seed")
         if seed is not None:
             options["seed"] = seed + number
         listener = partial(self._wakeups.wake, event)
         handle = self.engine.start(ids, listener=listener, **options)
-        parser, stop = self._parser(prompt), partial(self._stop, options)
+        parser, stop = self._parser(prompt, ids), partial(self._stop, options)
         return Generation(handle, parser, stop, is_first=number == 0)
 
-    def _parser(self, prompt: Prompt) -> OutputParser:
-        del prompt
-        return PlainParser()
+    def _options(self, job: Job, prompt: Prompt) -> GenerationOptions:
+        """Return the options of a prompt, with the structure of its output."""
+        options: dict[str, Any] = {**job.options}
+        structure = job.structure
+        if isinstance(prompt, Conversation) and _is_forced(prompt):
+            calls = self.markup.calls or CallMarkup()
+            structure = forced_call(prompt.tools, prompt.tool_choice, calls)
+        if structure is not None:
+            options["structured"] = structure
+        return cast("GenerationOptions", options)
+
+    def _parser(self, prompt: Prompt, ids: Sequence[int]) -> OutputParser:
+        """Return the parser of a prompt's output; texts have no markup."""
+        if not isinstance(prompt, Conversation):
+            return PlainParser()
+        if _is_forced(prompt):
+            calls = self.markup.calls or CallMarkup()
+            return MarkupParser(calls, None, is_forced=True)
+        offered = prompt.tools and prompt.tool_choice != "none"
+        calls = self.markup.calls if offered else None
+        reasoning = self.markup.reasoning
+        if calls is None and reasoning is None:
+            return PlainParser()
+        return MarkupParser(
+            calls,
+            reasoning,
+            is_reasoning=reasoning is not None and self._has_begun(reasoning, ids),
+        )
+
+    def _has_begun(self, reasoning: ReasoningMarkup, ids: Sequence[int]) -> bool:
+        """Whether a prompt ends within reasoning."""
+        tail = self.engine.tokenizer.decode(ids[-TAIL:], skip_special=False)
+        return tail.rfind(reasoning.begin) > tail.rfind(reasoning.end)
 
     def _stop(self, options: GenerationOptions, ids: list[int]) -> str | None:
         """Return the stop string with which the text of ``ids`` was ended."""
@@ -138,6 +186,10 @@ class ServedModel:
         for item in items:
             if not item.handle.completed:
                 self.engine.cancel(item.handle)
+
+
+def _is_forced(conversation: Conversation) -> bool:
+    return conversation.tool_choice not in ("auto", "none")
 
 
 class Models:

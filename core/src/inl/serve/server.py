@@ -71,15 +71,17 @@ class Server:
         self._server = _Uvicorn(settings)
         self._port = config.port
 
-    async def serve(self, started: Callable[[str], None]) -> None:
-        """Serve until SIGTERM or SIGINT, then finish the open requests.
-
-        started: called with the URL once connections are accepted. A second signal
-        ends the open requests.
-        """
+    def handle_signals(self) -> None:
+        """Stop at SIGTERM and SIGINT; called by the main thread's event loop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+
+    async def serve(self, started: Callable[[str], None]) -> None:
+        """Serve until :meth:`stop`, then finish the open requests.
+
+        started: called with the URL once connections are accepted.
+        """
         listening = listen(self.config.host, self.config.port)
         self._port = listening.getsockname()[1]
         serving = asyncio.create_task(self._server.serve([listening]))
@@ -97,7 +99,10 @@ class Server:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._port}"
 
     def stop(self) -> None:
-        """Accept nothing more and end once all open requests have finished."""
+        """Accept nothing more and end once all open requests have finished.
+
+        A second call ends them.
+        """
         if self._server.should_exit:
             self._server.force_exit = True
         self.admission.is_draining = True

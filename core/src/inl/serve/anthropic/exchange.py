@@ -58,7 +58,7 @@ class MessagesExchange:
 
     def opening(self, usage: Usage) -> bytes:
         """Return the start of the message."""
-        message = {
+        message: dict[str, Any] = {
             **self._head,
             "content": [],
             "stop_reason": None,

@@ -19,6 +19,7 @@ from inl.serve.openai.fields import (
     TopK,
     TopP,
 )
+from inl.serve.structured import structure_of
 
 BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 """First line of the system prompt of a coding client. It changes with each turn, so
@@ -115,7 +116,7 @@ def job_of(request: MessagesRequest) -> Job:
         prompts=[conversation_of(request)],
         options=options,
         stream=bool(request.stream),
-        response_format=_format_of(request.output_config),
+        structure=structure_of(_format_of(request.output_config)),
     )
 
 

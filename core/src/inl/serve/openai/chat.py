@@ -28,6 +28,7 @@ from inl.serve.openai.messages import (
     tools_of,
 )
 from inl.serve.openai.usage import TokenText, chat_logprobs, usage_body
+from inl.serve.structured import structure_of
 
 
 class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +42,7 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -99,7 +101,7 @@ class ChatExchange:
             options=options,
             count=request.n or 1,
             stream=bool(request.stream),
-            response_format=request.response_format,
+            structure=structure_of(request.response_format, request.structured_outputs),
         )
         self._has_logprobs = bool(request.logprobs)
         self._has_token_ids = request.return_token_ids

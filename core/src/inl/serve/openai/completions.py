@@ -20,6 +20,7 @@ from inl.serve.openai.fields import (
     options_of,
 )
 from inl.serve.openai.usage import TokenText, completion_logprobs, usage_body
+from inl.serve.structured import structure_of
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for text completions."""
@@ -36,6 +37,7 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = False
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
 
 def prompts_of(
@@ -72,7 +74,7 @@ class CompletionExchange:
             options=options,
             count=request.n or 1,
             stream=bool(request.stream),
-            response_format=request.response_format,
+            structure=structure_of(request.response_format, request.structured_outputs),
         )
         self._echo = bool(request.echo)
         self._has_logprobs = request.logprobs is not None

@@ -19,6 +19,7 @@ from inl.serve.openai.messages import (
     ToolCall,
     template_messages,
 )
+from inl.serve.structured import structure_of
 
 
 class Item(msgspec.Struct, kw_only=True):
@@ -123,7 +124,7 @@ def job_of(request: ResponsesRequest) -> Job:
         prompts=[_conversation_of(request)],
         options=options,
         stream=bool(request.stream),
-        response_format=_format_of(request.text),
+        structure=structure_of(_format_of(request.text)),
     )
 
 

@@ -65,17 +65,14 @@ template <class C>
 char *decode_groups(const inl_matrix &m, const char *tile, char *out) {
     const C coded(m);
     const Codes numbers(m.zero);
-    for_each_run(m, tile, [&](const char *run, int64_t group, const BlockScales &s) {
-        for (int first = 0; first < RUN; first += m.group, group++) {
-            const F scale = s.scale_of(group);
-            const F offset = m.offsets ? s.offset_of(group) : set(0.0f);
-            for (int at = first; at < first + m.group; at += C::WORD) {
-                const I word = coded.word(run, at);
-                for (int k = 0; k < C::WORD; k += 2, out += 64)
-                    store_pair(fma(C::number(numbers, word, k), scale, offset),
-                               fma(C::number(numbers, word, k + 1), scale, offset),
-                               out);
-            }
+    for_each_run(m, tile, [&](const char *run, const BlockScales<> &s) {
+        for (int64_t at = 0; at < RUN; at += C::WORD) {
+            const F scale = s.scale_of(run, int(at / m.group));
+            const F offset = s.offset_of(run, int(at / m.group));
+            const I word = coded.word(run, int(at));
+            for (int k = 0; k < C::WORD; k += 2, out += 64)
+                store_pair(fma(C::number(numbers, word, k), scale, offset),
+                           fma(C::number(numbers, word, k + 1), scale, offset), out);
         }
     });
     return out;

@@ -72,48 +72,53 @@ inline F power_of_two(I bytes) {
     return mul(as_float(shift_left(first, 23)), as_float(shift_left(second, 23)));
 }
 
+/* Scale formats of a matrix that are known at compile time; ANY_SCALE is not. */
+constexpr int ANY_SCALE = -1;
+
 /* Scales and offsets of the groups of a block. */
+template <int SCALE = ANY_SCALE>
 struct BlockScales {
-    const inl_matrix &m;
-    const char *scales, *offsets; /* bytes */
-    F scale, offset;              /* of the block */
+    const int kind;
+    const bool has_offsets;
+    const int64_t scales, offsets; /* places in a run */
+    F scale, offset;               /* of the block */
 
     BlockScales(const inl_matrix &m, const BlockShape &shape, const char *block)
-        : m(m), scales(block + shape.codes), offsets(scales + shape.small),
-          scale(set(1.0f)), offset(set(0.0f)) {
-        if (m.scale == INL_SCALE_EXPONENT) return;
-        const uint16_t *halves =
-            reinterpret_cast<const uint16_t *>(offsets + shape.offsets);
+        : kind(SCALE == ANY_SCALE ? m.scale : SCALE), has_offsets(m.offsets),
+          scales(shape.codes), offsets(scales + shape.scales), scale(set(1.0f)),
+          offset(set(0.0f)) {
+        if (kind == INL_SCALE_EXPONENT) return;
+        const uint16_t *halves = reinterpret_cast<const uint16_t *>(block);
         scale = load_half(halves);
-        if (m.offsets) offset = load_half(halves + INL_LANES);
+        if (has_offsets) offset = load_half(halves + INL_LANES);
     }
-    F scale_of(int64_t group) const {
-        if (m.scale == INL_SCALE_HALF) return scale;
-        const I bytes = load_bytes(scales + INL_LANES * group);
-        if (m.scale == INL_SCALE_BYTE) return mul(scale, to_float(bytes));
-        if (m.scale == INL_SCALE_EXPONENT) return power_of_two(bytes);
+    /* Of a group of a run. */
+    F scale_of(const char *run, int group) const {
+        if (kind == INL_SCALE_HALF) return scale;
+        const I bytes = load_bytes(run + scales + INL_LANES * group);
+        if (kind == INL_SCALE_BYTE) return mul(scale, to_float(bytes));
+        if (kind == INL_SCALE_EXPONENT) return power_of_two(bytes);
         return mul(scale, to_float(bit_and(bytes, set_int(15))));
     }
-    F offset_of(int64_t group) const {
-        if (m.scale == INL_SCALE_HALF) return offset;
-        if (m.scale == INL_SCALE_BYTE)
-            return mul(offset, to_float(load_bytes(offsets + INL_LANES * group)));
-        const I bytes = load_bytes(scales + INL_LANES * group);
+    /* Zeros if the matrix has no offsets. */
+    F offset_of(const char *run, int group) const {
+        if (kind == INL_SCALE_HALF || !has_offsets) return offset;
+        if (kind == INL_SCALE_BYTE)
+            return mul(offset, to_float(load_bytes(run + offsets + INL_LANES * group)));
+        const I bytes = load_bytes(run + scales + INL_LANES * group);
         return mul(offset, to_float(bit_and(shift_right(bytes, 4), set_int(15))));
     }
 };
 
-/* Calls visit(run, group, scales): the codes of each run of a tile, the number in the
- * block of its first group, and the scales of the block. */
-template <class Visit>
+/* Calls visit(run, scales) with each run of a tile and the scales of its block. */
+template <int SCALE = ANY_SCALE, class Visit>
 inline void for_each_run(const inl_matrix &m, const char *tile, Visit visit) {
     const BlockShape shape(m);
-    const int64_t runs = shape.columns / RUN, groups = RUN / m.group;
     const char *end = tile + m.columns / shape.columns * shape.bytes;
-    for (; tile < end; tile += shape.bytes) {
-        const BlockScales scales(m, shape, tile);
-        for (int64_t run = 0; run < runs; run++)
-            visit(tile + run * shape.run, run * groups, scales);
+    while (tile < end) {
+        const BlockScales<SCALE> scales(m, shape, tile);
+        const char *next = tile + shape.bytes;
+        for (tile += shape.halves; tile < next; tile += shape.run) visit(tile, scales);
     }
 }
 

@@ -60,22 +60,22 @@ void pack_plane(const uint8_t *codes, int bits, int shift, char *plane, int lane
 void pack_block(const inl_matrix &m, const BlockShape &shape, const Decoded &d,
                 char *block, int lane) {
     const CodeBits bits = code_bits(m.format);
-    for (int64_t run = 0; run * RUN < shape.columns; run++) {
-        const uint8_t *codes = d.codes + run * RUN;
-        char *planes = block + run * shape.run;
-        pack_plane(codes, bits.low, 0, planes, lane);
-        if (bits.high)
-            pack_plane(codes, bits.high, bits.low, planes + 64 * bits.low, lane);
+    const int groups = int(RUN / m.group);
+    if (shape.halves) std::memcpy(block + 2 * lane, &d.scale, 2);
+    if (m.offsets) std::memcpy(block + 2 * (INL_LANES + lane), &d.offset, 2);
+    char *run = block + shape.halves;
+    for (int at = 0; at < shape.columns / RUN; at++, run += shape.run) {
+        const uint8_t *codes = d.codes + at * RUN;
+        pack_plane(codes, bits.low, 0, run, lane);
+        if (bits.high) pack_plane(codes, bits.high, bits.low, run + 64 * bits.low, lane);
+        char *scales = run + shape.codes + lane, *offsets = scales + shape.scales;
+        for (int group = 0; group < groups; group++) {
+            if (shape.scales)
+                scales[INL_LANES * group] = char(d.scales[at * groups + group]);
+            if (shape.offsets)
+                offsets[INL_LANES * group] = char(d.offsets[at * groups + group]);
+        }
     }
-    char *scales = block + shape.codes, *offsets = scales + shape.small;
-    for (int64_t at = 0; at * INL_LANES < shape.small; at++)
-        scales[at * INL_LANES + lane] = char(d.scales[at]);
-    for (int64_t at = 0; at * INL_LANES < shape.offsets; at++)
-        offsets[at * INL_LANES + lane] = char(d.offsets[at]);
-    if (m.scale == INL_SCALE_EXPONENT) return;
-    char *halves = offsets + shape.offsets;
-    std::memcpy(halves + 2 * lane, &d.scale, 2);
-    if (m.offsets) std::memcpy(halves + 2 * (INL_LANES + lane), &d.offset, 2);
 }
 
 void pack_row(args::Pack op, int64_t row, int64_t target) {
@@ -124,16 +124,16 @@ int code_at(const inl_matrix &m, const char *run, int column, int lane) {
 /* Rounds as the reference decoder does: one product, then one sum. */
 void unpack_quantized(const inl_matrix &m, const char *tile, int lane, float *y) {
     const int group_size = int(m.group);
-    for_each_run(m, tile, [&](const char *run, int64_t group, const BlockScales &s) {
-        for (int first = 0; first < RUN; first += group_size, group++) {
-            float scales[16], offsets[16];
-            store(scales, s.scale_of(group));
-            if (m.offsets) store(offsets, s.offset_of(group));
-            for (int at = first; at < first + group_size; at++) {
-                const int code = code_at(m, run, at, lane) - m.zero;
-                const float product = scales[lane] * float(code);
-                *y++ = m.offsets ? product + offsets[lane] : product;
+    for_each_run(m, tile, [&](const char *run, const BlockScales<> &s) {
+        float scales[16], offsets[16];
+        for (int at = 0; at < RUN; at++, y++) {
+            if (at % group_size == 0) {
+                store(scales, s.scale_of(run, at / group_size));
+                store(offsets, s.offset_of(run, at / group_size));
             }
+            const int code = code_at(m, run, at, lane) - m.zero;
+            const float product = scales[lane] * float(code);
+            *y = m.offsets ? product + offsets[lane] : product;
         }
     });
 }

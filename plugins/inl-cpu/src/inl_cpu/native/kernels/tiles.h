@@ -21,14 +21,22 @@ namespace inl {
 namespace {
 
 /* Prefetch weights ahead of those that R rows are multiplied with, into the L2 cache.
- * With few rows memory bandwidth is the limit and the hardware prefetcher suffices,
- * except at page boundaries: more prefetches would fill its queue. With many rows the
- * core reads too slowly for the hardware prefetcher, so every line is prefetched. */
+ * With few rows memory bandwidth is the limit, and whether prefetches help or disturb
+ * the hardware prefetcher depends on the processor (FEW_ROWS_PREFETCH). With many rows
+ * the core reads too slowly for the hardware prefetcher, so every line is prefetched. */
 template <int R>
 inline void prefetch(const char *p, int64_t bytes) {
-    constexpr int64_t AHEAD = R <= 4 ? 3072 : 8192, STEP = R <= 4 ? 512 : 64;
+    constexpr int64_t AHEAD = R <= 4 ? 3072 : 8192,
+                      STEP = R <= 4 ? FEW_ROWS_PREFETCH : 64;
     for (int64_t at = 0; at < bytes; at += STEP)
         __builtin_prefetch(p + AHEAD + at, 0, 2);
+}
+
+/* The same address, without the compiler knowing it: what was computed from it before
+ * is computed again instead of being kept in memory. */
+inline const char *hidden(const char *p) {
+    __asm__("" : "+r"(p));
+    return p;
 }
 
 /* Add the dot products of a group of a run, of columns 4 * first .., to the sums. */
@@ -59,15 +67,16 @@ inline void integer_group(const C &codes, const char *run, int first, const int8
  * exact. */
 template <class C, int R, int GROUP, int PLANES>
 struct IntegerSums {
-    const inl_matrix &m;
-    const TileView<R> &x;
+    const bool offsets;
     const C codes;
+    const int8_t *const upper, *const lower;
     const float *const scales, *const shifts;
     const int32_t *const starts, *seconds = nullptr, *flags = nullptr;
     F totals[R];
 
     IntegerSums(const inl_matrix &m, const TileView<R> &x)
-        : m(m), x(x), codes(m), scales(x.extra(0)), shifts(x.extra(2)),
+        : offsets(m.offsets), codes(m), upper(x.codes(0, 0)), lower(x.codes(1, 0)),
+          scales(x.extra(0)), shifts(x.extra(2)),
           starts(reinterpret_cast<const int32_t *>(x.extra(1))) {
         for (int r = 0; r < R; r++) totals[r] = set(0.0f);
         if (PLANES == 2) return;
@@ -79,18 +88,19 @@ struct IntegerSums {
         I group[R];
         for (int r = 0; r < R; r++)
             group[r] = PLANES == 2 ? zeros() : set_int(starts[g * R + r]);
-        integer_group<C, R, GROUP>(codes, run, first, x.codes(0, g), group);
+        integer_group<C, R, GROUP>(codes, run, first, upper + g * GROUP * R, group);
         if (PLANES == 2 || flags[g * R] != 0) {
             const int32_t *begin = PLANES == 2 ? starts : seconds;
             for (int r = 0; r < R; r++)
                 group[r] = add(shift_left(group[r], 7), set_int(begin[g * R + r]));
-            integer_group<C, R, GROUP>(codes, run, first, x.codes(1, g), group);
+            integer_group<C, R, GROUP>(codes, PLANES == 1 ? hidden(run) : run, first,
+                                       lower + g * GROUP * R, group);
             if (PLANES == 1) scale = mul(scale, set(1.0f / 128));
         }
         for (int r = 0; r < R; r++)
             totals[r] =
                 fma(to_float(group[r]), mul(scale, set(scales[g * R + r])), totals[r]);
-        if (!m.offsets) return;
+        if (!offsets) return;
         for (int r = 0; r < R; r++)
             totals[r] = fma(offset, set(shifts[g * R + r]), totals[r]);
     }
@@ -132,19 +142,16 @@ struct ExactSums {
     }
 };
 
-template <class Sums, int R, int GROUP>
+template <class Sums, int R, int GROUP, int SCALE = ANY_SCALE>
 void coded_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *sums) {
     Sums found(m, x);
-    const BlockShape shape(m);
-    const int64_t share = shape.bytes / (shape.columns / RUN);
-    const char *ahead = tile;
+    const int64_t bytes = BlockShape(m).run;
     int64_t g = 0;
-    for_each_run(m, tile, [&](const char *run, int64_t group, const BlockScales &s) {
-        prefetch<R>(ahead, share);
-        ahead += share;
+    for_each_run<SCALE>(m, tile, [&](const char *run, const auto &scales) {
+        prefetch<R>(run, bytes);
         for (int part = 0; part < RUN / GROUP; part++, g++)
-            found.add_group(run, part * GROUP / 4, g, s.scale_of(group + part),
-                            m.offsets ? s.offset_of(group + part) : set(0.0f));
+            found.add_group(run, part * GROUP / 4, g, scales.scale_of(run, part),
+                            scales.offset_of(run, part));
     });
     for (int r = 0; r < R; r++) sums[r] = found.totals[r];
 }
@@ -214,9 +221,14 @@ void plain_tile(const inl_matrix &, const char *tile, const TileView<R> &x, F *s
 template <class C, int R, int GROUP>
 void quantized_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
                     F *sums) {
+    using Bytes = IntegerSums<C, R, GROUP, 1>;
     switch (x.shape.mode) {
     case INL_X_INT8:
-        return coded_tile<IntegerSums<C, R, GROUP, 1>, R, GROUP>(m, tile, x, sums);
+        if (m.scale == INL_SCALE_BYTE)
+            return coded_tile<Bytes, R, GROUP, INL_SCALE_BYTE>(m, tile, x, sums);
+        if (GROUP == 32 && m.scale == INL_SCALE_HALF)
+            return coded_tile<Bytes, R, GROUP, GROUP == 32 ? INL_SCALE_HALF : ANY_SCALE>(m, tile, x, sums);
+        return coded_tile<Bytes, R, GROUP>(m, tile, x, sums);
     case INL_X_INT16:
         return coded_tile<IntegerSums<C, R, GROUP, 2>, R, GROUP>(m, tile, x, sums);
     default: return coded_tile<ExactSums<C, R, GROUP>, R, GROUP>(m, tile, x, sums);

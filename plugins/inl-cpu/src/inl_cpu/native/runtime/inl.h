@@ -73,10 +73,11 @@ enum inl_scale {
  *            with zeros);
  *   others   for each block of columns, which is 256 if a float16 scales 256 columns,
  *            else 32:
- *            the codes of each run of 32 columns, in one or two planes;
+ *            the float16 scales [16], then the float16 scales of offsets [16]; then
+ *            for each run of 32 columns:
+ *            the codes, in one or two planes;
  *            for scales of bytes, for each group: 16 bytes of scales; then the same of
- *            offsets, unless they share a byte with the scales;
- *            the float16 scales [16], then the float16 scales of offsets [16].
+ *            offsets, unless they share a byte with the scales.
  *
  * A plane holds b bits of each code: 4 of U4, N4 and M4, 8 of U8, 2 of U2; U3 is 2 low
  * bits followed by a plane of 1 high bit, U5 is 4 and 1, U6 is 4 and 2. The codes of 4

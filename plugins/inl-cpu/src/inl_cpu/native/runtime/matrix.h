@@ -31,25 +31,24 @@ constexpr int64_t RUN = 32;
 /* Columns of a block with two levels of scales. */
 constexpr int64_t WIDE_BLOCK = 256;
 
-/* Sizes of a block of a quantized tile, see inl_matrix. */
+/* Sizes in bytes of a block of a quantized tile, see inl_matrix. */
 struct BlockShape {
-    int64_t columns, groups; /* groups of the block */
-    int64_t run;             /* bytes of the codes of a run */
-    int64_t codes;           /* bytes of all codes */
-    int64_t small;           /* bytes of the scales of bytes; the offsets follow */
-    int64_t offsets;         /* bytes of the offsets of bytes; the halves follow */
-    int64_t bytes;
+    int64_t columns; /* number of columns */
+    int64_t halves;  /* the float16 numbers, before the runs */
+    int64_t codes;   /* the codes of a run */
+    int64_t scales;  /* after the codes of a run: scales of bytes of its groups */
+    int64_t offsets; /* and offsets of bytes */
+    int64_t run, bytes;
 
     explicit BlockShape(const inl_matrix &m) {
         const bool two = m.scale == INL_SCALE_BYTE || m.scale == INL_SCALE_NIBBLE;
         columns = two ? WIDE_BLOCK : RUN;
-        groups = columns / m.group;
-        run = RUN * INL_LANES * code_bits(m.format).all() / 8;
-        codes = columns / RUN * run;
-        small = m.scale == INL_SCALE_HALF ? 0 : groups * INL_LANES;
-        offsets = m.scale == INL_SCALE_BYTE && m.offsets ? small : 0;
-        const int64_t halves = m.scale == INL_SCALE_EXPONENT ? 0 : m.offsets ? 2 : 1;
-        bytes = codes + small + offsets + halves * INL_LANES * 2;
+        halves = m.scale == INL_SCALE_EXPONENT ? 0 : (m.offsets ? 4 : 2) * INL_LANES;
+        codes = RUN * INL_LANES * code_bits(m.format).all() / 8;
+        scales = m.scale == INL_SCALE_HALF ? 0 : RUN / m.group * INL_LANES;
+        offsets = m.scale == INL_SCALE_BYTE && m.offsets ? scales : 0;
+        run = codes + scales + offsets;
+        bytes = halves + columns / RUN * run;
     }
 };
 
