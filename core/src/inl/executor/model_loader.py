@@ -35,6 +35,7 @@ from inl.weights.checkpoint import Checkpoint, open_checkpoint
 from inl.weights.counts import check_counts
 from inl.weights.loader import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_weights
+from inl.weights.quantized import quantized
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +71,7 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     Logs a warning that names the config fields that are ignored. Raises
     :class:`~inl.errors.ModelError`.
     """
-    checkpoint = causal(checkpoint)
+    checkpoint = quantized(causal(checkpoint))
     model = find_model(checkpoint.config, checkpoint.path)
     tensors = len(checkpoint.names())
     check_counts(checkpoint.config, tensors, str(checkpoint.path))
