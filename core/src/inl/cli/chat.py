@@ -54,7 +54,7 @@ def run(
     """Chat with a model; /help lists commands, Ctrl-C stops an answer."""
     from inl.config import EngineConfig
     from inl.engine.inference_engine import InferenceEngine
-    from inl.engine.options import make_request
+    from inl.engine.options import make_requests
 
     sampling: GenerationOptions = {
         "max_tokens": max_tokens,
@@ -65,7 +65,7 @@ def run(
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
     }
-    make_request([0], sampling, room=1)  # validate options before loading the model
+    make_requests([0], sampling, room=1)  # validate options before loading the model
     options = chat_options(tools, documents, template_option)
     options |= {"trust_control_tokens": trust_control_tokens}
     interrupt = Interrupt()

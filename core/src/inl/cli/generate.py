@@ -15,7 +15,7 @@ from inl.cli.progress import loading_bar
 from inl.config import EngineConfig
 from inl.engine.chat import chat_ids
 from inl.engine.inference_engine import Completion, InferenceEngine
-from inl.engine.options import GenerationOptions, make_request
+from inl.engine.options import GenerationOptions, make_requests
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.text.measure import check_length
 from inl.text.tokenizer import Tokenizer
@@ -70,7 +70,7 @@ def run(
         "repetition_penalty": repetition_penalty,
         "stop": stop,
     }
-    make_request([0], options, room=1)  # validate options before loading the model
+    make_requests([0], options, room=1)  # validate options before loading the model
     chat = chat_options(tools, documents, template_option)
     chat |= {"trust_control_tokens": trust_control_tokens}
     if no_generation_prompt:
