@@ -120,7 +120,9 @@ def test_a_stop_string_ends_the_text_before_it(client, expected):
     word = expected["chat"].text.split()[3]
     answer = chat(client, stop=[f" {word}"])
     assert answer.choices[0].finish_reason == "stop"
-    assert answer.choices[0].message.content == expected["chat"].text.split(f" {word}")[0]
+    assert (
+        answer.choices[0].message.content == expected["chat"].text.split(f" {word}")[0]
+    )
 
 
 def test_an_answer_continues_its_beginning(client, expected):

@@ -13,7 +13,7 @@ from http_servers import HashServer
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None or importlib.util.find_spec("playwright") is None,
-    reason="needs chromium and playwright: apt install chromium, pip install playwright",
+    reason="needs Debian's chromium and PyPI's playwright",
 )
 
 

@@ -8,8 +8,9 @@ TEXTS = st.text(max_size=8)
 
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(TEXTS, inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
@@ -69,7 +70,9 @@ KINDS = {
     "any": lambda _schema, _components: ANY,
     "null": lambda _schema, _components: st.none(),
     "boolean": lambda _schema, _components: st.booleans(),
-    "string": lambda schema, _: st.text(min_size=schema.get("minLength", 0), max_size=8),
+    "string": lambda schema, _: st.text(
+        min_size=schema.get("minLength", 0), max_size=8
+    ),
     "number": _number,
     "integer": _integer,
     "array": _array,

@@ -150,8 +150,8 @@ class ServedModel:
         if not isinstance(prompt, Conversation):
             return PlainParser()
         if _is_forced(prompt):
-            calls = self.markup.calls or CallMarkup()
-            return MarkupParser(calls, None, is_forced=True)
+            forced = self.markup.calls or CallMarkup()
+            return MarkupParser(forced, None, is_forced=True)
         offered = prompt.tools and prompt.tool_choice != "none"
         calls = self.markup.calls if offered else None
         reasoning = self.markup.reasoning
