@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from depth import examples
 from http_servers import hash_engine
 from inl.serve.openapi import openapi
-from json_schemas import ANY, damaged, values
+from json_values import ANY, damaged, values
 
 DESCRIPTION = openapi()
 COMPONENTS = DESCRIPTION["components"]["schemas"]

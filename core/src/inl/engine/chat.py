@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import RequestError
-from inl.text.control_tokens import CLOSE, OPEN, MarkedMessages, encode_marked
+from inl.text.continuation import Continuation, with_reasoning
+from inl.text.control_tokens import MarkedMessages, encode_marked
 from inl.text.measure import check_length
 
 if TYPE_CHECKING:
@@ -23,22 +23,31 @@ def chat_ids(
     messages: str | Sequence[Mapping[str, Any]],
     *,
     context: int,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool | str = False,
     trust_control_tokens: bool = False,
-    continue_final: bool = False,
-    variables: Mapping[str, Any] | None = None,
+    **template_kwargs: Any,
 ) -> list[int]:
     """Return the token ids of a conversation, ready for the assistant's answer.
 
     messages: dicts with "role" and "content"; a string is one user message. context:
-    maximum number of tokens; a text that is far longer is not encoded.
-    trust_control_tokens: whether control tokens in the messages are encoded as such,
-    not as plain text; see :mod:`inl.text.control_tokens`. continue_final: whether the
-    last message is the beginning of the answer. variables: further variables of the
-    template, such as "tools".
+    maximum number of tokens; a text that is far longer is not encoded. tools: JSON
+    schemas of functions that the model may call. documents: dicts with "title" and
+    "text". add_generation_prompt: whether the prompt ends with the beginning of an
+    assistant's message; by default it does unless a message is continued.
+    continue_final_message: whether the answer continues the last message, whose end is
+    not written then; a string names the continued field, such as "reasoning_content".
+    template_kwargs: further variables of the template, such as
+    ``enable_thinking=False``.
+    trust_control_tokens: whether control tokens in the arguments are encoded as such,
+    not as plain text; see :mod:`inl.text.control_tokens`.
 
-    Raises :class:`~inl.errors.RequestError` if the model has no template or no message
-    has content, :class:`~inl.errors.PromptTooLong`, and
-    :class:`~inl.errors.TemplateError` if the template fails.
+    Raises :class:`~inl.errors.RequestError` if the model has no template, no message
+    has content or the template does not render a message to be continued,
+    :class:`~inl.errors.PromptTooLong`, and :class:`~inl.errors.TemplateError` if the
+    template fails.
     """
     if template is None:
         raise RequestError(
@@ -52,33 +61,40 @@ def chat_ids(
             f"prompt: found {messages[-1:]!r:.80}, needs at least one message with "
             "content"
         )
-    given = [*messages, dict(variables or {})]
-    if trust_control_tokens:
-        text = _rendered(template, given, continue_final=continue_final)
-        return _encoded(tokenizer, text, context, "")
-    marked = MarkedMessages(given, tokenizer.control_tokens)
-    text = _rendered(template, marked.messages, continue_final=continue_final)
-    return _encoded(tokenizer, text, context, marked.mark if marked.any else "")
+    if add_generation_prompt and continue_final_message:
+        raise RequestError(
+            "continue_final_message: found with add_generation_prompt=True, which "
+            "begins another message; accepted: one of both"
+        )
+    said: dict[str, Any] = {
+        **template_kwargs,
+        "messages": with_reasoning(messages),
+        "tools": tools,
+        "documents": documents,
+    }
+    mark = ""
+    if not trust_control_tokens:
+        marked = MarkedMessages(said, tokenizer.control_tokens)
+        said, mark = marked.values, marked.mark if marked.any else ""
+    said["add_generation_prompt"] = (
+        not continue_final_message
+        if add_generation_prompt is None
+        else add_generation_prompt
+    )
+    return _encoded(
+        tokenizer, _rendered(template, said, continue_final_message), context, mark
+    )
 
 
 def _rendered(
-    template: ChatTemplate, given: Sequence[Mapping[str, Any]], *, continue_final: bool
+    template: ChatTemplate, said: dict[str, Any], continued: bool | str
 ) -> str:
-    """Render messages and, as their last item, the template's variables."""
-    *messages, variables = given
-    if not continue_final:
-        return template.apply(messages, **variables)
-    # The template's end of the last message begins behind this mark.
-    end, last = f"{OPEN}{secrets.randbelow(10**15):015}{CLOSE}", dict(messages[-1])
-    last["content"] = f"{last['content']}{end}"
-    variables = {**variables, "add_generation_prompt": False}
-    text, found, _ = template.apply([*messages[:-1], last], **variables).rpartition(end)
-    if not found:
-        raise RequestError(
-            f"{template.where}: does not render the last message; pass a conversation "
-            "that ends with a user message"
-        )
-    return text
+    messages = said.pop("messages")
+    if not continued:
+        return template.apply(messages, **said)
+    field = continued if isinstance(continued, str) else "content"
+    continuation = Continuation(messages, field)
+    return continuation.cut(template.apply(continuation.messages, **said))
 
 
 def _encoded(tokenizer: Tokenizer, text: str, context: int, mark: str) -> list[int]:

@@ -119,6 +119,11 @@ class RequestDispatcher:
         )
         self._try_drain_cancelled()
 
+    def open_handles(self, key: str | None = None) -> list[RequestHandle]:
+        """Return the handles of queued and running requests, or those of one key."""
+        handles = list(self._open.values())
+        return [each for each in handles if key is None or each.request.key == key]
+
     def _try_drain_cancelled(self) -> None:
         # Checked again each time: more may arrive while the lock is held.
         while self._cancelled and self.lock.try_run(self._drain_cancelled):

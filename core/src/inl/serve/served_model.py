@@ -82,8 +82,8 @@ class ServedModel:
             variables["tools"] = [tool.as_template_value() for tool in tools]
         return self.engine.chat_ids(
             messages,
-            continue_final=conversation.continue_final,
-            variables=variables,
+            continue_final_message=conversation.continue_final,
+            **variables,
         )
 
     async def start(self, job: Job, client: str) -> Generations:

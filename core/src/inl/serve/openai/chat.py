@@ -50,8 +50,11 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool = False
 
 
-RESERVED = {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
-"""Template variables that ``chat_template_kwargs`` must not replace."""
+RESERVED = {
+    "messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token",
+    "continue_final_message", "trust_control_tokens", "context",
+}  # fmt: skip
+"""Template variables and options that ``chat_template_kwargs`` must not replace."""
 
 
 def conversation_of(request: ChatRequest) -> Conversation:
