@@ -54,9 +54,6 @@ def run(
     ] = 8000,
     name: Name = None,
     api_key: Keys = None,
-    admin_key: Annotated[
-        str | None, typer.Option(help="Key of /admin/; without it there is none.")
-    ] = None,
     max_batch: Annotated[
         int, typer.Option(help="Requests that run at the same time.", min=1)
     ] = 32,
@@ -107,7 +104,6 @@ def run(
         host=host,
         port=port,
         api_keys=read_keys(api_key),
-        admin_key=admin_key,
         max_queue=max_queue,
         max_queued_tokens=max_queued_tokens,
         max_per_key=max_per_key,
