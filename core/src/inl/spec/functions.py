@@ -34,3 +34,6 @@ class Functions:
     ``like`` is ``None``, keeps the host array's dtype and uses the default device."""
     kernels: Callable[[], Iterable[Kernel]] | None = None
     """Lists kernels of other ops on these arrays. ``None``: computed on the host."""
+    is_traced: Callable[[Any], bool] | None = None
+    """Whether an array has no values yet, as under ``jax.jit``; then only its shape is
+    validated. ``None``: every array has values."""
