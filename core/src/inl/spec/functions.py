@@ -37,3 +37,6 @@ class Functions:
     is_traced: Callable[[Any], bool] | None = None
     """Whether an array has no values yet, as under ``jax.jit``; then only its shape is
     validated. ``None``: every array has values."""
+    arrays: Any = None
+    """Module with the names of :class:`inl.functional.arrays.ArrayModule`. ``None``:
+    what ``__array_namespace__`` of an array returns."""

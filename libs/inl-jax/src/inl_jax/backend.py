@@ -22,6 +22,7 @@ from inl.errors import OutOfMemory
 from inl.spec.cache import State
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
+from inl.spec.program import ProgramInfo
 from inl.spec.step import Bucket
 from inl_jax import xla
 from inl_jax.buckets import compiled_sizes
@@ -70,7 +71,12 @@ class JaxBackend(Backend):
         return compiled_sizes(limits)
 
     def compile(
-        self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
+        self,
+        function: Program,
+        bucket: Bucket | None,
+        *,
+        consumes: Sequence[int],
+        info: ProgramInfo | None = None,  # noqa: ARG002
     ) -> Program:
         if bucket is None:
             return self.compiler.any_shape(function, consumes)

@@ -25,8 +25,12 @@ def compiled_sizes(limits: Limits) -> tuple[Bucket, ...]:
     sizes += [(tokens, rows) for tokens in prefills]
     if longest > rows:
         sizes.append((longest, rows))
+    buckets = [Bucket(*size) for size in sizes]
+    if limits.max_drafts:
+        width = limits.max_drafts + 1
+        buckets += [Bucket(count * width, count, width) for count in decodes]
     return tuple(
-        Bucket(tokens, count, sampler=sampler)
-        for tokens, count in sizes
+        bucket._replace(sampler=sampler)
+        for bucket in buckets
         for sampler in limits.samplers
     )

@@ -76,7 +76,7 @@ class Compiler:
         for call in calls:
             assert isinstance(call, partial), "a call is a function and its arguments"
             bound = call.args[:-STEP_ARGUMENTS]
-            function = partial(call.func, *bound)
+            function = partial(call.func, *bound, **call.keywords)
             shapes = shapes_of(call.args[-STEP_ARGUMENTS:])
             task = Compilation(jitted(function, (STEP_ARGUMENTS - 1,)), shapes)
             self._started[key_of(function)] = task
@@ -145,7 +145,7 @@ def key_of(function: Program) -> Key:
     """Return what tells a step's function from others: its code, model and bucket."""
     assert isinstance(function, partial), "a step is a function of ops and a model"
     ops, *others = function.args
-    return function.func, ops.bucket, *others
+    return function.func, ops.bucket, *others, *sorted(function.keywords.items())
 
 
 def use_disk_cache(folder: Path) -> None:

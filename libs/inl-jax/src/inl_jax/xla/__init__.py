@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inl.spec.kernel import Kernel
-from inl_jax.xla import attention, inl, layers, moe, sample, step
+from inl_jax.xla import attention, inl, layers, moe, sample, step, verify
 
 KERNELS: tuple[Kernel, ...] = (
     *step.KERNELS,
@@ -12,4 +12,5 @@ KERNELS: tuple[Kernel, ...] = (
     *moe.KERNELS,
     *inl.KERNELS,
     *sample.KERNELS,
+    *verify.KERNELS,
 )

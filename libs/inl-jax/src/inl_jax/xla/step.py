@@ -11,13 +11,16 @@ from inl.spec.message import (
     ADMISSION_WORD,
     BIAS_WORD,
     BIAS_WORDS,
+    DRAFT,
     ROW_WORD,
     TOKEN_BIAS_WORD,
     UPDATE_WORD,
     UPDATE_WORDS,
     USED_COUNTS,
+    draft_words,
     layout,
     row_words,
+    uniform_words,
 )
 from inl.spec.step import Bucket, Step, Tables
 from inl_jax.tensors import Array
@@ -48,8 +51,19 @@ def make_step(
     writes = token_blocks * block_size + positions % block_size
     offsets = jnp.arange(bucket.tokens_per_row, dtype=jnp.int32) - bucket.tokens_per_row
     samples = jnp.maximum(ends[:, None] + offsets, starts[:-1, None])
+    samples = jnp.clip(samples, 0, bucket.tokens - 1).reshape(-1)
+    if bucket.verifies:
+        samples = index
+    tokens = jnp.where(given < 0, tables.last[slots][row], given)
+    uniforms = rows[:, uniform_words(bucket)]
+    if bucket.tokens_per_row > 1:
+        drafts = rows[:, draft_words(bucket)]
+        drafted = drafts[row, positions % drafts.shape[1]]
+        tokens = jnp.where(given == DRAFT, drafted, tokens)
+        places = (positions[samples] + 1) % uniforms.shape[1]
+        uniforms = uniforms[row[samples], places]
     step = Step(
-        tokens=jnp.where(given < 0, tables.last[slots][row], given),
+        tokens=tokens,
         positions=positions,
         rows=row,
         starts=starts,
@@ -57,10 +71,10 @@ def make_step(
         slots=slots,
         blocks=row_blocks,
         writes=jnp.where(used, writes, 0),
-        samples=jnp.clip(samples, 0, bucket.tokens - 1).reshape(-1),
+        samples=samples,
         adapters=tables.adapters[slots],
         used_counts=message[USED_COUNTS],
-        uniforms=rows[:, ROW_WORD.uniforms :].reshape(-1),
+        uniforms=uniforms.reshape(-1),
     )
     lengths = tables.lengths.at[slots].set(after)
     return step, tables._replace(blocks=blocks, lengths=lengths)
