@@ -40,4 +40,10 @@ TrustControlTokens = Annotated[
         help="Encode control tokens in messages as such, not as plain text.",
     ),
 ]
+AllowHosted = Annotated[
+    bool,
+    typer.Option(
+        "--allow-hosted", help="Compute ops without a kernel in NumPy on the host."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -46,6 +46,7 @@ def run(
         typer.Option(help="Context length in tokens. [default: the model's]", min=16),
     ] = None,
     trust_control_tokens: arguments.TrustControlTokens = False,
+    allow_hosted: arguments.AllowHosted = False,
 ) -> None:
     """Chat with a model; /help lists commands, Ctrl-C stops an answer."""
     from inl.config import EngineConfig
@@ -68,6 +69,7 @@ def run(
         dtype=dtype,
         kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
+        allow_hosted=allow_hosted,
         max_batch=1,
         context=context,
     )

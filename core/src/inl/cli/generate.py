@@ -42,6 +42,7 @@ def run(
     ] = None,
     raw: arguments.Raw = False,
     trust_control_tokens: arguments.TrustControlTokens = False,
+    allow_hosted: arguments.AllowHosted = False,
     as_json: arguments.Json = False,
 ) -> None:
     """Generate a completion of PROMPT."""
@@ -71,6 +72,7 @@ def run(
         dtype=dtype,
         kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
+        allow_hosted=allow_hosted,
         max_batch=1,
         context=min(context, len(ids) + max(max_tokens, 1)),
     )

@@ -27,9 +27,7 @@ def render(
     """
     check_name(name)
     if style not in STYLES:
-        raise RequestError(
-            f"style: found {style!r:.80}, accepted: {', '.join(STYLES)}"
-        )
+        raise RequestError(f"style: found {style!r:.80}, accepted: {', '.join(STYLES)}")
     if license not in LICENSES:
         raise RequestError(
             f"license: found {license!r:.80}, accepted: {', '.join(LICENSES)}"
