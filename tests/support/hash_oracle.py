@@ -56,6 +56,7 @@ def special(request, answer):
 
 def expected(request, limits, context, stops):
     """The output that HashRunner documents, computed without blocks, slots or steps."""
+    grammar = request.guide and request.guide.grammar
     totals, ids = [[0] for _ in limits.blocks], list(request.prompt)
     windows = limits.windows or (None,) * limits.groups
     for at in range(min(len(ids) + request.max_tokens, context)):
@@ -65,8 +66,12 @@ def expected(request, limits, context, stops):
             total = sum(sum(last) for last in totals)
             number = scrambled((total + at) % WORDS ^ extra)
             allowed = request.allowed_token_ids or range(limits.vocab)
+            if grammar is not None:
+                allowed = grammar.allowed(ids[request.prompt_tokens :])
             ids.append(allowed[number % len(allowed)])
             if ids[at] in stops:
+                return ids[request.prompt_tokens :], "stop"
+            if grammar is not None and grammar.is_complete(ids[request.prompt_tokens :]):
                 return ids[request.prompt_tokens :], "stop"
         value = (request.adapter << 32) + ids[at] + 1
         for group, (window, last) in enumerate(zip(windows, totals, strict=True)):

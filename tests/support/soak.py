@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from hash_oracle import expected
@@ -16,6 +16,7 @@ from inl.scheduling.request import Request
 from inl.scheduling.scheduler import Scheduler
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
+from toy_guide import ToyGrammar, ToyGuide
 
 
 class WrongText(AssertionError):
@@ -30,6 +31,8 @@ class Parts:
     kv_cache: type = KVCacheManager
     pool: type = BlockPool
     scheduler: type = Scheduler
+    speculation: type | None = None
+    """Verifies random drafts if set."""
 
 
 class World:
@@ -43,7 +46,17 @@ class World:
             parts.pool(blocks, self.limits.block_size) for blocks in self.limits.blocks
         ]
         memory = parts.kv_cache(pools, self.limits.windows)
-        self.scheduler = parts.scheduler(self.limits, self.config, kv_cache=memory)
+        self.now = self.groups = 0
+        options = {"clock": lambda: self.now}
+        if parts.speculation is not None:
+            self.config = replace(self.config, use_kv_cache=True)
+            width = random.choice([2, 3, 6])
+            self.limits = with_verifiers(self.limits, width)
+            drafter = OracleDrafter(self)
+            options["speculation"] = parts.speculation(drafter, width - 1)
+        self.scheduler = parts.scheduler(
+            self.limits, self.config, kv_cache=memory, **options
+        )
         self.runner = parts.runner(self.limits, lag=random if lag else None)
         self.engine = EngineCore(
             self.runner, scheduler=self.scheduler, on_step=self.see_step
@@ -61,6 +74,10 @@ class World:
         assert record.rows <= record.bucket.rows
         assert record.tokens <= record.bucket.tokens
         self.counts["decode rows"] += record.decode_rows
+        if record.bucket.verifies:
+            self.counts["verifying steps"] += 1
+            in_flight = len(self.scheduler.in_flight)
+            self.counts["verifying steps in flight"] += in_flight > 1
 
     def arrive(self):
         random = self.random
@@ -73,21 +90,48 @@ class World:
             if served == "sample_filtered" and random.random() < 0.3
             else {}
         )
-        request = Request(
-            ids,
+        group, samples = 0, 1
+        if random.random() < 0.2:
+            self.groups += 1
+            group, samples = self.groups, random.randint(2, 4)
+        fields = dict(  # noqa: C408
             max_tokens=random.choice([1, random.randint(2, 9), random.randint(9, 99)]),
             temperature=0.7 if draws else 0.0,
             **more,
-            seed=random.randint(-3, 3),
             stop_ids=frozenset(self.ids(random.choice([0, 0, 0, 2]))),
             ignore_eos=random.random() < 0.3,
             allowed_token_ids=self.allowed(),
             cache_salt=random.choice(["", "", "", "other"]),
+            key=random.choice(["", "", "key"]),
+            priority=random.choice([0, 0, 5]),
         )
+        if served == "sample_filtered" and self.config.use_kv_cache:
+            fields["prompt_logprobs"] = random.choice([None] * 9 + [0, 2])
+        for _ in range(samples):
+            late = self.now + random.randint(1, 200)
+            fields["deadline"] = late if random.random() < 0.05 else None
+            guide = self.guide() if fields["allowed_token_ids"] is None else None
+            self.add(
+                Request(
+                    ids, **fields, guide=guide, sample_group=group,
+                    seed=random.randint(-3, 3),
+                )
+            )  # fmt: skip
+        self.counts["further samples"] += samples - 1
+
+    def add(self, request):
         number = self.engine.add(request)
         self.requests[number], self.answers[number] = request, []
         self.live.append(number)
         self.counts["requests"] += 1
+
+    def guide(self):
+        """Sometimes a grammar."""
+        if self.random.random() < 0.8:
+            return None
+        self.counts["guided requests"] += 1
+        seed, ends = self.random.randrange(10**9), {5, self.random.randrange(11)}
+        return ToyGuide(ToyGrammar(seed, self.limits.vocab, ends))
 
     def allowed(self):
         """Sometimes a few tokens, which may include the end token."""
@@ -114,6 +158,7 @@ class World:
 
     def step(self):
         """Compute one step and check finished requests."""
+        self.now += 1
         for number, token, reason, error in self.engine.step():
             if error is not None:
                 raise error
@@ -129,12 +174,25 @@ class World:
         eos = frozenset() if request.ignore_eos else self.config.eos_ids
         context = self.scheduler.context
         want, end = expected(request, self.limits, context, request.stop_ids | eos)
-        if reason == "cancelled":
-            want, end = want[: len(found)], "cancelled"
+        if reason in ("cancelled", "deadline"):
+            want, end = want[: len(found)], reason
         if (found, reason) != (want, end):
             raise WrongText(f"request {number}: {found} {reason}, not {want} {end}")
         assert request.output_ids == found
         self.check_scores(request)
+        self.check_prompt_scores(request, reason)
+
+    def check_prompt_scores(self, request, reason):
+        scores, vocab = request.prompt_token_logprobs, self.limits.vocab
+        count = request.prompt_logprobs
+        want = [None]
+        for token in request.prompt[1:] if count is not None else ():
+            top = [(token + step) % vocab for step in range(min(count, vocab))]
+            want.append((token, -token / 4, tuple((near, -near / 4) for near in top)))
+        if reason in ("cancelled", "deadline"):
+            want = want[: len(scores)]
+        assert scores == want
+        self.counts["scored prompt tokens"] += len(scores) - 1
 
     def check_scores(self, request):
         scores = [
@@ -165,6 +223,9 @@ class World:
         self.counts.update(steps=stats.steps, tokens=stats.tokens, rows=stats.rows)
         self.counts["preemptions"] += stats.preemptions
         self.counts["prefix hit tokens"] += stats.prefix_hit_tokens
+        if self.scheduler.speculation is not None:
+            self.counts["drafts"] += self.scheduler.speculation.drafted
+            self.counts["accepted drafts"] += self.scheduler.speculation.accepted
         return self.counts
 
     def check_nothing_is_left(self):
@@ -178,6 +239,53 @@ class World:
         for pool in self.scheduler.kv_cache.pools:
             assert pool.used_blocks == 0
             assert pool.available_blocks == pool.blocks - 1
+
+
+class OracleDrafter:
+    """Predicts some of the tokens to come and, at random, wrong ones."""
+
+    def __init__(self, world):
+        self.world, self.texts = world, {}
+        self.right = world.random.choice([0.0, 0.5, 0.9, 1.0])
+
+    def propose(self, queries):
+        return [self.predict(query) for query in queries]
+
+    def predict(self, query):
+        world, random = self.world, self.world.random
+        request = world.scheduler.live[query.request]
+        if query.request not in self.texts:
+            context = world.scheduler.context
+            found, _ = expected(request, world.limits, context, frozenset())
+            self.texts[query.request] = [*request.prompt, *found]
+        text, start = self.texts[query.request], len(query.tokens)
+        if query.tokens != text[:start]:
+            raise WrongText(
+                f"request {query.request}: found {query.tokens}, not {text}"
+            )
+        stop = start + random.randint(0, query.count)
+        vocab = world.limits.vocab
+        return [
+            token if random.random() < self.right else random.randrange(vocab)
+            for token in text[start:stop]
+        ]
+
+    def forget(self, request):
+        self.texts.pop(request, None)
+
+
+def with_verifiers(limits, width):
+    """Add programs that verify drafts, in most cases for as many rows as others."""
+    most = max((bucket.rows for bucket in limits.buckets), default=0)
+    samplers = {bucket.sampler for bucket in limits.buckets}
+    sizes = [(most, most * 2), (most, most * width), (max(most // 2, 1), width)]
+    verifiers = [
+        Bucket(tokens, rows, width, sampler)
+        for rows, tokens in sizes[: 3 if most else 0]
+        for sampler in samplers
+        if 1 < tokens <= rows * width
+    ]
+    return replace(limits, buckets=(*limits.buckets, *verifiers))
 
 
 def random_limits(random):

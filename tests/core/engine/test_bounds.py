@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from inl.config import EngineConfig
-from inl.engine.options import make_request
+from inl.engine.options import make_requests
 from inl.errors import QueueFull, RequestError
 
 
@@ -108,7 +108,7 @@ def test_tasks_beyond_the_bound_are_refused_and_the_others_served(hashed):
 )
 def test_options_are_bounded_by_default(hashed, options, words):
     with pytest.raises(RequestError, match=words):
-        make_request([1], options, room=1)
+        make_requests([1], options, room=1)
     engine = hashed()
     with pytest.raises(RequestError, match=words):
         engine.generate([1], **options)

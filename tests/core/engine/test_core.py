@@ -62,7 +62,7 @@ def test_on_step_receives_each_step(small):
         StepRecord(1, Bucket(4, 2), 4, 2, 0, (1, 2)),
         StepRecord(2, Bucket(2, 2), 2, 2, 2, (1, 2)),
     ]
-    assert engine.stats == (2, 6, 4, 0, 0)
+    assert engine.stats[:5] == (2, 6, 4, 0, 0)
 
 
 def test_an_uncached_engine_computes_more_tokens(small):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from depth import mostly_full
-from inl.errors import ProtocolError
+from inl.errors import ProtocolError, RequestError
 from inl.scheduling.block_pool import BlockPool
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.scheduler import Scheduler
 from inl.scheduling.uniforms import mix
 from inl.testing.hash_runner import HashRunner
 from soak import Parts, WrongText, soak
+from toy_guide import ToyGuide
 
 
 @pytest.mark.parametrize("seed", mostly_full((0, 1, 3, 4)))
@@ -29,6 +30,10 @@ def test_outputs_match_the_oracle(seed, report, depth):
         "length",
         "full requests",
         "masked requests",
+        "guided requests",
+        "further samples",
+        "scored prompt tokens",
+        "deadline",
     ):
         assert counts[name] > least, name
 
@@ -104,6 +109,63 @@ class EarlyPublish(Scheduler):
         return plan
 
 
+class NoCopy(Scheduler):
+    """Shares the last, partly filled block of a prompt between its samples."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        admit = self._requests.try_admit
+
+        def share(request, growing):
+            admitted = admit(request, growing)
+            at = request.prompt_tokens // self.limits.block_size
+            for other in self.running.values() if admitted else ():
+                same = request.sample_group and other is not request
+                if same and request.sample_group == other.sample_group:
+                    self.share_block(request, other, at)
+                    break
+            return admitted
+
+        self._requests.try_admit = share
+
+    def share_block(self, request, other, at):
+        tables = zip(
+            self.kv_cache.pools, request.block_table, other.block_table, strict=True
+        )
+        for pool, mine, others in tables:
+            if at < min(len(mine), len(others)) and mine[at] and others[at]:
+                pool._ref_counts[others[at]] += 1
+                pool.free([mine[at]])
+                mine[at] = others[at]
+
+
+class LateMask(Scheduler):
+    """Computes masks from the output without its last token."""
+
+    def add(self, request):
+        if request.guide is not None:
+            request.guide = LateGuide(request.guide.grammar)
+        return super().add(request)
+
+
+class LateGuide(ToyGuide):
+    def masks(self, drafts=()):
+        late = ToyGuide(self.grammar)
+        late.output = self.output[:-1]
+        return late.masks(drafts)
+
+
+class LostForced(Scheduler):
+    """Computes only the last of several forced tokens."""
+
+    def process_outputs(self, *args):
+        events = super().process_outputs(*args)
+        for request in self.running.values():
+            if request.prompt_tokens < request.scheduled < request.prefill_len - 1:
+                request.scheduled += 1
+        return events
+
+
 class LostFeedback(HashRunner):
     """Loses the last sampled token in some steps."""
 
@@ -129,6 +191,10 @@ class OnlyPrompts(HashRunner):
         super()._compute(task)
 
 
+FOUND = WrongText, RequestError
+"""A wrong answer, or a token that a grammar does not allow."""
+
+
 @pytest.mark.parametrize(
     "planted",
     [
@@ -136,6 +202,9 @@ class OnlyPrompts(HashRunner):
         {"scheduler": WrongBlock},
         {"pool": StalePrefix},
         {"scheduler": EarlyPublish},
+        {"scheduler": NoCopy},
+        {"scheduler": LateMask},
+        {"scheduler": LostForced},
         {"runner": LostFeedback},
         {"runner": NoMarks},
         {"runner": OnlyPrompts},
@@ -147,7 +216,7 @@ def test_planted_faults_change_the_output(planted):
         for seed in range(4):  # a few seeds may not show the fault
             soak(seed, 5_000, Parts(**planted), world_steps=200)
 
-    with pytest.raises(WrongText):
+    with pytest.raises(FOUND):
         worlds()
 
 

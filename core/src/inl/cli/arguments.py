@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -44,6 +45,22 @@ AllowHosted = Annotated[
     bool,
     typer.Option(
         "--allow-hosted", help="Compute ops without a kernel in NumPy on the host."
+    ),
+]
+Tools = Annotated[
+    Path | None,
+    typer.Option(help="JSON file with schemas of functions for the chat template."),
+]
+Documents = Annotated[
+    Path | None,
+    typer.Option(help="JSON file with documents for the chat template."),
+]
+TemplateOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Variable of the chat template, such as enable_thinking=false; "
+        "can be repeated.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

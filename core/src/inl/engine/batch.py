@@ -16,7 +16,14 @@ class Batch:
 
     def __init__(self) -> None:
         self.handles: list[RequestHandle] = []
+        self.firsts: list[RequestHandle] = []
+        """The first handle of each prompt."""
         self._queued = self._finished = 0
+
+    def add(self, handle: RequestHandle) -> None:
+        """Add a handle with its further samples."""
+        self.firsts.append(handle)
+        self.handles += handle.samples
 
     @property
     def completed(self) -> bool:

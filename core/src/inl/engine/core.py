@@ -6,15 +6,22 @@ Works on token ids only; it knows neither text nor tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from inl.engine.records import Stats as Stats
 from inl.engine.records import StepRecord as StepRecord
-from inl.engine.reply_check import read_logprobs, read_tokens
+from inl.engine.reply_check import (
+    read_accepted,
+    read_accepted_logprobs,
+    read_logprobs,
+    read_tokens,
+)
+from inl.engine.step_masks import StepMasks, are_ready
 from inl.errors import OutOfMemory, RequestError, RunnerError, WorkerLost
-from inl.protocol.runner import Limits, Runner
-from inl.protocol.token_masks import TokenMasks, mask_width
-from inl.scheduling.frame_encoder import frames, token_masks
+from inl.protocol.runner import Limits, Reply, Runner
+from inl.protocol.token_masks import mask_width
+from inl.scheduling.frame_encoder import frames, masked_rows
 from inl.scheduling.plan import Plan, SchedulerConfig
 from inl.scheduling.request import Event, FinishReason, Request
 from inl.scheduling.scheduler import Scheduler
@@ -70,6 +77,9 @@ class EngineCore:
         """Whether a call is changing the state, or was interrupted while it did."""
         self._discarded_steps: set[int] = set()
         """Planned steps that the runner has no memory for."""
+        self._masks = StepMasks()
+        self._unsampled: Plan | None = None
+        """The newest step in flight, if its masks depend on an earlier one."""
         self._steps = self._tokens = self._rows = 0
 
     @property
@@ -90,6 +100,8 @@ class EngineCore:
             self._rows,
             scheduler.preemptions,
             scheduler.prefix_hit_tokens,
+            self._masks.seconds,
+            self._masks.wait_seconds,
         )
 
     def add(self, request: Request) -> int:
@@ -136,10 +148,12 @@ class EngineCore:
         """Submit up to ``limits.depth`` steps and collect the oldest one's events."""
         self.settle()
         self._is_unsettled = True
+        self._pending += self.scheduler.expire()
         self._fill()
         outputs: list[Event] = []
         if self._failure is None and self.scheduler.in_flight:
             outputs = self._collect()
+            self._sample_unsampled()
         if self._failure is not None:
             outputs = self._end_all(self._failure)
         events = [*self._pending, *outputs]
@@ -151,6 +165,7 @@ class EngineCore:
         """Recover if an exception has interrupted an earlier call."""
         if not self._is_unsettled:
             return
+        self._masks.settle()
         if self._failure is None:
             self._recover()
         if self._failure is not None:
@@ -172,12 +187,15 @@ class EngineCore:
 
     def _start_over(self, limits: Limits) -> None:
         """Let all live requests wait for a runner without steps and slots."""
+        self._masks.settle()
+        self._unsampled = None
         self._pending += self.scheduler.restart(limits)
         self._discarded_steps.clear()
 
     def _fill(self) -> None:
         while (
             self._failure is None
+            and self._unsampled is None
             and len(self.scheduler.in_flight) < self.runner.limits.depth
         ):
             plan = self.scheduler.plan()
@@ -191,14 +209,19 @@ class EngineCore:
 
     def _submit(self, plan: Plan) -> bool:
         """Submit a plan's frames and masks; ``False`` if that failed."""
-        masks = token_masks(plan)
+        rows = masked_rows(plan)
+        ready = are_ready(plan, rows)
         try:
-            for frame in frames(plan, self.runner.limits, masked=masks is not None):
+            if rows and ready:
+                self._masks.begin(plan, rows, self.runner.limits.vocab)
+            for frame in frames(plan, self.runner.limits, masked=bool(rows)):
                 if self._recorder is not None:
                     self._recorder.add(frame)
                 self.runner.submit(frame)
-            if masks is not None:
-                self._submit_masks(plan, masks)
+            if rows and ready:
+                self._submit_masks(plan)
+            elif rows:
+                self._unsampled = plan
         except OutOfMemory as error:
             if header(frame).kind == STEP:
                 self._discard_step(plan, error)
@@ -211,12 +234,32 @@ class EngineCore:
             return False
         return True
 
-    def _submit_masks(self, plan: Plan, masks: TokenMasks) -> None:
+    def _sample_unsampled(self) -> None:
+        """Submit the masks of the step that waits for them, once they are known."""
+        plan = self._unsampled
+        if plan is None or self._failure is not None:
+            return
+        rows = masked_rows(plan)
+        if not are_ready(plan, rows):
+            return  # with more than two steps in flight
+        self._unsampled = None
+        self._masks.begin(plan, rows, self.runner.limits.vocab)
+        try:
+            self._submit_masks(plan)
+        except Exception as error:
+            self._fail(error)
+
+    def _submit_masks(self, plan: Plan) -> None:
+        """Submit the masks of a step, and end the requests that have none."""
         assert plan.bucket is not None
+        masks, errors = self._masks.result(plan)
+        for request, error in errors:
+            if request.id in self.scheduler.live:
+                self._pending.append(self.scheduler.finish(request, "error", error))
         if self._recorder is not None:
             self._recorder.add(masks)
         width = mask_width(self.runner.limits.vocab)
-        self.runner.sample(masks.step, masks.dense(plan.bucket.rows, width))
+        self.runner.sample(masks.step, masks.dense(plan.bucket.samples, width))
 
     def _discard_step(self, plan: Plan, error: OutOfMemory) -> None:
         """Skip a step that the runner did not begin."""
@@ -271,8 +314,7 @@ class EngineCore:
             reply = self.runner.collect()
             if self._recorder is not None:
                 self._recorder.add(reply)
-            tokens = read_tokens(reply, plan, self.runner.limits)
-            logprobs = read_logprobs(reply, plan)
+            process = self._processing(reply, plan)
         except OutOfMemory as error:
             # Workers report it late, when later steps of these rows may have begun.
             self._end_rows(plan, error)
@@ -280,7 +322,17 @@ class EngineCore:
         except Exception as error:
             self._fail(error)
             return []
-        return self.scheduler.process_outputs(tokens, logprobs)
+        return process()
+
+    def _processing(self, reply: Reply, plan: Plan) -> Callable[[], list[Event]]:
+        """Check a reply and return the call that applies it."""
+        limits, scheduler = self.runner.limits, self.scheduler
+        if plan.has_drafts:
+            accepted = read_accepted(reply, plan, limits)
+            scores = read_accepted_logprobs(reply, plan, accepted)
+            return partial(scheduler.process_verified, accepted, scores)
+        tokens = read_tokens(reply, plan, limits)
+        return partial(scheduler.process_outputs, tokens, read_logprobs(reply, plan))
 
     def _end_all(self, error: Exception) -> list[Event]:
         live = list(self.scheduler.live.values())

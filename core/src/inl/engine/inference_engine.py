@@ -19,11 +19,13 @@ from inl.engine.batch import Batch
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
+from inl.engine.drafting import check_speculation, make_speculation
 from inl.engine.options import (
     GenerationOptions,
     Prompt,
     as_prompts,
     as_single_prompt,
+    check_one_sample,
 )
 from inl.engine.prompt_encoder import PromptEncoder
 from inl.engine.request_handle import Completion as Completion
@@ -35,11 +37,13 @@ from inl.progress import Progress
 from inl.protocol.runner import Limits, Runner
 from inl.recording.recorder import Recorder
 from inl.scheduling.plan import SchedulerConfig
+from inl.scheduling.scheduler import Scheduler
 from inl.weights.digest import model_digest
 from inl.weights.hub import resolve_model
 from inl.workers.startup import Restarts, StartedRunner, check_place, run_header, start
 
 if TYPE_CHECKING:
+    from inl.scheduling.drafters import Drafter
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -54,6 +58,8 @@ class InferenceEngine:
     of the model's own. runner: used instead of one on ``config.backend``; the engine
     closes it. progress: called with (done, total) while weights are loaded. on_step:
     called after each submitted step; it may cancel requests, but not make new ones.
+    drafter: used instead of the one that ``config.speculation`` names; the engine
+    closes it.
     """
 
     def __init__(
@@ -65,9 +71,11 @@ class InferenceEngine:
         runner: Runner | None = None,
         progress: Progress | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         self.model = model = configure(model, self.config)
+        check_speculation(model, self.config)
         self._encoder = PromptEncoder(model, tokenizer, self.config)
         if runner is None:
             started = start(model, self.config, progress=progress)
@@ -82,6 +90,10 @@ class InferenceEngine:
         restarts = runner is None and self.config.on_worker_loss == "restart"
         try:
             scheduling = self._scheduler_config(limits)
+            self.speculation = make_speculation(
+                model, self.config, started.runner, scheduling, drafter
+            )
+            """Verification of drafts, with its counts; ``None`` if there is none."""
             self.recorder = Recorder(
                 partial(run_header, model, started), self.config.trace
             )
@@ -90,7 +102,7 @@ class InferenceEngine:
             raise
         self._core = EngineCore(
             started.runner,
-            scheduling,
+            scheduler=Scheduler(limits, scheduling, speculation=self.speculation),
             on_step=on_step,
             recorder=self.recorder,
             replace=Restarts(self._restart) if restarts else None,
@@ -158,18 +170,38 @@ class InferenceEngine:
         self,
         messages: str | Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | str = False,
         trust_control_tokens: bool = False,
+        **template_kwargs: Any,
     ) -> list[int]:
         """Return a conversation's token ids, by the model's own chat template.
 
         messages: dicts with "role" and "content"; a string is one user message.
-        trust_control_tokens: whether a control token in a message, such as
-        ``<|im_end|>``, is encoded as such; by default it is plain text. Raises
-        :class:`~inl.errors.RequestError` if the model has no template or tokenizer,
-        and :class:`~inl.errors.PromptTooLong` for texts far longer than the context.
+        tools, documents: JSON schemas of functions, and texts with titles.
+        add_generation_prompt: whether to begin the assistant's answer; by default
+        unless a message is continued. continue_final_message: whether the answer
+        continues the last message; a string names the continued field.
+        trust_control_tokens: whether a control token in an argument, such as
+        ``<|im_end|>``, is encoded as such; by default it is plain text.
+        template_kwargs: variables of the template, such as ``enable_thinking=False``.
+
+        Raises :class:`~inl.errors.RequestError` if the model has no template or
+        tokenizer or a message cannot be continued,
+        :class:`~inl.errors.TemplateError` if the template fails, and
+        :class:`~inl.errors.PromptTooLong` for texts far longer than the context.
         """
         return self._encoder.chat_ids(
-            messages, context=self.context, trust_control_tokens=trust_control_tokens
+            messages,
+            context=self.context,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            trust_control_tokens=trust_control_tokens,
+            **template_kwargs,
         )
 
     # A string is a sequence of strings too; the first matching overload is meant.
@@ -205,7 +237,7 @@ class InferenceEngine:
             partial(self._generate, batch, prompts, options),
             partial(self._dispatcher.cancel, batch.handles),
         )
-        completions = [handle.completion() for handle in batch.handles]
+        completions = [handle.completion() for handle in batch.firsts]
         return completions[0] if single else completions
 
     def stream(
@@ -216,6 +248,7 @@ class InferenceEngine:
         Only whole characters are yielded, and no part of a stop string. Closing or
         dropping the iterator cancels the request.
         """
+        check_one_sample(options)
         chunks = self._text_chunks(self._prepare(as_single_prompt(prompt), **options))
         next(chunks)  # submits the request in the generator, which cancels it
         return chunks
@@ -253,7 +286,7 @@ class InferenceEngine:
                 self._dispatcher.cancel(batch.handles)
         finally:
             self._dispatcher.cancel(batch.handles)
-        completions = [handle.completion() for handle in batch.handles]
+        completions = [handle.completion() for handle in batch.firsts]
         return completions[0] if single else completions
 
     async def astream(
@@ -263,6 +296,7 @@ class InferenceEngine:
 
         ``aclose``, or cancelling the task that iterates, cancels the request.
         """
+        check_one_sample(options)
         prompts, batch = [as_single_prompt(prompt)], Batch()
         waiter = Waiter(self._dispatcher.step_loop.ensure_thread)
         # Twice, as run_with_cleanup does it.
@@ -282,16 +316,38 @@ class InferenceEngine:
     ) -> RequestHandle:
         """Queue a prompt and return its handle, without computing anything.
 
+        With ``n`` above 1, ``samples`` of the handle are the handles of all samples.
         It makes progress whenever another call steps the engine; :meth:`step` does so
         explicitly. Raises as :meth:`generate`.
         """
         handle = self._prepare(prompt, **options)
         try:
-            self._dispatcher.submit(handle)
+            for sample in handle.samples:
+                self._dispatcher.submit(sample)
             return handle
         except BaseException:
-            self._dispatcher.cancel([handle])
+            self._dispatcher.cancel(handle.samples)
             raise
+
+    def start(
+        self,
+        prompt: Prompt,
+        *,
+        listener: Callable[[], None],
+        **options: Unpack[GenerationOptions],
+    ) -> RequestHandle:
+        """Queue a prompt for the engine's background thread and return its handle.
+
+        Never waits for a step. listener: called after each event of the request, on
+        the thread that steps. Raises :class:`~inl.errors.RequestError`.
+        """
+        handle = self._prepare(prompt, **options)
+        handle.listener = listener
+        self._core.scheduler.check_room(handle.request)
+        batch = Batch()
+        batch.handles.append(handle)
+        self._dispatcher.step_loop.submit(batch)
+        return handle
 
     def step(self) -> None:
         """Compute one step for all submitted requests."""
@@ -304,6 +360,12 @@ class InferenceEngine:
         """
         self._dispatcher.cancel([handle])
 
+    def abort(self, key: str | None = None) -> int:
+        """Cancel all queued requests, or those of one key; returns their number."""
+        handles = self._dispatcher.open_handles(key)
+        self._dispatcher.cancel(handles)
+        return len(handles)
+
     def close(self) -> None:
         """Free the device and finish the trace. Closing twice is allowed.
 
@@ -314,6 +376,8 @@ class InferenceEngine:
             self.chat_template.close()
         self.model.checkpoint.close()
         self.recorder.close()
+        if self.speculation is not None:
+            self.speculation.drafter.close()
 
     def _close_runner(self) -> None:
         error = RunnerError("engine: was closed before the request finished")
@@ -342,13 +406,15 @@ class InferenceEngine:
         handle = self._encoder.prepare(
             prompt, context=self.context, vocab=self.runner.limits.vocab, **options
         )
-        self._core.scheduler.check(handle.request)
+        for sample in handle.samples:
+            self._core.scheduler.check(sample.request)
         return handle
 
     def _generate(
         self, batch: Batch, prompts: Sequence[Prompt], options: GenerationOptions
     ) -> None:
-        batch.handles += (self._prepare(prompt, **options) for prompt in prompts)
+        for prompt in prompts:
+            batch.add(self._prepare(prompt, **options))
         while not batch.completed:
             batch.feed(self._dispatcher.submit)
             self._dispatcher.step()
@@ -370,8 +436,9 @@ class InferenceEngine:
                 handle = await asyncio.to_thread(work)
             else:
                 handle = self._prepare(prompt, **options)
-            handle.listener = waiter
-            batch.handles.append(handle)
+            for sample in handle.samples:
+                sample.listener = waiter
+            batch.add(handle)
         self._core.scheduler.check_room(batch.handles[0].request)
         self._dispatcher.step_loop.submit(batch)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from inl.config import EngineConfig
 from inl.errors import RequestError
+from inl.guidance.structured import StructuredOutput, read_structured
 from inl.scheduling.request import Request
 
 Prompt = str | Sequence[int]
@@ -65,21 +67,77 @@ class GenerationOptions(TypedDict, total=False):
     cache_salt: str | None
     """Prefix-cache blocks are shared only between requests with equal salts. Default:
     ``None``, shared with all requests that have no salt."""
+    structured: StructuredOutput | None
+    """A JSON schema, regular expression, grammar or choice that the output matches.
+    Default: ``None``, any text. Needs ``inl-core[guidance]``."""
+    n: int
+    """Number of completions of the prompt, which is computed once. Completion i is that
+    of a request with the seed ``seed + i``. Default: 1."""
+    prompt_logprobs: int | None
+    """Report the log-probability of each prompt token but the first, and of this many
+    most likely tokens, 0 to 20. The prompt is then computed one token per step.
+    Default: ``None``, no log-probabilities."""
+    key: str
+    """Whose request it is, such as the hash of an API key: keys with waiting requests
+    get equal shares of the computed tokens. Default: ``""``."""
+    priority: int
+    """Requests of one key with a higher priority start first, -100 to 100; one level is
+    worth a head start of 100 arrivals. Default: 0."""
+    deadline: float | None
+    """Unix time, as ``time.time()``, at which the request ends with what it has
+    generated, also while it waits. Default: ``None``."""
 
 
-def make_request(
+def make_requests(
+    ids: Sequence[int],
+    options: GenerationOptions,
+    *,
+    room: int,
+    config: EngineConfig | None = None,
+) -> list[Request]:
+    """Make the ``n`` requests for a prompt's token ids and its options.
+
+    room: ``max_tokens`` if the options have none. config: bounds of the options.
+    ``structured`` is only checked. Raises :class:`~inl.errors.RequestError` for an
+    unknown option or a value that is not accepted. Needs no model, so that a command
+    can check its options first.
+    """
+    fields: dict[str, Any] = dict(options)
+    most = (config or EngineConfig()).max_samples
+    count = fields.pop("n", 1)
+    if type(count) is not int or not 1 <= count <= most:
+        raise RequestError(
+            f"n: found {count!r}, accepts 1 to {most} (EngineConfig.max_samples)"
+        )
+    first = _make_request(
+        ids, cast("GenerationOptions", fields), room=room, config=config
+    )
+    if count == 1:
+        return [first]
+    first.sample_group = next(_groups)
+    fields["prompt_logprobs"] = None  # of the first one only
+    samples = [first]
+    for index in range(1, count):
+        fields["seed"] = first.seed + index
+        sample = _make_request(
+            ids, cast("GenerationOptions", fields), room=room, config=config
+        )
+        sample.sample_group = first.sample_group
+        samples.append(sample)
+    return samples
+
+
+_groups = itertools.count(1)
+"""Groups of requests with one prompt."""
+
+
+def _make_request(
     ids: Sequence[int],
     options: GenerationOptions,
     *,
     room: int,
     config: EngineConfig | None = None,
 ) -> Request:
-    """Make the request for a prompt's token ids and its options.
-
-    room: ``max_tokens`` if the options have none. config: bounds of the options.
-    Raises :class:`~inl.errors.RequestError` for an unknown option or a value that is
-    not accepted. Needs no model, so that a command can check its options first.
-    """
     config = config or EngineConfig()
     fields: dict[str, Any] = dict(options)
     if unknown := sorted(set(fields) - set(GenerationOptions.__annotations__)):
@@ -97,6 +155,13 @@ def make_request(
         fields["seed"] = random_seed()
     if fields.get("cache_salt") is None:
         fields["cache_salt"] = ""
+    if (structured := fields.pop("structured", None)) is not None:
+        read_structured(structured, config.max_grammar_bytes)
+        if fields.get("ignore_eos") is True:
+            raise RequestError(
+                "ignore_eos: found True with structured, accepts False: the grammar "
+                "decides where the output may end"
+            )
     return Request(ids, **fields)
 
 
@@ -136,6 +201,14 @@ def as_single_prompt(prompt: Prompt) -> Prompt:
             f"prompt: found a list of {len(prompts)}, stream takes one prompt"
         )
     return prompts[0]
+
+
+def check_one_sample(options: GenerationOptions) -> None:
+    """Raise ``RequestError`` if a stream is asked for several completions."""
+    if options.get("n", 1) != 1:
+        raise RequestError(
+            f"n: found {options.get('n')!r}, a stream accepts 1; submit() streams several"
+        )
 
 
 def stop_strings(

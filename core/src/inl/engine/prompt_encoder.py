@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from inl.engine.chat import chat_ids
-from inl.engine.options import GenerationOptions, Prompt, make_request, stop_strings
+from inl.engine.options import GenerationOptions, Prompt, make_requests, stop_strings
 from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError, TokenizerNotFound
+from inl.guidance.grammars import Grammars
 from inl.text.measure import check_length
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
     from inl.executor.model_loader import LanguageModel
+    from inl.guidance.structured import StructuredOutput
+    from inl.scheduling.guide import Guide
     from inl.text.tokenizer import Tokenizer
 
 
@@ -32,6 +36,7 @@ class PromptEncoder:
         self._model = model
         self._config = config
         self._missing: TokenizerNotFound | None = None
+        self._grammars: Grammars | None = None
         self.chat_template = model.checkpoint.chat_template
         if tokenizer is None:
             try:
@@ -54,7 +59,7 @@ class PromptEncoder:
         messages: str | Sequence[Mapping[str, Any]],
         *,
         context: int,
-        trust_control_tokens: bool = False,
+        **options: Any,
     ) -> list[int]:
         """Return the token ids of a conversation, see :func:`inl.engine.chat.chat_ids`.
 
@@ -63,7 +68,7 @@ class PromptEncoder:
         tokenizer = self.tokenizer("chat")
         return chat_ids(
             self._model, self.chat_template, tokenizer, messages, context=context,
-            trust_control_tokens=trust_control_tokens,
+            **options,
         )  # fmt: skip
 
     def prepare(
@@ -74,7 +79,7 @@ class PromptEncoder:
         vocab: int,
         **options: Unpack[GenerationOptions],
     ) -> RequestHandle:
-        """Make the handle of a request without queuing it.
+        """Make the handle of a request, or of the first of ``n``, without queuing it.
 
         context: maximum number of tokens of prompt and output. vocab: size of the
         vocabulary, for error messages. Raises :class:`~inl.errors.RequestError`.
@@ -83,14 +88,32 @@ class PromptEncoder:
         ids = self._encode(prompt, context)
         try:
             room = context - len(ids)
-            request = make_request(ids, options, room=room, config=self._config)
+            requests = make_requests(ids, options, room=room, config=self._config)
+            if (structured := options.get("structured")) is not None:
+                for request in requests:
+                    request.guide = self._compile(structured, vocab)
         except RequestError:
             _check_signs(ids, vocab)
             raise
         stops = stop_strings(options.get("stop"), self._config)
         if stops:
             self.tokenizer("stop")
-        return RequestHandle(request, self._tokenizer, stops, started)
+        samples = [
+            RequestHandle(request, self._tokenizer, stops, started)
+            for request in requests
+        ]
+        samples[0].samples = tuple(samples)
+        return samples[0]
+
+    def _compile(self, structured: StructuredOutput, vocab: int) -> Guide:
+        if self._grammars is None:
+            self._grammars = Grammars(
+                partial(self.tokenizer, "structured"),
+                vocab,
+                self._model.checkpoint.eos_token_ids,
+                self._config.max_grammar_bytes,
+            )
+        return self._grammars.guide(structured)
 
     def _encode(self, prompt: Prompt, context: int) -> list[int]:
         if isinstance(prompt, str):

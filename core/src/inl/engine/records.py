@@ -33,3 +33,7 @@ class Stats(NamedTuple):
     """Times that a request lost its blocks to an earlier one."""
     prefix_hit_tokens: int
     """Tokens taken from the prefix cache."""
+    mask_seconds: float = 0.0
+    """Time to compute token masks on the host."""
+    mask_wait_seconds: float = 0.0
+    """Part of it for which a step waited; the device worked during the rest."""

@@ -26,7 +26,8 @@ class Completion:
     token_ids: tuple[int, ...]
     """Every generated token, an end token included."""
     finish_reason: FinishReason
-    """"stop": an end token or a stop string; "length": the token limit; "cancelled"."""
+    """"stop": an end token, a stop string or the end of a grammar; "length": the token
+    limit; "cancelled"; "deadline"."""
     prompt_tokens: int
     cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache."""
@@ -38,6 +39,10 @@ class Completion:
     """One per generated token, if requested."""
     seed: int = 0
     """Seed of sampling: the given one, or the random one that was drawn."""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """One per prompt token, ``None`` for the first, if requested."""
+    alternatives: tuple[Completion, ...] = ()
+    """The other completions of the prompt, with ``n`` above 1."""
 
     def __str__(self) -> str:
         return self.text
@@ -73,6 +78,8 @@ class RequestHandle:
         self.error: BaseException | None = None
         self.first_token_seconds = 0.0
         self.seconds = 0.0
+        self.samples: tuple[RequestHandle, ...] = (self,)
+        """The first one of a prompt has the handles of all ``n``, itself included."""
         self.listener: Callable[[], None] | None = None
         """Called after each event, on the thread that steps the engine."""
         self._text = OutputText(tokenizer, stop_strings)
@@ -113,7 +120,9 @@ class RequestHandle:
         if event.token is not None:
             if not self.token_ids:
                 self.first_token_seconds = now - self._started
-            if event.finish_reason == "stop":
+            guide = self.request.guide
+            ended_by_token = guide is None or not guide.is_complete
+            if event.finish_reason == "stop" and ended_by_token:
                 self._end_tokens = 1
             self.token_ids.append(event.token)
         if event.finish_reason is not None:
@@ -178,6 +187,7 @@ class RequestHandle:
         assert self.finish_reason is not None, "completion() of an unfinished request"
         request = self.request
         logprobs = request.token_logprobs[: len(self.token_ids)]
+        scored = request.prompt_logprobs is not None
         return Completion(
             text=self.text,
             token_ids=tuple(self.token_ids),
@@ -188,4 +198,6 @@ class RequestHandle:
             seconds=self.seconds,
             logprobs=None if request.logprobs is None else tuple(logprobs),
             seed=request.seed,
+            prompt_logprobs=tuple(request.prompt_token_logprobs) if scored else None,
+            alternatives=tuple(each.completion() for each in self.samples[1:]),
         )

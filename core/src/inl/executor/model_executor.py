@@ -272,9 +272,12 @@ def size_class(bucket: Bucket) -> Bucket:
     single = bucket.rows >= bucket.tokens
     alike = [b for b in SIZE_CLASSES if (b.rows == b.tokens) == single]
     fits = [b for b in alike if bucket.tokens <= b.tokens]
-    return (fits or alike[-1:])[0]._replace(
+    found = (fits or alike[-1:])[0]._replace(
         tokens_per_row=bucket.tokens_per_row, sampler=bucket.sampler
     )
+    if bucket.verifies and not found.verifies:
+        return found._replace(rows=found.tokens)
+    return found
 
 
 def _admit(ops: Ops, messages: Any, state: Any) -> tuple[Any]:

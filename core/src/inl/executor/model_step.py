@@ -84,15 +84,23 @@ def advance(
 def sample(
     ops: Ops, logits: Array, step: Step, state: State, *, scored: Array | None = None
 ) -> tuple[Any, State]:
-    """Sample tokens, int32 [S], and store the last of each row in the state.
+    """Sample tokens, int32 [R * W], and store the last of each row in the state.
 
-    A "sample_filtered" program returns a pair, the tokens and their
-    :class:`~inl.spec.step.Scores`, in place of the tokens. scored: the logits for the
-    scores, if ``logits`` are masked.
+    A "sample_filtered" program returns a pair, the tokens and the
+    :class:`~inl.spec.step.Scores` of the S samples, in place of the tokens. scored: the
+    logits for the scores, if ``logits`` are masked.
     """
-    sampler = ops.bucket.sampler
-    tokens, tables = ops.sample(logits, step, state.tables, sampler=sampler)
+    bucket, sampler = ops.bucket, ops.bucket.sampler
+    if not bucket.verifies:
+        tokens, tables = ops.sample(logits, step, state.tables, sampler=sampler)
+        kept = tokens
+    else:
+        # One row per token: a draft changes the counts of the tokens after it.
+        expanded, copies = ops.expand_rows(step, state.tables)
+        tokens, _ = ops.sample(logits, expanded, copies, sampler=sampler)
+        width = bucket.tokens_per_row
+        kept, tables = ops.verify(tokens, step, state.tables, width=width)
     state = state._replace(tables=tables)
     if sampler != "sample_filtered":
-        return tokens, state
-    return (tokens, ops.score(logits if scored is None else scored, tokens)), state
+        return kept, state
+    return (kept, ops.score(logits if scored is None else scored, tokens)), state

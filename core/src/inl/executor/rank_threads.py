@@ -54,12 +54,12 @@ class Round:
 class RankThreads:
     """The threads of all ranks. Each runs the rounds in the order of :meth:`send`."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, name: str = "inl-rank") -> None:
         self._queues: list[SimpleQueue[Round | None]] = [
             SimpleQueue() for _ in range(ranks)
         ]
         self._threads = [
-            Thread(target=_serve, args=each, name=f"inl-rank-{each[0]}", daemon=True)
+            Thread(target=_serve, args=each, name=f"{name}-{each[0]}", daemon=True)
             for each in enumerate(self._queues)
         ]
         for thread in self._threads:

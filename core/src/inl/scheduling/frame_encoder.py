@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inl.protocol.runner import Limits
-from inl.protocol.token_masks import TokenMasks
-from inl.scheduling.plan import Admission, Chunk, Plan
+from inl.scheduling.plan import Admission, Chunk, Drafts, Plan
 from inl.scheduling.request import Request
 from inl.scheduling.uniforms import uniform
 from inl.spec.message import (
+    DRAFT,
     FEEDBACK,
     MASKED,
     MAX_TOKEN_BIASES,
@@ -21,7 +21,9 @@ from inl.spec.message import (
     release_frame,
     step_frame,
     token_bias_frame,
+    uniform_count,
 )
+from inl.spec.step import Bucket
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
@@ -33,7 +35,7 @@ STEP_NUMBERS = 1 << 31
 def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray]:
     """Encode a plan as frames, in the order in which they must be submitted.
 
-    masked: the step waits for the masks of :func:`token_masks`.
+    masked: the step waits for masks, because :func:`masked_rows` lists rows.
     """
     encoded = [
         release_frame(
@@ -48,7 +50,7 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
         encoded.append(
             step_frame(
                 plan.bucket,
-                [_row(chunk) for chunk in plan.chunks],
+                [_row(chunk, plan.bucket) for chunk in plan.chunks],
                 plan.block_table_updates,
                 step=plan.step % STEP_NUMBERS,
                 groups=limits.groups,
@@ -60,24 +62,18 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
     return encoded
 
 
-def token_masks(plan: Plan) -> TokenMasks | None:
-    """Return the masks of the rows that sample under one, ``None`` if there are none.
+def masked_rows(plan: Plan) -> list[int]:
+    """Return the rows of a plan that sample under a mask.
 
-    Rows that end before the last known token need no mask: their sample is unused.
+    Rows that end before the last known token need no mask: their sample is unused,
+    unless it scores the prompt.
     """
-    rows = [
+    return [
         row
-        for row, (request, _, stop) in enumerate(plan.chunks)
-        if request.token_mask is not None and stop >= request.host_token_count
+        for row, (request, _, stop, _) in enumerate(plan.chunks)
+        if (request.is_masked and stop >= request.host_token_count)
+        or request.scores_prompt(stop)
     ]
-    if not rows:
-        return None
-    masks = [plan.chunks[row].request.token_mask for row in rows]
-    return TokenMasks(
-        plan.step % STEP_NUMBERS,
-        tuple(rows),
-        tuple(mask for mask in masks if mask is not None),
-    )
 
 
 def _admission(admission: Admission, limits: Limits) -> IntArray:
@@ -117,8 +113,10 @@ def _token_biases(request: Request) -> list[IntArray]:
     ]
 
 
-def _row(chunk: Chunk) -> Row:
-    request, start, stop = chunk
+def _row(chunk: Chunk, bucket: Bucket) -> Row:
+    request, start, stop, drafts = chunk
+    if drafts is not None:
+        return _drafted_row(chunk, drafts, bucket)
     known = request.host_token_count
     if start >= known and not request.temperature:
         return request.feedback_row
@@ -129,3 +127,23 @@ def _row(chunk: Chunk) -> Row:
     if request.temperature and stop >= known:
         return Row(request.slot, ids, (uniform(request.seed, stop),))
     return Row(request.slot, ids)
+
+
+def _drafted_row(chunk: Chunk, drafts: Drafts, bucket: Bucket) -> Row:
+    """Encode a row whose position the runner knows and this process may not."""
+    request, start, stop, _ = chunk
+    first: Sequence[int] = FEEDBACK
+    if start < request.host_token_count:
+        first = (request.tokens[start],)
+    numbers: list[float] = []
+    if request.temperature:
+        numbers = [0.0] * uniform_count(bucket)
+        for position in range(drafts.least + 1, stop + 1):
+            number = uniform(request.seed, position)
+            numbers[position % len(numbers)] = number
+    words = [0] * (uniform_count(bucket) - 1)
+    first_draft = drafts.least + 1 if stop - start > 1 else stop
+    for position in range(first_draft, stop):
+        words[position % len(words)] = drafts.tokens[position - drafts.position]
+    ids = (*first, *(DRAFT,) * (stop - start - 1))
+    return Row(request.slot, ids, numbers, words)

@@ -19,22 +19,38 @@ class PrefixCache:
         self._kv_cache = kv_cache
 
     def keys(self, request: Request, count: int) -> list[bytes]:
-        """Return the keys of a request's first ``count`` full blocks."""
+        """Return the keys of a request's first ``count`` full blocks.
+
+        Requests that share no blocks have no keys.
+        """
+        if not self.serves(request):
+            return []
         block_size = self._kv_cache.block_size
         if not request.block_hashes:
             request.block_hashes = [
                 root_hash(
                     model_digest=self._config.model_digest,
                     adapter=request.adapter,
-                    cache_salt=request.cache_salt,
+                    cache_salt=self._salt(request),
                     block_size=block_size,
                 )
             ]
         extend_block_hashes(request.block_hashes, request.tokens, block_size, count)
         return request.block_hashes[1 : count + 1]
 
+    def serves(self, request: Request) -> bool:
+        """Whether a request shares blocks: without a prefix cache, with its group."""
+        return self._config.prefix_cache or bool(request.sample_group)
+
+    def _salt(self, request: Request) -> str:
+        if self._config.prefix_cache:
+            return request.cache_salt
+        return f"{request.cache_salt}\0{request.sample_group}"
+
     def publish(self, request: Request, stop: int) -> None:
         """Publish the full blocks of a request's first ``stop`` tokens."""
+        if not self.serves(request):
+            return
         if self._config.replay:
             stop = min(stop, request.prompt_tokens)
         full = stop // self._kv_cache.block_size

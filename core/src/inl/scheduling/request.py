@@ -9,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from inl.errors import RequestError
+from inl.scheduling.guide import Guide, restore
+from inl.scheduling.request_order import check_order
 from inl.scheduling.sampling_params import (
     RANGES,
     TokenLogprob,
@@ -29,9 +31,9 @@ from inl.spec.step import PARAMS
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
-"""Why a request finished: an end token or stop string, its token limit, a call of
-``cancel``, or an error of the runner."""
+FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
+"""Why a request finished: an end token, a stop string or the end of its grammar; its
+token limit; a call of ``cancel``; its deadline; or an error of the runner."""
 
 
 class Status(Enum):
@@ -106,6 +108,19 @@ class Request:
     allowed_token_ids: Iterable[int] | None = None
     """The only tokens that may be generated; ``None`` allows all. Stored as an
     ascending tuple."""
+    guide: Guide | None = field(default=None, repr=False)
+    """Grammar of the output, in its initial state; no other request has it."""
+    prompt_logprobs: int | None = None
+    """Number of most likely tokens to report per prompt token; ``None`` reports no
+    log-probabilities."""
+    sample_group: int = 0
+    """Requests of a group, above 0, have equal prompts, and share their blocks."""
+    key: str = ""
+    """Keys with waiting requests get equal shares of the computed tokens."""
+    priority: int = 0
+    """Requests of one key with a higher priority start first."""
+    deadline: float | None = None
+    """Unix time at which the request ends, whatever it has generated."""
 
     id: int = field(init=False, default=0)
     """Order of arrival, from 1; 0 until added."""
@@ -120,6 +135,11 @@ class Request:
     """The prompt as int32 [prompt_tokens], as frames store it."""
     token_logprobs: list[TokenLogprob] = field(init=False, default_factory=list)
     """One per output token if ``logprobs`` is set."""
+    prompt_token_logprobs: list[TokenLogprob | None] = field(
+        init=False, default_factory=lambda: [None]
+    )
+    """One per prompt token so far, none for the first, if ``prompt_logprobs`` is
+    set."""
     sampler: str = field(init=False)
     """Cheapest of :data:`~inl.spec.step.SAMPLERS` that serves the parameters."""
     token_mask: IntArray | None = field(init=False, default=None, repr=False)
@@ -147,10 +167,15 @@ class Request:
     """Tokens that are computed in chunks; later ones are decoded one by one."""
     host_token_count: int = field(init=False, default=0)
     """Tokens whose ids the host sends; the runner feeds back later ones itself."""
+    sent_blocks: int = field(init=False, default=0)
+    """Leading blocks of the table that the runner has received."""
     scheduled: int = field(init=False, default=0)
     """Tokens in the cache once every step in flight is done."""
     max_scheduled: int = field(init=False, default=0)
     """Upper bound of ``scheduled``: beyond it there is nothing to compute."""
+    uncertain: int = field(init=False, default=0)
+    """Drafted tokens of steps in flight: if all are rejected, ``scheduled`` is too large
+    by as many."""
     in_flight: int = field(init=False, default=0)
     """Steps with this request that are submitted and not collected."""
     last_step: int = field(init=False, default=0)
@@ -171,7 +196,10 @@ class Request:
         self.logit_bias = check_bias(self.logit_bias)
         self.logprobs = check_logprobs(self.logprobs)
         self.allowed_token_ids = read_allowed_ids(self.allowed_token_ids)
-        special = bool(self.logit_bias) or self.logprobs is not None
+        self.prompt_logprobs = check_logprobs(self.prompt_logprobs, "prompt_logprobs")
+        check_order(self.key, self.priority, self.deadline)
+        scored = self.logprobs is not None or self.prompt_logprobs is not None
+        special = bool(self.logit_bias) or scored
         self.sampler = sampler_for(self.params, special=special)
         if not isinstance(self.ignore_eos, bool):
             raise RequestError(
@@ -192,6 +220,27 @@ class Request:
         return {name: getattr(self, name) for name in PARAMS}
 
     @property
+    def is_masked(self) -> bool:
+        """Whether its tokens are sampled under masks."""
+        return self.token_mask is not None or self.guide is not None
+
+    def scores_prompt(self, stop: int) -> bool:
+        """Whether a step up to ``stop`` gives the log-probability of prompt token
+        ``stop``.
+        """
+        if self.prompt_logprobs is None:
+            return False
+        return len(self.prompt_token_logprobs) <= stop < self.prompt_tokens
+
+    def chunk_stop(self, start: int) -> int:
+        """Return the last token up to which a step from ``start`` may compute."""
+        if self.prompt_logprobs is None or start >= self.prompt_tokens - 1:
+            return self.prefill_len
+        # A step samples after its last token only.
+        known = len(self.prompt_token_logprobs)
+        return max(start + 1, min(known, self.prompt_tokens) - 1)
+
+    @property
     def has_penalties(self) -> bool:
         """Whether sampling depends on the counts of its tokens."""
         penalties = self.presence_penalty, self.frequency_penalty
@@ -202,8 +251,10 @@ class Request:
         self.status, self.slot, self.block_table = Status.WAITING, 0, []
         # Keys depend on the block size, which may differ on another runner.
         self.block_hashes = []
-        self.in_flight = self.last_step = 0
+        self.in_flight = self.last_step = self.uncertain = 0
         del self.token_logprobs[len(self.tokens) - self.prompt_tokens :]
+        if self.guide is not None and self.end_reason is None:
+            restore(self.guide, self.output_ids)
 
     @property
     def end_reason(self) -> FinishReason | None:

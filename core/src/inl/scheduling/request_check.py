@@ -65,7 +65,7 @@ def _costly_options(request: Request) -> str:
     """Name the options that need the request's sampler, with their values."""
     if request.sampler == "sample":
         return f"temperature: found {request.temperature}"
-    names = (*PARAMS[1:], "logit_bias", "logprobs")
+    names = (*PARAMS[1:], "logit_bias", "logprobs", "prompt_logprobs")
     defaults = {name: Request.__dataclass_fields__[name].default for name in names}
     defaults["logit_bias"] = {}
     values = {name: getattr(request, name) for name in names}

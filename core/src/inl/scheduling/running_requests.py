@@ -9,7 +9,12 @@ from inl.scheduling.plan import SchedulerConfig, StepBuilder
 from inl.scheduling.prefix_cache import PrefixCache
 from inl.scheduling.request import Request, Status
 from inl.scheduling.waiting_queue import WaitingQueue
-from inl.spec.message import FEEDBACK, BlockTableUpdate, Row
+from inl.spec.message import (
+    FEEDBACK,
+    BlockTableUpdate,
+    Row,
+    max_block_table_updates,
+)
 
 
 class RunningRequests:
@@ -25,7 +30,7 @@ class RunningRequests:
         self._config = config
         self._waiting = waiting
         self.by_id: dict[int, Request] = {}
-        """In order of arrival."""
+        """In order of admission."""
         self.preemptions = 0
         """Times that a request lost its blocks to an earlier one."""
         self.prefix_hit_tokens = 0
@@ -40,7 +45,7 @@ class RunningRequests:
             [BlockPool(blocks, limits.block_size) for blocks in limits.blocks],
             limits.windows,
         )
-        cached = self._config.prefix_cache and self._config.use_kv_cache
+        cached = self._config.use_kv_cache
         self.prefix_cache = PrefixCache(self._config, self.kv_cache) if cached else None
         windowed = any(window is not None for window in self.kv_cache.windows)
         self.has_windows = windowed and self._config.use_kv_cache
@@ -69,6 +74,9 @@ class RunningRequests:
         if self.prefix_cache is not None:
             # The last token is always computed: its hidden state gives the next one.
             keys = self.prefix_cache.keys(request, (prefill_len - 1) // size)
+            if request.prompt_logprobs is not None:
+                # Tokens without a log-probability are computed again.
+                keys = keys[: (len(request.prompt_token_logprobs) - 1) // size]
         # One block is spared per growing request, which would preempt this one.
         allocated = self.kv_cache.admit(keys, -(-length // size), spare=growing)
         if allocated is None:
@@ -79,11 +87,12 @@ class RunningRequests:
         request.prefill_len, request.host_token_count = prefill_len, length
         cached = self._config.use_kv_cache
         request.max_scheduled = request.max_length - 1 if cached else length
+        self._waiting.pop()
         request.slot = self._slots.pop()
         request.feedback_row = Row(request.slot, FEEDBACK)
         request.status = Status.RUNNING
         self.prefix_hit_tokens += request.cached_tokens
-        self.by_id[self._waiting.pop().id] = request
+        self.by_id[request.id] = request
         return True
 
     def prefill_len(self, request: Request) -> int:
@@ -95,10 +104,13 @@ class RunningRequests:
         """Whether a request may need more blocks than it has."""
         return len(request.block_table[0]) * self._block_size < request.max_length - 1
 
-    def allocate_prompt(self, request: Request) -> bool:
-        """Grow a request's table to its prefill; ``False`` if blocks are missing."""
+    def allocate(self, request: Request, tokens: int) -> bool:
+        """Grow a request's table to ``tokens``; ``False`` if blocks are missing.
+
+        Blocks that were appended before one was missing stay in the table.
+        """
         size = self._block_size
-        while len(request.block_table[0]) * size < request.prefill_len:
+        while len(request.block_table[0]) * size < tokens:
             if not self.grow(request):
                 return False
         return True
@@ -117,6 +129,24 @@ class RunningRequests:
             if latest is request:
                 return False
         return True
+
+    def grow_for_drafts(
+        self, step: StepBuilder, request: Request, stop: int, count: int
+    ) -> int:
+        """Grow a request's table for ``count`` drafts after ``stop``; returns how many
+        fit into blocks that are free and the updates that the step's frame holds.
+        """
+        assert step.verifier is not None, "drafts need a program that verifies them"
+        size, table = self._block_size, request.block_table
+        groups = len(table)
+        most = max_block_table_updates(step.verifier, groups=groups, block_size=size)
+        while len(table[0]) * size < stop + count:
+            unsent = len(table[0]) + 1 - request.sent_blocks
+            has_room = len(step.block_table_updates) + groups * unsent <= most
+            if not has_room or not self.kv_cache.grow(table):
+                return len(table[0]) * size - stop
+            step.send_blocks(request, len(table[0]))
+        return count
 
     def preempt(self, request: Request) -> None:
         """Move a running request back to the front of the queue."""
@@ -147,8 +177,9 @@ class RunningRequests:
         freed: list[list[int]] = []
         for group, blocks in enumerate(request.block_table):
             first = request.freed_window_blocks[group]
-            stop = self.kv_cache.before_window(group, request.scheduled)
-            if self.prefix_cache is not None:
+            least = request.scheduled - request.uncertain
+            stop = self.kv_cache.before_window(group, least)
+            if self.prefix_cache is not None and self.prefix_cache.serves(request):
                 # A block that is freed before it is published cannot be shared.
                 stop = min(stop, request.published_blocks)
             stop = max(min(stop, first + max_updates), first)

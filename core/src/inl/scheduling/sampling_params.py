@@ -78,7 +78,7 @@ def check_bias(bias: Any) -> dict[int, float]:
     return checked
 
 
-def check_logprobs(value: Any) -> int | None:
+def check_logprobs(value: Any, name: str = "logprobs") -> int | None:
     """Return the number of top logprobs per token, ``None`` for no logprobs at all.
 
     Raises :class:`~inl.errors.RequestError` for anything but ``None`` and 0 to
@@ -89,8 +89,8 @@ def check_logprobs(value: Any) -> int | None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not (whole and 0 <= value <= TOP):
         raise RequestError(
-            f"logprobs: found {value!r}, accepts None, or the number of most likely "
-            f"tokens to report beside the sampled one, 0 to {TOP}"
+            f"{name}: found {value!r}, accepts None, or the number of most likely "
+            f"tokens to report beside each token, 0 to {TOP}"
         )
     return int(value)
 

@@ -13,19 +13,25 @@ are counted, published to the prefix cache or freed, see
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 from inl.errors import NonFiniteLogits, RequestError, RunnerError
 from inl.protocol.runner import Limits
 from inl.protocol.token_masks import mask_words
 from inl.scheduling.buckets import Buckets
+from inl.scheduling.guided_output import append_guided, skips_forced
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import Plan, SchedulerConfig, StepBuilder
 from inl.scheduling.request import Event, FinishReason, Request, Status, make_event
 from inl.scheduling.request_check import check_request, check_room
+from inl.scheduling.request_order import check_deadline
 from inl.scheduling.running_requests import RunningRequests
+from inl.scheduling.sample_groups import SampleGroups
 from inl.scheduling.sampling_params import TokenLogprob, rank
+from inl.scheduling.speculation import Speculation
 from inl.scheduling.waiting_queue import WaitingQueue
 from inl.spec.step import INVALID_TOKEN
 
@@ -39,9 +45,17 @@ class Scheduler:
         config: SchedulerConfig | None = None,
         *,
         kv_cache: KVCacheManager | None = None,
+        speculation: Speculation | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self.speculation = speculation
+        """Plans drafts; ``None`` decodes one token per step."""
         self.config = config or SchedulerConfig()
         self.waiting = WaitingQueue()
+        self._groups = SampleGroups(self.waiting)
+        self._clock = clock
+        self._deadlines: list[tuple[float, int]] = []
+        """Deadline and id of requests, as a heap; some may have finished."""
         self._requests = RunningRequests(self.config, self.waiting, limits, kv_cache)
         self._set_limits(limits)
         self.context = min(limits.max_tokens, self.config.context or limits.max_tokens)
@@ -99,6 +113,7 @@ class Scheduler:
         self._check_limits(limits)
         self.in_flight.clear()
         self.waiting.clear()
+        self._groups.clear()
         self._requests.reset(limits)
         self._set_limits(limits)
         ended: list[Event] = []
@@ -107,7 +122,7 @@ class Scheduler:
                 del self.live[number]  # its addition was interrupted
                 continue
             request.restart()
-            self.waiting.push(request)
+            self.waiting.push(request, request.id)
             if reason := request.finish_reason or request.end_reason:
                 ended.append(self.finish(request, reason, request.error))
         return ended
@@ -132,6 +147,12 @@ class Scheduler:
         check_request(
             request, self.limits.vocab, self.context, sampler=self.buckets.sampler
         )
+        check_deadline(request.deadline, self._clock())
+        if request.prompt_logprobs is not None and not self.config.use_kv_cache:
+            raise RequestError(
+                f"prompt_logprobs: found {request.prompt_logprobs} with "
+                "use_kv_cache=False, accepts None there"
+            )
 
     def check_room(self, request: Request) -> None:
         """Raise :class:`~inl.errors.QueueFull` if too much waits for ``request``."""
@@ -160,7 +181,10 @@ class Scheduler:
             )
         self.arrivals += 1
         self.live[self.arrivals] = request
-        self.waiting.push(request)
+        if not self._groups.hold(request):
+            self.waiting.push(request, self.arrivals)
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, self.arrivals))
         # Assigned last: marks the request as completely added.
         request.id = self.arrivals
         return request.id
@@ -177,7 +201,19 @@ class Scheduler:
             self.waiting.discard(request)
         request.status = Status.FINISHED
         del self.live[request.id]
+        if self.speculation is not None:
+            self.speculation.forget(request)
+        self._groups.finish(request)
         return Event(request.id, None, reason, error)
+
+    def expire(self) -> list[Event]:
+        """End the requests whose deadline has passed; returns their last events."""
+        ended: list[Event] = []
+        while self._deadlines and self._deadlines[0][0] <= self._clock():
+            request = self.live.get(heappop(self._deadlines)[1])
+            if request is not None:
+                ended.append(self.finish(request, "deadline"))
+        return ended
 
     def preempt(self, request: Request) -> None:
         """Move a running request back to the front of the queue."""
@@ -190,12 +226,18 @@ class Scheduler:
         """
         step = StepBuilder(self._steps + 1, self.buckets.tokens)
         self._decode(step)
-        self._prefill(step)
-        self._admit_waiting(step)
+        if not step.has_uncertain_rows:
+            self._prefill(step)
+            self._admit_waiting(step)
+        if self.speculation is not None and 0 < len(step.chunks) == step.decode_rows:
+            self.speculation.extend(step, self._requests, self.buckets)
         plan = step.build(self._requests.take_releases(), self.buckets)
         if plan.chunks:
             self._steps = plan.step
             self.in_flight.append(plan)
+            shares = self.waiting.shares
+            for request, start, stop, _ in plan.chunks if len(shares) > 1 else ():
+                shares.charge(request.key, stop - start)
         return plan
 
     def _decode(self, step: StepBuilder) -> None:
@@ -208,17 +250,34 @@ class Scheduler:
         for request in list(requests.by_id.values()):
             start = request.scheduled
             if start < request.prefill_len:
-                step.prefilling.append(request)
+                # Only forced tokens need more blocks than an admission allocates.
+                if not start or (
+                    request.status is running
+                    and requests.allocate(request, request.prefill_len)
+                ):
+                    step.prefilling.append(request)
             elif start < request.max_scheduled and request.status is running:
-                if not start % size and start == len(request.block_table[0]) * size:
-                    if not requests.grow(request):
+                if request.uncertain and request.temperature:
+                    if self._must_wait(request):
                         continue
-                    step.update_block_table(request, start // size)
+                    step.has_uncertain_rows = True
+                if not start % size and start == request.sent_blocks * size:
+                    if not requests.allocate(request, start + 1):
+                        continue
+                    step.send_blocks(request, start // size + 1)
                 if requests.has_windows:
                     room = start % size != 0 or size == 1
                     requests.free_out_of_window(step, request, max_updates=int(room))
                 step.decode(request)
         step.decode_rows = len(step.chunks)
+
+    def _must_wait(self, request: Request) -> bool:
+        assert self.speculation is not None, "only drafts make positions uncertain"
+        running = self.running
+        prompts = (self.waiting and len(running) < self.buckets.rows) or any(
+            each.scheduled < each.prefill_len for each in running.values()
+        )
+        return self.speculation.must_wait(request, prompts=bool(prompts))
 
     def _prefill(self, step: StepBuilder) -> None:
         """Add chunks of running requests; without a cache, the whole sequence."""
@@ -229,13 +288,16 @@ class Scheduler:
             if request.status is not Status.RUNNING or (uncached and request.in_flight):
                 continue
             if request.scheduled == 0:
-                if not requests.allocate_prompt(request):
+                if not requests.allocate(request, request.prefill_len):
                     continue
                 step.admit(request)
-            count = min(request.prefill_len - request.scheduled, step.budget)
-            room = 1 + count // self.limits.block_size
+            last = request.chunk_stop(request.scheduled)
+            count = min(last - request.scheduled, step.budget)
+            size = self.limits.block_size
+            new = step.send_blocks(request, -(-(request.scheduled + count) // size))
+            room = 1 + count // size - new
             requests.free_out_of_window(step, request, max_updates=room)
-            step.schedule(request, request.prefill_len)
+            step.schedule(request, last)
 
     def _admit_waiting(self, step: StepBuilder) -> None:
         """Admit waiting requests while budget, rows and blocks last."""
@@ -254,7 +316,7 @@ class Scheduler:
                 return
             growing += requests.needs_more_blocks(request)
             step.admit(request)
-            step.schedule(request, request.prefill_len)
+            step.schedule(request, request.chunk_stop(request.scheduled))
 
     def process_outputs(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()
@@ -265,16 +327,17 @@ class Scheduler:
         :class:`~inl.errors.NonFiniteLogits`. logprobs: one per chunk too, if a request
         of the step asks for them.
         """
-        plan = self.in_flight.popleft()
-        self.kv_cache.complete_step(plan.step)
+        plan = self._complete_step()
         size, prefix_cache = self.limits.block_size, self._requests.prefix_cache
         finished, running = Status.FINISHED, Status.RUNNING
         events: list[Event] = []
         for row, (chunk, token) in enumerate(zip(plan.chunks, tokens, strict=True)):
-            request, _, stop = chunk
+            request, _, stop, _ = chunk
             request.in_flight -= 1
             if request.status is finished:
                 continue
+            # Rejected drafts of the step before shift a row back.
+            stop = min(stop, len(request.tokens))
             if (
                 prefix_cache is not None
                 and stop // size > request.published_blocks
@@ -282,14 +345,80 @@ class Scheduler:
                 and token != INVALID_TOKEN
             ):
                 prefix_cache.publish(request, stop)
+            if stop >= request.prompt_tokens and request.sample_group:
+                self._groups.release(request)
             # The token of a chunk that ends before the last known token is unused.
             if stop == len(request.tokens):
-                if request.logprobs is not None and token != INVALID_TOKEN:
-                    scores = logprobs[row]
-                    top = scores.top[: request.logprobs]
-                    request.token_logprobs.append(scores._replace(top=top))
-                events.append(self._append(request, token))
+                if request.logprobs is not None:
+                    self._add_logprobs(request, token, logprobs[row])
+                events += self._append_output(request, token)
+            elif request.scores_prompt(stop):
+                events += self._append_prompt_score(request, token, logprobs[row])
         return events
+
+    def _append_output(self, request: Request, token: int) -> list[Event]:
+        """Append a sampled token, and those that a grammar forces after it."""
+        if request.guide is None:
+            return [self._append(request, token)]
+        skips = skips_forced(request) and not self.config.replay
+        return append_guided(
+            request, request.guide, token, append=self._append, finish=self.finish,
+            skips=skips,
+        )  # fmt: skip
+
+    def process_verified(
+        self,
+        accepted: Sequence[Sequence[int]],
+        logprobs: Sequence[Sequence[TokenLogprob]] = (),
+    ) -> list[Event]:
+        """Apply the output of the oldest step in flight, which has verified drafts.
+
+        accepted: the tokens of each row, at least one. logprobs: of each of them, if a
+        request of the step asks for them. Otherwise as :meth:`process_outputs`.
+        """
+        assert self.speculation is not None, "it has planned the step"
+        plan = self._complete_step()
+        events: list[Event] = []
+        for row, (chunk, ids) in enumerate(zip(plan.chunks, accepted, strict=True)):
+            request = chunk.request
+            request.in_flight -= 1
+            if request.status is Status.FINISHED:
+                continue
+            self.speculation.collected(chunk, len(ids))
+            for place, token in enumerate(ids):
+                self._publish(request, token)
+                if request.logprobs is not None:
+                    self._add_logprobs(request, token, logprobs[row][place])
+                events += self._append_output(request, token)
+                if events[-1].finish_reason is not None:
+                    break
+        return events
+
+    def _complete_step(self) -> Plan:
+        plan = self.in_flight.popleft()
+        self.kv_cache.complete_step(plan.step)
+        return plan
+
+    def _publish(self, request: Request, token: int) -> None:
+        """Publish the blocks of all tokens so far, which ``token`` depends on."""
+        prefix_cache = self._requests.prefix_cache
+        running = request.status is Status.RUNNING
+        if prefix_cache is not None and running and token != INVALID_TOKEN:
+            prefix_cache.publish(request, len(request.tokens))
+
+    def _add_logprobs(self, request: Request, token: int, scores: TokenLogprob) -> None:
+        if token != INVALID_TOKEN:
+            top = scores.top[: request.logprobs]
+            request.token_logprobs.append(scores._replace(top=top))
+
+    def _append_prompt_score(
+        self, request: Request, token: int, scores: TokenLogprob
+    ) -> list[Event]:
+        if token == INVALID_TOKEN:
+            return [self.finish(request, "error", _non_finite(request))]
+        top = scores.top[: request.prompt_logprobs]
+        request.prompt_token_logprobs.append(scores._replace(top=top))
+        return []
 
     def _append(self, request: Request, token: int) -> Event:
         if token == INVALID_TOKEN:

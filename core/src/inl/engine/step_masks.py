@@ -1,0 +1,136 @@
+"""Token masks of masked steps, computed on threads while the device works."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from inl.errors import RequestError
+from inl.executor.rank_threads import RankThreads, Round
+from inl.forks import on_fork
+from inl.protocol.token_masks import TokenMasks, mask_words
+from inl.scheduling.frame_encoder import STEP_NUMBERS
+from inl.scheduling.request import Request, Status
+
+if TYPE_CHECKING:
+    from inl.scheduling.plan import Plan
+    from inl.spec.message import IntArray
+
+MAX_THREADS = 4
+
+
+class ComputedMasks(NamedTuple):
+    """Masks of one step, and the errors of requests whose mask allows nothing."""
+
+    masks: TokenMasks
+    errors: list[tuple[Request, Exception]]
+
+
+class StepMasks:
+    """Computes the masks of one step at a time.
+
+    :meth:`begin` starts as soon as the tokens that the masks depend on are known, and
+    :meth:`result` waits for them. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """Time to compute masks, on the slowest thread of each step."""
+        self.wait_seconds = 0.0
+        """Part of it that :meth:`result` waited for."""
+        self._threads: RankThreads | None = None
+        self._round: Round | None = None
+        on_fork(self)
+
+    def after_fork_in_child(self) -> None:
+        """Forget the parent's threads."""
+        self._threads = self._round = None
+
+    def begin(self, plan: Plan, rows: Sequence[int], vocab: int) -> None:
+        """Start to compute the masks of ``rows``; one step at a time."""
+        if self._threads is None:
+            count = max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
+            self._threads = RankThreads(count, name="inl-masks")
+        count = len(self._threads)
+        self._round = Round(
+            lambda rank: _compute(plan, rows[rank::count], vocab), count
+        )
+        self._threads.send(self._round)
+
+    def result(self, plan: Plan) -> ComputedMasks:
+        """Wait for the masks of the step that :meth:`begin` was called with."""
+        assert self._round is not None, "begin comes first"
+        started = perf_counter()
+        self._round.wait()
+        self.wait_seconds += perf_counter() - started
+        parts: list[_Part] = list(self._round.results.values())
+        self._round = None
+        self.seconds += max(part.seconds for part in parts)
+        found = {row: mask for part in parts for row, mask in part.masks.items()}
+        step = plan.step % STEP_NUMBERS
+        masks = TokenMasks(step, tuple(found), tuple(found.values()))
+        return ComputedMasks(masks, [each for part in parts for each in part.errors])
+
+    def settle(self) -> None:
+        """Wait until no thread uses a guide, and drop what was computed."""
+        if self._round is not None:
+            self._round.wait()
+            self._round = None
+
+
+class _Part(NamedTuple):
+    """What one thread computed."""
+
+    masks: dict[int, IntArray]
+    """By row."""
+    errors: list[tuple[Request, Exception]]
+    seconds: float
+
+
+def are_ready(plan: Plan, rows: Sequence[int]) -> bool:
+    """Whether the tokens that the masks of ``rows`` depend on are collected."""
+    chunks = (plan.chunks[row] for row in rows)
+    return all(
+        request.guide is None
+        or stop <= len(request.tokens)
+        or request.status is Status.FINISHED
+        for request, _, stop, _ in chunks
+    )
+
+
+def _compute(plan: Plan, rows: Sequence[int], vocab: int) -> _Part:
+    started = perf_counter()
+    part = _Part({}, [], 0.0)
+    for row in rows:
+        request, _, stop, _ = plan.chunks[row]
+        if request.scores_prompt(stop):
+            part.masks[row] = mask_words(request.tokens[stop : stop + 1], vocab)
+            continue
+        # The sample is not used once the request has ended or has later tokens.
+        if request.status is Status.FINISHED or stop < len(request.tokens):
+            continue
+        try:
+            part.masks[row] = _mask(request)
+        except Exception as error:
+            part.errors.append((request, error))
+    return part._replace(seconds=perf_counter() - started)
+
+
+def _mask(request: Request) -> IntArray:
+    static, guide = request.token_mask, request.guide
+    if guide is None:
+        assert static is not None, "only rows with a mask are computed"
+        return static
+    mask = guide.masks()[0]
+    if static is not None:
+        mask = (mask & static).astype(np.int32)
+    if not mask.any():
+        raise RequestError(
+            f"allowed_token_ids: excludes every token that the grammar allows after "
+            f"{len(request.output_ids)} tokens of output"
+        )
+    return mask

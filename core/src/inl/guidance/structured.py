@@ -1,0 +1,102 @@
+"""The accepted forms of the ``structured`` option, and their grammars as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict
+
+from inl.errors import RequestError
+
+
+class StructuredOutput(TypedDict, total=False):
+    """What the output must match: exactly one of these fields."""
+
+    json_schema: Mapping[str, Any] | bool | str
+    """JSON that validates against this schema: a dict, a bool, or JSON text. ``{}`` is
+    any JSON."""
+    regex: str
+    """Text that matches this regular expression as a whole."""
+    lark: str
+    """Text that this grammar in Lark's syntax derives from ``start``."""
+    choice: Sequence[str]
+    """One of these strings."""
+
+
+class GrammarText(NamedTuple):
+    """A grammar in one of the languages of :class:`StructuredOutput`."""
+
+    kind: str
+    text: str
+
+
+def read_structured(value: Any, max_bytes: int) -> GrammarText:
+    """Return the grammar of a ``structured`` option.
+
+    max_bytes: maximum size of the text, in UTF-8. Raises
+    :class:`~inl.errors.RequestError` for another form or a longer text.
+    """
+    accepted = ", ".join(StructuredOutput.__annotations__)
+    if not isinstance(value, Mapping) or len(value) != 1:
+        raise RequestError(
+            f"structured: found {value!r:.60}, accepts a dict with one of {accepted}"
+        )
+    ((kind, body),) = value.items()
+    if kind not in StructuredOutput.__annotations__:
+        raise RequestError(f"structured: found {kind!r:.60}, accepts {accepted}")
+    grammar = GrammarText(kind, _READERS[kind](body))
+    try:
+        size = len(grammar.text.encode())
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"structured.{kind}: {error}; accepts text that UTF-8 can encode"
+        ) from error
+    if size > max_bytes:
+        raise RequestError(
+            f"structured.{kind}: found {size} bytes, accepts {max_bytes} "
+            "(EngineConfig.max_grammar_bytes)"
+        )
+    return grammar
+
+
+def _schema(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, Mapping | bool):
+        raise _refused("json_schema", value, "a schema as a dict, a bool or JSON text")
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"structured.json_schema: {error}; accepts a schema that JSON can express"
+        ) from error
+
+
+def _text(kind: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise _refused(kind, value, "a non-empty string")
+    return value
+
+
+def _choice(value: Any) -> str:
+    strings = [] if isinstance(value, str | bytes | Mapping) else _items(value)
+    if not strings or not all(isinstance(each, str) and each for each in strings):
+        raise _refused("choice", value, "a list of non-empty strings")
+    quoted = (json.dumps(each, ensure_ascii=False) for each in dict.fromkeys(strings))
+    return f"start: {' | '.join(quoted)}"
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, Sequence | set | frozenset) else []
+
+
+def _refused(kind: str, value: Any, accepted: str) -> RequestError:
+    return RequestError(f"structured.{kind}: found {value!r:.60}, accepts {accepted}")
+
+
+_READERS = {
+    "json_schema": _schema,
+    "regex": lambda value: _text("regex", value),
+    "lark": lambda value: _text("lark", value),
+    "choice": _choice,
+}

@@ -1,0 +1,107 @@
+"""The bytes of every token of a vocabulary, as grammars match them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from inl.errors import RequestError
+from inl.text.scored_bpe import SPACE
+from inl.text.spelling import bytes_of
+from inl.text.tokenizer import BYTE_TOKEN
+
+if TYPE_CHECKING:
+    from inl.text.tokenizer import Tokenizer
+
+MARK = "\x01"
+"""Put before a part of a text that the tokenizer takes for the beginning of one."""
+
+
+def vocabulary_bytes(tokenizer: Tokenizer, vocab: int) -> list[bytes]:
+    """Return the bytes of tokens 0 to ``vocab - 1``; empty ones are never allowed.
+
+    Special tokens and ids without a token are empty. Raises
+    :class:`~inl.errors.RequestError` for a vocabulary that is neither byte-level nor
+    of SentencePiece's kind.
+    """
+    spell = _spelling(tokenizer)
+    special = tokenizer.special_ids
+    tokens = (
+        None if each in special else tokenizer.token(each) for each in range(vocab)
+    )
+    return [b"" if token is None else spell(token) for token in tokens]
+
+
+class Vocabulary:
+    """A tokenizer as ``llguidance`` reads it: the bytes of tokens, and an encoder.
+
+    end: the token that ends an output.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int, end: int) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = end
+        self.tokens = vocabulary_bytes(tokenizer, vocab)
+        self.special_token_ids = [
+            each for each in tokenizer.special_ids if each < vocab
+        ]
+        self._longest = max(map(len, self.tokens))
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        """Token of each byte string."""
+        return {data: token for token, data in enumerate(self.tokens) if data}
+
+    def __call__(self, text: str) -> list[int]:
+        """Encode a part of a text into tokens with exactly its bytes."""
+        data = text.encode()
+        for mark in ("", MARK):
+            ids = self._tokenizer.encode(mark + text, add_special=False, plain=True)
+            start, left = 0, sum(len(self.tokens[each]) for each in ids) - len(data)
+            while left > 0:  # a mark, and a space before the first word
+                left -= len(self.tokens[ids[start]])
+                start += 1
+            if b"".join(self.tokens[each] for each in ids[start:]) == data:
+                return ids[start:]
+        return self._by_length(data)
+
+    def _by_length(self, data: bytes) -> list[int]:
+        """Encode bytes that the tokenizer changes, by the longest tokens."""
+        ids: list[int] = []
+        while data:
+            lengths = range(min(self._longest, len(data)), 0, -1)
+            parts = (data[:length] for length in lengths)
+            part = next((each for each in parts if each in self._ids), None)
+            if part is None:
+                break  # what remains is left to the library
+            ids.append(self._ids[part])
+            data = data[len(part) :]
+        return ids
+
+
+def _spelling(tokenizer: Tokenizer) -> Callable[[str], bytes]:
+    """Return the function from the spelling of a token to its bytes."""
+    if tokenizer.byte_level:
+        return bytes_of
+    decoder = tokenizer.rules.decoder
+    rules = (
+        ""
+        if decoder is None
+        else json.dumps(json.loads(decoder.__getstate__()), ensure_ascii=False)
+    )
+    if SPACE in rules:
+        return _piece_bytes
+    raise RequestError(
+        f"structured: {tokenizer.where}: is neither byte-level nor of SentencePiece's "
+        "kind; structured output accepts models with such a tokenizer"
+    )
+
+
+def _piece_bytes(token: str) -> bytes:
+    if byte := BYTE_TOKEN.fullmatch(token):
+        return bytes([int(byte[1], 16)])
+    return token.replace(SPACE, " ").encode()
