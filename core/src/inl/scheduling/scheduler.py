@@ -385,6 +385,8 @@ class Scheduler:
             if request.status is Status.FINISHED:
                 continue
             self.speculation.collected(chunk, len(ids))
+            if chunk.stop < len(request.tokens):
+                continue  # a grammar has forced the token meanwhile
             for place, token in enumerate(ids):
                 self._publish(request, token)
                 if request.logprobs is not None:
