@@ -77,9 +77,10 @@ class StepMasks:
 
     def settle(self) -> None:
         """Wait until no thread uses a guide, and drop what was computed."""
-        if self._round is not None:
+        if self._round is not None and self._threads is not None:
+            self._threads.send(self._round)  # begin may have been interrupted
             self._round.wait()
-            self._round = None
+        self._round = None
 
 
 class _Part(NamedTuple):
