@@ -42,6 +42,7 @@ RUN_HERE = [
     "migrating.md",
     "moe.md",
     "performance.md",
+    "structured-output.md",
 ]
 """Pages whose python and console blocks are executed here, in order."""
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -50,7 +50,12 @@ def structured(engine):
     return [each.token_ids for each in (first, *first.alternatives)]
 
 
-CALLS = {"structured": structured, "generate": generate, "stream": stream, "agenerate": agenerate}
+CALLS = {
+    "structured": structured,
+    "generate": generate,
+    "stream": stream,
+    "agenerate": agenerate,
+}
 
 
 def check_is_whole(engine):

@@ -151,7 +151,9 @@ def test_prompt_logprobs_of_samples_belong_to_the_first(hashed):
 
 def test_prompt_logprobs_need_a_cache(hashed):
     engine = hashed(use_kv_cache=False)
-    with pytest.raises(RequestError, match="prompt_logprobs: found 1 with use_kv_cache"):
+    with pytest.raises(
+        RequestError, match="prompt_logprobs: found 1 with use_kv_cache"
+    ):
         engine.generate(PROMPT, prompt_logprobs=1)
 
 

@@ -90,7 +90,10 @@ BAD = {
     "no dict": ("text", "found 'text', accepts a dict with one of json_schema, regex"),
     "two fields": ({"regex": "a", "lark": "b"}, "accepts a dict with one of"),
     "unknown field": ({"grammar": "a"}, "found 'grammar', accepts json_schema, regex"),
-    "schema of a number": ({"json_schema": 5}, "json_schema: found 5, accepts a schema"),
+    "schema of a number": (
+        {"json_schema": 5},
+        "json_schema: found 5, accepts a schema",
+    ),
     "schema with a set": ({"json_schema": {"enum": {1}}}, "that JSON can express"),
     "schema with NaN": ({"json_schema": {"const": float("nan")}}, "JSON can express"),
     "schema without JSON": ({"json_schema": "{"}, "structured.json_schema: "),

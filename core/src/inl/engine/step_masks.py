@@ -128,7 +128,7 @@ def _mask(request: Request) -> IntArray:
         return static
     mask = guide.masks()[0]
     if static is not None:
-        mask = (mask & static).astype(np.int32)
+        mask &= static
     if not mask.any():
         raise RequestError(
             f"allowed_token_ids: excludes every token that the grammar allows after "
