@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from inl.errors import RequestError
 from inl.executor.rank_threads import RankThreads, Round
 from inl.forks import on_fork
@@ -126,7 +124,7 @@ def _mask(request: Request) -> IntArray:
     if guide is None:
         assert static is not None, "only rows with a mask are computed"
         return static
-    mask = guide.masks()[0]
+    mask: IntArray = guide.masks()[0]
     if static is not None:
         mask &= static
     if not mask.any():

@@ -169,6 +169,11 @@ class Scheduler:
             request.token_mask = mask_words(
                 tuple(request.allowed_token_ids), self.limits.vocab
             )
+        request.may_need_masks = (
+            request.token_mask is not None
+            or request.guide is not None
+            or request.prompt_logprobs is not None
+        )
         self.arrivals += 1
         self.live[self.arrivals] = request
         if not self._groups.hold(request):
@@ -312,7 +317,7 @@ class Scheduler:
                 and token != INVALID_TOKEN
             ):
                 prefix_cache.publish(request, stop)
-            if stop >= request.prompt_tokens and request.sample_group:
+            if request.sample_group and stop >= request.prompt_tokens:
                 self._groups.release(request)
             # The token of a chunk that ends before the last known token is unused.
             if stop == len(request.tokens):
