@@ -31,7 +31,7 @@ def load(backend: CudaBackend, name: str, layers: int = 0) -> tuple[Loaded, Rand
     """Make a model of random weights: one layer, of which the others are copies."""
     hf = dict(zip(FIELDS, SHAPES[name], strict=True))
     count = layers or hf["num_hidden_layers"]
-    hf |= {"max_position_embeddings": 16384, "num_hidden_layers": 1}
+    hf |= {"max_position_embeddings": 1 << 17, "num_hidden_layers": 1}
     one = replace(MODEL.config(hf), dtype="bfloat16")
     specs = {
         param.source: Spec(param.shape, "bfloat16")

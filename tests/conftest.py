@@ -12,6 +12,11 @@ from depth import scaled
 from plain_deep import PlainDeep
 from recorded_models import DATA, Recorded
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 pytest_plugins = ["depth_hooks"]
 
 
@@ -34,6 +39,22 @@ def default_interrupt():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def limits():
+    """Limits of address space and processor time; ``None`` on Windows."""
+    if resource is None:
+        return None
+    names = resource.RLIMIT_AS, resource.RLIMIT_CPU
+    return [resource.getrlimit(name) for name in names]
+
+
+@pytest.fixture(autouse=True)
+def unchanged_limits():
+    """Fail a test that limits the process that runs the tests after it."""
+    before = limits()
+    yield
+    assert limits() == before
 
 
 @pytest.fixture(scope="session")

@@ -116,7 +116,7 @@ def engines(tiny_made):
     """Makes engines on the tiny model, or on ``runner``, and closes them."""
     made = []
 
-    def make(*, on_step=None, eos=(), runner=None, **settings):
+    def make(*, on_step=None, eos=(), runner=None, drafter=None, **settings):
         checkpoint = MemoryCheckpoint(*tiny_made)
         checkpoint.eos_token_ids = tuple(eos)
         settings = {"backend": "reference", "max_batch": 4, "context": 96} | settings
@@ -126,6 +126,7 @@ def engines(tiny_made):
             EngineConfig(**settings),
             runner=runner,
             on_step=on_step,
+            drafter=drafter,
         )
         made.append(engine)
         return engine

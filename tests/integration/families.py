@@ -176,9 +176,14 @@ def logits_of(runner, texts, stops=()):
             bucket, rows, step=number, groups=groups, block_size=size,
             decode_rows=sum(len(part) == 1 for part in parts.values()),
         )  # fmt: skip
-        got = np.asarray(runner.logits(frame).data).reshape(len(rows), width, -1)
-        for row, slot in enumerate(order):
-            found[slot].append(got[row, width - len(parts[slot]) :])
+        got = np.asarray(runner.logits(frame).data)
+        at = 0
+        for slot in order:
+            count = len(parts[slot])
+            # All tokens are sampled if drafts could be verified, else W of each row.
+            first = at if bucket.verifies else at + width - count
+            found[slot].append(got[first : first + count])
+            at += count if bucket.verifies else width
             done[slot] = stop[slot]
     for slot in texts:
         runner.submit(release_frame(slot, groups=groups, max_blocks_per_seq=12))

@@ -19,15 +19,18 @@ from inl.spec.message import (
     ADMISSION_WORD,
     BIAS_WORD,
     BIAS_WORDS,
+    DRAFT,
     ROW_WORD,
     TOKEN_BIAS_WORD,
     UPDATE_WORD,
     UPDATE_WORDS,
     USED_COUNTS,
+    draft_words,
     layout,
     row_words,
+    uniform_words,
 )
-from inl.spec.step import PARAMS, TOP, Bucket, Scores, Step
+from inl.spec.step import NO_TOKEN, PARAMS, TOP, Bucket, Scores, Step, Tables
 from inl_jax import functional as inl_functional
 
 SPAN = 512
@@ -54,8 +57,19 @@ def make_step(message, tables, *, bucket, block_size):
     homes = blocks[:, slots][:, row, positions // block_size]
     offsets = jnp.arange(bucket.tokens_per_row, dtype=jnp.int32) - bucket.tokens_per_row
     samples = jnp.maximum(ends[:, None] + offsets, starts[:-1, None])
+    samples = jnp.clip(samples, 0, bucket.tokens - 1).reshape(-1)
+    if bucket.verifies:
+        samples = index
+    tokens = jnp.where(given < 0, tables.last[slots][row], given)
+    uniforms = rows[:, uniform_words(bucket)]
+    if bucket.tokens_per_row > 1:
+        drafts = rows[:, draft_words(bucket)]
+        drafted = drafts[row, positions % drafts.shape[1]]
+        tokens = jnp.where(given == DRAFT, drafted, tokens)
+        at = (positions[samples] + 1) % uniforms.shape[1]
+        uniforms = uniforms[row[samples], at]
     step = Step(
-        tokens=jnp.where(given < 0, tables.last[slots][row], given),
+        tokens=tokens,
         positions=positions,
         rows=row,
         starts=starts,
@@ -63,10 +77,10 @@ def make_step(message, tables, *, bucket, block_size):
         slots=slots,
         blocks=blocks[:, slots],
         writes=jnp.where(used, homes * block_size + positions % block_size, 0),
-        samples=jnp.clip(samples, 0, bucket.tokens - 1).reshape(-1),
+        samples=samples,
         adapters=tables.adapters[slots],
         used_counts=message[USED_COUNTS],
-        uniforms=rows[:, ROW_WORD.uniforms :].reshape(-1),
+        uniforms=uniforms.reshape(-1),
     )
     lengths = tables.lengths.at[slots].set(after)
     return step, tables._replace(blocks=blocks, lengths=lengths)
@@ -269,6 +283,52 @@ def sample(logits, step, tables, *, sampler):
     return tokens, tables._replace(last=last)
 
 
+def expand_rows(step, tables):
+    index = jnp.arange(step.tokens.shape[0], dtype=jnp.int32)
+    used = index < step.used_counts[2]
+    slots = jnp.where(used, step.slots[step.rows], 0)
+    counts = tables.token_counts[slots]
+    if counts.shape[1]:
+        before = (step.rows[:, None] == step.rows) & (index[:, None] > index)
+        before &= used[:, None] & used
+        added = 2 * before.astype(jnp.int32)
+        counts = counts.at[index[:, None], step.tokens[None]].add(added)
+    zeros = jnp.zeros_like(index)
+    expanded = step._replace(
+        starts=jnp.arange(len(index) + 1, dtype=jnp.int32),
+        slots=index,
+        samples=index,
+        used_counts=jnp.full(3, step.used_counts[2]),
+    )
+    blocks = jnp.zeros((1, len(index), tables.blocks.shape[2]), jnp.int32)
+    rows = (part[slots] for part in (tables.params, tables.bias))
+    params, bias = rows
+    return expanded, Tables(blocks, zeros, zeros, zeros, params, counts, bias)
+
+
+def verify(tokens, step, tables, *, width):
+    counts = step.starts[1:] - step.starts[:-1]
+    offsets = jnp.arange(width)
+    inside = offsets < counts[:, None]
+    at = jnp.where(inside, step.starts[:-1, None] + offsets, 0)
+    sampled = jnp.where(inside, tokens[at], NO_TOKEN)
+    inputs = step.tokens[at]
+    agrees = inside[:, 1:] & (sampled[:, :-1] == inputs[:, 1:])
+    agrees = jnp.pad(agrees, ((0, 0), (1, 0)), constant_values=True)
+    kept = inside & (jnp.cumprod(agrees, axis=1) > 0)
+    accepted = kept.sum(1, dtype=jnp.int32)
+    ends = jnp.maximum(accepted - 1, 0)[:, None]
+    last = jnp.maximum(jnp.take_along_axis(sampled, ends, axis=1)[:, 0], 0)
+    lengths = tables.lengths.at[step.slots].set(step.lengths - (counts - accepted))
+    added = tables.token_counts
+    if added.shape[1]:
+        added = added.at[step.slots[:, None], inputs].add(2 * kept.astype(jnp.int32))
+    tables = tables._replace(
+        lengths=lengths, last=tables.last.at[step.slots].set(last), token_counts=added
+    )
+    return jnp.where(kept, sampled, NO_TOKEN).reshape(-1), tables
+
+
 def counted(step, tables):
     fed = step.tokens[jnp.minimum(step.starts[:-1], step.tokens.shape[0] - 1)]
     decoding = jnp.arange(fed.shape[0]) < step.used_counts[0]
@@ -347,6 +407,8 @@ KERNELS = {
     "drop_overflow": drop_overflow,
     "load_balance_loss": load_balance_loss,
     "sample": sample,
+    "expand_rows": expand_rows,
+    "verify": verify,
     "mask_logits": mask_logits,
     "score": score,
 }
@@ -356,8 +418,13 @@ def buckets(limits):
     """Few: each costs seconds to compile."""
     rows = min(8, limits.slots - 1)
     shapes = sorted({(1, 1), (rows, rows), (max(64, rows), rows)})
+    if limits.max_drafts:
+        width = limits.max_drafts + 1
+        shapes += [(width, 1, width), (rows * width, rows, width)]
     return [
-        Bucket(*shape, sampler=name) for shape in shapes for name in limits.samplers
+        Bucket(*(*shape, 1)[:3], sampler=name)
+        for shape in shapes
+        for name in limits.samplers
     ]
 
 

@@ -203,7 +203,11 @@ SPLIT = WINDOWS | {
 NORMS = {"eps": field(norm_eps=0.3)}
 SILU = {"activation": field(activation="gelu_tanh")}
 GELU = {"activation": field(activation="silu")}
-HEAD = {"head of its own": field(tied=True)}
+HEAD = {
+    "head of its own": Mutant(
+        weights=lambda w: w._replace(head=w.head._replace(weight=w.embed.weight))
+    )
+}
 BIAS = {
     f"bias of {name}": in_group("attention", "qkv", lambda w, n=name: w._replace(
         **{f"{n}_bias": None}))

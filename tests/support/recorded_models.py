@@ -101,5 +101,8 @@ class Fed:
             block_size=self.runner.limits.block_size,
             decode_rows=decoding,
         )
-        found = widen(self.runner.logits(frame)).reshape(len(rows) + pads[1], width, -1)
+        found = widen(self.runner.logits(frame))
+        if bucket.verifies:
+            return np.split(found[: sum(counts)], np.cumsum(counts)[:-1])
+        found = found.reshape(len(rows) + pads[1], width, -1)
         return [found[row, width - count :] for row, count in enumerate(counts)]

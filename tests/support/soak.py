@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from hash_oracle import expected
@@ -31,6 +31,8 @@ class Parts:
     kv_cache: type = KVCacheManager
     pool: type = BlockPool
     scheduler: type = Scheduler
+    speculation: type | None = None
+    """Verifies random drafts if set."""
 
 
 class World:
@@ -45,8 +47,15 @@ class World:
         ]
         memory = parts.kv_cache(pools, self.limits.windows)
         self.now = self.groups = 0
+        options = {"clock": lambda: self.now}
+        if parts.speculation is not None:
+            self.config = replace(self.config, use_kv_cache=True)
+            width = random.choice([2, 3, 6])
+            self.limits = with_verifiers(self.limits, width)
+            drafter = OracleDrafter(self)
+            options["speculation"] = parts.speculation(drafter, width - 1)
         self.scheduler = parts.scheduler(
-            self.limits, self.config, kv_cache=memory, clock=lambda: self.now
+            self.limits, self.config, kv_cache=memory, **options
         )
         self.runner = parts.runner(self.limits, lag=random if lag else None)
         self.engine = EngineCore(
@@ -65,6 +74,10 @@ class World:
         assert record.rows <= record.bucket.rows
         assert record.tokens <= record.bucket.tokens
         self.counts["decode rows"] += record.decode_rows
+        if record.bucket.verifies:
+            self.counts["verifying steps"] += 1
+            in_flight = len(self.scheduler.in_flight)
+            self.counts["verifying steps in flight"] += in_flight > 1
 
     def arrive(self):
         random = self.random
@@ -210,6 +223,9 @@ class World:
         self.counts.update(steps=stats.steps, tokens=stats.tokens, rows=stats.rows)
         self.counts["preemptions"] += stats.preemptions
         self.counts["prefix hit tokens"] += stats.prefix_hit_tokens
+        if self.scheduler.speculation is not None:
+            self.counts["drafts"] += self.scheduler.speculation.drafted
+            self.counts["accepted drafts"] += self.scheduler.speculation.accepted
         return self.counts
 
     def check_nothing_is_left(self):
@@ -223,6 +239,53 @@ class World:
         for pool in self.scheduler.kv_cache.pools:
             assert pool.used_blocks == 0
             assert pool.available_blocks == pool.blocks - 1
+
+
+class OracleDrafter:
+    """Predicts some of the tokens to come and, at random, wrong ones."""
+
+    def __init__(self, world):
+        self.world, self.texts = world, {}
+        self.right = world.random.choice([0.0, 0.5, 0.9, 1.0])
+
+    def propose(self, queries):
+        return [self.predict(query) for query in queries]
+
+    def predict(self, query):
+        world, random = self.world, self.world.random
+        request = world.scheduler.live[query.request]
+        if query.request not in self.texts:
+            context = world.scheduler.context
+            found, _ = expected(request, world.limits, context, frozenset())
+            self.texts[query.request] = [*request.prompt, *found]
+        text, start = self.texts[query.request], len(query.tokens)
+        if query.tokens != text[:start]:
+            raise WrongText(
+                f"request {query.request}: found {query.tokens}, not {text}"
+            )
+        stop = start + random.randint(0, query.count)
+        vocab = world.limits.vocab
+        return [
+            token if random.random() < self.right else random.randrange(vocab)
+            for token in text[start:stop]
+        ]
+
+    def forget(self, request):
+        self.texts.pop(request, None)
+
+
+def with_verifiers(limits, width):
+    """Add programs that verify drafts, in most cases for as many rows as others."""
+    most = max((bucket.rows for bucket in limits.buckets), default=0)
+    samplers = {bucket.sampler for bucket in limits.buckets}
+    sizes = [(most, most * 2), (most, most * width), (max(most // 2, 1), width)]
+    verifiers = [
+        Bucket(tokens, rows, width, sampler)
+        for rows, tokens in sizes[: 3 if most else 0]
+        for sampler in samplers
+        if 1 < tokens <= rows * width
+    ]
+    return replace(limits, buckets=(*limits.buckets, *verifiers))
 
 
 def random_limits(random):

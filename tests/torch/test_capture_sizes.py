@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from inl.scheduling.buckets import Buckets
 from inl.spec.limits import Limits
-from inl.spec.step import SAMPLERS, Bucket
+from inl.spec.step import SAMPLERS
 from inl_torch.gpu.capture_sizes import MAX_GRAPHS, capture_sizes, decode_sizes
 
 
@@ -27,15 +27,17 @@ def test_a_small_batch():
     ]  # fmt: skip
 
 
-def test_the_costliest_sampler_leaves_the_coarsest_sizes():
-    found = [
-        b
-        for b in capture_sizes(limits(8, "sample_filtered"))
-        if b.sampler == "sample_filtered"
-    ]
-    assert sizes(found) == [
-        (1, 1), (2, 2), (4, 4), (8, 8), (64, 8), (512, 8), (2048, 8), (8192, 8),
-    ]  # fmt: skip
+def of_sampler(found, name):
+    return sizes(bucket for bucket in found if bucket.sampler == name)
+
+
+def test_every_sampler_has_the_same_decoding_sizes():
+    found = capture_sizes(limits(512, "sample_filtered", width=2500))
+    decodes = [(1 << power, 1 << power) for power in range(10)]
+    for name in SAMPLERS:
+        assert of_sampler(found, name)[:10] == decodes
+    assert of_sampler(found, "greedy") == of_sampler(found, "sample_filtered")
+    assert of_sampler(found, "sample") == decodes
 
 
 def test_one_long_prompt_has_separate_buckets():
@@ -44,13 +46,13 @@ def test_one_long_prompt_has_separate_buckets():
 
 
 def test_decode_sizes_end_with_all_rows():
-    assert decode_sizes(1, 2) == [1]
-    assert decode_sizes(9, 2) == [1, 2, 4, 8, 9]
-    assert decode_sizes(512, 4) == [1, 4, 16, 64, 256, 512]
+    assert decode_sizes(1) == [1]
+    assert decode_sizes(9) == [1, 2, 4, 8, 9]
+    assert decode_sizes(512) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
-@given(st.integers(1, 5000), st.sampled_from(SAMPLERS), st.integers(1, 600))
-def test_any_planned_step_has_a_bucket(rows, sampler, width):
+@given(st.data(), st.integers(1, 5000), st.sampled_from(SAMPLERS), st.integers(1, 600))
+def test_any_planned_step_has_a_bucket(data, rows, sampler, width):
     given_limits = limits(rows, sampler, width)
     found = capture_sizes(given_limits)
     assert len(set(found)) == len(found) <= MAX_GRAPHS
@@ -61,10 +63,20 @@ def test_any_planned_step_has_a_bucket(rows, sampler, width):
         max_rows=rows,
     )
     assert planned.rows == min(rows, planned.tokens)
+    count = data.draw(st.integers(1, planned.rows))
+    tokens = data.draw(st.integers(count, planned.tokens))
     for name in given_limits.samplers:
-        best = planned.choose(planned.tokens, planned.rows, name)
-        assert isinstance(best, Bucket)
         assert planned.choose(1, 1, name).tokens == 1
+        planned.choose(planned.tokens, planned.rows, name)
+        chosen = planned.choose(tokens, count, name)
+        assert chosen.tokens >= tokens
+        assert chosen.rows >= count
+        # Decoding steps compute at most twice their rows, and prompts are never
+        # computed by a program of one token per row.
+        if tokens == count:
+            assert chosen.tokens < 2 * tokens
+        elif planned.tokens > planned.rows:
+            assert chosen.tokens > chosen.rows
 
 
 def _fields(value):

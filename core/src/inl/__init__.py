@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from inl.functional import inl_dynamics_step as inl_dynamics_step
     from inl.functional import moe as moe
     from inl.functional import set_backend as set_backend
+    from inl.nn.tensor import Tensor as Tensor
+    from inl.nn.tensor import matmul as matmul
 
 __version__ = "0.1.0"
 
@@ -25,15 +27,21 @@ LAZY = {
     "Completion": "inl.engine.inference_engine",
     "EngineConfig": "inl.config",
     "InferenceEngine": "inl.engine.inference_engine",
+    "Tensor": "inl.nn.tensor",
     "get_backend": "inl.functional",
     "inl_dynamics": "inl.functional",
     "inl_dynamics_n_steps": "inl.functional",
     "inl_dynamics_step": "inl.functional",
+    "matmul": "inl.nn.tensor",
     "set_backend": "inl.functional",
 }
 """Public name -> module; imported on first use, to keep ``import inl`` fast."""
 
-LAZY_MODULES = {"moe": "inl.functional.moe"}
+LAZY_MODULES = {
+    "kernels": "inl.kernels",
+    "moe": "inl.functional.moe",
+    "nn": "inl.nn",
+}
 """Public modules that are imported on first use."""
 
 __all__ = [
@@ -43,11 +51,15 @@ __all__ = [
     "EngineConfig",
     "InferenceEngine",
     "InlError",
+    "Tensor",
     "get_backend",
     "inl_dynamics",
     "inl_dynamics_n_steps",
     "inl_dynamics_step",
+    "kernels",
+    "matmul",
     "moe",
+    "nn",
     "set_backend",
 ]
 

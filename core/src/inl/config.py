@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 MAX_COUNT = 2**62
 
+DEFAULT_DRAFTS = 15
+"""Default of ``max_drafts``: rows of 16 tokens."""
+
+MAX_DRAFTS = 127
+
 REQUEST_BOUNDS = (
     "max_queued_requests",
     "max_queued_tokens",
@@ -88,6 +93,23 @@ class EngineConfig:
     """Maximum size of the ``structured`` option of a request."""
     max_samples: int = 128
     """Maximum number of completions of one prompt (``n``)."""
+    speculation: str | None = None
+    """Source of drafted tokens, several of which a step verifies; outputs are the same
+    with and without. "ngram" searches prompt and output for the last tokens, "model"
+    asks ``draft_model``, ``None`` decodes one token per step."""
+    draft_model: str | Path | None = None
+    """Folder, GGUF file or known name of a small model with the same tokenizer, for
+    ``speculation="model"``."""
+    draft_backend: str | Device | None = None
+    """Device of the draft model, also of another interpreter. ``None``: the same as
+    ``backend``."""
+    max_drafts: int | None = None
+    """Maximum number of drafted tokens per sequence and step. ``None``: 15 if
+    ``speculation`` is set."""
+    adaptive_drafts: bool = True
+    """Whether the number of drafted tokens is chosen for speed, from the times of steps
+    that are measured at the start (about two seconds). ``False`` verifies every drafted
+    token."""
     invariant: bool = False
     """Whether only kernels are used whose results do not depend, in any bit, on the
     rest of the batch."""
@@ -120,7 +142,7 @@ class EngineConfig:
         for name in ("max_batch", "tensor_parallel", *REQUEST_BOUNDS):
             value = getattr(self, name)
             self._check(name, _is_count(value), "a whole number of 1 or more")
-        for name in ("token_budget", "context", "cache_bytes", "depth"):
+        for name in ("token_budget", "context", "cache_bytes", "depth", "max_drafts"):
             value = getattr(self, name)
             valid = value is None or _is_count(value)
             self._check(name, valid, "None or a whole number of 1 or more")
@@ -132,8 +154,30 @@ class EngineConfig:
         self._check("sampling", self.sampling in SAMPLERS, " or ".join(SAMPLERS))
         valid = self.velocity in (None, "reset", "carry")
         self._check("velocity", valid, "None, reset or carry")
+        valid = self.speculation in (None, "ngram", "model")
+        self._check("speculation", valid, "None, ngram or model")
+        self._check_drafts()
         valid = self.on_worker_loss in ("raise", "restart")
         self._check("on_worker_loss", valid, "raise or restart")
+
+    def _check_drafts(self) -> None:
+        """Check the settings of speculation together."""
+        valid = (self.speculation == "model") == (self.draft_model is not None)
+        accepted = 'a model with speculation="model", None otherwise'
+        self._check("draft_model", valid, accepted)
+        valid = self.draft_backend is None or self.draft_model is not None
+        self._check("draft_backend", valid, "None without a draft_model")
+        valid = self.max_drafts is None or self.max_drafts <= MAX_DRAFTS
+        self._check("max_drafts", valid, f"None or 1 to {MAX_DRAFTS}")
+        valid = self.speculation is None or self.use_kv_cache
+        self._check("speculation", valid, "None with use_kv_cache=False")
+
+    @property
+    def draft_limit(self) -> int:
+        """Maximum number of drafted tokens per sequence; 0 without speculation."""
+        if self.speculation is None:
+            return 0
+        return self.max_drafts or DEFAULT_DRAFTS
 
     def _check(self, name: str, valid: bool, accepted: str) -> None:
         if not valid:

@@ -17,7 +17,7 @@ class ForkAware(Protocol):
     """An object that changes its state in a forked child."""
 
     def after_fork_in_child(self) -> None:
-        """Give up what belongs to the parent; must not block or use the parent's."""
+        """Drop resources shared with the parent; must not block or write to them."""
 
 
 _registered: dict[int, weakref.ref[ForkAware]] = {}

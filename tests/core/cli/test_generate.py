@@ -97,6 +97,51 @@ def test_json(capsys):
     assert found["timings"]["load_seconds"] > 0
 
 
+CHAT_SOURCE = (
+    "{{ tools | tojson }}{{ documents | tojson }}{{ style }}{{ think }}"
+    "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "rendered"),
+    [
+        ([], "nullnull[hi]>"),
+        (["--no-generation-prompt"], "nullnull[hi]"),
+        (["--answer-prefix", "It is"], "nullnull[hi][It is"),
+        (["--template-option", "style=plain", "--template-option", "think=false"],
+         "nullnullplainFalse[hi]>"),
+        (["--tools", "LIST", "--documents", "LIST"], '[{"a": 1}][{"a": 1}][hi]>'),
+    ],
+)  # fmt: skip
+def test_chat_template_options(options, rendered, folder, tmp_path, capsys):
+    path = changed(folder, tmp_path)
+    (path / "chat_template.jinja").write_text(CHAT_SOURCE)
+    (tmp_path / "list").write_text('[{"a": 1}]')
+    files = {"LIST": str(tmp_path / "list")}
+    words = [files.get(word, word) for word in options]
+    code, out, err = run(
+        capsys, "generate", "hi", "--model", str(path), "--device", "reference",
+        "--max-tokens", "1", "--json", *words,
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert json.loads(out)["prompt_tokens"] == len(rendered)
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["--template-option", "x"], ["--template-option", "'x'", "NAME=VALUE"]),
+        (["--template-option", "tools=1"], ["'tools=1'", "none of messages, tools"]),
+        (["--tools", "/dev/null"], ["--tools", "/dev/null", "a JSON file"]),
+    ],
+)
+def test_malformed_chat_template_options(options, parts, folder, capsys):
+    found = run(capsys, "generate", "hi", "--model", str(folder), *options)
+    refused(found, ["RequestError", *parts])
+
+
 @pytest.mark.full
 def test_control_tokens_of_a_prompt_are_text_unless_they_are_trusted(capsys):
     counts = []

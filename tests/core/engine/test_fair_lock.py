@@ -84,7 +84,7 @@ def test_try_run_does_not_block_and_reacquiring_is_refused():
 
 
 def test_attempts_of_many_threads_leave_no_work_undone():
-    """Whoever fails to get the lock has left its work to a thread that gets it."""
+    """A thread that fails to acquire the lock leaves its work to the one that does."""
     lock, work, done = FairLock(), deque(), []
 
     def drain():

@@ -102,9 +102,9 @@ def test_experts_beyond_all_bounds_are_not_planned(folder):
 def test_rope_fields_that_are_no_objects_are_refused(name, value):
     fields = {name: value, "head_dim": 16, "sliding_window": 8}
     with pytest.raises(CheckpointError, match=r"found .*, expected an object"):
-        gemma3.rope(HF | fields)
+        gemma3.config(HF | fields)
     with pytest.raises(CheckpointError, match="'full_attention': found 5, expected"):
-        gemma3.rope(HF | {"rope_parameters": {"full_attention": 5}})
+        gemma3.config(HF | {"rope_parameters": {"full_attention": 5}})
 
 
 @pytest.mark.full

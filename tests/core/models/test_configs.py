@@ -89,11 +89,30 @@ def test_longrope_serves_the_context_trained_on():
 
 
 def yarn(**fields):
-    return {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, **fields}}
+    given = {"factor": 4.0, "original_max_position_embeddings": 32, **fields}
+    return {"rope_scaling": {"rope_type": "yarn", **given}}
 
 
 REFUSED = [
-    (llama, {"rope_scaling": {"type": "dynamic"}}, ["rope_type", "'dynamic'", "yarn"]),
+    (llama, {"rope_scaling": {"type": "mrope"}}, ["rope_type", "'mrope'", "yarn"]),
+    (llama, {"rope_scaling": {"type": "linear"}}, ["rope_scaling.factor", "missing"]),
+    (llama, yarn(factor="long"), ["'factor'", "'long'", "number"]),
+    (
+        llama,
+        yarn(original_max_position_embeddings=None),
+        ["'rope_scaling.original_max_position_embeddings'", "missing", "integer"],
+    ),
+    (llama, {"rope_parameters": {FULL: {}}}, ["'rope_parameters'", "every layer"]),
+    (
+        gemma3,
+        {"rope_scaling": {"type": "linear", "factor": 8.0}},
+        ["'rope_scaling.type'", "'linear'", "rope_type"],
+    ),
+    (
+        gemma3,
+        {"rope_parameters": {"rope_type": "default"}},
+        ["'rope_parameters'", "rope_type", FULL, SLIDING],
+    ),
     (llama, {"rope_scaling": {"rope_type": 3}}, ["rope_type", "3", "default"]),
     (llama, {"rope_scaling": [1]}, ["'rope_scaling'", "[1]", "object"]),
     (llama, {"partial_rotary_factor": 0.5}, ["'partial_rotary_factor'", "0.5", "1.0"]),
@@ -102,8 +121,7 @@ REFUSED = [
         {"rope_parameters": {"partial_rotary_factor": 0.5}},
         ["'partial_rotary_factor'", "0.5", "1.0"],
     ),
-    (llama, yarn(mscale=1.0), ["'mscale'", "1.0", "null"]),
-    (llama, yarn(truncate=False), ["'truncate'", "false", "true"]),
+    (llama, yarn(truncate=0), ["'truncate'", "0", "true or false"]),
     (llama, yarn(beta_fast="fast"), ["'beta_fast'", "'fast'", "number"]),
     (mistral, {"sliding_window": 0}, ["'sliding_window'", "0", "1 or more"]),
     (mistral, {"sliding_window": "all"}, ["'sliding_window'", "'all'", "integer"]),
@@ -114,8 +132,8 @@ REFUSED = [
         {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": None},
         ["'sliding_window'", "missing", "integer"],
     ),
-    (qwen3, {"attention_bias": True}, ["'attention_bias'", "true", "false"]),
-    (olmo2, {"attention_bias": True}, ["'attention_bias'", "true", "false"]),
+    (mistral, {"attention_bias": True}, ["'attention_bias'", "true", "false"]),
+    (qwen3, {"mlp_bias": True}, ["'mlp_bias'", "true", "false"]),
     (olmo2, {"clip_qkv": 8.0}, ["'clip_qkv'", "8.0", "null"]),
     (gemma2, {"sliding_window": None}, ["'sliding_window'", "missing"]),
     (gemma2, {"hidden_activation": "relu"}, ["'hidden_activation'", '"relu"', "gelu"]),

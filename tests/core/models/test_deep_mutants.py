@@ -12,6 +12,7 @@ import pytest
 
 from inl.executor.model_loader import open_model
 from inl.models import deep, deep_v04
+from inl.spec.weights import Group
 
 BOUND = 1e-4
 
@@ -79,6 +80,17 @@ def no_start(model):
     return replace(model, embed=embed)
 
 
+def tied_head(model):
+    """The embedding is the projection to logits too."""
+
+    def weights(c):
+        tree = model.weights(c)
+        table = tree.embed.params["weight"]._replace(axis=0)
+        return tree._replace(head=Group("linear", weight=table))
+
+    return replace(model, weights=weights)
+
+
 def first_expert(run, x, tokens, mu, w):
     return run(x, tokens * 0, mu, w._replace(router=None, experts=None))
 
@@ -110,7 +122,7 @@ DEEP = {
     "norm of queries and keys": {"qk_norm": False},
     "base of rotation": {"rope_theta": 100.0},
     "time step": {"dt": 0.05},
-    "own head": {"tied": True},
+    "own head": tied_head,
     "velocity across layers": still_layers,
     "norm before rotation": late_norm,
     "experts by token": kernel_of("token_routed_mlp", first_expert),
@@ -124,7 +136,7 @@ GUIDED = {
     "shared expert": {"shared": False},
     "norm of queries and keys": {"qk_norm": False},
     "base of rotation": {"rope_theta": 100.0},
-    "own head": {"tied": True},
+    "own head": tied_head,
     "the first layer's mu": no_start,
     "norm before rotation": late_norm,
     "experts by token": kernel_of("token_routed_mlp", first_expert),
@@ -136,13 +148,17 @@ GUIDED = {
 }
 
 
+MODELS = still_layers, late_norm, no_start, tied_head
+"""Mutants that change the model, not its kernels."""
+
+
 def worst(recorded, apart, version, mutant):
     """The largest difference over all prompts, with one feature off."""
     options = {}
     if isinstance(mutant, dict):
         options = dict(mutant)
     known = recorded(version, "reference", **options)
-    if callable(mutant) and mutant in (still_layers, late_norm, no_start):
+    if callable(mutant) and mutant in MODELS:
         model = mutant(known.language.model)
         known.language = replace(known.language, model=model)
     elif callable(mutant):

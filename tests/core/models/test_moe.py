@@ -268,7 +268,7 @@ def test_an_empty_checkpoint_reports_the_first_layout():
     config = mixtral.config(
         {
             **MIXTRAL, "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8,
-            "num_hidden_layers": 1, "num_attention_heads": 2,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
         }
     )  # fmt: skip
     stored = stored_specs(MemoryCheckpoint({}, {}))

@@ -25,11 +25,20 @@ def chosen(logits, uniforms, heats, sampler="sample", width=1):
     cut = np.asarray(uniforms, np.float32).reshape(rows, width)
     message = step_frame(
         bucket,
-        [Row(1 + row, [5] * width, list(cut[row])) for row in range(rows)],
+        [Row(1 + row, [5] * width, by_position(cut[row])) for row in range(rows)],
         step=0, groups=1, block_size=4, decode_rows=rows,
     )  # fmt: skip
     step, tables = make_step.body(message, tables, bucket=bucket, block_size=4)
     return CHOOSE(logits, step, tables, sampler=sampler)
+
+
+def by_position(uniforms):
+    """The uniform numbers of positions 1, 2, ... where a frame holds them."""
+    width = len(uniforms)
+    found = [0.0] * (2 * width - 1)
+    for position, number in enumerate(uniforms, start=1):
+        found[position % len(found)] = number
+    return found
 
 
 def searched(logits, uniform, heat):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from inl.ops.step import admit, empty_tables, make_step, set_token_bias
 from inl.spec.message import (
+    DRAFT,
     MAX_TOKEN_BIASES,
     BlockTableUpdate,
     Row,
@@ -46,8 +47,15 @@ def worlds(draw):
         )
         for slot in slots
     ]
+    if width > 1:
+        drafted = st.lists(st.just(DRAFT), max_size=width - 1)
+        rows = [row._replace(tokens=row.tokens + draw(drafted)) for row in rows]
+    numbers = st.floats(0, 1, width=32)
     rows = [
-        row._replace(uniforms=[draw(st.floats(0, 1, width=32)) for _ in range(width)])
+        row._replace(
+            uniforms=[draw(numbers) for _ in range(2 * width - 1)],
+            drafts=[draw(tokens) for _ in range(2 * width - 2)],
+        )
         for row in rows
     ]
     bucket = Bucket(
@@ -80,12 +88,17 @@ def plainly(groups, table, lengths, last, adapters, bucket, rows, changed):
     lengths = dict(lengths)
     expected = {name: [] for name in ("tokens", "positions", "rows")}
     writes = [[] for _ in range(groups)]
-    starts, after, samples = [0], [], []
+    starts, after, samples, uniforms = [0], [], [], []
+    width = bucket.tokens_per_row
+    verifies = width > 1 and bucket.tokens <= bucket.rows * width
     for index, row in enumerate(rows):
         first = lengths[row.slot]
         for offset, token in enumerate(row.tokens):
             position = first + offset
-            expected["tokens"].append(last[row.slot] if token == -1 else token)
+            ids = {-1: last[row.slot]}
+            if token == DRAFT:
+                ids[DRAFT] = row.drafts[position % (2 * width - 2)]
+            expected["tokens"].append(ids.get(token, token))
             expected["positions"].append(position)
             expected["rows"].append(index)
             for group in range(groups):
@@ -94,10 +107,15 @@ def plainly(groups, table, lengths, last, adapters, bucket, rows, changed):
         lengths[row.slot] = first + len(row.tokens)
         after.append(lengths[row.slot])
         starts.append(starts[-1] + len(row.tokens))
-        # The last W tokens of the row; a shorter row repeats its first token.
-        for back in range(bucket.tokens_per_row, 0, -1):
-            samples.append(max(starts[-1] - back, starts[-2]))
-    return expected, writes, starts, after, samples, table, lengths
+        # The last W tokens of the row, a shorter row repeating its first token, or all.
+        sampled = [max(starts[-1] - back, starts[-2]) for back in range(width, 0, -1)]
+        if verifies:
+            sampled = range(starts[-2], starts[-1])
+        samples += sampled
+        for sample in sampled:
+            position = first + sample - starts[-2]
+            uniforms.append(row.uniforms[(position + 1) % (2 * width - 1)])
+    return expected, writes, starts, after, samples, uniforms, table, lengths
 
 
 @given(worlds())
@@ -110,7 +128,9 @@ def test_make_step(world):
     )  # fmt: skip
     before = as_tables(groups, table, lengths, last, adapters)
     step, tables = make_step.body(message, before, bucket=bucket, block_size=BLOCK)
-    expected, writes, starts, after, samples, new_table, new_lengths = plainly(*world)
+    expected, writes, starts, after, samples, wanted, new_table, new_lengths = plainly(
+        *world
+    )
 
     used, count = starts[-1], len(rows)
     for name, values in expected.items():
@@ -134,8 +154,8 @@ def test_make_step(world):
             assert step.blocks[group, index].tolist() == ids
     assert not step.blocks[:, count:].any()
     uniforms = step.uniforms.view(np.float32).tolist()
-    given_uniforms = [value for row in rows for value in row.uniforms]
-    assert uniforms[: len(given_uniforms)] == given_uniforms
+    assert uniforms[: len(wanted)] == wanted
+    assert len(step.samples) == len(uniforms) == bucket.samples
     assert step.used_counts.tolist()[1:] == [count, used]
 
     result = as_tables(groups, new_table, new_lengths, last, adapters)

@@ -21,7 +21,15 @@ from inl.spec.step import Bucket, Scores
 from outcomes import Outcomes
 
 LIMITS = Limits(
-    5, (9, 7), 4, 8, 100, (Bucket(1, 1), Bucket(8, 4, 1, "sample")), 3, "sample"
+    5,
+    (9, 7),
+    4,
+    8,
+    100,
+    (Bucket(1, 1), Bucket(8, 4, 1, "sample")),
+    3,
+    "sample",
+    max_drafts=4,
 )
 SCORES = Scores(
     np.array([-0.5, -9.25], np.float32),
@@ -125,7 +133,7 @@ def test_values_come_back():
         wire_arrays.read_progress(wire_arrays.PROGRESS.pack(1, 2, 4))
     # A new field of either must also be sent.
     assert Reply._fields == ("step", "tokens", "scores")
-    assert len(fields(Limits)) == 10
+    assert len(fields(Limits)) == 11
     assert reply.scores is None
     told = wire_arrays.read_reply(SAMPLES["scored reply"]).scores
     for found, want in zip(told, SCORES, strict=True):

@@ -27,7 +27,8 @@ def test_the_smallest_program_that_fits_is_chosen(small):
     for tokens, rows, chosen in (
         (1, 1, 1),
         (2, 2, 4),
-        (3, 1, 4),
+        (3, 3, 4),
+        (3, 1, 16),
         (5, 1, 16),
         (64, 4, 64),
     ):

@@ -42,7 +42,7 @@ def test_output_tokens_are_decoding_rows(small, answer_of):
     assert core.stats.preemptions > 0
     for request in requests:
         assert request.output_ids == answer_of(request, limits)
-    for (request, start, stop), decoding in chunks:
+    for (request, start, stop, _), decoding in chunks:
         assert decoding == (start >= request.prompt_tokens)
         assert stop - start == 1 if decoding else stop <= request.prompt_tokens
 
@@ -51,7 +51,7 @@ def test_without_replay_a_preempted_output_is_prefilled(small):
     core, _, chunks = run(small(blocks=(11,)), PROMPTS, replay=False, max_tokens=14)
     assert core.stats.preemptions > 0
     assert any(stop > request.prompt_tokens + 1 and not decoding
-               for (request, _, stop), decoding in chunks)  # fmt: skip
+               for (request, _, stop, _), decoding in chunks)  # fmt: skip
 
 
 def test_only_blocks_of_prompts_are_published(small):

@@ -44,7 +44,11 @@ def steps(draw):
     """A bucket, and rows and cells that fit it."""
     width = draw(st.integers(1, 3))
     row = st.builds(
-        Row, small, st.lists(ids, max_size=5), st.lists(uniform, max_size=width)
+        Row,
+        small,
+        st.lists(ids, max_size=5),
+        st.lists(uniform, max_size=2 * width - 1),
+        st.lists(ids, max_size=2 * width - 2),
     )
     rows = draw(st.lists(row, max_size=4))
     bucket = Bucket(
@@ -92,9 +96,12 @@ def test_a_step_comes_back_word_for_word(made, number, flags):
     ]  # fmt: skip
     for row in rows:
         assert words.take(2) == [row.slot, len(row.tokens)]
-        padding = [0.0] * (bucket.tokens_per_row - len(row.uniforms))
-        assert words.take(bucket.tokens_per_row, "f") == [*row.uniforms, *padding]
-    unused = (bucket.rows - len(rows)) * (2 + bucket.tokens_per_row)
+        count = 2 * bucket.tokens_per_row - 1
+        padding = [0.0] * (count - len(row.uniforms))
+        assert words.take(count, "f") == [*row.uniforms, *padding]
+        padding = [0] * (count - 1 - len(row.drafts))
+        assert words.take(count - 1) == [*row.drafts, *padding]
+    unused = (bucket.rows - len(rows)) * (4 * bucket.tokens_per_row - 1)
     assert words.take(unused) == [0] * unused
     for cell in cells:
         assert words.take(4) == list(cell)
@@ -185,7 +192,7 @@ def frame_with(word, value):
 @pytest.mark.parametrize(
     ("word", "value", "sentence"),
     [
-        (0, 0x494E4C01, "word 0 (version): found 0x494e4c01, accepts 0x494e4c02"),
+        (0, 0x494E4C01, "word 0 (version): found 0x494e4c01, accepts 0x494e4c03"),
         (0, 0, "word 0 (version): found 0x0"),
         (1, 4, "word 1 (kind): found 4, accepts 0 to 3"),
         (1, -1, "word 1 (kind): found -1"),

@@ -279,8 +279,8 @@ BAD_STEPS = {
     "late feedback": ([(1, [1, -1])], {}, "row 0, least token: found -1"),
     "wide decode": ([(1, [1, 2])], {"decode_rows": 1}, "row 0, tokens: found 2"),
     "decode rows": ([(1, [1])], {"decode_rows": 2}, "(decode_rows): found 2"),
-    "uniform 1": ([(1, [1], [1.0])], {}, "row 0, bits of a uniform: found 1065353216"),
-    "uniform below": ([(1, [1], [-0.5])], {}, "row 0, bits of a uniform: found -1"),
+    "uniform 1": ([(1, [1], [1.0])], {}, "row 0, bits of uniforms: found [1065353216]"),
+    "uniform below": ([(1, [1], [-0.5])], {}, "row 0, bits of uniforms: found [-1"),
     "cell block 0": (
         [(1, [1])],
         {"cells": [(0, 1, 1, 0)]},
@@ -306,8 +306,23 @@ BAD_STEPS = {
     "no room": ([(1, [1] * 33)], {}, "slot 1, group 0: 33 tokens need 9 blocks"),
     "width": (
         [(1, [1])],
-        {"bucket": Bucket(1, 1, 2)},
+        {"bucket": Bucket(3, 1, 2)},
         "tokens per row: found 2, accepts 1",
+    ),
+    "too many drafts": (
+        [(1, [-1, -2, -2])],
+        {"bucket": Bucket(4, 2, 2), "decode_rows": 1},
+        "row 0, tokens: found 3, accepts 1 to 2",
+    ),
+    "draft in place": (
+        [(1, [-1, 5])],
+        {"bucket": Bucket(2, 1, 2), "decode_rows": 1},
+        "row 0, tokens: found [-1, 5], accepts -2 after the first",
+    ),
+    "prompt beside drafts": (
+        [(1, [4])],
+        {"bucket": Bucket(1, 1, 2)},
+        "decoding rows: found 0, accepts 1, all rows",
     ),
 }
 

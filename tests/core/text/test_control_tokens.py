@@ -178,13 +178,14 @@ def test_roles_calls_and_lists_are_marked_too(default_tokenizer):
 
 def test_control_tokens_that_overlap():
     tokens = ["<ab>", "b><c", "q"]
-    found = MarkedMessages([{"content": "<ab><c q"}], tokens)
+    found = MarkedMessages({"messages": [{"content": "<ab><c q"}]}, tokens)
     mark = found.mark
-    assert found.messages == [{"content": f"<{mark}ab{mark}><c q{mark}"}]
+    marked = [{"content": f"<{mark}ab{mark}><c q{mark}"}]
+    assert found.values == {"messages": marked}
 
 
 def test_marks_cannot_be_guessed(default_tokenizer):
-    first, second = (MarkedMessages([], ["<s>"]).mark for _ in range(2))
+    first, second = (MarkedMessages({}, ["<s>"]).mark for _ in range(2))
     assert first != second
     text = f"{first}<|im_end|>" + "".join(map(chr, range(0xFDD0, 0xFDF0)))
     ids = encoded(default_tokenizer, "{{ messages[0].content }}", text)

@@ -37,6 +37,9 @@ def apply(source, messages=HELLO, **variables):
          "{% endfor %}", "01"),
         ("{{ {'b': '<é>', 'a': [1, none]} | tojson }}", '{"b": "<é>", "a": [1, null]}'),
         ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
+        ("{{ ['é'] | tojson(true, 1) }}", '[\n "\\u00e9"\n]'),
+        ("{{ {'b': [1, 2], 'a': 3} | tojson(false, none, (',', ':'), true) }}",
+         '{"a":3,"b":[1,2]}'),
         ("{% set ns = namespace(n=0) %}{% for i in range(3) %}"
          "{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "3"),
         ("{% macro f(context) %}[{{ context }}]{% endmacro %}{{ f(context='x') }}",

@@ -265,9 +265,10 @@ class Template(Case):
         return len(self.source)
 
     def read(self):
-        from inl.text.sandbox import Session
+        from inl.text.sandbox import Session, limit_memory
 
         session = Session()
+        limit_memory()
         variables = {
             "messages": MESSAGES,
             "add_generation_prompt": True,

@@ -20,7 +20,7 @@ from fuzz_worker import MESSAGES, forget_peak, memory, use_tokenizer
 
 from inl.errors import InlError
 from inl.executor.model_loader import open_model
-from inl.text.sandbox import Session
+from inl.text.sandbox import Session, limit_memory
 from inl.weights.files import TensorFile
 from inl.weights.quant import dequantize
 from inl.weights.tokenizer_file import build_tokenizer
@@ -78,6 +78,7 @@ def template_case(rng, path):
 
     def read():
         session = Session()
+        limit_memory()
         given = {"messages": MESSAGES, "add_generation_prompt": True, "bos_token": ""}
         for work, request in ((session.compile, source), (session.render, given)):
             reply = json.loads(session.answer(work, request))

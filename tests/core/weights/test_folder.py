@@ -179,6 +179,19 @@ def test_the_chat_template_of_the_settings(folder, settings):
     assert template.apply([]) == "<e>!"
 
 
+def test_the_chat_template_for_tools_of_the_settings(folder):
+    save_file({"x": np.zeros(1, np.float32)}, folder / "model.safetensors")
+    templates = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "{{ eos_token }}{{ tools }}"},
+    ]
+    settings = {"chat_template": templates, "eos_token": "<e>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    template = open_checkpoint(folder).chat_template
+    assert template.apply([]) == "plain"
+    assert template.apply([], tools=[1]) == "<e>[1]"
+
+
 def test_the_chat_template_of_its_own_file_comes_first(folder):
     save_file({"x": np.zeros(1, np.float32)}, folder / "model.safetensors")
     (folder / "tokenizer_config.json").write_text('{"chat_template": "old"}')

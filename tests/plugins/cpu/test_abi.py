@@ -59,9 +59,11 @@ def test_flags(described):
     assert names == {name: int(flag) for name, flag in abi.Flag.__members__.items()}
 
 
-def test_formats_kinds_and_instruction_sets(described):
+def test_formats_scales_kinds_and_instruction_sets(described):
     formats = {n.removeprefix("INL_"): v for n, v in described["formats"].items()}
     assert formats == {each.name: each.value for each in abi.Format}
+    scales = {n.removeprefix("INL_SCALE_"): v for n, v in described["scales"].items()}
+    assert scales == {each.name: each.value for each in abi.Scale}
     kinds = {n.removeprefix("INL_KIND_"): v for n, v in described["kinds"].items()}
     short = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
     assert kinds == {short.get(n, n).upper(): v for n, v in abi.KINDS.items()}

@@ -148,3 +148,28 @@ def test_wide_rows_equal_the_eager_reference(name, dtype, seed):
     bound = BOUND if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     for field, got, exact in zip(want._fields, found, want, strict=False):
         assert off(got, exact) < bound, f"{field}, seed {seed}"
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_second_derivatives_equal_the_eager_reference(steps):
+    torch.manual_seed(steps)
+    held = [torch.randn(s, device=PLACE) for s in ((2, 5), (2, 5), (5,), (2, 15))]
+
+    def curvature(call):
+        leaves = [each.clone().requires_grad_() for each in held]
+        x, v = call(*leaves)
+        total = (x * x + v).sum()
+        plain = torch.autograd.grad(total, leaves, retain_graph=True)
+        first = torch.autograd.grad(total, leaves, create_graph=True)
+        assert all(map(torch.allclose, plain, first))
+        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+
+    def eager(x, v, mu, controller):
+        return functional.eager_steps(x, v, mu, (controller,), 0.3, steps, 2.0, 1.5)
+
+    def ours(x, v, mu, controller):
+        clamps = {"most_beta": 2.0, "limit": 1.5}
+        return inl_dynamics_n_steps(x, v, mu, controller, steps, 0.3, **clamps)
+
+    for got, want in zip(curvature(ours), curvature(eager), strict=True):
+        assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from inl.device import Device
     from inl.dtypes import HostArray
     from inl.spec.kernel import Kernel
+    from inl.spec.program import ProgramInfo
 
 C = TypeVar("C")
 
@@ -56,6 +57,19 @@ class Precompiler(NamedTuple):
     """Takes calls that each compute a dummy (padding-only) step. It may run them, on
     state that it writes in place, and does not raise: an error recurs in the real step.
     """
+
+
+class ContextLengths(NamedTuple):
+    """Capability: steps are compiled for several context lengths.
+
+    A program with static shapes gathers as many keys as its block table has columns.
+    With this capability the runner compiles a program for each length that occurs, and
+    selects the smallest that holds the longest sequence of a step.
+    """
+
+    lengths: Callable[[Limits], Sequence[int]]
+    """Takes the limits and returns lengths in tokens. Each is rounded up to whole
+    blocks; the length of the whole table is added."""
 
 
 class ForkSafety(NamedTuple):
@@ -116,14 +130,24 @@ class Backend(ABC):
 
     @abstractmethod
     def compile(
-        self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
+        self,
+        function: Program,
+        bucket: Bucket | None,
+        *,
+        consumes: Sequence[int],
+        info: ProgramInfo,
     ) -> Program:
-        """Compile a function to a program.
+        """Compile a function to a program with the same parameters and results.
 
         consumes: positions of arguments whose buffers the program may overwrite; the
-        caller does not use them again. bucket: ``None`` for a program that runs between
-        steps: token biases, or the admission of n sequences in one call. With buckets,
-        n is 1 or 16; without, any number up to 16.
+        caller does not use them again, and nothing else refers to them during a call.
+        bucket: ``None`` for a program that runs between steps: token biases, or the
+        admission of n sequences in one call. With buckets, n is 1 or 16; without, any
+        number up to 16. info: name, limits and context of the program; a method without
+        this parameter is called without it.
+
+        A call of the program raises :class:`~inl.errors.OutOfMemory` only while it
+        still has the state that it was given; the runner continues with it.
         """
 
     def offers(self, kind: type[C]) -> C | None:  # noqa: ARG002

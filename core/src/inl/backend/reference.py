@@ -37,6 +37,7 @@ from inl.spec.tree import leaves
 
 if TYPE_CHECKING:
     from inl.device import Device
+    from inl.spec.program import ProgramInfo
 
 C = TypeVar("C")
 SPOILED = 0x7FBAD000
@@ -91,6 +92,7 @@ class ReferenceBackend(Backend):
         bucket: Bucket | None,  # noqa: ARG002
         *,
         consumes: Sequence[int],  # noqa: ARG002
+        info: ProgramInfo | None = None,  # noqa: ARG002
     ) -> Program:
         return function
 
@@ -113,24 +115,34 @@ class ReferenceBackend(Backend):
 
 def body_kernel(spec: OpSpec, dtype: str) -> Callable[..., Any]:
     """Return a kernel that runs the body, rounds results and spoils consumed inputs."""
-    consumed = [spec.parameters.index(name) for name in spec.consumes]
+    return BodyRun(spec, dtype)
 
-    def run(*args: Any, **attrs: Any) -> Any:
-        for index in consumed:
+
+@final
+class BodyRun:
+    """The function of such a kernel. It copies what it consumes."""
+
+    __slots__ = ("_consumed", "_dtype", "_spec")
+
+    def __init__(self, spec: OpSpec, dtype: str) -> None:
+        self._spec, self._dtype = spec, dtype
+        self._consumed = [spec.parameters.index(name) for name in spec.consumes]
+
+    def __call__(self, *args: Any, **attrs: Any) -> Any:
+        spec = self._spec
+        for index in self._consumed:
             if not all(array.flags.writeable for array in leaves(args[index])):
                 raise KernelFailed(
                     f"{spec.name}: argument {spec.parameters[index]!r} was already "
                     "consumed; pass the state that the consuming op returned"
                 )
-        result = round_results(spec, spec.body(*args, **attrs), dtype)
-        outputs = list(leaves(result)) if consumed else []
-        for index in consumed:
+        result = round_results(spec, spec.body(*args, **attrs), self._dtype)
+        outputs = list(leaves(result)) if self._consumed else []
+        for index in self._consumed:
             for array in leaves(args[index]):
                 if not any(np.may_share_memory(array, other) for other in outputs):
                     spoil(array)
         return result
-
-    return run
 
 
 def spoil(array: Any) -> None:

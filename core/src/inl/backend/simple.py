@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from inl.backend.base import Backend, C, DeviceMemory, Program, StateSpec, Traits
 from inl.backend.host import host_memory
+from inl.backend.programs import takes_info
 from inl.dtypes import HostArray, cast, wrap
 from inl.ops.step import empty_tables
 from inl.spec.cache import Cache, Paged, Slotted, State
@@ -16,8 +17,9 @@ from inl.spec.step import Bucket
 
 if TYPE_CHECKING:
     from inl.device import Device
+    from inl.spec.program import ProgramInfo
 
-Compile = Callable[[Program, "Bucket | None", Sequence[int]], Program]
+Compile = Callable[..., Program]
 
 
 def simple_backend(
@@ -29,18 +31,24 @@ def simple_backend(
     buckets: Callable[[Limits], Sequence[Bucket]] | None = None,
     traits: Traits | None = None,
     memory: Callable[[], DeviceMemory] = host_memory,
+    message: Callable[[HostArray], Any] | None = None,
+    state: Callable[[StateSpec, Limits], State] | None = None,
     capabilities: Sequence[object] = (),
 ) -> Callable[[Device], Backend]:
     """Return a backend class that calls the given functions.
 
     tensor: copies a host array to the device. numpy: copies a tensor to the host.
     kernels: lists the kernels, at least one for each primitive op of the models.
-    compile: ``(function, bucket, consumes)`` -> program; default: the function.
-    buckets: ``limits`` -> buckets; by default every exact size is served.
-    capabilities: objects that ``offers`` returns by type.
-    Caches have the default layout :class:`~inl.spec.cache.Cache`.
+    compile: ``(function, bucket, consumes)`` -> program; default: the function. One
+    with a fourth parameter ``info`` gets the :class:`~inl.spec.program.ProgramInfo`.
+    buckets: ``limits`` -> buckets; by default every exact size is served. message:
+    converts a step's frame to the argument of its program; default: ``tensor``. state:
+    ``(spec, limits)`` -> zeroed state; by default ``tensor`` copies zeros, and caches
+    have the layout :class:`~inl.spec.cache.Cache`. capabilities: objects that
+    ``offers`` returns by type.
     """
     class_traits = traits or Traits()
+    compile_takes_info = compile is not None and takes_info(compile)
 
     @final
     class SimpleBackend(Backend):
@@ -52,11 +60,14 @@ def simple_backend(
         def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
             return tensor(data)
 
+        def message(self, data: HostArray) -> Any:
+            return message(data) if message else tensor(data)
+
         def numpy(self, x: Any) -> HostArray:
             return numpy(x)
 
         def state(self, spec: StateSpec, *, limits: Limits) -> State:
-            return plain_state(spec, limits, tensor)
+            return state(spec, limits) if state else plain_state(spec, limits, tensor)
 
         def memory(self) -> DeviceMemory:
             return memory()
@@ -68,9 +79,17 @@ def simple_backend(
             return buckets(limits) if buckets else ()
 
         def compile(
-            self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
+            self,
+            function: Program,
+            bucket: Bucket | None,
+            *,
+            consumes: Sequence[int],
+            info: ProgramInfo,
         ) -> Program:
-            return compile(function, bucket, consumes) if compile else function
+            if compile is None:
+                return function
+            more = {"info": info} if compile_takes_info else {}
+            return compile(function, bucket, consumes, **more)
 
         def offers(self, kind: type[C]) -> C | None:
             return next((x for x in capabilities if isinstance(x, kind)), None)

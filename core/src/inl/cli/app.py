@@ -18,6 +18,7 @@ COMMANDS = {
     "plugins": "inl.cli.plugins:run",
     "explain": "inl.cli.explain:run",
     "chat": "inl.cli.chat:run",
+    "serve": "inl.cli.serve:run",
     "models": "inl.cli.models:run",
     "ops": "inl.cli.ops:run",
     "doctor": "inl.cli.doctor:run",

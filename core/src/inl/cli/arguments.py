@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,6 +39,22 @@ TrustControlTokens = Annotated[
     typer.Option(
         "--trust-control-tokens",
         help="Encode control tokens in messages as such, not as plain text.",
+    ),
+]
+Tools = Annotated[
+    Path | None,
+    typer.Option(help="JSON file with schemas of functions for the chat template."),
+]
+Documents = Annotated[
+    Path | None,
+    typer.Option(help="JSON file with documents for the chat template."),
+]
+TemplateOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Variable of the chat template, such as enable_thinking=false; "
+        "can be repeated.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

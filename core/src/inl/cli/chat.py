@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inl.cli import arguments
 from inl.cli.chat_commands import run_command
 from inl.cli.chat_input import Lines, open_lines
+from inl.cli.chat_options import chat_options
 from inl.cli.conversation import Conversation, Message
 from inl.cli.interrupt import Interrupt
 from inl.cli.progress import loading_bar
@@ -46,6 +47,9 @@ def run(
         typer.Option(help="Context length in tokens. [default: the model's]", min=16),
     ] = None,
     trust_control_tokens: arguments.TrustControlTokens = False,
+    tools: arguments.Tools = None,
+    documents: arguments.Documents = None,
+    template_option: arguments.TemplateOption = None,
 ) -> None:
     """Chat with a model; /help lists commands, Ctrl-C stops an answer."""
     from inl.config import EngineConfig
@@ -62,6 +66,8 @@ def run(
         "repetition_penalty": repetition_penalty,
     }
     make_requests([0], sampling, room=1)  # validate options before loading the model
+    options = chat_options(tools, documents, template_option)
+    options |= {"trust_control_tokens": trust_control_tokens}
     interrupt = Interrupt()
     config = EngineConfig(
         backend=device,
@@ -76,7 +82,7 @@ def run(
     )
     with engine:
         chat = Chat(engine, interrupt, sampling, Conversation(system))
-        chat.trust_control_tokens = trust_control_tokens
+        chat.chat_options = options
         chat.run(open_lines())
 
 
@@ -97,7 +103,8 @@ class Chat:
             )
         self.conversation = conversation
         self.open = True
-        self.trust_control_tokens = False
+        self.chat_options: Mapping[str, Any] = {}
+        """Arguments of ``chat_ids`` beside the messages."""
         self._engine, self._interrupt = engine, interrupt
         self._sampling = sampling
         self._most = sampling["max_tokens"] or engine.context
@@ -164,9 +171,7 @@ class Chat:
         return self._stream(ids, retries)
 
     def _ids(self, messages: Sequence[Message]) -> list[int]:
-        return self._engine.chat_ids(
-            messages, trust_control_tokens=self.trust_control_tokens
-        )
+        return self._engine.chat_ids(messages, **self.chat_options)
 
     def _stream(self, ids: list[int], retries: int) -> str:
         seed = self._sampling.get("seed")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
 from inl.cli import arguments
+from inl.cli.chat_options import chat_options
 from inl.cli.progress import loading_bar
 from inl.config import EngineConfig
 from inl.engine.chat import chat_ids
@@ -42,6 +44,18 @@ def run(
     ] = None,
     raw: arguments.Raw = False,
     trust_control_tokens: arguments.TrustControlTokens = False,
+    tools: arguments.Tools = None,
+    documents: arguments.Documents = None,
+    template_option: arguments.TemplateOption = None,
+    no_generation_prompt: Annotated[
+        bool,
+        typer.Option(
+            "--no-generation-prompt", help="Do not begin the answer after PROMPT."
+        ),
+    ] = False,
+    answer_prefix: Annotated[
+        str | None, typer.Option(help="Beginning of the answer, to be continued.")
+    ] = None,
     as_json: arguments.Json = False,
 ) -> None:
     """Generate a completion of PROMPT."""
@@ -57,6 +71,12 @@ def run(
         "stop": stop,
     }
     make_requests([0], options, room=1)  # validate options before loading the model
+    chat = chat_options(tools, documents, template_option)
+    chat |= {"trust_control_tokens": trust_control_tokens}
+    if no_generation_prompt:
+        chat |= {"add_generation_prompt": False}
+    if answer_prefix is not None:
+        chat |= {"continue_final_message": True}
     check_place(EngineConfig(backend=device))
     language = open_model(resolve_model(model))
     tokenizer = language.checkpoint.tokenizer()
@@ -65,7 +85,10 @@ def run(
         check_length(tokenizer, prompt, context)
         ids = tokenizer.encode(prompt)
     else:
-        ids = _chat_ids(language, tokenizer, prompt, trust_control_tokens)
+        messages = [{"role": "user", "content": prompt}]
+        if answer_prefix is not None:
+            messages.append({"role": "assistant", "content": answer_prefix})
+        ids = _chat_ids(language, tokenizer, messages, chat)
     config = EngineConfig(
         backend=device,
         dtype=dtype,
@@ -86,12 +109,15 @@ def run(
 
 
 def _chat_ids(
-    language: LanguageModel, tokenizer: Tokenizer, prompt: str, trusted: bool
+    language: LanguageModel,
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
 ) -> list[int]:
     template = language.checkpoint.chat_template
     ids = chat_ids(
-        language, template, tokenizer, prompt, context=language.config.max_tokens,
-        trust_control_tokens=trusted,
+        language, template, tokenizer, messages, context=language.config.max_tokens,
+        **options,
     )  # fmt: skip
     if template is not None:
         template.close()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import RequestError
+from inl.text.continuation import Continuation, with_reasoning
 from inl.text.control_tokens import MarkedMessages, encode_marked
 from inl.text.measure import check_length
 
@@ -22,18 +23,31 @@ def chat_ids(
     messages: str | Sequence[Mapping[str, Any]],
     *,
     context: int,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool | str = False,
     trust_control_tokens: bool = False,
+    **template_kwargs: Any,
 ) -> list[int]:
     """Return the token ids of a conversation, ready for the assistant's answer.
 
     messages: dicts with "role" and "content"; a string is one user message. context:
-    maximum number of tokens; a text that is far longer is not encoded.
-    trust_control_tokens: whether control tokens in the messages are encoded as such,
+    maximum number of tokens; a text that is far longer is not encoded. tools: JSON
+    schemas of functions that the model may call. documents: dicts with "title" and
+    "text". add_generation_prompt: whether the prompt ends with the beginning of an
+    assistant's message; by default it does unless a message is continued.
+    continue_final_message: whether the answer continues the last message, whose end is
+    not written then; a string names the continued field, such as "reasoning_content".
+    template_kwargs: further variables of the template, such as
+    ``enable_thinking=False``.
+    trust_control_tokens: whether control tokens in the arguments are encoded as such,
     not as plain text; see :mod:`inl.text.control_tokens`.
 
-    Raises :class:`~inl.errors.RequestError` if the model has no template or no message
-    has content, :class:`~inl.errors.PromptTooLong`, and
-    :class:`~inl.errors.TemplateError` if the template fails.
+    Raises :class:`~inl.errors.RequestError` if the model has no template, no message
+    has content or the template does not render a message to be continued,
+    :class:`~inl.errors.PromptTooLong`, and :class:`~inl.errors.TemplateError` if the
+    template fails.
     """
     if template is None:
         raise RequestError(
@@ -47,11 +61,40 @@ def chat_ids(
             f"prompt: found {messages[-1:]!r:.80}, needs at least one message with "
             "content"
         )
-    if trust_control_tokens:
-        return _encoded(tokenizer, template.apply(messages), context, "")
-    marked = MarkedMessages(messages, tokenizer.control_tokens)
-    text = template.apply(marked.messages)
-    return _encoded(tokenizer, text, context, marked.mark if marked.any else "")
+    if add_generation_prompt and continue_final_message:
+        raise RequestError(
+            "continue_final_message: found with add_generation_prompt=True, which "
+            "begins another message; accepted: one of both"
+        )
+    said: dict[str, Any] = {
+        **template_kwargs,
+        "messages": with_reasoning(messages),
+        "tools": tools,
+        "documents": documents,
+    }
+    mark = ""
+    if not trust_control_tokens:
+        marked = MarkedMessages(said, tokenizer.control_tokens)
+        said, mark = marked.values, marked.mark if marked.any else ""
+    said["add_generation_prompt"] = (
+        not continue_final_message
+        if add_generation_prompt is None
+        else add_generation_prompt
+    )
+    return _encoded(
+        tokenizer, _rendered(template, said, continue_final_message), context, mark
+    )
+
+
+def _rendered(
+    template: ChatTemplate, said: dict[str, Any], continued: bool | str
+) -> str:
+    messages = said.pop("messages")
+    if not continued:
+        return template.apply(messages, **said)
+    field = continued if isinstance(continued, str) else "content"
+    continuation = Continuation(messages, field)
+    return continuation.cut(template.apply(continuation.messages, **said))
 
 
 def _encoded(tokenizer: Tokenizer, text: str, context: int, mark: str) -> list[int]:

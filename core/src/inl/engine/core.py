@@ -6,14 +6,20 @@ Works on token ids only; it knows neither text nor tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from inl.engine.records import Stats as Stats
 from inl.engine.records import StepRecord as StepRecord
-from inl.engine.reply_check import read_logprobs, read_tokens
+from inl.engine.reply_check import (
+    read_accepted,
+    read_accepted_logprobs,
+    read_logprobs,
+    read_tokens,
+)
 from inl.engine.step_masks import StepMasks, are_ready
 from inl.errors import OutOfMemory, RequestError, RunnerError, WorkerLost
-from inl.protocol.runner import Limits, Runner
+from inl.protocol.runner import Limits, Reply, Runner
 from inl.protocol.token_masks import mask_width
 from inl.scheduling.frame_encoder import frames, masked_rows
 from inl.scheduling.plan import Plan, SchedulerConfig
@@ -253,7 +259,7 @@ class EngineCore:
         if self._recorder is not None:
             self._recorder.add(masks)
         width = mask_width(self.runner.limits.vocab)
-        self.runner.sample(masks.step, masks.dense(plan.bucket.rows, width))
+        self.runner.sample(masks.step, masks.dense(plan.bucket.samples, width))
 
     def _discard_step(self, plan: Plan, error: OutOfMemory) -> None:
         """Skip a step that the runner did not begin."""
@@ -308,8 +314,7 @@ class EngineCore:
             reply = self.runner.collect()
             if self._recorder is not None:
                 self._recorder.add(reply)
-            tokens = read_tokens(reply, plan, self.runner.limits)
-            logprobs = read_logprobs(reply, plan)
+            process = self._processing(reply, plan)
         except OutOfMemory as error:
             # Workers report it late, when later steps of these rows may have begun.
             self._end_rows(plan, error)
@@ -317,7 +322,17 @@ class EngineCore:
         except Exception as error:
             self._fail(error)
             return []
-        return self.scheduler.process_outputs(tokens, logprobs)
+        return process()
+
+    def _processing(self, reply: Reply, plan: Plan) -> Callable[[], list[Event]]:
+        """Check a reply and return the call that applies it."""
+        limits, scheduler = self.runner.limits, self.scheduler
+        if plan.has_drafts:
+            accepted = read_accepted(reply, plan, limits)
+            scores = read_accepted_logprobs(reply, plan, accepted)
+            return partial(scheduler.process_verified, accepted, scores)
+        tokens = read_tokens(reply, plan, limits)
+        return partial(scheduler.process_outputs, tokens, read_logprobs(reply, plan))
 
     def _end_all(self, error: Exception) -> list[Event]:
         live = list(self.scheduler.live.values())

@@ -38,9 +38,15 @@ class RequestDispatcher:
         self._cancelled: deque[RequestHandle] = deque()
         self._is_unsettled = False
         """Whether events of the core may be missing from their handles."""
-        self.step_loop = AsyncStepLoop(self.submit, self.step, self.cancel)
+        self.step_loop = AsyncStepLoop(
+            self.submit, self.step, self.cancel, self._has_remains
+        )
         """Steps for asyncio tasks."""
         on_fork(self)
+
+    def _has_remains(self) -> bool:
+        """Whether the core has work, but no requests."""
+        return self._core.has_work and not self._core.scheduler.live
 
     def submit(self, handle: RequestHandle) -> None:
         """Queue a request, unless it is queued or cancelled already.

@@ -108,4 +108,4 @@ class FairLock:
         try:
             self._queue[0].gate.release()
         except (IndexError, RuntimeError):
-            """Nobody waits, or it was woken already."""
+            """No thread waits, or the first one is already awake."""

@@ -19,6 +19,7 @@ from inl.engine.batch import Batch
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
+from inl.engine.drafting import check_speculation, make_speculation
 from inl.engine.options import (
     GenerationOptions,
     Prompt,
@@ -36,11 +37,13 @@ from inl.progress import Progress
 from inl.protocol.runner import Limits, Runner
 from inl.recording.recorder import Recorder
 from inl.scheduling.plan import SchedulerConfig
+from inl.scheduling.scheduler import Scheduler
 from inl.weights.digest import model_digest
 from inl.weights.hub import resolve_model
 from inl.workers.startup import Restarts, StartedRunner, check_place, run_header, start
 
 if TYPE_CHECKING:
+    from inl.scheduling.drafters import Drafter
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -55,6 +58,8 @@ class InferenceEngine:
     of the model's own. runner: used instead of one on ``config.backend``; the engine
     closes it. progress: called with (done, total) while weights are loaded. on_step:
     called after each submitted step; it may cancel requests, but not make new ones.
+    drafter: used instead of the one that ``config.speculation`` names; the engine
+    closes it.
     """
 
     def __init__(
@@ -66,9 +71,11 @@ class InferenceEngine:
         runner: Runner | None = None,
         progress: Progress | None = None,
         on_step: Callable[[StepRecord], None] | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.config = config or EngineConfig()
         self.model = model = configure(model, self.config)
+        check_speculation(model, self.config)
         self._encoder = PromptEncoder(model, tokenizer, self.config)
         if runner is None:
             started = start(model, self.config, progress=progress)
@@ -83,6 +90,10 @@ class InferenceEngine:
         restarts = runner is None and self.config.on_worker_loss == "restart"
         try:
             scheduling = self._scheduler_config(limits)
+            self.speculation = make_speculation(
+                model, self.config, started.runner, scheduling, drafter
+            )
+            """Verification of drafts, with its counts; ``None`` if there is none."""
             self.recorder = Recorder(
                 partial(run_header, model, started), self.config.trace
             )
@@ -91,7 +102,7 @@ class InferenceEngine:
             raise
         self._core = EngineCore(
             started.runner,
-            scheduling,
+            scheduler=Scheduler(limits, scheduling, speculation=self.speculation),
             on_step=on_step,
             recorder=self.recorder,
             replace=Restarts(self._restart) if restarts else None,
@@ -159,18 +170,38 @@ class InferenceEngine:
         self,
         messages: str | Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | str = False,
         trust_control_tokens: bool = False,
+        **template_kwargs: Any,
     ) -> list[int]:
         """Return a conversation's token ids, by the model's own chat template.
 
         messages: dicts with "role" and "content"; a string is one user message.
-        trust_control_tokens: whether a control token in a message, such as
-        ``<|im_end|>``, is encoded as such; by default it is plain text. Raises
-        :class:`~inl.errors.RequestError` if the model has no template or tokenizer,
-        and :class:`~inl.errors.PromptTooLong` for texts far longer than the context.
+        tools, documents: JSON schemas of functions, and texts with titles.
+        add_generation_prompt: whether to begin the assistant's answer; by default
+        unless a message is continued. continue_final_message: whether the answer
+        continues the last message; a string names the continued field.
+        trust_control_tokens: whether a control token in an argument, such as
+        ``<|im_end|>``, is encoded as such; by default it is plain text.
+        template_kwargs: variables of the template, such as ``enable_thinking=False``.
+
+        Raises :class:`~inl.errors.RequestError` if the model has no template or
+        tokenizer or a message cannot be continued,
+        :class:`~inl.errors.TemplateError` if the template fails, and
+        :class:`~inl.errors.PromptTooLong` for texts far longer than the context.
         """
         return self._encoder.chat_ids(
-            messages, context=self.context, trust_control_tokens=trust_control_tokens
+            messages,
+            context=self.context,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            trust_control_tokens=trust_control_tokens,
+            **template_kwargs,
         )
 
     # A string is a sequence of strings too; the first matching overload is meant.
@@ -298,6 +329,26 @@ class InferenceEngine:
             self._dispatcher.cancel(handle.samples)
             raise
 
+    def start(
+        self,
+        prompt: Prompt,
+        *,
+        listener: Callable[[], None],
+        **options: Unpack[GenerationOptions],
+    ) -> RequestHandle:
+        """Queue a prompt for the engine's background thread and return its handle.
+
+        Never waits for a step. listener: called after each event of the request, on
+        the thread that steps. Raises :class:`~inl.errors.RequestError`.
+        """
+        handle = self._prepare(prompt, **options)
+        handle.listener = listener
+        self._core.scheduler.check_room(handle.request)
+        batch = Batch()
+        batch.handles.append(handle)
+        self._dispatcher.step_loop.submit(batch)
+        return handle
+
     def step(self) -> None:
         """Compute one step for all submitted requests."""
         self._dispatcher.step()
@@ -325,6 +376,8 @@ class InferenceEngine:
             self.chat_template.close()
         self.model.checkpoint.close()
         self.recorder.close()
+        if self.speculation is not None:
+            self.speculation.drafter.close()
 
     def _close_runner(self) -> None:
         error = RunnerError("engine: was closed before the request finished")

@@ -59,7 +59,7 @@ class PromptEncoder:
         messages: str | Sequence[Mapping[str, Any]],
         *,
         context: int,
-        trust_control_tokens: bool = False,
+        **options: Any,
     ) -> list[int]:
         """Return the token ids of a conversation, see :func:`inl.engine.chat.chat_ids`.
 
@@ -68,7 +68,7 @@ class PromptEncoder:
         tokenizer = self.tokenizer("chat")
         return chat_ids(
             self._model, self.chat_template, tokenizer, messages, context=context,
-            trust_control_tokens=trust_control_tokens,
+            **options,
         )  # fmt: skip
 
     def prepare(

@@ -7,7 +7,7 @@ from inl.protocol.runner import Limits, Reply
 from inl.scheduling.frame_encoder import STEP_NUMBERS
 from inl.scheduling.plan import Plan
 from inl.scheduling.sampling_params import TokenLogprob
-from inl.spec.step import INVALID_TOKEN
+from inl.spec.step import INVALID_TOKEN, NO_TOKEN
 
 
 def read_tokens(reply: Reply, plan: Plan, limits: Limits) -> list[int]:
@@ -16,24 +16,58 @@ def read_tokens(reply: Reply, plan: Plan, limits: Limits) -> list[int]:
     Raises :class:`~inl.errors.ProtocolError` for another step, too few rows, or a
     token outside the vocabulary.
     """
-    rows = len(plan.chunks)
+    _check_shape(reply, plan, 1)
+    tokens: list[int] = reply.tokens[: len(plan.chunks), 0].tolist()
+    if min(tokens) < INVALID_TOKEN or max(tokens) >= limits.vocab:
+        bad = next(t for t in tokens if not INVALID_TOKEN <= t < limits.vocab)
+        raise _token_error(plan, tokens.index(bad), bad, limits)
+    return tokens
+
+
+def read_accepted(reply: Reply, plan: Plan, limits: Limits) -> list[list[int]]:
+    """Return the accepted tokens of each row of a step that verifies drafts.
+
+    Raises :class:`~inl.errors.ProtocolError` as :func:`read_tokens`, and for a row
+    without tokens, with more than it computed, or with tokens after the last one.
+    """
+    assert plan.bucket is not None, "plans of steps have a bucket"
+    _check_shape(reply, plan, plan.bucket.tokens_per_row)
+    accepted: list[list[int]] = []
+    for row, (chunk, ids) in enumerate(
+        zip(plan.chunks, reply.tokens.tolist(), strict=False)
+    ):
+        count = ids.index(NO_TOKEN) if NO_TOKEN in ids else len(ids)
+        if not 1 <= count <= chunk.stop - chunk.start or any(
+            token != NO_TOKEN for token in ids[count:]
+        ):
+            raise ProtocolError(
+                f"reply of step {plan.step}, row {row}: found tokens {ids}, expected 1 "
+                f"to {chunk.stop - chunk.start} tokens, then {NO_TOKEN}"
+            )
+        for token in ids[:count]:
+            if not INVALID_TOKEN <= token < limits.vocab:
+                raise _token_error(plan, row, token, limits)
+        accepted.append(ids[:count])
+    return accepted
+
+
+def _check_shape(reply: Reply, plan: Plan, tokens_per_row: int) -> None:
+    rows, shape = len(plan.chunks), reply.tokens.shape
     step = plan.step % STEP_NUMBERS
     if reply.step != step:
         raise ProtocolError(f"reply: found step {reply.step}, expected {step}")
-    shape = reply.tokens.shape
-    if len(shape) != 2 or shape[0] < rows or shape[1] != 1:
+    if len(shape) != 2 or shape[0] < rows or shape[1] != tokens_per_row:
         raise ProtocolError(
             f"reply of step {plan.step}: found tokens {list(shape)}, "
-            f"expected [{rows} or more, 1]"
+            f"expected [{rows} or more, {tokens_per_row}]"
         )
-    tokens: list[int] = reply.tokens[:rows, 0].tolist()
-    if min(tokens) < INVALID_TOKEN or max(tokens) >= limits.vocab:
-        bad = next(t for t in tokens if not INVALID_TOKEN <= t < limits.vocab)
-        raise ProtocolError(
-            f"reply of step {plan.step}, row {tokens.index(bad)}: found token {bad}, "
-            f"the vocabulary is 0 to {limits.vocab - 1}"
-        )
-    return tokens
+
+
+def _token_error(plan: Plan, row: int, token: int, limits: Limits) -> ProtocolError:
+    return ProtocolError(
+        f"reply of step {plan.step}, row {row}: found token {token}, "
+        f"the vocabulary is 0 to {limits.vocab - 1}"
+    )
 
 
 def read_logprobs(reply: Reply, plan: Plan) -> list[TokenLogprob]:
@@ -41,24 +75,49 @@ def read_logprobs(reply: Reply, plan: Plan) -> list[TokenLogprob]:
 
     Raises :class:`~inl.errors.ProtocolError` if the reply lacks them.
     """
+    if not _has_logprobs(plan):
+        return []
     rows = len(plan.chunks)
-    assert plan.bucket is not None
-    if plan.bucket.sampler != "sample_filtered" or not any(
+    return _logprobs(reply, plan, reply.tokens[:rows, 0].tolist())
+
+
+def read_accepted_logprobs(
+    reply: Reply, plan: Plan, accepted: list[list[int]]
+) -> list[list[TokenLogprob]]:
+    """Return the log-probabilities of the accepted tokens of each row, as above."""
+    if not _has_logprobs(plan):
+        return []
+    counts = [chunk.stop - chunk.start for chunk in plan.chunks]
+    padded = [
+        token
+        for ids, count in zip(accepted, counts, strict=True)
+        for token in (*ids, *(NO_TOKEN,) * (count - len(ids)))
+    ]
+    scores = iter(_logprobs(reply, plan, padded))
+    by_row = [[next(scores) for _ in range(count)] for count in counts]
+    return [row[: len(ids)] for row, ids in zip(by_row, accepted, strict=True)]
+
+
+def _has_logprobs(plan: Plan) -> bool:
+    assert plan.bucket is not None, "plans of steps have a bucket"
+    return plan.bucket.sampler == "sample_filtered" and any(
         chunk.request.logprobs is not None or chunk.request.prompt_logprobs is not None
         for chunk in plan.chunks
-    ):
-        return []
-    scores = reply.scores
-    if scores is None or min(len(part) for part in scores) < rows:
+    )
+
+
+def _logprobs(reply: Reply, plan: Plan, tokens: list[int]) -> list[TokenLogprob]:
+    """Return the log-probabilities of the first samples, which are ``tokens``."""
+    scores, count = reply.scores, len(tokens)
+    if scores is None or min(len(part) for part in scores) < count:
         raise ProtocolError(
-            f"reply of step {plan.step}: found no scores for {rows} rows, "
+            f"reply of step {plan.step}: found no scores for {count} rows, "
             'which a "sample_filtered" program returns'
         )
-    sampled, ids, values = (part[:rows].tolist() for part in scores)
-    tokens = reply.tokens[:rows, 0].tolist()
+    sampled, ids, values = (part[:count].tolist() for part in scores)
     return [
         TokenLogprob(
-            tokens[row], sampled[row], tuple(zip(ids[row], values[row], strict=True))
+            tokens[at], sampled[at], tuple(zip(ids[at], values[at], strict=True))
         )
-        for row in range(rows)
+        for at in range(count)
     ]

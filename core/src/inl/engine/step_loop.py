@@ -32,7 +32,8 @@ class AsyncStepLoop:
 
     add: queues a request. step: computes one step. If either raises, the affected
     handles finish with that error, and ``cancel`` ends their requests; a thread that
-    is ended by an exception anywhere else is replaced.
+    is ended by an exception anywhere else is replaced. has_remains: whether steps of
+    cancelled requests, which hold their blocks, are still in flight.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class AsyncStepLoop:
         add: Callable[[RequestHandle], None],
         step: Callable[[], None],
         cancel: Callable[[Sequence[RequestHandle]], None],
+        has_remains: Callable[[], bool],
     ) -> None:
         self._add, self._step, self._cancel = add, step, cancel
+        self._has_remains = has_remains
         self._open: dict[Batch, None] = {}
         """Batches with open requests, in order of submission."""
         self._thread: threading.Thread | None = None
@@ -82,16 +85,21 @@ class AsyncStepLoop:
 
     def _step_while_open(self) -> None:
         while batches := list(self._open):
-            try:
-                self._round(batches)
-            # Runners come from plugins: whatever they raise must reach every task.
-            except BaseException as error:
-                for batch in batches:
-                    self._fail(batch, error)
+            self._step_batches(batches)
+            while not self._open and self._has_remains():
+                self._step()
+
+    def _step_batches(self, batches: list[Batch]) -> None:
+        try:
+            self._round(batches)
+        # Runners come from plugins: whatever they raise must reach every task.
+        except BaseException as error:
             for batch in batches:
-                if batch.completed:
-                    batch.notify()
-                    self._open.pop(batch, None)
+                self._fail(batch, error)
+        for batch in batches:
+            if batch.completed:
+                batch.notify()
+                self._open.pop(batch, None)
 
     def _round(self, batches: list[Batch]) -> None:
         for batch in batches:

@@ -97,7 +97,7 @@ def are_ready(plan: Plan, rows: Sequence[int]) -> bool:
         request.guide is None
         or stop <= len(request.tokens)
         or request.status is Status.FINISHED
-        for request, _, stop in chunks
+        for request, _, stop, _ in chunks
     )
 
 
@@ -105,7 +105,7 @@ def _compute(plan: Plan, rows: Sequence[int], vocab: int) -> _Part:
     started = perf_counter()
     part = _Part({}, [], 0.0)
     for row in rows:
-        request, _, stop = plan.chunks[row]
+        request, _, stop, _ = plan.chunks[row]
         if request.scores_prompt(stop):
             part.masks[row] = mask_words(request.tokens[stop : stop + 1], vocab)
             continue

@@ -64,6 +64,7 @@ def plan_limits(
         depth=config.depth or backend.traits.depth,
         sampler=config.sampling,
         token_budget=config.token_budget or backend.traits.token_budget,
+        max_drafts=config.draft_limit,
     )
 
 

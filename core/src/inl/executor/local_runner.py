@@ -11,6 +11,7 @@ import numpy as np
 from inl.backend.base import ForkSafety
 from inl.dtypes import HostArray, wrap
 from inl.errors import ProtocolError
+from inl.executor.context_lengths import TableWidths
 from inl.executor.model_executor import MAX_ADMISSIONS, ModelExecutor
 from inl.executor.model_executor import Loaded as Loaded
 from inl.protocol.frame_check import FrameCheck
@@ -45,6 +46,7 @@ class LocalRunner(PipelinedRunner):
         self._backend = backend
         self.survives_fork = backend.offers(ForkSafety) is not None
         self._check = FrameCheck(self.limits)
+        self._widths = TableWidths(backend, self.limits)
         self._queued_admissions: dict[int, IntArray] = {}
         """The last queued admission or release of each slot."""
 
@@ -59,15 +61,17 @@ class LocalRunner(PipelinedRunner):
         if head.kind not in (STEP, TOKEN_BIAS):
             slot = int(message[ADMISSION_WORD.slot])
             self._queued_admissions[slot] = message.copy()
+            self._widths.admit(message)
             return None
         self._apply_admissions()
         if head.kind == TOKEN_BIAS:
             self.executor.set_token_bias(self._backend.tensor(wrap(message)))
             return None
+        width = self._widths.select(message, head)
         frame = self._backend.message(wrap(message))
         if head.flags & MASKED:
-            return self.executor.logits(head.bucket, frame)
-        return self.executor.advance(head.bucket, frame)
+            return self.executor.logits(head.bucket, frame, width)
+        return self.executor.advance(head.bucket, frame, width)
 
     def _apply_admissions(self) -> None:
         """Apply queued admissions and releases, many frames in one copy and call."""
@@ -98,6 +102,7 @@ class LocalRunner(PipelinedRunner):
     def _reset(self) -> None:
         self._queued_admissions.clear()
         self._check = FrameCheck(self.limits)
+        self._widths.reset()
         self.executor.reset()
 
     def _name(self) -> str:
@@ -119,8 +124,9 @@ class LocalRunner(PipelinedRunner):
         head = header(message)
         self._check.check(message, head)
         self._apply_admissions()
+        width = self._widths.select(message, head)
         frame = self._backend.message(wrap(message))
-        logits, _ = self.executor.logits(head.bucket, frame)
+        logits, _ = self.executor.logits(head.bucket, frame, width)
         return self._backend.numpy(logits)
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:

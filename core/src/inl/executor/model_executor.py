@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from inl.backend.base import Precompiler
+from inl.backend.programs import compile_program, info_of
 from inl.dtypes import wrap
-from inl.errors import OutOfMemory
+from inl.errors import OutOfMemory, RunnerError
+from inl.executor.consumption import NO_STATE, call_consuming, recovered_state
+from inl.executor.context_lengths import table_widths
 from inl.executor.model_step import advance, forward, sample
 from inl.executor.tracing import trace
 from inl.protocol.runner import Limits
@@ -20,13 +23,15 @@ from inl.spec.dispatch import ResolvedOps, Tracer
 from inl.spec.message import admit_size, step_frame
 from inl.spec.model import Model
 from inl.spec.selection import KernelSelection
-from inl.spec.step import Bucket, Tables
+from inl.spec.step import Bucket
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
     from inl.ops.protocol import Ops
 
 Program = Callable[..., Any]
+ProgramKey = tuple[str, Bucket, int | None]
+"""Name, bucket, and columns of the block tables (``None``: all)."""
 
 SIZE_CLASSES = (
     Bucket(1, 1), Bucket(16, 16), Bucket(16, 4), Bucket(64, 64), Bucket(64, 16),
@@ -68,7 +73,7 @@ class ModelExecutor:
     """A model's weights, state and compiled programs on one backend.
 
     Programs are compiled when first needed. Each call consumes the state and replaces
-    it; messages are frames on the device.
+    it (:mod:`inl.executor.consumption`); messages are frames on the device.
     """
 
     def __init__(self, backend: Backend, loaded: Loaded, limits: Limits) -> None:
@@ -76,14 +81,13 @@ class ModelExecutor:
         self.state: State = backend.state(loaded.shard_state(), limits=limits)
         self._is_consuming = False
         """Whether a program has consumed the state and not returned it."""
-        self._programs: dict[tuple[str, Bucket], Program] = {}
-        self._ops: dict[Bucket, ResolvedOps] = {}
-        self._precompiled: set[Bucket] = set()
+        self._programs: dict[ProgramKey, Program] = {}
+        self._ops: dict[tuple[Bucket, int | None], ResolvedOps] = {}
+        self._precompiled: set[tuple[Bucket, int | None]] = set()
         # The ops of a prompt's size, which the first step needs too.
         ops = self.ops(SIZE_CLASSES[-1])
-        self._admit: Program = backend.compile(
-            partial(_admit, ops), None, consumes=(1,)
-        )
+        info = info_of("admit", None, limits)
+        self._admit = compile_program(backend, partial(_admit, ops), info)
 
     def admit(self, messages: Any) -> None:
         """Apply admissions and releases, int32 [n, words]."""
@@ -93,35 +97,57 @@ class ModelExecutor:
         """Apply a token bias frame."""
         self._call(self.program("set_token_bias", SIZE_CLASSES[0]), message)
 
-    def advance(self, bucket: Bucket, message: Any) -> Any:
-        """Compute one step; returns its tokens, on the device."""
-        program = self.program("advance", bucket)
+    def advance(self, bucket: Bucket, message: Any, width: int | None = None) -> Any:
+        """Compute one step; returns its tokens, on the device.
+
+        width: columns of the block tables that the step reads; ``None`` is all.
+        """
+        program = self.program("advance", bucket, width)
         (tokens,) = self._call(program, self.loaded.weights, message)
         return tokens
 
-    def logits(self, bucket: Bucket, message: Any) -> tuple[Any, Any]:
+    def logits(
+        self, bucket: Bucket, message: Any, width: int | None = None
+    ) -> tuple[Any, Any]:
         """Compute a step without sampling; returns logits [S, V] and the step."""
-        program = self.program("logits", bucket)
+        program = self.program("logits", bucket, width)
         logits, step = self._call(program, self.loaded.weights, message)
         return logits, step
 
     def sample_masked(self, bucket: Bucket, logits: Any, masks: Any, step: Any) -> Any:
         """Sample the tokens of a step under masks, int32 [R, ceil(V / 32)]."""
-        program = self.program("masked", bucket)
+        width = step.blocks.shape[-1]
+        whole = width == self.limits.max_blocks_per_seq
+        program = self.program("masked", bucket, None if whole else width)
         (tokens,) = self._call(program, logits, masks, step)
         return tokens
 
     def _call(self, program: Program, *args: Any) -> list[Any]:
-        """Call a program on the state, its last argument and result."""
+        """Call a program on the state, its last argument and result.
+
+        During the call only the program refers to the state. Raises
+        :class:`~inl.errors.OutOfMemory` if the program has raised it and still holds
+        the state, and :class:`~inl.errors.RunnerError` if the state was lost.
+        """
+        if self._is_consuming:
+            raise RunnerError(
+                "state: was consumed by a program that failed; call reset first"
+            )
+        results: list[Any]
         self._is_consuming = True
         try:
-            results = list(program(*args, self.state))
-            self.state = results.pop()
-        except OutOfMemory:
-            self._is_consuming = False  # raised before anything is consumed
+            *results, self.state = call_consuming(program, args, self._take_state)
+        except OutOfMemory as error:
+            self.state = recovered_state(error)
+            self._is_consuming = False
             raise
         self._is_consuming = False
         return results
+
+    def _take_state(self) -> State:
+        """Return the state; afterwards the executor does not refer to it."""
+        state, self.state = self.state, NO_STATE
+        return state
 
     def reset(self) -> None:
         """Allocate the state again if a program that consumes it was interrupted."""
@@ -131,50 +157,53 @@ class ModelExecutor:
             self.state = self.backend.state(spec, limits=self.limits)
             self._is_consuming = False
 
-    def program(self, name: str, bucket: Bucket) -> Program:
+    def program(self, name: str, bucket: Bucket, width: int | None = None) -> Program:
         """Return a program, compiled on the first call.
 
         name: "advance", "logits", "masked" or "set_token_bias", as the methods above.
         """
-        program = self._programs.get((name, bucket))
+        program = self._programs.get((name, bucket, width))
         if program is not None:
             return program
         if name == "advance":
             # The first step is often a prompt; decoding rows come next.
-            self.precompile((bucket, *self.limits.buckets[:1]))
+            self.precompile((bucket, *self.limits.buckets[:1]), width)
         if len(self._programs) > MAX_PROGRAMS:
             self._programs.clear()
-        body, consumed = self._body(name, bucket)
+        body = self._body(name, bucket, width)
         shape = None if name == "set_token_bias" else bucket
-        program = self.backend.compile(body, shape, consumes=(consumed,))
-        self._programs[name, bucket] = program
+        info = info_of(name, shape, self.limits, width)
+        program = compile_program(self.backend, body, info)
+        self._programs[name, bucket, width] = program
         return program
 
-    def _body(self, name: str, bucket: Bucket) -> tuple[Program, int]:
-        """Return the function to compile and the position of its state."""
-        ops, loaded = self.ops(bucket), self.loaded
-        bodies: dict[str, tuple[Program, int]] = {
-            "advance": (partial(advance, ops, loaded.model, loaded.config), 2),
-            "logits": (partial(forward, ops, loaded.model, loaded.config), 2),
-            "masked": (partial(_sample_masked, ops), 3),
-            "set_token_bias": (partial(_set_token_bias, ops), 1),
-        }
-        return bodies[name]
+    def _body(self, name: str, bucket: Bucket, width: int | None) -> Program:
+        """Return the function to compile."""
+        ops, loaded = self.ops(bucket, width), self.loaded
+        if name == "masked":
+            return partial(_sample_masked, ops)
+        if name == "set_token_bias":
+            return partial(_set_token_bias, ops)
+        body = advance if name == "advance" else forward
+        # Without a keyword where it is not needed: backends may identify a function by
+        # the arguments of the partial.
+        keywords: Any = {} if width is None else {"table_width": width}
+        return partial(body, ops, loaded.model, loaded.config, **keywords)
 
-    def precompile(self, buckets: Iterable[Bucket]) -> None:
+    def precompile(self, buckets: Iterable[Bucket], width: int | None = None) -> None:
         """Compile the kernels of these buckets in parallel, if the backend can."""
         precompiler = self.backend.offers(Precompiler)
-        fresh = dict.fromkeys(buckets).keys() - self._precompiled
+        fresh = dict.fromkeys((b, width) for b in buckets).keys() - self._precompiled
         if precompiler is None or not fresh:
             return
         self._precompiled |= fresh
-        loaded, state = self.loaded, self.state
+        weights, state = self.loaded.weights, self.state
         precompiler.precompile([
             partial(
-                advance, self.ops(bucket), loaded.model, loaded.config,
-                loaded.weights, self.dummy_message(bucket), state,
+                self._body("advance", bucket, width),
+                weights, self.dummy_message(bucket), state,
             )
-            for bucket in fresh
+            for bucket, _ in fresh
         ])  # fmt: skip
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -183,13 +212,16 @@ class ModelExecutor:
         progress: called with (programs done, programs).
         """
         buckets = self.limits.buckets
-        self.precompile(buckets)
+        widths = (*table_widths(self.backend, self.limits), None)
+        for width in widths:
+            self.precompile(buckets, width)
         for count in (1, MAX_ADMISSIONS) if buckets else ():
             self.admit(self._dummy_admissions(count))
-        for done, bucket in enumerate(buckets, start=1):
-            self.advance(bucket, self.dummy_message(bucket))
+        programs = [(bucket, width) for bucket in buckets for width in widths]
+        for done, (bucket, width) in enumerate(programs, start=1):
+            self.advance(bucket, self.dummy_message(bucket), width)
             if progress:
-                progress(done, len(buckets))
+                progress(done, len(programs))
 
     def dummy_message(self, bucket: Bucket) -> Any:
         """Return the frame of a padding-only step, on the device."""
@@ -204,25 +236,25 @@ class ModelExecutor:
         words = admit_size(self.limits.groups, self.limits.max_blocks_per_seq)
         return self.backend.tensor(wrap(np.zeros((count, words), np.int32)))
 
-    def tracer(self, bucket: Bucket) -> Tracer:
+    def tracer(self, bucket: Bucket, width: int | None = None) -> Tracer:
         """Trace the model at a bucket: its op calls and the kernels selected."""
         loaded = self.loaded
         return trace(
             loaded.model, loaded.config, loaded.groups, bucket, self.limits,
-            loaded.selection, ranks=loaded.ranks,
+            loaded.selection, ranks=loaded.ranks, table_width=width,
         )  # fmt: skip
 
-    def ops(self, bucket: Bucket) -> Ops:
+    def ops(self, bucket: Bucket, width: int | None = None) -> Ops:
         """Return the resolved ops of a bucket; exact sizes share those of a class."""
         family = bucket if self.limits.buckets else size_class(bucket)
-        if family not in self._ops:
-            self._ops[family] = ResolvedOps(self.tracer(family))
-        return cast("Ops", self._ops[family].at(bucket))
+        if (family, width) not in self._ops:
+            self._ops[family, width] = ResolvedOps(self.tracer(family, width))
+        return cast("Ops", self._ops[family, width].at(bucket))
 
     @property
     def program_keys(self) -> list[tuple[str, Bucket]]:
         """Name and bucket of each compiled program."""
-        return list(self._programs)
+        return [(name, bucket) for name, bucket, _ in self._programs]
 
     def release(self) -> None:
         """Drop programs, state and weights."""
@@ -232,7 +264,7 @@ class ModelExecutor:
     def _drop_state(self) -> None:
         """Drop the state, and the programs, which may refer to it."""
         self._programs.clear()
-        self.state = State((), {}, Tables(*(None,) * len(Tables._fields)))
+        self.state = NO_STATE
 
 
 def size_class(bucket: Bucket) -> Bucket:
@@ -240,9 +272,12 @@ def size_class(bucket: Bucket) -> Bucket:
     single = bucket.rows >= bucket.tokens
     alike = [b for b in SIZE_CLASSES if (b.rows == b.tokens) == single]
     fits = [b for b in alike if bucket.tokens <= b.tokens]
-    return (fits or alike[-1:])[0]._replace(
+    found = (fits or alike[-1:])[0]._replace(
         tokens_per_row=bucket.tokens_per_row, sampler=bucket.sampler
     )
+    if bucket.verifies and not found.verifies:
+        return found._replace(rows=found.tokens)
+    return found
 
 
 def _admit(ops: Ops, messages: Any, state: Any) -> tuple[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -16,7 +17,9 @@ from inl.errors import CheckpointError, RequestError
 from inl.executor.cache_sizing import min_limits, plan_limits
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.sharding import check_shares
+from inl.executor.tied_weights import without_copies
 from inl.executor.tuning_results import load_tuning_results
+from inl.models.fields import Fields, refuse_fields
 from inl.models.registry import find_model
 from inl.plugin import registry_for
 from inl.progress import LoadStage, Progress, ProgressReporter
@@ -57,19 +60,41 @@ def open_model(path: str | Path) -> LanguageModel:
 
     Reads no weights. Raises :class:`~inl.errors.ModelError`.
     """
-    checkpoint = open_checkpoint(path)
+    return read_model(open_checkpoint(path))
+
+
+def read_model(checkpoint: Checkpoint) -> LanguageModel:
+    """Check the config of an open checkpoint and the shapes of its tensors.
+
+    Logs a warning that names the config fields that are ignored. Raises
+    :class:`~inl.errors.ModelError`.
+    """
     model = find_model(checkpoint.config, checkpoint.path)
     tensors = len(checkpoint.names())
     check_counts(checkpoint.config, tensors, str(checkpoint.path))
+    fields = Fields(checkpoint.config)
     try:
-        config = model.config(checkpoint.config)
+        refuse_fields(fields)
+        config = model.config(fields)
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
+    _warn_of(fields, checkpoint)
     config, checkpoint = model.adapt(config, checkpoint)
     stored = stored_specs(checkpoint)
     groups = plan_weights(model.weights(config), (), stored)
     check_tensors(groups, stored, str(checkpoint.path))
     return LanguageModel(model, config, checkpoint)
+
+
+def _warn_of(fields: Fields, checkpoint: Checkpoint) -> None:
+    """Log the fields that are ignored."""
+    unread = fields.unread()
+    if unread:
+        logging.getLogger("inl").warning(
+            "%s: config fields that are not known and ignored: %s",
+            checkpoint.path,
+            ", ".join(unread),
+        )
 
 
 def configure(language: LanguageModel, config: EngineConfig) -> LanguageModel:
@@ -117,7 +142,9 @@ def start_runner(
     shaped = replace(language.config, dtype=dtype)
     model = caching_in(language.model, backend, config.kv_dtype)
     ranks = count_ranks(backend)
-    stored = stored_specs(language.checkpoint)
+    stored = without_copies(
+        language.checkpoint, tied=getattr(language.config, "tied", False)
+    )
     selection = kernel_selection(backend, config)
     groups = plan_weights(model.weights(shaped), selection.kernels, stored, ranks=ranks)
     check_shares(groups, model.state(shaped), ranks)

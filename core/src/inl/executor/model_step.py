@@ -13,15 +13,25 @@ if TYPE_CHECKING:
 
 
 def forward(
-    ops: Ops, model: Model, config: Any, weights: Any, message: Array, state: State
+    ops: Ops,
+    model: Model,
+    config: Any,
+    weights: Any,
+    message: Array,
+    state: State,
+    *,
+    table_width: int | None = None,
 ) -> tuple[Array, Step, State]:
     """Decode the message and compute the logits [S, V] of the sampled tokens.
 
+    table_width: columns of the block tables that the step reads; ``None`` is all.
     Returns the logits, the step's arrays and the state.
     """
     step, tables = ops.make_step(
         message, state.tables, bucket=ops.bucket, block_size=ops.block_size
     )
+    if table_width is not None:
+        step = step._replace(blocks=step.blocks[:, :, :table_width])
     step = step._replace(plan=ops.plan(step, block_size=ops.block_size))
     state = state._replace(tables=tables)
     sampled_step = prune_last_layer(ops, model, step)
@@ -55,25 +65,42 @@ def prune_last_layer(ops: Ops, model: Model, step: Step) -> Step | None:
 
 
 def advance(
-    ops: Ops, model: Model, config: Any, weights: Any, message: Array, state: State
+    ops: Ops,
+    model: Model,
+    config: Any,
+    weights: Any,
+    message: Array,
+    state: State,
+    *,
+    table_width: int | None = None,
 ) -> tuple[Any, State]:
-    """Compute one step and sample its tokens, see :func:`sample`."""
-    logits, step, state = forward(ops, model, config, weights, message, state)
+    """Compute one step and sample its tokens, see :func:`forward`, :func:`sample`."""
+    logits, step, state = forward(
+        ops, model, config, weights, message, state, table_width=table_width
+    )
     return sample(ops, logits, step, state)
 
 
 def sample(
     ops: Ops, logits: Array, step: Step, state: State, *, scored: Array | None = None
 ) -> tuple[Any, State]:
-    """Sample tokens, int32 [S], and store the last of each row in the state.
+    """Sample tokens, int32 [R * W], and store the last of each row in the state.
 
-    A "sample_filtered" program returns a pair, the tokens and their
-    :class:`~inl.spec.step.Scores`, in place of the tokens. scored: the logits for the
-    scores, if ``logits`` are masked.
+    A "sample_filtered" program returns a pair, the tokens and the
+    :class:`~inl.spec.step.Scores` of the S samples, in place of the tokens. scored: the
+    logits for the scores, if ``logits`` are masked.
     """
-    sampler = ops.bucket.sampler
-    tokens, tables = ops.sample(logits, step, state.tables, sampler=sampler)
+    bucket, sampler = ops.bucket, ops.bucket.sampler
+    if not bucket.verifies:
+        tokens, tables = ops.sample(logits, step, state.tables, sampler=sampler)
+        kept = tokens
+    else:
+        # One row per token: a draft changes the counts of the tokens after it.
+        expanded, copies = ops.expand_rows(step, state.tables)
+        tokens, _ = ops.sample(logits, expanded, copies, sampler=sampler)
+        width = bucket.tokens_per_row
+        kept, tables = ops.verify(tokens, step, state.tables, width=width)
     state = state._replace(tables=tables)
     if sampler != "sample_filtered":
-        return tokens, state
-    return (tokens, ops.score(logits if scored is None else scored, tokens)), state
+        return kept, state
+    return (kept, ops.score(logits if scored is None else scored, tokens)), state

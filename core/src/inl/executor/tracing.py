@@ -28,10 +28,12 @@ def trace(
     selection: KernelSelection,
     *,
     ranks: int = 1,
+    table_width: int | None = None,
 ) -> Tracer:
     """Call every op of a step of ``bucket``, of masked sampling and of admissions.
 
     groups: weight tree whose leaves are :class:`~inl.weights.plan.WeightPlan`.
+    table_width: columns of the block tables that the step reads; ``None`` is all.
     Raises :class:`~inl.errors.NoKernel` for an op without a usable kernel.
     """
     tracer = Tracer(selection, bucket, limits.block_size)
@@ -40,7 +42,9 @@ def trace(
     words = layout(bucket, groups=limits.groups, block_size=limits.block_size).size
     message = StrictArray((words,), "int32")
     state = strict_state(model.state(config), limits, ranks=ranks)
-    logits, step, state = forward(ops, model, config, weights, message, state)
+    logits, step, state = forward(
+        ops, model, config, weights, message, state, table_width=table_width
+    )
     logits = StrictArray((logits.shape[0], limits.vocab), logits.dtype)  # of all ranks
     masks = StrictArray((logits.shape[0], -(-limits.vocab // 32)), "int32")
     ops.mask_logits(logits, masks)

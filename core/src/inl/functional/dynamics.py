@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from inl.errors import MissingPackage, PluginError, RequestError
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from inl.spec.functions import Functions
 
 Pair = tuple[Any, Any]
+F = TypeVar("F", bound=Callable[..., Any])
 
 AUTO = "auto"
 """Computes with the framework of the arrays."""
@@ -187,6 +188,22 @@ def _run(
     return run(*tensors, dt=dt, **attrs)
 
 
+def _discovery(function: F) -> F:
+    """Mark a function of constants whose result ``torch.compile`` takes as constant.
+
+    The compiler calls it once while it traces, and does not trace the search for
+    plugins. The attribute is what ``torch.compiler.assume_constant_result`` sets.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_discovery
+def _framework_name(module: str) -> str:
+    """Return the framework of a top-level module of arrays, "" if there is none."""
+    return _frameworks().get(module, "")
+
+
 def _frameworks() -> Mapping[str, str]:
     from inl.plugin import registry
 
@@ -215,12 +232,11 @@ def _owner(where: str, name: Any, value: Any) -> str:
 
 def framework_of(where: str, name: Any, value: Any) -> str:
     """Return the framework of an array; raises :class:`RequestError` for others."""
-    known = _frameworks()
     for kind in type(value).__mro__:
-        root = kind.__module__.partition(".")[0]
-        if root in known:
-            return known[root]
-    accepted = ", ".join(sorted(set(known.values())))
+        framework = _framework_name(kind.__module__.partition(".")[0])
+        if framework:
+            return framework
+    accepted = ", ".join(sorted(set(_frameworks().values())))
     raise RequestError(
         f"{where}: {name}: found {type(value).__name__}, accepted: an array of "
         f"{accepted}{'' if name == 'x' else ', or a number'}"
@@ -237,13 +253,24 @@ def _check_floating(where: str, name: Any, value: Any) -> None:
 
 def functions_of(framework: str) -> Functions:
     """Return a framework's functions; raises :class:`MissingPackage`."""
+    _import_functions(framework)
+    return _functions[framework]
+
+
+_functions: dict[str, Functions] = {}
+"""Imported functions by framework; filled by :func:`_import_functions`."""
+
+
+@_discovery
+def _import_functions(framework: str) -> bool:
     from inl.plugin import registry
 
     try:
-        return registry().functions(framework)
+        _functions[framework] = registry().functions(framework)
     except PluginError as error:
         if isinstance(error.__cause__, ImportError) and framework in PACKAGES:
             raise MissingPackage(
                 f"arrays of {framework}: pip install {PACKAGES[framework]}"
             ) from error
         raise
+    return True

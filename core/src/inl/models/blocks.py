@@ -54,6 +54,37 @@ class Carry(NamedTuple):
     sin: Array
     """[T, head_dim / 2] float32."""
 
+    def tables(self, _view: View) -> tuple[Array, Array]:
+        """Return the rotation tables of a layer: the same for all."""
+        return self.cos, self.sin
+
+
+class LocalCarry(NamedTuple):
+    """Activations of a model whose layers with a window rotate differently."""
+
+    residual: Array
+    delta: Array
+    cos: Array
+    sin: Array
+    local_cos: Array
+    """``cos`` and ``sin`` of layers with a window."""
+    local_sin: Array
+
+    def tables(self, view: View) -> tuple[Array, Array]:
+        """Return the rotation tables of a layer."""
+        if view.window is None:
+            return self.cos, self.sin
+        return self.local_cos, self.local_sin
+
+
+def embed_local(ops: Ops, config: Any, w: Embedding | Group, step: Step) -> LocalCarry:
+    """Look up the embeddings and compute both rotation tables."""
+    carry = embed(ops, config, w, step)
+    local = carry.cos, carry.sin
+    if config.local_rope is not None:
+        local = rotation(ops, config.head_dim, step, *config.local_rope)
+    return LocalCarry(*carry, *local)
+
 
 def embed(ops: Ops, config: Any, w: Embedding | Group, step: Step) -> Carry:
     """Look up the embeddings and compute the rotation tables of all layers."""
@@ -93,18 +124,21 @@ def attention(
     )
     q, k, v = split_heads((q, k, v), config.head_dim)
     q, k = norm_heads(ops, config, w, q, k)
-    if sampled_step is not None:
-        q, k = ops.rope(q, k, carry.cos, carry.sin)
+    scale = config.attention_scale or config.head_dim**-0.5
+    if sampled_step is not None or not view.rotated:
+        if view.rotated:
+            q, k = ops.rope(q, k, carry.cos, carry.sin)
         out, state = attend(
             ops, q, k, v, step, state, index=index, view=view,
-            scale=config.head_dim**-0.5, sampled_step=sampled_step,
+            scale=scale, sampled_step=sampled_step,
         )  # fmt: skip
-        residual = ops.take_rows(residual, step.samples)
+        if sampled_step is not None:
+            residual = ops.take_rows(residual, step.samples)
         delta = ops.linear(out, w.out)
         return carry._replace(residual=residual, delta=delta), state
     delta, cache = ops.attend_project(
         q, k, v, carry.cos, carry.sin, state.caches[index], step, w.out,
-        scale=config.head_dim**-0.5, window=view.window, group=view.group,
+        scale=scale, window=view.window, group=view.group,
     )  # fmt: skip
     caches = (*state.caches[:index], cache, *state.caches[index + 1 :])
     return (

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from inl.errors import CheckpointError
-from inl.ops.rope import RopeScaling
 from inl.weights.files import show
 
 LEAST, MOST = 1e-30, 1e30
@@ -17,6 +15,11 @@ MAX_EPS = 1.0
 """Largest epsilon of a norm."""
 MIN_CONTEXT = 2
 """Shortest context in tokens: one of the prompt and one of the output."""
+
+
+def missing(name: str, expected: str) -> CheckpointError:
+    """Return the error for a field that is absent or null."""
+    return CheckpointError(f"config field {name!r} is missing; expected {expected}")
 
 
 def whole(
@@ -30,7 +33,7 @@ def whole(
     """Return an integer field from ``least`` to ``most``."""
     value = hf.get(name, default)
     if value is None:
-        raise CheckpointError(f"config field {name!r} is missing; expected an integer")
+        raise missing(name, "an integer")
     if type(value) is not int or not least <= value <= most:
         raise CheckpointError(
             f"config field {name!r}: found {show(value)}, expected an integer of "
@@ -95,28 +98,6 @@ def cap(hf: Mapping[str, Any], name: str, default: float | None) -> float | None
     return None if value is None else number({name: value}, name, 1.0)
 
 
-def rope_scaling(hf: Mapping[str, Any]) -> tuple[float, RopeScaling]:
-    """Return the base frequency and the scaling, for heads that rotate fully.
-
-    Raises :class:`CheckpointError` naming the field for an unknown kind and for heads
-    that rotate in part.
-    """
-    rope = rope_fields(hf)
-    if number(rope, "partial_rotary_factor", 1.0) != 1.0:
-        raise CheckpointError(
-            "config field 'partial_rotary_factor': "
-            f"found {rope['partial_rotary_factor']!r}, accepted: 1.0"
-        )
-    theta = number(rope, "rope_theta", 10000.0)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise CheckpointError(
-            f"config field 'rope_scaling.rope_type': found {kind!r:.80}, "
-            f"accepted: {', '.join(KINDS)}"
-        )
-    return theta, KINDS[kind](rope, hf)
-
-
 def fields_of(hf: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a field that is an object; empty for ``null``, 0 and an absent one."""
     value = hf.get(name) or {}
@@ -125,60 +106,3 @@ def fields_of(hf: Mapping[str, Any], name: str) -> Mapping[str, Any]:
             f"config field {name!r}: found {show(value)}, expected an object"
         )
     return value
-
-
-def rope_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``rope_parameters``, or ``rope_scaling`` with its top-level fields."""
-    rope = fields_of(hf, "rope_parameters") or fields_of(hf, "rope_scaling")
-    names = "rope_theta", "partial_rotary_factor"
-    beside = {name: hf[name] for name in names if hf.get(name) is not None}
-    return {**beside, **rope}
-
-
-def original(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> int:
-    """Return the context length in training, in tokens."""
-    name = "original_max_position_embeddings"
-    if hf.get(name) is not None:
-        return whole(hf, name)
-    return whole(rope, name, hf.get("max_position_embeddings"))
-
-
-def _plain(_rope: Mapping[str, Any], _hf: Mapping[str, Any]) -> RopeScaling:
-    return RopeScaling()
-
-
-def _linear(rope: Mapping[str, Any], _hf: Mapping[str, Any]) -> RopeScaling:
-    return RopeScaling("linear", number(rope, "factor", 1.0))
-
-
-def _llama3(rope: Mapping[str, Any], _hf: Mapping[str, Any]) -> RopeScaling:
-    return RopeScaling(
-        "llama3",
-        number(rope, "factor", 8.0),
-        number(rope, "low_freq_factor", 1.0),
-        number(rope, "high_freq_factor", 4.0),
-        whole(rope, "original_max_position_embeddings", 8192),
-    )
-
-
-def _yarn(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> RopeScaling:
-    """YaRN; raises for the variants of DeepSeek and gpt-oss."""
-    for name in ("mscale", "mscale_all_dim"):
-        refuse_unless(rope, name, None)
-    refuse_unless(rope, "truncate", True)
-    size = original(rope, hf)
-    longer = whole(hf, "max_position_embeddings", size) / size
-    factor = number(rope, "factor", longer)
-    usual = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
-    low, high = number(rope, "beta_slow", 1.0), number(rope, "beta_fast", 32.0)
-    gain = number(rope, "attention_factor", usual)
-    return RopeScaling("yarn", factor, low, high, size, gain=gain)
-
-
-KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], RopeScaling]] = {
-    "default": _plain,
-    "linear": _linear,
-    "llama3": _llama3,
-    "yarn": _yarn,
-}
-"""Parsers by ``rope_type``."""

@@ -9,12 +9,11 @@ from typing import Any
 from inl.errors import CheckpointError
 from inl.models.config import (
     MAX_EPS,
-    context_length,
     flag,
     number,
-    rope_scaling,
     whole,
 )
+from inl.models.rope import read_rope
 from inl.ops.rope import RopeScaling
 
 HEAD_EPS = 1e-6
@@ -72,7 +71,7 @@ def common(hf: Mapping[str, Any]) -> dict[str, Any]:
         raise CheckpointError(
             "config field 'use_token_routed_mlp': found false, accepted: true"
         )
-    theta, scaling = rope_scaling(hf)
+    rope = read_rope(hf)
     eps = number(hf, "norm_eps", 1e-6, most=MAX_EPS)
     eps = number(hf, "rms_norm_eps", eps, most=MAX_EPS)
     sliding = hf.get("sliding_window") is not None
@@ -85,10 +84,10 @@ def common(hf: Mapping[str, Any]) -> dict[str, Any]:
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": hidden // heads,
-        "max_tokens": context_length(hf),
+        "max_tokens": rope.max_tokens,
         "norm_eps": eps,
-        "rope_theta": theta,
-        "rope_scaling": scaling,
+        "rope_theta": rope.theta,
+        "rope_scaling": rope.scaling,
         "tied": flag(hf, "tie_word_embeddings", False),
         "qk_norm": flag(hf, "use_qk_norm", True),
         "window": whole(hf, "sliding_window") if sliding else None,

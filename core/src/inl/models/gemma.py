@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from inl.dtypes import rounded
 from inl.models import blocks, groups, llama, post_norm
 from inl.models.config import cap, refuse_unless, whole
+from inl.models.fields import changed
+from inl.models.rope import Rope
 from inl.models.views import views, windows
 from inl.ops.rope import RopeScaling
 from inl.spec.cache import State
@@ -24,7 +26,16 @@ if TYPE_CHECKING:
     from inl.ops.protocol import Ops
 
 HEAD_DIM = 256
-"""Default of ``head_dim``."""
+"""Default of ``head_dim`` and of the scale of attention scores."""
+
+DEFAULTS = {
+    "num_key_value_heads": 4,
+    "head_dim": HEAD_DIM,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+"""Defaults of config fields that differ from Llama's."""
 
 GELU = "gelu_pytorch_tanh"
 
@@ -33,7 +44,6 @@ GELU = "gelu_pytorch_tanh"
 class GemmaConfig(llama.LlamaConfig):
     """Sizes and constants of one checkpoint."""
 
-    attention_scale: float = 1.0
     attention_cap: float | None = None
     logit_cap: float | None = None
     embed_scale: float = 1.0
@@ -42,44 +52,37 @@ class GemmaConfig(llama.LlamaConfig):
     """Base frequency and scaling of layers with a window, if they differ."""
 
 
-class Carry(NamedTuple):
-    """Activations passed from layer to layer; ``delta`` is reduced over ranks."""
-
-    residual: Array
-    delta: Array
-    cos: Array
-    sin: Array
-    local_cos: Array
-    """``cos`` and ``sin`` of layers with a window."""
-    local_sin: Array
-
-
 def config(
     hf: Mapping[str, Any],
     *,
+    rope: Rope,
     kinds: Any,
-    caps: tuple[float | None, float | None],
+    attention_cap: float | None,
+    logit_cap: float | None,
     head_norm: bool = False,
     local_rope: tuple[float, RopeScaling] | None = None,
 ) -> GemmaConfig:
     """Read the fields of both generations; raises ``CheckpointError`` naming the field.
 
-    kinds: (number of layers) -> default layer types. caps: default soft caps of
-    attention scores and of logits.
+    rope: rotation of layers without a window. kinds: (number of layers) -> default
+    layer types. attention_cap: soft cap of attention scores. logit_cap: default of the
+    soft cap of logits.
     """
-    refuse_unless(hf, "attention_bias", False)
+    refuse_unless(hf, "mlp_bias", False)
     refuse_unless(hf, "use_bidirectional_attention", False)
     refuse_unless(hf, "hidden_activation", GELU)
-    given = {"hidden_act": GELU, "head_dim": hf.get("head_dim") or HEAD_DIM}
-    tied = {"tie_word_embeddings": hf.get("tie_word_embeddings", True)}
-    base = llama.config({**hf, **given, **tied})
+    base = llama.with_rope(changed(hf, hidden_act=GELU), rope)
     layer_windows = windows(hf, kinds(base.layers))
     known = {field.name: getattr(base, field.name) for field in fields(base)}
     return GemmaConfig(
-        **known | {"views": views(layer_windows), "head_norm": head_norm},
-        attention_scale=whole(hf, "query_pre_attn_scalar", HEAD_DIM) ** -0.5,
-        attention_cap=cap(hf, "attn_logit_softcapping", caps[0]),
-        logit_cap=cap(hf, "final_logit_softcapping", caps[1]),
+        **known
+        | {
+            "views": views(layer_windows),
+            "head_norm": head_norm,
+            "attention_scale": whole(hf, "query_pre_attn_scalar", HEAD_DIM) ** -0.5,
+        },
+        attention_cap=attention_cap,
+        logit_cap=cap(hf, "final_logit_softcapping", logit_cap),
         embed_scale=base.hidden_size**0.5,
         local_rope=local_rope,
     )
@@ -105,8 +108,8 @@ def _layer(c: GemmaConfig, at: str) -> llama.Layer:
     }
     return llama.Layer(
         post_norm.Attention(
-            groups.qkv(c, at),
-            groups.out(c, at),
+            groups.qkv(c, at, bias=c.qkv_bias),
+            groups.out(c, at, bias=c.out_bias),
             norm("post_attention_layernorm"),
             norm("input_layernorm"),
             **heads,
@@ -119,53 +122,22 @@ def _layer(c: GemmaConfig, at: str) -> llama.Layer:
     )
 
 
-def embed(ops: Ops, c: GemmaConfig, w: llama.Weights, step: Step) -> Carry:
-    carry = blocks.embed(ops, c, w.embed, step)
+def embed(ops: Ops, c: GemmaConfig, w: llama.Weights, step: Step) -> Any:
+    carry = blocks.embed_local(ops, c, w.embed, step)
     # transformers rounds the factor to the storage dtype before it multiplies.
     scale = float(rounded(np.array(c.embed_scale, np.float32), c.dtype))
-    local = carry.cos, carry.sin
-    if c.local_rope is not None:
-        local = blocks.rotation(ops, c.head_dim, step, *c.local_rope)
-    return Carry(carry.residual * scale, carry.delta, carry.cos, carry.sin, *local)
+    return carry._replace(residual=carry.residual * scale)
 
 
 def layer(
     ops: Ops, c: GemmaConfig, w: Any, carry: Any, step: Step, state: State, *,
     index: int, sampled_step: Step | None = None,
 ) -> tuple[Any, State]:  # fmt: skip
-    carry, state = _attention(
-        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
-    )
-    return post_norm.gated_mlp(ops, c, w.mlp, carry), state
-
-
-def _attention(
-    ops: Ops,
-    c: GemmaConfig,
-    w: post_norm.Attention,
-    carry: Carry,
-    step: Step,
-    state: State,
-    *,
-    index: int,
-    sampled_step: Step | None,
-) -> tuple[Carry, State]:
-    view = c.views[index]
-    residual, x = post_norm.enter(ops, c, carry, w.norm)
-    q, k, v = blocks.split_heads(ops.qkv_linear(x, w.qkv), c.head_dim)
-    q, k = blocks.norm_heads(ops, c, w, q, k)
-    local = carry.local_cos, carry.local_sin
-    table = (carry.cos, carry.sin) if view.window is None else local
-    q, k = ops.rope(q, k, *table)
-    out, state = blocks.attend(
-        ops, q, k, v, step, state,
-        index=index, view=view, scale=c.attention_scale, cap=c.attention_cap,
-        sampled_step=sampled_step,
+    carry, state = post_norm.attention(
+        ops, c, w.attention, carry, step, state,
+        index=index, sampled_step=sampled_step, cap=c.attention_cap,
     )  # fmt: skip
-    if sampled_step is not None:
-        residual = ops.take_rows(residual, step.samples)
-    delta = post_norm.leave(ops, c, ops.linear(out, w.out), w.post)
-    return carry._replace(residual=residual, delta=delta), state
+    return post_norm.gated_mlp(ops, c, w.mlp, carry), state
 
 
 def head(ops: Ops, c: GemmaConfig, w: Any, carry: Any, step: Step) -> Array:

@@ -6,15 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from inl.models import gemma, llama
+from inl.models.config import cap
+from inl.models.fields import with_defaults
+from inl.models.rope import read_rope
 from inl.spec.model import Model
 
-CAPS = 50.0, 30.0
+ATTENTION_CAP, LOGIT_CAP = 50.0, 30.0
 """Default soft caps of attention scores and of logits."""
 
 
 def config(hf: Mapping[str, Any]) -> gemma.GemmaConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
-    return gemma.config(hf, kinds=kinds, caps=CAPS)
+    hf = with_defaults(hf, gemma.DEFAULTS)
+    return gemma.config(
+        hf,
+        rope=read_rope(hf),
+        kinds=kinds,
+        attention_cap=cap(hf, "attn_logit_softcapping", ATTENTION_CAP),
+        logit_cap=LOGIT_CAP,
+    )
 
 
 def kinds(layers: int) -> list[str]:

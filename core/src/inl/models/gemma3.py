@@ -11,44 +11,33 @@ from functools import partial
 from typing import Any
 
 from inl.models import gemma, llama
-from inl.models.config import fields_of, number, rope_scaling, whole
-from inl.ops.rope import RopeScaling
+from inl.models.config import whole
+from inl.models.fields import with_defaults
+from inl.models.rope import local_ropes
+from inl.models.views import one_full_in
 from inl.spec.model import Model
 
 THETA, LOCAL_THETA = 1e6, 1e4
+DEFAULTS = {**gemma.DEFAULTS, "max_position_embeddings": 131072}
+"""Defaults of config fields that differ from Llama's."""
 PATTERN = 6
 """Default period of layers without a window."""
 
 
 def config(hf: Mapping[str, Any]) -> gemma.GemmaConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
-    full, local = rope(hf)
+    hf = with_defaults(hf, DEFAULTS)
+    pattern = whole(hf, "sliding_window_pattern", PATTERN)
+    full, local = local_ropes(hf, THETA, LOCAL_THETA, "rope_local_base_freq")
     return gemma.config(
-        {**hf, "rope_parameters": full, "rope_scaling": None},
-        kinds=partial(kinds, pattern=whole(hf, "sliding_window_pattern", PATTERN)),
-        caps=(None, None),
+        hf,
+        rope=full,
+        kinds=partial(one_full_in, period=pattern),
+        attention_cap=None,  # transformers ignores attn_logit_softcapping
+        logit_cap=None,
         head_norm=True,
-        local_rope=local,
+        local_rope=local[:2],
     )
-
-
-def kinds(layers: int, *, pattern: int) -> list[str]:
-    """Return layer types; the last layer of each ``pattern`` has no window."""
-    names = "sliding_attention", "full_attention"
-    return [names[(index + 1) % pattern == 0] for index in range(layers)]
-
-
-def rope(
-    hf: Mapping[str, Any],
-) -> tuple[dict[str, Any], tuple[float, RopeScaling]]:
-    """Return rope fields of full-attention layers, then base and scaling of others."""
-    nested = fields_of(hf, "rope_parameters")
-    theta = number(hf, "rope_theta", THETA)
-    plain = {"rope_theta": theta, **fields_of(hf, "rope_scaling")}
-    full = {"rope_theta": theta, **(fields_of(nested, "full_attention") or plain)}
-    base = number(hf, "rope_local_base_freq", LOCAL_THETA)
-    local = {"rope_theta": base, **fields_of(nested, "sliding_attention")}
-    return full, rope_scaling({**hf, "rope_parameters": local})
 
 
 MODEL = Model(config, gemma.weights, llama.state, gemma.embed, gemma.layer, gemma.head)

@@ -6,6 +6,9 @@ from typing import Any
 
 from inl.spec.weights import Group, Param
 
+HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+"""Names of the projection to logits and of the embedding."""
+
 
 def table(c: Any) -> Group:
     """Return the embedding."""
@@ -13,13 +16,17 @@ def table(c: Any) -> Group:
 
 
 def head(c: Any) -> Group:
-    """Return the projection to logits; a tied model shares the embedding."""
-    weight = _table(c) if c.tied else _table(c)._replace(source="lm_head.weight")
-    return Group("linear", weight=weight._replace(axis=0))
+    """Return the projection to logits.
+
+    A tied model shares the embedding unless the checkpoint has another projection.
+    """
+    table = _table(c)._replace(axis=0)
+    own = table._replace(source=HEAD)
+    return Group("linear", weight=own._replace(aliases=(table,) if c.tied else ()))
 
 
 def _table(c: Any) -> Param:
-    return Param("model.embed_tokens.weight", (c.vocab_size, c.hidden_size))
+    return Param(TABLE, (c.vocab_size, c.hidden_size))
 
 
 def norm(
@@ -41,10 +48,13 @@ def qkv(c: Any, at: str, *, bias: bool = False) -> Group:
     return Group("qkv_linear", **params)
 
 
-def out(c: Any, at: str) -> Group:
+def out(c: Any, at: str, *, bias: bool = False) -> Group:
     """Return the output projection of attention."""
-    shape = c.hidden_size, c.heads * c.head_dim
-    return Group("linear", weight=Param(f"{at}self_attn.o_proj.weight", shape, axis=1))
+    source, shape = f"{at}self_attn.o_proj", (c.hidden_size, c.heads * c.head_dim)
+    params = {"weight": Param(f"{source}.weight", shape, axis=1)}
+    if bias:
+        params["bias"] = Param(f"{source}.bias", shape[:1], partial=True)
+    return Group("linear", **params)
 
 
 def gated_mlp(c: Any, at: str) -> Group:

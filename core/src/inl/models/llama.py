@@ -10,13 +10,12 @@ from inl.errors import CheckpointError
 from inl.models import blocks, groups
 from inl.models.config import (
     MAX_EPS,
-    context_length,
     flag,
     number,
     one_of,
-    rope_scaling,
     whole,
 )
+from inl.models.rope import THETA, Rope, read_rope
 from inl.models.views import View, paged, views
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
@@ -34,7 +33,11 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
 }
+"""Activations by name; of the tanh approximation of GELU there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,10 @@ class LlamaConfig:
     """Attention window and cache group of each layer."""
     head_norm: bool = False
     """Whether each head of queries and keys is normalized."""
+    out_bias: bool = False
+    """Whether the output projection of attention has a bias."""
+    attention_scale: float | None = None
+    """Factor on attention scores; ``None`` is ``head_dim ** -0.5``."""
 
 
 class Layer(NamedTuple):
@@ -79,10 +86,19 @@ class Weights(NamedTuple):
     head: Linear | Group
 
 
-def config(hf: Mapping[str, Any]) -> LlamaConfig:
-    """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
+def config(hf: Mapping[str, Any], *, theta: float = THETA) -> LlamaConfig:
+    """Read a Hugging Face config; raises :class:`CheckpointError` naming the field.
+
+    theta: default base frequency of the rotation.
+    """
+    return with_rope(hf, read_rope(hf, theta=theta))
+
+
+def with_rope(hf: Mapping[str, Any], rope: Rope) -> LlamaConfig:
+    """Read all but the rotation; raises :class:`CheckpointError` naming the field."""
     hidden, heads = whole(hf, "hidden_size"), whole(hf, "num_attention_heads")
-    kv_heads = whole(hf, "num_key_value_heads", heads)
+    grouped = hf.get("num_key_value_heads") is not None
+    kv_heads = whole(hf, "num_key_value_heads") if grouped else heads
     if heads % kv_heads:
         raise CheckpointError(
             f"config field 'num_key_value_heads': found {kv_heads}, "
@@ -101,7 +117,7 @@ def config(hf: Mapping[str, Any]) -> LlamaConfig:
         )
     if flag(hf, "mlp_bias", False):
         raise CheckpointError("config field 'mlp_bias': found true, accepted: false")
-    theta, scaling = rope_scaling(hf)
+    bias = flag(hf, "attention_bias", False)
     layers = whole(hf, "num_hidden_layers")
     return LlamaConfig(
         vocab_size=whole(hf, "vocab_size"),
@@ -111,13 +127,14 @@ def config(hf: Mapping[str, Any]) -> LlamaConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        max_tokens=context_length(hf),
+        max_tokens=rope.max_tokens,
         norm_eps=number(hf, "rms_norm_eps", 1e-6, most=MAX_EPS),
-        rope_theta=theta,
-        rope_scaling=scaling,
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
         activation=one_of(hf, "hidden_act", ACTIVATIONS),
         tied=flag(hf, "tie_word_embeddings", False),
-        qkv_bias=flag(hf, "attention_bias", False),
+        qkv_bias=bias,
+        out_bias=bias,
         views=views((None,) * layers),
     )
 
@@ -142,7 +159,7 @@ def layer_weights(c: LlamaConfig, at: str) -> Layer:
         blocks.Attention(
             groups.norm(f"{at}input_layernorm", c.hidden_size),
             groups.qkv(c, at, bias=c.qkv_bias),
-            groups.out(c, at),
+            groups.out(c, at, bias=c.out_bias),
             **norms,
         ),
         blocks.Mlp(

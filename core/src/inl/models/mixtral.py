@@ -7,15 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 from inl.models import llama, mistral, moe
+from inl.models.fields import with_defaults
 from inl.spec.weights import Group
 
-DEFAULTS = {"rope_theta": 1e6, "rms_norm_eps": 1e-5}
+THETA = 1e6
+DEFAULTS = {
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
 """Defaults of config fields that differ from Mistral's."""
 
 
 def config(hf: Mapping[str, Any]) -> moe.MoeConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
-    base = mistral.config({**DEFAULTS, **hf})
+    hf = with_defaults(hf, DEFAULTS)
+    base = mistral.config(hf, theta=THETA)
     return moe.with_experts(
         base, hf, count="num_local_experts", expert_size=base.intermediate_size
     )

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from inl.errors import WeightMismatch
-from inl.models import blocks, groups, llama, post_norm
+from inl.models import groups, llama, post_norm
 from inl.models.config import refuse_unless
+from inl.models.fields import with_defaults
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
 
@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from inl.ops.protocol import Ops
 
 
+DEFAULTS = {"rms_norm_eps": 1e-5}
+"""Defaults of config fields that differ from Llama's."""
+
+
 def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
-    refuse_unless(hf, "attention_bias", False)
-    refuse_unless(hf, "clip_qkv", None)
-    return llama.config(hf)
+    for name, accepted in (("mlp_bias", False), ("clip_qkv", None)):
+        refuse_unless(hf, name, accepted)
+    return llama.config(with_defaults(hf, DEFAULTS))
 
 
 def weights(c: llama.LlamaConfig) -> llama.Weights:
@@ -32,8 +36,8 @@ def weights(c: llama.LlamaConfig) -> llama.Weights:
 def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
     return llama.Layer(
         post_norm.Attention(
-            groups.qkv(c, at),
-            groups.out(c, at),
+            groups.qkv(c, at, bias=c.qkv_bias),
+            groups.out(c, at, bias=c.out_bias),
             groups.norm(f"{at}post_attention_layernorm", c.hidden_size),
             q_norm=groups.norm(f"{at}self_attn.q_norm", c.heads * c.head_dim),
             k_norm=groups.norm(f"{at}self_attn.k_norm", c.kv_heads * c.head_dim),
@@ -49,45 +53,11 @@ def layer(
     ops: Ops, c: llama.LlamaConfig, w: Any, carry: Any, step: Step, state: State, *,
     index: int, sampled_step: Step | None = None,
 ) -> tuple[Any, State]:  # fmt: skip
-    carry, state = _attention(
-        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
-    )
-    return post_norm.gated_mlp(ops, c, w.mlp, carry), state
-
-
-def _attention(
-    ops: Ops,
-    c: llama.LlamaConfig,
-    w: post_norm.Attention,
-    carry: Any,
-    step: Step,
-    state: State,
-    *,
-    index: int,
-    sampled_step: Step | None,
-) -> tuple[Any, State]:
-    residual, x = post_norm.enter(ops, c, carry, w.norm)
-    q, k, v = ops.qkv_linear(x, w.qkv)
-    if q.shape[-1] != c.heads * c.head_dim:
-        raise WeightMismatch(
-            f"queries: found {q.shape[-1]} of {c.heads * c.head_dim} elements on a "
-            "rank; OLMo 2 normalizes all heads together, accepted: 1 rank"
-        )
-    if w.q_norm is not None:
-        q = ops.rms_norm(q, w.q_norm, eps=c.norm_eps)
-    if w.k_norm is not None:
-        k = ops.rms_norm(k, w.k_norm, eps=c.norm_eps)
-    q, k, v = blocks.split_heads((q, k, v), c.head_dim)
-    q, k = ops.rope(q, k, carry.cos, carry.sin)
-    out, state = blocks.attend(
-        ops, q, k, v, step, state,
-        index=index, view=c.views[index], scale=c.head_dim**-0.5,
-        sampled_step=sampled_step,
+    carry, state = post_norm.attention(
+        ops, c, w.attention, carry, step, state,
+        index=index, sampled_step=sampled_step, wide_norms=True,
     )  # fmt: skip
-    if sampled_step is not None:
-        residual = ops.take_rows(residual, step.samples)
-    delta = post_norm.leave(ops, c, ops.linear(out, w.out), w.post)
-    return carry._replace(residual=residual, delta=delta), state
+    return post_norm.gated_mlp(ops, c, w.mlp, carry), state
 
 
 def head(ops: Ops, c: llama.LlamaConfig, w: Any, carry: Any, step: Step) -> Array:

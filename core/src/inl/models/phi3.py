@@ -16,13 +16,33 @@ from typing import Any
 
 from inl.errors import CheckpointError
 from inl.models import blocks, groups, llama
-from inl.models.config import number, original, rope_fields
+from inl.models.config import context_length, number, refuse_unless
+from inl.models.fields import with_defaults
+from inl.models.rope import (
+    ORIGINAL,
+    THETA,
+    Rope,
+    kind_of,
+    note_unknown,
+    original,
+    rope_fields,
+    rotating_lanes,
+)
 from inl.models.views import one_window, views
 from inl.ops.rope import RopeScaling
 from inl.spec.weights import Group, Param, RowSlices
 
 LONG = ("longrope", "su", "yarn")
 """Names of LongRoPE in config files."""
+FIELDS = "short_factor", "long_factor", "factor", "attention_factor"
+"""Fields of LongRoPE."""
+DEFAULTS = {
+    "max_position_embeddings": 4096,
+    ORIGINAL: 4096,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+}
+"""Defaults of config fields that differ from Llama's."""
 
 
 def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
@@ -32,35 +52,31 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
     which uses the short factors. A longer text would use other factors for all of its
     tokens and invalidate the cache.
     """
+    hf = with_defaults(hf, DEFAULTS)
     rope = rope_fields(hf)
-    kind = rope.get("rope_type", rope.get("type")) or "default"
+    kind = kind_of(rope)
     if kind not in ("default", *LONG):
         raise CheckpointError(
             f"config field 'rope_scaling.rope_type': found {kind!r:.80}, "
             f"accepted: default, {', '.join(LONG)}"
         )
-    plain = {"rope_theta": number(rope, "rope_theta", 10000.0)}
-    base = llama.config({**hf, "partial_rotary_factor": None, "rope_parameters": plain})
-    scaling, tokens = _partial(rope, base.head_dim), base.max_tokens
+    for name in ("attention_bias", "mlp_bias"):
+        refuse_unless(hf, name, False)
+    theta = number(rope, "rope_theta", THETA)
+    base = llama.with_rope(hf, Rope(theta, RopeScaling(), context_length(hf)))
+    share = number(rope, "partial_rotary_factor", 1.0)
+    scaling = RopeScaling(rotary_dim=rotating_lanes(share, base.head_dim))
+    tokens = base.max_tokens
     if kind in LONG:
-        tokens = min(original(rope, hf), tokens)
-        scaling = _long(scaling, rope, base, tokens)
+        note_unknown(rope, hf, FIELDS)
+        tokens = min(original(rope), tokens)
+        scaling = _long(scaling, rope, base, original(rope))
+    else:
+        note_unknown(rope, hf, ())
     layer_windows = one_window(hf, base.layers, tokens)
     return replace(
         base, rope_scaling=scaling, max_tokens=tokens, views=views(layer_windows)
     )
-
-
-def _partial(rope: Mapping[str, Any], dim: int) -> RopeScaling:
-    """Read the share of lanes that rotate."""
-    share = number(rope, "partial_rotary_factor", 1.0)
-    rotary_dim = int(dim * share + 1e-6)  # a decimal third may be rounded down
-    if share > 1 or rotary_dim % 2 or not rotary_dim:
-        raise CheckpointError(
-            f"config field 'partial_rotary_factor': found {share!r}, accepted: a "
-            f"share that selects an even number of the {dim} lanes of a head"
-        )
-    return RopeScaling(rotary_dim=rotary_dim if rotary_dim < dim else 0)
 
 
 def _long(

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from inl.errors import WeightMismatch
+from inl.models import blocks
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
+from inl.spec.cache import State
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group
 
@@ -52,6 +55,50 @@ def enter(
 def leave(ops: Ops, config: Any, delta: Array, norm: Norm | Group) -> Array:
     """Return the block's output: reduced over ranks and normalized."""
     return ops.reduce_norm(delta, norm, eps=config.norm_eps)
+
+
+def attention(
+    ops: Ops,
+    c: Any,
+    w: Attention,
+    carry: Any,
+    step: Step,
+    state: State,
+    *,
+    index: int,
+    sampled_step: Step | None,
+    cap: float | None = None,
+    wide_norms: bool = False,
+) -> tuple[Any, State]:
+    """Attention block whose output is normalized.
+
+    ``carry.tables(view)`` returns the rotation of the layer. cap: soft cap of scores.
+    wide_norms: whether queries and keys are normalized over all heads together, which
+    one rank must have.
+    """
+    view = c.views[index]
+    residual, x = enter(ops, c, carry, w.norm)
+    q, k, v = ops.qkv_linear(x, w.qkv)
+    if wide_norms:
+        if q.shape[-1] != c.heads * c.head_dim:
+            raise WeightMismatch(
+                f"queries: found {q.shape[-1]} of {c.heads * c.head_dim} elements on a "
+                "rank; the model normalizes all heads together, accepted: 1 rank"
+            )
+        q, k = blocks.norm_heads(ops, c, w, q, k)
+    q, k, v = blocks.split_heads((q, k, v), c.head_dim)
+    if not wide_norms:
+        q, k = blocks.norm_heads(ops, c, w, q, k)
+    q, k = ops.rope(q, k, *carry.tables(view))
+    out, state = blocks.attend(
+        ops, q, k, v, step, state,
+        index=index, view=view, scale=c.attention_scale or c.head_dim**-0.5, cap=cap,
+        sampled_step=sampled_step,
+    )  # fmt: skip
+    if sampled_step is not None:
+        residual = ops.take_rows(residual, step.samples)
+    delta = leave(ops, c, ops.linear(out, w.out), w.post)
+    return carry._replace(residual=residual, delta=delta), state
 
 
 def gated_mlp(ops: Ops, config: Any, w: Mlp, carry: Any) -> Any:

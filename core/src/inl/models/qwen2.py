@@ -7,16 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 from inl.models import llama
-from inl.models.config import flag, whole
+from inl.models.config import flag, refuse_unless, whole
+from inl.models.fields import changed, with_defaults
 from inl.models.views import views, windows
 
+DEFAULTS = {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+}
+"""Defaults of config fields that differ from Llama's."""
 FULL_LAYERS = 28
 """Default number of leading layers without a window."""
 
 
 def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
-    return replace(windowed(llama.config(hf), hf), qkv_bias=True)
+    hf = with_defaults(hf, DEFAULTS)
+    refuse_unless(hf, "mlp_bias", False)
+    base = llama.config(changed(hf, attention_bias=False))
+    return replace(windowed(base, hf), qkv_bias=True)
 
 
 def windowed(base: llama.LlamaConfig, hf: Mapping[str, Any]) -> llama.LlamaConfig:

@@ -7,15 +7,32 @@ from dataclasses import replace
 from typing import Any
 
 from inl.models import llama, moe, qwen3_moe
-from inl.models.config import flag, whole
+from inl.models.config import flag, refuse_unless, whole
+from inl.models.fields import changed, with_defaults
+from inl.models.views import refuse_windows
 from inl.spec.weights import Group, Param
+
+DEFAULTS = {
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 32768,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_experts_per_tok": 4,
+}
+"""Defaults of config fields that differ from Llama's."""
+EXPERTS = 60
+"""Default number of experts."""
 
 
 def config(hf: Mapping[str, Any]) -> moe.MoeConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
-    base = replace(llama.config(hf), qkv_bias=flag(hf, "qkv_bias", True))
+    hf = with_defaults(hf, DEFAULTS)
+    refuse_unless(hf, "mlp_bias", False)
+    refuse_windows(hf)
+    base = llama.config(changed(hf, attention_bias=False))
+    base = replace(base, qkv_bias=flag(hf, "qkv_bias", True))
     shared = whole(hf, "shared_expert_intermediate_size")
-    return replace(qwen3_moe.sparse(base, hf), shared_size=shared)
+    return replace(qwen3_moe.sparse(base, hf, experts=EXPERTS), shared_size=shared)
 
 
 def weights(c: moe.MoeConfig) -> llama.Weights:

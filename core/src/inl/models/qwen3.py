@@ -6,18 +6,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from inl.models import llama
+from inl.models import llama, qwen2
 from inl.models.config import refuse_unless
+from inl.models.fields import with_defaults
 from inl.models.qwen2 import windowed
 
-HEAD_DIM = 128
-"""Default of ``head_dim``."""
+DEFAULTS = {**qwen2.DEFAULTS, "head_dim": 128}
+"""Defaults of config fields that differ from Llama's."""
 
 
 def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
-    refuse_unless(hf, "attention_bias", False)
-    base = llama.config({**hf, "head_dim": hf.get("head_dim") or HEAD_DIM})
+    hf = with_defaults(hf, DEFAULTS)
+    refuse_unless(hf, "mlp_bias", False)
+    base = llama.config(hf)
     return replace(windowed(base, hf), head_norm=True)
 
 

@@ -8,26 +8,48 @@ from typing import Any
 
 from inl.errors import CheckpointError
 from inl.models import llama, moe
-from inl.models.config import flag, whole
+from inl.models.config import flag, refuse_unless, whole
+from inl.models.fields import with_defaults
 from inl.spec.weights import Group
+
+DEFAULTS = {
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "moe_intermediate_size": 768,
+    "num_experts_per_tok": 8,
+}
+"""Defaults of config fields that differ from Llama's."""
+EXPERTS = 128
+"""Default number of experts."""
 
 
 def config(hf: Mapping[str, Any]) -> moe.MoeConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
-    return sparse(replace(llama.config(hf), head_norm=True), hf)
+    hf = with_defaults(hf, DEFAULTS)
+    refuse_unless(hf, "mlp_bias", False)
+    base = replace(llama.config(hf), head_norm=True)
+    return sparse(base, hf, experts=EXPERTS)
 
 
-def sparse(base: llama.LlamaConfig, hf: Mapping[str, Any]) -> moe.MoeConfig:
-    """Add the mixture fields shared by the Qwen MoE models."""
+def sparse(
+    base: llama.LlamaConfig, hf: Mapping[str, Any], *, experts: int
+) -> moe.MoeConfig:
+    """Add the mixture fields shared by the Qwen MoE models.
+
+    experts: the family's default number of experts.
+    """
     if flag(hf, "use_sliding_window", False):
         raise CheckpointError(
             "config field 'use_sliding_window': found true, accepted: false"
         )
-    known = "num_experts" in hf
+    count = "num_experts"
+    if count not in hf and "num_local_experts" in hf:
+        count = "num_local_experts"
+    hf = with_defaults(hf, {count: experts})
     return moe.with_experts(
         base,
         hf,
-        count="num_experts" if known else "num_local_experts",
+        count=count,
         expert_size=whole(hf, "moe_intermediate_size"),
         renormalize=flag(hf, "norm_topk_prob", False),
         dense_layers=dense_layers(hf, base.layers),

@@ -8,28 +8,33 @@ from typing import Any
 
 from inl.errors import UnknownArchitecture
 from inl.plugin import builtin_registry, registry
+from inl.plugin.builtin import FAMILIES
 from inl.spec.model import Model
 
 
 def find_model(hf: Mapping[str, Any], path: Path) -> Model:
-    """Return the model for a config's ``architectures``, else its ``model_type``.
+    """Return the model for a config's ``model_type``, else for its ``architectures``.
 
-    Raises :class:`UnknownArchitecture`, which lists the registered names.
+    Only a name of an architecture whose ``model_type`` is not known decides without
+    ``model_type``, as of a plugin that registers no other. Raises
+    :class:`UnknownArchitecture`, which lists the registered names.
     """
     architectures = hf.get("architectures")
     listed = architectures if isinstance(architectures, (list, tuple)) else []
     names = [name for name in listed if isinstance(name, str)]
     kind = hf.get("model_type")
     if isinstance(kind, str):
-        names.append(kind)
+        types = {architecture: name for architecture, name, _ in FAMILIES}
+        names = [kind, *(name for name in names if types.get(name, kind) == kind)]
     for name in names:
         # No plugin can replace a built-in model: do not wait for their imports.
         model = builtin_registry().model(name) or registry().model(name)
         if model is not None:
             return model
     known = registry()
+    found = [repr(name) for name in (kind, *listed) if isinstance(name, str)]
     raise UnknownArchitecture(
-        f"{path}: config fields 'architectures' and 'model_type': found "
-        f"{', '.join(map(repr, names)) or 'neither'}; "
+        f"{path}: config fields 'model_type' and 'architectures': found "
+        f"{', '.join(found) or 'neither'}; "
         f"registered: {', '.join(sorted(known.models()))}"
     )

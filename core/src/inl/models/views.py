@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from inl.errors import CheckpointError
 from inl.models.config import whole
 from inl.spec.cache import Paged
+from inl.weights.files import show
 
 
 class View(NamedTuple):
@@ -17,6 +18,8 @@ class View(NamedTuple):
     """Tokens that a query attends to, its own included; ``None`` is all."""
     group: int = 0
     """Cache group of the layer."""
+    rotated: bool = True
+    """Whether queries and keys are rotated by their positions."""
 
 
 FULL = View()
@@ -49,6 +52,21 @@ def windows(hf: Mapping[str, Any], kinds: Sequence[str]) -> tuple[int | None, ..
     return tuple(size if LAYER_KINDS[kind] else None for kind in types)
 
 
+def refuse_windows(hf: Mapping[str, Any]) -> None:
+    """Raise :class:`CheckpointError` if ``layer_types`` has layers with a window."""
+    if any(kind != "full_attention" for kind in hf.get("layer_types") or ()):
+        raise CheckpointError(
+            f"config field 'layer_types': found {show(hf['layer_types'])}, accepted: "
+            "full_attention for every layer"
+        )
+
+
+def one_full_in(layers: int, *, period: int) -> list[str]:
+    """Return layer types; the last layer of each ``period`` has no window."""
+    names = "sliding_attention", "full_attention"
+    return [names[(index + 1) % period == 0] for index in range(layers)]
+
+
 def one_window(
     hf: Mapping[str, Any], layers: int, max_tokens: int
 ) -> tuple[int | None, ...]:
@@ -68,10 +86,14 @@ def views(windows: Sequence[int | None]) -> tuple[View, ...]:
 
 def paged(c: Any) -> tuple[Paged, ...]:
     """Return the cache groups of a config with ``views``, in order."""
-    layers: dict[View, list[int]] = {}
-    for index, view in enumerate(c.views):
-        layers.setdefault(view, []).append(index)
+    windows = {view.group: view.window for view in c.views}
     return tuple(
-        Paged(tuple(layers[view]), c.kv_heads, c.head_dim, c.dtype, view.window)
-        for view in sorted(layers, key=lambda view: view.group)
+        Paged(
+            tuple(i for i, view in enumerate(c.views) if view.group == group),
+            c.kv_heads,
+            c.head_dim,
+            c.dtype,
+            window,
+        )
+        for group, window in sorted(windows.items())
     )

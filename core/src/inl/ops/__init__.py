@@ -24,6 +24,7 @@ from inl.ops import (  # noqa: F401
     sample,
     slots,
     step,
+    verify,
 )
 from inl.spec.op import CATALOG, OpSpec
 

@@ -155,5 +155,6 @@ FUNCTIONS = Functions(
     inl_dynamics_n_steps=inl_dynamics_n_steps,
     to_numpy=np.asarray,
     from_numpy=lambda array, like: np.asarray(array, getattr(like, "dtype", None)),
+    arrays=np,
 )
 """Functions on NumPy arrays."""

@@ -130,6 +130,11 @@ class Ops(Protocol):
     def embedding(self, tokens: Array, w: Embedding | Group, /) -> Array:
         """Look up the rows ``tokens`` [T] of ``w.weight`` [V, H]: [T, H]."""
 
+    def expand_rows(self, step: Step, tables: Tables, /) -> tuple[Step, Tables]:
+        """Return arguments for ``sample`` with one row and one slot per token of
+        ``step``.
+        """
+
     def expert_linear(self, x: Array, ids: Array, w: ExpertLinear | Group, /) -> Array:
         """Linear layer per expert: multiply each slot by its expert's matrix."""
 
@@ -392,6 +397,19 @@ class Ops(Protocol):
         /,
     ) -> Array:
         """One gated feed-forward expert per token: ``down(silu(gate(x)) * up(x))``."""
+
+    def verify(
+        self,
+        tokens: Array,
+        step: Step,
+        tables: Tables,
+        /,
+        *,
+        width: int,
+    ) -> tuple[Array, Tables]:
+        """Accept each row's samples up to the first that differs from the next
+        draft.
+        """
 
     def write_kv(self, k: Array, v: Array, cache: Cache, writes: Array, /) -> Cache:
         """Write keys and values to the cache."""

@@ -36,6 +36,8 @@ class RopeScaling(NamedTuple):
     """Factor on cosines and sines: the attention factor of YaRN and LongRoPE."""
     rotary_dim: int = 0
     """Lanes of a head that rotate; 0 is all. Planes that do not rotate come last."""
+    whole_planes: bool = True
+    """Whether the ramp of "yarn" begins and ends at whole planes."""
 
 
 def frequencies(dim: int, theta: float, scaling: RopeScaling) -> Any:
@@ -80,8 +82,10 @@ def _unscaled_share(rates: Any, theta: float, scaling: RopeScaling) -> Any:
         wavelength = scaling.original / (turns * 2 * math.pi)
         return count * math.log(wavelength) / math.log(theta)
 
-    first = max(math.floor(plane(scaling.high)), 0)
-    last = min(math.ceil(plane(scaling.low)), 2 * count - 1)
+    first, last = plane(scaling.high), plane(scaling.low)
+    if scaling.whole_planes:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * count - 1)
     span = last - first or 0.001
     return 1 - np.clip((np.arange(count) - first) / span, 0, 1)
 
@@ -93,10 +97,15 @@ def _table_cases(_rng: np.random.Generator) -> Iterable[Case]:
         RopeScaling("linear", 4.0),
         RopeScaling("llama3", 8.0),
         RopeScaling("yarn", 4.0, 1.0, 32.0, 2048, gain=1.14),
+        RopeScaling("yarn", 4.0, 1.0, 32.0, 2048, whole_planes=False),
         RopeScaling("divided", divisors=(1.0, 1.5, 4.0), gain=1.2, rotary_dim=6),
     ):
         attrs = {"dim": 16, "theta": 10000.0, "scaling": scaling}
-        yield Case(scaling.kind, (positions,), attrs)
+        yield Case(_case_name(scaling), (positions,), attrs)
+
+
+def _case_name(scaling: RopeScaling) -> str:
+    return scaling.kind if scaling.whole_planes else f"{scaling.kind}, part of a plane"
 
 
 def _table_shapes(positions: Spec, *, dim: int, **_: Any) -> tuple[Spec, Spec]:

@@ -16,13 +16,17 @@ from inl.spec.message import (
     ADMISSION_WORD,
     BIAS_WORD,
     BIAS_WORDS,
+    DRAFT,
+    FEEDBACK,
     ROW_WORD,
     TOKEN_BIAS_WORD,
     UPDATE_WORD,
     UPDATE_WORDS,
     USED_COUNTS,
+    draft_words,
     layout,
     row_words,
+    uniform_words,
 )
 from inl.spec.op import Spec, nbytes, op
 from inl.spec.step import PARAMS, Array, Bucket, Step, Tables
@@ -30,11 +34,7 @@ from inl.spec.step import PARAMS, Array, Bucket, Step, Tables
 
 def _step_shapes(_message: Spec, tables: Any, *, bucket: Bucket, **_: Any) -> Any:
     groups, _slots, width = tables.blocks.shape
-    tokens, rows, samples = (
-        bucket.tokens,
-        bucket.rows,
-        bucket.rows * bucket.tokens_per_row,
-    )
+    tokens, rows, samples = bucket.tokens, bucket.rows, bucket.samples
     shapes = Step(
         (tokens,), (tokens,), (tokens,), (rows + 1,), (rows,), (rows,),
         (groups, rows, width), (groups, tokens), (samples,), (rows,), (3,), (samples,),
@@ -117,11 +117,16 @@ def make_step(
     token_blocks = row_blocks[:, row, positions // block_size]
     writes = np.where(used, token_blocks * block_size + positions % block_size, 0)
 
-    offsets = np.arange(bucket.tokens_per_row, dtype=np.int32) - bucket.tokens_per_row
-    samples = np.maximum(ends[:, None] + offsets, starts[:-1, None])
-    samples = np.clip(samples, 0, bucket.tokens - 1)
+    samples = _samples(starts, bucket)
+    ids = np.where(given == FEEDBACK[0], tables.last[slots][row], given)
+    uniforms = rows[:, uniform_words(bucket)]
+    if bucket.tokens_per_row > 1:
+        drafts = rows[:, draft_words(bucket)]
+        ids = np.where(given == DRAFT, drafts[row, positions % drafts.shape[1]], ids)
+        at = (positions[samples] + 1) % uniforms.shape[1]
+        uniforms = uniforms[row[samples], at]
     step = Step(
-        tokens=np.where(given < 0, tables.last[slots][row], given),
+        tokens=ids,
         positions=positions,
         rows=row,
         starts=starts,
@@ -129,12 +134,21 @@ def make_step(
         slots=slots.copy(),
         blocks=row_blocks,
         writes=writes.astype(np.int32),
-        samples=samples.reshape(-1).astype(np.int32),
+        samples=samples,
         adapters=tables.adapters[slots],
         used_counts=message[USED_COUNTS].copy(),
-        uniforms=rows[:, ROW_WORD.uniforms :].reshape(-1).copy(),
+        uniforms=uniforms.reshape(-1).copy(),
     )
     return step, tables._replace(blocks=blocks, lengths=lengths)
+
+
+def _samples(starts: Array, bucket: Bucket) -> Array:
+    """Every token if drafts are verified, else the last W tokens of each row."""
+    if bucket.verifies:
+        return np.arange(bucket.tokens, dtype=np.int32)
+    offsets = np.arange(-bucket.tokens_per_row, 0, dtype=np.int32)
+    samples = np.maximum(starts[1:, None] + offsets, starts[:-1, None])
+    return np.clip(samples, 0, bucket.tokens - 1).reshape(-1).astype(np.int32)
 
 
 def _admit_traffic(tables: Any, messages: Any, _tables: Any) -> int:

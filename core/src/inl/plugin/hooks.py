@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from inl.spec.kernel import Kernel
     from inl.spec.model import Model
 
-CONTRACT = (1, 1)
+CONTRACT = (1, 2)
 """Major and minor version of the contract that this core serves."""
 
 GROUP = f"inl.v{CONTRACT[0]}"

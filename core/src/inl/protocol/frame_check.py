@@ -16,6 +16,8 @@ from inl.spec.message import (
     ADMISSION_WORD,
     BIAS_WORD,
     BIAS_WORDS,
+    DRAFT,
+    FEEDBACK,
     ROW_WORD,
     STEP,
     TOKEN_BIAS,
@@ -25,6 +27,7 @@ from inl.spec.message import (
     UPDATE_WORDS,
     Header,
     admit_size,
+    draft_words,
     header,
     layout,
 )
@@ -39,7 +42,10 @@ MAX_PYTHON_SCAN = 64
 
 
 class FrameCheck:
-    """Validates frames against limits; tracks the tokens cached in each slot."""
+    """Validates frames against limits; tracks the tokens cached in each slot.
+
+    After a step that verifies drafts it counts the fewest that a slot can have.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -74,11 +80,16 @@ class FrameCheck:
                 f"step {head.step}: found {int(counts.sum())} tokens in its rows, "
                 f"{head.used_tokens} in its header"
             )
-        _check_range("token", frame[place.tokens :], -1, limits.vocab - 1)
+        least = DRAFT if bucket.tokens_per_row > 1 else FEEDBACK[0]
+        _check_range("token", frame[place.tokens :], least, limits.vocab - 1)
+        _check_range("draft", rows[:, draft_words(bucket)], 0, limits.vocab - 1)
         updates = frame[place.updates : place.tokens].reshape(-1, UPDATE_WORDS)
         self._updates(updates)
         after = self._lengths[slots] + counts
         _check_range("length", after, 0, limits.max_blocks_per_seq * limits.block_size)
+        if bucket.verifies:
+            _check_range("tokens of a row", counts, 0, bucket.tokens_per_row)
+            after = self._lengths[slots] + np.minimum(counts, 1)
         self._lengths[slots] = np.where(slots > 0, after, 0)
 
     def _bucket(self, bucket: Bucket, step: int) -> None:
@@ -88,13 +99,15 @@ class FrameCheck:
                 f"step {step}: found bucket {tuple(bucket)}, accepts "
                 f"{[tuple(each) for each in limits.buckets]}"
             )
+        single = bucket.tokens_per_row == 1 or bucket.verifies
         if bucket.sampler not in limits.samplers or (
-            bucket.sampler == "sample_filtered" and bucket.tokens_per_row > 1
+            bucket.sampler == "sample_filtered" and not single
         ):
             raise ProtocolError(
                 f"step {step}: found sampler {bucket.sampler} with "
-                f"{bucket.tokens_per_row} tokens per row; accepts "
-                f"{', '.join(limits.samplers)}, sample_filtered with 1 token per row"
+                f"{bucket.tokens_per_row} tokens per row of {bucket.tokens} tokens in "
+                f"{bucket.rows} rows; accepts {', '.join(limits.samplers)}, "
+                "sample_filtered with 1 token per row or one sample per token"
             )
 
     def _updates(self, updates: IntArray) -> None:

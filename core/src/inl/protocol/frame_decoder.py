@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from inl.errors import ProtocolError
 from inl.protocol.runner import Limits
 from inl.spec.message import (
+    DRAFT,
     HEADER,
     ROW_WORD,
     UPDATE_WORDS,
     BlockTableUpdate,
     Header,
+    draft_words,
     layout,
+    row_words,
+    uniform_words,
 )
 
 if TYPE_CHECKING:
@@ -27,17 +31,16 @@ if TYPE_CHECKING:
 ONE = 0x3F800000
 """Bits of 1.0 in float32; the bits of every float in [0, 1) are lower."""
 
-ROW_WORDS = ROW_WORD.uniforms + 1
-"""Words of a row with one token per row."""
-
 
 class StepRow(NamedTuple):
     """One sequence's part of a step."""
 
     slot: int
     tokens: list[int]
-    uniform: int
-    """Float32 bits."""
+    uniforms: list[int]
+    """Float32 bits: number ``p % len(uniforms)`` samples position p."""
+    drafts: list[int]
+    """Number ``p % len(drafts)`` is drafted for position p."""
 
 
 class StepFrame(NamedTuple):
@@ -49,15 +52,17 @@ class StepFrame(NamedTuple):
 
 
 def read_step(frame: IntArray, head: Header, limits: Limits) -> StepFrame:
-    """Decode a step with one token per row.
+    """Decode a step with one sample per row, or one that verifies drafts.
 
     Checks everything that needs no earlier frame: sizes against the bucket and the
     limits, ids, slots, blocks, uniforms, the order of rows, and zero padding. Raises
     :class:`~inl.errors.ProtocolError`.
     """
     bucket = head.bucket
-    if bucket.tokens_per_row != 1:
-        raise _error(head, "tokens per row", bucket.tokens_per_row, "1")
+    if bucket.tokens_per_row != 1 and not bucket.verifies:
+        raise _error(
+            head, "tokens per row", bucket.tokens_per_row, "1, or one sample per token"
+        )
     if limits.buckets and bucket not in limits.buckets:
         programs = f"one of {len(limits.buckets)} programs"
         raise _error(head, "bucket", tuple(bucket), programs)
@@ -74,7 +79,7 @@ def read_step(frame: IntArray, head: Header, limits: Limits) -> StepFrame:
     tokens = words[place.tokens :]
     for name, part, used in (
         ("header", words[len(Header._fields) : HEADER], 0),
-        ("rows", rows, ROW_WORDS * head.used_rows),
+        ("rows", rows, row_words(bucket) * head.used_rows),
         ("updates", updates, UPDATE_WORDS * head.used_updates),
         ("tokens", tokens, head.used_tokens),
     ):
@@ -89,13 +94,15 @@ def _rows(
     head: Header, words: Sequence[int], tokens: Sequence[int], limits: Limits
 ) -> list[StepRow]:
     rows: list[StepRow] = []
-    at = 0
+    at, bucket = 0, head.bucket
     for index in range(head.used_rows):
-        start = ROW_WORDS * index
-        slot, count, uniform = words[start : start + ROW_WORDS]
+        start = row_words(bucket) * index
+        record = words[start : start + row_words(bucket)]
+        slot, count = record[ROW_WORD.slot], record[ROW_WORD.token_count]
+        uniforms = list(record[uniform_words(bucket)])
         ids = list(tokens[at : at + count])
         at += count
-        row = StepRow(slot, ids, uniform)
+        row = StepRow(slot, ids, uniforms, list(record[draft_words(bucket)]))
         _check_row(head, index, count, row, limits)
         rows.append(row)
     if not rows or at != head.used_tokens:
@@ -112,17 +119,34 @@ def _check_row(
     where, ids = f"row {index}", row.tokens
     if not 0 < row.slot < limits.slots:
         raise _error(head, f"{where}, slot", row.slot, f"1 to {limits.slots - 1}")
-    if count < 1 or (count > 1 and index < head.decode_rows):
+    if head.bucket.verifies:
+        _check_drafts(head, where, row, limits)
+    elif count < 1 or (count > 1 and index < head.decode_rows):
         accepted = "1, or more after the decoding rows"
         raise _error(head, f"{where}, tokens", count, accepted)
-    if not 0 <= row.uniform < ONE:
-        raise _error(head, f"{where}, bits of a uniform", row.uniform, "[0, 1)")
+    if not all(0 <= number < ONE for number in row.uniforms):
+        raise _error(head, f"{where}, bits of uniforms", row.uniforms, "[0, 1)")
     # Only the first token can be the slot's last: later ones are not sampled yet.
-    if ids and not (ids[0] >= -1 and (count == 1 or min(ids[1:]) >= 0)):
+    least = DRAFT if head.bucket.verifies else 0
+    if ids and not (ids[0] >= -1 and (count == 1 or min(ids[1:]) >= least)):
         accepted = "ids, or -1 as the first"
         raise _error(head, f"{where}, least token", min(ids), accepted)
     if ids and max(ids) >= limits.vocab:
         raise _error(head, f"{where}, token", max(ids), f"up to {limits.vocab - 1}")
+
+
+def _check_drafts(head: Header, where: str, row: StepRow, limits: Limits) -> None:
+    most = head.tokens_per_row
+    if head.decode_rows != head.used_rows:
+        rows = f"{head.used_rows}, all rows of a step that verifies drafts"
+        raise _error(head, "decoding rows", head.decode_rows, rows)
+    if not 1 <= len(row.tokens) <= most:
+        raise _error(head, f"{where}, tokens", len(row.tokens), f"1 to {most}")
+    if any(token != DRAFT for token in row.tokens[1:]):
+        accepted = f"{DRAFT} after the first"
+        raise _error(head, f"{where}, tokens", row.tokens, accepted)
+    if not all(0 <= token < limits.vocab for token in row.drafts):
+        raise _error(head, f"{where}, drafts", row.drafts, f"0 to {limits.vocab - 1}")
 
 
 def _updates(

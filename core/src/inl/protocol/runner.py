@@ -25,7 +25,9 @@ class Reply(NamedTuple):
 
     step: int
     tokens: NDArray[np.int32]
-    """[R, W] sampled tokens; values of unused rows are undefined."""
+    """[R, W] sampled tokens; values of unused rows are undefined. Of a step that
+    verifies drafts, a row has its accepted tokens, then
+    :data:`~inl.spec.step.NO_TOKEN`."""
     scores: Scores | None = None
     """Scores of the tokens, NumPy arrays; only from "sample_filtered" programs."""
 
@@ -53,7 +55,7 @@ class Runner(ABC):
     def sample(self, step: int, masks: IntArray) -> None:
         """Sample the tokens of a step whose header has the MASKED flag.
 
-        masks: int32 [R, ceil(V / 32)]; bit ``t % 32`` of word ``t // 32`` is set if
+        masks: int32 [S, ceil(V / 32)], one per sample; bit ``t % 32`` of word ``t // 32`` is set if
         token t is allowed. Call it once for each masked step, before the next
         ``submit``. Raises :class:`~inl.errors.ProtocolError`.
         """
@@ -141,7 +143,7 @@ class PipelinedRunner(Runner):
         flight = self._unsampled
         if flight is None or flight.head.step != step:
             raise ProtocolError(f"sample: step {step} does not wait for masks")
-        shape = flight.head.rows, -(-self.limits.vocab // 32)
+        shape = flight.head.bucket.samples, -(-self.limits.vocab // 32)
         if masks.shape != shape or masks.dtype.name != "int32":
             raise ProtocolError(
                 f"masks of step {step}: found {masks.dtype} {list(masks.shape)}, "

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class TokenMasks(NamedTuple):
-    """Masks of the rows of one step; rows that are not listed allow every token."""
+    """Masks of the samples of one step; those not listed allow every token.
+
+    A step has one sample per row, or per token if it verifies drafts.
+    """
 
     step: int
     """Number of the step, as in its frame."""
@@ -20,9 +23,9 @@ class TokenMasks(NamedTuple):
     words: tuple[IntArray, ...]
     """int32 [ceil(V / 32)] of each listed row, see :func:`mask_words`."""
 
-    def dense(self, rows: int, words: int) -> IntArray:
-        """Return int32 [rows, words] for :meth:`~inl.protocol.runner.Runner.sample`."""
-        masks = np.full((rows, words), -1, np.int32)
+    def dense(self, samples: int, words: int) -> IntArray:
+        """Return int32 [samples, words] for ``Runner.sample``."""
+        masks = np.full((samples, words), -1, np.int32)
         for row, mask in zip(self.rows, self.words, strict=True):
             masks[row] = mask
         return masks

@@ -57,7 +57,7 @@ def read_masks(payload: Buffer) -> tuple[int, IntArray]:
 
 
 def reply(result: Reply) -> memoryview:
-    """Encode the result of a step; scores follow N, the ids scored per token."""
+    """Encode the result of a step; scores follow S, samples, and N, ids of each."""
     rows, tokens_per_row = result.tokens.shape
     parts = [
         np.array([result.step, rows, tokens_per_row], np.int32),
@@ -66,7 +66,7 @@ def reply(result: Reply) -> memoryview:
     if result.scores is not None:
         chosen, ids, values = result.scores
         parts += [
-            np.array(ids.shape[1:], np.int32),
+            np.array(ids.shape, np.int32),
             chosen.astype(np.float32).view(np.int32),
             ids.reshape(-1),
             values.astype(np.float32).reshape(-1).view(np.int32),
@@ -82,16 +82,17 @@ def read_reply(payload: Buffer) -> Reply:
     step, rows, tokens_per_row = data[:3].tolist()
     samples = rows * tokens_per_row
     scored = data[3 + samples :] if min(rows, tokens_per_row) >= 1 else data
-    top = int(scored[0]) if len(scored) else 0
-    sizes = 3 + samples, 3 + samples + 1 + samples * (1 + 2 * top)
-    if min(rows, tokens_per_row) < 1 or top < 0 or len(data) not in sizes:
+    count, top = scored[:2].tolist() if len(scored) > 1 else (0, 0)
+    sizes = 3 + samples, 3 + samples + 2 + count * (1 + 2 * top)
+    wrong = min(rows, tokens_per_row) < 1 or min(count, top) < 0
+    if wrong or len(data) not in sizes:
         raise ProtocolError(
             f"reply of step {step}: found {len(data)} words for "
             f"[{rows}, {tokens_per_row}]"
         )
     tokens = data[3 : 3 + samples].reshape(rows, tokens_per_row)
     return Reply(
-        step, tokens, _read_scores(scored[1:], samples, top) if len(scored) else None
+        step, tokens, _read_scores(scored[2:], count, top) if len(scored) else None
     )
 
 

@@ -118,6 +118,7 @@ def read_limits(value: Any, where: str) -> Limits:
         sampler=str(sampler),
         windows=_windows(value, len(blocks), where),
         token_budget=_token_budget(value, where),
+        max_drafts=_max_drafts(value, where),
     )
 
 
@@ -140,6 +141,11 @@ def _token_budget(value: Mapping[str, Any], where: str) -> int:
     if "token_budget" not in value:
         return TOKEN_BUDGET
     return _count(value["token_budget"], f"{where}: limits.token_budget", 1)
+
+
+def _max_drafts(value: Mapping[str, Any], where: str) -> int:
+    """Most drafted tokens of a row; may be absent."""
+    return _count(value.get("max_drafts", 0), f"{where}: limits.max_drafts", 0)
 
 
 def _items(value: Mapping[str, Any], name: str, where: str) -> list[Any]:

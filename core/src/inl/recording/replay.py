@@ -32,7 +32,7 @@ from inl.spec.message import (
     header,
     step_frame,
 )
-from inl.spec.step import SAMPLERS, Bucket
+from inl.spec.step import NO_TOKEN, SAMPLERS, Bucket
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
@@ -116,7 +116,7 @@ class _Run:
         elif head.step in self._recorded.replies:
             step = read_step(frame, head, self._limits)
             reply = self._recorded.replies[head.step]
-            self._compare(step, reply, self._compute(step))
+            self._compare(step, reply, self._compute(step, reply))
 
     def _forward(self, frame: IntArray, head: Header) -> None:
         """Submit a release or a token bias frame of an admitted slot."""
@@ -147,12 +147,15 @@ class _Run:
         if computable:
             self._runner.submit(frame)
 
-    def _compute(self, step: StepFrame) -> list[int | None]:
-        """Return the token computed here for each row; ``None`` if not computable."""
+    def _compute(self, step: StepFrame, reply: Reply) -> list[list[int] | None]:
+        """Return the tokens computed here for each row; ``None`` if not computable."""
         for update in step.updates:
             if (sequence := self._sequences.get(update.slot)) is not None:
                 sequence.table[update.group][update.entry] = update.block
-        computable = [self._advance(row) for row in step.rows]
+        computable = [
+            self._advance(row, count)
+            for row, count in zip(step.rows, _accepted(step, reply), strict=True)
+        ]
         rows = [row for row, flag in zip(step.rows, computable, strict=True) if flag]
         if not rows:
             return [None] * len(computable)
@@ -173,8 +176,8 @@ class _Run:
         self._runner.submit(message)
         if masks is not None:
             width = mask_width(self._limits.vocab)
-            self._runner.sample(masks.step, masks.dense(bucket.rows, width))
-        tokens = iter(self._runner.collect().tokens[:, 0].tolist())
+            self._runner.sample(masks.step, masks.dense(bucket.samples, width))
+        tokens = iter(self._runner.collect().tokens.tolist())
         return [next(tokens) if flag else None for flag in computable]
 
     def _row_masks(
@@ -188,25 +191,32 @@ class _Run:
             raise ProtocolError(
                 f"trace: found no masks of step {step.header.step}, which needs them"
             )
+        samples = list(computable)
+        if step.header.bucket.verifies:
+            pairs = zip(step.rows, computable, strict=True)
+            samples = [flag for row, flag in pairs for _ in row.tokens]
         masked = [
-            (sum(computable[:row]), words)
-            for row, words in zip(recorded.rows, recorded.words, strict=True)
-            if row < len(computable) and computable[row]
+            (sum(samples[:at]), words)
+            for at, words in zip(recorded.rows, recorded.words, strict=True)
+            if at < len(samples) and samples[at]
         ]
         if not masked:
             return None
         rows, words = zip(*masked, strict=True)
         return TokenMasks(self._steps % STEP_NUMBERS, rows, words)
 
-    def _advance(self, row: StepRow) -> bool:
-        """Record which blocks a row fills; returns whether it is computable here."""
+    def _advance(self, row: StepRow, accepted: int) -> bool:
+        """Record which blocks a row writes to; returns whether it is computable here.
+
+        accepted: tokens that it adds to the sequence.
+        """
         sequence = self._sequences.get(row.slot)
         if sequence is None:
             return False
         size = self._limits.block_size
         first = sequence.length // size
-        sequence.length += len(row.tokens)
-        stop = -(-sequence.length // size)
+        stop = -(-(sequence.length + len(row.tokens)) // size)
+        sequence.length += accepted
         for computed, table in zip(self._computed_blocks, sequence.table, strict=True):
             if sequence.computable:
                 computed.update(table[first:stop])
@@ -215,9 +225,9 @@ class _Run:
         return sequence.computable
 
     def _compare(
-        self, step: StepFrame, reply: Reply, tokens: Sequence[int | None]
+        self, step: StepFrame, reply: Reply, tokens: Sequence[list[int] | None]
     ) -> None:
-        recorded = reply.tokens[:, 0].tolist()
+        recorded = reply.tokens.tolist()
         if len(recorded) < len(tokens):
             raise ProtocolError(
                 f"trace: reply of step {reply.step}: found {len(recorded)} rows, "
@@ -225,25 +235,41 @@ class _Run:
             )
         outcome = self._outcome
         outcome.steps += 1
-        for index, (row, token) in enumerate(zip(step.rows, tokens, strict=True)):
-            if token is None:
+        for index, (row, found) in enumerate(zip(step.rows, tokens, strict=True)):
+            if found is None:
                 outcome.skipped += 1
                 continue
             outcome.rows += 1
-            if token != recorded[index]:
+            if found != recorded[index]:
                 sequence = self._sequences[row.slot]
                 sequence.computable = False
+                pairs = list(zip(recorded[index], found, strict=True))
+                at = next(at for at, (one, other) in enumerate(pairs) if one != other)
+                accepted = _count(recorded[index])
                 outcome.differences.append(
                     Difference(
                         step.header.step, index, sequence.number, row.slot,
-                        sequence.length, recorded[index], token,
+                        sequence.length - accepted + 1 + at, *pairs[at],
                     )
                 )  # fmt: skip
 
 
+def _accepted(step: StepFrame, reply: Reply) -> list[int]:
+    """Return the tokens that each row adds to its sequence."""
+    if not step.header.bucket.verifies:
+        return [len(row.tokens) for row in step.rows]
+    counts = [_count(ids) for ids in reply.tokens.tolist()[: len(step.rows)]]
+    return counts + [0] * (len(step.rows) - len(counts))
+
+
+def _count(ids: Sequence[int]) -> int:
+    return sum(token != NO_TOKEN for token in ids)
+
+
 def _row(row: StepRow) -> Row:
-    (uniform,) = struct.unpack("<f", struct.pack("<i", row.uniform))
-    return Row(row.slot, row.tokens, (uniform,))
+    count = len(row.uniforms)
+    packed = struct.pack(f"<{count}i", *row.uniforms)
+    return Row(row.slot, row.tokens, struct.unpack(f"<{count}f", packed), row.drafts)
 
 
 def _bucket(recorded: Bucket, rows: Sequence[StepRow], limits: Limits) -> Bucket:
@@ -256,7 +282,8 @@ def _bucket(recorded: Bucket, rows: Sequence[StepRow], limits: Limits) -> Bucket
         fits = bucket.tokens >= tokens and bucket.rows >= len(rows)
         if (
             fits
-            and bucket.tokens_per_row == 1
+            and bucket.tokens_per_row == recorded.tokens_per_row
+            and bucket.verifies == recorded.verifies
             and SAMPLERS.index(bucket.sampler) >= rank
         ):
             return bucket

@@ -10,7 +10,9 @@ from inl.spec.step import SAMPLERS, Bucket
 class Buckets:
     """The programs of a runner that a scheduler can use, and the step size they allow.
 
-    A program also serves rows that need a cheaper sampler than its own. Steps are
+    A program also serves rows that need a cheaper sampler than its own. In a program of
+    one token per row (``tokens == rows``) each token attends on its own, so a step with
+    prompts takes one of more tokens than rows, if there is one. Steps are
     limited to the largest program (most rows, then most tokens) with the costliest
     available sampler, so that every step fits one program. Raises
     :class:`~inl.errors.RunnerError` if no program samples one token per row.
@@ -29,6 +31,7 @@ class Buckets:
                 f"per row with sampler {' or '.join(limits.samplers)}"
             )
         self._buckets = sorted(usable, key=_size)
+        self._verifiers = sorted(filter(_verifies, limits.buckets), key=_size)
         served = {bucket.sampler for bucket in usable} or {limits.sampler}
         self.sampler = max(served, key=SAMPLERS.index)
         """The costliest of :data:`~inl.spec.step.SAMPLERS` that is served."""
@@ -40,22 +43,66 @@ class Buckets:
         self.rows = min(max_rows, tokens, largest.rows if largest else max_rows)
         """Maximum number of rows in a step; each row can have at least one token."""
 
+    def can_verify(self, width: int) -> bool:
+        """Whether steps of any rows and sampler can verify drafts of such a width."""
+        return not self._buckets or bool(
+            self._verifying(self.rows, width, self.sampler)
+        )
+
+    def verifier_sizes(self, rows: int, width: int, sampler: str) -> list[int]:
+        """Return the tokens of programs that verify drafts of ``rows`` rows, ascending.
+
+        Without programs, powers of two, so that few different steps are compiled.
+        """
+        if self._buckets:
+            fits = self._verifying(rows, width, sampler)
+            return sorted({bucket.tokens for bucket in fits if bucket.tokens > rows})
+        most = min(self.tokens, rows * width)
+        powers = (1 << power for power in range(rows.bit_length(), most.bit_length()))
+        return sorted({*(size for size in powers if size > rows), most} - {rows})
+
+    def choose_verifier(
+        self, tokens: int, rows: int, width: int, sampler: str
+    ) -> Bucket:
+        """Return the smallest program that verifies drafts of ``rows`` rows."""
+        if not self._buckets:
+            return Bucket(tokens, rows, width, sampler)
+        fits = self._verifying(rows, width, sampler)
+        return next(bucket for bucket in fits if bucket.tokens >= tokens)
+
+    def _verifying(self, rows: int, width: int, sampler: str) -> list[Bucket]:
+        rank = SAMPLERS.index(sampler)
+        return [
+            bucket
+            for bucket in self._verifiers
+            if bucket.rows >= rows
+            and bucket.tokens_per_row == width
+            and SAMPLERS.index(bucket.sampler) >= rank
+        ]
+
     def choose(self, tokens: int, rows: int, sampler: str) -> Bucket:
         """Return the smallest program that fits, or the exact size without programs."""
         if not self._buckets:
             return Bucket(tokens, rows, sampler=sampler)
         rank = SAMPLERS.index(sampler)
-        return next(
+        fits = [
             bucket
             for bucket in self._buckets
             if bucket.tokens >= tokens
             and bucket.rows >= rows
             and SAMPLERS.index(bucket.sampler) >= rank
-        )
+        ]
+        has_prompt = tokens > rows
+        longer = (each for each in fits if each.tokens > each.rows or not has_prompt)
+        return next(longer, fits[0])
 
 
 def _size(bucket: Bucket) -> tuple[int, int, int]:
     return bucket.tokens, bucket.rows, SAMPLERS.index(bucket.sampler)
+
+
+def _verifies(bucket: Bucket) -> bool:
+    return bucket.verifies
 
 
 def _capacity(bucket: Bucket) -> tuple[int, int]:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from inl.protocol.runner import Limits
-from inl.scheduling.plan import Admission, Chunk, Plan
+from inl.scheduling.plan import Admission, Chunk, Drafts, Plan
 from inl.scheduling.request import Request
 from inl.scheduling.uniforms import uniform
 from inl.spec.message import (
+    DRAFT,
     FEEDBACK,
     MASKED,
     MAX_TOKEN_BIASES,
@@ -20,7 +21,9 @@ from inl.spec.message import (
     release_frame,
     step_frame,
     token_bias_frame,
+    uniform_count,
 )
+from inl.spec.step import Bucket
 
 if TYPE_CHECKING:
     from inl.spec.message import IntArray
@@ -47,7 +50,7 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
         encoded.append(
             step_frame(
                 plan.bucket,
-                [_row(chunk) for chunk in plan.chunks],
+                [_row(chunk, plan.bucket) for chunk in plan.chunks],
                 plan.block_table_updates,
                 step=plan.step % STEP_NUMBERS,
                 groups=limits.groups,
@@ -63,7 +66,7 @@ def masked_rows(plan: Plan) -> list[int]:
     """Return the rows of a plan that sample under a mask."""
     return [
         row
-        for row, (request, _, stop) in enumerate(plan.chunks)
+        for row, (request, _, stop, _) in enumerate(plan.chunks)
         if request.may_need_masks and request.samples_masked(stop)
     ]
 
@@ -105,8 +108,10 @@ def _token_biases(request: Request) -> list[IntArray]:
     ]
 
 
-def _row(chunk: Chunk) -> Row:
-    request, start, stop = chunk
+def _row(chunk: Chunk, bucket: Bucket) -> Row:
+    request, start, stop, drafts = chunk
+    if drafts is not None:
+        return _drafted_row(chunk, drafts, bucket)
     known = request.host_token_count
     if start >= known and not request.temperature:
         return request.feedback_row
@@ -117,3 +122,23 @@ def _row(chunk: Chunk) -> Row:
     if request.temperature and stop >= known:
         return Row(request.slot, ids, (uniform(request.seed, stop),))
     return Row(request.slot, ids)
+
+
+def _drafted_row(chunk: Chunk, drafts: Drafts, bucket: Bucket) -> Row:
+    """Encode a row whose position the runner knows and this process may not."""
+    request, start, stop, _ = chunk
+    first: Sequence[int] = FEEDBACK
+    if start < request.host_token_count:
+        first = (request.tokens[start],)
+    numbers: list[float] = []
+    if request.temperature:
+        numbers = [0.0] * uniform_count(bucket)
+        for position in range(drafts.least + 1, stop + 1):
+            number = uniform(request.seed, position)
+            numbers[position % len(numbers)] = number
+    words = [0] * (uniform_count(bucket) - 1)
+    first_draft = drafts.least + 1 if stop - start > 1 else stop
+    for position in range(first_draft, stop):
+        words[position % len(words)] = drafts.tokens[position - drafts.position]
+    ids = (*first, *(DRAFT,) * (stop - start - 1))
+    return Row(request.slot, ids, numbers, words)

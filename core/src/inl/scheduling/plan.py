@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -57,16 +58,29 @@ class SchedulerConfig:
                 raise ValueError(f"{name}: found {value}, accepts {least} and above")
 
 
+class Drafts(NamedTuple):
+    """Predicted tokens of a row that verifies them."""
+
+    least: int
+    """Lowest position at which the row may start; its ``Chunk.start`` is the highest."""
+    position: int
+    """Position of the first predicted token."""
+    tokens: Sequence[int]
+
+
 class Chunk(NamedTuple):
     """Tokens ``[start, stop)`` of one request, to be computed in one step."""
 
     request: Request
     start: int
     stop: int
+    drafts: Drafts | None = None
+    """Set on every row of a step that verifies drafts. The tokens after the first are
+    drafted; earlier rejections shift all of them back, to ``drafts.least`` at most."""
 
 
 make_chunk = partial(tuple.__new__, Chunk)
-"""Make a :class:`Chunk` from a 3-tuple, three times as fast as its constructor: there
+"""Make a :class:`Chunk` from a 4-tuple, three times as fast as its constructor: there
 is one chunk per row and step."""
 
 
@@ -96,6 +110,11 @@ class Plan:
     tokens: int = 0
     """Number of tokens in the step, without padding."""
 
+    @property
+    def has_drafts(self) -> bool:
+        """Whether the step verifies drafts."""
+        return self.bucket is not None and self.bucket.verifies
+
 
 class StepBuilder:
     """Collects the rows of one step; :meth:`build` makes the :class:`Plan`."""
@@ -111,6 +130,11 @@ class StepBuilder:
         self.admissions: list[Admission] = []
         self.prefilling: list[Request] = []
         """Running requests whose prefill is not fully scheduled."""
+        self.has_uncertain_rows = False
+        """Whether a row needs a step without prompt chunks, see
+        :meth:`~inl.scheduling.speculation.Speculation.must_wait`."""
+        self.verifier: Bucket | None = None
+        """Program of a step that verifies drafts; ``None`` for any other step."""
 
     def schedule(self, request: Request, stop: int) -> None:
         """Add a request's tokens up to ``stop``, as far as the budget allows."""
@@ -127,7 +151,7 @@ class StepBuilder:
         start = request.scheduled
         stop = request.scheduled = start + 1
         self.budget -= 1
-        self.chunks.append(make_chunk((request, start, stop)))
+        self.chunks.append(make_chunk((request, start, stop, None)))
         request.in_flight += 1
         request.last_step = self.step
 
@@ -150,12 +174,18 @@ class StepBuilder:
         request.sent_blocks = max(first, count)
         return request.sent_blocks - first
 
+    @property
+    def sampler(self) -> str:
+        """The cheapest sampler that serves every row."""
+        return max({chunk.request.sampler for chunk in self.chunks}, key=rank)
+
     def build(self, releases: list[int], buckets: Buckets) -> Plan:
         """Choose the program and return the plan."""
         lists = releases, self.admissions, self.block_table_updates, self.chunks
         if not self.chunks:
             return Plan(*lists)
-        sampler = max({chunk.request.sampler for chunk in self.chunks}, key=rank)
         tokens = self.max_tokens - self.budget
-        bucket = buckets.choose(tokens, len(self.chunks), sampler)
+        bucket = self.verifier
+        if bucket is None:
+            bucket = buckets.choose(tokens, len(self.chunks), self.sampler)
         return Plan(*lists, self.decode_rows, self.step, bucket, tokens)

@@ -175,6 +175,9 @@ class Request:
     """Tokens in the cache once every step in flight is done."""
     max_scheduled: int = field(init=False, default=0)
     """Upper bound of ``scheduled``: beyond it there is nothing to compute."""
+    uncertain: int = field(init=False, default=0)
+    """Drafted tokens of steps in flight: if all are rejected, ``scheduled`` is too large
+    by as many."""
     in_flight: int = field(init=False, default=0)
     """Steps with this request that are submitted and not collected."""
     last_step: int = field(init=False, default=0)
@@ -255,7 +258,7 @@ class Request:
         self.status, self.slot, self.block_table = Status.WAITING, 0, []
         # Keys depend on the block size, which may differ on another runner.
         self.block_hashes = []
-        self.in_flight = self.last_step = 0
+        self.in_flight = self.last_step = self.uncertain = 0
         del self.token_logprobs[len(self.tokens) - self.prompt_tokens :]
         if self.guide is not None and self.end_reason is None:
             restore(self.guide, self.output_ids)

@@ -9,7 +9,12 @@ from inl.scheduling.plan import SchedulerConfig, StepBuilder
 from inl.scheduling.prefix_cache import PrefixCache
 from inl.scheduling.request import Request, Status
 from inl.scheduling.waiting_queue import WaitingQueue
-from inl.spec.message import FEEDBACK, BlockTableUpdate, Row
+from inl.spec.message import (
+    FEEDBACK,
+    BlockTableUpdate,
+    Row,
+    max_block_table_updates,
+)
 
 
 class RunningRequests:
@@ -125,6 +130,24 @@ class RunningRequests:
                 return False
         return True
 
+    def grow_for_drafts(
+        self, step: StepBuilder, request: Request, stop: int, count: int
+    ) -> int:
+        """Grow a request's table for ``count`` drafts after ``stop``; returns how many
+        fit into blocks that are free and the updates that the step's frame holds.
+        """
+        assert step.verifier is not None, "drafts need a program that verifies them"
+        size, table = self._block_size, request.block_table
+        groups = len(table)
+        most = max_block_table_updates(step.verifier, groups=groups, block_size=size)
+        while len(table[0]) * size < stop + count:
+            unsent = len(table[0]) + 1 - request.sent_blocks
+            has_room = len(step.block_table_updates) + groups * unsent <= most
+            if not has_room or not self.kv_cache.grow(table):
+                return len(table[0]) * size - stop
+            step.send_blocks(request, len(table[0]))
+        return count
+
     def preempt(self, request: Request) -> None:
         """Move a running request back to the front of the queue."""
         self.release(request)
@@ -154,7 +177,8 @@ class RunningRequests:
         freed: list[list[int]] = []
         for group, blocks in enumerate(request.block_table):
             first = request.freed_window_blocks[group]
-            stop = self.kv_cache.before_window(group, request.scheduled)
+            least = request.scheduled - request.uncertain
+            stop = self.kv_cache.before_window(group, least)
             if self.prefix_cache is not None and self.prefix_cache.serves(request):
                 # A block that is freed before it is published cannot be shared.
                 stop = min(stop, request.published_blocks)

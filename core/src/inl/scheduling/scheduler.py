@@ -31,6 +31,7 @@ from inl.scheduling.request_order import check_deadline
 from inl.scheduling.running_requests import RunningRequests
 from inl.scheduling.sample_groups import SampleGroups
 from inl.scheduling.sampling_params import TokenLogprob, rank
+from inl.scheduling.speculation import Speculation
 from inl.scheduling.waiting_queue import WaitingQueue
 from inl.spec.step import INVALID_TOKEN
 
@@ -44,8 +45,11 @@ class Scheduler:
         config: SchedulerConfig | None = None,
         *,
         kv_cache: KVCacheManager | None = None,
+        speculation: Speculation | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self.speculation = speculation
+        """Plans drafts; ``None`` decodes one token per step."""
         self.config = config or SchedulerConfig()
         self.waiting = WaitingQueue()
         self._groups = SampleGroups(self.waiting)
@@ -179,7 +183,7 @@ class Scheduler:
         if not self._groups.hold(request):
             self.waiting.push(request, self.arrivals)
         self._deadlines.add(request, self.arrivals)
-        # Set last: it tells whether the request was added completely.
+        # Assigned last: marks the request as completely added.
         request.id = self.arrivals
         return request.id
 
@@ -195,6 +199,8 @@ class Scheduler:
             self.waiting.discard(request)
         request.status = Status.FINISHED
         del self.live[request.id]
+        if self.speculation is not None:
+            self.speculation.forget(request)
         self._groups.finish(request)
         return Event(request.id, None, reason, error)
 
@@ -214,14 +220,17 @@ class Scheduler:
         """
         step = StepBuilder(self._steps + 1, self.buckets.tokens)
         self._decode(step)
-        self._prefill(step)
-        self._admit_waiting(step)
+        if not step.has_uncertain_rows:
+            self._prefill(step)
+            self._admit_waiting(step)
+        if self.speculation is not None and 0 < len(step.chunks) == step.decode_rows:
+            self.speculation.extend(step, self._requests, self.buckets)
         plan = step.build(self._requests.take_releases(), self.buckets)
         if plan.chunks:
             self._steps = plan.step
             self.in_flight.append(plan)
             shares = self.waiting.shares
-            for request, start, stop in plan.chunks if len(shares) > 1 else ():
+            for request, start, stop, _ in plan.chunks if len(shares) > 1 else ():
                 shares.charge(request.key, stop - start)
         return plan
 
@@ -242,6 +251,10 @@ class Scheduler:
                 ):
                     step.prefilling.append(request)
             elif start < request.max_scheduled and request.status is running:
+                if request.uncertain and request.temperature:
+                    if self._must_wait(request):
+                        continue
+                    step.has_uncertain_rows = True
                 if not start % size and start == request.sent_blocks * size:
                     if not requests.allocate(request, start + 1):
                         continue
@@ -251,6 +264,14 @@ class Scheduler:
                     requests.free_out_of_window(step, request, max_updates=int(room))
                 step.decode(request)
         step.decode_rows = len(step.chunks)
+
+    def _must_wait(self, request: Request) -> bool:
+        assert self.speculation is not None, "only drafts make positions uncertain"
+        running = self.running
+        prompts = (self.waiting and len(running) < self.buckets.rows) or any(
+            each.scheduled < each.prefill_len for each in running.values()
+        )
+        return self.speculation.must_wait(request, prompts=bool(prompts))
 
     def _prefill(self, step: StepBuilder) -> None:
         """Add chunks of running requests; without a cache, the whole sequence."""
@@ -300,16 +321,17 @@ class Scheduler:
         :class:`~inl.errors.NonFiniteLogits`. logprobs: one per chunk too, if a request
         of the step asks for them.
         """
-        plan = self.in_flight.popleft()
-        self.kv_cache.complete_step(plan.step)
+        plan = self._complete_step()
         size, prefix_cache = self.limits.block_size, self._requests.prefix_cache
         finished, running = Status.FINISHED, Status.RUNNING
         events: list[Event] = []
         for row, (chunk, token) in enumerate(zip(plan.chunks, tokens, strict=True)):
-            request, _, stop = chunk
+            request, _, stop, _ = chunk
             request.in_flight -= 1
             if request.status is finished:
                 continue
+            # Rejected drafts of the step before shift a row back.
+            stop = min(stop, len(request.tokens))
             if (
                 prefix_cache is not None
                 and stop // size > request.published_blocks
@@ -321,21 +343,67 @@ class Scheduler:
                 self._groups.release(request)
             # The token of a chunk that ends before the last known token is unused.
             if stop == len(request.tokens):
-                if request.logprobs is not None and token != INVALID_TOKEN:
-                    scores = logprobs[row]
-                    top = scores.top[: request.logprobs]
-                    request.token_logprobs.append(scores._replace(top=top))
-                if request.guide is None:
-                    events.append(self._append(request, token))
-                else:
-                    skips = skips_forced(request) and not self.config.replay
-                    events += append_guided(
-                        request, request.guide, token, append=self._append,
-                        finish=self.finish, skips=skips,
-                    )  # fmt: skip
+                if request.logprobs is not None:
+                    self._add_logprobs(request, token, logprobs[row])
+                events += self._append_output(request, token)
             elif request.scores_prompt(stop):
                 events += self._append_prompt_score(request, token, logprobs[row])
         return events
+
+    def _append_output(self, request: Request, token: int) -> list[Event]:
+        """Append a sampled token, and those that a grammar forces after it."""
+        if request.guide is None:
+            return [self._append(request, token)]
+        skips = skips_forced(request) and not self.config.replay
+        return append_guided(
+            request, request.guide, token, append=self._append, finish=self.finish,
+            skips=skips,
+        )  # fmt: skip
+
+    def process_verified(
+        self,
+        accepted: Sequence[Sequence[int]],
+        logprobs: Sequence[Sequence[TokenLogprob]] = (),
+    ) -> list[Event]:
+        """Apply the output of the oldest step in flight, which has verified drafts.
+
+        accepted: the tokens of each row, at least one. logprobs: of each of them, if a
+        request of the step asks for them. Otherwise as :meth:`process_outputs`.
+        """
+        assert self.speculation is not None, "it has planned the step"
+        plan = self._complete_step()
+        events: list[Event] = []
+        for row, (chunk, ids) in enumerate(zip(plan.chunks, accepted, strict=True)):
+            request = chunk.request
+            request.in_flight -= 1
+            if request.status is Status.FINISHED:
+                continue
+            self.speculation.collected(chunk, len(ids))
+            for place, token in enumerate(ids):
+                self._publish(request, token)
+                if request.logprobs is not None:
+                    self._add_logprobs(request, token, logprobs[row][place])
+                events += self._append_output(request, token)
+                if events[-1].finish_reason is not None:
+                    break
+        return events
+
+    def _complete_step(self) -> Plan:
+        plan = self.in_flight.popleft()
+        self.kv_cache.complete_step(plan.step)
+        return plan
+
+    def _publish(self, request: Request, token: int) -> None:
+        """Publish the blocks of all tokens so far, which ``token`` depends on."""
+        prefix_cache = self._requests.prefix_cache
+        running = request.status is Status.RUNNING
+        if prefix_cache is not None and running and token != INVALID_TOKEN:
+            prefix_cache.publish(request, len(request.tokens))
+
+    def _add_logprobs(self, request: Request, token: int, scores: TokenLogprob) -> None:
+        if token != INVALID_TOKEN:
+            top = scores.top[: request.logprobs]
+            request.token_logprobs.append(scores._replace(top=top))
 
     def _append_prompt_score(
         self, request: Request, token: int, scores: TokenLogprob

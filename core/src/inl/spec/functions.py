@@ -34,3 +34,6 @@ class Functions:
     ``like`` is ``None``, keeps the host array's dtype and uses the default device."""
     kernels: Callable[[], Iterable[Kernel]] | None = None
     """Lists kernels of other ops on these arrays. ``None``: computed on the host."""
+    arrays: Any = None
+    """Module with the names of :class:`inl.functional.arrays.ArrayModule`. ``None``:
+    what ``__array_namespace__`` of an array returns."""

@@ -41,6 +41,9 @@ class Limits:
     token_budget: int = TOKEN_BUDGET
     """Default for the number of tokens that a scheduler plans per step at most."""
 
+    max_drafts: int = 0
+    """K: most drafted tokens of a row; 0 if no program has to verify drafts."""
+
     @property
     def samplers(self) -> tuple[str, ...]:
         """The available ones of :data:`SAMPLERS`."""

@@ -3,11 +3,16 @@
 A frame is a header of :data:`HEADER` words (:class:`Header`) and a body. The body of a
 step is, in order::
 
-    rows     [R, 2 + W]  slot, count, float32 bits of one uniform per sampled position
+    rows     [R, ...]    slot, count, float32 bits of 2 * W - 1 uniform numbers,
+                         2 * W - 2 drafted tokens
     updates  [C, 4]      changed block table entries: group, slot, entry, block
-    tokens   [T]         prompt or draft ids; -1 is the row's last sampled token
+    tokens   [T]         ids; -1 is the slot's last sampled token, -2 the drafted token
+                         of the position that it is computed at
 
-with ``C = max_block_table_updates(bucket)``. The body of an admission is slot, length
+with ``C = max_block_table_updates(bucket)``. Uniform numbers and drafts belong to
+positions, because the engine does not know where a row starts while a step that
+verifies drafts is in flight: position p of the row's sequence is sampled with number
+``p % (2 * W - 1)`` and has draft ``p % (2 * W - 2)``. The body of an admission is slot, length
 (tokens whose keys and values are already in the given blocks), last token, adapter,
 the float32 bits of :data:`~inl.spec.step.PARAMS`, and the block table ``[G, B]``. A
 release has only the slot. Token bias frames follow the admission of a sequence with
@@ -41,6 +46,7 @@ from inl.spec.message_header import header as header
 from inl.spec.message_layout import ADMISSION_WORD as ADMISSION_WORD
 from inl.spec.message_layout import BIAS_WORD as BIAS_WORD
 from inl.spec.message_layout import BIAS_WORDS as BIAS_WORDS
+from inl.spec.message_layout import DRAFT as DRAFT
 from inl.spec.message_layout import FEEDBACK as FEEDBACK
 from inl.spec.message_layout import MAX_TOKEN_BIASES as MAX_TOKEN_BIASES
 from inl.spec.message_layout import ROW_WORD as ROW_WORD
@@ -53,9 +59,12 @@ from inl.spec.message_layout import Layout as Layout
 from inl.spec.message_layout import Row as Row
 from inl.spec.message_layout import TokenBias as TokenBias
 from inl.spec.message_layout import admit_size as admit_size
+from inl.spec.message_layout import draft_words as draft_words
 from inl.spec.message_layout import layout as layout
 from inl.spec.message_layout import max_block_table_updates as max_block_table_updates
 from inl.spec.message_layout import row_words as row_words
+from inl.spec.message_layout import uniform_count as uniform_count
+from inl.spec.message_layout import uniform_words as uniform_words
 from inl.spec.step import NEUTRAL, PARAMS, SAMPLERS, Bucket
 
 if TYPE_CHECKING:
@@ -108,11 +117,15 @@ def _write_rows(
     table[:, ROW_WORD.slot] = [row.slot for row in rows]
     table[:, ROW_WORD.token_count] = counts
     if any(row.uniforms for row in rows):
-        width = bucket.tokens_per_row
+        width = uniform_count(bucket)
         missing = (0.0,) * width
         uniforms = [(*row.uniforms, *missing)[:width] for row in rows]
         bits = np.array(uniforms, np.float32).view(np.int32)
-        table[:, ROW_WORD.uniforms :] = bits
+        table[:, uniform_words(bucket)] = bits
+    if bucket.tokens_per_row > 1:
+        drafts = table[:, draft_words(bucket)]
+        for row, words_of_row in zip(rows, drafts, strict=True):
+            words_of_row[: len(row.drafts)] = row.drafts
 
 
 def _write_tokens(words: IntArray, rows: Sequence[Row], counts: Sequence[int]) -> None:

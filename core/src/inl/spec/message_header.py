@@ -11,7 +11,7 @@ from inl.spec.step import SAMPLERS, Bucket
 INT32 = "<i4" if sys.byteorder == "little" else ">i4"
 """NumPy's string for the dtype of a frame."""
 
-VERSION = 0x494E4C02
+VERSION = 0x494E4C03
 """First word of every frame."""
 
 HEADER = 16

@@ -28,23 +28,30 @@ class Row(NamedTuple):
 
     slot: int
     tokens: Sequence[int] | IntArray
-    """Ids to compute; -1 is the slot's last sampled token."""
+    """Ids to compute; -1 is the slot's last sampled token, -2 the drafted token of the
+    position that it is computed at."""
     uniforms: Sequence[float] = ()
-    """In [0, 1), one per sampled position; missing ones are 0."""
+    """In [0, 1): number ``p % (2 * W - 1)`` samples position p; missing ones are 0."""
+    drafts: Sequence[int] = ()
+    """Number ``p % (2 * W - 2)`` is drafted for position p; missing ones are 0."""
 
 
 FEEDBACK = (-1,)
 """Tokens of a decoding row: the token that the runner sampled last."""
 
+DRAFT = -2
+"""A token of a row: the drafted one of its position."""
+
 
 class RowWords(NamedTuple):
-    """One row of a step frame, 2 + W words."""
+    """One row of a step frame, 3 + 4 * (W - 1) words."""
 
     slot: int
     token_count: int
     """Tokens of the row; 0 is padding."""
     uniforms: int
-    """Float32 bits of the first of W uniform numbers."""
+    """Float32 bits of the first of ``2 * W - 1`` uniform numbers, which ``2 * W - 2``
+    drafted tokens follow."""
 
 
 class BlockTableUpdate(NamedTuple):
@@ -147,9 +154,29 @@ class Layout(NamedTuple):
         return (self.tokens - self.updates) // UPDATE_WORDS
 
 
+def uniform_count(bucket: Bucket) -> int:
+    """Return the uniform numbers of a row of a step frame.
+
+    A row that samples up to W positions starts at one of W, since a step in flight may
+    accept 1 to W tokens: it may sample ``2 * W - 1`` different positions.
+    """
+    return 2 * bucket.tokens_per_row - 1
+
+
+def draft_words(bucket: Bucket) -> slice:
+    """Return the drafted tokens within a row of a step frame."""
+    start = ROW_WORD.uniforms + uniform_count(bucket)
+    return slice(start, start + 2 * bucket.tokens_per_row - 2)
+
+
+def uniform_words(bucket: Bucket) -> slice:
+    """Return the uniform numbers within a row of a step frame."""
+    return slice(ROW_WORD.uniforms, ROW_WORD.uniforms + uniform_count(bucket))
+
+
 def row_words(bucket: Bucket) -> int:
     """Return the words of one row of a step frame."""
-    return ROW_WORD.uniforms + bucket.tokens_per_row
+    return draft_words(bucket).stop
 
 
 def max_block_table_updates(bucket: Bucket, *, groups: int, block_size: int) -> int:

@@ -32,6 +32,9 @@ NEUTRAL = (0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 INVALID_TOKEN = -1
 """Sampled token of a row whose logits have NaN or no finite maximum."""
 
+NO_TOKEN = -2
+"""Fills the row of a reply after its last accepted token."""
+
 TOP = 20
 """Most probable tokens whose log-probabilities a "sample_filtered" step reports."""
 
@@ -44,9 +47,21 @@ class Bucket(NamedTuple):
     rows: int
     """R: sequences in the step, including padding."""
     tokens_per_row: int = 1
-    """W: tokens sampled per row: 1, or k + 1 to verify k drafted tokens."""
+    """W: most tokens sampled per row: 1, or k + 1 to verify k drafted tokens."""
     sampler: str = "greedy"
     """One of :data:`SAMPLERS`."""
+
+    @property
+    def verifies(self) -> bool:
+        """Whether every token is sampled, so that rows can verify drafted tokens."""
+        return (
+            self.tokens_per_row > 1 and self.tokens <= self.rows * self.tokens_per_row
+        )
+
+    @property
+    def samples(self) -> int:
+        """S: tokens sampled in the step: all if it verifies drafts, else W per row."""
+        return self.tokens if self.verifies else self.rows * self.tokens_per_row
 
 
 class Step(NamedTuple):
@@ -56,7 +71,7 @@ class Step(NamedTuple):
 
     Decoding rows come first. Slot 0, block 0 and cache position 0 are reserved for
     padding, which reads and writes there. ``G`` cache groups, ``B`` blocks per
-    sequence, ``S = R * W`` samples.
+    sequence, ``S`` samples: :attr:`Bucket.samples`.
     """
 
     tokens: Array

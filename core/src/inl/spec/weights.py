@@ -49,6 +49,9 @@ class Param(NamedTuple):
     aliases: tuple[Param, ...] = ()
     """The same tensor in other checkpoint layouts. The first form of which the
     checkpoint has any tensor is used."""
+    partial: bool = False
+    """Whether the tensor is added to a partial sum over ranks: rank 0 has it, the
+    others have zeros."""
     finite: bool = False
     """Whether to reject NaN and infinity when loading; meant for small tensors."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inl.backend.programs import compile_program, info_of
 from inl.dtypes import FLOATS, HostArray, cast, widen, wrap
 from inl.errors import InlError
 from inl.ops import catalog, unknown_op
@@ -164,7 +165,8 @@ def _compile(target: Target) -> None:
     def run(messages: Any, state: Any) -> tuple[Any]:
         return (state._replace(tables=ops.admit(messages, state.tables)),)
 
-    program = backend.compile(run, None, consumes=(1,))
+    limits = Limits(5, (40,), 4, width, 5)
+    program = compile_program(backend, run, info_of("admit", None, limits))
     device_tables = Tables(*(backend.tensor(wrap(array)) for array in tables))
     state = State((), {}, device_tables)
     # One admission per call, then several with a padding frame between them.

@@ -24,6 +24,10 @@ still sees changes the text. For a sequence that needs a "sample_filtered" progr
 :func:`~inl.testing.hash_cells.filtered_noise` of its parameters, counts and biases is
 combined into the noise with ``^``, so that a lost or wrong one changes the text too.
 Scores are :func:`~inl.testing.hash_cells.scores` of the token.
+
+A row that verifies drafts computes one token after the other, and stops at the first
+that differs from the draft that follows it. All of its ids are written, so that stale
+entries remain after the accepted ones, as on a device.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ from inl.protocol.runner import Limits, PipelinedRunner, Reply, StepInFlight
 from inl.protocol.slot_decoder import read_admission, read_token_biases
 from inl.scheduling.sampling_params import rank
 from inl.scheduling.uniforms import mix
-from inl.spec.message import ADMIT, MASKED, STEP, TOKEN_BIAS, Header
+from inl.spec.message import ADMIT, DRAFT, MASKED, STEP, TOKEN_BIAS, Header
+from inl.spec.step import NO_TOKEN
 from inl.testing.hash_cells import HashCells, allowed, filtered_noise, scores
 from inl.testing.hash_state import RowTask, SlotState, StepTasks
 
@@ -105,8 +110,10 @@ class HashRunner(PipelinedRunner):
             raise ProtocolError(f"step {head.step}: follows step {self._step}")
         for update in updates:
             self._state(update.slot).update_table(update)
-        tokens, masked = np.zeros((head.rows, 1), np.int32), bool(head.flags & MASKED)
-        step = StepTasks(head.step, head.bucket, tokens, masked)
+        bucket = head.bucket
+        tokens = np.full((head.rows, head.tokens_per_row), NO_TOKEN, np.int32)
+        samples, masked = np.zeros(bucket.samples, np.int32), head.flags & MASKED
+        step = StepTasks(head.step, bucket, tokens, samples, bool(masked))
         for index, row in enumerate(rows):
             self._add_row(step, index, row, head)
         self._step = head.step
@@ -121,13 +128,17 @@ class HashRunner(PipelinedRunner):
                 f"step {head.step}, row {index}: needs a {state.sampler} program "
                 f"for {state.params}, found a {head.bucket.sampler} one"
             )
+        verifies, count = head.bucket.verifies, len(row.tokens)
+        before = sum(len(task.row.tokens) for task in step.rows)
         task = RowTask(
-            step, index, state, state.tables, state.length, row.tokens, row.uniform,
+            step, index, state, state.tables, row, before if verifies else index,
             decodes=index < head.decode_rows,
         )  # fmt: skip
-        state.length += len(row.tokens)
+        least = state.length - state.uncertain
+        state.length += count
+        state.uncertain += count - 1 if verifies else 0
         state.has_steps = True
-        self._check_table(state, task.start)
+        self._check_table(state, least)
         state.queue.append(task)
         step.rows.append(task)
 
@@ -163,33 +174,53 @@ class HashRunner(PipelinedRunner):
     def _compute(self, task: RowTask) -> None:
         """Write a row's tokens, read its whole sequence, and sample the next token."""
         task.done = True
-        state = task.state
+        state, step = task.state, task.step
         state.queue.popleft()
-        first = task.tokens[0] if task.tokens[0] >= 0 else state.last
-        ids = [first, *task.tokens[1:]]
-        self.cells.write(task.tables, task.start, ids, state.adapter)
-        total = self.cells.total(task.tables, task.start + len(ids))
-        noise = mix(1 + task.uniform) if state.params[0] else 0
-        if task.decodes:
-            state.counts[first] += 2
+        ids, start = _inputs(task), state.cached
+        self.cells.write(task.tables, start, ids, state.adapter)
+        if not step.bucket.verifies:
+            state.cached += len(ids)
+            if task.decodes:
+                state.counts[ids[0]] += 2
+            state.last = self._sample_token(task, task.sample)
+            step.tokens[task.index, 0] = state.last
+            return
+        for place in range(len(ids)):
+            if place and ids[place] != state.last:
+                break
+            state.cached += 1
+            if task.decodes:
+                state.counts[ids[place]] += 2
+            state.last = self._sample_token(task, task.sample + place)
+            step.tokens[task.index, place] = state.last
+        state.uncertain -= len(ids) - 1
+        state.length -= len(ids) - (state.cached - start)
+
+    def _sample_token(self, task: RowTask, sample: int) -> int:
+        """Sample the token after those that are cached."""
+        state, position = task.state, task.state.cached
+        total = self.cells.total(task.tables, position)
+        uniforms = task.row.uniforms
+        noise = 0
+        if state.params[0]:
+            noise = mix(1 + uniforms[position % len(uniforms)])
         if state.sampler == "sample_filtered":
             noise ^= filtered_noise(state.params, state.counts, state.bias)
-        state.last = self._sample_token(mix(total ^ noise), task)
-        task.step.tokens[task.index, 0] = state.last
-
-    def _sample_token(self, number: int, task: RowTask) -> int:
-        masks = task.step.masks
-        if masks is None:
-            return number % self.limits.vocab
-        tokens = allowed(masks[task.index], self.limits.vocab)
-        return tokens[number % len(tokens)]
+        number, vocab = mix(total ^ noise), self.limits.vocab
+        masks, token = task.step.masks, number % vocab
+        if masks is not None:
+            tokens = allowed(masks[sample], vocab)
+            token = tokens[number % len(tokens)]
+        task.step.samples[sample] = token
+        return token
 
     def _sample(self, flight: StepInFlight, masks: IntArray) -> None:
         step: StepTasks = flight.work
-        for row in range(len(step.rows)):
-            if not allowed(masks[row], self.limits.vocab):
+        used = flight.head.used_tokens if step.bucket.verifies else len(step.rows)
+        for sample in range(used):
+            if not allowed(masks[sample], self.limits.vocab):
                 raise ProtocolError(
-                    f"masks of step {flight.head.step}, row {row}: allow no token"
+                    f"masks of step {flight.head.step}, row {sample}: allow no token"
                 )
         step.masks = masks.copy()
         step.needs_masks = False
@@ -203,7 +234,7 @@ class HashRunner(PipelinedRunner):
                 self._compute(task)
         if step.bucket.sampler != "sample_filtered":
             return Reply(flight.head.step, step.tokens)
-        scored = scores(step.tokens[:, 0], self.limits.vocab)
+        scored = scores(step.samples, self.limits.vocab)
         return Reply(flight.head.step, step.tokens, scored)
 
     def _reset(self) -> None:
@@ -212,3 +243,15 @@ class HashRunner(PipelinedRunner):
 
     def _close(self) -> None:
         self.slots.clear()
+
+
+def _inputs(task: RowTask) -> list[int]:
+    """Return a row's ids: given ones, the slot's last token, drafts by position."""
+    start, drafts = task.state.cached, task.row.drafts
+    ids: list[int] = []
+    for position, token in enumerate(task.row.tokens, start=start):
+        if token == DRAFT:
+            ids.append(drafts[position % len(drafts)])
+        else:
+            ids.append(token if token >= 0 else task.state.last)
+    return ids

@@ -14,6 +14,7 @@ from inl.spec.step import PARAMS, Bucket
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from inl.protocol.frame_decoder import StepRow
     from inl.protocol.slot_decoder import AdmitFrame
     from inl.spec.message import BlockTableUpdate, IntArray, TokenBias
 
@@ -26,7 +27,7 @@ class SlotState:
     tables: list[NDArray[np.int64]]
     """[B] block table of each group; replaced, never written to."""
     length: int
-    """Tokens cached once every submitted step is computed."""
+    """Tokens cached once every submitted step is computed, at most."""
     last: int
     """Last sampled token of the computed steps."""
     adapter: int
@@ -34,6 +35,10 @@ class SlotState:
     counts: Counter[int] = field(default_factory=Counter)
     """As in ``Tables.token_counts``."""
     bias: dict[int, float] = field(default_factory=dict)
+    cached: int = field(init=False)
+    """Tokens cached by the computed steps."""
+    uncertain: int = 0
+    """Tokens of ``length`` that drafts in flight may not add."""
     has_steps: bool = False
     """Whether a step had tokens of this slot."""
     queue: deque[RowTask] = field(default_factory=deque)
@@ -42,6 +47,7 @@ class SlotState:
     """The cheapest sampler that serves the parameters."""
 
     def __post_init__(self) -> None:
+        self.cached = self.length
         self._select_sampler()
 
     def _select_sampler(self) -> None:
@@ -80,11 +86,9 @@ class RowTask:
     """Row of the step."""
     state: SlotState
     tables: list[NDArray[np.int64]]
-    start: int
-    """Position of the first token."""
-    tokens: list[int]
-    uniform: int
-    """Float32 bits."""
+    row: StepRow
+    sample: int
+    """Index of its first sample in the step."""
     decodes: bool
     """Whether its first token is the slot's last sampled one."""
     done: bool = False
@@ -97,7 +101,9 @@ class StepTasks:
     number: int
     bucket: Bucket
     tokens: NDArray[np.int32]
-    """[R, 1], set row by row."""
+    """[R, W], set row by row."""
+    samples: NDArray[np.int32]
+    """[S] sampled tokens, rejected ones included."""
     needs_masks: bool
     masks: IntArray | None = None
     rows: list[RowTask] = field(default_factory=list)

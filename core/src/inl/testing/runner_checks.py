@@ -10,6 +10,7 @@ import numpy as np
 
 from inl.spec.message import BlockTableUpdate, release_frame
 from inl.testing.check import Check, Measure, equal, require, worst
+from inl.testing.consumption_checks import consumed
 from inl.testing.near_tie import BOUNDS
 from inl.testing.oracle import Tiny, prompt_logits, tinies
 from inl.testing.play import admission, answer_alone, most_tokens, one_step
@@ -44,6 +45,7 @@ def runner_checks(target: Target) -> Iterator[Check]:
         "masks": masks,
         "bad_frames": bad_frames,
         "close": close,
+        "consumed": consumed,
     }
     for tiny in tinies(target):
         for name, run in checks.items():

@@ -1,7 +1,8 @@
 """Control tokens in messages: encoded as plain text, while the template's stay special.
 
-Before a conversation is rendered, a mark is put into every text of a message that reads
-like a control token, behind its first character. A control token of the rendered text
+Before a conversation is rendered, a mark is put into every text of a message, tool,
+document or template variable that reads like a control token, behind its first
+character. A control token of the rendered text
 is the template's own if it contains no mark. Marks are removed before encoding.
 
 Messages without such a text are rendered unchanged. The mark survives trimming, changes
@@ -27,14 +28,12 @@ OPEN, CLOSE = "\ufdd0", "\ufdd1"
 
 
 class MarkedMessages:
-    """Messages with marks in what reads like a control token.
+    """Variables of a template with marks in what reads like a control token.
 
     texts: the control tokens, regardless of case, as a template may change it.
     """
 
-    def __init__(
-        self, messages: Sequence[Mapping[str, Any]], texts: Sequence[str]
-    ) -> None:
+    def __init__(self, values: Mapping[str, Any], texts: Sequence[str]) -> None:
         # Random, so that no message can contain it; digits have no case.
         self.mark = f"{OPEN}{secrets.randbelow(10**15):015}{CLOSE}"
         self._begins = re.compile(f"(?={_any_of(texts)})", re.IGNORECASE)
@@ -44,7 +43,7 @@ class MarkedMessages:
         self._longest = max(map(len, self._prefixes), default=0)
         self.any = False
         """Whether a mark was put anywhere."""
-        self.messages = [self._marked(message) for message in messages]
+        self.values = {name: self._marked(value) for name, value in values.items()}
 
     def _marked(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -52,20 +51,34 @@ class MarkedMessages:
             self.any |= marked != value
             return marked
         if isinstance(value, Mapping):
-            return {key: self._marked(item) for key, item in value.items()}
+            return {self._key(key): self._marked(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self._marked(item) for item in value]
         return value
 
+    def _key(self, key: Any) -> Any:
+        """Mark control tokens in a key, which a template may write as JSON."""
+        if not isinstance(key, str):
+            return key
+        marked = self._insert(key, self._places(key))
+        self.any |= marked != key
+        return marked
+
+    def _places(self, text: str) -> list[int]:
+        return [match.start() + 1 for match in self._begins.finditer(text)]
+
+    def _insert(self, text: str, places: Sequence[int]) -> str:
+        parts = [text[a:b] for a, b in zip([0, *places], [*places, None], strict=True)]
+        return self.mark.join(parts)
+
     def _text(self, text: str) -> str:
         """Mark control tokens, and a begun one at the end that another text may end."""
-        places = [match.start() + 1 for match in self._begins.finditer(text)]
+        places = self._places(text)
         stop = len(text.rstrip())
         tail = text[max(stop - self._longest, 0) : stop].lower()
         if any(tail[at:] in self._prefixes for at in range(len(tail))):
             places.append(stop)
-        parts = [text[a:b] for a, b in zip([0, *places], [*places, None], strict=True)]
-        return self.mark.join(parts)
+        return self._insert(text, places)
 
 
 def encode_marked(tokenizer: Tokenizer, text: str, mark: str) -> list[int]:

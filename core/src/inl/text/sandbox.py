@@ -142,7 +142,6 @@ class Session:
     def __init__(self) -> None:
         self.environment = make_environment()
         self.template: Any = None
-        limit_memory()
 
     def compile(self, source: str) -> dict[str, Any]:
         self.template = compile_template(self.environment, source)
@@ -168,6 +167,7 @@ def main() -> None:
     if sys.platform != "win32":
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     session = Session()
+    limit_memory()
     work: Callable[[Any], dict[str, Any]] = session.compile
     while line := sys.stdin.readline():
         sys.stdout.write(session.answer(work, json.loads(line)))

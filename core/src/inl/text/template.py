@@ -45,7 +45,8 @@ class ChatTemplate:
     """A jinja2 chat template of a model, rendered in a separate process.
 
     The process starts at the first use and serves all later ones; a forked child of
-    this process starts its own. where: prefix of error messages. Thread-safe.
+    this process starts its own. where: prefix of error messages. tool_use: renders
+    conversations with tools, if the model has another template for them. Thread-safe.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class ChatTemplate:
         where: str = "chat template",
         bos_token: str = "",
         eos_token: str = "",
+        tool_use: ChatTemplate | None = None,
     ) -> None:
         self.source = source
+        self.tool_use = tool_use
         self.where = where
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._lock = threading.Lock()
@@ -86,6 +89,10 @@ class ChatTemplate:
         messages or violates the sandbox, and :class:`RequestError` for messages that
         JSON cannot represent.
         """
+        if self.tool_use is not None and variables.get("tools") is not None:
+            return self.tool_use.apply(
+                messages, add_generation_prompt=add_generation_prompt, **variables
+            )
         context: dict[str, Any] = {"tools": None, "documents": None, **self._tokens}
         context |= variables
         context |= {
@@ -103,6 +110,8 @@ class ChatTemplate:
 
     def close(self) -> None:
         """Stop the process; a later :meth:`apply` starts another."""
+        if self.tool_use is not None:
+            self.tool_use.close()
         with self._lock:
             if self._process is not None:
                 self._process.stop()

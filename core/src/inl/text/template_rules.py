@@ -137,10 +137,22 @@ def _format(value: Any, *args: Any, **options: Any) -> str:
     return str(value) % (options or args)
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    options.setdefault("ensure_ascii", False)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON, with the arguments in the order of ``transformers``."""
     check_arguments("tojson", (indent,), {})
-    return json.dumps(value, indent=indent, **options)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise(message: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -98,15 +99,21 @@ class FolderCheckpoint(Checkpoint):
         from inl.text.template import ChatTemplate
 
         settings = _optional(self.path / "tokenizer_config.json")
-        where, source = _template(self.path, settings)
-        if source is None:
-            return None
-        return ChatTemplate(
-            source,
-            where=where,
+        make = partial(
+            ChatTemplate,
             bos_token=_token(settings, "bos_token", self.path),
             eos_token=_token(settings, "eos_token", self.path),
         )
+        where, source = _template(self.path, settings)
+        if source is None:
+            return None
+        with_tools = _named(settings.get("chat_template"), "tool_use")
+        tool_use = (
+            make(with_tools, where=f"{where}: tool_use")
+            if with_tools is not None and where.endswith(": chat_template")
+            else None
+        )
+        return make(source, where=where, tool_use=tool_use)
 
     def close(self) -> None:
         for file in {id(file): file for file, _ in self._tensors.values()}.values():
@@ -206,17 +213,24 @@ def _template(path: Path, settings: Mapping[str, Any]) -> tuple[str, str | None]
     where = f"{path / 'tokenizer_config.json'}: chat_template"
     source = settings.get("chat_template")
     if isinstance(source, list):
-        default = [
-            item.get("template")
-            for item in source
-            if isinstance(item, dict) and item.get("name") == "default"
-        ]
-        source = default[0] if default else None
+        source = _named(source, "default")
     if source is None or isinstance(source, str):
         return where, source
     raise CheckpointError(
         f"{where}: found {show(source)}; accepted: a string, or a list with a default"
     )
+
+
+def _named(templates: Any, name: str) -> Any:
+    """Return the template of a list with a name, or ``None``."""
+    if not isinstance(templates, list):
+        return None
+    named = (
+        item.get("template")
+        for item in templates
+        if isinstance(item, dict) and item.get("name") == name
+    )
+    return next(named, None)
 
 
 def _token(settings: Mapping[str, Any], name: str, path: Path) -> str:

@@ -147,6 +147,9 @@ def read_shard(
         array = read_pieces(checkpoint, param, shape, rank, dtype)
     else:
         array = _read_whole(checkpoint, param, shape, rank)
+    if param.partial and rank:
+        zeros = np.zeros(array.data.shape, array.data.dtype)
+        array = HostArray(zeros, array.dtype, array.shape)
     if check or param.finite:
         check_finite(array, f"{checkpoint.path}: tensor {param.source}")
     return array

@@ -125,8 +125,6 @@ def check_tensors(tree: Any, stored: Mapping[str, Spec], where: str) -> None:
                     f"{source} has shape {list(spec.shape)}, expected {list(shape)}"
                 )
     unused = sorted(set(stored) - needed)
-    if "lm_head.weight" in unused and "model.embed_tokens.weight" in needed:
-        unused.remove("lm_head.weight")  # tied checkpoints often contain a copy
     problems += [f"unused {name}" for name in unused if not name.endswith(IGNORED)]
     if problems:
         shown = problems[:20]

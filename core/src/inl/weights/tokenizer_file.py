@@ -54,7 +54,7 @@ def _tried() -> Path:
 
 
 def _was_tried(digest: str) -> bool:
-    """Whether this user, and nobody else, noted the digest."""
+    """Return whether the stored digest was written by this user only."""
     try:
         status = _tried().lstat()
         own = not hasattr(os, "getuid") or status.st_uid == os.getuid()

@@ -31,7 +31,9 @@ log = logging.getLogger("inl")
 PARENT_FIELDS = frozenset(
     {
         *REQUEST_BOUNDS,
+        "adaptive_drafts",
         "backend",
+        "draft_backend",
         "on_worker_loss",
         "restart_device",
         "tensor_parallel",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -26,6 +26,9 @@ from inl.spec.step import Bucket
 from inl_torch import eager
 from inl_torch.memory import allocating, translate_oom
 from inl_torch.tensors import from_host, to_host, torch_dtype
+
+if TYPE_CHECKING:
+    from inl.spec.program import ProgramInfo
 
 C = TypeVar("C")
 
@@ -75,6 +78,7 @@ class TorchBackend(Backend):
         bucket: Bucket | None,
         *,
         consumes: Sequence[int],  # noqa: ARG002
+        info: ProgramInfo | None = None,  # noqa: ARG002
     ) -> Program:
         return self.guarded(inference_mode(function), bucket)
 

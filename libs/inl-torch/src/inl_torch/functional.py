@@ -1,6 +1,7 @@
 """INL dynamics on torch tensors, with an explicit backward pass.
 
 The backward pass recomputes the velocities, so that training saves the operands only.
+It is itself differentiable, and is traced by ``torch.compile`` and ``torch.func``.
 Its equations are in :mod:`inl.ops.inl_functions`.
 """
 
@@ -12,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from inl.errors import RequestError
 from inl.ops.inl import LIMIT, MOST_BETA, InlBlock
 from inl.spec.functions import Functions
-from inl_torch import eager
+from inl_torch import arrays, eager
 from inl_torch.eager.inl import coefficients, upcast
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -31,9 +31,10 @@ TRITON_DEVICES = ("cuda",)
 class Dynamics(torch.autograd.Function):
     """``n_steps`` steps with constant coefficients, differentiable in every operand."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
-        ctx: Any,
         x: torch.Tensor,
         v: torch.Tensor,
         mu: torch.Tensor,
@@ -44,8 +45,6 @@ class Dynamics(torch.autograd.Function):
         n_steps: int,
         limit: float | None,
     ) -> Pair:
-        ctx.save_for_backward(x, v, mu, alpha, beta, gate, dt)
-        ctx.n_steps, ctx.limit = n_steps, limit
         position, velocity = upcast(x), upcast(v).expand(x.shape)
         others = [upcast(each) for each in (mu, alpha, beta, gate, dt)]
         for _ in range(n_steps):
@@ -54,7 +53,11 @@ class Dynamics(torch.autograd.Function):
         return position.to(x.dtype, copy=True), velocity.to(v.dtype, copy=True)
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:  # noqa: ARG004
+        *operands, ctx.n_steps, ctx.limit = inputs
+        ctx.save_for_backward(*operands)
+
+    @staticmethod
     def backward(
         ctx: Any, gx: torch.Tensor, gv: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
@@ -180,10 +183,24 @@ def _steps(
         return _match_velocity_dtype(
             x, v, kernels.dynamics(options, step, x, *operands)
         )
+    result = eager_steps(x, *tensors, coefs, dt, n_steps, most_beta, limit)
+    return _match_velocity_dtype(x, v, result)
+
+
+def eager_steps(
+    x: torch.Tensor,
+    v: torch.Tensor,
+    mu: torch.Tensor,
+    coefs: tuple[torch.Tensor, ...],
+    dt: Operand,
+    n_steps: int,
+    most_beta: float | None,
+    limit: float | None,
+) -> Pair:
+    """Compute the steps by torch calls; differentiable any number of times."""
     if len(coefs) == 1:
         coefs = coefficients(coefs[0], most_beta)
-    result = _dynamics(x, *tensors, *coefs, _tensor(dt, x), n_steps, limit)
-    return _match_velocity_dtype(x, v, result)
+    return _dynamics(x, v, mu, *coefs, _tensor(dt, x), n_steps, limit)
 
 
 def _triton_module(x: torch.Tensor, n_steps: int) -> Any:
@@ -247,5 +264,6 @@ FUNCTIONS = Functions(
     to_numpy=_to_numpy,
     from_numpy=_from_numpy,
     kernels=eager.kernels,
+    arrays=arrays,
 )
 """The functions of ``inl`` for torch tensors."""

@@ -11,7 +11,7 @@ import struct
 from enum import IntEnum, IntFlag
 from typing import Final
 
-ABI: Final = 1
+ABI: Final = 2
 DIMS: Final = 10
 DATA: Final = 20
 REALS: Final = 4
@@ -60,13 +60,30 @@ class Flag(IntFlag):
 
 
 class Format(IntEnum):
-    """Number format of a matrix."""
+    """Number format of a matrix: plain numbers, or codes and how many bits they have.
+
+    N4 and M4 are 4-bit indices of the tables of iq4_nl and of mxfp4.
+    """
 
     F32 = 0
     BF16 = 1
-    U4 = 2
-    U8 = 3
-    F16 = 4
+    U2 = 2
+    U3 = 3
+    U4 = 4
+    U5 = 5
+    U6 = 6
+    U8 = 7
+    N4 = 8
+    M4 = 9
+
+
+class Scale(IntEnum):
+    """Scales of a quantized matrix, ``inl_scale`` in C."""
+
+    HALF = 0
+    BYTE = 1
+    NIBBLE = 2
+    EXPONENT = 3
 
 
 KINDS: Final = {

@@ -57,7 +57,7 @@ class Packing(NamedTuple):
     @property
     def quantized(self) -> bool:
         """Whether the matrix holds codes in groups that share a scale."""
-        return self.format in (Format.U4, Format.U8)
+        return self.format not in (Format.F32, Format.BF16)
 
 
 class InputPrecision(NamedTuple):
@@ -139,7 +139,11 @@ def packing_of(array: HostArray, dtype: str, emitter: CommandEmitter) -> Packing
         status = emitter.machine.library.inl_packing(
             KINDS[array.dtype], ctypes.byref(struct)
         )
-        if status == 0 and struct.group and array.shape[-1] % struct.group == 0:
+        if (
+            status == 0
+            and struct.group
+            and array.shape[-1] % BLOCKS[array.dtype][0] == 0
+        ):
             return Packing(*(getattr(struct, name) for name in Packing._fields))
     # bfloat16 is exactly representable in float32: half the bytes for the same values.
     narrow = dtype == "bfloat16" or array.dtype == "bfloat16"
@@ -203,7 +207,7 @@ StoredPlace = tuple[Hashable, str, str, tuple[int, ...]]
 
 
 def stored_place(source: HostArray, dtype: str) -> StoredPlace | None:
-    """Key of an array as it lies in a file, so that tied weights are packed once."""
+    """Return a key of an array's memory, so that tied weights are packed once."""
     if source.origin is None:
         return None
     return source.origin, source.dtype, dtype, source.shape

@@ -38,6 +38,7 @@ from inl_cpu.weight_cache import PackedWeightCache
 
 if TYPE_CHECKING:
     from inl.device import Device
+    from inl.spec.program import ProgramInfo
 
 C = TypeVar("C")
 UNCHANGED = ("float32", "int32")
@@ -118,7 +119,12 @@ class NativeBackend(Backend):
         return ()
 
     def compile(
-        self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
+        self,
+        function: Program,
+        bucket: Bucket | None,
+        *,
+        consumes: Sequence[int],
+        info: ProgramInfo | None = None,  # noqa: ARG002
     ) -> Program:
         # Only steps, functions of (weights, message, state), are worth recording.
         if bucket is None or tuple(consumes) != (2,):

@@ -33,7 +33,7 @@ HUGE_PAGE: Final = 2 << 20
 ALIGNMENT: Final = 64
 TRAILER: Final = struct.Struct("<Q32s8s")
 """Length of the description in bytes, its signature, and the magic number."""
-MAGIC: Final = b"INLTILE2"
+MAGIC: Final = b"INLTILE3"
 MAX_DESCRIPTION: Final = 16 << 20
 KEY_WORDS: Final = 1024
 """32-bit words of the key of CHECKSUM."""

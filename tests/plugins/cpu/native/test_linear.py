@@ -16,6 +16,7 @@ from native_harness import (
 )
 
 from inl.dtypes import rounded
+from inl.weights.quant import BLOCKS
 
 KINDS = sorted(HALVES)
 ROWS = (1, 2, 3, 5, 7, 12, 13, 16, 29, 40)
@@ -83,6 +84,27 @@ def test_int8_rows_have_no_other_error(native, rng, kind, group):
     y = native.linear(x, matrix, mode=Flag.X_INT8)
     assert np.array_equal(coded(x, group), x)
     assert product_excess(y, x, weights, "float32") <= 1
+
+
+@pytest.mark.parametrize("mode", [Flag.X_INT8, Flag.X_INT16])
+@pytest.mark.parametrize("fill", [0, 255])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_of_the_largest_codes_do_not_overflow(native, rng, kind, fill, mode):
+    """All codes and all inputs have the largest magnitude that they can have."""
+    source = random_blocks(rng, kind, 16, 512)
+    elements, size = BLOCKS[kind]
+    blocks = source.reshape(16, 512 // elements, size)
+    filled = np.full_like(blocks, fill)
+    kept = [at + byte for at in HALVES[kind] for byte in range(2)]
+    kept += [0] if kind == "mxfp4" else []
+    filled[:, :, kept] = blocks[:, :, kept]
+    source = filled.reshape(16, -1)
+    matrix, weights = native.pack(kind, source), weights_of(kind, source, (16, 512))
+    for rows in (1, 2, 12):
+        x = f32(np.ones((rows, 512)))
+        x[rows // 2 :] *= -1
+        y = native.linear(x, matrix, mode=mode)
+        assert product_excess(y, x, weights, "float32") <= 1
 
 
 @pytest.mark.parametrize("columns", [1, 2, 5, 31, 64, 577])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 from native_blocks import HALVES, random_blocks
 from native_harness import Native, Op, bf16, f32, i32, instruction, weights_of
+
+from inl_cpu.abi import KINDS as ABI_KINDS
+from inl_cpu.abi import MatrixStruct
 
 KINDS = sorted(HALVES)
 
@@ -66,3 +71,16 @@ def test_threads_write_disjoint_bytes(lib, native, rng):
         several.pack("q4_0", source, matrix, first=first)
         assert np.array_equal(rows_of(several, matrix)[first : first + 200], expected)
     several.close()
+
+
+LARGEST_RATIO = dict.fromkeys(KINDS, 1.03) | {"q3_k": 1.04}
+"""Packed bytes by those of the source; the scales of q3_k take 8 bits instead of 6."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_matrix_is_as_small_as_its_source(lib, kind):
+    struct = MatrixStruct(rows=64, columns=1024)
+    assert lib.inl_packing(ABI_KINDS[kind], ctypes.byref(struct)) == 0
+    source = 64 * lib.inl_source_bytes(ABI_KINDS[kind], 1024)
+    ratio = lib.inl_matrix_bytes(ctypes.byref(struct)) / source
+    assert 1 <= ratio <= LARGEST_RATIO[kind]

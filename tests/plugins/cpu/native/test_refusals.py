@@ -33,10 +33,10 @@ def scalar(lib):
 
 def matrix(**changes):
     fields = {
-        "format": 2,
+        "format": 4,
         "group": 32,
         "zero": 8,
-        "scale": 4,
+        "scale": 0,
         "rows": 64,
         "columns": 64,
     }
@@ -72,10 +72,19 @@ BAD = {
     ],
     "add: does not accept flags 1": [instruction(Op.ADD, (4,), (X, X, Y), flags=1)],
     "matrix: rows and columns": [linear(matrix(rows=0)), linear(matrix(columns=-32))],
-    "matrix: accepted formats": [linear(matrix(format=4)), linear(matrix(format=-1))],
-    "matrix: accepted groups": [linear(matrix(group=0)), linear(matrix(group=64))],
-    "matrix: columns must be whole groups": [linear(matrix(columns=65))],
-    "matrix: accepted scales": [linear(matrix(scale=1))],
+    "matrix: accepted formats": [linear(matrix(format=10)), linear(matrix(format=-1))],
+    "matrix: groups must have 16": [
+        linear(matrix(group=0)),
+        linear(matrix(group=16)),
+        linear(matrix(format=6)),
+    ],
+    "matrix: groups of 16 columns require": [linear(matrix(format=6, group=16))],
+    "matrix: columns must be whole blocks": [
+        linear(matrix(columns=65)),
+        linear(matrix(scale=1)),
+    ],
+    "matrix: accepted scales": [linear(matrix(scale=4)), linear(matrix(scale=-1))],
+    "matrix: exponents have no offsets": [linear(matrix(scale=3, offsets=1))],
     "matrix: zero must be": [linear(matrix(zero=16)), linear(matrix(zero=-1))],
     "matrix: middle must be": [linear(matrix(middle=16))],
     "accepts one activation": [linear(matrix(), Flag.GATE_SILU | Flag.GATE_GELU)],

@@ -25,6 +25,7 @@ from inl_torch.eager import (
     sample,
     slots,
     step,
+    verify,
 )
 
 FAMILIES = (
@@ -42,6 +43,7 @@ FAMILIES = (
     sample,
     slots,
     step,
+    verify,
 )
 
 

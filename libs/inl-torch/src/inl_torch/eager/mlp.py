@@ -12,6 +12,7 @@ from torch.nn import functional
 from inl.dtypes import HostArray
 from inl.spec.kernel import Kernel
 from inl.weights.loader import to_dtype
+from inl_torch.eager.inl import upcast
 from inl_torch.eager.linear import present, product, stack
 
 GATE_UP = "gate_up_stacked"
@@ -43,8 +44,8 @@ def gated_activation(
 
     inplace: whether ``gate`` may be overwritten, which is faster than an allocation.
     """
-    if gate.dtype != torch.float32:
-        return _activate(gate.float(), up.float(), activation).to(gate.dtype)
+    if upcast(gate) is not gate:
+        return _activate(upcast(gate), upcast(up), activation).to(gate.dtype)
     return _activate(gate if inplace else gate.clone(), up, activation)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from inl.ops.moe import LEAST, ExpertLinear, Experts, check_routing
 from inl.spec.kernel import Kernel
+from inl_torch.eager.inl import upcast
 from inl_torch.eager.linear import product
 from inl_torch.eager.mlp import gated_activation
 
@@ -37,7 +38,7 @@ def route(
     logits: torch.Tensor, *, k: int, kind: str, renormalize: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_routing(logits.shape[-1], k, kind)
-    scores = logits.float()
+    scores = upcast(logits)
     is_nan = scores.isnan()
     ids = _best(scores.masked_fill(is_nan, -torch.inf), k)
     if kind == "softmax_topk":
@@ -67,7 +68,7 @@ def expert_linear(x: torch.Tensor, ids: torch.Tensor, w: ExpertLinear) -> torch.
 
 
 def combine_experts(y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    return (y.float() * weights.unsqueeze(-1)).sum(1).to(y.dtype)
+    return (upcast(y) * weights.unsqueeze(-1)).sum(1).to(y.dtype)
 
 
 def experts(
@@ -166,7 +167,7 @@ def _block_layout(
 
 
 def sigmoid_gate(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    return (x.float() * gate.float().sigmoid()).to(x.dtype)
+    return (upcast(x) * upcast(gate).sigmoid()).to(x.dtype)
 
 
 def drop_overflow(
@@ -181,7 +182,7 @@ def drop_overflow(
 
 
 def load_balance_loss(logits: torch.Tensor, *, k: int) -> torch.Tensor:
-    scores = logits.float()
+    scores = upcast(logits)
     tokens, count = scores.shape
     check_routing(count, k)
     chosen = torch.zeros_like(scores).scatter(-1, _best(scores.detach(), k), 1.0)

@@ -14,14 +14,17 @@ from inl.spec.message import (
     ADMISSION_WORD,
     BIAS_WORD,
     BIAS_WORDS,
+    DRAFT,
     MAX_TOKEN_BIASES,
     ROW_WORD,
     TOKEN_BIAS_WORD,
     UPDATE_WORD,
     UPDATE_WORDS,
     USED_COUNTS,
+    draft_words,
     layout,
     row_words,
+    uniform_words,
 )
 from inl.spec.step import Bucket, Step, Tables
 
@@ -52,8 +55,15 @@ def make_step(
     block_ids = row_blocks[:, row, positions // block_size].long()
     writes = block_ids * block_size + positions % block_size
     last = tables.last.index_select(0, slots).index_select(0, row)
+    tokens = torch.where(token_ids < 0, last, token_ids)
+    if bucket.tokens_per_row > 1:
+        drafts = rows[:, draft_words(bucket)]
+        drafted = drafts[row, positions % drafts.shape[1]]
+        tokens = torch.where(token_ids == DRAFT, drafted, tokens)
+    samples = _samples(starts, bucket)
+    sampled = positions.index_select(0, samples), row.index_select(0, samples)
     step = Step(
-        tokens=torch.where(token_ids < 0, last, token_ids),
+        tokens=tokens,
         positions=positions,
         rows=row,
         starts=starts,
@@ -61,10 +71,10 @@ def make_step(
         slots=slots,
         blocks=row_blocks,
         writes=writes.masked_fill_(unused, 0),
-        samples=_samples(starts, bucket),
+        samples=samples,
         adapters=tables.adapters.index_select(0, slots),
         used_counts=message[USED_COUNTS].clone(),
-        uniforms=_uniforms(message[place.rows : place.updates], bucket),
+        uniforms=_uniforms(message[place.rows : place.updates], bucket, sampled),
     )
     return step, tables
 
@@ -76,15 +86,23 @@ def _update_block_tables(tables: Tables, updates: torch.Tensor) -> None:
 
 
 def _samples(starts: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    if bucket.verifies:
+        return torch.arange(bucket.tokens, device=starts.device)
     offsets = torch.arange(-bucket.tokens_per_row, 0, device=starts.device)
     samples = starts[1:].unsqueeze(1) + offsets
     samples = samples.maximum(starts[:-1].unsqueeze(1))
     return samples.clamp(0, bucket.tokens - 1).view(-1)
 
 
-def _uniforms(rows: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    table = rows.view(bucket.rows, row_words(bucket))
-    return table[:, ROW_WORD.uniforms :].clone().reshape(-1)
+def _uniforms(
+    rows: torch.Tensor, bucket: Bucket, sampled: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """Return the uniform number of each sample; sampled: its position and row."""
+    table = rows.view(bucket.rows, row_words(bucket))[:, uniform_words(bucket)]
+    if bucket.tokens_per_row == 1:
+        return table.clone().reshape(-1)
+    positions, row = sampled
+    return table[row, (positions + 1) % table.shape[1]]
 
 
 def prune_last_layer(step: Step) -> Step:

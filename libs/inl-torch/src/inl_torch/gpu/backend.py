@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from inl.dtypes import HostArray
     from inl.spec.kernel import Kernel
     from inl.spec.limits import Limits
+    from inl.spec.program import ProgramInfo
     from inl.spec.step import Bucket
     from inl_torch.triton.tuning import Tuning
 
@@ -84,7 +85,12 @@ class GpuBackend(TorchBackend):
         return capture_sizes(limits)
 
     def compile(
-        self, function: Program, bucket: Bucket | None, *, consumes: Sequence[int]
+        self,
+        function: Program,
+        bucket: Bucket | None,
+        *,
+        consumes: Sequence[int],
+        info: ProgramInfo | None = None,  # noqa: ARG002
     ) -> Program:
         if bucket is None or tuple(consumes) != STEP_CONSUMES:
             return self.guarded(inference_mode(function), bucket)

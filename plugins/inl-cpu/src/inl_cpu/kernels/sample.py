@@ -61,7 +61,8 @@ def _penalized(emitter: CommandEmitter, logits: Any, step: Step, tables: Tables)
     fed = emitter.new((rows,), np.int32)
     inputs = [step.tokens, step.starts, step.slots, step.used_counts]
     given = [plain(x) for x in inputs]
-    emitter.python(partial(count_fed, plain(fed), given, tables.token_counts), inputs)
+    counts = plain(tables.token_counts)
+    emitter.python(partial(count_fed, plain(fed), given, counts), inputs)
     emitter.emit(
         Penalize(
             rows=rows,

@@ -13,13 +13,16 @@ from inl.spec.message import (
     ADMISSION_WORD,
     BIAS_WORD,
     BIAS_WORDS,
+    DRAFT,
     HEADER_WORD,
     ROW_WORD,
     TOKEN_BIAS_WORD,
     UPDATE_WORD,
     UPDATE_WORDS,
     USED_COUNTS,
+    draft_words,
     layout,
+    uniform_words,
 )
 from inl.spec.op import Spec
 from inl.spec.step import Bucket, Step, Tables
@@ -62,7 +65,8 @@ class StepReader:
         self._bucket, self._size = bucket, size
         self._slots = rows[:, ROW_WORD.slot]
         self._counts = rows[:, ROW_WORD.token_count]
-        self._uniforms = rows[:, ROW_WORD.uniforms :]
+        self._uniforms = rows[:, uniform_words(bucket)]
+        self._drafts = rows[:, draft_words(bucket)]
         updates = message[offsets.updates : offsets.tokens].reshape(-1, UPDATE_WORDS)
         at = UPDATE_WORD
         self._entries = updates[:, at.group], updates[:, at.slot], updates[:, at.entry]
@@ -93,7 +97,7 @@ class StepReader:
         self._fill_tokens()
         step.adapters[:] = tables.adapters[slots]
         step.used_counts[:] = self._message[USED_COUNTS]
-        step.uniforms.reshape(self._uniforms.shape)[:] = self._uniforms
+        self._fill_uniforms()
 
     def _read_single_token(self) -> None:
         """Decode one token of one sequence with scalars, to minimize its latency."""
@@ -132,10 +136,25 @@ class StepReader:
         step, tables = self._step, self._tables
         last = tables.last[self._slots][step.rows]
         step.tokens[:] = np.where(self._tokens < 0, last, self._tokens)
+        if drafts := self._drafts.shape[1]:
+            drafted = self._drafts[step.rows, step.positions % drafts]
+            np.copyto(step.tokens, drafted, where=self._tokens == DRAFT)
+        if self._bucket.verifies:
+            step.samples[:] = self._index
+            return
         samples = step.starts[1:, None] + self._offsets
         np.maximum(samples, step.starts[:-1, None], out=samples)
         np.minimum(samples, self._bucket.tokens - 1, out=samples)
         step.samples[:] = samples.reshape(-1)
+
+    def _fill_uniforms(self) -> None:
+        """Set the uniform number of each sampled position."""
+        step, count = self._step, self._uniforms.shape[1]
+        if count == 1:
+            step.uniforms[:] = self._uniforms[:, 0]
+            return
+        at = (step.positions[step.samples] + 1) % count
+        step.uniforms[:] = self._uniforms[step.rows[step.samples], at]
 
 
 def prune_last_layer(emitter: CommandEmitter, step: Step) -> Step:

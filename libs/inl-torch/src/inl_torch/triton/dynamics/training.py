@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from inl_torch.triton.common import DTYPES, power
 from inl_torch.triton.dynamics.dynamics import (
@@ -54,11 +53,12 @@ class Dynamics(torch.autograd.Function):
         return advance(x, (v, mu, *_split(coefficients)), dt, options)
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, gx: torch.Tensor, gv: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
         x, v, mu, *rest = ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives
+            return _differentiable(ctx, gx, gv)
         dt = ctx.number if ctx.number is not None else rest.pop()
         _, needs_dt, *needed = ctx.needs_input_grad
         if len(rest) == 1:
@@ -76,6 +76,31 @@ class Dynamics(torch.autograd.Function):
         if len(rest) == 1:
             others = [*others[:3], _join(others[3:], rest[0])]
         return None, d_dt, *others
+
+
+def _differentiable(
+    ctx: Any, gx: torch.Tensor, gv: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients as differentiable results, computed by eager kernels."""
+    from inl_torch import functional
+
+    # Views, so that one tensor given twice has a gradient in each place.
+    held = [each.view_as(each) for each in ctx.saved_tensors]
+    x, v, mu, *coefs = held if ctx.number is not None else held[:-1]
+    dt = ctx.number if ctx.number is not None else held[-1]
+    o = ctx.options
+    with torch.enable_grad():
+        results = functional.eager_steps(
+            x, v, mu, tuple(coefs), dt, o.n_steps, o.most_beta, o.limit
+        )
+        wanted = [each for each in held if each.requires_grad]
+        found = torch.autograd.grad(
+            results, wanted, (gx, gv), create_graph=True, allow_unused=True
+        )
+    by_tensor = dict(zip(map(id, wanted), found, strict=True))
+    parts = [by_tensor.get(id(each)) for each in held]
+    d_dt = None if ctx.number is not None else parts.pop()
+    return None, d_dt, *parts
 
 
 dynamics: Callable[..., Pair] = Dynamics.apply

@@ -45,9 +45,8 @@ def _make_rows(
     message: tensor, blocks: tensor, lengths: tensor, adapters: tensor, starts: tensor,
     after: tensor, slots: tensor, row_adapters: tensor, counts: tensor, samples: tensor,
     uniforms: tensor, slot_count: tensor, width: tensor, update_count: tensor,
-    R: tl.constexpr, PER_ROW: tl.constexpr, T: tl.constexpr, ROWS_AT: tl.constexpr,
-    UPDATES_AT: tl.constexpr, RP: tl.constexpr, UPDATES_P: tl.constexpr,
-    PDL: tl.constexpr,
+    R: tl.constexpr, T: tl.constexpr, ROWS_AT: tl.constexpr, UPDATES_AT: tl.constexpr,
+    RP: tl.constexpr, UPDATES_P: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Apply block table updates, and make the arrays of all rows; a single program."""
     pdl_sync(PDL)
@@ -63,7 +62,7 @@ def _make_rows(
         tl.store(blocks + at, block, mask=valid)
     row = tl.arange(0, RP)
     in_bounds = row < R
-    words = message + ROWS_AT + row * (ROW_UNIFORMS + PER_ROW)
+    words = message + ROWS_AT + row * (ROW_UNIFORMS + 1)
     slot = tl.load(words + ROW_SLOT, mask=in_bounds, other=0).to(tl.int64)
     count = tl.load(words + ROW_COUNT, mask=in_bounds, other=0)
     old_length = tl.load(lengths + slot, mask=in_bounds, other=0)
@@ -79,12 +78,10 @@ def _make_rows(
     tl.store(slots + row, slot, mask=in_bounds)
     adapter = tl.load(adapters + slot, mask=in_bounds, other=0)
     tl.store(row_adapters + row, adapter, mask=in_bounds)
-    for place in tl.static_range(0, PER_ROW):
-        sample = tl.maximum(ends + (place - PER_ROW), first)
-        sample = tl.minimum(tl.maximum(sample, 0), T - 1)
-        tl.store(samples + row * PER_ROW + place, sample, mask=in_bounds)
-        uniform = tl.load(words + ROW_UNIFORMS + place, mask=in_bounds, other=0)
-        tl.store(uniforms + row * PER_ROW + place, uniform, mask=in_bounds)
+    sample = tl.minimum(tl.maximum(tl.maximum(ends - 1, first), 0), T - 1)
+    tl.store(samples + row, sample, mask=in_bounds)
+    uniform = tl.load(words + ROW_UNIFORMS, mask=in_bounds, other=0)
+    tl.store(uniforms + row, uniform, mask=in_bounds)
     index = tl.arange(0, 4)
     used = tl.load(message + COUNTS_AT + index, mask=index < 3, other=0)
     tl.store(counts + index, used, mask=index < 3)
@@ -171,14 +168,14 @@ def make_step(
 ) -> tuple[Step, Tables]:  # fmt: skip
     groups, slot_count, width = tables.blocks.shape
     place = layout(bucket, groups=groups, block_size=block_size)
-    count, rows, wide = bucket.tokens, bucket.rows, bucket.tokens_per_row
+    count, rows = bucket.tokens, bucket.rows
     step = _allocate_step(message.device, groups, width, bucket)
     updates = place.max_updates
     _make_rows[(1,)](
         message, tables.blocks, tables.lengths, tables.adapters, step.starts,
         step.lengths, step.slots, step.adapters, step.used_counts, step.samples,
-        step.uniforms, slot_count, width, updates, R=rows, PER_ROW=wide, T=count,
-        ROWS_AT=place.rows, UPDATES_AT=place.updates, RP=max(power(rows), 16),
+        step.uniforms, slot_count, width, updates, R=rows, T=count, ROWS_AT=place.rows,
+        UPDATES_AT=place.updates, RP=max(power(rows), 16),
         UPDATES_P=min(max(power(updates), 16), 1024), PDL=tuning.uses_pdl(count),
         num_warps=4, **tuning.launch(count),
     )  # fmt: skip
@@ -206,7 +203,6 @@ def _allocate_step(
         return torch.empty(shape, dtype=torch.int32, device=place)
 
     count, rows = bucket.tokens, bucket.rows
-    samples = rows * bucket.tokens_per_row
     return Step(
         tokens=long(count),
         positions=long(count),
@@ -216,16 +212,18 @@ def _allocate_step(
         slots=long(rows),
         blocks=short(groups, rows, width),
         writes=long(groups, count),
-        samples=long(samples),
+        samples=long(rows),
         adapters=short(rows),
         used_counts=short(3),
-        uniforms=short(samples),
+        uniforms=short(rows),
     )
 
 
 def _refuse(_message: Any, _tables: Any, *, bucket: Bucket, **_: Any) -> str | None:
     if bucket.rows > MAX_ROWS:
         return f"takes {MAX_ROWS} rows at most, found {bucket.rows}"
+    if bucket.tokens_per_row > 1:
+        return f"takes 1 token per row, found {bucket.tokens_per_row}"
     return None
 
 

@@ -11,6 +11,7 @@
 
 #include <immintrin.h>
 
+#include "kernels/codes.h"
 #include "kernels/linear.h"
 #include "kernels/span.h"
 #include "runtime/instructions.h"
@@ -58,26 +59,34 @@ inline void store_pair(F even, F odd, char *out) {
     _mm512_storeu_si512(out, _mm512_permutexvar_epi16(order, pairs));
 }
 
-/* Decode one group of weights to pairs of bfloat16, 64 bytes per pair of columns. */
-template <bool NARROW>
-void decode_group(const inl_matrix &m, const char *tile, const Codes &codes,
-                  char *out) {
-    constexpr int STEP = NARROW ? 8 : 4;
-    const char *scales = tile + code_bytes(m);
-    const F scale = scale_at(m, scales);
-    const F offset = m.offsets ? scale_at(m, offset_at(m, scales)) : set(0.0f);
-    for (int64_t step = 0; step < m.group / STEP; step++) {
-        const I w = load_ints(tile + 64 * step);
-        for (int k = 0; k < STEP; k += 2, out += 64) {
-            F pair[2];
-            for (int half = 0; half < 2; half++) {
-                const int at = k + half,
-                          shift = NARROW ? at % 4 * 8 + at / 4 * 4 : at * 8;
-                const F code = NARROW ? codes.nibble(w, shift) : codes.byte(w, shift);
-                pair[half] = fma(code, scale, offset);
-            }
-            store_pair(pair[0], pair[1], out);
+/* Decode the groups of a quantized tile to pairs of bfloat16, 64 bytes per pair of
+ * columns. */
+template <class C>
+char *decode_groups(const inl_matrix &m, const char *tile, char *out) {
+    const C coded(m);
+    const Codes numbers(m.zero);
+    for_each_run(m, tile, [&](const char *run, const BlockScales<> &s) {
+        for (int64_t at = 0; at < RUN; at += C::WORD) {
+            const F scale = s.scale_of(run, int(at / m.group));
+            const F offset = s.offset_of(run, int(at / m.group));
+            const I word = coded.word(run, int(at));
+            for (int k = 0; k < C::WORD; k += 2, out += 64)
+                store_pair(fma(C::number(numbers, word, k), scale, offset),
+                           fma(C::number(numbers, word, k + 1), scale, offset), out);
         }
+    });
+    return out;
+}
+
+char *decode_quantized(const inl_matrix &m, const char *tile, char *out) {
+    switch (m.format) {
+    case INL_U2: return decode_groups<PlaneCodes<2, 0>>(m, tile, out);
+    case INL_U3: return decode_groups<PlaneCodes<2, 1>>(m, tile, out);
+    case INL_U4: return decode_groups<PlaneCodes<4, 0>>(m, tile, out);
+    case INL_U5: return decode_groups<PlaneCodes<4, 1>>(m, tile, out);
+    case INL_U6: return decode_groups<PlaneCodes<4, 2>>(m, tile, out);
+    case INL_U8: return decode_groups<PlaneCodes<8, 0>>(m, tile, out);
+    default: return decode_groups<TableCodes>(m, tile, out);
     }
 }
 
@@ -89,16 +98,8 @@ void decode_tile(const inl_matrix &m, const char *tile, char *out) {
         std::memset(out + tile_bytes(m), 0, size_t(bytes - tile_bytes(m)));
         return;
     }
-    const Codes codes(m.zero);
-    const int64_t stride = m.group * INL_LANES * 2;
-    for (int64_t group = 0; group < groups_of(m); group++, tile += group_bytes(m)) {
-        if (m.format == INL_U4)
-            decode_group<true>(m, tile, codes, out + group * stride);
-        else
-            decode_group<false>(m, tile, codes, out + group * stride);
-    }
-    const int64_t done = groups_of(m) * stride;
-    std::memset(out + done, 0, size_t(bytes - done));
+    char *end = decode_quantized(m, tile, out);
+    std::memset(end, 0, size_t(out + bytes - end));
 }
 
 /* Convert a row to bfloat16, padded with zeros. */

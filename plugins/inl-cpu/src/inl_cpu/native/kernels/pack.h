@@ -4,12 +4,13 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/codes.h"
 #include "kernels/span.h"
-#include "kernels/tiles.h"
 #include "runtime/instructions.h"
 #include "runtime/matrix.h"
 #include "runtime/numbers.h"
 #include "runtime/quant.h"
+#include "simd/simd.h"
 
 namespace inl {
 namespace {
@@ -41,29 +42,39 @@ void pack_plain(const inl_matrix &m, const uint8_t *row, int64_t kind, char *til
     }
 }
 
-/* float16 scales are copied from the source; blocks of every such kind begin with
- * them. */
-void pack_scales(const inl_matrix &m, const uint8_t *block, const Decoded &d, int group,
-                 char *scales, int lane) {
-    if (m.scale == INL_F16) {
-        std::memcpy(scales + 2 * lane, block, 2);
-        if (m.offsets) std::memcpy(scales + 32 + 2 * lane, block + 2, 2);
-        return;
+/* Write the codes of a lane of a run to a plane: bits shift .. of each code. */
+void pack_plane(const uint8_t *codes, int bits, int shift, char *plane, int lane) {
+    const int steps = 8 / bits; /* of a register */
+    const uint32_t mask = ((1u << bits) - 1) * 0x01010101u;
+    for (int first = 0; first < RUN / 4; first += steps, plane += 64) {
+        uint32_t packed = 0;
+        for (int step = 0; step < steps; step++) {
+            uint32_t four;
+            std::memcpy(&four, codes + 4 * (first + step), 4);
+            packed |= (four >> shift & mask) << step * bits;
+        }
+        std::memcpy(plane + 4 * lane, &packed, 4);
     }
-    std::memcpy(scales + 4 * lane, &d.scales[group], 4);
-    if (m.offsets) std::memcpy(scales + 64 + 4 * lane, &d.offsets[group], 4);
 }
 
-void pack_block(const inl_matrix &m, const uint8_t *block, const Decoded &d, int groups,
-                char *out, int lane) {
-    for (int group = 0; group < groups; group++, out += group_bytes(m)) {
-        for (int64_t at = 0; at < m.group; at++) {
-            int shift;
-            char &byte = out[code_offset(m, lane, at, shift)];
-            const int code = d.codes[group * m.group + at];
-            byte = m.format == INL_U8 ? char(code) : char(byte | code << shift);
+void pack_block(const inl_matrix &m, const BlockShape &shape, const Decoded &d,
+                char *block, int lane) {
+    const CodeBits bits = code_bits(m.format);
+    const int groups = int(RUN / m.group);
+    if (shape.halves) std::memcpy(block + 2 * lane, &d.scale, 2);
+    if (m.offsets) std::memcpy(block + 2 * (INL_LANES + lane), &d.offset, 2);
+    char *run = block + shape.halves;
+    for (int at = 0; at < shape.columns / RUN; at++, run += shape.run) {
+        const uint8_t *codes = d.codes + at * RUN;
+        pack_plane(codes, bits.low, 0, run, lane);
+        if (bits.high) pack_plane(codes, bits.high, bits.low, run + 64 * bits.low, lane);
+        char *scales = run + shape.codes + lane, *offsets = scales + shape.scales;
+        for (int group = 0; group < groups; group++) {
+            if (shape.scales)
+                scales[INL_LANES * group] = char(d.scales[at * groups + group]);
+            if (shape.offsets)
+                offsets[INL_LANES * group] = char(d.offsets[at * groups + group]);
         }
-        pack_scales(m, block, d, group, out + code_bytes(m), lane);
     }
 }
 
@@ -75,12 +86,12 @@ void pack_row(args::Pack op, int64_t row, int64_t target) {
     char *tile = static_cast<char *>(m.data) + target / INL_LANES * tile_bytes(m);
     const int lane = int(target % INL_LANES);
     if (kind.decode == nullptr) return pack_plain(m, source, op.kind(), tile, lane);
-    const int groups = kind.block / int(m.group);
+    const BlockShape shape(m);
     for (int64_t at = 0; at < m.columns; at += kind.block, source += kind.bytes) {
         Decoded decoded;
         kind.decode(source, decoded);
-        pack_block(m, source, decoded, groups, tile + at / m.group * group_bytes(m),
-                   lane);
+        pack_block(m, shape, decoded, tile, lane);
+        tile += shape.bytes;
     }
 }
 
@@ -93,25 +104,38 @@ void pack_body(args::Pack op, int64_t chunk, Worker &) {
     }
 }
 
-inline float scale_of(const inl_matrix &m, const char *scales, int lane) {
-    if (m.scale == INL_F32) return reinterpret_cast<const float *>(scales)[lane];
-    return half_to_float(reinterpret_cast<const uint16_t *>(scales)[lane]);
+/* The code of a column of a run. */
+int code_at(const inl_matrix &m, const char *run, int column, int lane) {
+    int code = 0, shift = 0;
+    const CodeBits planes = code_bits(m.format);
+    for (int plane = 0; plane < 2; plane++) {
+        const int bits = plane ? planes.high : planes.low;
+        if (bits == 0) break;
+        const int step = column / 4, steps = 8 / bits;
+        const uint8_t byte = uint8_t(run[step / steps * 64 + 4 * lane + column % 4]);
+        code |= (byte >> step % steps * bits & ((1 << bits) - 1)) << shift;
+        run += 64 * bits;
+        shift += bits;
+    }
+    const bool table = m.format == INL_N4 || m.format == INL_M4;
+    return table ? table_of(m)[code] : code;
 }
 
 /* Rounds as the reference decoder does: one product, then one sum. */
 void unpack_quantized(const inl_matrix &m, const char *tile, int lane, float *y) {
-    for (int64_t group = 0; group < groups_of(m); group++, tile += group_bytes(m)) {
-        const char *scales = tile + code_bytes(m);
-        const float scale = scale_of(m, scales, lane);
-        const float offset = m.offsets ? scale_of(m, offset_at(m, scales), lane) : 0.0f;
-        for (int64_t at = 0; at < m.group; at++) {
-            int shift;
-            const int byte = uint8_t(tile[code_offset(m, lane, at, shift)]);
-            const int code = m.format == INL_U8 ? byte : byte >> shift & 15;
-            const float product = scale * float(code - m.zero);
-            y[group * m.group + at] = m.offsets ? product + offset : product;
+    const int group_size = int(m.group);
+    for_each_run(m, tile, [&](const char *run, const BlockScales<> &s) {
+        float scales[16], offsets[16];
+        for (int at = 0; at < RUN; at++, y++) {
+            if (at % group_size == 0) {
+                store(scales, s.scale_of(run, at / group_size));
+                store(offsets, s.offset_of(run, at / group_size));
+            }
+            const int code = code_at(m, run, at, lane) - m.zero;
+            const float product = scales[lane] * float(code);
+            *y = m.offsets ? product + offsets[lane] : product;
         }
-    }
+    });
 }
 
 void unpack_row(const inl_matrix &m, int64_t row, float *y) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/codes.h"
 #include "kernels/encode.h"
 #include "runtime/instructions.h"
 #include "runtime/matrix.h"
@@ -19,132 +20,140 @@
 namespace inl {
 namespace {
 
-inline F scale_at(const inl_matrix &m, const char *p) {
-    if (m.scale == INL_F16) return load_half(reinterpret_cast<const uint16_t *>(p));
-    return load(reinterpret_cast<const float *>(p));
-}
-
-inline const char *offset_at(const inl_matrix &m, const char *scales) {
-    return scales + (m.scale == INL_F16 ? 32 : 64);
-}
-
 /* Prefetch weights ahead of those that R rows are multiplied with, into the L2 cache.
- * With few rows memory bandwidth is the limit and the hardware prefetcher suffices,
- * except at page boundaries: more prefetches would fill its queue. With many rows the
- * core reads too slowly for the hardware prefetcher, so every line is prefetched. */
+ * With few rows memory bandwidth is the limit, and whether prefetches help or disturb
+ * the hardware prefetcher depends on the processor (FEW_ROWS_PREFETCH). With many rows
+ * the core reads too slowly for the hardware prefetcher, so every line is prefetched. */
 template <int R>
 inline void prefetch(const char *p, int64_t bytes) {
-    constexpr int64_t AHEAD = R <= 4 ? 3072 : 8192, STEP = R <= 4 ? 512 : 64;
+    constexpr int64_t AHEAD = R <= 4 ? 3072 : 8192,
+                      STEP = R <= 4 ? FEW_ROWS_PREFETCH : 64;
     for (int64_t at = 0; at < bytes; at += STEP)
         __builtin_prefetch(p + AHEAD + at, 0, 2);
 }
 
-template <bool NARROW, int R, int GROUP>
-inline void integer_group(const char *codes, const int8_t *x, I *sums) {
-    const I low_half = set_int(0x0f0f0f0f);
-    const auto four = [x](int row, int step) {
-        int32_t word;
-        std::memcpy(&word, x + row * GROUP + 4 * step, 4);
-        return word;
-    };
+/* The same address, without the compiler knowing it: what was computed from it before
+ * is computed again instead of being kept in memory. */
+inline const char *hidden(const char *p) {
+    __asm__("" : "+r"(p));
+    return p;
+}
+
+/* Add the dot products of a group of a run, of columns 4 * first .., to the sums. */
+template <class C, int R, int GROUP>
+inline void integer_group(const C &codes, const char *run, int first, const int8_t *x,
+                          I *sums) {
+    using D = Dot<C::LARGEST>;
+    constexpr int STEPS = GROUP / 4, PART = D::STEPS < STEPS ? D::STEPS : STEPS;
+    for (int from = 0; from < STEPS; from += PART) {
+        I part[R];
+        for (int r = 0; r < R; r++) part[r] = D::begin(sums[r]);
 #pragma GCC unroll 8
-    for (int step = 0; step < GROUP / (NARROW ? 8 : 4); step++) {
-        const I w = load_ints(codes + 64 * step);
-        if (NARROW) {
-            const I low = bit_and(w, low_half);
-            const I high = bit_and(shift_right(w, 4), low_half);
-            for (int r = 0; r < R; r++)
-                sums[r] = dot4<true>(sums[r], low, four(r, 2 * step));
-            for (int r = 0; r < R; r++)
-                sums[r] = dot4<true>(sums[r], high, four(r, 2 * step + 1));
-        } else {
-            for (int r = 0; r < R; r++)
-                sums[r] = dot4<false>(sums[r], w, four(r, step));
+        for (int step = from; step < from + PART; step++) {
+            const I w = codes.step(run, first + step);
+            for (int r = 0; r < R; r++) {
+                int32_t word;
+                std::memcpy(&word, x + r * GROUP + 4 * step, 4);
+                part[r] = D::step(part[r], w, word);
+            }
         }
+        for (int r = 0; r < R; r++) sums[r] = D::end(sums[r], part[r]);
     }
 }
 
-/* PLANES: 2, or 1 with a second plane for groups with outliers. A row whose second
- * plane is zero gets the same result as with one plane: division by 128 is exact. */
-template <bool NARROW, int R, int GROUP, int PLANES>
-void integer_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
-                  F *sums) {
+/* The rows of x of a tile as integers, and the sums of their products with a tile of
+ * weights. PLANES: 2, or 1 with a second plane for groups with outliers. A row whose
+ * second plane is zero gets the same result as with one plane: division by 128 is
+ * exact. */
+template <class C, int R, int GROUP, int PLANES>
+struct IntegerSums {
+    const bool offsets;
+    const C codes;
+    const int8_t *const upper, *const lower;
+    const float *const scales, *const shifts;
+    const int32_t *const starts, *seconds = nullptr, *flags = nullptr;
     F totals[R];
-    for (int r = 0; r < R; r++) totals[r] = set(0.0f);
-    const int64_t codes = code_bytes(m), stride = group_bytes(m);
-    const float *scales = x.extra(0), *shifts = x.extra(2);
-    const int32_t *starts = reinterpret_cast<const int32_t *>(x.extra(1));
-    const int32_t *seconds = nullptr, *flags = nullptr;
-    if (PLANES == 1) {
+
+    IntegerSums(const inl_matrix &m, const TileView<R> &x)
+        : offsets(m.offsets), codes(m), upper(x.codes(0, 0)), lower(x.codes(1, 0)),
+          scales(x.extra(0)), shifts(x.extra(2)),
+          starts(reinterpret_cast<const int32_t *>(x.extra(1))) {
+        for (int r = 0; r < R; r++) totals[r] = set(0.0f);
+        if (PLANES == 2) return;
         seconds = reinterpret_cast<const int32_t *>(x.extra(3));
         flags = reinterpret_cast<const int32_t *>(x.extra(4));
     }
-    for (int64_t g = 0; g < x.shape.groups; g++, tile += stride) {
-        prefetch<R>(tile, stride);
+    /* Add group g of x, which is the group at column 4 * first of a run. */
+    inline void add_group(const char *run, int first, int64_t g, F scale, F offset) {
         I group[R];
         for (int r = 0; r < R; r++)
             group[r] = PLANES == 2 ? zeros() : set_int(starts[g * R + r]);
-        integer_group<NARROW, R, GROUP>(tile, x.codes(0, g), group);
-        F scale = scale_at(m, tile + codes);
-        const F offset = m.offsets ? scale_at(m, offset_at(m, tile + codes)) : scale;
+        integer_group<C, R, GROUP>(codes, run, first, upper + g * GROUP * R, group);
         if (PLANES == 2 || flags[g * R] != 0) {
             const int32_t *begin = PLANES == 2 ? starts : seconds;
             for (int r = 0; r < R; r++)
                 group[r] = add(shift_left(group[r], 7), set_int(begin[g * R + r]));
-            integer_group<NARROW, R, GROUP>(tile, x.codes(1, g), group);
+            integer_group<C, R, GROUP>(codes, PLANES == 1 ? hidden(run) : run, first,
+                                       lower + g * GROUP * R, group);
             if (PLANES == 1) scale = mul(scale, set(1.0f / 128));
         }
         for (int r = 0; r < R; r++)
             totals[r] =
                 fma(to_float(group[r]), mul(scale, set(scales[g * R + r])), totals[r]);
-        if (!m.offsets) continue;
+        if (!offsets) return;
         for (int r = 0; r < R; r++)
             totals[r] = fma(offset, set(shifts[g * R + r]), totals[r]);
     }
-    for (int r = 0; r < R; r++) sums[r] = totals[r];
-}
+};
 
-template <bool NARROW, int R, int GROUP>
-inline void exact_group(const char *tile, const Codes &codes, const float *x, F *sums) {
-    constexpr int STEP = NARROW ? 8 : 4, BITS = NARROW ? 4 : 8;
-    for (int step = 0; step < GROUP / STEP; step++) {
-        const I w = load_ints(tile + 64 * step);
-        for (int k = 0; k < STEP; k++) {
-            /* Byte j of a narrow step has column j in its low half, 4 + j in its high
-             * half. */
-            const int shift = NARROW ? k % 4 * 8 + k / 4 * BITS : k * BITS;
-            const F value = NARROW ? codes.nibble(w, shift) : codes.byte(w, shift);
-            for (int r = 0; r < R; r++)
-                sums[r] = fma(value, set(x[(step * STEP + k) * R + r]), sums[r]);
-        }
-    }
-}
-
-/* Codes are taken relative to their middle, because offsets are usually near -middle *
- * scale: two sums that cancel would lose digits. */
-template <bool NARROW, int R, int GROUP>
-void exact_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *sums) {
-    const int middle = m.offsets ? m.middle : m.zero;
-    const Codes codes(middle);
+/* The same with x in float32. Codes are taken relative to their middle, because offsets
+ * are usually near -middle * scale: two sums that cancel would lose digits. */
+template <class C, int R, int GROUP>
+struct ExactSums {
+    const inl_matrix &m;
+    const C codes;
+    const int middle;
+    const Codes numbers;
+    const float *const words, *const group_sums;
     F totals[R];
-    for (int r = 0; r < R; r++) totals[r] = set(0.0f);
-    const int64_t size = code_bytes(m), stride = group_bytes(m);
-    const float *words = reinterpret_cast<const float *>(x.words(0)),
-                *group_sums = x.extra(0);
-    for (int64_t g = 0; g < x.shape.groups; g++, tile += stride) {
-        prefetch<R>(tile, stride);
+
+    ExactSums(const inl_matrix &m, const TileView<R> &x)
+        : m(m), codes(m), middle(m.offsets ? m.middle : m.zero), numbers(middle),
+          words(reinterpret_cast<const float *>(x.words(0))), group_sums(x.extra(0)) {
+        for (int r = 0; r < R; r++) totals[r] = set(0.0f);
+    }
+    inline void add_group(const char *run, int first, int64_t g, F scale, F offset) {
+        const float *x = words + g * GROUP * R;
         F group[R];
         for (int r = 0; r < R; r++) group[r] = set(0.0f);
-        exact_group<NARROW, R, GROUP>(tile, codes, words + g * GROUP * R, group);
-        const F scale = scale_at(m, tile + size);
+        for (int at = 0; at < GROUP; at += C::WORD) {
+            const I word = codes.word(run, 4 * first + at);
+            for (int k = 0; k < C::WORD; k++) {
+                const F value = C::number(numbers, word, k);
+                for (int r = 0; r < R; r++)
+                    group[r] = fma(value, set(x[(at + k) * R + r]), group[r]);
+            }
+        }
         for (int r = 0; r < R; r++) totals[r] = fma(group[r], scale, totals[r]);
-        if (!m.offsets) continue;
-        const F offset = fma(set(float(middle - m.zero)), scale,
-                             scale_at(m, offset_at(m, tile + size)));
+        if (!m.offsets) return;
+        offset = fma(set(float(middle - m.zero)), scale, offset);
         for (int r = 0; r < R; r++)
             totals[r] = fma(offset, set(group_sums[g * R + r]), totals[r]);
     }
-    for (int r = 0; r < R; r++) sums[r] = totals[r];
+};
+
+template <class Sums, int R, int GROUP, int SCALE = ANY_SCALE>
+void coded_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *sums) {
+    Sums found(m, x);
+    const int64_t bytes = BlockShape(m).run;
+    int64_t g = 0;
+    for_each_run<SCALE>(m, tile, [&](const char *run, const auto &scales) {
+        prefetch<R>(run, bytes);
+        for (int part = 0; part < RUN / GROUP; part++, g++)
+            found.add_group(run, part * GROUP / 4, g, scales.scale_of(run, part),
+                            scales.offset_of(run, part));
+    });
+    for (int r = 0; r < R; r++) sums[r] = found.totals[r];
 }
 
 /* One step of plain weights: a column of float32 or two of bfloat16. multiply_add adds
@@ -209,31 +218,38 @@ void plain_tile(const inl_matrix &, const char *tile, const TileView<R> &x, F *s
     for (int r = 0; r < R; r++) sums[r] = totals[r];
 }
 
-template <bool NARROW, int R, int GROUP>
+template <class C, int R, int GROUP>
 void quantized_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
                     F *sums) {
+    using Bytes = IntegerSums<C, R, GROUP, 1>;
     switch (x.shape.mode) {
-    case INL_X_INT8: return integer_tile<NARROW, R, GROUP, 1>(m, tile, x, sums);
-    case INL_X_INT16: return integer_tile<NARROW, R, GROUP, 2>(m, tile, x, sums);
-    default: return exact_tile<NARROW, R, GROUP>(m, tile, x, sums);
+    case INL_X_INT8:
+        if (m.scale == INL_SCALE_BYTE)
+            return coded_tile<Bytes, R, GROUP, INL_SCALE_BYTE>(m, tile, x, sums);
+        if (GROUP == 32 && m.scale == INL_SCALE_HALF)
+            return coded_tile<Bytes, R, GROUP, GROUP == 32 ? INL_SCALE_HALF : ANY_SCALE>(m, tile, x, sums);
+        return coded_tile<Bytes, R, GROUP>(m, tile, x, sums);
+    case INL_X_INT16:
+        return coded_tile<IntegerSums<C, R, GROUP, 2>, R, GROUP>(m, tile, x, sums);
+    default: return coded_tile<ExactSums<C, R, GROUP>, R, GROUP>(m, tile, x, sums);
     }
 }
 
 template <int R>
 void any_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *sums) {
-    const bool small = m.group == 16;
     switch (m.format) {
     case INL_F32: return plain_tile<Single, R>(m, tile, x, sums);
     case INL_BF16:
         if (x.shape.mode == INL_X_BF16)
             return plain_tile<NarrowPair, R>(m, tile, x, sums);
         return plain_tile<ExactPair, R>(m, tile, x, sums);
-    case INL_U4:
-        if (small) return quantized_tile<true, R, 16>(m, tile, x, sums);
-        return quantized_tile<true, R, 32>(m, tile, x, sums);
-    default:
-        if (small) return quantized_tile<false, R, 16>(m, tile, x, sums);
-        return quantized_tile<false, R, 32>(m, tile, x, sums);
+    case INL_U2: return quantized_tile<PlaneCodes<2, 0>, R, 16>(m, tile, x, sums);
+    case INL_U3: return quantized_tile<PlaneCodes<2, 1>, R, 16>(m, tile, x, sums);
+    case INL_U4: return quantized_tile<PlaneCodes<4, 0>, R, 32>(m, tile, x, sums);
+    case INL_U5: return quantized_tile<PlaneCodes<4, 1>, R, 32>(m, tile, x, sums);
+    case INL_U6: return quantized_tile<PlaneCodes<4, 2>, R, 16>(m, tile, x, sums);
+    case INL_U8: return quantized_tile<PlaneCodes<8, 0>, R, 32>(m, tile, x, sums);
+    default: return quantized_tile<TableCodes, R, 32>(m, tile, x, sums);
     }
 }
 

@@ -4,7 +4,9 @@
 #include <new>
 #include <string>
 
+#include "runtime/checks.h"
 #include "runtime/cpu.h"
+#include "runtime/matrix.h"
 #include "runtime/pool.h"
 #include "runtime/quant.h"
 
@@ -68,8 +70,9 @@ int32_t inl_packing(int32_t kind, inl_matrix *matrix) {
 }
 
 int64_t inl_matrix_bytes(const inl_matrix *m) {
-    if (m->rows < 1 || m->columns < 1 || m->format > INL_U8) return -1;
-    if (inl::is_quantized(*m) && (m->group < 1 || m->columns % m->group)) return -1;
+    inl_matrix any = *m;
+    any.data = &any;
+    if (inl::matrix_refusal(any) != nullptr) return -1;
     return inl::tiles_of(*m) * inl::tile_bytes(*m);
 }
 

@@ -6,24 +6,34 @@
 #include "runtime/matrix.h"
 
 namespace inl {
-namespace {
 
 const char *matrix_refusal(const inl_matrix &m) {
     if (m.rows < 1 || m.columns < 1) return "matrix: rows and columns must be positive";
     if (m.data == nullptr) return "matrix: it has no data";
     if (m.format == INL_F32 || m.format == INL_BF16) return nullptr;
-    if (m.format != INL_U4 && m.format != INL_U8)
-        return "matrix: accepted formats are F32, BF16, U4 and U8";
-    if (m.group != 16 && m.group != 32) return "matrix: accepted groups are 16 and 32";
-    if (m.columns % m.group) return "matrix: columns must be whole groups";
-    if (m.scale != INL_F16 && m.scale != INL_F32)
-        return "matrix: accepted scales are F16 and F32";
-    const int32_t largest = m.format == INL_U4 ? 15 : 255;
+    if (m.format < 0 || m.format >= INL_FORMATS)
+        return "matrix: accepted formats are F32, BF16 and those with codes";
+    if (m.scale < INL_SCALE_HALF || m.scale > INL_SCALE_EXPONENT)
+        return "matrix: accepted scales are HALF, BYTE, NIBBLE and EXPONENT";
+    const bool small = m.format == INL_U2 || m.format == INL_U3 || m.format == INL_U6;
+    if (m.group != (small ? 16 : RUN))
+        return "matrix: groups must have 16 columns for U2, U3 and U6, else 32";
+    if (m.group != RUN && m.scale != INL_SCALE_BYTE && m.scale != INL_SCALE_NIBBLE)
+        return "matrix: groups of 16 columns require scales of bytes or nibbles";
+    if (m.columns % BlockShape(m).columns)
+        return "matrix: columns must be whole blocks";
+    if (m.scale == INL_SCALE_EXPONENT && m.offsets)
+        return "matrix: exponents have no offsets";
+    const int bits = code_bits(m.format).all();
+    const bool table = m.format == INL_N4 || m.format == INL_M4;
+    const int32_t largest = table ? 255 : (1 << bits) - 1;
     if (m.zero < 0 || m.zero > largest) return "matrix: zero must be one of its codes";
     if (m.middle < 0 || m.middle > largest)
         return "matrix: middle must be one of its codes";
     return nullptr;
 }
+
+namespace {
 
 const char *linear_refusal(const args::Linear &op) {
     const inl_matrix &m = op.matrix();

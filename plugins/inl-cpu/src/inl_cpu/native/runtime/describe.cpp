@@ -47,8 +47,15 @@ Text opcodes() { return object("opcodes", {INL_FOR_EACH_OPCODE(ENTRY)}); }
 Text flags() { return object("flags", {INL_FOR_EACH_FLAG(ENTRY)}); }
 
 Text formats() {
-    return object("formats", {NUMBER(INL_F32), NUMBER(INL_BF16), NUMBER(INL_U4),
-                              NUMBER(INL_U8), NUMBER(INL_F16)});
+    return object("formats", {NUMBER(INL_F32), NUMBER(INL_BF16), NUMBER(INL_U2),
+                              NUMBER(INL_U3), NUMBER(INL_U4), NUMBER(INL_U5),
+                              NUMBER(INL_U6), NUMBER(INL_U8), NUMBER(INL_N4),
+                              NUMBER(INL_M4)});
+}
+
+Text scales() {
+    return object("scales", {NUMBER(INL_SCALE_HALF), NUMBER(INL_SCALE_BYTE),
+                             NUMBER(INL_SCALE_NIBBLE), NUMBER(INL_SCALE_EXPONENT)});
 }
 
 Text kinds() {
@@ -71,7 +78,7 @@ Text isas() {
 extern "C" const char *inl_describe(void) {
     static const Text described = "{" + field("abi", INL_ABI) + ", " + instruction() +
                                   ", " + matrix() + ", " + opcodes() + ", " + flags() +
-                                  ", " + formats() + ", " + kinds() + ", " + isas() +
-                                  "}";
+                                  ", " + formats() + ", " + scales() + ", " +
+                                  kinds() + ", " + isas() + "}";
     return described.c_str();
 }

@@ -24,7 +24,7 @@ extern "C" {
 #define INL_EXPORT __attribute__((visibility("default")))
 #endif
 
-#define INL_ABI 1
+#define INL_ABI 2
 #define INL_DIMS 10
 #define INL_DATA 20
 #define INL_REALS 4
@@ -39,13 +39,30 @@ typedef struct inl_instruction {
     float reals[INL_REALS];
 } inl_instruction;
 
-/* Number format of a matrix. */
+/* Number format of a matrix. The codes of a quantized format are unsigned integers of
+ * the bits that its name states; N4 and M4 are indices of a table of signed bytes, to
+ * which 128 is added. A number is scale * (code - zero) + offset. */
 enum inl_format {
     INL_F32 = 0,  /* float32 */
     INL_BF16 = 1, /* bfloat16 */
-    INL_U4 = 2,   /* scale * (code - zero) + offset, codes of 4 bits */
-    INL_U8 = 3,   /* the same, codes of 8 bits */
-    INL_F16 = 4   /* float16: for scales and for sources of INL_PACK */
+    INL_U2 = 2,
+    INL_U3 = 3,
+    INL_U4 = 4,
+    INL_U5 = 5,
+    INL_U6 = 6,
+    INL_U8 = 7,
+    INL_N4 = 8, /* the table of iq4_nl and iq4_xs */
+    INL_M4 = 9, /* the table of mxfp4: floats of 4 bits, doubled */
+    INL_FORMATS = 10
+};
+
+/* Scales of a quantized matrix. */
+enum inl_scale {
+    INL_SCALE_HALF = 0,   /* float16 for each 32 columns */
+    INL_SCALE_BYTE = 1,   /* int8 for each group, times a float16 for 256 columns */
+    INL_SCALE_NIBBLE = 2, /* 4 bits for each group, times a float16 for 256 columns; the
+                           * offset is in the high half of the byte */
+    INL_SCALE_EXPONENT = 3 /* a byte e for each 32 columns: the scale is 2^(e - 128) */
 };
 
 /* Weights [rows, columns] in tiles of 16 rows; the last tile is padded with zeros.
@@ -54,21 +71,29 @@ enum inl_format {
  *   INL_F32  for each column: 16 floats;
  *   INL_BF16 for each pair of columns: 16 x 2 numbers (an odd last column is paired
  *            with zeros);
- *   INL_U8   for each group: for each 4 columns 16 x 4 codes, then scales [16], then
- *            offsets [16] if the format has them;
- *   INL_U4   for each group: for each 8 columns 16 x 4 bytes, of which byte j of a row
- *            holds column j in its low half and column 4 + j in its high half; then
- *            scales and offsets as above.
+ *   others   for each block of columns, which is 256 if a float16 scales 256 columns,
+ *            else 32:
+ *            the float16 scales [16], then the float16 scales of offsets [16]; then
+ *            for each run of 32 columns:
+ *            the codes, in one or two planes;
+ *            for scales of bytes, for each group: 16 bytes of scales; then the same of
+ *            offsets, unless they share a byte with the scales.
+ *
+ * A plane holds b bits of each code: 4 of U4, N4 and M4, 8 of U8, 2 of U2; U3 is 2 low
+ * bits followed by a plane of 1 high bit, U5 is 4 and 1, U6 is 4 and 2. The codes of 4
+ * columns of 16 rows are bytes [16][4]; consecutive such steps are in consecutive bits
+ * of one byte: with 4 bits, byte j of a row holds column j in its low half and column 4
+ * + j in its high half.
  */
 typedef struct inl_matrix {
     int32_t format;
     int32_t group;   /* columns that share a scale: 16 or 32; 0 for plain formats */
     int32_t zero;    /* code that represents 0 */
-    int32_t scale;   /* format of scales and offsets: INL_F16 or INL_F32 */
+    int32_t scale;   /* inl_scale */
     int32_t offsets; /* whether groups have an offset */
     int32_t middle;  /* code near the middle of the range: see kernels/tiles.h */
     int64_t rows;
-    int64_t columns; /* a multiple of group */
+    int64_t columns; /* a multiple of the columns of a block */
     void *data;
 } inl_matrix;
 

@@ -5,38 +5,58 @@
 
 namespace inl {
 
-inline bool is_quantized(const inl_matrix &m) { return m.format >= INL_U4; }
+inline bool is_quantized(const inl_matrix &m) { return m.format >= INL_U2; }
 
 inline int64_t tiles_of(const inl_matrix &m) { return ceil_div(m.rows, INL_LANES); }
 
-inline int64_t groups_of(const inl_matrix &m) { return m.columns / m.group; }
+/* Bits of a code in its first plane, and in its second one. */
+struct CodeBits {
+    int low, high;
+    constexpr int all() const { return low + high; }
+};
 
-inline int64_t scale_bytes(const inl_matrix &m) {
-    const int64_t one = INL_LANES * (m.scale == INL_F16 ? 2 : 4);
-    return m.offsets ? 2 * one : one;
+constexpr CodeBits code_bits(int32_t format) {
+    switch (format) {
+    case INL_U2: return {2, 0};
+    case INL_U3: return {2, 1};
+    case INL_U5: return {4, 1};
+    case INL_U6: return {4, 2};
+    case INL_U8: return {8, 0};
+    default: return {4, 0};
+    }
 }
 
-inline int64_t code_bytes(const inl_matrix &m) {
-    return INL_LANES * m.group * (m.format == INL_U4 ? 4 : 8) / 8;
-}
+/* Columns whose codes are stored together. */
+constexpr int64_t RUN = 32;
+/* Columns of a block with two levels of scales. */
+constexpr int64_t WIDE_BLOCK = 256;
 
-/* Bytes of one group of a tile, including scales and offsets. */
-inline int64_t group_bytes(const inl_matrix &m) {
-    return code_bytes(m) + scale_bytes(m);
-}
+/* Sizes in bytes of a block of a quantized tile, see inl_matrix. */
+struct BlockShape {
+    int64_t columns; /* number of columns */
+    int64_t halves;  /* the float16 numbers, before the runs */
+    int64_t codes;   /* the codes of a run */
+    int64_t scales;  /* after the codes of a run: scales of bytes of its groups */
+    int64_t offsets; /* and offsets of bytes */
+    int64_t run, bytes;
+
+    explicit BlockShape(const inl_matrix &m) {
+        const bool two = m.scale == INL_SCALE_BYTE || m.scale == INL_SCALE_NIBBLE;
+        columns = two ? WIDE_BLOCK : RUN;
+        halves = m.scale == INL_SCALE_EXPONENT ? 0 : (m.offsets ? 4 : 2) * INL_LANES;
+        codes = RUN * INL_LANES * code_bits(m.format).all() / 8;
+        scales = m.scale == INL_SCALE_HALF ? 0 : RUN / m.group * INL_LANES;
+        offsets = m.scale == INL_SCALE_BYTE && m.offsets ? scales : 0;
+        run = codes + scales + offsets;
+        bytes = halves + columns / RUN * run;
+    }
+};
 
 inline int64_t tile_bytes(const inl_matrix &m) {
     if (m.format == INL_F32) return m.columns * INL_LANES * 4;
     if (m.format == INL_BF16) return ceil_div(m.columns, 2) * INL_LANES * 4;
-    return groups_of(m) * group_bytes(m);
-}
-
-/* Byte of a code in its group, and the shift of the code in the byte (0 or 4). */
-inline int64_t code_offset(const inl_matrix &m, int lane, int64_t column, int &shift) {
-    const int step = m.format == INL_U4 ? 8 : 4;
-    const int64_t inside = column % step;
-    shift = inside >= 4 ? 4 : 0;
-    return column / step * 64 + lane * 4 + inside % 4;
+    const BlockShape block(m);
+    return m.columns / block.columns * block.bytes;
 }
 
 /* Number format of a cache: float32, pairs of bfloat16, or int8. */

@@ -1,26 +1,20 @@
 #include "runtime/quant.h"
 
-#include <cmath>
 #include <cstring>
-
-#include "runtime/numbers.h"
 
 namespace inl {
 namespace {
 
-/* Values of the codes of iq4_nl and iq4_xs. */
-constexpr int8_t FOUR_BIT_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                        1,    13,   25,  38,  53,  69,  89,  113};
-/* Values of the 4-bit floats e2m1 (sign, 2 exponent bits, 1 mantissa bit), doubled. */
-constexpr int8_t E2M1_DOUBLED[16] = {0, 1,  2,  3,  4,  6,  8,  12,
-                                     0, -1, -2, -3, -4, -6, -8, -12};
 constexpr int MIDDLE = 128; /* code of 0 for codes that were signed bytes */
 
-float half_at(const uint8_t *p) {
+uint16_t half_at(const uint8_t *p) {
     uint16_t bits;
     std::memcpy(&bits, p, 2);
-    return half_to_float(bits);
+    return bits;
 }
+
+/* Of a kind that subtracts its offsets. */
+uint16_t negated_half_at(const uint8_t *p) { return half_at(p) ^ 0x8000; }
 
 void nibbles(const uint8_t *p, int half, uint8_t *codes) {
     for (int i = 0; i < half; i++) {
@@ -33,36 +27,32 @@ void fifth_bits(const uint8_t *p, uint8_t *codes) {
     for (int i = 0; i < 32; i++) codes[i] |= (p[i / 8] >> i % 8 & 1) << 4;
 }
 
-void look_up(const int8_t *table, uint8_t *codes, int count) {
-    for (int i = 0; i < count; i++) codes[i] = uint8_t(table[codes[i]] + MIDDLE);
-}
-
 void q4_0(const uint8_t *p, Decoded &d) {
-    d.scales[0] = half_at(p);
+    d.scale = half_at(p);
     nibbles(p + 2, 16, d.codes);
 }
 
 void q4_1(const uint8_t *p, Decoded &d) {
-    d.scales[0] = half_at(p);
-    d.offsets[0] = half_at(p + 2);
+    d.scale = half_at(p);
+    d.offset = half_at(p + 2);
     nibbles(p + 4, 16, d.codes);
 }
 
 void q5_0(const uint8_t *p, Decoded &d) {
-    d.scales[0] = half_at(p);
+    d.scale = half_at(p);
     nibbles(p + 6, 16, d.codes);
     fifth_bits(p + 2, d.codes);
 }
 
 void q5_1(const uint8_t *p, Decoded &d) {
-    d.scales[0] = half_at(p);
-    d.offsets[0] = half_at(p + 2);
+    d.scale = half_at(p);
+    d.offset = half_at(p + 2);
     nibbles(p + 8, 16, d.codes);
     fifth_bits(p + 4, d.codes);
 }
 
 void q8_0(const uint8_t *p, Decoded &d) {
-    d.scales[0] = half_at(p);
+    d.scale = half_at(p);
     for (int i = 0; i < 32; i++) d.codes[i] = uint8_t(p[2 + i] + MIDDLE);
 }
 
@@ -73,21 +63,19 @@ void two_bits(const uint8_t *p, uint8_t *codes) {
 }
 
 void q2_k(const uint8_t *p, Decoded &d) {
-    const float scale = half_at(p + 80), offset = half_at(p + 82);
-    for (int g = 0; g < 16; g++) {
-        d.scales[g] = scale * float(p[g] & 15);
-        d.offsets[g] = -(offset * float(p[g] >> 4));
-    }
+    d.scale = half_at(p + 80);
+    d.offset = negated_half_at(p + 82);
+    std::memcpy(d.scales, p, 16);
     two_bits(p + 16, d.codes);
 }
 
 void q3_k(const uint8_t *p, Decoded &d) {
-    const float scale = half_at(p + 108);
+    d.scale = half_at(p + 108);
     const uint8_t *packed = p + 96;
     for (int g = 0; g < 16; g++) {
         const int low = packed[g % 8] >> (g / 8 * 4) & 15;
         const int high = packed[8 + g % 4] >> (g / 4 * 2) & 3;
-        d.scales[g] = scale * float((low | high << 4) - 32);
+        d.scales[g] = uint8_t((low | high << 4) - 32);
     }
     two_bits(p + 32, d.codes);
     for (int i = 0; i < 256; i++) d.codes[i] |= (p[i % 32] >> (i / 32) & 1) << 2;
@@ -97,13 +85,14 @@ void q3_k(const uint8_t *p, Decoded &d) {
  * of bytes 0 to 7; the others have 4 bits in bytes 8 to 11 and 2 in the high bits of
  * bytes 0 to 7. */
 void six_bits(const uint8_t *p, Decoded &d) {
-    const float scale = half_at(p), offset = half_at(p + 2);
+    d.scale = half_at(p);
+    d.offset = negated_half_at(p + 2);
     const uint8_t *first = p + 4, *second = p + 8, *rest = p + 12;
     for (int g = 0; g < 4; g++) {
-        d.scales[g] = scale * float(first[g] & 63);
-        d.offsets[g] = -(offset * float(second[g] & 63));
-        d.scales[4 + g] = scale * float((rest[g] & 15) | first[g] >> 6 << 4);
-        d.offsets[4 + g] = -(offset * float(rest[g] >> 4 | second[g] >> 6 << 4));
+        d.scales[g] = first[g] & 63;
+        d.offsets[g] = second[g] & 63;
+        d.scales[4 + g] = uint8_t((rest[g] & 15) | first[g] >> 6 << 4);
+        d.offsets[4 + g] = uint8_t(rest[g] >> 4 | second[g] >> 6 << 4);
     }
 }
 
@@ -121,8 +110,8 @@ void q5_k(const uint8_t *p, Decoded &d) {
 }
 
 void q6_k(const uint8_t *p, Decoded &d) {
-    const float scale = half_at(p + 208);
-    for (int g = 0; g < 16; g++) d.scales[g] = scale * float(int8_t(p[192 + g]));
+    d.scale = half_at(p + 208);
+    std::memcpy(d.scales, p + 192, 16);
     for (int i = 0; i < 256; i++) {
         const int half = i / 128, quarter = i % 128 / 32, at = i % 32;
         const int low = p[half * 64 + quarter % 2 * 32 + at] >> (quarter / 2 * 4) & 15;
@@ -132,45 +121,43 @@ void q6_k(const uint8_t *p, Decoded &d) {
 }
 
 void iq4_nl(const uint8_t *p, Decoded &d) {
-    d.scales[0] = half_at(p);
+    d.scale = half_at(p);
     nibbles(p + 2, 16, d.codes);
-    look_up(FOUR_BIT_VALUES, d.codes, 32);
 }
 
 void iq4_xs(const uint8_t *p, Decoded &d) {
-    const float scale = half_at(p);
+    d.scale = half_at(p);
     const int high = p[2] | p[3] << 8;
     for (int g = 0; g < 8; g++) {
         const int low = p[4 + g / 2] >> (g % 2 * 4) & 15;
-        d.scales[g] = scale * float((low | (high >> 2 * g & 3) << 4) - 32);
+        d.scales[g] = uint8_t((low | (high >> 2 * g & 3) << 4) - 32);
         nibbles(p + 8 + 16 * g, 16, d.codes + 32 * g);
     }
-    look_up(FOUR_BIT_VALUES, d.codes, 256);
 }
 
 void mxfp4(const uint8_t *p, Decoded &d) {
-    d.scales[0] = std::ldexp(1.0f, p[0] - 128);
+    d.scales[0] = p[0];
     nibbles(p + 1, 16, d.codes);
-    look_up(E2M1_DOUBLED, d.codes, 32);
 }
 
+/* Block, bytes, format, group, zero, scale, offsets, middle, decoder. */
 constexpr Kind KINDS[INL_KINDS] = {
-    {1, 4, INL_F32, 0, 0, INL_F32, 0, 0, nullptr},
-    {1, 2, INL_F32, 0, 0, INL_F32, 0, 0, nullptr},
-    {1, 2, INL_BF16, 0, 0, INL_F32, 0, 0, nullptr},
-    {32, 18, INL_U4, 32, 8, INL_F16, 0, 8, q4_0},
-    {32, 20, INL_U4, 32, 0, INL_F16, 1, 8, q4_1},
-    {32, 22, INL_U8, 32, 16, INL_F16, 0, 16, q5_0},
-    {32, 24, INL_U8, 32, 0, INL_F16, 1, 16, q5_1},
-    {32, 34, INL_U8, 32, MIDDLE, INL_F16, 0, MIDDLE, q8_0},
-    {256, 84, INL_U4, 16, 0, INL_F32, 1, 2, q2_k},
-    {256, 110, INL_U4, 16, 4, INL_F32, 0, 4, q3_k},
-    {256, 144, INL_U4, 32, 0, INL_F32, 1, 8, q4_k},
-    {256, 176, INL_U8, 32, 0, INL_F32, 1, 16, q5_k},
-    {256, 210, INL_U8, 16, 32, INL_F32, 0, 32, q6_k},
-    {32, 18, INL_U8, 32, MIDDLE, INL_F16, 0, MIDDLE, iq4_nl},
-    {256, 136, INL_U8, 32, MIDDLE, INL_F32, 0, MIDDLE, iq4_xs},
-    {32, 17, INL_U8, 32, MIDDLE, INL_F32, 0, MIDDLE, mxfp4},
+    {1, 4, INL_F32, 0, 0, 0, 0, 0, nullptr},
+    {1, 2, INL_F32, 0, 0, 0, 0, 0, nullptr},
+    {1, 2, INL_BF16, 0, 0, 0, 0, 0, nullptr},
+    {32, 18, INL_U4, 32, 8, INL_SCALE_HALF, 0, 8, q4_0},
+    {32, 20, INL_U4, 32, 0, INL_SCALE_HALF, 1, 8, q4_1},
+    {32, 22, INL_U5, 32, 16, INL_SCALE_HALF, 0, 16, q5_0},
+    {32, 24, INL_U5, 32, 0, INL_SCALE_HALF, 1, 16, q5_1},
+    {32, 34, INL_U8, 32, MIDDLE, INL_SCALE_HALF, 0, MIDDLE, q8_0},
+    {256, 84, INL_U2, 16, 0, INL_SCALE_NIBBLE, 1, 2, q2_k},
+    {256, 110, INL_U3, 16, 4, INL_SCALE_BYTE, 0, 4, q3_k},
+    {256, 144, INL_U4, 32, 0, INL_SCALE_BYTE, 1, 8, q4_k},
+    {256, 176, INL_U5, 32, 0, INL_SCALE_BYTE, 1, 16, q5_k},
+    {256, 210, INL_U6, 16, 32, INL_SCALE_BYTE, 0, 32, q6_k},
+    {32, 18, INL_N4, 32, TABLE_ZERO, INL_SCALE_HALF, 0, TABLE_ZERO, iq4_nl},
+    {256, 136, INL_N4, 32, TABLE_ZERO, INL_SCALE_BYTE, 0, TABLE_ZERO, iq4_xs},
+    {32, 17, INL_M4, 32, TABLE_ZERO, INL_SCALE_EXPONENT, 0, TABLE_ZERO, mxfp4},
 };
 
 } // namespace

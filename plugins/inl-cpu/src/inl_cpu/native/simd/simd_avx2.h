@@ -54,6 +54,7 @@ EACH(larger, F, _mm256_max_ps)
 EACH(smaller, F, _mm256_min_ps)
 EACH(add, I, _mm256_add_epi32)
 EACH(bit_and, I, _mm256_and_si256)
+EACH(bit_or, I, _mm256_or_si256)
 #undef EACH
 inline F fma(F x, F y, F z) {
     return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
@@ -92,6 +93,16 @@ inline I load_ints(const void *p) {
     const __m256i *q = static_cast<const __m256i *>(p);
     return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
 }
+inline I load_bytes(const void *p) {
+    const __m128i *q = static_cast<const __m128i *>(p);
+    const __m128i bytes = _mm_loadu_si128(q);
+    return {_mm256_cvtepi8_epi32(bytes),
+            _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))};
+}
+inline I look_up(I table, I indices) {
+    return {_mm256_shuffle_epi8(table.a, indices.a),
+            _mm256_shuffle_epi8(table.b, indices.b)};
+}
 inline I shift_left(I x, int n) {
     return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)};
 }
@@ -125,6 +136,7 @@ struct Codes {
     F byte(I words, int shift) const { return masked(words, shift, 255); }
 };
 
+/* SMALL: sums of two products with codes fit in 16 bits. */
 template <bool SMALL>
 inline __m256i dot4_half(__m256i sums, __m256i w, __m256i x) {
 #if defined(INL_ISA_AVX_VNNI)
@@ -148,12 +160,41 @@ inline I dot4(I sums, I w, int32_t x) {
     const __m256i four = _mm256_set1_epi32(x);
     return {dot4_half<SMALL>(sums.a, w.a, four), dot4_half<SMALL>(sums.b, w.b, four)};
 }
+/* Without VNNI, products of small codes are added in 16 bits: STEPS pairs of products,
+ * of at most LARGEST * 127 each, fit. */
+#if defined(INL_ISA_AVX_VNNI)
+constexpr bool HAS_DOT4 = true;
+#else
+constexpr bool HAS_DOT4 = false;
+#endif
+template <int LARGEST>
+struct Dot {
+    static constexpr int MOST = 32767 / (2 * 127 * LARGEST);
+    static constexpr bool NARROW = !HAS_DOT4 && MOST >= 2;
+    static constexpr int STEPS = !NARROW || MOST >= 8 ? 8 : MOST >= 4 ? 4 : 2;
+    static I begin(I sums) { return NARROW ? zeros() : sums; }
+    static I step(I part, I w, int32_t x) {
+        if (!NARROW) return dot4<LARGEST<128>(part, w, x);
+        const __m256i four = _mm256_set1_epi32(x);
+        return {_mm256_add_epi16(part.a, _mm256_maddubs_epi16(w.a, four)),
+                _mm256_add_epi16(part.b, _mm256_maddubs_epi16(w.b, four))};
+    }
+    static I end(I sums, I part) {
+        if (!NARROW) return part;
+        const __m256i ones = _mm256_set1_epi16(1);
+        return add(sums, {_mm256_madd_epi16(part.a, ones),
+                          _mm256_madd_epi16(part.b, ones)});
+    }
+};
 inline F dot2(F sums, I pairs, uint32_t x) {
     const F low = as_float(shift_left(pairs, 16));
     const F high = as_float(bit_and(pairs, set_int(int(0xffff0000))));
     sums = fma(low, set(float_of(x << 16)), sums);
     return fma(high, set(float_of(x & 0xffff0000)), sums);
 }
+
+/* Tuning of products with few rows: bytes between two prefetches. */
+constexpr int64_t FEW_ROWS_PREFETCH = 64;
 
 /* Tuning of attention: accumulators that fit in the registers, and whether dot2 is one
  * instruction. */

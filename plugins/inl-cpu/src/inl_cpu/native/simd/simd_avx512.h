@@ -49,6 +49,11 @@ inline I set_int(int32_t a) { return _mm512_set1_epi32(a); }
 inline I load_ints(const void *p) { return _mm512_loadu_si512(p); }
 inline I add(I a, I b) { return _mm512_add_epi32(a, b); }
 inline I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
+inline I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
+inline I load_bytes(const void *p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p)));
+}
+inline I look_up(I table, I indices) { return _mm512_shuffle_epi8(table, indices); }
 inline I shift_left(I x, int bits) { return _mm512_slli_epi32(x, bits); }
 inline I shift_right(I x, int bits) { return _mm512_srli_epi32(x, bits); }
 inline I nearest(F a) { return _mm512_cvtps_epi32(a); }
@@ -87,9 +92,21 @@ template <bool SMALL>
 inline I dot4(I sums, I w, int32_t x) {
     return _mm512_dpbusd_epi32(sums, w, _mm512_set1_epi32(x));
 }
+template <int LARGEST>
+struct Dot {
+    static constexpr int STEPS = 8;
+    static I begin(I sums) { return sums; }
+    static I step(I part, I w, int32_t x) {
+        return dot4<LARGEST<128>(part, w, x);
+    }
+    static I end(I, I part) { return part; }
+};
 inline F dot2(F sums, I pairs, uint32_t x) {
     return _mm512_dpbf16_ps(sums, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32(int(x)));
 }
+
+/* Tuning of products with few rows: bytes between two prefetches. */
+constexpr int64_t FEW_ROWS_PREFETCH = 512;
 
 /* Tuning of attention: accumulators that fit in the registers, and whether dot2 is one
  * instruction. */

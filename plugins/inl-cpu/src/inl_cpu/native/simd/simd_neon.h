@@ -59,6 +59,7 @@ EACH(larger, F, vmaxq_f32)
 EACH(smaller, F, vminq_f32)
 EACH(add, I, vaddq_s32)
 EACH(bit_and, I, vandq_s32)
+EACH(bit_or, I, vorrq_s32)
 #undef EACH
 inline F fma(F x, F y, F z) {
     PARTS z.v[part] = vfmaq_f32(z.v[part], x.v[part], y.v[part]);
@@ -101,6 +102,23 @@ inline I load_ints(const void *p) {
     PARTS x.v[part] =
         vreinterpretq_s32_s8(vld1q_s8(static_cast<const int8_t *>(p) + 16 * part));
     return x;
+}
+inline I load_bytes(const void *p) {
+    const int8x16_t bytes = vld1q_s8(static_cast<const int8_t *>(p));
+    const int16x8_t low = vmovl_s8(vget_low_s8(bytes));
+    const int16x8_t high = vmovl_s8(vget_high_s8(bytes));
+    I x;
+    x.v[0] = vmovl_s16(vget_low_s16(low));
+    x.v[1] = vmovl_s16(vget_high_s16(low));
+    x.v[2] = vmovl_s16(vget_low_s16(high));
+    x.v[3] = vmovl_s16(vget_high_s16(high));
+    return x;
+}
+inline I look_up(I table, I indices) {
+    PARTS indices.v[part] = vreinterpretq_s32_s8(
+        vqtbl1q_s8(vreinterpretq_s8_s32(table.v[part]),
+                   vreinterpretq_u8_s32(indices.v[part])));
+    return indices;
 }
 inline I shift_left(I x, int bits) {
     PARTS x.v[part] = vshlq_s32(x.v[part], vdupq_n_s32(bits));
@@ -162,6 +180,15 @@ inline I dot4(I sums, I w, int32_t x) {
     }
     return sums;
 }
+template <int LARGEST>
+struct Dot {
+    static constexpr int STEPS = 8;
+    static I begin(I sums) { return sums; }
+    static I step(I part, I w, int32_t x) {
+        return dot4<LARGEST<128>(part, w, x);
+    }
+    static I end(I, I part) { return part; }
+};
 inline F dot2(F sums, I pairs, uint32_t x) {
     const F low = as_float(shift_left(pairs, 16));
     const F high = as_float(bit_and(pairs, set_int(int(0xffff0000))));
@@ -169,6 +196,9 @@ inline F dot2(F sums, I pairs, uint32_t x) {
     return fma(high, set(float_of(x & 0xffff0000)), sums);
 }
 #undef PARTS
+
+/* Tuning of products with few rows: bytes between two prefetches. */
+constexpr int64_t FEW_ROWS_PREFETCH = 512;
 
 /* Tuning of attention: accumulators that fit in the registers, and whether dot2 is one
  * instruction. */

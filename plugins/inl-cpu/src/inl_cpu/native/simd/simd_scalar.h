@@ -55,6 +55,7 @@ EACH(larger, F, a.v[l] > b.v[l] ? a.v[l] : b.v[l])
 EACH(smaller, F, a.v[l] < b.v[l] ? a.v[l] : b.v[l])
 EACH(add, I, int32_t(uint32_t(a.v[l]) + uint32_t(b.v[l])))
 EACH(bit_and, I, a.v[l] & b.v[l])
+EACH(bit_or, I, a.v[l] | b.v[l])
 #undef EACH
 
 /* a * b + c; the vector versions round once. */
@@ -97,6 +98,20 @@ inline I load_ints(const void *p) {
     I x;
     std::memcpy(x.v, p, 64);
     return x;
+}
+/* Sixteen signed bytes. */
+inline I load_bytes(const void *p) {
+    I x;
+    LANES x.v[l] = static_cast<const int8_t *>(p)[l];
+    return x;
+}
+/* The bytes of a table, of which each 16 are equal, at indices below 16. */
+inline I look_up(I table, I indices) {
+    uint8_t values[64], bytes[64];
+    std::memcpy(values, table.v, 64);
+    std::memcpy(bytes, indices.v, 64);
+    for (int at = 0; at < 64; at++) bytes[at] = values[bytes[at] & 15];
+    return load_ints(bytes);
 }
 inline I shift_left(I x, int bits) {
     LANES x.v[l] = int32_t(uint32_t(x.v[l]) << bits);
@@ -159,6 +174,16 @@ inline I dot4(I sums, I w, int32_t x) {
     }
     return sums;
 }
+/* Dot products of codes that are at most LARGEST, of up to STEPS steps. */
+template <int LARGEST>
+struct Dot {
+    static constexpr int STEPS = 8;
+    static I begin(I sums) { return sums; }
+    static I step(I part, I w, int32_t x) {
+        return dot4<LARGEST<128>(part, w, x);
+    }
+    static I end(I, I part) { return part; }
+};
 /* Dot product of the bfloat16 pairs in each lane with the pair x, in float32. */
 inline F dot2(F sums, I pairs, uint32_t x) {
     const float a = float_of(x << 16), b = float_of(x & 0xffff0000);
@@ -169,6 +194,9 @@ inline F dot2(F sums, I pairs, uint32_t x) {
     return sums;
 }
 #undef LANES
+
+/* Tuning of products with few rows: bytes between two prefetches. */
+constexpr int64_t FEW_ROWS_PREFETCH = 512;
 
 /* Tuning of attention: accumulators that fit in the registers, and whether dot2 is one
  * instruction. */

@@ -1,0 +1,257 @@
+"""Loads of a server on one engine with default settings, on an NVIDIA GPU.
+
+    python bench/cuda_traffic.py --model 8b
+    python bench/cuda_traffic.py --model 8b --loads first mixed --runs 3
+
+The engine has 512 sequences, a context of 40,000 tokens and every sampler. All of its
+programs are captured before the first load. Weights and prompts are random; requests
+are those of the engine core, token ids in and events out. Each figure is the median of
+``--runs``; copies and matrix products are measured in the same run, as ceilings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from cuda_engines import load, random_prompts
+from cuda_serve import products_rate
+from cuda_steps import SHAPES, copy_rate
+
+from inl.config import EngineConfig
+from inl.device import Device
+from inl.engine.core import EngineCore
+from inl.executor.cache_sizing import plan_limits
+from inl.executor.local_runner import LocalRunner
+from inl.scheduling.plan import SchedulerConfig
+from inl.scheduling.request import Request
+from inl_cuda.backend import CudaBackend
+
+SAMPLED = {"temperature": 0.8}
+FILTERED = {"temperature": 0.8, "top_p": 0.95, "top_k": 50}
+
+
+class Traffic:
+    """One engine, and the random numbers of its prompts."""
+
+    def __init__(self, core: EngineCore, vocab: int) -> None:
+        self.core, self.vocab = core, vocab
+        self.rng = np.random.default_rng(0)
+
+    def prompts(self, count: int, length: int) -> list[list[int]]:
+        return random_prompts(self.rng, count, length, self.vocab)
+
+    def requests(
+        self, prompts: list[list[int]], tokens: Any, **options: Any
+    ) -> list[Request]:
+        counts = np.broadcast_to(tokens, len(prompts)).tolist()
+        return [
+            Request(prompt, max_tokens=count, ignore_eos=True, **options)
+            for prompt, count in zip(prompts, counts, strict=True)
+        ]
+
+    def serve(
+        self, requests: list[Request], arrivals: Any = None
+    ) -> tuple[float, list[float]]:
+        """Return the seconds until all have finished, and those to each first token.
+
+        arrivals: seconds after the start; all at once by default.
+        """
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        times = np.zeros(len(requests)) if arrivals is None else np.sort(arrivals)
+        waiting = list(zip(times.tolist(), requests, strict=True))[::-1]
+        came, first, got = {}, {}, 0
+        while waiting or self.core.has_work:
+            now = time.perf_counter() - start
+            while waiting and waiting[-1][0] <= now:
+                at, request = waiting.pop()
+                self.core.add(request)
+                came[request.id] = at
+            for event in self.core.step() if self.core.has_work else ():
+                if event.error is not None:
+                    raise event.error
+                got += event.token is not None
+                if event.request not in first:
+                    now = time.perf_counter() - start
+                    first[event.request] = now - came[event.request]
+        seconds = time.perf_counter() - start
+        assert got == sum(request.max_tokens for request in requests)
+        return seconds, sorted(first.values())
+
+    def rate(self, make: Callable[[], list[Request]], runs: int) -> str:
+        """Output tokens per second of requests that arrive at once."""
+        rates = []
+        for _ in range(runs):
+            requests = make()
+            tokens = sum(request.max_tokens for request in requests)
+            rates.append(tokens / self.serve(requests)[0])
+        return f"{statistics.median(rates):,.0f} tokens/s {spread(rates)}"
+
+
+def spread(found: list[float]) -> str:
+    return f"({min(found):,.1f} to {max(found):,.1f})"
+
+
+def decode(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
+    core = traffic.core
+    for rows in (1, 2, 8, 32, 65, 128, 512):
+        for request in traffic.requests(traffic.prompts(rows, 128), 60 * (runs + 1)):
+            core.add(request)
+        while core.scheduler.waiting or any(
+            request.scheduled < request.prefill_len
+            for request in core.scheduler.running.values()
+        ):
+            core.step()
+        found = []
+        for _ in range(runs):
+            for _ in range(5):
+                core.step()
+            start = time.perf_counter()
+            for _ in range(50):
+                core.step()
+            found.append(20 * (time.perf_counter() - start))
+        while core.has_work:
+            core.step()
+        ms = statistics.median(found)
+        yield f"{rows} rows decode", f"{ms:.2f} ms, {1e3 * rows / ms:,.0f} tokens/s"
+
+
+def first(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
+    for length in (32, 512, 8_000, 32_000):
+        found = []
+        for _ in range(runs + 1):
+            requests = traffic.requests(traffic.prompts(1, length), 1)
+            found.append(1e3 * traffic.serve(requests)[0])
+        ms = statistics.median(found[1:])
+        yield f"first token of {length:,}", f"{ms:.1f} ms {spread(found[1:])}"
+
+
+def batches(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
+    for count in (8, 32, 512):
+        yield (
+            f"{count} requests of 512 + 128",
+            traffic.rate(
+                lambda count=count: traffic.requests(traffic.prompts(count, 512), 128),
+                runs,
+            ),
+        )
+
+
+def long(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
+    yield (
+        "4 requests of 32,000 + 256",
+        traffic.rate(lambda: traffic.requests(traffic.prompts(4, 32_000), 256), runs),
+    )
+
+
+def mixed(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
+    def make(**options: Any) -> list[Request]:
+        lengths, tokens = (
+            np.exp(traffic.rng.uniform(np.log(16), np.log(most), 128)).astype(int)
+            for most in (4_000, 512)
+        )
+        prompts = [traffic.prompts(1, length)[0] for length in lengths]
+        return traffic.requests(prompts, tokens, **options)
+
+    def each() -> list[Request]:
+        kinds = [make(), make(**SAMPLED), make(**FILTERED)]
+        return [kinds[index % 3][index] for index in range(128)]
+
+    name = "128 requests of mixed lengths"
+    yield name, traffic.rate(make, runs)
+    yield f"{name}, sampled", traffic.rate(lambda: make(**SAMPLED), runs)
+    yield f"{name}, filtered", traffic.rate(lambda: make(**FILTERED), runs)
+    yield f"{name}, all three", traffic.rate(each, runs)
+
+
+def shared(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
+    rates: dict[str, list[float]] = {"cold": [], "warm": []}
+    for _ in range(runs):
+        (prefix,) = traffic.prompts(1, 2_000)
+        for found in rates.values():
+            prompts = [[*prefix, *rest] for rest in traffic.prompts(256, 32)]
+            seconds, _ = traffic.serve(traffic.requests(prompts, 128))
+            found.append(256 * 128 / seconds)
+    for name, found in rates.items():
+        rate = statistics.median(found)
+        yield f"256 share 2,000 tokens, {name}", f"{rate:,.0f} tokens/s {spread(found)}"
+
+
+def chats(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
+    def make() -> list[Request]:
+        lengths, tokens = traffic.rng.integers((20, 50), (200, 250), (1000, 2)).T
+        prompts = [traffic.prompts(1, length)[0] for length in lengths]
+        return traffic.requests(prompts, tokens, **SAMPLED)
+
+    yield "1,000 short chats", traffic.rate(make, runs)
+
+
+def bursts(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
+    """16 prompts of 600 tokens at a time, on average two such bursts a second."""
+    found = []
+    for _ in range(runs):
+        arrivals = np.repeat(traffic.rng.exponential(0.5, 16).cumsum(), 16)
+        requests = traffic.requests(traffic.prompts(256, 600), 100, **SAMPLED)
+        _, times = traffic.serve(requests, arrivals)
+        found.append([1e3 * times[int(q * 255)] for q in (0.5, 0.9, 0.99)])
+    ms = np.median(found, axis=0)
+    yield (
+        "bursts of 16",
+        "first token {:.0f}, {:.0f}, {:.0f} ms (50, 90, 99 %)".format(*ms),
+    )
+
+
+LOADS = {
+    each.__name__: each
+    for each in (decode, first, batches, long, mixed, shared, chats, bursts)
+}
+
+
+def start(given: argparse.Namespace) -> Traffic:
+    backend = CudaBackend(Device("cuda:0"))
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.model}; "
+          f"ceilings: copies {copy_rate() / 1e12:.2f} TB/s, products "
+          f"{products_rate() / 1e12:.0f} TFLOP/s", flush=True)  # fmt: skip
+    loaded, _ = load(backend, given.model, given.layers)
+    config = EngineConfig(
+        max_batch=given.rows, context=given.context, cache_bytes=given.cache_bytes
+    )
+    limits = plan_limits(loaded.model, loaded.config, backend, config)
+    runner = LocalRunner(backend, loaded, limits)
+    before, began = torch.cuda.mem_get_info()[0], time.perf_counter()
+    runner.warm_up()
+    seconds = time.perf_counter() - began
+    memory = before - torch.cuda.mem_get_info()[0]
+    print(f"{len(runner.limits.buckets)} programs in {seconds:.1f} s and "
+          f"{memory / 1e9:.2f} GB; cache for {limits.blocks[0] * limits.block_size:,} "
+          "tokens", flush=True)  # fmt: skip
+    policy = SchedulerConfig(token_budget=limits.token_budget, context=given.context)
+    return Traffic(EngineCore(runner, policy), limits.vocab)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="8b", choices=SHAPES)
+    parser.add_argument("--layers", type=int, default=0, help="0: as the shape has")
+    parser.add_argument("--loads", nargs="+", default=list(LOADS), choices=LOADS)
+    parser.add_argument("--rows", type=int, default=512)
+    parser.add_argument("--context", type=int, default=40_000)
+    parser.add_argument("--cache-bytes", type=int, default=None)
+    parser.add_argument("--runs", type=int, default=3)
+    given = parser.parse_args()
+    traffic = start(given)
+    for name in given.loads:
+        for what, figure in LOADS[name](traffic, given.runs):
+            print(f"{what:42} {figure}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""``inl serve``: serve a model over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inl.cli import arguments
+from inl.cli.progress import loading_bar
+from inl.config import EngineConfig
+from inl.errors import MissingPackage, RequestError
+from inl.weights.hub import DEFAULT_NAME, resolve_model
+
+if TYPE_CHECKING:
+    from inl.serve.settings import ServerConfig
+
+Name = Annotated[
+    str | None, typer.Option(help="Name of the model in requests. [default: its file]")
+]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Key that requests must send; can be repeated, or a file as @PATH with "
+        "one a line. [default: INL_API_KEY, or none]"
+    ),
+]
+
+
+def run(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Model folder or GGUF file. [default: SmolLM2-135M-Instruct]"
+        ),
+    ] = None,
+    device: arguments.Device = "auto",
+    dtype: arguments.Dtype = "auto",
+    kv_dtype: arguments.KvDtype = "auto",
+    tensor_parallel: arguments.TensorParallel = 1,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port; 0 chooses a free one.", min=0, max=65535)
+    ] = 8000,
+    name: Name = None,
+    api_key: Keys = None,
+    admin_key: Annotated[
+        str | None, typer.Option(help="Key of /admin/; without it there is none.")
+    ] = None,
+    max_batch: Annotated[
+        int, typer.Option(help="Requests that run at the same time.", min=1)
+    ] = 32,
+    max_queue: Annotated[
+        int, typer.Option(help="Requests that wait; more get 503.", min=0)
+    ] = 256,
+    max_queued_tokens: Annotated[
+        int, typer.Option(help="Prompt tokens that wait.", min=1)
+    ] = 1 << 20,
+    max_per_key: Annotated[
+        int | None, typer.Option(help="Open requests of one key.", min=1)
+    ] = None,
+    max_body: Annotated[int, typer.Option(help="Bytes of a request body.", min=1)] = 32
+    << 20,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and output.", min=1)
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Web origin whose pages may connect.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="Further accepted Host header.")
+    ] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="TLS certificate file.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="TLS key file.")] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(help="Time to finish requests after SIGTERM.", min=0)
+    ] = 120.0,
+    vllm_metrics: Annotated[
+        bool,
+        typer.Option(
+            "--vllm-metrics/--no-vllm-metrics",
+            help="Export metrics under vLLM's names too.",
+        ),
+    ] = True,
+    access_log: Annotated[
+        bool, typer.Option("--access-log/--no-access-log", help="Log each request.")
+    ] = True,
+    trace: Annotated[
+        str | None, typer.Option(help="File that records all steps, for inl replay.")
+    ] = None,
+) -> None:
+    """Serve MODEL to clients of OpenAI's and Anthropic's APIs."""
+    try:
+        import inl.serve.server  # noqa: F401
+        from inl.serve.settings import ServerConfig
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "inl":
+            raise
+        raise MissingPackage(
+            f"{error.name}, which the server needs, is not installed. "
+            "Try: pip install 'inl-core[cli,serve]'"
+        ) from error
+    config = ServerConfig(
+        host=host,
+        port=port,
+        api_keys=read_keys(api_key),
+        admin_key=admin_key,
+        max_queue=max_queue,
+        max_queued_tokens=max_queued_tokens,
+        max_per_key=max_per_key,
+        max_body_bytes=max_body,
+        cors_origins=tuple(cors_origin or ()),
+        allowed_hosts=tuple(allowed_host or ()),
+        drain_seconds=drain_seconds,
+        certificate=tls_cert,
+        private_key=tls_key,
+        vllm_metrics=vllm_metrics,
+    )
+    engine = EngineConfig(
+        backend=device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        tensor_parallel=tensor_parallel,
+        max_batch=max_batch,
+        context=context,
+        warm_up=True,
+        on_worker_loss="restart",
+        trace=trace,
+    )
+    logging.getLogger("inl.serve.access").disabled = not access_log
+    _serve(model, name, config, engine)
+
+
+def read_keys(values: list[str] | None) -> tuple[str, ...]:
+    """Return the keys of the command line, of files, or of INL_API_KEY."""
+    if values is None:
+        value = os.environ.get("INL_API_KEY")
+        return (value,) if value else ()
+    keys: list[str] = []
+    for value in values:
+        if not value.startswith("@"):
+            keys.append(value)
+            continue
+        try:
+            with open(value[1:], encoding="utf-8") as file:  # noqa: PTH123
+                keys += [line.strip() for line in file if line.strip()]
+        except OSError as error:
+            raise RequestError(
+                f"--api-key {value}: {error.strerror}; accepts a key, or @PATH"
+            ) from error
+    return tuple(keys)
+
+
+def _serve(
+    model: str | None, name: str | None, config: ServerConfig, engine: EngineConfig
+) -> None:
+    from inl.engine.inference_engine import InferenceEngine
+    from inl.executor.model_loader import open_model
+    from inl.serve.metrics import Metrics
+    from inl.serve.server import Server, engine_config
+    from inl.workers.startup import check_place
+
+    began = time.perf_counter()
+    check_place(engine)
+    language = open_model(resolve_model(model))
+    name = name or (DEFAULT_NAME if model is None else language.name)
+    metrics = Metrics(name, vllm_names=config.vllm_metrics)
+    settings = engine_config(engine, config)
+    with InferenceEngine(
+        language, config=settings, progress=loading_bar(), on_step=metrics.record_step
+    ) as running:
+        # As workers do: garbage collection over all loaded objects would pause steps.
+        gc.collect()
+        gc.freeze()
+        server = Server(name, running, config, metrics)
+
+        def started(url: str) -> None:
+            seconds = time.perf_counter() - began
+            log = logging.getLogger("inl.serve")
+            log.info("%s on %s at %s, %.2f s", name, running.device, url, seconds)
+
+        async def serve() -> None:
+            server.handle_signals()
+            await server.serve(started)
+
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(serve())
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: type[asyncio.AbstractEventLoop] = uvloop.Loop
+    return factory

@@ -1,0 +1,128 @@
+"""Sets up the speculation of an engine: the drafter and the times of steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from inl.engine.model_drafter import ModelDrafter
+from inl.engine.step_times import measure_step_times
+from inl.errors import RequestError, TokenizerNotFound
+from inl.executor.model_loader import LanguageModel, is_replayed, open_model
+from inl.scheduling.buckets import Buckets
+from inl.scheduling.drafters import Drafter, NgramDrafter
+from inl.scheduling.plan import SchedulerConfig
+from inl.scheduling.speculation import Speculation
+from inl.weights.hub import resolve_model
+from inl.workers.startup import start
+
+if TYPE_CHECKING:
+    from inl.config import EngineConfig
+    from inl.protocol.runner import Runner
+    from inl.text.tokenizer import Tokenizer
+
+
+def check_speculation(language: LanguageModel, config: EngineConfig) -> None:
+    """Raise :class:`~inl.errors.RequestError` for a model that cannot verify drafts."""
+    if config.speculation is not None and is_replayed(language):
+        raise RequestError(
+            f"EngineConfig.speculation: found {config.speculation!r}, but the state of "
+            f"{language.name} cannot go back to before a rejected token; accepted: "
+            'None, or velocity="reset"'
+        )
+
+
+def make_speculation(
+    language: LanguageModel,
+    config: EngineConfig,
+    runner: Runner,
+    scheduling: SchedulerConfig,
+    drafter: Drafter | None = None,
+) -> Speculation | None:
+    """Return the speculation of ``config``, ``None`` if it has none.
+
+    drafter: used instead of the one that ``config.speculation`` names. Raises
+    :class:`~inl.errors.RequestError` if the runner has no programs that verify drafts,
+    or the draft model has another tokenizer.
+    """
+    if config.speculation is None:
+        if drafter is not None:
+            raise RequestError(
+                "drafter: found one with EngineConfig.speculation=None; set it to "
+                '"ngram", whose drafter it replaces'
+            )
+        return None
+    count = config.draft_limit
+    rows = min(config.max_batch, runner.limits.slots - 1)
+    buckets = Buckets(
+        runner.limits, token_budget=scheduling.token_budget, max_rows=rows
+    )
+    if not buckets.can_verify(count + 1):
+        raise RequestError(
+            f"EngineConfig.speculation: found {config.speculation!r}, but the backend "
+            f"compiles no programs for {rows} rows of {count + 1} tokens; accepted: None"
+        )
+    times = None
+    if config.adaptive_drafts:
+        times = measure_step_times(runner, rows, width=count + 1)
+    drafter = drafter or _drafter(language, config, scheduling)
+    return Speculation(drafter, count, times)
+
+
+def _drafter(
+    language: LanguageModel, config: EngineConfig, scheduling: SchedulerConfig
+) -> Drafter:
+    if config.draft_model is None:
+        return NgramDrafter()
+    draft = open_model(resolve_model(config.draft_model))
+    check_tokenizers(language, draft)
+    device = config.draft_backend or config.backend
+    own = replace(
+        config, backend=device, speculation=None, draft_model=None, draft_backend=None,
+        max_drafts=None, sampling="greedy", trace=None, tensor_parallel=1,
+        context=min(scheduling.context or 0, draft.config.max_tokens) or None,
+    )  # fmt: skip
+    runner = start(draft, own).runner
+    limits = runner.limits
+    settings = replace(
+        scheduling,
+        context=min(draft.config.max_tokens, limits.max_tokens),
+        token_budget=limits.token_budget,
+        eos_ids=frozenset(),
+        prefix_cache=True,
+        replay=is_replayed(draft),
+    )
+    return ModelDrafter(runner, settings, vocab=language.config.vocab_size)
+
+
+def check_tokenizers(target: LanguageModel, draft: LanguageModel) -> None:
+    """Raise :class:`~inl.errors.RequestError` unless both models have equal tokens."""
+    ours, theirs = _tokenizer(target), _tokenizer(draft)
+    if ours is None or theirs is None:
+        sizes = target.config.vocab_size, draft.config.vocab_size
+        if sizes[0] == sizes[1]:
+            return
+        difference = f"a vocabulary of {sizes[1]}, {target.name} has {sizes[0]}"
+    else:
+        vocabularies = [each.rules.get_vocab() for each in (ours, theirs)]
+        if vocabularies[0] == vocabularies[1]:
+            return
+        known = {index: token for token, index in vocabularies[0].items()}
+        other = {index: token for token, index in vocabularies[1].items()}
+        at = min(i for i in known.keys() | other.keys() if known.get(i) != other.get(i))
+        difference = (
+            f"token {at} is {other.get(at)!r:.40}, {target.name} has "
+            f"{known.get(at)!r:.40}"
+        )
+    raise RequestError(
+        f"EngineConfig.draft_model: {draft.name} has another tokenizer: {difference}; "
+        "accepted: a model of the same family"
+    )
+
+
+def _tokenizer(model: LanguageModel) -> Tokenizer | None:
+    """Return a model's tokenizer, ``None`` if it has none."""
+    try:
+        return model.checkpoint.tokenizer()
+    except TokenizerNotFound:
+        return None

@@ -1,0 +1,67 @@
+"""A drafter that asks a small model, on any runner."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from inl.engine.core import EngineCore
+from inl.errors import InlError
+from inl.protocol.runner import Runner
+from inl.scheduling.drafters import DraftQuery
+from inl.scheduling.plan import SchedulerConfig
+from inl.scheduling.request import Request
+
+log = logging.getLogger("inl")
+
+
+class ModelDrafter:
+    """Predicts the most likely tokens of another model with the same vocabulary.
+
+    It generates on an engine core of its own, all sequences in one batch; its prefix
+    cache keeps what earlier queries of a sequence have computed. The runner may belong
+    to another device or process, and is closed with the drafter. If it fails, that is
+    logged, and nothing is predicted from then on.
+
+    vocab: predictions end before a token that the target model does not have.
+    """
+
+    def __init__(self, runner: Runner, config: SchedulerConfig, *, vocab: int) -> None:
+        self._runner, self._vocab = runner, vocab
+        self._core = EngineCore(runner, config)
+        self._has_failed = False
+
+    def propose(self, queries: Sequence[DraftQuery]) -> Sequence[Sequence[int]]:
+        if self._has_failed:
+            return [()] * len(queries)
+        try:
+            requests = [self._add(query) for query in queries]
+            while self._core.has_work:
+                for event in self._core.step():
+                    if event.error is not None:
+                        raise event.error
+        except InlError as error:
+            log.warning("draft model: stopped drafting: %s", error)
+            self._has_failed = True
+            return [()] * len(queries)
+        return [self._known(request) for request in requests]
+
+    def _add(self, query: DraftQuery) -> Request | None:
+        """Queue a query; ``None`` if it exceeds the draft model's context."""
+        if len(query.tokens) + 1 >= self._core.scheduler.context:
+            return None
+        request = Request(query.tokens, max_tokens=query.count, ignore_eos=True)
+        self._core.add(request)
+        return request
+
+    def _known(self, request: Request | None) -> list[int]:
+        ids = request.output_ids if request is not None else []
+        unknown = (at for at, token in enumerate(ids) if token >= self._vocab)
+        return ids[: next(unknown, len(ids))]
+
+    def forget(self, request: int) -> None:
+        """Nothing is stored of a request; blocks of its tokens are evicted later."""
+
+    def close(self) -> None:
+        self._has_failed = True
+        self._runner.close()

@@ -1,0 +1,85 @@
+"""Measures the times of steps by their number of tokens, for speculation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+
+import numpy as np
+
+from inl.protocol.runner import Limits, Runner
+from inl.scheduling.buckets import Buckets
+from inl.scheduling.draft_counts import StepTimes
+from inl.spec.message import Row, admit_frame, step_frame
+from inl.spec.step import Bucket
+
+SECONDS = 2.0
+"""No larger steps are measured after this time."""
+
+RUNS = 3
+"""Timed runs of each step; the fastest counts."""
+
+
+def measure_step_times(runner: Runner, max_rows: int, *, width: int) -> StepTimes:
+    """Time steps of one token, and steps that verify drafts, on an idle runner.
+
+    width: most tokens of a row. Steps are measured from the smallest on, at least two,
+    for about :data:`SECONDS` seconds. The runner is reset afterwards.
+    """
+    seconds: dict[int, float] = {}
+    began = perf_counter()
+    for bucket in _steps(runner.limits, max_rows, width):
+        if len(seconds) > 1 and perf_counter() - began > SECONDS:
+            break
+        seconds[bucket.tokens] = _time(runner, bucket)
+    runner.reset()
+    return StepTimes(seconds)
+
+
+def _steps(limits: Limits, max_rows: int, width: int) -> Iterator[Bucket]:
+    """Yield the step of one token, then those that verify drafts, by size."""
+    buckets = Buckets(limits, token_budget=limits.token_budget, max_rows=max_rows)
+    yield buckets.choose(1, 1, "greedy")._replace(tokens_per_row=1)
+    sizes = {
+        size: rows
+        for rows in (max_rows, 1)
+        for size in buckets.verifier_sizes(rows, width, "greedy")
+    }
+    for size in sorted(sizes):
+        yield buckets.choose_verifier(size, sizes[size], width, "greedy")
+
+
+def _time(runner: Runner, bucket: Bucket) -> float:
+    """Return the least seconds of a step whose rows share the tokens."""
+    counts = [len(part) for part in np.array_split(range(bucket.tokens), bucket.rows)]
+    counts = [min(count, runner.limits.max_tokens) for count in counts if count]
+    least = float("inf")
+    for _ in range(RUNS + 1):  # the first one compiles the step
+        runner.reset()
+        for frame in _admissions(runner.limits, len(counts)):
+            runner.submit(frame)
+        frame = _step(runner.limits, bucket, counts)
+        began = perf_counter()
+        runner.submit(frame)
+        runner.collect()
+        least = min(least, perf_counter() - began)
+    return least
+
+
+def _admissions(limits: Limits, rows: int) -> Iterator[np.ndarray]:
+    """Yield admissions whose sequences all write to the first blocks."""
+    blocks = range(1, 1 + min(limits.max_blocks_per_seq, min(limits.blocks) - 1))
+    for slot in range(1, rows + 1):
+        yield admit_frame(
+            slot, [list(blocks)] * limits.groups, groups=limits.groups,
+            max_blocks_per_seq=limits.max_blocks_per_seq,
+        )  # fmt: skip
+
+
+def _step(limits: Limits, bucket: Bucket, counts: list[int]) -> np.ndarray:
+    ids = [token % limits.vocab for token in range(max(counts))]
+    rows = [Row(slot, ids[:count]) for slot, count in enumerate(counts, start=1)]
+    return step_frame(
+        bucket, rows, step=0, groups=limits.groups, block_size=limits.block_size,
+        decode_rows=len(rows),
+    )  # fmt: skip

@@ -1,0 +1,45 @@
+"""Small neural networks on any device: tensors, layers, losses, optimizers.
+
+Products run through the op catalog of the device's backend (``linear``, ``take_rows``),
+the arithmetic between them through the array module of its tensors. Large language
+models are loaded with :class:`~inl.InferenceEngine` instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inl.nn.layers import Embedding as Embedding
+from inl.nn.layers import LayerNorm as LayerNorm
+from inl.nn.layers import Linear as Linear
+from inl.nn.layers import ReLU as ReLU
+from inl.nn.layers import Sequential as Sequential
+from inl.nn.losses import CrossEntropyLoss as CrossEntropyLoss
+from inl.nn.losses import MSELoss as MSELoss
+from inl.nn.losses import cross_entropy as cross_entropy
+from inl.nn.losses import mse_loss as mse_loss
+from inl.nn.module import Module as Module
+from inl.nn.optim import SGD as SGD
+from inl.nn.optim import Adam as Adam
+from inl.nn.tensor import Tensor as Tensor
+from inl.nn.tensor import matmul as matmul
+
+
+def __getattr__(name: str) -> Any:
+    if name == "InlDynamics":
+        return _torch_layer(name)
+    raise AttributeError(f"module 'inl.nn' has no attribute {name!r}")
+
+
+def _torch_layer(name: str) -> Any:
+    """Import the ``torch.nn.Module`` of INL dynamics; needs inl-torch."""
+    from importlib import import_module
+
+    from inl.errors import MissingPackage
+
+    try:
+        return getattr(import_module("inl_torch.dynamics"), name)
+    except ImportError as error:
+        raise MissingPackage(
+            f"inl.nn.{name} is a torch module: pip install inl-torch"
+        ) from error

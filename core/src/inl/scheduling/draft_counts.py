@@ -1,0 +1,113 @@
+"""How many tokens to draft: expected tokens per second from measured step times."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+PRIOR = 0.7
+"""Assumed acceptance of a request's first drafts."""
+
+PRIOR_TRIALS = 2.0
+"""Drafts that the assumed acceptance counts for."""
+
+MEMORY = 0.85
+"""Weight of a request's earlier drafts after each step that verifies some."""
+
+FORGETTING = 0.97
+"""Weight of a request's earlier drafts after each opportunity without drafts, so that
+drafting is tried again later."""
+
+GAIN = 1.05
+"""Least expected speedup of a step that verifies drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Measured seconds of steps by their number of tokens."""
+
+    seconds: Mapping[int, float]
+    """By tokens, at least one entry."""
+
+    def at(self, tokens: int) -> float:
+        """Return the seconds of a step, interpolated, or extrapolated in proportion."""
+        sizes = sorted(self.seconds)
+        place = bisect_left(sizes, tokens)
+        if place == len(sizes):
+            return self.seconds[sizes[-1]] * tokens / sizes[-1]
+        above = sizes[place]
+        if place == 0 or above == tokens:
+            return self.seconds[above]
+        below = sizes[place - 1]
+        share = (tokens - below) / (above - below)
+        low, high = self.seconds[below], self.seconds[above]
+        return low + share * (high - low)
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Share of a request's recent drafts that were accepted."""
+
+    accepted: float = 0.0
+    trials: float = 0.0
+
+    def observe(self, accepted: int, drafted: int) -> None:
+        """Count the drafts of a step; those after the first rejected one do not count."""
+        self.accepted = MEMORY * self.accepted + accepted
+        self.trials = MEMORY * self.trials + min(accepted + 1, drafted)
+
+    def pass_by(self) -> None:
+        """Count an opportunity that was not used."""
+        self.accepted *= FORGETTING
+        self.trials *= FORGETTING
+
+    @property
+    def rate(self) -> float:
+        """Estimated probability that the next draft is accepted."""
+        trials = self.trials + PRIOR_TRIALS
+        return (self.accepted + PRIOR * PRIOR_TRIALS) / trials
+
+
+def choose_counts(
+    lengths: Sequence[int],
+    rates: Sequence[float],
+    sizes: Sequence[int],
+    times: StepTimes | None,
+    overhead: float = 0.0,
+) -> tuple[list[int], int]:
+    """Return how many drafts each row verifies, and the step's tokens with padding.
+
+    lengths: drafts available per row. rates: acceptance of each row. sizes: tokens that
+    a verifying step may have, ascending, the last at least the sum of rows and drafts.
+    times: without them, every draft is verified. overhead: seconds that drafting adds
+    to a step. All counts are 0 if no step with drafts is expected to be faster than one
+    without.
+    """
+    rows = len(lengths)
+    total = rows + sum(lengths)
+    if times is None:
+        return list(lengths), next(size for size in sizes if size >= total)
+    gains = sorted(
+        (
+            (rate**place, row)
+            for row, (length, rate) in enumerate(zip(lengths, rates, strict=True))
+            for place in range(1, length + 1)
+        ),
+        reverse=True,
+    )
+    best, most, found = GAIN * rows / times.at(rows), 0, rows
+    for size in sizes:
+        count = min(size - rows, len(gains))
+        if count < 1:
+            continue
+        gained = sum(gain for gain, _ in gains[:count])
+        expected = (rows + gained) / (times.at(size) + overhead)
+        if expected > best:
+            best, most, found = expected, count, size
+        if count == len(gains):
+            break
+    counts = [0] * rows
+    for _, row in gains[:most]:
+        counts[row] += 1
+    return counts, found

@@ -1,0 +1,196 @@
+"""Adds drafted tokens to the rows of a planned step, for the step to verify.
+
+A step has drafts or prompt chunks, not both. Rows are planned as if all drafts in
+flight were accepted; the tables of the runner know the real positions, and collecting
+a step corrects ``Request.scheduled``.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from inl.scheduling.draft_counts import (
+    FORGETTING,
+    Acceptance,
+    StepTimes,
+    choose_counts,
+)
+from inl.scheduling.drafters import Drafter, DraftQuery
+from inl.scheduling.plan import Chunk, Drafts, StepBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from inl.scheduling.buckets import Buckets
+    from inl.scheduling.request import Request
+    from inl.scheduling.running_requests import RunningRequests
+
+
+OVERHEAD_WEIGHT = 0.3
+"""Weight of the newest drafting in the mean of its seconds."""
+
+
+class Speculation:
+    """Plans drafts for decoding rows and follows how many are accepted.
+
+    max_drafts: K, most drafts of a row. times: seconds of steps, from which the number
+    of drafts is chosen; without them every draft is verified.
+    """
+
+    def __init__(
+        self, drafter: Drafter, max_drafts: int, times: StepTimes | None = None
+    ) -> None:
+        if max_drafts < 1:
+            raise ValueError(f"max_drafts: found {max_drafts}, accepts 1 and above")
+        self.drafter = drafter
+        self.max_drafts = max_drafts
+        self.times = times
+        self.drafted = self.accepted = 0
+        """Totals of collected steps."""
+        self._overhead = 0.0
+        """Recent seconds of the drafter per step."""
+        self._acceptance: dict[int, Acceptance] = {}
+
+    @property
+    def width(self) -> int:
+        """W: most tokens of a row."""
+        return self.max_drafts + 1
+
+    def must_wait(self, request: Request, *, prompts: bool) -> bool:
+        """Whether a request at an uncertain position waits until it is known.
+
+        Only a step that verifies drafts has random numbers for several positions.
+        prompts: whether the step may get prompt chunks, and then no drafts.
+        """
+        return prompts or request.uncertain > 2 * self.max_drafts
+
+    def extend(
+        self, step: StepBuilder, requests: RunningRequests, buckets: Buckets
+    ) -> None:
+        """Add drafts to the decoding rows of a step without prompt chunks."""
+        if not buckets.can_verify(self.width):
+            return
+        rows = step.chunks
+        rooms = [self._room(chunk) for chunk in rows]
+        # Asked only if drafts are expected to pay off, since some drafters are slow.
+        rooms, _ = self._choose(rows, rooms, step, buckets)
+        proposals = self._propose(rows, rooms)
+        lengths = [
+            max(len(tokens) - _known(chunk), 0) if room else 0
+            for chunk, tokens, room in zip(rows, proposals, rooms, strict=True)
+        ]
+        lengths = [min(pair) for pair in zip(lengths, rooms, strict=True)]
+        counts, padded = self._choose(rows, lengths, step, buckets)
+        if not any(counts) and not step.has_uncertain_rows:
+            return
+        step.verifier = buckets.choose_verifier(
+            padded, len(rows), self.width, step.sampler
+        )
+        for at, count in enumerate(counts):
+            self._extend_row(step, at, count, proposals[at], requests)
+
+    def _room(self, chunk: Chunk) -> int:
+        """Return the most drafts that a row may have."""
+        request, _, stop, _ = chunk
+        if stop < request.host_token_count:
+            return 0
+        left = request.max_scheduled - stop
+        return max(
+            min(self.max_drafts, left, 2 * self.max_drafts - request.uncertain), 0
+        )
+
+    def _propose(
+        self, rows: Sequence[Chunk], rooms: Sequence[int]
+    ) -> list[Sequence[int]]:
+        proposals: list[Sequence[int]] = [()] * len(rows)
+        asked = [at for at, room in enumerate(rooms) if room]
+        queries = [
+            DraftQuery(
+                rows[at].request.id,
+                rows[at].request.tokens,
+                _known(rows[at]) + rooms[at],
+            )
+            for at in asked
+        ]
+        if queries:
+            began = perf_counter()
+            answers = self.drafter.propose(queries)
+            self._overhead += OVERHEAD_WEIGHT * (
+                perf_counter() - began - self._overhead
+            )
+            for at, tokens in zip(asked, answers, strict=True):
+                proposals[at] = tokens
+        return proposals
+
+    def _choose(
+        self,
+        rows: Sequence[Chunk],
+        available: Sequence[int],
+        step: StepBuilder,
+        buckets: Buckets,
+    ) -> tuple[list[int], int]:
+        """Return the drafts of each row, and the tokens of the step with padding."""
+        sizes = buckets.verifier_sizes(len(rows), self.width, step.sampler)
+        if not any(available) or not sizes:
+            return [0] * len(rows), len(rows)
+        spare = min(sizes[-1], step.max_tokens) - len(rows)
+        lengths: list[int] = []
+        for length in available:
+            lengths.append(min(length, spare))
+            spare -= lengths[-1]
+        stats = [self._stats(chunk.request) for chunk in rows]
+        rates = [each.rate for each in stats]
+        counts, padded = choose_counts(
+            lengths, rates, sizes, self.times, self._overhead
+        )
+        for each, length, count in zip(stats, lengths, counts, strict=True):
+            if length and not count:
+                each.pass_by()
+        if not any(counts):
+            self._overhead *= FORGETTING
+        return counts, padded
+
+    def _extend_row(
+        self,
+        step: StepBuilder,
+        at: int,
+        count: int,
+        proposal: Sequence[int],
+        requests: RunningRequests,
+    ) -> None:
+        request, start, stop, _ = step.chunks[at]
+        count = requests.grow_for_drafts(step, request, stop, count)
+        least = start - request.uncertain
+        drafts = Drafts(least, len(request.tokens), proposal)
+        step.chunks[at] = Chunk(request, start, stop + count, drafts)
+        request.scheduled += count
+        request.uncertain += count
+        step.budget -= count
+
+    def collected(self, chunk: Chunk, accepted: int) -> None:
+        """Correct a request for the rejected tokens of a collected row.
+
+        accepted: tokens of the row that were accepted, at least 1.
+        """
+        request, start, stop, _ = chunk
+        drafted = stop - start - 1
+        request.uncertain -= drafted
+        request.scheduled -= stop - start - accepted
+        if drafted:
+            self.drafted += drafted
+            self.accepted += accepted - 1
+            self._stats(request).observe(accepted - 1, drafted)
+
+    def _stats(self, request: Request) -> Acceptance:
+        return self._acceptance.setdefault(request.id, Acceptance())
+
+    def forget(self, request: Request) -> None:
+        """Drop what is stored of a request that has ended."""
+        self._acceptance.pop(request.id, None)
+        self.drafter.forget(request.id)
+
+
+def _known(chunk: Chunk) -> int:
+    """Return the predicted tokens that the row's first draft comes after."""
+    return chunk.start + 1 - len(chunk.request.tokens)

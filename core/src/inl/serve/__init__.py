@@ -1,0 +1,1 @@
+"""HTTP server for one engine: OpenAI, Anthropic and operations endpoints."""

@@ -1,0 +1,151 @@
+"""Admission: bounds what waits, and tells refused clients when to come back."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+from inl.serve.api_error import ApiError
+
+WINDOW = 64
+"""Finished requests from which the drain rate is measured."""
+
+WINDOW_SECONDS = 60.0
+
+MAX_RETRY_SECONDS = 60
+
+
+class Ticket:
+    """Admission of one call: its requests, their tokens, and who sent it."""
+
+    __slots__ = ("client", "is_waiting", "requests", "tokens")
+
+    def __init__(self, client: str, requests: int) -> None:
+        self.client = client
+        self.requests = requests
+        self.tokens = 0
+        """Prompt tokens of all requests, known once they are encoded."""
+        self.is_waiting = True
+        """Whether no request has produced a token."""
+
+
+class Admission:
+    """Counts open requests. Called by the event loop only.
+
+    max_running: requests that the engine computes at the same time.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_running: int,
+        max_queue: int,
+        max_queued_tokens: int,
+        max_per_client: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.is_draining = False
+        """Whether the server stops: nothing more is admitted."""
+        self.open = 0
+        """Requests that were admitted and have not finished."""
+        self.queued_tokens = 0
+        """Prompt tokens of the calls that have not produced a token."""
+        self.rejected = 0
+        self._max_running = max_running
+        self._max_queue = max_queue
+        self._max_tokens = max_queued_tokens
+        self._max_per_client = max_per_client
+        self._clock = clock
+        self._clients: Counter[str] = Counter()
+        self._finished: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait to run."""
+        return max(self.open - self._max_running, 0)
+
+    def enter(self, client: str, requests: int) -> Ticket:
+        """Admit a call; raises :class:`ApiError` 400, 429 or 503."""
+        limit = self._max_running + self._max_queue
+        if requests > limit:
+            raise ApiError(
+                400,
+                f"n: found a call of {requests} completions, this server holds {limit}",
+                param="n",
+            )
+        if self.is_draining:
+            raise self._refusal(503, "the server is stopping", "draining")
+        most = self._max_per_client
+        if most is not None and self._clients[client] + requests > most:
+            raise self._refusal(
+                429,
+                f"{self._clients[client]} requests of this key are open, accepts "
+                f"{most}; try again later",
+                "rate_limit_exceeded",
+            )
+        if self.open + requests > limit:
+            raise self._refusal(
+                503,
+                f"queue: {self.waiting} requests wait, accepts {self._max_queue}; "
+                "try again later",
+                "queue_full",
+            )
+        self.open += requests
+        self._clients[client] += requests
+        return Ticket(client, requests)
+
+    def charge(self, ticket: Ticket, tokens: int) -> None:
+        """Count the prompt tokens of a call; raises :class:`ApiError` 503.
+
+        Without other calls that wait, any number is accepted.
+        """
+        if self.queued_tokens and self.queued_tokens + tokens > self._max_tokens:
+            raise self._refusal(
+                503,
+                f"queue: {self.queued_tokens} tokens wait, found {tokens} more, "
+                f"accepts {self._max_tokens}; try again later",
+                "queue_full",
+            )
+        ticket.tokens = tokens
+        self.queued_tokens += tokens
+
+    def begun(self, ticket: Ticket) -> None:
+        """Record that a call has produced a token."""
+        if ticket.is_waiting:
+            ticket.is_waiting = False
+            self.queued_tokens -= ticket.tokens
+
+    def leave(self, ticket: Ticket, *, finished: bool) -> None:
+        """Record the end of a call; finished: whether it was answered."""
+        self.begun(ticket)
+        self.open -= ticket.requests
+        self._clients[ticket.client] -= ticket.requests
+        if not self._clients[ticket.client]:
+            del self._clients[ticket.client]
+        if finished:
+            self._finished.extend([self._clock()] * ticket.requests)
+
+    @property
+    def drain_rate(self) -> float | None:
+        """Requests that finish per second, lately; ``None`` if none did."""
+        now = self._clock()
+        while self._finished and now - self._finished[0] > WINDOW_SECONDS:
+            self._finished.popleft()
+        if not self._finished:
+            return None
+        return len(self._finished) / max(now - self._finished[0], 0.1)
+
+    @property
+    def retry_seconds(self) -> int:
+        """Seconds until the requests that wait now will have started."""
+        rate = self.drain_rate
+        if rate is None:
+            return 1
+        seconds = math.ceil((self.waiting + 1) / rate)
+        return min(max(seconds, 1), MAX_RETRY_SECONDS)
+
+    def _refusal(self, status: int, text: str, code: str) -> ApiError:
+        self.rejected += 1
+        return ApiError(status, text, code=code, retry_after=self.retry_seconds)

@@ -1,0 +1,116 @@
+"""The server's application: endpoints behind the gate."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route
+
+from inl.errors import InlError
+from inl.serve.anthropic.exchange import MessagesExchange
+from inl.serve.api_error import ApiError, as_api_error
+from inl.serve.event_stream import encode
+from inl.serve.gate import Gate
+from inl.serve.generate_endpoint import GenerateEndpoint
+from inl.serve.openai.chat import ChatExchange
+from inl.serve.openai.completions import CompletionExchange
+from inl.serve.openai.responses_exchange import ResponsesExchange
+from inl.serve.openapi import openapi
+from inl.serve.operations import Operations, json_response
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+
+    from inl.serve.admission import Admission
+    from inl.serve.dialect import Exchange
+    from inl.serve.metrics import Metrics
+    from inl.serve.openai.usage import TokenText
+    from inl.serve.served_model import Models
+    from inl.serve.settings import ServerConfig
+
+    MakeExchange = Callable[[bytes, str, str, TokenText], Exchange]
+
+log = logging.getLogger("inl.serve")
+
+
+class _Dialect:
+    """A dialect from its exchange and its error shape."""
+
+    def __init__(
+        self,
+        make: MakeExchange,
+        models: Models,
+        shape: Callable[[ApiError], dict[str, Any]],
+    ) -> None:
+        self._make = make
+        self._models = models
+        self.error = shape
+
+    def read(self, body: bytes, number: str) -> Exchange:
+        """Parse a request."""
+        model = self._models.default
+        return self._make(body, number, model.name, model.token_bytes)
+
+
+GENERATING: dict[str, MakeExchange] = {
+    "/v1/chat/completions": ChatExchange,
+    "/v1/completions": CompletionExchange,
+    "/v1/responses": ResponsesExchange,
+    "/v1/messages": MessagesExchange,
+}
+
+
+def error_shape(path: str, error: ApiError) -> dict[str, Any]:
+    """Return the body of an error in the dialect of a path."""
+    if path.startswith("/v1/messages"):
+        return error.anthropic()
+    return error.openai()
+
+
+def make_app(
+    models: Models, admission: Admission, metrics: Metrics, config: ServerConfig
+) -> Gate:
+    """Return the ASGI application of a server."""
+    routes = Operations(models, admission, metrics).routes()
+    for path, make in GENERATING.items():
+        dialect = _Dialect(make, models, partial(error_shape, path))
+        endpoint = GenerateEndpoint(dialect, models, config)
+        routes.append(Route(path, endpoint, methods=["POST"]))
+    routes.append(Route("/openapi.json", _describe, methods=["GET"]))
+    handlers: dict[Any, Any] = {
+        ApiError: _on_error,
+        InlError: _on_error,
+        HTTPException: _on_http_error,
+        Exception: _on_error,
+    }
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    return Gate(app, config, error_shape)
+
+
+async def _describe(_: Request) -> Response:
+    return json_response(openapi())
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    failure = as_api_error(error)
+    if failure.status == 500:
+        log.error("%s failed", request.url.path, exc_info=error)
+    body = error_shape(request.url.path, failure)
+    return Response(
+        encode(body), failure.status, failure.headers, media_type="application/json"
+    )
+
+
+async def _on_http_error(request: Request, error: HTTPException) -> Response:
+    path = request.url.path
+    text = f"{request.method} {path:.200}: {error.detail.lower()}; see /openapi.json"
+    response = await _on_error(request, ApiError(error.status_code, text))
+    response.headers.update(error.headers or {})
+    return response

@@ -1,0 +1,203 @@
+"""Access control before all endpoints: keys, hosts, origins and body sizes."""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from inl.serve.api_error import ApiError
+from inl.serve.event_stream import Receive, Send
+from inl.serve.request_log import Record
+from inl.serve.settings import LOOPBACK
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from inl.serve.settings import ServerConfig
+
+    App = Callable[[Any, Receive, Send], Awaitable[None]]
+
+OPEN_PATHS = {"/", "/health", "/ready", "/page.js", "/page.css"}
+"""Paths that need no key."""
+
+ANONYMOUS = "anonymous"
+
+CORS = {
+    "access-control-allow-methods": "GET, POST, OPTIONS",
+    "access-control-allow-headers": "*, authorization",
+    "access-control-max-age": "600",
+}
+
+
+async def read_body(receive: Receive) -> bytes:
+    """Return the body of a request; raises :class:`ApiError` if it is incomplete."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ApiError(400, "body: the client disconnected before it was complete")
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+class Gate:
+    """ASGI middleware: checks each request, numbers and logs it.
+
+    error_body: returns the body of an error for a path.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        config: ServerConfig,
+        error_body: Callable[[str, ApiError], dict[str, Any]],
+    ) -> None:
+        self._app = app
+        self._config = config
+        self._error_body = error_body
+        self._keys = [key.encode() for key in config.api_keys]
+        self._numbers = itertools.count()
+        self._run = secrets.token_hex(6)
+        hosts = set(config.allowed_hosts)
+        if hosts or config.is_loopback:
+            hosts |= {*LOOPBACK, config.host}
+        self._hosts = hosts
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Pass an accepted request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        from inl.serve.generate_endpoint import send_error
+
+        number = f"{self._run}{next(self._numbers):08x}"
+        record = Record(number, scope["method"], scope["path"])
+        headers = {
+            k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]
+        }
+        extra = self._cors_headers(headers)
+        extra.append((b"x-request-id", number.encode()))
+
+        async def send_on(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                record.status = record.status or message["status"]
+                message["headers"] = [*message["headers"], *extra]
+            await send(message)
+
+        receive_on = self._limited(receive)
+        try:
+            scope.setdefault("state", {})
+            scope["state"] |= {"record": record, "client": self._check(scope, headers)}
+            if scope["method"] == "OPTIONS":
+                start = {"type": "http.response.start", "status": 204, "headers": []}
+                await send_on(start)
+                await send_on({"type": "http.response.body", "body": b""})
+                return
+            await self._app(scope, receive_on, send_on)
+        except ApiError as error:
+            await send_error(send_on, error, self._error_body(scope["path"], error))
+        finally:
+            record.write()
+
+    def _check(self, scope: Any, headers: Mapping[str, str]) -> str:
+        """Return the name of the client; raises :class:`ApiError`."""
+        self._check_host(headers)
+        self._check_origin(headers)
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > self._config.max_body_bytes:
+            raise self._too_large(length)
+        path = scope["path"]
+        if path in OPEN_PATHS or scope["method"] == "OPTIONS":
+            return ANONYMOUS
+        if path.startswith("/admin/"):
+            return self._client(headers, [(self._config.admin_key or "").encode()])
+        return self._client(headers, self._keys)
+
+    def _client(self, headers: Mapping[str, str], keys: list[bytes]) -> str:
+        if not keys:
+            return ANONYMOUS
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        found = None
+        # All are compared, so that the time does not depend on the key.
+        for position, key in enumerate(keys):
+            if hmac.compare_digest(key, given.strip().encode("latin-1")) and key:
+                found = position
+        if found is None:
+            raise ApiError(
+                401,
+                "api key: found none that is accepted; send it as 'Authorization: "
+                "Bearer KEY' or 'x-api-key: KEY'",
+                code="invalid_api_key",
+            )
+        return f"key {found}"
+
+    def _check_host(self, headers: Mapping[str, str]) -> None:
+        """Refuse names of other hosts, which web pages may make resolve to this one."""
+        name = _host_name(headers.get("host", ""))
+        if self._hosts and name not in self._hosts:
+            raise ApiError(
+                403,
+                f"host: found {name!r:.80}, accepts {', '.join(sorted(self._hosts))} "
+                "(--allowed-host)",
+            )
+
+    def _check_origin(self, headers: Mapping[str, str]) -> None:
+        """Refuse requests of web pages that are not this server's own."""
+        origin = headers.get("origin")
+        if origin is None or self._allows(origin):
+            return
+        if urlsplit(origin).netloc != headers.get("host"):
+            raise ApiError(
+                403, f"origin: found {origin!r:.80}, accepts this server's own "
+                "pages (--cors-origin)",
+            )  # fmt: skip
+
+    def _allows(self, origin: str) -> bool:
+        return bool({origin, "*"} & set(self._config.cors_origins))
+
+    def _cors_headers(self, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+        origin = headers.get("origin")
+        if origin is None or not self._allows(origin):
+            return []
+        pairs = {"access-control-allow-origin": origin, "vary": "origin", **CORS}
+        return [(name.encode(), value.encode()) for name, value in pairs.items()]
+
+    def _limited(self, receive: Receive) -> Receive:
+        """Count the bytes of a body, which need not have a length."""
+        size = 0
+
+        async def receive_on() -> Any:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._config.max_body_bytes:
+                raise self._too_large(str(size))
+            return message
+
+        return receive_on
+
+    def _too_large(self, length: str) -> ApiError:
+        return ApiError(
+            413,
+            f"body: found {length:.20} bytes, accepts {self._config.max_body_bytes} "
+            "(--max-body)",
+            code="body_too_large",
+        )
+
+
+def _host_name(host: str) -> str:
+    """Return a ``Host`` header without its port."""
+    return urlsplit(f"//{host}").hostname or "" if _is_plain(host) else host
+
+
+def _is_plain(host: str) -> bool:
+    try:
+        return urlsplit(f"//{host}").hostname is not None
+    except ValueError:
+        return False

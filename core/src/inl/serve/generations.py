@@ -1,0 +1,153 @@
+"""The completions of one job while they are generated."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from inl.serve.api_error import ApiError, as_api_error
+from inl.serve.job import Delta, Usage
+
+if TYPE_CHECKING:
+    from inl.engine.request_handle import RequestHandle
+    from inl.serve.job import FinishReason
+    from inl.serve.output_parser import OutputParser
+
+
+class Generation:
+    """One completion: reads a handle and splits its text.
+
+    stop_string: returns the stop string in the text of token ids, if there is one.
+    is_first: whether it is the first completion of its prompt.
+    """
+
+    def __init__(
+        self,
+        handle: RequestHandle,
+        parser: OutputParser,
+        stop_string: Callable[[list[int]], str | None],
+        *,
+        is_first: bool,
+    ) -> None:
+        self.handle = handle
+        self.is_first = is_first
+        self.submitted = time.perf_counter()
+        self.reasoning_tokens = 0
+        self._parser = parser
+        self._stop_string = stop_string
+        self._polled_tokens = 0
+
+    def poll(self) -> Delta:
+        """Return what was generated since the last call; raises :class:`ApiError`."""
+        handle, start = self.handle, self._polled_tokens
+        # Read before the tokens, so that the last ones are not lost.
+        completed = handle.completed
+        token_ids = handle.token_ids[start:]
+        self._polled_tokens += len(token_ids)
+        delta = self._parser.feed(handle.take())
+        if completed:
+            delta = self._finished(delta)
+        delta.token_ids = token_ids
+        if handle.request.logprobs is not None:
+            delta.logprobs = handle.request.token_logprobs[start : self._polled_tokens]
+        if delta.reasoning:
+            self.reasoning_tokens += len(token_ids)
+        return delta
+
+    def _finished(self, delta: Delta) -> Delta:
+        handle = self.handle
+        if handle.error is not None:
+            raise as_api_error(handle.error)
+        if handle.finish_reason == "cancelled":
+            raise ApiError(503, "the request was aborted", code="aborted")
+        last = self._parser.finish()
+        reason: FinishReason = "length" if handle.finish_reason == "length" else "stop"
+        stop = None
+        if handle.stopped:
+            reason, stop = "stop_string", self._stop_string(handle.token_ids)
+        elif self._parser.has_calls and reason == "stop":
+            reason = "tool_calls"
+        return replace(
+            last,
+            content=delta.content + last.content,
+            reasoning=delta.reasoning + last.reasoning,
+            calls=[*delta.calls, *last.calls],
+            finish_reason=reason,
+            stop_string=stop,
+        )
+
+
+class Generations:
+    """All completions of a job; :meth:`close` must be called.
+
+    event: set whenever a handle has news. on_close: called once, with whether all
+    completions have finished.
+    """
+
+    def __init__(
+        self,
+        items: list[Generation],
+        event: asyncio.Event,
+        *,
+        on_begin: Callable[[], None],
+        on_delta: Callable[[Generation, Delta], None],
+        on_close: Callable[[bool], None],
+    ) -> None:
+        self.items = items
+        self._event = event
+        self._open = dict(enumerate(items))
+        self._on_begin = on_begin
+        self._on_delta = on_delta
+        self._on_close: Callable[[bool], None] | None = on_close
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far; a prompt counts once for all its completions."""
+        prompts = [item.handle.request for item in self.items if item.is_first]
+        return Usage(
+            prompt_tokens=sum(each.prompt_tokens for each in prompts),
+            completion_tokens=sum(len(item.handle.token_ids) for item in self.items),
+            cached_tokens=sum(each.cached_tokens for each in prompts),
+            reasoning_tokens=sum(item.reasoning_tokens for item in self.items),
+        )
+
+    async def deltas(
+        self, idle_seconds: float
+    ) -> AsyncIterator[tuple[int, Delta] | None]:
+        """Yield (index, delta) until all have finished; raises :class:`ApiError`.
+
+        ``None`` is yielded after ``idle_seconds`` without any.
+        """
+        loop = asyncio.get_running_loop()
+        while self._open:
+            deadline = loop.time() + idle_seconds
+            timer = loop.call_at(deadline, self._event.set)
+            try:
+                await self._event.wait()
+            finally:
+                timer.cancel()
+            self._event.clear()
+            # The last poll may have taken what this event announced.
+            is_idle = loop.time() >= deadline
+            for index, item in list(self._open.items()):
+                delta = item.poll()
+                if not delta:
+                    continue
+                is_idle = False
+                if delta.token_ids:
+                    self._on_begin()
+                self._on_delta(item, delta)
+                if delta.finish_reason is not None:
+                    del self._open[index]
+                yield index, delta
+            if is_idle:
+                yield None
+
+    def close(self) -> None:
+        """Cancel what has not finished. Closing twice is allowed."""
+        if self._on_close is not None:
+            on_close, self._on_close = self._on_close, None
+            on_close(not self._open)

@@ -1,0 +1,51 @@
+"""Tools for models whose chat template does not show any: as text of the messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from inl.serve.job import Conversation, Tool
+
+INSTRUCTIONS = """You can call these functions, given as JSON schemas:
+<tools>
+{tools}
+</tools>
+To call a function, answer with a JSON object between tags and nothing else:
+<tool_call>
+{{"name": "FUNCTION NAME", "arguments": {{ARGUMENTS}}}}
+</tool_call>"""
+
+
+def with_tools(
+    conversation: Conversation, tools: Sequence[Tool]
+) -> list[dict[str, Any]]:
+    """Return messages that describe the tools, their calls and results as text."""
+    messages = list(_as_text(conversation.messages))
+    lines = [json.dumps(tool.as_template_value()["function"]) for tool in tools]
+    text = INSTRUCTIONS.format(tools="\n".join(lines)) if tools else ""
+    if not text:
+        return messages
+    if messages and messages[0]["role"] == "system":
+        content = f"{messages[0]['content']}\n\n{text}"
+        return [{"role": "system", "content": content}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _as_text(messages: Iterable[Any]) -> Iterable[dict[str, Any]]:
+    for message in messages:
+        content = message.get("content") or ""
+        if message["role"] == "tool":
+            text = f"<tool_response>\n{content}\n</tool_response>"
+            yield {"role": "user", "content": text}
+            continue
+        calls = [_call_text(call) for call in message.get("tool_calls") or ()]
+        text = "\n".join([*([content] if content else ()), *calls])
+        yield {"role": message["role"], "content": text}
+
+
+def _call_text(call: Any) -> str:
+    function = call["function"]
+    value = {"name": function["name"], "arguments": function["arguments"]}
+    return f"<tool_call>\n{json.dumps(value, ensure_ascii=False)}\n</tool_call>"

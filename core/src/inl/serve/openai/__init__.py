@@ -1,0 +1,1 @@
+"""OpenAI's dialects: chat, completions, responses and embeddings."""

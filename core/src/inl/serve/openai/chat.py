@@ -1,0 +1,225 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from inl.serve.api_error import ApiError, unsupported
+from inl.serve.dialect import parse
+from inl.serve.event_stream import DONE, event
+from inl.serve.job import Answer, CallDelta, Conversation, Delta, Job, Usage
+from inl.serve.openai.fields import (
+    FINISH_REASONS,
+    Count,
+    GenerationFields,
+    check_stream_options,
+    options_of,
+)
+from inl.serve.openai.messages import (
+    Message,
+    ToolChoice,
+    ToolSchema,
+    choice_of,
+    template_messages,
+    tools_of,
+)
+from inl.serve.openai.usage import TokenText, chat_logprobs, usage_body
+from inl.serve.structured import structure_of
+
+
+class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
+    """Body of a chat completion."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[ToolSchema] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    modalities: list[Literal["text"]] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+RESERVED = {
+    "messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token",
+    "continue_final_message", "trust_control_tokens", "context",
+}  # fmt: skip
+"""Template variables and options that ``chat_template_kwargs`` must not replace."""
+
+
+def conversation_of(request: ChatRequest) -> Conversation:
+    """Return the conversation of a request; raises :class:`ApiError`."""
+    variables = dict(request.chat_template_kwargs or {})
+    if reserved := sorted(RESERVED & set(variables)):
+        raise unsupported("chat_template_kwargs", f"{reserved[0]} is not accepted")
+    if request.reasoning_effort is not None:
+        variables["reasoning_effort"] = request.reasoning_effort
+        variables.setdefault("enable_thinking", request.reasoning_effort != "none")
+    if not request.add_generation_prompt:
+        variables["add_generation_prompt"] = False
+    messages = template_messages(request.messages)
+    if request.continue_final_message and messages[-1]["role"] != "assistant":
+        raise unsupported(
+            "continue_final_message", "needs a last message of the assistant"
+        )
+    tools = tools_of(request.tools)
+    return Conversation(
+        messages,
+        tools,
+        choice_of(request.tool_choice, tools),
+        variables,
+        continue_final=request.continue_final_message,
+    )
+
+
+class ChatExchange:
+    """A chat completion."""
+
+    def __init__(self, body: bytes, number: str, model: str, text: TokenText) -> None:
+        request = parse(body, ChatRequest)
+        self._options = check_stream_options(request)
+        options = options_of(request)
+        if request.max_completion_tokens is not None:
+            options["max_tokens"] = request.max_completion_tokens
+        if request.top_logprobs is not None and not request.logprobs:
+            raise unsupported("top_logprobs", "needs logprobs to be true")
+        if request.logprobs:
+            options["logprobs"] = request.top_logprobs or 0
+        self.job = Job(
+            model=request.model,
+            prompts=[conversation_of(request)],
+            options=options,
+            count=request.n or 1,
+            stream=bool(request.stream),
+            structure=structure_of(request.response_format, request.structured_outputs),
+        )
+        self._has_logprobs = bool(request.logprobs)
+        self._has_token_ids = request.return_token_ids
+        self._text = text
+        self._head = {
+            "id": f"chatcmpl-{number}",
+            "created": int(time.time()),
+            "model": request.model or model,
+        }
+
+    def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
+        """Return the whole response."""
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [self._choice(*each) for each in enumerate(answers)],
+            "usage": usage_body(usage),
+        }
+
+    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.content if answer.content or not answer.calls else None,
+            "refusal": None,
+            "annotations": [],
+        }
+        if answer.reasoning:
+            message["reasoning_content"] = message["reasoning"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in answer.calls
+            ]
+        choice = {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(answer),
+            "finish_reason": FINISH_REASONS[answer.finish_reason],
+        }
+        if self._has_token_ids:
+            choice["token_ids"] = answer.token_ids
+        return choice
+
+    def _logprobs(self, part: Answer | Delta) -> dict[str, Any] | None:
+        if not self._has_logprobs:
+            return None
+        return {"content": chat_logprobs(part.logprobs, self._text), "refusal": None}
+
+    def opening(self, usage: Usage) -> bytes:
+        """Return a chunk with the role for each completion."""
+        delta = {"role": "assistant", "content": ""}
+        return b"".join(
+            self._chunk(index, delta, None, None, usage)
+            for index in range(self.job.completions)
+        )
+
+    def delta(self, index: int, delta: Delta, usage: Usage) -> bytes:
+        """Return the chunk of a delta, or of its parts."""
+        value: dict[str, Any] = {}
+        if delta.content:
+            value["content"] = delta.content
+        if delta.reasoning:
+            value["reasoning_content"] = value["reasoning"] = delta.reasoning
+        if delta.calls:
+            value["tool_calls"] = [_call_delta(part) for part in delta.calls]
+        reason = delta.finish_reason and FINISH_REASONS[delta.finish_reason]
+        extra: dict[str, Any] = {}
+        if self._has_token_ids:
+            extra["token_ids"] = delta.token_ids
+        if not (value or reason or extra or delta.logprobs):
+            return b""
+        return self._chunk(index, value, self._logprobs(delta), reason, usage, extra)
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None,
+        reason: str | None,
+        usage: Usage,
+        extra: dict[str, Any] | None = None,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+            **(extra or {}),
+        }
+        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+        if self._options.continuous_usage_stats:
+            chunk["usage"] = usage_body(usage)
+        elif self._options.include_usage:
+            chunk["usage"] = None
+        return event(chunk)
+
+    def closing(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        """Return the usage, if it was asked for, and the end mark."""
+        del answers
+        if not self._options.include_usage:
+            return DONE
+        chunk = {**self._head, "object": "chat.completion.chunk", "choices": []}
+        return event({**chunk, "usage": usage_body(usage)}) + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return an error in mid-stream."""
+        return event(error.openai()) + DONE
+
+
+def _call_delta(part: CallDelta) -> dict[str, Any]:
+    function: dict[str, Any] = {"arguments": part.arguments}
+    if part.name is None:
+        return {"index": part.index, "function": function}
+    function = {"name": part.name, **function}
+    return {
+        "index": part.index, "id": part.id, "type": "function", "function": function
+    }  # fmt: skip

@@ -1,0 +1,159 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from inl.serve.api_error import ApiError, unsupported
+from inl.serve.dialect import parse
+from inl.serve.event_stream import DONE, event
+from inl.serve.job import Answer, Delta, Job, Usage
+from inl.serve.openai.fields import (
+    FINISH_REASONS,
+    GenerationFields,
+    TokenId,
+    check_stream_options,
+    options_of,
+)
+from inl.serve.openai.usage import TokenText, completion_logprobs, usage_body
+from inl.serve.structured import structure_of
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default for text completions."""
+
+Text = Annotated[str, Meta(min_length=1)]
+Tokens = Annotated[list[TokenId], Meta(min_length=1)]
+Many = Meta(min_length=1, max_length=2048)
+
+
+class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
+    """Body of a text completion."""
+
+    prompt: Text | Annotated[list[str | TokenId | Tokens], Many]
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = False
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+
+def prompts_of(
+    prompt: str | list[str | int | list[int]],
+) -> list[str | list[int]]:
+    """Return the prompts of a request; raises :class:`ApiError` for a mixture."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if all(isinstance(item, int) for item in prompt):
+        return [[item for item in prompt if isinstance(item, int)]]
+    texts = [item for item in prompt if isinstance(item, str) and item]
+    lists = [item for item in prompt if isinstance(item, list)]
+    if len(prompt) not in (len(texts), len(lists)):
+        raise unsupported(
+            "prompt", "accepts a text, token ids, or a list of either, none empty"
+        )
+    return [*texts, *lists]
+
+
+class CompletionExchange:
+    """A text completion, of one or several prompts."""
+
+    def __init__(self, body: bytes, number: str, model: str, text: TokenText) -> None:
+        request = parse(body, CompletionRequest)
+        self._stream_options = check_stream_options(request)
+        options = options_of(request)
+        options["max_tokens"] = request.max_tokens or DEFAULT_MAX_TOKENS
+        options["logprobs"] = request.logprobs
+        if request.echo and request.logprobs is not None:
+            raise unsupported("echo", "is not supported together with logprobs")
+        self.job = Job(
+            model=request.model,
+            prompts=prompts_of(request.prompt),
+            options=options,
+            count=request.n or 1,
+            stream=bool(request.stream),
+            structure=structure_of(request.response_format, request.structured_outputs),
+        )
+        self._echo = bool(request.echo)
+        self._has_logprobs = request.logprobs is not None
+        self._has_token_ids = request.return_token_ids
+        self._text = text
+        self._offsets = [0] * self.job.completions
+        self._head = {
+            "id": f"cmpl-{number}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": request.model or model,
+        }
+
+    def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
+        """Return the whole response."""
+        choices = [
+            self._choice(index, self._echoed(index) + answer.content, answer)
+            for index, answer in enumerate(answers)
+        ]
+        return {**self._head, "choices": choices, "usage": usage_body(usage)}
+
+    def _echoed(self, index: int) -> str:
+        """Return the text of the prompt, if it is part of the completion."""
+        if not self._echo:
+            return ""
+        prompt = self.job.prompts[index // self.job.count]
+        if isinstance(prompt, list):
+            return b"".join(map(self._text, prompt)).decode("utf-8", "replace")
+        assert isinstance(prompt, str), "conversations are not completed here"
+        return prompt
+
+    def _choice(self, index: int, text: str, part: Answer | Delta) -> dict[str, Any]:
+        reason = part.finish_reason
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": reason and FINISH_REASONS[reason],
+        }
+        if self._has_logprobs:
+            logprobs = completion_logprobs(
+                part.logprobs, self._text, self._offsets[index]
+            )
+            choice["logprobs"] = logprobs
+            self._offsets[index] += sum(map(len, logprobs["tokens"]))
+        if self._has_token_ids:
+            choice["token_ids"] = part.token_ids
+        return choice
+
+    def opening(self, usage: Usage) -> bytes:
+        """Return the prompts, if they are part of the completions."""
+        return b"".join(
+            self._chunk(index, text, Delta(), usage)
+            for index in range(self.job.completions)
+            if (text := self._echoed(index))
+        )
+
+    def delta(self, index: int, delta: Delta, usage: Usage) -> bytes:
+        """Return the chunk of a delta."""
+        shown = delta.content or delta.finish_reason or delta.logprobs
+        if not (shown or self._has_token_ids):
+            return b""
+        return self._chunk(index, delta.content, delta, usage)
+
+    def _chunk(self, index: int, text: str, delta: Delta, usage: Usage) -> bytes:
+        chunk = {**self._head, "choices": [self._choice(index, text, delta)]}
+        if self._stream_options.continuous_usage_stats:
+            chunk["usage"] = usage_body(usage)
+        elif self._stream_options.include_usage:
+            chunk["usage"] = None
+        return event(chunk)
+
+    def closing(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        """Return the usage, if it was asked for, and the end mark."""
+        del answers
+        if not self._stream_options.include_usage:
+            return DONE
+        return event({**self._head, "choices": [], "usage": usage_body(usage)}) + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return an error in mid-stream."""
+        return event(error.openai()) + DONE

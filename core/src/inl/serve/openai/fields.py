@@ -1,0 +1,108 @@
+"""Request fields that chat and text completions share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from inl.engine.options import GenerationOptions
+from inl.serve.api_error import unsupported
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+StopString = Annotated[str, Meta(min_length=1)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-1e9, le=1e9)]
+Temperature = Annotated[float, Meta(ge=0, le=1e6)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+Repetition = Annotated[float, Meta(ge=0.01, le=100)]
+Completions = Annotated[int, Meta(ge=1, le=128)]
+TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+
+LEAST_TOP_P = 1e-6
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Sampling fields, and fields that have no effect here."""
+
+    model: str | None = None
+    max_tokens: Count | None = None
+    n: Completions | None = 1
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: Repetition | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[TokenId, Bias] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    seed: Seed | None = None
+    stop: StopString | list[StopString] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool = False
+    cache_salt: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+def options_of(fields: GenerationFields) -> GenerationOptions:
+    """Return the engine's options; OpenAI's default temperature is 1."""
+    options: GenerationOptions = {
+        "max_tokens": fields.max_tokens,
+        "temperature": 1.0 if fields.temperature is None else fields.temperature,
+        "seed": fields.seed,
+        "stop": fields.stop,
+        "stop_ids": fields.stop_token_ids or (),
+        "ignore_eos": fields.ignore_eos,
+        "cache_salt": fields.cache_salt,
+        "logit_bias": fields.logit_bias,
+        "allowed_token_ids": fields.allowed_token_ids,
+    }
+    if fields.top_p is not None:
+        options["top_p"] = max(fields.top_p, LEAST_TOP_P)
+    if fields.top_k is not None:
+        options["top_k"] = max(fields.top_k, 0)  # -1 disables it in other servers
+    if fields.min_p is not None:
+        options["min_p"] = fields.min_p
+    if fields.repetition_penalty is not None:
+        options["repetition_penalty"] = fields.repetition_penalty
+    if fields.presence_penalty is not None:
+        options["presence_penalty"] = fields.presence_penalty
+    if fields.frequency_penalty is not None:
+        options["frequency_penalty"] = fields.frequency_penalty
+    return options
+
+
+def check_stream_options(fields: GenerationFields) -> StreamOptions:
+    """Return the stream options; raises :class:`ApiError` without ``stream``."""
+    if fields.stream_options is not None and not fields.stream:
+        raise unsupported("stream_options", "needs stream to be true")
+    return fields.stream_options or StreamOptions()
+
+
+FINISH_REASONS: dict[str, Literal["stop", "length", "tool_calls"]] = {
+    "stop": "stop",
+    "stop_string": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+}

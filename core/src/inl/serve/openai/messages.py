@@ -1,0 +1,157 @@
+"""Chat messages of OpenAI's dialect, as chat templates expect them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from inl.serve.api_error import ApiError, unsupported
+from inl.serve.job import Tool
+
+
+class ContentPart(msgspec.Struct):
+    """A part of a message; only text is supported."""
+
+    type: str
+    text: str | None = None
+
+
+class FunctionCall(msgspec.Struct):
+    """A call in an earlier answer; arguments: JSON text."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(msgspec.Struct):
+    """A tool call in an earlier answer."""
+
+    id: str = ""
+    type: str = "function"
+    function: FunctionCall | None = None
+
+
+class Message(msgspec.Struct):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class FunctionSchema(msgspec.Struct):
+    """A function that the model may call; parameters: its JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolSchema(msgspec.Struct):
+    """A tool of a request."""
+
+    function: FunctionSchema
+    type: Literal["function"] = "function"
+
+
+class NamedFunction(msgspec.Struct):
+    """The name of a function."""
+
+    name: str
+
+
+class ToolChoice(msgspec.Struct):
+    """The tool that must be called."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+def text_of(content: str | Sequence[ContentPart] | None, where: str) -> str:
+    """Return the text of a message; raises :class:`ApiError` for other content."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for number, part in enumerate(content):
+        if part.type not in ("text", "input_text", "output_text", "refusal"):
+            raise unsupported(
+                f"{where}[{number}]",
+                f"found a part of type {part.type!r:.40}; this model accepts text only",
+            )
+        texts.append(part.text or "")
+    return "\n".join(texts)
+
+
+def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages for a chat template; raises :class:`ApiError`."""
+    if not messages:
+        raise ApiError(400, "messages: found none, needs one", param="messages")
+    return [_template_message(each, at) for at, each in enumerate(messages)]
+
+
+def _template_message(message: Message, at: int) -> dict[str, Any]:
+    where = f"messages[{at}]"
+    role = "system" if message.role == "developer" else message.role
+    value: dict[str, Any] = {
+        "role": "tool" if role == "function" else role,
+        "content": text_of(message.content, f"{where}.content"),
+    }
+    if message.tool_call_id is not None:
+        value["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        value["name"] = message.name
+    if reasoning := message.reasoning_content or message.reasoning:
+        value["reasoning_content"] = reasoning
+    if message.tool_calls:
+        value["tool_calls"] = [
+            _template_call(each, where) for each in message.tool_calls
+        ]
+    return value
+
+
+def _template_call(call: ToolCall, where: str) -> dict[str, Any]:
+    if call.function is None:
+        raise unsupported(f"{where}.tool_calls", f"found type {call.type!r:.40}")
+    try:
+        # Templates print arguments as JSON themselves.
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+    except msgspec.DecodeError:
+        arguments = call.function.arguments
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def tools_of(tools: Sequence[ToolSchema] | None) -> list[Tool]:
+    """Return the tools of a request."""
+    return [
+        Tool(
+            each.function.name,
+            each.function.description or "",
+            each.function.parameters or {},
+        )
+        for each in tools or ()
+    ]
+
+
+def choice_of(
+    choice: Literal["none", "auto", "required"] | ToolChoice | None,
+    tools: Sequence[Tool],
+) -> str:
+    """Return the tool choice of a job; raises :class:`ApiError`."""
+    if choice is None:
+        return "auto"
+    if isinstance(choice, str):
+        if choice == "required" and not tools:
+            raise unsupported("tool_choice", "'required' needs tools")
+        return choice
+    name = choice.function.name
+    if name not in [tool.name for tool in tools]:
+        raise unsupported("tool_choice", f"found {name!r:.60}, which is no tool")
+    return f"tool:{name}"

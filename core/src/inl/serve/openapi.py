@@ -1,0 +1,71 @@
+"""The description of the endpoints that ``/openapi.json`` returns."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+import inl
+from inl.serve.anthropic.messages import CountRequest, MessagesRequest
+from inl.serve.openai.chat import ChatRequest
+from inl.serve.openai.completions import CompletionRequest
+from inl.serve.openai.responses import ResponsesRequest
+from inl.serve.operations import DetokenizeRequest, TokenizeRequest
+
+BODIES: dict[str, tuple[type, str]] = {
+    "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
+    "/v1/completions": (CompletionRequest, "Continue texts."),
+    "/v1/responses": (ResponsesRequest, "Answer an input, without stored state."),
+    "/v1/messages": (MessagesRequest, "Answer a conversation."),
+    "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation."),
+    "/tokenize": (TokenizeRequest, "Convert a text or a conversation to token ids."),
+    "/detokenize": (DetokenizeRequest, "Convert token ids to text."),
+}
+
+GETS = {
+    "/v1/models": "List the models.",
+    "/health": "Return 200 while the process runs.",
+    "/ready": "Return 200 if new requests are accepted.",
+    "/version": "Return the version.",
+    "/load": "Return open requests and the use of the cache.",
+    "/metrics": "Return Prometheus metrics.",
+}
+
+ERRORS = {
+    "400": "The request is not accepted; the error names the field.",
+    "401": "No accepted key was sent.",
+    "413": "The body is too large.",
+    "429": "Too many open requests of this key; Retry-After has the seconds to wait.",
+    "503": "Too much waits, or the server stops; Retry-After has the seconds to wait.",
+}
+
+
+@cache
+def openapi() -> dict[str, Any]:
+    """Return the OpenAPI description of all endpoints."""
+    types = [kind for kind, _ in BODIES.values()]
+    schemas, components = msgspec.json.schema_components(
+        types, ref_template="#/components/schemas/{name}"
+    )
+    errors = {status: {"description": text} for status, text in ERRORS.items()}
+    paths: dict[str, Any] = {}
+    for (path, (_, text)), schema in zip(BODIES.items(), schemas, strict=True):
+        content = {"application/json": {"schema": schema}}
+        paths[path] = {
+            "post": {
+                "summary": text,
+                "requestBody": {"required": True, "content": content},
+                "responses": {"200": {"description": "The answer."}, **errors},
+            }
+        }
+    for path, text in GETS.items():
+        answer = {"200": {"description": text}}
+        paths[path] = {"get": {"summary": text, "responses": answer}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "inl serve", "version": inl.__version__},
+        "paths": paths,
+        "components": {"schemas": components},
+    }

@@ -1,0 +1,52 @@
+"""One structured log line for each request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from inl.serve.job import Usage
+
+log = logging.getLogger("inl.serve.access")
+
+
+class Record:
+    """What is logged of one request."""
+
+    def __init__(self, number: str, method: str, path: str) -> None:
+        self.number = number
+        self.status = 0
+        self.usage: Usage | None = None
+        self.reasons: Sequence[str] = ()
+        self._method = method
+        self._path = path
+        self._started = time.perf_counter()
+        self._first: float | None = None
+
+    def began(self) -> None:
+        """Record the time of the first token."""
+        if self._first is None:
+            self._first = time.perf_counter() - self._started
+
+    def write(self) -> None:
+        """Log the request as one JSON object."""
+        seconds = time.perf_counter() - self._started
+        fields: dict[str, Any] = {
+            "request": self.number,
+            "method": self._method,
+            "path": self._path,
+            "status": self.status,
+            "seconds": round(seconds, 4),
+        }
+        if self._first is not None:
+            fields["first_token_seconds"] = round(self._first, 4)
+        if self.usage is not None:
+            fields["prompt_tokens"] = self.usage.prompt_tokens
+            fields["cached_tokens"] = self.usage.cached_tokens
+            fields["completion_tokens"] = self.usage.completion_tokens
+        if self.reasons:
+            fields["finish_reasons"] = list(self.reasons)
+        log.info("%s", json.dumps(fields))

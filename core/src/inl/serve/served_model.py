@@ -1,0 +1,216 @@
+"""A model that a server offers: its engine, its prompts and its open requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from inl.engine.options import GenerationOptions
+from inl.errors import RequestError
+from inl.serve.api_error import ApiError, as_api_error
+from inl.serve.generations import Generation, Generations
+from inl.serve.generic_tools import with_tools
+from inl.serve.job import Conversation, Job, Prompt
+from inl.serve.markup import CallMarkup, Markup, ReasoningMarkup, derive
+from inl.serve.markup_parser import MarkupParser
+from inl.serve.output_parser import OutputParser, PlainParser
+from inl.serve.structured import forced_call
+from inl.serve.wakeups import Wakeups
+from inl.text.measure import check_length
+
+if TYPE_CHECKING:
+    from inl.engine.inference_engine import InferenceEngine
+    from inl.serve.admission import Admission, Ticket
+    from inl.serve.metrics import Metrics
+
+TAIL = 64
+"""Tokens at the end of a prompt that may begin the reasoning."""
+
+
+class ServedModel:
+    """One engine behind one name."""
+
+    def __init__(
+        self, name: str, engine: InferenceEngine, admission: Admission, metrics: Metrics
+    ) -> None:
+        self.name = name
+        self.engine = engine
+        self.created = int(time.time())
+        self._admission = admission
+        self._metrics = metrics
+        self._wakeups: Wakeups | None = None
+        self.markup = Markup(CallMarkup())
+        """How the model writes calls and reasoning, once it is warmed up."""
+
+    def warm_up(self) -> None:
+        """Build the tokenizer and start the template's process, if it has them."""
+        with suppress(RequestError):
+            self.engine.tokenizer.encode("a")
+        template = self.engine.chat_template
+        if template is not None:
+            self.markup = derive(template.apply, template.source)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token's text; empty for an unknown id."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer.token(token) is None:
+            return b""
+        if tokenizer.byte_level:
+            return tokenizer.token_bytes(token)
+        return tokenizer.decode([token], skip_special=False).encode()
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt; raises the engine's errors."""
+        if isinstance(prompt, list):
+            return prompt
+        if isinstance(prompt, str):
+            check_length(self.engine.tokenizer, prompt, self.engine.context)
+            return self.engine.tokenizer.encode(prompt)
+        return self._encode_conversation(prompt)
+
+    def _encode_conversation(self, conversation: Conversation) -> list[int]:
+        messages = conversation.messages
+        variables = dict(conversation.variables)
+        tools = () if conversation.tool_choice == "none" else conversation.tools
+        if not self.markup.has_tools:
+            messages = with_tools(conversation, tools)
+        elif tools:
+            variables["tools"] = [tool.as_template_value() for tool in tools]
+        return self.engine.chat_ids(
+            messages,
+            continue_final_message=conversation.continue_final,
+            **variables,
+        )
+
+    async def start(self, job: Job, client: str) -> Generations:
+        """Admit a job and submit its prompts; raises :class:`ApiError`."""
+        ticket = self._admission.enter(client, job.completions)
+        started: list[Generation] = []
+        try:
+            # A long text takes a while to encode.
+            prompts = await asyncio.to_thread(self._encode_all, job.prompts)
+            self._admission.charge(ticket, sum(map(len, prompts)) * job.count)
+            event = asyncio.Event()
+            for prompt, ids in zip(job.prompts, prompts, strict=True):
+                for number in range(job.count):
+                    started.append(self._submit(job, prompt, ids, number, event))
+        except BaseException as error:
+            self._cancel(started)
+            self._admission.leave(ticket, finished=False)
+            if isinstance(error, Exception):
+                raise as_api_error(error) from error
+            raise
+        return Generations(
+            started,
+            event,
+            on_begin=partial(self._admission.begun, ticket),
+            on_delta=self._metrics.record_delta,
+            on_close=partial(self._close, started, ticket),
+        )
+
+    def _encode_all(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+        return [tuple(self.encode(prompt)) for prompt in prompts]
+
+    def _submit(
+        self,
+        job: Job,
+        prompt: Prompt,
+        ids: Sequence[int],
+        number: int,
+        event: asyncio.Event,
+    ) -> Generation:
+        if self._wakeups is None:
+            self._wakeups = Wakeups(asyncio.get_running_loop())
+        options = self._options(job, prompt)
+        seed = options.get("seed")
+        if seed is not None:
+            options["seed"] = seed + number
+        listener = partial(self._wakeups.wake, event)
+        handle = self.engine.start(ids, listener=listener, **options)
+        parser, stop = self._parser(prompt, ids), partial(self._stop, options)
+        return Generation(handle, parser, stop, is_first=number == 0)
+
+    def _options(self, job: Job, prompt: Prompt) -> GenerationOptions:
+        """Return the options of a prompt, with the structure of its output."""
+        options: dict[str, Any] = {**job.options}
+        structure = job.structure
+        if isinstance(prompt, Conversation) and _is_forced(prompt):
+            calls = self.markup.calls or CallMarkup()
+            structure = forced_call(prompt.tools, prompt.tool_choice, calls)
+        if structure is not None:
+            options["structured"] = structure
+        return cast("GenerationOptions", options)
+
+    def _parser(self, prompt: Prompt, ids: Sequence[int]) -> OutputParser:
+        """Return the parser of a prompt's output; texts have no markup."""
+        if not isinstance(prompt, Conversation):
+            return PlainParser()
+        if _is_forced(prompt):
+            calls = self.markup.calls or CallMarkup()
+            return MarkupParser(calls, None, is_forced=True)
+        offered = prompt.tools and prompt.tool_choice != "none"
+        calls = self.markup.calls if offered else None
+        reasoning = self.markup.reasoning
+        if calls is None and reasoning is None:
+            return PlainParser()
+        return MarkupParser(
+            calls,
+            reasoning,
+            is_reasoning=reasoning is not None and self._has_begun(reasoning, ids),
+        )
+
+    def _has_begun(self, reasoning: ReasoningMarkup, ids: Sequence[int]) -> bool:
+        """Whether a prompt ends within reasoning."""
+        tail = self.engine.tokenizer.decode(ids[-TAIL:], skip_special=False)
+        return tail.rfind(reasoning.begin) > tail.rfind(reasoning.end)
+
+    def _stop(self, options: GenerationOptions, ids: list[int]) -> str | None:
+        """Return the stop string with which the text of ``ids`` was ended."""
+        text = self.engine.tokenizer.decode(ids)
+        stop = options.get("stop") or ()
+        strings = [stop] if isinstance(stop, str) else stop
+        ends = [(text.find(each) + len(each), each) for each in strings if each in text]
+        return min(ends)[1] if ends else None
+
+    def _close(self, started: list[Generation], ticket: Ticket, finished: bool) -> None:
+        self._cancel(started)
+        self._admission.leave(ticket, finished=finished)
+        for item in started:
+            self._metrics.record_end(item)
+
+    def _cancel(self, items: list[Generation]) -> None:
+        for item in items:
+            if not item.handle.completed:
+                self.engine.cancel(item.handle)
+
+
+def _is_forced(conversation: Conversation) -> bool:
+    return conversation.tool_choice not in ("auto", "none")
+
+
+class Models:
+    """The models of a server, by name."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._models = {model.name: model}
+        self.default = model
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models.values())
+
+    def find(self, name: str | None) -> ServedModel:
+        """Return a model; ``None`` is the default. Raises :class:`ApiError` 404."""
+        if name is None:
+            return self.default
+        if name not in self._models:
+            raise ApiError(
+                404,
+                f"model: found {name!r:.80}, this server has {', '.join(self._models)}",
+                param="model",
+                code="model_not_found",
+            )
+        return self._models[name]

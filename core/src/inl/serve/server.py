@@ -1,0 +1,141 @@
+"""Runs the application on a socket until a signal stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from inl.errors import RequestError
+from inl.serve.admission import Admission
+from inl.serve.app import make_app
+from inl.serve.metrics import Metrics
+from inl.serve.served_model import Models, ServedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from inl.config import EngineConfig
+    from inl.engine.inference_engine import InferenceEngine
+    from inl.serve.settings import ServerConfig
+
+BACKLOG = 2048
+
+
+class Server:
+    """One engine behind an HTTP server.
+
+    name: of the model in requests. metrics: its ``record_step`` is the engine's
+    ``on_step``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: InferenceEngine,
+        config: ServerConfig,
+        metrics: Metrics,
+    ) -> None:
+        self.config = config
+        self.admission = Admission(
+            max_running=engine.config.max_batch,
+            max_queue=config.max_queue,
+            max_queued_tokens=config.max_queued_tokens,
+            max_per_client=config.max_per_key,
+        )
+        metrics.observe_engine(engine, self.admission)
+        model = ServedModel(name, engine, self.admission, metrics)
+        model.warm_up()
+        models = Models(model)
+        app = make_app(models, self.admission, metrics, config)
+        settings = uvicorn.Config(
+            app,
+            host=config.host,
+            port=config.port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            backlog=BACKLOG,
+            ssl_certfile=config.certificate,
+            ssl_keyfile=config.private_key,
+            timeout_graceful_shutdown=max(int(config.drain_seconds), 1),
+            timeout_keep_alive=75,
+        )
+        self._server = _Uvicorn(settings)
+        self._port = config.port
+
+    def handle_signals(self) -> None:
+        """Stop at SIGTERM and SIGINT; called by the main thread's event loop."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+
+    async def serve(self, started: Callable[[str], None]) -> None:
+        """Serve until :meth:`stop`, then finish the open requests.
+
+        started: called with the URL once connections are accepted.
+        """
+        listening = listen(self.config.host, self.config.port)
+        self._port = listening.getsockname()[1]
+        serving = asyncio.create_task(self._server.serve([listening]))
+        while not self._server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        if self._server.started:
+            started(self.url)
+        await serving
+
+    @property
+    def url(self) -> str:
+        """The address, once connections are accepted."""
+        scheme = "https" if self.config.certificate else "http"
+        host = self.config.host
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._port}"
+
+    def stop(self) -> None:
+        """Accept nothing more and end once all open requests have finished.
+
+        A second call ends them.
+        """
+        if self._server.should_exit:
+            self._server.force_exit = True
+        self.admission.is_draining = True
+        self._server.should_exit = True
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; raises :class:`RequestError` if it cannot be."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(
+            (str(address[0]), port), family=family, backlog=BACKLOG
+        )
+    except OSError as error:
+        raise RequestError(
+            f"{host}:{port}: {error.strerror}; accepts another --host and --port"
+        ) from error
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to :class:`Server`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def engine_config(config: EngineConfig, server: ServerConfig) -> EngineConfig:
+    """Return the settings of an engine whose queue the server bounds."""
+    return replace(
+        config,
+        max_queued_requests=config.max_batch + server.max_queue + 1,
+        max_queued_tokens=2**61,
+    )

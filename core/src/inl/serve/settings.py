@@ -1,0 +1,64 @@
+"""Settings of a server, each with a default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inl.errors import RequestError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Address, access and bounds of a server.
+
+    Raises :class:`~inl.errors.RequestError` for a value that is not accepted.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 lets the system choose one."""
+    api_keys: tuple[str, ...] = ()
+    """Keys of which each request must send one; none: requests need no key."""
+    admin_key: str | None = None
+    """Key of the administration endpoints; ``None``: there are none."""
+    max_queue: int = 256
+    """Maximum number of requests that wait to run; more are refused with 503."""
+    max_queued_tokens: int = 1 << 20
+    """Maximum number of prompt tokens that wait to run."""
+    max_per_key: int | None = None
+    """Maximum number of open requests of one key; more are refused with 429."""
+    max_body_bytes: int = 32 << 20
+    """Maximum size of a request body."""
+    cors_origins: tuple[str, ...] = ()
+    """Web origins, besides the server's own, whose pages may send requests."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Accepted ``Host`` headers, besides those of the address. A server that does not
+    listen on loopback accepts all if there are none."""
+    drain_seconds: float = 120.0
+    """Time that open requests have to finish after SIGTERM."""
+    keep_alive_seconds: float = 15.0
+    """Time without an event after which a stream sends a comment line."""
+    certificate: str | None = None
+    """TLS certificate file."""
+    private_key: str | None = None
+    """Key file of the TLS certificate."""
+    vllm_metrics: bool = True
+    """Whether metrics are exported under vLLM's names too."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_queue", "max_queued_tokens", "max_body_bytes"):
+            if getattr(self, name) < 0:
+                raise RequestError(
+                    f"{name}: found {getattr(self, name)}, accepts 0 and above"
+                )
+        if self.private_key is not None and self.certificate is None:
+            raise RequestError("private key: found no certificate; pass both files")
+        if any(not key for key in (*self.api_keys, self.admin_key or "-")):
+            raise RequestError("api key: found an empty one; accepted: any other text")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only programs of this machine can connect."""
+        return self.host in LOOPBACK

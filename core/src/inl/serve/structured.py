@@ -1,0 +1,89 @@
+"""Structured output: request fields as the engine's ``structured`` option."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from inl.engine.options import GenerationOptions
+from inl.serve.api_error import unsupported
+from inl.serve.job import Tool
+from inl.serve.markup import CallMarkup
+
+FIELDS = {
+    "json": "json_schema",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "lark",
+}
+"""Fields of ``structured_outputs``, and the engine's names."""
+
+ANY_OBJECT = {"type": "object"}
+
+
+def structure_of(
+    response_format: Mapping[str, Any] | None,
+    structured_outputs: Mapping[str, Any] | None = None,
+) -> dict[str, Any] | None:
+    """Return the engine's option; raises :class:`ApiError` for other structures."""
+    if structured_outputs is not None:
+        return _checked("structured_outputs", _outputs(structured_outputs))
+    if response_format is None or response_format.get("type") == "text":
+        return None
+    kind = response_format.get("type")
+    if kind == "json_object":
+        return _checked("response_format", {"json_schema": ANY_OBJECT})
+    if kind == "json_schema":
+        named = response_format.get("json_schema")
+        schema = named.get("schema") if isinstance(named, Mapping) else None
+        if not isinstance(schema, Mapping | bool):
+            raise unsupported("response_format", "needs json_schema.schema")
+        return _checked("response_format", {"json_schema": schema})
+    raise unsupported(
+        "response_format",
+        f"found type {kind!r:.40}, accepts text, json_object and json_schema",
+    )
+
+
+def _outputs(fields: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in fields.items() if value is not None}
+    if len(given) != 1:
+        raise unsupported(
+            "structured_outputs",
+            f"found {', '.join(given) or 'no field'}, accepts one of "
+            f"{', '.join([*FIELDS, 'json_object'])}",
+        )
+    ((name, value),) = given.items()
+    if name == "json_object" and value is True:
+        return {"json_schema": ANY_OBJECT}
+    if name not in FIELDS:
+        raise unsupported(f"structured_outputs.{name}", "is not supported")
+    return {FIELDS[name]: value}
+
+
+def forced_call(
+    tools: Sequence[Tool], choice: str, markup: CallMarkup
+) -> dict[str, Any]:
+    """Return the structure of one call of the tools of a choice."""
+    name = choice.removeprefix("tool:")
+    chosen = [tool for tool in tools if choice == "required" or tool.name == name]
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                markup.name_key: {"const": tool.name},
+                markup.arguments_key: dict(tool.parameters) or ANY_OBJECT,
+            },
+            "required": [markup.name_key, markup.arguments_key],
+            "additionalProperties": False,
+        }
+        for tool in chosen
+    ]
+    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return _checked("tool_choice", {"json_schema": schema})
+
+
+def _checked(field: str, option: dict[str, Any]) -> dict[str, Any]:
+    if "structured" not in GenerationOptions.__annotations__:
+        raise unsupported(field, "this engine has no structured output")
+    return option

@@ -1,0 +1,36 @@
+"""Description of a program that a backend is asked to compile."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from inl.spec.limits import Limits
+from inl.spec.step import Bucket
+
+PROGRAMS = {
+    "advance": "(weights, message, state) -> (tokens, state)",
+    "logits": "(weights, message, state) -> (logits, step, state)",
+    "masked": "(logits, masks, step, state) -> (tokens, state)",
+    "admit": "(messages, state) -> (state,)",
+    "set_token_bias": "(message, state) -> (state,)",
+}
+"""Name -> signature of each program. "advance" computes a step and samples; "logits"
+and "masked" do so in two calls, for steps whose allowed tokens the host computes in
+between; "admit" applies admissions and releases, int32 [n, words]."""
+
+
+class ProgramInfo(NamedTuple):
+    """What a backend is told about a function that it compiles."""
+
+    name: str
+    """One of :data:`PROGRAMS`."""
+    limits: Limits
+    """Capacity of the runner: slots, blocks, block size, vocabulary, buckets."""
+    bucket: Bucket | None
+    """Shape of the step; ``None`` for the programs that run between steps."""
+    consumes: tuple[int, ...]
+    """Positions of the arguments whose buffers the program may overwrite."""
+    context: int
+    """Tokens of the longest sequence that the program serves: it reads block tables of
+    ``context / limits.block_size`` columns. Less than the table holds only if the
+    backend offers :class:`~inl.backend.base.ContextLengths`."""

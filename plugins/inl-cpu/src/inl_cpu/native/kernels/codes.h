@@ -1,0 +1,126 @@
+/* Codes, scales and offsets of a block of quantized weights, as vectors of 16 rows. */
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/matrix.h"
+#include "runtime/quant.h"
+#include "simd/simd.h"
+
+namespace inl {
+namespace {
+
+/* Columns 4 * step to 4 * step + 3 of a plane of BITS, in bits SHIFT .. of each byte. */
+template <int BITS, int SHIFT>
+inline I plane_step(const char *run, int step) {
+    constexpr int STEPS = 8 / BITS; /* of a register */
+    const I w = load_ints(run + 64 * (step / STEPS));
+    if (BITS == 8) return w;
+    constexpr uint32_t MASK = ((1u << BITS) - 1) << SHIFT;
+    const int shift = step % STEPS * BITS - SHIFT;
+    const I moved =
+        shift > 0 ? shift_right(w, shift) : shift < 0 ? shift_left(w, -shift) : w;
+    return bit_and(moved, set_int(int32_t(MASK * 0x01010101u)));
+}
+
+/* Codes in planes of LOW and HIGH bits. LARGEST is the largest code; step() returns the
+ * codes of 4 columns as bytes. For codes as floats, word() returns those of WORD
+ * columns from column ``at``, and number() one of them. */
+template <int LOW, int HIGH>
+struct PlaneCodes {
+    static constexpr int LARGEST = (1 << (LOW + HIGH)) - 1;
+    static constexpr int WORD = LOW == 4 && HIGH == 0 ? 8 : 4;
+
+    explicit PlaneCodes(const inl_matrix &) {}
+    I step(const char *run, int step) const {
+        const I low = plane_step<LOW, 0>(run, step);
+        if constexpr (HIGH == 0)
+            return low;
+        else
+            return bit_or(low, plane_step<HIGH, LOW>(run + 64 * LOW, step));
+    }
+    I word(const char *run, int at) const {
+        return WORD == 8 ? load_ints(run + 8 * at) : step(run, at / 4);
+    }
+    static F number(const Codes &codes, I word, int k) {
+        return WORD == 8 ? codes.nibble(word, k % 4 * 8 + k / 4 * 4)
+                         : codes.byte(word, 8 * k);
+    }
+};
+
+/* Codes of 4 bits that are indices of a table. */
+struct TableCodes {
+    static constexpr int LARGEST = 255;
+    static constexpr int WORD = 4;
+    I table;
+
+    explicit TableCodes(const inl_matrix &m) : table(load_ints(table_of(m))) {}
+    I step(const char *run, int step) const {
+        return look_up(table, plane_step<4, 0>(run, step));
+    }
+    I word(const char *run, int at) const { return step(run, at / 4); }
+    static F number(const Codes &codes, I word, int k) {
+        return codes.byte(word, 8 * k);
+    }
+};
+
+/* 2^(e - 128) for bytes e, as a product of two normal numbers. */
+inline F power_of_two(I bytes) {
+    const I e = bit_and(bytes, set_int(255));
+    const I first = add(shift_right(e, 1), set_int(63));
+    const I second = add(shift_right(add(e, set_int(1)), 1), set_int(63));
+    return mul(as_float(shift_left(first, 23)), as_float(shift_left(second, 23)));
+}
+
+/* Scale formats of a matrix that are known at compile time; ANY_SCALE is not. */
+constexpr int ANY_SCALE = -1;
+
+/* Scales and offsets of the groups of a block. */
+template <int SCALE = ANY_SCALE>
+struct BlockScales {
+    const int kind;
+    const bool has_offsets;
+    const int64_t scales, offsets; /* places in a run */
+    F scale, offset;               /* of the block */
+
+    BlockScales(const inl_matrix &m, const BlockShape &shape, const char *block)
+        : kind(SCALE == ANY_SCALE ? m.scale : SCALE), has_offsets(m.offsets),
+          scales(shape.codes), offsets(scales + shape.scales), scale(set(1.0f)),
+          offset(set(0.0f)) {
+        if (kind == INL_SCALE_EXPONENT) return;
+        const uint16_t *halves = reinterpret_cast<const uint16_t *>(block);
+        scale = load_half(halves);
+        if (has_offsets) offset = load_half(halves + INL_LANES);
+    }
+    /* Of a group of a run. */
+    F scale_of(const char *run, int group) const {
+        if (kind == INL_SCALE_HALF) return scale;
+        const I bytes = load_bytes(run + scales + INL_LANES * group);
+        if (kind == INL_SCALE_BYTE) return mul(scale, to_float(bytes));
+        if (kind == INL_SCALE_EXPONENT) return power_of_two(bytes);
+        return mul(scale, to_float(bit_and(bytes, set_int(15))));
+    }
+    /* Zeros if the matrix has no offsets. */
+    F offset_of(const char *run, int group) const {
+        if (kind == INL_SCALE_HALF || !has_offsets) return offset;
+        if (kind == INL_SCALE_BYTE)
+            return mul(offset, to_float(load_bytes(run + offsets + INL_LANES * group)));
+        const I bytes = load_bytes(run + scales + INL_LANES * group);
+        return mul(offset, to_float(bit_and(shift_right(bytes, 4), set_int(15))));
+    }
+};
+
+/* Calls visit(run, scales) with each run of a tile and the scales of its block. */
+template <int SCALE = ANY_SCALE, class Visit>
+inline void for_each_run(const inl_matrix &m, const char *tile, Visit visit) {
+    const BlockShape shape(m);
+    const char *end = tile + m.columns / shape.columns * shape.bytes;
+    while (tile < end) {
+        const BlockScales<SCALE> scales(m, shape, tile);
+        const char *next = tile + shape.bytes;
+        for (tile += shape.halves; tile < next; tile += shape.run) visit(tile, scales);
+    }
+}
+
+} // namespace
+} // namespace inl

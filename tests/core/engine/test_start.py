@@ -1,0 +1,70 @@
+"""Requests of the background thread: what listeners see, and what cancelling frees."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from inl.config import EngineConfig
+from inl.engine.inference_engine import InferenceEngine
+from inl.errors import QueueFull, RequestError
+from inl.executor.model_loader import LanguageModel
+from inl.models.llama import MODEL
+from inl.protocol.runner import Limits
+from inl.testing.hash_runner import HashRunner
+from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+
+LIMITS = Limits(
+    slots=5, blocks=(65,), block_size=16, max_blocks_per_seq=16, vocab=64, depth=3
+)
+
+
+@pytest.fixture
+def engine():
+    checkpoint = MemoryCheckpoint(*tiny_llama(np.random.default_rng(5), vocab=64))
+    model = LanguageModel(MODEL, MODEL.config(checkpoint.config), checkpoint)
+    config = EngineConfig(max_batch=4, max_queued_requests=4)
+    runner = HashRunner(LIMITS)
+    with InferenceEngine(model, config=config, runner=runner) as engine:
+        yield engine
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def used(engine):
+    return sum(pool.used_blocks for pool in engine.core.scheduler.kv_cache.pools)
+
+
+def test_a_started_request_calls_its_listener_until_it_has_finished(engine):
+    woken = threading.Event()
+    handle = engine.start([1, 2], listener=woken.set, max_tokens=5)
+    while not handle.completed:
+        assert woken.wait(30)
+        woken.clear()
+    assert handle.completion().token_ids == engine.generate([1, 2], max_tokens=5).token_ids
+
+
+def test_a_cancelled_request_frees_its_blocks_without_another_one(engine):
+    for _ in range(30):
+        handle = engine.start([1, 2, 3], listener=lambda: None, max_tokens=90)
+        wait_for(lambda handle=handle: handle.token_ids)
+        engine.cancel(handle)
+        wait_for(lambda: not used(engine))
+        assert handle.finish_reason == "cancelled"
+
+
+def test_a_request_that_cannot_be_served_is_refused_at_once(engine):
+    with pytest.raises(RequestError):
+        engine.start([1], listener=lambda: None, temperature=-1)
+    for _ in range(4):
+        engine.submit([1])
+    with pytest.raises(QueueFull):
+        engine.start([1], listener=lambda: None)

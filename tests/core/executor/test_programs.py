@@ -1,0 +1,169 @@
+"""What a backend is told about its programs, and programs for several lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inl.backend.base import ContextLengths, Traits
+from inl.backend.programs import takes_info
+from inl.backend.reference import ReferenceBackend, body_kernel
+from inl.backend.simple import plain_state
+from inl.device import Device
+from inl.dtypes import widen, wrap
+from inl.engine.core import EngineCore
+from inl.models.llama import MODEL
+from inl.ops import catalog
+from inl.plugin import simple_backend
+from inl.scheduling.request import Request
+from inl.spec.kernel import Kernel
+from inl.spec.limits import Limits
+from inl.spec.program import PROGRAMS
+from inl.spec.step import Bucket
+from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
+from inl.testing.traffic import Traffic, play
+
+LIMITS = Limits(
+    slots=6, blocks=(70,), block_size=4, max_blocks_per_seq=16, vocab=96, depth=2
+)
+FILES = MemoryCheckpoint(*tiny_llama(np.random.default_rng(3), kv_heads=4))
+FIELDS = [
+    {"prompt": [5, 6, 7], "max_tokens": 30},
+    {"prompt": range(20), "max_tokens": 12, "temperature": 0.7, "seed": 2},
+    {"prompt": [8, 9], "max_tokens": 20, "allowed_token_ids": range(30)},
+    {"prompt": [1, 2], "max_tokens": 3, "logit_bias": {4: 3.0}},
+]
+
+
+def copied(host):
+    return np.array(widen(host))
+
+
+class Told:
+    """A NumPy backend that records what it is told; ``made`` is its class."""
+
+    def __init__(self, lengths=None, buckets=None, **options):
+        self.infos, self.tables, self.messages, self.states = [], [], 0, 0
+        capabilities = [] if lengths is None else [ContextLengths(lambda _: lengths)]
+        self.made = simple_backend(
+            tensor=copied, numpy=wrap, kernels=self.kernels, compile=self.compile,
+            message=self.message, state=self.state, buckets=buckets,
+            traits=Traits(dtypes=("float32",), block_size=4),
+            capabilities=capabilities, **options,
+        )  # fmt: skip
+
+    def message(self, host):
+        self.messages += 1
+        return copied(host)
+
+    def state(self, spec, limits):
+        self.states += 1
+        return plain_state(spec, limits, copied)
+
+    def kernels(self):
+        for op in catalog().values():
+            if not op.composite:
+                run = body_kernel(op, "float32")
+                watched = self.watched(run) if op.name == "attention" else run
+                yield Kernel(op.name, "body", watched)
+
+    def watched(self, run):
+        def attention(q, cache, step, **attrs):
+            self.tables.append(step.blocks.shape)
+            return run(q, cache, step, **attrs)
+
+        return attention
+
+    def compile(self, function, bucket, consumes, info):
+        assert info.bucket == bucket
+        assert info.consumes == tuple(consumes)
+        self.infos.append(info)
+        return function
+
+    def runner(self):
+        return local_runner(self.made(Device("told:0")), MODEL, FILES, LIMITS)
+
+
+def outputs(runner):
+    requests = [Request(**fields) for fields in FIELDS]
+    core = EngineCore(runner)
+    for request in requests:
+        core.add(request)
+    while core.has_work:
+        assert [e.error for e in core.step() if e.error] == []
+    return [each.output_ids for each in requests]
+
+
+def two_buckets(limits):
+    return [Bucket(t, 5, sampler=s) for t in (5, 40) for s in limits.samplers]
+
+
+def test_a_program_is_compiled_with_its_name_limits_and_context():
+    told = Told(buckets=two_buckets)
+    runner = told.runner()
+    outputs(runner)
+    assert {info.name for info in told.infos} == set(PROGRAMS)
+    for info in told.infos:
+        arguments = PROGRAMS[info.name].partition(")")[0].split(", ")
+        assert [arguments[at] for at in info.consumes] == ["state"]
+        assert info.limits == runner.limits
+        assert info.limits.block_size == 4
+        assert info.context == 64
+        between_steps = info.name in ("admit", "set_token_bias")
+        assert (info.bucket is None) == between_steps
+
+
+def test_a_simple_backend_makes_messages_and_state():
+    told = Told()
+    runner = told.runner()
+    assert told.states == 1
+    outputs(runner)
+    assert told.messages == sum(len(shape) == 3 for shape in told.tables) / 2
+    runner.executor._is_consuming = True
+    runner.reset()
+    assert told.states == 2
+
+
+@pytest.mark.parametrize("buckets", [None, two_buckets])
+def test_a_step_reads_the_shortest_table_that_holds_its_sequences(buckets):
+    expected = outputs(Told(buckets=buckets).runner())
+    told = Told((22, 33, 999), buckets)
+    runner = told.runner()
+    assert outputs(runner) == expected
+    # 22 and 33 tokens are 6 and 9 blocks of 4; the table has 16.
+    assert {shape[-1] for shape in told.tables} == {6, 9}
+    contexts = {(info.name, info.context) for info in told.infos}
+    assert {("logits", 24), ("masked", 24), ("advance", 36)} <= contexts
+    assert len(set(told.infos)) == len(told.infos)
+
+
+def test_random_traffic_reads_all_of_its_tokens():
+    """Blocks that steps assign count: admissions give only the first ones."""
+    reference = ReferenceBackend(Device("reference:0"))
+    runners = (
+        Told((8, 16, 32)).runner(),
+        local_runner(reference, MODEL, FILES, LIMITS),
+    )
+    texts = []
+    for runner in runners:
+        traffic = Traffic(np.random.default_rng(4), LIMITS, sampler="greedy")
+        texts.append(play(runner, traffic.frames(40)))
+    assert texts[0] == texts[1]
+
+
+def test_a_warm_up_compiles_every_length():
+    told = Told((8, 16), two_buckets)
+    told.runner().warm_up()
+    steps = [(i.bucket, i.context) for i in told.infos if i.name == "advance"]
+    sizes = {8, 16, 64}
+    assert (
+        len(steps) == len(set(steps)) == len(sizes) * len(told.infos[0].limits.buckets)
+    )
+    assert {context for _, context in steps} == sizes
+
+
+def test_functions_with_and_without_the_parameter():
+    assert takes_info(lambda function, bucket, consumes, info: function)
+    assert takes_info(lambda function, **more: function)
+    assert not takes_info(lambda function, bucket, consumes: function)
+    assert not takes_info(dict.update)

@@ -1,0 +1,156 @@
+"""Random configs of every family, for a comparison with transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+VOCAB, TOKENS = 40, 22
+SLIDING, FULL = "sliding_attention", "full_attention"
+ABSENT = object()
+"""A drawn value: the config has no such field."""
+
+SIZES = {
+    "vocab_size": [VOCAB], "hidden_size": [16, 24], "intermediate_size": [20, 32],
+    "num_hidden_layers": [2, 3], "num_attention_heads": [2, 4],
+    "num_key_value_heads": [*[1, 2] * 6, None, ABSENT],
+    "max_position_embeddings": [64, 64, 256, ABSENT], "pad_token_id": [0],
+}  # fmt: skip
+COMMON = {
+    "head_dim": [8, 12, 8, 12, 8, 12, 8, None, ABSENT],
+    "rms_norm_eps": [1e-5, 0.1, ABSENT],
+    "hidden_act": ["silu", "silu", "gelu_pytorch_tanh", "gelu_new", "gelu", ABSENT],
+    "tie_word_embeddings": [True, False, ABSENT],
+    "attention_bias": [False, False, True, ABSENT],
+    "mlp_bias": [False, False, True, ABSENT],
+    "sliding_window": [5, 64, None, ABSENT],
+    "layer_types": [*[ABSENT, "drawn"] * 6, "short", None],
+    "partial_rotary_factor": [*[ABSENT] * 6, 1.0, 0.5],
+    "attention_dropout": [0.1, ABSENT], "pretraining_tp": [2, ABSENT],
+    "use_cache": [False, ABSENT], "an_unknown_field": [ABSENT, {"a": 1}],
+    "initializer_range": [0.5, ABSENT], "torch_dtype": ["bfloat16", ABSENT],
+}  # fmt: skip
+"""Fields of most families, each in a config with the probability DRAWN."""
+DRAWN = 0.5
+
+QWEN = {
+    "use_sliding_window": [True, True, False, ABSENT],
+    "max_window_layers": [0, 1, 2, ABSENT],
+}
+GEMMA = {
+    "hidden_activation": ["gelu_pytorch_tanh", "silu", ABSENT],
+    "query_pre_attn_scalar": [4, 9, ABSENT],
+    "attn_logit_softcapping": [2.0, None, ABSENT],
+    "final_logit_softcapping": [3.0, None, ABSENT],
+    "use_bidirectional_attention": [False, ABSENT, ABSENT, True],
+}
+MOE = {
+    "num_experts_per_tok": [1, 2], "moe_intermediate_size": [12],
+    "norm_topk_prob": [True, False, ABSENT], "decoder_sparse_step": [1, 2, ABSENT],
+    "mlp_only_layers": [[0], None, ABSENT], "qkv_bias": [True, False, ABSENT],
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, list[Any]]] = {
+    "llama": {},
+    "mistral": {},
+    "mixtral": {"num_local_experts": [4], "num_experts_per_tok": [1, 2, ABSENT]},
+    "qwen2": QWEN,
+    "qwen3": QWEN,
+    "qwen2_moe": {
+        **MOE, "num_experts": [4], "shared_expert_intermediate_size": [8],
+        "use_sliding_window": [False, ABSENT, True],
+    },
+    "qwen3_moe": {
+        **MOE, "num_experts": [4], "use_sliding_window": [False, ABSENT, True],
+    },
+    "gemma2": GEMMA,
+    "gemma3_text": {
+        **GEMMA, "rope_local_base_freq": [50.0, ABSENT],
+        "sliding_window_pattern": [2, 3, ABSENT],
+    },
+    "phi3": {"original_max_position_embeddings": [16, 32, 64, ABSENT]},
+    "olmo2": {"clip_qkv": [ABSENT, ABSENT, None]},
+}  # fmt: skip
+ALWAYS = (
+    "num_local_experts", "num_experts", "moe_intermediate_size", "num_experts_per_tok",
+    "shared_expert_intermediate_size",
+)  # fmt: skip
+"""Fields that keep a model small, drawn in every config."""
+
+
+def draw(rng, family: str) -> dict[str, Any]:
+    """A config of a family; ``rng`` is a ``random.Random``."""
+    config: dict[str, Any] = {"model_type": family}
+    for name, values in SIZES.items():
+        config[name] = rng.choice(values)
+    extra = FAMILIES[family]
+    for name, values in {**COMMON, **extra}.items():
+        if name in ALWAYS or rng.random() < (0.7 if name in extra else DRAWN / 2):
+            config[name] = rng.choice(values)
+    layers = config["num_hidden_layers"]
+    if config.get("layer_types") == "drawn":
+        config["layer_types"] = [rng.choice([SLIDING, FULL]) for _ in range(layers)]
+    elif config.get("layer_types") == "short":
+        config["layer_types"] = [FULL]
+    lanes = config.get("head_dim") or ABSENT
+    if lanes is ABSENT:
+        lanes = config["hidden_size"] // config["num_attention_heads"]
+    config |= rope(rng, family, lanes)
+    return {name: value for name, value in config.items() if value is not ABSENT}
+
+
+def rope(rng, family, lanes):
+    """Fields of the rotation, in any of the places where configs have them."""
+    found: dict[str, Any] = {}
+    if rng.random() < 0.5:
+        found["rope_theta"] = rng.choice([100.0, 5000.0, 1e6])
+    if rng.random() < 0.15:
+        found["original_max_position_embeddings"] = rng.choice([8, 16, 32])
+    place = rng.choice(["", "rope_parameters", "rope_scaling", "both"])
+    if place in ("rope_parameters", "both"):
+        theta = rng.choice([{}, {"rope_theta": 300.0}])
+        kind = scaling(rng, family, lanes) if place != "both" else {}
+        found["rope_parameters"] = {"rope_type": "default", **theta, **kind}
+        if family in ("gemma3_text", "olmo3"):
+            found["rope_parameters"] = {
+                FULL: found["rope_parameters"],
+                SLIDING: {"rope_type": "default", "rope_theta": 30.0},
+            }
+    if place in ("rope_scaling", "both"):
+        found["rope_scaling"] = scaling(rng, family, lanes)
+    return found
+
+
+def scaling(rng, family, lanes):
+    """Fields of one kind of scaling, of which any may be missing."""
+    kinds = ["default", "linear", "llama3", "yarn", "yarn", "yarn", "dynamic"]
+    if family == "phi3":
+        kinds = ["default", "longrope", "longrope", "longrope", "su"]
+    kind = rng.choice(kinds) if rng.random() < 0.97 else "mrope"
+    name = rng.choice(["rope_type", "rope_type", "type"])
+    values: dict[str, list[Any]] = {
+        "factor": [2.0, 4.0, 8],
+        "original_max_position_embeddings": [8, 16, 32],
+    }
+    if kind == "llama3":
+        values |= {"low_freq_factor": [1.0], "high_freq_factor": [4.0, 2.0]}
+    if kind == "yarn":
+        optional = {
+            "beta_fast": [32, 8.0], "beta_slow": [1, 2.0], "attention_factor": [1.3],
+            "mscale": [1.0, 0.7], "mscale_all_dim": [1.0, 0.5], "truncate": [False],
+        }  # fmt: skip
+        values |= {key: each for key, each in optional.items() if rng.random() < 0.4}
+    if kind in ("longrope", "su"):
+        half = lanes // 2
+        values = {
+            "short_factor": [[1.0 + 0.3 * i for i in range(half)]],
+            "long_factor": [[2.0 + i for i in range(half)]],
+        }
+        if rng.random() < 0.3:
+            values |= {"attention_factor": [1.2], "factor": [4.0]}
+    if kind == "default":
+        values = {}
+    fields = {key: rng.choice(each) for key, each in values.items()}
+    if fields and rng.random() < 0.15:
+        fields.pop(rng.choice(sorted(fields)))
+    if rng.random() < 0.1:
+        fields["of_no_meaning"] = 1
+    return {name: kind, **fields}

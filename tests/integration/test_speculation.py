@@ -1,0 +1,44 @@
+"""Speculation changes no output of the backend on ``jax.jit``."""
+
+from __future__ import annotations
+
+import numpy as np
+from drafted import REQUESTS, assert_equal_outputs
+from inl import EngineConfig, InferenceEngine
+from inl.device import Device
+from inl.executor.model_loader import LanguageModel, start_runner
+from inl.models.llama import MODEL
+from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+
+VOCAB = 96
+
+
+def test_drafts_change_no_output(jax_module):
+    backend = jax_module.jax_backend()(Device("jax:0"))
+    files = MemoryCheckpoint(*tiny_llama(np.random.default_rng(5), vocab=VOCAB))
+    language = LanguageModel(MODEL, MODEL.config(files.config), files)
+    engines = []
+
+    def make(speculates, drafter):
+        config = EngineConfig(
+            max_batch=2, context=96, dtype="float32",
+            speculation="ngram" if speculates else None, max_drafts=4,
+            adaptive_drafts=False,
+        )  # fmt: skip
+        runner = start_runner(language, backend, config)
+        engines.append(
+            InferenceEngine(language, None, config, runner=runner, drafter=drafter)
+        )
+        return engines[-1]
+
+    try:
+        requests = [
+            {name: value for name, value in options.items() if name != "stop"}
+            # All need "sample_filtered": each program takes seconds to compile.
+            for options in (REQUESTS[at] for at in (2, 3, 6, 7))
+        ]
+        speculation = assert_equal_outputs(make, VOCAB, 0.6, requests)
+    finally:
+        for engine in engines:
+            engine.close()
+    assert speculation.drafted > speculation.accepted > 5

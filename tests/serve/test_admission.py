@@ -1,0 +1,84 @@
+"""Bounds of what waits, and the time after which to come back."""
+
+from __future__ import annotations
+
+import pytest
+
+from inl.serve.admission import Admission
+from inl.serve.api_error import ApiError
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def admission(**options):
+    clock = Clock()
+    defaults = {"max_running": 2, "max_queue": 3, "max_queued_tokens": 100}
+    return Admission(**{**defaults, **options}, clock=clock), clock
+
+
+def refused(call, *args):
+    with pytest.raises(ApiError) as caught:
+        call(*args)
+    return caught.value
+
+
+def test_running_and_waiting_requests_are_bounded():
+    bounds, _ = admission()
+    tickets = [bounds.enter("a", 1) for _ in range(5)]
+    assert bounds.waiting == 3
+    error = refused(bounds.enter, "a", 1)
+    assert (error.status, error.retry_after) == (503, 1)
+    bounds.leave(tickets[0], finished=True)
+    bounds.enter("a", 1)
+    assert refused(bounds.enter, "a", 6).status == 400
+
+
+def test_retry_after_is_the_queue_over_the_drain_rate():
+    bounds, clock = admission(max_queue=18)
+    for _ in range(10):
+        ticket = bounds.enter("a", 1)
+        clock.now += 0.5
+        bounds.leave(ticket, finished=True)
+    clock.now += 0.5  # ten requests in five seconds
+    for _ in range(20):
+        bounds.enter("a", 1)
+    assert bounds.drain_rate == pytest.approx(2.0)
+    assert refused(bounds.enter, "a", 1).retry_after == 10  # 19 / 2, rounded up
+
+
+def test_cancelled_requests_do_not_raise_the_drain_rate():
+    bounds, _ = admission()
+    bounds.leave(bounds.enter("a", 1), finished=False)
+    assert bounds.drain_rate is None
+
+
+def test_queued_tokens_are_bounded_but_for_the_first():
+    bounds, _ = admission()
+    first, second = bounds.enter("a", 1), bounds.enter("a", 1)
+    bounds.charge(first, 1000)
+    assert refused(bounds.charge, second, 1).status == 503
+    bounds.begun(first)
+    bounds.charge(second, 100)
+    bounds.leave(second, finished=False)
+    bounds.leave(first, finished=True)
+    assert bounds.queued_tokens == bounds.open == 0
+
+
+def test_a_client_has_its_own_bound():
+    bounds, _ = admission(max_per_client=1)
+    ticket = bounds.enter("a", 1)
+    assert refused(bounds.enter, "a", 1).status == 429
+    bounds.enter("b", 1)
+    bounds.leave(ticket, finished=True)
+    bounds.enter("a", 1)
+
+
+def test_a_draining_server_admits_nothing():
+    bounds, _ = admission()
+    bounds.is_draining = True
+    assert refused(bounds.enter, "a", 1).status == 503

@@ -1,0 +1,125 @@
+"""Random requests of our own description: answered as the engine does, or refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from depth import examples
+from http_servers import hash_engine
+from inl.serve.openapi import openapi
+from json_values import ANY, damaged, values
+
+DESCRIPTION = openapi()
+COMPONENTS = DESCRIPTION["components"]["schemas"]
+POSTS = {
+    path: each["post"]["requestBody"]["content"]["application/json"]["schema"]
+    for path, each in DESCRIPTION["paths"].items()
+    if "post" in each
+}
+LIMITS = {"max_tokens": 2, "max_output_tokens": 2, "max_completion_tokens": 2, "n": 2}
+QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+
+def bounded(path, body):
+    """Return a body whose answer is short."""
+    fields = COMPONENTS[POSTS[path]["$ref"].rpartition("/")[2]]["properties"]
+    for name, most in LIMITS.items():
+        if name not in fields:
+            continue
+        if isinstance(body.get(name), int):
+            body[name] = min(body[name], most)
+        elif body.get(name) is None and name != "n":
+            body[name] = most
+    return body
+
+
+def is_error(path, body):
+    if path.startswith("/v1/messages"):
+        return body["type"] == "error" and isinstance(body["error"]["message"], str)
+    return set(body["error"]) == {"message", "type", "param", "code"}
+
+
+@examples(80, 1500, suppress_health_check=QUIET)
+@given(data=st.data())
+def test_a_request_is_answered_or_refused_in_its_dialect(hash_server, data):
+    path = data.draw(st.sampled_from(sorted(POSTS)))
+    valid = values(POSTS[path], COMPONENTS).map(lambda body: bounded(path, body))
+    body = data.draw(valid | damaged(valid) | ANY | st.binary(max_size=20))
+    sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+    status, headers, answer = hash_server.send("POST", path, sent)
+    assert status in (200, 400, 404), answer
+    if status != 200:
+        assert is_error(path, answer)
+    elif headers.get_content_type() == "text/event-stream":
+        assert b"data: " in answer
+        assert b'"error"' not in answer.replace(b'"error":null', b"")
+    hash_server.wait_idle()
+
+
+SAMPLING = st.fixed_dictionaries(
+    {
+        "prompt": st.lists(st.integers(0, 49151), min_size=1, max_size=40),
+        "seed": st.integers(-(2**63), 2**63 - 4),
+        "max_tokens": st.integers(1, 6),
+        "n": st.integers(1, 3),
+    },
+    optional={
+        "temperature": st.sampled_from([0, 0.5, 1, 2.5]),
+        "top_p": st.floats(1e-6, 1),
+        "top_k": st.integers(0, 100),
+        "min_p": st.floats(0, 1),
+        "repetition_penalty": st.floats(0.5, 2),
+        "presence_penalty": st.floats(-2, 2),
+        "frequency_penalty": st.floats(-2, 2),
+        "logit_bias": st.dictionaries(
+            st.integers(0, 49151).map(str), st.floats(-100, 100), max_size=3
+        ),
+        "allowed_token_ids": st.lists(st.integers(0, 49151), min_size=1, max_size=5),
+        "stop_token_ids": st.lists(st.integers(0, 49151), max_size=3),
+        "ignore_eos": st.booleans(),
+        "cache_salt": st.text(max_size=3),
+    },
+)
+RENAMED = {"stop_token_ids": "stop_ids"}
+
+
+@pytest.fixture(scope="module")
+def twin():
+    with hash_engine(4) as engine:
+        yield engine
+
+
+@examples(60, 600, suppress_health_check=QUIET)
+@given(body=SAMPLING, stream=st.booleans())
+def test_tokens_are_the_engines(hash_server, twin, body, stream):
+    sent = {**body, "stream": stream, "return_token_ids": True}
+    status, _, answer = hash_server.send("POST", "/v1/completions", sent)
+    assert status == 200, answer
+    options = {RENAMED.get(name, name): value for name, value in body.items()}
+    prompt, count = options.pop("prompt"), options.pop("n")
+    bias = options.get("logit_bias") or {}
+    options["logit_bias"] = {int(token): value for token, value in bias.items()}
+    options.setdefault("temperature", 1.0)
+    seed = options.pop("seed")
+    expected = [
+        list(twin.generate(prompt, **options, seed=seed + number).token_ids)
+        for number in range(count)
+    ]
+    assert token_ids(answer, count, stream) == expected
+    hash_server.wait_idle()
+
+
+def token_ids(answer, count, stream):
+    if not stream:
+        return [choice["token_ids"] for choice in answer["choices"]]
+    found = [[] for _ in range(count)]
+    for event in answer.decode().split("\n\n"):
+        data = event.removeprefix("data: ")
+        if data and data != "[DONE]":
+            for choice in json.loads(data)["choices"]:
+                found[choice["index"]] += choice["token_ids"]
+    return found

@@ -1,0 +1,127 @@
+"""Reasoning and tool calls: derived from templates, parsed in any pieces."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inl.serve.job import Answer
+from inl.serve.markup import CallMarkup, Markup, ReasoningMarkup, derive
+from inl.serve.markup_parser import MarkupParser
+from inl.text.template import ChatTemplate
+
+HEAD = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+TAIL = "<|im_end|>\n{% endfor %}"
+TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
+HERMES = (
+    TOOLS + HEAD + "{{ m.content }}{% for c in m.tool_calls %}\n<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}'
+    "}\n</tool_call>{% endfor %}" + TAIL
+)
+THINKING = (
+    TOOLS + HEAD + "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n"
+    "</think>\n\n{% endif %}{{ m.content }}" + TAIL
+)
+LLAMA = (
+    TOOLS + HEAD + "{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}"
+    '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'
+    "{% else %}{{ m.content }}{% endif %}" + TAIL
+)
+MISTRAL = (
+    TOOLS + HEAD + "{% if m.tool_calls %}[TOOL_CALLS] [{% for c in m.tool_calls %}"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}'
+    ', "id": "{{ c.id }}"}{% endfor %}]{% else %}{{ m.content }}{% endif %}' + TAIL
+)
+CASES = {
+    "plain": (HEAD + "{{ m.content }}" + TAIL, Markup(CallMarkup())),
+    "hermes": (HERMES, Markup(CallMarkup(), None, has_tools=True)),
+    "thinking": (THINKING, Markup(None, ReasoningMarkup(), has_tools=True)),
+    "llama": (LLAMA, Markup(CallMarkup("", "", "name", "parameters"), has_tools=True)),
+    "mistral": (MISTRAL, Markup(CallMarkup("[TOOL_CALLS]", ""), has_tools=True)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_markup_is_derived_by_rendering(name):
+    source, expected = CASES[name]
+    template = ChatTemplate(source)
+    try:
+        assert derive(template.apply, source) == expected
+    finally:
+        template.close()
+
+
+TEXTS = st.text(alphabet='ab <>/{}"\\\n[]:,_thinkol', max_size=12)
+ARGUMENTS = st.dictionaries(
+    TEXTS, st.one_of(TEXTS, st.integers(), st.lists(TEXTS, max_size=2)), max_size=3
+)
+CALLS = st.lists(st.tuples(st.sampled_from(["f", "get_it"]), ARGUMENTS), max_size=3)
+
+
+def pieces(draw, text):
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def parsed(parser, parts):
+    answer = Answer()
+    for part in parts:
+        answer.add(parser.feed(part))
+    answer.add(parser.finish())
+    return answer
+
+
+@given(data=st.data(), calls=CALLS, order=st.booleans())
+def test_any_pieces_give_the_calls_the_reasoning_and_the_content(data, calls, order):
+    reasoning = data.draw(TEXTS.filter(lambda text: "<" not in text))
+    content = data.draw(st.sampled_from(["", "Hello, world.", "a < b"]))
+    text = f"<think>\n{reasoning}</think>\n\n{content}" if reasoning else content
+    for name, arguments in calls:
+        body = {"name": name, "arguments": arguments}
+        if order:
+            body = dict(reversed(body.items()))
+        text += f"<tool_call>\n{json.dumps(body)}\n</tool_call>\n"
+    parser = MarkupParser(CallMarkup(), ReasoningMarkup())
+    answer = parsed(parser, pieces(data.draw, text))
+    assert answer.reasoning == reasoning.lstrip()
+    assert answer.content.strip() == content
+    assert [(c.name, json.loads(c.arguments)) for c in answer.calls] == calls
+    assert parser.has_calls == bool(calls)
+    assert len({call.id for call in answer.calls}) == len(calls)
+
+
+@given(data=st.data(), text=TEXTS)
+def test_text_that_is_no_call_is_content(data, text):
+    parser = MarkupParser(CallMarkup(), None)
+    answer = parsed(parser, pieces(data.draw, text))
+    assert answer.content.strip() == text.strip()
+    assert not answer.calls
+
+
+def test_arguments_are_passed_on_as_they_arrive():
+    parser = MarkupParser(CallMarkup(), None)
+    parser.feed('<tool_call>{"name": "f", "arguments": {"a"')
+    assert [part.arguments for part in parser.feed(": 1").calls] == [": 1"]
+
+
+def test_a_forced_call_has_no_marks():
+    parser = MarkupParser(CallMarkup(), None, is_forced=True)
+    answer = parsed(parser, ['{"name": "f", "argu', 'ments": {"x": "}"}}'])
+    assert [(c.name, c.arguments) for c in answer.calls] == [("f", '{"x": "}"}')]
+
+
+def test_a_bare_object_is_a_call_where_there_are_no_marks():
+    parser = MarkupParser(CallMarkup("", "", "name", "parameters"), None)
+    answer = parsed(parser, ['{"name": "f", "parameters": {}}'])
+    assert [call.name for call in answer.calls] == ["f"]
+    parser = MarkupParser(CallMarkup("", "", "name", "parameters"), None)
+    assert parsed(parser, ['{"a', '": 1}']).content == '{"a": 1}'
+
+
+def test_reasoning_that_the_prompt_has_begun():
+    parser = MarkupParser(None, ReasoningMarkup(), is_reasoning=True)
+    answer = parsed(parser, ["so", " it is</th", "ink>\n\nyes"])
+    assert (answer.reasoning, answer.content) == ("so it is", "yes")

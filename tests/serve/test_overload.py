@@ -1,0 +1,153 @@
+"""More than a server can do, clients that vanish, and ones that read slowly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import time
+
+import pytest
+
+from http_servers import HashServer, hash_engine
+
+TOKENS = 8
+CLIENTS = 48
+PATH = "/v1/completions"
+
+
+@pytest.fixture
+def slow():
+    with HashServer(max_batch=4, max_queue=8, seconds=0.002) as server:
+        yield server
+
+
+def body_of(number, **options):
+    ids = [number * 7 + at for at in range(20)]
+    body = {"prompt": ids, "max_tokens": TOKENS, "seed": number, "ignore_eos": True}
+    return {**body, "return_token_ids": True, **options}
+
+
+def head(body):
+    data = json.dumps(body).encode()
+    lines = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    return f"{lines}content-length: {len(data)}\r\n\r\n".encode() + data
+
+
+async def post(server, body):
+    """Return status, headers and body of a request on its own connection."""
+    host, port = server.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(head(body))
+    answer = await reader.read(-1)
+    writer.close()
+    top, _, rest = answer.partition(b"\r\n\r\n")
+    status, *lines = top.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(status.split()[1]), headers, json.loads(rest)
+
+
+def flood(server, clients, rounds):
+    """Return the answers of clients that each send requests one after another."""
+
+    async def client(number, answers):
+        for turn in range(rounds):
+            which = number * rounds + turn
+            answers.append((which, *await post(server, body_of(which))))
+
+    async def run():
+        answers = []
+        await asyncio.gather(*(client(number, answers) for number in range(clients)))
+        return answers
+
+    return asyncio.run(run())
+
+
+def tokens(answer):
+    return answer["choices"][0]["token_ids"]
+
+
+def test_overload_keeps_the_batch_full_and_refuses_with_retry_after(slow, depth):
+    answers = flood(slow, CLIENTS, depth(3, 20))
+    accepted = [each for each in answers if each[1] == 200]
+    refused = [each for each in answers if each[1] != 200]
+    assert refused
+    assert len(accepted) >= 12
+    for _, status, headers, answer in refused:
+        assert status == 503
+        assert 1 <= int(headers["retry-after"]) <= 60
+        assert answer["error"]["type"] == "overloaded_error"
+    with hash_engine(4) as twin:
+        for which, _, _, answer in accepted:
+            body = body_of(which)
+            options = {name: body[name] for name in ("max_tokens", "seed", "ignore_eos")}
+            completion = twin.generate(body["prompt"], temperature=1.0, **options)
+            assert tokens(answer) == list(completion.token_ids)
+    slow.wait_idle()
+    assert slow.server.admission.rejected == len(refused)
+
+
+def open_stream(server, **options):
+    """Return a socket on which a long stream has begun."""
+    host, port = server.url.removeprefix("http://").split(":")
+    client = socket.create_connection((host, int(port)), timeout=30)
+    client.sendall(head(body_of(1, stream=True, max_tokens=900, **options)))
+    assert client.recv(100).startswith(b"HTTP/1.1 200")
+    return client
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_client_that_vanishes_frees_its_blocks(slow, is_reset):
+    clients = [open_stream(slow) for _ in range(4)]
+    while slow.used_blocks == 0:
+        time.sleep(0.01)
+    began = slow.engine.stats.steps
+    for client in clients:
+        if is_reset:  # as the kernel does for a process that was killed
+            client.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+        client.close()
+    slow.wait_idle()
+    assert slow.engine.stats.steps - began < 700, "they ended before their last token"
+
+
+def test_a_client_that_does_not_wait_for_its_answer_frees_its_blocks(slow):
+    host, port = slow.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(head(body_of(1, max_tokens=900)))
+        while slow.used_blocks == 0:
+            time.sleep(0.01)
+    slow.wait_idle()
+
+
+def test_slow_readers_and_idle_connections_do_not_delay_the_others(slow):
+    clients = [open_stream(slow, logprobs=20) for _ in range(3)]
+    host, port = slow.url.removeprefix("http://").split(":")
+    clients += [socket.create_connection((host, int(port))) for _ in range(100)]
+    answers = flood(slow, 1, 10)
+    assert [status for _, status, _, _ in answers] == [200] * 10
+    for client in clients:
+        client.close()
+    slow.wait_idle()
+
+
+def test_stopping_loses_no_accepted_answer():
+    answers = []
+    with HashServer(max_batch=2, max_queue=20, seconds=0.01) as server:
+
+        async def run():
+            tasks = [
+                asyncio.create_task(post(server, body_of(number))) for number in range(12)
+            ]
+            while server.server.admission.open < 12:
+                await asyncio.sleep(0.005)
+            server.stop()
+            answers.extend(await asyncio.gather(*tasks))
+            with pytest.raises(OSError):
+                await post(server, body_of(1))
+
+        asyncio.run(run())
+    assert [status for status, _, _ in answers] == [200] * 12
+    assert all(len(tokens(answer)) == TOKENS for _, _, answer in answers)

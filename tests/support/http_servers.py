@@ -1,0 +1,127 @@
+"""Servers in threads, on a runner that needs no model but the default tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+import time
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from inl.config import EngineConfig
+from inl.engine.inference_engine import InferenceEngine
+from inl.executor.model_loader import open_model
+from inl.protocol.runner import Limits
+from inl.serve.metrics import Metrics
+from inl.serve.server import Server, engine_config
+from inl.serve.settings import ServerConfig
+from inl.testing.hash_runner import HashRunner
+from inl.weights.hub import resolve_model
+
+CONTEXT = 1024
+
+
+class SlowRunner(HashRunner):
+    """Takes a time for each step, so that its capacity is known."""
+
+    seconds = 0.0
+
+    def collect(self):
+        time.sleep(self.seconds)
+        return super().collect()
+
+
+def hash_engine(max_batch, *, seconds=0.0, config=None, **options):
+    """Return an engine on hashes, with the default model's tokenizer."""
+    model = open_model(resolve_model(None))
+    blocks = CONTEXT // 16
+    limits = Limits(
+        slots=max_batch + 1,
+        blocks=(blocks * max_batch + 1,),
+        block_size=16,
+        max_blocks_per_seq=blocks,
+        vocab=model.config.vocab_size,
+        sampler="sample_filtered",
+        token_budget=256,
+    )
+    runner = SlowRunner(limits)
+    runner.seconds = seconds
+    config = config or EngineConfig(max_batch=max_batch)
+    return InferenceEngine(model, config=config, runner=runner, **options)
+
+
+class HashServer:
+    """A server in a thread; a context manager."""
+
+    def __init__(self, *, max_batch=4, seconds=0.0, **settings):
+        self.config = ServerConfig(port=0, **settings)
+        self.metrics = Metrics("hash", vllm_names=True)
+        config = engine_config(EngineConfig(max_batch=max_batch), self.config)
+        self.engine = hash_engine(
+            max_batch, seconds=seconds, config=config, on_step=self.metrics.record_step
+        )
+        self.url = ""
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self):
+        async def serve():
+            self._loop = asyncio.get_running_loop()
+            self.server = Server("hash", self.engine, self.config, self.metrics)
+            await self.server.serve(self._started)
+
+        asyncio.run(serve())
+
+    def _started(self, url):
+        self.url = url
+        self._ready.set()
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._ready.wait(60)
+        return self
+
+    def stop(self):
+        self._loop.call_soon_threadsafe(self.server.stop)
+
+    def __exit__(self, *_):
+        self.stop()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        self.engine.close()
+
+    @property
+    def used_blocks(self):
+        return sum(p.used_blocks for p in self.engine.core.scheduler.kv_cache.pools)
+
+    def wait_idle(self, seconds=30):
+        """Wait until nothing is open; fails if something stays."""
+        deadline = time.monotonic() + seconds
+        while self.server.admission.open or self.used_blocks:
+            assert time.monotonic() < deadline, "requests or blocks stay"
+            time.sleep(0.01)
+        assert self.server.admission.queued_tokens == 0
+
+    @contextmanager
+    def connection(self):
+        address = urlsplit(self.url)
+        connection = http.client.HTTPConnection(
+            address.hostname, address.port, timeout=60
+        )
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def send(self, method, path, body=None, headers=None):
+        """Return status, headers and parsed body of a request."""
+        data = body if isinstance(body, bytes | None) else json.dumps(body)
+        with self.connection() as connection:
+            connection.request(method, path, data, headers or {})
+            response = connection.getresponse()
+            text = response.read()
+        kind = response.headers.get_content_type()
+        parsed = json.loads(text) if kind == "application/json" else text
+        return response.status, response.headers, parsed
