@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -81,6 +82,22 @@ def test_every_interface_serves_samples(hashed):
     assert len(samples_of(done)) == 3
     with pytest.raises(RequestError, match="n: found 2, a stream accepts 1"):
         engine.stream(PROMPT, n=2)
+
+
+def test_the_background_thread_serves_samples(hashed):
+    engine, ended = hashed(), threading.Event()
+    handles = []
+
+    def listener():
+        if handles and all(each.completed for each in handles[0].samples):
+            ended.set()
+
+    handles.append(engine.start(PROMPT, listener=listener, n=3, max_tokens=30, seed=1))
+    listener()
+    assert ended.wait(60)
+    done = samples_of(handles[0].completion())
+    wanted = samples_of(engine.generate(PROMPT, n=3, max_tokens=30, seed=1))
+    assert [each.token_ids for each in done] == [each.token_ids for each in wanted]
 
 
 @pytest.mark.parametrize("count", [0, -1, 129, 1.5, "2", True, None])
