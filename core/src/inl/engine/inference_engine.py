@@ -339,7 +339,8 @@ class InferenceEngine:
         """Queue a prompt for the engine's background thread and return its handle.
 
         Never waits for a step. listener: called after each event of the request, and
-        of its further samples, on the thread that steps. Raises :class:`~inl.errors.RequestError`.
+        of its further samples, on the thread that steps. Raises
+        :class:`~inl.errors.RequestError`.
         """
         handle = self._prepare(prompt, **options)
         for sample in handle.samples:
