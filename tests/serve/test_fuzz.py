@@ -43,7 +43,7 @@ def is_error(path, body):
     return set(body["error"]) == {"message", "type", "param", "code"}
 
 
-@examples(80, 1500, suppress_health_check=QUIET)
+@examples(80, 400, suppress_health_check=QUIET)
 @given(data=st.data())
 def test_a_request_is_answered_or_refused_in_its_dialect(hash_server, data):
     path = data.draw(st.sampled_from(sorted(POSTS)))
@@ -93,7 +93,7 @@ def twin():
         yield engine
 
 
-@examples(60, 600, suppress_health_check=QUIET)
+@examples(60, 200, suppress_health_check=QUIET)
 @given(body=SAMPLING, stream=st.booleans())
 def test_tokens_are_the_engines(hash_server, twin, body, stream):
     sent = {**body, "stream": stream, "return_token_ids": True}

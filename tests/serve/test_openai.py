@@ -120,7 +120,9 @@ def test_a_stop_string_ends_the_text_before_it(client, expected):
     word = expected["chat"].text.split()[3]
     answer = chat(client, stop=[f" {word}"])
     assert answer.choices[0].finish_reason == "stop"
-    assert answer.choices[0].message.content == expected["chat"].text.split(f" {word}")[0]
+    assert (
+        answer.choices[0].message.content == expected["chat"].text.split(f" {word}")[0]
+    )
 
 
 def test_an_answer_continues_its_beginning(client, expected):
@@ -199,23 +201,12 @@ def test_a_conversation_with_calls_and_results_is_accepted(client):
     assert answer.choices[0].message.content
 
 
-def structured(client, **options):
-    """Answer with structured output, where the engine has it."""
-    from inl.engine.options import GenerationOptions
-
-    if "structured" not in GenerationOptions.__annotations__:
-        with pytest.raises(openai.BadRequestError, match="no structured output"):
-            chat(client, **options)
-        pytest.skip("this engine has no structured output")
-    return chat(client, **options)
-
-
 def test_a_json_schema_is_followed(client):
     schema = {"type": "object", "properties": {"answer": {"type": "integer"}},
               "required": ["answer"], "additionalProperties": False}  # fmt: skip
     named = {"name": "answer", "schema": schema, "strict": True}
     form = {"type": "json_schema", "json_schema": named}
-    answer = structured(client, response_format=form, max_tokens=60)
+    answer = chat(client, response_format=form, max_tokens=60)
     value = json.loads(answer.choices[0].message.content)
     assert isinstance(value["answer"], int)
 
@@ -224,7 +215,7 @@ def test_a_json_schema_is_followed(client):
 def test_a_tool_call_is_forced(client, choice):
     if choice is TOOL:
         choice = {"type": "function", "function": {"name": "get_weather"}}
-    answer = structured(client, tools=[TOOL], tool_choice=choice, max_tokens=80)
+    answer = chat(client, tools=[TOOL], tool_choice=choice, max_tokens=80)
     (only,) = answer.choices
     assert only.finish_reason == "tool_calls"
     (call,) = only.message.tool_calls

@@ -263,7 +263,7 @@ class OracleDrafter:
             raise WrongText(
                 f"request {query.request}: found {query.tokens}, not {text}"
             )
-        stop = start + random.randint(0, query.count)
+        stop = start + random.randint(0, query.limit)
         vocab = world.limits.vocab
         return [
             token if random.random() < self.right else random.randrange(vocab)

@@ -49,7 +49,9 @@ def test_a_started_request_calls_its_listener_until_it_has_finished(engine):
     while not handle.completed:
         assert woken.wait(30)
         woken.clear()
-    assert handle.completion().token_ids == engine.generate([1, 2], max_tokens=5).token_ids
+    assert (
+        handle.completion().token_ids == engine.generate([1, 2], max_tokens=5).token_ids
+    )
 
 
 def test_a_cancelled_request_frees_its_blocks_without_another_one(engine):

@@ -102,7 +102,7 @@ def _measure(
     # As workers do: garbage collection over all loaded objects would pause steps.
     gc.collect()
     gc.freeze()
-    with engine, _bar(len(batches) * (runs + 1)) as tick:
+    with engine, bar(len(batches) * (runs + 1)) as tick:
         speeds = [
             measure_speed(
                 engine,
@@ -175,7 +175,7 @@ def peak_bytes() -> int | None:
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Callable[[], None]]:
+def bar(total: int) -> Iterator[Callable[[], None]]:
     if not sys.stderr.isatty():
         yield lambda: None
         return

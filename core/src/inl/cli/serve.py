@@ -7,6 +7,8 @@ import gc
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +20,7 @@ from inl.errors import MissingPackage, RequestError
 from inl.weights.hub import DEFAULT_NAME, resolve_model
 
 if TYPE_CHECKING:
+    from inl.serve.server import Server
     from inl.serve.settings import ServerConfig
 
 Name = Annotated[
@@ -51,9 +54,6 @@ def run(
     ] = 8000,
     name: Name = None,
     api_key: Keys = None,
-    admin_key: Annotated[
-        str | None, typer.Option(help="Key of /admin/; without it there is none.")
-    ] = None,
     max_batch: Annotated[
         int, typer.Option(help="Requests that run at the same time.", min=1)
     ] = 32,
@@ -97,21 +97,13 @@ def run(
     ] = None,
 ) -> None:
     """Serve MODEL to clients of OpenAI's and Anthropic's APIs."""
-    try:
-        import inl.serve.server  # noqa: F401
-        from inl.serve.settings import ServerConfig
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] == "inl":
-            raise
-        raise MissingPackage(
-            f"{error.name}, which the server needs, is not installed. "
-            "Try: pip install 'inl-core[cli,serve]'"
-        ) from error
+    check_packages()
+    from inl.serve.settings import ServerConfig
+
     config = ServerConfig(
         host=host,
         port=port,
         api_keys=read_keys(api_key),
-        admin_key=admin_key,
         max_queue=max_queue,
         max_queued_tokens=max_queued_tokens,
         max_per_key=max_per_key,
@@ -138,6 +130,19 @@ def run(
     _serve(model, name, config, engine)
 
 
+def check_packages() -> None:
+    """Raise :class:`MissingPackage` if what the server needs is not installed."""
+    try:
+        import inl.serve.server  # noqa: F401
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "inl":
+            raise
+        raise MissingPackage(
+            f"{error.name}, which the server needs, is not installed. "
+            "Try: pip install 'inl-core[cli,serve]'"
+        ) from error
+
+
 def read_keys(values: list[str] | None) -> tuple[str, ...]:
     """Return the keys of the command line, of files, or of INL_API_KEY."""
     if values is None:
@@ -161,13 +166,36 @@ def read_keys(values: list[str] | None) -> tuple[str, ...]:
 def _serve(
     model: str | None, name: str | None, config: ServerConfig, engine: EngineConfig
 ) -> None:
+    began = time.perf_counter()
+    with open_server(model, name, config, engine) as server:
+        # As workers do: garbage collection over all loaded objects would pause steps.
+        gc.collect()
+        gc.freeze()
+
+        def started(url: str) -> None:
+            seconds = time.perf_counter() - began
+            log = logging.getLogger("inl.serve")
+            log.info("%s at %s, %.2f s", server.description, url, seconds)
+
+        async def serve() -> None:
+            server.handle_signals()
+            await server.serve(started)
+
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(serve())
+
+
+@contextmanager
+def open_server(
+    model: str | None, name: str | None, config: ServerConfig, engine: EngineConfig
+) -> Iterator[Server]:
+    """Load a model and yield a server for it, which does not listen yet."""
     from inl.engine.inference_engine import InferenceEngine
     from inl.executor.model_loader import open_model
     from inl.serve.metrics import Metrics
     from inl.serve.server import Server, engine_config
     from inl.workers.startup import check_place
 
-    began = time.perf_counter()
     check_place(engine)
     language = open_model(resolve_model(model))
     name = name or (DEFAULT_NAME if model is None else language.name)
@@ -176,22 +204,7 @@ def _serve(
     with InferenceEngine(
         language, config=settings, progress=loading_bar(), on_step=metrics.record_step
     ) as running:
-        # As workers do: garbage collection over all loaded objects would pause steps.
-        gc.collect()
-        gc.freeze()
-        server = Server(name, running, config, metrics)
-
-        def started(url: str) -> None:
-            seconds = time.perf_counter() - began
-            log = logging.getLogger("inl.serve")
-            log.info("%s on %s at %s, %.2f s", name, running.device, url, seconds)
-
-        async def serve() -> None:
-            server.handle_signals()
-            await server.serve(started)
-
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(serve())
+        yield Server(name, running, config, metrics)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

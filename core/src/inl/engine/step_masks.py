@@ -71,8 +71,9 @@ class StepMasks:
         self._round = None
         self.seconds += max(part.seconds for part in parts)
         found = {row: mask for part in parts for row, mask in part.masks.items()}
-        step = plan.step % STEP_NUMBERS
-        masks = TokenMasks(step, tuple(found), tuple(found.values()))
+        pairs = [(at, mask) for row, mask in found.items() for at in plan.samples(row)]
+        samples, words = tuple(zip(*pairs, strict=True)) or ((), ())
+        masks = TokenMasks(plan.step % STEP_NUMBERS, samples, words)
         return ComputedMasks(masks, [each for part in parts for each in part.errors])
 
     def settle(self) -> None:

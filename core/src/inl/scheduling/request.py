@@ -174,8 +174,8 @@ class Request:
     max_scheduled: int = field(init=False, default=0)
     """Upper bound of ``scheduled``: beyond it there is nothing to compute."""
     uncertain: int = field(init=False, default=0)
-    """Drafted tokens of steps in flight: if all are rejected, ``scheduled`` is too large
-    by as many."""
+    """Drafted tokens of steps in flight. If all are rejected, ``scheduled`` is too
+    large by as many."""
     in_flight: int = field(init=False, default=0)
     """Steps with this request that are submitted and not collected."""
     last_step: int = field(init=False, default=0)

@@ -22,6 +22,7 @@ from inl.serve.openai.completions import CompletionExchange
 from inl.serve.openai.responses_exchange import ResponsesExchange
 from inl.serve.openapi import openapi
 from inl.serve.operations import Operations, json_response
+from inl.serve.web_page import page_routes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +85,7 @@ def make_app(
         endpoint = GenerateEndpoint(dialect, models, config)
         routes.append(Route(path, endpoint, methods=["POST"]))
     routes.append(Route("/openapi.json", _describe, methods=["GET"]))
+    routes += page_routes()
     handlers: dict[Any, Any] = {
         ApiError: _on_error,
         InlError: _on_error,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -21,6 +21,10 @@ PLACE = re.compile(r" - at `\$\.?(.*)`$")
 UNKNOWN = re.compile(r"unknown field `(.*)`")
 
 
+ReadUsage = Callable[[], "Usage"]
+"""Returns the tokens so far; few dialects report them with each delta."""
+
+
 class Exchange(Protocol):
     """One request in a dialect, and the writer of its response."""
 
@@ -32,7 +36,7 @@ class Exchange(Protocol):
     def opening(self, usage: Usage) -> bytes:
         """Return the events before the first delta."""
 
-    def delta(self, index: int, delta: Delta, usage: Usage) -> bytes:
+    def delta(self, index: int, delta: Delta, usage: ReadUsage) -> bytes:
         """Return the events of a delta."""
 
     def closing(self, answers: Sequence[Answer], usage: Usage) -> bytes:

@@ -114,8 +114,6 @@ class Gate:
         path = scope["path"]
         if path in OPEN_PATHS or scope["method"] == "OPTIONS":
             return ANONYMOUS
-        if path.startswith("/admin/"):
-            return self._client(headers, [(self._config.admin_key or "").encode()])
         return self._client(headers, self._keys)
 
     def _client(self, headers: Mapping[str, str], keys: list[bytes]) -> str:

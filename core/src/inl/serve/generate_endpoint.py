@@ -18,7 +18,7 @@ from inl.serve.event_stream import (
     start_stream,
 )
 from inl.serve.gate import read_body
-from inl.serve.job import Answer
+from inl.serve.job import Answer, Usage
 from inl.serve.request_log import Record
 
 if TYPE_CHECKING:
@@ -89,6 +89,9 @@ class GenerateEndpoint:
         send: Send,
         record: Record,
     ) -> None:
+        def usage() -> Usage:
+            return generations.usage
+
         await start_stream(send, [])
         if opening := exchange.opening(generations.usage):
             await send_part(send, opening)
@@ -100,7 +103,7 @@ class GenerateEndpoint:
                 index, delta = item
                 record.began()
                 answers[index].add(delta)
-                if part := exchange.delta(index, delta, generations.usage):
+                if part := exchange.delta(index, delta, usage):
                     await send_part(send, part)
             await send_part(send, exchange.closing(answers, generations.usage))
         except Disconnected:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -95,9 +95,8 @@ class ServedModel:
             prompts = await asyncio.to_thread(self._encode_all, job.prompts)
             self._admission.charge(ticket, sum(map(len, prompts)) * job.count)
             event = asyncio.Event()
-            for prompt, ids in zip(job.prompts, prompts, strict=True):
-                for number in range(job.count):
-                    started.append(self._submit(job, prompt, ids, number, event))
+            submit = partial(self._submit_all, job, client, prompts, event, started)
+            await self._call(submit, in_thread=self._has_structure(job))
         except BaseException as error:
             self._cancel(started)
             self._admission.leave(ticket, finished=False)
@@ -112,23 +111,56 @@ class ServedModel:
             on_close=partial(self._close, started, ticket),
         )
 
+    async def _call(self, submit: Callable[[], object], *, in_thread: bool) -> None:
+        """Submit prompts; compiling a grammar takes a while."""
+        if self._wakeups is None:
+            self._wakeups = Wakeups(asyncio.get_running_loop())
+        if not in_thread:
+            submit()
+            return
+        # The thread goes on if this task is cancelled, and its requests must end.
+        work = asyncio.ensure_future(asyncio.to_thread(submit))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait([work])
+            raise
+
+    def _has_structure(self, job: Job) -> bool:
+        return job.structure is not None or any(
+            isinstance(prompt, Conversation) and _is_forced(prompt)
+            for prompt in job.prompts
+        )
+
+    def _submit_all(
+        self,
+        job: Job,
+        client: str,
+        prompts: Sequence[Sequence[int]],
+        event: asyncio.Event,
+        started: list[Generation],
+    ) -> None:
+        for prompt, ids in zip(job.prompts, prompts, strict=True):
+            options = self._options(job, prompt)
+            options["key"] = client
+            for number in range(job.count):
+                started.append(self._submit(options, prompt, ids, number, event))
+
     def _encode_all(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
         return [tuple(self.encode(prompt)) for prompt in prompts]
 
     def _submit(
         self,
-        job: Job,
+        options: GenerationOptions,
         prompt: Prompt,
         ids: Sequence[int],
         number: int,
         event: asyncio.Event,
     ) -> Generation:
-        if self._wakeups is None:
-            self._wakeups = Wakeups(asyncio.get_running_loop())
-        options = self._options(job, prompt)
+        assert self._wakeups is not None, "made by the caller"
         seed = options.get("seed")
-        if seed is not None:
-            options["seed"] = seed + number
+        if seed is not None and number:
+            options = {**options, "seed": seed + number}
         listener = partial(self._wakeups.wake, event)
         handle = self.engine.start(ids, listener=listener, **options)
         parser, stop = self._parser(prompt, ids), partial(self._stop, options)
@@ -150,8 +182,8 @@ class ServedModel:
         if not isinstance(prompt, Conversation):
             return PlainParser()
         if _is_forced(prompt):
-            calls = self.markup.calls or CallMarkup()
-            return MarkupParser(calls, None, is_forced=True)
+            forced = self.markup.calls or CallMarkup()
+            return MarkupParser(forced, None, is_forced=True)
         offered = prompt.tools and prompt.tool_choice != "none"
         calls = self.markup.calls if offered else None
         reasoning = self.markup.reasoning

@@ -53,9 +53,11 @@ class Server:
         model = ServedModel(name, engine, self.admission, metrics)
         model.warm_up()
         models = Models(model)
-        app = make_app(models, self.admission, metrics, config)
+        self.app = make_app(models, self.admission, metrics, config)
+        """The ASGI application."""
+        self.description = f"{name} on {engine.device}"
         settings = uvicorn.Config(
-            app,
+            self.app,
             host=config.host,
             port=config.port,
             log_config=None,

@@ -21,8 +21,6 @@ class ServerConfig:
     """0 lets the system choose one."""
     api_keys: tuple[str, ...] = ()
     """Keys of which each request must send one; none: requests need no key."""
-    admin_key: str | None = None
-    """Key of the administration endpoints; ``None``: there are none."""
     max_queue: int = 256
     """Maximum number of requests that wait to run; more are refused with 503."""
     max_queued_tokens: int = 1 << 20
@@ -55,7 +53,7 @@ class ServerConfig:
                 )
         if self.private_key is not None and self.certificate is None:
             raise RequestError("private key: found no certificate; pass both files")
-        if any(not key for key in (*self.api_keys, self.admin_key or "-")):
+        if any(not key for key in self.api_keys):
             raise RequestError("api key: found an empty one; accepted: any other text")
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inl.engine.options import GenerationOptions
 from inl.serve.api_error import unsupported
 from inl.serve.job import Tool
 from inl.serve.markup import CallMarkup
@@ -27,18 +26,18 @@ def structure_of(
 ) -> dict[str, Any] | None:
     """Return the engine's option; raises :class:`ApiError` for other structures."""
     if structured_outputs is not None:
-        return _checked("structured_outputs", _outputs(structured_outputs))
+        return _outputs(structured_outputs)
     if response_format is None or response_format.get("type") == "text":
         return None
     kind = response_format.get("type")
     if kind == "json_object":
-        return _checked("response_format", {"json_schema": ANY_OBJECT})
+        return {"json_schema": ANY_OBJECT}
     if kind == "json_schema":
         named = response_format.get("json_schema")
         schema = named.get("schema") if isinstance(named, Mapping) else None
         if not isinstance(schema, Mapping | bool):
             raise unsupported("response_format", "needs json_schema.schema")
-        return _checked("response_format", {"json_schema": schema})
+        return {"json_schema": schema}
     raise unsupported(
         "response_format",
         f"found type {kind!r:.40}, accepts text, json_object and json_schema",
@@ -80,10 +79,4 @@ def forced_call(
         for tool in chosen
     ]
     schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    return _checked("tool_choice", {"json_schema": schema})
-
-
-def _checked(field: str, option: dict[str, Any]) -> dict[str, Any]:
-    if "structured" not in GenerationOptions.__annotations__:
-        raise unsupported(field, "this engine has no structured output")
-    return option
+    return {"json_schema": schema}

@@ -9,7 +9,7 @@ import msgspec
 
 from inl.serve.anthropic.messages import MessagesRequest, job_of
 from inl.serve.api_error import ApiError
-from inl.serve.dialect import parse
+from inl.serve.dialect import ReadUsage, parse
 from inl.serve.event_stream import event
 from inl.serve.job import Answer, Delta, Usage
 from inl.serve.openai.usage import TokenText
@@ -68,7 +68,7 @@ class MessagesExchange:
         body = {"type": "message_start", "message": message}
         return event(body, "message_start") + event({"type": "ping"}, "ping")
 
-    def delta(self, index: int, delta: Delta, usage: Usage) -> bytes:
+    def delta(self, index: int, delta: Delta, usage: ReadUsage) -> bytes:
         """Return the events of a delta."""
         del index, usage
         return self._blocks.events(delta)

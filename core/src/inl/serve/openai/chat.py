@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from inl.serve.api_error import ApiError, unsupported
-from inl.serve.dialect import parse
+from inl.serve.dialect import ReadUsage, parse
 from inl.serve.event_stream import DONE, event
 from inl.serve.job import Answer, CallDelta, Conversation, Delta, Job, Usage
 from inl.serve.openai.fields import (
@@ -158,11 +158,11 @@ class ChatExchange:
         """Return a chunk with the role for each completion."""
         delta = {"role": "assistant", "content": ""}
         return b"".join(
-            self._chunk(index, delta, None, None, usage)
+            self._chunk(index, delta, None, None, lambda: usage)
             for index in range(self.job.completions)
         )
 
-    def delta(self, index: int, delta: Delta, usage: Usage) -> bytes:
+    def delta(self, index: int, delta: Delta, usage: ReadUsage) -> bytes:
         """Return the chunk of a delta, or of its parts."""
         value: dict[str, Any] = {}
         if delta.content:
@@ -185,7 +185,7 @@ class ChatExchange:
         delta: dict[str, Any],
         logprobs: dict[str, Any] | None,
         reason: str | None,
-        usage: Usage,
+        usage: ReadUsage,
         extra: dict[str, Any] | None = None,
     ) -> bytes:
         choice = {
@@ -197,7 +197,7 @@ class ChatExchange:
         }
         chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
         if self._options.continuous_usage_stats:
-            chunk["usage"] = usage_body(usage)
+            chunk["usage"] = usage_body(usage())
         elif self._options.include_usage:
             chunk["usage"] = None
         return event(chunk)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from inl.serve.api_error import ApiError, unsupported
-from inl.serve.dialect import parse
+from inl.serve.dialect import ReadUsage, parse
 from inl.serve.event_stream import DONE, event
 from inl.serve.job import Answer, Delta, Job, Usage
 from inl.serve.openai.fields import (
@@ -127,22 +127,22 @@ class CompletionExchange:
     def opening(self, usage: Usage) -> bytes:
         """Return the prompts, if they are part of the completions."""
         return b"".join(
-            self._chunk(index, text, Delta(), usage)
+            self._chunk(index, text, Delta(), lambda: usage)
             for index in range(self.job.completions)
             if (text := self._echoed(index))
         )
 
-    def delta(self, index: int, delta: Delta, usage: Usage) -> bytes:
+    def delta(self, index: int, delta: Delta, usage: ReadUsage) -> bytes:
         """Return the chunk of a delta."""
         shown = delta.content or delta.finish_reason or delta.logprobs
         if not (shown or self._has_token_ids):
             return b""
         return self._chunk(index, delta.content, delta, usage)
 
-    def _chunk(self, index: int, text: str, delta: Delta, usage: Usage) -> bytes:
+    def _chunk(self, index: int, text: str, delta: Delta, usage: ReadUsage) -> bytes:
         chunk = {**self._head, "choices": [self._choice(index, text, delta)]}
         if self._stream_options.continuous_usage_stats:
-            chunk["usage"] = usage_body(usage)
+            chunk["usage"] = usage_body(usage())
         elif self._stream_options.include_usage:
             chunk["usage"] = None
         return event(chunk)

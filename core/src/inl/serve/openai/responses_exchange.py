@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inl.serve.api_error import ApiError
-from inl.serve.dialect import parse
+from inl.serve.dialect import ReadUsage, parse
 from inl.serve.event_stream import event
 from inl.serve.job import Answer, Delta, Usage
 from inl.serve.openai.responses import ResponsesRequest, job_of
@@ -134,7 +134,7 @@ class ResponsesExchange:
         created = self._event("response.created", response)
         return created + self._event("response.in_progress", response)
 
-    def delta(self, index: int, delta: Delta, usage: Usage) -> bytes:
+    def delta(self, index: int, delta: Delta, usage: ReadUsage) -> bytes:
         """Return the events of a delta."""
         del index, usage
         parts = []

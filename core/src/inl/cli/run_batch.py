@@ -1,0 +1,62 @@
+"""``inl run-batch``: answers a file of requests without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from inl.cli import arguments
+from inl.cli.bench import bar
+from inl.cli.serve import check_packages, open_server
+from inl.config import EngineConfig
+from inl.errors import InlError, RequestError
+
+
+def run(
+    requests: Annotated[Path, typer.Argument(help="JSON lines of OpenAI's batches.")],
+    answers: Annotated[Path, typer.Argument(help="File that answers are added to.")],
+    model: arguments.Model = None,
+    device: arguments.Device = "auto",
+    dtype: arguments.Dtype = "auto",
+    kv_dtype: arguments.KvDtype = "auto",
+    tensor_parallel: arguments.TensorParallel = 1,
+    max_batch: Annotated[
+        int, typer.Option(help="Requests that run at the same time.", min=1)
+    ] = 32,
+) -> None:
+    """Answer REQUESTS in ANSWERS; continues where an earlier run ended."""
+    check_packages()
+    from inl.serve.batch_file import finished_ids, read_requests, run_batch
+    from inl.serve.settings import ServerConfig
+
+    try:
+        finished = finished_ids(answers)
+        todo = [
+            each for each in read_requests(requests)
+            if each["custom_id"] not in finished
+        ]  # fmt: skip
+    except OSError as error:
+        raise RequestError(f"{error.filename}: {error.strerror}") from error
+    print(f"{len(finished)} answered before, {len(todo)} to do", file=sys.stderr)
+    if not todo:
+        return
+    config = EngineConfig(
+        backend=device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        tensor_parallel=tensor_parallel,
+        max_batch=max_batch,
+    )
+    with (
+        open_server(model, None, ServerConfig(max_queue=128), config) as server,
+        answers.open("a", encoding="utf-8") as output,
+        bar(len(todo)) as tick,
+    ):
+        work = run_batch(server.app, todo, output, concurrency=2 * max_batch, tick=tick)
+        failed = asyncio.run(work)
+    if failed:
+        raise InlError(f"{answers}: {failed} requests failed; see their lines")

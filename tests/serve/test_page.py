@@ -1,0 +1,122 @@
+"""The page at ``/`` in a headless browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import time
+
+import pytest
+
+from http_servers import HashServer
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None or importlib.util.find_spec("playwright") is None,
+    reason="needs Debian's chromium and PyPI's playwright",
+)
+
+
+@pytest.fixture(scope="module")
+def busy_server():
+    with HashServer(max_batch=2, max_queue=2, seconds=0.01, api_keys=("k",)) as server:
+        yield server
+
+
+def test_the_page_and_its_files_need_no_key_and_ask_nobody_else(busy_server):
+    texts = []
+    for path in ("/", "/page.js", "/page.css"):
+        status, headers, text = busy_server.send("GET", path)
+        assert status == 200
+        assert "default-src 'self'" in headers["content-security-policy"]
+        texts.append(text)
+    assert not any(b"http://" in text or b"https://" in text for text in texts)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"]
+        )
+        yield browser
+        browser.close()
+
+
+def visit(browser, server, **options):
+    context = browser.new_context(**options)
+    page = context.new_page()
+    problems = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    foreign = []
+    page.on("request", lambda request: foreign.append(request.url))
+    page.goto(server.url)
+    return page, problems, foreign
+
+
+def until(page, expression):
+    """Wait until an expression is true; the page's policy forbids eval."""
+    deadline = time.monotonic() + 30
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, expression
+        page.wait_for_timeout(20)
+
+
+def status_has(text):
+    return f"document.getElementById('status').textContent.includes('{text}')"
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_conversation_by_keyboard(browser, busy_server, scheme, tmp_path):
+    page, problems, urls = visit(browser, busy_server, color_scheme=scheme)
+    until(page, "document.getElementById('status').className === 'bad'")
+    page.fill("#key", "k")
+    page.press("#key", "Tab")
+    until(page, "document.getElementById('model').textContent === 'hash'")
+    page.fill("#max_tokens", "20")
+    page.fill("#prompt", "Hello")
+    page.press("#prompt", "Enter")
+    until(page, status_has("ms"))
+    assert page.locator(".message").count() == 2
+    assert page.locator(".message.user").inner_text() == "Hello"
+    assert page.locator(".message.assistant").inner_text()
+    assert "20 tokens" in page.locator("#status").inner_text()
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    page.wait_for_selector("figure polyline[points]", state="attached")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, dark[4:-1].split(","))) < 200) == (scheme == "dark")
+    page.screenshot(path=tmp_path / f"{scheme}.png")
+    assert not problems
+    assert all(url.startswith((busy_server.url, "data:")) for url in urls)
+    page.context.close()
+
+
+@needs_browser
+def test_stopping_ends_the_request(browser, busy_server):
+    page, problems, _ = visit(browser, busy_server)
+    page.fill("#key", "k")
+    page.fill("#max_tokens", "900")
+    page.fill("#prompt", "Hello")
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".message.assistant:has-text('a')")
+    page.keyboard.press("Escape")
+    until(page, status_has("stopped"))
+    busy_server.wait_idle()
+    assert not problems
+    page.context.close()
+
+
+@needs_browser
+def test_a_phone_shows_the_whole_width(browser, busy_server):
+    size = {"width": 360, "height": 640}
+    page, problems, _ = visit(browser, busy_server, viewport=size, has_touch=True)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.locator("#send").bounding_box()["height"] >= 40
+    assert not page.locator("#side").is_visible()
+    page.tap("#toggle")
+    assert page.locator("#side").is_visible()
+    assert not problems
+    page.context.close()
