@@ -342,10 +342,11 @@ class InferenceEngine:
         the thread that steps. Raises :class:`~inl.errors.RequestError`.
         """
         handle = self._prepare(prompt, **options)
-        handle.listener = listener
+        for sample in handle.samples:
+            sample.listener = listener
         self._core.scheduler.check_room(handle.request)
         batch = Batch()
-        batch.handles.append(handle)
+        batch.add(handle)
         self._dispatcher.step_loop.submit(batch)
         return handle
 
