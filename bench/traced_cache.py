@@ -94,6 +94,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "table": options.table,
         "step_ms": round(1e3 * float(np.median(seconds)), 2),
         "peak_growth_megabytes": round((memory("VmHWM") - before) / 2**20, 1),
+        "peak_megabytes": round(memory("VmHWM") / 2**20, 1),
         "copy_ms": round(copy_ms(options.megabytes), 1),
     }
 

@@ -112,15 +112,15 @@ def test_a_llama_runs_on_the_listed_primitives(listed):
     assert [len(request.output_ids) for request in requests] == [3, 3, 3]
 
 
-def resolved(names):
-    return runner_with(names).executor.ops(Bucket(16, 2, sampler="sample_filtered"))
+def resolve_all(names):
+    runner_with(names).executor.ops(Bucket(16, 2, sampler="sample_filtered"))
 
 
 def test_a_llama_needs_each_listed_primitive(listed):
     for name in listed:
         others = [each for each in listed if each != name]
         with pytest.raises(NoKernel, match=f"no kernel for {name} "):
-            resolved(others)
+            resolve_all(others)
 
 
 def test_the_page_counts_the_ops():
