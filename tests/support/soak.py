@@ -94,7 +94,7 @@ class World:
         if random.random() < 0.2:
             self.groups += 1
             group, samples = self.groups, random.randint(2, 4)
-        fields = dict(  # noqa: C408
+        fields = dict(
             max_tokens=random.choice([1, random.randint(2, 9), random.randint(9, 99)]),
             temperature=0.7 if draws else 0.0,
             **more,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import inl
-from inl import InferenceEngine
+from inl import EngineConfig, InferenceEngine
 from inl.errors import BackendUnavailable, RequestError
 from inl.hardware import is_available
 from inl.hardware.tpu import TPUBackend, is_tpu_available
@@ -93,9 +93,17 @@ def test_the_cache_is_seen(engines):
     assert cache.cached_blocks[0] >= 60 // cache.block_size
 
 
+def test_a_speculative_decoder_is_an_engine_with_the_same_answers(engines):
+    plain = engines()
+    config = EngineConfig(backend="reference", context=96, adaptive_drafts=False)
+    with SpeculativeDecoder(plain.model, None, plain.tokenizer, config) as engine:
+        assert engine.config.speculation == "ngram"
+        found = engine.generate("ab ab ab ab", max_tokens=20)
+    want = plain.generate("ab ab ab ab", max_tokens=20)
+    assert found.token_ids == want.token_ids
+
+
 def test_what_is_not_there_is_refused():
-    with pytest.raises(RequestError, match="the engine verifies no drafts"):
-        SpeculativeDecoder(None, draft=None)
     with pytest.raises(RequestError, match="unit: found 'letter'"):
         StreamingSession(None, "x", unit="letter")
     assert inl.inference.InferenceEngine is InferenceEngine

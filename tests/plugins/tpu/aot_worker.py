@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import contextmanager
 
 os.environ.update(
     JAX_PLATFORMS="cpu",
@@ -55,7 +56,9 @@ def compile_one(spec, shape, window=None):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-def main(topology, planted):
+@contextmanager
+def chip(topology):
+    """Yield one chip of a topology, and a function that makes specs on it."""
     found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     mesh = Mesh(np.array(found.devices[:1]), ("chip",))
     place = NamedSharding(mesh, PartitionSpec())
@@ -63,18 +66,23 @@ def main(topology, planted):
     def spec(shape, dtype):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        yield found.devices[0], spec
+
+
+def main(topology, planted):
     shapes = SHAPES
     if planted == "vmem":
         paged_attention.KEYS = 1 << 12
         shapes = {"planted": (32, 8, 128, "float32", 8, 8, 1024)}
     result = {}
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    with chip(topology) as (device, spec):
         for name, shape in shapes.items():
             try:
                 result[name] = compile_one(spec, shape)
             except Exception as error:
                 result[name] = str(error)[:2000]
-    print(json.dumps({"device": found.devices[0].device_kind, "results": result}))
+    print(json.dumps({"device": device.device_kind, "results": result}))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-WORKER = Path(__file__).with_name("aot_worker.py")
+FOLDER = Path(__file__).parent
 CHIPS = {"v5e:2x2": "TPU v5 lite", "v6e:2x2": "TPU v6 lite", "tpu7x:2x2x1": "TPU7x"}
 
 pytestmark = pytest.mark.skipif(
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def compiled(topology, planted=""):
+def compiled(*arguments, worker="aot_worker.py"):
     done = subprocess.run(
-        [sys.executable, str(WORKER), topology, planted],
+        [sys.executable, str(FOLDER / worker), *arguments],
         capture_output=True,
         text=True,
         timeout=500,
@@ -32,7 +32,7 @@ def compiled(topology, planted=""):
 
 @pytest.mark.parametrize("topology", CHIPS)
 def test_paged_attention_compiles(topology, capsys):
-    found = compiled(topology)
+    found = compiled(topology, "")
     with capsys.disabled():
         print(f"\n{found}")
     assert found["device"] == CHIPS[topology]
@@ -46,3 +46,14 @@ def test_a_kernel_with_too_much_vmem_is_refused_by_name():
     reason = found["results"]["planted"]
     assert "ragged_paged_attention" in str(reason)
     assert "vmem" in str(reason).lower()
+
+
+def test_a_whole_step_compiles_in_place(capsys):
+    """Two layers of the default model, decoding 32 rows."""
+    facts = compiled("v6e:2x2", "135M", "32", worker="aot_steps.py")
+    with capsys.disabled():
+        print(f"\n{facts}")
+    assert facts["kernel"] == "attention/pallas"
+    assert facts["attentions"] == 2
+    assert facts["cache copies"] == facts["callbacks"] == 0
+    assert facts["aliased bytes"] >= facts["state bytes"]

@@ -28,10 +28,12 @@ class Batch:
     @property
     def completed(self) -> bool:
         """Whether every request has finished."""
-        handles = self.handles
-        while self._finished < len(handles) and handles[self._finished].completed:
-            self._finished += 1
-        return self._finished == len(handles)
+        handles, finished = self.handles, self._finished
+        while finished < len(handles) and handles[finished].completed:
+            finished += 1
+        # Stored once: two threads may step while one takes over from the other.
+        self._finished = finished
+        return finished == len(handles)
 
     def feed(self, add: Callable[[RequestHandle], None]) -> None:
         """Queue the next handles, as many as there is room for.
@@ -39,14 +41,14 @@ class Batch:
         add: queues a handle; does nothing for one that is queued already. Raises
         :class:`~inl.errors.QueueFull` if there is no room for the first one.
         """
-        while self._queued < len(self.handles):
+        while (queued := self._queued) < len(self.handles):
             try:
-                add(self.handles[self._queued])
+                add(self.handles[queued])
             except QueueFull:
-                if not self._queued:
+                if not queued:
                     raise
                 return
-            self._queued += 1
+            self._queued = queued + 1
 
     def fail(self, error: BaseException) -> None:
         """Finish every request that has not finished with an error."""

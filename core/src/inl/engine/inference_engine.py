@@ -338,14 +338,16 @@ class InferenceEngine:
     ) -> RequestHandle:
         """Queue a prompt for the engine's background thread and return its handle.
 
-        Never waits for a step. listener: called after each event of the request, on
-        the thread that steps. Raises :class:`~inl.errors.RequestError`.
+        Never waits for a step. listener: called after each event of the request, and
+        of its further samples, on the thread that steps. Raises
+        :class:`~inl.errors.RequestError`.
         """
         handle = self._prepare(prompt, **options)
-        handle.listener = listener
+        for sample in handle.samples:
+            sample.listener = listener
         self._core.scheduler.check_room(handle.request)
         batch = Batch()
-        batch.handles.append(handle)
+        batch.add(handle)
         self._dispatcher.step_loop.submit(batch)
         return handle
 

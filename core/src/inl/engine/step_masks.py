@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from inl.errors import RequestError
 from inl.executor.rank_threads import RankThreads, Round
 from inl.forks import on_fork
@@ -78,9 +76,10 @@ class StepMasks:
 
     def settle(self) -> None:
         """Wait until no thread uses a guide, and drop what was computed."""
-        if self._round is not None:
+        if self._round is not None and self._threads is not None:
+            self._threads.send(self._round)  # begin may have been interrupted
             self._round.wait()
-            self._round = None
+        self._round = None
 
 
 class _Part(NamedTuple):
@@ -126,9 +125,9 @@ def _mask(request: Request) -> IntArray:
     if guide is None:
         assert static is not None, "only rows with a mask are computed"
         return static
-    mask = guide.masks()[0]
+    mask: IntArray = guide.masks()[0]
     if static is not None:
-        mask = (mask & static).astype(np.int32)
+        mask &= static
     if not mask.any():
         raise RequestError(
             f"allowed_token_ids: excludes every token that the grammar allows after "

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack, final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack, final
 
-from inl.engine.options import GenerationOptions, make_request
-from inl.errors import RequestError
+from inl.config import EngineConfig
+from inl.engine.options import GenerationOptions, make_requests
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from inl.engine.inference_engine import Completion, InferenceEngine
     from inl.engine.options import Prompt
     from inl.engine.request_handle import RequestHandle
+    from inl.executor.model_loader import LanguageModel
+    from inl.text.tokenizer import Tokenizer
 
 
 @final
@@ -22,7 +27,7 @@ class GenerationConfig(Mapping[str, Any]):
     """
 
     def __init__(self, **options: Unpack[GenerationOptions]) -> None:
-        make_request([0], options, room=1)
+        make_requests([0], options, room=1)
         self._options: dict[str, Any] = dict(options)
 
     def __getitem__(self, name: str) -> Any:
@@ -101,9 +106,21 @@ PagedKVCache = KVCache
 """Another name; every cache is paged."""
 
 
-def SpeculativeDecoder(*_: Any, **__: Any) -> NoReturn:  # noqa: N802
-    """Raise :class:`RequestError`: the engine does not decode speculatively."""
-    raise RequestError(
-        "SpeculativeDecoder: the engine verifies no drafts; accepted: "
-        "InferenceEngine, which gives the same answers without them"
+def SpeculativeDecoder(  # noqa: N802
+    model: LanguageModel,
+    draft_model: str | Path | None = None,
+    tokenizer: Tokenizer | None = None,
+    config: EngineConfig | None = None,
+) -> InferenceEngine:
+    """Return an engine whose steps verify several drafted tokens; answers are the same.
+
+    draft_model: folder, GGUF file or known name of a small model with the same
+    tokenizer; ``None`` drafts from the text itself. Sets ``EngineConfig.speculation``.
+    """
+    from inl.engine.inference_engine import InferenceEngine
+
+    source = "ngram" if draft_model is None else "model"
+    settings = replace(
+        config or EngineConfig(), speculation=source, draft_model=draft_model
     )
+    return InferenceEngine(model, tokenizer, settings)

@@ -108,7 +108,7 @@ def holding_process() -> str | None:
 
     Only the processes that this user may inspect are found.
     """
-    files = {str(DEVICE_FILES / "accel0"), str(DEVICE_FILES / "vfio/0")}
+    files = re.compile(rf"{re.escape(str(DEVICE_FILES))}/(accel|vfio/)\d+")
     folders = sorted(PROCESSES.iterdir()) if PROCESSES.is_dir() else []
     for folder in folders:
         if not folder.name.isdigit() or folder.name == str(os.getpid()):
@@ -117,7 +117,7 @@ def holding_process() -> str | None:
             targets = {str(fd.readlink()) for fd in (folder / "fd").iterdir()}
         except OSError:
             continue
-        if files & targets:
+        if any(map(files.fullmatch, targets)):
             return f"{read(folder / 'comm') or 'process'} (pid {folder.name})"
     return None
 
