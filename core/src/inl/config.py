@@ -174,10 +174,11 @@ class EngineConfig:
 
     @property
     def draft_limit(self) -> int:
-        """Maximum number of drafted tokens per sequence; 0 without speculation."""
-        if self.speculation is None:
-            return 0
-        return self.max_drafts or DEFAULT_DRAFTS
+        """Most drafted tokens of a row that the runner's programs verify; 0 for none.
+
+        A worker gets ``max_drafts`` alone: its parent drafts.
+        """
+        return self.max_drafts or (DEFAULT_DRAFTS if self.speculation else 0)
 
     def _check(self, name: str, valid: bool, accepted: str) -> None:
         if not valid:

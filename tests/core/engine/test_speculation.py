@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import ANY
 
 import numpy as np
@@ -16,6 +17,7 @@ from inl.errors import RequestError
 from inl.scheduling.drafters import NgramDrafter, SyntheticDrafter
 from inl.spec.cache import Slotted
 from inl.testing.tiny import tiny_llama
+from inl.workers.startup import worker_options
 
 VOCAB = 256
 
@@ -186,3 +188,15 @@ def test_a_drafter_without_speculation_is_refused(engines):
 def test_an_acceptance_is_a_probability(acceptance):
     with pytest.raises(ValueError, match="accepts 0 to 1"):
         SyntheticDrafter({}, acceptance)
+
+
+def test_a_worker_gets_the_number_of_drafts_alone(tmp_path):
+    config = EngineConfig(
+        speculation="model", draft_model=tmp_path, draft_backend="cpu", max_drafts=3,
+        adaptive_drafts=False,
+    )  # fmt: skip
+    language = SimpleNamespace(checkpoint=SimpleNamespace(path=tmp_path))
+    options = worker_options(language, config, "cpu", None)
+    sent = json.loads(json.dumps(options))["config"]
+    assert sent == {"max_drafts": 3}
+    assert EngineConfig(**sent).draft_limit == 3

@@ -34,8 +34,10 @@ PARENT_FIELDS = frozenset(
         "adaptive_drafts",
         "backend",
         "draft_backend",
+        "draft_model",
         "on_worker_loss",
         "restart_device",
+        "speculation",
         "tensor_parallel",
         "trace",
         "worker_seconds",
@@ -141,6 +143,8 @@ def worker_options(
         if field.name not in PARENT_FIELDS
         and getattr(config, field.name) != field.default
     }
+    if config.draft_limit:
+        changed["max_drafts"] = config.draft_limit
     return {
         "model": str(language.checkpoint.path.absolute()),
         "device": device,
