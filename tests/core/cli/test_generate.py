@@ -125,7 +125,7 @@ def test_chat_template_options(options, rendered, folder, tmp_path, capsys):
         capsys, "generate", "hi", "--model", str(path), "--device", "reference",
         "--max-tokens", "1", "--json", *words,
     )  # fmt: skip
-    assert (code, err) == (0, "")
+    assert code == 0, err
     assert json.loads(out)["prompt_tokens"] == len(rendered)
 
 
