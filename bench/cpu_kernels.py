@@ -81,8 +81,8 @@ def instruction(opcode, dims, pointers, flags=0):
 class Bench:
     """A pool, the memory that its programs use, and a clock."""
 
-    def __init__(self, isa, threads, clock):
-        self.library = open_library().library
+    def __init__(self, isa, threads, clock, library=None):
+        self.library = library or open_library().library
         if self.library is None:
             sys.exit(open_library().reason)
         self.pool = self.library.inl_open(threads, ISAS.index(isa))

@@ -33,7 +33,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     args = parser.parse_args()
     config = EngineConfig(
-        backend=args.device, context=1024, max_batch=args.batch, max_queued_requests=10**6
+        backend=args.device,
+        context=1024,
+        max_batch=args.batch,
+        max_queued_requests=10**6,
     )
     with InferenceEngine.from_pretrained(config=config) as engine:
         run(engine, schemas(args.schemas))
@@ -69,7 +72,8 @@ def run(engine: InferenceEngine, cases: list[dict]) -> None:
     print(
         f"{tokens} tokens in {steps} steps, {seconds:.1f} s; "
         f"compiling {1e3 * compiling / len(cases):.2f} ms a schema; "
-        f"masks {1e3 * masks / steps:.3f} ms a step, {1e3 * waited / steps:.3f} ms exposed"
+        f"masks {1e3 * masks / steps:.3f} ms a step, "
+        f"{1e3 * waited / steps:.3f} ms exposed"
     )
 
 

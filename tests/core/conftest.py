@@ -7,8 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-import tokenizers
 
+from byte_tokens import bytes_as_tokens
 from hash_oracle import expected
 from inl import EngineConfig, InferenceEngine
 from inl.executor.model_loader import LanguageModel
@@ -16,22 +16,8 @@ from inl.models.llama import MODEL
 from inl.spec.limits import Limits
 from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
-from inl.text.tokenizer import Tokenizer
 
 VOCAB = 256
-
-
-def bytes_as_tokens():
-    """Token i is byte i of the byte-level alphabet; there are no merges."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    rules = tokenizers.Tokenizer(
-        tokenizers.models.BPE({s: i for i, s in enumerate(alphabet)}, [])
-    )
-    rules.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=False
-    )
-    rules.decoder = tokenizers.decoders.ByteLevel()
-    return Tokenizer(rules)
 
 
 @pytest.fixture(scope="session")

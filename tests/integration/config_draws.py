@@ -68,6 +68,19 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
     },
     "phi3": {"original_max_position_embeddings": [16, 32, 64, ABSENT]},
     "olmo2": {"clip_qkv": [ABSENT, ABSENT, None]},
+    "olmo3": {},
+    "smollm3": {
+        "use_sliding_window": [True, False, ABSENT],
+        "no_rope_layers": ["drawn", ABSENT, [1], None],
+        "no_rope_layer_interval": [2, 3, ABSENT],
+    },
+    "granite": {
+        "embedding_multiplier": [3.0, ABSENT], "logits_scaling": [0.5, 4.0, ABSENT],
+        "residual_multiplier": [0.4, ABSENT],
+        "attention_multiplier": [0.3, ABSENT],
+    },
+    "glm": {"partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0]},
+    "glm4": {"partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0]},
 }  # fmt: skip
 ALWAYS = (
     "num_local_experts", "num_experts", "moe_intermediate_size", "num_experts_per_tok",
@@ -90,6 +103,8 @@ def draw(rng, family: str) -> dict[str, Any]:
         config["layer_types"] = [rng.choice([SLIDING, FULL]) for _ in range(layers)]
     elif config.get("layer_types") == "short":
         config["layer_types"] = [FULL]
+    if config.get("no_rope_layers") == "drawn":
+        config["no_rope_layers"] = [rng.choice([0, 1]) for _ in range(layers)]
     lanes = config.get("head_dim") or ABSENT
     if lanes is ABSENT:
         lanes = config["hidden_size"] // config["num_attention_heads"]

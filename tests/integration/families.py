@@ -77,6 +77,39 @@ FAMILIES = {
         LONG | {"max_position_embeddings": 256, "original_max_position_embeddings": 64},
     ),
     "olmo2": ("Olmo2", rope()),
+    "olmo3": (
+        "Olmo3",
+        {
+            "sliding_window": WINDOW,
+            "layer_types": KINDS,
+            "rope_parameters": {
+                "full_attention": {**YARN["rope_parameters"], "rope_theta": 5e3},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
+    "smollm3": (
+        "SmolLM3",
+        rope()
+        | {
+            "no_rope_layers": [1, 0, 1, 0],
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "attention_bias": True,
+        },
+    ),
+    "granite": (
+        "Granite",
+        rope()
+        | {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 4.0,
+        },
+    ),
+    "glm": ("Glm", rope(partial_rotary_factor=0.5) | {"head_dim": 12}),
+    "glm4": ("Glm4", rope(partial_rotary_factor=0.5) | {"head_dim": 12}),
 }
 """Name: its class in transformers and what its config has beside :data:`SIZES`."""
 

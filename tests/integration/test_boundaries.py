@@ -19,6 +19,7 @@ SOURCES = (
     "libs/inl-torch/src",
     "plugins/inl-cpu/src",
     "plugins/inl-cuda/src",
+    "plugins/inl-tpu/src",
 )
 
 

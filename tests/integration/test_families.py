@@ -18,7 +18,7 @@ import pytest
 
 from inl.device import Device
 from inl.executor.model_loader import open_model
-from inl.models import phi3, post_norm
+from inl.models import groups, post_norm
 from inl.models.views import views
 from inl.ops.rope import RopeScaling
 from inl.spec.dispatch import DynamicOps
@@ -187,8 +187,8 @@ def left_plain(_ops, _config, delta, _norm):
     return delta
 
 
-def rows_as_stored(c, start, heads):
-    return ((start, start + heads * c.head_dim),)
+def rows_as_stored(dim, _rotary_dim, heads, *, start=0, interleaved=False):
+    return ((start, start + heads * dim),)
 
 
 ROPE = {"theta": field(rope_theta=600.0)}
@@ -233,6 +233,11 @@ FUSED = {
     ),
 }
 
+TURNED = {
+    "lanes that hold still": scaling(rotary_dim=0),
+    "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
+}
+
 MUTANTS = {
     "llama3": ROPE | SCALED | NORMS | SILU | HEAD | {
         "scaling factor": scaling(factor=4.0),
@@ -267,9 +272,27 @@ MUTANTS = {
         "long divisors": scaling(divisors=(1.0, 5.0, 9.0)),
         "warmth": scaling(gain=1.0),
         "lanes that hold still": scaling(rotary_dim=0, divisors=(1.0, 1.3, 2.0, 2.0)),
-        "order of lanes": Mutant(patch=(phi3, "_halves", rows_as_stored)),
+        "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
     },
     "olmo2": ROPE | NORMS | SILU | HEAD_NORMS | AFTER,
+    "olmo3": ROPE | SPLIT | SCALED | NORMS | SILU | HEAD_NORMS | AFTER
+    | {"theta of windows": field(local_rope=None)},
+    "smollm3": ROPE | WINDOWS | NORMS | SILU | BIAS | {
+        "layers that do not rotate": Mutant(
+            lambda c: replace(c, views=tuple(v._replace(rotated=True) for v in c.views))
+        ),
+        "bias of the output": in_group(
+            "attention", "out", lambda w: w._replace(bias=None)
+        ),
+    },
+    "granite": ROPE | NORMS | SILU | {
+        "scale of scores": field(attention_scale=None),
+        "scale of embeddings": field(embed_scale=1.0),
+        "scale of blocks": field(block_scale=1.0),
+        "scale of logits": field(logit_scale=1.0),
+    },
+    "glm": ROPE | NORMS | SILU | BIAS | FUSED | TURNED,
+    "glm4": ROPE | NORMS | SILU | BIAS | BEFORE | AFTER | FUSED | TURNED,
 }  # fmt: skip
 """Family: feature: what it is to be without."""
 CASES = [(name, feature) for name, found in MUTANTS.items() for feature in found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from drafted import REQUESTS, assert_equal_outputs
 from inl import EngineConfig, InferenceEngine
 from inl.device import Device

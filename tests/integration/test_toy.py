@@ -89,3 +89,23 @@ def test_the_packing_example_of_the_page_computes_what_linear_does():
         assert w.layout == kernel.layout
         want = np.einsum("tk,nk->tn", x, weight) + (0 if given is None else bias)
         np.testing.assert_allclose(kernel.run(x, w), want, rtol=1e-5, atol=1e-5)
+
+
+def test_the_packing_example_keeps_the_bits_of_bfloat16():
+    (source,) = re.findall(r"```python\n(from typing.*?)```", PAGE, re.S)
+    space = {"__name__": "page"}
+    exec(compile(source, "writing-a-backend.md", "exec"), space)
+
+    from inl.dtypes import cast, widen
+
+    class Host:
+        def tensor(self, host):
+            return host
+
+    weight = np.random.default_rng(4).standard_normal((5, 3))
+    group = {"weight": cast(weight, "bfloat16"), "bias": None}
+    packed = space["KERNEL"].pack(group, Host(), "bfloat16").weight
+    assert (packed.dtype, packed.shape, packed.data.dtype) == (
+        "bfloat16", (3, 5), np.uint16,
+    )  # fmt: skip
+    assert np.array_equal(widen(packed), widen(group["weight"]).T)

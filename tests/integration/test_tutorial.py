@@ -1,4 +1,7 @@
-"""docs/writing-a-backend.md, followed to the letter in a fresh environment."""
+"""docs/writing-a-backend.md, followed to the letter in a fresh environment.
+
+Both styles: the eager toy, and the traced scaffold.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +67,12 @@ def test_the_page_is_followed_to_the_letter(place):
         done = run(block, work, env)
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
         said.append(done.stdout)
-    installed, checked, answered, tested = said
+    installed, checked, answered, tested, *traced = said
     assert "created inl-toy" in installed
     assert re.search(r"toy:0 passes all \d{3} checks", checked)
     assert len(answered.split()) >= 5
     assert re.search(r"^\d{3} passed", tested.splitlines()[-1].strip("= "))
+    installed, checked, answered = traced
+    assert "created inl-lazy" in installed
+    assert re.search(r"lazy:0 passes all \d{3} checks", checked)
+    assert len(answered.split()) >= 5

@@ -16,7 +16,10 @@ REQUESTS = (
     },
     {"max_tokens": 24, "repetition_penalty": 1.6, "logit_bias": {7: 4.0}},
     {"max_tokens": 24, "temperature": 1.1, "seed": 5, "stop": ["e", "\x07"]},
-    {"max_tokens": 16, "allowed_token_ids": range(40, 60), "temperature": 0.8, "seed": 2},
+    {
+        "max_tokens": 16, "allowed_token_ids": range(40, 60), "temperature": 0.8,
+        "seed": 2,
+    },
     {"max_tokens": 24, "temperature": 0.8, "seed": 9, "min_p": 0.05},
     # Repeats itself, so that n-grams are found.
     {"max_tokens": 40, "logit_bias": {7: 60.0, 9: 60.0}, "temperature": 9, "seed": 1},
@@ -24,12 +27,12 @@ REQUESTS = (
 """Options of each prompt."""
 
 
-def prompts(vocab, count=len(REQUESTS)):
+def prompts(vocab):
     """Prompts of different lengths, some of which repeat themselves."""
     rng = np.random.default_rng(3)
     return [
         [int(token) for token in rng.integers(0, vocab, 5 + at % 3)] * (1 + at % 4)
-        for at in range(count)
+        for at in range(len(REQUESTS))
     ]
 
 

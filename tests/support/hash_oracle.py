@@ -71,7 +71,9 @@ def expected(request, limits, context, stops):
             ids.append(allowed[number % len(allowed)])
             if ids[at] in stops:
                 return ids[request.prompt_tokens :], "stop"
-            if grammar is not None and grammar.is_complete(ids[request.prompt_tokens :]):
+            if grammar is not None and grammar.is_complete(
+                ids[request.prompt_tokens :]
+            ):
                 return ids[request.prompt_tokens :], "stop"
         value = (request.adapter << 32) + ids[at] + 1
         for group, (window, last) in enumerate(zip(windows, totals, strict=True)):

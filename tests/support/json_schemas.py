@@ -5,12 +5,53 @@ from __future__ import annotations
 import json
 from random import Random
 
-WORDS = (
-    "id name title status address street city zip_code country email phone tags items "
-    "price amount currency created_at updated_at active enabled score rating type kind "
-    "first-name last.name @id $type 名前 größe user config options metadata children"
-).split()
-VALUES = ("red", "green", "blue", 'a "quoted" value', "back\\slash", "naïve", "", "日本")
+WORDS = [
+    "id",
+    "name",
+    "title",
+    "status",
+    "address",
+    "street",
+    "city",
+    "zip_code",
+    "country",
+    "email",
+    "phone",
+    "tags",
+    "items",
+    "price",
+    "amount",
+    "currency",
+    "created_at",
+    "updated_at",
+    "active",
+    "enabled",
+    "score",
+    "rating",
+    "type",
+    "kind",
+    "first-name",
+    "last.name",
+    "@id",
+    "$type",
+    "名前",
+    "größe",
+    "user",
+    "config",
+    "options",
+    "metadata",
+    "children",
+]
+VALUES = (
+    "red",
+    "green",
+    "blue",
+    'a "quoted" value',
+    "back\\slash",
+    "naïve",
+    "",
+    "日本",
+)
 PATTERNS = ("^[A-Z]{3}-[0-9]{4}$", "^(foo|bar)+$", "^[a-z]{1,8}$", "^#[0-9a-f]{6}$")
 FORMATS = ("date", "time", "date-time", "email", "uuid", "ipv4")
 
@@ -25,7 +66,11 @@ class Schemas:
 
     def schema(self):
         random = self.random
-        top = self.any_of(self.depth) if random.random() < 0.1 else self.object(self.depth)
+        top = (
+            self.any_of(self.depth)
+            if random.random() < 0.1
+            else self.object(self.depth)
+        )
         if self.definitions:
             top["$defs"] = self.definitions
         return json.loads(json.dumps(top))
@@ -88,7 +133,11 @@ class Schemas:
         random = self.random
         kind = random.random()
         if kind < 0.25:
-            return {"type": "string", "pattern": random.choice(PATTERNS), "maxLength": 12}
+            return {
+                "type": "string",
+                "pattern": random.choice(PATTERNS),
+                "maxLength": 12,
+            }
         if kind < 0.5:
             return {"type": "string", "format": random.choice(FORMATS), "maxLength": 40}
         least = random.randint(0, 5)
@@ -113,7 +162,9 @@ class Schemas:
     def choice(self, _depth):
         if self.random.random() < 0.3:
             return {"const": self.random.choice([*VALUES, 0, 1.5, None, True, [1, 2]])}
-        return {"enum": self.random.sample([*VALUES, 1, False], self.random.randint(1, 5))}
+        return {
+            "enum": self.random.sample([*VALUES, 1, False], self.random.randint(1, 5))
+        }
 
     def simple(self, _depth):
         kinds = self.random.choice(["boolean", "null", ["boolean", "null"]])

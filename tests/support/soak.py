@@ -94,7 +94,7 @@ class World:
         if random.random() < 0.2:
             self.groups += 1
             group, samples = self.groups, random.randint(2, 4)
-        fields = dict(  # noqa: C408
+        fields = dict(
             max_tokens=random.choice([1, random.randint(2, 9), random.randint(9, 99)]),
             temperature=0.7 if draws else 0.0,
             **more,
@@ -263,7 +263,7 @@ class OracleDrafter:
             raise WrongText(
                 f"request {query.request}: found {query.tokens}, not {text}"
             )
-        stop = start + random.randint(0, query.count)
+        stop = start + random.randint(0, query.limit)
         vocab = world.limits.vocab
         return [
             token if random.random() < self.right else random.randrange(vocab)

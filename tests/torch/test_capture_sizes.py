@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,3 +83,18 @@ def test_any_planned_step_has_a_bucket(data, rows, sampler, width):
 
 def _fields(value):
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+@given(st.integers(1, 300), st.sampled_from(SAMPLERS), st.integers(1, 20))
+def test_drafts_of_any_rows_can_be_verified(rows, sampler, drafts):
+    given = replace(limits(rows, sampler), max_drafts=drafts)
+    buckets = Buckets(
+        replace(given, buckets=capture_sizes(given)), token_budget=8192, max_rows=rows
+    )
+    assert buckets.can_verify(drafts + 1)
+    for count in (1, rows):
+        sizes = buckets.verifier_sizes(count, drafts + 1, sampler)
+        assert sizes[-1] >= min(count * (drafts + 1), rows * 2)
+        bucket = buckets.choose_verifier(sizes[-1], count, drafts + 1, sampler)
+        assert bucket.verifies
+        assert bucket.rows >= count

@@ -38,9 +38,12 @@ LAZY = {
 """Public name -> module; imported on first use, to keep ``import inl`` fast."""
 
 LAZY_MODULES = {
+    "hardware": "inl.hardware",
+    "inference": "inl.inference",
     "kernels": "inl.kernels",
     "moe": "inl.functional.moe",
     "nn": "inl.nn",
+    "optimizers": "inl.optimizers",
 }
 """Public modules that are imported on first use."""
 
@@ -53,6 +56,8 @@ __all__ = [
     "InlError",
     "Tensor",
     "get_backend",
+    "hardware",
+    "inference",
     "inl_dynamics",
     "inl_dynamics_n_steps",
     "inl_dynamics_step",
@@ -60,6 +65,7 @@ __all__ = [
     "matmul",
     "moe",
     "nn",
+    "optimizers",
     "set_backend",
 ]
 

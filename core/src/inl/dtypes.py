@@ -28,6 +28,9 @@ SIZES = {
 }
 """Bytes per element of every plain dtype."""
 
+FLOAT8 = ("float8_e4m3", "float8_e5m2")
+"""8-bit float dtypes, stored as bytes; :mod:`inl.weights.quant` decodes them."""
+
 EPSILON = {
     "float64": 2.0**-52,
     "float32": 2.0**-23,

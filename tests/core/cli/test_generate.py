@@ -349,6 +349,22 @@ def test_kernels_that_refuse_everything(inl, plugin, folder):
     assert "Traceback" not in found.stderr
 
 
+def test_ops_without_a_kernel_are_computed_on_the_host_if_allowed(inl, plugin, folder):
+    some = REFUSES.replace("for spec in catalog().values():", "for spec in ():")
+    env = plugin(some, name="picky")
+    words = (
+        "generate", "x", "--raw", "--model", str(folder), "--device", "picky",
+        "--max-tokens", "2",
+    )  # fmt: skip
+    refused = inl(*words, env=env)
+    assert refused.returncode == 2
+    assert "allow_hosted=True or --allow-hosted" in refused.stderr
+    allowed = inl(*words, "--allow-hosted", env=env)
+    assert allowed.returncode == 0, allowed.stderr
+    reference = [*words[:6], "reference", *words[7:]]
+    assert allowed.stdout == inl(*reference, env=env).stdout
+
+
 def test_debug_shows_the_traceback(inl, folder):
     words = ("generate", "x", "--model", str(folder), "--device", "rocm")
     assert "Traceback" not in inl(*words).stderr

@@ -56,6 +56,15 @@ def test_describe_one_op(inl):
     assert "kernels    reference: numpy" in done.stdout
 
 
+def test_the_body_of_an_op_is_its_function(inl):
+    done = inl("ops", "soft_cap", "--body")
+    assert done.stdout.startswith("def soft_cap(x: Array, *, cap: float)")
+    assert "np.tanh" in done.stdout
+    refused = inl("ops", "--body")
+    assert refused.returncode == 2
+    assert "--body: needs one op" in refused.stderr
+
+
 def test_an_unknown_op_is_refused_with_the_list(inl):
     done = inl("ops", "rmsnorm")
     assert done.returncode == 2

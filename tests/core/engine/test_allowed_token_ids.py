@@ -19,6 +19,7 @@ from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import plain_logits
 from inl.workers.worker_runner import WorkerRunner
+from toy_guide import ToyGrammar, ToyGuide
 
 COUNT = 16
 OPTIONS = [
@@ -151,6 +152,8 @@ def test_every_runner_serves_masked_rows(make, small, answer_of, monkeypatch):
     runner = make(limits)
     engine = EngineCore(runner, SchedulerConfig(token_budget=8))
     requests = [Request(**fields) for fields in REQUESTS]
+    guide = ToyGuide(ToyGrammar(7, limits.vocab, {5}))
+    requests.append(Request([4, 5], max_tokens=25, guide=guide, stop_ids={5}))
     for request in requests:
         engine.add(request)
     try:

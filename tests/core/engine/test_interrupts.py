@@ -41,7 +41,21 @@ def agenerate(engine):
     return [each.token_ids for each in asyncio.run(main())]
 
 
-CALLS = {"generate": generate, "stream": stream, "agenerate": agenerate}
+def structured(engine):
+    pytest.importorskip("llguidance")
+    first = engine.generate(
+        PROMPTS[1], n=3, structured={"regex": "(one|two|three)-[a-c]+ end"},
+        max_tokens=12, temperature=0.8, seed=3,
+    )  # fmt: skip
+    return [each.token_ids for each in (first, *first.alternatives)]
+
+
+CALLS = {
+    "structured": structured,
+    "generate": generate,
+    "stream": stream,
+    "agenerate": agenerate,
+}
 
 
 def check_is_whole(engine):

@@ -178,7 +178,7 @@ def test_bad_settings_are_refused(settings, words):
 
 
 def test_a_drafter_without_speculation_is_refused(engines):
-    with pytest.raises(RequestError, match="found one with EngineConfig.speculation"):
+    with pytest.raises(RequestError, match=r"found one with EngineConfig\.speculation"):
         engines(drafter=NgramDrafter())
 
 

@@ -127,7 +127,9 @@ def test_masks_after_drafts_are_those_after_advancing(tokenizer):
     expected.append(walk.masks()[0])
     assert (guide.masks(drafts) == np.stack(expected)).all()
     assert (guide.masks()[0] == expected[0]).all()
-    wrong = next(each for each in range(3, vocab) if each not in bits(expected[4], vocab))
+    wrong = next(
+        each for each in range(3, vocab) if each not in bits(expected[4], vocab)
+    )
     masks = guide.masks([*drafts[:4], wrong, *drafts[5:]])
     assert (masks == np.stack(expected[:5])).all()
     guide.advance(drafts[0])

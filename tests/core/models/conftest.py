@@ -46,6 +46,11 @@ FIELDS = {
         "original_max_position_embeddings": 64,
     },
     "olmo2": {},
+    "olmo3": {"sliding_window": 7},
+    "smollm3": {"use_sliding_window": True, "sliding_window": 7},
+    "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5},
+    "glm": {"head_dim": 12},
+    "glm4": {"head_dim": 12},
 }  # fmt: skip
 
 

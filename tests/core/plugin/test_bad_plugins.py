@@ -139,11 +139,11 @@ def test_a_broken_plugin_is_a_row(good, row_of, case):
 UNSUPPORTED = {
     "a newer minor": (
         "INL_CONTRACT = (1, 7)",
-        "needs contract 1.7, this core serves 1.1; try: pip install -U inl-core",
+        "needs contract 1.7, this core serves 1.2; try: pip install -U inl-core",
     ),
     "an unknown feature": (
         "INL_FEATURES = {'warp', 'beam'}",
-        "needs beam, warp; this core has no features in contract 1.1; try: ",
+        "needs beam, warp; this core has no features in contract 1.2; try: ",
     ),
 }
 

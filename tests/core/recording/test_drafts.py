@@ -19,7 +19,7 @@ class Guesses(NgramDrafter):
 
     def propose(self, queries):
         return [
-            [40 + mix(len(query.tokens) + at) % 4 for at in range(query.count)]
+            [40 + mix(len(query.tokens) + at) % 4 for at in range(query.limit)]
             for query in queries
         ]
 

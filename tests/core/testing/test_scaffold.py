@@ -130,3 +130,30 @@ def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError, match="cannot be created"):
         create("npu", tmp_path / "file" / "below")
+
+
+def test_the_page_shows_the_traced_backend():
+    page = (ROOT / "docs" / "writing-a-backend.md").read_text()
+    _, _, rest = page.partition("`inl-lazy/src/inl_lazy/backend.py` is")
+    shown = rest.partition("```python\n")[2].partition("```\n")[0]
+    assert shown == render("lazy", style="traced")["src/inl_lazy/backend.py"]
+
+
+def test_styles_differ_in_requirements_and_modules():
+    for style, requirements, modules in (
+        ("eager", {"inl-core", "numpy"}, {"plugin", "backend"}),
+        ("traced", {"inl-core", "numpy", "jax"}, {"plugin", "backend", "kernels"}),
+    ):
+        files = render("npu", style=style)
+        project = tomllib.loads(files["pyproject.toml"])["project"]
+        assert {each.partition(">")[0] for each in project["dependencies"]} == (
+            requirements
+        )
+        found = {Path(path).stem for path in files if path.startswith("src/inl_npu/")}
+        assert found == modules | {"__init__"}
+        for path, text in files.items():
+            assert "$" not in text, path
+            if path.endswith(".py"):
+                compile(text, path, "exec")
+    with pytest.raises(RequestError, match="'lazy', accepted: eager, traced"):
+        render("npu", style="lazy")

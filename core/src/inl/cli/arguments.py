@@ -41,6 +41,12 @@ TrustControlTokens = Annotated[
         help="Encode control tokens in messages as such, not as plain text.",
     ),
 ]
+AllowHosted = Annotated[
+    bool,
+    typer.Option(
+        "--allow-hosted", help="Compute ops without a kernel in NumPy on the host."
+    ),
+]
 Tools = Annotated[
     Path | None,
     typer.Option(help="JSON file with schemas of functions for the chat template."),

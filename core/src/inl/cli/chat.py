@@ -47,6 +47,7 @@ def run(
         typer.Option(help="Context length in tokens. [default: the model's]", min=16),
     ] = None,
     trust_control_tokens: arguments.TrustControlTokens = False,
+    allow_hosted: arguments.AllowHosted = False,
     tools: arguments.Tools = None,
     documents: arguments.Documents = None,
     template_option: arguments.TemplateOption = None,
@@ -74,6 +75,7 @@ def run(
         dtype=dtype,
         kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
+        allow_hosted=allow_hosted,
         max_batch=1,
         context=context,
     )

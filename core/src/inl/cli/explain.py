@@ -37,6 +37,8 @@ class TracedStep(NamedTuple):
     backend: Backend
     context: int
     """Tokens of the longest sequence."""
+    notes: tuple[str, ...] = ()
+    """How quantized weights are loaded."""
 
 
 def run(
@@ -85,6 +87,7 @@ def run(
         "device": str(step.backend.device),
         "bucket": bucket._asdict(),
         "ops": explain(step.tracer),
+        "weights": list(step.notes),
     }
     if cost:
         from inl.cli.explain_cost import cost_report
@@ -97,6 +100,8 @@ def run(
         f"{report['device']}, a step of {tokens} tokens in {bucket.rows} rows "
         f"({sampler})"
     )
+    for note in step.notes:
+        print(f"weights: {note}")
     if cost:
         from inl.cli.explain_cost import show_costs
 
@@ -126,7 +131,7 @@ def _trace(model: str | None, config: EngineConfig, bucket: Bucket) -> TracedSte
     limits = plan_limits(language.model, shaped, backend, config)
     tracer = trace(language.model, shaped, groups, bucket, limits, selection)
     context = limits.max_blocks_per_seq * limits.block_size
-    return TracedStep(tracer, backend, context)
+    return TracedStep(tracer, backend, context, language.checkpoint.notes)
 
 
 def explain(tracer: Tracer) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ def run(
     ] = None,
     raw: arguments.Raw = False,
     trust_control_tokens: arguments.TrustControlTokens = False,
+    allow_hosted: arguments.AllowHosted = False,
     tools: arguments.Tools = None,
     documents: arguments.Documents = None,
     template_option: arguments.TemplateOption = None,
@@ -94,6 +95,7 @@ def run(
         dtype=dtype,
         kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
+        allow_hosted=allow_hosted,
         max_batch=1,
         context=min(context, len(ids) + max(max_tokens, 1)),
     )

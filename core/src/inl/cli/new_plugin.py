@@ -18,9 +18,12 @@ def run(
     license: Annotated[  # noqa: A002
         str, typer.Option(help="Apache-2.0, MIT or none.")
     ] = "Apache-2.0",
+    style: Annotated[
+        str, typer.Option(help="eager (op by op) or traced (jax.jit).")
+    ] = "eager",
 ) -> None:
     """Create the package inl-NAME with a backend that passes its tests."""
-    folder = create(name, path, license)
+    folder = create(name, path, license, style)
     print(f"created {folder}; next:")
     print(f"  pip install -e '{folder}[test]'")
     print(f"  inl check {name}:0")

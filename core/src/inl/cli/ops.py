@@ -29,10 +29,19 @@ def run(
             help="Show kernels of this device. [default: all available devices]"
         ),
     ] = None,
+    body: Annotated[
+        bool, typer.Option("--body", help="Print the body of OP, its specification.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """List ops with their signatures and the kernels that backends provide."""
     specs = _specs(op)
+    if body:
+        if op is None or as_json:
+            raise RequestError("--body: needs one op and no --json: inl ops OP --body")
+        source = inspect.getsource(specs[0].body)
+        print(source[source.index("def ") :], end="")  # without its decorator
+        return
     kernels, problems = _kernels(device)
     rows = [_row(spec, kernels) for spec in specs]
     if as_json:

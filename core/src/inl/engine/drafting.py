@@ -60,7 +60,7 @@ def make_speculation(
     if not buckets.can_verify(count + 1):
         raise RequestError(
             f"EngineConfig.speculation: found {config.speculation!r}, but the backend "
-            f"compiles no programs for {rows} rows of {count + 1} tokens; accepted: None"
+            f"has no programs for {rows} rows of {count + 1} tokens; accepted: None"
         )
     times = None
     if config.adaptive_drafts:
@@ -109,7 +109,8 @@ def check_tokenizers(target: LanguageModel, draft: LanguageModel) -> None:
             return
         known = {index: token for token, index in vocabularies[0].items()}
         other = {index: token for token, index in vocabularies[1].items()}
-        at = min(i for i in known.keys() | other.keys() if known.get(i) != other.get(i))
+        ids = known.keys() | other.keys()
+        at = min(index for index in ids if known.get(index) != other.get(index))
         difference = (
             f"token {at} is {other.get(at)!r:.40}, {target.name} has "
             f"{known.get(at)!r:.40}"

@@ -338,8 +338,9 @@ class InferenceEngine:
     ) -> RequestHandle:
         """Queue a prompt for the engine's background thread and return its handle.
 
-        Never waits for a step. listener: called after each event of the request, on
-        the thread that steps. Raises :class:`~inl.errors.RequestError`.
+        Never waits for a step. listener: called after each event of the request, and
+        of its further samples, on the thread that steps. Raises
+        :class:`~inl.errors.RequestError`.
         """
         handle = self._prepare(prompt, **options)
         for sample in handle.samples:

@@ -50,7 +50,7 @@ class ModelDrafter:
         """Queue a query; ``None`` if it exceeds the draft model's context."""
         if len(query.tokens) + 1 >= self._core.scheduler.context:
             return None
-        request = Request(query.tokens, max_tokens=query.count, ignore_eos=True)
+        request = Request(query.tokens, max_tokens=query.limit, ignore_eos=True)
         self._core.add(request)
         return request
 

@@ -207,7 +207,7 @@ def check_one_sample(options: GenerationOptions) -> None:
     """Raise ``RequestError`` if a stream is asked for several completions."""
     if options.get("n", 1) != 1:
         raise RequestError(
-            f"n: found {options.get('n')!r}, a stream accepts 1; submit() streams several"
+            f"n: found {options.get('n')!r}, a stream accepts 1; submit() takes more"
         )
 
 

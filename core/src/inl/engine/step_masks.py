@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from inl.errors import RequestError
 from inl.executor.rank_threads import RankThreads, Round
 from inl.forks import on_fork
@@ -71,15 +69,17 @@ class StepMasks:
         self._round = None
         self.seconds += max(part.seconds for part in parts)
         found = {row: mask for part in parts for row, mask in part.masks.items()}
-        step = plan.step % STEP_NUMBERS
-        masks = TokenMasks(step, tuple(found), tuple(found.values()))
+        pairs = [(at, mask) for row, mask in found.items() for at in plan.samples(row)]
+        samples, words = tuple(zip(*pairs, strict=True)) or ((), ())
+        masks = TokenMasks(plan.step % STEP_NUMBERS, samples, words)
         return ComputedMasks(masks, [each for part in parts for each in part.errors])
 
     def settle(self) -> None:
         """Wait until no thread uses a guide, and drop what was computed."""
-        if self._round is not None:
+        if self._round is not None and self._threads is not None:
+            self._threads.send(self._round)  # begin may have been interrupted
             self._round.wait()
-            self._round = None
+        self._round = None
 
 
 class _Part(NamedTuple):
@@ -125,9 +125,9 @@ def _mask(request: Request) -> IntArray:
     if guide is None:
         assert static is not None, "only rows with a mask are computed"
         return static
-    mask = guide.masks()[0]
+    mask: IntArray = guide.masks()[0]
     if static is not None:
-        mask = (mask & static).astype(np.int32)
+        mask &= static
     if not mask.any():
         raise RequestError(
             f"allowed_token_ids: excludes every token that the grammar allows after "

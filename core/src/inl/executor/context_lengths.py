@@ -15,7 +15,6 @@ from inl.spec.message import (
     UPDATE_WORDS,
     Header,
     layout,
-    row_words,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class TableWidths:
         updates = frame[place.updates : place.tokens].reshape(-1, UPDATE_WORDS)
         slots, entries = updates[:, UPDATE_WORD.slot], updates[:, UPDATE_WORD.entry]
         np.maximum.at(self._blocks, slots, np.where(slots > 0, entries + 1, 0))
-        rows = frame[place.rows : place.updates].reshape(-1, row_words(bucket))
+        rows = frame[place.rows : place.updates].reshape(bucket.rows, -1)
         longest = int(self._blocks[rows[:, ROW_WORD.slot]].max(initial=0))
         at = bisect_left(self._widths, longest)
         return self._widths[at] if at < len(self._widths) else None

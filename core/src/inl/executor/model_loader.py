@@ -30,10 +30,12 @@ from inl.spec.op import OpSpec
 from inl.spec.selection import KernelSelection
 from inl.spec.tolerance import round_results
 from inl.spec.tree import tree_map
+from inl.weights.causal import causal
 from inl.weights.checkpoint import Checkpoint, open_checkpoint
 from inl.weights.counts import check_counts
 from inl.weights.loader import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_weights
+from inl.weights.quantized import quantized
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +71,7 @@ def read_model(checkpoint: Checkpoint) -> LanguageModel:
     Logs a warning that names the config fields that are ignored. Raises
     :class:`~inl.errors.ModelError`.
     """
+    checkpoint = quantized(causal(checkpoint))
     model = find_model(checkpoint.config, checkpoint.path)
     tensors = len(checkpoint.names())
     check_counts(checkpoint.config, tensors, str(checkpoint.path))

@@ -1,8 +1,8 @@
 """Mixture-of-experts functions on NumPy, torch and JAX arrays.
 
-Results are of the same framework. torch computes on the tensors' device, with
-gradients. NumPy and JAX arrays are computed on the host by the ops' bodies; JAX arrays
-must be concrete, not traced by ``jit``.
+Results are of the same framework. torch and JAX compute on the arrays' device, with
+gradients; NumPy arrays are computed by the ops' bodies. Under transformations of JAX,
+where arrays have no values, only their shapes are validated.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def experts(
             f"experts: found ids {list(ids.shape)} and weights {list(weights.shape)} "
             f"for {inputs.shape[0]} tokens, accepted: both [tokens, k]"
         )
-    if bool(((ids < 0) | (ids >= count)).any()):
+    if _has_values(ids) and bool(((ids < 0) | (ids >= count)).any()):
         raise RequestError(f"experts: an id is outside 0 to {count - 1}")
     return _apply(inputs, ids, weights, matrices, activation)
 
@@ -128,12 +128,19 @@ def _check_logits(logits: Any) -> None:
         raise RequestError(
             f"router_logits: found {list(logits.shape)}, accepted: [tokens, experts]"
         )
+    if not _has_values(logits):
+        return
     invalid = (logits != logits).any(-1)  # NaN, in any framework
     if bool(invalid.any()):
         first = next(row for row in range(invalid.shape[0]) if bool(invalid[row]))
         raise RequestError(
             f"router_logits: found NaN in row {first}, accepted: numbers"
         )
+
+
+def _has_values(array: Any) -> bool:
+    is_traced = functions_of(framework_of("moe", "inputs", array)).is_traced
+    return is_traced is None or not is_traced(array)
 
 
 def _matrices(inputs: Any, given: Any) -> tuple[Any, ...]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from inl.errors import MissingPackage, RequestError
@@ -55,14 +53,13 @@ class Grammars:
         self._vocab = vocab
         self._end_ids = [each for each in end_ids if each < vocab]
         self._max_bytes = max_bytes
-        self._guides: OrderedDict[GrammarText, MatcherGuide] = OrderedDict()
-        self._vocabulary: Any = None
         self.after_fork_in_child()
         on_fork(self)
 
     def after_fork_in_child(self) -> None:
-        """Replace the lock, which a thread of the parent may hold."""
-        self._lock = Lock()
+        """Drop what is compiled: a thread of the parent may hold a lock of it."""
+        self._guides: dict[GrammarText, MatcherGuide] = {}
+        self._vocabulary: Any = None
 
     def guide(self, structured: Any) -> MatcherGuide:
         """Return a guide for a ``structured`` option.
@@ -71,14 +68,14 @@ class Grammars:
         and :class:`~inl.errors.MissingPackage`.
         """
         grammar = read_structured(structured, self._max_bytes)
-        with self._lock:
-            guide = self._guides.pop(grammar, None)
-            if guide is None:
-                guide = self._compile(grammar)
-            self._guides[grammar] = guide
-            if len(self._guides) > MAX_CACHED:
-                self._guides.popitem(last=False)
-            return guide.copy()
+        # No lock, which an exception may leave locked: threads may compile twice.
+        guides = self._guides
+        guide = guides.get(grammar)
+        if guide is None:
+            for oldest in list(guides)[: len(guides) + 1 - MAX_CACHED]:
+                guides.pop(oldest, None)
+            guide = guides[grammar] = self._compile(grammar)
+        return guide.copy()
 
     def _compile(self, grammar: GrammarText) -> MatcherGuide:
         lib = library()

@@ -61,13 +61,14 @@ def flash_attention(
 ) -> Any:
     """Attention of ``query`` [..., L, d] to ``key`` [..., S, d].
 
-    value: [..., S, e]. Returns [..., L, e]; a query that sees no key gives zeros. mask:
-    broadcasts to [..., L, S]; boolean, true where a key is seen, or added to the
-    scores. causal: a query sees keys up to its position, the last query at the last key. window: keys
-    less than this far away. block_mask: boolean [tiles of L, tiles of S]; tiles that
-    are not set take no time. scale: 1 / sqrt(d) by default. use_flash: by tiles of
-    ``block_size``, with memory for one tile of scores; otherwise all scores at once.
-    Raises :class:`~inl.errors.KernelError` for shapes that do not match.
+    value: [..., S, e]. Returns [..., L, e]; a query that sees no key gives zeros.
+
+    mask: broadcasts to [..., L, S]; boolean, true where a key is seen, or added to the
+    scores. causal: a query sees keys up to its position, the last query at the last
+    key. window: keys less than this far away. block_mask: boolean [tiles of L, tiles of
+    S]; tiles that are not set take no time. scale: 1 / sqrt(d) by default. use_flash:
+    by tiles of ``block_size``, with memory for one tile of scores; otherwise all scores
+    at once. Raises :class:`~inl.errors.KernelError` for shapes that do not match.
     """
     _check(query, key, value, window)
     config = configured(block_size=block_size, use_efficient_attention=use_flash)

@@ -6,7 +6,7 @@ Checkpoints store norm weights minus 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,14 +73,12 @@ def config(
     refuse_unless(hf, "hidden_activation", GELU)
     base = llama.with_rope(changed(hf, hidden_act=GELU), rope)
     layer_windows = windows(hf, kinds(base.layers))
-    known = {field.name: getattr(base, field.name) for field in fields(base)}
-    return GemmaConfig(
-        **known
-        | {
-            "views": views(layer_windows),
-            "head_norm": head_norm,
-            "attention_scale": whole(hf, "query_pre_attn_scalar", HEAD_DIM) ** -0.5,
-        },
+    return llama.extended(
+        GemmaConfig,
+        base,
+        views=views(layer_windows),
+        head_norm=head_norm,
+        attention_scale=whole(hf, "query_pre_attn_scalar", HEAD_DIM) ** -0.5,
         attention_cap=attention_cap,
         logit_cap=cap(hf, "final_logit_softcapping", logit_cap),
         embed_scale=base.hidden_size**0.5,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from inl.spec.weights import Group, Param
+from inl.spec.weights import Group, Param, RowSlices
 
+Spans = tuple[tuple[int, int], ...]
+"""Row ranges (start, stop)."""
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 """Names of the projection to logits and of the embedding."""
 
@@ -37,14 +39,24 @@ def norm(
     return Group("rms_norm", weight=weight)
 
 
-def qkv(c: Any, at: str, *, bias: bool = False) -> Group:
-    """Return query, key and value projections of the layer with name prefix ``at``."""
+def qkv(c: Any, at: str, *, bias: bool = False, interleaved: bool = False) -> Group:
+    """Return query, key and value projections of the layer with name prefix ``at``.
+
+    interleaved: whether the lanes of a rotating plane are adjacent in the checkpoint.
+    """
     params: dict[str, Param] = {}
     for name, heads in (("q", c.heads), ("k", c.kv_heads), ("v", c.kv_heads)):
-        source, rows = f"{at}self_attn.{name}_proj", heads * c.head_dim
-        params[name] = Param(f"{source}.weight", (rows, c.hidden_size), axis=0)
+        source, count = f"{at}self_attn.{name}_proj", heads * c.head_dim
+        weight = Param(f"{source}.weight", (count, c.hidden_size), axis=0)
+        shift = Param(f"{source}.bias", (count,), axis=0)
+        if interleaved and name != "v":
+            lanes = c.head_dim, c.rope_scaling.rotary_dim, heads
+            order = RowSlices(rotary_rows(*lanes, interleaved=True), count)
+            weight = weight._replace(row_slices=order)
+            shift = shift._replace(row_slices=order)
+        params[name] = weight
         if bias:
-            params[f"{name}_bias"] = Param(f"{source}.bias", (rows,), axis=0)
+            params[f"{name}_bias"] = shift
     return Group("qkv_linear", **params)
 
 
@@ -55,6 +67,52 @@ def out(c: Any, at: str, *, bias: bool = False) -> Group:
     if bias:
         params["bias"] = Param(f"{source}.bias", shape[:1], partial=True)
     return Group("linear", **params)
+
+
+def fused_gated_mlp(c: Any, at: str) -> Group:
+    """Return the gated feed-forward layer whose gate and up rows are one tensor."""
+    h, inner, source = (
+        c.hidden_size,
+        c.intermediate_size,
+        f"{at}mlp.gate_up_proj.weight",
+    )
+    return Group(
+        "gated_mlp",
+        gate=rows(source, ((0, inner),), 2 * inner, h),
+        up=rows(source, ((inner, 2 * inner),), 2 * inner, h),
+        down=Param(f"{at}mlp.down_proj.weight", (h, inner), axis=1),
+    )
+
+
+def rows(source: str, spans: Spans, total: int, *width: int) -> Param:
+    """Return the rows of a stored tensor of ``total`` rows, [rows, *width]."""
+    count = sum(stop - start for start, stop in spans)
+    return Param(source, (count, *width), axis=0, row_slices=RowSlices(spans, total))
+
+
+def rotary_rows(
+    dim: int, rotary_dim: int, heads: int, *, start: int = 0, interleaved: bool = False
+) -> Spans:
+    """Return the row ranges of ``heads`` from ``start``, ordered as ``rope`` expects.
+
+    The two lanes of a rotating plane are half a head apart, lanes that do not rotate
+    come after those that do. The same order of queries and keys does not change
+    attention scores. rotary_dim: lanes that rotate; 0 is all. interleaved: whether the
+    lanes of a plane are adjacent in the checkpoint, not half of ``rotary_dim`` apart.
+    """
+    turned = rotary_dim or dim
+    half, still = turned // 2, (dim - turned) // 2
+    order = [*range(half), *range(turned, turned + still)]
+    order += [*range(half, turned), *range(turned + still, dim)]
+    if interleaved:
+        order = [*range(0, turned, 2), *range(turned, turned + still)]
+        order += [*range(1, turned, 2), *range(turned + still, dim)]
+    lanes = [start + head * dim + lane for head in range(heads) for lane in order]
+    breaks = [at for at in range(1, len(lanes)) if lanes[at] != lanes[at - 1] + 1]
+    return tuple(
+        (lanes[first], lanes[last - 1] + 1)
+        for first, last in zip([0, *breaks], [*breaks, len(lanes)], strict=True)
+    )
 
 
 def gated_mlp(c: Any, at: str) -> Group:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from inl.errors import CheckpointError
 from inl.models import blocks, groups
@@ -68,6 +68,9 @@ class LlamaConfig:
     """Whether the output projection of attention has a bias."""
     attention_scale: float | None = None
     """Factor on attention scores; ``None`` is ``head_dim ** -0.5``."""
+
+
+Derived = TypeVar("Derived", bound=LlamaConfig)
 
 
 class Layer(NamedTuple):
@@ -137,6 +140,12 @@ def with_rope(hf: Mapping[str, Any], rope: Rope) -> LlamaConfig:
         out_bias=bias,
         views=views((None,) * layers),
     )
+
+
+def extended(kind: type[Derived], base: LlamaConfig, **given: Any) -> Derived:
+    """Return a config of a derived type with the fields of ``base`` and others."""
+    known = {field.name: getattr(base, field.name) for field in fields(base)}
+    return kind(**known | given)
 
 
 def weights(c: LlamaConfig) -> Weights:

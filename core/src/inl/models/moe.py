@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import CheckpointError
@@ -65,8 +65,8 @@ def with_experts(
             f"config field 'num_experts_per_tok': found {chosen}, "
             f"expected at most {count}, {experts}"
         )
-    old = {field.name: getattr(base, field.name) for field in fields(base)}
-    return MoeConfig(**old | given, experts=experts, experts_per_token=chosen)
+    given |= {"experts": experts, "experts_per_token": chosen}
+    return llama.extended(MoeConfig, base, **given)
 
 
 def mixture(ops: Ops, c: MoeConfig, w: Moe, carry: blocks.Carry) -> blocks.Carry:

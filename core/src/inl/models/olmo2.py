@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from inl.models import groups, llama, post_norm
 from inl.models.config import refuse_unless
 from inl.models.fields import with_defaults
+from inl.models.rope import Rope, read_rope
 from inl.spec.cache import State
-from inl.spec.step import Array, Step
+from inl.spec.step import Step
 
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops
@@ -22,9 +23,15 @@ DEFAULTS = {"rms_norm_eps": 1e-5}
 
 def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
+    hf = with_defaults(hf, DEFAULTS)
+    return with_rope(hf, read_rope(hf))
+
+
+def with_rope(hf: Mapping[str, Any], rope: Rope) -> llama.LlamaConfig:
+    """Read all but the rotation; raises :class:`CheckpointError` naming the field."""
     for name, accepted in (("mlp_bias", False), ("clip_qkv", None)):
         refuse_unless(hf, name, accepted)
-    return llama.config(with_defaults(hf, DEFAULTS))
+    return llama.with_rope(hf, rope)
 
 
 def weights(c: llama.LlamaConfig) -> llama.Weights:
@@ -60,9 +67,10 @@ def layer(
     return post_norm.gated_mlp(ops, c, w.mlp, carry), state
 
 
-def head(ops: Ops, c: llama.LlamaConfig, w: Any, carry: Any, step: Step) -> Array:
-    logits = post_norm.head(ops, c, w.norm, w.head, carry, step)
-    return ops.all_gather(logits, axis="tensor")
-
-
-MODEL = replace(llama.MODEL, config=config, weights=weights, layer=layer, head=head)
+MODEL = replace(
+    llama.MODEL,
+    config=config,
+    weights=weights,
+    layer=layer,
+    head=post_norm.gathered_head,
+)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from inl.errors import CheckpointError
@@ -30,7 +31,7 @@ from inl.models.rope import (
 )
 from inl.models.views import one_window, views
 from inl.ops.rope import RopeScaling
-from inl.spec.weights import Group, Param, RowSlices
+from inl.spec.weights import Group
 
 LONG = ("longrope", "su", "yarn")
 """Names of LongRoPE in config files."""
@@ -105,57 +106,27 @@ def weights(c: llama.LlamaConfig) -> llama.Weights:
 
 
 def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
-    h, inner = c.hidden_size, c.intermediate_size
+    h = c.hidden_size
     keys = c.heads * c.head_dim
     values = keys + c.kv_heads * c.head_dim
     total = values + c.kv_heads * c.head_dim
-    qkv, mlp = f"{at}self_attn.qkv_proj.weight", f"{at}mlp.gate_up_proj.weight"
-
-    def rows(source: str, spans: tuple[tuple[int, int], ...], total: int) -> Param:
-        count = sum(stop - start for start, stop in spans)
-        return Param(source, (count, h), axis=0, row_slices=RowSlices(spans, total))
-
+    qkv = f"{at}self_attn.qkv_proj.weight"
+    turned = partial(groups.rotary_rows, c.head_dim, c.rope_scaling.rotary_dim)
     return llama.Layer(
         blocks.Attention(
             groups.norm(f"{at}input_layernorm", h),
             Group(
                 "qkv_linear",
-                q=rows(qkv, _halves(c, 0, c.heads), total),
-                k=rows(qkv, _halves(c, keys, c.kv_heads), total),
-                v=rows(qkv, ((values, total),), total),
+                q=groups.rows(qkv, turned(c.heads), total, h),
+                k=groups.rows(qkv, turned(c.kv_heads, start=keys), total, h),
+                v=groups.rows(qkv, ((values, total),), total, h),
             ),
             groups.out(c, at),
         ),
         blocks.Mlp(
             groups.norm(f"{at}post_attention_layernorm", h),
-            Group(
-                "gated_mlp",
-                gate=rows(mlp, ((0, inner),), 2 * inner),
-                up=rows(mlp, ((inner, 2 * inner),), 2 * inner),
-                down=Param(f"{at}mlp.down_proj.weight", (h, inner), axis=1),
-            ),
+            groups.fused_gated_mlp(c, at),
         ),
-    )
-
-
-def _halves(
-    c: llama.LlamaConfig, start: int, heads: int
-) -> tuple[tuple[int, int], ...]:
-    """Return row ranges of heads from ``start``, lanes of a plane half a head apart."""
-    dim, rotary_dim = c.head_dim, c.rope_scaling.rotary_dim
-    if not rotary_dim:
-        return ((start, start + heads * dim),)
-    half, unrotated = rotary_dim // 2, (dim - rotary_dim) // 2
-    edges = (
-        (0, half),
-        (rotary_dim, rotary_dim + unrotated),
-        (half, rotary_dim),
-        (rotary_dim + unrotated, dim),
-    )
-    return tuple(
-        (start + head * dim + first, start + head * dim + last)
-        for head in range(heads)
-        for first, last in edges
     )
 
 

@@ -116,3 +116,8 @@ def head(
     delta = ops.take_rows(carry.delta, step.samples)
     _, x = ops.add_norm(residual, delta, norm, eps=config.norm_eps)
     return ops.linear(x, w)
+
+
+def gathered_head(ops: Ops, c: Any, w: Any, carry: Any, step: Step) -> Array:
+    """Logits [S, V] of the sampled tokens, for the weights ``w`` of a model."""
+    return ops.all_gather(head(ops, c, w.norm, w.head, carry, step), axis="tensor")

@@ -107,13 +107,13 @@ def rope_fields(hf: Mapping[str, Any], *, theta: float = THETA) -> dict[str, Any
 
 
 def local_ropes(
-    hf: Mapping[str, Any], theta: float, local_theta: float, local_name: str
+    hf: Mapping[str, Any], theta: float, local_theta: float, local_name: str = ""
 ) -> tuple[Rope, Rope]:
     """Return the rotations of layers without and with a window.
 
     ``rope_parameters`` has fields for each kind of layer, or else ``rope_scaling`` is
     that of layers without a window. theta, local_theta: the family's defaults.
-    local_name: top-level field with the base of layers with a window.
+    local_name: top-level field with the base of layers with a window, if there is one.
     """
     nested = fields_of(hf, "rope_parameters")
     scaling = fields_of(hf, "rope_scaling")

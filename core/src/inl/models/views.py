@@ -78,10 +78,19 @@ def one_window(
     return (size if size is not None and size < max_tokens else None,) * layers
 
 
-def views(windows: Sequence[int | None]) -> tuple[View, ...]:
-    """Return one view per layer; layers with the same window share a cache group."""
+def views(
+    windows: Sequence[int | None], rotated: Sequence[bool] = ()
+) -> tuple[View, ...]:
+    """Return one view per layer; layers with the same window share a cache group.
+
+    rotated: whether each layer rotates queries and keys; all do by default.
+    """
     kinds = list(dict.fromkeys(windows))
-    return tuple(View(window, kinds.index(window)) for window in windows)
+    turned = rotated or (True,) * len(windows)
+    return tuple(
+        View(window, kinds.index(window), turns)
+        for window, turns in zip(windows, turned, strict=True)
+    )
 
 
 def paged(c: Any) -> tuple[Paged, ...]:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from inl.device import Device
 from inl.errors import RequestError
+from inl.nn.gradients import Gradient, kept, topological, unbroadcast
 from inl.nn.place import Place, default_device, place_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Gradient = Callable[[Any], Any]
-"""Gradient of the result -> gradient of one operand, as arrays of the device."""
 Number = float | int
 
 DTYPES = ("float32", "int32")
@@ -108,7 +107,7 @@ class Tensor:
                 f"{self.requires_grad}; accepted: one number that requires a gradient"
             )
         gradients = {id(self): self.place.xp.ones_like(self.array)}
-        for node in reversed(_topological(self)):
+        for node in reversed(topological(self)):
             gradient = gradients.pop(id(node))
             if not node._edges:
                 node._accumulate(gradient)
@@ -122,12 +121,12 @@ class Tensor:
 
     def __add__(self, other: Tensor | Number) -> Tensor:
         other = self._operand(other)
-        edges = [(self, _unbroadcast(self)), (other, _unbroadcast(other))]
+        edges = [(self, unbroadcast(self)), (other, unbroadcast(other))]
         return self._result(self.array + other.array, edges)
 
     def __mul__(self, other: Tensor | Number) -> Tensor:
         other = self._operand(other)
-        mine, theirs = _unbroadcast(self), _unbroadcast(other)
+        mine, theirs = unbroadcast(self), unbroadcast(other)
         a, b = self.array, other.array
         edges = [(self, lambda g: mine(g * b)), (other, lambda g: theirs(g * a))]
         return self._result(a * b, edges)
@@ -183,10 +182,10 @@ class Tensor:
     def sum(self, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
         """Sum over one axis, or all."""
         xp, shape = self.place.xp, self.shape
-        kept = _kept(shape, axis)
+        whole = kept(shape, axis)
 
         def pull(g: Any) -> Any:
-            return xp.broadcast_to(xp.reshape(g, kept), shape)
+            return xp.broadcast_to(xp.reshape(g, whole), shape)
 
         summed = xp.sum(self.array, axis=axis, keepdims=keepdims)
         return self._result(summed, [(self, pull)])
@@ -278,39 +277,3 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         edges.append((x._beside(bias), lambda g: xp.sum(rows(g), axis=0)))
     y = place.linear(flat, w, None if bias is None else bias.array)
     return x._result(xp.reshape(y, (*shape[:-1], w.shape[0])), edges)
-
-
-def _topological(last: Tensor) -> list[Tensor]:
-    """List the tensors that ``last`` depends on, operands first."""
-    order: list[Tensor] = []
-    seen: set[int] = set()
-    stack = [(last, False)]
-    while stack:
-        node, expanded = stack.pop()
-        if expanded:
-            order.append(node)
-        elif id(node) not in seen:
-            seen.add(id(node))
-            stack.append((node, True))
-            stack += [(parent, False) for parent, _ in node._edges]
-    return order
-
-
-def _unbroadcast(operand: Tensor) -> Gradient:
-    """Sum a gradient over the axes along which the operand was broadcast."""
-    shape, xp = operand.shape, operand.place.xp
-
-    def pull(g: Any) -> Any:
-        extra = len(g.shape) - len(shape)
-        axes = [*range(extra)] + [
-            extra + i for i, n in enumerate(shape) if n == 1 != g.shape[extra + i]
-        ]
-        return xp.reshape(xp.sum(g, axis=tuple(axes)) if axes else g, shape)
-
-    return pull
-
-
-def _kept(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
-    if axis is None:
-        return (1,) * len(shape)
-    return tuple(1 if i == axis % len(shape) else n for i, n in enumerate(shape))

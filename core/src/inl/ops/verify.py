@@ -19,7 +19,7 @@ ROWS = ((1, 3), (3, 1), (4, 4), (2, 2))
 def verify_step(
     rng: np.random.Generator, *, pads: tuple[int, int] = (0, 0), vocab: int = 11
 ) -> tuple[Step, Tables]:
-    """Return a step that verifies drafts, after a step of unknown length, and tables."""
+    """Return a step that verifies drafts, and the tables after it."""
     tables = empty_tables(groups=1, slots=6, max_blocks_per_seq=6, vocab=vocab)
     tables.blocks[0, 1:] = rng.permutation(np.arange(1, 31)).reshape(5, 6)
     tables.lengths[1:] = rng.integers(1, 18, 5)

@@ -13,15 +13,21 @@ from inl.plugin.hooks import (
 FAMILIES = (
     ("Gemma2ForCausalLM", "gemma2", "gemma2"),
     ("Gemma3ForCausalLM", "gemma3_text", "gemma3"),
+    ("Gemma3ForConditionalGeneration", "gemma3", "gemma3"),
+    ("GlmForCausalLM", "glm", "glm"),
+    ("Glm4ForCausalLM", "glm4", "glm4"),
+    ("GraniteForCausalLM", "granite", "granite"),
     ("LlamaForCausalLM", "llama", "llama"),
     ("MistralForCausalLM", "mistral", "mistral"),
     ("MixtralForCausalLM", "mixtral", "mixtral"),
     ("Olmo2ForCausalLM", "olmo2", "olmo2"),
+    ("Olmo3ForCausalLM", "olmo3", "olmo3"),
     ("Phi3ForCausalLM", "phi3", "phi3"),
     ("Qwen2ForCausalLM", "qwen2", "qwen2"),
     ("Qwen2MoeForCausalLM", "qwen2_moe", "qwen2_moe"),
     ("Qwen3ForCausalLM", "qwen3", "qwen3"),
     ("Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe"),
+    ("SmolLM3ForCausalLM", "smollm3", "smollm3"),
 )
 """(``architectures`` entry, ``model_type``, module in ``inl.models``)."""
 

@@ -55,8 +55,9 @@ class Runner(ABC):
     def sample(self, step: int, masks: IntArray) -> None:
         """Sample the tokens of a step whose header has the MASKED flag.
 
-        masks: int32 [S, ceil(V / 32)], one per sample; bit ``t % 32`` of word ``t // 32`` is set if
-        token t is allowed. Call it once for each masked step, before the next
+        masks: int32 [S, ceil(V / 32)], one row per sample: one of each row of the step,
+        or of each token if it verifies drafts. Bit ``t % 32`` of word ``t // 32``
+        is set if token t is allowed. Call it once for each masked step, before the next
         ``submit``. Raises :class:`~inl.errors.ProtocolError`.
         """
 

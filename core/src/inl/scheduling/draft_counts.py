@@ -53,7 +53,7 @@ class Acceptance:
     trials: float = 0.0
 
     def observe(self, accepted: int, drafted: int) -> None:
-        """Count the drafts of a step; those after the first rejected one do not count."""
+        """Count the drafts of a step, up to the first rejected one."""
         self.accepted = MEMORY * self.accepted + accepted
         self.trials = MEMORY * self.trials + min(accepted + 1, drafted)
 

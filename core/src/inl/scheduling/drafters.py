@@ -18,7 +18,7 @@ class DraftQuery(NamedTuple):
     """Id of the request."""
     tokens: Sequence[int]
     """Prompt and output so far; between queries of a request it only grows."""
-    count: int
+    limit: int
     """Most tokens to predict."""
 
 
@@ -30,7 +30,7 @@ class Drafter(Protocol):
     """
 
     def propose(self, queries: Sequence[DraftQuery]) -> Sequence[Sequence[int]]:
-        """Return up to ``count`` predicted token ids for each query; none is allowed.
+        """Return up to ``limit`` predicted token ids for each query; none is allowed.
 
         The first predicted token follows the last of ``tokens``.
         """
@@ -84,10 +84,10 @@ class NgramDrafter:
 
     def propose(self, queries: Sequence[DraftQuery]) -> Sequence[Sequence[int]]:
         proposals: list[Sequence[int]] = []
-        for request, tokens, count in queries:
+        for request, tokens, limit in queries:
             index = self._indexes.setdefault(request, _Index())
             index.extend(tokens)
-            proposals.append(index.predict(tokens, count))
+            proposals.append(index.predict(tokens, limit))
         return proposals
 
     def forget(self, request: int) -> None:
@@ -123,7 +123,7 @@ class SyntheticDrafter:
         return [self._predict(query) for query in queries]
 
     def _predict(self, query: DraftQuery) -> Sequence[int]:
-        request, tokens, count = query
+        request, tokens, limit = query
         text = self._of.get(request)
         if text is None:
             given = tuple(tokens)
@@ -133,7 +133,7 @@ class SyntheticDrafter:
         at = len(tokens)
         return [
             token if self._is_right(request, position) else abs(token - 1)
-            for position, token in enumerate(text[at : at + count], start=at)
+            for position, token in enumerate(text[at : at + limit], start=at)
         ]
 
     def _is_right(self, request: int, position: int) -> bool:

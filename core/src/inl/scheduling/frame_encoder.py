@@ -63,16 +63,11 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
 
 
 def masked_rows(plan: Plan) -> list[int]:
-    """Return the rows of a plan that sample under a mask.
-
-    Rows that end before the last known token need no mask: their sample is unused,
-    unless it scores the prompt.
-    """
+    """Return the rows of a plan that sample under a mask."""
     return [
         row
         for row, (request, _, stop, _) in enumerate(plan.chunks)
-        if (request.is_masked and stop >= request.host_token_count)
-        or request.scores_prompt(stop)
+        if request.may_need_masks and request.samples_masked(stop)
     ]
 
 

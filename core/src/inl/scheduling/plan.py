@@ -62,7 +62,7 @@ class Drafts(NamedTuple):
     """Predicted tokens of a row that verifies them."""
 
     least: int
-    """Lowest position at which the row may start; its ``Chunk.start`` is the highest."""
+    """Lowest position that the row may start at; ``Chunk.start`` is the highest."""
     position: int
     """Position of the first predicted token."""
     tokens: Sequence[int]
@@ -114,6 +114,13 @@ class Plan:
     def has_drafts(self) -> bool:
         """Whether the step verifies drafts."""
         return self.bucket is not None and self.bucket.verifies
+
+    def samples(self, row: int) -> range:
+        """Return the indices of a row's samples: one, or its tokens with drafts."""
+        if not self.has_drafts:
+            return range(row, row + 1)
+        counts = [chunk.stop - chunk.start for chunk in self.chunks[: row + 1]]
+        return range(sum(counts[:-1]), sum(counts))
 
 
 class StepBuilder:

@@ -144,6 +144,8 @@ class Request:
     """Cheapest of :data:`~inl.spec.step.SAMPLERS` that serves the parameters."""
     token_mask: IntArray | None = field(init=False, default=None, repr=False)
     """``allowed_token_ids`` as bits, int32 [ceil(V / 32)]; set by the scheduler."""
+    may_need_masks: bool = field(init=False, default=False)
+    """Whether any of its steps samples under a mask; set by the scheduler."""
     prompt_tokens: int = field(init=False)
     cached_tokens: int = field(init=False, default=0)
     """Tokens taken from the prefix cache at the last admission."""
@@ -174,8 +176,8 @@ class Request:
     max_scheduled: int = field(init=False, default=0)
     """Upper bound of ``scheduled``: beyond it there is nothing to compute."""
     uncertain: int = field(init=False, default=0)
-    """Drafted tokens of steps in flight: if all are rejected, ``scheduled`` is too large
-    by as many."""
+    """Drafted tokens of steps in flight. If all are rejected, ``scheduled`` is too
+    large by as many."""
     in_flight: int = field(init=False, default=0)
     """Steps with this request that are submitted and not collected."""
     last_step: int = field(init=False, default=0)
@@ -219,10 +221,15 @@ class Request:
         """Sampling parameters by the names of :data:`~inl.spec.step.PARAMS`."""
         return {name: getattr(self, name) for name in PARAMS}
 
-    @property
-    def is_masked(self) -> bool:
-        """Whether its tokens are sampled under masks."""
-        return self.token_mask is not None or self.guide is not None
+    def samples_masked(self, stop: int) -> bool:
+        """Whether a step up to ``stop`` samples under a mask.
+
+        A sample before the last known token is unused, unless it scores the prompt.
+        """
+        if self.prompt_logprobs is not None and self.scores_prompt(stop):
+            return True
+        constrained = self.token_mask is not None or self.guide is not None
+        return constrained and stop >= self.host_token_count
 
     def scores_prompt(self, stop: int) -> bool:
         """Whether a step up to ``stop`` gives the log-probability of prompt token

@@ -10,7 +10,9 @@ from inl.scheduling.waiting_queue import WaitingQueue
 from inl.spec.step import PARAMS
 
 
-def check_request(request: Request, vocab: int, context: int, *, sampler: str) -> None:
+def check_request(
+    request: Request, vocab: int, context: int, *, sampler: str, use_kv_cache: bool
+) -> None:
     """Raise if a runner of this vocabulary and context cannot serve ``request``.
 
     sampler: the costliest of :data:`~inl.spec.step.SAMPLERS` that it has programs for.
@@ -33,6 +35,11 @@ def check_request(request: Request, vocab: int, context: int, *, sampler: str) -
             raise RequestError(
                 f"{name}: found token {token}, the vocabulary is 0 to {vocab - 1}"
             )
+    if request.prompt_logprobs is not None and not use_kv_cache:
+        raise RequestError(
+            f"prompt_logprobs: found {request.prompt_logprobs} with "
+            "use_kv_cache=False, accepts None there"
+        )
     if rank(request.sampler) > rank(sampler):
         raise RequestError(
             f"{_costly_options(request)}: the engine was started with "

@@ -24,8 +24,8 @@ def check_order(key: Any, priority: Any, deadline: Any) -> None:
     is_number = isinstance(deadline, int | float) and not isinstance(deadline, bool)
     if deadline is not None and not (is_number and isfinite(deadline)):
         raise RequestError(
-            f"deadline: found {deadline!r:.60}, accepts None or a Unix time in seconds, "
-            "such as time.time() + 30"
+            f"deadline: found {deadline!r:.60}, accepts None or a Unix time in "
+            "seconds, such as time.time() + 30"
         )
 
 
@@ -33,6 +33,6 @@ def check_deadline(deadline: float | None, now: float) -> None:
     """Raise :class:`~inl.errors.RequestError` for a deadline that has passed."""
     if deadline is not None and deadline <= now:
         raise RequestError(
-            f"deadline: found {deadline:.3f}, which passed {now - deadline:.3f} seconds "
-            "ago, accepts a Unix time in the future, such as time.time() + 30"
+            f"deadline: found {deadline:.3f}, which passed {now - deadline:.3f} "
+            "seconds ago, accepts a Unix time in the future, such as time.time() + 30"
         )

@@ -140,12 +140,12 @@ class RunningRequests:
         size, table = self._block_size, request.block_table
         groups = len(table)
         most = max_block_table_updates(step.verifier, groups=groups, block_size=size)
-        while len(table[0]) * size < stop + count:
-            unsent = len(table[0]) + 1 - request.sent_blocks
-            has_room = len(step.block_table_updates) + groups * unsent <= most
-            if not has_room or not self.kv_cache.grow(table):
-                return len(table[0]) * size - stop
-            step.send_blocks(request, len(table[0]))
+        while request.sent_blocks * size < stop + count:
+            has_room = len(step.block_table_updates) + groups <= most
+            has_block = request.sent_blocks < len(table[0])
+            if not has_room or not (has_block or self.kv_cache.grow(table)):
+                return request.sent_blocks * size - stop
+            step.send_blocks(request, request.sent_blocks + 1)
         return count
 
     def preempt(self, request: Request) -> None:

@@ -16,12 +16,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
 
 from inl.errors import NonFiniteLogits, RequestError, RunnerError
 from inl.protocol.runner import Limits
 from inl.protocol.token_masks import mask_words
 from inl.scheduling.buckets import Buckets
+from inl.scheduling.deadlines import Deadlines
 from inl.scheduling.guided_output import append_guided, skips_forced
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import Plan, SchedulerConfig, StepBuilder
@@ -53,9 +53,7 @@ class Scheduler:
         self.config = config or SchedulerConfig()
         self.waiting = WaitingQueue()
         self._groups = SampleGroups(self.waiting)
-        self._clock = clock
-        self._deadlines: list[tuple[float, int]] = []
-        """Deadline and id of requests, as a heap; some may have finished."""
+        self._deadlines = Deadlines(clock)
         self._requests = RunningRequests(self.config, self.waiting, limits, kv_cache)
         self._set_limits(limits)
         self.context = min(limits.max_tokens, self.config.context or limits.max_tokens)
@@ -145,14 +143,10 @@ class Scheduler:
     def check(self, request: Request) -> None:
         """Raise as :meth:`add` does for a request that can never be served."""
         check_request(
-            request, self.limits.vocab, self.context, sampler=self.buckets.sampler
-        )
-        check_deadline(request.deadline, self._clock())
-        if request.prompt_logprobs is not None and not self.config.use_kv_cache:
-            raise RequestError(
-                f"prompt_logprobs: found {request.prompt_logprobs} with "
-                "use_kv_cache=False, accepts None there"
-            )
+            request, self.limits.vocab, self.context, sampler=self.buckets.sampler,
+            use_kv_cache=self.config.use_kv_cache,
+        )  # fmt: skip
+        check_deadline(request.deadline, self._deadlines.clock())
 
     def check_room(self, request: Request) -> None:
         """Raise :class:`~inl.errors.QueueFull` if too much waits for ``request``."""
@@ -179,12 +173,16 @@ class Scheduler:
             request.token_mask = mask_words(
                 tuple(request.allowed_token_ids), self.limits.vocab
             )
+        request.may_need_masks = (
+            request.token_mask is not None
+            or request.guide is not None
+            or request.prompt_logprobs is not None
+        )
         self.arrivals += 1
         self.live[self.arrivals] = request
         if not self._groups.hold(request):
             self.waiting.push(request, self.arrivals)
-        if request.deadline is not None:
-            heappush(self._deadlines, (request.deadline, self.arrivals))
+        self._deadlines.add(request, self.arrivals)
         # Assigned last: marks the request as completely added.
         request.id = self.arrivals
         return request.id
@@ -208,12 +206,8 @@ class Scheduler:
 
     def expire(self) -> list[Event]:
         """End the requests whose deadline has passed; returns their last events."""
-        ended: list[Event] = []
-        while self._deadlines and self._deadlines[0][0] <= self._clock():
-            request = self.live.get(heappop(self._deadlines)[1])
-            if request is not None:
-                ended.append(self.finish(request, "deadline"))
-        return ended
+        requests = map(self.live.get, self._deadlines.expired())
+        return [self.finish(each, "deadline") for each in requests if each is not None]
 
     def preempt(self, request: Request) -> None:
         """Move a running request back to the front of the queue."""
@@ -345,7 +339,7 @@ class Scheduler:
                 and token != INVALID_TOKEN
             ):
                 prefix_cache.publish(request, stop)
-            if stop >= request.prompt_tokens and request.sample_group:
+            if request.sample_group and stop >= request.prompt_tokens:
                 self._groups.release(request)
             # The token of a chunk that ends before the last known token is unused.
             if stop == len(request.tokens):
@@ -385,6 +379,8 @@ class Scheduler:
             if request.status is Status.FINISHED:
                 continue
             self.speculation.collected(chunk, len(ids))
+            if chunk.stop < len(request.tokens):
+                continue  # a grammar has forced the token meanwhile
             for place, token in enumerate(ids):
                 self._publish(request, token)
                 if request.logprobs is not None:

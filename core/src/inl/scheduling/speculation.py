@@ -93,7 +93,8 @@ class Speculation:
     def _room(self, chunk: Chunk) -> int:
         """Return the most drafts that a row may have."""
         request, _, stop, _ = chunk
-        if stop < request.host_token_count:
+        # The mask of a grammar is known for one token only.
+        if stop < request.host_token_count or request.guide is not None:
             return 0
         left = request.max_scheduled - stop
         return max(

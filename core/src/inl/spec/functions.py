@@ -34,6 +34,9 @@ class Functions:
     ``like`` is ``None``, keeps the host array's dtype and uses the default device."""
     kernels: Callable[[], Iterable[Kernel]] | None = None
     """Lists kernels of other ops on these arrays. ``None``: computed on the host."""
+    is_traced: Callable[[Any], bool] | None = None
+    """Whether an array has no values yet, as under ``jax.jit``; then only its shape is
+    validated. ``None``: every array has values."""
     arrays: Any = None
     """Module with the names of :class:`inl.functional.arrays.ArrayModule`. ``None``:
     what ``__array_namespace__`` of an array returns."""

@@ -12,8 +12,9 @@ step is, in order::
 with ``C = max_block_table_updates(bucket)``. Uniform numbers and drafts belong to
 positions, because the engine does not know where a row starts while a step that
 verifies drafts is in flight: position p of the row's sequence is sampled with number
-``p % (2 * W - 1)`` and has draft ``p % (2 * W - 2)``. The body of an admission is slot, length
-(tokens whose keys and values are already in the given blocks), last token, adapter,
+``p % (2 * W - 1)`` and has draft ``p % (2 * W - 2)``. The body of an
+admission is slot, length (tokens whose keys and values are already in the given
+blocks), last token, adapter,
 the float32 bits of :data:`~inl.spec.step.PARAMS`, and the block table ``[G, B]``. A
 release has only the slot. Token bias frames follow the admission of a sequence with
 penalties or biased tokens: slot, number of entries, then ``[MAX_TOKEN_BIASES, 3]``:

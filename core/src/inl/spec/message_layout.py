@@ -176,7 +176,7 @@ def uniform_words(bucket: Bucket) -> slice:
 
 def row_words(bucket: Bucket) -> int:
     """Return the words of one row of a step frame."""
-    return draft_words(bucket).stop
+    return ROW_WORD.uniforms + 2 * uniform_count(bucket) - 1
 
 
 def max_block_table_updates(bucket: Bucket, *, groups: int, block_size: int) -> int:

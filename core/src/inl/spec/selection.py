@@ -133,7 +133,8 @@ def no_kernel_error(choice: Choice, where: str) -> NoKernel:
     lines += [f"  {label}: {reason}" for label, reason in choice.refusals]
     if not choice.refusals:
         lines.append(
-            "  no kernel is registered; try allow_hosted=True (computes in NumPy)"
+            "  no kernel is registered; try allow_hosted=True or --allow-hosted "
+            "(computes in NumPy)"
         )
     error = NoKernel("\n".join(lines))
     error.op = choice.op

@@ -45,14 +45,14 @@ def consumed(tiny: Tiny) -> Measure | None:
 
     The time is not measured where an op's body, which copies, writes the cache.
     """
-    with opened(tiny, sampler="greedy") as runner:
+    with opened(tiny) as runner:
         steps = _Steps(runner)
         steps.check_unreadable(tiny)
         if _writes_by_body(runner):
             return None
         small = steps.seconds()
         blocks = _large_blocks(tiny, small)
-        with opened(tiny, sampler="greedy", blocks=(blocks,)) as other:
+        with opened(tiny, blocks=(blocks,)) as other:
             large_steps = _Steps(other)
             for _ in range(TRIES):
                 large = large_steps.seconds()

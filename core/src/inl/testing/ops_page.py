@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from typing import TYPE_CHECKING
 
 from inl.ops import catalog
+from inl.testing.source_fields import markdown
 
 if TYPE_CHECKING:
     from inl.spec.op import OpSpec
@@ -51,7 +51,7 @@ def _section(spec: OpSpec) -> str:
     lines = (
         f"## {spec.name}",
         f"```python\n{spec.name}{signature(spec)}\n```",
-        _markdown(inspect.getdoc(spec.body) or ""),
+        markdown(inspect.getdoc(spec.body) or ""),
         "\n".join(facts),
     )
     return "\n\n".join(lines) + "\n"
@@ -60,12 +60,6 @@ def _section(spec: OpSpec) -> str:
 def signature(spec: OpSpec) -> str:
     """Return the parameters and result of the body, with types."""
     return str(inspect.signature(spec.body)).replace("'", "")
-
-
-def _markdown(text: str) -> str:
-    """Convert roles and literals of reStructuredText to Markdown code."""
-    text = re.sub(r":[a-z]+:`~?([^`]+)`", r"`\1`", text)
-    return text.replace("``", "`")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ class Tiny:
         )  # fmt: skip
         self.hf = hf
         self.tensors = {name: rounded(x, dtype) for name, x in tensors.items()}
+        self.idle: list[LocalRunner] = []
+        """Runners of earlier checks: a new one would compile its programs again."""
 
     @cached_property
     def language(self) -> LanguageModel:

@@ -20,12 +20,20 @@ if TYPE_CHECKING:
 
 @contextmanager
 def opened(tiny: Tiny, **changes: Any) -> Iterator[LocalRunner]:
-    """Make a runner, and close it at the end."""
-    runner = tiny.runner(**changes)
+    """Make a runner, or reset one that an earlier check has used.
+
+    A runner whose limits are ``changes`` is closed at the end, and so is one whose
+    check has failed.
+    """
+    runner = tiny.idle.pop() if tiny.idle and not changes else tiny.runner(**changes)
     try:
         yield runner
+        if not changes:
+            runner.reset()
+            tiny.idle.append(runner)
     finally:
-        runner.close()
+        if runner not in tiny.idle:
+            runner.close()
 
 
 def some_ids(tiny: Tiny, count: int, *names: object) -> list[int]:
@@ -134,7 +142,7 @@ def _check_refused(runner: LocalRunner, frame: Any, what: str) -> None:
 
 def close(tiny: Tiny) -> None:
     """Closing twice is allowed, and a closed runner refuses frames."""
-    with opened(tiny) as runner:
-        runner.close()
-        runner.close()
-        _check_refused(runner, admission(runner.limits, 1, [1]), "a frame after close")
+    runner = tiny.runner()
+    runner.close()
+    runner.close()
+    _check_refused(runner, admission(runner.limits, 1, [1]), "a frame after close")

@@ -7,20 +7,27 @@ from string import Template
 
 from inl.device import DeviceType
 from inl.errors import DeviceError, RequestError
-from inl.testing.scaffold_files import FILES, LICENSES
+from inl.testing.scaffold_files import COMMON, EAGER, LICENSES, STYLES, traced
 
 RESERVED = ("core", "cpu", "cuda", "directml", "inl", "intel", "jax", "reference",
          "rocm", "torch", "tpu", "worker", "xpu")  # fmt: skip
 """Reserved names: packages, device types and other values of ``--device``."""
 
 
-def render(name: str, license: str = "Apache-2.0") -> dict[str, str]:  # noqa: A002
+def render(
+    name: str,
+    license: str = "Apache-2.0",  # noqa: A002
+    style: str = "eager",
+) -> dict[str, str]:
     """Return the files of package ``inl-NAME``: path in the package -> text.
 
-    Raises :class:`~inl.errors.RequestError` for an invalid or reserved name, and for an
-    unknown license.
+    style: "eager" computes op by op in NumPy, "traced" compiles programs with
+    ``jax.jit``. Raises :class:`~inl.errors.RequestError` for an invalid or reserved
+    name, and for an unknown license or style.
     """
     check_name(name)
+    if style not in STYLES:
+        raise RequestError(f"style: found {style!r:.80}, accepted: {', '.join(STYLES)}")
     if license not in LICENSES:
         raise RequestError(
             f"license: found {license!r:.80}, accepted: {', '.join(LICENSES)}"
@@ -31,8 +38,9 @@ def render(name: str, license: str = "Apache-2.0") -> dict[str, str]:  # noqa: A
         "name": name,
         "distribution": distribution(name),
         "license": line,
+        "dependencies": ", ".join(f'"{each}"' for each in ("inl-core", *STYLES[style])),
     }
-    files = dict(FILES)
+    files = COMMON | (traced() if style == "traced" else EAGER)
     if licensed:
         files["LICENSE"] = LICENSES[license]
     return {
@@ -41,13 +49,18 @@ def render(name: str, license: str = "Apache-2.0") -> dict[str, str]:  # noqa: A
     }
 
 
-def create(name: str, parent: Path, license: str = "Apache-2.0") -> Path:  # noqa: A002
+def create(
+    name: str,
+    parent: Path,
+    license: str = "Apache-2.0",  # noqa: A002
+    style: str = "eager",
+) -> Path:
     """Write the package to a new folder in ``parent`` and return the folder.
 
     Creates ``parent`` if needed. Raises :class:`~inl.errors.RequestError` if the folder
     exists or cannot be created.
     """
-    files = render(name, license)
+    files = render(name, license, style)
     folder = parent / distribution(name)
     try:
         folder.mkdir(parents=True)

@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
-FILES = {
+from pathlib import Path
+
+DATA = Path(__file__).with_name("scaffold_data")
+
+COMMON = {
     "pyproject.toml": """\
 [build-system]
 requires = ["setuptools>=77"]
@@ -18,7 +22,7 @@ description = "INL on $name devices"
 readme = "README.md"
 $license
 requires-python = ">=3.11"
-dependencies = ["inl-core", "numpy>=1.26"]
+dependencies = [$dependencies]
 
 [project.optional-dependencies]
 test = ["inl-core[testing]"]
@@ -54,6 +58,19 @@ pytest
     "src/inl_$name/__init__.py": '''\
 """INL on $name devices."""
 ''',
+    "tests/test_contract.py": '''\
+"""The conformance tests that ``inl check $name:0`` runs."""
+
+from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
+
+
+class TestBackend(BackendContract, KernelContract, RunnerContract, EngineContract):
+    device = "$name:0"
+''',
+}
+"""Path -> text of every style; both are :class:`string.Template` sources."""
+
+EAGER = {
     "src/inl_$name/plugin.py": '''\
 """Entry point ``$name``: registers the backend; imports only ``inl``."""
 
@@ -149,17 +166,20 @@ Backend = simple_backend(
     tensor=tensor, numpy=wrap, kernels=kernels, traits=Traits(dtypes=("float32",))
 )
 ''',
-    "tests/test_contract.py": '''\
-"""The conformance tests that ``inl check $name:0`` runs."""
-
-from inl.testing import BackendContract, EngineContract, KernelContract, RunnerContract
-
-
-class TestBackend(BackendContract, KernelContract, RunnerContract, EngineContract):
-    device = "$name:0"
-''',
 }
-"""Path -> text; both are :class:`string.Template` sources."""
+"""Files of an eager backend: NumPy, one op after the other."""
+
+
+def traced() -> dict[str, str]:
+    """Return the files of a backend whose programs ``jax.jit`` compiles."""
+    return {
+        f"src/inl_$name/{name}.py": (DATA / f"{name}.py.txt").read_text("utf-8")
+        for name in ("plugin", "backend", "kernels")
+    }
+
+
+STYLES = {"eager": ("numpy>=1.26",), "traced": ("numpy>=1.26", "jax>=0.5")}
+"""Style -> what its package requires beside ``inl-core``."""
 
 APACHE = """\
 Copyright the authors of $distribution

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
@@ -34,6 +34,7 @@ class AdaptedCheckpoint(Checkpoint):
 
     Tensors are read on access; one that is combined from several sources is a copy.
     eos: end-of-text ids if the config has no ``eos_token_id`` key (null counts as one).
+    config: replaces the config of ``inner``.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class AdaptedCheckpoint(Checkpoint):
         pieces: Mapping[str, Piece],
         *,
         eos: tuple[int, ...] = (),
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = inner.path
-        self.config = inner.config
+        self.config = inner.config if config is None else config
         specified = inner.eos_token_ids or "eos_token_id" in inner.config
         self.eos_token_ids = inner.eos_token_ids if specified else eos
         self._inner, self._pieces = inner, dict(pieces)

@@ -31,6 +31,8 @@ class Checkpoint(ABC):
     """Fields of ``config.json`` in the Hugging Face layout."""
     eos_token_ids: tuple[int, ...]
     """Ids of the end-of-text tokens, ascending."""
+    notes: tuple[str, ...] = ()
+    """How quantized tensors are stored and loaded, a line each."""
 
     @abstractmethod
     def names(self) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inl.backend.weight_cache import FileIdentity
-from inl.dtypes import SIZES, HostArray
+from inl.dtypes import FLOAT8, SIZES, HostArray
 from inl.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ class TensorFile:
         """Read a tensor of a plain dtype; the array is read-only."""
         import numpy as np
 
-        stored = np.dtype("uint16" if entry.dtype == "bfloat16" else entry.dtype)
+        bits = {"bfloat16": "uint16", **dict.fromkeys(FLOAT8, "uint8")}
+        stored = np.dtype(bits.get(entry.dtype, entry.dtype))
         data = self._bytes(entry).view(stored).reshape(entry.shape)
         return HostArray(data, entry.dtype, entry.shape, origin=(self, entry.start))
 
@@ -185,7 +186,7 @@ def resolve(path: Path, folder: Path) -> Path:
 
 def plain_bytes(shape: tuple[int, ...], dtype: str) -> int:
     """Return the bytes of a tensor of a plain (not quantized) dtype."""
-    return math.prod(shape) * SIZES[dtype]
+    return math.prod(shape) * (1 if dtype in FLOAT8 else SIZES[dtype])
 
 
 def fits(shape: tuple[int, ...]) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from inl.dtypes import SIZES, HostArray, cast, widen
+from inl.dtypes import FLOAT8, SIZES, HostArray, cast, widen
 from inl.errors import CheckpointError
 from inl.weights import quant_blocks, quant_k
 from inl.weights.gguf_fallback import FALLBACK_DTYPES, fallback_decoder
@@ -77,6 +77,7 @@ QUANTIZATIONS: Final = {
 """Quantized dtypes with a decoder in this package."""
 
 BLOCKS: Final = {
+    **dict.fromkeys(FLOAT8, (1, 1)),
     **{name: (one.block, one.bytes) for name, one in QUANTIZATIONS.items()},
     "q8_1": (32, 40),
     "q8_k": (256, 292),
@@ -91,6 +92,8 @@ BLOCKS: Final = {
 """Elements and bytes of a block, for every quantized dtype in files."""
 
 _DECODERS: Final[dict[str, Callable[[Bytes, Floats], None]]] = {
+    "float8_e4m3": quant_blocks.float8_e4m3,
+    "float8_e5m2": quant_blocks.float8_e5m2,
     "q8_0": quant_blocks.q8_0,
     "q4_0": quant_blocks.q4_0,
     "q4_1": quant_blocks.q4_1,

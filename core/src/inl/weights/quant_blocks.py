@@ -27,6 +27,30 @@ E2M1_DOUBLED: Final = np.array(
 """Values of E2M1 floats (sign, 2 exponent bits, 1 mantissa bit), times two."""
 
 
+def _e4m3_values() -> Floats:
+    """Values of all 256 codes: 4 exponent bits of bias 7, no infinity, NaN at 0x7F."""
+    codes = np.arange(256)
+    exponent, mantissa = (codes >> 3) & 15, codes & 7
+    normal = (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+    values = np.where(exponent == 0, mantissa / 8 * 2.0**-6, normal)
+    values[(codes & 127) == 127] = np.nan
+    return np.where(codes < 128, values, -values).astype(np.float32)
+
+
+E4M3: Final = _e4m3_values()
+"""Values of float8_e4m3 codes."""
+
+
+def float8_e4m3(blocks: Bytes, out: Floats) -> None:
+    """Decode single 8-bit floats with 4 exponent bits."""
+    out[:] = E4M3[blocks]
+
+
+def float8_e5m2(blocks: Bytes, out: Floats) -> None:
+    """Decode single 8-bit floats with 5 exponent bits: the upper half of float16."""
+    out[:] = (blocks.astype(np.uint16) << 8).view(np.float16)
+
+
 def q8_0(blocks: Bytes, out: Floats) -> None:
     """Decode blocks of a scale and 32 signed bytes."""
     out[:] = blocks[:, 2:].view(np.int8)

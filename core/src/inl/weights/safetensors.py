@@ -35,6 +35,8 @@ DTYPES: Final = {
     "I8": "int8",
     "U8": "uint8",
     "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3",
+    "F8_E5M2": "float8_e5m2",
 }
 """Dtype names by the format's names."""
 

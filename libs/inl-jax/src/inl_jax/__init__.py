@@ -1,1 +1,1 @@
-"""INL dynamics on JAX arrays."""
+"""Base of JAX backends, their kernels, and INL functions on JAX arrays."""

@@ -6,6 +6,7 @@ As in torch, the backward pass recomputes the velocities; its equations are in
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -15,16 +16,12 @@ import numpy as np
 
 from inl.ops.inl import LIMIT, MOST_BETA, InlBlock
 from inl.spec.functions import Functions
+from inl.spec.kernel import Kernel
+from inl_jax.tensors import upcast
 
 Array = jax.Array
 Pair = tuple[Array, Array]
 Operands = tuple[Array, Array, Array, Array, Array, Array, Array]
-
-
-def upcast(x: Any) -> Array:
-    """Convert float16 and bfloat16 to float32."""
-    half = x.dtype in (jnp.bfloat16, jnp.float16)
-    return jnp.asarray(x, jnp.float32 if half else x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -188,11 +185,20 @@ def _match_velocity_dtype(x: Any, v: Any, result: Pair) -> Pair:
     return position, velocity if hasattr(v, "dtype") else velocity.astype(x.dtype)
 
 
+def _kernels() -> Iterable[Kernel]:
+    from inl_jax.xla import KERNELS, kernel, moe
+
+    batched = kernel.kernel(moe.dense_expert_linear, "expert_linear")
+    return (*(k for k in KERNELS if k.op != "expert_linear"), batched)
+
+
 FUNCTIONS = Functions(
     inl_dynamics=inl_dynamics,
     inl_dynamics_step=inl_dynamics_step,
     inl_dynamics_n_steps=inl_dynamics_n_steps,
     to_numpy=lambda x: np.asarray(upcast(x)),
     from_numpy=lambda array, like: jnp.asarray(array, getattr(like, "dtype", None)),
+    kernels=_kernels,
+    is_traced=lambda x: isinstance(x, jax.core.Tracer),
 )
 """The functions of ``inl`` for JAX arrays."""

@@ -23,7 +23,7 @@ PROMPT_SIZES = (2048, 4096, 8192)
 
 
 def capture_sizes(limits: Limits) -> tuple[Bucket, ...]:
-    """Return the buckets to capture, at most :data:`MAX_GRAPHS`.
+    """Return the buckets to capture, at most :data:`MAX_GRAPHS` without speculation.
 
     Decoding steps of 1, 2, 4, ... rows have a bucket for each sampler. Steps with
     prompts take longer, so that only the cheapest and the costliest sampler have
@@ -40,12 +40,31 @@ def capture_sizes(limits: Limits) -> tuple[Bucket, ...]:
         for sizes in PREFILL_SIZES
         if len(fits := prefill_sizes(sizes, limits)) <= per_sampler
     )
-    return tuple(
-        Bucket(tokens, count, sampler=sampler)
-        for sizes, names in ((decodes, samplers), (prefills, prefill_samplers))
-        for tokens, count in sizes
-        for sampler in names
+    return (
+        *(
+            Bucket(tokens, count, sampler=sampler)
+            for sizes, names in ((decodes, samplers), (prefills, prefill_samplers))
+            for tokens, count in sizes
+            for sampler in names
+        ),
+        *verify_sizes(limits),
     )
+
+
+def verify_sizes(limits: Limits) -> list[Bucket]:
+    """Steps that verify drafts of one row and of all rows, few and many."""
+    rows, width = limits.slots - 1, limits.max_drafts + 1
+    sizes = {
+        (min(tokens, count * width), count)
+        for count in (1, rows)
+        for tokens in (count * 2, count * 4, count * width)
+    }
+    return [
+        Bucket(tokens, count, width, sampler)
+        for tokens, count in sorted(sizes)
+        for sampler in limits.samplers
+        if width > 1
+    ]
 
 
 def prefill_sizes(series: tuple[int, ...], limits: Limits) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@
 namespace inl {
 namespace {
 
-/* Columns 4 * step to 4 * step + 3 of a plane of BITS, in bits SHIFT .. of each byte. */
+/* Columns 4 * step to 4 * step + 3 of a plane of BITS, at bit SHIFT of each byte. */
 template <int BITS, int SHIFT>
 inline I plane_step(const char *run, int step) {
     constexpr int STEPS = 8 / BITS; /* of a register */

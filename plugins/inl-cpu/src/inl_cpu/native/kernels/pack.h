@@ -67,7 +67,8 @@ void pack_block(const inl_matrix &m, const BlockShape &shape, const Decoded &d,
     for (int at = 0; at < shape.columns / RUN; at++, run += shape.run) {
         const uint8_t *codes = d.codes + at * RUN;
         pack_plane(codes, bits.low, 0, run, lane);
-        if (bits.high) pack_plane(codes, bits.high, bits.low, run + 64 * bits.low, lane);
+        char *second = run + 64 * bits.low;
+        if (bits.high) pack_plane(codes, bits.high, bits.low, second, lane);
         char *scales = run + shape.codes + lane, *offsets = scales + shape.scales;
         for (int group = 0; group < groups; group++) {
             if (shape.scales)

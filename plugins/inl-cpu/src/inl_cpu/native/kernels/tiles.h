@@ -23,7 +23,8 @@ namespace {
 /* Prefetch weights ahead of those that R rows are multiplied with, into the L2 cache.
  * With few rows memory bandwidth is the limit, and whether prefetches help or disturb
  * the hardware prefetcher depends on the processor (FEW_ROWS_PREFETCH). With many rows
- * the core reads too slowly for the hardware prefetcher, so every line is prefetched. */
+ * the core reads too slowly for the hardware prefetcher, so every line is prefetched.
+ */
 template <int R>
 inline void prefetch(const char *p, int64_t bytes) {
     constexpr int64_t AHEAD = R <= 4 ? 3072 : 8192,
@@ -222,12 +223,12 @@ template <class C, int R, int GROUP>
 void quantized_tile(const inl_matrix &m, const char *tile, const TileView<R> &x,
                     F *sums) {
     using Bytes = IntegerSums<C, R, GROUP, 1>;
+    constexpr int WIDE = GROUP == RUN ? INL_SCALE_HALF : ANY_SCALE;
     switch (x.shape.mode) {
-    case INL_X_INT8:
+    case INL_X_INT8: /* the default mode: kernels for the common scales */
         if (m.scale == INL_SCALE_BYTE)
             return coded_tile<Bytes, R, GROUP, INL_SCALE_BYTE>(m, tile, x, sums);
-        if (GROUP == 32 && m.scale == INL_SCALE_HALF)
-            return coded_tile<Bytes, R, GROUP, GROUP == 32 ? INL_SCALE_HALF : ANY_SCALE>(m, tile, x, sums);
+        if (m.scale == WIDE) return coded_tile<Bytes, R, GROUP, WIDE>(m, tile, x, sums);
         return coded_tile<Bytes, R, GROUP>(m, tile, x, sums);
     case INL_X_INT16:
         return coded_tile<IntegerSums<C, R, GROUP, 2>, R, GROUP>(m, tile, x, sums);

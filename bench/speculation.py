@@ -1,0 +1,180 @@
+"""Speed of speculation on one device, against no speculation in the same process.
+
+Prints the measured times of steps, from which the number of drafts is chosen, then
+decoding speed for several kinds of text. Runs with and without drafts alternate, and
+the fastest of each counts, so that other load on the machine matters less. Outputs of
+every pair are compared.
+
+    python bench/speculation.py [--model NAME] [--device cpu] [--tokens 128] [--runs 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from inl.config import EngineConfig
+from inl.engine.inference_engine import InferenceEngine
+from inl.scheduling.drafters import Drafter, SyntheticDrafter
+
+CODE = '''\
+def load_config(path):
+    """Read the settings of the service from a JSON file."""
+    with open(path) as file:
+        data = json.load(file)
+    for key, value in data.items():
+        if value is None:
+            raise ValueError(f"missing value for {key} in {path}")
+    return data
+
+
+def save_config(path, data):
+    """Write the settings of the service to a JSON file."""
+    with open(path, "w") as file:
+        json.dump(data, file, indent=2, sort_keys=True)
+    print(f"saved {len(data)} settings to {path}")
+    return len(data)
+
+
+def merge_config(first, second):
+    """Return the settings of both, those of the second one preferred."""
+    merged = dict(first)
+    for key, value in second.items():
+        if key in merged and merged[key] != value:
+            print(f"setting {key} changes from {merged[key]} to {value}")
+        merged[key] = value
+    return merged
+'''
+EDIT = (
+    f"```python\n{CODE}```\n\nHere is the same file again, with the word settings "
+    f"replaced by options:\n\n```python\n"
+)
+
+
+class Timed(NamedTuple):
+    """One run of all prompts."""
+
+    seconds: float
+    """Per token."""
+    cpu: float
+    """CPU time of all threads per token, which other load disturbs less."""
+    outputs: list[tuple[int, ...]]
+
+
+def generate(
+    engine: InferenceEngine, prompts: Sequence[list[int]], tokens: int
+) -> Timed:
+    """Generate from all prompts at once; the time starts after the first tokens."""
+    handles = [
+        engine.submit(prompt, max_tokens=tokens, ignore_eos=True) for prompt in prompts
+    ]
+    while not all(handle.token_ids for handle in handles):
+        engine.step()
+    began, cpu = time.perf_counter(), time.process_time()
+    done = sum(len(handle.token_ids) for handle in handles)
+    while not all(handle.completed for handle in handles):
+        engine.step()
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    outputs = [handle.completion().token_ids for handle in handles]
+    made = sum(map(len, outputs)) - done
+    return Timed(seconds / made, cpu / made, outputs)
+
+
+class Bench:
+    """Two engines on one model; ``args``: the parsed command line."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.config = EngineConfig(
+            backend=args.device, max_batch=8, context=2048, prefix_cache=False
+        )
+        self.plain = InferenceEngine.from_pretrained(args.model, self.config)
+
+    def ids(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+        return list(self.plain.tokenizer.encode(text))
+
+    def compare(
+        self, name: str, prompts: Sequence[list[int]], drafter: Drafter | None = None
+    ) -> None:
+        """Print the speed of both engines on these prompts."""
+        args = self.args
+        if args.only and args.only not in name:
+            return
+        config = EngineConfig(
+            backend=args.device, max_batch=8, context=2048, prefix_cache=False,
+            speculation="ngram",
+        )  # fmt: skip
+        engine = InferenceEngine(self.plain.model, config=config, drafter=drafter)
+        pairs = [
+            (
+                generate(self.plain, prompts, args.tokens),
+                generate(engine, prompts, args.tokens),
+            )
+            for _ in range(args.runs + 1)
+        ]
+        assert all(one.outputs == other.outputs for one, other in pairs), name
+        slow = min(one.seconds for one, _ in pairs[1:])
+        fast = min(other.seconds for _, other in pairs[1:])
+        work = min(one.cpu for one, _ in pairs[1:])
+        work /= min(other.cpu for _, other in pairs[1:])
+        counts = engine.speculation
+        assert counts is not None, "its config asks for it"
+        rate = counts.accepted / counts.drafted if counts.drafted else 0.0
+        print(
+            f"{name:34} {1 / slow:8.1f} {1 / fast:8.1f} tok/s {slow / fast:6.2f} x "
+            f"(CPU {work:5.2f} x)  drafted {counts.drafted:5}, accepted {rate:4.0%}"
+        )
+        # The model's files stay open for the next comparison.
+        engine.runner.close()
+
+    def print_times(self) -> None:
+        """Print the times of steps by their number of tokens."""
+        config = EngineConfig(
+            backend=self.args.device, max_batch=8, context=2048, speculation="ngram"
+        )
+        engine = InferenceEngine(self.plain.model, config=config)
+        assert engine.speculation is not None, "its config asks for it"
+        assert engine.speculation.times is not None, "drafts are adaptive by default"
+        print("tokens of a step   ms   ms per token")
+        for tokens, seconds in engine.speculation.times.seconds.items():
+            print(f"{tokens:16} {1000 * seconds:6.1f} {1000 * seconds / tokens:10.1f}")
+        engine.runner.close()
+
+    def synthetic(self, prompts: Sequence[list[int]], acceptance: float) -> Drafter:
+        """Return a drafter of the outputs of these prompts."""
+        outputs = generate(self.plain, prompts, self.args.tokens).outputs
+        pairs = zip(prompts, outputs, strict=True)
+        texts = {tuple(prompt): output for prompt, output in pairs}
+        return SyntheticDrafter(texts, acceptance)
+
+
+def main() -> None:
+    """Print all comparisons."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--only", help="part of the name of what to compare")
+    args = parser.parse_args()
+    bench = Bench(args)
+    bench.print_times()
+    print(f"\n{'':34} {'without':>8} {'with':>8}")
+    numbers = random.Random(7)
+    vocab = bench.plain.runner.limits.vocab
+    noise = [[numbers.randrange(vocab) for _ in range(200)] for _ in range(8)]
+    bench.compare("n-gram, editing code, 1 row", [bench.ids(EDIT)])
+    bench.compare("n-gram, random prompt, 1 row", noise[:1])
+    bench.compare("n-gram, random prompts, 8 rows", noise)
+    for rows in (1, 8):
+        drafter = bench.synthetic(noise[:rows], 0.8)
+        bench.compare(f"synthetic 0.8, {rows} row(s)", noise[:rows], drafter)
+    bench.plain.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Formats of quantized matrices by ``quant_method``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from inl.weights.quant_bnb import bitsandbytes
+from inl.weights.quant_format import Format
+from inl.weights.quant_scaled import CompressedTensors, Fp8
+from inl.weights.quant_words import Awq, Gptq
+
+METHODS: Final[dict[str, Callable[[Mapping[str, Any]], Format]]] = {
+    "fp8": Fp8,
+    "compressed-tensors": CompressedTensors,
+    "gptq": Gptq,
+    "awq": Awq,
+    "bitsandbytes": bitsandbytes,
+}
+"""Readers of the options in ``quantization_config``."""

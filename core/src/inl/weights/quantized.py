@@ -1,0 +1,145 @@
+"""Checkpoints with a ``quantization_config``: matrices of codes under plain names.
+
+Each matrix ``x.weight`` is stored as several tensors, by which its format is known.
+A matrix whose codes and scales fit a block dtype is repacked without loss; any other is
+decoded to float32 when it is read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, final
+
+from inl.dtypes import HostArray
+from inl.errors import CheckpointError
+from inl.weights.checkpoint import Checkpoint
+from inl.weights.files import show
+from inl.weights.quant_format import Format, Parts
+from inl.weights.quant_formats import METHODS
+
+if TYPE_CHECKING:
+    from inl.backend.weight_cache import FileIdentity
+    from inl.text.template import ChatTemplate
+    from inl.text.tokenizer import Tokenizer
+
+FIELD = "quantization_config"
+
+
+def quantized(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with plain names for quantized matrices.
+
+    Raises :class:`~inl.errors.CheckpointError` for an unknown ``quant_method``, for
+    options of a format that are not supported and for tensors that do not fit it.
+    """
+    config = checkpoint.config.get(FIELD)
+    if not config:
+        return checkpoint
+    if not isinstance(config, Mapping):
+        raise CheckpointError(
+            f"{checkpoint.path}: config field {FIELD!r}: found {show(config)}, "
+            "expected an object"
+        )
+    method = config.get("quant_method")
+    if not isinstance(method, str) or method not in METHODS:
+        raise CheckpointError(
+            f"{checkpoint.path}: config field '{FIELD}.quant_method': found "
+            f"{show(method)}, accepted: {', '.join(METHODS)}"
+        )
+    try:
+        return QuantizedCheckpoint(checkpoint, METHODS[method](config))
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from None
+
+
+@final
+class QuantizedCheckpoint(Checkpoint):
+    """Wraps a checkpoint and decodes or repacks its quantized matrices on access."""
+
+    def __init__(self, inner: Checkpoint, form: Format) -> None:
+        self.path, self.config = inner.path, inner.config
+        self.eos_token_ids = inner.eos_token_ids
+        self._inner, self._form = inner, form
+        stored = set(inner.names())
+        stems = [
+            name.removesuffix(form.marker)
+            for name in inner.names()
+            if name.endswith(form.marker)
+        ]
+        self._parts = {f"{stem}.weight": self._read(stem, stored) for stem in stems}
+        self._specs = {name: form.spec(parts) for name, parts in self._parts.items()}
+        taken = {f"{stem}.{part}" for stem in stems for part in form.parts}
+        self._plain = {
+            name: name
+            for name in inner.names()
+            if name not in taken and not name.endswith(form.ignored)
+        }
+        self.notes = (self._note(),)
+
+    def _read(self, stem: str, stored: set[str]) -> Parts:
+        names = {part: f"{stem}.{part}" for part in self._form.parts}
+        return Parts(
+            self._inner,
+            self._form.name,
+            {part: name for part, name in names.items() if name in stored},
+        )
+
+    def _note(self) -> str:
+        counts = Counter(dtype for dtype, _ in self._specs.values())
+        ways = {"float32": "decoded when they are loaded"}
+        listed = (
+            f"{count} matrices {ways.get(dtype, f'repacked as {dtype}')}"
+            for dtype, count in counts.items()
+        )
+        return f"{self._form.name}: {', '.join(listed) or 'no quantized matrices'}"
+
+    def names(self) -> list[str]:
+        return [*self._plain, *self._parts]
+
+    def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
+        if name in self._specs:
+            return self._specs[name]
+        if name not in self._plain:
+            raise self.missing(name)
+        return self._inner.spec(name)
+
+    def tensor(self, name: str) -> HostArray:
+        if name in self._specs:
+            return self._decoded(name)
+        if name not in self._plain:
+            raise self.missing(name)
+        return self._inner.tensor(name)
+
+    def _decoded(self, name: str) -> HostArray:
+        dtype, _ = self._specs[name]
+        try:
+            matrix = self._form.matrix(self._parts[name])
+            if dtype == "float32":
+                return matrix.values()
+            blocks = matrix.blocks(dtype)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: {error}") from None
+        if blocks is None:
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r}: {self._form.name}: found zeros or "
+                f"scales that {dtype} cannot store; accepted: those that the config "
+                "describes"
+            )
+        return blocks
+
+    def files(self) -> Sequence[Path]:
+        return self._inner.files()
+
+    def identities(self) -> Mapping[Path, FileIdentity]:
+        return self._inner.identities()
+
+    def tokenizer(self) -> Tokenizer:
+        return self._inner.tokenizer()
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._inner.chat_template
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,59 @@
+"""Conversion between host arrays and JAX arrays."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from inl.dtypes import SIZES, HostArray, wrap
+from inl.errors import DeviceError
+
+Array = jax.Array
+
+einsum = partial(
+    jnp.einsum,
+    precision=jax.lax.Precision.HIGHEST,
+    preferred_element_type=jnp.float32,
+)
+"""Products accumulated in float32; those of float32 have float32 precision on every
+device, including those that use a lower precision by default."""
+
+
+def jax_dtype(name: str) -> Any:
+    """Return the JAX dtype of a name; raises :class:`DeviceError` if unknown."""
+    if name not in SIZES:
+        raise DeviceError(f"dtype: found {name!r}, JAX takes {', '.join(SIZES)}")
+    return jnp.dtype(name)
+
+
+def from_host(array: HostArray, device: jax.Device) -> Array:
+    """Copy a host array to a device.
+
+    A read-only array may be aliased where the device is the host; a writable one is
+    copied, since its owner may change it.
+    """
+    data = array.data.reshape(array.shape)
+    if array.dtype == "bfloat16":
+        data = data.view(jnp.bfloat16)
+    jax_dtype(array.dtype)
+    if data.flags.writeable:
+        data = data.copy()  # device_put aliases the memory of the host on the CPU
+    return jax.device_put(data, device)
+
+
+def to_host(x: Any) -> HostArray:
+    """Copy an array to the host; blocks until it is computed."""
+    data = np.asarray(x)
+    if data.dtype == jnp.bfloat16:
+        return HostArray(data.view(np.uint16), "bfloat16", data.shape)
+    return wrap(data)
+
+
+def upcast(x: Any) -> Array:
+    """Convert float16 and bfloat16 to float32."""
+    half = x.dtype in (jnp.bfloat16, jnp.float16)
+    return jnp.asarray(x, jnp.float32 if half else x.dtype)

@@ -1,0 +1,155 @@
+"""Causal attention over a paged cache, for rows of any number of tokens.
+
+Tokens are grouped to tiles of one row each. A loop over chunks of the context, which
+ends at the longest context of the step, gathers the keys and values of each tile and
+accumulates a softmax; so neither the block tables' width nor the number of tokens
+multiplies the cells that are read.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from inl.spec.step import Step
+from inl_jax.pages import Pages, write_kv
+from inl_jax.tensors import Array, einsum
+from inl_jax.xla.kernel import inlined, kernel
+
+LABEL = "attention/xla"
+"""Key of this kernel's plan in ``Step.plan``."""
+
+TILE = 16
+"""Tokens of a tile in steps that include prompts; 1 in steps of decoding rows."""
+
+CHUNK = 128
+"""Keys per iteration, at least."""
+
+MASKED = -1e30
+"""Score of a masked key; finite, since the difference of two infinities is NaN."""
+
+
+class Plan(NamedTuple):
+    """Tiles of a step, shared by all layers. ``N`` tiles of ``Q`` tokens."""
+
+    tokens: Array
+    """[N, Q] index of the token."""
+    positions: Array
+    """[N, Q] position of the token in its sequence; -1 for padding."""
+    rows: Array
+    """[N] row of the tile."""
+    tile: Array
+    """[T] tile of each token."""
+    offset: Array
+    """[T] place of the token in its tile."""
+    used: Array
+    """[T] whether the token is not padding."""
+
+
+def plan(step: Step, *, block_size: int) -> Plan:  # noqa: ARG001
+    """Group the tokens of a step to tiles."""
+    total, rows = step.tokens.shape[0], step.lengths.shape[0]
+    size = 1 if total <= rows else TILE
+    counts = step.starts[1:] - step.starts[:-1]
+    tiles = -(-counts // size)
+    ends = jnp.cumsum(tiles)
+    index = jnp.arange(total if size == 1 else -(-total // size) + rows)
+    row = jnp.minimum((index[:, None] >= ends).sum(1, dtype=jnp.int32), rows - 1)
+    first = step.starts[row] + size * (index - (ends - tiles)[row])
+    tokens = first[:, None] + jnp.arange(size)
+    valid = (index < ends[-1])[:, None] & (tokens < step.starts[row + 1][:, None])
+    tokens = jnp.clip(tokens, 0, total - 1)
+    place = jnp.arange(total) - step.starts[step.rows]
+    return Plan(
+        tokens=tokens,
+        positions=jnp.where(valid, step.positions[tokens], -1),
+        rows=row,
+        tile=jnp.clip((ends - tiles)[step.rows] + place // size, 0, len(index) - 1),
+        offset=place % size,
+        used=jnp.arange(total) < step.starts[-1],
+    )
+
+
+def plan_of(step: Step, label: str, block_size: int) -> Plan:
+    """Return the plan of ``label`` in a step, computed where the step has none."""
+    found = step.plan.get(label) if isinstance(step.plan, dict) else None
+    return plan(step, block_size=block_size) if found is None else found
+
+
+def attention(
+    q: Array,
+    cache: Pages,
+    step: Step,
+    *,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    group: int,
+) -> Array:
+    _, heads, dim = q.shape
+    _, kv_heads, size, _ = cache.kv.shape
+    tiles = plan_of(step, LABEL, size)
+    table = padded_table(step.blocks[group], max(1, CHUNK // size))
+    queries = q[tiles.tokens].reshape(*tiles.tokens.shape, kv_heads, -1, dim)
+    blocks = max(1, CHUNK // size)
+    keys = blocks * size
+
+    def chunk(index: Any, sums: tuple[Array, Array, Array]) -> Any:
+        part = jax.lax.dynamic_slice_in_dim(table, index * blocks, blocks, axis=1)
+        ids = part[tiles.rows]
+        cells = cache.kv[ids].swapaxes(1, 2).reshape(len(ids), kv_heads, keys, -1)
+        k, v = cells[..., :dim], cells[..., dim:]
+        scores = einsum("nqhgd,nhld->nhgql", queries, k) * scale
+        if cap is not None:
+            scores = cap * jnp.tanh(scores / cap)
+        distance = tiles.positions[:, :, None] - (index * keys + jnp.arange(keys))
+        seen = (distance >= 0) & (distance < (window or jnp.iinfo(jnp.int32).max))
+        # A cell beyond every query may hold the NaN of an earlier request.
+        v = jnp.where(seen.any(1)[:, None, :, None], v, 0)
+        return accumulate(sums, scores, seen[:, None, None], v)
+
+    shape = (len(tiles.rows), kv_heads, heads // kv_heads, tiles.tokens.shape[1])
+    zeros = jnp.zeros(shape, jnp.float32)
+    start, stop = chunk_range(tiles.positions, window, keys)
+    sums = (zeros + MASKED, zeros, jnp.zeros((*shape, dim), jnp.float32))
+    _, total, out = jax.lax.fori_loop(start, stop, chunk, sums)
+    out = out / jnp.where(total > 0, total, 1)[..., None]
+    out = out.transpose(0, 3, 1, 2, 4).reshape(*tiles.tokens.shape, heads, dim)
+    result = jnp.where(tiles.used[:, None, None], out[tiles.tile, tiles.offset], 0)
+    return result.astype(q.dtype)
+
+
+def accumulate(
+    sums: tuple[Array, Array, Array], scores: Array, seen: Array, v: Array
+) -> tuple[Array, Array, Array]:
+    """Add a chunk to the running maximum, the sum and the weighted values."""
+    highest, total, out = sums
+    scores = jnp.where(seen, scores, MASKED)
+    new = jnp.maximum(highest, scores.max(-1))
+    mass = jnp.where(seen, jnp.exp(scores - new[..., None]), 0)
+    rescale = jnp.exp(highest - new)
+    added = einsum("nhgql,nhld->nhgqd", mass, v.astype(jnp.float32))
+    out = out * rescale[..., None] + added
+    return new, total * rescale + mass.sum(-1), out
+
+
+def padded_table(table: Array, blocks: int) -> Array:
+    """Pad the columns of a block table to whole chunks of ``blocks``, with block 0."""
+    return jnp.pad(table, ((0, 0), (0, -table.shape[1] % blocks)))
+
+
+def chunk_range(positions: Array, window: int | None, keys: int) -> tuple[Any, Any]:
+    """Return the first chunk of ``keys`` that any query sees, and the end."""
+    stop = (positions.max() + keys) // keys
+    if window is None:
+        return 0, stop
+    least = jnp.where(positions < 0, jnp.iinfo(jnp.int32).max, positions).min()
+    return jnp.minimum(jnp.maximum(least - window + 1, 0) // keys, stop), stop
+
+
+KERNELS = (
+    kernel(attention, plan=inlined(plan)),
+    kernel(write_kv),
+)

@@ -1,0 +1,114 @@
+"""Embedding, linear layers, normalization, rotation and gated activations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from inl.ops.embedding import Embedding
+from inl.ops.linear import Linear
+from inl.ops.norm import Norm
+from inl.ops.rope import RopeScaling, frequencies, gains
+from inl_jax.tensors import Array, einsum, upcast
+from inl_jax.xla.kernel import kernel
+
+
+def embedding(tokens: Array, w: Embedding) -> Array:
+    return w.weight[tokens]
+
+
+def linear(x: Array, w: Linear) -> Array:
+    y = einsum("...k,nk->...n", x, w.weight)
+    return (y if w.bias is None else y + w.bias).astype(x.dtype)
+
+
+def soft_cap(x: Array, *, cap: float) -> Array:
+    return (cap * jnp.tanh(upcast(x) / cap)).astype(x.dtype)
+
+
+def rms_norm(x: Array, w: Norm, *, eps: float) -> Array:
+    wide = upcast(x)
+    mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    return (wide * jax.lax.rsqrt(mean + eps) * upcast(w.weight)).astype(x.dtype)
+
+
+def rope_table(
+    positions: Array, *, dim: int, theta: float, scaling: RopeScaling
+) -> tuple[Array, Array]:
+    """Cosines and sines, exact in float32 at every position.
+
+    An angle in float32 would be wrong in the fourth digit at position 8192. The turns
+    per position are fixed-point fractions of 64 bits: the product of the high half with
+    the position wraps at whole turns, and that of the low half is small.
+    """
+    rates = frequencies(dim, theta, scaling)
+    fractions = [int(rate / (2 * math.pi) % 1 * 2**64) for rate in rates.tolist()]
+    high = np.array([fraction >> 32 for fraction in fractions], np.uint32)
+    low = np.array([fraction & 0xFFFFFFFF for fraction in fractions], np.float64)
+    wrapped = positions[:, None] * high.view(np.int32)
+    rest = positions[:, None].astype(jnp.float32) * (low * 2.0**-64).astype(np.float32)
+    turns = wrapped.astype(jnp.float32) * np.float32(2.0**-32) + rest
+    angles = turns * np.float32(2 * math.pi)
+    gain = np.asarray(gains(dim, scaling), np.float32)
+    return jnp.cos(angles) * gain, jnp.sin(angles) * gain
+
+
+def rope(q: Array, k: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
+    return rotate(q, cos, sin), rotate(k, cos, sin)
+
+
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+    a, b = jnp.split(upcast(x), 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+def gated_activation(gate: Array, up: Array, *, activation: str) -> Array:
+    wide = upcast(gate)
+    if activation == "silu":
+        active = jax.nn.silu(wide)
+    else:
+        active = jax.nn.gelu(wide, approximate=True)
+    return (active * upcast(up)).astype(gate.dtype)
+
+
+def silu(x: Array) -> Array:
+    return jax.nn.silu(upcast(x)).astype(x.dtype)
+
+
+def sigmoid_gate(x: Array, gate: Array) -> Array:
+    return (upcast(x) * jax.nn.sigmoid(upcast(gate))).astype(x.dtype)
+
+
+def take_rows(x: Array, index: Array) -> Array:
+    return x[index]
+
+
+def clip(x: Array, *, low: float, high: float) -> Array:
+    return jnp.clip(x, low, high)
+
+
+def all_reduce(x: Array, *, axis: str) -> Array:  # noqa: ARG001
+    return x
+
+
+def all_gather(x: Array, *, axis: str) -> Array:  # noqa: ARG001
+    return x
+
+
+def zeros_like(x: Any) -> Array:
+    return jnp.zeros_like(x)
+
+
+KERNELS = tuple(
+    kernel(run)
+    for run in (
+        embedding, linear, soft_cap, rms_norm, rope_table, rope, gated_activation,
+        silu, sigmoid_gate, take_rows, clip, all_reduce, all_gather, zeros_like,
+    )
+)  # fmt: skip

@@ -1,0 +1,111 @@
+"""Linear layers of torch modules with quantized weights."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from inl.optimizers.quantize import LayerError, Quantization
+
+GROUP = 32
+"""Inputs that share a scale in int4."""
+LARGEST = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}
+STORED = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+    "int8": torch.int8,
+    "int4": torch.uint8,
+}
+"""Dtype that weights are stored in; two of int4 in a byte."""
+
+
+@final
+class QuantizedLinear(nn.Module):
+    """A linear layer with weights in another format; it has no gradients."""
+
+    packed: torch.Tensor
+    scale: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    def __init__(self, layer: nn.Linear, dtype: str) -> None:
+        super().__init__()
+        self.inputs, self.dtype = layer.in_features, dtype
+        packed, scale = pack(layer.weight.detach(), dtype)
+        self.register_buffer("packed", packed)
+        self.register_buffer("scale", scale)
+        bias = None if layer.bias is None else layer.bias.detach().clone()
+        self.register_buffer("bias", bias)
+
+    def weight(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weights [outputs, inputs] that the layer computes with."""
+        return unpack(self.packed, self.scale, self.dtype, self.inputs).to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.weight(x.dtype), self.bias)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and scales."""
+        held = [self.packed] + ([] if self.scale is None else [self.scale])
+        return sum(each.numel() * each.element_size() for each in held)
+
+
+def pack(weight: torch.Tensor, dtype: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the stored weights and their scales; see :class:`QuantizedLinear`."""
+    if dtype in ("bf16", "fp16"):
+        return weight.to(STORED[dtype]), None
+    wide = weight.float()
+    groups = wide.unsqueeze(1)
+    if dtype == "int4":
+        padded = functional.pad(wide, (0, -wide.shape[1] % GROUP))
+        groups = padded.view(len(padded), -1, GROUP)
+    scale = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30) / LARGEST[dtype]
+    values = groups / scale
+    if dtype == "fp8":
+        return values.flatten(1).to(STORED[dtype]), scale
+    values = values.round().flatten(1)
+    if dtype == "int8":
+        return values.to(torch.int8), scale
+    codes = (values + 8).to(torch.uint8)
+    return codes[:, ::2] | codes[:, 1::2] << 4, scale
+
+
+def unpack(
+    packed: torch.Tensor, scale: torch.Tensor | None, dtype: str, inputs: int
+) -> torch.Tensor:
+    """Return the weights [outputs, inputs]; float32 where there are scales."""
+    if scale is None:
+        return packed
+    values = packed
+    if dtype == "int4":
+        halves = torch.stack([packed & 15, packed >> 4], -1).flatten(1)
+        values = halves.to(torch.int8) - 8
+    groups = values.float().view(len(values), scale.shape[1], -1)
+    weight: torch.Tensor = (groups * scale).flatten(1)[:, :inputs]
+    return weight
+
+
+def quantize(model: nn.Module, dtype: str) -> nn.Module:
+    """As :func:`inl.optimizers.quantize_for_inference`."""
+    copy = deepcopy(model).eval()
+    if isinstance(copy, nn.Linear):
+        copy = nn.Sequential(copy)
+    layers = []
+    for name, layer in list(copy.named_modules()):
+        if type(layer) is not nn.Linear:
+            continue
+        quantized = QuantizedLinear(layer, dtype)
+        weight = layer.weight.detach()
+        change = (quantized.weight(torch.float64) - weight).norm()
+        error = float(change / weight.double().norm().clamp_min(1e-300))
+        before = weight.numel() * weight.element_size()
+        layers.append(LayerError(name, error, before, quantized.nbytes))
+        parent, _, attribute = name.rpartition(".")
+        setattr(copy.get_submodule(parent), attribute, quantized)
+    copy.quantization = Quantization(dtype, tuple(layers))  # type: ignore[assignment]
+    return copy

@@ -1,0 +1,1 @@
+"""Google TPUs as devices of INL, through JAX."""

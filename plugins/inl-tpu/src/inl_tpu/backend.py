@@ -1,0 +1,77 @@
+"""Backend of one TPU, or of one device of another JAX platform."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, final
+
+import jax
+
+from inl.backend.base import Traits
+from inl.errors import BackendUnavailable
+from inl.weights.cache_folder import cache_folder
+from inl_jax import pallas
+from inl_jax.backend import JaxBackend
+from inl_jax.programs import Compiler, use_disk_cache
+from inl_tpu.settings import VARIABLE, platform
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from inl.device import Device
+    from inl.spec.kernel import Kernel
+
+TRAITS = Traits(
+    dtypes=("bfloat16", "float32"),
+    block_size=32,
+    depth=2,
+    readers=min(os.cpu_count() or 1, 4),
+)
+
+
+@final
+class TpuBackend(JaxBackend):
+    """One TPU.
+
+    ``INL_TPU_PLATFORM=cpu`` or ``cuda`` runs the same programs on JAX's other
+    platforms. Raises :class:`BackendUnavailable` where JAX cannot use the device.
+    """
+
+    traits = TRAITS
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        target = platform()
+        self.place = open_device(device, target)
+        if target == "cpu":
+            # XLA's products of bfloat16 are slow on the CPU.
+            self.traits = TRAITS._replace(dtypes=("float32", "bfloat16"))
+        self._target = target
+        self.compiler = Compiler(self.out_of_memory)
+        use_disk_cache(cache_folder() / "jax")
+
+    def kernels(self) -> Iterable[Kernel]:
+        yield from super().kernels()
+        if self._target == "tpu":
+            yield from pallas.kernels()
+
+
+def open_device(device: Device, target: str) -> jax.Device:
+    """Return the JAX device of a platform.
+
+    Raises :class:`BackendUnavailable` with the reason that JAX gives.
+    """
+    try:
+        found = jax.devices(target)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise BackendUnavailable(
+            f"{device}: JAX {jax.__version__} cannot use platform {target}: {reason}"
+            f"; check JAX_PLATFORMS, and that no other process holds the device"
+        ) from error
+    if device.index >= len(found):
+        raise BackendUnavailable(
+            f"{device}: JAX finds {len(found)} devices of platform {target}; "
+            f"{VARIABLE} selects the platform"
+        )
+    return found[device.index]

@@ -1,0 +1,118 @@
+"""Placement and pipeline schedules, against counts of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from inl.errors import RequestError
+from inl.optimizers import (
+    PipelineSchedule,
+    apply_kernel_fusion,
+    get_optimal_parallelism,
+    pipeline_bubble,
+    quantize_for_inference,
+)
+from inl.optimizers.pipeline import Slot
+
+LLAMA_8B = {
+    "model_size_params": 8_030_261_248, "layers": 32, "hidden": 4096, "kv_heads": 8,
+    "head_dim": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("stages", [1, 2, 4, 7])
+@pytest.mark.parametrize("batches", [1, 3, 8])
+def test_schedules_are_valid_and_have_the_bubble_of_the_formula(stages, batches, kind):
+    schedule = PipelineSchedule(stages, batches, kind=kind)
+    assert schedule.bubble == pytest.approx((stages - 1) / (batches + stages - 1))
+    assert pipeline_bubble(stages, batches) == pytest.approx(schedule.bubble)
+    when = {
+        (stage, slot): time
+        for stage, row in enumerate(schedule.rows)
+        for time, slot in enumerate(row)
+        if slot is not None
+    }
+    assert len(when) == 2 * stages * batches
+    for (stage, slot), time in when.items():
+        forward = Slot(slot.micro_batch, False)
+        if not slot.backward and stage:
+            assert when[stage - 1, slot] < time
+        if slot.backward and stage < stages - 1:
+            assert when[stage + 1, slot] < time
+        if slot.backward:
+            assert when[stage, forward] < time
+    most = batches if kind == "gpipe" else min(stages, batches)
+    assert schedule.most_held == most
+
+
+def test_inference_has_no_backward_passes():
+    schedule = PipelineSchedule(3, 5, training=False)
+    assert schedule.bubble == pytest.approx(2 / 7)
+    assert not any(slot and slot.backward for row in schedule.rows for slot in row)
+
+
+def test_a_small_model_is_copied_to_every_device():
+    plan = get_optimal_parallelism(
+        model_size_params=350_000_000, num_devices=8, memory_per_device_gb=80
+    )
+    assert (plan.tensor_parallel, plan.pipeline_parallel, plan.data_parallel) == (
+        1,
+        1,
+        8,
+    )
+    assert plan.fits
+    assert plan.weight_bytes == 700_000_000
+    assert any("guessed from the size" in reason for reason in plan.reasons)
+
+
+def test_memory_decides():
+    one = get_optimal_parallelism(num_devices=4, memory_per_device_gb=80, **LLAMA_8B)
+    assert one.data_parallel == 4
+    # Keys and values of a token: 2 * 32 layers * 8 heads * 128 * 2 bytes.
+    assert one.kv_bytes == 2048 * 131_072
+    two = get_optimal_parallelism(num_devices=4, memory_per_device_gb=12, **LLAMA_8B)
+    assert (two.tensor_parallel, two.data_parallel) == (2, 2)
+    assert any("tensor parallel 1 with 4 copies would need" in r for r in two.reasons)
+    assert two.total_bytes <= two.budget_bytes == int(12e9 * 0.9)
+    none = get_optimal_parallelism(num_devices=2, memory_per_device_gb=4, **LLAMA_8B)
+    assert not none.fits
+    assert none.reasons[-1].startswith("nothing fits")
+
+
+def test_training_needs_gradients_and_optimizer_state():
+    plan = get_optimal_parallelism(
+        num_devices=8, memory_per_device_gb=80, training=True, **LLAMA_8B
+    )
+    parameters = LLAMA_8B["model_size_params"] / (8 / plan.data_parallel)
+    assert plan.optimizer_bytes == pytest.approx(12 * parameters)
+    assert plan.gradient_bytes == pytest.approx(2 * parameters)
+    assert plan.kv_bytes == 0
+    assert plan.data_parallel < 8
+
+
+def test_heads_and_layers_are_divided_evenly():
+    shape = {**LLAMA_8B, "kv_heads": 3, "layers": 30}
+    plan = get_optimal_parallelism(num_devices=6, memory_per_device_gb=8, **shape)
+    assert 3 % plan.tensor_parallel == 0
+    assert 30 % plan.pipeline_parallel == 0
+    assert any("not a divisor of 3 key-value heads" in r for r in plan.reasons)
+
+
+def test_refusals():
+    for call, message in (
+        (lambda: pipeline_bubble(0, 1), "stages: found 0"),
+        (lambda: PipelineSchedule(2, 2, kind="zigzag"), "kind: found 'zigzag'"),
+        (
+            lambda: get_optimal_parallelism(
+                model_size_params=1, num_devices=0, memory_per_device_gb=1
+            ),
+            "num_devices: found 0",
+        ),
+        (lambda: quantize_for_inference(object(), "int3"), "dtype: found 'int3'"),
+        (lambda: quantize_for_inference(object()), "found object, accepted: a torch"),
+        (lambda: apply_kernel_fusion(object(), "magic"), "strategy: found 'magic'"),
+        (lambda: apply_kernel_fusion(object()), "apply_kernel_fusion: found object"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            call()

@@ -1,0 +1,222 @@
+"""Quantized checkpoints: their logits are those of the dequantized weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inl.errors import CheckpointError, WeightMismatch
+from inl.executor.model_loader import open_model
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+def _beside(name):
+    spec = importlib.util.spec_from_file_location(
+        name, Path(__file__).with_name(f"{name}.py")
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+families, models = _beside("families"), _beside("quantized_models")
+FORMATS, saved = models.FORMATS, models.saved
+BOUND = 1e-3
+
+
+def logits(folder, backend, dtype="float32"):
+    ids = np.random.default_rng(0).integers(3, models.VOCAB, 20).tolist()
+    return families.logits(families.load(open_model(folder), backend, dtype), ids)
+
+
+def native():
+    from inl.device import Device
+    from inl_cpu.backend import open_cpu
+
+    return open_cpu(Device("cpu:0"))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_logits_are_those_of_the_dequantized_weights(form, tmp_path):
+    small, plain = saved(form, tmp_path)
+    (note,) = open_model(small).checkpoint.notes
+    assert FORMATS[form][1] in note
+    expected = logits(plain, families.reference(), "float64")
+    found = logits(small, families.reference(), "float64")
+    assert families.distance(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("form", ["gptq", "gptq-act-order", "awq", "fp8-blocks", "nf4"])
+def test_the_native_backend_computes_with_them(form, tmp_path):
+    small, plain = saved(form, tmp_path)
+    expected = logits(plain, families.reference(), "float64")
+    found = logits(small, native())
+    # Blocks of codes are multiplied with 8-bit activations, as those of GGUF files are.
+    bound = BOUND if "decoded" in FORMATS[form][1] or "fp8" in form else 2e-2
+    assert families.distance(found, expected) < bound
+
+
+def damaged(form, path, change=lambda tensors: None, **config):
+    """The error of a model with changed tensors of one matrix, or another config."""
+    small, _ = saved(form, path)
+    tensors = safetensors.load_file(small / "model.safetensors")
+    parts = {name: tensors.pop(name) for name in list(tensors) if ".k_proj." in name}
+    stem = "model.layers.0.self_attn.k_proj."
+    parts = {name.removeprefix(stem): tensor for name, tensor in parts.items()}
+    change(parts)
+    tensors |= {stem + name: tensor.contiguous() for name, tensor in parts.items()}
+    safetensors.save_file(tensors, small / "model.safetensors")
+    fields = json.loads((small / "config.json").read_text())
+    fields["quantization_config"] |= config
+    (small / "config.json").write_text(json.dumps(fields))
+    with pytest.raises((CheckpointError, WeightMismatch)) as caught:
+        logits(small, families.reference(), "float64")
+    return str(caught.value)
+
+
+def cut(name, rows=-1):
+    return lambda parts: parts.update({name: parts[name][:rows]})
+
+
+def filled(name, value):
+    return lambda parts: parts.update({name: torch.full_like(parts[name], value)})
+
+
+DAMAGE = {
+    "gptq scales": (
+        "gptq",
+        cut("scales"),
+        {},
+        ["k_proj.scales", "GPTQ, 4 bits", "[1, 64]"],
+    ),
+    "gptq rows": ("gptq", cut("qweight"), {}, ["k_proj.g_idx", "[128]", "[120]"]),
+    "gptq without zeros": (
+        "gptq",
+        lambda parts: parts.pop("qzeros"),
+        {},
+        ["k_proj", "no 'qzeros' beside it"],
+    ),
+    "gptq group": (
+        "gptq-act-order",
+        filled("g_idx", 7),
+        {},
+        ["g_idx", "groups to 7", "1"],
+    ),
+    "gptq called symmetric": (
+        "gptq-asymmetric",
+        None,
+        {"sym": True},
+        ["q_proj", "q4_0 cannot store"],
+    ),
+    "gptq of other bits": (
+        "gptq",
+        None,
+        {"bits": 8},
+        ["GPTQ, 8 bits", "qzeros", "shape"],
+    ),
+    "gptq of 3 bits": (
+        "gptq",
+        None,
+        {"bits": 3},
+        ["quantization_config.bits", "3", "2, 4, 8"],
+    ),
+    "gptq dtype": (
+        "gptq",
+        lambda parts: parts.update(scales=parts["scales"].to(torch.int16)),
+        {},
+        ["scales", "int16", "float16"],
+    ),
+    "gptq called awq": (
+        "gptq",
+        None,
+        {"quant_method": "awq"},
+        ["AWQ", "qzeros", "shape"],
+    ),
+    "awq version": ("awq", None, {"version": "gemv"}, ["version", "'gemv'", "gemm"]),
+    "fp8 scale": (
+        "fp8-blocks",
+        cut("weight_scale_inv"),
+        {},
+        ["FP8", "[1, 3]", "[2, 3]"],
+    ),
+    "fp8 block": (
+        "fp8-blocks",
+        None,
+        {"weight_block_size": [48]},
+        ["weight_block_size", "[48]"],
+    ),
+    "fp8 not finite": (
+        "fp8-blocks",
+        filled("weight_scale_inv", float("nan")),
+        {},
+        ["NaN", "finite"],
+    ),
+    "packed shape": (
+        "compressed-int4",
+        filled("weight_shape", 3),
+        {},
+        ["weight_packed", "[3, 3]"],
+    ),
+    "other compression": (
+        "compressed-int4",
+        None,
+        {"format": "marlin-24"},
+        ["format", "'marlin-24'"],
+    ),
+    "nf4 state": (
+        "nf4",
+        filled("weight.quant_state.bitsandbytes__nf4", 65),
+        {},
+        ["NF4", "JSON"],
+    ),
+    "nf4 bytes": ("nf4", cut("weight"), {}, ["NF4", "k_proj.weight'", "[4096, 1]"]),
+    "unknown method": (
+        "gptq",
+        None,
+        {"quant_method": "hqq"},
+        ["quant_method", "'hqq'", "gptq"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damaged_matrices_are_refused_by_name(case, tmp_path):
+    form, change, config, parts = DAMAGE[case]
+    message = damaged(form, tmp_path, change or (lambda _: None), **config)
+    for part in parts:
+        assert part in message, message
+
+
+def test_a_method_that_is_no_object_is_refused(tmp_path):
+    small, _ = saved("gptq", tmp_path)
+    fields = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps(fields | {"quantization_config": 4}))
+    with pytest.raises(CheckpointError, match="'quantization_config': found 4"):
+        open_model(small)
+
+
+def test_compressed_tensors_unpacks_the_same_codes():
+    """Against the package that writes the format, where it is installed."""
+    pack = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
+    from inl.weights.quant_matrix import unpack_words
+
+    codes = torch.randint(-8, 8, (6, 40), dtype=torch.int8)
+    for axis in (0, 1):
+        stored = pack.pack_to_int32(codes, 4, packed_dim=axis)
+        found = unpack_words(stored.numpy(), 4, axis=axis)[:6, :40]
+        assert np.array_equal(found.astype(int) - 8, codes.numpy())
+
+
+def test_explain_says_how_weights_are_loaded(tmp_path, capsys):
+    from inl.cli.main import main
+
+    small, _ = saved("gptq-act-order", tmp_path)
+    assert main(["explain", "--model", str(small), "--device", "reference"]) == 0
+    expected = "weights: GPTQ, 4 bits, groups of 64, act-order: 7 matrices decoded when"
+    assert expected in capsys.readouterr().out

@@ -1,0 +1,112 @@
+"""Models that transformers has saved: with images, without a head, tied twice."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from inl.executor.model_loader import open_model
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
+_spec = importlib.util.spec_from_file_location(
+    "families", Path(__file__).with_name("families.py")
+)
+families = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(families)
+
+BOUND = 1e-4
+
+
+def filled(model, path, seed=3):
+    """Give a model random weights, save it, and return tokens and logits."""
+    source = torch.Generator().manual_seed(seed)
+    centered = "Gemma" if "Gemma" in type(model).__name__ else ""
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            weight.copy_(families._random(key, weight.shape, source, centered=centered))
+        ids = torch.randint(3, families.VOCAB, (1, families.TOKENS), generator=source)
+        logits = model.eval()(ids).logits[0].numpy()
+    model.save_pretrained(path)
+    return ids[0].tolist(), logits
+
+
+def error(path, ids, logits):
+    runner = families.load(open_model(path), families.reference(), "float64")
+    return families.distance(families.logits(runner, ids), logits)
+
+
+@pytest.fixture
+def llama(tmp_path):
+    config = transformers.LlamaConfig(**families.SIZES)
+    model = transformers.LlamaForCausalLM(config)
+    return tmp_path, model, *filled(model, tmp_path)
+
+
+def rewritten(path, names):
+    """Rename the tensors of a saved model."""
+    tensors = safetensors.load_file(path / "model.safetensors")
+    renamed = {names(name): tensor for name, tensor in tensors.items()}
+    safetensors.save_file(renamed, path / "model.safetensors", {"format": "pt"})
+
+
+def test_the_text_model_of_gemma3(tmp_path):
+    text = families.SIZES | families.GEMMA | {"layer_types": families.KINDS}
+    vision = {
+        "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 4, "patch_size": 2,
+    }  # fmt: skip
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4
+    )
+    config._attn_implementation = "eager"
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    ids, logits = filled(model, tmp_path)
+    assert error(tmp_path, ids, logits) < BOUND
+    names = safetensors.load_file(tmp_path / "model.safetensors")
+    assert any("vision_tower" in name for name in names)
+    old = {"model.language_model.": "language_model.model.", "model.": ""}
+
+    def published(name):
+        for prefix, other in old.items():
+            if name.startswith(prefix):
+                return other + name.removeprefix(prefix)
+        return name
+
+    rewritten(tmp_path, published)
+    assert error(tmp_path, ids, logits) < BOUND
+
+
+def test_names_without_a_prefix(llama):
+    path, _, ids, logits = llama
+    rewritten(path, lambda name: name.removeprefix("model."))
+    assert error(path, ids, logits) < BOUND
+
+
+def test_a_tied_model_with_another_head_uses_the_head(llama):
+    path, _, ids, _ = llama
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(
+        json.dumps(config | {"tie_word_embeddings": True})
+    )
+    model = transformers.LlamaForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].numpy()
+    assert error(path, ids, logits) < BOUND
+
+
+def test_rope_scaling_beside_rope_parameters(llama):
+    path, _, ids, before = llama
+    config = json.loads((path / "config.json").read_text())
+    assert "rope_parameters" in config
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    (path / "config.json").write_text(json.dumps(config | {"rope_scaling": yarn}))
+    model = transformers.LlamaForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].numpy()
+    assert error(path, ids, logits) < BOUND
+    assert families.distance(before, logits) > 10 * BOUND

@@ -1,0 +1,102 @@
+"""Ragged paged attention in the TPU simulator, compared with the float64 body.
+
+The simulator delivers each copy as late as possible, fills memory that was not written
+with NaN, and reports races.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
+
+from inl.ops.attention import attention as op
+from inl.ops.attention import random_step
+from inl.spec.cache import Cache
+from inl.spec.op import Case
+from inl.spec.tolerance import judge, stored
+from inl.spec.tree import tree_map
+from inl_jax.pages import Pages
+from inl_jax.pallas import paged_attention
+
+PAGE = 16
+MIXED = {"cached": [3, 40, 0, 70], "counts": [1, 1, 20, 3]}
+DECODE = {"cached": [5, 300], "counts": [1, 1]}
+
+
+def simulated():
+    return pltpu.InterpretParams(
+        detect_races=True, dma_execution_mode="on_wait", uninitialized_memory="nan"
+    )
+
+
+def make_case(seed, dim, rows, **attrs):
+    rng = np.random.default_rng(seed)
+    step, blocks = random_step(rng, **rows, block_size=PAGE, pad_rows=1, pad_tokens=2)
+    q = rng.standard_normal((step.tokens.shape[0], 6, dim))
+    cache = Cache(*rng.standard_normal((2, blocks, PAGE, 2, dim)))
+    values = {"scale": dim**-0.5, "window": None, "cap": None, "group": 0, **attrs}
+    return Case("simulated", (q, cache, step), values)
+
+
+def run(case, dtype, kernel=paged_attention.attention):
+    """Run a case; returns its verdict. Cells that no row wrote are NaN."""
+    q, cache, step = stored(case, dtype, "f4")
+    written = np.zeros(cache.k.shape[:2], bool)
+    for row, length in enumerate(step.lengths):
+        for place in range(length):
+            written[step.blocks[0, row, place // PAGE], place % PAGE] = True
+    cells = np.concatenate([cache.k, cache.v], -1)
+    cells = np.where(written[:, :, None, None], cells, np.nan).swapaxes(1, 2)
+    pages = Pages(jnp.asarray(cells, dtype))
+    device_step = tree_map(jnp.asarray, step)
+    found = kernel(
+        jnp.asarray(q, dtype), pages, device_step, **case.attrs, interpret=simulated()
+    )
+    return judge(op, case, dtype, np.asarray(found.astype(jnp.float32)))
+
+
+def races():
+    return interpret_pallas_call.races.races_found
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype", "rows", "attrs"),
+    [
+        (64, "float32", MIXED, {}),
+        (64, "bfloat16", DECODE, {}),
+        (128, "bfloat16", MIXED, {"window": 9}),
+        (128, "float32", DECODE, {"cap": 2.0, "window": 270}),
+    ],
+)
+def test_equals_the_body_without_races(dim, dtype, rows, attrs):
+    verdict = run(make_case(1, dim, rows, **attrs), dtype)
+    assert verdict.passed, str(verdict)
+    assert not races()
+
+
+def test_a_copy_that_is_not_awaited_is_found(monkeypatch):
+    class Unawaited:
+        def __init__(self, copy):
+            self.start, self.wait = copy.start, lambda: None
+
+    original = pltpu.make_async_copy
+    monkeypatch.setattr(
+        pltpu, "make_async_copy", lambda *args: Unawaited(original(*args))
+    )
+    verdict = run(make_case(2, 64, DECODE), "float32")
+    assert races() or not verdict.passed
+
+
+@pytest.mark.parametrize(
+    ("dim", "page", "reason"),
+    [(80, 16, "head size 80"), (64, 8, "block size 8"), (64, 32, None)],
+)
+def test_unaligned_sizes_are_refused(dim, page, reason):
+    cache = Cache(*[jax.ShapeDtypeStruct((3, page, 2, dim), "bfloat16")] * 2)
+    found = paged_attention.refuse(None, cache, None)
+    assert (found or "").startswith(reason or "")
+    assert bool(found) == bool(reason)

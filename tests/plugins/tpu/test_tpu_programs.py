@@ -1,0 +1,179 @@
+"""The compiled programs of a tiny Llama: what XLA is given, and what it makes of it."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from inl.backend.base import Precompiler
+from inl.backend.reference import ReferenceBackend
+from inl.device import Device
+from inl.models.llama import MODEL
+from inl.spec.limits import Limits
+from inl.spec.step import Bucket
+from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
+from inl.testing.traffic import Traffic, play
+from inl_jax.programs import jitted
+
+LAYERS, BLOCK = 2, 4
+# The prime number of blocks tells a cache from every other shape in a text.
+LIMITS = Limits(
+    slots=8,
+    blocks=(83,),
+    block_size=BLOCK,
+    max_blocks_per_seq=12,
+    vocab=96,
+    sampler="greedy",
+)
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@pytest.fixture(scope="module")
+def files():
+    sizes = {"layers": LAYERS, "kv_heads": 4}
+    return MemoryCheckpoint(*tiny_llama(np.random.default_rng(11), **sizes))
+
+
+@pytest.fixture(scope="module")
+def runner(tpu_backend, files):
+    return local_runner(tpu_backend, MODEL, files, LIMITS)
+
+
+def arguments(runner, bucket):
+    executor = runner.executor
+    return executor.loaded.weights, executor.dummy_message(bucket), executor.state
+
+
+def lowered(runner, bucket, body=None):
+    """The program of a bucket as XLA is given it."""
+    body = body or runner.executor._body("advance", bucket, None)
+    return jitted(body, (2,)).lower(*arguments(runner, bucket))
+
+
+@contextmanager
+def compilations():
+    """A list that gains an entry whenever XLA compiles anything."""
+    seen = []
+
+    def listen(event, _seconds, **_):
+        if event == COMPILED:
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def calls_to_the_host(program):
+    """Every custom call of a program, before and after XLA's passes."""
+    before = re.findall(r"custom_call @(\w+)", program.as_text())
+    after = re.findall(r'custom_call_target="([^"]+)"', program.compile().as_text())
+    return [name for name in before + after if "callback" in name]
+
+
+def copies_of_a_cache(text):
+    """Instructions that copy or transpose as many elements as a cache has."""
+    size = LIMITS.blocks[0] * BLOCK * 4 * 16
+    moved = re.findall(r"= \w+\[([\d,]+)\]\S* (?:copy|transpose)\(", text)
+    return [dims for dims in moved if np.prod([*map(int, dims.split(","))]) == size]
+
+
+def aliased(text):
+    """Outputs that live in an argument's buffer."""
+    return len(re.findall(r"\{\d+\}: \(\d+, \{\}, (?:may|must)-alias\)", text))
+
+
+BUCKETS = (Bucket(1, 1), Bucket(7, 7), Bucket(64, 7))
+
+
+def test_the_buckets_are_compiled_sizes(runner):
+    sizes = [(bucket.tokens, bucket.rows) for bucket in runner.limits.buckets]
+    assert sizes == [(1, 1), (7, 7), (64, 7), (336, 7)]
+
+
+@pytest.mark.parametrize("bucket", BUCKETS)
+def test_state_is_donated_and_no_program_copies_a_cache_or_calls_the_host(
+    runner, bucket
+):
+    program = lowered(runner, bucket)
+    text = program.compile().as_text()
+    state = jax.tree.leaves(runner.executor.state)
+    assert aliased(text) == len(state) == LAYERS + 7
+    assert copies_of_a_cache(text) == []
+    assert calls_to_the_host(program) == []
+
+
+def test_a_host_callback_and_a_copied_cache_are_found(runner):
+    own = runner.executor._body("advance", BUCKETS[0], None)
+
+    def wrong(weights, message, state):
+        tokens, state = own(weights, message, state)
+        tokens = jax.pure_callback(lambda x: x, tokens, tokens)
+        flipped = jnp.flip(state.caches[0].kv.swapaxes(1, 2), 2).swapaxes(1, 2)
+        caches = (state.caches[0]._replace(kv=flipped), *state.caches[1:])
+        return tokens, state._replace(caches=caches)
+
+    program = lowered(runner, BUCKETS[0], wrong)
+    assert calls_to_the_host(program)
+    assert copies_of_a_cache(program.compile().as_text())
+
+
+@pytest.mark.parametrize("bucket", BUCKETS)
+def test_every_product_has_float32_precision(runner, bucket):
+    products = re.findall(
+        r"stablehlo\.dot_general.*", lowered(runner, bucket).as_text()
+    )
+    assert len(products) == LAYERS * 9 + 1
+    assert all("precision = [HIGHEST, HIGHEST]" in line for line in products)
+
+
+def test_the_state_stays_in_place(runner):
+    executor = runner.executor
+    before = [x for x in jax.tree.leaves(executor.state) if x.size]
+    addresses = [array.unsafe_buffer_pointer() for array in before]
+    executor.advance(Bucket(1, 1), executor.dummy_message(Bucket(1, 1)))
+    after = [x for x in jax.tree.leaves(executor.state) if x.size]
+    assert all(array.is_deleted() for array in before)
+    assert [array.unsafe_buffer_pointer() for array in after] == addresses
+
+
+def test_tokens_equal_the_float64_reference_and_each_bucket_is_compiled_once(
+    tpu_backend, files
+):
+    def traffic(limits):
+        return Traffic(np.random.default_rng(4), limits, sampler="greedy").frames(60)
+
+    runner = local_runner(tpu_backend, MODEL, files, LIMITS)
+    warm = []
+    runner.executor.warm_up(lambda done, total: warm.append((done, total)))
+    assert warm == [(count, 4) for count in (1, 2, 3, 4)]
+    with compilations() as seen:
+        texts = play(runner, traffic(runner.limits))
+    assert seen == []
+    reference = ReferenceBackend(Device("reference:0"), dtype="float64")
+    exact = local_runner(reference, MODEL, files, LIMITS, dtype="float64")
+    # The frames are those of the compiled sizes.
+    assert sum(map(len, texts.values())) > 100
+    assert texts == play(exact, traffic(runner.limits))
+
+
+def test_programs_are_compiled_before_their_first_call(tpu_backend, files):
+    """Threads compile; the first call finds a finished program."""
+    runner = local_runner(tpu_backend, MODEL, files, LIMITS)
+    executor, bucket = runner.executor, Bucket(7, 7)
+    executor.precompile([bucket])
+    (task,) = tpu_backend.compiler._started.values()
+    task._done.put(task.result())  # compiled; keep it for the call below
+    message = executor.dummy_message(bucket)
+    with compilations() as seen:
+        executor.advance(bucket, message)
+    assert seen == []
+    assert all(bucket not in key for key in tpu_backend.compiler._started)
+    assert isinstance(tpu_backend.offers(Precompiler), Precompiler)

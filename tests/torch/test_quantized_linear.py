@@ -1,0 +1,75 @@
+"""Quantized linear layers against formats of their own, and fusion reports."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from inl.optimizers import apply_kernel_fusion, quantize_for_inference
+from inl.optimizers.quantize import FORMATS
+
+BOUNDS = {"bf16": 2**-8, "fp16": 2**-11, "fp8": 0.04, "int8": 0.01, "int4": 0.11}
+"""Relative error of normal weights, at most."""
+BITS = {"bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4}
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(70, 96), torch.nn.ReLU(), torch.nn.Linear(96, 5, bias=False)
+    )
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_formats(dtype):
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = quantize_for_inference(model, dtype)
+    x = torch.randn(7, 70)
+    assert all(torch.equal(model.state_dict()[k], v) for k, v in before.items())
+    assert [layer.name for layer in found.quantization.layers] == ["0", "2"]
+    for layer, index in zip(found.quantization.layers, (0, 2), strict=True):
+        exact = model[index].weight.detach()
+        weight = found[index].weight(torch.float64)
+        error = float((weight - exact).norm() / exact.double().norm())
+        assert layer.error == pytest.approx(error, rel=1e-4)
+        assert 0 < error < BOUNDS[dtype]
+        stored = found[index].packed
+        padded = -(-exact.shape[1] // 32) * 32 if dtype == "int4" else exact.shape[1]
+        bits = 8 * stored.numel() * stored.element_size()
+        assert bits == exact.shape[0] * padded * BITS[dtype]
+    assert found.quantization.error == max(e.error for e in found.quantization.layers)
+    off = (found(x) - model(x)).norm() / model(x).norm()
+    assert off < 3 * BOUNDS[dtype]
+    if dtype == "bf16":
+        assert found.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_int8_rounds_to_the_nearest_step():
+    weight = torch.tensor([[127.0, 0.4, -0.6, -126.5]])
+    layer = torch.nn.Linear(4, 1, bias=False)
+    layer.weight.data = weight
+    found = quantize_for_inference(layer, "int8")[0]
+    assert found.packed.tolist() == [[127, 0, -1, -126]]
+    assert np.allclose(found.weight(torch.float32), [[127, 0, -1, -126]])
+
+
+# torch imports deprecated parts of itself to compile.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_fusion_reports_what_it_did():
+    model = network()
+    for strategy, why in (
+        ("triton", "needs an NVIDIA GPU: "),
+        ("onednn", "nothing to apply"),
+        ("xla", "functions of JAX arrays"),
+    ):
+        if strategy == "triton" and torch.cuda.is_available():
+            continue
+        found = apply_kernel_fusion(model, strategy)
+        assert found is model
+        assert found.fusion.fused == ()
+        assert why in found.fusion.why_not
+    compiled = apply_kernel_fusion(model, "compile")
+    assert compiled.fusion.fused == ("Sequential",)
+    assert isinstance(compiled, torch._dynamo.OptimizedModule)
