@@ -48,6 +48,7 @@ class MessagesExchange:
             "type": "message",
             "role": "assistant",
             "model": request.model or model,
+            "container": None,
         }
         self._blocks = _Blocks()
 
@@ -63,6 +64,7 @@ class MessagesExchange:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
             "usage": usage_body(usage),
         }
         body = {"type": "message_start", "message": message}
@@ -90,6 +92,7 @@ def _end(answer: Answer, usage: Usage) -> dict[str, Any]:
     return {
         "stop_reason": STOP_REASONS[answer.finish_reason],
         "stop_sequence": answer.stop_string,
+        "stop_details": None,
         "usage": usage_body(usage),
     }
 
