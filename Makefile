@@ -8,7 +8,7 @@ BUILD = "pip>=25.1" "setuptools>=77"
 EDITABLE = --no-build-isolation
 TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
 EVERYTHING = -e "core[cli,guidance,serve]" $(TORCH) -e plugins/inl-cuda -e libs/inl-jax \
-	-e "plugins/inl-tpu[compiler]"
+	-e plugins/inl-tpu
 NATIVE = plugins/inl-cpu/src/inl_cpu/native/libinl.so
 NATIVE_SOURCES = $(shell find plugins/inl-cpu/src/inl_cpu/native -name '*.cpp' -o -name '*.h')
 PARALLEL = $(MAKE) --no-print-directory -j2
@@ -21,7 +21,7 @@ CORE_TESTS = tests/core tests/plugins/cpu $(ORACLE)
 OTHER_TESTS = $(filter-out tests/core tests/data tests/plugins tests/support tests/typing, \
 	$(patsubst %/,%,$(wildcard tests/*/))) tests/plugins/cuda tests/plugins/tpu
 
-.PHONY: demo test test-all test-deep test-others lint docs clean
+.PHONY: demo test test-all test-deep test-others test-tpu-compiler lint docs clean
 
 demo:
 	$(PARALLEL) .venv/.demo
@@ -40,6 +40,11 @@ test-deep: .venv-all/.test
 
 test-others: .venv-all/.test
 	INL_TEST_DEPTH=full .venv-all/bin/python $(PYTEST) $(OTHER_TESTS) $(ORACLE:%=--ignore=%)
+
+# Compiles the TPU kernels for TPU chips; libtpu, their compiler, takes 700 MB.
+test-tpu-compiler: .venv-all/.test
+	$(call PIP,.venv-all) $(EDITABLE) -e "plugins/inl-tpu[compiler]"
+	.venv-all/bin/python -m pytest tests/plugins/tpu/test_tpu_compile.py
 
 lint: .venv-all/.test
 	.venv-all/bin/ruff check .
