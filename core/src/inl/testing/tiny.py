@@ -118,6 +118,8 @@ def tiny_llama(
             if bias:
                 shapes[f"{at}self_attn.{name}_proj.bias"] = (rows, 1)
         shapes[f"{at}self_attn.o_proj.weight"] = (hidden, sizes["q"])
+        if bias:
+            shapes[f"{at}self_attn.o_proj.bias"] = (hidden, 1)
         shapes[f"{at}mlp.gate_proj.weight"] = (inner, hidden)
         shapes[f"{at}mlp.up_proj.weight"] = (inner, hidden)
         shapes[f"{at}mlp.down_proj.weight"] = (hidden, inner)
@@ -180,6 +182,7 @@ def plain_logits(
         out = weights @ v / weights.sum(-1, keepdims=True)
         out = out.transpose(1, 0, 2).reshape(len(ids), -1)
         x = x + out @ w[f"{at}self_attn.o_proj.weight"].T
+        x = x + w.get(f"{at}self_attn.o_proj.bias", 0.0)
         y = norm(x, f"{at}post_attention_layernorm")
         gate, up = (y @ w[f"{at}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         x = x + (gate / (1 + np.exp(-gate)) * up) @ w[f"{at}mlp.down_proj.weight"].T
