@@ -19,7 +19,10 @@ CONFIG = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
-    "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+    "rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
+    },  # fmt: skip
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,
     "attention_bias": False,
@@ -56,7 +59,8 @@ def config_json(rng, valid):
             "original_max_position_embeddings": rng.choice(COUNTS),
             "attention_factor": odd(rng, 1.0), "beta_fast": odd(rng, 32, 0.2),
             "short_factor": [1.0] * rng.choice([0, 8, 5000]),
-            "long_factor": [odd(rng, 1.0)],
+            "long_factor": [odd(rng, 1.0)], "low_freq_factor": odd(rng, 1.0, 0.2),
+            "high_freq_factor": odd(rng, 4.0, 0.2),
         }  # fmt: skip
     if rng.random() < 0.05:
         config["extra"] = NESTED

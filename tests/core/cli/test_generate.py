@@ -110,12 +110,12 @@ CHAT_SOURCE = (
         ([], "nullnull[hi]>"),
         (["--no-generation-prompt"], "nullnull[hi]"),
         (["--answer-prefix", "It is"], "nullnull[hi][It is"),
-        (["--template-option", "style=plain", "--template-option", "think=false"],
+        (["--chat-template-kwarg", "style=plain", "--chat-template-kwarg", "think=false"],
          "nullnullplainFalse[hi]>"),
         (["--tools", "LIST", "--documents", "LIST"], '[{"a": 1}][{"a": 1}][hi]>'),
     ],
 )  # fmt: skip
-def test_chat_template_options(options, rendered, folder, tmp_path, capsys):
+def test_chat_chat_template_kwargs(options, rendered, folder, tmp_path, capsys):
     path = changed(folder, tmp_path)
     (path / "chat_template.jinja").write_text(CHAT_SOURCE)
     (tmp_path / "list").write_text('[{"a": 1}]')
@@ -132,12 +132,12 @@ def test_chat_template_options(options, rendered, folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--template-option", "x"], ["--template-option", "'x'", "NAME=VALUE"]),
-        (["--template-option", "tools=1"], ["'tools=1'", "none of messages, tools"]),
+        (["--chat-template-kwarg", "x"], ["--chat-template-kwarg", "'x'", "NAME=VALUE"]),
+        (["--chat-template-kwarg", "tools=1"], ["'tools=1'", "none of messages, tools"]),
         (["--tools", "/dev/null"], ["--tools", "/dev/null", "a JSON file"]),
     ],
 )
-def test_malformed_chat_template_options(options, parts, folder, capsys):
+def test_malformed_chat_chat_template_kwargs(options, parts, folder, capsys):
     found = run(capsys, "generate", "hi", "--model", str(folder), *options)
     refused(found, ["RequestError", *parts])
 
@@ -257,8 +257,8 @@ def test_no_template_and_not_raw(capsys, folder):
         ({"hidden_act": "relu6"}, ["'hidden_act'", "'relu6'", "silu"]),
         ({"rms_norm_eps": "small"}, ["'rms_norm_eps'", "'small'"]),
         (
-            {"rope_scaling": {"rope_type": "dynamic", "factor": 4}},
-            ["rope_type", "'dynamic'", "llama3"],
+            {"rope_scaling": {"rope_type": "ntk", "factor": 4}},
+            ["rope_type", "'ntk'", "llama3"],
         ),
         ({"tie_word_embeddings": "yes"}, ["'tie_word_embeddings'", "'yes'"]),
         ({"mlp_bias": True}, ["'mlp_bias'", "true"]),

@@ -55,12 +55,16 @@ def test_a_started_request_calls_its_listener_until_it_has_finished(engine):
 
 
 def test_a_cancelled_request_frees_its_blocks_without_another_one(engine):
+    reasons = set()
     for _ in range(30):
         handle = engine.start([1, 2, 3], listener=lambda: None, max_tokens=90)
         wait_for(lambda handle=handle: handle.token_ids)
         engine.cancel(handle)
         wait_for(lambda: not used(engine))
-        assert handle.finish_reason == "cancelled"
+        reasons.add(handle.finish_reason)
+    # One that is cancelled late has all of its tokens.
+    assert "cancelled" in reasons
+    assert reasons <= {"cancelled", "length"}
 
 
 def test_a_request_that_cannot_be_served_is_refused_at_once(engine):

@@ -121,5 +121,6 @@ def test_steps_that_sample_every_token_are_not_pruned(random_checkpoint):
         return {op for op, _ in runner.executor.tracer(bucket).counts}
 
     decoding = calls(Bucket(4, 4))
-    assert calls(Bucket(1, 1)) == calls(Bucket(8, 4, 2)) == decoding
+    assert calls(Bucket(1, 1)) == decoding
+    assert calls(Bucket(8, 4, 2)) == decoding | {"expand_rows", "verify"}
     assert calls(Bucket(9, 4)) - decoding == {"prune_last_layer"}

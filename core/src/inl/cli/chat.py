@@ -50,7 +50,7 @@ def run(
     allow_hosted: arguments.AllowHosted = False,
     tools: arguments.Tools = None,
     documents: arguments.Documents = None,
-    template_option: arguments.TemplateOption = None,
+    chat_template_kwarg: arguments.TemplateOption = None,
 ) -> None:
     """Chat with a model; /help lists commands, Ctrl-C stops an answer."""
     from inl.config import EngineConfig
@@ -67,7 +67,7 @@ def run(
         "repetition_penalty": repetition_penalty,
     }
     make_requests([0], sampling, room=1)  # validate options before loading the model
-    options = chat_options(tools, documents, template_option)
+    options = chat_options(tools, documents, chat_template_kwarg)
     options |= {"trust_control_tokens": trust_control_tokens}
     interrupt = Interrupt()
     config = EngineConfig(

@@ -50,7 +50,7 @@ def _variable(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier() or name in RESERVED:
         raise RequestError(
-            f"--template-option: found {text!r:.80}; accepted: NAME=VALUE with the "
+            f"--chat-template-kwarg: found {text!r:.80}; accepted: NAME=VALUE with the "
             f"name of a variable of the template, none of {', '.join(RESERVED)}"
         )
     try:

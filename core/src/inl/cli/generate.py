@@ -47,7 +47,7 @@ def run(
     allow_hosted: arguments.AllowHosted = False,
     tools: arguments.Tools = None,
     documents: arguments.Documents = None,
-    template_option: arguments.TemplateOption = None,
+    chat_template_kwarg: arguments.TemplateOption = None,
     no_generation_prompt: Annotated[
         bool,
         typer.Option(
@@ -72,7 +72,7 @@ def run(
         "stop": stop,
     }
     make_requests([0], options, room=1)  # validate options before loading the model
-    chat = chat_options(tools, documents, template_option)
+    chat = chat_options(tools, documents, chat_template_kwarg)
     chat |= {"trust_control_tokens": trust_control_tokens}
     if no_generation_prompt:
         chat |= {"add_generation_prompt": False}

@@ -84,8 +84,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether :meth:`step` has anything left to compute or to return."""
-        if self.scheduler.live or self._pending:
+        """Whether :meth:`step` has anything left to compute, to return or to reset."""
+        if self.scheduler.live or self._pending or self._is_unsettled:
             return True
         idle = not self.scheduler.in_flight and not self.scheduler.has_releases
         return self._failure is None and not idle
