@@ -20,8 +20,11 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "rope_scaling": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
     },  # fmt: skip
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,

@@ -132,8 +132,14 @@ def test_chat_chat_template_kwargs(options, rendered, folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--chat-template-kwarg", "x"], ["--chat-template-kwarg", "'x'", "NAME=VALUE"]),
-        (["--chat-template-kwarg", "tools=1"], ["'tools=1'", "none of messages, tools"]),
+        (
+            ["--chat-template-kwarg", "x"],
+            ["--chat-template-kwarg", "'x'", "NAME=VALUE"],
+        ),
+        (
+            ["--chat-template-kwarg", "tools=1"],
+            ["'tools=1'", "none of messages, tools"],
+        ),
         (["--tools", "/dev/null"], ["--tools", "/dev/null", "a JSON file"]),
     ],
 )
