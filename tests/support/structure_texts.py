@@ -25,7 +25,7 @@ CONFIG = {
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 128,
-    },  # fmt: skip
+    },
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,
     "attention_bias": False,

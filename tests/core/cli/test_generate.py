@@ -36,6 +36,8 @@ def inl_register_backends(register):
     register("picky", "picky:Picky")
 """
 
+VARIABLE = "--chat-template-kwarg"
+
 
 def run(capsys, *words):
     code = main(words)
@@ -110,8 +112,7 @@ CHAT_SOURCE = (
         ([], "nullnull[hi]>"),
         (["--no-generation-prompt"], "nullnull[hi]"),
         (["--answer-prefix", "It is"], "nullnull[hi][It is"),
-        (["--chat-template-kwarg", "style=plain", "--chat-template-kwarg", "think=false"],
-         "nullnullplainFalse[hi]>"),
+        ([VARIABLE, "style=plain", VARIABLE, "think=false"], "nullnullplainFalse[hi]>"),
         (["--tools", "LIST", "--documents", "LIST"], '[{"a": 1}][{"a": 1}][hi]>'),
     ],
 )  # fmt: skip
