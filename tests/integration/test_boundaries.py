@@ -73,6 +73,11 @@ WRONG_IMPORTS = {
         "inl.engine.core",
         "inl.backend.base",
     ),
+    "only the server imports what serves HTTP": ("inl.recording.outcome", "uvicorn"),
+    "server reaches devices through the engine only": (
+        "inl.serve.admission",
+        "inl.backend.base",
+    ),
     "models are written over ops and import no devices": (
         "inl.models.blocks",
         "inl.backend.base",

@@ -46,6 +46,7 @@ RUN_HERE = [
     "networks.md",
     "optimizers.md",
     "performance.md",
+    "speculation.md",
     "structured-output.md",
 ]
 """Pages whose python and console blocks are executed here, in order."""
