@@ -29,7 +29,7 @@ torch = pytest.importorskip("torch")
 jnp = jax.numpy
 
 DATA = Path(__file__).parents[1] / "data" / "documents"
-NO_TPU = (DeviceError, "pip install inl-tpu")
+NO_TPU = (DeviceError, "pip install inl-tpu|no TPU")
 OUTCOMES = {
     ("tpu_devices", 3): NO_TPU,
     ("tpu_devices", 4): NO_TPU,

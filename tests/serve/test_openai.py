@@ -21,6 +21,7 @@ TOOL = {
             "type": "object",
             "properties": {"city": {"type": "string", "maxLength": 12}},
             "required": ["city"],
+            "additionalProperties": False,
         },
     },
 }

@@ -73,7 +73,9 @@ def gated_activation(gate: Array, up: Array, *, activation: str) -> Array:
     if activation == "silu":
         active = jax.nn.silu(wide)
     else:
-        active = jax.nn.gelu(wide, approximate=True)
+        # As 1 + tanh(x) = 2 sigmoid(2 x), which does not cancel for negative x.
+        inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
+        active = wide * jax.nn.sigmoid(2 * inner)
     return (active * upcast(up)).astype(gate.dtype)
 
 

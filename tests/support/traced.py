@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from types import SimpleNamespace
+
+import pytest
 
 from inl.plugin import simple_backend
 from inl.spec.kernel import Kernel
@@ -40,3 +43,11 @@ def load(folder):
     return SimpleNamespace(
         **vars(kernels) | vars(backend), jit=jit, jax_backend=jax_backend
     )
+
+
+@pytest.fixture(scope="session")
+def jax_module(tmp_path_factory):
+    """What the modules of the traced scaffold define, see :func:`load`."""
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("jax is not installed: pip install 'jax[cpu]'")
+    return load(tmp_path_factory.mktemp("scaffold"))
