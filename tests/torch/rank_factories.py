@@ -18,9 +18,9 @@ def full(options, progress):
     runner = served.runner
     plain = runner.executor.program
 
-    def program(name, bucket):
+    def program(name, bucket, *width):
         if bucket.tokens < LARGE:
-            return plain(name, bucket)
+            return plain(name, bucket, *width)
         return translate_oom(fail, "cpu:0: step", runner._backend.memory)
 
     runner.executor.program = program
