@@ -18,8 +18,10 @@ PYTEST = -m pytest -n 2 --dist worksteal
 # Without a framework: the core, the native backend, and the default model's oracle.
 ORACLE = tests/integration/test_oracle.py tests/integration/test_inl_oracle.py
 CORE_TESTS = tests/core tests/plugins/cpu $(ORACLE)
-OTHER_TESTS = $(filter-out tests/core tests/data tests/plugins tests/support tests/typing, \
-	$(patsubst %/,%,$(wildcard tests/*/))) tests/plugins/cuda tests/plugins/tpu
+# The Triton interpreter's first: they take minutes each, on one core.
+OTHER_TESTS = tests/torch $(filter-out tests/core tests/data tests/plugins tests/support \
+	tests/torch tests/typing, $(patsubst %/,%,$(wildcard tests/*/))) \
+	tests/plugins/cuda tests/plugins/tpu
 
 .PHONY: demo test test-all test-deep test-others test-tpu-compiler lint docs clean
 
