@@ -61,7 +61,7 @@ def thread_sanitized(builder, tmp_path_factory):
     return environment(builder, tmp_path_factory, "tsan", RACES)
 
 
-def tested(names, env, *options):
+def outcome_of(names, env, *options):
     """The native tests of these names, in a process of their own."""
     here = Path(__file__).parent
     files = [str(here / f"test_{name}.py") for name in names]
@@ -82,7 +82,7 @@ def run_python(code, env, *args):
 
 @pytest.mark.timeout(900)
 def test_kernels_pass_the_sanitizers(sanitized):
-    done = tested(TESTS, sanitized | {"INL_TEST_DEPTH": "quick"})
+    done = outcome_of(TESTS, sanitized | {"INL_TEST_DEPTH": "quick"})
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
@@ -103,7 +103,7 @@ def test_mutated_frames_pass_the_sanitizers(sanitized):
 def test_the_pool_has_no_data_races(thread_sanitized):
     # NumPy's own threads are not instrumented, and look like races.
     env = thread_sanitized | {"OPENBLAS_NUM_THREADS": "1", "INL_TEST_DEPTH": "quick"}
-    done = tested(THREADED, env, "-k", "not scalar")
+    done = outcome_of(THREADED, env, "-k", "not scalar")
     output = done.stdout + done.stderr
     assert "ThreadSanitizer" not in output, output[-6000:]
     assert done.returncode == 0, output[-3000:]
