@@ -16,18 +16,20 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+IGNORE = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
 def run_ignoring(*arguments):
     """Run Python as a process that ignores SIGINT from its start."""
-
-    def ignore():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
     return subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, "-c", IGNORE, *arguments],
         capture_output=True,
         text=True,
         timeout=300,
-        preexec_fn=ignore,
     )
 
 

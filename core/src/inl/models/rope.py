@@ -60,7 +60,7 @@ def read_rope(hf: Mapping[str, Any], *, theta: float = THETA) -> Rope:
 def scaled_rope(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> Rope:
     """Read base, scaling and context of ``rope``, the fields of :func:`rope_fields`."""
     kind = kind_of(rope)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise CheckpointError(
             f"config field 'rope_scaling.rope_type': found {kind!r:.80}, "
             f"accepted: {', '.join(KINDS)}"

@@ -178,7 +178,7 @@ def _indexed(index: Path) -> dict[str, set[str]]:
 
 
 def _is_shard(folder: Path, name: str) -> bool:
-    plain = "/" not in name and "\\" not in name
+    plain = not {"/", "\\"} & set(name) and name not in ("", ".", "..")
     return plain and os.path.lexists(folder / name)  # false for any text
 
 

@@ -5,9 +5,9 @@
 
 namespace inl {
 
-inline bool is_quantized(const inl_matrix &m) { return m.format >= INL_U2; }
+static inline bool is_quantized(const inl_matrix &m) { return m.format >= INL_U2; }
 
-inline int64_t tiles_of(const inl_matrix &m) { return ceil_div(m.rows, INL_LANES); }
+static inline int64_t tiles_of(const inl_matrix &m) { return ceil_div(m.rows, INL_LANES); }
 
 /* Bits of a code in its first plane, and in its second one. */
 struct CodeBits {
@@ -15,7 +15,7 @@ struct CodeBits {
     constexpr int all() const { return low + high; }
 };
 
-constexpr CodeBits code_bits(int32_t format) {
+static constexpr CodeBits code_bits(int32_t format) {
     switch (format) {
     case INL_U2: return {2, 0};
     case INL_U3: return {2, 1};
@@ -40,7 +40,9 @@ struct BlockShape {
     int64_t offsets; /* and offsets of bytes */
     int64_t run, bytes;
 
-    explicit BlockShape(const inl_matrix &m) {
+    /* Inlined, as the functions above are static: objects of several instruction sets
+       must share no function. */
+    __attribute__((always_inline)) explicit BlockShape(const inl_matrix &m) {
         const bool two = m.scale == INL_SCALE_BYTE || m.scale == INL_SCALE_NIBBLE;
         columns = two ? WIDE_BLOCK : RUN;
         halves = m.scale == INL_SCALE_EXPONENT ? 0 : (m.offsets ? 4 : 2) * INL_LANES;
@@ -52,7 +54,7 @@ struct BlockShape {
     }
 };
 
-inline int64_t tile_bytes(const inl_matrix &m) {
+static inline int64_t tile_bytes(const inl_matrix &m) {
     if (m.format == INL_F32) return m.columns * INL_LANES * 4;
     if (m.format == INL_BF16) return ceil_div(m.columns, 2) * INL_LANES * 4;
     const BlockShape block(m);
@@ -62,7 +64,7 @@ inline int64_t tile_bytes(const inl_matrix &m) {
 /* Number format of a cache: float32, pairs of bfloat16, or int8. */
 enum CacheKind { FLOATS, PAIRS, BYTES };
 
-inline CacheKind cache_kind(int32_t flags) {
+static inline CacheKind cache_kind(int32_t flags) {
     if (flags & INL_KV_INT8) return BYTES;
     return flags & INL_KV_BF16 ? PAIRS : FLOATS;
 }
@@ -80,13 +82,14 @@ struct CacheShape {
     int64_t padded() const { return ceil_div(width, INL_LANES) * INL_LANES; }
     int64_t tiles() const { return ceil_div(block_size, INL_LANES); }
     /* Bytes of one tile, of k or of v. */
-    int64_t tile_bytes() const {
+    __attribute__((always_inline)) int64_t tile_bytes() const {
         if (kind == BYTES) return padded() * INL_LANES + 4 * INL_LANES;
         return padded() * INL_LANES * (kind == PAIRS ? 2 : 4);
     }
     int64_t block_bytes() const { return kv_heads * tiles() * tile_bytes(); }
     /* Byte offset of the tile of a key. */
-    int64_t tile_offset(int64_t block, int64_t head, int64_t offset) const {
+    __attribute__((always_inline)) int64_t tile_offset(int64_t block, int64_t head,
+                                                       int64_t offset) const {
         return ((block * kv_heads + head) * tiles() + offset / INL_LANES) *
                tile_bytes();
     }

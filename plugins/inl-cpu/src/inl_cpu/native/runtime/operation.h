@@ -41,12 +41,12 @@ struct Operation {
 constexpr int64_t MAX_CHUNKS = (1 << 20) - 1;
 
 /* Division rounded up. */
-inline int64_t ceil_div(int64_t count, int64_t size) {
+static inline int64_t ceil_div(int64_t count, int64_t size) {
     return (count + size - 1) / size;
 }
 
 /* Bytes rounded up to cache lines. */
-inline int64_t aligned(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
+static inline int64_t aligned(int64_t bytes) { return ceil_div(bytes, 64) * 64; }
 
 /* The operations of each instruction set by opcode; NULL if it was not compiled. */
 const Operation *scalar_operations();
