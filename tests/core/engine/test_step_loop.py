@@ -31,12 +31,16 @@ class SlowRunner(HashRunner):
         return super().collect()
 
 
-def is_drained_later(engine, drained):
-    """Wait until the background thread has ended; return whether nothing is left."""
+def join_background_thread():
     for thread in threading.enumerate():
         if thread.name == THREAD_NAME:
             thread.join(timeout=60)
             assert not thread.is_alive(), "the background thread goes on"
+
+
+def is_drained_later(engine, drained):
+    """Wait until the background thread has ended; return whether nothing is left."""
+    join_background_thread()
     return drained(engine)
 
 
@@ -174,11 +178,17 @@ def test_a_failing_runner_reaches_every_task(hashed):
         asyncio.run(engine.agenerate([1]))
 
 
-def test_an_internal_error_reaches_every_task(hashed, monkeypatch):
+def test_an_internal_error_reaches_every_task(hashed, monkeypatch, caplog, drained):
     engine = hashed()
-    monkeypatch.setattr(engine.core, "step", lambda: 1 / 0)
-    with pytest.raises(RunnerError, match="division by zero"):
-        asyncio.run(engine.agenerate([1]))
+    wanted = hashed().generate([1]).token_ids
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.core, "step", lambda: 1 / 0)
+        with pytest.raises(RunnerError, match="division by zero"):
+            asyncio.run(engine.agenerate([1]))
+        join_background_thread()
+    assert "a step after its last request failed" in caplog.text
+    assert asyncio.run(engine.agenerate([1])).token_ids == wanted
+    assert is_drained_later(engine, drained)
 
 
 @pytest.mark.parametrize(

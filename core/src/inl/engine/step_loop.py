@@ -7,6 +7,7 @@ blocks on a step, also not to cancel.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from inl.forks import on_fork
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
 
+log = logging.getLogger("inl")
 
 THREAD_NAME = "inl-async"
 
@@ -86,8 +88,16 @@ class AsyncStepLoop:
     def _step_while_open(self) -> None:
         while batches := list(self._open):
             self._step_batches(batches)
+            self._drain_remains()
+
+    def _drain_remains(self) -> None:
+        """Compute the steps of cancelled requests, unless others need the thread."""
+        try:
             while not self._open and self._has_remains():
                 self._step()
+        # No task waits for it. The engine's next call recovers, or raises it again.
+        except Exception:
+            log.exception("engine: a step after its last request failed")
 
     def _step_batches(self, batches: list[Batch]) -> None:
         try:
