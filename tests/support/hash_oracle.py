@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from functools import cache
 
@@ -54,9 +55,15 @@ def special(request, answer):
     return sum(scrambled((tag << 32) + number) for tag, number in pairs) % WORDS
 
 
+def value_of_adapter(digest):
+    """0 without an adapter, else 31 bits of its digest."""
+    return 0 if not digest else int(hashlib.sha256(digest.encode()).hexdigest()[:8], 16) // 2
+
+
 def expected(request, limits, context, stops):
     """The output that HashRunner documents, computed without blocks, slots or steps."""
     grammar = request.guide and request.guide.grammar
+    adapter = value_of_adapter(request.adapter_digest)
     totals, ids = [[0] for _ in limits.blocks], list(request.prompt)
     windows = limits.windows or (None,) * limits.groups
     for at in range(min(len(ids) + request.max_tokens, context)):
@@ -75,7 +82,7 @@ def expected(request, limits, context, stops):
                 ids[request.prompt_tokens :]
             ):
                 return ids[request.prompt_tokens :], "stop"
-        value = (request.adapter << 32) + ids[at] + 1
+        value = (adapter << 32) + ids[at] + 1
         for group, (window, last) in enumerate(zip(windows, totals, strict=True)):
             weight, mine = scrambled((group << 32) + at) | 1, value
             if window is None:

@@ -8,7 +8,7 @@ from random import Random
 
 from hash_oracle import expected
 from inl.engine.core import EngineCore
-from inl.protocol.runner import Limits
+from inl.protocol.runner import AdapterSource, Limits
 from inl.scheduling.block_pool import BlockPool
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import SchedulerConfig
@@ -33,6 +33,8 @@ class Parts:
     scheduler: type = Scheduler
     speculation: type | None = None
     """Verifies random drafts if set."""
+    adapters: bool = False
+    """Whether adapters are loaded, replaced and used."""
 
 
 class World:
@@ -42,6 +44,10 @@ class World:
         self.random = random
         self.limits = random_limits(random)
         self.config = random_config(random)
+        # Its own generator: worlds without adapters stay the same.
+        self.dice = Random(str(self.limits)) if parts.adapters else None
+        if self.dice:
+            self.limits = replace(self.limits, adapters=2, adapter_rank=1)
         pools = [
             parts.pool(blocks, self.limits.block_size) for blocks in self.limits.blocks
         ]
@@ -90,6 +96,7 @@ class World:
             if served == "sample_filtered" and random.random() < 0.3
             else {}
         )
+        adapter = self.adapter()
         group, samples = 0, 1
         if random.random() < 0.2:
             self.groups += 1
@@ -101,6 +108,7 @@ class World:
             stop_ids=frozenset(self.ids(random.choice([0, 0, 0, 2]))),
             ignore_eos=random.random() < 0.3,
             allowed_token_ids=self.allowed(),
+            **adapter,
             cache_salt=random.choice(["", "", "", "other"]),
             key=random.choice(["", "", "key"]),
             priority=random.choice([0, 0, 5]),
@@ -124,6 +132,22 @@ class World:
         self.requests[number], self.answers[number] = request, []
         self.live.append(number)
         self.counts["requests"] += 1
+
+    def adapter(self):
+        """Sometimes an adapter that is loaded; sometimes another one is loaded."""
+        loaded, dice = self.scheduler.adapters, self.dice
+        if dice is None:
+            return {}
+        used = {request.adapter for request in self.scheduler.live.values()}
+        if (free := sorted({1, 2} - used)) and dice.random() < 0.3:
+            digest = dice.choice(["a", "b", "c"])
+            self.engine.load_adapter(AdapterSource(dice.choice(free), "", digest))
+            self.counts["adapters"] += 1
+        if not loaded or dice.random() < 0.3:
+            return {}
+        self.counts["requests of adapters"] += 1
+        number = dice.choice(sorted(loaded))
+        return {"adapter": number, "adapter_digest": loaded[number]}
 
     def guide(self):
         """Sometimes a grammar."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,14 @@ DEFAULT_DRAFTS = 15
 """Default of ``max_drafts``: rows of 16 tokens."""
 
 MAX_DRAFTS = 127
+
+MAX_ADAPTERS = 1024
+MAX_ADAPTER_RANK = 512
+
+OPTIONAL_COUNTS = (
+    "token_budget", "context", "cache_bytes", "depth", "max_drafts", "max_adapters",
+)  # fmt: skip
+"""Fields that are ``None`` or a whole number of 1 or more."""
 
 REQUEST_BOUNDS = (
     "max_queued_requests",
@@ -113,6 +123,17 @@ class EngineConfig:
     invariant: bool = False
     """Whether only kernels are used whose results do not depend, in any bit, on the
     rest of the batch."""
+    adapters: Mapping[str, str | Path] | None = None
+    """LoRA adapters to load at the start: name -> PEFT folder. Requests choose one by
+    ``adapter``; others can be loaded later by
+    :meth:`~inl.engine.inference_engine.InferenceEngine.load_adapter`."""
+    max_adapters: int | None = None
+    """Maximum number of adapters that are loaded at the same time. Each takes memory
+    and, where a device has no grouped kernel, time in every step. ``None``: as many as
+    ``adapters`` has; without any, programs have no room for adapters and cost
+    nothing."""
+    max_adapter_rank: int = 16
+    """Maximum rank of an adapter."""
     warm_up: bool = False
     """Whether all programs are compiled before the engine starts, as a server should.
     ``False`` compiles each at its first use, which delays the first requests."""
@@ -139,10 +160,10 @@ class EngineConfig:
             value = getattr(self, field.name)
             if isinstance(field.default, bool):
                 self._check(field.name, type(value) is bool, "True or False")
-        for name in ("max_batch", "tensor_parallel", *REQUEST_BOUNDS):
+        for name in ("max_batch", "max_adapter_rank", "tensor_parallel", *REQUEST_BOUNDS):
             value = getattr(self, name)
             self._check(name, _is_count(value), "a whole number of 1 or more")
-        for name in ("token_budget", "context", "cache_bytes", "depth", "max_drafts"):
+        for name in OPTIONAL_COUNTS:
             value = getattr(self, name)
             valid = value is None or _is_count(value)
             self._check(name, valid, "None or a whole number of 1 or more")
@@ -157,8 +178,36 @@ class EngineConfig:
         valid = self.speculation in (None, "ngram", "model")
         self._check("speculation", valid, "None, ngram or model")
         self._check_drafts()
+        self._check_adapters()
         valid = self.on_worker_loss in ("raise", "restart")
         self._check("on_worker_loss", valid, "raise or restart")
+
+    @property
+    def adapter_slots(self) -> int:
+        """Number of adapters that programs have room for."""
+        return self.max_adapters or len(self.adapters or ())
+
+    @property
+    def adapter_rank(self) -> int:
+        """Maximum rank of an adapter, 0 without adapters."""
+        return self.max_adapter_rank if self.adapter_slots else 0
+
+    def _check_adapters(self) -> None:
+        """Check the settings of adapters together."""
+        given = self.adapters
+        valid = given is None or (
+            isinstance(given, Mapping)
+            and all(isinstance(name, str) and name for name in given)
+            and all(isinstance(path, str | os.PathLike) for path in given.values())
+        )
+        self._check("adapters", valid, "None or a dict of names and PEFT folders")
+        valid = self.adapter_slots >= len(given or ())
+        accepted = f"None or at least {len(given or ())}, the number of adapters"
+        self._check("max_adapters", valid, accepted)
+        slots = self.adapter_slots
+        self._check("max_adapters", slots <= MAX_ADAPTERS, f"up to {MAX_ADAPTERS}")
+        valid = self.max_adapter_rank <= MAX_ADAPTER_RANK
+        self._check("max_adapter_rank", valid, f"1 to {MAX_ADAPTER_RANK}")
 
     def _check_drafts(self) -> None:
         """Check the settings of speculation together."""

@@ -8,6 +8,7 @@ from depth import mostly_full
 from inl.errors import ProtocolError, RequestError
 from inl.scheduling.block_pool import BlockPool
 from inl.scheduling.kv_cache_manager import KVCacheManager
+from inl.scheduling.prefix_cache import PrefixCache
 from inl.scheduling.scheduler import Scheduler
 from inl.scheduling.uniforms import mix
 from inl.testing.hash_runner import HashRunner
@@ -18,7 +19,7 @@ from toy_guide import ToyGuide
 @pytest.mark.parametrize("seed", mostly_full((0, 1, 3, 4)))
 def test_outputs_match_the_oracle(seed, report, depth):
     steps, least = depth(2_500, 25_000), depth(5, 50)
-    counts = soak(seed, steps)
+    counts = soak(seed, steps, Parts(adapters=True))
     figures = ", ".join(f"{counts[name]} {name}" for name in sorted(counts))
     report(f"seed {seed}: {figures}")
     assert counts["steps"] >= steps
@@ -34,6 +35,8 @@ def test_outputs_match_the_oracle(seed, report, depth):
         "further samples",
         "scored prompt tokens",
         "deadline",
+        "adapters",
+        "requests of adapters",
     ):
         assert counts[name] > least, name
 
@@ -107,6 +110,26 @@ class EarlyPublish(Scheduler):
             if prefix_cache and chunk.stop <= len(chunk.request.tokens):
                 prefix_cache.publish(chunk.request, chunk.stop)
         return plan
+
+
+class AcrossAdapters(PrefixCache):
+    """Shares a prefix across adapters: keys have no digest."""
+
+    def keys(self, request, count):
+        digest, request.adapter_digest = request.adapter_digest, self.wrong(request)
+        found = super().keys(request, count)
+        request.adapter_digest = digest
+        return found
+
+    def wrong(self, _request):
+        return ""
+
+
+class ByNumber(AcrossAdapters):
+    """Shares a prefix with an adapter that had the same number before."""
+
+    def wrong(self, request):
+        return str(request.adapter)
 
 
 class NoCopy(Scheduler):
@@ -218,6 +241,13 @@ def test_planted_faults_change_the_output(planted):
 
     with pytest.raises(FOUND):
         worlds()
+
+
+@pytest.mark.parametrize("fault", [AcrossAdapters, ByNumber])
+def test_a_prefix_shared_across_adapters_is_detected(fault, monkeypatch):
+    monkeypatch.setattr("inl.scheduling.running_requests.PrefixCache", fault)
+    with pytest.raises(WrongText):
+        soak(0, 10_000, Parts(adapters=True), world_steps=200)
 
 
 def test_freeing_a_block_inside_the_window_is_detected():

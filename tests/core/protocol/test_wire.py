@@ -110,7 +110,7 @@ def test_the_end_of_the_other_side(ends):
     ("data", "words"),
     [
         (b"HTTP/1.1", "HTTP/1.1"),
-        (struct.pack("<HHI", 0x4C49, 13, 0), "kind 13, accepts 1 to 12"),
+        (struct.pack("<HHI", 0x4C49, 14, 0), "kind 14, accepts 1 to 13"),
         (struct.pack("<HHI", 0x4C49, 0, 0), "kind 0"),
         (struct.pack("<HHI", 0x4C49, 5, MAX_BYTES + 1), "accepts 268,435,456"),
         (struct.pack("<HHI", 0x4C49, 1, MAX_TEXT + 1), "HELLO of 1,048,577 bytes"),
@@ -133,7 +133,7 @@ def test_values_come_back():
         wire_arrays.read_progress(wire_arrays.PROGRESS.pack(1, 2, 4))
     # A new field of either must also be sent.
     assert Reply._fields == ("step", "tokens", "scores")
-    assert len(fields(Limits)) == 11
+    assert len(fields(Limits)) == 13
     assert reply.scores is None
     told = wire_arrays.read_reply(SAMPLES["scored reply"]).scores
     for found, want in zip(told, SCORES, strict=True):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 
 from inl.errors import ProtocolError, RunnerError
+from inl.protocol.runner import AdapterSource
 from inl.scheduling.request import Request
 from inl.spec.message import (
     HEADER,
@@ -100,14 +102,31 @@ def test_cached_tokens_are_read_and_not_computed(frames, answer_of):
 
 def test_an_adapter_and_a_uniform_change_the_text(frames):
     drawn = []
-    for adapter, uniform in ((0, 0.25), (1, 0.25), (0, 0.5)):
-        runner = said(
-            HashRunner(frames.limits),
+    limits = replace(frames.limits, adapters=2)
+    for adapter, digest, uniform in (
+        (0, "a", 0.25), (1, "a", 0.25), (1, "b", 0.25), (2, "a", 0.25), (0, "a", 0.5),
+    ):  # fmt: skip
+        runner = HashRunner(limits)
+        runner.load_adapter(AdapterSource(max(adapter, 1), "folder", digest))
+        said(
+            runner,
             frames.admit(adapter=adapter, temperature=1.0),
             frames.step(1, (1, range(5), [uniform]), bucket=Bucket(5, 1, 1, "sample")),
         )
         drawn.append(int(runner.collect().tokens[0, 0]))
-    assert len(set(drawn)) == 3
+    assert drawn[1] == drawn[3], "the digest counts, not the number"
+    assert len(set(drawn)) == 4
+
+
+def test_an_adapter_that_is_not_loaded_is_refused(frames):
+    runner = HashRunner(replace(frames.limits, adapters=2))
+    runner.load_adapter(AdapterSource(2, "folder", "a"))
+    with pytest.raises(ProtocolError, match=r"adapter 1 is not loaded; loaded are \[2\]"):
+        runner.submit(frames.admit(adapter=1))
+    with pytest.raises(ProtocolError, match="found number 3, accepts 1 to 2"):
+        runner.load_adapter(AdapterSource(3, "folder", "a"))
+    with pytest.raises(RunnerError, match="no room for adapters; set EngineConfig"):
+        HashRunner(frames.limits).load_adapter(AdapterSource(1, "folder", "a"))
 
 
 def answers(frames, *, marks=(), steps=2, **fields):

@@ -72,6 +72,19 @@ class ContextLengths(NamedTuple):
     blocks; the length of the whole table is added."""
 
 
+class WeightUpdates(NamedTuple):
+    """Capability: replaces the contents of a weight while programs are in use.
+
+    For adapters that are loaded while an engine serves. Without it new tensors are
+    made, and programs are compiled again.
+    """
+
+    replace: Callable[[Array, HostArray], Array]
+    """Takes a tensor of :meth:`Backend.tensor` and new data of its shape and dtype.
+    Returns the same tensor, overwritten in the order of the device's work, or another
+    one that the compiled programs accept in its place."""
+
+
 class ForkSafety(NamedTuple):
     """Capability: tensors and programs can also be used in a forked child.
 

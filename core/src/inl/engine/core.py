@@ -18,8 +18,8 @@ from inl.engine.reply_check import (
     read_tokens,
 )
 from inl.engine.step_masks import StepMasks, are_ready
-from inl.errors import OutOfMemory, RequestError, RunnerError, WorkerLost
-from inl.protocol.runner import Limits, Reply, Runner
+from inl.errors import ModelError, OutOfMemory, RequestError, RunnerError, WorkerLost
+from inl.protocol.runner import AdapterSource, Limits, Reply, Runner
 from inl.protocol.token_masks import mask_width
 from inl.scheduling.frame_encoder import frames, masked_rows
 from inl.scheduling.plan import Plan, SchedulerConfig
@@ -110,11 +110,7 @@ class EngineCore:
         Raises :class:`~inl.errors.RequestError` if it cannot be served, and
         :class:`~inl.errors.RunnerError` after the runner has failed.
         """
-        if self._failure is not None:
-            raise RunnerError(
-                f"engine: its runner failed ({_describe(self._failure)}); "
-                "create another engine"
-            ) from self._failure
+        self._check_runner()
         self.settle()
         self._is_unsettled = True
         try:
@@ -124,6 +120,31 @@ class EngineCore:
             raise
         self._is_unsettled = False
         return number
+
+    def load_adapter(self, source: AdapterSource) -> None:
+        """Load an adapter at the runner, for requests that are added from now on.
+
+        No live request has its number. Raises as
+        :meth:`~inl.protocol.runner.Runner.load_adapter`; then the number has no
+        adapter.
+        """
+        self._check_runner()
+        self.settle()
+        self._is_unsettled = True
+        self.scheduler.adapters.pop(source.number, None)
+        try:
+            self.runner.load_adapter(source)
+        except (ModelError, OutOfMemory):
+            self._is_unsettled = False
+            raise
+        except Exception as error:
+            self._fail(error)
+            self._is_unsettled = False
+            raise
+        self.scheduler.adapters[source.number] = source.digest
+        if self._recorder is not None:
+            self._recorder.add(source)
+        self._is_unsettled = False
 
     def cancel(self, number: int, reason: FinishReason = "cancelled") -> bool:
         """End a request; return whether it was still live.
@@ -172,6 +193,13 @@ class EngineCore:
             # All requests end with the next step, which needs a consistent scheduler.
             self._start_over(self.scheduler.limits)
         self._is_unsettled = False
+
+    def _check_runner(self) -> None:
+        if self._failure is not None:
+            raise RunnerError(
+                f"engine: its runner failed ({_describe(self._failure)}); "
+                "create another engine"
+            ) from self._failure
 
     def _recover(self) -> None:
         try:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from inl.config import EngineConfig
+from inl.engine.adapters import Adapters
 from inl.engine.batch import Batch
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
@@ -108,6 +109,13 @@ class InferenceEngine:
             replace=Restarts(self._restart) if restarts else None,
         )
         self._dispatcher = RequestDispatcher(self._core)
+        self._adapters = Adapters(model, limits, self._core, self._dispatcher.lock)
+        try:
+            for name, path in (self.config.adapters or {}).items():
+                self._adapters.load(name, path)
+        except BaseException:
+            self.close()
+            raise
 
     def _scheduler_config(self, limits: Limits) -> SchedulerConfig:
         checkpoint = self.model.checkpoint
@@ -150,6 +158,29 @@ class InferenceEngine:
     def chat_template(self) -> ChatTemplate | None:
         """The model's chat template, if it has one."""
         return self._encoder.chat_template
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the loaded adapters."""
+        return self._adapters.names
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Load a LoRA adapter from a PEFT folder while the engine serves.
+
+        Requests choose it by ``adapter=name`` from now on. Raises
+        :class:`~inl.errors.RequestError` for a name that is taken or where
+        ``EngineConfig.max_adapters`` are loaded, and
+        :class:`~inl.errors.ModelError` for files that are not an adapter of this model.
+        """
+        self._adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse further requests for an adapter; those made before are served.
+
+        Its place is free once they have finished. Raises
+        :class:`~inl.errors.RequestError` for a name that is not loaded.
+        """
+        self._adapters.unload(name)
 
     @property
     def core(self) -> EngineCore:
@@ -399,6 +430,7 @@ class InferenceEngine:
         started = start(self.model, config)
         self.device = started.device
         self.recorder.begin(partial(run_header, self.model, started))
+        self._adapters.load_all(started.runner)
         return started.runner
 
     def _prepare(
@@ -408,7 +440,9 @@ class InferenceEngine:
         handle = self._encoder.prepare(
             prompt, context=self.context, vocab=self.runner.limits.vocab, **options
         )
+        name = options.get("adapter")
         for sample in handle.samples:
+            self._adapters.apply(name, sample.request)
             self._core.scheduler.check(sample.request)
         return handle
 

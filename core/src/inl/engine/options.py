@@ -67,6 +67,8 @@ class GenerationOptions(TypedDict, total=False):
     cache_salt: str | None
     """Prefix-cache blocks are shared only between requests with equal salts. Default:
     ``None``, shared with all requests that have no salt."""
+    adapter: str | None
+    """Name of a loaded LoRA adapter. Default: ``None``, the model itself."""
     structured: StructuredOutput | None
     """A JSON schema, regular expression, grammar or choice that the output matches.
     Default: ``None``, any text. Needs ``inl-core[guidance]``."""
@@ -155,6 +157,7 @@ def _make_request(
         fields["seed"] = random_seed()
     if fields.get("cache_salt") is None:
         fields["cache_salt"] = ""
+    check_adapter_name(fields.pop("adapter", None))
     if (structured := fields.pop("structured", None)) is not None:
         read_structured(structured, config.max_grammar_bytes)
         if fields.get("ignore_eos") is True:
@@ -163,6 +166,14 @@ def _make_request(
                 "decides where the output may end"
             )
     return Request(ids, **fields)
+
+
+def check_adapter_name(name: object) -> None:
+    """Raise ``RequestError`` unless ``name`` is ``None`` or a name."""
+    if name is not None and not (isinstance(name, str) and name):
+        raise RequestError(
+            f"adapter: found {name!r:.60}, accepts None or the name of an adapter"
+        )
 
 
 def random_seed() -> int:

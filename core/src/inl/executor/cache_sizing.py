@@ -65,6 +65,8 @@ def plan_limits(
         sampler=config.sampling,
         token_budget=config.token_budget or backend.traits.token_budget,
         max_drafts=config.draft_limit,
+        adapters=config.adapter_slots,
+        adapter_rank=config.adapter_rank,
     )
 
 

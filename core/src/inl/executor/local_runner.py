@@ -15,7 +15,13 @@ from inl.executor.context_lengths import TableWidths
 from inl.executor.model_executor import MAX_ADMISSIONS, ModelExecutor
 from inl.executor.model_executor import Loaded as Loaded
 from inl.protocol.frame_check import FrameCheck
-from inl.protocol.runner import Limits, PipelinedRunner, Reply, StepInFlight
+from inl.protocol.runner import (
+    AdapterSource,
+    Limits,
+    PipelinedRunner,
+    Reply,
+    StepInFlight,
+)
 from inl.spec.message import (
     ADMISSION_WORD,
     HEADER_WORD,
@@ -83,6 +89,12 @@ class LocalRunner(PipelinedRunner):
                 batch.resize((MAX_ADMISSIONS, batch.shape[1]), refcheck=False)
             self.executor.admit(self._backend.tensor(wrap(batch)))
         self._queued_admissions.clear()
+
+    def _load_adapter(self, source: AdapterSource) -> None:
+        stacks = self.loaded.adapters
+        assert stacks is not None, "the limits have room for adapters"
+        adapter = stacks.read(source.path, source.digest)
+        self.executor.load_adapter(source.number, adapter)
 
     def _sample(self, flight: StepInFlight, masks: IntArray) -> None:
         logits, step = flight.work

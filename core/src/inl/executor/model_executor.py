@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from inl.backend.base import Precompiler
+from inl.backend.base import Precompiler, WeightUpdates
 from inl.backend.programs import compile_program, info_of
 from inl.dtypes import wrap
 from inl.errors import OutOfMemory, RunnerError
@@ -27,7 +27,9 @@ from inl.spec.step import Bucket
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
+    from inl.executor.adapter_stacks import AdapterStacks
     from inl.ops.protocol import Ops
+    from inl.weights.peft import Adapter
 
 Program = Callable[..., Any]
 ProgramKey = tuple[str, Bucket, int | None]
@@ -57,6 +59,8 @@ class Loaded:
     weights: Any
     selection: KernelSelection
     ranks: int = 1
+    adapters: AdapterStacks | None = None
+    """Adapters of the weights, if they have room for any."""
 
     def shard_state(self) -> tuple[Any, ...]:
         """Return the specs of the model's state on one rank."""
@@ -255,6 +259,18 @@ class ModelExecutor:
     def program_keys(self) -> list[tuple[str, Bucket]]:
         """Name and bucket of each compiled program."""
         return [(name, bucket) for name, bucket, _ in self._programs]
+
+    def load_adapter(self, number: int, adapter: Adapter) -> None:
+        """Load an adapter in place of the one that has its number."""
+        loaded = self.loaded
+        assert loaded.adapters is not None, "the limits have room for adapters"
+        weights = loaded.adapters.load(loaded.weights, number, adapter)
+        if weights is loaded.weights:
+            return
+        self.loaded = replace(loaded, weights=weights)
+        if self.backend.offers(WeightUpdates) is None:
+            # Programs may refer to the tensors that they were compiled with.
+            self._programs.clear()
 
     def release(self) -> None:
         """Drop programs, state and weights."""

@@ -14,6 +14,8 @@ from inl.backend.weight_cache import WeightCache
 from inl.config import EngineConfig
 from inl.dtypes import FLOATS, wrap
 from inl.errors import CheckpointError, RequestError
+from inl.executor.adapter_stacks import AdapterStacks
+from inl.executor.adapter_weights import AdapterShape, with_adapters
 from inl.executor.cache_sizing import min_limits, plan_limits
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.sharding import check_shares
@@ -149,7 +151,11 @@ def start_runner(
         language.checkpoint, tied=getattr(language.config, "tied", False)
     )
     selection = kernel_selection(backend, config)
-    groups = plan_weights(model.weights(shaped), selection.kernels, stored, ranks=ranks)
+    shape = adapter_shape(limits, config)
+    tree = model.weights(shaped)
+    if shape.adapters:
+        tree = with_adapters(tree)
+    groups = plan_weights(tree, selection.kernels, stored, ranks=ranks)
     check_shares(groups, model.state(shaped), ranks)
     if limits is None:
         planned = plan_limits(model, shaped, backend, config, ranks=ranks)
@@ -168,13 +174,25 @@ def start_runner(
         checkpoint = language.checkpoint
         opened = checkpoint.identities()
         files = {path: opened.get(path) for path in checkpoint.files()}
-        weights = cache.load(files, dtype, load, report)
-    loaded = Loaded(model, shaped, groups, weights, selection, ranks)
+        variant = {"variant": "adapters"} if shape.adapters else {}
+        weights = cache.load(files, dtype, load, report, **variant)
+    stacks = None
+    if shape.adapters:
+        stacks = AdapterStacks(groups, backend, dtype, shape, rank)
+        weights = stacks.attached(weights)
+    loaded = Loaded(model, shaped, groups, weights, selection, ranks, stacks)
     runner = LocalRunner(backend, loaded, limits)
     if config.warm_up:
         report.stage = LoadStage.COMPILING
         runner.warm_up(report)
     return runner
+
+
+def adapter_shape(limits: Limits | None, config: EngineConfig) -> AdapterShape:
+    """Return the room for adapters: that of ``limits``, or else of the config."""
+    if limits is not None:
+        return AdapterShape(limits.adapters, limits.adapter_rank)
+    return AdapterShape(config.adapter_slots, config.adapter_rank)
 
 
 def kernel_selection(backend: Backend, config: EngineConfig) -> KernelSelection:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from inl.executor.adapter_ops import adapter_ops
+from inl.executor.adapter_weights import AdaptedWeights
 from inl.spec.cache import State
 from inl.spec.model import Model
 from inl.spec.step import Array, Step
@@ -35,6 +37,9 @@ def forward(
     step = step._replace(plan=ops.plan(step, block_size=ops.block_size))
     state = state._replace(tables=tables)
     sampled_step = prune_last_layer(ops, model, step)
+    if isinstance(weights, AdaptedWeights):
+        ops = adapter_ops(ops, weights, step, sampled_step)
+        weights = weights.model
     carry = model.embed(ops, config, weights, step)
     last = len(weights.layers) - 1
     for index, w in enumerate(weights.layers):

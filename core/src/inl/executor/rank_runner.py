@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
-from inl.errors import InlError, OutOfMemory, ProtocolError, RunnerError, WorkerLost
+from inl.errors import InlError, ModelError, OutOfMemory, ProtocolError, RunnerError, WorkerLost
 from inl.executor.rank_threads import RankThreads, Round
-from inl.protocol.runner import PipelinedRunner, Reply, Runner, StepInFlight
+from inl.protocol.runner import AdapterSource, PipelinedRunner, Reply, Runner, StepInFlight
 from inl.spec.message import STEP, Header
 
 if TYPE_CHECKING:
@@ -87,6 +87,18 @@ class RankRunner(PipelinedRunner):
         replies = self._replies(flight.work)
         self._check_agreement(flight.head, replies)
         return replies[0]
+
+    def _load_adapter(self, source: AdapterSource) -> None:
+        errors = self._results(self._on_all_ranks(lambda r: self._load_on(r, source)))
+        for error in filter(None, errors):
+            raise error
+
+    def _load_on(self, rank: int, source: AdapterSource) -> InlError | None:
+        try:
+            self.runners[rank].load_adapter(source)
+        except (ModelError, OutOfMemory) as error:
+            return error
+        return None
 
     def _reset(self) -> None:
         # An exception may have kept the newest call from some of the ranks.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from inl.executor.adapter_weights import AdapterShape, strict_adapters
 from inl.executor.model_step import forward, sample
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.dispatch import Tracer
@@ -39,6 +40,8 @@ def trace(
     tracer = Tracer(selection, bucket, limits.block_size)
     ops = cast("Ops", tracer)
     weights = tree_map(lambda plan: plan.specs(config.dtype), groups)
+    shape = AdapterShape(limits.adapters, limits.adapter_rank)
+    weights = strict_adapters(groups, weights, shape, config.dtype)
     words = layout(bucket, groups=limits.groups, block_size=limits.block_size).size
     message = StrictArray((words,), "int32")
     state = strict_state(model.state(config), limits, ranks=ranks)

@@ -13,6 +13,7 @@ from inl.ops import (  # noqa: F401
     fused,
     inl,
     linear,
+    lora,
     mlp,
     moe,
     moe_dispatch,

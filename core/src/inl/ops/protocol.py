@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from inl.ops.embedding import Embedding
     from inl.ops.inl import InlBlock
     from inl.ops.linear import Linear, QkvLinear
+    from inl.ops.lora import Lora
     from inl.ops.mlp import GatedMlp
     from inl.ops.moe import ExpertLinear, Experts
     from inl.ops.mu import MuGuidance, MuStart
@@ -215,6 +216,18 @@ class Ops(Protocol):
 
     def load_balance_loss(self, logits: Array, /, *, k: int) -> Array:
         """Load-balancing loss of ``logits`` [T, E]: 1 if balanced, E at worst."""
+
+    def lora(
+        self,
+        y: Array,
+        x: Array,
+        w: Lora | Group,
+        selected: Array,
+        /,
+        *,
+        rank: int,
+    ) -> Array:
+        """Add the adapters' terms to a linear layer: ``y + B(selected * A(x))``."""
 
     def make_step(
         self,

@@ -124,10 +124,11 @@ class FrameCheck:
     def _admission(self, frame: IntArray) -> None:
         limits, at = self._limits, ADMISSION_WORD
         _check_size(frame, admit_size(limits.groups, limits.max_blocks_per_seq))
-        slot, length, last = frame[at.slot : at.adapter].tolist()
+        slot, length, last, adapter = frame[at.slot : at.params].tolist()
         _check_range("slot", slot, 1, limits.slots - 1)
         _check_range("length", length, 0, limits.max_blocks_per_seq * limits.block_size)
         _check_range("last token", last, 0, limits.vocab - 1)
+        _check_range("adapter", adapter, 0, limits.adapters)
         tables = frame[at.blocks :].reshape(limits.groups, -1)
         for table, blocks in zip(tables, limits.blocks, strict=True):
             _check_range("block", table, 0, blocks - 1)

@@ -32,6 +32,17 @@ class Reply(NamedTuple):
     """Scores of the tokens, NumPy arrays; only from "sample_filtered" programs."""
 
 
+class AdapterSource(NamedTuple):
+    """An adapter to load."""
+
+    number: int
+    """Number in admissions, 1 to ``limits.adapters``."""
+    path: str
+    """Folder of its files, where the runner computes."""
+    digest: str
+    """See :attr:`inl.weights.peft.Adapter.digest`."""
+
+
 class Runner(ABC):
     """Computes steps in order. Not thread-safe.
 
@@ -69,6 +80,20 @@ class Runner(ABC):
         waits for ``sample``. After :class:`~inl.errors.OutOfMemory` the step is no
         longer in flight; after any other exception it still is.
         """
+
+    def load_adapter(self, source: AdapterSource) -> None:
+        """Load an adapter in place of the one that has its number.
+
+        For steps that are submitted later; no admitted sequence has the number. Steps may
+        be in flight, and the newest may wait for masks.
+        :meth:`reset` keeps it. Raises :class:`~inl.errors.ModelError` for files that
+        are not accepted or have another digest, and :class:`~inl.errors.OutOfMemory`;
+        then the number has no adapter, and the runner continues.
+        """
+        raise RunnerError(
+            f"adapter {source.path}: this runner has no room for adapters; set "
+            "EngineConfig.max_adapters"
+        )
 
     def reset(self) -> None:
         """Drop all steps in flight and all slots, as a new runner has none.
@@ -168,6 +193,17 @@ class PipelinedRunner(Runner):
         self._in_flight.popleft()
         return reply
 
+    def load_adapter(self, source: AdapterSource) -> None:
+        self._check_open()
+        if not self.limits.adapters:
+            super().load_adapter(source)
+        if not 1 <= source.number <= self.limits.adapters:
+            raise ProtocolError(
+                f"adapter {source.path}: found number {source.number}, accepts 1 to "
+                f"{self.limits.adapters}"
+            )
+        self._load_adapter(source)
+
     def reset(self) -> None:
         self._check_open()
         self._reset()
@@ -226,6 +262,10 @@ class PipelinedRunner(Runner):
     @abstractmethod
     def _collect(self, flight: StepInFlight) -> Reply:
         """Wait for the oldest step in flight; may be called again if interrupted."""
+
+    def _load_adapter(self, source: AdapterSource) -> None:
+        """Load an adapter; its number is in range."""
+        super().load_adapter(source)
 
     @abstractmethod
     def _reset(self) -> None:

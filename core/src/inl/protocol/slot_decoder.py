@@ -61,7 +61,7 @@ def read_admission(frame: IntArray, limits: Limits) -> AdmitFrame:
         ("slot", slot, range(1, limits.slots)),
         ("length", length, range(width * limits.block_size + 1)),
         ("last token", last, range(limits.vocab)),
-        ("adapter", adapter, range(2**31)),
+        ("adapter", adapter, range(limits.adapters + 1)),
     ):
         if value not in accepted:
             raise ProtocolError(

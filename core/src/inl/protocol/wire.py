@@ -18,6 +18,8 @@ of the payload (4) - and the payload::
                        only
     RESET     both     int32 [1]: number of the reset; drops all steps and slots. The
                        worker answers with the same number
+    ADAPTER   both     JSON: number, path, digest of an adapter to load. The worker
+                       answers with {}, or with an error as in ERROR
 
 JSON is used for the handshake and for errors; nothing is unpickled. Payloads are
 encoded and decoded in :mod:`inl.protocol.wire_json` and
@@ -37,7 +39,7 @@ from typing import NamedTuple
 from inl.errors import ProtocolError
 from inl.forks import disconnect
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the wire format: of this module and the payload modules."""
 
 MAGIC = 0x4C49
@@ -67,9 +69,10 @@ class Kind(IntEnum):
     CLOSE = 10
     FULL = 11
     RESET = 12
+    ADAPTER = 13
 
 
-TEXTS = frozenset({Kind.HELLO, Kind.OPEN, Kind.READY, Kind.ERROR, Kind.FULL})
+TEXTS = frozenset({Kind.HELLO, Kind.OPEN, Kind.READY, Kind.ERROR, Kind.FULL, Kind.ADAPTER})
 KINDS = {kind.value: kind for kind in Kind}
 
 

@@ -15,7 +15,7 @@ import inl
 from inl import errors
 from inl.errors import InlError, ProtocolError, RunnerError
 from inl.plugin.hooks import CONTRACT
-from inl.protocol.runner import Limits
+from inl.protocol.runner import AdapterSource, Limits
 from inl.protocol.wire import PROTOCOL
 from inl.spec.limits import TOKEN_BUDGET
 from inl.spec.message import VERSION
@@ -118,7 +118,9 @@ def read_limits(value: Any, where: str) -> Limits:
         sampler=str(sampler),
         windows=_windows(value, len(blocks), where),
         token_budget=_token_budget(value, where),
-        max_drafts=_max_drafts(value, where),
+        max_drafts=_optional(value, "max_drafts", where),
+        adapters=_optional(value, "adapters", where),
+        adapter_rank=_optional(value, "adapter_rank", where),
     )
 
 
@@ -143,9 +145,9 @@ def _token_budget(value: Mapping[str, Any], where: str) -> int:
     return _count(value["token_budget"], f"{where}: limits.token_budget", 1)
 
 
-def _max_drafts(value: Mapping[str, Any], where: str) -> int:
-    """Most drafted tokens of a row; may be absent."""
-    return _count(value.get("max_drafts", 0), f"{where}: limits.max_drafts", 0)
+def _optional(value: Mapping[str, Any], name: str, where: str) -> int:
+    """A count that may be absent, and then is 0."""
+    return _count(value.get(name, 0), f"{where}: limits.{name}", 0)
 
 
 def _items(value: Mapping[str, Any], name: str, where: str) -> list[Any]:
@@ -191,6 +193,23 @@ def read_ready(payload: Buffer, where: str) -> Ready:
             "accepts strings"
         )
     return Ready(read_limits(value.get("limits"), where), device, dtype)
+
+
+def adapter(source: AdapterSource) -> bytes:
+    """Encode an adapter to load."""
+    return text(source._asdict())
+
+
+def read_adapter_source(payload: Buffer, where: str) -> AdapterSource:
+    """Decode an adapter to load."""
+    value = read_text(payload, where)
+    path, digest = value.get("path"), value.get("digest")
+    if not isinstance(path, str) or not isinstance(digest, str):
+        raise ProtocolError(
+            f"{where}: found path and digest {(path, digest)!r:.80}, accepts strings"
+        )
+    number = _count(value.get("number"), f"{where}: number", 1)
+    return AdapterSource(number, path, digest)
 
 
 def failure(error: BaseException) -> bytes:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from inl.errors import RunnerError
 from inl.forks import disconnect, on_fork
+from inl.protocol.runner import AdapterSource
 from inl.recording.trace_file import MAGIC, Item, RunHeader, pack
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class Recorder:
         self._header = run_header
         # A step is a frame and a reply; admissions and releases are few.
         self._ring: deque[Item] = deque(maxlen=2 * STEPS)
+        self._before: dict[int, AdapterSource] = {}
+        """Adapters that were loaded before the first item of the ring, by number."""
+        self._adapters: dict[int, AdapterSource] = {}
+        """Adapters that are loaded now, by number."""
         self._path = None if path is None else Path(path)
         self._file: BinaryIO | None = None
         on_fork(self)
@@ -51,11 +56,15 @@ class Recorder:
             except OSError as error:
                 raise _write_error(self._path, error) from error
 
-    def add(self, item: IntArray | TokenMasks | Reply) -> None:
-        """Record a submitted frame, the masks of a step, or a collected reply.
+    def add(self, item: IntArray | TokenMasks | Reply | AdapterSource) -> None:
+        """Record a submitted frame, the masks of a step, a reply or an adapter.
 
         The item must not change afterwards.
         """
+        if isinstance(item, AdapterSource):
+            self._adapters[item.number] = item
+        if len(self._ring) == self._ring.maxlen:
+            self._keep(self._ring[0])
         self._ring.append(item)
         if self._file is not None:
             self._write(item)
@@ -67,8 +76,17 @@ class Recorder:
         """
         self._header = header or self._header
         self._ring.clear()
+        # The same runner keeps them; another one loads them before it serves.
+        self._ring.extend(self._adapters.values())
+        self._before.clear()
         if self._file is not None:
-            self._write(self._header())
+            for item in (self._header(), *self._adapters.values()):
+                self._write(item)
+
+    def _keep(self, item: Item) -> None:
+        """Keep an adapter that leaves the ring: later steps may need it."""
+        if isinstance(item, AdapterSource):
+            self._before[item.number] = item
 
     def after_fork_in_child(self) -> None:
         """Leave the file to the parent; the child keeps its records in memory."""
@@ -90,7 +108,7 @@ class Recorder:
 
     def write(self, path: str | Path) -> None:
         """Write the steps in memory to a file for ``inl replay``."""
-        items: Iterable[Item] = (self._header(), *self._ring)
+        items: Iterable[Item] = (self._header(), *self._before.values(), *self._ring)
         try:
             Path(path).write_bytes(MAGIC + b"".join(map(pack, items)))
         except OSError as error:

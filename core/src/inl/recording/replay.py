@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from inl.errors import ProtocolError
 from inl.protocol.frame_decoder import StepFrame, StepRow, read_step
-from inl.protocol.runner import Limits, Reply, Runner
+from inl.protocol.runner import AdapterSource, Limits, Reply, Runner
 from inl.protocol.slot_decoder import read_admission
 from inl.protocol.token_masks import TokenMasks, mask_width
 from inl.recording.outcome import Difference, Outcome
@@ -72,7 +72,8 @@ class _Recording(NamedTuple):
     """The records of one run; replies and masks by step."""
 
     limits: Limits
-    frames: list[IntArray]
+    frames: list[IntArray | AdapterSource]
+    """Frames and loaded adapters, in order."""
     replies: dict[int, Reply]
     masks: dict[int, TokenMasks]
 
@@ -106,8 +107,11 @@ class _Run:
         self._computed_blocks: list[set[int]] = [{0} for _ in limits.blocks]
         """Blocks of each group whose content here is what was recorded."""
 
-    def replay(self, frame: IntArray) -> None:
+    def replay(self, frame: IntArray | AdapterSource) -> None:
         """Replay a frame; steps without a recorded reply are left out."""
+        if isinstance(frame, AdapterSource):
+            self._runner.load_adapter(frame)
+            return
         head = header(frame)
         if head.kind == ADMIT:
             self._admit(frame)

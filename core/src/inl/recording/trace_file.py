@@ -9,6 +9,7 @@ little-endian) and the payload::
     MASKS   int32: step, N, words per mask, rows [N], masks [N, words]; follows the
             frame of a step with the MASKED flag; rows without a mask are left out
     REPLY   int32: payload of a REPLY of inl.protocol.wire
+    ADAPTER payload of an ADAPTER of inl.protocol.wire: loaded for the frames after it
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 
 from inl.errors import ProtocolError
 from inl.protocol import wire_arrays, wire_json
-from inl.protocol.runner import Limits, Reply
+from inl.protocol.runner import AdapterSource, Limits, Reply
 from inl.protocol.token_masks import TokenMasks
 from inl.spec.message import header
 
@@ -31,7 +32,7 @@ MAGIC = b"INLTRACE\x02\x00\x00\x00"
 """Name and version (2) of the format."""
 
 RECORD = struct.Struct("<B3xI")
-RUN, FRAME, REPLY, MASKS = 1, 2, 3, 4
+RUN, FRAME, REPLY, MASKS, ADAPTER = 1, 2, 3, 4, 5
 
 
 class RunHeader(NamedTuple):
@@ -46,7 +47,7 @@ class RunHeader(NamedTuple):
     """See :func:`inl.weights.digest.model_digest`."""
 
 
-Item = RunHeader | Reply | TokenMasks | Any
+Item = RunHeader | Reply | TokenMasks | AdapterSource | Any
 """A record; frames are int32 arrays [words]."""
 
 
@@ -60,6 +61,8 @@ def pack(item: Item) -> bytes:
         payload, kind = wire_arrays.reply(item), REPLY
     elif isinstance(item, TokenMasks):
         payload, kind = _pack_masks(item), MASKS
+    elif isinstance(item, AdapterSource):
+        payload, kind = wire_json.adapter(item), ADAPTER
     else:
         payload, kind = wire_arrays.words(item), FRAME
     return RECORD.pack(kind, len(payload)) + payload
@@ -113,9 +116,11 @@ def _record(kind: int, payload: bytes, where: str) -> Item:
             return wire_arrays.read_reply(payload)
         if kind == MASKS:
             return _read_masks(payload)
+        if kind == ADAPTER:
+            return wire_json.read_adapter_source(payload, "adapter")
     except ProtocolError as error:
         raise ProtocolError(f"{where}: {error}") from None
-    raise ProtocolError(f"{where}: found a record of kind {kind}, accepts 1 to 4")
+    raise ProtocolError(f"{where}: found a record of kind {kind}, accepts 1 to 5")
 
 
 def _run(payload: bytes) -> RunHeader:

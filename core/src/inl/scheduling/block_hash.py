@@ -12,7 +12,7 @@ from hashlib import sha256
 
 
 def root_hash(
-    *, model_digest: str, adapter: int, cache_salt: str, block_size: int
+    *, model_digest: str, adapter_digest: str, cache_salt: str, block_size: int
 ) -> bytes:
     """Return the parent key of a sequence's first block.
 
@@ -21,7 +21,7 @@ def root_hash(
     """
     fields = {
         b"model": model_digest.encode(),
-        b"adapter": struct.pack("<q", adapter),
+        b"adapter": adapter_digest.encode(),
         b"salt": cache_salt.encode(),
         b"block": struct.pack("<q", block_size),
     }

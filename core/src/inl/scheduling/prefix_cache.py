@@ -30,7 +30,7 @@ class PrefixCache:
             request.block_hashes = [
                 root_hash(
                     model_digest=self._config.model_digest,
-                    adapter=request.adapter,
+                    adapter_digest=request.adapter_digest,
                     cache_salt=self._salt(request),
                     block_size=block_size,
                 )

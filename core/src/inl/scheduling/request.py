@@ -85,7 +85,9 @@ class Request:
     ignore_eos: bool = False
     """Whether the model's own end tokens do not end the output."""
     adapter: int = 0
-    """Must be 0: adapters are not supported."""
+    """Number of the adapter at the runner; 0 is none."""
+    adapter_digest: str = ""
+    """Digest of the adapter, part of prefix-cache keys; "" is none."""
     cache_salt: str = ""
     """Prefix-cache blocks are shared only between requests with equal salts."""
     top_k: int = 0
@@ -207,9 +209,11 @@ class Request:
             raise RequestError(
                 f"ignore_eos: found {self.ignore_eos!r}, accepts True or False"
             )
-        if read_integer("adapter", self.adapter) != 0:
+        self.adapter = read_integer("adapter", self.adapter, 0, MAX_INT32)
+        if bool(self.adapter) != bool(self.adapter_digest):
             raise RequestError(
-                f"adapter: found {self.adapter}, accepts 0: adapters are not supported"
+                f"adapter_digest: found {self.adapter_digest!r} for adapter "
+                f"{self.adapter}, accepts the digest of an adapter, and none for 0"
             )
         if not isinstance(self.cache_salt, str):
             raise RequestError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from inl.errors import PromptTooLong, QueueFull, RequestError
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
@@ -45,6 +47,18 @@ def check_request(
             f"{_costly_options(request)}: the engine was started with "
             f'sampling="{sampler}"; leave it out, or start with '
             f'EngineConfig(sampling="{request.sampler}")'
+        )
+
+
+def check_adapter(request: Request, loaded: Mapping[int, str]) -> None:
+    """Raise :class:`~inl.errors.RequestError` unless its adapter is loaded.
+
+    loaded: digest of each adapter, by number.
+    """
+    if request.adapter and loaded.get(request.adapter) != request.adapter_digest:
+        raise RequestError(
+            f"adapter: number {request.adapter} is not loaded, or has been replaced "
+            "since the request was made; load it and make the request again"
         )
 
 

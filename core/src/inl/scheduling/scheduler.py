@@ -26,7 +26,7 @@ from inl.scheduling.guided_output import append_guided, skips_forced
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import Plan, SchedulerConfig, StepBuilder
 from inl.scheduling.request import Event, FinishReason, Request, Status, make_event
-from inl.scheduling.request_check import check_request, check_room
+from inl.scheduling.request_check import check_adapter, check_request, check_room
 from inl.scheduling.request_order import check_deadline
 from inl.scheduling.running_requests import RunningRequests
 from inl.scheduling.sample_groups import SampleGroups
@@ -61,6 +61,8 @@ class Scheduler:
         """Steps planned and not collected, oldest first."""
         self.live: dict[int, Request] = {}
         """Requests that have not finished by id, in order of arrival."""
+        self.adapters: dict[int, str] = {}
+        """Digest of each adapter that the runner has loaded, by number."""
         self.arrivals = 0
         """Number of requests added, which is the newest id."""
         self._steps = 0
@@ -146,6 +148,7 @@ class Scheduler:
             request, self.limits.vocab, self.context, sampler=self.buckets.sampler,
             use_kv_cache=self.config.use_kv_cache,
         )  # fmt: skip
+        check_adapter(request, self.adapters)
         check_deadline(request.deadline, self._deadlines.clock())
 
     def check_room(self, request: Request) -> None:

@@ -43,6 +43,11 @@ class Limits:
 
     max_drafts: int = 0
     """K: most drafted tokens of a row; 0 if no program has to verify drafts."""
+    adapters: int = 0
+    """Adapters that can be loaded at the same time, numbered from 1; 0 if programs have
+    no room for any."""
+    adapter_rank: int = 0
+    """Maximum rank of an adapter."""
 
     @property
     def samplers(self) -> tuple[str, ...]:

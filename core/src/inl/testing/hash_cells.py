@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -104,6 +105,11 @@ class HashCells:
             read = self._cells[group][table[:blocks]].reshape(-1)[:length]
             total += int(read @ self._weights[group][:length])
         return total & MASK
+
+
+def adapter_value(digest: str) -> int:
+    """Return the first 31 bits of sha256 of an adapter's digest, or 1 if they are 0."""
+    return int.from_bytes(sha256(digest.encode()).digest()[:4], "big") >> 1 or 1
 
 
 def filtered_noise(

@@ -13,7 +13,8 @@ sums modulo 2**64::
     noise = 0 at temperature 0, else mix(1 + float32 bits of the uniform)
     token = mix(total ^ noise) % vocab
 
-or, under a mask of ``m`` allowed tokens, the ``mix(total ^ noise) % m``-th of them.
+``adapter`` is 0 without one, and else :func:`~inl.testing.hash_cells.adapter_value` of
+the digest of the one that was loaded when the sequence was admitted. Or, under a mask of ``m`` allowed tokens, the ``mix(total ^ noise) % m``-th of them.
 In a group whose queries see a window of ``w`` positions, an entry holds instead::
 
     value(i) = mix(adapter * 2**32 + id[i] + 1 + sum of value(j) * weight(g, j))
@@ -39,13 +40,19 @@ import numpy as np
 
 from inl.errors import ProtocolError
 from inl.protocol.frame_decoder import StepRow, read_step
-from inl.protocol.runner import Limits, PipelinedRunner, Reply, StepInFlight
+from inl.protocol.runner import (
+    AdapterSource,
+    Limits,
+    PipelinedRunner,
+    Reply,
+    StepInFlight,
+)
 from inl.protocol.slot_decoder import read_admission, read_token_biases
 from inl.scheduling.sampling_params import rank
 from inl.scheduling.uniforms import mix
 from inl.spec.message import ADMIT, DRAFT, MASKED, STEP, TOKEN_BIAS, Header
 from inl.spec.step import NO_TOKEN
-from inl.testing.hash_cells import HashCells, allowed, filtered_noise, scores
+from inl.testing.hash_cells import HashCells, adapter_value, allowed, filtered_noise, scores
 from inl.testing.hash_state import RowTask, SlotState, StepTasks
 
 if TYPE_CHECKING:
@@ -71,6 +78,8 @@ class HashRunner(PipelinedRunner):
         self.cells = HashCells(limits)
         self.slots: dict[int, SlotState] = {}
         """State of the admitted slots."""
+        self.adapters: dict[int, str] = {}
+        """Digest of each loaded adapter, by number."""
         self._lag = lag
         self._step: int | None = None
 
@@ -84,6 +93,7 @@ class HashRunner(PipelinedRunner):
             return self._submit_step(message, head)
         if head.kind == ADMIT:
             state = SlotState.admit(read_admission(message, self.limits))
+            state.adapter = self._adapter(state.adapter)
             self._check_table(state, state.length)
             self.slots[state.slot] = state
         elif head.kind == TOKEN_BIAS:
@@ -93,6 +103,20 @@ class HashRunner(PipelinedRunner):
             if self.slots.pop(slot, None) is None:
                 raise ProtocolError(f"release: slot {slot} is not admitted")
         return None
+
+    def _load_adapter(self, source: AdapterSource) -> None:
+        self.adapters[source.number] = source.digest
+
+    def _adapter(self, number: int) -> int:
+        """Return the value of a loaded adapter."""
+        if not number:
+            return 0
+        if number not in self.adapters:
+            raise ProtocolError(
+                f"admission: adapter {number} is not loaded; loaded are "
+                f"{sorted(self.adapters)}"
+            )
+        return adapter_value(self.adapters[number])
 
     def _set_token_bias(self, message: IntArray) -> None:
         slot, biases = read_token_biases(message, self.limits)

@@ -31,6 +31,7 @@ log = logging.getLogger("inl")
 PARENT_FIELDS = frozenset(
     {
         *REQUEST_BOUNDS,
+        "adapters",
         "adaptive_drafts",
         "backend",
         "draft_backend",
@@ -143,6 +144,8 @@ def worker_options(
         if field.name not in PARENT_FIELDS
         and getattr(config, field.name) != field.default
     }
+    if config.adapter_slots:
+        changed["max_adapters"] = config.adapter_slots
     if config.draft_limit:
         changed["max_drafts"] = config.draft_limit
     return {

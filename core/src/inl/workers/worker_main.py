@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from inl.errors import InlError, OutOfMemory, ProtocolError, RunnerError
+from inl.errors import InlError, ModelError, OutOfMemory, ProtocolError, RunnerError
 from inl.progress import LoadStage
 from inl.protocol import wire_arrays, wire_json
 from inl.protocol.wire import Channel, Frame, Kind
@@ -135,13 +135,25 @@ def _work(channel: Channel, runner: Runner) -> None:
             runner.reset()
             failures.clear()
             channel.send(Kind.RESET, bytes(payload))
+        elif kind is Kind.ADAPTER:
+            channel.send(Kind.ADAPTER, _load_adapter(runner, payload))
         elif kind is Kind.CLOSE:
             return
         else:
             raise ProtocolError(
-                f"worker: found {kind.name}, accepts MESSAGE, MASKS, COLLECT, RESET "
-                "and CLOSE"
+                f"worker: found {kind.name}, accepts MESSAGE, MASKS, COLLECT, RESET, "
+                "ADAPTER and CLOSE"
             )
+
+
+def _load_adapter(runner: Runner, payload: bytearray) -> bytes:
+    """Load an adapter; returns the payload of the answer."""
+    source = wire_json.read_adapter_source(payload, "ADAPTER")
+    try:
+        runner.load_adapter(source)
+    except (ModelError, OutOfMemory) as error:
+        return wire_json.failure(error)
+    return wire_json.text({})
 
 
 def _submit(runner: Runner, message: IntArray) -> bytes | None:

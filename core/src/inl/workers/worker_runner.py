@@ -12,7 +12,7 @@ import numpy as np
 
 from inl.errors import InlError, ProtocolError, RunnerError, WorkerLost
 from inl.protocol import wire_arrays, wire_json
-from inl.protocol.runner import PipelinedRunner, Reply, StepInFlight
+from inl.protocol.runner import AdapterSource, PipelinedRunner, Reply, StepInFlight
 from inl.protocol.wire import Frame, Kind
 from inl.spec.message import Header
 from inl.workers.process import WorkerProcess
@@ -159,6 +159,12 @@ class WorkerRunner(PipelinedRunner):
             if frame.kind is Kind.ERROR:
                 raise wire_json.read_failure(frame.payload, self.where)
             frame = self._wait("resetting")
+
+    def _load_adapter(self, source: AdapterSource) -> None:
+        self._send(Kind.ADAPTER, wire_json.adapter(source))
+        payload = self._payload(self._wait("loading an adapter"), Kind.ADAPTER)
+        if wire_json.read_text(payload, f"{self.where}: ADAPTER"):
+            raise wire_json.read_failure(payload, self.where)
 
     def _name(self) -> str:
         return self.where

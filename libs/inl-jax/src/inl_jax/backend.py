@@ -14,6 +14,7 @@ from inl.backend.base import (
     Precompiler,
     Program,
     StateSpec,
+    WeightUpdates,
 )
 from inl.backend.host import host_memory
 from inl.backend.state_bytes import state_bytes
@@ -85,6 +86,8 @@ class JaxBackend(Backend):
     def offers(self, kind: type[C]) -> C | None:
         if kind is Precompiler:
             return cast("C", Precompiler(self.compiler.precompile))
+        if kind is WeightUpdates:
+            return cast("C", WeightUpdates(lambda _old, new: self.tensor(new)))
         return super().offers(kind)
 
     def out_of_memory(self, error: Exception) -> Exception:

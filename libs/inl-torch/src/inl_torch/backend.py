@@ -15,6 +15,7 @@ from inl.backend.base import (
     Rank,
     Ranks,
     StateSpec,
+    WeightUpdates,
 )
 from inl.backend.simple import zeroed_state
 from inl.backend.state_bytes import state_bytes
@@ -88,7 +89,11 @@ class TorchBackend(Backend):
         return translate_oom(program, f"{self.device}: {step}", self.memory)
 
     def offers(self, kind: type[C]) -> C | None:
-        capabilities = (self.collectives, Ranks(self._join))
+        capabilities = (
+            self.collectives,
+            Ranks(self._join),
+            WeightUpdates(_overwritten),
+        )
         return next((each for each in capabilities if isinstance(each, kind)), None)
 
     def _join(self, rank: Rank) -> TorchBackend:
@@ -97,6 +102,11 @@ class TorchBackend(Backend):
         twin = copy(self)
         twin.collectives = ProcessCollectives(rank, self.place)
         return twin
+
+
+def _overwritten(tensor: torch.Tensor, data: HostArray) -> torch.Tensor:
+    """Copy new data into a tensor, which captured programs refer to."""
+    return tensor.copy_(from_host(data))
 
 
 def inference_mode(function: Program) -> Program:

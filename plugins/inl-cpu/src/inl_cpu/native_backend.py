@@ -17,6 +17,7 @@ from inl.backend.base import (
     Program,
     StateSpec,
     Traits,
+    WeightUpdates,
 )
 from inl.backend.host import host_memory
 from inl.dtypes import SIZES, HostArray, widen, wrap
@@ -135,9 +136,16 @@ class NativeBackend(Backend):
         offers = (
             ReadBandwidth(self.emitter),
             PackedWeightCache(self.emitter),
+            WeightUpdates(_overwritten),
             ForkSafety(),
         )
         return next((each for each in offers if isinstance(each, kind)), None)
+
+
+def _overwritten(tensor: Any, data: HostArray) -> Any:
+    """Copy new data into a tensor, which recorded programs refer to."""
+    np.copyto(tensor, widen(data))
+    return tensor
 
 
 class ReadBandwidth(Bandwidth):

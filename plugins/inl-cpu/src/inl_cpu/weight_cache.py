@@ -69,6 +69,8 @@ class PackedWeightCache(WeightCache):
         dtype: str,
         load: Callable[[], T],
         progress: ProgressReporter | None = None,
+        *,
+        variant: str = "",
     ) -> T:
         progress = progress or ProgressReporter()
         limit = requested_limit()
@@ -77,7 +79,7 @@ class PackedWeightCache(WeightCache):
             progress.stage = LoadStage.PACKING
             return load()
         with folder:
-            name = self._name(folder, files, dtype)
+            name = self._name(folder, files, f"{dtype} {variant}".rstrip())
             cached = None if name is None else self._open(folder, name)
             if name is not None and cached is not None:
                 try:
