@@ -438,6 +438,29 @@ class Checksum(Instruction[D], opcode=23):
     sums: WriteU64[D]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lora(Instruction[D], opcode=24):
+    """y = base + B(A(x)) of the adapter that each row selects, as the op ``lora``.
+
+    a [columns, inner], b [width, columns], selected [rows, columns]. A row without an
+    adapter is copied. Each row has the same bits in any batch.
+    """
+
+    rows: Dim
+    width: Dim
+    inner: Dim
+    columns: Dim
+    rank: Dim
+    x_stride: Dim
+    base_stride: Dim
+    base: ReadF32[D]
+    x: ReadF32[D]
+    a: ReadF32[D]
+    b: ReadF32[D]
+    selected: ReadF32[D]
+    y: WriteF32[D]
+
+
 Opcode = IntEnum(  # type: ignore[misc]
     "Opcode", {each.spec().name.upper(): n for n, each in INSTRUCTIONS.items()}
 )

@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING
 
 from inl.ops import catalog
 from inl.spec.kernel import Kernel
-from inl_cpu.kernels import attention, dense, fallback, norm, rope, rows, sample, step
+from inl_cpu.kernels import (
+    attention,
+    dense,
+    fallback,
+    lora,
+    norm,
+    rope,
+    rows,
+    sample,
+    step,
+)
 
 if TYPE_CHECKING:
     from inl_cpu.command_emitter import CommandEmitter
 
-FAMILIES = (attention, dense, norm, rope, rows, sample, step)
+FAMILIES = (attention, dense, lora, norm, rope, rows, sample, step)
 
 
 def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:

@@ -11,6 +11,7 @@
 #include "kernels/checksum.h"
 #include "kernels/heads.h"
 #include "kernels/linear.h"
+#include "kernels/lora.h"
 #include "kernels/norm_rope.h"
 #include "kernels/pack.h"
 #include "kernels/phase.h"
@@ -62,6 +63,9 @@ struct Table {
         ops[INL_READ] = {phase<read_chunks, read_body>(),
                          phase<read_total_chunks, read_total_body>(),
                          scratch<read_scratch>()};
+        ops[INL_LORA] = {phase<lora_inner_chunks, lora_inner_body>(),
+                         phase<row_chunks<args::Lora>, lora_body>(),
+                         scratch<lora_scratch>()};
         ops[INL_CHECKSUM] = {phase<checksum_chunks, checksum_body>()};
     }
 

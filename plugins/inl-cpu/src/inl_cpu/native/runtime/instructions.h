@@ -31,7 +31,8 @@ enum inl_opcode {
     INL_PACK = 21,
     INL_READ = 22,
     INL_CHECKSUM = 23,
-    INL_OPCODES = 24,
+    INL_LORA = 24,
+    INL_OPCODES = 25,
 };
 
 enum inl_flag {
@@ -79,7 +80,8 @@ enum inl_flag {
     apply(INL_PENALIZE) \
     apply(INL_PACK) \
     apply(INL_READ) \
-    apply(INL_CHECKSUM)
+    apply(INL_CHECKSUM) \
+    apply(INL_LORA)
 
 #define INL_FOR_EACH_FLAG(apply) \
     apply(INL_X_EXACT) \
@@ -509,6 +511,30 @@ struct Checksum {
     uint64_t *sums() const { return static_cast<uint64_t *>(raw->data[2]); }
 };
 
+/* y = base + B(A(x)) of the adapter that each row selects, as the op ``lora``.
+ *
+ * a [columns, inner], b [width, columns], selected [rows, columns]. A row without an
+ * adapter is copied. Each row has the same bits in any batch.
+ */
+struct Lora {
+    const inl_instruction *raw;
+    explicit Lora(const inl_instruction &i) : raw(&i) {}
+    int32_t flags() const { return raw->flags; }
+    int64_t rows() const { return raw->dims[0]; }
+    int64_t width() const { return raw->dims[1]; }
+    int64_t inner() const { return raw->dims[2]; }
+    int64_t columns() const { return raw->dims[3]; }
+    int64_t rank() const { return raw->dims[4]; }
+    int64_t x_stride() const { return raw->dims[5]; }
+    int64_t base_stride() const { return raw->dims[6]; }
+    const float *base() const { return static_cast<const float *>(raw->data[0]); }
+    const float *x() const { return static_cast<const float *>(raw->data[1]); }
+    const float *a() const { return static_cast<const float *>(raw->data[2]); }
+    const float *b() const { return static_cast<const float *>(raw->data[3]); }
+    const float *selected() const { return static_cast<const float *>(raw->data[4]); }
+    float *y() const { return static_cast<float *>(raw->data[5]); }
+};
+
 } // namespace args
 
 /* What the checks need to know of an instruction. */
@@ -595,6 +621,9 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
     {"checksum", 0, 0x7, 1, 3,
      {"bytes"},
      {"x", "key", "sums"}},
+    {"lora", 0, 0x3f, 7, 6,
+     {"rows", "width", "inner", "columns", "rank", "x_stride", "base_stride"},
+     {"base", "x", "a", "b", "selected", "y"}},
 };
 
 /* Whether dims, required operands and flags are valid, given the opcode. */
@@ -624,6 +653,7 @@ inline bool has_valid_fields(const inl_instruction &i) {
     case INL_PACK: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~512);
     case INL_READ: return (i.dims[0]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~0);
     case INL_CHECKSUM: return (i.dims[0]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
+    case INL_LORA: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5] | i.dims[6]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && !(i.flags & ~0);
     default: return false;
     }
 }
