@@ -57,7 +57,11 @@ def special(request, answer):
 
 def value_of_adapter(digest):
     """0 without an adapter, else 31 bits of its digest."""
-    return 0 if not digest else int(hashlib.sha256(digest.encode()).hexdigest()[:8], 16) // 2
+    return (
+        0
+        if not digest
+        else int(hashlib.sha256(digest.encode()).hexdigest()[:8], 16) // 2
+    )
 
 
 def expected(request, limits, context, stops):

@@ -160,7 +160,12 @@ class EngineConfig:
             value = getattr(self, field.name)
             if isinstance(field.default, bool):
                 self._check(field.name, type(value) is bool, "True or False")
-        for name in ("max_batch", "max_adapter_rank", "tensor_parallel", *REQUEST_BOUNDS):
+        for name in (
+            "max_batch",
+            "max_adapter_rank",
+            "tensor_parallel",
+            *REQUEST_BOUNDS,
+        ):
             value = getattr(self, name)
             self._check(name, _is_count(value), "a whole number of 1 or more")
         for name in OPTIONAL_COUNTS:

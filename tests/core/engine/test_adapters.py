@@ -94,7 +94,9 @@ def test_adapters_are_loaded_and_unloaded_while_requests_run(files):
         e.unload_adapter("one")
         with pytest.raises(RequestError, match=r"adapter: found 'one', accepts None"):
             e.generate(PROMPT, adapter="one")
-        with pytest.raises(RequestError, match=r"'two'.*that were unloaded still serve"):
+        with pytest.raises(
+            RequestError, match=r"'two'.*that were unloaded still serve"
+        ):
             e.load_adapter("two", files["two"][1])
         while not handle.completed:
             e.step()

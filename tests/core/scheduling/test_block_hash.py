@@ -32,13 +32,20 @@ def test_a_root_tags_every_field_with_its_name_and_lengths():
         + field(b"salt", "é".encode())
         + field(b"block", struct.pack("<q", 16))
     )
-    found = root_hash(model_digest="abc", adapter_digest="7f", cache_salt="é", block_size=16)
+    found = root_hash(
+        model_digest="abc", adapter_digest="7f", cache_salt="é", block_size=16
+    )
     assert found == hashlib.sha256(text).digest()
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"model_digest": "n"}, {"adapter_digest": "a"}, {"cache_salt": "s"}, {"block_size": 4}],
+    [
+        {"model_digest": "n"},
+        {"adapter_digest": "a"},
+        {"cache_salt": "s"},
+        {"block_size": 4},
+    ],
 )
 def test_each_field_changes_the_root(change):
     assert root_hash(**{**FIELDS, **change}) != root_hash(**FIELDS)
@@ -46,7 +53,9 @@ def test_each_field_changes_the_root(change):
 
 def test_fields_are_delimited():
     one = root_hash(model_digest="ab", adapter_digest="", cache_salt="c", block_size=2)
-    other = root_hash(model_digest="a", adapter_digest="", cache_salt="bc", block_size=2)
+    other = root_hash(
+        model_digest="a", adapter_digest="", cache_salt="bc", block_size=2
+    )
     assert one != other
 
 

@@ -121,7 +121,9 @@ def test_an_adapter_and_a_uniform_change_the_text(frames):
 def test_an_adapter_that_is_not_loaded_is_refused(frames):
     runner = HashRunner(replace(frames.limits, adapters=2))
     runner.load_adapter(AdapterSource(2, "folder", "a"))
-    with pytest.raises(ProtocolError, match=r"adapter 1 is not loaded; loaded are \[2\]"):
+    with pytest.raises(
+        ProtocolError, match=r"adapter 1 is not loaded; loaded are \[2\]"
+    ):
         runner.submit(frames.admit(adapter=1))
     with pytest.raises(ProtocolError, match="found number 3, accepts 1 to 2"):
         runner.load_adapter(AdapterSource(3, "folder", "a"))

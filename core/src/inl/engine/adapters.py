@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from inl.scheduling.request import Request
 
 
+def check_adapter(model: LanguageModel, path: str | Path, max_rank: int) -> str:
+    """Check an adapter against its base model and return its digest.
+
+    Raises as :func:`~inl.weights.peft.read_adapter`.
+    """
+    tree = with_adapters(model.model.weights(model.config))
+    plans = plan_weights(tree, (), stored_specs(model.checkpoint))
+    return read_adapter(path, modules_of(plans), max_rank).digest
+
+
 class Adapters:
     """Loads and unloads adapters while an engine serves. Thread-safe.
 
@@ -55,15 +65,8 @@ class Adapters:
                 f"adapter {name!r}: this engine has no room for adapters; start it "
                 "with EngineConfig(max_adapters=1) or more"
             )
-        digest = self._read(path)
+        digest = check_adapter(self._model, path, self._limits.adapter_rank)
         self._lock.run(partial(self._load, name, str(Path(path).absolute()), digest))
-
-    def _read(self, path: str | Path) -> str:
-        """Check an adapter against the base model and return its digest."""
-        model = self._model
-        tree = with_adapters(model.model.weights(model.config))
-        plans = plan_weights(tree, (), stored_specs(model.checkpoint))
-        return read_adapter(path, modules_of(plans), self._limits.adapter_rank).digest
 
     def _load(self, name: str, path: str, digest: str) -> None:
         if (loaded := self._named.get(name)) is not None:

@@ -6,14 +6,19 @@ import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypedDict, cast
 
 from inl.config import EngineConfig
 from inl.errors import RequestError
 from inl.guidance.structured import StructuredOutput, read_structured
+from inl.scheduling.embeddings import is_rows
 from inl.scheduling.request import Request
 
 Prompt = str | Sequence[int]
+"""A text, or token ids. Among the ids there may be arrays [n, hidden] of embeddings
+(NumPy, or any that it converts), each of which stands for n tokens: rows that take the
+place of the rows of the model's own table."""
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -96,10 +101,12 @@ def make_requests(
     *,
     room: int,
     config: EngineConfig | None = None,
+    embeddings: Mapping[int, Any] | None = None,
 ) -> list[Request]:
     """Make the ``n`` requests for a prompt's token ids and its options.
 
     room: ``max_tokens`` if the options have none. config: bounds of the options.
+    embeddings: as :attr:`~inl.scheduling.request.Request.embeddings`.
     ``structured`` is only checked. Raises :class:`~inl.errors.RequestError` for an
     unknown option or a value that is not accepted. Needs no model, so that a command
     can check its options first.
@@ -111,9 +118,8 @@ def make_requests(
         raise RequestError(
             f"n: found {count!r}, accepts 1 to {most} (EngineConfig.max_samples)"
         )
-    first = _make_request(
-        ids, cast("GenerationOptions", fields), room=room, config=config
-    )
+    make = partial(_make_request, ids, room=room, config=config, embeddings=embeddings)
+    first = make(cast("GenerationOptions", fields))
     if count == 1:
         return [first]
     first.sample_group = next(_groups)
@@ -121,9 +127,7 @@ def make_requests(
     samples = [first]
     for index in range(1, count):
         fields["seed"] = first.seed + index
-        sample = _make_request(
-            ids, cast("GenerationOptions", fields), room=room, config=config
-        )
+        sample = make(cast("GenerationOptions", fields))
         sample.sample_group = first.sample_group
         samples.append(sample)
     return samples
@@ -139,6 +143,7 @@ def _make_request(
     *,
     room: int,
     config: EngineConfig | None = None,
+    embeddings: Mapping[int, Any] | None = None,
 ) -> Request:
     config = config or EngineConfig()
     fields: dict[str, Any] = dict(options)
@@ -165,7 +170,7 @@ def _make_request(
                 "ignore_eos: found True with structured, accepts False: the grammar "
                 "decides where the output may end"
             )
-    return Request(ids, **fields)
+    return Request(ids, embeddings=embeddings, **fields)
 
 
 def check_adapter_name(name: object) -> None:
@@ -188,6 +193,8 @@ def as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:
     """
     if isinstance(prompt, str):
         return [prompt], True
+    if is_rows(prompt):
+        return [[prompt]], True
     items: list[Any] = [None]
     if not isinstance(prompt, bytes | Mapping):
         with suppress(TypeError):

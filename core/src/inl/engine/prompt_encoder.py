@@ -12,6 +12,7 @@ from inl.engine.options import GenerationOptions, Prompt, make_requests, stop_st
 from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError, TokenizerNotFound
 from inl.guidance.grammars import Grammars
+from inl.scheduling.embeddings import split_prompt
 from inl.text.measure import check_length
 
 if TYPE_CHECKING:
@@ -85,10 +86,12 @@ class PromptEncoder:
         vocabulary, for error messages. Raises :class:`~inl.errors.RequestError`.
         """
         started = time.perf_counter()
-        ids = self._encode(prompt, context)
+        ids, embeddings = split_prompt(self._encode(prompt, context))
         try:
             room = context - len(ids)
-            requests = make_requests(ids, options, room=room, config=self._config)
+            requests = make_requests(
+                ids, options, room=room, config=self._config, embeddings=embeddings
+            )
             if (structured := options.get("structured")) is not None:
                 for request in requests:
                     request.guide = self._compile(structured, vocab)
@@ -124,7 +127,7 @@ class PromptEncoder:
             ids = list(prompt)
         if not ids:
             raise RequestError(
-                f"prompt: found {prompt!r}, which has no tokens; needs at least one"
+                f"prompt: found {prompt!r:.60}, which has no tokens; needs at least one"
             )
         return ids
 

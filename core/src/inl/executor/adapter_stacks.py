@@ -51,7 +51,9 @@ class AdapterStacks:
         for number in range(1, self.shape.adapters + 1):
             selection[number, columns // self.shape.rank == number - 1] = 1
         return AdaptedWeights(
-            attach(self._plans, weights, lambda site: Lora(*map(put, self._pair(site)))),
+            attach(
+                self._plans, weights, lambda site: Lora(*map(put, self._pair(site)))
+            ),
             put(cast(selection, self._dtype)),
         )
 
@@ -138,9 +140,7 @@ def _rows(pair: LoraPair, site: Site) -> NDArray[np.float32]:
     return np.concatenate([pair.b[start:stop] for start, stop in slices.spans])
 
 
-def _replaced(
-    plans: Any, weights: Any, make: Callable[[Site, Lora], Lora]
-) -> Any:
+def _replaced(plans: Any, weights: Any, make: Callable[[Site, Lora], Lora]) -> Any:
     """Return weights with new ``Lora`` tuples, made from the old ones."""
     old = iter(_loras(weights))
     return attach(plans, weights, lambda site: make(site, next(old)))

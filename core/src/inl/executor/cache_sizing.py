@@ -17,6 +17,7 @@ from inl.errors import OutOfMemory
 from inl.protocol.runner import Limits
 from inl.spec.cache import Paged
 from inl.spec.model import Model
+from inl.spec.tree import leaves
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -67,7 +68,16 @@ def plan_limits(
         max_drafts=config.draft_limit,
         adapters=config.adapter_slots,
         adapter_rank=config.adapter_rank,
+        embedding=embedding_width(model, shaped),
     )
+
+
+def embedding_width(model: Model, shaped: Any) -> int:
+    """Return the elements of a row of embeddings, 0 if the model needs token ids."""
+    groups = leaves(model.weights(shaped))
+    if any(group.op == "token_routed_mlp" for group in groups):
+        return 0
+    return int(getattr(shaped, "hidden_size", 0))
 
 
 def _group_blocks(

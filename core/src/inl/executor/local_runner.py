@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.backend.base import ForkSafety
-from inl.dtypes import HostArray, wrap
+from inl.dtypes import HostArray, cast, wrap
 from inl.errors import ProtocolError
 from inl.executor.context_lengths import TableWidths
 from inl.executor.model_executor import MAX_ADMISSIONS, ModelExecutor
@@ -22,14 +22,17 @@ from inl.protocol.runner import (
     Reply,
     StepInFlight,
 )
+from inl.spec.embedded_rows import EmbeddedRows, dense_rows, read_rows
 from inl.spec.message import (
     ADMISSION_WORD,
+    EMBEDDED,
     HEADER_WORD,
     MASKED,
     STEP,
     TOKEN_BIAS,
     Header,
     header,
+    layout,
 )
 from inl.spec.step import Scores
 
@@ -73,11 +76,23 @@ class LocalRunner(PipelinedRunner):
         if head.kind == TOKEN_BIAS:
             self.executor.set_token_bias(self._backend.tensor(wrap(message)))
             return None
-        width = self._widths.select(message, head)
-        frame = self._backend.message(wrap(message))
+        step = self._step_arguments(message, head)
         if head.flags & MASKED:
-            return self.executor.logits(head.bucket, frame, width)
-        return self.executor.advance(head.bucket, frame, width)
+            return self.executor.logits(*step)
+        return self.executor.advance(*step)
+
+    def _step_arguments(self, message: IntArray, head: Header) -> tuple[Any, ...]:
+        """Return bucket, frame on the device, table width and embeddings of a step."""
+        width, limits = self._widths.select(message, head), self.limits
+        if not head.flags & EMBEDDED:
+            return head.bucket, self._backend.message(wrap(message)), width
+        place = layout(head.bucket, groups=limits.groups, block_size=limits.block_size)
+        found = read_rows(message, place.size, head.used_tokens, limits.embedding)
+        dtype, tensor = self.loaded.config.dtype, self._backend.tensor
+        parts = dense_rows(*found, head.tokens)
+        rows = EmbeddedRows(*(tensor(cast(part, dtype)) for part in parts))
+        plain = np.ascontiguousarray(message[: place.size])
+        return head.bucket, tensor(wrap(plain)), width, rows
 
     def _apply_admissions(self) -> None:
         """Apply queued admissions and releases, many frames in one copy and call."""
@@ -136,9 +151,7 @@ class LocalRunner(PipelinedRunner):
         head = header(message)
         self._check.check(message, head)
         self._apply_admissions()
-        width = self._widths.select(message, head)
-        frame = self._backend.message(wrap(message))
-        logits, _ = self.executor.logits(head.bucket, frame, width)
+        logits, _ = self.executor.logits(*self._step_arguments(message, head))
         return self._backend.numpy(logits)
 
     def warm_up(self, progress: Callable[[int, int], None] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +15,13 @@ from inl.dtypes import wrap
 from inl.errors import OutOfMemory, RunnerError
 from inl.executor.consumption import NO_STATE, call_consuming, recovered_state
 from inl.executor.context_lengths import table_widths
-from inl.executor.model_step import advance, forward, sample
+from inl.executor.model_step import (
+    advance,
+    advance_embedded,
+    forward,
+    forward_embedded,
+    sample,
+)
 from inl.executor.tracing import trace
 from inl.protocol.runner import Limits
 from inl.spec.cache import Paged, State
@@ -101,21 +107,26 @@ class ModelExecutor:
         """Apply a token bias frame."""
         self._call(self.program("set_token_bias", SIZE_CLASSES[0]), message)
 
-    def advance(self, bucket: Bucket, message: Any, width: int | None = None) -> Any:
+    def advance(
+        self, bucket: Bucket, message: Any, width: int | None = None, *rows: Any
+    ) -> Any:
         """Compute one step; returns its tokens, on the device.
 
-        width: columns of the block tables that the step reads; ``None`` is all.
+        width: columns of the block tables that the step reads; ``None`` is all. rows:
+        an :class:`~inl.spec.embedded_rows.EmbeddedRows`, or nothing.
         """
-        program = self.program("advance", bucket, width)
-        (tokens,) = self._call(program, self.loaded.weights, message)
+        name = "advance_embedded" if rows else "advance"
+        program = self.program(name, bucket, width)
+        (tokens,) = self._call(program, self.loaded.weights, message, *rows)
         return tokens
 
     def logits(
-        self, bucket: Bucket, message: Any, width: int | None = None
+        self, bucket: Bucket, message: Any, width: int | None = None, *rows: Any
     ) -> tuple[Any, Any]:
         """Compute a step without sampling; returns logits [S, V] and the step."""
-        program = self.program("logits", bucket, width)
-        logits, step = self._call(program, self.loaded.weights, message)
+        name = "logits_embedded" if rows else "logits"
+        program = self.program(name, bucket, width)
+        logits, step = self._call(program, self.loaded.weights, message, *rows)
         return logits, step
 
     def sample_masked(self, bucket: Bucket, logits: Any, masks: Any, step: Any) -> Any:
@@ -164,7 +175,7 @@ class ModelExecutor:
     def program(self, name: str, bucket: Bucket, width: int | None = None) -> Program:
         """Return a program, compiled on the first call.
 
-        name: "advance", "logits", "masked" or "set_token_bias", as the methods above.
+        name: one of :data:`~inl.spec.program.PROGRAMS` but "admit".
         """
         program = self._programs.get((name, bucket, width))
         if program is not None:
@@ -188,7 +199,7 @@ class ModelExecutor:
             return partial(_sample_masked, ops)
         if name == "set_token_bias":
             return partial(_set_token_bias, ops)
-        body = advance if name == "advance" else forward
+        body = BODIES[name]
         # Without a keyword where it is not needed: backends may identify a function by
         # the arguments of the partial.
         keywords: Any = {} if width is None else {"table_width": width}
@@ -281,6 +292,15 @@ class ModelExecutor:
         """Drop the state, and the programs, which may refer to it."""
         self._programs.clear()
         self.state = NO_STATE
+
+
+BODIES: Mapping[str, Program] = {
+    "advance": advance,
+    "logits": forward,
+    "advance_embedded": advance_embedded,
+    "logits_embedded": forward_embedded,
+}
+"""Functions of the programs of a step."""
 
 
 def size_class(bucket: Bucket) -> Bucket:

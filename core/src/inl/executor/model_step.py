@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from inl.executor.adapter_ops import adapter_ops
 from inl.executor.adapter_weights import AdaptedWeights
+from inl.executor.embedding_ops import EmbeddingOps
 from inl.spec.cache import State
+from inl.spec.embedded_rows import EmbeddedRows
 from inl.spec.model import Model
 from inl.spec.step import Array, Step
 
@@ -23,12 +25,16 @@ def forward(
     state: State,
     *,
     table_width: int | None = None,
+    embedded: EmbeddedRows | None = None,
 ) -> tuple[Array, Step, State]:
     """Decode the message and compute the logits [S, V] of the sampled tokens.
 
     table_width: columns of the block tables that the step reads; ``None`` is all.
-    Returns the logits, the step's arrays and the state.
+    embedded: rows in place of those that tokens look up. Returns the logits, the step's
+    arrays and the state.
     """
+    if embedded is not None:
+        ops = cast("Ops", EmbeddingOps(ops, embedded))
     step, tables = ops.make_step(
         message, state.tables, bucket=ops.bucket, block_size=ops.block_size
     )
@@ -82,6 +88,27 @@ def advance(
     """Compute one step and sample its tokens, see :func:`forward`, :func:`sample`."""
     logits, step, state = forward(
         ops, model, config, weights, message, state, table_width=table_width
+    )
+    return sample(ops, logits, step, state)
+
+
+def forward_embedded(
+    ops: Ops, model: Model, config: Any, weights: Any, message: Array,
+    embedded: EmbeddedRows, state: State, **options: Any,
+) -> tuple[Array, Step, State]:  # fmt: skip
+    """Compute :func:`forward` with embeddings."""
+    return forward(
+        ops, model, config, weights, message, state, embedded=embedded, **options
+    )
+
+
+def advance_embedded(
+    ops: Ops, model: Model, config: Any, weights: Any, message: Array,
+    embedded: EmbeddedRows, state: State, **options: Any,
+) -> tuple[Any, State]:  # fmt: skip
+    """Compute :func:`advance` with embeddings."""
+    logits, step, state = forward_embedded(
+        ops, model, config, weights, message, embedded, state, **options
     )
     return sample(ops, logits, step, state)
 

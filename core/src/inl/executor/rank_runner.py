@@ -8,9 +8,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
-from inl.errors import InlError, ModelError, OutOfMemory, ProtocolError, RunnerError, WorkerLost
+from inl.errors import (
+    InlError,
+    ModelError,
+    OutOfMemory,
+    ProtocolError,
+    RunnerError,
+    WorkerLost,
+)
 from inl.executor.rank_threads import RankThreads, Round
-from inl.protocol.runner import AdapterSource, PipelinedRunner, Reply, Runner, StepInFlight
+from inl.protocol.runner import (
+    AdapterSource,
+    PipelinedRunner,
+    Reply,
+    Runner,
+    StepInFlight,
+)
 from inl.spec.message import STEP, Header
 
 if TYPE_CHECKING:

@@ -54,9 +54,7 @@ def _flops(y: Any, x: Any, w: Any, selected: Any, **_: Any) -> int:
 
 
 @op(cases=_cases, weights=Lora, flops=_flops)
-def lora(
-    ops: Ops, y: Array, x: Array, w: Lora, selected: Array, *, rank: int
-) -> Array:
+def lora(ops: Ops, y: Array, x: Array, w: Lora, selected: Array, *, rank: int) -> Array:
     """Add the adapters' terms to a linear layer: ``y + B(selected * A(x))``.
 
     y: [T, N], the layer's result. x: [T, K], its input. selected: [T, C] in the compute

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.errors import ProtocolError
+from inl.spec.embedded_rows import read_rows
 from inl.spec.message import (
     ADMISSION_WORD,
     BIAS_WORD,
     BIAS_WORDS,
     DRAFT,
+    EMBEDDED,
     FEEDBACK,
     ROW_WORD,
     STEP,
@@ -70,6 +72,9 @@ class FrameCheck:
         limits, bucket = self._limits, head.bucket
         self._bucket(bucket, head.step)
         place = layout(bucket, groups=limits.groups, block_size=limits.block_size)
+        if head.flags & EMBEDDED:
+            read_rows(frame, place.size, head.used_tokens, limits.embedding)
+            frame = frame[: place.size]
         _check_size(frame, place.size)
         rows = frame[place.rows : place.updates].reshape(bucket.rows, -1)
         slots, counts = rows[:, ROW_WORD.slot], rows[:, ROW_WORD.token_count]

@@ -7,13 +7,16 @@ tests. Other frames are decoded in :mod:`inl.protocol.slot_decoder`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from inl.errors import ProtocolError
 from inl.protocol.runner import Limits
+from inl.spec.embedded_rows import read_rows
 from inl.spec.message import (
     DRAFT,
+    EMBEDDED,
     HEADER,
     ROW_WORD,
     UPDATE_WORDS,
@@ -26,6 +29,9 @@ from inl.spec.message import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from inl.spec.message import IntArray
 
 ONE = 0x3F800000
@@ -49,6 +55,8 @@ class StepFrame(NamedTuple):
     header: Header
     rows: list[StepRow]
     updates: list[BlockTableUpdate]
+    embeddings: Mapping[int, NDArray[np.float32]] = MappingProxyType({})
+    """[H] each, by index of the token in the step."""
 
 
 def read_step(frame: IntArray, head: Header, limits: Limits) -> StepFrame:
@@ -67,6 +75,11 @@ def read_step(frame: IntArray, head: Header, limits: Limits) -> StepFrame:
         programs = f"one of {len(limits.buckets)} programs"
         raise _error(head, "bucket", tuple(bucket), programs)
     place = layout(bucket, groups=limits.groups, block_size=limits.block_size)
+    embeddings: dict[int, NDArray[np.float32]] = {}
+    if head.flags & EMBEDDED:
+        found = read_rows(frame, place.size, head.used_tokens, limits.embedding)
+        embeddings = dict(zip(found[0].tolist(), found[1], strict=True))
+        frame = frame[: place.size]
     if len(frame) != place.size:
         raise _error(head, "words", len(frame), str(place.size))
     if head.used_updates > place.max_updates:
@@ -86,7 +99,10 @@ def read_step(frame: IntArray, head: Header, limits: Limits) -> StepFrame:
         if any(part[used:]):
             raise _error(head, f"padding of {name}", "a nonzero word", "0")
     return StepFrame(
-        head, _rows(head, rows, tokens, limits), _updates(head, updates, limits)
+        head,
+        _rows(head, rows, tokens, limits),
+        _updates(head, updates, limits),
+        embeddings,
     )
 
 

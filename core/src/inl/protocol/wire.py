@@ -72,7 +72,9 @@ class Kind(IntEnum):
     ADAPTER = 13
 
 
-TEXTS = frozenset({Kind.HELLO, Kind.OPEN, Kind.READY, Kind.ERROR, Kind.FULL, Kind.ADAPTER})
+TEXTS = frozenset(
+    {Kind.HELLO, Kind.OPEN, Kind.READY, Kind.ERROR, Kind.FULL, Kind.ADAPTER}
+)
 KINDS = {kind.value: kind for kind in Kind}
 
 

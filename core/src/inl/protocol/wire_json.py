@@ -121,6 +121,7 @@ def read_limits(value: Any, where: str) -> Limits:
         max_drafts=_optional(value, "max_drafts", where),
         adapters=_optional(value, "adapters", where),
         adapter_rank=_optional(value, "adapter_rank", where),
+        embedding=_optional(value, "embedding", where),
     )
 
 

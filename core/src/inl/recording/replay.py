@@ -21,6 +21,7 @@ from inl.protocol.token_masks import TokenMasks, mask_width
 from inl.recording.outcome import Difference, Outcome
 from inl.recording.trace_file import Item, RunHeader
 from inl.scheduling.frame_encoder import STEP_NUMBERS
+from inl.spec.embedded_rows import with_rows
 from inl.spec.message import (
     ADMISSION_WORD,
     ADMIT,
@@ -35,6 +36,9 @@ from inl.spec.message import (
 from inl.spec.step import NO_TOKEN, SAMPLERS, Bucket
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from inl.spec.message import IntArray
 
 
@@ -167,6 +171,7 @@ class _Run:
         self._steps += 1
         bucket = _bucket(step.header.bucket, rows, self._runner.limits)
         masks = self._row_masks(step, computable)
+        embeddings = _kept_embeddings(step, computable)
         message = step_frame(
             bucket,
             [_row(row) for row in rows],
@@ -177,6 +182,8 @@ class _Run:
             decode_rows=sum(computable[: step.header.decode_rows]),
             flags=MASKED if masks is not None else 0,
         )
+        if embeddings:
+            message = with_rows(message, embeddings)
         self._runner.submit(message)
         if masks is not None:
             width = mask_width(self._limits.vocab)
@@ -256,6 +263,15 @@ class _Run:
                         sequence.length - accepted + 1 + at, *pairs[at],
                     )
                 )  # fmt: skip
+
+
+def _kept_embeddings(
+    step: StepFrame, computable: Sequence[bool]
+) -> dict[int, NDArray[np.float32]]:
+    """Return the embeddings of the rows that are computable, by their new indices."""
+    flags = zip(step.rows, computable, strict=True)
+    kept = [flag for row, flag in flags for _ in row.tokens]
+    return {sum(kept[:at]): row for at, row in step.embeddings.items() if kept[at]}
 
 
 def _accepted(step: StepFrame, reply: Reply) -> list[int]:

@@ -9,6 +9,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from hashlib import sha256
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inl.scheduling.embeddings import Embeddings
 
 
 def root_hash(
@@ -33,16 +37,24 @@ def _tagged(tag: bytes, value: bytes) -> bytes:
     return struct.pack("<BQ", len(tag), len(value)) + tag + value
 
 
-def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Return the key of the block with ``token_ids`` that follows block ``parent``."""
+def block_hash(parent: bytes, token_ids: Sequence[int], embedded: bytes = b"") -> bytes:
+    """Return the key of the block with ``token_ids`` that follows block ``parent``.
+
+    embedded: digest of embeddings in place of some of its tokens.
+    """
     packed = struct.pack(f"<{len(token_ids)}i", *token_ids)
-    return sha256(parent + packed).digest()
+    return sha256(parent + packed + embedded).digest()
 
 
 def extend_block_hashes(
-    hashes: list[bytes], token_ids: Sequence[int], block_size: int, count: int
+    hashes: list[bytes],
+    token_ids: Sequence[int],
+    block_size: int,
+    count: int,
+    embeddings: Embeddings | None = None,
 ) -> None:
     """Extend ``hashes``, a root and one key per block, to ``count`` blocks in place."""
     for index in range(len(hashes) - 1, count):
-        block = token_ids[index * block_size : (index + 1) * block_size]
-        hashes.append(block_hash(hashes[-1], block))
+        start, stop = index * block_size, (index + 1) * block_size
+        embedded = embeddings.digest(start, stop) if embeddings else b""
+        hashes.append(block_hash(hashes[-1], token_ids[start:stop], embedded))

@@ -10,6 +10,7 @@ from inl.protocol.runner import Limits
 from inl.scheduling.plan import Admission, Chunk, Drafts, Plan
 from inl.scheduling.request import Request
 from inl.scheduling.uniforms import uniform
+from inl.spec.embedded_rows import with_rows
 from inl.spec.message import (
     DRAFT,
     FEEDBACK,
@@ -26,6 +27,9 @@ from inl.spec.message import (
 from inl.spec.step import Bucket
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from inl.spec.message import IntArray
 
 STEP_NUMBERS = 1 << 31
@@ -47,19 +51,31 @@ def frames(plan: Plan, limits: Limits, *, masked: bool = False) -> list[IntArray
         encoded.append(_admission(admission, limits))
         encoded += _token_biases(admission.request)
     if plan.bucket is not None:
-        encoded.append(
-            step_frame(
-                plan.bucket,
-                [_row(chunk, plan.bucket) for chunk in plan.chunks],
-                plan.block_table_updates,
-                step=plan.step % STEP_NUMBERS,
-                groups=limits.groups,
-                block_size=limits.block_size,
-                decode_rows=plan.decode_rows,
-                flags=MASKED if masked else 0,
-            )
+        frame = step_frame(
+            plan.bucket,
+            [_row(chunk, plan.bucket) for chunk in plan.chunks],
+            plan.block_table_updates,
+            step=plan.step % STEP_NUMBERS,
+            groups=limits.groups,
+            block_size=limits.block_size,
+            decode_rows=plan.decode_rows,
+            flags=MASKED if masked else 0,
         )
+        rows = _embeddings(plan)
+        encoded.append(with_rows(frame, rows) if rows else frame)
     return encoded
+
+
+def _embeddings(plan: Plan) -> dict[int, NDArray[np.float32]]:
+    """Return the embeddings of a plan's tokens, by index in the step."""
+    rows: dict[int, NDArray[np.float32]] = {}
+    first = 0
+    for request, start, stop, _ in plan.chunks:
+        if request.embeddings is not None and start < request.prompt_tokens:
+            found = request.embeddings.between(start, stop)
+            rows.update((first + at - start, row) for at, row in found.items())
+        first += stop - start
+    return rows
 
 
 def masked_rows(plan: Plan) -> list[int]:
@@ -93,7 +109,7 @@ def _token_biases(request: Request) -> list[IntArray]:
     """
     counts = Counter[int]()
     if request.has_penalties:
-        counts.update(dict.fromkeys(request.prompt, 1))
+        counts.update(dict.fromkeys(request.prompt_ids, 1))
         # Of the output only what is prefilled: the runner counts decoded tokens.
         for token in request.tokens[request.prompt_tokens : request.prefill_len]:
             counts[token] += 2

@@ -35,7 +35,9 @@ class PrefixCache:
                     block_size=block_size,
                 )
             ]
-        extend_block_hashes(request.block_hashes, request.tokens, block_size, count)
+        extend_block_hashes(
+            request.block_hashes, request.tokens, block_size, count, request.embeddings
+        )
         return request.block_hashes[1 : count + 1]
 
     def serves(self, request: Request) -> bool:

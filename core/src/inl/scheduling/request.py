@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from inl.errors import RequestError
+from inl.scheduling.embeddings import Embeddings
 from inl.scheduling.guide import Guide, restore
 from inl.scheduling.request_order import check_order
 from inl.scheduling.sampling_params import (
@@ -88,6 +89,9 @@ class Request:
     """Number of the adapter at the runner; 0 is none."""
     adapter_digest: str = ""
     """Digest of the adapter, part of prefix-cache keys; "" is none."""
+    embeddings: Any = field(default=None, repr=False)
+    """Arrays [n, H] in place of tokens, by their first position in the prompt; stored
+    as :class:`~inl.scheduling.embeddings.Embeddings`, or ``None`` without any."""
     cache_salt: str = ""
     """Prefix-cache blocks are shared only between requests with equal salts."""
     top_k: int = 0
@@ -201,6 +205,7 @@ class Request:
         self.logprobs = check_logprobs(self.logprobs)
         self.allowed_token_ids = read_allowed_ids(self.allowed_token_ids)
         self.prompt_logprobs = check_logprobs(self.prompt_logprobs, "prompt_logprobs")
+        self._read_embeddings()
         check_order(self.key, self.priority, self.deadline)
         scored = self.logprobs is not None or self.prompt_logprobs is not None
         special = bool(self.logit_bias) or scored
@@ -219,6 +224,25 @@ class Request:
             raise RequestError(
                 f"cache_salt: found {self.cache_salt!r}, accepts a string"
             )
+
+    def _read_embeddings(self) -> None:
+        if not self.embeddings:
+            self.embeddings = None
+            return
+        if self.prompt_logprobs is not None:
+            raise RequestError(
+                f"prompt_logprobs: found {self.prompt_logprobs} with embeddings in the "
+                "prompt, accepts None there"
+            )
+        self.embeddings = Embeddings(self.embeddings, self.prompt_tokens)
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Token ids of the prompt, without the places of embeddings."""
+        ids = self.tokens[: self.prompt_tokens]
+        if self.embeddings is None:
+            return ids
+        return [token for at, token in enumerate(ids) if at not in self.embeddings]
 
     @property
     def params(self) -> dict[str, float]:

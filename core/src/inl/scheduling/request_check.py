@@ -50,6 +50,20 @@ def check_request(
         )
 
 
+def check_embeddings(request: Request, width: int) -> None:
+    """Raise :class:`~inl.errors.RequestError` for rows that the runner does not take.
+
+    width: ``Limits.embedding``.
+    """
+    if request.embeddings is None or request.embeddings.width == width:
+        return
+    accepted = f"rows of {width}, the hidden size" if width else "token ids only"
+    raise RequestError(
+        f"prompt: found embeddings of {request.embeddings.width}, this model accepts "
+        f"{accepted}"
+    )
+
+
 def check_adapter(request: Request, loaded: Mapping[int, str]) -> None:
     """Raise :class:`~inl.errors.RequestError` unless its adapter is loaded.
 

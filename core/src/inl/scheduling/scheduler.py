@@ -26,7 +26,12 @@ from inl.scheduling.guided_output import append_guided, skips_forced
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import Plan, SchedulerConfig, StepBuilder
 from inl.scheduling.request import Event, FinishReason, Request, Status, make_event
-from inl.scheduling.request_check import check_adapter, check_request, check_room
+from inl.scheduling.request_check import (
+    check_adapter,
+    check_embeddings,
+    check_request,
+    check_room,
+)
 from inl.scheduling.request_order import check_deadline
 from inl.scheduling.running_requests import RunningRequests
 from inl.scheduling.sample_groups import SampleGroups
@@ -149,6 +154,7 @@ class Scheduler:
             use_kv_cache=self.config.use_kv_cache,
         )  # fmt: skip
         check_adapter(request, self.adapters)
+        check_embeddings(request, self.limits.embedding)
         check_deadline(request.deadline, self._deadlines.clock())
 
     def check_room(self, request: Request) -> None:

@@ -48,6 +48,9 @@ class Limits:
     no room for any."""
     adapter_rank: int = 0
     """Maximum rank of an adapter."""
+    embedding: int = 0
+    """H: elements of a row of embeddings that steps may have in place of tokens; 0 if
+    the runner takes none."""
 
     @property
     def samplers(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ step is, in order::
     tokens   [T]         ids; -1 is the slot's last sampled token, -2 the drafted token
                          of the position that it is computed at
 
+with the flag EMBEDDED followed by embeddings (:mod:`inl.spec.embedded_rows`), and
 with ``C = max_block_table_updates(bucket)``. Uniform numbers and drafts belong to
 positions, because the engine does not know where a row starts while a step that
 verifies drafts is in flight: position p of the row's sequence is sampled with number
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING
 
 from inl.errors import ProtocolError
 from inl.spec.message_header import ADMIT as ADMIT
+from inl.spec.message_header import EMBEDDED as EMBEDDED
 from inl.spec.message_header import HEADER as HEADER
 from inl.spec.message_header import HEADER_WORD as HEADER_WORD
 from inl.spec.message_header import INT32 as INT32

@@ -23,6 +23,9 @@ STEP, ADMIT, RELEASE, TOKEN_BIAS = 0, 1, 2, 3
 MASKED = 1
 """Flag of a step: the runner waits for ``sample`` before it samples tokens."""
 
+EMBEDDED = 2
+"""Flag of a step: embeddings follow its tokens, see :mod:`inl.spec.embedded_rows`."""
+
 
 class Header(NamedTuple):
     """The first words of a frame. Only steps use the words after ``kind``."""

@@ -10,13 +10,16 @@ from inl.spec.step import Bucket
 PROGRAMS = {
     "advance": "(weights, message, state) -> (tokens, state)",
     "logits": "(weights, message, state) -> (logits, step, state)",
+    "advance_embedded": "(weights, message, embedded, state) -> (tokens, state)",
+    "logits_embedded": "(weights, message, embedded, state) -> (logits, step, state)",
     "masked": "(logits, masks, step, state) -> (tokens, state)",
     "admit": "(messages, state) -> (state,)",
     "set_token_bias": "(message, state) -> (state,)",
 }
 """Name -> signature of each program. "advance" computes a step and samples; "logits"
 and "masked" do so in two calls, for steps whose allowed tokens the host computes in
-between; "admit" applies admissions and releases, int32 [n, words]."""
+between; the "embedded" ones are those of steps with embeddings in place of some
+tokens; "admit" applies admissions and releases, int32 [n, words]."""
 
 
 class ProgramInfo(NamedTuple):

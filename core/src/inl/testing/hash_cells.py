@@ -112,6 +112,11 @@ def adapter_value(digest: str) -> int:
     return int.from_bytes(sha256(digest.encode()).digest()[:4], "big") >> 1 or 1
 
 
+def embedding_id(row: NDArray[np.float32]) -> int:
+    """Return 2**31 plus the first 30 bits of sha256 of a row of embeddings."""
+    return 2**31 + (int.from_bytes(sha256(row.tobytes()).digest()[:4], "big") >> 2)
+
+
 def filtered_noise(
     params: Sequence[float], counts: Mapping[int, int], bias: Mapping[int, float]
 ) -> int:

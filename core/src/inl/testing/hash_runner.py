@@ -13,6 +13,7 @@ sums modulo 2**64::
     noise = 0 at temperature 0, else mix(1 + float32 bits of the uniform)
     token = mix(total ^ noise) % vocab
 
+An embedding has the id :func:`~inl.testing.hash_cells.embedding_id`.
 ``adapter`` is 0 without one, and else :func:`~inl.testing.hash_cells.adapter_value` of
 the digest of the one that was loaded when the sequence was admitted. Or, under a mask of ``m`` allowed tokens, the ``mix(total ^ noise) % m``-th of them.
 In a group whose queries see a window of ``w`` positions, an entry holds instead::
@@ -33,6 +34,7 @@ entries remain after the accepted ones, as on a device.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -52,10 +54,19 @@ from inl.scheduling.sampling_params import rank
 from inl.scheduling.uniforms import mix
 from inl.spec.message import ADMIT, DRAFT, MASKED, STEP, TOKEN_BIAS, Header
 from inl.spec.step import NO_TOKEN
-from inl.testing.hash_cells import HashCells, adapter_value, allowed, filtered_noise, scores
+from inl.testing.hash_cells import (
+    HashCells,
+    adapter_value,
+    allowed,
+    embedding_id,
+    filtered_noise,
+    scores,
+)
 from inl.testing.hash_state import RowTask, SlotState, StepTasks
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from inl.spec.message import IntArray
 
 STEP_NUMBERS = 1 << 31
@@ -129,7 +140,8 @@ class HashRunner(PipelinedRunner):
         state.add_biases(biases)
 
     def _submit_step(self, message: IntArray, head: Header) -> StepTasks:
-        _, rows, updates = read_step(message, head, self.limits)
+        _, rows, updates, embeddings = read_step(message, head, self.limits)
+        rows = with_embedded_ids(rows, embeddings)
         if self._step is not None and head.step != (self._step + 1) % STEP_NUMBERS:
             raise ProtocolError(f"step {head.step}: follows step {self._step}")
         for update in updates:
@@ -267,6 +279,21 @@ class HashRunner(PipelinedRunner):
 
     def _close(self) -> None:
         self.slots.clear()
+
+
+def with_embedded_ids(
+    rows: list[StepRow], embeddings: Mapping[int, NDArray[np.float32]]
+) -> list[StepRow]:
+    """Return rows with the id of each embedding in place of its token."""
+    if not embeddings:
+        return rows
+    ids = {at: embedding_id(row) for at, row in embeddings.items()}
+    result, first = [], 0
+    for row in rows:
+        tokens = [ids.get(at, token) for at, token in enumerate(row.tokens, first)]
+        result.append(row._replace(tokens=tokens))
+        first += len(tokens)
+    return result
 
 
 def _inputs(task: RowTask) -> list[int]:

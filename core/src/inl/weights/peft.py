@@ -176,9 +176,7 @@ def _matching(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
     return default
 
 
-def _pairs(
-    entries: Mapping[str, Entry], path: Path
-) -> dict[str, tuple[Entry, Entry]]:
+def _pairs(entries: Mapping[str, Entry], path: Path) -> dict[str, tuple[Entry, Entry]]:
     """Return the entries of A and B by module."""
     found: dict[str, list[Entry | None]] = {}
     for name, entry in entries.items():

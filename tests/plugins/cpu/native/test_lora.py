@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from native_harness import Op, f32, instruction
 
-from inl.ops import catalog
-from inl.spec.dispatch import DynamicOps
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
+from inl.ops import catalog
+from inl.spec.dispatch import DynamicOps
 
 CASES = list(catalog()["lora"].cases(np.random.default_rng(7)))
 
