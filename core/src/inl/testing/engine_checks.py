@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from inl.config import EngineConfig
 from inl.engine.core import EngineCore
 from inl.engine.inference_engine import InferenceEngine
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.testing.check import Check, Measure, equal, require, worst
+from inl.testing.near_tie import BOUNDS, compare
 from inl.testing.oracle import VOCAB, Tiny, tinies
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ def engine_checks(target: Target) -> Iterator[Check]:
         "batched": _batched,
         "preemption": _preemption,
         "prefix": _prefix,
+        "cold-warm": _cold_and_warm,
         "uncached": _uncached,
         "cancel": _cancel,
         "seeds": _seeds,
@@ -162,6 +166,45 @@ def _prefix(tiny: Tiny) -> Measure:
         equal(f"prefix hits with prefix_cache={enabled}", hits > 0, expected)
         measures.append(_judge(tiny, prompts, answers))
     return worst(measures)
+
+
+def _cold_and_warm(tiny: Tiny) -> None:
+    """A prompt whose prefix is cached gives the tokens of a cold one."""
+    size = tiny.limits().block_size
+    limits: dict[str, Any] = {}
+    if 2 * size + 2 + COUNT > 64:
+        limits = {"max_blocks_per_seq": 3, "blocks": (20,)}
+    prompts = _prompts(tiny, (size + 1, 2 * size, 2 * size + 2), "cold-warm")
+    prompts.append(prompts[2][:size] + prompts[0][1:3])  # shares one block with another
+    with Session(tiny, SchedulerConfig(prefix_cache=False), **limits) as session:
+        cold = [session.answer(_greedy([prompt]))[0] for prompt in prompts]
+    with Session(tiny, **limits) as session:
+        session.answer(_greedy(prompts[:3]))
+        for prompt, answer in zip(prompts, cold, strict=True):
+            before = session.core.stats.prefix_hit_tokens
+            (warm,) = session.answer(_greedy([prompt]))
+            hits = session.core.stats.prefix_hit_tokens - before
+            expected = (len(prompt) - 1) // size * size
+            equal(f"cached tokens of a prompt of {len(prompt)}", hits, expected)
+            _require_same(tiny, prompt, hits, answer, warm)
+
+
+def _require_same(
+    tiny: Tiny, prompt: Sequence[int], hits: int, cold: list[int], warm: list[int]
+) -> None:
+    """Compare two answers under the rule of :mod:`inl.testing.near_tie`."""
+    logits = np.sort(tiny.logits([*prompt, *cold])[len(prompt) - 1 : -1], -1)
+    margins = (logits[:, -1] - logits[:, -2]).tolist()
+    found = compare(warm, cold, margins)
+    require(
+        found.allowed(tiny.dtype),
+        f"{tiny.target.device} in {tiny.dtype}: a prompt of {len(prompt)} tokens "
+        f"answers {cold} if it is computed, and {warm} with its first {hits} tokens "
+        f"from the prefix cache; logit gap at the first difference {found.gap}, "
+        f"accepted: below {BOUNDS[tiny.dtype]:g}. An admission of length {hits} must "
+        "set the block table and the length of the slot, from which positions and "
+        f"cache cells of the next tokens follow; seed {tiny.target.seed}",
+    )
 
 
 def _uncached(tiny: Tiny) -> Measure:
