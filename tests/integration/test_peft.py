@@ -24,8 +24,8 @@ VARIANTS = {
     "plain": {"r": 4, "lora_alpha": 6},
     "rslora": {"r": 8, "lora_alpha": 3, "use_rslora": True},
     "patterns": {
-        "r": 4, "lora_alpha": 6, "rank_pattern": {"down_proj": 2, "self_attn.v_proj": 3},
-        "alpha_pattern": {"q_proj": 9},
+        "r": 4, "lora_alpha": 6,
+        "rank_pattern": {"down_proj": 2, "self_attn.v_proj": 3}, "alpha_pattern": {"q_proj": 9},
     },
     "some layers": {"r": 1, "lora_alpha": 2, "target_modules": ["q_proj", "up_proj"]},
 }  # fmt: skip
@@ -69,8 +69,8 @@ def test_logits_equal_those_of_peft(base, adapted, device, monkeypatch):
         monkeypatch.setenv("INL_CPU", "torch")
     backend = make_backend(device.partition(" ")[0])
     config = EngineConfig(
-        backend=backend.device, dtype="float32", context=32, max_batch=2, max_adapters=3,
-        max_adapter_rank=8, sampling="greedy",
+        backend=backend.device, dtype="float32", context=32, max_batch=2,
+        max_adapters=3, max_adapter_rank=8, sampling="greedy",
     )  # fmt: skip
     folder, logits = adapted
     language = open_model(base)

@@ -1,4 +1,4 @@
-"""PEFT folders with random adapters of a tiny Llama, and its weights merged with them."""
+"""PEFT folders with random adapters of a tiny Llama, and its merged weights."""
 
 from __future__ import annotations
 

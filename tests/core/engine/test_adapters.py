@@ -1,4 +1,4 @@
-"""LoRA adapters in an engine: several in one batch, loaded and unloaded while serving."""
+"""LoRA adapters in an engine: several in one batch, loaded while it serves."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_request_of_a_replaced_adapter_is_refused(files):
         stale = e._prepare(PROMPT, max_tokens=2, adapter="one")
         e.unload_adapter("one")
         e.load_adapter("two", files["two"][1])
-        with pytest.raises(RequestError, match="number 1 .* has been replaced"):
+        with pytest.raises(RequestError, match=r"number 1 .* has been replaced"):
             e._dispatcher.submit(stale)
 
 

@@ -189,9 +189,9 @@ def test_bad_rows_are_refused_by_name(folder, prompt, message):
 
 
 def test_log_probabilities_of_embeddings_are_refused(folder):
-    with opened(folder) as engine:
-        with pytest.raises(RequestError, match="with embeddings in the prompt"):
-            engine.generate(MIXED, max_tokens=1, prompt_logprobs=1)
+    refused = pytest.raises(RequestError, match="with embeddings in the prompt")
+    with opened(folder) as engine, refused:
+        engine.generate(MIXED, max_tokens=1, prompt_logprobs=1)
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from inl.device import Device
 from inl.errors import CheckpointError
 from inl.executor.model_loader import open_model, start_runner
 from inl.executor.rank_runner import RankRunner
-from inl.protocol.runner import AdapterSource
+from inl.protocol.runner import AdapterSource, Limits
+from inl.recording.recorder import MAX_LARGE_BYTES, STEPS, Recorder
 from inl.recording.replay import replay
-from inl.recording.trace_file import read_trace
+from inl.recording.trace_file import RunHeader, read_trace
 from inl.testing.tiny import tiny_llama
 from inl.workers.startup import start
 from lora_files import LoraFiles
@@ -74,7 +75,7 @@ def worker(folders, **settings):
 def test_a_worker_loads_adapters_and_refuses_bad_ones(folders, expected, monkeypatch):
     with worker(folders, adapters={"one": folders / "one"}) as engine:
         bad = AdapterSource(2, str(folders / "two"), "0" * 64)
-        with pytest.raises(CheckpointError, match="worker .*it has changed meanwhile"):
+        with pytest.raises(CheckpointError, match=r"worker .*it has changed meanwhile"):
             engine.core.load_adapter(bad)
         handle = engine.submit(PROMPT, max_tokens=6, adapter="one")
         engine.step()  # steps are in flight now
@@ -119,22 +120,33 @@ def test_ranks_have_their_parts_of_an_adapter(folders, expected):
 
 
 def test_a_trace_is_replayed_with_its_adapters(folders, expected, tmp_path):
-    path, late = tmp_path / "whole.trace", tmp_path / "late.trace"
+    path = tmp_path / "a.trace"
     with opened(folders, trace=path, max_adapters=1) as engine:
         for name, want in (("one", expected[1]), ("two", expected[2])):
             engine.load_adapter(name, folders / name)
             assert answers(engine, (name,)) == [want]
             engine.unload_adapter(name)
-        # The steps in memory begin after the adapter was loaded.
-        engine.load_adapter("one", folders / "one")
-        recorder = engine.recorder
-        while len(recorder._ring) < recorder._ring.maxlen:
-            recorder._ring.append(recorder._ring[-1])
-        answers(engine, ("one",))
-        recorder.write(late)
     language = open_model(folders / "model")
     outcome = replay(read_trace(path), lambda n: start(language, HERE, limits=n).runner)
     assert (outcome.differences, outcome.sequences) == ([], 3)
     assert outcome.rows >= 18
-    kinds = [type(item).__name__ for item in read_trace(late)]
-    assert kinds.index("AdapterSource") == 1
+
+
+def test_the_recorder_keeps_adapters_and_bounds_large_frames(tmp_path):
+    path = tmp_path / "late.trace"
+    limits = Limits(slots=2, blocks=(3,), block_size=16, max_blocks_per_seq=2, vocab=9)
+    recorder = Recorder(lambda: RunHeader(limits))
+    recorder.add(AdapterSource(1, "former", "a"))
+    recorder.add(AdapterSource(1, "latter", "b"))
+    for _ in range(2 * STEPS):
+        recorder.add(np.zeros(16, np.int32))
+    recorder.add(np.zeros(MAX_LARGE_BYTES // 4, np.int32))
+    recorder.write(path)
+    size = path.stat().st_size
+    assert MAX_LARGE_BYTES < size < MAX_LARGE_BYTES + 300_000
+    head = path.read_bytes()[:4000]
+    assert b"latter" in head
+    assert b"former" not in head
+    recorder.add(np.zeros(MAX_LARGE_BYTES // 8, np.int32))
+    recorder.write(path)
+    assert path.stat().st_size < size, "the large frame before was dropped"

@@ -59,6 +59,6 @@ class WeightCache(ABC):
         when they were opened (``None`` if unknown); weights of a file that has changed
         since must not be cached. progress: its stage is set to PACKING before ``load``
         has to pack, and to SAVING while the cache is written, which is reported in
-        bytes. variant: names another division of the weights into groups; passed only if
-        it is not empty.
+        bytes. variant: names another division of the weights into groups; passed only
+        if it is not empty.
         """

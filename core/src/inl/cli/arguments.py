@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from inl.errors import RequestError
+
 Model = Annotated[
     str | None,
     typer.Option(help="Model folder or GGUF file. [default: SmolLM2-135M-Instruct]"),
@@ -41,6 +43,13 @@ TrustControlTokens = Annotated[
         help="Encode control tokens in messages as such, not as plain text.",
     ),
 ]
+Adapter = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=FOLDER",
+        help="LoRA adapter in a PEFT folder; can be repeated.",
+    ),
+]
 AllowHosted = Annotated[
     bool,
     typer.Option(
@@ -64,3 +73,16 @@ TemplateOption = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def adapters(pairs: list[str] | None) -> dict[str, str]:
+    """Return the folders of ``--adapter`` by name; raises ``RequestError``."""
+    found: dict[str, str] = {}
+    for pair in pairs or ():
+        name, equals, folder = pair.partition("=")
+        if not (name and equals and folder) or name in found:
+            raise RequestError(
+                f"--adapter: found {pair!r}, accepted: NAME=FOLDER, each name once"
+            )
+        found[name] = folder
+    return found

@@ -16,10 +16,12 @@ from inl.config import EngineConfig
 from inl.engine.chat import chat_ids
 from inl.engine.inference_engine import Completion, InferenceEngine
 from inl.engine.options import GenerationOptions, make_requests
+from inl.errors import RequestError
 from inl.executor.model_loader import LanguageModel, open_model
 from inl.text.measure import check_length
 from inl.text.tokenizer import Tokenizer
 from inl.weights.hub import resolve_model
+from inl.weights.peft import highest_rank
 from inl.workers.startup import check_place
 
 
@@ -57,6 +59,7 @@ def run(
     answer_prefix: Annotated[
         str | None, typer.Option(help="Beginning of the answer, to be continued.")
     ] = None,
+    adapter: arguments.Adapter = None,
     as_json: arguments.Json = False,
 ) -> None:
     """Generate a completion of PROMPT."""
@@ -71,6 +74,11 @@ def run(
         "repetition_penalty": repetition_penalty,
         "stop": stop,
     }
+    adapters = arguments.adapters(adapter)
+    if len(adapters) > 1:
+        raise RequestError(
+            f"--adapter: found {len(adapters)}, one prompt accepts one adapter"
+        )
     make_requests([0], options, room=1)  # validate options before loading the model
     chat = chat_options(tools, documents, chat_template_kwarg)
     chat |= {"trust_control_tokens": trust_control_tokens}
@@ -97,10 +105,13 @@ def run(
         tensor_parallel=tensor_parallel,
         allow_hosted=allow_hosted,
         max_batch=1,
+        adapters=adapters,
+        max_adapter_rank=max(map(highest_rank, adapters.values()), default=1),
         context=min(context, len(ids) + max(max_tokens, 1)),
     )
     engine = InferenceEngine(language, tokenizer, config, progress=loading_bar())
     loaded = time.perf_counter() - began
+    options["adapter"] = next(iter(adapters), None)
     with engine:
         if as_json:
             _print_json(engine, engine.generate(ids, **options), loaded)

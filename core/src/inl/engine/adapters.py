@@ -102,7 +102,7 @@ class Adapters:
         del self._named[name]
 
     def apply(self, name: str | None, request: Request) -> None:
-        """Let a request use an adapter; raises ``RequestError`` if none has the name."""
+        """Let a request use an adapter; raises ``RequestError`` for other names."""
         if name is None:
             return
         source = self._source(name)

@@ -84,8 +84,9 @@ class Runner(ABC):
     def load_adapter(self, source: AdapterSource) -> None:
         """Load an adapter in place of the one that has its number.
 
-        For steps that are submitted later; no admitted sequence has the number. Steps may
-        be in flight, and the newest may wait for masks.
+        For steps that are submitted later; no admitted sequence has the number. Steps
+        may be in flight, and the newest may wait for masks.
+
         :meth:`reset` keeps it. Raises :class:`~inl.errors.ModelError` for files that
         are not accepted or have another digest, and :class:`~inl.errors.OutOfMemory`;
         then the number has no adapter, and the runner continues.

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 STEPS = 1000
 """Steps stored in memory."""
 
+LARGE, MAX_LARGE_BYTES = 1 << 18, 64 << 20
+"""Bytes from which on a frame is large, as those with embeddings are; and how many of
+such frames are stored in memory. Older items are dropped earlier for them."""
+
 
 class Recorder:
     """Stores frames and replies; called by the engine's step loop only.
@@ -40,7 +44,8 @@ class Recorder:
     ) -> None:
         self._header = run_header
         # A step is a frame and a reply; admissions and releases are few.
-        self._ring: deque[Item] = deque(maxlen=2 * STEPS)
+        self._ring: deque[Item] = deque()
+        self._large_bytes = 0
         self._before: dict[int, AdapterSource] = {}
         """Adapters that were loaded before the first item of the ring, by number."""
         self._adapters: dict[int, AdapterSource] = {}
@@ -63,9 +68,12 @@ class Recorder:
         """
         if isinstance(item, AdapterSource):
             self._adapters[item.number] = item
-        if len(self._ring) == self._ring.maxlen:
-            self._keep(self._ring[0])
+        if len(self._ring) == 2 * STEPS:
+            self._drop()
         self._ring.append(item)
+        self._large_bytes += _large_bytes(item)
+        while self._large_bytes > MAX_LARGE_BYTES and len(self._ring) > 1:
+            self._drop()
         if self._file is not None:
             self._write(item)
 
@@ -76,6 +84,7 @@ class Recorder:
         """
         self._header = header or self._header
         self._ring.clear()
+        self._large_bytes = 0
         # The same runner keeps them; another one loads them before it serves.
         self._ring.extend(self._adapters.values())
         self._before.clear()
@@ -83,8 +92,10 @@ class Recorder:
             for item in (self._header(), *self._adapters.values()):
                 self._write(item)
 
-    def _keep(self, item: Item) -> None:
-        """Keep an adapter that leaves the ring: later steps may need it."""
+    def _drop(self) -> None:
+        """Drop the oldest item; an adapter is kept, for later steps may need it."""
+        item = self._ring.popleft()
+        self._large_bytes -= _large_bytes(item)
         if isinstance(item, AdapterSource):
             self._before[item.number] = item
 
@@ -124,6 +135,12 @@ class Recorder:
         except OSError as error:
             assert self._path is not None, "a file has a path"
             raise _write_error(self._path, error) from error
+
+
+def _large_bytes(item: Item) -> int:
+    """Return the size of a large frame, 0 for any other item."""
+    size = getattr(item, "nbytes", 0)
+    return size if isinstance(size, int) and size >= LARGE else 0
 
 
 def _write_error(path: Path, error: OSError) -> RunnerError:

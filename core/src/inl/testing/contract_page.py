@@ -12,6 +12,7 @@ from inl.dtypes import HostArray
 from inl.ops import catalog
 from inl.spec import message
 from inl.spec.cache import Cache, Paged, Slotted, State
+from inl.spec.embedded_rows import EmbeddedRows
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.message_layout import (
@@ -46,7 +47,8 @@ def contract_page() -> str:
     """Return the page as Markdown."""
     sections = [
         HEAD, _counts(), PROGRAM, _programs(), _table(ProgramInfo),
-        VALUES, *map(_table, (Bucket, Step, Tables, Scores, Limits, Cache, State)),
+        VALUES, *map(_table, (Bucket, Step, EmbeddedRows, Tables, Scores, Limits)),
+        *map(_table, (Cache, State)),
         *map(_table, (Paged, Slotted)), f"`PARAMS` is {_spans(PARAMS)}.\n",
         MESSAGE, _message(),
         *map(_table, (message.Header, RowWords, BlockTableUpdate)),

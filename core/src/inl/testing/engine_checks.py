@@ -13,6 +13,7 @@ from inl.engine.core import EngineCore
 from inl.engine.inference_engine import InferenceEngine
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
+from inl.testing.adapter_checks import answers_with_adapters
 from inl.testing.check import Check, Measure, equal, require, worst
 from inl.testing.near_tie import BOUNDS, compare
 from inl.testing.oracle import VOCAB, Tiny, tinies
@@ -37,6 +38,7 @@ def engine_checks(target: Target) -> Iterator[Check]:
         "cancel": _cancel,
         "seeds": _seeds,
         "stream": _stream,
+        "adapters": answers_with_adapters,
     }
     for tiny in tinies(target):
         for name, run in checks.items():

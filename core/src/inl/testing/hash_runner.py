@@ -13,9 +13,10 @@ sums modulo 2**64::
     noise = 0 at temperature 0, else mix(1 + float32 bits of the uniform)
     token = mix(total ^ noise) % vocab
 
-An embedding has the id :func:`~inl.testing.hash_cells.embedding_id`.
-``adapter`` is 0 without one, and else :func:`~inl.testing.hash_cells.adapter_value` of
-the digest of the one that was loaded when the sequence was admitted. Or, under a mask of ``m`` allowed tokens, the ``mix(total ^ noise) % m``-th of them.
+or, under a mask of ``m`` allowed tokens, the ``mix(total ^ noise) % m``-th of them.
+``adapter`` is 0 without one, else :func:`~inl.testing.hash_cells.adapter_value` of the
+digest that its number had at the admission, and an embedding has the id
+:func:`~inl.testing.hash_cells.embedding_id`.
 In a group whose queries see a window of ``w`` positions, an entry holds instead::
 
     value(i) = mix(adapter * 2**32 + id[i] + 1 + sum of value(j) * weight(g, j))

@@ -45,9 +45,9 @@ WITHOUT_EFFECT: Final = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode",
         "layers_pattern", "layers_to_transform", "lora_dropout", "peft_version",
-        "revision", "runtime_config", "target_modules", "task_type", "qalora_group_size",
-        "loftq_config", "eva_config", "corda_config", "megatron_core",
-        "ensure_weight_tying",
+        "revision", "runtime_config", "target_modules", "task_type",
+        "qalora_group_size", "loftq_config", "eva_config", "corda_config",
+        "megatron_core", "ensure_weight_tying",
     }
 )  # fmt: skip
 """Fields of training, and those that the tensors' names tell as well."""
@@ -110,6 +110,16 @@ def read_adapter(
     return Adapter(str(folder.absolute()), _digest(read), read)
 
 
+def highest_rank(path: str | Path) -> int:
+    """Return the highest rank that an adapter's config states.
+
+    Raises :class:`~inl.errors.CheckpointError`.
+    """
+    folder = Path(path)
+    config = _Config(read_json(folder / CONFIG, folder), folder / CONFIG)
+    return config.highest_rank
+
+
 class _Config:
     """The fields of adapter_config.json that are used."""
 
@@ -133,6 +143,11 @@ class _Config:
     def rank(self, module: str) -> int:
         """Return the rank of a module."""
         return int(_matching(self._ranks, module, self._rank))
+
+    @property
+    def highest_rank(self) -> int:
+        """The highest rank of any module."""
+        return max(self._rank, *self._ranks.values(), 1)
 
     def scale(self, module: str) -> float:
         """Return the factor on ``B A``: alpha / r, or alpha / sqrt(r)."""
