@@ -25,7 +25,8 @@ VARIANTS = {
     "rslora": {"r": 8, "lora_alpha": 3, "use_rslora": True},
     "patterns": {
         "r": 4, "lora_alpha": 6,
-        "rank_pattern": {"down_proj": 2, "self_attn.v_proj": 3}, "alpha_pattern": {"q_proj": 9},
+        "rank_pattern": {"down_proj": 2, "self_attn.v_proj": 3},
+        "alpha_pattern": {"q_proj": 9},
     },
     "some layers": {"r": 1, "lora_alpha": 2, "target_modules": ["q_proj", "up_proj"]},
 }  # fmt: skip

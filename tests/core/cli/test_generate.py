@@ -13,6 +13,7 @@ import safetensors.numpy
 from inl.cli.main import main
 from inl.testing.tiny import tiny_llama
 from inl.weights.hub import default_model
+from lora_files import LoraFiles
 
 REFUSES = """
 from inl.backend.base import Backend
@@ -376,3 +377,23 @@ def test_debug_shows_the_traceback(inl, folder):
     words = ("generate", "x", "--model", str(folder), "--device", "rocm")
     assert "Traceback" not in inl(*words).stderr
     assert "Traceback" in inl("--debug", *words).stderr
+
+
+def test_an_adapter_is_used(capsys, folder, tmp_path):
+    _, tensors = tiny_llama(np.random.default_rng(0), vocab=256)
+    adapter = LoraFiles(tensors, seed=1, rank=20, alpha=60).write(tmp_path / "adapter")
+    words = ["--model", str(folder), "--device", "reference", "--raw", "--max-tokens"]
+    words = ["generate", "hello", *words, "6", "--json"]
+    code, plain, _ = run(capsys, *words)
+    assert code == 0
+    code, adapted, _ = run(capsys, *words, "--adapter", f"mine={adapter}")
+    assert code == 0
+    ids = [json.loads(out)["token_ids"] for out in (plain, adapted)]
+    assert ids[0] != ids[1]
+    for pair in ("mine", "mine=", f"={adapter}"):
+        code, _, said = run(capsys, *words, "--adapter", pair)
+        assert code != 0
+        assert f"--adapter: found '{pair}', accepted: NAME=FOLDER" in said
+    code, _, said = run(capsys, *words, "--adapter", f"mine={tmp_path}")
+    assert code != 0
+    assert "adapter_config.json" in said
