@@ -63,17 +63,13 @@ def adapted(request, base, tmp_path_factory):
     return folder, logits
 
 
-@pytest.mark.parametrize("device", ["reference", "cpu", "cpu on torch", "tpu"])
-def test_logits_equal_those_of_peft(base, adapted, device, monkeypatch):
-    monkeypatch.setenv("INL_TPU_PLATFORM", "cpu")
-    if device == "cpu on torch":
-        monkeypatch.setenv("INL_CPU", "torch")
-    backend = make_backend(device.partition(" ")[0])
+def logits_of(base, folder, device):
+    """Logits [V] after IDS with the adapter, number 2, and without one, number 0."""
+    backend = make_backend(device)
     config = EngineConfig(
         backend=backend.device, dtype="float32", context=32, max_batch=2,
         max_adapters=3, max_adapter_rank=8, sampling="greedy",
     )  # fmt: skip
-    folder, logits = adapted
     language = open_model(base)
     runner = start_runner(language, backend, config)
     digest = check_adapter(language, folder, 8)
@@ -89,6 +85,37 @@ def test_logits_equal_those_of_peft(base, adapted, device, monkeypatch):
         frame = one_step(limits, [(slot, IDS)], step=step, decoding=0)
         found[adapter] = widen(runner.logits(frame))[0].astype(np.float64)
     runner.close()
+    return found
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu", "cpu on torch", "tpu"])
+def test_logits_equal_those_of_peft(base, adapted, device, monkeypatch):
+    monkeypatch.setenv("INL_TPU_PLATFORM", "cpu")
+    if device == "cpu on torch":
+        monkeypatch.setenv("INL_CPU", "torch")
+    folder, logits = adapted
+    found = logits_of(base, folder, device.partition(" ")[0])
     error = np.abs(found[2] - logits[-1]).max() / np.abs(logits).max()
     assert error < 1e-4
     assert np.abs(found[0] - found[2]).max() > 0.01 * np.abs(logits).max()
+
+
+def test_a_fused_module_gives_each_of_its_parts_its_rows(tmp_path):
+    """Phi-3 stores q, k and v as one module, and so does its adapter."""
+    torch.manual_seed(3)
+    config = transformers.Phi3Config(
+        vocab_size=96, hidden_size=48, intermediate_size=80, num_hidden_layers=2,
+        num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=128,
+        pad_token_id=0, original_max_position_embeddings=128,
+    )  # fmt: skip
+    model = transformers.Phi3ForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "base")
+    fused = peft.LoraConfig(
+        init_lora_weights=False, r=3, target_modules=["qkv_proj", "gate_up_proj"]
+    )
+    model = peft.get_peft_model(model, fused).eval()
+    model.save_pretrained(tmp_path / "adapter")
+    with torch.no_grad():
+        logits = model(torch.tensor([IDS])).logits[0].double().numpy()
+    found = logits_of(tmp_path / "base", tmp_path / "adapter", "reference")
+    assert np.abs(found[2] - logits[-1]).max() < 1e-4 * np.abs(logits).max()

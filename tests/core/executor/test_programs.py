@@ -24,8 +24,9 @@ from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 from inl.testing.traffic import Traffic, play
 
 LIMITS = Limits(
-    slots=6, blocks=(70,), block_size=4, max_blocks_per_seq=16, vocab=96, depth=2
-)
+    slots=6, blocks=(70,), block_size=4, max_blocks_per_seq=16, vocab=96, depth=2,
+    embedding=48,
+)  # fmt: skip
 FILES = MemoryCheckpoint(*tiny_llama(np.random.default_rng(3), kv_heads=4))
 FIELDS = [
     {"prompt": [5, 6, 7], "max_tokens": 30},
@@ -33,6 +34,13 @@ FIELDS = [
     {"prompt": [8, 9], "max_tokens": 20, "allowed_token_ids": range(30)},
     {"prompt": [1, 2], "max_tokens": 3, "logit_bias": {4: 3.0}},
 ]
+
+
+EMBEDDED = [
+    {"prompt": [0] * 9, "max_tokens": 3, "embeddings": {4: np.ones((3, 48))}},
+    {"prompt": [0] * 41, "max_tokens": 3, "embeddings": {0: np.ones((41, 48))}},
+]
+EMBEDDED[1]["allowed_token_ids"] = range(30)
 
 
 def copied(host):
@@ -84,8 +92,8 @@ class Told:
         return local_runner(self.made(Device("told:0")), MODEL, FILES, LIMITS)
 
 
-def outputs(runner):
-    requests = [Request(**fields) for fields in FIELDS]
+def outputs(runner, fields=FIELDS):
+    requests = [Request(**each) for each in fields]
     core = EngineCore(runner)
     for request in requests:
         core.add(request)
@@ -102,6 +110,8 @@ def test_a_program_is_compiled_with_its_name_limits_and_context():
     told = Told(buckets=two_buckets)
     runner = told.runner()
     outputs(runner)
+    outputs(runner, EMBEDDED[:1])
+    outputs(runner, EMBEDDED[1:])
     assert {info.name for info in told.infos} == set(PROGRAMS)
     for info in told.infos:
         arguments = PROGRAMS[info.name].partition(")")[0].split(", ")
