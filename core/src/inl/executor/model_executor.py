@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,25 +15,17 @@ from inl.dtypes import wrap
 from inl.errors import OutOfMemory, RunnerError
 from inl.executor.consumption import NO_STATE, call_consuming, recovered_state
 from inl.executor.context_lengths import table_widths
-from inl.executor.model_step import (
-    advance,
-    advance_embedded,
-    forward,
-    forward_embedded,
-    sample,
-)
+from inl.executor.loaded import Loaded as Loaded
+from inl.executor.model_step import BODIES, sample
 from inl.executor.tracing import trace
 from inl.protocol.runner import Limits
-from inl.spec.cache import Paged, State
+from inl.spec.cache import State
 from inl.spec.dispatch import ResolvedOps, Tracer
 from inl.spec.message import admit_size, step_frame
-from inl.spec.model import Model
-from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
-    from inl.executor.adapter_stacks import AdapterStacks
     from inl.ops.protocol import Ops
     from inl.weights.peft import Adapter
 
@@ -52,31 +44,6 @@ MAX_ADMISSIONS = 16
 
 MAX_PROGRAMS = 4096
 """Programs kept; a backend that serves every size exactly makes one for each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A model with its weights on a device."""
-
-    model: Model
-    config: Any
-    groups: Any
-    """Tree of :class:`~inl.weights.plan.WeightPlan`, parallel to ``weights``."""
-    weights: Any
-    selection: KernelSelection
-    ranks: int = 1
-    adapters: AdapterStacks | None = None
-    """Adapters of the weights, if they have room for any."""
-
-    def shard_state(self) -> tuple[Any, ...]:
-        """Return the specs of the model's state on one rank."""
-
-        def shard(item: Any) -> Any:
-            if isinstance(item, Paged):
-                return item._replace(kv_heads=item.kv_heads // self.ranks)
-            return item
-
-        return tuple(shard(item) for item in self.model.state(self.config))
 
 
 class ModelExecutor:
@@ -292,15 +259,6 @@ class ModelExecutor:
         """Drop the state, and the programs, which may refer to it."""
         self._programs.clear()
         self.state = NO_STATE
-
-
-BODIES: Mapping[str, Program] = {
-    "advance": advance,
-    "logits": forward,
-    "advance_embedded": advance_embedded,
-    "logits_embedded": forward_embedded,
-}
-"""Functions of the programs of a step."""
 
 
 def size_class(bucket: Bucket) -> Bucket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from inl.executor.adapter_ops import adapter_ops
@@ -136,3 +137,12 @@ def sample(
     if sampler != "sample_filtered":
         return kept, state
     return (kept, ops.score(logits if scored is None else scored, tokens)), state
+
+
+BODIES: Mapping[str, Callable[..., Any]] = {
+    "advance": advance,
+    "logits": forward,
+    "advance_embedded": advance_embedded,
+    "logits_embedded": forward_embedded,
+}
+"""Functions of the programs of a step."""

@@ -58,6 +58,13 @@ class StepFrame(NamedTuple):
     embeddings: Mapping[int, NDArray[np.float32]] = MappingProxyType({})
     """[H] each, by index of the token in the step."""
 
+    def kept_embeddings(self, kept: Sequence[bool]) -> dict[int, NDArray[np.float32]]:
+        """Return the embeddings of some rows, by index among the tokens of those."""
+        pairs = zip(self.rows, kept, strict=True)
+        flags = [flag for row, flag in pairs for _ in row.tokens]
+        found = self.embeddings.items()
+        return {sum(flags[:at]): row for at, row in found if flags[at]}
+
 
 def read_step(frame: IntArray, head: Header, limits: Limits) -> StepFrame:
     """Decode a step with one sample per row, or one that verifies drafts.

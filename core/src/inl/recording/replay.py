@@ -36,9 +36,6 @@ from inl.spec.message import (
 from inl.spec.step import NO_TOKEN, SAMPLERS, Bucket
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from inl.spec.message import IntArray
 
 
@@ -77,7 +74,6 @@ class _Recording(NamedTuple):
 
     limits: Limits
     frames: list[IntArray | AdapterSource]
-    """Frames and loaded adapters, in order."""
     replies: dict[int, Reply]
     masks: dict[int, TokenMasks]
 
@@ -171,7 +167,7 @@ class _Run:
         self._steps += 1
         bucket = _bucket(step.header.bucket, rows, self._runner.limits)
         masks = self._row_masks(step, computable)
-        embeddings = _kept_embeddings(step, computable)
+        embeddings = step.kept_embeddings(computable)
         message = step_frame(
             bucket,
             [_row(row) for row in rows],
@@ -263,15 +259,6 @@ class _Run:
                         sequence.length - accepted + 1 + at, *pairs[at],
                     )
                 )  # fmt: skip
-
-
-def _kept_embeddings(
-    step: StepFrame, computable: Sequence[bool]
-) -> dict[int, NDArray[np.float32]]:
-    """Return the embeddings of the rows that are computable, by their new indices."""
-    flags = zip(step.rows, computable, strict=True)
-    kept = [flag for row, flag in flags for _ in row.tokens]
-    return {sum(kept[:at]): row for at, row in step.embeddings.items() if kept[at]}
 
 
 def _accepted(step: StepFrame, reply: Reply) -> list[int]:

@@ -64,6 +64,23 @@ class Embeddings:
         return sha256(b"".join(parts)).digest() if found else b""
 
 
+def read_embeddings(
+    spans: Mapping[int, Any] | None, prompt_tokens: int, prompt_logprobs: int | None
+) -> Embeddings | None:
+    """Return the embeddings of a request; raises ``RequestError``.
+
+    prompt_logprobs: as in the request; ``None`` is accepted.
+    """
+    if not spans:
+        return None
+    if prompt_logprobs is not None:
+        raise RequestError(
+            f"prompt_logprobs: found {prompt_logprobs} with embeddings in the prompt, "
+            "accepts None there"
+        )
+    return Embeddings(spans, prompt_tokens)
+
+
 def is_rows(value: Any) -> bool:
     """Whether a part of a prompt is an array of embeddings, of any framework."""
     return getattr(value, "ndim", 0) == 2

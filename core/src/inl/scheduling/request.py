@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from inl.errors import RequestError
-from inl.scheduling.embeddings import Embeddings
+from inl.scheduling.embeddings import read_embeddings
 from inl.scheduling.guide import Guide, restore
 from inl.scheduling.request_order import check_order
 from inl.scheduling.sampling_params import (
@@ -205,7 +205,9 @@ class Request:
         self.logprobs = check_logprobs(self.logprobs)
         self.allowed_token_ids = read_allowed_ids(self.allowed_token_ids)
         self.prompt_logprobs = check_logprobs(self.prompt_logprobs, "prompt_logprobs")
-        self._read_embeddings()
+        self.embeddings = read_embeddings(
+            self.embeddings, self.prompt_tokens, self.prompt_logprobs
+        )
         check_order(self.key, self.priority, self.deadline)
         scored = self.logprobs is not None or self.prompt_logprobs is not None
         special = bool(self.logit_bias) or scored
@@ -224,17 +226,6 @@ class Request:
             raise RequestError(
                 f"cache_salt: found {self.cache_salt!r}, accepts a string"
             )
-
-    def _read_embeddings(self) -> None:
-        if not self.embeddings:
-            self.embeddings = None
-            return
-        if self.prompt_logprobs is not None:
-            raise RequestError(
-                f"prompt_logprobs: found {self.prompt_logprobs} with embeddings in the "
-                "prompt, accepts None there"
-            )
-        self.embeddings = Embeddings(self.embeddings, self.prompt_tokens)
 
     @property
     def prompt_ids(self) -> list[int]:

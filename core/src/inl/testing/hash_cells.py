@@ -17,6 +17,7 @@ from inl.spec.step import NEUTRAL, TOP, Scores
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from inl.protocol.frame_decoder import StepRow
     from inl.spec.message import IntArray
 
 UNWRITTEN = 0xA5A5A5A5A5A5A5A5
@@ -115,6 +116,21 @@ def adapter_value(digest: str) -> int:
 def embedding_id(row: NDArray[np.float32]) -> int:
     """Return 2**31 plus the first 30 bits of sha256 of a row of embeddings."""
     return 2**31 + (int.from_bytes(sha256(row.tobytes()).digest()[:4], "big") >> 2)
+
+
+def with_embedded_ids(
+    rows: list[StepRow], embeddings: Mapping[int, NDArray[np.float32]]
+) -> list[StepRow]:
+    """Return rows with the id of each embedding in place of its token."""
+    if not embeddings:
+        return rows
+    ids = {at: embedding_id(row) for at, row in embeddings.items()}
+    result, first = [], 0
+    for row in rows:
+        tokens = [ids.get(at, token) for at, token in enumerate(row.tokens, first)]
+        result.append(row._replace(tokens=tokens))
+        first += len(tokens)
+    return result
 
 
 def filtered_noise(

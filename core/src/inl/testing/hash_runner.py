@@ -35,7 +35,6 @@ entries remain after the accepted ones, as on a device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -59,15 +58,13 @@ from inl.testing.hash_cells import (
     HashCells,
     adapter_value,
     allowed,
-    embedding_id,
     filtered_noise,
     scores,
+    with_embedded_ids,
 )
 from inl.testing.hash_state import RowTask, SlotState, StepTasks
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from inl.spec.message import IntArray
 
 STEP_NUMBERS = 1 << 31
@@ -280,21 +277,6 @@ class HashRunner(PipelinedRunner):
 
     def _close(self) -> None:
         self.slots.clear()
-
-
-def with_embedded_ids(
-    rows: list[StepRow], embeddings: Mapping[int, NDArray[np.float32]]
-) -> list[StepRow]:
-    """Return rows with the id of each embedding in place of its token."""
-    if not embeddings:
-        return rows
-    ids = {at: embedding_id(row) for at, row in embeddings.items()}
-    result, first = [], 0
-    for row in rows:
-        tokens = [ids.get(at, token) for at, token in enumerate(row.tokens, first)]
-        result.append(row._replace(tokens=tokens))
-        first += len(tokens)
-    return result
 
 
 def _inputs(task: RowTask) -> list[int]:
