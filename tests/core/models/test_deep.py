@@ -396,3 +396,18 @@ def test_the_number_of_ops_is_that_of_layers(deep_made):
     assert count == ops_met(base, 512)
     assert count == ops_met(replace(base, experts=32), 9)
     assert count < ops_met(replace(base, layers=4), 9)
+
+
+def test_a_model_that_routes_by_token_refuses_embeddings(engine_on):
+    engine = engine_on()
+    width = engine.model.config.hidden_size
+    with pytest.raises(RequestError, match="this model accepts token ids only"):
+        engine.generate([1, np.ones((2, width))], max_tokens=1)
+
+
+@pytest.mark.parametrize("version", ["inl-v013", "inl-v040"])
+def test_room_for_adapters_changes_no_token(engine_on, version):
+    prompts = [[5, 6, 7, 8], [9, 3]]
+    plain = engine_on(version).generate(prompts, max_tokens=8)
+    room = engine_on(version, max_adapters=2).generate(prompts, max_tokens=8)
+    assert [a.token_ids for a in plain] == [a.token_ids for a in room]

@@ -43,6 +43,11 @@ class AdapterStacks:
         self._rank = rank
         self._adapters: dict[int, Adapter] = {}
 
+    @property
+    def modules(self) -> dict[str, tuple[int, int]]:
+        """[N, K] of each module that may have an adapter, by its name."""
+        return modules_of(self._plans)
+
     def attached(self, weights: Any) -> AdaptedWeights:
         """Return a model's weights with matrices of zeros."""
         put = self._backend.tensor
@@ -59,7 +64,7 @@ class AdapterStacks:
 
     def read(self, path: str | Path, digest: str) -> Adapter:
         """Read an adapter from its folder and check that it is the expected one."""
-        adapter = read_adapter(path, modules_of(self._plans), self.shape.rank)
+        adapter = read_adapter(path, self.modules, self.shape.rank)
         if adapter.digest != digest:
             raise CheckpointError(
                 f"adapter {path}: found contents with digest {adapter.digest[:16]}, "

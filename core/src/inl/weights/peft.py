@@ -147,7 +147,7 @@ class _Config:
     @property
     def highest_rank(self) -> int:
         """The highest rank of any module."""
-        return max(self._rank, *self._ranks.values(), 1)
+        return int(max(self._rank, *self._ranks.values(), 1))
 
     def scale(self, module: str) -> float:
         """Return the factor on ``B A``: alpha / r, or alpha / sqrt(r)."""
