@@ -146,7 +146,8 @@ class World:
         if not loaded or dice.random() < 0.3:
             return {}
         self.counts["requests of adapters"] += 1
-        number = dice.choice(sorted(loaded))
+        # One after the other, so that the requests of each come to an end.
+        number = sorted(loaded)[self.counts["requests"] // 60 % len(loaded)]
         return {"adapter": number, "adapter_digest": loaded[number]}
 
     def guide(self):

@@ -388,7 +388,7 @@ def test_garbage_in_place_of_a_handshake(serve, script):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("protocol", 4), ("message", 7), ("contract", [9, 0])]
+    ("name", "value"), [("protocol", 5), ("message", 7), ("contract", [9, 0])]
 )
 def test_another_version_is_named_on_both_sides(serve, script, name, value):
     text = (
