@@ -23,7 +23,7 @@ tokens; "admit" applies admissions and releases, int32 [n, words]."""
 
 
 class ProgramInfo(NamedTuple):
-    """What a backend is told about a function that it compiles."""
+    """Description of a function that a backend compiles."""
 
     name: str
     """One of :data:`PROGRAMS`."""
