@@ -626,3 +626,28 @@ def test_concurrent_processes(backend, model, folder):
     assert [process.returncode for process in running] == [0, 0, 0], errors
     assert "again" not in "".join(errors)
     assert not list(folder.glob("*.part"))
+
+
+def test_another_division_of_the_weights_has_a_file_of_its_own(
+    backend, model, sources, folder, caplog
+):
+    """With adapters, gated layers are packed as three linear layers."""
+
+    def divided():
+        return [
+            matrix
+            for gate in sources["gate"]
+            for matrix in pack_rows([gate], "bfloat16", backend.emitter)
+        ]
+
+    opened = {model: FileIdentity.of(model.stat())}
+    start(backend, model, sources)
+    (plain,) = packed(folder)
+    before = plain.stat().st_ino  # a file that is packed again is a new one
+    for _ in range(2):
+        cache = PackedWeightCache(backend.emitter)
+        cache.load(opened, "bfloat16", divided, variant="adapters")
+        start(backend, model, sources)
+    assert len(packed(folder)) == 2
+    assert plain.stat().st_ino == before
+    assert "holds other matrices" not in caplog.text
