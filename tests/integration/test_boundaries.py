@@ -19,6 +19,8 @@ SOURCES = (
     "libs/inl-torch/src",
     "plugins/inl-cpu/src",
     "plugins/inl-cuda/src",
+    "plugins/inl-intel/src",
+    "plugins/inl-rocm/src",
     "plugins/inl-tpu/src",
 )
 

@@ -116,7 +116,9 @@ def test_a_wrong_kernel_is_found(seed, on_torch, on_host):
     for case in spec.cases(np.random.default_rng(seed)):
         q, cache, step = on_torch(spec, case, "bfloat16", PLACE)
         late = step._replace(positions=step.positions + 1)
-        got = on_host(attention.attention(q, cache, late, **case.attrs))
+        got = on_host(
+            attention.attention(q, cache, late, **case.attrs, tuning=Tuning())
+        )
         verdicts.append(judge(spec, case, "bfloat16", got).passed)
     assert not all(verdicts), f"seed {seed}"
 
@@ -126,7 +128,7 @@ def test_padding_gives_zeros(seed, on_torch, on_host):
     for case in attention_cases(rng):
         q, cache, step = on_torch(catalog()["attention"], case, "float32", PLACE)
         poison()
-        out = attention.attention(q, cache, step, **case.attrs)
+        out = attention.attention(q, cache, step, **case.attrs, tuning=Tuning())
         assert not out[int(step.used_counts[2]) :].any(), case.name
 
 

@@ -1,0 +1,74 @@
+"""The installed build of torch, read from its files: importing it takes seconds."""
+
+from __future__ import annotations
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from inl.errors import BackendUnavailable
+
+RUNTIMES = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
+"""Variable of ``torch/version.py`` -> name of the runtime that it is the version of."""
+
+
+class TorchBuild(NamedTuple):
+    """Version of torch, and of the runtimes that it is built for."""
+
+    version: str
+    runtimes: dict[str, str]
+    """Keys of :data:`RUNTIMES` -> version."""
+
+    def __str__(self) -> str:
+        built = [f"{RUNTIMES[key]} {text}" for key, text in self.runtimes.items()]
+        return f"torch {self.version}, built for {' and '.join(built) or 'CPUs only'}"
+
+
+def require_torch(runtime: str, install: str) -> TorchBuild:
+    """Return the installed build of torch.
+
+    Raises :class:`BackendUnavailable`, with the command ``install``, where torch is
+    not installed, is damaged, or is not built for ``runtime``.
+    """
+    build = installed_torch()
+    if build is None:
+        raise BackendUnavailable(f"torch is not installed. Try: {install}")
+    if runtime not in build.runtimes:
+        raise BackendUnavailable(
+            f"found {build}; needs a build for {RUNTIMES[runtime]}. Try: {install}"
+        )
+    return build
+
+
+def installed_torch() -> TorchBuild | None:
+    """Return the installed build of torch, or ``None``; does not import it.
+
+    Raises :class:`BackendUnavailable` where its files are damaged.
+    """
+    spec = find_spec("torch")
+    if spec is None:
+        return None
+    file = Path(spec.origin or "torch").parent / "version.py"
+    try:
+        values = _assigned(file.read_text("utf-8"))
+        version = values["__version__"]
+    except (OSError, SyntaxError, ValueError, KeyError) as error:
+        raise BackendUnavailable(
+            f"torch is damaged: {file}: {type(error).__name__}: {error}; reinstall it"
+        ) from error
+    found = {key: text for key in RUNTIMES if (text := values.get(key))}
+    return TorchBuild(version, found)
+
+
+def _assigned(source: str) -> dict[str, str]:
+    """Return the variables of a module that are assigned strings."""
+    values = {}
+    for line in ast.parse(source).body:
+        targets = [line.target] if isinstance(line, ast.AnnAssign) else []
+        if isinstance(line, ast.Assign):
+            targets = line.targets  # type: ignore[assignment]
+        value = getattr(line, "value", None)
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            values |= {t.id: value.value for t in targets if isinstance(t, ast.Name)}
+    return values

@@ -1,0 +1,47 @@
+"""Launch parameters by chip; ``inl tune`` adds local measurements.
+
+Nothing here was measured: the tables are derived from the compiler's resource reports,
+so that no kernel spills registers or exceeds the LDS, see ``tests/torch/triton``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from inl.backend.tunable import Facts
+from inl_rocm.chips import Chip
+from inl_torch.gpu.tuner import distribution_version
+from inl_torch.triton.tuning import AttentionTile, Tuning
+
+ATTENTION: dict[int, dict[tuple[str, int, bool], AttentionTile]] = {32: {}, 64: {}}
+"""Lanes of a wavefront -> (kind, head size, whether float32) -> tile."""
+
+
+def chip_tuning(chip: Chip, processors: int) -> Tuning:
+    """Launch parameters for a chip of ``processors`` compute units.
+
+    Products of several rows are left to hipBLASLt, and one row uses Triton.
+    """
+    return Tuning(
+        lanes=chip.lanes,
+        processors=processors,
+        shared_bytes=chip.shared_bytes,
+        filters=True,
+        attention=ATTENTION[chip.lanes],
+    )
+
+
+def architecture(place: torch.device) -> str:
+    """Name of the compiler target of the chip at ``place``, such as "gfx942"."""
+    name: str = torch.cuda.get_device_properties(place).gcnArchName
+    return name.partition(":")[0]
+
+
+def tuning_facts(place: torch.device) -> Facts:
+    """Chip and software versions for which tuning results are valid."""
+    return Facts(
+        device=f"{torch.cuda.get_device_name(place)} {architecture(place)}",
+        driver=f"hip {torch.version.hip}",
+        compiler=f"torch {torch.__version__}",
+        plugin=f"inl-rocm {distribution_version('inl-rocm')}",
+    )
