@@ -13,9 +13,23 @@ from inl_rocm.chips import Chip
 from inl_torch.gpu.tuner import distribution_version
 from inl_torch.triton.tuning import AttentionTile, Tuning
 
-ATTENTION: dict[int, dict[tuple[str, int, bool], AttentionTile]] = {32: {}, 64: {}}
-"""Lanes of a wavefront -> (kind, head size, whether float32) -> tile."""
-
+ATTENTION: dict[int, dict[tuple[str, int, bool], AttentionTile]] = {
+    64: {},
+    32: {
+        ("decode", 64, False): AttentionTile(1, 32, 4, 2),
+        ("decode", 128, False): AttentionTile(1, 16, 8, 2),
+        ("single", 64, False): AttentionTile(1, 32, 2, 2),
+        ("single", 128, False): AttentionTile(1, 32, 4, 2),
+        ("prompt", 64, False): AttentionTile(64, 32, 8, 2),
+        ("prompt", 128, False): AttentionTile(64, 16, 8, 2),
+        ("decode", 64, True): AttentionTile(1, 32, 8, 2),
+        ("decode", 128, True): AttentionTile(1, 16, 8, 2),
+        ("prompt", 64, True): AttentionTile(32, 16, 8, 2),
+        ("prompt", 128, True): AttentionTile(16, 16, 8, 2),
+    },
+}
+"""Lanes of a wavefront -> (kind, head size, whether float32) -> tile. With 32 lanes the
+tiles of NVIDIA's chips spill hundreds of registers."""
 
 def chip_tuning(chip: Chip, processors: int) -> Tuning:
     """Launch parameters for a chip of ``processors`` compute units.
