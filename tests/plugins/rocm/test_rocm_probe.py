@@ -12,9 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 import inl_rocm.plugin
+from inl.cli.devices import device_rows
 from inl.device import DeviceInfo, DeviceType
 from inl.errors import BackendUnavailable
 from inl.plugin.hooks import GROUP
+from inl.plugin.loader import load_registry
 from inl_rocm import kfd
 from inl_rocm.chips import CHIPS, RELATED, chip_of
 from inl_rocm.probe import INSTALL, probe, product_names
@@ -114,6 +116,16 @@ def test_torch_without_hip(host, torch_files, source, words):
 def test_damaged_torch(host, torch_files, source):
     torch_files(source)
     assert "torch is damaged: " in refusal(host(_node(MI300)))
+
+
+def test_damaged_torch_is_a_row(host, torch_files, monkeypatch):
+    torch_files("")
+    root = host(_node(MI300))
+    monkeypatch.setattr("inl_rocm.probe.probe", lambda: probe(root))
+    rows = device_rows(load_registry((), ("inl_rocm.plugin",)))
+    (row,) = [row for row in rows if row["device"] == "rocm"]
+    assert row["status"] == "unavailable"
+    assert row["reason"].startswith("torch is damaged: ")
 
 
 def test_without_torch(host, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +11,9 @@ from inl.errors import BackendUnavailable
 
 RUNTIMES = {"cuda": "CUDA", "hip": "ROCm", "xpu": "XPU"}
 """Variable of ``torch/version.py`` -> name of the runtime that it is the version of."""
+
+ASSIGNED = re.compile(r"^(\w+)(?:: [^=]+)? = '([^']*)'$", re.MULTILINE)
+"""A variable to which a string is assigned."""
 
 
 class TorchBuild(NamedTuple):
@@ -51,24 +54,11 @@ def installed_torch() -> TorchBuild | None:
         return None
     file = Path(spec.origin or "torch").parent / "version.py"
     try:
-        values = _assigned(file.read_text("utf-8"))
+        values = dict(ASSIGNED.findall(file.read_text("utf-8")))
         version = values["__version__"]
-    except (OSError, SyntaxError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise BackendUnavailable(
             f"torch is damaged: {file}: {type(error).__name__}: {error}; reinstall it"
         ) from error
     found = {key: text for key in RUNTIMES if (text := values.get(key))}
     return TorchBuild(version, found)
-
-
-def _assigned(source: str) -> dict[str, str]:
-    """Return the variables of a module that are assigned strings."""
-    values = {}
-    for line in ast.parse(source).body:
-        targets = [line.target] if isinstance(line, ast.AnnAssign) else []
-        if isinstance(line, ast.Assign):
-            targets = line.targets  # type: ignore[assignment]
-        value = getattr(line, "value", None)
-        if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            values |= {t.id: value.value for t in targets if isinstance(t, ast.Name)}
-    return values

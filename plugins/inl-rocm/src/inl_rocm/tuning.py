@@ -31,6 +31,11 @@ ATTENTION: dict[int, dict[tuple[str, int, bool], AttentionTile]] = {
 """Lanes of a wavefront -> (kind, head size, whether float32) -> tile. With 32 lanes the
 tiles of NVIDIA's chips spill hundreds of registers."""
 
+MAX_HEAD_DIM = 128
+"""Largest head size of attention in Triton. Tiles of larger heads spill on chips with
+32 lanes, and are not compiled in the tests for the others."""
+
+
 def chip_tuning(chip: Chip, processors: int) -> Tuning:
     """Launch parameters for a chip of ``processors`` compute units.
 
@@ -42,6 +47,7 @@ def chip_tuning(chip: Chip, processors: int) -> Tuning:
         shared_bytes=chip.shared_bytes,
         filters=True,
         attention=ATTENTION[chip.lanes],
+        max_head_dim=MAX_HEAD_DIM,
     )
 
 

@@ -88,6 +88,8 @@ class Tuning:
     """(kind of attention, head size, whether float32) -> tile; all others by rule. The
     kinds are "decode" and "single", of one query per row, and "prompt"; the head size
     is a power of two, at least 64."""
+    max_head_dim: int = 256
+    """Largest head size of attention in Triton."""
     max_rows: int = 1
     """Most rows of a Triton product; for more rows the device's library is faster."""
     max_outputs: int = 1 << 13

@@ -220,9 +220,9 @@ def shared_bytes(place: torch.device) -> int:
     return int(driver.active.utils.get_device_properties(place.index)["max_shared_mem"])
 
 
-def _refuse(q: Any, *_: Any, **__: Any) -> str | None:
-    if q.shape[2] > 256:
-        return f"heads of {q.shape[2]} elements, takes 256 at most"
+def _refuse(q: Any, *_: Any, tuning: Tuning, **__: Any) -> str | None:
+    if q.shape[2] > tuning.max_head_dim:
+        return f"heads of {q.shape[2]} elements, takes {tuning.max_head_dim} at most"
     return refuse_dtype(q)
 
 
@@ -233,7 +233,7 @@ def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
             "attention",
             "triton",
             partial(attention, tuning=tuning),
-            refuse=_refuse,
+            refuse=partial(_refuse, tuning=tuning),
             plan=plan,
             preference=PREFERENCE,
         ),
