@@ -22,9 +22,7 @@ MODULE = SimpleNamespace(
 
 @hookimpl
 def inl_register_backends(register):
-    register(
-        DeviceType.XPU, "simulated_xpu:open_backend", probe="simulated_xpu:probe"
-    )
+    register(DeviceType.XPU, "simulated_xpu:open_backend", probe="simulated_xpu:probe")
 
 
 def probe():

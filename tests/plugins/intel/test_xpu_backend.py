@@ -152,7 +152,7 @@ def test_unusable_torch_is_refused(functions, message):
 
 @pytest.mark.skipif(torch.xpu.is_available(), reason="torch finds an Intel GPU")
 def test_this_build_of_torch_is_refused():
-    with pytest.raises(BackendUnavailable, match="xpu:0: torch .* for XPU is needed"):
+    with pytest.raises(BackendUnavailable, match=r"xpu:0: torch .* for XPU is needed"):
         XpuBackend(DEVICE)
 
 

@@ -37,6 +37,8 @@ from inl.ops.step import empty_tables
 from inl.spec.cache import Cache
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket, Step, Tables
+from inl_rocm.chips import CHIPS
+from inl_rocm.tuning import chip_tuning
 from inl_torch import triton as ours
 from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
@@ -46,8 +48,6 @@ from inl_torch.triton.dynamics import training as dynamics_training
 from inl_torch.triton.matmul.products import library_is_faster
 from inl_torch.triton.quantized import products as packed_products
 from inl_torch.triton.quantized.packed import FLOAT8, PackedLinear, PackedMlp, packed
-from inl_rocm.chips import CHIPS
-from inl_rocm.tuning import chip_tuning
 from inl_torch.triton.tuning import Tuning
 
 SHARED = {"cuda:80": 166912, "cuda:90": 232448, "cuda:100": 232448} | {

@@ -23,9 +23,14 @@ class TorchBuild(NamedTuple):
     runtimes: dict[str, str]
     """Keys of :data:`RUNTIMES` -> version."""
 
-    def __str__(self) -> str:
+    @property
+    def built_for(self) -> str:
+        """The runtimes and their versions, such as "built for ROCm 7.1.2"."""
         built = [f"{RUNTIMES[key]} {text}" for key, text in self.runtimes.items()]
-        return f"torch {self.version}, built for {' and '.join(built) or 'CPUs only'}"
+        return f"built for {' and '.join(built) or 'CPUs only'}"
+
+    def __str__(self) -> str:
+        return f"torch {self.version}, {self.built_for}"
 
 
 def require_torch(runtime: str, install: str) -> TorchBuild:

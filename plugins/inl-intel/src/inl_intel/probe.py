@@ -50,7 +50,7 @@ FAMILIES: Final = {
     "0x7d5": "Intel Core Ultra graphics",
     "0x7dd": "Intel Core Ultra graphics",
 }
-"""First digits of PCI device ids -> family, of those that torch's XPU build supports."""
+"""First digits of PCI device ids -> family, of those that torch supports."""
 
 
 class Card(NamedTuple):

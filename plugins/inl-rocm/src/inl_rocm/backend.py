@@ -55,8 +55,8 @@ def check_torch(device: Device) -> None:
         )
     if not torch.cuda.is_available():
         raise BackendUnavailable(
-            f"{device}: torch {torch.__version__} for ROCm {torch.version.hip} finds no "
-            "usable GPU; install a build for a ROCm that the driver supports"
+            f"{device}: torch {torch.__version__} for ROCm {torch.version.hip} finds "
+            "no usable GPU; install a build for a ROCm that the driver supports"
         )
     count = torch.cuda.device_count()
     if device.index >= count:
