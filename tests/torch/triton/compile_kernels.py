@@ -58,6 +58,13 @@ SHARED = {"cuda:80": 166912, "cuda:90": 232448, "cuda:100": 232448} | {
 MATRIX = re.compile(r"\b(v_s?mfma|v_s?wmma)")
 """Matrix instructions of AMD's chips."""
 
+ATOMIC = re.compile(r"\b(global|buffer|flat)_atomic_add")
+STORE = re.compile(r"\b(global|buffer|flat)_store")
+COMPLETE = re.compile(
+    r"s_waitcnt vmcnt\(0\)|s_waitcnt_vscnt null, 0x0|s_wait_storecnt 0x0"
+)
+"""Instructions that wait for all stores: of gfx9, of gfx10 and 11, of gfx12."""
+
 HEADS, KV_HEADS, HIDDEN, INNER = 9, 3, 576, 256
 """Sizes of the default model where they affect the code, with its group of 3 heads."""
 
@@ -310,6 +317,25 @@ def resources(compiled, target):
     return registers, stack, shared
 
 
+def publishes_stores(text):
+    """Whether all stores are complete at the barrier before a kernel's first atomic.
+
+    A thread's atomic releases the stores of the others only if they are complete.
+    """
+    lines = text.splitlines()
+    atomic = next((at for at, line in enumerate(lines) if ATOMIC.search(line)), None)
+    if atomic is None:
+        return True
+    before = lines[:atomic]
+    barriers = [at for at, line in enumerate(before) if "s_barrier" in line]
+    # A program of one wavefront has none, and releases its own stores.
+    barrier = barriers[-1] if barriers else 0
+    for line in reversed(before[:barrier]):
+        if COMPLETE.search(line) or STORE.search(line):
+            return COMPLETE.search(line) is not None
+    return True
+
+
 def row(compiled, spent, dtype, dim, target):
     registers, spills, shared = resources(compiled, target)
     return {
@@ -317,6 +343,7 @@ def row(compiled, spent, dtype, dim, target):
         "warps": compiled.metadata.num_warps, "registers": registers,
         "spills": spills, "shared": shared, "seconds": round(spent, 2),
         "tf32": "tf32" in compiled.asm.get("ptx", ""),
+        "unordered": not publishes_stores(compiled.asm.get("amdgcn", "")),
         "matrix": sorted(set(MATRIX.findall(compiled.asm.get("amdgcn", "")))),
     }  # fmt: skip
 

@@ -77,6 +77,8 @@ def faults(rows, target):
             yield f"{name} takes {row['shared']} bytes of shared memory"
         if row["kernel"] == "search_pass" and row["shared"] > SEARCH_BYTES:
             yield f"{name} exchanges {row['shared']} bytes between threads"
+        if amd and row["unordered"]:
+            yield f"{name} publishes stores that may not be complete"
         if row["dtype"] == "float32" and row["tf32"]:
             yield f"{name} multiplies in TF32"
         if row["seconds"] > SECONDS:
@@ -126,13 +128,14 @@ def test_faults_are_found():
         ("hip:gfx942", {"matrix": []}, "uses [], not ['v_mfma']"),
         ("hip:gfx1201", {"matrix": ["v_mfma"]}, "not ['v_wmma']"),
         ("hip:gfx942", {"kernel": "search_pass", "shared": 16384}, "exchanges 16384"),
+        ("hip:gfx942", {"unordered": True}, "publishes stores that may not be"),
         ("hip:gfx942", {}, None),
     ],
 )
 def test_faults_of_amd_are_found(target, change, fault):
     row = {
         "kernel": "attend", "dtype": "bfloat16", "dim": 64, "spills": 0, "shared": 0,
-        "tf32": False, "seconds": 1, "matrix": ["v_mfma"],
+        "tf32": False, "seconds": 1, "matrix": ["v_mfma"], "unordered": False,
     }  # fmt: skip
     found = list(faults([row | change], target))
     assert (len(found) == 1 and fault in found[0]) if fault else not found

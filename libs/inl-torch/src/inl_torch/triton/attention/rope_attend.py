@@ -27,6 +27,9 @@ UNSPLIT_TILES = 3
 """Tiles of keys up to which one program is faster than a split, where there are several
 rows."""
 
+WIDE = 64
+"""Lanes of AMD's CDNA chips."""
+
 MANY_PROGRAMS = 1024
 """Programs of one split from which memory bandwidth is the limit."""
 
@@ -91,7 +94,8 @@ def decode_attention(
         DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits, M=max(lanes, 16),
         WINDOWED=window is not None, CAPPED=cap is not None,
         PDL=tuning.uses_pdl(tokens), PREFETCH=prefetch,
-        UNSPLIT_TILES=1 if single else UNSPLIT_TILES, num_warps=config.warps,
+        UNSPLIT_TILES=1 if single else UNSPLIT_TILES, WAITS=tuning.lanes == WIDE,
+        num_warps=config.warps,
         num_stages=config.stages, **tuning.launch(tokens),
     )  # fmt: skip
     return out
