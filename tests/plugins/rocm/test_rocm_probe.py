@@ -15,8 +15,11 @@ import inl_rocm.plugin
 from inl.cli.devices import device_rows
 from inl.device import DeviceInfo, DeviceType
 from inl.errors import BackendUnavailable
+from inl.plugin import device_selection
+from inl.plugin.device_selection import choose_auto
 from inl.plugin.hooks import GROUP
 from inl.plugin.loader import load_registry
+from inl.plugin.speed import Speed
 from inl_rocm import kfd
 from inl_rocm.chips import CHIPS, RELATED, chip_of
 from inl_rocm.probe import INSTALL, probe, product_names
@@ -126,6 +129,22 @@ def test_damaged_torch_is_a_row(host, torch_files, monkeypatch):
     (row,) = [row for row in rows if row["device"] == "rocm"]
     assert row["status"] == "unavailable"
     assert row["reason"].startswith("torch is damaged: ")
+
+
+def test_auto_prefers_a_gpu_to_the_cpu_and_says_why(two, monkeypatch):
+    monkeypatch.setattr("inl_rocm.probe.probe", lambda: probe(two))
+    monkeypatch.setattr(
+        device_selection,
+        "speed_of",
+        lambda device, info, *_: Speed(
+            device, info.bytes_per_second or 1e9, "declared"
+        ),
+    )
+    known = load_registry((), ("inl_rocm.plugin", "inl_cpu.plugin"))
+    choice = choose_auto(known)
+    assert str(choice.device) == "rocm:0"
+    assert "rocm:0" in choice.why()
+    assert "cpu:0" in choice.why()
 
 
 def test_without_torch(host, monkeypatch):

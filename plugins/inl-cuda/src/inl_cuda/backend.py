@@ -52,7 +52,8 @@ def check_torch(device: Device) -> None:
     if torch.version.cuda is None or not torch.cuda.is_available():
         raise BackendUnavailable(
             f"{device}: torch {torch.__version__} finds no usable CUDA; install a "
-            "build of torch for CUDA, no newer than the driver"
+            "build of torch for CUDA, no newer than the driver. Try: pip install "
+            "--force-reinstall torch"
         )
     count = torch.cuda.device_count()
     if device.index >= count:
