@@ -139,3 +139,27 @@ def test_faults_of_amd_are_found(target, change, fault):
     }  # fmt: skip
     found = list(faults([row | change], target))
     assert (len(found) == 1 and fault in found[0]) if fault else not found
+
+
+GFX9 = ("buffer_store_dword v1", "s_waitcnt vmcnt(0)", "s_barrier", "global_atomic_add")
+GFX11 = ("global_store_b32", "s_waitcnt_vscnt null, 0x0", "s_barrier", GFX9[3])
+GFX12 = (
+    "global_store_b32", "s_wait_storecnt 0x0", "s_barrier_signal -1",
+    "s_barrier_wait -1", GFX9[3],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "right"),
+    [
+        (GFX9, True), (GFX11, True), (GFX12, True),
+        ((GFX9[1], GFX9[0], *GFX9[2:]), False),
+        ((GFX9[0], GFX9[2], GFX9[1], GFX9[3]), False),
+        ((GFX9[0], GFX9[3]), True), ((GFX9[0], GFX9[2]), True),
+    ],
+    ids=["gfx9", "gfx11", "gfx12", "too early", "too late", "one wave", "no atomic"],
+)  # fmt: skip
+def test_stores_are_complete_at_the_barrier(lines, right):
+    from compile_kernels import publishes_stores
+
+    assert publishes_stores("\n".join(lines)) == right
