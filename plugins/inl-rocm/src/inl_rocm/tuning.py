@@ -9,27 +9,33 @@ from __future__ import annotations
 import torch
 
 from inl.backend.tunable import Facts
-from inl_rocm.chips import Chip
+from inl_rocm.chips import MI350, RDNA3, RDNA4, Chip
 from inl_torch.gpu.tuner import distribution_version
 from inl_torch.triton.tuning import AttentionTile, Tuning
 
-ATTENTION: dict[int, dict[tuple[str, int, bool], AttentionTile]] = {
-    64: {},
-    32: {
-        ("decode", 64, False): AttentionTile(1, 32, 4, 2),
-        ("decode", 128, False): AttentionTile(1, 16, 8, 2),
-        ("single", 64, False): AttentionTile(1, 32, 2, 2),
-        ("single", 128, False): AttentionTile(1, 32, 4, 2),
-        ("prompt", 64, False): AttentionTile(64, 32, 8, 2),
-        ("prompt", 128, False): AttentionTile(64, 16, 8, 2),
-        ("decode", 64, True): AttentionTile(1, 32, 8, 2),
-        ("decode", 128, True): AttentionTile(1, 16, 8, 2),
-        ("prompt", 64, True): AttentionTile(32, 16, 8, 2),
-        ("prompt", 128, True): AttentionTile(16, 16, 8, 2),
-    },
+Tiles = dict[tuple[str, int, bool], AttentionTile]
+"""(Kind of attention, head size, whether float32) -> tile."""
+
+RDNA: Tiles = {
+    ("decode", 64, False): AttentionTile(1, 32, 4, 2),
+    ("decode", 128, False): AttentionTile(1, 16, 8, 2),
+    ("single", 64, False): AttentionTile(1, 32, 2, 2),
+    ("single", 128, False): AttentionTile(1, 32, 4, 2),
+    ("prompt", 64, False): AttentionTile(64, 32, 8, 2),
+    ("prompt", 128, False): AttentionTile(64, 16, 8, 2),
+    ("decode", 64, True): AttentionTile(1, 32, 8, 2),
+    ("decode", 128, True): AttentionTile(1, 16, 8, 2),
+    ("prompt", 64, True): AttentionTile(32, 16, 8, 2),
+    ("prompt", 128, True): AttentionTile(16, 16, 8, 2),
 }
-"""Lanes of a wavefront -> (kind, head size, whether float32) -> tile. With 32 lanes the
-tiles of NVIDIA's chips spill hundreds of registers."""
+"""Chips with 32 lanes: the tiles of NVIDIA's chips spill hundreds of registers."""
+
+ATTENTION: dict[Chip, Tiles] = {
+    MI350: {("decode", 128, False): AttentionTile(1, 64, 4, 2)},
+    RDNA3: RDNA,
+    RDNA4: RDNA,
+}
+"""Tiles of the chips on which those of NVIDIA's chips spill."""
 
 MAX_HEAD_DIM = 128
 """Largest head size of attention in Triton. Tiles of larger heads spill on chips with
@@ -46,7 +52,7 @@ def chip_tuning(chip: Chip, processors: int) -> Tuning:
         processors=processors,
         shared_bytes=chip.shared_bytes,
         filters=True,
-        attention=ATTENTION[chip.lanes],
+        attention=ATTENTION.get(chip, {}),
         max_head_dim=MAX_HEAD_DIM,
     )
 
