@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 from inl.backend.host import host_memory
 from inl.device import DeviceInfo, DeviceType
 from inl.plugin import hookimpl
+
+DTYPES = "INL_TEST_XPU_DTYPES"
+"""Environment variable: comma-separated dtypes of the backend; all by default."""
 
 MODULE = SimpleNamespace(
     is_available=lambda: True,
@@ -32,4 +36,7 @@ def probe():
 def open_backend(device):
     from inl_intel.backend import XpuBackend
 
-    return XpuBackend(device, MODULE, "cpu")
+    backend = XpuBackend(device, MODULE, "cpu")
+    if dtypes := os.environ.get(DTYPES):
+        backend.traits = backend.traits._replace(dtypes=tuple(dtypes.split(",")))
+    return backend

@@ -203,7 +203,7 @@ def packed_weights():
         yield PackedLinear(matrix(HIDDEN, HIDDEN)), mlp
 
 
-def call_all(dtype, dim, tuning):
+def call_all(dtype, dim, tuning, *, packed=True):
     """Call every kernel once for each launch configuration."""
     kernels = {kernel.op: kernel.run for kernel in ours.kernels(tuning)}
     call_attention(kernels, dtype, dim)
@@ -213,7 +213,7 @@ def call_all(dtype, dim, tuning):
         return torch.ones(shape, dtype=dtype)
 
     width = HEADS * dim
-    packings = list(packed_weights())
+    packings = list(packed_weights()) if packed else []
     call_dynamics(kernels, dtype)
     call_experts(kernels, dtype)
     call_many(kernels, dtype, dim)
@@ -358,6 +358,7 @@ def main():
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--dims", nargs="+", type=int, default=[64, 128])
     parser.add_argument("--attention", action="store_true", help="attention only")
+    parser.add_argument("--skip-packed", action="store_true")
     given = parser.parse_args()
     target = target_of(given.target)
     driver.set_active(Stub(target))
@@ -365,7 +366,9 @@ def main():
     rows, found = [], []
     recording(found)
     attention_prompt.attend_self = fake_cudnn
-    call = call_attention_only if given.attention else call_all
+    call = functools.partial(call_all, packed=not given.skip_packed)
+    if given.attention:
+        call = call_attention_only
     for dtype in given.dtypes:
         for dim in given.dims:
             call(getattr(torch, dtype), dim, tuning)

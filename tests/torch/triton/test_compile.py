@@ -35,6 +35,9 @@ BOTH_SIZES = ("cuda:80", "cuda:90")
 PACKED = {"packed_row", "packed_rows", "unpack"}
 """Kernels of packed weights, which no backend uses on AMD's chips. They may spill."""
 
+SKIP_PACKED = ("hip:gfx90a", "hip:gfx950", "hip:gfx1201")
+"""Chips for which they are not compiled, beside one of each number of lanes."""
+
 MATRIX = {"gfx9": ["v_mfma"], "gfx1": ["v_wmma"]}
 """Start of an architecture's name -> its matrix instructions, in bfloat16."""
 
@@ -101,8 +104,9 @@ def most_spills(kernel, *, amd):
 def test_every_kernel_compiles_and_fits(target):
     dims = ["64", "128"] if target in BOTH_SIZES else ["64"]
     dtypes = WIDE.get(target, ["bfloat16"])
-    rows = compiled(target, "--dims", *dims, "--dtypes", *dtypes)
-    assert len({row["kernel"] for row in rows}) >= 26
+    words = ["--skip-packed"] if target in SKIP_PACKED else []
+    rows = compiled(target, "--dims", *dims, "--dtypes", *dtypes, *words)
+    assert len({row["kernel"] for row in rows} - PACKED) >= 23
     assert not list(faults(rows, target))
 
 
