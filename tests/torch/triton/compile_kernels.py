@@ -37,10 +37,11 @@ from inl.ops.step import empty_tables
 from inl.spec.cache import Cache
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket, Step, Tables
+from inl_rocm.chips import CHIPS
+from inl_rocm.tuning import chip_tuning
 from inl_torch import triton as ours
 from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
-from inl_torch.triton.attention import attention
 from inl_torch.triton.attention import prompt as attention_prompt
 from inl_torch.triton.dynamics import training as dynamics_training
 from inl_torch.triton.matmul.products import library_is_faster
@@ -48,12 +49,20 @@ from inl_torch.triton.quantized import products as packed_products
 from inl_torch.triton.quantized.packed import FLOAT8, PackedLinear, PackedMlp, packed
 from inl_torch.triton.tuning import Tuning
 
-WARP = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32}
-SHARED = {
-    "cuda:80": 166912, "cuda:90": 232448, "cuda:100": 232448, "hip:gfx90a": 65536,
-    "hip:gfx942": 65536, "hip:gfx950": 163840, "hip:gfx1100": 65536,
-}  # fmt: skip
+SHARED = {"cuda:80": 166912, "cuda:90": 232448, "cuda:100": 232448} | {
+    f"hip:{name}": chip.shared_bytes for name, chip in CHIPS.items()
+}
 """Most shared memory of a program in bytes, by chip."""
+
+MATRIX = re.compile(r"\b(v_s?mfma|v_s?wmma)")
+"""Matrix instructions of AMD's chips."""
+
+ATOMIC = re.compile(r"\b(global|buffer|flat)_atomic_add")
+STORE = re.compile(r"\b(global|buffer|flat)_store")
+COMPLETE = re.compile(
+    r"s_waitcnt vmcnt\(0\)|s_waitcnt_vscnt null, 0x0|s_wait_storecnt 0x0"
+)
+"""Instructions that wait for all stores: of gfx9, of gfx10 and 11, of gfx12."""
 
 HEADS, KV_HEADS, HIDDEN, INNER = 9, 3, 576, 256
 """Sizes of the default model where they affect the code, with its group of 3 heads."""
@@ -82,7 +91,16 @@ def target_of(name):
     kind, arch = name.split(":")
     if kind == "cuda":
         return GPUTarget("cuda", int(arch), 32)
-    return GPUTarget("hip", arch, WARP[arch])
+    return GPUTarget("hip", arch, CHIPS[arch].lanes)
+
+
+def tuning_for(name):
+    """The launch parameters that the chip's backend uses."""
+    kind, arch = name.split(":")
+    if kind == "hip":
+        return chip_tuning(CHIPS[arch], processors=132)
+    pdl = int(arch) >= 90
+    return Tuning(pdl=pdl, max_rows=32, shared_bytes=SHARED[name], filters=True)
 
 
 def recording(found):
@@ -99,34 +117,48 @@ def recording(found):
     JITFunction.run = functools.wraps(plain)(run)
 
 
-def steps(dim):
-    """(step, blocks) of one row, of a few, and with prompts."""
-    yield random_step(np.random.default_rng(0), [40], [1], block_size=16)
-    yield random_step(np.random.default_rng(0), [40, 3], [1, 1], block_size=16)
-    yield random_step(np.random.default_rng(0), [40, 3], [1, 20], block_size=16)
+FEW = (([40], [1]), ([40, 3], [1, 1]), ([40, 3], [1, 20]))
+"""Cached and new tokens of one row, of a few, and with prompts."""
+
+MANY = (40, 350)
+"""Rows of large decoding steps."""
+
+
+def torch_steps(sizes):
+    """(step, blocks) of rows with these cached and new tokens."""
+    for cached, new in sizes:
+        host, blocks = random_step(np.random.default_rng(0), cached, new, block_size=16)
+        yield Step(*(torch.from_numpy(np.asarray(a)) for a in host[:-1])), blocks
+
+
+def call_attention(kernels, dtype, dim):
+    """Attention of one row, of a few, with prompts, and of many."""
+    width = HEADS * dim
+    out = Linear(torch.ones(HIDDEN, width, dtype=dtype))
+    many = [([40] * rows, [1] * rows) for rows in MANY]
+    for step, blocks in torch_steps((*FEW, *many)):
+        tokens = step.tokens.shape[0]
+        q, k = (torch.ones(tokens, n, dim, dtype=dtype) for n in (HEADS, KV_HEADS))
+        cache = Cache(
+            *(torch.ones(blocks, 16, KV_HEADS, dim, dtype=dtype) for _ in range(2))
+        )
+        turn = torch.ones(tokens, dim // 2)
+        for window, cap in ((None, None), (7, 3.0)):
+            attrs = {"scale": 0.1, "window": window, "cap": cap, "group": 0}
+            kernels["attention"](q, cache, step, **attrs)
+            kernels["attend_project"](q, k, k, turn, turn, cache, step, out, **attrs)
 
 
 def call_many(kernels, dtype, dim):
-    """Attention and sampling filters of many rows."""
+    """Sampling filters of many rows."""
     tables = Tables(
         *(
             torch.from_numpy(a)
             for a in empty_tables(groups=1, slots=4, max_blocks_per_seq=5)
         )
     )
-    for rows in (40, 350):
-        host, blocks = random_step(
-            np.random.default_rng(0), [40] * rows, [1] * rows, block_size=16
-        )
-        step = Step(*(torch.from_numpy(np.asarray(a)) for a in host[:-1]))
-        q, k = (torch.ones(rows, n, dim, dtype=dtype) for n in (HEADS, KV_HEADS))
-        cache = Cache(
-            *(torch.ones(blocks, 16, KV_HEADS, dim, dtype=dtype) for _ in range(2))
-        )
-        turn = torch.ones(rows, dim // 2)
-        out = Linear(torch.ones(HIDDEN, HEADS * dim, dtype=dtype))
-        kernels["attend_project"](q, k, k, turn, turn, cache, step, out, scale=0.1)
-        logits = torch.empty(rows, 49152, dtype=dtype)
+    for step, _ in torch_steps(([40] * rows, [1] * rows) for rows in MANY):
+        logits = torch.empty(step.tokens.shape[0], 49152, dtype=dtype)
         kernels["sample"](logits, step, tables, sampler="sample_filtered")
 
 
@@ -171,25 +203,25 @@ def packed_weights():
         yield PackedLinear(matrix(HIDDEN, HIDDEN)), mlp
 
 
-def call_all(dtype, dim, tuning):
+def call_all(dtype, dim, tuning, *, packed=True):
     """Call every kernel once for each launch configuration."""
     kernels = {kernel.op: kernel.run for kernel in ours.kernels(tuning)}
+    call_attention(kernels, dtype, dim)
     more = {kernel.op: kernel.run for kernel in packed_products.kernels(tuning)}
 
     def x(*shape):
         return torch.ones(shape, dtype=dtype)
 
     width = HEADS * dim
-    packings = list(packed_weights())
+    packings = list(packed_weights()) if packed else []
     call_dynamics(kernels, dtype)
     call_experts(kernels, dtype)
     call_many(kernels, dtype, dim)
-    norm, out = Norm(x(HIDDEN)), Linear(x(HIDDEN, width), x(HIDDEN))
+    norm = Norm(x(HIDDEN))
     qkv = StackedQkv(x(width + 2 * KV_HEADS * dim, HIDDEN), x(KV_HEADS * dim, HIDDEN))
     mlp = StackedMlp(x(2 * INNER, HIDDEN), x(HIDDEN, INNER))
     sums = {"eps": 1e-5}
-    for host, blocks in steps(dim):
-        step = Step(*(torch.from_numpy(np.asarray(a)) for a in host[:-1]))
+    for step, blocks in torch_steps(FEW):
         tokens, rows = step.tokens.shape[0], step.lengths.shape[0]
         q, k = x(tokens, HEADS, dim), x(tokens, KV_HEADS, dim)
         cache = Cache(*(x(blocks, 16, KV_HEADS, dim) for _ in range(2)))
@@ -198,10 +230,6 @@ def call_all(dtype, dim, tuning):
         )
         kernels["rope"](q, k, cos, sin)
         kernels["write_kv"](k, k, cache, step.writes[0])
-        for window, cap in ((None, None), (7, 3.0)):
-            attrs = {"scale": 0.1, "window": window, "cap": cap, "group": 0}
-            kernels["attention"](q, cache, step, **attrs)
-            kernels["attend_project"](q, k, k, cos, sin, cache, step, out, **attrs)
         y = kernels["embedding"](step.tokens, Embedding(x(97, HIDDEN)))
         own = not library_is_faster(tokens, dtype, mlp.gate_up.shape, tuning)
         for activation in ("silu", "gelu_tanh"):
@@ -257,6 +285,12 @@ def has_copy_engine():
     return target.backend == "cuda" and target.arch >= 90
 
 
+def call_attention_only(dtype, dim, tuning):
+    """Call the kernels whose code depends on the head size most."""
+    kernels = {kernel.op: kernel.run for kernel in ours.kernels(tuning)}
+    call_attention(kernels, dtype, dim)
+
+
 def fake_cudnn(q, _k, _v, _scale):
     """Stands in for cuDNN, which is not compiled here."""
     return torch.ones_like(q), torch.ones(q.shape[1], q.shape[0])
@@ -286,6 +320,25 @@ def resources(compiled, target):
     return registers, stack, shared
 
 
+def publishes_stores(text):
+    """Whether all stores are complete at the barrier before a kernel's first atomic.
+
+    A thread's atomic releases the stores of the others only if they are complete.
+    """
+    lines = text.splitlines()
+    atomic = next((at for at, line in enumerate(lines) if ATOMIC.search(line)), None)
+    if atomic is None:
+        return True
+    before = lines[:atomic]
+    barriers = [at for at, line in enumerate(before) if "s_barrier" in line]
+    # A program of one wavefront has none, and releases its own stores.
+    barrier = barriers[-1] if barriers else 0
+    for line in reversed(before[:barrier]):
+        if COMPLETE.search(line) or STORE.search(line):
+            return COMPLETE.search(line) is not None
+    return True
+
+
 def row(compiled, spent, dtype, dim, target):
     registers, spills, shared = resources(compiled, target)
     return {
@@ -293,6 +346,8 @@ def row(compiled, spent, dtype, dim, target):
         "warps": compiled.metadata.num_warps, "registers": registers,
         "spills": spills, "shared": shared, "seconds": round(spent, 2),
         "tf32": "tf32" in compiled.asm.get("ptx", ""),
+        "unordered": not publishes_stores(compiled.asm.get("amdgcn", "")),
+        "matrix": sorted(set(MATRIX.findall(compiled.asm.get("amdgcn", "")))),
     }  # fmt: skip
 
 
@@ -302,21 +357,21 @@ def main():
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--dims", nargs="+", type=int, default=[64, 128])
+    parser.add_argument("--attention", action="store_true", help="attention only")
+    parser.add_argument("--skip-packed", action="store_true")
     given = parser.parse_args()
     target = target_of(given.target)
     driver.set_active(Stub(target))
-    pdl = target.backend == "cuda" and target.arch >= 90
-    few = 32 if target.backend == "cuda" else 1
-    tuning = Tuning(
-        pdl=pdl, max_rows=few, shared_bytes=SHARED[given.target], filters=True
-    )
+    tuning = tuning_for(given.target)
     rows, found = [], []
     recording(found)
     attention_prompt.attend_self = fake_cudnn
-    attention.shared_bytes = lambda _: SHARED[given.target]
+    call = functools.partial(call_all, packed=not given.skip_packed)
+    if given.attention:
+        call = call_attention_only
     for dtype in given.dtypes:
         for dim in given.dims:
-            call_all(getattr(torch, dtype), dim, tuning)
+            call(getattr(torch, dtype), dim, tuning)
             rows += [row(kept, spent, dtype, dim, target) for kept, spent in found]
             found.clear()
     if not given.table:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from attention_steps import attention_cases
 from triton_place import PLACE
 
 from inl.ops import catalog
-from inl.ops.attention import random_step
 from inl.ops.linear import Linear
-from inl.spec.cache import Cache
 from inl.spec.dispatch import DynamicOps
 from inl.spec.op import Case
 from inl.spec.tolerance import judge
@@ -50,28 +49,6 @@ def test_triton_errs_no_more_than_rounding(name, dtype, seed, on_torch, on_host)
     for case in catalog()[name].cases(np.random.default_rng(seed)):
         verdict = run(name, case, dtype, on_torch, on_host)
         assert verdict.passed, f"{name}/{case.name} {dtype}, seed {seed}: {verdict}"
-
-
-STEPS = {
-    "one": ([], [1], {}),
-    "empty row": ([37], [1], {"pad_rows": 1, "pad_tokens": 1}),
-    "long": ([150, 0, 71], [1, 1, 1], {"block_size": 16}),
-    "chunks": ([33, 5, 0], [1, 20, 17], {"block_size": 16, "pad_tokens": 28}),
-}
-DIMS = ((9, 3, 64), (4, 1, 128), (22, 2, 16), (2, 2, 80))
-
-
-def attention_cases(rng):
-    for label, (cached, counts, extra) in STEPS.items():
-        step, blocks = random_step(rng, cached or [0], counts, **extra)
-        size = extra.get("block_size", 4)
-        for heads, kv_heads, dim in DIMS:
-            q = rng.standard_normal((step.tokens.shape[0], heads, dim))
-            cache = Cache(*rng.standard_normal((2, blocks, size, kv_heads, dim)))
-            for window, cap in ((None, None), (7, 3.0)):
-                attrs = {"scale": dim**-0.5, "window": window, "cap": cap, "group": 0}
-                name = f"{label}/{heads}/{kv_heads}x{dim}/{window}"
-                yield Case(name, (q, cache, step), attrs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -116,7 +93,9 @@ def test_a_wrong_kernel_is_found(seed, on_torch, on_host):
     for case in spec.cases(np.random.default_rng(seed)):
         q, cache, step = on_torch(spec, case, "bfloat16", PLACE)
         late = step._replace(positions=step.positions + 1)
-        got = on_host(attention.attention(q, cache, late, **case.attrs))
+        got = on_host(
+            attention.attention(q, cache, late, **case.attrs, tuning=Tuning())
+        )
         verdicts.append(judge(spec, case, "bfloat16", got).passed)
     assert not all(verdicts), f"seed {seed}"
 
@@ -126,7 +105,7 @@ def test_padding_gives_zeros(seed, on_torch, on_host):
     for case in attention_cases(rng):
         q, cache, step = on_torch(catalog()["attention"], case, "float32", PLACE)
         poison()
-        out = attention.attention(q, cache, step, **case.attrs)
+        out = attention.attention(q, cache, step, **case.attrs, tuning=Tuning())
         assert not out[int(step.used_counts[2]) :].any(), case.name
 
 

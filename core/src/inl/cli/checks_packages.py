@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 from inl.cli.checks import Check, Status
 from inl.cli.devices import show_bytes
 from inl.device import DeviceType
-from inl.errors import InlError
+from inl.errors import BackendUnavailable, InlError
 from inl.plugin import choose_device, make_backend, registry
+from inl.plugin.torch_build import installed_torch
 
 OLDEST_PYTHON: Final = (3, 11)
 
@@ -45,6 +46,7 @@ PACKAGES: Final = (
 HARDWARE: Final = {
     "cuda": ("/dev/nvidiactl", "an NVIDIA driver"),
     "rocm": ("/dev/kfd", "an AMD driver"),
+    "xpu": ("/sys/module/xe", "Intel's driver xe"),
     "tpu": ("/dev/accel0", "a TPU"),
     "directml": ("/dev/dxg", "DirectX of WSL"),
 }
@@ -148,12 +150,20 @@ def torch_build(exists: Callable[[str], bool]) -> Iterator[Check]:
     version = _version("torch")
     if version is None:
         return
+    try:
+        found = installed_torch()
+    except BackendUnavailable as error:
+        fix = "pip install --force-reinstall torch"
+        yield Check("warn", "torch", str(error), fix)
+        return
     drivers = [path for path, _ in HARDWARE.values()]
     size = installed_bytes("torch")
     libraries = [name for name in _requirements("torch") if name.startswith("nvidia-")]
     size += sum(map(installed_bytes, libraries))
     build = f"{version}, {show_bytes(size)}"
-    if "+cpu" in version or not size or not any(map(_version, libraries)):
+    if found is not None and found.runtimes.keys() - {"cuda"}:
+        yield Check("ok", "torch", f"{build}, {found.built_for}")
+    elif "+cpu" in version or not size or not any(map(_version, libraries)):
         yield Check("ok", "torch", build)
     elif any(map(exists, drivers)):
         yield Check("ok", "torch", f"{build}, with CUDA")

@@ -32,7 +32,9 @@ def run(
 
 
 def device_rows(known: Registry) -> list[dict[str, Any]]:
-    """Return one row per device, per device type without devices, per failed plugin."""
+    """Return one row per device, per device type without devices, per failed plugin,
+    and per well-known device type without a plugin.
+    """
     rows = [
         {
             "device": f"{row.type}:{row.info.index}" if row.info else str(row.type),
@@ -44,17 +46,31 @@ def device_rows(known: Registry) -> list[dict[str, Any]]:
         }
         for row in known.devices()
     ]
-    return rows + [
-        {
-            "device": plugin.origin.name,
-            "status": plugin.status,
-            "name": None,
-            "memory_bytes": None,
-            "plugin": plugin.origin.package,
-            "reason": plugin.detail,
-        }
-        for plugin in known.failed
-    ]
+    return (
+        rows
+        + [
+            {
+                "device": plugin.origin.name,
+                "status": plugin.status,
+                "name": None,
+                "memory_bytes": None,
+                "plugin": plugin.origin.package,
+                "reason": plugin.detail,
+            }
+            for plugin in known.failed
+        ]
+        + [
+            {
+                "device": str(kind),
+                "status": "not installed",
+                "name": None,
+                "memory_bytes": None,
+                "plugin": None,
+                "reason": known.advice(kind),
+            }
+            for kind in known.absent
+        ]
+    )
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, str, str]:

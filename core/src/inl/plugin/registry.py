@@ -66,6 +66,15 @@ class Registry:
         """Device types that have a backend, sorted."""
         return tuple(sorted(self._backends))
 
+    @property
+    def absent(self) -> tuple[DeviceType, ...]:
+        """Well-known device types that no plugin serves, not even a failed one."""
+        return tuple(
+            kind
+            for kind in PACKAGES
+            if kind not in self._backends and self.why_absent(kind) is None
+        )
+
     def backend(self, device_type: str) -> BackendEntry | None:
         """Return the backend entry of a device type, or ``None``; imports nothing."""
         return self._backends.get(DeviceType(device_type))

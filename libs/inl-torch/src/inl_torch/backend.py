@@ -86,7 +86,12 @@ class TorchBackend(Backend):
     def guarded(self, program: Program, bucket: Bucket | None) -> Program:
         """Wrap a program so that it raises :class:`~inl.errors.OutOfMemory`."""
         step = f"step of {bucket.tokens} tokens" if bucket else "admission"
-        return translate_oom(program, f"{self.device}: {step}", self.memory)
+        where = f"{self.device}: {step}"
+        return translate_oom(program, where, self.memory, self.empty_cache)
+
+    def empty_cache(self) -> None:
+        """Free the device memory that torch has cached but not allocated."""
+        torch.cuda.empty_cache()
 
     def offers(self, kind: type[C]) -> C | None:
         capabilities = (

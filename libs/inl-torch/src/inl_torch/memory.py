@@ -65,7 +65,10 @@ def allocating(
 
 
 def translate_oom(
-    program: Program, where: str, memory: Callable[[], DeviceMemory]
+    program: Program,
+    where: str,
+    memory: Callable[[], DeviceMemory],
+    empty_cache: Callable[[], None] = torch.cuda.empty_cache,
 ) -> Program:
     """Wrap a program so that it raises :class:`OutOfMemory`.
 
@@ -86,7 +89,7 @@ def translate_oom(
         # The raised error keeps its cause, whose frames would keep the call's tensors.
         for each in {id(oom): oom, id(cause): cause}.values():
             clear_frames(each.__traceback__)
-        torch.cuda.empty_cache()
+        empty_cache()
         raise OutOfMemory(
             f"{where}: {requested} more does not fit, {memory().free} bytes are free; "
             "lower token_budget, max_batch or cache_bytes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from inl.backend.base import C, DeviceMemory, Precompiler, Program
+from inl.backend.base import C, DeviceMemory, Precompiler, Program, Traits
 from inl.backend.tunable import Facts, Tunable
 from inl.dtypes import SIZES
 from inl_torch.backend import TorchBackend, inference_mode
@@ -20,6 +21,7 @@ from inl_torch.memory import allocating
 from inl_torch.tensors import from_host
 
 if TYPE_CHECKING:
+    from inl.device import Device
     from inl.dtypes import HostArray
     from inl.spec.kernel import Kernel
     from inl.spec.limits import Limits
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 PINNED_BYTES = 1 << 20
 """Largest tensor that is copied to the device asynchronously, from pinned memory."""
 
+LARGE_MEMORY = 32 << 30
+"""Total bytes from which the activations of an 8192-token step are affordable: 1 GB for
+a model of 8B parameters."""
+
 STEP_CONSUMES = (2,)
 """``consumes`` of a program ``(weights, message, state)``, which is captured."""
 
@@ -37,13 +43,35 @@ STEP_CONSUMES = (2,)
 class GpuBackend(TorchBackend):
     """One GPU of ``torch.cuda``, which serves CUDA and ROCm builds of torch.
 
-    Abstract: a child sets ``device``, ``place``, ``traits`` and ``pool``, and provides
-    the launch parameters of the Triton kernels and what a tuning measurement depends
-    on. Each bucket becomes one graph. Without Triton the eager kernels are used alone.
+    Abstract: a child checks that torch can use the device before it calls this
+    constructor, and provides the launch parameters of the Triton kernels and what a
+    tuning measurement depends on. Each bucket becomes one graph. Where Triton is not
+    installed or not used, the eager kernels are used alone.
     """
 
+    traits = Traits(
+        dtypes=("bfloat16", "float16", "float32"),
+        block_size=16,
+        depth=2,
+        token_budget=8192,
+        readers=min(os.cpu_count() or 1, 8),
+        captures_programs=True,
+    )
     pool: Any
     """Memory pool of the graphs. It must outlive the graphs of every runner."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.place = torch.device("cuda", device.index)
+        torch.cuda.set_device(self.place)
+        if self.memory().total < LARGE_MEMORY:
+            self.traits = self.traits._replace(token_budget=2048)
+        require_ieee_float32()
+        self.pool = torch.cuda.MemPool()
+
+    def uses_triton(self) -> bool:
+        """Whether Triton is installed and its kernels are known to suit the chip."""
+        return has_triton()
 
     @abstractmethod
     def tuning(self) -> Tuning:
@@ -76,7 +104,7 @@ class GpuBackend(TorchBackend):
 
     def kernels(self) -> Iterable[Kernel]:
         yield from super().kernels()
-        if has_triton():
+        if self.uses_triton():
             from inl_torch import triton
 
             yield from triton.kernels(self.tuning())
@@ -97,7 +125,7 @@ class GpuBackend(TorchBackend):
         return self.guarded(capture(function, pool=self.pool.id), bucket)
 
     def offers(self, kind: type[C]) -> C | None:
-        if not has_triton():
+        if not self.uses_triton():
             return super().offers(kind)
         if kind is Tunable:
             from inl_torch.gpu.tuner import Tuner
@@ -109,6 +137,14 @@ class GpuBackend(TorchBackend):
 
             return cast("C", Precompiler(partial(precompile, place=self.place)))
         return super().offers(kind)
+
+
+def require_ieee_float32() -> None:
+    """Disable TF32 in float32 products, and half-precision accumulation."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    assert not torch.backends.cuda.matmul.allow_tf32, "float32 products use TF32"
 
 
 def has_triton() -> bool:

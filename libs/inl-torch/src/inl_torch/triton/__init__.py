@@ -25,12 +25,11 @@ from inl_torch.triton.step import (
 from inl_torch.triton.tuning import Tuning
 
 FAMILIES = (
-    activation, admit, attention, cache, dynamics, experts, norm, rope,
-    prune_last_layer,
+    activation, admit, cache, dynamics, experts, norm, rope, prune_last_layer,
 )  # fmt: skip
 """Modules whose kernels have no launch parameters that depend on the chip."""
 
-TUNED = (embedding, fused, linear, mlp, rope, sample, make_step)
+TUNED = (attention, embedding, fused, linear, mlp, rope, sample, make_step)
 """Modules whose kernels have launch parameters that depend on the chip."""
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:
+    # A build of Triton for other chips, where PDL is never used.
+    gdc_launch_dependents = gdc_wait = None
 
 
 @triton.jit

@@ -54,7 +54,7 @@ def search_space(
             )
         elif not library_is_faster(rows, specs[0].dtype, matrices[kind], tuning):
             k = matrices[kind][1]
-            options = tiles(k) if rows == 1 else multi_row_tiles(k)
+            options = tiles(k, tuning.lanes) if rows == 1 else multi_row_tiles(k)
             space.append([_as_config(kind, tile) for tile in options])
     return [axis for axis in space if axis]
 
@@ -75,7 +75,7 @@ def _matrices(
     return {"plain": w.weight.shape}, rows
 
 
-def tiles(k: int) -> list[Tile]:
+def tiles(k: int, lanes: int = 32) -> list[Tile]:
     """Tiles for one row of activations and matrices of ``k`` columns."""
     candidates = [
         Tile(rows, columns, warps)
@@ -86,7 +86,7 @@ def tiles(k: int) -> list[Tile]:
     ]
 
     def elements_per_thread(tile: Tile) -> int:
-        return tile.rows * tile.columns // (32 * tile.warps)
+        return tile.rows * tile.columns // (lanes * tile.warps)
 
     supported = [tile for tile in candidates if elements_per_thread(tile) in ELEMENTS]
     return sorted(supported, key=lambda tile: ELEMENTS.index(elements_per_thread(tile)))

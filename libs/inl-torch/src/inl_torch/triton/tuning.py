@@ -51,9 +51,23 @@ class AttentionConfig(NamedTuple):
     stages: int
 
 
+class AttentionTile(NamedTuple):
+    """Launch parameters of a tile of attention, for chips with few registers."""
+
+    rows: int
+    """Queries times heads; of prompts only."""
+    keys: int
+    """Keys per loop step."""
+    warps: int
+    stages: int
+
+
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Launch parameters of the kernels of a decoding step on one chip."""
+
+    lanes: int = 32
+    """Threads of a warp; 64 on AMD's CDNA chips."""
 
     pdl: bool = False
     """Whether to use programmatic dependent launch (compute capability 9.0): a kernel
@@ -68,9 +82,16 @@ class Tuning:
     that was measured for a single kernel."""
     attend: AttentionConfig | None = None
     """Likewise for attention; ``None`` selects by rule."""
+    attention: Mapping[tuple[str, int, bool], AttentionTile] = field(
+        default_factory=dict
+    )
+    """(kind of attention, head size, whether float32) -> tile; all others by rule. The
+    kinds are "decode" and "single", of one query per row, and "prompt"; the head size
+    is a power of two, at least 64."""
+    max_head_dim: int = 256
+    """Largest head size of attention in Triton."""
     max_rows: int = 1
-    """Most rows of a Triton product; for more rows the device's library is faster.
-    AMD's compiler spills registers in the kernel for several rows."""
+    """Most rows of a Triton product; for more rows the device's library is faster."""
     max_outputs: int = 1 << 13
     """Most rows of a matrix that is multiplied with several rows in Triton."""
     max_norm_rows: int = 16
@@ -80,6 +101,12 @@ class Tuning:
     """Most shared memory of a program."""
     filters: bool = False
     """Whether sampling with penalties and filters uses Triton."""
+
+    def attention_tile(
+        self, kind: str, dim: int, *, is_float32: bool
+    ) -> AttentionTile | None:
+        """Return the attention tile of the chip's table, if it has one."""
+        return self.attention.get((kind, max(power(dim), 64), is_float32))
 
     def tile(self, kind: str, n: int, k: int, tokens: int = 1) -> Tile:
         """Return the tile of a product, measured or by rule. ``tokens``: padded

@@ -7,8 +7,8 @@ decoding rows uses both.
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any
 
 import torch
 from triton.runtime.driver import driver
@@ -20,6 +20,7 @@ from inl_torch.triton.attention.kernels import attend, combine
 from inl_torch.triton.attention.plan import Work, plan
 from inl_torch.triton.attention.tiles import LOG2E, attend_tiles
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
+from inl_torch.triton.tuning import AttentionTile, Tuning
 
 LABEL = "attention/triton"
 """Key of this kernel's work lists in ``Step.plan``."""
@@ -43,6 +44,10 @@ this much multiply from shared memory, others from registers."""
 MIN_SHARED_BYTES = 65536
 """Shared memory that every chip has, in bytes."""
 
+SINGLE = AttentionTile(1, 64, 2, 2)
+SINGLE_FLOAT32 = AttentionTile(1, 16, 8, 2)
+"""Tiles of one query per row."""
+
 LONG_WORK = 1 << 16
 """Queries times heads from which the largest tiles occupy a chip evenly."""
 
@@ -56,11 +61,13 @@ def attention(
     window: int | None,
     cap: float | None,
     group: int,
+    tuning: Tuning,
 ) -> torch.Tensor:
     work = step.plan[LABEL] if step.plan else Work(step)
     return paged_attention(
-        q, cache, step, work, scale=scale, window=window, cap=cap, group=group
-    )
+        q, cache, step, work, scale=scale, window=window, cap=cap, group=group,
+        tuning=tuning,
+    )  # fmt: skip
 
 
 def paged_attention(
@@ -73,12 +80,15 @@ def paged_attention(
     window: int | None,
     cap: float | None,
     group: int,
+    tuning: Tuning,
 ) -> torch.Tensor:
     """Attention of every token over the cache: [T, heads, d]."""
     tokens, rows = q.shape[0], step.lengths.shape[0]
     q, out = dense(q), torch.empty(q.shape, dtype=q.dtype, device=q.device)
     table = step.blocks[group].contiguous()
-    attrs: dict[str, Any] = {"scale": scale, "window": window, "cap": cap}
+    attrs: dict[str, Any] = {
+        "scale": scale, "window": window, "cap": cap, "tuning": tuning,
+    }  # fmt: skip
     if tokens == rows or tokens <= SINGLE_TOKEN_LIMIT:
         _single_tokens(q, cache, step, table, work, tokens, out, False, **attrs)
         return out
@@ -100,6 +110,7 @@ def _single_tokens(
     scale: float,
     window: int | None,
     cap: float | None,
+    tuning: Tuning,
 ) -> None:
     """Compute the first ``tokens`` tokens, each over the keys of its row; in a mixed
     step those of rows of one token.
@@ -110,7 +121,9 @@ def _single_tokens(
     group_size = heads // kv_heads
     lanes = min(power(group_size), HEADS)
     is_float32 = q.dtype == torch.float32
-    keys = 16 if is_float32 else 64
+    tile = tuning.attention_tile("single", dim, is_float32=is_float32)
+    tile = tile or (SINGLE_FLOAT32 if is_float32 else SINGLE)
+    keys = tile.keys
     head_programs = kv_heads * -(-group_size // lanes)
     # With one for each row, rows of even length are not cut.
     spare = max(PROGRAMS // head_programs - tokens, tokens)
@@ -124,7 +137,7 @@ def _single_tokens(
         cap or 1.0, SIZE=size, KV_HEADS=kv_heads, GROUP=group_size, LANES=lanes,
         DIM=dim, DIM_P=max(power(dim), 16), KEYS=keys, M=max(lanes, 16),
         WINDOWED=window is not None, CAPPED=cap is not None,
-        num_warps=8 if is_float32 else 2, num_stages=2,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     combine[(tokens, heads)](
         split_acc, split_stats, items.tokens, out, HEADS=heads, DIM=dim,
@@ -143,15 +156,16 @@ def _token_tiles(
     scale: float,
     window: int | None,
     cap: float | None,
+    tuning: Tuning,
 ) -> None:
     """Compute the tokens of rows with several tokens; padding becomes 0."""
     heads, dim = q.shape[1:]
     size, kv_heads = cache.k.shape[1:3]
     group_size = heads // kv_heads
-    shared_memory = shared_bytes(q.device)
-    tile_config = prefill_tile(
-        dim, q.dtype == torch.float32, shared_memory, heads * q.shape[0]
-    )
+    is_float32 = q.dtype == torch.float32
+    tile_config = tuning.attention_tile(
+        "prompt", dim, is_float32=is_float32
+    ) or prefill_tile(dim, is_float32, tuning.shared_bytes, heads * q.shape[0])
     lanes = min(group_size, tile_config.rows)
     tiles = work.tiles(tile_config.rows // lanes)
     attend_tiles[(kv_heads * -(-group_size // lanes), tiles.shape[0])](
@@ -164,40 +178,29 @@ def _token_tiles(
     )  # fmt: skip
 
 
-class PrefillTile(NamedTuple):
-    """Launch parameters of a prefill tile."""
-
-    rows: int
-    """Queries times heads."""
-    keys: int
-    """Keys per loop step."""
-    warps: int
-    stages: int
-
-
 def prefill_tile(
     dim: int, is_float32: bool, shared_memory: int, work: int
-) -> PrefillTile:
+) -> AttentionTile:
     """Return the fastest measured tile that fits the shared memory.
 
     work: queries times heads of the step.
     """
     if is_float32:
-        return PrefillTile(64 if dim <= 64 else 32, 16, 8, 2)
+        return AttentionTile(64 if dim <= 64 else 32, 16, 8, 2)
     if dim <= 64:
         return (
-            PrefillTile(128, 64, 8, 2)
+            AttentionTile(128, 64, 8, 2)
             if work >= LONG_WORK
-            else PrefillTile(64, 64, 4, 2)
+            else AttentionTile(64, 64, 4, 2)
         )
     if dim <= 128 and shared_memory >= LARGEST_SHARED_BYTES:
-        return PrefillTile(128, 32, 4, 3)
-    return PrefillTile(
+        return AttentionTile(128, 32, 4, 3)
+    return AttentionTile(
         64, 64 if dim <= 128 and shared_memory >= LARGE_SHARED_BYTES else 32, 4, 2
     )
 
 
-@functools.cache
+@cache
 def shared_bytes(place: torch.device) -> int:
     """Most shared memory of a program; without a GPU, what every chip has."""
     if place.type != "cuda":
@@ -205,19 +208,21 @@ def shared_bytes(place: torch.device) -> int:
     return int(driver.active.utils.get_device_properties(place.index)["max_shared_mem"])
 
 
-def _refuse(q: Any, *_: Any, **__: Any) -> str | None:
-    if q.shape[2] > 256:
-        return f"heads of {q.shape[2]} elements, takes 256 at most"
+def _refuse(q: Any, *_: Any, tuning: Tuning, **__: Any) -> str | None:
+    if q.shape[2] > tuning.max_head_dim:
+        return f"heads of {q.shape[2]} elements, takes {tuning.max_head_dim} at most"
     return refuse_dtype(q)
 
 
-KERNELS = (
-    Kernel(
-        "attention",
-        "triton",
-        attention,
-        refuse=_refuse,
-        plan=plan,
-        preference=PREFERENCE,
-    ),
-)
+def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
+    """Return the attention kernel."""
+    return (
+        Kernel(
+            "attention",
+            "triton",
+            partial(attention, tuning=tuning),
+            refuse=partial(_refuse, tuning=tuning),
+            plan=plan,
+            preference=PREFERENCE,
+        ),
+    )

@@ -30,6 +30,9 @@ rows."""
 
 MAX_SPLITS = 32
 
+WIDE = 64
+"""Lanes of AMD's CDNA chips."""
+
 MANY_PROGRAMS = 1024
 """Programs of one split from which memory bandwidth is the limit."""
 
@@ -59,7 +62,7 @@ def decode_attention(
         q = rope_write(q, k, v, cos, sin, cache, step.writes[group])
         return paged_attention(
             q, cache, step, step_plan, scale=scale, window=window, cap=cap,
-            group=group,
+            group=group, tuning=tuning,
         )  # fmt: skip
     q, k, v = dense(q), dense(k), dense(v)
     tokens, heads, dim = q.shape
@@ -68,7 +71,7 @@ def decode_attention(
     lanes = min(power(group_size), HEADS)
     head_programs = kv_heads * -(-group_size // lanes)
     config = tuning.attend or attention_config(
-        dim, q.dtype, tokens, tokens * head_programs
+        dim, q.dtype, tokens, tokens * head_programs, tuning
     )
     keys = config.keys
     programs, table = tokens * head_programs, step.blocks[group]
@@ -96,7 +99,8 @@ def decode_attention(
         HALF=dim // 2, DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits,
         M=max(lanes, 16), WINDOWED=window is not None, CAPPED=cap is not None,
         PDL=tuning.uses_pdl(tokens), PREFETCH=prefetch,
-        UNSPLIT_TILES=1 if single else UNSPLIT_TILES, num_warps=config.warps,
+        UNSPLIT_TILES=1 if single else UNSPLIT_TILES, WAITS=tuning.lanes == WIDE,
+        num_warps=config.warps,
         num_stages=config.stages, **tuning.launch(tokens),
     )  # fmt: skip
     return out
@@ -122,13 +126,16 @@ def split_count(programs: int, tiles: int, tuning: Tuning, waves: int) -> int:
 
 
 def attention_config(
-    dim: int, dtype: torch.dtype, tokens: int, programs: int
+    dim: int, dtype: torch.dtype, tokens: int, programs: int, tuning: Tuning
 ) -> AttentionConfig:
-    """Return the launch parameters, as measured on an H200.
+    """Return the launch parameters of the chip's table, or as measured on an H200.
 
     programs: their number without splits. A few programs are limited by latency and
     need many keys in flight; many small programs reach the memory bandwidth.
     """
+    tile = tuning.attention_tile("decode", dim, is_float32=dtype == torch.float32)
+    if tile is not None:
+        return AttentionConfig(tile.keys, 2, tile.warps, tile.stages)
     if dtype == torch.float32:
         return (
             AttentionConfig(32, 2, 8, 2) if dim > 64 else AttentionConfig(64, 2, 4, 2)

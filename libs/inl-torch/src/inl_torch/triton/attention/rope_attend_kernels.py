@@ -7,6 +7,7 @@ import triton.language as tl
 from triton.language import tensor
 
 from inl_torch.triton.attention.tiles import LOG2E
+from inl_torch.triton.barrier import finish_stores
 from inl_torch.triton.pdl import pdl_sync
 
 CACHE_GLOBAL = tl.constexpr(".cg")
@@ -151,6 +152,7 @@ def rope_attend(
     HALF: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
     M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PDL: tl.constexpr,
     PREFETCH: tl.constexpr, UNSPLIT_TILES: tl.constexpr,
+    WAITS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Attention of some heads of one token over one split of its row's keys.
 
@@ -340,7 +342,7 @@ def rope_attend(
             tl.store(split_acc + slot[:, None] * DIM + d[None, :], acc, mask=both)
             tl.store(split_stats + slot * 2, m_i, mask=is_head)
             tl.store(split_stats + slot * 2 + 1, l_i, mask=is_head)
-            tl.debug_barrier()
+            finish_stores(WAITS)
             counter = counters + token * tl.num_programs(0) + tl.program_id(0)
             if tl.atomic_add(counter, 1, sem="acq_rel") == active - 1:
                 tl.store(counter, 0)

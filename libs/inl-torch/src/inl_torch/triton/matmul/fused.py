@@ -103,11 +103,12 @@ def refuse_logits(
 
 def refuse_attend(
     q: Any, _k: Any, _v: Any, _cos: Any, _sin: Any, _cache: Any, step: Any, _w: Any,
-    **_: Any,
+    tuning: Tuning, **_: Any,
 ) -> str | None:  # fmt: skip
     tokens, rows = q.shape[0], step.lengths.shape[0]
-    if q.shape[2] > 256 or q.shape[2] % 2:
-        return f"heads of {q.shape[2]} elements, takes even sizes up to 256"
+    if q.shape[2] > tuning.max_head_dim or q.shape[2] % 2:
+        most = tuning.max_head_dim
+        return f"heads of {q.shape[2]} elements, takes even sizes up to {most}"
     if q.shape[1] > MAX_HEADS:
         return f"takes {MAX_HEADS} heads at most, found {q.shape[1]}"
     if tokens == rows and tokens > MAX_ROWS:

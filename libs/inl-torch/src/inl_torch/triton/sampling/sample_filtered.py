@@ -22,7 +22,11 @@ from inl_torch.triton.sampling.sample_filtered_kernels import (
     penalize,
     sample_token,
 )
-from inl_torch.triton.sampling.sample_filtered_search import BINS, search_pass
+from inl_torch.triton.sampling.sample_filtered_search import (
+    BINS,
+    LANES,
+    search_pass,
+)
 from inl_torch.triton.tuning import Tuning
 
 COLUMNS = len(PARAMS)
@@ -65,7 +69,9 @@ def sample_filtered(
         return torch.empty(shape, dtype=dtype, device=place)
 
     options: dict[str, Any] = {
-        "COLUMNS": COLUMNS, "CHUNKS": chunks, "CHUNK": chunk, "num_warps": 4,
+        "COLUMNS": COLUMNS, "CHUNKS": chunks, "CHUNK": chunk,
+        # One accumulator per thread and bin: more threads would exchange their sums.
+        "num_warps": LANES.value // tuning.lanes,
         "PDL": tuning.uses_pdl(samples), **tuning.launch(samples),
     }  # fmt: skip
     penalized = empty(samples, vocab)

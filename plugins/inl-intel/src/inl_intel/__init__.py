@@ -1,0 +1,1 @@
+"""Intel GPUs as devices of INL, through ``torch.xpu`` and Triton."""

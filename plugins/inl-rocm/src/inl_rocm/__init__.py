@@ -1,0 +1,1 @@
+"""AMD GPUs as devices of INL, through torch's ROCm build and Triton."""

@@ -1,0 +1,32 @@
+"""``inl check xpu:0`` on the simulated device."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from simulated_xpu import DTYPES
+
+from depth import scaled
+
+FOLDER = str(Path(__file__).parent)
+
+
+@pytest.mark.full
+def test_the_simulated_device_passes_every_check():
+    dtypes = scaled("", "bfloat16", "bfloat16,float16,float32")
+    paths = os.pathsep.join((FOLDER, os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, "-m", "inl", "check", "xpu:0", "--json"],
+        capture_output=True, text=True, timeout=580,
+        env=os.environ
+        | {"INL_PLUGINS": "simulated_xpu", "PYTHONPATH": paths, DTYPES: dtypes},
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    card = json.loads(done.stdout)
+    assert card["failures"] == []
+    assert card["ops"]["rope_table"]["kernels"] == ["eager", "fixed_point"]
