@@ -1,0 +1,16 @@
+"""Kernels over ONNX graph values: one for every primitive op."""
+
+from __future__ import annotations
+
+from inl.spec.kernel import Kernel
+from inl_onnx.kernels import attention, inl, layers, moe, sample, step, verify
+
+KERNELS: tuple[Kernel, ...] = (
+    *step.KERNELS,
+    *layers.KERNELS,
+    *attention.KERNELS,
+    *moe.KERNELS,
+    *inl.KERNELS,
+    *sample.KERNELS,
+    *verify.KERNELS,
+)
