@@ -45,13 +45,18 @@ class Runtime:
                 f"dtype: found {data.dtype!r}, ONNX Runtime takes {', '.join(DTYPES)}"
             )
         array = np.ascontiguousarray(data.data.reshape(data.shape))
-        # Not ortvalue_from_numpy, which aliases memory of the host.
-        value = ort.OrtValue.ortvalue_from_shape_and_type(
-            data.shape, array.dtype, self.provider.memory, self.provider.index
-        )
+        value = self._copied(array)
+        return Tensor(self, value, data.dtype, data.shape, in_place=in_place)
+
+    def _copied(self, array: Any) -> ort.OrtValue:
+        memory, index = self.provider.memory, self.provider.index
+        if memory != "cpu":
+            return ort.OrtValue.ortvalue_from_numpy(array, memory, index)
+        # In host memory that function aliases the array.
+        value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype)
         if array.size:
             value.update_inplace(array)
-        return Tensor(self, value, data.dtype, data.shape, in_place=in_place)
+        return value
 
     def zeros(
         self, shape: Sequence[int], dtype: str, *, in_place: bool = False
@@ -61,7 +66,8 @@ class Runtime:
 
     def numpy(self, x: Tensor) -> HostArray:
         """Copy a tensor to the host."""
-        return wrap(x.value.numpy().reshape(x.shape))
+        # A value in host memory returns a view of it.
+        return wrap(x.value.numpy().reshape(x.shape).copy())
 
     def evaluate(
         self, function: Callable[..., Any], args: Any, static: dict[str, Any]

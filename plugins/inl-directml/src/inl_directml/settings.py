@@ -8,8 +8,14 @@ from inl.errors import BackendUnavailable
 
 VARIABLE = "INL_DIRECTML_PROVIDER"
 
-PROVIDERS = ("dml", "winml", "webgpu", "cpu")
-"""Execution providers of ONNX Runtime that the backend runs on."""
+INSTALL = {
+    "dml": "pip install 'inl-directml[dml]'",
+    "winml": "pip install 'inl-directml[winml]'",
+    "webgpu": "pip install 'inl-directml[webgpu]'",
+    "cpu": "pip install 'inl-directml[cpu]'",
+}
+"""Execution providers that the backend runs on, the default one first, and the command
+that installs what each needs."""
 
 
 def provider() -> str:
@@ -17,10 +23,10 @@ def provider() -> str:
 
     Raises :class:`BackendUnavailable` for another value.
     """
-    value = os.environ.get(VARIABLE) or PROVIDERS[0]
-    if value not in PROVIDERS:
+    value = os.environ.get(VARIABLE) or next(iter(INSTALL))
+    if value not in INSTALL:
         raise BackendUnavailable(
             f"environment variable {VARIABLE}: found {value!r:.80}, accepted: "
-            f"{', '.join(PROVIDERS)}"
+            f"{', '.join(INSTALL)}"
         )
     return value

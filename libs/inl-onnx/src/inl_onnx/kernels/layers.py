@@ -70,10 +70,37 @@ def rope_table(
         total = whole + part * (exact - first).astype(np.float32)
         turns = total if turns is None else turns + total
     assert turns is not None, "positions have digits"
-    turns = turns - turns.node("Round")
-    angles = turns * np.float32(2 * math.pi)
     gain = np.asarray(gains(dim, scaling), np.float32)
-    return angles.node("Cos") * gain, angles.node("Sin") * gain
+    cos, sin = cos_and_sin(turns)
+    return cos * gain, sin * gain
+
+
+def cos_and_sin(turns: Value) -> tuple[Value, Value]:
+    """Cosine and sine of an angle in turns, by their series up to an eighth of one.
+
+    The ``Cos`` and ``Sin`` of GPUs may have an absolute error of 2**-11.
+    """
+    quarters = (turns * 4).node("Round")
+    angle = (turns - quarters * 0.25) * np.float32(2 * math.pi)
+    square = angle * angle
+    sin = angle * series(square, [1, -6, 120, -5040, 362880])
+    cos = series(square, [1, -2, 24, -720, 40320, -3628800])
+    phase = quarters - (quarters * 0.25).node("Floor") * 4
+    odd = fn.where(phase > 1.5, phase - 2, phase) > 0.5
+    negative_cos = (phase > 0.5) & (phase < 2.5)
+    first, second = fn.where(odd, sin, cos), fn.where(odd, cos, sin)
+    return (
+        fn.where(negative_cos, -first, first),
+        fn.where(phase > 1.5, -second, second),
+    )
+
+
+def series(x: Value, divisors: list[int]) -> Value:
+    """Return the sum of ``x ** n / divisors[n]``."""
+    total = x * (1 / divisors[-1])
+    for divisor in divisors[-2:0:-1]:
+        total = (total + 1 / divisor) * x
+    return total + 1 / divisors[0]
 
 
 def rope(q: Value, k: Value, cos: Value, sin: Value) -> tuple[Value, Value]:
