@@ -12,10 +12,7 @@ if any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime"
 
 @pytest.fixture(scope="session")
 def onnx_backend():
-    """The backend on ONNX Runtime's CPU provider."""
-    from inl.device import Device
-    from inl_directml.backend import DirectmlBackend
+    """A backend on ONNX Runtime's CPU provider."""
+    from onnx_cpu import OnnxCpu
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("INL_DIRECTML_PROVIDER", __import__("os").environ.get("PP","cpu"))
-        yield DirectmlBackend(Device("directml:0"))
+    return OnnxCpu()

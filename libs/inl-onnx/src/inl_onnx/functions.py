@@ -135,7 +135,7 @@ def any_of(x: Value, axis: int = -1, *, keepdims: bool = False) -> Value:
     return counts > 0
 
 
-def _reduce(op: str, x: Value, axis: int, keepdims: bool) -> Value:  # noqa: FBT001
+def _reduce(op: str, x: Value, axis: int, keepdims: bool) -> Value:
     axis %= x.ndim
     kept = [1] if keepdims else []
     shape = [*x.shape[:axis], *kept, *x.shape[axis + 1 :]]
@@ -149,9 +149,7 @@ def cumsum(x: Value, axis: int = -1) -> Value:
 
 def argmax(x: Value) -> Value:
     """Index of the largest entry of the last axis, ties to the lowest: int32."""
-    found = x.node(
-        "ArgMax", dtype="int64", shape=x.shape[:-1], axis=-1, keepdims=0
-    )
+    found = x.node("ArgMax", dtype="int64", shape=x.shape[:-1], axis=-1, keepdims=0)
     return found.astype("int32")
 
 

@@ -80,7 +80,7 @@ class CompiledProgram:
                 value = tensors[output.argument].value
                 self._binding.bind_ortvalue_output(output.name, value)
             else:
-                self._binding.bind_output(output.name, provider.memory, provider.index)
+                self._binding.bind_output(output.name, provider.memory, provider.number)
 
     def _shares(self, output: Output, tensors: list[Tensor]) -> bool:
         if not self._consumes or output.argument < 0:

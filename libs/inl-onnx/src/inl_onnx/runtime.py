@@ -26,7 +26,7 @@ class Provider(NamedTuple):
     ``providers``."""
     memory: str = "cpu"
     """Device of an ``OrtValue``, as ONNX Runtime names it."""
-    index: int = 0
+    number: int = 0
     in_place: bool = True
     """Whether ``ScatterND`` copies nothing where input and output are one buffer."""
 
@@ -49,7 +49,7 @@ class Runtime:
         return Tensor(self, value, data.dtype, data.shape, in_place=in_place)
 
     def _copied(self, array: Any) -> ort.OrtValue:
-        memory, index = self.provider.memory, self.provider.index
+        memory, index = self.provider.memory, self.provider.number
         if memory != "cpu":
             return ort.OrtValue.ortvalue_from_numpy(array, memory, index)
         # In host memory that function aliases the array.

@@ -83,7 +83,7 @@ class Tensor:
     def _binary(self, function: Callable[..., Any], other: Any) -> Any:
         if isinstance(other, Tensor):
             return self._call(function, other)
-        return self._call(_scalar, function=function, other=other)
+        return self._call(_scalar, operator=function, other=other)
 
 
 class _Key:
@@ -99,8 +99,8 @@ class _Key:
         return isinstance(other, _Key) and repr(self.key) == repr(other.key)
 
 
-def _scalar(x: Any, *, function: Callable[..., Any], other: Any) -> Any:
-    return function(x, other)
+def _scalar(x: Any, *, operator: Callable[..., Any], other: Any) -> Any:
+    return operator(x, other)
 
 
 def _rsub(x: Any, *, other: Any) -> Any:

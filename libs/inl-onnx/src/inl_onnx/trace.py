@@ -99,14 +99,14 @@ def in_place(
             readers.setdefault(name, []).append(node)
     found = {}
     for value in outputs:
-        node = made.get(value.name)
-        if node is None or node.op_type != "ScatterND" or node.input[0] not in numbers:
+        replacement = made.get(value.name)
+        if replacement is None or replacement.op_type != "ScatterND":
             continue
-        source = node.input[0]
-        others = {
-            r.output[0] for r in readers[source] if r.output[0] != node.output[0]
-        }
-        if others <= ancestors(node, made):
+        source = replacement.input[0]
+        if source not in numbers:
+            continue
+        others = {node.output[0] for node in readers[source]} - {value.name}
+        if others <= ancestors(replacement, made):
             found[value.name] = numbers[source]
     return found
 

@@ -31,4 +31,7 @@ class DirectmlBackend(OnnxBackend):
         if opened.name == "cpu":
             # ONNX Runtime converts most float16 operands to float32 on the CPU.
             self.traits = TRAITS._replace(dtypes=("float32", "float16"))
+        elif opened.name == "webgpu":
+            # float16 is an optional feature of adapters.
+            self.traits = TRAITS._replace(dtypes=("float32",))
         self.runtime = Runtime(opened)

@@ -1,5 +1,4 @@
-"""Entry point ``directml``: registers the backend and its probe without importing them.
-"""
+"""Entry point ``directml``: registers backend and probe without importing them."""
 
 from __future__ import annotations
 

@@ -117,7 +117,10 @@ def write_kv(k: Value, v: Value, cache: Pages, writes: Value) -> Pages:
     heads, _, size, _ = cache.k.shape
     head = fn.arange(writes, heads)[:, None]
     at = head, writes // size, writes % size
-    k, v = (fn.put(own, at, fn.transpose(x, 1, 0, 2)) for own, x in zip(cache, (k, v), strict=True))
+    k, v = (
+        fn.put(own, at, fn.transpose(x, 1, 0, 2))
+        for own, x in zip(cache, (k, v), strict=True)
+    )
     return Pages(k, v)
 
 
