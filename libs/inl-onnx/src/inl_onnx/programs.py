@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import onnx
 
 from inl.errors import OutOfMemory
 from inl.spec.tree import leaves, tree_map
@@ -22,6 +24,7 @@ class CompiledProgram:
 
     consumes: positions of the arguments whose tensors a call takes: their buffers are
     written in place where the graph allows it, and they cannot be read afterwards.
+    constants: values of leaves of the arguments that become a part of the session.
     """
 
     def __init__(
@@ -30,18 +33,31 @@ class CompiledProgram:
         exported: Exported,
         consumes: Sequence[int],
         *,
+        constants: Mapping[int, Any],
         threads: int,
     ) -> None:
         self._runtime, self._consumes = runtime, tuple(consumes)
         self._outputs, self._tree = exported.outputs, exported.tree
         self._computed = [output for output in exported.outputs if output.name]
         names = [each.name for each in exported.model.graph.input]
-        self._inputs = tuple(zip(names, exported.inputs, strict=True))
+        inputs = dict(zip(names, exported.inputs, strict=True))
+        self._inputs = tuple(i for i in inputs.items() if i[1] not in constants)
+        self._constants = dict(constants)
         self._bound: dict[str, Any] = {}
         if self._computed:
-            model = exported.model.SerializeToString()
-            self._session = runtime.session(model, threads)
+            fixed = {name: n for name, n in inputs.items() if n in constants}
+            model = with_initializers(exported.model, fixed).SerializeToString()
+            values = {name: constants[number] for name, number in fixed.items()}
+            self._session = runtime.session(model, values, threads)
             self._binding = self._session.io_binding()
+
+    def has(self, args: tuple[Any, ...]) -> bool:
+        """Return whether the constants of the session are those of ``args``."""
+        if not self._constants:
+            return True
+        tensors = list(leaves(args))
+        found = self._constants.items()
+        return all(tensors[number].value is value for number, value in found)
 
     def __call__(self, args: tuple[Any, ...]) -> Any:
         tensors: list[Tensor] = list(leaves(args))
@@ -97,3 +113,24 @@ class CompiledProgram:
         value = tensors[output.argument].value if shares else values[output.name]
         shape = output.shape
         return Tensor(self._runtime, value, output.dtype, shape, in_place=in_place)
+
+
+def with_initializers(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """Return the model with some inputs as initializers of external data."""
+    names = set(names)
+    if not names:
+        return model
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    graph = changed.graph
+    kept = [each for each in graph.input if each.name not in names]
+    for each in graph.input:
+        if each.name in names:
+            kind = each.type.tensor_type
+            tensor = graph.initializer.add(name=each.name, data_type=kind.elem_type)
+            tensor.dims.extend(dim.dim_value for dim in kind.shape.dim)
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value="given")
+    del graph.input[:]
+    graph.input.extend(kept)
+    return changed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import onnxruntime as ort
 
 from inl.dtypes import HostArray, wrap
 from inl.errors import DeviceError
+from inl.spec.tree import leaves
 from inl_onnx.graph import DTYPES
 from inl_onnx.programs import CompiledProgram
 from inl_onnx.tensors import Tensor
@@ -38,21 +39,27 @@ class Runtime:
         self.provider, self._threads = provider, threads
         self._evaluated: dict[Any, CompiledProgram] = {}
 
-    def tensor(self, data: HostArray, *, in_place: bool = False) -> Tensor:
+    def tensor(
+        self, data: HostArray, *, in_place: bool = False, constant: bool = False
+    ) -> Tensor:
         """Copy a host array to the device."""
         if data.dtype not in DTYPES:
             raise DeviceError(
                 f"dtype: found {data.dtype!r}, ONNX Runtime takes {', '.join(DTYPES)}"
             )
         array = np.ascontiguousarray(data.data.reshape(data.shape))
-        value = self._copied(array)
-        return Tensor(self, value, data.dtype, data.shape, in_place=in_place)
+        value = self._aliased(array.copy()) if constant else self._copied(array)
+        kinds = {"in_place": in_place, "constant": constant}
+        return Tensor(self, value, data.dtype, data.shape, **kinds)
+
+    def _aliased(self, array: Any) -> ort.OrtValue:
+        """Return a value that refers to the array, if tensors are in host memory."""
+        memory, index = self.provider.memory, self.provider.number
+        return ort.OrtValue.ortvalue_from_numpy(array, memory, index)
 
     def _copied(self, array: Any) -> ort.OrtValue:
-        memory, index = self.provider.memory, self.provider.number
-        if memory != "cpu":
-            return ort.OrtValue.ortvalue_from_numpy(array, memory, index)
-        # In host memory that function aliases the array.
+        if self.provider.memory != "cpu":
+            return self._aliased(array)
         value = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype)
         if array.size:
             value.update_inplace(array)
@@ -76,7 +83,8 @@ class Runtime:
         key = function, signature(args), tuple(sorted(static.items()))
         if key not in self._evaluated:
             exported = export(function, args, static)
-            self._evaluated[key] = CompiledProgram(self, exported, (), threads=1)
+            program = CompiledProgram(self, exported, (), constants={}, threads=1)
+            self._evaluated[key] = program
         return self._evaluated[key](args)
 
     def compile(
@@ -91,19 +99,38 @@ class Runtime:
 
         def run(*args: Any) -> Any:
             key = None if fixed else signature(args)
-            if key not in programs:
-                exported = export(function, args, {})
-                programs[key] = CompiledProgram(
-                    self, exported, consumes, threads=self._threads
-                )
-            return programs[key](args)
+            program = programs.get(key)
+            if program is None or not program.has(args):
+                program = programs[key] = self._compiled(function, args, consumes)
+            return program(args)
 
         return run
 
-    def session(self, model: bytes, threads: int) -> ort.InferenceSession:
-        """Return a session of a model on the device; threads: 0 is one per core."""
+    def _compiled(
+        self, function: Callable[..., Any], args: Any, consumes: Sequence[int]
+    ) -> CompiledProgram:
+        constants = {}
+        if self.provider.memory == "cpu":
+            found = enumerate(leaves(args))
+            constants = {n: x.value for n, x in found if x.constant}
+        exported = export(function, args, {})
+        threads = self._threads
+        return CompiledProgram(
+            self, exported, consumes, constants=constants, threads=threads
+        )
+
+    def session(
+        self, model: bytes, constants: Mapping[str, Any], threads: int
+    ) -> ort.InferenceSession:
+        """Return a session of a model on the device.
+
+        constants: values of the initializers whose data are external, by name. threads:
+        0 is one per core.
+        """
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
+        if constants:
+            options.add_external_initializers(list(constants), list(constants.values()))
         providers = list(self.provider.configure(options))
         return ort.InferenceSession(model, options, providers=providers)

@@ -17,10 +17,13 @@ class Tensor:
     """An ``OrtValue`` and the runtime that computes with it.
 
     in_place: a program may write its result over it, because a repeated step would
-    write the same values again; caches are.
+    write the same values again; caches are. constant: it never changes, and a session
+    may keep it in a form of its own; packed weights are.
     """
 
-    __slots__ = ("__weakref__", "_value", "dtype", "in_place", "runtime", "shape")
+    __slots__ = (
+        "__weakref__", "_value", "constant", "dtype", "in_place", "runtime", "shape",
+    )  # fmt: skip
     __hash__ = None  # type: ignore[assignment]
     __array_ufunc__ = None
 
@@ -32,9 +35,11 @@ class Tensor:
         shape: tuple[int, ...],
         *,
         in_place: bool = False,
+        constant: bool = False,
     ) -> None:
         self.runtime, self._value = runtime, value
         self.dtype, self.shape, self.in_place = dtype, shape, in_place
+        self.constant = constant
 
     def __repr__(self) -> str:
         return f"{self.dtype}{list(self.shape)} on {self.runtime.provider.name}"

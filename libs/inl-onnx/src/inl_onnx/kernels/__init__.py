@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from inl.spec.kernel import Kernel
-from inl_onnx.kernels import attention, inl, layers, moe, sample, step, verify
+from inl_onnx.kernels import attention, inl, layers, moe, nbits, sample, step, verify
 
 KERNELS: tuple[Kernel, ...] = (
     *step.KERNELS,
     *layers.KERNELS,
+    *nbits.KERNELS,
     *attention.KERNELS,
     *moe.KERNELS,
     *inl.KERNELS,

@@ -29,6 +29,8 @@ class Exportable:
         return found.runtime.evaluate(self.run, args, static)
 
 
-def kernel(run: Callable[..., Any], op: str = "", **more: Any) -> Kernel:
+def kernel(
+    run: Callable[..., Any], op: str = "", technology: str = TECHNOLOGY, **more: Any
+) -> Kernel:
     """Return the kernel of a function; its op has the function's name by default."""
-    return Kernel(op or run.__name__, TECHNOLOGY, Exportable(run), **more)
+    return Kernel(op or run.__name__, technology, Exportable(run), **more)
