@@ -8,12 +8,14 @@ BUILD = "pip>=25.1" "setuptools>=77"
 EDITABLE = --no-build-isolation
 TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
 EVERYTHING = -e "core[cli,guidance,serve]" $(TORCH) -e plugins/inl-cuda \
-	-e plugins/inl-rocm -e plugins/inl-intel -e libs/inl-jax -e plugins/inl-tpu
+	-e plugins/inl-rocm -e plugins/inl-intel -e libs/inl-jax -e plugins/inl-tpu \
+	-e "libs/inl-onnx[cpu]" -e plugins/inl-directml
 NATIVE = plugins/inl-cpu/src/inl_cpu/native/libinl.so
 NATIVE_SOURCES = $(shell find plugins/inl-cpu/src/inl_cpu/native -name '*.cpp' -o -name '*.h')
 PARALLEL = $(MAKE) --no-print-directory -j2
-SOURCES = core/src libs/inl-jax/src libs/inl-torch/src plugins/inl-cpu/src plugins/inl-cuda/src \
-	plugins/inl-intel/src plugins/inl-rocm/src plugins/inl-tpu/src
+SOURCES = core/src libs/inl-jax/src libs/inl-onnx/src libs/inl-torch/src plugins/inl-cpu/src \
+	plugins/inl-cuda/src plugins/inl-directml/src plugins/inl-intel/src \
+	plugins/inl-rocm/src plugins/inl-tpu/src
 
 PYTEST = -m pytest -n 2 --dist worksteal
 # Without a framework: the core, the native backend, and the default model's oracle.
@@ -22,7 +24,8 @@ CORE_TESTS = tests/core tests/plugins/cpu $(ORACLE)
 # The Triton interpreter's first: they take minutes each, on one core.
 OTHER_TESTS = tests/torch $(filter-out tests/core tests/data tests/plugins tests/support \
 	tests/torch tests/typing, $(patsubst %/,%,$(wildcard tests/*/))) \
-	tests/plugins/cuda tests/plugins/intel tests/plugins/rocm tests/plugins/tpu
+	tests/plugins/cuda tests/plugins/directml tests/plugins/intel tests/plugins/rocm \
+	tests/plugins/tpu
 
 .PHONY: demo test test-all test-deep test-others test-long test-tpu-compiler lint docs clean
 

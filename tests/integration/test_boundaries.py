@@ -16,11 +16,13 @@ LINT = "from importlinter.cli import lint_imports_command as run; run()"
 SOURCES = (
     "core/src",
     "libs/inl-jax/src",
+    "libs/inl-onnx/src",
     "libs/inl-torch/src",
     "plugins/inl-cpu/src",
     "plugins/inl-cuda/src",
     "plugins/inl-intel/src",
     "plugins/inl-rocm/src",
+    "plugins/inl-directml/src",
     "plugins/inl-tpu/src",
 )
 
@@ -50,6 +52,10 @@ WRONG_IMPORTS = {
     "the core imports no framework and no backend": ("inl.weights.quant", "triton"),
     "inl-torch imports no plugin": ("inl_torch.tensors", "inl_cpu"),
     "inl-jax imports neither torch nor a plugin": ("inl_jax.functional", "torch"),
+    "inl-onnx imports no other framework and no plugin": (
+        "inl_onnx.functions",
+        "torch",
+    ),
     "entry points import only inl": ("inl_cpu.probe", "torch"),
     "scheduling decides in integers and imports no tensors, models or devices": (
         "inl.scheduling.scheduler",

@@ -36,6 +36,7 @@ RUN_HERE = [
     "cli.md",
     "concurrency.md",
     "devices.md",
+    "directml.md",
     "engine-config.md",
     "generating.md",
     "how-it-works.md",

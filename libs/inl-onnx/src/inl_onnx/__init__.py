@@ -1,0 +1,1 @@
+"""Base of ONNX Runtime backends: graph values, kernels, and exported programs."""

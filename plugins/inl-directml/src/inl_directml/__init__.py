@@ -1,0 +1,1 @@
+"""DirectML and other providers of ONNX Runtime as devices of INL."""

@@ -1,0 +1,37 @@
+"""Backend of one device of an ONNX Runtime provider."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from inl.backend.base import Traits
+from inl_directml.providers import open_provider
+from inl_directml.settings import provider
+from inl_onnx.backend import OnnxBackend
+from inl_onnx.runtime import Runtime
+
+if TYPE_CHECKING:
+    from inl.device import Device
+
+TRAITS = Traits(dtypes=("float16", "float32"), block_size=32, depth=2)
+
+
+@final
+class DirectmlBackend(OnnxBackend):
+    """One device of a provider, ``INL_DIRECTML_PROVIDER``: DirectML unless it is set.
+
+    Raises :class:`BackendUnavailable` where ONNX Runtime cannot use the device.
+    """
+
+    traits = TRAITS
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        opened = open_provider(provider(), device)
+        if opened.name == "cpu":
+            # ONNX Runtime converts most float16 operands to float32 on the CPU.
+            self.traits = TRAITS._replace(dtypes=("float32", "float16"))
+        elif opened.name == "webgpu":
+            # float16 is an optional feature of adapters.
+            self.traits = TRAITS._replace(dtypes=("float32",))
+        self.runtime = Runtime(opened)
