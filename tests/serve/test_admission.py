@@ -1,4 +1,4 @@
-"""Bounds of what waits, and the time after which to come back."""
+"""Bounds on open requests and queued tokens, and ``Retry-After``."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -133,7 +135,7 @@ def run(
 def check_packages() -> None:
     """Raise :class:`MissingPackage` if what the server needs is not installed."""
     try:
-        import inl.serve.server  # noqa: F401
+        import_module("inl.serve.server")
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "inl":
             raise
@@ -154,8 +156,8 @@ def read_keys(values: list[str] | None) -> tuple[str, ...]:
             keys.append(value)
             continue
         try:
-            with open(value[1:], encoding="utf-8") as file:  # noqa: PTH123
-                keys += [line.strip() for line in file if line.strip()]
+            lines = Path(value[1:]).read_text("utf-8").splitlines()
+            keys += [line.strip() for line in lines if line.strip()]
         except OSError as error:
             raise RequestError(
                 f"--api-key {value}: {error.strerror}; accepts a key, or @PATH"

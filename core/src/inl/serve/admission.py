@@ -1,4 +1,4 @@
-"""Admission: bounds what waits, and tells refused clients when to come back."""
+"""Admission: bounds on open requests, and the retry time of rejected ones."""
 
 from __future__ import annotations
 
@@ -129,7 +129,10 @@ class Admission:
 
     @property
     def drain_rate(self) -> float | None:
-        """Requests that finish per second, lately; ``None`` if none did."""
+        """Requests finished per second, of the last WINDOW in WINDOW_SECONDS.
+
+        ``None`` if none has finished in that time.
+        """
         now = self._clock()
         while self._finished and now - self._finished[0] > WINDOW_SECONDS:
             self._finished.popleft()

@@ -10,11 +10,10 @@ from msgspec import Meta
 
 from inl.serve.api_error import ApiError, unsupported
 from inl.serve.dialect import ReadUsage, parse
-from inl.serve.event_stream import DONE, event
 from inl.serve.job import Answer, CallDelta, Conversation, Delta, Job, Usage
+from inl.serve.openai.chunks import Chunks
 from inl.serve.openai.fields import (
     FINISH_REASONS,
-    Count,
     GenerationFields,
     check_stream_options,
     options_of,
@@ -28,6 +27,7 @@ from inl.serve.openai.messages import (
     tools_of,
 )
 from inl.serve.openai.usage import TokenText, chat_logprobs, usage_body
+from inl.serve.sampling import Count
 from inl.serve.structured import structure_of
 
 
@@ -87,7 +87,7 @@ class ChatExchange:
 
     def __init__(self, body: bytes, number: str, model: str, text: TokenText) -> None:
         request = parse(body, ChatRequest)
-        self._options = check_stream_options(request)
+        stream_options = check_stream_options(request)
         options = options_of(request)
         if request.max_completion_tokens is not None:
             options["max_tokens"] = request.max_completion_tokens
@@ -111,6 +111,8 @@ class ChatExchange:
             "created": int(time.time()),
             "model": request.model or model,
         }
+        head = {**self._head, "object": "chat.completion.chunk"}
+        self._chunks = Chunks(head, stream_options)
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
@@ -195,24 +197,16 @@ class ChatExchange:
             "finish_reason": reason,
             **(extra or {}),
         }
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
-        if self._options.continuous_usage_stats:
-            chunk["usage"] = usage_body(usage())
-        elif self._options.include_usage:
-            chunk["usage"] = None
-        return event(chunk)
+        return self._chunks.chunk(choice, usage)
 
     def closing(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         """Return the usage, if it was asked for, and the end mark."""
         del answers
-        if not self._options.include_usage:
-            return DONE
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": []}
-        return event({**chunk, "usage": usage_body(usage)}) + DONE
+        return self._chunks.closing(usage)
 
     def failure(self, error: ApiError) -> bytes:
         """Return an error in mid-stream."""
-        return event(error.openai()) + DONE
+        return self._chunks.failure(error)
 
 
 def _call_delta(part: CallDelta) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from msgspec import Meta
 
 from inl.serve.api_error import ApiError, unsupported
 from inl.serve.dialect import ReadUsage, parse
-from inl.serve.event_stream import DONE, event
 from inl.serve.job import Answer, Delta, Job, Usage
+from inl.serve.openai.chunks import Chunks
 from inl.serve.openai.fields import (
     FINISH_REASONS,
     GenerationFields,
@@ -62,7 +62,7 @@ class CompletionExchange:
 
     def __init__(self, body: bytes, number: str, model: str, text: TokenText) -> None:
         request = parse(body, CompletionRequest)
-        self._stream_options = check_stream_options(request)
+        stream_options = check_stream_options(request)
         options = options_of(request)
         options["max_tokens"] = request.max_tokens or DEFAULT_MAX_TOKENS
         options["logprobs"] = request.logprobs
@@ -87,6 +87,7 @@ class CompletionExchange:
             "created": int(time.time()),
             "model": request.model or model,
         }
+        self._chunks = Chunks(self._head, stream_options)
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
@@ -140,20 +141,13 @@ class CompletionExchange:
         return self._chunk(index, delta.content, delta, usage)
 
     def _chunk(self, index: int, text: str, delta: Delta, usage: ReadUsage) -> bytes:
-        chunk = {**self._head, "choices": [self._choice(index, text, delta)]}
-        if self._stream_options.continuous_usage_stats:
-            chunk["usage"] = usage_body(usage())
-        elif self._stream_options.include_usage:
-            chunk["usage"] = None
-        return event(chunk)
+        return self._chunks.chunk(self._choice(index, text, delta), usage)
 
     def closing(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         """Return the usage, if it was asked for, and the end mark."""
         del answers
-        if not self._stream_options.include_usage:
-            return DONE
-        return event({**self._head, "choices": [], "usage": usage_body(usage)}) + DONE
+        return self._chunks.closing(usage)
 
     def failure(self, error: ApiError) -> bytes:
         """Return an error in mid-stream."""
-        return event(error.openai()) + DONE
+        return self._chunks.failure(error)
