@@ -87,7 +87,7 @@ def test_overload_keeps_the_batch_full_and_refuses_with_retry_after(slow, depth)
             completion = twin.generate(body["prompt"], temperature=1.0, **options)
             assert tokens(answer) == list(completion.token_ids)
     slow.wait_idle()
-    assert slow.server.admission.rejected == len(refused)
+    assert slow.admission.rejected == len(refused)
 
 
 def open_stream(server, **options):
@@ -144,7 +144,7 @@ def test_stopping_loses_no_accepted_answer():
                 asyncio.create_task(post(server, body_of(number)))
                 for number in range(12)
             ]
-            while server.server.admission.open < 12:
+            while server.admission.open < 12:
                 await asyncio.sleep(0.005)
             server.stop()
             answers.extend(await asyncio.gather(*tasks))

@@ -1,4 +1,4 @@
-"""``inl serve``: serve a model over HTTP."""
+"""``inl serve``: serve models over HTTP."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,13 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inl.cli import arguments
-from inl.cli.progress import loading_bar
+from inl.cli.serve_models import make_server, named_models
 from inl.config import EngineConfig
 from inl.errors import MissingPackage, RequestError
-from inl.weights.hub import DEFAULT_NAME, resolve_model
 
 if TYPE_CHECKING:
-    from inl.serve.server import Server
     from inl.serve.settings import ServerConfig
 
 Name = Annotated[
@@ -56,6 +53,21 @@ def run(
     ] = 8000,
     name: Name = None,
     api_key: Keys = None,
+    more: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            help="Further model, as PATH or NAME=PATH; can be repeated. Of several "
+            "models, each is loaded when a request asks for it.",
+        ),
+    ] = None,
+    idle_unload: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds without requests after which a model is unloaded. "
+            "[default: never]"
+        ),
+    ] = None,
     max_batch: Annotated[
         int, typer.Option(help="Requests that run at the same time.", min=1)
     ] = 32,
@@ -115,6 +127,7 @@ def run(
         drain_seconds=drain_seconds,
         certificate=tls_cert,
         private_key=tls_key,
+        idle_unload=idle_unload,
         vllm_metrics=vllm_metrics,
     )
     engine = EngineConfig(
@@ -129,7 +142,7 @@ def run(
         trace=trace,
     )
     logging.getLogger("inl.serve.access").disabled = not access_log
-    _serve(model, name, config, engine)
+    _serve(named_models(model, name, more or ()), config, engine)
 
 
 def check_packages() -> None:
@@ -166,13 +179,14 @@ def read_keys(values: list[str] | None) -> tuple[str, ...]:
 
 
 def _serve(
-    model: str | None, name: str | None, config: ServerConfig, engine: EngineConfig
+    models: Sequence[tuple[str, str | None]], config: ServerConfig, engine: EngineConfig
 ) -> None:
     began = time.perf_counter()
-    with open_server(model, name, config, engine) as server:
-        # As workers do: garbage collection over all loaded objects would pause steps.
-        gc.collect()
-        gc.freeze()
+    with make_server(models, config, engine) as server:
+        if len(models) == 1 and config.idle_unload is None:
+            # As workers do: collecting all loaded objects would pause steps.
+            gc.collect()
+            gc.freeze()
 
         def started(url: str) -> None:
             seconds = time.perf_counter() - began
@@ -185,28 +199,6 @@ def _serve(
 
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(serve())
-
-
-@contextmanager
-def open_server(
-    model: str | None, name: str | None, config: ServerConfig, engine: EngineConfig
-) -> Iterator[Server]:
-    """Load a model and yield a server for it, which does not listen yet."""
-    from inl.engine.inference_engine import InferenceEngine
-    from inl.executor.model_loader import open_model
-    from inl.serve.metrics import Metrics
-    from inl.serve.server import Server, engine_config
-    from inl.workers.startup import check_place
-
-    check_place(engine)
-    language = open_model(resolve_model(model))
-    name = name or (DEFAULT_NAME if model is None else language.name)
-    metrics = Metrics(name, vllm_names=config.vllm_metrics)
-    settings = engine_config(engine, config)
-    with InferenceEngine(
-        language, config=settings, progress=loading_bar(), on_step=metrics.record_step
-    ) as running:
-        yield Server(name, running, config, metrics)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

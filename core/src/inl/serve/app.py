@@ -29,14 +29,12 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from inl.serve.admission import Admission
     from inl.serve.dialect import Exchange
     from inl.serve.metrics import Metrics
-    from inl.serve.openai.usage import TokenText
-    from inl.serve.served_model import Models
+    from inl.serve.models import Models
     from inl.serve.settings import ServerConfig
 
-    MakeExchange = Callable[[bytes, str, str, TokenText], Exchange]
+    MakeExchange = Callable[[bytes, str, str], Exchange]
 
 log = logging.getLogger("inl.serve")
 
@@ -56,8 +54,7 @@ class _Dialect:
 
     def read(self, body: bytes, number: str) -> Exchange:
         """Parse a request."""
-        model = self._models.default
-        return self._make(body, number, model.name, model.token_bytes)
+        return self._make(body, number, self._models.default.name)
 
 
 GENERATING: dict[str, MakeExchange] = {
@@ -75,11 +72,9 @@ def error_shape(path: str, error: ApiError) -> dict[str, Any]:
     return error.openai()
 
 
-def make_app(
-    models: Models, admission: Admission, metrics: Metrics, config: ServerConfig
-) -> Gate:
+def make_app(models: Models, metrics: Metrics, config: ServerConfig) -> Gate:
     """Return the ASGI application of a server."""
-    routes = Operations(models, admission, metrics).routes()
+    routes = Operations(models, metrics).routes()
     for path, make in GENERATING.items():
         dialect = _Dialect(make, models, partial(error_shape, path))
         endpoint = GenerateEndpoint(dialect, models, config)

@@ -13,6 +13,7 @@ from inl.serve.job import Delta, Usage
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
+    from inl.serve.dialect import TokenText
     from inl.serve.job import FinishReason
     from inl.serve.output_parser import OutputParser
 
@@ -83,8 +84,7 @@ class Generation:
 class Generations:
     """All completions of a job; :meth:`close` must be called.
 
-    event: set whenever a handle has news. on_close: called once, with whether all
-    completions have finished.
+    event: set whenever a handle has news. on_close: called once.
     """
 
     def __init__(
@@ -92,16 +92,23 @@ class Generations:
         items: list[Generation],
         event: asyncio.Event,
         *,
+        token_text: TokenText,
         on_begin: Callable[[], None],
         on_delta: Callable[[Generation, Delta], None],
-        on_close: Callable[[bool], None],
+        on_close: Callable[[], None],
     ) -> None:
         self.items = items
+        self.token_text = token_text
         self._event = event
         self._open = dict(enumerate(items))
         self._on_begin = on_begin
         self._on_delta = on_delta
-        self._on_close: Callable[[bool], None] | None = on_close
+        self._on_close: Callable[[], None] | None = on_close
+
+    @property
+    def finished(self) -> bool:
+        """Whether all completions have finished."""
+        return not self._open
 
     @property
     def usage(self) -> Usage:
@@ -150,4 +157,4 @@ class Generations:
         """Cancel what has not finished. Closing twice is allowed."""
         if self._on_close is not None:
             on_close, self._on_close = self._on_close, None
-            on_close(not self._open)
+            on_close()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as text_of
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -26,22 +27,60 @@ STEP_TOKENS = tuple(float(2**power) for power in range(14))
 
 PREFIX = "inl:"
 
+M = TypeVar("M", Counter, Gauge, Histogram)
+
 
 class Metrics:
-    """Counters and histograms of one server.
+    """Metrics of one server, labelled by model."""
+
+    def __init__(self, *, vllm_names: bool) -> None:
+        self.registry = CollectorRegistry()
+        self._source = CollectorRegistry()
+        prefixes = (PREFIX, "vllm:") if vllm_names else (PREFIX,)
+        self.registry.register(_Renamed(self._source, prefixes))
+        self._families: dict[str, MetricWrapperBase] = {}
+        self._totals = _Totals()
+        self._source.register(self._totals)
+
+    def of(self, model: str) -> ModelMetrics:
+        """Return the metrics of a model."""
+        return ModelMetrics(self, {"model_name": model, "engine": "0"})
+
+    def text(self) -> bytes:
+        """Return the exposition format of Prometheus."""
+        return text_of(self.registry)
+
+    def family(
+        self, kind: type[M], name: str, text: str, labels: list[str], **options: Any
+    ) -> M:
+        """Return the metric of all models with a name."""
+        if name not in self._families:
+            self._families[name] = kind(
+                PREFIX + name, text, labels, registry=self._source, **options
+            )
+        found = self._families[name]
+        assert isinstance(found, kind), "one kind for each name"
+        return found
+
+    def total(self, name: str, labels: dict[str, str], read: Callable[[], int]) -> None:
+        """Export a counter whose value is read when it is exported."""
+        self._totals.add(name, labels, read)
+
+
+class ModelMetrics:
+    """Counters and histograms of one model.
 
     Steps are recorded on the thread that steps the engine, all else by the event loop.
     """
 
-    def __init__(self, model: str, *, vllm_names: bool) -> None:
-        self.registry = CollectorRegistry()
-        self._source = CollectorRegistry()
-        self._labels = {"model_name": model, "engine": "0"}
-        prefixes = (PREFIX, "vllm:") if vllm_names else (PREFIX,)
-        self.registry.register(_Renamed(self._source, prefixes))
+    def __init__(self, metrics: Metrics, labels: dict[str, str]) -> None:
+        self._metrics = metrics
+        self._labels = labels
         self._admitted: dict[int, float] = {}
         """Time of the first step of each open request by its id."""
         self._last_token: dict[int, float] = {}
+        self._info: tuple[Any, ...] | None = None
+        """Label values of ``cache_config_info``."""
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "Time from the call to the first token."
         )
@@ -69,54 +108,53 @@ class Metrics:
         self.queries = self._counter(
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
         )
-        self.success = Counter(
-            PREFIX + "request_success", "Finished requests.",
-            [*self._labels, "finished_reason"], registry=self._source,
+        self.success = metrics.family(
+            Counter, "request_success", "Finished requests.",
+            [*labels, "finished_reason"],
         )  # fmt: skip
 
-    def observe_engine(self, engine: InferenceEngine, admission: Admission) -> None:
-        """Read the gauges from an engine and its admission."""
-        scheduler, labels = engine.core.scheduler, self._labels
-        self._gauge(
-            "num_requests_running", "Requests with a slot.",
-            lambda: len(scheduler.running),
-        )  # fmt: skip
+    def observe(
+        self, admission: Admission, engine: Callable[[], InferenceEngine | None]
+    ) -> None:
+        """Read the gauges from an admission, and from an engine while it is loaded."""
+
+        def read(value: Callable[[InferenceEngine], float]) -> Callable[[], float]:
+            return lambda: 0 if (loaded := engine()) is None else value(loaded)
+
+        running = read(lambda loaded: len(loaded.core.scheduler.running))
+        self._gauge("num_requests_running", "Requests with a slot.", running)
         self._gauge(
             "num_requests_waiting", "Requests that wait for a slot.",
-            lambda: max(admission.open - len(scheduler.running), 0),
+            lambda: max(admission.open - running(), 0),
         )  # fmt: skip
         self._gauge(
             "kv_cache_usage_perc", "Share of the KV cache blocks in use, 0 to 1.",
-            lambda: kv_usage(engine),
+            read(kv_usage),
         )  # fmt: skip
-        cache = engine.config
-        info = Gauge(
-            PREFIX + "cache_config_info", "Settings of the KV cache.",
-            [*labels, "block_size", "num_gpu_blocks", "cache_dtype",
-             "enable_prefix_caching"],
-            registry=self._source,
+        self._gauge(
+            "model_loaded", "1 while the model is loaded.", read(lambda _: 1)
         )  # fmt: skip
-        limits = engine.runner.limits
-        info.labels(
-            **labels,
-            block_size=limits.block_size,
-            num_gpu_blocks=sum(limits.blocks),
-            cache_dtype=cache.kv_dtype,
-            enable_prefix_caching=cache.prefix_cache,
-        ).set(1)
-        self._source.register(
-            _Totals(
-                {
-                    "num_preemptions": lambda: scheduler.preemptions,
-                    "requests_rejected": lambda: admission.rejected,
-                },
-                labels,
-            )
-        )
+        preemptions = read(lambda loaded: loaded.stats.preemptions)
+        total = self._metrics.total
+        total("num_preemptions", self._labels, lambda: int(preemptions()))
+        total("requests_rejected", self._labels, lambda: admission.rejected)
 
-    def text(self) -> bytes:
-        """Return the exposition format of Prometheus."""
-        return text_of(self.registry)
+    def record_load(self, engine: InferenceEngine) -> None:
+        """Export the settings of the KV cache of an engine that was loaded."""
+        names = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")
+        info = self._metrics.family(
+            Gauge, "cache_config_info", "Settings of the KV cache.",
+            [*self._labels, *names],
+        )  # fmt: skip
+        limits, config = engine.runner.limits, engine.config
+        values = (
+            *self._labels.values(), limits.block_size, sum(limits.blocks),
+            config.kv_dtype, config.prefix_cache,
+        )  # fmt: skip
+        if self._info is not None:
+            info.remove(*self._info)
+        info.labels(*values).set(1)
+        self._info = values
 
     def record_step(self, record: StepRecord) -> None:
         """Record a submitted step."""
@@ -168,20 +206,17 @@ class Metrics:
     def _histogram(
         self, name: str, text: str, buckets: tuple[float, ...] = LATENCIES
     ) -> Histogram:
-        return Histogram(
-            PREFIX + name, text, list(self._labels), registry=self._source,
-            buckets=buckets,
-        ).labels(**self._labels)  # fmt: skip
+        labels = list(self._labels)
+        family = self._metrics.family(Histogram, name, text, labels, buckets=buckets)
+        return family.labels(**self._labels)
 
     def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(
-            PREFIX + name, text, list(self._labels), registry=self._source
-        )
-        return counter.labels(**self._labels)
+        family = self._metrics.family(Counter, name, text, list(self._labels))
+        return family.labels(**self._labels)
 
     def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        gauge = Gauge(PREFIX + name, text, list(self._labels), registry=self._source)
-        gauge.labels(**self._labels).set_function(read)
+        family = self._metrics.family(Gauge, name, text, list(self._labels))
+        family.labels(**self._labels).set_function(read)
 
 
 def kv_usage(engine: InferenceEngine) -> float:
@@ -193,16 +228,18 @@ def kv_usage(engine: InferenceEngine) -> float:
 class _Totals(Collector):
     """Counters whose values are read when they are exported."""
 
-    def __init__(
-        self, reads: dict[str, Callable[[], int]], labels: dict[str, str]
-    ) -> None:
-        self._reads = reads
-        self._labels = labels
+    def __init__(self) -> None:
+        self._reads: dict[str, list[tuple[dict[str, str], Callable[[], int]]]] = {}
+
+    def add(self, name: str, labels: dict[str, str], read: Callable[[], int]) -> None:
+        self._reads.setdefault(name, []).append((labels, read))
 
     def collect(self) -> Iterator[Metric]:
-        for name, read in self._reads.items():
-            family = CounterMetricFamily(PREFIX + name, name, labels=list(self._labels))
-            family.add_metric(list(self._labels.values()), read())
+        for name, reads in self._reads.items():
+            labels = list(reads[0][0])
+            family = CounterMetricFamily(PREFIX + name, name, labels=labels)
+            for values, read in reads:
+                family.add_metric(list(values.values()), read())
             yield family
 
 

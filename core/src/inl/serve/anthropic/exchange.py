@@ -9,10 +9,9 @@ import msgspec
 
 from inl.serve.anthropic.messages import MessagesRequest, job_of
 from inl.serve.api_error import ApiError
-from inl.serve.dialect import ReadUsage, parse
+from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
 from inl.serve.event_stream import event
 from inl.serve.job import Answer, Delta, Usage
-from inl.serve.openai.usage import TokenText
 
 STOP_REASONS = {
     "stop": "end_turn",
@@ -40,7 +39,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 class MessagesExchange:
     """One answer to a conversation."""
 
-    def __init__(self, body: bytes, number: str, model: str, _: TokenText) -> None:
+    def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, MessagesRequest)
         self.job = job_of(request)
         self._head = {
@@ -51,6 +50,7 @@ class MessagesExchange:
             "container": None,
         }
         self._blocks = _Blocks()
+        self.token_text: TokenText = no_token_text
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""

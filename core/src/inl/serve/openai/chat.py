@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from inl.serve.api_error import ApiError, unsupported
-from inl.serve.dialect import ReadUsage, parse
+from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
 from inl.serve.job import Answer, CallDelta, Conversation, Delta, Job, Usage
 from inl.serve.openai.chunks import Chunks
 from inl.serve.openai.fields import (
@@ -26,7 +26,7 @@ from inl.serve.openai.messages import (
     template_messages,
     tools_of,
 )
-from inl.serve.openai.usage import TokenText, chat_logprobs, usage_body
+from inl.serve.openai.usage import chat_logprobs, usage_body
 from inl.serve.sampling import Count
 from inl.serve.structured import structure_of
 
@@ -85,7 +85,7 @@ def conversation_of(request: ChatRequest) -> Conversation:
 class ChatExchange:
     """A chat completion."""
 
-    def __init__(self, body: bytes, number: str, model: str, text: TokenText) -> None:
+    def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, ChatRequest)
         stream_options = check_stream_options(request)
         options = options_of(request)
@@ -105,7 +105,7 @@ class ChatExchange:
         )
         self._has_logprobs = bool(request.logprobs)
         self._has_token_ids = request.return_token_ids
-        self._text = text
+        self.token_text: TokenText = no_token_text
         self._head = {
             "id": f"chatcmpl-{number}",
             "created": int(time.time()),
@@ -154,7 +154,10 @@ class ChatExchange:
     def _logprobs(self, part: Answer | Delta) -> dict[str, Any] | None:
         if not self._has_logprobs:
             return None
-        return {"content": chat_logprobs(part.logprobs, self._text), "refusal": None}
+        return {
+            "content": chat_logprobs(part.logprobs, self.token_text),
+            "refusal": None,
+        }
 
     def opening(self, usage: Usage) -> bytes:
         """Return a chunk with the role for each completion."""

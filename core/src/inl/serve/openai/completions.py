@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from inl.serve.api_error import ApiError, unsupported
-from inl.serve.dialect import ReadUsage, parse
+from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
 from inl.serve.job import Answer, Delta, Job, Usage
 from inl.serve.openai.chunks import Chunks
 from inl.serve.openai.fields import (
@@ -19,7 +19,7 @@ from inl.serve.openai.fields import (
     check_stream_options,
     options_of,
 )
-from inl.serve.openai.usage import TokenText, completion_logprobs, usage_body
+from inl.serve.openai.usage import completion_logprobs, usage_body
 from inl.serve.structured import structure_of
 
 DEFAULT_MAX_TOKENS = 16
@@ -60,7 +60,7 @@ def prompts_of(
 class CompletionExchange:
     """A text completion, of one or several prompts."""
 
-    def __init__(self, body: bytes, number: str, model: str, text: TokenText) -> None:
+    def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, CompletionRequest)
         stream_options = check_stream_options(request)
         options = options_of(request)
@@ -79,7 +79,7 @@ class CompletionExchange:
         self._echo = bool(request.echo)
         self._has_logprobs = request.logprobs is not None
         self._has_token_ids = request.return_token_ids
-        self._text = text
+        self.token_text: TokenText = no_token_text
         self._offsets = [0] * self.job.completions
         self._head = {
             "id": f"cmpl-{number}",
@@ -103,7 +103,7 @@ class CompletionExchange:
             return ""
         prompt = self.job.prompts[index // self.job.count]
         if isinstance(prompt, list):
-            return b"".join(map(self._text, prompt)).decode("utf-8", "replace")
+            return b"".join(map(self.token_text, prompt)).decode("utf-8", "replace")
         assert isinstance(prompt, str), "conversations are not completed here"
         return prompt
 
@@ -117,7 +117,7 @@ class CompletionExchange:
         }
         if self._has_logprobs:
             logprobs = completion_logprobs(
-                part.logprobs, self._text, self._offsets[index]
+                part.logprobs, self.token_text, self._offsets[index]
             )
             choice["logprobs"] = logprobs
             self._offsets[index] += sum(map(len, logprobs["tokens"]))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inl.scheduling.sampling_params import TokenLogprob
+    from inl.serve.dialect import TokenText
     from inl.serve.job import Usage
 
 LEAST_LOGPROB = -9999.0
 """Reported instead of negative infinity, which JSON cannot represent."""
-
-TokenText = Callable[[int], bytes]
-"""Returns the bytes of a token."""
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
