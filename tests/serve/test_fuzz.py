@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -20,6 +21,9 @@ POSTS = {
     for path, each in DESCRIPTION["paths"].items()
     if "post" in each
 }
+COUNT = int(os.environ.get("INL_FUZZ_REQUESTS", "0")) // 2
+"""Requests of each test, in place of those of the depth."""
+
 LIMITS = {"max_tokens": 2, "max_output_tokens": 2, "max_completion_tokens": 2, "n": 2}
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
@@ -43,7 +47,7 @@ def is_error(path, body):
     return set(body["error"]) == {"message", "type", "param", "code"}
 
 
-@examples(80, 400, suppress_health_check=QUIET)
+@examples(COUNT or 80, COUNT or 400, suppress_health_check=QUIET)
 @given(data=st.data())
 def test_a_request_is_answered_or_refused_in_its_dialect(hash_server, data):
     path = data.draw(st.sampled_from(sorted(POSTS)))
@@ -81,6 +85,8 @@ SAMPLING = st.fixed_dictionaries(
         "allowed_token_ids": st.lists(st.integers(0, 49151), min_size=1, max_size=5),
         "stop_token_ids": st.lists(st.integers(0, 49151), max_size=3),
         "ignore_eos": st.booleans(),
+        "min_tokens": st.integers(0, 1),
+        "bad_words": st.lists(st.text(min_size=1, max_size=3), max_size=2),
         "cache_salt": st.text(max_size=3),
     },
 )
@@ -93,7 +99,7 @@ def twin():
         yield engine
 
 
-@examples(60, 200, suppress_health_check=QUIET)
+@examples(COUNT or 60, COUNT or 200, suppress_health_check=QUIET)
 @given(body=SAMPLING, stream=st.booleans())
 def test_tokens_are_the_engines(hash_server, twin, body, stream):
     sent = {**body, "stream": stream, "return_token_ids": True}

@@ -48,13 +48,13 @@ async def post(server, body):
     return int(status.split()[1]), headers, json.loads(rest)
 
 
-def flood(server, clients, rounds):
+def flood(server, clients, rounds, **options):
     """Return the answers of clients that each send requests one after another."""
 
     async def client(number, answers):
         for turn in range(rounds):
             which = number * rounds + turn
-            answers.append((which, *await post(server, body_of(which))))
+            answers.append((which, *await post(server, body_of(which, **options))))
 
     async def run():
         answers = []
@@ -88,6 +88,22 @@ def test_overload_keeps_the_batch_full_and_refuses_with_retry_after(slow, depth)
             assert tokens(answer) == list(completion.token_ids)
     slow.wait_idle()
     assert slow.admission.rejected == len(refused)
+
+
+def test_many_short_requests_all_end(depth):
+    options = {"max_tokens": 1, "n": 2}
+    with HashServer(max_batch=4, max_queue=64) as server, hash_engine(4) as twin:
+        answers = flood(server, 16, depth(12, 200), **options)
+        for which, status, _, answer in answers:
+            assert status == 200
+            body = body_of(which)
+            done = twin.generate(
+                body["prompt"], seed=which, temperature=1.0, ignore_eos=True, **options
+            )
+            wanted = [done.token_ids, *(each.token_ids for each in done.alternatives)]
+            found = [tuple(each["token_ids"]) for each in answer["choices"]]
+            assert found == wanted
+        server.wait_idle()
 
 
 def open_stream(server, **options):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inl.serve.api_error import ApiError, as_api_error
-from inl.serve.job import Delta, Usage
+from inl.serve.job import Delta, PromptScores, Usage
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
@@ -22,7 +22,7 @@ class Generation:
     """One completion: reads a handle and splits its text.
 
     stop_string: returns the stop string in the text of token ids, if there is one.
-    is_first: whether it is the first completion of its prompt.
+    first: handle of the first completion of its prompt.
     """
 
     def __init__(
@@ -31,10 +31,11 @@ class Generation:
         parser: OutputParser,
         stop_string: Callable[[list[int]], str | None],
         *,
-        is_first: bool,
+        first: RequestHandle,
     ) -> None:
         self.handle = handle
-        self.is_first = is_first
+        self.is_first = handle is first
+        self._first = first.request
         self.submitted = time.perf_counter()
         self.reasoning_tokens = 0
         self._parser = parser
@@ -65,7 +66,8 @@ class Generation:
         if handle.finish_reason == "cancelled":
             raise ApiError(503, "the request was aborted", code="aborted")
         last = self._parser.finish()
-        reason: FinishReason = "length" if handle.finish_reason == "length" else "stop"
+        limits = ("length", "deadline")
+        reason: FinishReason = "length" if handle.finish_reason in limits else "stop"
         stop = None
         if handle.stopped:
             reason, stop = "stop_string", self._stop_string(handle.token_ids)
@@ -78,7 +80,15 @@ class Generation:
             calls=[*delta.calls, *last.calls],
             finish_reason=reason,
             stop_string=stop,
+            prompt=self._prompt_scores(),
         )
+
+    def _prompt_scores(self) -> PromptScores | None:
+        request = self._first
+        if request.prompt_logprobs is None:
+            return None
+        ids = request.tokens[: request.prompt_tokens]
+        return PromptScores(ids, list(request.prompt_token_logprobs))
 
 
 class Generations:

@@ -156,9 +156,7 @@ class ServedModel:
         handle = self.engine.start(ids, listener=listener, **options)
         stop = partial(self._stop, options)
         return [
-            Generation(
-                sample, self._parser(prompt, ids), stop, is_first=sample is handle
-            )
+            Generation(sample, self._parser(prompt, ids), stop, first=handle)
             for sample in handle.samples
         ]
 

@@ -15,6 +15,7 @@ from inl.serve.openai.chunks import Chunks
 from inl.serve.openai.fields import (
     FINISH_REASONS,
     GenerationFields,
+    TopLogprobs,
     check_stream_options,
     options_of,
 )
@@ -26,7 +27,7 @@ from inl.serve.openai.messages import (
     template_messages,
     tools_of,
 )
-from inl.serve.openai.usage import chat_logprobs, usage_body
+from inl.serve.openai.usage import chat_logprobs, prompt_logprobs, usage_body
 from inl.serve.sampling import Count
 from inl.serve.structured import structure_of
 
@@ -37,7 +38,7 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = False
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: list[ToolSchema] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -121,7 +122,14 @@ class ChatExchange:
             "object": "chat.completion",
             "choices": [self._choice(*each) for each in enumerate(answers)],
             "usage": usage_body(usage),
+            **self._prompt_logprobs(answers[0]),
         }
+
+    def _prompt_logprobs(self, answer: Answer) -> dict[str, Any]:
+        if answer.prompt is None:
+            return {}
+        scores = answer.prompt.logprobs
+        return {"prompt_logprobs": prompt_logprobs(scores, self.token_text)}
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
         message: dict[str, Any] = {

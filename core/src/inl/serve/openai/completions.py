@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
@@ -16,11 +16,15 @@ from inl.serve.openai.fields import (
     FINISH_REASONS,
     GenerationFields,
     TokenId,
+    TopLogprobs,
     check_stream_options,
     options_of,
 )
-from inl.serve.openai.usage import completion_logprobs, usage_body
+from inl.serve.openai.usage import completion_logprobs, prompt_logprobs, usage_body
 from inl.serve.structured import structure_of
+
+if TYPE_CHECKING:
+    from inl.scheduling.sampling_params import TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for text completions."""
@@ -34,7 +38,7 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
     """Body of a text completion."""
 
     prompt: Text | Annotated[list[str | TokenId | Tokens], Many]
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: TopLogprobs | None = None
     echo: bool | None = False
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -67,7 +71,10 @@ class CompletionExchange:
         options["max_tokens"] = request.max_tokens or DEFAULT_MAX_TOKENS
         options["logprobs"] = request.logprobs
         if request.echo and request.logprobs is not None:
-            raise unsupported("echo", "is not supported together with logprobs")
+            if request.stream:
+                raise unsupported("echo", "with logprobs is not supported in a stream")
+            options["prompt_logprobs"] = request.logprobs
+        self._has_prompt_logprobs = request.prompt_logprobs is not None
         self.job = Job(
             model=request.model,
             prompts=prompts_of(request.prompt),
@@ -116,14 +123,24 @@ class CompletionExchange:
             "finish_reason": reason and FINISH_REASONS[reason],
         }
         if self._has_logprobs:
-            logprobs = completion_logprobs(
-                part.logprobs, self.token_text, self._offsets[index]
-            )
-            choice["logprobs"] = logprobs
-            self._offsets[index] += sum(map(len, logprobs["tokens"]))
+            choice["logprobs"] = self._logprobs(index, part)
+        if self._has_prompt_logprobs and part.prompt is not None:
+            scores = part.prompt.logprobs
+            choice["prompt_logprobs"] = prompt_logprobs(scores, self.token_text)
         if self._has_token_ids:
             choice["token_ids"] = part.token_ids
         return choice
+
+    def _logprobs(self, index: int, part: Answer | Delta) -> dict[str, Any]:
+        scores: list[TokenLogprob | int] = list(part.logprobs)
+        if self._echo and part.prompt is not None:
+            first, *others = part.prompt.token_ids
+            known = [each for each in part.prompt.logprobs if each is not None]
+            assert len(known) == len(others), "of all tokens but the first"
+            scores = [first, *known, *scores]
+        found = completion_logprobs(scores, self.token_text, self._offsets[index])
+        self._offsets[index] += sum(map(len, found["tokens"]))
+        return found
 
     def opening(self, usage: Usage) -> bytes:
         """Return the prompts, if they are part of the completions."""

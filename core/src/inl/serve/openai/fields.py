@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -24,6 +25,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-1e9, le=1e9)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
 Repetition = Annotated[float, Meta(ge=0.01, le=100)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Completions = Annotated[int, Meta(ge=1, le=128)]
 
 
@@ -50,7 +52,12 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     frequency_penalty: Penalty | None = None
     logit_bias: dict[TokenId, Bias] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    bad_words: list[StopString] | None = None
     seed: Seed | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
+    timeout_seconds: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     stop: StopString | list[StopString] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool = False
@@ -67,7 +74,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 
 def options_of(fields: GenerationFields) -> GenerationOptions:
-    """Return the engine's options."""
+    """Return the engine's options; raises :class:`ApiError`."""
     options: GenerationOptions = {
         **sampling_options(fields),
         "max_tokens": fields.max_tokens,
@@ -78,7 +85,16 @@ def options_of(fields: GenerationFields) -> GenerationOptions:
         "cache_salt": fields.cache_salt,
         "logit_bias": fields.logit_bias,
         "allowed_token_ids": fields.allowed_token_ids,
+        "min_tokens": fields.min_tokens or 0,
+        "bad_words": fields.bad_words or (),
+        "prompt_logprobs": fields.prompt_logprobs,
+        # Lower values start first, as in vLLM.
+        "priority": -(fields.priority or 0),
     }
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise unsupported("prompt_logprobs", "is not supported together with stream")
+    if fields.timeout_seconds is not None:
+        options["deadline"] = time.time() + fields.timeout_seconds
     if fields.min_p is not None:
         options["min_p"] = fields.min_p
     if fields.repetition_penalty is not None:
