@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ from inl.testing.hash_runner import HashRunner
 from inl.weights.hub import resolve_model
 
 CONTEXT = 1024
+
+READY = re.compile(r" at (http\S+),")
+"""The line that ``inl serve`` logs once it accepts connections."""
 
 
 class SlowRunner(HashRunner):
