@@ -7,7 +7,7 @@ PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproj
 BUILD = "pip>=25.1" "setuptools>=77"
 EDITABLE = --no-build-isolation
 TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
-EVERYTHING = -e "core[cli,guidance,serve]" $(TORCH) -e plugins/inl-cuda -e libs/inl-jax \
+EVERYTHING = -e "core[cli,guidance,otel,serve]" $(TORCH) -e plugins/inl-cuda -e libs/inl-jax \
 	-e plugins/inl-tpu
 NATIVE = plugins/inl-cpu/src/inl_cpu/native/libinl.so
 NATIVE_SOURCES = $(shell find plugins/inl-cpu/src/inl_cpu/native -name '*.cpp' -o -name '*.h')

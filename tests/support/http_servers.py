@@ -61,7 +61,7 @@ class HashServer:
 
     def __init__(self, *, max_batch=4, seconds=0.0, **settings):
         self.config = ServerConfig(port=0, **settings)
-        self.engine = None
+        self.engine = self.tracing = None
         self._max_batch, self._seconds = max_batch, seconds
         self.url = ""
         self._ready = threading.Event()
@@ -78,7 +78,9 @@ class HashServer:
     def make(self):
         """Return the server; called by its event loop."""
         sources = [ModelSource("hash", self._open)]
-        return Server(sources, self.config, max_batch=self._max_batch)
+        return Server(
+            sources, self.config, max_batch=self._max_batch, tracing=self.tracing
+        )
 
     def _open(self, on_step):
         config = EngineConfig(max_batch=self._max_batch)

@@ -21,6 +21,7 @@ from inl.errors import MissingPackage, RequestError
 
 if TYPE_CHECKING:
     from inl.serve.settings import ServerConfig
+    from inl.serve.tracing import Tracing
 
 Name = Annotated[
     str | None, typer.Option(help="Name of the model in requests. [default: its file]")
@@ -106,6 +107,14 @@ def run(
     access_log: Annotated[
         bool, typer.Option("--access-log/--no-access-log", help="Log each request.")
     ] = True,
+    otel: Annotated[
+        bool,
+        typer.Option(
+            "--otel/--no-otel",
+            help="Send an OpenTelemetry span for each request to "
+            "OTEL_EXPORTER_OTLP_ENDPOINT; needs inl-core[otel].",
+        ),
+    ] = False,
     trace: Annotated[
         str | None, typer.Option(help="File that records all steps, for inl replay.")
     ] = None,
@@ -113,6 +122,7 @@ def run(
     """Serve MODEL to clients of OpenAI's and Anthropic's APIs."""
     check_packages()
     from inl.serve.settings import ServerConfig
+    from inl.serve.tracing import exporting_tracing
 
     config = ServerConfig(
         host=host,
@@ -142,7 +152,8 @@ def run(
         trace=trace,
     )
     logging.getLogger("inl.serve.access").disabled = not access_log
-    _serve(named_models(model, name, more or ()), config, engine)
+    models = named_models(model, name, more or ())
+    _serve(models, config, engine, exporting_tracing() if otel else None)
 
 
 def check_packages() -> None:
@@ -179,10 +190,13 @@ def read_keys(values: list[str] | None) -> tuple[str, ...]:
 
 
 def _serve(
-    models: Sequence[tuple[str, str | None]], config: ServerConfig, engine: EngineConfig
+    models: Sequence[tuple[str, str | None]],
+    config: ServerConfig,
+    engine: EngineConfig,
+    tracing: Tracing | None,
 ) -> None:
     began = time.perf_counter()
-    with make_server(models, config, engine) as server:
+    with make_server(models, config, engine, tracing) as server:
         if len(models) == 1 and config.idle_unload is None:
             # As workers do: collecting all loaded objects would pause steps.
             gc.collect()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from inl.engine.records import StepRecord
     from inl.serve.server import Server
     from inl.serve.settings import ServerConfig
+    from inl.serve.tracing import Tracing
 
 
 def named_models(
@@ -41,7 +42,10 @@ def _default_name(model: str | None) -> str:
 
 
 def make_server(
-    models: Sequence[tuple[str, str | None]], config: ServerConfig, engine: EngineConfig
+    models: Sequence[tuple[str, str | None]],
+    config: ServerConfig,
+    engine: EngineConfig,
+    tracing: Tracing | None = None,
 ) -> Server:
     """Return a server that does not listen yet; loads a single model."""
     from inl.serve.model_slot import ModelSource
@@ -55,7 +59,7 @@ def make_server(
         ModelSource(name, _opener(place, settings, has_bar=has_bar))
         for name, place in models
     ]
-    return Server(sources, config, max_batch=engine.max_batch)
+    return Server(sources, config, max_batch=engine.max_batch, tracing=tracing)
 
 
 def _opener(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from inl.serve.metrics import Metrics
     from inl.serve.models import Models
     from inl.serve.settings import ServerConfig
+    from inl.serve.tracing import Tracing
 
     MakeExchange = Callable[[bytes, str, str], Exchange]
 
@@ -72,7 +73,12 @@ def error_shape(path: str, error: ApiError) -> dict[str, Any]:
     return error.openai()
 
 
-def make_app(models: Models, metrics: Metrics, config: ServerConfig) -> Gate:
+def make_app(
+    models: Models,
+    metrics: Metrics,
+    config: ServerConfig,
+    tracing: Tracing | None = None,
+) -> Gate:
     """Return the ASGI application of a server."""
     routes = Operations(models, metrics).routes()
     for path, make in GENERATING.items():
@@ -88,7 +94,7 @@ def make_app(models: Models, metrics: Metrics, config: ServerConfig) -> Gate:
         Exception: _on_error,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
-    return Gate(app, config, error_shape)
+    return Gate(app, config, error_shape, tracing)
 
 
 async def _describe(_: Request) -> Response:

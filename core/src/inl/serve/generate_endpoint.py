@@ -45,13 +45,14 @@ class GenerateEndpoint:
             body = await read_body(receive)
             exchange = self._dialect.read(body, record.number)
             model = self._models.find(exchange.job.model)
-            client = scope["state"]["client"]
+            client, record.model = scope["state"]["client"], model.name
             async with (
                 disconnect_cancels(receive),
                 model.generate(exchange.job, client) as generations,
             ):
                 exchange.token_text = generations.token_text
                 await self._respond(exchange, generations, send, record)
+            record.phases = generations.items[0].phases
         except Disconnected:
             record.status = 499  # as reverse proxies log it
         except Exception as error:

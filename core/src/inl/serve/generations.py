@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inl.serve.api_error import ApiError, as_api_error
-from inl.serve.job import Delta, PromptScores, Usage
+from inl.serve.job import Delta, Phases, PromptScores, Usage
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
@@ -38,6 +38,8 @@ class Generation:
         self._first = first.request
         self.submitted = time.perf_counter()
         self.reasoning_tokens = 0
+        self.phases: Phases | None = None
+        """Set at the end, if it has produced a token."""
         self._parser = parser
         self._stop_string = stop_string
         self._polled_tokens = 0

@@ -151,6 +151,32 @@ class Answer:
             self.prompt = delta.prompt
 
 
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Times of one completion, in seconds."""
+
+    queue: float
+    """Until its first step."""
+    first_token: float
+    """Until its first token."""
+    total: float
+
+    @property
+    def prefill(self) -> float:
+        """Between the first step and the first token."""
+        return max(self.first_token - self.queue, 0.0)
+
+    @property
+    def decode(self) -> float:
+        """After the first token."""
+        return self.total - self.first_token
+
+    @property
+    def inference(self) -> float:
+        """After the first step."""
+        return max(self.total - self.queue, 0.0)
+
+
 @dataclass(slots=True)
 class Usage:
     """Tokens of a call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -11,6 +12,8 @@ from prometheus_client import generate_latest as text_of
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from inl.serve.job import Phases
 
 if TYPE_CHECKING:
     from inl.engine.core import StepRecord
@@ -26,6 +29,9 @@ LATENCIES = (
 STEP_TOKENS = tuple(float(2**power) for power in range(14))
 
 PREFIX = "inl:"
+
+MOST_ADMITTED = 1 << 16
+"""Requests whose first step is remembered; far more than can be open."""
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 
@@ -62,7 +68,9 @@ class Metrics:
         assert isinstance(found, kind), "one kind for each name"
         return found
 
-    def total(self, name: str, labels: dict[str, str], read: Callable[[], int]) -> None:
+    def total(
+        self, name: str, labels: dict[str, str], read: Callable[[], float]
+    ) -> None:
         """Export a counter whose value is read when it is exported."""
         self._totals.add(name, labels, read)
 
@@ -134,9 +142,11 @@ class ModelMetrics:
         self._gauge(
             "model_loaded", "1 while the model is loaded.", read(lambda _: 1)
         )  # fmt: skip
-        preemptions = read(lambda loaded: loaded.stats.preemptions)
         total = self._metrics.total
-        total("num_preemptions", self._labels, lambda: int(preemptions()))
+        preemptions = read(lambda loaded: loaded.stats.preemptions)
+        total("num_preemptions", self._labels, preemptions)
+        for name, exported in SPECULATED.items():
+            total(exported, self._labels, read(partial(_speculated, name=name)))
         total("requests_rejected", self._labels, lambda: admission.rejected)
 
     def record_load(self, engine: InferenceEngine) -> None:
@@ -163,6 +173,9 @@ class ModelMetrics:
             now = time.perf_counter()
             for number in record.requests:
                 self._admitted.setdefault(number, now)
+            # Steps in flight may record requests that have ended already.
+            while len(self._admitted) > MOST_ADMITTED:
+                self._admitted.pop(next(iter(self._admitted)), None)
 
     def record_delta(self, item: Generation, delta: Delta) -> None:
         """Record tokens that were generated."""
@@ -190,18 +203,18 @@ class ModelMetrics:
         self.success.labels(**self._labels, finished_reason=handle.finish_reason).inc()
         if handle.finish_reason == "cancelled" or admitted is None:
             return
-        first, total = handle.first_token_seconds, handle.seconds
         queued = max(admitted - item.submitted, 0.0)
-        self.prompt_tokens.inc(handle.request.prompt_tokens)
+        phases = Phases(queued, handle.first_token_seconds, handle.seconds)
+        item.phases = phases
+        if item.is_first:
+            self.prompt_tokens.inc(handle.request.prompt_tokens)
         self.queries.inc(handle.request.prompt_tokens)
         self.hits.inc(handle.request.cached_tokens)
-        self.end_to_end.observe(total)
-        self.phases["queue"].observe(queued)
-        self.phases["prefill"].observe(max(first - queued, 0.0))
-        self.phases["decode"].observe(total - first)
-        self.phases["inference"].observe(max(total - queued, 0.0))
+        self.end_to_end.observe(phases.total)
+        for name, histogram in self.phases.items():
+            histogram.observe(getattr(phases, name))
         if count > 1:
-            self.per_token.observe((total - first) / (count - 1))
+            self.per_token.observe(phases.decode / (count - 1))
 
     def _histogram(
         self, name: str, text: str, buckets: tuple[float, ...] = LATENCIES
@@ -219,6 +232,18 @@ class ModelMetrics:
         family.labels(**self._labels).set_function(read)
 
 
+SPECULATED = {
+    "drafted": "spec_decode_num_draft_tokens",
+    "accepted": "spec_decode_num_accepted_tokens",
+}
+"""Counts of the engine's speculation, and their names."""
+
+
+def _speculated(engine: InferenceEngine, *, name: str) -> float:
+    speculation = engine.speculation
+    return 0 if speculation is None else float(getattr(speculation, name))
+
+
 def kv_usage(engine: InferenceEngine) -> float:
     """Return the share of KV cache blocks in use, 0 to 1."""
     pools = engine.core.scheduler.kv_cache.pools
@@ -229,9 +254,9 @@ class _Totals(Collector):
     """Counters whose values are read when they are exported."""
 
     def __init__(self) -> None:
-        self._reads: dict[str, list[tuple[dict[str, str], Callable[[], int]]]] = {}
+        self._reads: dict[str, list[tuple[dict[str, str], Callable[[], float]]]] = {}
 
-    def add(self, name: str, labels: dict[str, str], read: Callable[[], int]) -> None:
+    def add(self, name: str, labels: dict[str, str], read: Callable[[], float]) -> None:
         self._reads.setdefault(name, []).append((labels, read))
 
     def collect(self) -> Iterator[Metric]:

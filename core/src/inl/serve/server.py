@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from inl.config import EngineConfig
     from inl.serve.model_slot import ModelSource
     from inl.serve.settings import ServerConfig
+    from inl.serve.tracing import Tracing
 
 BACKLOG = 2048
 
@@ -32,7 +33,7 @@ class Server:
 
     A single model is loaded here, which raises the engine's errors; several ones are
     loaded when requests ask for them. max_batch: requests that each model computes at
-    the same time.
+    the same time. tracing: closed by the server.
     """
 
     def __init__(
@@ -41,13 +42,15 @@ class Server:
         config: ServerConfig,
         *,
         max_batch: int,
+        tracing: Tracing | None = None,
     ) -> None:
         self.config = config
+        self._tracing = tracing
         metrics = Metrics(vllm_names=config.vllm_metrics)
         self.models = Models(sources, config, metrics, max_batch=max_batch)
         if len(self.models) == 1:
             self.models.default.load()
-        self.app = make_app(self.models, metrics, config)
+        self.app = make_app(self.models, metrics, config, tracing)
         """The ASGI application."""
         self.description = ", ".join(slot.name for slot in self.models)
         settings = uvicorn.Config(
@@ -90,6 +93,9 @@ class Server:
     def close(self) -> None:
         """Unload all models. Closing twice is allowed."""
         self.models.close()
+        if self._tracing is not None:
+            self._tracing.close()
+            self._tracing = None
 
     def __enter__(self) -> Self:
         return self
