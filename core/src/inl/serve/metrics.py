@@ -33,6 +33,9 @@ PREFIX = "inl:"
 MOST_ADMITTED = 1 << 16
 """Requests whose first step is remembered; far more than can be open."""
 
+ReadTotal = Callable[[], float | None]
+"""Returns the value of a counter; ``None`` is not exported."""
+
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 
@@ -68,9 +71,7 @@ class Metrics:
         assert isinstance(found, kind), "one kind for each name"
         return found
 
-    def total(
-        self, name: str, labels: dict[str, str], read: Callable[[], float]
-    ) -> None:
+    def total(self, name: str, labels: dict[str, str], read: ReadTotal) -> None:
         """Export a counter whose value is read when it is exported."""
         self._totals.add(name, labels, read)
 
@@ -146,7 +147,7 @@ class ModelMetrics:
         preemptions = read(lambda loaded: loaded.stats.preemptions)
         total("num_preemptions", self._labels, preemptions)
         for name, exported in SPECULATED.items():
-            total(exported, self._labels, read(partial(_speculated, name=name)))
+            total(exported, self._labels, partial(_speculated, engine, name))
         total("requests_rejected", self._labels, lambda: admission.rejected)
 
     def record_load(self, engine: InferenceEngine) -> None:
@@ -239,9 +240,14 @@ SPECULATED = {
 """Counts of the engine's speculation, and their names."""
 
 
-def _speculated(engine: InferenceEngine, *, name: str) -> float:
-    speculation = engine.speculation
-    return 0 if speculation is None else float(getattr(speculation, name))
+def _speculated(
+    engine: Callable[[], InferenceEngine | None], name: str
+) -> float | None:
+    """Return a count; ``None`` without speculation."""
+    loaded = engine()
+    if loaded is None or loaded.speculation is None:
+        return None
+    return float(getattr(loaded.speculation, name))
 
 
 def kv_usage(engine: InferenceEngine) -> float:
@@ -254,9 +260,9 @@ class _Totals(Collector):
     """Counters whose values are read when they are exported."""
 
     def __init__(self) -> None:
-        self._reads: dict[str, list[tuple[dict[str, str], Callable[[], float]]]] = {}
+        self._reads: dict[str, list[tuple[dict[str, str], ReadTotal]]] = {}
 
-    def add(self, name: str, labels: dict[str, str], read: Callable[[], float]) -> None:
+    def add(self, name: str, labels: dict[str, str], read: ReadTotal) -> None:
         self._reads.setdefault(name, []).append((labels, read))
 
     def collect(self) -> Iterator[Metric]:
@@ -264,7 +270,8 @@ class _Totals(Collector):
             labels = list(reads[0][0])
             family = CounterMetricFamily(PREFIX + name, name, labels=labels)
             for values, read in reads:
-                family.add_metric(list(values.values()), read())
+                if (total := read()) is not None:
+                    family.add_metric(list(values.values()), total)
             yield family
 
 
