@@ -105,11 +105,13 @@ def _content(answer: Answer) -> list[dict[str, Any]]:
     if answer.content or not (answer.calls or answer.reasoning):
         blocks.append({**_EMPTY, "text": answer.content})
     for call in answer.calls:
-        arguments = _input(call.arguments)
-        blocks.append(
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
-        )
+        blocks.append(_tool_use(call.id, call.name, _input(call.arguments)))
     return blocks
+
+
+def _tool_use(call: str, name: str, arguments: Any) -> dict[str, Any]:
+    block = {"type": "tool_use", "id": call, "name": name, "input": arguments}
+    return {**block, "caller": {"type": "direct"}}
 
 
 def _input(arguments: str) -> Any:
@@ -140,8 +142,8 @@ class _Blocks:
             parts.append(self._delta("text_delta", "text", delta.content))
         for part in delta.calls:
             if part.name is not None:
-                start = {"type": "tool_use", "id": part.id or "", "name": part.name}
-                parts.append(self._open(f"call {part.index}", {**start, "input": {}}))
+                start = _tool_use(part.id or "", part.name, {})
+                parts.append(self._open(f"call {part.index}", start))
             if part.arguments:
                 fields = ("input_json_delta", "partial_json", part.arguments)
                 parts.append(self._delta(*fields))
