@@ -197,3 +197,25 @@ def test_stopping_loses_no_accepted_answer():
         asyncio.run(run())
     assert [status for status, _, _ in answers] == [200] * 12
     assert all(len(tokens(answer)) == TOKENS for _, _, answer in answers)
+
+
+def test_idle_streams_get_comments():
+    with HashServer(max_batch=1, seconds=0.05, keep_alive_seconds=0.2) as server:
+        busy = {"prompt": [1], "max_tokens": 40, "ignore_eos": True}
+
+        async def run():
+            first = asyncio.create_task(post(server, busy))
+            while server.used_blocks == 0:
+                await asyncio.sleep(0.01)
+            host, port = server.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head({**busy, "max_tokens": 3, "stream": True}))
+            text = await reader.read(-1)
+            writer.close()
+            return (await first)[0], text
+
+        status, text = asyncio.run(run())
+    assert status == 200
+    assert text.count(b": keep-alive\n\n") >= 3
+    assert text.count(b"data: ") == 4
+    assert b'"error"' not in text

@@ -113,6 +113,7 @@ class Generations:
         self.token_text = token_text
         self._event = event
         self._open = dict(enumerate(items))
+        self._timer: asyncio.TimerHandle | None = None
         self._on_begin = on_begin
         self._on_delta = on_delta
         self._on_close: Callable[[], None] | None = on_close
@@ -141,21 +142,21 @@ class Generations:
         ``None`` is yielded after ``idle_seconds`` without any.
         """
         loop = asyncio.get_running_loop()
+        latest = loop.time()
         while self._open:
-            deadline = loop.time() + idle_seconds
-            timer = loop.call_at(deadline, self._event.set)
-            try:
-                await self._event.wait()
-            finally:
-                timer.cancel()
+            if self._timer is None:
+                # One for many events: tokens only delay the next one.
+                self._timer = loop.call_at(latest + idle_seconds, self._wake)
+            await self._event.wait()
             self._event.clear()
             # The last poll may have taken what this event announced.
-            is_idle = loop.time() >= deadline
+            is_idle = loop.time() >= latest + idle_seconds
             for index, item in list(self._open.items()):
                 delta = item.poll()
                 if not delta:
                     continue
                 is_idle = False
+                latest = loop.time()
                 if delta.token_ids:
                     self._on_begin()
                 self._on_delta(item, delta)
@@ -163,10 +164,18 @@ class Generations:
                     del self._open[index]
                 yield index, delta
             if is_idle:
+                latest = loop.time()
                 yield None
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._event.set()
 
     def close(self) -> None:
         """Cancel what has not finished. Closing twice is allowed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._on_close is not None:
             on_close, self._on_close = self._on_close, None
             on_close()

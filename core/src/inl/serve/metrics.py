@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as text_of
 from prometheus_client.metrics import MetricWrapperBase
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from inl.serve.collectors import (
+    PREFIX,
+    EventHistograms,
+    ReadTotal,
+    Renamed,
+    Totals,
+)
 from inl.serve.job import Phases
 
 if TYPE_CHECKING:
@@ -28,13 +33,8 @@ LATENCIES = (
 
 STEP_TOKENS = tuple(float(2**power) for power in range(14))
 
-PREFIX = "inl:"
-
 MOST_ADMITTED = 1 << 16
 """Requests whose first step is remembered; far more than can be open."""
-
-ReadTotal = Callable[[], float | None]
-"""Returns the value of a counter; ``None`` is not exported."""
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 
@@ -46,10 +46,15 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._source = CollectorRegistry()
         prefixes = (PREFIX, "vllm:") if vllm_names else (PREFIX,)
-        self.registry.register(_Renamed(self._source, prefixes))
+        self.registry.register(Renamed(self._source, prefixes))
         self._families: dict[str, MetricWrapperBase] = {}
-        self._totals = _Totals()
+        self._totals = Totals()
         self._source.register(self._totals)
+        self.inter_token = EventHistograms(
+            "inter_token_latency_seconds", "Time between the tokens of a request.",
+            LATENCIES,
+        )  # fmt: skip
+        self._source.register(self.inter_token)
 
     def of(self, model: str) -> ModelMetrics:
         """Return the metrics of a model."""
@@ -93,9 +98,7 @@ class ModelMetrics:
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "Time from the call to the first token."
         )
-        self.inter_token = self._histogram(
-            "inter_token_latency_seconds", "Time between the tokens of a request."
-        )
+        self.inter_token = metrics.inter_token.of(labels)
         self.per_token = self._histogram(
             "request_time_per_output_token_seconds", "Decoding time per token."
         )
@@ -190,8 +193,7 @@ class ModelMetrics:
         if last is None:
             self.first_token.observe(item.handle.first_token_seconds)
             return
-        for _ in range(count):
-            self.inter_token.observe((now - last) / count)
+        self.inter_token.observe((now - last) / count, count)
 
     def record_end(self, item: Generation) -> None:
         """Record the end of a request, finished or not."""
@@ -254,42 +256,3 @@ def kv_usage(engine: InferenceEngine) -> float:
     """Return the share of KV cache blocks in use, 0 to 1."""
     pools = engine.core.scheduler.kv_cache.pools
     return max(pool.used_blocks / max(pool.blocks - 1, 1) for pool in pools)
-
-
-class _Totals(Collector):
-    """Counters whose values are read when they are exported."""
-
-    def __init__(self) -> None:
-        self._reads: dict[str, list[tuple[dict[str, str], ReadTotal]]] = {}
-
-    def add(self, name: str, labels: dict[str, str], read: ReadTotal) -> None:
-        self._reads.setdefault(name, []).append((labels, read))
-
-    def collect(self) -> Iterator[Metric]:
-        for name, reads in self._reads.items():
-            labels = list(reads[0][0])
-            family = CounterMetricFamily(PREFIX + name, name, labels=labels)
-            for values, read in reads:
-                if (total := read()) is not None:
-                    family.add_metric(list(values.values()), total)
-            yield family
-
-
-class _Renamed(Collector):
-    """The metrics of a registry under several prefixes."""
-
-    def __init__(self, source: CollectorRegistry, prefixes: tuple[str, ...]) -> None:
-        self._source = source
-        self._prefixes = prefixes
-
-    def collect(self) -> Iterator[Metric]:
-        for prefix in self._prefixes:
-            for metric in self._source.collect():
-                name = metric.name.replace(PREFIX, prefix, 1)
-                copy = Metric(name, metric.documentation, metric.type)
-                copy.samples = [
-                    sample._replace(name=sample.name.replace(PREFIX, prefix, 1))
-                    for sample in metric.samples
-                    if not sample.name.endswith("_created")
-                ]
-                yield copy
