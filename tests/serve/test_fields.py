@@ -123,3 +123,18 @@ def test_structural_tags_are_accepted_and_checked(hash_server):
     tag = {**TAG, "triggers": ["<g"]}
     answer = complete(hash_server, 400, prompt="a", response_format=tag)
     assert answer["error"]["param"] == "response_format"
+
+
+def test_reported_hits_are_the_tokens_that_were_skipped(hash_server):
+    head = "x-anthropic-billing-header: cc_version=2.1; cch={};\n"
+    text = "You answer in one short sentence. " * 20
+    for turn in range(3):
+        before = hash_server.engine.stats
+        body = {"system": head.format(turn) + text, "max_tokens": 1,
+                "messages": [{"role": "user", "content": f"turn {turn}"}]}  # fmt: skip
+        usage = complete(hash_server, path="/v1/messages", **body)["usage"]
+        after = hash_server.engine.stats
+        assert after.tokens - before.tokens == usage["input_tokens"]
+        hits = after.prefix_hit_tokens - before.prefix_hit_tokens
+        assert hits == usage["cache_read_input_tokens"]
+        assert turn == 0 or hits >= 96
