@@ -152,11 +152,14 @@ def long(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
 
 
 def mixed(traffic: Traffic, runs: int) -> Iterator[tuple[str, str]]:
+    # The same lengths in all runs, which then differ by their noise alone.
+    rng = np.random.default_rng(1)
+    lengths, tokens = (
+        np.exp(rng.uniform(np.log(16), np.log(most), 128)).astype(int)
+        for most in (4_000, 512)
+    )
+
     def make(**options: Any) -> list[Request]:
-        lengths, tokens = (
-            np.exp(traffic.rng.uniform(np.log(16), np.log(most), 128)).astype(int)
-            for most in (4_000, 512)
-        )
         prompts = [traffic.prompts(1, length)[0] for length in lengths]
         return traffic.requests(prompts, tokens, **options)
 

@@ -42,7 +42,6 @@ from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.attention import attention
 from inl_torch.triton.attention import prompt as attention_prompt
-from inl_torch.triton.attention.plan import Work
 from inl_torch.triton.dynamics import training as dynamics_training
 from inl_torch.triton.matmul.products import library_is_faster
 from inl_torch.triton.quantized import products as packed_products
@@ -248,10 +247,14 @@ def call_all(dtype, dim, tuning):
         )
         for sampler in ("greedy", "sample", "sample_filtered"):
             kernels["sample"](logits, step, tables, sampler=sampler)
-        if dtype == torch.bfloat16 and dim == 128:
-            attention_prompt.attend_prompt(
-                q, k, k, cache, step, Work(step), scale=0.1, group=0
-            )
+        if dtype == torch.bfloat16 and dim == 128 and has_copy_engine():
+            attention_prompt.attend_prompt(q, k, k, cache, step, scale=0.1, group=0)
+
+
+def has_copy_engine():
+    """Whether the target has one, without which long prompts use another kernel."""
+    target = triton.runtime.driver.active.get_current_target()
+    return target.backend == "cuda" and target.arch >= 90
 
 
 def fake_cudnn(q, _k, _v, _scale):

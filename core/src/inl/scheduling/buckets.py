@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from inl.errors import RunnerError
 from inl.protocol.runner import Limits
 from inl.spec.step import SAMPLERS, Bucket
@@ -85,16 +87,20 @@ class Buckets:
         if not self._buckets:
             return Bucket(tokens, rows, sampler=sampler)
         rank = SAMPLERS.index(sampler)
-        fits = [
+        fits = (
             bucket
             for bucket in self._buckets
             if bucket.tokens >= tokens
             and bucket.rows >= rows
             and SAMPLERS.index(bucket.sampler) >= rank
-        ]
-        has_prompt = tokens > rows
-        longer = (each for each in fits if each.tokens > each.rows or not has_prompt)
-        return next(longer, fits[0])
+        )
+        smallest = next(fits)
+        if tokens == rows:
+            return smallest
+        of_prompts = (
+            each for each in chain((smallest,), fits) if each.tokens > each.rows
+        )
+        return next(of_prompts, smallest)
 
 
 def _size(bucket: Bucket) -> tuple[int, int, int]:

@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
-from inl.weights.checkpoint import Checkpoint
+from inl.weights.wrapped import WrappedCheckpoint
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from inl.backend.weight_cache import FileIdentity
-    from inl.text.template import ChatTemplate
-    from inl.text.tokenizer import Tokenizer
+    from inl.weights.checkpoint import Checkpoint
 
 Make = Callable[[Sequence[HostArray]], HostArray]
 
@@ -29,7 +25,7 @@ class Piece(NamedTuple):
 
 
 @final
-class AdaptedCheckpoint(Checkpoint):
+class AdaptedCheckpoint(WrappedCheckpoint):
     """Wraps a checkpoint and renames or combines its tensors as ``pieces`` describes.
 
     Tensors are read on access; one that is combined from several sources is a copy.
@@ -45,11 +41,12 @@ class AdaptedCheckpoint(Checkpoint):
         eos: tuple[int, ...] = (),
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path = inner.path
-        self.config = inner.config if config is None else config
-        specified = inner.eos_token_ids or "eos_token_id" in inner.config
-        self.eos_token_ids = inner.eos_token_ids if specified else eos
-        self._inner, self._pieces = inner, dict(pieces)
+        super().__init__(inner)
+        self._pieces = dict(pieces)
+        if config is not None:
+            self.config = config
+        if not inner.eos_token_ids and "eos_token_id" not in inner.config:
+            self.eos_token_ids = eos
 
     def names(self) -> list[str]:
         return list(self._pieces)
@@ -71,22 +68,6 @@ class AdaptedCheckpoint(Checkpoint):
                 f"found dtypes {' and '.join(dtypes)}; accepted: one dtype"
             )
         return piece.make(stored)
-
-    def files(self) -> Sequence[Path]:
-        return self._inner.files()
-
-    def identities(self) -> Mapping[Path, FileIdentity]:
-        return self._inner.identities()
-
-    def tokenizer(self) -> Tokenizer:
-        return self._inner.tokenizer()
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        return self._inner.chat_template
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _piece(self, name: str) -> Piece:
         if name not in self._pieces:

@@ -8,21 +8,18 @@ decoded to float32 when it is read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, final
 
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
-from inl.weights.checkpoint import Checkpoint
 from inl.weights.files import show
 from inl.weights.quant_format import Format, Parts
 from inl.weights.quant_formats import METHODS
+from inl.weights.wrapped import WrappedCheckpoint
 
 if TYPE_CHECKING:
-    from inl.backend.weight_cache import FileIdentity
-    from inl.text.template import ChatTemplate
-    from inl.text.tokenizer import Tokenizer
+    from inl.weights.checkpoint import Checkpoint
 
 FIELD = "quantization_config"
 
@@ -54,13 +51,12 @@ def quantized(checkpoint: Checkpoint) -> Checkpoint:
 
 
 @final
-class QuantizedCheckpoint(Checkpoint):
+class QuantizedCheckpoint(WrappedCheckpoint):
     """Wraps a checkpoint and decodes or repacks its quantized matrices on access."""
 
     def __init__(self, inner: Checkpoint, form: Format) -> None:
-        self.path, self.config = inner.path, inner.config
-        self.eos_token_ids = inner.eos_token_ids
-        self._inner, self._form = inner, form
+        super().__init__(inner)
+        self._form = form
         stored = set(inner.names())
         stems = [
             name.removesuffix(form.marker)
@@ -75,7 +71,7 @@ class QuantizedCheckpoint(Checkpoint):
             for name in inner.names()
             if name not in taken and not name.endswith(form.ignored)
         }
-        self.notes = (self._note(),)
+        self.notes = (*inner.notes, self._note())
 
     def _read(self, stem: str, stored: set[str]) -> Parts:
         names = {part: f"{stem}.{part}" for part in self._form.parts}
@@ -127,19 +123,3 @@ class QuantizedCheckpoint(Checkpoint):
                 "describes"
             )
         return blocks
-
-    def files(self) -> Sequence[Path]:
-        return self._inner.files()
-
-    def identities(self) -> Mapping[Path, FileIdentity]:
-        return self._inner.identities()
-
-    def tokenizer(self) -> Tokenizer:
-        return self._inner.tokenizer()
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        return self._inner.chat_template
-
-    def close(self) -> None:
-        self._inner.close()

@@ -13,11 +13,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 ALIGNMENT: Final = 16
 """Triton specializes kernels on pointers and integers that are multiples of this."""
@@ -83,6 +85,8 @@ def _specialization(function: Any, name: str, value: Any) -> Any:
     """The properties of an argument on which the compiled code depends."""
     if isinstance(value, torch.Tensor):
         return name, value.dtype, value.data_ptr() % ALIGNMENT == 0
+    if isinstance(value, TensorDescriptor):
+        return name, value.base.dtype, tuple(value.block_shape)
     index = function.arg_names.index(name) if name in function.arg_names else -1
     if type(value) is int and index >= 0 and index not in function.constexprs:
         return name, value == 1, value % ALIGNMENT == 0, value >= 1 << 31
@@ -93,6 +97,8 @@ def _as_meta(value: Any) -> Any:
     """Replace an aligned tensor by one without device memory."""
     if isinstance(value, torch.Tensor) and value.data_ptr() % ALIGNMENT == 0:
         return torch.empty(0, dtype=value.dtype, device="meta")
+    if isinstance(value, TensorDescriptor):
+        return replace(value, base=_as_meta(value.base))
     return value
 
 

@@ -11,7 +11,6 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from triton.runtime.driver import driver
 
 from inl.spec.cache import Cache
@@ -26,12 +25,10 @@ LABEL = "attention/triton"
 """Key of this kernel's work lists in ``Step.plan``."""
 
 PROGRAMS = 264
-"""Number of programs up to which keys are split."""
+"""Number of programs up to which even rows are split."""
 
-MAX_SPLITS = 32
-
-MIXED_PROGRAMS, MIXED_SPLITS = 4096, 8
-"""The same, and most splits, in a step with prompts, of which few rows decode."""
+MERGED_SPLITS = 8
+"""Splits that are merged at a time."""
 
 SINGLE_TOKEN_LIMIT = 8
 """Most tokens of a step in which each token is computed separately, of any row."""
@@ -83,11 +80,9 @@ def paged_attention(
     table = step.blocks[group].contiguous()
     attrs: dict[str, Any] = {"scale": scale, "window": window, "cap": cap}
     if tokens == rows or tokens <= SINGLE_TOKEN_LIMIT:
-        _single_tokens(
-            q, cache, step, table, step.used_counts[2:], tokens, out, False, **attrs
-        )
+        _single_tokens(q, cache, step, table, work, tokens, out, False, **attrs)
         return out
-    _single_tokens(q, cache, step, table, work.singles, rows, out, True, **attrs)
+    _single_tokens(q, cache, step, table, work, min(rows, tokens), out, True, **attrs)
     _token_tiles(q, cache, step, table, work, out, **attrs)
     return out
 
@@ -97,7 +92,7 @@ def _single_tokens(
     cache: Cache,
     step: Step,
     table: torch.Tensor,
-    singles: torch.Tensor,
+    work: Work,
     tokens: int,
     out: torch.Tensor,
     mixed: bool,
@@ -107,41 +102,34 @@ def _single_tokens(
     cap: float | None,
 ) -> None:
     """Compute the first ``tokens`` tokens, each over the keys of its row; in a mixed
-    step those below ``singles``.
+    step those of rows of one token.
     """
+    used = work.singles if mixed else step.used_counts[2:]
     heads, dim = q.shape[1:]
     size, kv_heads = cache.k.shape[1:3]
-    width, group_size = table.shape[1], heads // kv_heads
+    group_size = heads // kv_heads
     lanes = min(power(group_size), HEADS)
     is_float32 = q.dtype == torch.float32
     keys = 16 if is_float32 else 64
     head_programs = kv_heads * -(-group_size // lanes)
-    max_splits = min(-(-width * size // keys), MIXED_SPLITS if mixed else MAX_SPLITS)
-    splits = _splits(
-        MIXED_PROGRAMS if mixed else PROGRAMS, tokens * head_programs, max_splits
-    )
-    split_acc, split_stats = out, step.positions
-    if splits > 1:
-        shape = (tokens, heads, splits)
-        split_acc = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
-        split_stats = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
-    attend[(head_programs, tokens, splits)](
-        q, cache.k, cache.v, table, step.rows, step.positions, singles, split_acc,
-        split_stats, q.stride(0), width, scale, window or 0, cap or 1.0, SIZE=size,
-        KV_HEADS=kv_heads, GROUP=group_size, LANES=lanes, DIM=dim,
-        DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits, M=max(lanes, 16),
-        MIXED=mixed, WINDOWED=window is not None, CAPPED=cap is not None,
+    # With one for each row, rows of even length are not cut.
+    spare = max(PROGRAMS // head_programs - tokens, tokens)
+    items = work.items(tokens, spare, keys=keys, window=window, mixed=mixed)
+    shape = (tokens + spare, heads)
+    split_acc = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
+    split_stats = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
+    attend[(head_programs, tokens + spare)](
+        q, cache.k, cache.v, table, step.rows, step.positions, used, items.entries,
+        out, split_acc, split_stats, q.stride(0), table.shape[1], scale, window or 0,
+        cap or 1.0, SIZE=size, KV_HEADS=kv_heads, GROUP=group_size, LANES=lanes,
+        DIM=dim, DIM_P=max(power(dim), 16), KEYS=keys, M=max(lanes, 16),
+        WINDOWED=window is not None, CAPPED=cap is not None,
         num_warps=8 if is_float32 else 2, num_stages=2,
     )  # fmt: skip
-    if splits > 1:
-        combine[(tokens * heads,)](
-            split_acc, split_stats, singles, out, HEADS=heads, DIM=dim,
-            DIM_P=power(dim), SPLITS=splits, MIXED=mixed, num_warps=1,
-        )  # fmt: skip
-
-
-def _splits(target: int, programs: int, max_splits: int) -> int:
-    return min(power(triton.cdiv(target, programs)), power(max_splits))
+    combine[(tokens, heads)](
+        split_acc, split_stats, items.tokens, out, HEADS=heads, DIM=dim,
+        DIM_P=power(dim), SPLITS=MERGED_SPLITS, num_warps=1,
+    )  # fmt: skip
 
 
 def _token_tiles(

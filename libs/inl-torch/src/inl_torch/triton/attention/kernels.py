@@ -10,27 +10,25 @@ from triton.language import tensor
 @triton.jit
 def attend(
     q: tensor, k: tensor, v: tensor, table: tensor, token_rows: tensor,
-    positions: tensor, singles: tensor, out: tensor, split_stats: tensor,
-    q_stride: tensor, width: tensor, scale: tensor, window: tensor, cap: tensor,
-    SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    positions: tensor, used: tensor, items: tensor, out: tensor, split_acc: tensor,
+    split_stats: tensor, q_stride: tensor, width: tensor, scale: tensor, window: tensor,
+    cap: tensor, SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr,
-    SPLITS: tl.constexpr, M: tl.constexpr, MIXED: tl.constexpr, WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
+    M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Attention of one token, the only one of its row, over one split of its keys.
-
-    In a mixed step these are the first ``singles`` tokens only; the others are computed
-    by :func:`inl_torch.triton.attention.tiles.attend_tiles`.
+    """Attention of one token over one split of its keys, see
+    :mod:`inl_torch.triton.attention.row_splits`. Tokens from ``used`` on become 0.
     """
     CHUNKS: tl.constexpr = (GROUP + LANES - 1) // LANES
     # Heads of a token are adjacent programs, since their keys are adjacent.
     kv_head = tl.program_id(0) // CHUNKS
-    token = tl.program_id(1).to(tl.int64)
-    split = tl.program_id(2)
-    is_token = token < tl.load(singles)
-    if MIXED:  # noqa: SIM102
-        if not is_token:
-            return
+    item = tl.program_id(1)
+    token = tl.load(items + item * 4).to(tl.int64)
+    split = tl.load(items + item * 4 + 1)
+    splits = tl.load(items + item * 4 + 2)
+    if split >= splits:
+        return
+    is_token = token < tl.load(used)
     row = tl.load(token_rows + token).to(tl.int64)
     m = tl.arange(0, M)
     group_head = (tl.program_id(0) % CHUNKS) * LANES + m
@@ -45,7 +43,7 @@ def attend(
     first_key = 0
     if WINDOWED:
         first_key = tl.maximum(last - window, 0)
-    split_keys = ((last - first_key + KEYS - 1) // KEYS + SPLITS - 1) // SPLITS * KEYS
+    split_keys = ((last - first_key + KEYS - 1) // KEYS + splits - 1) // splits * KEYS
     begin = first_key + split * split_keys
     end = tl.minimum(begin + split_keys, last)
 
@@ -73,39 +71,53 @@ def attend(
         acc += tl.dot(p.to(value.dtype), value, input_precision="ieee")
         m_i = m_new
 
-    slot = token * (KV_HEADS * GROUP) + head
+    HEADS: tl.constexpr = KV_HEADS * GROUP
     both = is_head[:, None] & (d < DIM)[None, :]
-    if SPLITS == 1:
+    if splits == 1:
         acc = acc / tl.where(l_i > 0, l_i, 1)[:, None]
+        slot = token * HEADS + head
         tl.store(out + slot[:, None] * DIM + d[None, :], acc, mask=both)
     else:
-        slot = slot * SPLITS + split
-        tl.store(out + slot[:, None] * DIM + d[None, :], acc, mask=both)
+        slot = item.to(tl.int64) * HEADS + head
+        tl.store(split_acc + slot[:, None] * DIM + d[None, :], acc, mask=both)
         tl.store(split_stats + slot * 2, m_i, mask=is_head)
         tl.store(split_stats + slot * 2 + 1, l_i, mask=is_head)
 
 
 @triton.jit
 def combine(
-    split_acc: tensor, split_stats: tensor, singles: tensor, out: tensor,
+    split_acc: tensor, split_stats: tensor, tokens: tensor, out: tensor,
     HEADS: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, SPLITS: tl.constexpr,
-    MIXED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Merge the splits of one head of one token, weighted by their softmax sums."""
-    slot = tl.program_id(0).to(tl.int64)
-    if MIXED:  # noqa: SIM102
-        if slot // HEADS >= tl.load(singles):
-            return
-    split = slot * SPLITS + tl.arange(0, SPLITS)
+    """Merge the splits of one head of one token, weighted by their softmax sums.
+
+    ``SPLITS`` are merged at a time. tokens: as in ``Items``; a token of one split, or
+    of none, is left as it is.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    splits = tl.load(tokens + token * 2)
+    if splits <= 1:
+        return
+    first = tl.load(tokens + token * 2 + 1).to(tl.int64)
     d = tl.arange(0, DIM_P)
-    m_i = tl.load(split_stats + split * 2)
-    l_i = tl.load(split_stats + split * 2 + 1)
-    weight = tl.exp(m_i - tl.max(m_i, 0))
-    denominator = tl.sum(l_i * weight, 0)
-    inside = d < DIM
-    key_index = split[:, None] * DIM + d[None, :]
-    values = tl.load(split_acc + key_index, mask=inside[None, :], other=0)
-    acc = tl.sum(values * weight[:, None], 0) / tl.where(
-        denominator > 0, denominator, 1
-    )
-    tl.store(out + slot * DIM + d, acc, mask=inside)
+    m_max = -1e30
+    denominator = 0.0
+    acc = tl.zeros((DIM_P,), tl.float32)
+    for start in range(0, splits, SPLITS):
+        split = start + tl.arange(0, SPLITS)
+        inside = split < splits
+        slot = (first + split) * HEADS + head
+        m_i = tl.load(split_stats + slot * 2, mask=inside, other=-1e30)
+        l_i = tl.load(split_stats + slot * 2 + 1, mask=inside, other=0)
+        both = inside[:, None] & (d < DIM)[None, :]
+        key_index = slot[:, None] * DIM + d[None, :]
+        values = tl.load(split_acc + key_index, mask=both, other=0)
+        m_new = tl.maximum(m_max, tl.max(m_i, 0))
+        weight = tl.exp(m_i - m_new)
+        rescale = tl.exp(m_max - m_new)
+        denominator = denominator * rescale + tl.sum(l_i * weight, 0)
+        acc = acc * rescale + tl.sum(values * weight[:, None], 0)
+        m_max = m_new
+    acc = acc / tl.where(denominator > 0, denominator, 1)
+    tl.store(out + (token * HEADS + head) * DIM + d, acc, mask=d < DIM)

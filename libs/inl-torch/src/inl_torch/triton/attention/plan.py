@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from inl.spec.step import Step
+from inl_torch.triton.attention.row_splits import Items, split_rows
 
 
 class Work:
@@ -14,6 +17,7 @@ class Work:
         self._step = step
         self._tiles: dict[tuple[int, bool], torch.Tensor] = {}
         self._sizes: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._items: dict[tuple[Any, ...], Items] = {}
 
     @property
     def singles(self) -> torch.Tensor:
@@ -31,6 +35,19 @@ class Work:
         if key not in self._tiles:
             self._tiles[key] = self._make_tiles(queries, all_tokens=all_tokens)
         return self._tiles[key]
+
+    def items(
+        self, tokens: int, spare: int, *, keys: int, window: int | None, mixed: bool
+    ) -> Items:
+        """Items of the first ``tokens`` tokens; in a mixed step of :attr:`singles`."""
+        key = tokens, spare, keys, window, mixed
+        if key not in self._items:
+            used = self.singles if mixed else self._step.used_counts[2:]
+            self._items[key] = split_rows(
+                self._step.positions[:tokens], used, spare, keys=keys, window=window,
+                used_only=mixed,
+            )  # fmt: skip
+        return self._items[key]
 
     def _split(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._sizes is None:

@@ -1,8 +1,10 @@
 """Attention of a step of one row: cuDNN for the chunk, then the cached prefix.
 
-The attention of a chunk to itself is one cuDNN call, which is faster than a kernel that
-gathers keys from the cache. The keys of earlier steps are added from the cache
-afterwards, and both results are merged by their log-sum-exp.
+The attention of a chunk to itself is one cuDNN call. The keys of earlier steps are then
+copied from the cache to a dense buffer, since tiles of contiguous keys are loaded by
+the chip's copy engine at almost twice the rate of keys in blocks, and their attention
+is merged by the log-sum-exp of the scores. cuDNN computes that only for lengths that
+the host knows, and a captured graph serves every length.
 """
 
 from __future__ import annotations
@@ -13,33 +15,36 @@ import torch
 import triton
 import triton.language as tl
 from triton.language import tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from inl.spec.cache import Cache
 from inl.spec.step import Step
-from inl_torch.triton.attention.plan import Work
-from inl_torch.triton.attention.tiles import LOG2E, accumulate_tile
+from inl_torch.triton.attention.tiles import LOG2E
 from inl_torch.triton.common import dense
 
 MIN_TOKENS = 1024
 """Fewest tokens for which cuDNN is faster."""
 
-TILE_ROWS = 128
-"""Rows of a tile: queries times heads."""
+TILE_TOKENS = 128
+"""Tokens of a program, which computes one head."""
 
-KEYS = 64
+KEYS = 128
+"""Keys per tile."""
+
+GATHERED_KEYS = 1 << 15
+"""Most keys in the buffer: 128 MiB for 8 heads of 128 elements in 16 bits."""
 
 
 def uses_library(
     q: torch.Tensor, step: Step, *, window: int | None, cap: float | None
 ) -> bool:
     """Whether cuDNN supports this attention and is faster than the Triton kernel."""
-    tokens, heads, dim = q.shape
+    tokens, _, dim = q.shape
     return (
         step.lengths.shape[0] == 1
         and tokens >= MIN_TOKENS
         and q.dtype == torch.bfloat16
         and dim == 128
-        and heads <= TILE_ROWS
         and window is None
         and cap is None
         and is_hopper(q.device)
@@ -54,55 +59,88 @@ def is_hopper(position: torch.device) -> bool:
 
 
 @triton.jit
-def attend_before(
-    q: tensor, k: tensor, v: tensor, table: tensor, positions: tensor, starts: tensor,
-    work: tensor, lse: tensor, out: tensor, width: tensor, tokens: tensor,
-    scale: tensor, SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    DIM: tl.constexpr, KEYS: tl.constexpr, M: tl.constexpr,
+def gather_keys(
+    k_cache: tensor, v_cache: tensor, table: tensor, positions: tensor, keys: tensor,
+    values: tensor, first: tensor, capacity: tensor, SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Merge attention to the keys cached before the row's first token into ``out``.
+    """Copy the row's cached keys and values from ``first`` on: [kv_heads, capacity, d].
 
-    lse: [heads, tokens] natural log-sum-exp of the scores behind ``out``. Padding
-    becomes 0.
+    The last tile of ``KEYS`` is padded with zeros; tiles behind it stay undefined.
     """
-    kv_head = tl.program_id(0)
-    tile = tl.program_id(1)
-    row = tl.load(work + tile * 3).to(tl.int64)
-    first = tl.load(work + tile * 3 + 1).to(tl.int64)
-    count = tl.load(work + tile * 3 + 2)
-    padding = row < 0
-    first_token = tl.load(starts + tl.where(padding, 0, row))
-    last = tl.load(positions + first_token).to(tl.int32)
-    if (count == 0) | ((last == 0) & (row >= 0)):
+    kv_head = tl.program_id(0).to(tl.int64)
+    key = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
+    last = tl.load(positions).to(tl.int32) - first
+    if tl.program_id(1) * KEYS >= last:
         return
-    last = tl.where(padding, 0, last)
-    m = tl.arange(0, M)
-    token = first + m // GROUP
-    is_token = m // GROUP < count
-    head = kv_head * GROUP + m % GROUP
+    valid = key < last
+    block = tl.load(table + (first + key) // SIZE, mask=valid, other=0).to(tl.int64)
+    slot = (block * SIZE + (first + key) % SIZE) * KV_HEADS + kv_head
     d = tl.arange(0, DIM)
-    offsets = (token * (KV_HEADS * GROUP) + head)[:, None] * DIM + d[None, :]
-    x = tl.load(q + offsets, mask=is_token[:, None], other=0)
-    acc = tl.load(out + offsets, mask=is_token[:, None], other=0).to(tl.float32)
+    source = slot[:, None] * DIM + d[None, :]
+    target = (kv_head * capacity + key)[:, None] * DIM + d[None, :]
+    tl.store(keys + target, tl.load(k_cache + source, mask=valid[:, None], other=0))
+    tl.store(values + target, tl.load(v_cache + source, mask=valid[:, None], other=0))
+
+
+@triton.jit
+def attend_gathered(
+    q: tensor, keys: tensor, values: tensor, positions: tensor, starts: tensor,
+    lse: tensor, out: tensor, first: tensor, capacity: tensor, tokens: tensor,
+    scale: tensor, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    KEYS: tl.constexpr, M: tl.constexpr,
+) -> None:  # fmt: skip
+    """Merge attention to gathered keys, which all precede the row, into ``out``.
+
+    keys, values: tensor descriptors of [kv_heads * capacity, d]. lse: [heads, tokens]
+    natural log-sum-exp of the scores behind ``out``; updated. Padding becomes 0.
+    """
+    head = tl.program_id(0)
+    token = tl.program_id(1) * M + tl.arange(0, M)
+    used = tl.load(starts + 1).to(tl.int32)
+    # The row's cached tokens in this buffer.
+    last = tl.minimum(tl.load(positions).to(tl.int32) - first, capacity)
+    if (last <= 0) & (tl.program_id(1) * M + M <= used):
+        return
+    is_token, inside = token < used, token < tokens
+    d, key = tl.arange(0, DIM), tl.arange(0, KEYS)
+    cells = (token.to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * DIM + d[None, :]
+    x = tl.load(q + cells, mask=is_token[:, None], other=0)
+    acc = tl.load(out + cells, mask=is_token[:, None], other=0).to(tl.float32)
     m_i = tl.load(lse + head * tokens + token, mask=is_token, other=0) * LOG2E
     l_i = tl.full((M,), 1.0, tl.float32)
-    key_range = tl.arange(0, KEYS)
-    row_table = table + row * width
-    # All these keys precede every query.
-    position = tl.zeros((M,), tl.int32) + last
+    row = (head // GROUP) * capacity
     full_tiles = last // KEYS * KEYS
     for start in range(0, full_tiles, KEYS):
-        m_i, l_i, acc = accumulate_tile(
-            x, k, v, row_table, start + key_range, position, last, kv_head, scale, 0,
-            1.0, m_i, l_i, acc, SIZE, KV_HEADS, DIM, DIM, False, False, False,
+        m_i, l_i, acc = accumulate_gathered(
+            x, keys.load([row + start, 0]), values.load([row + start, 0]), key < KEYS,
+            scale, m_i, l_i, acc, False,
         )  # fmt: skip
-    for start in range(full_tiles, last, KEYS):
-        m_i, l_i, acc = accumulate_tile(
-            x, k, v, row_table, start + key_range, position, last, kv_head, scale, 0,
-            1.0, m_i, l_i, acc, SIZE, KV_HEADS, DIM, DIM, True, False, False,
+    if full_tiles < last:
+        at = row + full_tiles
+        m_i, l_i, acc = accumulate_gathered(
+            x, keys.load([at, 0]), values.load([at, 0]), full_tiles + key < last, scale,
+            m_i, l_i, acc, True,
         )  # fmt: skip
-    acc = tl.where(padding, 0.0, acc / l_i[:, None])
-    tl.store(out + offsets, acc, mask=is_token[:, None])
+    acc = tl.where(is_token[:, None], acc / l_i[:, None], 0.0)
+    tl.store(out + cells, acc, mask=inside[:, None])
+    tl.store(lse + head * tokens + token, m_i / LOG2E + tl.log(l_i), mask=is_token)
+
+
+@triton.jit
+def accumulate_gathered(
+    x: tensor, key: tensor, value: tensor, valid: tensor, scale: tensor, m_i: tensor,
+    l_i: tensor, acc: tensor, MASKED: tl.constexpr,
+) -> tuple[tensor, tensor, tensor]:  # fmt: skip
+    """Accumulate one tile of keys: the new maximum, sum and accumulator."""
+    score = tl.dot(x, tl.trans(key))
+    if MASKED:
+        score = tl.where(valid[None, :], score, -1e30)
+    m_new = tl.maximum(m_i, tl.max(score, 1) * scale)
+    p = tl.exp2(score * scale - m_new[:, None])
+    rescale = tl.exp2(m_i - m_new)
+    acc = tl.dot(p.to(value.dtype), value, acc=acc * rescale[:, None])
+    return m_new, l_i * rescale + tl.sum(p, 1), acc
 
 
 def attend_self(
@@ -118,23 +156,39 @@ def attend_self(
 
 
 def attend_prompt(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: Cache, step: Step,
-    work: Work, *, scale: float, group: int,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: Cache, step: Step, *,
+    scale: float, group: int,
 ) -> torch.Tensor:  # fmt: skip
     """Attention of the tokens of one row: [T, heads, d].
 
     q, k: rotated. k, v: also written to the cache already.
     """
+    out, lse = attend_self(q, k, v, scale)
+    out, lse = out.contiguous(), lse.contiguous()
+    _attend_cached(dense(q), cache, step, lse, out, scale=scale, group=group)
+    return out
+
+
+def _attend_cached(
+    q: torch.Tensor, cache: Cache, step: Step, lse: torch.Tensor, out: torch.Tensor, *,
+    scale: float, group: int,
+) -> None:  # fmt: skip
+    """Merge attention to the keys cached before the row's first token into ``out``."""
     tokens, heads, dim = q.shape
     size, kv_heads = cache.k.shape[1:3]
-    out, lse = attend_self(q, k, v, scale)
-    out, q, lse = out.contiguous(), dense(q), lse.contiguous()
-    group_size = heads // kv_heads
     table = step.blocks[group].contiguous()
-    tiles = work.tiles(TILE_ROWS // group_size, all_tokens=True)
-    attend_before[(kv_heads, tiles.shape[0])](
-        q, cache.k, cache.v, table, step.positions, step.starts, tiles, lse, out,
-        table.shape[1], tokens, scale * LOG2E.value, SIZE=size, KV_HEADS=kv_heads,
-        GROUP=group_size, DIM=dim, KEYS=KEYS, M=TILE_ROWS, num_warps=8, num_stages=3,
-    )  # fmt: skip
-    return out
+    longest = max(table.shape[1] * size - tokens, 1)
+    capacity = min(-(-longest // KEYS) * KEYS, GATHERED_KEYS)
+    shape = (2, kv_heads * capacity, dim)
+    buffers = torch.empty(shape, dtype=q.dtype, device=q.device)
+    keys, values = (TensorDescriptor.from_tensor(x, [KEYS, dim]) for x in buffers)
+    for first in range(0, longest, capacity):
+        gather_keys[(kv_heads, capacity // KEYS)](
+            cache.k, cache.v, table, step.positions, *buffers, first, capacity,
+            SIZE=size, KV_HEADS=kv_heads, DIM=dim, KEYS=KEYS, num_warps=8,
+        )  # fmt: skip
+        attend_gathered[(heads, triton.cdiv(tokens, TILE_TOKENS))](
+            q, keys, values, step.positions, step.starts, lse, out, first, capacity,
+            tokens, scale * LOG2E.value, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+            DIM=dim, KEYS=KEYS, M=TILE_TOKENS, num_warps=8, num_stages=3,
+        )  # fmt: skip

@@ -6,13 +6,14 @@ import torch
 
 from inl.spec.cache import Cache
 from inl.spec.step import Step
-from inl_torch.triton.attention.attention import HEADS, MAX_SPLITS, paged_attention
+from inl_torch.triton.attention.attention import HEADS, MERGED_SPLITS, paged_attention
 from inl_torch.triton.attention.cache import write_kv
 from inl_torch.triton.attention.plan import Work
 from inl_torch.triton.attention.prompt import attend_prompt, uses_library
 from inl_torch.triton.attention.rope import rope
 from inl_torch.triton.attention.rope_attend_kernels import rope_attend
 from inl_torch.triton.attention.rope_write import rope_write
+from inl_torch.triton.attention.row_splits import DecodeWork
 from inl_torch.triton.attention.tiles import LOG2E
 from inl_torch.triton.common import dense, power
 from inl_torch.triton.tuning import PDL_MAX_ROWS, AttentionConfig, Tuning
@@ -27,19 +28,17 @@ UNSPLIT_TILES = 3
 """Tiles of keys up to which one program is faster than a split, where there are several
 rows."""
 
+MAX_SPLITS = 32
+
 MANY_PROGRAMS = 1024
 """Programs of one split from which memory bandwidth is the limit."""
 
 
-def plan(step: Step, *, block_size: int) -> torch.Tensor | Work:  # noqa: ARG001
-    """Return counters of finished splits, int32 [T, MAX_HEADS], which every layer
-    resets to 0; or work lists, where there are more tokens than rows.
-    """
-    tokens = step.positions.shape[0]
-    if tokens != step.lengths.shape[0]:
+def plan(step: Step, *, block_size: int) -> DecodeWork | Work:  # noqa: ARG001
+    """Return what the layers of a step share."""
+    if step.positions.shape[0] != step.lengths.shape[0]:
         return Work(step)
-    shape = (tokens, MAX_HEADS)
-    return torch.zeros(shape, dtype=torch.int32, device=step.positions.device)
+    return DecodeWork(step.positions, step.used_counts[2:], MAX_HEADS)
 
 
 def decode_attention(
@@ -56,9 +55,7 @@ def decode_attention(
         if uses_library(q, step, window=window, cap=cap):
             q, k = rope(q, k, cos, sin)
             cache = write_kv(k, v, cache, step.writes[group])
-            return attend_prompt(
-                q, k, v, cache, step, step_plan, scale=scale, group=group
-            )
+            return attend_prompt(q, k, v, cache, step, scale=scale, group=group)
         q = rope_write(q, k, v, cos, sin, cache, step.writes[group])
         return paged_attention(
             q, cache, step, step_plan, scale=scale, window=window, cap=cap,
@@ -74,27 +71,43 @@ def decode_attention(
         dim, q.dtype, tokens, tokens * head_programs
     )
     keys = config.keys
-    splits = split_count(
-        tokens * head_programs, -(-width * size // keys), tuning, config.waves
-    )
+    programs, table = tokens * head_programs, step.blocks[group]
+    listed = tokens > PDL_MAX_ROWS
+    if listed:
+        spare = spare_items(tokens, head_programs, tuning, config.waves)
+        items = step_plan.items(spare, keys, window, UNSPLIT_TILES).entries
+        grid, splits = (head_programs, items.shape[0], 1), MERGED_SPLITS
+        cells = items.shape[0]
+    else:
+        items = step_plan.counters  # not read
+        splits = split_count(programs, -(-width * size // keys), tuning, config.waves)
+        grid, cells = (head_programs, tokens, splits), tokens * splits
     single, prefetch = tokens == 1, tokens <= PDL_MAX_ROWS and q.dtype != torch.float32
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
-    shape = (tokens, heads, splits)
+    shape = (cells, heads)
     split_acc = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
     split_stats = torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
-    rope_attend[(head_programs, tokens, splits)](
-        q, k, v, cos, sin, cache.k, cache.v, step.blocks[group], step.rows,
-        step.positions, step.starts, step.used_counts, step.writes[group], out,
-        split_acc, split_stats, step_plan, q.stride(0), k.stride(0), v.stride(0), width,
-        scale if cap else scale * LOG2E.value, window or 0, cap or 1.0, SINGLE=single,
-        SIZE=size, KV_HEADS=kv_heads, GROUP=group_size, LANES=lanes, HALF=dim // 2,
-        DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits, M=max(lanes, 16),
-        WINDOWED=window is not None, CAPPED=cap is not None,
+    rope_attend[grid](
+        q, k, v, cos, sin, cache.k, cache.v, table, step.rows, step.positions,
+        step.starts, step.used_counts, step.writes[group], out, split_acc, split_stats,
+        step_plan.counters, items, q.stride(0), k.stride(0), v.stride(0), width,
+        scale if cap else scale * LOG2E.value, window or 0, cap or 1.0, LISTED=listed,
+        SINGLE=single, SIZE=size, KV_HEADS=kv_heads, GROUP=group_size, LANES=lanes,
+        HALF=dim // 2, DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits,
+        M=max(lanes, 16), WINDOWED=window is not None, CAPPED=cap is not None,
         PDL=tuning.uses_pdl(tokens), PREFETCH=prefetch,
         UNSPLIT_TILES=1 if single else UNSPLIT_TILES, num_warps=config.warps,
         num_stages=config.stages, **tuning.launch(tokens),
     )  # fmt: skip
     return out
+
+
+def spare_items(tokens: int, head_programs: int, tuning: Tuning, waves: int) -> int:
+    """Return how many items may be cut off long rows, of all rows together.
+
+    With one for each row, rows of even length are not cut.
+    """
+    return max(waves * tuning.processors // head_programs - tokens, tokens)
 
 
 def split_count(programs: int, tiles: int, tuning: Tuning, waves: int) -> int:

@@ -38,13 +38,16 @@ def capped(score: tensor, cap: tensor, CAPPED: tl.constexpr) -> tensor:
 @triton.jit
 def merge_splits(
     split_acc: tensor, split_stats: tensor, first: tensor, valid_head: tensor,
-    active: tensor, L: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr,
-    SPLITS: tl.constexpr,
+    active: tensor, stride: tensor, L: tl.constexpr, DIM: tl.constexpr,
+    DIM_P: tl.constexpr, SPLITS: tl.constexpr,
 ) -> tuple[tensor, tensor]:  # fmt: skip
-    """Merge the splits of ``L`` heads from ``first`` on: accumulator and sum."""
+    """Merge the splits of ``L`` heads: accumulator and sum.
+
+    The first split of head l is in slot ``first + l``, the next ``stride`` slots on.
+    """
     MAX_SPLITS: tl.constexpr = 8192 // (L * DIM_P)
     SPLIT_TILE: tl.constexpr = MAX_SPLITS if SPLITS > MAX_SPLITS else SPLITS
-    slot = (first + tl.arange(0, L))[None, :] * SPLITS
+    slot = (first + tl.arange(0, L))[None, :]
     d = tl.arange(0, DIM_P)
     m_max = tl.full((L,), -1e30, tl.float32)
     l_i = tl.zeros((L,), tl.float32)
@@ -52,9 +55,10 @@ def merge_splits(
     for start in range(0, active, SPLIT_TILE):
         split = start + tl.arange(0, SPLIT_TILE)[:, None]
         inside = (split < active) & valid_head[None, :]
-        m_i = tl.load(split_stats + (slot + split) * 2, mask=inside, other=-1e30)
-        p = tl.load(split_stats + (slot + split) * 2 + 1, mask=inside, other=0)
-        key_index = (slot + split)[:, :, None] * DIM + d[None, None, :]
+        cell = slot + split * stride
+        m_i = tl.load(split_stats + cell * 2, mask=inside, other=-1e30)
+        p = tl.load(split_stats + cell * 2 + 1, mask=inside, other=0)
+        key_index = cell[:, :, None] * DIM + d[None, None, :]
         both = inside[:, :, None] & (d < DIM)[None, None, :]
         values = tl.load(split_acc + key_index, mask=both, other=0)
         m_new = tl.maximum(m_max, tl.max(m_i, 0))
@@ -69,16 +73,18 @@ def merge_splits(
 @triton.jit
 def store_merged(
     out: tensor, split_acc: tensor, split_stats: tensor, first: tensor,
-    group_head: tensor, active: tensor, GROUP: tl.constexpr, LANES: tl.constexpr,
-    DIM: tl.constexpr, DIM_P: tl.constexpr, SPLITS: tl.constexpr,
+    first_slot: tensor, group_head: tensor, active: tensor, stride: tensor,
+    GROUP: tl.constexpr, LANES: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr,
+    SPLITS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Merge the splits of the heads ``group_head`` and store them from head ``first``
-    of ``out`` on.
+    of ``out`` on. Slots are as for :func:`merge_splits`.
     """
     valid_head = group_head + tl.arange(0, LANES) < GROUP
     values_sum, denominator = merge_splits(
-        split_acc, split_stats, first, valid_head, active, LANES, DIM, DIM_P, SPLITS
-    )
+        split_acc, split_stats, first_slot, valid_head, active, stride, LANES, DIM,
+        DIM_P, SPLITS,
+    )  # fmt: skip
     values_sum = values_sum / tl.where(denominator > 0, denominator, 1)[:, None]
     d = tl.arange(0, DIM_P)
     key_index = (first + tl.arange(0, LANES))[:, None] * DIM + d[None, :]
@@ -138,13 +144,13 @@ def rope_attend(
     q: tensor, k: tensor, v: tensor, cos: tensor, sin: tensor, k_cache: tensor,
     v_cache: tensor, table: tensor, token_rows: tensor, positions: tensor,
     starts: tensor, used_counts: tensor, writes: tensor, out: tensor, split_acc: tensor,
-    split_stats: tensor, counters: tensor, q_stride: tensor, k_stride: tensor,
-    v_stride: tensor, width: tensor, scale: tensor, window: tensor, cap: tensor,
-    SINGLE: tl.constexpr, SIZE: tl.constexpr, KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr, LANES: tl.constexpr, HALF: tl.constexpr, DIM_P: tl.constexpr,
-    KEYS: tl.constexpr, SPLITS: tl.constexpr, M: tl.constexpr, WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
-    UNSPLIT_TILES: tl.constexpr,
+    split_stats: tensor, counters: tensor, items: tensor, q_stride: tensor,
+    k_stride: tensor, v_stride: tensor, width: tensor, scale: tensor, window: tensor,
+    cap: tensor, LISTED: tl.constexpr, SINGLE: tl.constexpr, SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr,
+    HALF: tl.constexpr, DIM_P: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
+    M: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PDL: tl.constexpr,
+    PREFETCH: tl.constexpr, UNSPLIT_TILES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Attention of some heads of one token over one split of its row's keys.
 
@@ -152,7 +158,8 @@ def rope_attend(
     that no program reads a cache slot that is written in this launch. Of n active
     splits, split s computes every n-th tile of keys from tile s on. The last split to
     finish merges all splits in their order, and resets the counter to 0.
-    ``UNSPLIT_TILES`` tiles or fewer are not split.
+    ``UNSPLIT_TILES`` tiles or fewer are not split. If ``LISTED``, programs take their
+    split from ``items``.
 
     The arrays of the step and, if ``PREFETCH``, the first tile of keys are read before
     the previous kernel has ended, so that kernel must not write them.
@@ -163,8 +170,15 @@ def rope_attend(
     # Heads of a token are adjacent programs, since their keys are adjacent.
     chunk = tl.program_id(0) % CHUNKS
     kv_head = tl.program_id(0) // CHUNKS
-    token = tl.program_id(1).to(tl.int64)
-    split = tl.program_id(2)
+    if LISTED:
+        entry = items + tl.program_id(1) * 4
+        token = tl.load(entry).to(tl.int64)
+        split = tl.load(entry + 1)
+        listed_splits = tl.load(entry + 2)
+        first_item = tl.load(entry + 3).to(tl.int64)
+    else:
+        token = tl.program_id(1).to(tl.int64)
+        split = tl.program_id(2)
     row = token
     if not SINGLE:
         row = tl.load(token_rows + token, cache_modifier=CACHE_GLOBAL).to(tl.int64)
@@ -175,7 +189,7 @@ def rope_attend(
         entries = table + row * width + key_index // SIZE
         block = tl.load(entries, mask=inside, other=0, cache_modifier=CACHE_GLOBAL)
     position = tl.load(positions + token, cache_modifier=CACHE_GLOBAL).to(tl.int32)
-    is_token = tl.program_id(1) < tl.load(used_counts + 2, cache_modifier=CACHE_GLOBAL)
+    is_token = token < tl.load(used_counts + 2, cache_modifier=CACHE_GLOBAL)
     # A step with as many rows as tokens may still have several tokens in one row.
     first_token = token
     if not SINGLE:
@@ -198,7 +212,10 @@ def rope_attend(
             )
     end = tl.where(is_token, cached, 0)
     tiles = (end - window_start + KEYS - 1) // KEYS
-    active = tl.where(tiles <= UNSPLIT_TILES, 1, tl.minimum(tiles, SPLITS))
+    if LISTED:
+        active = listed_splits
+    else:
+        active = tl.where(tiles <= UNSPLIT_TILES, 1, tl.minimum(tiles, SPLITS))
     end = tl.where(split < active, end, 0)
     d = tl.arange(0, DIM_P)
     inside_dim = d < DIM
@@ -313,7 +330,13 @@ def rope_attend(
             tl.store(out + slot[:, None] * DIM + d[None, :], acc, mask=both)
     else:
         if split < active:
-            slot = slot * SPLITS + split
+            HEADS: tl.constexpr = KV_HEADS * GROUP
+            first_head = kv_head * GROUP + chunk * LANES
+            # Of a token, [splits, heads].
+            first_split = token * SPLITS
+            if LISTED:
+                first_split = first_item
+            slot = (first_split + split) * HEADS + head
             tl.store(split_acc + slot[:, None] * DIM + d[None, :], acc, mask=both)
             tl.store(split_stats + slot * 2, m_i, mask=is_head)
             tl.store(split_stats + slot * 2 + 1, l_i, mask=is_head)
@@ -321,8 +344,8 @@ def rope_attend(
             counter = counters + token * tl.num_programs(0) + tl.program_id(0)
             if tl.atomic_add(counter, 1, sem="acq_rel") == active - 1:
                 tl.store(counter, 0)
-                first_cell = token * (KV_HEADS * GROUP) + kv_head * GROUP
                 store_merged(
-                    out, split_acc, split_stats, first_cell + chunk * LANES,
-                    chunk * LANES, active, GROUP, LANES, DIM, DIM_P, SPLITS,
+                    out, split_acc, split_stats, token * HEADS + first_head,
+                    first_split * HEADS + first_head, chunk * LANES, active, HEADS,
+                    GROUP, LANES, DIM, DIM_P, SPLITS,
                 )  # fmt: skip

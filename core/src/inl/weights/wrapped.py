@@ -1,0 +1,40 @@
+"""Base class of checkpoints that present another one's tensors differently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from inl.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from inl.backend.weight_cache import FileIdentity
+    from inl.text.template import ChatTemplate
+    from inl.text.tokenizer import Tokenizer
+
+
+class WrappedCheckpoint(Checkpoint):
+    """Has the files, config and texts of ``inner``; a child presents its tensors."""
+
+    def __init__(self, inner: Checkpoint) -> None:
+        self.path, self.config = inner.path, inner.config
+        self.eos_token_ids, self.notes = inner.eos_token_ids, inner.notes
+        self._inner = inner
+
+    def files(self) -> Sequence[Path]:
+        return self._inner.files()
+
+    def identities(self) -> Mapping[Path, FileIdentity]:
+        return self._inner.identities()
+
+    def tokenizer(self) -> Tokenizer:
+        return self._inner.tokenizer()
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._inner.chat_template
+
+    def close(self) -> None:
+        self._inner.close()
