@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from depth import examples
 from http_servers import hash_engine
+from inl.errors import RequestError
 from inl.serve.openapi import openapi
 from json_values import ANY, damaged, values
 
@@ -104,19 +105,36 @@ def twin():
 def test_tokens_are_the_engines(hash_server, twin, body, stream):
     sent = {**body, "stream": stream, "return_token_ids": True}
     status, _, answer = hash_server.send("POST", "/v1/completions", sent)
-    assert status == 200, answer
     options = {RENAMED.get(name, name): value for name, value in body.items()}
     prompt, count = options.pop("prompt"), options.pop("n")
     bias = options.get("logit_bias") or {}
     options["logit_bias"] = {int(token): value for token, value in bias.items()}
     options.setdefault("temperature", 1.0)
     seed = options.pop("seed")
-    expected = [
-        list(twin.generate(prompt, **options, seed=seed + number).token_ids)
-        for number in range(count)
-    ]
+
+    def generate():
+        return [
+            list(twin.generate(prompt, **options, seed=seed + number).token_ids)
+            for number in range(count)
+        ]
+
+    expected, refusal = refused(generate)
+    if refusal:
+        assert refusal in str(answer)
+        assert status == (200 if stream else 400)
+        hash_server.wait_idle()
+        return
+    assert status == 200, answer
     assert token_ids(answer, count, stream) == expected
     hash_server.wait_idle()
+
+
+def refused(generate):
+    """Return a result and the message of a refusal: the options exclude each other."""
+    try:
+        return generate(), ""
+    except RequestError as error:
+        return None, str(error)
 
 
 def token_ids(answer, count, stream):
