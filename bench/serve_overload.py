@@ -35,6 +35,12 @@ def resident(process: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def processor_seconds(process: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Load:
     """Sends requests and counts their answers."""
 
@@ -88,10 +94,14 @@ async def measure(host: str, port: int, process: int, given: Any) -> None:
     for number in range(len(TEXTS)):
         await load.send(number)  # unloaded: the wanted answers
     clients, part = given.batch + given.queue, given.seconds / 3
+    times = [processor_seconds(process)]
     first = await load.closed(clients, part)
+    times.append(processor_seconds(process))
+    finished = load.counts["200"] - len(TEXTS)
     load.counts.clear()
     before = resident(process)
     rate = await load.open(4 * first, given.seconds)
+    times.append(processor_seconds(process))
     grown = (resident(process) - before) / 2**20
     counts = dict(load.counts)
     # Again: other processes may have changed it.
@@ -99,6 +109,11 @@ async def measure(host: str, port: int, process: int, given: Any) -> None:
     share = 2 * rate / (first + second)
     print(f"capacity: {first:.2f} requests/s before, {second:.2f} after")
     print(f"at 4 times: {rate:.2f} requests/s, {share:.3f} of the capacity")
+    costs = (times[1] - times[0]) / finished, (times[2] - times[1]) / counts["200"]
+    print(
+        "processor time of an answer: {:.3f} s before, {:.3f} s at 4 times, "
+        "{:.3f} of it".format(*costs, costs[0] / costs[1])
+    )
     print(f"memory: {before / 2**20:.0f} MB before, {grown:+.1f} MB after")
     print(", ".join(f"{name}: {count}" for name, count in sorted(counts.items())))
 
