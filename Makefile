@@ -23,7 +23,7 @@ OTHER_TESTS = tests/torch $(filter-out tests/core tests/data tests/plugins tests
 	tests/torch tests/typing, $(patsubst %/,%,$(wildcard tests/*/))) \
 	tests/plugins/cuda tests/plugins/tpu
 
-.PHONY: demo test test-all test-deep test-others test-tpu-compiler lint docs clean
+.PHONY: demo test test-all test-deep test-others test-long test-tpu-compiler lint docs clean
 
 demo:
 	$(PARALLEL) .venv/.demo
@@ -42,6 +42,11 @@ test-deep: .venv-all/.test
 
 test-others: .venv-all/.test
 	INL_TEST_DEPTH=full .venv-all/bin/python $(PYTEST) $(OTHER_TESTS) $(ORACLE:%=--ignore=%)
+
+# 200,000 random steps of an engine, half of them with drafts, and 50,000 damaged files.
+test-long: .venv/.demo
+	INL_TEST_DEPTH=long .venv/bin/python $(PYTEST) tests/core/engine/test_soak.py \
+		tests/core/engine/test_speculation_soak.py tests/core/weights/test_structure_fuzz.py
 
 # Compiles the TPU kernels for TPU chips; libtpu, their compiler, takes 700 MB.
 test-tpu-compiler: .venv-all/.test
@@ -70,7 +75,7 @@ docs: .venv-docs/.docs
 
 # An editable install takes the library as it is where it is up to date.
 $(NATIVE): plugins/inl-cpu/build_native.py $(NATIVE_SOURCES)
-	@$(PYTHON) $< || echo "the native library was not built, see above: torch computes instead"
+	@$(PYTHON) $< --objects plugins/inl-cpu/build/objects || echo "the native library was not built, see above: torch computes instead"
 
 # TOOLS: two pips must not change one environment at the same time.
 .venv/.demo: .venv/.core $(NATIVE) | $(TOOLS)

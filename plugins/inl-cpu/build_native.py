@@ -1,8 +1,8 @@
 """Build the native library in the source tree: ``python build_native.py``.
 
 For development; wheels and editable installs build the same sources. ``CXX`` names the
-compiler, ``--output`` the library, and further arguments are passed to the compiler
-(``-fsanitize=address``).
+compiler, ``--output`` the library, ``--objects`` a folder that keeps the object files,
+and further arguments are passed to the compiler (``-fsanitize=address``).
 """
 
 from __future__ import annotations
@@ -94,13 +94,22 @@ def compile_all(
 
 
 def build(
-    output: Path = LIBRARY, extra: tuple[str, ...] = (), *, jobs: int = 2
+    output: Path = LIBRARY,
+    extra: tuple[str, ...] = (),
+    *,
+    jobs: int = 2,
+    objects: Path | None = None,
 ) -> Path:
-    """Build the library ``output``; raises ``CalledProcessError``."""
-    with tempfile.TemporaryDirectory() as folder:
-        objects = compile_all(Path(folder), extra, jobs=jobs)
+    """Build the library ``output``; raises ``CalledProcessError``.
+
+    objects: folder that keeps the object files.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = objects or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        compiled = compile_all(folder, extra, jobs=jobs)
         built = output.with_suffix(f".{os.getpid()}.tmp")
-        parts = [str(path) for path in objects.values()]
+        parts = [str(path) for path in compiled.values()]
         link = [*all_flags(extra), "-shared", *parts, "-o", str(built)]
         subprocess.run(link, check=True)
     # Renamed, because processes may have mapped the old file.
@@ -111,8 +120,10 @@ def build(
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=LIBRARY)
+    parser.add_argument("--objects", type=Path)
     known, extra = parser.parse_known_args(arguments)
-    sys.stdout.write(f"{build(known.output, tuple(extra))}\n")
+    built = build(known.output, tuple(extra), objects=known.objects)
+    sys.stdout.write(f"{built}\n")
 
 
 if __name__ == "__main__":

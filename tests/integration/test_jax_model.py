@@ -21,7 +21,7 @@ from inl.testing.tiny import MemoryCheckpoint, local_runner, plain_logits, tiny_
 from inl.testing.traffic import Traffic, play
 
 LAYERS, BLOCK, STEPS = 2, 4, 60
-# The prime number of blocks tells a cache from every other shape in a text.
+# With a prime number of blocks, no other array has the shape of a cache.
 LIMITS = Limits(
     slots=8, blocks=(83,), block_size=BLOCK, max_blocks_per_seq=12, vocab=96
 )

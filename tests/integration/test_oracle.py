@@ -111,6 +111,7 @@ def test_the_logit_check_can_fail(engine):
         check_logits(logits * 1.001, case, 1e-3)
 
 
+@pytest.mark.full
 def test_use_kv_cache_false_recomputes(records):
     case, steps = ORACLE[7], []
     config = EngineConfig(

@@ -1,4 +1,5 @@
-"""Test depth: the environment variable INL_TEST_DEPTH, ``quick`` (default) or ``full``.
+"""Test depth: the environment variable INL_TEST_DEPTH, ``quick`` (default), ``full`` or
+``long``, which is ``full`` with more steps of the random tests.
 
 Tests marked ``full`` run only at full depth. Tests marked ``scaled`` run at both, with
 more examples, seeds or steps at full depth: property tests and those that take the
@@ -14,16 +15,20 @@ import pytest
 from hypothesis import settings
 
 VARIABLE = "INL_TEST_DEPTH"
-DEPTHS = ("quick", "full")
+DEPTHS = ("quick", "full", "long")
 
 DEPTH = os.environ.get(VARIABLE, "quick")
 if DEPTH not in DEPTHS:
-    raise pytest.UsageError(f"{VARIABLE}: found {DEPTH!r}; accepted: quick, full")
+    raise pytest.UsageError(
+        f"{VARIABLE}: found {DEPTH!r}; accepted: {', '.join(DEPTHS)}"
+    )
 
 
-def scaled(quick, full):
-    """Return the value for the current depth."""
-    return full if DEPTH == "full" else quick
+def scaled(quick, full, long=None):
+    """Return the value for the current depth; ``long`` is ``full`` by default."""
+    if DEPTH == "long" and long is not None:
+        return long
+    return quick if DEPTH == "quick" else full
 
 
 # A deadline for each example would fail on a busy machine.

@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config, items):
         property_test = getattr(item.obj, "is_hypothesis_test", False)
         if property_test or "depth" in item.fixturenames:
             item.add_marker("scaled")
-    if DEPTH == "full":
+    if DEPTH != "quick":
         return
     full = [item for item in items if item.get_closest_marker("full")]
     items[:] = [item for item in items if not item.get_closest_marker("full")]
@@ -53,7 +53,7 @@ def pytest_testnodedown(node):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    if DEPTH == "full":
+    if DEPTH != "quick":
         return
     counts = config.stash[LEFT_OUT]
     terminalreporter.section("left out at quick depth")

@@ -1,4 +1,4 @@
-"""100,000 random steps of an engine, and planted faults that change its answers."""
+"""Random steps of an engine, and planted faults that change its answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toy_guide import ToyGuide
 
 @pytest.mark.parametrize("seed", mostly_full((0, 1, 3, 4)))
 def test_outputs_match_the_oracle(seed, report, depth):
-    steps, least = depth(2_500, 25_000), depth(5, 50)
+    steps, least = depth(2_500, 10_000, 25_000), depth(5, 20)
     counts = soak(seed, steps)
     figures = ", ".join(f"{counts[name]} {name}" for name in sorted(counts))
     report(f"seed {seed}: {figures}")

@@ -1,4 +1,4 @@
-"""What a backend is told about its programs, and programs for several lengths."""
+"""The descriptions of programs, and programs for several lengths."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def copied(host):
 
 
 class Told:
-    """A NumPy backend that records what it is told; ``made`` is its class."""
+    """A NumPy backend that records the descriptions; ``made`` is its class."""
 
     def __init__(self, lengths=None, buckets=None, **options):
         self.infos, self.tables, self.messages, self.states = [], [], 0, 0

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from depth import mostly_full
 from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
@@ -39,7 +40,7 @@ def limits_of(model, files):
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_full(NAMES, 4))
 def test_two_ranks_equal_one(name, random_checkpoint):
     model = model_of(name)
     files = random_checkpoint(model, name)
@@ -78,7 +79,7 @@ def test_a_model_runs_on_strict_arrays(name, random_checkpoint):
     assert len(counts[True]) == len(counts[False]) == 1
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+@pytest.mark.parametrize("name", mostly_full(["mistral", "gemma3"]))
 def test_answers_do_not_depend_on_batching(name, random_checkpoint, byte_tokenizer):
     """Prefix cache, preemption and chunks against recomputing each answer."""
     model = model_of(name)

@@ -43,7 +43,7 @@ FAULTS = {
 """Fault -> name prefixes; each must match a failed check."""
 
 
-@pytest.mark.parametrize("fault", mostly_full(sorted(FAULTS)))
+@pytest.mark.parametrize("fault", mostly_full(sorted(FAULTS), 0))
 def test_each_planted_fault_is_found(check, fault):
     done = check("faulty:0", "--json", fault=fault)
     card = card_of(done)
@@ -95,7 +95,9 @@ def test_the_seed_determines_all_inputs(check):
     assert first != other
 
 
-@pytest.mark.parametrize("words", [("nobody:0",), ("faulty:7",), ("Faulty",)])
+@pytest.mark.parametrize(
+    "words", mostly_full([("nobody:0",), ("faulty:7",), ("Faulty",)])
+)
 def test_an_unavailable_device_is_a_usage_error(check, words):
     done = check(*words)
     assert (done.returncode, done.stdout) == (2, "")

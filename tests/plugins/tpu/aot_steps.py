@@ -45,7 +45,7 @@ def facts(spec, sizes, bucket):
         "max_position_embeddings": 8192, "tie_word_embeddings": False,
     })  # fmt: skip
     config = replace(config, dtype="bfloat16")
-    # The prime number of blocks tells a cache from every other shape in a text.
+    # With a prime number of blocks, no other array has the shape of a cache.
     limits = Limits(ROWS + 1, (1021,), 32, 256, vocab, sampler="greedy")
     selection = KernelSelection((*xla.KERNELS, *pallas.kernels()))
     groups = plan_weights(MODEL.weights(config), selection.kernels, {})

@@ -21,7 +21,7 @@ from inl.testing.traffic import Traffic, play
 from inl_jax.programs import jitted
 
 LAYERS, BLOCK = 2, 4
-# The prime number of blocks tells a cache from every other shape in a text.
+# With a prime number of blocks, no other array has the shape of a cache.
 LIMITS = Limits(
     slots=8,
     blocks=(83,),

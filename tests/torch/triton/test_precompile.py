@@ -13,6 +13,7 @@ import torch, triton
 import triton.language as tl
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 from compile_kernels import Stub, target_of
 from inl_torch.triton.precompile import precompile
 
@@ -22,6 +23,17 @@ driver.set_active(Stub(target_of("cuda:90")))
 def fill(x, count, WIDE: tl.constexpr):
     at = tl.arange(0, WIDE)
     tl.store(x + at, at, mask=at < count)
+
+@triton.jit
+def copy(source, target, ROWS: tl.constexpr):
+    at = tl.arange(0, ROWS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    tl.store(target + at, source.load([0, 0]))
+
+def copied():
+    x, y = torch.empty(2, 64, 32)
+    copy[(1,)](TensorDescriptor.from_tensor(x, [16, 32]), y, ROWS=16)
+    copy[(1,)](TensorDescriptor.from_tensor(y, [16, 32]), x, ROWS=16)
+    copy[(1,)](TensorDescriptor.from_tensor(x, [32, 32]), y, ROWS=32)
 
 def known():
     return sum(len(cache[0]) for cache in fill.device_caches.values())
@@ -60,6 +72,9 @@ for count, wide in ((4, 16), (16, 16), (4, 32)):
     x = torch.zeros(4, dtype=torch.int32)
     fill.run(x, count, grid=(1,), warmup=True, WIDE=wide)
 assert known() == 5
+# Code depends on a descriptor's element type and block, not on its memory.
+assert precompile([copied], place) == 2
+assert sum(len(cache[0]) for cache in copy.device_caches.values()) == 2
 print("right")
 """
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "devices": "inl.cli.devices:run",
     "plugins": "inl.cli.plugins:run",
     "explain": "inl.cli.explain:run",
+    "plan": "inl.cli.plan:run",
     "chat": "inl.cli.chat:run",
     "serve": "inl.cli.serve:run",
     "models": "inl.cli.models:run",

@@ -20,7 +20,7 @@ between; "admit" applies admissions and releases, int32 [n, words]."""
 
 
 class ProgramInfo(NamedTuple):
-    """What a backend is told about a function that it compiles."""
+    """Description of a function that a backend compiles."""
 
     name: str
     """One of :data:`PROGRAMS`."""

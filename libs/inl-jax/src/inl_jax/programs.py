@@ -142,7 +142,7 @@ def shapes_of(arguments: Any) -> Any:
 
 
 def key_of(function: Program) -> Key:
-    """Return what tells a step's function from others: its code, model and bucket."""
+    """Return the identity of a step's function: its code, model and bucket."""
     assert isinstance(function, partial), "a step is a function of ops and a model"
     ops, *others = function.args
     return function.func, ops.bucket, *others, *sorted(function.keywords.items())

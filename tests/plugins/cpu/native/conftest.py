@@ -42,14 +42,19 @@ def builder():
 
 
 @pytest.fixture(scope="session")
-def place(request, tmp_path_factory):
+def newest_source():
+    """Time at which a source was last written."""
+    sources = (PACKAGE / "src" / "inl_cpu" / "native").rglob("*.[ch]*")
+    return max(source.stat().st_mtime for source in sources)
+
+
+@pytest.fixture(scope="session")
+def place(request, newest_source, tmp_path_factory):
     """Path of the library, built if it is missing or older than a source."""
     named = os.environ.get(LIBRARY)
     if named:
         return Path(named)
-    sources = (PACKAGE / "src" / "inl_cpu" / "native").rglob("*.[ch]*")
-    newest = max(source.stat().st_mtime for source in sources)
-    if BUILT.exists() and BUILT.stat().st_mtime >= newest:
+    if BUILT.exists() and BUILT.stat().st_mtime >= newest_source:
         return BUILT
     builder = request.getfixturevalue("builder")
     return builder.build(tmp_path_factory.mktemp("native") / "libinl.so")

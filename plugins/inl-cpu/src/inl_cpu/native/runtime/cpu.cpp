@@ -76,7 +76,7 @@ const Operation *available(int32_t isa) {
     switch (isa) {
     case INL_SCALAR: return scalar_operations();
     case INL_AVX2:
-        if (can_avx_vnni()) return avx_vnni_operations();
+        if (can_avx_vnni() && avx_vnni_operations()) return avx_vnni_operations();
         return can_avx2() ? avx2_operations() : nullptr;
     case INL_AVX512: return can_avx512() ? avx512_operations() : nullptr;
     case INL_AMX: return can_amx() ? amx_operations() : nullptr;

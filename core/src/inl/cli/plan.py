@@ -1,0 +1,146 @@
+"""``inl plan``: how a model is divided among devices, and the memory of each part."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import asdict, replace
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from inl.cli import arguments
+from inl.cli.table import print_table
+from inl.dtypes import SIZES
+from inl.errors import RequestError
+from inl.executor.model_loader import open_model
+from inl.optimizers.planner import GB, Parallelism, get_optimal_parallelism
+from inl.plugin import make_backend
+from inl.spec.cache import Paged
+from inl.weights.hub import resolve_model
+from inl.weights.loader import stored_specs
+from inl.weights.quant import packed_bytes
+
+COUNTED = re.compile(r"(\d+)x(\d+(?:\.\d+)?)(?:GB)?", re.IGNORECASE)
+ACCEPTED = 'accepted: such as "4x80GB", "cpu" or "cuda:0,cuda:1"'
+
+
+class Devices(NamedTuple):
+    """Equal devices; ``memory_gb`` is of one, the least of several."""
+
+    number: int
+    memory_gb: float
+
+
+def run(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Model folder or GGUF file. [default: SmolLM2-135M-Instruct]"
+        ),
+    ] = None,
+    devices: Annotated[
+        str, typer.Option(help='Such as "4x80GB", or the names of devices here.')
+    ] = "auto",
+    batch: Annotated[
+        int, typer.Option(help="Sequences on each copy of the model.", min=1)
+    ] = 1,
+    context: Annotated[
+        int | None,
+        typer.Option(help="Tokens of each sequence; the model's limit if none.", min=1),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Dtype of the weights; auto is as stored.")
+    ] = "auto",
+    kv_dtype: arguments.KvDtype = "bfloat16",
+    training: Annotated[
+        bool, typer.Option("--training", help="Add gradients and Adam's state.")
+    ] = False,
+    as_json: arguments.Json = False,
+) -> None:
+    """Show how a model is divided among devices; loads no weights."""
+    found = _devices(devices)
+    facts, planned_context = _facts(model, dtype, kv_dtype, context)
+    plan = get_optimal_parallelism(
+        num_devices=found.number, memory_per_device_gb=found.memory_gb,
+        training=training, batch=batch, context=planned_context, **facts,
+    )  # fmt: skip
+    if as_json:
+        print(json.dumps({"context": planned_context, **facts, **asdict(plan)}))
+        return
+    _show(plan, found, batch, planned_context)
+
+
+def _devices(text: str) -> Devices:
+    """Parse a number of devices and their memory, or ask the devices of this machine.
+
+    Raises :class:`~inl.errors.RequestError`, or the errors of opening a device.
+    """
+    counted = COUNTED.fullmatch(text.strip())
+    if counted:
+        count, memory = int(counted[1]), float(counted[2])
+        if not count or not memory:
+            raise RequestError(f"devices: found {text!r:.80}, {ACCEPTED}")
+        return Devices(count, memory)
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise RequestError(f"devices: found {text!r:.80}, {ACCEPTED}")
+    totals = [make_backend(name).memory().total for name in names]
+    return Devices(len(names), min(totals) / GB)
+
+
+def _facts(
+    model: str | None, dtype: str, kv_dtype: str, context: int | None
+) -> tuple[dict[str, Any], int]:
+    """Return what the planner is told about a model, and the context."""
+    for name, value in (("dtype", dtype), ("kv-dtype", kv_dtype)):
+        if value not in SIZES and (name, value) != ("dtype", "auto"):
+            raise RequestError(
+                f"{name}: found {value!r:.80}, accepted: {', '.join(SIZES)}"
+            )
+    language = open_model(resolve_model(model))
+    specs = stored_specs(language.checkpoint).values()
+    params = sum(math.prod(spec.shape) for spec in specs)
+    stored = sum(packed_bytes(spec.shape, spec.dtype) for spec in specs)
+    config = replace(language.config, dtype="float32")
+    groups = [item for item in language.model.state(config) if isinstance(item, Paged)]
+    widest = max(groups, key=lambda group: len(group.layers))
+    facts = {
+        "model_size_params": params,
+        "bytes_per_param": stored / params if dtype == "auto" else SIZES[dtype],
+        "kv_bytes_per_value": SIZES[kv_dtype],
+        "layers": sum(len(group.layers) for group in groups),
+        "hidden": int(language.checkpoint.config["hidden_size"]),
+        "kv_heads": widest.kv_heads,
+        "head_dim": widest.head_dim,
+    }
+    limit = int(config.max_tokens)
+    language.checkpoint.close()
+    return facts, min(context or limit, limit)
+
+
+def _show(plan: Parallelism, devices: Devices, batch: int, context: int) -> None:
+    print(
+        f"{devices.number} x {devices.memory_gb:.1f} GB, {batch} x {context} tokens on "
+        f"each copy: tensor parallel {plan.tensor_parallel}, pipeline parallel "
+        f"{plan.pipeline_parallel}, {plan.data_parallel} "
+        f"{'copy' if plan.data_parallel == 1 else 'copies'}"
+    )
+    parts = {
+        "weights": plan.weight_bytes,
+        "keys and values": plan.kv_bytes,
+        "activations": plan.activation_bytes,
+        "gradients": plan.gradient_bytes,
+        "optimizer": plan.optimizer_bytes,
+        "total": plan.total_bytes,
+        "available": plan.budget_bytes,
+    }
+    rows = [
+        (name, f"{count / GB:,.3f} GB", f"{count / plan.budget_bytes:.1%}")
+        for name, count in parts.items()
+        if count
+    ]
+    print_table(("on each device", "memory", "of available"), rows)
+    for reason in plan.reasons:
+        print(f"- {reason}")

@@ -1,0 +1,78 @@
+"""``inl plan``: placements of a model folder."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inl.cli.main import main
+from inl.weights.checkpoint import open_checkpoint
+
+
+def run(capsys, *words):
+    code = main(["plan", *words])
+    return code, *capsys.readouterr()
+
+
+def planned(capsys, folder, *words):
+    code, out, err = run(capsys, str(folder), "--json", *words)
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_the_bytes_are_those_of_the_files_and_the_cache(capsys, tiny_folder):
+    checkpoint = open_checkpoint(tiny_folder)
+    stored = sum(checkpoint.tensor(name).data.nbytes for name in checkpoint.names())
+    config = checkpoint.config
+    plan = planned(capsys, tiny_folder, "--devices", "2x1GB", "--context", "10")
+    assert plan["weight_bytes"] == stored
+    dim = config.get("head_dim") or (
+        config["hidden_size"] // config["num_attention_heads"]
+    )
+    values = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * dim
+    assert plan["kv_bytes"] == values * 10 * 2
+    assert (plan["context"], plan["data_parallel"], plan["fits"]) == (10, 2, True)
+    wide = planned(capsys, tiny_folder, "--devices", "2x1GB", "--dtype", "float64")
+    assert wide["weight_bytes"] == 8 * plan["model_size_params"]
+    trained = planned(capsys, tiny_folder, "--devices", "1x1", "--training")
+    assert trained["optimizer_bytes"] == 12 * plan["model_size_params"]
+
+
+def test_too_little_memory_divides_the_model_or_does_not_fit(capsys, tiny_folder):
+    whole = planned(capsys, tiny_folder, "--devices", "2x1GB", "--context", "8")
+    least = sum(value for name, value in whole.items() if name.endswith("_bytes"))
+    least = (least - whole["budget_bytes"]) / 1e9 / 0.9
+    split = planned(
+        capsys, tiny_folder, "--devices", f"2x{0.9 * least:.9f}", "--context", "8"
+    )
+    assert split["tensor_parallel"] * split["pipeline_parallel"] == 2
+    code, out, _ = run(capsys, str(tiny_folder), "--devices", "2x0.000001GB")
+    assert code == 0
+    assert "nothing fits" in out.splitlines()[-1]
+
+
+def test_devices_of_this_machine(capsys, tiny_folder):
+    code, out, err = run(capsys, str(tiny_folder), "--devices", "reference")
+    assert (code, err) == (0, "")
+    assert out.startswith("1 x ")
+    assert "weights" in out
+    assert "available" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--devices", "0x80GB"), "devices: found '0x80GB'"),
+        (("--devices", "reference,reference"), "devices: found"),
+        (("--devices", ""), "devices: found ''"),
+        (("--devices", "nobody:0"), "nobody"),
+        (("--devices", "1x1", "--dtype", "float3"), "dtype: found 'float3'"),
+        (("--devices", "1x1", "--kv-dtype", "auto"), "kv-dtype: found 'auto'"),
+    ],
+)
+def test_refusals(capsys, tiny_folder, words, message):
+    code, out, err = run(capsys, str(tiny_folder), *words)
+    assert code != 0
+    assert out == ""
+    assert message in err
