@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
 
 import pytest
 
-from http_servers import HashServer
-
-READY = re.compile(r" at (http\S+),")
+from http_servers import READY, HashServer
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,10 @@
-"""Bounds of what waits, and the time after which to come back."""
+"""Bounds on open requests and queued tokens, and ``Retry-After``."""
 
 from __future__ import annotations
 
 import pytest
 
-from inl.serve.admission import Admission
+from inl.serve.admission import Admission, Clients
 from inl.serve.api_error import ApiError
 
 
@@ -82,3 +82,14 @@ def test_a_draining_server_admits_nothing():
     bounds, _ = admission()
     bounds.is_draining = True
     assert refused(bounds.enter, "a", 1).status == 503
+
+
+def test_models_share_the_bound_of_a_client():
+    clients = Clients()
+    first, _ = admission(max_per_client=2, clients=clients)
+    second, _ = admission(max_per_client=2, clients=clients)
+    tickets = [first.enter("a", 1), second.enter("a", 1)]
+    assert refused(first.enter, "a", 1).status == 429
+    second.leave(tickets[1], finished=True)
+    first.enter("a", 1)
+    assert (first.open, second.open) == (2, 0)

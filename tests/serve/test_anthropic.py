@@ -84,6 +84,24 @@ def test_tool_results_are_messages(client):
     assert create(client, messages=messages, tools=[tool]).content
 
 
+def test_a_tool_call_is_forced_and_streamed(client):
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rome"]}},
+              "required": ["city"], "additionalProperties": False}  # fmt: skip
+    options = {"tools": [{"name": "look", "input_schema": schema}], "max_tokens": 60}
+    options |= {"tool_choice": {"type": "any"}, "messages": MESSAGES}
+    answer = create(client, **options)
+    assert answer.stop_reason == "tool_use"
+    with client.messages.stream(
+        model="default", extra_body=GREEDY, **options
+    ) as stream:
+        streamed = stream.get_final_message()
+    for message in (answer, streamed):
+        (block,) = message.content
+        assert (block.type, block.name) == ("tool_use", "look")
+        assert block.input == {"city": "Rome"}
+        assert block.caller.type == "direct"
+
+
 def test_images_are_refused_by_place(client):
     image = {"type": "image", "source": {"type": "url", "url": "http://a/b.png"}}
     with pytest.raises(anthropic.BadRequestError) as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from depth import examples
 from http_servers import hash_engine
+from inl.errors import RequestError
 from inl.serve.openapi import openapi
 from json_values import ANY, damaged, values
 
@@ -20,6 +22,9 @@ POSTS = {
     for path, each in DESCRIPTION["paths"].items()
     if "post" in each
 }
+COUNT = int(os.environ.get("INL_FUZZ_REQUESTS", "0")) // 2
+"""Requests of each test, in place of those of the depth."""
+
 LIMITS = {"max_tokens": 2, "max_output_tokens": 2, "max_completion_tokens": 2, "n": 2}
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
@@ -43,7 +48,7 @@ def is_error(path, body):
     return set(body["error"]) == {"message", "type", "param", "code"}
 
 
-@examples(80, 400, suppress_health_check=QUIET)
+@examples(COUNT or 80, COUNT or 400, suppress_health_check=QUIET)
 @given(data=st.data())
 def test_a_request_is_answered_or_refused_in_its_dialect(hash_server, data):
     path = data.draw(st.sampled_from(sorted(POSTS)))
@@ -81,6 +86,8 @@ SAMPLING = st.fixed_dictionaries(
         "allowed_token_ids": st.lists(st.integers(0, 49151), min_size=1, max_size=5),
         "stop_token_ids": st.lists(st.integers(0, 49151), max_size=3),
         "ignore_eos": st.booleans(),
+        "min_tokens": st.integers(0, 1),
+        "bad_words": st.lists(st.text(min_size=1, max_size=3), max_size=2),
         "cache_salt": st.text(max_size=3),
     },
 )
@@ -93,24 +100,41 @@ def twin():
         yield engine
 
 
-@examples(60, 200, suppress_health_check=QUIET)
+@examples(COUNT or 60, COUNT or 200, suppress_health_check=QUIET)
 @given(body=SAMPLING, stream=st.booleans())
 def test_tokens_are_the_engines(hash_server, twin, body, stream):
     sent = {**body, "stream": stream, "return_token_ids": True}
     status, _, answer = hash_server.send("POST", "/v1/completions", sent)
-    assert status == 200, answer
     options = {RENAMED.get(name, name): value for name, value in body.items()}
     prompt, count = options.pop("prompt"), options.pop("n")
     bias = options.get("logit_bias") or {}
     options["logit_bias"] = {int(token): value for token, value in bias.items()}
     options.setdefault("temperature", 1.0)
     seed = options.pop("seed")
-    expected = [
-        list(twin.generate(prompt, **options, seed=seed + number).token_ids)
-        for number in range(count)
-    ]
+
+    def generate():
+        return [
+            list(twin.generate(prompt, **options, seed=seed + number).token_ids)
+            for number in range(count)
+        ]
+
+    expected, refusal = refused(generate)
+    if refusal:
+        assert refusal in str(answer)
+        assert status == (200 if stream else 400)
+        hash_server.wait_idle()
+        return
+    assert status == 200, answer
     assert token_ids(answer, count, stream) == expected
     hash_server.wait_idle()
+
+
+def refused(generate):
+    """Return a result and the message of a refusal: the options exclude each other."""
+    try:
+        return generate(), ""
+    except RequestError as error:
+        return None, str(error)
 
 
 def token_ids(answer, count, stream):

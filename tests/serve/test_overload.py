@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import os
 import socket
 import struct
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -48,13 +52,13 @@ async def post(server, body):
     return int(status.split()[1]), headers, json.loads(rest)
 
 
-def flood(server, clients, rounds):
+def flood(server, clients, rounds, **options):
     """Return the answers of clients that each send requests one after another."""
 
     async def client(number, answers):
         for turn in range(rounds):
             which = number * rounds + turn
-            answers.append((which, *await post(server, body_of(which))))
+            answers.append((which, *await post(server, body_of(which, **options))))
 
     async def run():
         answers = []
@@ -70,6 +74,8 @@ def tokens(answer):
 
 def test_overload_keeps_the_batch_full_and_refuses_with_retry_after(slow, depth):
     answers = flood(slow, CLIENTS, depth(3, 20))
+    stats = slow.engine.stats
+    assert stats.rows / stats.steps >= 0.75 * 4
     accepted = [each for each in answers if each[1] == 200]
     refused = [each for each in answers if each[1] != 200]
     assert refused
@@ -87,7 +93,43 @@ def test_overload_keeps_the_batch_full_and_refuses_with_retry_after(slow, depth)
             completion = twin.generate(body["prompt"], temperature=1.0, **options)
             assert tokens(answer) == list(completion.token_ids)
     slow.wait_idle()
-    assert slow.server.admission.rejected == len(refused)
+    assert slow.admission.rejected == len(refused)
+
+
+def resident_bytes():
+    """Memory of this process, in which the server runs too."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_overload_takes_no_more_memory_the_longer_it_lasts():
+    with HashServer(max_batch=4, max_queue=8) as server:
+        flood(server, CLIENTS, 25)
+        before = resident_bytes()
+        for _ in range(3):
+            flood(server, CLIENTS, 25)
+        # 3600 requests: 1 KB that each of them leaves would be 3.6 MB.
+        assert resident_bytes() - before < 3 << 20
+        server.wait_idle()
+
+
+def test_many_short_requests_all_end(depth):
+    options = {"max_tokens": 1, "n": 2}
+    with HashServer(max_batch=4, max_queue=64) as server, hash_engine(4) as twin:
+        answers = flood(server, 16, depth(12, 50), **options)
+        for which, status, _, answer in answers:
+            assert status == 200
+            body = body_of(which)
+            done = twin.generate(
+                body["prompt"], seed=which, temperature=1.0, ignore_eos=True, **options
+            )
+            wanted = [done.token_ids, *(each.token_ids for each in done.alternatives)]
+            found = [tuple(each["token_ids"]) for each in answer["choices"]]
+            assert found == wanted
+        server.wait_idle()
 
 
 def open_stream(server, **options):
@@ -124,10 +166,11 @@ def test_a_client_that_does_not_wait_for_its_answer_frees_its_blocks(slow):
     slow.wait_idle()
 
 
-def test_slow_readers_and_idle_connections_do_not_delay_the_others(slow):
+def test_slow_readers_and_idle_connections_do_not_delay_the_others(slow, depth):
     clients = [open_stream(slow, logprobs=20) for _ in range(3)]
     host, port = slow.url.removeprefix("http://").split(":")
-    clients += [socket.create_connection((host, int(port))) for _ in range(100)]
+    idle = depth(100, 500)
+    clients += [socket.create_connection((host, int(port))) for _ in range(idle)]
     answers = flood(slow, 1, 10)
     assert [status for _, status, _, _ in answers] == [200] * 10
     for client in clients:
@@ -144,7 +187,7 @@ def test_stopping_loses_no_accepted_answer():
                 asyncio.create_task(post(server, body_of(number)))
                 for number in range(12)
             ]
-            while server.server.admission.open < 12:
+            while server.admission.open < 12:
                 await asyncio.sleep(0.005)
             server.stop()
             answers.extend(await asyncio.gather(*tasks))
@@ -154,3 +197,25 @@ def test_stopping_loses_no_accepted_answer():
         asyncio.run(run())
     assert [status for status, _, _ in answers] == [200] * 12
     assert all(len(tokens(answer)) == TOKENS for _, _, answer in answers)
+
+
+def test_idle_streams_get_comments():
+    with HashServer(max_batch=1, seconds=0.05, keep_alive_seconds=0.2) as server:
+        busy = {"prompt": [1], "max_tokens": 40, "ignore_eos": True}
+
+        async def run():
+            first = asyncio.create_task(post(server, busy))
+            while server.used_blocks == 0:
+                await asyncio.sleep(0.01)
+            host, port = server.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(head({**busy, "max_tokens": 3, "stream": True}))
+            text = await reader.read(-1)
+            writer.close()
+            return (await first)[0], text
+
+        status, text = asyncio.run(run())
+    assert status == 200
+    assert text.count(b": keep-alive\n\n") >= 3
+    assert text.count(b"data: ") == 4
+    assert b'"error"' not in text

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from http_servers import HashServer
+from model_servers import ModelServer, Source
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_browser = pytest.mark.skipif(
@@ -70,7 +74,7 @@ def status_has(text):
 
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_conversation_by_keyboard(browser, busy_server, scheme, tmp_path):
+def test_a_conversation_by_keyboard(browser, busy_server, scheme):
     page, problems, urls = visit(browser, busy_server, color_scheme=scheme)
     until(page, "document.getElementById('status').className === 'bad'")
     page.fill("#key", "k")
@@ -88,7 +92,6 @@ def test_a_conversation_by_keyboard(browser, busy_server, scheme, tmp_path):
     page.wait_for_selector("figure polyline[points]", state="attached")
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, dark[4:-1].split(","))) < 200) == (scheme == "dark")
-    page.screenshot(path=tmp_path / f"{scheme}.png")
     assert not problems
     assert all(url.startswith((busy_server.url, "data:")) for url in urls)
     page.context.close()
@@ -118,5 +121,49 @@ def test_a_phone_shows_the_whole_width(browser, busy_server):
     assert not page.locator("#side").is_visible()
     page.tap("#toggle")
     assert page.locator("#side").is_visible()
+    assert not problems
+    page.context.close()
+
+
+SIZES = {
+    "light": {"viewport": {"width": 1100, "height": 700}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1100, "height": 700}, "color_scheme": "dark"},
+    "phone": {"viewport": {"width": 360, "height": 640}, "color_scheme": "light"},
+}
+
+
+@needs_browser
+def test_the_chosen_model_answers(browser):
+    sources = [Source("first"), Source('sec"ond')]
+    with ModelServer(*sources) as server:
+        page, problems, _ = visit(browser, server)
+        until(page, "document.getElementById('model').options.length === 2")
+        page.select_option("#model", 'sec"ond')
+        page.fill("#max_tokens", "5")
+        page.fill("#prompt", "Hello")
+        page.press("#prompt", "Enter")
+        until(page, status_has("5 tokens"))
+        page.wait_for_selector("figure polyline[points]", state="attached")
+        assert server.is_loaded() == {"first": False, 'sec"ond': True}
+        assert not problems
+        page.context.close()
+
+
+@needs_browser
+@pytest.mark.full
+@pytest.mark.parametrize("name", SIZES)
+def test_screenshots_of_a_conversation(browser, server_url, name, tmp_path):
+    """Writes those of the documentation into the folder INL_SCREENSHOTS, if set."""
+    page, problems, _ = visit(browser, SimpleNamespace(url=server_url), **SIZES[name])
+    # The fields are hidden on a phone.
+    page.evaluate("document.getElementById('temperature').value = 0")
+    page.evaluate("document.getElementById('max_tokens').value = 60")
+    page.fill("#prompt", "Why is the sky blue?")
+    page.press("#prompt", "Enter")
+    until(page, status_has("tokens/s"))
+    until(page, status_has("ms"))
+    path = Path(os.environ.get("INL_SCREENSHOTS", tmp_path)) / f"page-{name}.png"
+    page.screenshot(path=path)
+    assert 5_000 < path.stat().st_size < 200_000
     assert not problems
     page.context.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -14,13 +15,16 @@ from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
 from inl.executor.model_loader import open_model
 from inl.protocol.runner import Limits
-from inl.serve.metrics import Metrics
+from inl.serve.model_slot import ModelSource
 from inl.serve.server import Server, engine_config
 from inl.serve.settings import ServerConfig
 from inl.testing.hash_runner import HashRunner
 from inl.weights.hub import resolve_model
 
 CONTEXT = 1024
+
+READY = re.compile(r" at (http\S+),")
+"""The line that ``inl serve`` logs once it accepts connections."""
 
 
 class SlowRunner(HashRunner):
@@ -57,11 +61,8 @@ class HashServer:
 
     def __init__(self, *, max_batch=4, seconds=0.0, **settings):
         self.config = ServerConfig(port=0, **settings)
-        self.metrics = Metrics("hash", vllm_names=True)
-        config = engine_config(EngineConfig(max_batch=max_batch), self.config)
-        self.engine = hash_engine(
-            max_batch, seconds=seconds, config=config, on_step=self.metrics.record_step
-        )
+        self.engine = self.tracing = None
+        self._max_batch, self._seconds = max_batch, seconds
         self.url = ""
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -69,10 +70,31 @@ class HashServer:
     def _run(self):
         async def serve():
             self._loop = asyncio.get_running_loop()
-            self.server = Server("hash", self.engine, self.config, self.metrics)
+            self.server = self.make()
             await self.server.serve(self._started)
 
         asyncio.run(serve())
+
+    def make(self):
+        """Return the server; called by its event loop."""
+        sources = [ModelSource("hash", self._open)]
+        return Server(
+            sources, self.config, max_batch=self._max_batch, tracing=self.tracing
+        )
+
+    def _open(self, on_step):
+        config = EngineConfig(max_batch=self._max_batch)
+        self.engine = hash_engine(
+            self._max_batch,
+            seconds=self._seconds,
+            config=engine_config(config, self.config),
+            on_step=on_step,
+        )
+        return self.engine
+
+    @property
+    def admission(self):
+        return self.server.models.default.admission
 
     def _started(self, url):
         self.url = url
@@ -90,7 +112,7 @@ class HashServer:
         self.stop()
         self._thread.join(60)
         assert not self._thread.is_alive()
-        self.engine.close()
+        self.server.close()
 
     @property
     def used_blocks(self):
@@ -99,10 +121,10 @@ class HashServer:
     def wait_idle(self, seconds=30):
         """Wait until nothing is open; fails if something stays."""
         deadline = time.monotonic() + seconds
-        while self.server.admission.open or self.used_blocks:
+        while self.admission.open or self.used_blocks:
             assert time.monotonic() < deadline, "requests or blocks stay"
             time.sleep(0.01)
-        assert self.server.admission.queued_tokens == 0
+        assert self.admission.queued_tokens == 0
 
     @contextmanager
     def connection(self):

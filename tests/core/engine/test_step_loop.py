@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from inl.engine import step_loop
+from inl.engine.batch import Batch
 from inl.engine.step_loop import THREAD_NAME
 from inl.errors import PromptTooLong, RequestError, RunnerError
 from inl.testing.hash_runner import HashRunner
@@ -316,3 +318,56 @@ def test_the_event_loop_is_not_blocked(hashed):
     assert isinstance(canceled, asyncio.CancelledError)
     assert len(first.token_ids) == 4
     assert all(other.token_ids for other in others)
+
+
+class LateThread(threading.Thread):
+    """Returns from ``start`` after its work, and is alive until it is let go."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.worked, self.may_end = threading.Event(), threading.Event()
+
+    def start(self):
+        super().start()
+        assert self.worked.wait(60)
+
+    def run(self):
+        super().run()
+        self.worked.set()
+        assert self.may_end.wait(60)
+
+
+class OneStep:
+    """A handle that finishes in its first step."""
+
+    def __init__(self):
+        self.samples, self.completed, self.listener = (self,), False, None
+
+    def notify(self):
+        """Nothing listens."""
+
+
+def test_a_thread_that_has_finished_is_not_waited_for(monkeypatch):
+    threads = []
+
+    def make(**options):
+        threads.append(LateThread(**options))
+        return threads[-1]
+
+    monkeypatch.setattr(step_loop.threading, "Thread", make)
+    queued = []
+
+    def step():
+        while queued:
+            queued.pop().completed = True
+
+    loop = step_loop.AsyncStepLoop(queued.append, step, list, lambda: False)
+    handles = [OneStep(), OneStep()]
+    for handle in handles:
+        batch = Batch()
+        batch.add(handle)
+        loop.submit(batch)
+    for thread in threads:
+        thread.may_end.set()
+        thread.join(60)
+    assert [handle.completed for handle in handles] == [True, True]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -313,3 +314,34 @@ def test_an_interrupted_rendering_is_not_the_reply_to_the_next(monkeypatch):
             render("second")
     assert render("third") == "third"
     template.close()
+
+
+def test_a_rejected_conversation_keeps_the_process():
+    template = ChatTemplate("{% if messages|length > 1 %}{{ messages.x.y }}{% endif %}")
+    template.apply(HELLO)
+    before = template._process
+    with pytest.raises(TemplateError):
+        template.apply([*HELLO, *HELLO])
+    assert template._process is before
+    assert template.apply(HELLO) == ""
+    template.close()
+
+
+def test_a_process_with_many_open_files_renders():
+    resource = pytest.importorskip("resource")
+    template = ChatTemplate("{{ messages[0].content }}")
+    output = os.dup(0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("the system allows fewer open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    files = [output]
+    try:
+        while files[-1] < 1100:
+            files.append(os.dup(output))
+        assert template.apply(HELLO) == "hello"
+    finally:
+        for number in files:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        template.close()

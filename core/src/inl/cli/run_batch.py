@@ -11,7 +11,8 @@ import typer
 
 from inl.cli import arguments
 from inl.cli.bench import bar
-from inl.cli.serve import check_packages, open_server
+from inl.cli.serve import check_packages
+from inl.cli.serve_models import make_server, named_models
 from inl.config import EngineConfig
 from inl.errors import InlError, RequestError
 
@@ -51,8 +52,9 @@ def run(
         tensor_parallel=tensor_parallel,
         max_batch=max_batch,
     )
+    models = named_models(model, None, ())
     with (
-        open_server(model, None, ServerConfig(max_queue=128), config) as server,
+        make_server(models, ServerConfig(max_queue=128), config) as server,
         answers.open("a", encoding="utf-8") as output,
         bar(len(todo)) as tick,
     ):

@@ -1,4 +1,4 @@
-"""``inl serve``: serve a model over HTTP."""
+"""``inl serve``: serve models over HTTP."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from inl.cli import arguments
-from inl.cli.progress import loading_bar
+from inl.cli.serve_models import make_server, named_models
 from inl.config import EngineConfig
 from inl.errors import MissingPackage, RequestError
-from inl.weights.hub import DEFAULT_NAME, resolve_model
 
 if TYPE_CHECKING:
-    from inl.serve.server import Server
     from inl.serve.settings import ServerConfig
+    from inl.serve.tracing import Tracing
 
 Name = Annotated[
     str | None, typer.Option(help="Name of the model in requests. [default: its file]")
@@ -54,6 +54,21 @@ def run(
     ] = 8000,
     name: Name = None,
     api_key: Keys = None,
+    more: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            help="Further model, as PATH or NAME=PATH; can be repeated. Of several "
+            "models, each is loaded when a request asks for it.",
+        ),
+    ] = None,
+    idle_unload: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds without requests after which a model is unloaded. "
+            "[default: never]"
+        ),
+    ] = None,
     max_batch: Annotated[
         int, typer.Option(help="Requests that run at the same time.", min=1)
     ] = 32,
@@ -92,6 +107,14 @@ def run(
     access_log: Annotated[
         bool, typer.Option("--access-log/--no-access-log", help="Log each request.")
     ] = True,
+    otel: Annotated[
+        bool,
+        typer.Option(
+            "--otel/--no-otel",
+            help="Send an OpenTelemetry span for each request to "
+            "OTEL_EXPORTER_OTLP_ENDPOINT; needs inl-core[otel].",
+        ),
+    ] = False,
     trace: Annotated[
         str | None, typer.Option(help="File that records all steps, for inl replay.")
     ] = None,
@@ -99,6 +122,7 @@ def run(
     """Serve MODEL to clients of OpenAI's and Anthropic's APIs."""
     check_packages()
     from inl.serve.settings import ServerConfig
+    from inl.serve.tracing import exporting_tracing
 
     config = ServerConfig(
         host=host,
@@ -113,6 +137,7 @@ def run(
         drain_seconds=drain_seconds,
         certificate=tls_cert,
         private_key=tls_key,
+        idle_unload=idle_unload,
         vllm_metrics=vllm_metrics,
     )
     engine = EngineConfig(
@@ -127,13 +152,14 @@ def run(
         trace=trace,
     )
     logging.getLogger("inl.serve.access").disabled = not access_log
-    _serve(model, name, config, engine)
+    models = named_models(model, name, more or ())
+    _serve(models, config, engine, exporting_tracing() if otel else None)
 
 
 def check_packages() -> None:
     """Raise :class:`MissingPackage` if what the server needs is not installed."""
     try:
-        import inl.serve.server  # noqa: F401
+        import_module("inl.serve.server")
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "inl":
             raise
@@ -154,8 +180,8 @@ def read_keys(values: list[str] | None) -> tuple[str, ...]:
             keys.append(value)
             continue
         try:
-            with open(value[1:], encoding="utf-8") as file:  # noqa: PTH123
-                keys += [line.strip() for line in file if line.strip()]
+            lines = Path(value[1:]).read_text("utf-8").splitlines()
+            keys += [line.strip() for line in lines if line.strip()]
         except OSError as error:
             raise RequestError(
                 f"--api-key {value}: {error.strerror}; accepts a key, or @PATH"
@@ -164,13 +190,17 @@ def read_keys(values: list[str] | None) -> tuple[str, ...]:
 
 
 def _serve(
-    model: str | None, name: str | None, config: ServerConfig, engine: EngineConfig
+    models: Sequence[tuple[str, str | None]],
+    config: ServerConfig,
+    engine: EngineConfig,
+    tracing: Tracing | None,
 ) -> None:
     began = time.perf_counter()
-    with open_server(model, name, config, engine) as server:
-        # As workers do: garbage collection over all loaded objects would pause steps.
-        gc.collect()
-        gc.freeze()
+    with make_server(models, config, engine, tracing) as server:
+        if len(models) == 1 and config.idle_unload is None:
+            # As workers do: collecting all loaded objects would pause steps.
+            gc.collect()
+            gc.freeze()
 
         def started(url: str) -> None:
             seconds = time.perf_counter() - began
@@ -183,28 +213,6 @@ def _serve(
 
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(serve())
-
-
-@contextmanager
-def open_server(
-    model: str | None, name: str | None, config: ServerConfig, engine: EngineConfig
-) -> Iterator[Server]:
-    """Load a model and yield a server for it, which does not listen yet."""
-    from inl.engine.inference_engine import InferenceEngine
-    from inl.executor.model_loader import open_model
-    from inl.serve.metrics import Metrics
-    from inl.serve.server import Server, engine_config
-    from inl.workers.startup import check_place
-
-    check_place(engine)
-    language = open_model(resolve_model(model))
-    name = name or (DEFAULT_NAME if model is None else language.name)
-    metrics = Metrics(name, vllm_names=config.vllm_metrics)
-    settings = engine_config(engine, config)
-    with InferenceEngine(
-        language, config=settings, progress=loading_bar(), on_step=metrics.record_step
-    ) as running:
-        yield Server(name, running, config, metrics)
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:

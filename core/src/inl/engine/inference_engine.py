@@ -284,6 +284,7 @@ class InferenceEngine:
         next(chunks)  # submits the request in the generator, which cancels it
         return chunks
 
+    # As for generate.
     @overload
     async def agenerate(  # type: ignore[overload-overlap]
         self, prompt: str, **options: Unpack[GenerationOptions]

@@ -7,9 +7,9 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, cast
 
-from inl.config import EngineConfig
+from inl.config import MAX_COUNT, EngineConfig
 from inl.errors import RequestError
 from inl.guidance.structured import StructuredOutput, read_structured
 from inl.scheduling.embeddings import is_rows
@@ -69,6 +69,12 @@ class GenerationOptions(TypedDict, total=False):
     """Tokens that end the output, besides the model's own. Default: none."""
     ignore_eos: bool
     """Whether to continue past the model's own end tokens. Default: ``False``."""
+    min_tokens: int
+    """Minimum number of tokens before one of the end tokens; stop strings end the
+    output sooner. Default: 0."""
+    bad_words: Collection[str]
+    """Strings that the output never has, at the beginning of a word or within one, as
+    the tokenizer encodes them. Default: none."""
     cache_salt: str | None
     """Prefix-cache blocks are shared only between requests with equal salts. Default:
     ``None``, shared with all requests that have no salt."""
@@ -163,8 +169,16 @@ def _make_request(
     if fields.get("cache_salt") is None:
         fields["cache_salt"] = ""
     check_adapter_name(fields.pop("adapter", None))
+    bans = ban_options(fields, config)
+    fields.pop("min_tokens", None)
+    fields.pop("bad_words", None)
     if (structured := fields.pop("structured", None)) is not None:
         read_structured(structured, config.max_grammar_bytes)
+        if bans != NO_BANS:
+            raise RequestError(
+                f"{bans.field}: found it with structured, accepts one of the two: the "
+                "grammar decides what the output is"
+            )
         if fields.get("ignore_eos") is True:
             raise RequestError(
                 "ignore_eos: found True with structured, accepts False: the grammar "
@@ -179,6 +193,33 @@ def check_adapter_name(name: object) -> None:
         raise RequestError(
             f"adapter: found {name!r:.60}, accepts None or the name of an adapter"
         )
+
+
+class Bans(NamedTuple):
+    """What an output must not have."""
+
+    min_tokens: int
+    bad_words: tuple[str, ...]
+
+    @property
+    def field(self) -> str:
+        """The option that is set."""
+        return "min_tokens" if self.min_tokens else "bad_words"
+
+
+NO_BANS = Bans(0, ())
+
+
+def ban_options(options: Mapping[str, Any], config: EngineConfig) -> Bans:
+    """Return ``min_tokens`` and ``bad_words`` of the options.
+
+    Raises :class:`~inl.errors.RequestError` for a value that is not accepted.
+    """
+    least, words = options.get("min_tokens", 0), options.get("bad_words", ())
+    most = options.get("max_tokens") or MAX_COUNT
+    if type(least) is not int or not 0 <= least <= most:
+        raise RequestError(f"min_tokens: found {least!r}, accepts 0 to max_tokens")
+    return Bans(least, string_tuple("bad_words", words, config))
 
 
 def random_seed() -> int:
@@ -232,26 +273,33 @@ def check_one_sample(options: GenerationOptions) -> None:
 def stop_strings(
     stop: str | Sequence[str] | None, config: EngineConfig
 ) -> tuple[str, ...]:
-    """Return the ``stop`` option as a tuple.
+    """Return the ``stop`` option as a tuple; raises as :func:`string_tuple`."""
+    return string_tuple("stop", stop, config)
+
+
+def string_tuple(
+    name: str, value: str | Collection[str] | None, config: EngineConfig
+) -> tuple[str, ...]:
+    """Return the strings of an option as a tuple, bounded as stop strings are.
 
     Raises :class:`~inl.errors.RequestError` for an empty string, another type, or more
     or longer strings than ``config`` accepts.
     """
-    strings = (stop,) if isinstance(stop, str) else stop
+    strings = (value,) if isinstance(value, str) else value
     if strings is None:
         return ()
     # Not an iterator, which only the first prompt of a call could read.
     if isinstance(strings, bytes | Mapping) or not isinstance(strings, Collection):
         raise RequestError(
-            f"stop: found {strings!r:.60}, accepts a string or a list of strings"
+            f"{name}: found {strings!r:.60}, accepts a string or a list of strings"
         )
-    _check_count("stop", strings, "max_stop_strings", config)
+    _check_count(name, strings, "max_stop_strings", config)
     for text in strings:
         if not isinstance(text, str) or not text:
-            raise RequestError(f"stop: found {text!r:.60}, accepts non-empty strings")
+            raise RequestError(f"{name}: found {text!r:.60}, accepts non-empty strings")
         if len(text) > config.max_stop_length:
             raise RequestError(
-                f"stop: found a string of {len(text)} characters, accepts "
+                f"{name}: found a string of {len(text)} characters, accepts "
                 f"{config.max_stop_length} (EngineConfig.max_stop_length)"
             )
     return tuple(strings)

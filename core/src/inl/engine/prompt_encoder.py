@@ -8,18 +8,28 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from inl.engine.chat import chat_ids
-from inl.engine.options import GenerationOptions, Prompt, make_requests, stop_strings
+from inl.engine.options import (
+    NO_BANS,
+    GenerationOptions,
+    Prompt,
+    ban_options,
+    make_requests,
+    stop_strings,
+)
 from inl.engine.request_handle import RequestHandle
 from inl.errors import RequestError, TokenizerNotFound
 from inl.guidance.grammars import Grammars
+from inl.scheduling.banned_tokens import BannedTokens
 from inl.scheduling.embeddings import split_prompt
 from inl.text.measure import check_length
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
+    from inl.engine.options import Bans
     from inl.executor.model_loader import LanguageModel
     from inl.guidance.structured import StructuredOutput
     from inl.scheduling.guide import Guide
+    from inl.scheduling.request import Request
     from inl.text.tokenizer import Tokenizer
 
 
@@ -95,6 +105,9 @@ class PromptEncoder:
             if (structured := options.get("structured")) is not None:
                 for request in requests:
                     request.guide = self._compile(structured, vocab)
+            elif (bans := ban_options(options, self._config)) != NO_BANS:
+                for request in requests:
+                    request.guide = self._ban(bans, request, vocab)
         except RequestError:
             _check_signs(ids, vocab)
             raise
@@ -117,6 +130,22 @@ class PromptEncoder:
                 self._config.max_grammar_bytes,
             )
         return self._grammars.guide(structured)
+
+    def _ban(self, bans: Bans, request: Request, vocab: int) -> Guide:
+        """Return a guide that bans tokens of one request."""
+        eos = () if request.ignore_eos else self._model.checkpoint.eos_token_ids
+        phrases = set()
+        for word in bans.bad_words:
+            encode = self.tokenizer("bad_words").encode
+            phrases |= {
+                tuple(encode(text, False, plain=True)) for text in (word, f" {word}")
+            }
+        return BannedTokens(
+            vocab,
+            min_tokens=bans.min_tokens,
+            end_ids=request.stop_ids.union(eos),
+            phrases=sorted(phrases - {()}),
+        )
 
     def _encode(self, prompt: Prompt, context: int) -> list[int]:
         if isinstance(prompt, str):

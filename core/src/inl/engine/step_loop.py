@@ -74,8 +74,10 @@ class AsyncStepLoop:
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-        thread.start()
+        # Before it starts: it may end, and be forgotten, before `start` returns. Stored
+        # afterwards, a thread that takes no more work would count as running.
         self._thread = thread
+        thread.start()
 
     def _run(self) -> None:
         run_with_cleanup(self._step_while_open, self._pass_on)

@@ -130,7 +130,7 @@ def _mask(request: Request) -> IntArray:
         mask &= static
     if not mask.any():
         raise RequestError(
-            f"allowed_token_ids: excludes every token that the grammar allows after "
-            f"{len(request.output_ids)} tokens of output"
+            "allowed_token_ids: excludes every token that the grammar, min_tokens or "
+            f"bad_words allow after {len(request.output_ids)} tokens of output"
         )
     return mask

@@ -1,4 +1,4 @@
-"""Admission: bounds what waits, and tells refused clients when to come back."""
+"""Admission: bounds on open requests, and the retry time of rejected ones."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ WINDOW_SECONDS = 60.0
 MAX_RETRY_SECONDS = 60
 
 
+Clients = Counter[str]
+"""Open requests of each client, of all models."""
+
+
 class Ticket:
     """Admission of one call: its requests, their tokens, and who sent it."""
 
@@ -32,9 +36,10 @@ class Ticket:
 
 
 class Admission:
-    """Counts open requests. Called by the event loop only.
+    """Counts open requests of a model. Called by the event loop only.
 
-    max_running: requests that the engine computes at the same time.
+    max_running: requests that the engine computes at the same time. clients: counts
+    that several models share.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class Admission:
         max_queue: int,
         max_queued_tokens: int,
         max_per_client: int | None = None,
+        clients: Clients | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_draining = False
@@ -58,7 +64,7 @@ class Admission:
         self._max_tokens = max_queued_tokens
         self._max_per_client = max_per_client
         self._clock = clock
-        self._clients: Counter[str] = Counter()
+        self._clients = Counter[str]() if clients is None else clients
         self._finished: deque[float] = deque(maxlen=WINDOW)
 
     @property
@@ -129,7 +135,10 @@ class Admission:
 
     @property
     def drain_rate(self) -> float | None:
-        """Requests that finish per second, lately; ``None`` if none did."""
+        """Requests finished per second, of the last WINDOW in WINDOW_SECONDS.
+
+        ``None`` if none has finished in that time.
+        """
         now = self._clock()
         while self._finished and now - self._finished[0] > WINDOW_SECONDS:
             self._finished.popleft()

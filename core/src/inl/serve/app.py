@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from inl.serve.admission import Admission
     from inl.serve.dialect import Exchange
     from inl.serve.metrics import Metrics
-    from inl.serve.openai.usage import TokenText
-    from inl.serve.served_model import Models
+    from inl.serve.models import Models
     from inl.serve.settings import ServerConfig
+    from inl.serve.tracing import Tracing
 
-    MakeExchange = Callable[[bytes, str, str, TokenText], Exchange]
+    MakeExchange = Callable[[bytes, str, str], Exchange]
 
 log = logging.getLogger("inl.serve")
 
@@ -56,8 +55,7 @@ class _Dialect:
 
     def read(self, body: bytes, number: str) -> Exchange:
         """Parse a request."""
-        model = self._models.default
-        return self._make(body, number, model.name, model.token_bytes)
+        return self._make(body, number, self._models.default.name)
 
 
 GENERATING: dict[str, MakeExchange] = {
@@ -76,10 +74,13 @@ def error_shape(path: str, error: ApiError) -> dict[str, Any]:
 
 
 def make_app(
-    models: Models, admission: Admission, metrics: Metrics, config: ServerConfig
+    models: Models,
+    metrics: Metrics,
+    config: ServerConfig,
+    tracing: Tracing | None = None,
 ) -> Gate:
     """Return the ASGI application of a server."""
-    routes = Operations(models, admission, metrics).routes()
+    routes = Operations(models, metrics).routes()
     for path, make in GENERATING.items():
         dialect = _Dialect(make, models, partial(error_shape, path))
         endpoint = GenerateEndpoint(dialect, models, config)
@@ -93,7 +94,7 @@ def make_app(
         Exception: _on_error,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
-    return Gate(app, config, error_shape)
+    return Gate(app, config, error_shape, tracing)
 
 
 async def _describe(_: Request) -> Response:

@@ -25,10 +25,21 @@ ReadUsage = Callable[[], "Usage"]
 """Returns the tokens so far; few dialects report them with each delta."""
 
 
+TokenText = Callable[[int], bytes]
+"""Returns the bytes of a token."""
+
+
+def no_token_text(_: int) -> bytes:
+    """Return no text: before the model is known."""
+    return b""
+
+
 class Exchange(Protocol):
     """One request in a dialect, and the writer of its response."""
 
     job: Job
+    token_text: TokenText
+    """Set once the model is loaded."""
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""

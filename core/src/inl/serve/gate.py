@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from inl.serve.settings import ServerConfig
+    from inl.serve.tracing import Tracing
 
     App = Callable[[Any, Receive, Send], Awaitable[None]]
 
@@ -48,7 +49,8 @@ async def read_body(receive: Receive) -> bytes:
 class Gate:
     """ASGI middleware: checks each request, numbers and logs it.
 
-    error_body: returns the body of an error for a path.
+    error_body: returns the body of an error for a path. tracing: exports a span for
+    each request that generates.
     """
 
     def __init__(
@@ -56,10 +58,12 @@ class Gate:
         app: App,
         config: ServerConfig,
         error_body: Callable[[str, ApiError], dict[str, Any]],
+        tracing: Tracing | None = None,
     ) -> None:
         self._app = app
         self._config = config
         self._error_body = error_body
+        self._tracing = tracing
         self._keys = [key.encode() for key in config.api_keys]
         self._numbers = itertools.count()
         self._run = secrets.token_hex(6)
@@ -102,7 +106,10 @@ class Gate:
         except ApiError as error:
             await send_error(send_on, error, self._error_body(scope["path"], error))
         finally:
+            record.finish()
             record.write()
+            if self._tracing is not None and record.model is not None:
+                self._tracing.record(record, headers)
 
     def _check(self, scope: Any, headers: Mapping[str, str]) -> str:
         """Return the name of the client; raises :class:`ApiError`."""

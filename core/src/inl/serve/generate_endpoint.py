@@ -24,7 +24,7 @@ from inl.serve.request_log import Record
 if TYPE_CHECKING:
     from inl.serve.dialect import Dialect, Exchange
     from inl.serve.generations import Generations
-    from inl.serve.served_model import Models
+    from inl.serve.models import Models
     from inl.serve.settings import ServerConfig
 
 log = logging.getLogger("inl.serve")
@@ -45,12 +45,14 @@ class GenerateEndpoint:
             body = await read_body(receive)
             exchange = self._dialect.read(body, record.number)
             model = self._models.find(exchange.job.model)
-            async with disconnect_cancels(receive):
-                generations = await model.start(exchange.job, scope["state"]["client"])
-                try:
-                    await self._respond(exchange, generations, send, record)
-                finally:
-                    generations.close()
+            client, record.model = scope["state"]["client"], model.name
+            async with (
+                disconnect_cancels(receive),
+                model.generate(exchange.job, client) as generations,
+            ):
+                exchange.token_text = generations.token_text
+                await self._respond(exchange, generations, send, record)
+            record.phases = generations.items[0].phases
         except Disconnected:
             record.status = 499  # as reverse proxies log it
         except Exception as error:

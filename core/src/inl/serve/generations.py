@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inl.serve.api_error import ApiError, as_api_error
-from inl.serve.job import Delta, Usage
+from inl.serve.job import Delta, Phases, PromptScores, Usage
 
 if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
+    from inl.serve.dialect import TokenText
     from inl.serve.job import FinishReason
     from inl.serve.output_parser import OutputParser
 
@@ -21,7 +22,7 @@ class Generation:
     """One completion: reads a handle and splits its text.
 
     stop_string: returns the stop string in the text of token ids, if there is one.
-    is_first: whether it is the first completion of its prompt.
+    first: handle of the first completion of its prompt.
     """
 
     def __init__(
@@ -30,12 +31,15 @@ class Generation:
         parser: OutputParser,
         stop_string: Callable[[list[int]], str | None],
         *,
-        is_first: bool,
+        first: RequestHandle,
     ) -> None:
         self.handle = handle
-        self.is_first = is_first
+        self.is_first = handle is first
+        self._first = first.request
         self.submitted = time.perf_counter()
         self.reasoning_tokens = 0
+        self.phases: Phases | None = None
+        """Set at the end, if it has produced a token."""
         self._parser = parser
         self._stop_string = stop_string
         self._polled_tokens = 0
@@ -64,7 +68,8 @@ class Generation:
         if handle.finish_reason == "cancelled":
             raise ApiError(503, "the request was aborted", code="aborted")
         last = self._parser.finish()
-        reason: FinishReason = "length" if handle.finish_reason == "length" else "stop"
+        limits = ("length", "deadline")
+        reason: FinishReason = "length" if handle.finish_reason in limits else "stop"
         stop = None
         if handle.stopped:
             reason, stop = "stop_string", self._stop_string(handle.token_ids)
@@ -77,14 +82,21 @@ class Generation:
             calls=[*delta.calls, *last.calls],
             finish_reason=reason,
             stop_string=stop,
+            prompt=self._prompt_scores(),
         )
+
+    def _prompt_scores(self) -> PromptScores | None:
+        request = self._first
+        if request.prompt_logprobs is None:
+            return None
+        ids = request.tokens[: request.prompt_tokens]
+        return PromptScores(ids, list(request.prompt_token_logprobs))
 
 
 class Generations:
     """All completions of a job; :meth:`close` must be called.
 
-    event: set whenever a handle has news. on_close: called once, with whether all
-    completions have finished.
+    event: set whenever a handle has news. on_close: called once.
     """
 
     def __init__(
@@ -92,16 +104,24 @@ class Generations:
         items: list[Generation],
         event: asyncio.Event,
         *,
+        token_text: TokenText,
         on_begin: Callable[[], None],
         on_delta: Callable[[Generation, Delta], None],
-        on_close: Callable[[bool], None],
+        on_close: Callable[[], None],
     ) -> None:
         self.items = items
+        self.token_text = token_text
         self._event = event
         self._open = dict(enumerate(items))
+        self._timer: asyncio.TimerHandle | None = None
         self._on_begin = on_begin
         self._on_delta = on_delta
-        self._on_close: Callable[[bool], None] | None = on_close
+        self._on_close: Callable[[], None] | None = on_close
+
+    @property
+    def finished(self) -> bool:
+        """Whether all completions have finished."""
+        return not self._open
 
     @property
     def usage(self) -> Usage:
@@ -122,21 +142,21 @@ class Generations:
         ``None`` is yielded after ``idle_seconds`` without any.
         """
         loop = asyncio.get_running_loop()
+        latest = loop.time()
         while self._open:
-            deadline = loop.time() + idle_seconds
-            timer = loop.call_at(deadline, self._event.set)
-            try:
-                await self._event.wait()
-            finally:
-                timer.cancel()
+            if self._timer is None:
+                # One for many events: tokens only delay the next one.
+                self._timer = loop.call_at(latest + idle_seconds, self._wake)
+            await self._event.wait()
             self._event.clear()
             # The last poll may have taken what this event announced.
-            is_idle = loop.time() >= deadline
+            is_idle = loop.time() >= latest + idle_seconds
             for index, item in list(self._open.items()):
                 delta = item.poll()
                 if not delta:
                     continue
                 is_idle = False
+                latest = loop.time()
                 if delta.token_ids:
                     self._on_begin()
                 self._on_delta(item, delta)
@@ -144,10 +164,18 @@ class Generations:
                     del self._open[index]
                 yield index, delta
             if is_idle:
+                latest = loop.time()
                 yield None
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._event.set()
 
     def close(self) -> None:
         """Cancel what has not finished. Closing twice is allowed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._on_close is not None:
             on_close, self._on_close = self._on_close, None
-            on_close(not self._open)
+            on_close()

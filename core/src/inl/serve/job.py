@@ -79,6 +79,15 @@ class CallDelta:
     name: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """A prompt and the log-probability of each of its tokens but the first."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprob | None]
+    """One for each token; ``None`` for the first."""
+
+
 @dataclass(slots=True)
 class Delta:
     """What was generated since the last delta."""
@@ -91,6 +100,8 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
     """The string that ended the answer."""
+    prompt: PromptScores | None = None
+    """With the last delta, if the job asks for ``prompt_logprobs``."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -120,6 +131,7 @@ class Answer:
     calls: list[Call] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt: PromptScores | None = None
     finish_reason: FinishReason = "stop"
     stop_string: str | None = None
 
@@ -136,6 +148,33 @@ class Answer:
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_string = delta.stop_string
+            self.prompt = delta.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Times of one completion, in seconds."""
+
+    queue: float
+    """Until its first step."""
+    first_token: float
+    """Until its first token."""
+    total: float
+
+    @property
+    def prefill(self) -> float:
+        """Between the first step and the first token."""
+        return max(self.first_token - self.queue, 0.0)
+
+    @property
+    def decode(self) -> float:
+        """After the first token."""
+        return self.total - self.first_token
+
+    @property
+    def inference(self) -> float:
+        """After the first step."""
+        return max(self.total - self.queue, 0.0)
 
 
 @dataclass(slots=True)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client import generate_latest as text_of
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.metrics import MetricWrapperBase
+
+from inl.serve.collectors import (
+    PREFIX,
+    EventHistograms,
+    ReadTotal,
+    Renamed,
+    Totals,
+)
+from inl.serve.job import Phases
 
 if TYPE_CHECKING:
     from inl.engine.core import StepRecord
@@ -24,30 +33,72 @@ LATENCIES = (
 
 STEP_TOKENS = tuple(float(2**power) for power in range(14))
 
-PREFIX = "inl:"
+MOST_ADMITTED = 1 << 16
+"""Requests whose first step is remembered; far more than can be open."""
+
+M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class Metrics:
-    """Counters and histograms of one server.
+    """Metrics of one server, labelled by model."""
+
+    def __init__(self, *, vllm_names: bool) -> None:
+        self.registry = CollectorRegistry()
+        self._source = CollectorRegistry()
+        prefixes = (PREFIX, "vllm:") if vllm_names else (PREFIX,)
+        self.registry.register(Renamed(self._source, prefixes))
+        self._families: dict[str, MetricWrapperBase] = {}
+        self._totals = Totals()
+        self._source.register(self._totals)
+        self.inter_token = EventHistograms(
+            "inter_token_latency_seconds", "Time between the tokens of a request.",
+            LATENCIES,
+        )  # fmt: skip
+        self._source.register(self.inter_token)
+
+    def of(self, model: str) -> ModelMetrics:
+        """Return the metrics of a model."""
+        return ModelMetrics(self, {"model_name": model, "engine": "0"})
+
+    def text(self) -> bytes:
+        """Return the exposition format of Prometheus."""
+        return text_of(self.registry)
+
+    def family(
+        self, kind: type[M], name: str, text: str, labels: list[str], **options: Any
+    ) -> M:
+        """Return the metric of all models with a name."""
+        if name not in self._families:
+            self._families[name] = kind(
+                PREFIX + name, text, labels, registry=self._source, **options
+            )
+        found = self._families[name]
+        assert isinstance(found, kind), "one kind for each name"
+        return found
+
+    def total(self, name: str, labels: dict[str, str], read: ReadTotal) -> None:
+        """Export a counter whose value is read when it is exported."""
+        self._totals.add(name, labels, read)
+
+
+class ModelMetrics:
+    """Counters and histograms of one model.
 
     Steps are recorded on the thread that steps the engine, all else by the event loop.
     """
 
-    def __init__(self, model: str, *, vllm_names: bool) -> None:
-        self.registry = CollectorRegistry()
-        self._source = CollectorRegistry()
-        self._labels = {"model_name": model, "engine": "0"}
-        prefixes = (PREFIX, "vllm:") if vllm_names else (PREFIX,)
-        self.registry.register(_Renamed(self._source, prefixes))
+    def __init__(self, metrics: Metrics, labels: dict[str, str]) -> None:
+        self._metrics = metrics
+        self._labels = labels
         self._admitted: dict[int, float] = {}
         """Time of the first step of each open request by its id."""
         self._last_token: dict[int, float] = {}
+        self._info: tuple[Any, ...] | None = None
+        """Label values of ``cache_config_info``."""
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "Time from the call to the first token."
         )
-        self.inter_token = self._histogram(
-            "inter_token_latency_seconds", "Time between the tokens of a request."
-        )
+        self.inter_token = metrics.inter_token.of(labels)
         self.per_token = self._histogram(
             "request_time_per_output_token_seconds", "Decoding time per token."
         )
@@ -69,54 +120,55 @@ class Metrics:
         self.queries = self._counter(
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
         )
-        self.success = Counter(
-            PREFIX + "request_success", "Finished requests.",
-            [*self._labels, "finished_reason"], registry=self._source,
+        self.success = metrics.family(
+            Counter, "request_success", "Finished requests.",
+            [*labels, "finished_reason"],
         )  # fmt: skip
 
-    def observe_engine(self, engine: InferenceEngine, admission: Admission) -> None:
-        """Read the gauges from an engine and its admission."""
-        scheduler, labels = engine.core.scheduler, self._labels
-        self._gauge(
-            "num_requests_running", "Requests with a slot.",
-            lambda: len(scheduler.running),
-        )  # fmt: skip
+    def observe(
+        self, admission: Admission, engine: Callable[[], InferenceEngine | None]
+    ) -> None:
+        """Read the gauges from an admission, and from an engine while it is loaded."""
+
+        def read(value: Callable[[InferenceEngine], float]) -> Callable[[], float]:
+            return lambda: 0 if (loaded := engine()) is None else value(loaded)
+
+        running = read(lambda loaded: len(loaded.core.scheduler.running))
+        self._gauge("num_requests_running", "Requests with a slot.", running)
         self._gauge(
             "num_requests_waiting", "Requests that wait for a slot.",
-            lambda: max(admission.open - len(scheduler.running), 0),
+            lambda: max(admission.open - running(), 0),
         )  # fmt: skip
         self._gauge(
             "kv_cache_usage_perc", "Share of the KV cache blocks in use, 0 to 1.",
-            lambda: kv_usage(engine),
+            read(kv_usage),
         )  # fmt: skip
-        cache = engine.config
-        info = Gauge(
-            PREFIX + "cache_config_info", "Settings of the KV cache.",
-            [*labels, "block_size", "num_gpu_blocks", "cache_dtype",
-             "enable_prefix_caching"],
-            registry=self._source,
+        self._gauge(
+            "model_loaded", "1 while the model is loaded.", read(lambda _: 1)
         )  # fmt: skip
-        limits = engine.runner.limits
-        info.labels(
-            **labels,
-            block_size=limits.block_size,
-            num_gpu_blocks=sum(limits.blocks),
-            cache_dtype=cache.kv_dtype,
-            enable_prefix_caching=cache.prefix_cache,
-        ).set(1)
-        self._source.register(
-            _Totals(
-                {
-                    "num_preemptions": lambda: scheduler.preemptions,
-                    "requests_rejected": lambda: admission.rejected,
-                },
-                labels,
-            )
-        )
+        total = self._metrics.total
+        preemptions = read(lambda loaded: loaded.stats.preemptions)
+        total("num_preemptions", self._labels, preemptions)
+        for name, exported in SPECULATED.items():
+            total(exported, self._labels, partial(_speculated, engine, name))
+        total("requests_rejected", self._labels, lambda: admission.rejected)
 
-    def text(self) -> bytes:
-        """Return the exposition format of Prometheus."""
-        return text_of(self.registry)
+    def record_load(self, engine: InferenceEngine) -> None:
+        """Export the settings of the KV cache of an engine that was loaded."""
+        names = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")
+        info = self._metrics.family(
+            Gauge, "cache_config_info", "Settings of the KV cache.",
+            [*self._labels, *names],
+        )  # fmt: skip
+        limits, config = engine.runner.limits, engine.config
+        values = (
+            *self._labels.values(), limits.block_size, sum(limits.blocks),
+            config.kv_dtype, config.prefix_cache,
+        )  # fmt: skip
+        if self._info is not None:
+            info.remove(*self._info)
+        info.labels(*values).set(1)
+        self._info = values
 
     def record_step(self, record: StepRecord) -> None:
         """Record a submitted step."""
@@ -125,6 +177,9 @@ class Metrics:
             now = time.perf_counter()
             for number in record.requests:
                 self._admitted.setdefault(number, now)
+            # Steps in flight may record requests that have ended already.
+            while len(self._admitted) > MOST_ADMITTED:
+                self._admitted.pop(next(iter(self._admitted)), None)
 
     def record_delta(self, item: Generation, delta: Delta) -> None:
         """Record tokens that were generated."""
@@ -138,8 +193,7 @@ class Metrics:
         if last is None:
             self.first_token.observe(item.handle.first_token_seconds)
             return
-        for _ in range(count):
-            self.inter_token.observe((now - last) / count)
+        self.inter_token.observe((now - last) / count, count)
 
     def record_end(self, item: Generation) -> None:
         """Record the end of a request, finished or not."""
@@ -152,75 +206,53 @@ class Metrics:
         self.success.labels(**self._labels, finished_reason=handle.finish_reason).inc()
         if handle.finish_reason == "cancelled" or admitted is None:
             return
-        first, total = handle.first_token_seconds, handle.seconds
         queued = max(admitted - item.submitted, 0.0)
-        self.prompt_tokens.inc(handle.request.prompt_tokens)
+        phases = Phases(queued, handle.first_token_seconds, handle.seconds)
+        item.phases = phases
+        if item.is_first:
+            self.prompt_tokens.inc(handle.request.prompt_tokens)
         self.queries.inc(handle.request.prompt_tokens)
         self.hits.inc(handle.request.cached_tokens)
-        self.end_to_end.observe(total)
-        self.phases["queue"].observe(queued)
-        self.phases["prefill"].observe(max(first - queued, 0.0))
-        self.phases["decode"].observe(total - first)
-        self.phases["inference"].observe(max(total - queued, 0.0))
+        self.end_to_end.observe(phases.total)
+        for name, histogram in self.phases.items():
+            histogram.observe(getattr(phases, name))
         if count > 1:
-            self.per_token.observe((total - first) / (count - 1))
+            self.per_token.observe(phases.decode / (count - 1))
 
     def _histogram(
         self, name: str, text: str, buckets: tuple[float, ...] = LATENCIES
     ) -> Histogram:
-        return Histogram(
-            PREFIX + name, text, list(self._labels), registry=self._source,
-            buckets=buckets,
-        ).labels(**self._labels)  # fmt: skip
+        labels = list(self._labels)
+        family = self._metrics.family(Histogram, name, text, labels, buckets=buckets)
+        return family.labels(**self._labels)
 
     def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(
-            PREFIX + name, text, list(self._labels), registry=self._source
-        )
-        return counter.labels(**self._labels)
+        family = self._metrics.family(Counter, name, text, list(self._labels))
+        return family.labels(**self._labels)
 
     def _gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        gauge = Gauge(PREFIX + name, text, list(self._labels), registry=self._source)
-        gauge.labels(**self._labels).set_function(read)
+        family = self._metrics.family(Gauge, name, text, list(self._labels))
+        family.labels(**self._labels).set_function(read)
+
+
+SPECULATED = {
+    "drafted": "spec_decode_num_draft_tokens",
+    "accepted": "spec_decode_num_accepted_tokens",
+}
+"""Counts of the engine's speculation, and their names."""
+
+
+def _speculated(
+    engine: Callable[[], InferenceEngine | None], name: str
+) -> float | None:
+    """Return a count; ``None`` without speculation."""
+    loaded = engine()
+    if loaded is None or loaded.speculation is None:
+        return None
+    return float(getattr(loaded.speculation, name))
 
 
 def kv_usage(engine: InferenceEngine) -> float:
     """Return the share of KV cache blocks in use, 0 to 1."""
     pools = engine.core.scheduler.kv_cache.pools
     return max(pool.used_blocks / max(pool.blocks - 1, 1) for pool in pools)
-
-
-class _Totals(Collector):
-    """Counters whose values are read when they are exported."""
-
-    def __init__(
-        self, reads: dict[str, Callable[[], int]], labels: dict[str, str]
-    ) -> None:
-        self._reads = reads
-        self._labels = labels
-
-    def collect(self) -> Iterator[Metric]:
-        for name, read in self._reads.items():
-            family = CounterMetricFamily(PREFIX + name, name, labels=list(self._labels))
-            family.add_metric(list(self._labels.values()), read())
-            yield family
-
-
-class _Renamed(Collector):
-    """The metrics of a registry under several prefixes."""
-
-    def __init__(self, source: CollectorRegistry, prefixes: tuple[str, ...]) -> None:
-        self._source = source
-        self._prefixes = prefixes
-
-    def collect(self) -> Iterator[Metric]:
-        for prefix in self._prefixes:
-            for metric in self._source.collect():
-                name = metric.name.replace(PREFIX, prefix, 1)
-                copy = Metric(name, metric.documentation, metric.type)
-                copy.samples = [
-                    sample._replace(name=sample.name.replace(PREFIX, prefix, 1))
-                    for sample in metric.samples
-                    if not sample.name.endswith("_created")
-                ]
-                yield copy

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import inl
+from inl.engine.records import Stats
 from inl.serve.anthropic.messages import CountRequest, conversation_of
 from inl.serve.api_error import ApiError
 from inl.serve.dialect import parse
@@ -29,9 +30,16 @@ from inl.serve.openai.messages import (
 )
 
 if TYPE_CHECKING:
-    from inl.serve.admission import Admission
     from inl.serve.metrics import Metrics
-    from inl.serve.served_model import Models, ServedModel
+    from inl.serve.model_slot import ModelSlot
+    from inl.serve.models import Models
+    from inl.serve.served_model import ServedModel
+
+
+SUMMED = ("server_load", "running", "waiting", "queued_tokens", "rejected")
+"""Values of ``/load`` that are of all models; the others are the default model's."""
+
+NO_STEPS = Stats(0, 0, 0, 0, 0)
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -56,9 +64,8 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 class Operations:
     """Endpoints that generate nothing."""
 
-    def __init__(self, models: Models, admission: Admission, metrics: Metrics) -> None:
+    def __init__(self, models: Models, metrics: Metrics) -> None:
         self._models = models
-        self._admission = admission
         self._metrics = metrics
 
     def routes(self) -> list[Route]:
@@ -84,7 +91,7 @@ class Operations:
 
     async def ready(self, _: Request) -> Response:
         """Return 200 if new requests are accepted, 503 if not."""
-        if self._admission.is_draining:
+        if self._models.is_draining:
             return json_response({"status": "draining"}, 503)
         return json_response({"status": "ready"})
 
@@ -94,25 +101,11 @@ class Operations:
 
     async def load(self, _: Request) -> Response:
         """Return what the server does now."""
-        engine, admission = self._models.default.engine, self._admission
-        running = len(engine.core.scheduler.running)
-        stats = engine.stats
-        body = {
-            "server_load": admission.open,
-            "running": running,
-            "waiting": max(admission.open - running, 0),
-            "queued_tokens": admission.queued_tokens,
-            "rejected": admission.rejected,
-            "drain_rate": admission.drain_rate,
-            "kv_cache_usage": kv_usage(engine),
-            "preemptions": stats.preemptions,
-            "prefix_hit_tokens": stats.prefix_hit_tokens,
-            "computed_tokens": stats.tokens,
-            "steps": stats.steps,
-            "context": engine.context,
-            "device": str(engine.device),
-        }
-        return json_response(body)
+        loads = {slot.name: _load_of(slot) for slot in self._models}
+        body = dict(loads[self._models.default.name])
+        for name in SUMMED:
+            body[name] = sum(load[name] for load in loads.values())
+        return json_response({**body, "models": loads})
 
     async def metrics(self, _: Request) -> Response:
         """Return Prometheus metrics."""
@@ -132,30 +125,32 @@ class Operations:
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text or a conversation."""
         fields = parse(await read_body(request.receive), TokenizeRequest)
-        model = self._models.find(fields.model)
-        ids = await asyncio.to_thread(_tokenize, model, fields)
-        body: dict[str, Any] = {
-            "tokens": ids,
-            "count": len(ids),
-            "max_model_len": model.engine.context,
-        }
-        if fields.return_token_strs:
-            body["token_strs"] = [model.token_bytes(each).decode("utf-8", "replace")
-                                  for each in ids]  # fmt: skip
+        async with self._models.find(fields.model).lease() as model:
+            ids = await asyncio.to_thread(_tokenize, model, fields)
+            body: dict[str, Any] = {
+                "tokens": ids,
+                "count": len(ids),
+                "max_model_len": model.engine.context,
+            }
+            if fields.return_token_strs:
+                texts = map(model.token_bytes, ids)
+                body["token_strs"] = [text.decode("utf-8", "replace") for text in texts]
         return json_response(body)
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""
         fields = parse(await read_body(request.receive), DetokenizeRequest)
-        tokenizer = self._models.find(fields.model).engine.tokenizer
-        text = await asyncio.to_thread(tokenizer.decode, fields.tokens, False)
+        async with self._models.find(fields.model).lease() as model:
+            tokenizer = model.engine.tokenizer
+            text = await asyncio.to_thread(tokenizer.decode, fields.tokens, False)
         return json_response({"prompt": text})
 
     async def count_tokens(self, request: Request) -> Response:
         """Return the number of tokens of a conversation."""
         fields = parse(await read_body(request.receive), CountRequest)
-        model, conversation = self._models.find(fields.model), conversation_of(fields)
-        ids = await asyncio.to_thread(model.encode, conversation)
+        slot, conversation = self._models.find(fields.model), conversation_of(fields)
+        async with slot.lease() as model:
+            ids = await asyncio.to_thread(model.encode, conversation)
         return json_response({"input_tokens": len(ids)})
 
     async def embeddings(self, _: Request) -> Response:
@@ -186,13 +181,37 @@ def _tokenize(model: ServedModel, fields: TokenizeRequest) -> list[int]:
     )
 
 
-def _model_body(model: ServedModel) -> dict[str, Any]:
+def _model_body(slot: ModelSlot) -> dict[str, Any]:
+    engine = slot.engine
     return {
-        "id": model.name,
+        "id": slot.name,
         "object": "model",
-        "created": model.created,
+        "created": slot.created,
         "owned_by": "inl",
-        "max_model_len": model.engine.context,
+        "max_model_len": engine and engine.context,
+        "is_loaded": engine is not None,
+    }
+
+
+def _load_of(slot: ModelSlot) -> dict[str, Any]:
+    """Return what a model does now."""
+    engine, admission = slot.engine, slot.admission
+    stats = NO_STEPS if engine is None else engine.stats
+    running = 0 if engine is None else len(engine.core.scheduler.running)
+    return {
+        "server_load": admission.open,
+        "running": running,
+        "waiting": max(admission.open - running, 0),
+        "queued_tokens": admission.queued_tokens,
+        "rejected": admission.rejected,
+        "drain_rate": admission.drain_rate,
+        "kv_cache_usage": 0.0 if engine is None else kv_usage(engine),
+        "preemptions": stats.preemptions,
+        "prefix_hit_tokens": stats.prefix_hit_tokens,
+        "computed_tokens": stats.tokens,
+        "steps": stats.steps,
+        "context": engine and engine.context,
+        "device": engine and str(engine.device),
     }
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from inl.serve.job import Usage
+from inl.serve.job import Phases, Usage
 
 log = logging.getLogger("inl.serve.access")
 
@@ -18,11 +18,16 @@ class Record:
 
     def __init__(self, number: str, method: str, path: str) -> None:
         self.number = number
+        self.method = method
+        self.path = path
+        self.model: str | None = None
         self.status = 0
+        self.seconds = 0.0
+        """Time from the request to its end, once it is finished."""
         self.usage: Usage | None = None
         self.reasons: Sequence[str] = ()
-        self._method = method
-        self._path = path
+        self.phases: Phases | None = None
+        """Times of the first completion."""
         self._started = time.perf_counter()
         self._first: float | None = None
 
@@ -31,15 +36,18 @@ class Record:
         if self._first is None:
             self._first = time.perf_counter() - self._started
 
+    def finish(self) -> None:
+        """Record the end of the request."""
+        self.seconds = time.perf_counter() - self._started
+
     def write(self) -> None:
-        """Log the request as one JSON object."""
-        seconds = time.perf_counter() - self._started
+        """Log the finished request as one JSON object."""
         fields: dict[str, Any] = {
             "request": self.number,
-            "method": self._method,
-            "path": self._path,
+            "method": self.method,
+            "path": self.path,
             "status": self.status,
-            "seconds": round(seconds, 4),
+            "seconds": round(self.seconds, 4),
         }
         if self._first is not None:
             fields["first_token_seconds"] = round(self._first, 4)

@@ -1,17 +1,16 @@
-"""A model that a server offers: its engine, its prompts and its open requests."""
+"""A loaded model: its engine, its prompts and its open requests."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from inl.engine.options import GenerationOptions
 from inl.errors import RequestError
-from inl.serve.api_error import ApiError, as_api_error
+from inl.serve.api_error import as_api_error
 from inl.serve.generations import Generation, Generations
 from inl.serve.generic_tools import with_tools
 from inl.serve.job import Conversation, Job, Prompt
@@ -25,21 +24,19 @@ from inl.text.measure import check_length
 if TYPE_CHECKING:
     from inl.engine.inference_engine import InferenceEngine
     from inl.serve.admission import Admission, Ticket
-    from inl.serve.metrics import Metrics
+    from inl.serve.metrics import ModelMetrics
 
 TAIL = 64
 """Tokens at the end of a prompt that may begin the reasoning."""
 
 
 class ServedModel:
-    """One engine behind one name."""
+    """One engine, and what its model needs to serve requests."""
 
     def __init__(
-        self, name: str, engine: InferenceEngine, admission: Admission, metrics: Metrics
+        self, engine: InferenceEngine, admission: Admission, metrics: ModelMetrics
     ) -> None:
-        self.name = name
         self.engine = engine
-        self.created = int(time.time())
         self._admission = admission
         self._metrics = metrics
         self._wakeups: Wakeups | None = None
@@ -86,9 +83,8 @@ class ServedModel:
             **variables,
         )
 
-    async def start(self, job: Job, client: str) -> Generations:
-        """Admit a job and submit its prompts; raises :class:`ApiError`."""
-        ticket = self._admission.enter(client, job.completions)
+    async def start(self, job: Job, client: str, ticket: Ticket) -> Generations:
+        """Submit the prompts of an admitted job; raises :class:`ApiError`."""
         started: list[Generation] = []
         try:
             # A long text takes a while to encode.
@@ -99,16 +95,16 @@ class ServedModel:
             await self._call(submit, in_thread=self._has_structure(job))
         except BaseException as error:
             self._cancel(started)
-            self._admission.leave(ticket, finished=False)
             if isinstance(error, Exception):
                 raise as_api_error(error) from error
             raise
         return Generations(
             started,
             event,
+            token_text=self.token_bytes,
             on_begin=partial(self._admission.begun, ticket),
             on_delta=self._metrics.record_delta,
-            on_close=partial(self._close, started, ticket),
+            on_close=partial(self._close, started),
         )
 
     async def _call(self, submit: Callable[[], object], *, in_thread: bool) -> None:
@@ -142,9 +138,8 @@ class ServedModel:
     ) -> None:
         for prompt, ids in zip(job.prompts, prompts, strict=True):
             options = self._options(job, prompt)
-            options["key"] = client
-            for number in range(job.count):
-                started.append(self._submit(options, prompt, ids, number, event))
+            options["key"], options["n"] = client, job.count
+            started += self._submit(options, prompt, ids, event)
 
     def _encode_all(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
         return [tuple(self.encode(prompt)) for prompt in prompts]
@@ -154,17 +149,16 @@ class ServedModel:
         options: GenerationOptions,
         prompt: Prompt,
         ids: Sequence[int],
-        number: int,
         event: asyncio.Event,
-    ) -> Generation:
+    ) -> list[Generation]:
         assert self._wakeups is not None, "made by the caller"
-        seed = options.get("seed")
-        if seed is not None and number:
-            options = {**options, "seed": seed + number}
         listener = partial(self._wakeups.wake, event)
         handle = self.engine.start(ids, listener=listener, **options)
-        parser, stop = self._parser(prompt, ids), partial(self._stop, options)
-        return Generation(handle, parser, stop, is_first=number == 0)
+        stop = partial(self._stop, options)
+        return [
+            Generation(sample, self._parser(prompt, ids), stop, first=handle)
+            for sample in handle.samples
+        ]
 
     def _options(self, job: Job, prompt: Prompt) -> GenerationOptions:
         """Return the options of a prompt, with the structure of its output."""
@@ -208,9 +202,8 @@ class ServedModel:
         ends = [(text.find(each) + len(each), each) for each in strings if each in text]
         return min(ends)[1] if ends else None
 
-    def _close(self, started: list[Generation], ticket: Ticket, finished: bool) -> None:
+    def _close(self, started: list[Generation]) -> None:
         self._cancel(started)
-        self._admission.leave(ticket, finished=finished)
         for item in started:
             self._metrics.record_end(item)
 
@@ -222,27 +215,3 @@ class ServedModel:
 
 def _is_forced(conversation: Conversation) -> bool:
     return conversation.tool_choice not in ("auto", "none")
-
-
-class Models:
-    """The models of a server, by name."""
-
-    def __init__(self, model: ServedModel) -> None:
-        self._models = {model.name: model}
-        self.default = model
-
-    def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._models.values())
-
-    def find(self, name: str | None) -> ServedModel:
-        """Return a model; ``None`` is the default. Raises :class:`ApiError` 404."""
-        if name is None:
-            return self.default
-        if name not in self._models:
-            raise ApiError(
-                404,
-                f"model: found {name!r:.80}, this server has {', '.join(self._models)}",
-                param="model",
-                code="model_not_found",
-            )
-        return self._models[name]

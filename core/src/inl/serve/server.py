@@ -6,56 +6,53 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import uvicorn
 
 from inl.errors import RequestError
-from inl.serve.admission import Admission
 from inl.serve.app import make_app
 from inl.serve.metrics import Metrics
-from inl.serve.served_model import Models, ServedModel
+from inl.serve.models import Models
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from inl.config import EngineConfig
-    from inl.engine.inference_engine import InferenceEngine
+    from inl.serve.model_slot import ModelSource
     from inl.serve.settings import ServerConfig
+    from inl.serve.tracing import Tracing
 
 BACKLOG = 2048
 
 
 class Server:
-    """One engine behind an HTTP server.
+    """Models behind an HTTP server; a context manager that unloads them.
 
-    name: of the model in requests. metrics: its ``record_step`` is the engine's
-    ``on_step``.
+    A single model is loaded here, which raises the engine's errors; several ones are
+    loaded when requests ask for them. max_batch: requests that each model computes at
+    the same time. tracing: closed by the server.
     """
 
     def __init__(
         self,
-        name: str,
-        engine: InferenceEngine,
+        sources: Sequence[ModelSource],
         config: ServerConfig,
-        metrics: Metrics,
+        *,
+        max_batch: int,
+        tracing: Tracing | None = None,
     ) -> None:
         self.config = config
-        self.admission = Admission(
-            max_running=engine.config.max_batch,
-            max_queue=config.max_queue,
-            max_queued_tokens=config.max_queued_tokens,
-            max_per_client=config.max_per_key,
-        )
-        metrics.observe_engine(engine, self.admission)
-        model = ServedModel(name, engine, self.admission, metrics)
-        model.warm_up()
-        models = Models(model)
-        self.app = make_app(models, self.admission, metrics, config)
+        self._tracing = tracing
+        metrics = Metrics(vllm_names=config.vllm_metrics)
+        self.models = Models(sources, config, metrics, max_batch=max_batch)
+        if len(self.models) == 1:
+            self.models.default.load()
+        self.app = make_app(self.models, metrics, config, tracing)
         """The ASGI application."""
-        self.description = f"{name} on {engine.device}"
+        self.description = ", ".join(slot.name for slot in self.models)
         settings = uvicorn.Config(
             self.app,
             host=config.host,
@@ -93,6 +90,19 @@ class Server:
             started(self.url)
         await serving
 
+    def close(self) -> None:
+        """Unload all models. Closing twice is allowed."""
+        self.models.close()
+        if self._tracing is not None:
+            self._tracing.close()
+            self._tracing = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @property
     def url(self) -> str:
         """The address, once connections are accepted."""
@@ -107,7 +117,7 @@ class Server:
         """
         if self._server.should_exit:
             self._server.force_exit = True
-        self.admission.is_draining = True
+        self.models.drain()
         self._server.should_exit = True
 
 

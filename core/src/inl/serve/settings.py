@@ -42,6 +42,8 @@ class ServerConfig:
     """TLS certificate file."""
     private_key: str | None = None
     """Key file of the TLS certificate."""
+    idle_unload: float | None = None
+    """Seconds without requests after which a model is unloaded; ``None`` keeps it."""
     vllm_metrics: bool = True
     """Whether metrics are exported under vLLM's names too."""
 
@@ -51,6 +53,10 @@ class ServerConfig:
                 raise RequestError(
                     f"{name}: found {getattr(self, name)}, accepts 0 and above"
                 )
+        if self.idle_unload is not None and not self.idle_unload > 0:
+            raise RequestError(
+                f"idle unload: found {self.idle_unload}, accepts seconds above 0"
+            )
         if self.private_key is not None and self.certificate is None:
             raise RequestError("private key: found no certificate; pass both files")
         if any(not key for key in self.api_keys):

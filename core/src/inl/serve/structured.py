@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
+
+from inl.guidance.grammars import library
 from inl.serve.api_error import unsupported
 from inl.serve.job import Tool
 from inl.serve.markup import CallMarkup
@@ -38,9 +42,12 @@ def structure_of(
         if not isinstance(schema, Mapping | bool):
             raise unsupported("response_format", "needs json_schema.schema")
         return {"json_schema": schema}
+    if kind == "structural_tag":
+        return structural_tag(response_format, "response_format")
     raise unsupported(
         "response_format",
-        f"found type {kind!r:.40}, accepts text, json_object and json_schema",
+        f"found type {kind!r:.40}, accepts text, json_object, json_schema and "
+        "structural_tag",
     )
 
 
@@ -50,14 +57,53 @@ def _outputs(fields: Mapping[str, Any]) -> dict[str, Any]:
         raise unsupported(
             "structured_outputs",
             f"found {', '.join(given) or 'no field'}, accepts one of "
-            f"{', '.join([*FIELDS, 'json_object'])}",
+            f"{', '.join([*FIELDS, 'json_object', 'structural_tag'])}",
         )
     ((name, value),) = given.items()
     if name == "json_object" and value is True:
         return {"json_schema": ANY_OBJECT}
+    if name == "structural_tag":
+        return structural_tag(value, "structured_outputs.structural_tag")
     if name not in FIELDS:
         raise unsupported(f"structured_outputs.{name}", "is not supported")
     return {FIELDS[name]: value}
+
+
+class TaggedStructure(msgspec.Struct):
+    """Text between two marks that matches a JSON schema."""
+
+    begin: Annotated[str, Meta(min_length=1)]
+    schema: dict[str, Any]
+    end: str
+
+
+class StructuralTag(msgspec.Struct):
+    """Free text with tagged parts, each of which begins with one of the triggers."""
+
+    structures: Annotated[list[TaggedStructure], Meta(min_length=1)]
+    triggers: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
+
+
+def structural_tag(value: Any, field: str) -> dict[str, Any]:
+    """Return the structure of free text with tagged parts; raises :class:`ApiError`."""
+    try:
+        if isinstance(value, str):
+            value = msgspec.json.decode(value)
+        tag = msgspec.convert(value, StructuralTag)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise unsupported(
+            field, f"{error}; accepts structures of begin, schema and end, and triggers"
+        ) from error
+    make = library().StructTag
+    tags = []
+    for part in tag.structures:
+        starts = [each for each in tag.triggers if part.begin.startswith(each)]
+        if not starts:
+            raise unsupported(field, f"begin {part.begin!r:.40} has no trigger")
+        tags.append(
+            make(trigger=starts[0], begin=part.begin, grammar=part.schema, end=part.end)
+        )
+    return {"lark": make.to_grammar(tags, assume_special=False)}
 
 
 def forced_call(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
+import selectors
 import subprocess
 import sys
 import threading
@@ -130,9 +130,10 @@ class ChatTemplate:
                 ) from error
             source = json.dumps(self.source)
             self._text_of(process.request(source, START_SECONDS))
-        text = self._text_of(process.request(request, SECONDS))
-        self._process = process
-        return text
+        reply = process.request(request, SECONDS)
+        if reply is not None:
+            self._process = process
+        return self._text_of(reply)
 
     def _text_of(self, reply: Mapping[str, Any] | None) -> str:
         """Return the text of a reply; raises for an error."""
@@ -185,7 +186,7 @@ class _Process:
         parts, output = [b""], _pipe(self._child.stdout)
         while not parts[-1].endswith(b"\n"):
             left = max(deadline - time.monotonic(), 0)
-            if not select.select([output], [], [], left)[0]:
+            if not _is_readable(output, left):
                 self._child.kill()
             parts.append(output.read(CHUNK))
             if not parts[-1]:
@@ -209,6 +210,13 @@ class _Process:
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     assert pipe is not None  # Popen was called with PIPE
     return pipe
+
+
+def _is_readable(pipe: IO[bytes], seconds: float) -> bool:
+    """Wait until a pipe has data or has ended; not limited to 1024 open files."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

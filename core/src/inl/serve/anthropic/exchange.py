@@ -9,10 +9,9 @@ import msgspec
 
 from inl.serve.anthropic.messages import MessagesRequest, job_of
 from inl.serve.api_error import ApiError
-from inl.serve.dialect import ReadUsage, parse
+from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
 from inl.serve.event_stream import event
 from inl.serve.job import Answer, Delta, Usage
-from inl.serve.openai.usage import TokenText
 
 STOP_REASONS = {
     "stop": "end_turn",
@@ -40,7 +39,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 class MessagesExchange:
     """One answer to a conversation."""
 
-    def __init__(self, body: bytes, number: str, model: str, _: TokenText) -> None:
+    def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, MessagesRequest)
         self.job = job_of(request)
         self._head = {
@@ -51,6 +50,7 @@ class MessagesExchange:
             "container": None,
         }
         self._blocks = _Blocks()
+        self.token_text: TokenText = no_token_text
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
@@ -105,11 +105,13 @@ def _content(answer: Answer) -> list[dict[str, Any]]:
     if answer.content or not (answer.calls or answer.reasoning):
         blocks.append({**_EMPTY, "text": answer.content})
     for call in answer.calls:
-        arguments = _input(call.arguments)
-        blocks.append(
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
-        )
+        blocks.append(_tool_use(call.id, call.name, _input(call.arguments)))
     return blocks
+
+
+def _tool_use(call: str, name: str, arguments: Any) -> dict[str, Any]:
+    block = {"type": "tool_use", "id": call, "name": name, "input": arguments}
+    return {**block, "caller": {"type": "direct"}}
 
 
 def _input(arguments: str) -> Any:
@@ -140,8 +142,8 @@ class _Blocks:
             parts.append(self._delta("text_delta", "text", delta.content))
         for part in delta.calls:
             if part.name is not None:
-                start = {"type": "tool_use", "id": part.id or "", "name": part.name}
-                parts.append(self._open(f"call {part.index}", {**start, "input": {}}))
+                start = _tool_use(part.id or "", part.name, {})
+                parts.append(self._open(f"call {part.index}", start))
             if part.arguments:
                 fields = ("input_json_delta", "partial_json", part.arguments)
                 parts.append(self._delta(*fields))

@@ -12,13 +12,7 @@ from msgspec import Meta
 from inl.engine.options import GenerationOptions
 from inl.serve.api_error import ApiError, unsupported
 from inl.serve.job import Conversation, Job, Tool
-from inl.serve.openai.fields import (
-    LEAST_TOP_P,
-    Count,
-    StopString,
-    TopK,
-    TopP,
-)
+from inl.serve.sampling import Count, StopString, TopK, TopP, sampling_options
 from inl.serve.structured import structure_of
 
 BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
@@ -103,14 +97,10 @@ class MessagesRequest(CountRequest, kw_only=True, forbid_unknown_fields=True):
 def job_of(request: MessagesRequest) -> Job:
     """Return the job of a request; raises :class:`ApiError`."""
     options: GenerationOptions = {
+        **sampling_options(request),
         "max_tokens": request.max_tokens,
-        "temperature": 1.0 if request.temperature is None else request.temperature,
         "stop": request.stop_sequences or None,
     }
-    if request.top_p is not None:
-        options["top_p"] = max(request.top_p, LEAST_TOP_P)
-    if request.top_k is not None:
-        options["top_k"] = max(request.top_k, 0)
     return Job(
         model=request.model,
         prompts=[conversation_of(request)],

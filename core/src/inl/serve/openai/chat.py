@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from inl.serve.api_error import ApiError, unsupported
-from inl.serve.dialect import ReadUsage, parse
-from inl.serve.event_stream import DONE, event
+from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
 from inl.serve.job import Answer, CallDelta, Conversation, Delta, Job, Usage
+from inl.serve.openai.chunks import Chunks
 from inl.serve.openai.fields import (
     FINISH_REASONS,
-    Count,
     GenerationFields,
+    TopLogprobs,
     check_stream_options,
     options_of,
 )
@@ -27,7 +27,8 @@ from inl.serve.openai.messages import (
     template_messages,
     tools_of,
 )
-from inl.serve.openai.usage import TokenText, chat_logprobs, usage_body
+from inl.serve.openai.usage import chat_logprobs, prompt_logprobs, usage_body
+from inl.serve.sampling import Count
 from inl.serve.structured import structure_of
 
 
@@ -37,7 +38,7 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = False
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: list[ToolSchema] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -85,9 +86,9 @@ def conversation_of(request: ChatRequest) -> Conversation:
 class ChatExchange:
     """A chat completion."""
 
-    def __init__(self, body: bytes, number: str, model: str, text: TokenText) -> None:
+    def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, ChatRequest)
-        self._options = check_stream_options(request)
+        stream_options = check_stream_options(request)
         options = options_of(request)
         if request.max_completion_tokens is not None:
             options["max_tokens"] = request.max_completion_tokens
@@ -105,12 +106,14 @@ class ChatExchange:
         )
         self._has_logprobs = bool(request.logprobs)
         self._has_token_ids = request.return_token_ids
-        self._text = text
+        self.token_text: TokenText = no_token_text
         self._head = {
             "id": f"chatcmpl-{number}",
             "created": int(time.time()),
             "model": request.model or model,
         }
+        head = {**self._head, "object": "chat.completion.chunk"}
+        self._chunks = Chunks(head, stream_options)
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
@@ -119,7 +122,14 @@ class ChatExchange:
             "object": "chat.completion",
             "choices": [self._choice(*each) for each in enumerate(answers)],
             "usage": usage_body(usage),
+            **self._prompt_logprobs(answers[0]),
         }
+
+    def _prompt_logprobs(self, answer: Answer) -> dict[str, Any]:
+        if answer.prompt is None:
+            return {}
+        scores = answer.prompt.logprobs
+        return {"prompt_logprobs": prompt_logprobs(scores, self.token_text)}
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
         message: dict[str, Any] = {
@@ -152,7 +162,10 @@ class ChatExchange:
     def _logprobs(self, part: Answer | Delta) -> dict[str, Any] | None:
         if not self._has_logprobs:
             return None
-        return {"content": chat_logprobs(part.logprobs, self._text), "refusal": None}
+        return {
+            "content": chat_logprobs(part.logprobs, self.token_text),
+            "refusal": None,
+        }
 
     def opening(self, usage: Usage) -> bytes:
         """Return a chunk with the role for each completion."""
@@ -195,24 +208,16 @@ class ChatExchange:
             "finish_reason": reason,
             **(extra or {}),
         }
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
-        if self._options.continuous_usage_stats:
-            chunk["usage"] = usage_body(usage())
-        elif self._options.include_usage:
-            chunk["usage"] = None
-        return event(chunk)
+        return self._chunks.chunk(choice, usage)
 
     def closing(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         """Return the usage, if it was asked for, and the end mark."""
         del answers
-        if not self._options.include_usage:
-            return DONE
-        chunk = {**self._head, "object": "chat.completion.chunk", "choices": []}
-        return event({**chunk, "usage": usage_body(usage)}) + DONE
+        return self._chunks.closing(usage)
 
     def failure(self, error: ApiError) -> bytes:
         """Return an error in mid-stream."""
-        return event(error.openai()) + DONE
+        return self._chunks.failure(error)
 
 
 def _call_delta(part: CallDelta) -> dict[str, Any]:

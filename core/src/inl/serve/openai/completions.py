@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
 from inl.serve.api_error import ApiError, unsupported
-from inl.serve.dialect import ReadUsage, parse
-from inl.serve.event_stream import DONE, event
+from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
 from inl.serve.job import Answer, Delta, Job, Usage
+from inl.serve.openai.chunks import Chunks
 from inl.serve.openai.fields import (
     FINISH_REASONS,
     GenerationFields,
     TokenId,
+    TopLogprobs,
     check_stream_options,
     options_of,
 )
-from inl.serve.openai.usage import TokenText, completion_logprobs, usage_body
+from inl.serve.openai.usage import completion_logprobs, prompt_logprobs, usage_body
 from inl.serve.structured import structure_of
+
+if TYPE_CHECKING:
+    from inl.scheduling.sampling_params import TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for text completions."""
@@ -34,7 +38,7 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
     """Body of a text completion."""
 
     prompt: Text | Annotated[list[str | TokenId | Tokens], Many]
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: TopLogprobs | None = None
     echo: bool | None = False
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -60,14 +64,17 @@ def prompts_of(
 class CompletionExchange:
     """A text completion, of one or several prompts."""
 
-    def __init__(self, body: bytes, number: str, model: str, text: TokenText) -> None:
+    def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, CompletionRequest)
-        self._stream_options = check_stream_options(request)
+        stream_options = check_stream_options(request)
         options = options_of(request)
         options["max_tokens"] = request.max_tokens or DEFAULT_MAX_TOKENS
         options["logprobs"] = request.logprobs
         if request.echo and request.logprobs is not None:
-            raise unsupported("echo", "is not supported together with logprobs")
+            if request.stream:
+                raise unsupported("echo", "with logprobs is not supported in a stream")
+            options["prompt_logprobs"] = request.logprobs
+        self._has_prompt_logprobs = request.prompt_logprobs is not None
         self.job = Job(
             model=request.model,
             prompts=prompts_of(request.prompt),
@@ -79,7 +86,7 @@ class CompletionExchange:
         self._echo = bool(request.echo)
         self._has_logprobs = request.logprobs is not None
         self._has_token_ids = request.return_token_ids
-        self._text = text
+        self.token_text: TokenText = no_token_text
         self._offsets = [0] * self.job.completions
         self._head = {
             "id": f"cmpl-{number}",
@@ -87,6 +94,7 @@ class CompletionExchange:
             "created": int(time.time()),
             "model": request.model or model,
         }
+        self._chunks = Chunks(self._head, stream_options)
 
     def body(self, answers: Sequence[Answer], usage: Usage) -> Any:
         """Return the whole response."""
@@ -102,7 +110,7 @@ class CompletionExchange:
             return ""
         prompt = self.job.prompts[index // self.job.count]
         if isinstance(prompt, list):
-            return b"".join(map(self._text, prompt)).decode("utf-8", "replace")
+            return b"".join(map(self.token_text, prompt)).decode("utf-8", "replace")
         assert isinstance(prompt, str), "conversations are not completed here"
         return prompt
 
@@ -115,14 +123,24 @@ class CompletionExchange:
             "finish_reason": reason and FINISH_REASONS[reason],
         }
         if self._has_logprobs:
-            logprobs = completion_logprobs(
-                part.logprobs, self._text, self._offsets[index]
-            )
-            choice["logprobs"] = logprobs
-            self._offsets[index] += sum(map(len, logprobs["tokens"]))
+            choice["logprobs"] = self._logprobs(index, part)
+        if self._has_prompt_logprobs and part.prompt is not None:
+            scores = part.prompt.logprobs
+            choice["prompt_logprobs"] = prompt_logprobs(scores, self.token_text)
         if self._has_token_ids:
             choice["token_ids"] = part.token_ids
         return choice
+
+    def _logprobs(self, index: int, part: Answer | Delta) -> dict[str, Any]:
+        scores: list[TokenLogprob | int] = list(part.logprobs)
+        if self._echo and part.prompt is not None:
+            first, *others = part.prompt.token_ids
+            known = [each for each in part.prompt.logprobs if each is not None]
+            assert len(known) == len(others), "of all tokens but the first"
+            scores = [first, *known, *scores]
+        found = completion_logprobs(scores, self.token_text, self._offsets[index])
+        self._offsets[index] += sum(map(len, found["tokens"]))
+        return found
 
     def opening(self, usage: Usage) -> bytes:
         """Return the prompts, if they are part of the completions."""
@@ -140,20 +158,13 @@ class CompletionExchange:
         return self._chunk(index, delta.content, delta, usage)
 
     def _chunk(self, index: int, text: str, delta: Delta, usage: ReadUsage) -> bytes:
-        chunk = {**self._head, "choices": [self._choice(index, text, delta)]}
-        if self._stream_options.continuous_usage_stats:
-            chunk["usage"] = usage_body(usage())
-        elif self._stream_options.include_usage:
-            chunk["usage"] = None
-        return event(chunk)
+        return self._chunks.chunk(self._choice(index, text, delta), usage)
 
     def closing(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         """Return the usage, if it was asked for, and the end mark."""
         del answers
-        if not self._stream_options.include_usage:
-            return DONE
-        return event({**self._head, "choices": [], "usage": usage_body(usage)}) + DONE
+        return self._chunks.closing(usage)
 
     def failure(self, error: ApiError) -> bytes:
         """Return an error in mid-stream."""
-        return event(error.openai()) + DONE
+        return self._chunks.failure(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -9,21 +10,23 @@ from msgspec import Meta
 
 from inl.engine.options import GenerationOptions
 from inl.serve.api_error import unsupported
+from inl.serve.sampling import (
+    Count,
+    StopString,
+    Temperature,
+    TopK,
+    TopP,
+    sampling_options,
+)
 
-Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-StopString = Annotated[str, Meta(min_length=1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-1e9, le=1e9)]
-Temperature = Annotated[float, Meta(ge=0, le=1e6)]
-TopP = Annotated[float, Meta(gt=0, le=1)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
 Repetition = Annotated[float, Meta(ge=0.01, le=100)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Completions = Annotated[int, Meta(ge=1, le=128)]
-TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-
-LEAST_TOP_P = 1e-6
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,7 +52,12 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     frequency_penalty: Penalty | None = None
     logit_bias: dict[TokenId, Bias] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    bad_words: list[StopString] | None = None
     seed: Seed | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
+    timeout_seconds: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     stop: StopString | list[StopString] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool = False
@@ -66,10 +74,10 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 
 def options_of(fields: GenerationFields) -> GenerationOptions:
-    """Return the engine's options; OpenAI's default temperature is 1."""
+    """Return the engine's options; raises :class:`ApiError`."""
     options: GenerationOptions = {
+        **sampling_options(fields),
         "max_tokens": fields.max_tokens,
-        "temperature": 1.0 if fields.temperature is None else fields.temperature,
         "seed": fields.seed,
         "stop": fields.stop,
         "stop_ids": fields.stop_token_ids or (),
@@ -77,11 +85,16 @@ def options_of(fields: GenerationFields) -> GenerationOptions:
         "cache_salt": fields.cache_salt,
         "logit_bias": fields.logit_bias,
         "allowed_token_ids": fields.allowed_token_ids,
+        "min_tokens": fields.min_tokens or 0,
+        "bad_words": fields.bad_words or (),
+        "prompt_logprobs": fields.prompt_logprobs,
+        # Lower values start first, as in vLLM.
+        "priority": -(fields.priority or 0),
     }
-    if fields.top_p is not None:
-        options["top_p"] = max(fields.top_p, LEAST_TOP_P)
-    if fields.top_k is not None:
-        options["top_k"] = max(fields.top_k, 0)  # -1 disables it in other servers
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise unsupported("prompt_logprobs", "is not supported together with stream")
+    if fields.timeout_seconds is not None:
+        options["deadline"] = time.time() + fields.timeout_seconds
     if fields.min_p is not None:
         options["min_p"] = fields.min_p
     if fields.repetition_penalty is not None:

@@ -11,7 +11,6 @@ from msgspec import Meta
 from inl.engine.options import GenerationOptions
 from inl.serve.api_error import ApiError, unsupported
 from inl.serve.job import Conversation, Job, Tool
-from inl.serve.openai.fields import LEAST_TOP_P, Count, Temperature, TopK, TopP
 from inl.serve.openai.messages import (
     ContentPart,
     FunctionCall,
@@ -19,6 +18,7 @@ from inl.serve.openai.messages import (
     ToolCall,
     template_messages,
 )
+from inl.serve.sampling import Count, Temperature, TopK, TopP, sampling_options
 from inl.serve.structured import structure_of
 
 
@@ -108,15 +108,10 @@ def job_of(request: ResponsesRequest) -> Job:
             raise unsupported(name, "no responses are stored; send the whole input")
     if request.background:
         raise unsupported("background", "is not supported; use stream")
-    temperature = request.temperature
     options: GenerationOptions = {
+        **sampling_options(request),
         "max_tokens": request.max_output_tokens,
-        "temperature": 1.0 if temperature is None else temperature,
     }
-    if request.top_p is not None:
-        options["top_p"] = max(request.top_p, LEAST_TOP_P)
-    if request.top_k is not None:
-        options["top_k"] = max(request.top_k, 0)
     if request.top_logprobs or has_logprobs(request):
         options["logprobs"] = request.top_logprobs or 0
     return Job(

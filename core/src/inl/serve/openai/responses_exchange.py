@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from inl.serve.api_error import ApiError
-from inl.serve.dialect import ReadUsage, parse
+from inl.serve.dialect import ReadUsage, TokenText, no_token_text, parse
 from inl.serve.event_stream import event
 from inl.serve.job import Answer, Delta, Usage
 from inl.serve.openai.responses import ResponsesRequest, job_of
-from inl.serve.openai.usage import TokenText, chat_logprobs
+from inl.serve.openai.usage import chat_logprobs
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
@@ -29,13 +29,13 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 class ResponsesExchange:
     """One response: reasoning, a message and calls, each an item of its output."""
 
-    def __init__(self, body: bytes, number: str, model: str, text: TokenText) -> None:
+    def __init__(self, body: bytes, number: str, model: str) -> None:
         request = parse(body, ResponsesRequest)
         self.job = job_of(request)
         self._request = request
         self._number = number
         self._model = request.model or model
-        self._text = text
+        self.token_text: TokenText = no_token_text
         self._created = int(time.time())
         self._sequence = itertools.count()
         self._items: list[_Item] = []
@@ -72,7 +72,7 @@ class ResponsesExchange:
             item.logprobs += self._logprobs(delta)
 
     def _logprobs(self, delta: Delta) -> list[dict[str, Any]]:
-        return chat_logprobs(delta.logprobs, self._text)
+        return chat_logprobs(delta.logprobs, self.token_text)
 
     def _start(self, kind: str, call: str = "", name: str = "") -> _Item:
         item = _Item(kind, f"{self._number}{len(self._items)}", call, name)

@@ -50,6 +50,7 @@ function request() {
   const system = element("system").value.trim();
   const start = system ? [{ role: "system", content: system }] : [];
   return {
+    model: element("model").value || undefined,
     messages: [...start, ...messages],
     temperature: number("temperature"),
     top_p: number("top_p"),
@@ -226,6 +227,8 @@ function parse(text) {
     const found = line.match(/^inl:(\w+)(?:\{(.*)\})? (\S+)$/);
     if (!found) continue;
     const [, name, labels, value] = found;
+    const model = (labels || "").match(/model_name="((?:[^"\\]|\\.)*)"/);
+    if (model && model[1].replace(/\\(.)/g, "$1") !== element("model").value) continue;
     const bound = (labels || "").match(/le="([^"]+)"/);
     if (bound) {
       const list = (values.buckets[name.replace(/_bucket$/, "")] ||= []);
@@ -260,7 +263,7 @@ async function name() {
   try {
     const response = await fetch("v1/models", { headers: headers() });
     const listed = await response.json();
-    if (listed.data) element("model").textContent = listed.data[0].id;
+    if (listed.data) element("model").replaceChildren(...listed.data.map((each) => new Option(each.id, each.id)));
     else report(listed.error.message, true);
   } catch (error) {
     report(error.message, true);
@@ -269,5 +272,6 @@ async function name() {
 
 if (window.matchMedia("(max-width: 50rem)").matches) element("toggle").click();
 element("key").addEventListener("change", () => { report(""); name(); });
+element("model").addEventListener("change", () => { previous = null; });
 name();
 measure();

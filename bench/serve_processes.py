@@ -1,0 +1,54 @@
+"""A server process for the measurements of ``inl serve``, and a client of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+READY = re.compile(r" at http://(\S+):(\d+),")
+
+
+@contextmanager
+def server(*options: str) -> Iterator[tuple[str, int, int]]:
+    """Yield host, port and process id of ``inl serve`` with the default model."""
+    command = [sys.executable, "-m", "inl", "serve", "--port", "0", *options]
+    with tempfile.NamedTemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [*command, "--device", "cpu", "--no-access-log"], stderr=log
+        )
+        try:
+            while not (found := READY.search(Path(log.name).read_text())):
+                if process.poll() is not None:
+                    raise RuntimeError(Path(log.name).read_text())
+                time.sleep(0.1)
+            yield found[1], int(found[2]), process.pid
+        finally:
+            process.terminate()
+            process.wait()
+
+
+async def post(
+    host: str, port: int, path: str, body: dict[str, Any]
+) -> tuple[int, dict[str, str], Any]:
+    """Return status, headers and body of a request on a connection of its own."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        data = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
+        writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+        answer = await reader.read(-1)
+    finally:
+        writer.close()
+    top, _, rest = answer.partition(b"\r\n\r\n")
+    status, *lines = top.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(status.split()[1]), headers, json.loads(rest)

@@ -1,0 +1,78 @@
+"""The models of ``inl serve`` and ``inl run-batch``: names, and how they are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inl.cli.progress import loading_bar
+from inl.weights.hub import DEFAULT_NAME, resolve_model
+
+if TYPE_CHECKING:
+    from inl.config import EngineConfig
+    from inl.engine.inference_engine import InferenceEngine
+    from inl.engine.records import StepRecord
+    from inl.serve.server import Server
+    from inl.serve.settings import ServerConfig
+    from inl.serve.tracing import Tracing
+
+
+def named_models(
+    model: str | None, name: str | None, others: Sequence[str]
+) -> list[tuple[str, str | None]]:
+    """Return the name and the place of each model; ``None`` is the default model.
+
+    model, name: of the first one. others: places, or names with places as NAME=PLACE.
+    """
+    named: list[tuple[str, str | None]] = []
+    if model is not None or name is not None or not others:
+        named.append((name or _default_name(model), model))
+    for other in others:
+        alias, sign, place = other.partition("=")
+        # A path may contain the sign too.
+        if not sign or not alias or "/" in alias or Path(other).exists():
+            alias, place = _default_name(other), other
+        named.append((alias, place))
+    return named
+
+
+def _default_name(model: str | None) -> str:
+    return DEFAULT_NAME if model is None else Path(model).name or model
+
+
+def make_server(
+    models: Sequence[tuple[str, str | None]],
+    config: ServerConfig,
+    engine: EngineConfig,
+    tracing: Tracing | None = None,
+) -> Server:
+    """Return a server that does not listen yet; loads a single model."""
+    from inl.serve.model_slot import ModelSource
+    from inl.serve.server import Server, engine_config
+    from inl.workers.startup import check_place
+
+    check_place(engine)
+    settings = engine_config(engine, config)
+    has_bar = len(models) == 1
+    sources = [
+        ModelSource(name, _opener(place, settings, has_bar=has_bar))
+        for name, place in models
+    ]
+    return Server(sources, config, max_batch=engine.max_batch, tracing=tracing)
+
+
+def _opener(
+    place: str | None, config: EngineConfig, *, has_bar: bool
+) -> Callable[[Callable[[StepRecord], None]], InferenceEngine]:
+    def open_engine(on_step: Callable[[StepRecord], None]) -> InferenceEngine:
+        from inl.engine.inference_engine import InferenceEngine
+
+        return InferenceEngine.from_pretrained(
+            resolve_model(place),
+            config,
+            progress=loading_bar() if has_bar else None,
+            on_step=on_step,
+        )
+
+    return open_engine

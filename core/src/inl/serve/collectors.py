@@ -1,0 +1,98 @@
+"""Collectors of Prometheus metrics that its own classes do not have."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+PREFIX = "inl:"
+
+ReadTotal = Callable[[], float | None]
+"""Returns the value of a counter; ``None`` is not exported."""
+
+
+class Samples:
+    """Values of one histogram. Not thread-safe, and so a tenth of the usual cost."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.counts = [0] * (len(bounds) + 1)
+        """Values of each bucket, the last one above all bounds."""
+        self.sum = 0.0
+        self._bounds = bounds
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Add a value ``count`` times."""
+        self.counts[bisect_left(self._bounds, value)] += count
+        self.sum += value * count
+
+
+class EventHistograms(Collector):
+    """A histogram of several models, whose values the event loop adds."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name, self._text = PREFIX + name, text
+        self._bounds = bounds
+        self._samples: list[tuple[dict[str, str], Samples]] = []
+
+    def of(self, labels: dict[str, str]) -> Samples:
+        """Return the values of a model."""
+        samples = Samples(self._bounds)
+        self._samples.append((labels, samples))
+        return samples
+
+    def collect(self) -> Iterator[Metric]:
+        names = [*map(str, self._bounds), "+Inf"]
+        labels = list(self._samples[0][0]) if self._samples else []
+        family = HistogramMetricFamily(self._name, self._text, labels=labels)
+        for values, samples in self._samples:
+            buckets = list(zip(names, accumulate(samples.counts), strict=True))
+            family.add_metric(list(values.values()), buckets, samples.sum)
+        yield family
+
+
+class Totals(Collector):
+    """Counters whose values are read when they are exported."""
+
+    def __init__(self) -> None:
+        self._reads: dict[str, list[tuple[dict[str, str], ReadTotal]]] = {}
+
+    def add(self, name: str, labels: dict[str, str], read: ReadTotal) -> None:
+        self._reads.setdefault(name, []).append((labels, read))
+
+    def collect(self) -> Iterator[Metric]:
+        for name, reads in self._reads.items():
+            labels = list(reads[0][0])
+            family = CounterMetricFamily(PREFIX + name, name, labels=labels)
+            for values, read in reads:
+                if (total := read()) is not None:
+                    family.add_metric(list(values.values()), total)
+            yield family
+
+
+class Renamed(Collector):
+    """The metrics of a registry under several prefixes."""
+
+    def __init__(self, source: CollectorRegistry, prefixes: tuple[str, ...]) -> None:
+        self._source = source
+        self._prefixes = prefixes
+
+    def collect(self) -> Iterator[Metric]:
+        for prefix in self._prefixes:
+            for metric in self._source.collect():
+                name = metric.name.replace(PREFIX, prefix, 1)
+                copy = Metric(name, metric.documentation, metric.type)
+                copy.samples = [
+                    sample._replace(name=sample.name.replace(PREFIX, prefix, 1))
+                    for sample in metric.samples
+                    if not sample.name.endswith("_created")
+                ]
+                yield copy

@@ -1,0 +1,196 @@
+"""A model of the server: loaded when it is asked for, unloaded when it is idle."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from inl.errors import InlError
+from inl.errors import message as message_of
+from inl.serve.api_error import ApiError
+from inl.serve.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from inl.engine.inference_engine import InferenceEngine
+    from inl.engine.records import StepRecord
+    from inl.serve.admission import Admission
+    from inl.serve.generations import Generations
+    from inl.serve.job import Job
+    from inl.serve.metrics import ModelMetrics
+
+log = logging.getLogger("inl.serve")
+
+OpenEngine = Callable[[Callable[["StepRecord"], None]], "InferenceEngine"]
+"""Loads a model; its argument is the engine's ``on_step``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model that a server offers. name: in requests."""
+
+    name: str
+    open: OpenEngine
+
+
+class ModelSlot:
+    """Holds the engine of one model while it is loaded. Used by the event loop only.
+
+    idle_seconds: time without requests after which the model is unloaded; ``None``
+    keeps it. executor: loads and unloads one model at a time.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        admission: Admission,
+        metrics: ModelMetrics,
+        *,
+        idle_seconds: float | None,
+        executor: Executor,
+    ) -> None:
+        self.name = source.name
+        self.admission = admission
+        self.created = int(time.time())
+        self._source = source
+        self._metrics = metrics
+        self._idle_seconds = idle_seconds
+        self._executor = executor
+        self._model: ServedModel | None = None
+        self._users = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._change: asyncio.Task[None] | None = None
+        """Loads or unloads the model."""
+        metrics.observe(admission, lambda: self.engine)
+
+    @property
+    def engine(self) -> InferenceEngine | None:
+        """The engine, while the model is loaded."""
+        model = self._model
+        return None if model is None else model.engine
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[ServedModel]:
+        """Load the model, unless it is loaded, and keep it loaded in the body.
+
+        Raises :class:`ApiError` 503 if it cannot be loaded.
+        """
+        self._users += 1
+        self._cancel_timer()
+        try:
+            yield await self._loaded()
+        finally:
+            self._users -= 1
+            self._unload_later()
+
+    @asynccontextmanager
+    async def generate(self, job: Job, client: str) -> AsyncIterator[Generations]:
+        """Admit a job, submit its prompts, and end it after the body.
+
+        Raises :class:`ApiError`.
+        """
+        ticket = self.admission.enter(client, job.completions)
+        finished = False
+        try:
+            async with self.lease() as model:
+                generations = await model.start(job, client, ticket)
+                try:
+                    yield generations
+                finally:
+                    generations.close()
+                    finished = generations.finished
+        finally:
+            self.admission.leave(ticket, finished=finished)
+
+    async def _loaded(self) -> ServedModel:
+        while self._model is None:
+            # Shielded: the others wait for it too.
+            await asyncio.shield(self._change or self._start(self._load()))
+        return self._model
+
+    def _start(self, change: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        self._change = task = asyncio.create_task(change)
+        task.add_done_callback(_read_exception)
+        return task
+
+    async def _load(self) -> None:
+        try:
+            await self._in_thread(self.load)
+        except Exception as error:
+            if not isinstance(error, InlError):
+                log.exception("model %s: loading failed", self.name)
+            raise ApiError(
+                503,
+                f"model: {self.name!r} could not be loaded: {message_of(error)}",
+                param="model",
+                code="model_load_failed",
+            ) from error
+        finally:
+            self._change = None
+        self._unload_later()
+
+    def load(self) -> None:
+        """Load the model; raises the engine's errors. Called once at a time."""
+        began = time.perf_counter()
+        engine = self._source.open(self._metrics.record_step)
+        try:
+            model = ServedModel(engine, self.admission, self._metrics)
+            model.warm_up()
+        except BaseException:
+            engine.close()
+            raise
+        self._metrics.record_load(engine)
+        self._model = model
+        seconds = time.perf_counter() - began
+        log.info("%s on %s loaded in %.2f s", self.name, engine.device, seconds)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _unload_later(self) -> None:
+        if self._users or self._idle_seconds is None:
+            return
+        self._cancel_timer()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._idle_seconds, self._unload_if_idle)
+
+    def _unload_if_idle(self) -> None:
+        if not self._users and self._change is None and self._model is not None:
+            self._start(self._unload())
+
+    async def _unload(self) -> None:
+        try:
+            await self._in_thread(self.close)
+        finally:
+            self._change = None
+
+    def close(self) -> None:
+        """Unload the model. Closing twice is allowed."""
+        model, self._model = self._model, None
+        if model is None:
+            return
+        try:
+            model.engine.close()
+        except Exception:
+            log.exception("model %s: unloading failed", self.name)
+        del model
+        gc.collect()
+        log.info("%s unloaded", self.name)
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def _read_exception(task: asyncio.Task[None]) -> None:
+    """Mark the error of a load as read, which all who wait for it get."""
+    if not task.cancelled():
+        task.exception()

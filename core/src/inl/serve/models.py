@@ -1,0 +1,87 @@
+"""The models of a server, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from inl.errors import RequestError
+from inl.serve.admission import Admission, Clients
+from inl.serve.api_error import ApiError
+from inl.serve.metrics import Metrics
+from inl.serve.model_slot import ModelSlot, ModelSource
+from inl.serve.settings import ServerConfig
+
+
+class Models:
+    """Slots of all models; the first one is the default.
+
+    max_batch: requests that each model computes at the same time.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[ModelSource],
+        config: ServerConfig,
+        metrics: Metrics,
+        *,
+        max_batch: int,
+    ) -> None:
+        names = [source.name for source in sources]
+        if len(set(names)) < len(names) or not names:
+            raise RequestError(
+                f"model: found the names {', '.join(names)}; accepts different ones, "
+                "as --model NAME=PATH"
+            )
+        self._executor = ThreadPoolExecutor(1, "inl-models")
+        clients = Clients()
+        self._slots = {
+            source.name: ModelSlot(
+                source,
+                Admission(
+                    max_running=max_batch,
+                    max_queue=config.max_queue,
+                    max_queued_tokens=config.max_queued_tokens,
+                    max_per_client=config.max_per_key,
+                    clients=clients,
+                ),
+                metrics.of(source.name),
+                idle_seconds=config.idle_unload,
+                executor=self._executor,
+            )
+            for source in sources
+        }
+        self.default = self._slots[names[0]]
+        self.is_draining = False
+        """Whether the server stops."""
+
+    def __iter__(self) -> Iterator[ModelSlot]:
+        return iter(self._slots.values())
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def find(self, name: str | None) -> ModelSlot:
+        """Return a model; ``None`` is the default. Raises :class:`ApiError` 404."""
+        if name is None:
+            return self.default
+        if name not in self._slots:
+            raise ApiError(
+                404,
+                f"model: found {name!r:.80}, this server has {', '.join(self._slots)}",
+                param="model",
+                code="model_not_found",
+            )
+        return self._slots[name]
+
+    def drain(self) -> None:
+        """Admit nothing more."""
+        self.is_draining = True
+        for slot in self:
+            slot.admission.is_draining = True
+
+    def close(self) -> None:
+        """Unload all models."""
+        self._executor.shutdown()
+        for slot in self:
+            slot.close()

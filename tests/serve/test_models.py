@@ -1,0 +1,140 @@
+"""Several models behind one server: loaded when asked for, unloaded when idle."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from inl.errors import CheckpointError, RequestError
+from inl.serve.metrics import Metrics
+from inl.serve.model_slot import ModelSource
+from inl.serve.models import Models
+from inl.serve.settings import ServerConfig
+from model_servers import ModelServer, Source
+
+PATH = "/v1/completions"
+
+
+def until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def together(*calls):
+    """Return the results of calls in threads."""
+    results = [None] * len(calls)
+
+    def run(at):
+        results[at] = calls[at]()
+
+    threads = [threading.Thread(target=run, args=(at,)) for at in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    return threads, results
+
+
+def test_each_model_is_loaded_once_by_its_first_requests():
+    first, second = Source("a"), Source("b")
+    second.may_open.clear()
+    with ModelServer(first, second) as server:
+        assert server.is_loaded() == {"a": False, "b": False}
+        assert server.complete("a")[0] == 200
+        threads, results = together(*[lambda: server.complete("b")] * 4)
+        until(lambda: server.server.models.find("b").admission.open == 4)
+        assert server.complete("a")[0] == 200, "a load does not delay loaded models"
+        second.may_open.set()
+        for thread in threads:
+            thread.join()
+        assert [status for status, _, _ in results] == [200] * 4
+        assert server.is_loaded() == {"a": True, "b": True}
+        assert (len(first.engines), len(second.engines)) == (1, 1)
+        assert server.send("POST", PATH, {"prompt": "a", "max_tokens": 1})[0] == 200
+        assert server.complete("c")[0] == 404
+        lines = server.send("GET", "/metrics")[2].decode().splitlines()
+        values = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
+        name = 'vllm:generation_tokens_total{{engine="0",model_name="{}"}}'
+        assert float(values[name.format("a")]) == 9
+        assert float(values[name.format("b")]) == 16
+    assert first.loaded == second.loaded == []
+
+
+def test_an_idle_model_is_unloaded_and_loaded_again():
+    source = Source("a", seconds=0.01)
+    with ModelServer(source, idle_unload=0.2) as server:
+        wanted = server.complete("a")[2]["choices"][0]["token_ids"]
+        until(lambda: server.is_loaded() == {"a": False})
+        until(lambda: not source.loaded)
+        assert server.complete("a")[2]["choices"][0]["token_ids"] == wanted
+        # Its answer takes longer than the idle time.
+        long = server.complete("a", max_tokens=60, ignore_eos=True)
+        assert (long[0], len(long[2]["choices"][0]["token_ids"])) == (200, 60)
+        assert len(source.engines) == 2
+
+
+def test_a_failed_load_is_an_error_of_its_requests_only():
+    good, bad = Source("good"), Source("bad")
+    bad.error = CheckpointError("model: found no weights")
+    bad.may_open.clear()
+    with ModelServer(good, bad) as server:
+        assert server.complete("good")[0] == 200
+        threads, results = together(*[lambda: server.complete("bad")] * 3)
+        until(lambda: server.server.models.find("bad").admission.open == 3)
+        assert server.complete("good")[0] == 200
+        bad.may_open.set()
+        for thread in threads:
+            thread.join()
+        for status, _, body in results:
+            assert status == 503
+            assert body["error"]["code"] == "model_load_failed"
+            assert "'bad' could not be loaded: model: found no weights" in str(body)
+        bad.error = None
+        assert server.complete("bad")[0] == 200
+    assert not bad.loaded
+
+
+def test_a_client_that_leaves_during_a_load_leaves_no_model_behind():
+    source, other = Source("a"), Source("b")
+    source.may_open.clear()
+    with ModelServer(source, other, idle_unload=0.05) as server:
+        with server.connection() as connection:
+            connection.request("POST", PATH, b'{"model": "a", "prompt": "x"}')
+            assert source.opening.wait(60)
+        until(lambda: server.server.models.find("a").admission.open == 0)
+        source.may_open.set()
+        until(lambda: source.engines and not source.loaded)
+
+
+def test_requests_that_wait_for_a_load_are_bounded():
+    source, other = Source("a"), Source("b")
+    source.may_open.clear()
+    with ModelServer(source, other, max_queue=1) as server:
+        threads, results = together(*[lambda: server.complete("a")] * 3)
+        until(lambda: server.server.models.find("a").admission.open == 3)
+        assert server.complete("a")[0] == 503
+        source.may_open.set()
+        for thread in threads:
+            thread.join()
+        assert [status for status, _, _ in results] == [200] * 3
+
+
+def test_models_need_different_names():
+    sources = [ModelSource("a", Source("a").open)] * 2
+    with pytest.raises(RequestError, match="NAME=PATH"):
+        Models(sources, ServerConfig(), Metrics(vllm_names=False), max_batch=1)
+
+
+def test_names_of_models_on_the_command_line(tmp_path):
+    from inl.cli.serve_models import named_models
+
+    path = tmp_path / "x=y.gguf"
+    path.touch()
+    assert named_models(None, None, []) == [("smollm2-135m-instruct", None)]
+    assert named_models(None, None, [str(path), "b=org/name:f.gguf"]) == [
+        ("x=y.gguf", str(path)),
+        ("b", "org/name:f.gguf"),
+    ]
+    assert named_models("m/a", "c", ["d"]) == [("c", "m/a"), ("d", "d")]
