@@ -58,7 +58,9 @@ def attention(**changes):
 
 
 BAD = {
-    "opcode 24: unknown, accepted are 0 to 23": [instruction(24)],
+    f"opcode {len(Op)}: unknown, accepted are 0 to {len(Op) - 1}": [
+        instruction(len(Op))
+    ],
     "opcode -1: unknown": [instruction(-1)],
     "opcode 2147483647: unknown": [instruction(2**31 - 1)],
     "add: count must not be negative": [instruction(Op.ADD, (-1,), (X, X, Y))],

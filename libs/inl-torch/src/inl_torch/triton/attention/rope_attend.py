@@ -33,6 +33,10 @@ MAX_SPLITS = 32
 WIDE = 64
 """Lanes of AMD's CDNA chips."""
 
+MAX_UNLISTED_DIM = 64
+"""Largest heads whose rows have a fixed number of splits in steps of many rows: their
+programs are so short that even rows lost a tenth to the list of items."""
+
 MANY_PROGRAMS = 1024
 """Programs of one split from which memory bandwidth is the limit."""
 
@@ -75,7 +79,7 @@ def decode_attention(
     )
     keys = config.keys
     programs, table = tokens * head_programs, step.blocks[group]
-    listed = tokens > PDL_MAX_ROWS
+    listed = tokens > PDL_MAX_ROWS and dim > MAX_UNLISTED_DIM
     if listed:
         spare = spare_items(tokens, head_programs, tuning, config.waves)
         items = step_plan.items(spare, keys, window, UNSPLIT_TILES).entries

@@ -178,6 +178,8 @@ def rope_attend(
         split = tl.load(entry + 1)
         listed_splits = tl.load(entry + 2)
         first_item = tl.load(entry + 3).to(tl.int64)
+        if split >= listed_splits:
+            return
     else:
         token = tl.program_id(1).to(tl.int64)
         split = tl.program_id(2)
