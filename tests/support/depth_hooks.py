@@ -29,6 +29,10 @@ def pytest_collection_modifyitems(config, items):
         property_test = getattr(item.obj, "is_hypothesis_test", False)
         if property_test or "depth" in item.fixturenames:
             item.add_marker("scaled")
+    if DEPTH != "long":
+        long = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
     if DEPTH != "quick":
         return
     full = [item for item in items if item.get_closest_marker("full")]
@@ -64,7 +68,7 @@ def pytest_terminal_summary(terminalreporter, config):
     if VARIABLE in os.environ and not config.option.keyword:
         for folder, files in folders_outside(config).items():
             terminalreporter.line(f"{folder}: {files} test files")
-    terminalreporter.line("run everything: make test-all")
+    terminalreporter.line("run everything: make test-all, and make test-long")
 
 
 def folders_outside(config):

@@ -15,7 +15,7 @@ from soak import Parts, soak
 
 @pytest.mark.parametrize("seed", mostly_full((0, 1, 2, 3)))
 def test_outputs_with_drafts_match_the_oracle(seed, report, depth):
-    steps, least = depth(1_000, 5_000, 25_000), depth(2, 10)
+    steps, least = depth(1_000, 5_000, 25_000), depth(2, 5, 10)
     counts = soak(seed, steps, Parts(speculation=Speculation), world_steps=100)
     report(", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
     assert counts["steps"] >= steps

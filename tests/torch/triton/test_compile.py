@@ -48,6 +48,9 @@ SEARCH_BYTES = 1 << 10
 """Most shared memory of the search for a sampling threshold. Its accumulators belong to
 threads: with as many threads as accumulators nothing else is exchanged."""
 
+LONG = ("hip:gfx90a", "hip:gfx950", "hip:gfx1201")
+"""Chips of ``make test-long``, beside one of each number of lanes in every run."""
+
 SECONDS = 60
 """Most seconds to compile one kernel, on a slow processor."""
 
@@ -59,6 +62,15 @@ pytestmark = [
         os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles not"
     ),
 ]
+
+
+def targets(kind=""):
+    """Chips of a vendor."""
+    return [
+        pytest.param(name, marks=pytest.mark.long if name in LONG else ())
+        for name in SHARED
+        if kind in name
+    ]
 
 
 def compiled(target, *words):
@@ -100,7 +112,7 @@ def most_spills(kernel, *, amd):
     return MORE_STACK.get(kernel, STACK)
 
 
-@pytest.mark.parametrize("target", SHARED)
+@pytest.mark.parametrize("target", targets())
 def test_every_kernel_compiles_and_fits(target):
     dims = ["64", "128"] if target in BOTH_SIZES else ["64"]
     dtypes = WIDE.get(target, ["bfloat16"])
@@ -110,7 +122,7 @@ def test_every_kernel_compiles_and_fits(target):
     assert not list(faults(rows, target))
 
 
-@pytest.mark.parametrize("target", [name for name in SHARED if "hip" in name])
+@pytest.mark.parametrize("target", targets("hip"))
 def test_attention_of_large_heads_fits(target):
     dtypes = WIDE.get(target, ["bfloat16"])
     rows = compiled(target, "--attention", "--dims", "128", "--dtypes", *dtypes)
