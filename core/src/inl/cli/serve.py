@@ -18,6 +18,7 @@ from inl.cli import arguments
 from inl.cli.serve_models import make_server, named_models
 from inl.config import EngineConfig
 from inl.errors import MissingPackage, RequestError
+from inl.weights.peft import highest_rank
 
 if TYPE_CHECKING:
     from inl.serve.settings import ServerConfig
@@ -62,6 +63,7 @@ def run(
             "models, each is loaded when a request asks for it.",
         ),
     ] = None,
+    adapter: arguments.Adapter = None,
     idle_unload: Annotated[
         float | None,
         typer.Option(
@@ -140,6 +142,7 @@ def run(
         idle_unload=idle_unload,
         vllm_metrics=vllm_metrics,
     )
+    adapters = arguments.adapters(adapter)
     engine = EngineConfig(
         backend=device,
         dtype=dtype,
@@ -147,6 +150,8 @@ def run(
         tensor_parallel=tensor_parallel,
         max_batch=max_batch,
         context=context,
+        adapters=adapters,
+        max_adapter_rank=max(map(highest_rank, adapters.values()), default=1),
         warm_up=True,
         on_worker_loss="restart",
         trace=trace,

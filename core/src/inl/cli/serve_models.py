@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inl.cli.progress import loading_bar
+from inl.errors import RequestError
 from inl.weights.hub import DEFAULT_NAME, resolve_model
 
 if TYPE_CHECKING:
@@ -55,8 +56,14 @@ def make_server(
     check_place(engine)
     settings = engine_config(engine, config)
     has_bar = len(models) == 1
+    adapters = tuple(engine.adapters or ())
+    if adapters and len(models) > 1:
+        raise RequestError(
+            f"--adapter: found {len(adapters)} beside {len(models)} models, accepts "
+            "adapters of a single model"
+        )
     sources = [
-        ModelSource(name, _opener(place, settings, has_bar=has_bar))
+        ModelSource(name, _opener(place, settings, has_bar=has_bar), adapters)
         for name, place in models
     ]
     return Server(sources, config, max_batch=engine.max_batch, tracing=tracing)

@@ -34,10 +34,15 @@ OpenEngine = Callable[[Callable[["StepRecord"], None]], "InferenceEngine"]
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that a server offers. name: in requests."""
+    """A model that a server offers.
+
+    name: in requests. adapters: names of the engine's adapters, which requests use as
+    names of models.
+    """
 
     name: str
     open: OpenEngine
+    adapters: tuple[str, ...] = ()
 
 
 class ModelSlot:
@@ -56,7 +61,7 @@ class ModelSlot:
         idle_seconds: float | None,
         executor: Executor,
     ) -> None:
-        self.name = source.name
+        self.name, self.adapters = source.name, source.adapters
         self.admission = admission
         self.created = int(time.time())
         self._source = source

@@ -27,7 +27,7 @@ class Models:
         *,
         max_batch: int,
     ) -> None:
-        names = [source.name for source in sources]
+        names = [name for each in sources for name in (each.name, *each.adapters)]
         if len(set(names)) < len(names) or not names:
             raise RequestError(
                 f"model: found the names {', '.join(names)}; accepts different ones, "
@@ -52,6 +52,9 @@ class Models:
             for source in sources
         }
         self.default = self._slots[names[0]]
+        self._by_name = {
+            name: slot for slot in self for name in (slot.name, *slot.adapters)
+        }
         self.is_draining = False
         """Whether the server stops."""
 
@@ -62,17 +65,21 @@ class Models:
         return len(self._slots)
 
     def find(self, name: str | None) -> ModelSlot:
-        """Return a model; ``None`` is the default. Raises :class:`ApiError` 404."""
+        """Return a model, by its name or that of an adapter; ``None`` is the default.
+
+        Raises :class:`ApiError` 404.
+        """
         if name is None:
             return self.default
-        if name not in self._slots:
+        if name not in self._by_name:
+            known = ", ".join(self._by_name)
             raise ApiError(
                 404,
-                f"model: found {name!r:.80}, this server has {', '.join(self._slots)}",
+                f"model: found {name!r:.80}, this server has {known}",
                 param="model",
                 code="model_not_found",
             )
-        return self._slots[name]
+        return self._by_name[name]
 
     def drain(self) -> None:
         """Admit nothing more."""

@@ -114,13 +114,17 @@ class Operations:
 
     async def models(self, _: Request) -> Response:
         """List the models."""
-        data = [_model_body(each) for each in self._models]
+        data = [
+            _model_body(slot, name)
+            for slot in self._models
+            for name in (slot.name, *slot.adapters)
+        ]
         return json_response({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         """Return one model."""
-        model = self._models.find(request.path_params["name"])
-        return json_response(_model_body(model))
+        name = request.path_params["name"]
+        return json_response(_model_body(self._models.find(name), name))
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text or a conversation."""
@@ -181,15 +185,18 @@ def _tokenize(model: ServedModel, fields: TokenizeRequest) -> list[int]:
     )
 
 
-def _model_body(slot: ModelSlot) -> dict[str, Any]:
+def _model_body(slot: ModelSlot, name: str) -> dict[str, Any]:
+    """Describe a model, or the adapter of a model that has this name."""
     engine = slot.engine
+    parent = {} if name == slot.name else {"parent": slot.name}
     return {
-        "id": slot.name,
+        "id": name,
         "object": "model",
         "created": slot.created,
         "owned_by": "inl",
         "max_model_len": engine and engine.context,
         "is_loaded": engine is not None,
+        **parent,
     }
 
 

@@ -163,6 +163,8 @@ class ServedModel:
     def _options(self, job: Job, prompt: Prompt) -> GenerationOptions:
         """Return the options of a prompt, with the structure of its output."""
         options: dict[str, Any] = {**job.options}
+        if job.model in self.engine.adapters:
+            options["adapter"] = job.model
         structure = job.structure
         if isinstance(prompt, Conversation) and _is_forced(prompt):
             calls = self.markup.calls or CallMarkup()

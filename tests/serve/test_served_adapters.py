@@ -1,0 +1,88 @@
+"""Adapters behind the server: requests use their names as names of models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from http_servers import HashServer
+from inl import EngineConfig, InferenceEngine
+from inl.cli.serve_models import make_server
+from inl.errors import RequestError
+from inl.serve.settings import ServerConfig
+from inl.weights.checkpoint import open_checkpoint
+from inl.weights.hub import default_model
+from lora_files import LoraFiles
+
+PROMPT = list(range(40, 60))
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Two random adapters of the default model."""
+    checkpoint = open_checkpoint(default_model())
+    shapes = {name: np.empty(checkpoint.spec(name)[1]) for name in checkpoint.names()}
+    checkpoint.close()
+    folder = tmp_path_factory.mktemp("adapters")
+    adapters = {
+        name: LoraFiles(shapes, seed=seed, targets=("q", "v"), alpha=40.0).write(
+            folder / name
+        )
+        for seed, name in enumerate(("poet", "clerk"))
+    }
+    return EngineConfig(backend="cpu", context=128, max_batch=4, adapters=adapters)
+
+
+class AdapterServer(HashServer):
+    """A server of the default model and its adapters."""
+
+    def __init__(self, engine):
+        super().__init__()
+        self.engine_config = engine
+
+    def make(self):
+        return make_server([("base", None)], self.config, self.engine_config)
+
+    def tokens(self, model):
+        body = {"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+        status, _, answer = self.send(
+            "POST", "/v1/completions", {**body, "return_token_ids": True}
+        )
+        assert status == 200, answer
+        assert answer["model"] == model
+        return answer["choices"][0]["token_ids"]
+
+
+def test_names_of_adapters_are_names_of_models(config):
+    names = ("base", "poet", "clerk")
+    with InferenceEngine.from_pretrained(config=config) as engine:
+        wanted = {
+            name: list(
+                engine.generate(
+                    PROMPT, max_tokens=8, adapter=None if name == "base" else name
+                ).token_ids
+            )
+            for name in names
+        }
+    assert len({tuple(ids) for ids in wanted.values()}) == 3
+    with AdapterServer(config) as server:
+        # Twice: a prefix that is cached for one is not used for another.
+        for _ in range(2):
+            assert {name: server.tokens(name) for name in names} == wanted
+        listed = server.send("GET", "/v1/models")[2]["data"]
+        assert [(each["id"], each.get("parent")) for each in listed] == [
+            ("base", None), ("poet", "base"), ("clerk", "base"),
+        ]  # fmt: skip
+        status, _, body = server.send("GET", "/v1/models/poet")
+        assert (status, body["id"], body["parent"]) == (200, "poet", "base")
+        status, _, body = server.send("GET", "/v1/models/nobody")
+        assert status == 404
+        assert "this server has base, poet, clerk" in body["error"]["message"]
+
+
+def test_refusals(config):
+    settings = ServerConfig(port=0)
+    with pytest.raises(RequestError, match="beside 2 models"):
+        make_server([("a", None), ("b", None)], settings, config)
+    with pytest.raises(RequestError, match="found the names poet, poet, clerk"):
+        make_server([("poet", None)], settings, config)
