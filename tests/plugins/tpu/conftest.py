@@ -23,4 +23,4 @@ def tpu_backend():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INL_TPU_PLATFORM", "cpu")
-        yield TpuBackend(Device("tpu:0"))
+        return TpuBackend(Device("tpu:0"))

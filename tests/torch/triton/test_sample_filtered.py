@@ -165,7 +165,9 @@ def test_no_sample_falls_between_two_chunks(sampler, top_p, number, on_torch):
     assert kept[tokens].all()
 
 
-@pytest.mark.filterwarnings("ignore:All-NaN")  # of the interpreter
+# Both are of the interpreter.
+@pytest.mark.filterwarnings("ignore:All-NaN")
+@pytest.mark.filterwarnings("ignore:invalid value encountered in reduce")
 @pytest.mark.parametrize("sampler", ["greedy", "sample", "sample_filtered"])
 @pytest.mark.parametrize("at", [0, 1023, 1024, VOCAB - 1])
 def test_rows_without_finite_logits_give_no_token(on_torch, sampler, at):
