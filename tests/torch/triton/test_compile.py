@@ -48,8 +48,8 @@ SEARCH_BYTES = 1 << 10
 """Most shared memory of the search for a sampling threshold. Its accumulators belong to
 threads: with as many threads as accumulators nothing else is exchanged."""
 
-LONG = ("hip:gfx90a", "hip:gfx950", "hip:gfx1201")
-"""Chips of ``make test-long``, beside one of each number of lanes in every run."""
+LONG = ("cuda:80", "cuda:100", "hip:gfx90a", "hip:gfx950", "hip:gfx1201")
+"""Chips of ``make test-long``, beside those that every run compiles for."""
 
 SECONDS = 60
 """Most seconds to compile one kernel, on a slow processor."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from triton_place import PDL, PLACE
+from triton_place import DTYPES, PDL, PLACE
 
 from inl.ops import catalog
 from inl.ops.attention import random_step
@@ -205,7 +205,7 @@ PROMPTS = {
 
 
 @pytest.mark.parametrize("dims", [(9, 3, 64), (4, 1, 128), (2, 2, 80)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_attend_project_of_prompts(dtype, dims, seed, on_torch, on_host):
     for case in attend_cases(np.random.default_rng(seed), dims, PROMPTS):
         check("attend_project", case, dtype, on_torch, on_host, seed)

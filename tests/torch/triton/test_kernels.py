@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from attention_steps import attention_cases
-from triton_place import PLACE
+from triton_place import DTYPES, PLACE
 
 from inl.ops import catalog
 from inl.ops.linear import Linear
@@ -25,7 +25,6 @@ from inl_torch.triton.attention import attention
 from inl_torch.triton.matmul import mlp
 from inl_torch.triton.tuning import Tuning
 
-DTYPES = ("float32", "bfloat16", "float16")
 KERNELS = tuple(ours.kernels(Tuning(filters=True)))
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from triton_place import PDL, PLACE
+from triton_place import DTYPES, IS_SLOW, PDL, PLACE
 
 from inl.dtypes import HostArray, wrap
 from inl.ops import catalog
@@ -34,7 +34,6 @@ from inl_torch.triton.quantized.packed import (
 )
 from inl_torch.triton.tuning import Tuning
 
-DTYPES = ("float32", "bfloat16", "float16")
 TUNING = Tuning(pdl=PDL)
 KERNELS = {k.op: k for k in packed_products.kernels(TUNING)}
 KINDS = {
@@ -172,12 +171,11 @@ def test_queries_keys_and_values(kind, dtype, seed, on_torch, on_host):
             check("norm_qkv", case, weights, dtype, on_torch, on_host, seed)
 
 
-# In the interpreter, float32 takes up to a minute for each kind.
 FEED_FORWARD = [
     (kind, dtype)
     for kind in MAIN
     for dtype in DTYPES
-    if PLACE != "cpu" or dtype != "float32" or kind == MAIN[0]
+    if not IS_SLOW or dtype != "float32" or kind == MAIN[0]
 ]
 
 
