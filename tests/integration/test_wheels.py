@@ -18,7 +18,7 @@ PACKAGES = {
     for pattern in ("core", "libs/*", "plugins/*", "examples/*")
     for path in sorted(ROOT.glob(f"{pattern}/pyproject.toml"))
 }
-VERSIONS = ("3.11", "3.12", "3.13")
+VERSIONS = ("3.11", pytest.param("3.12", marks=pytest.mark.long), "3.13")
 OFFLINE = re.compile(
     r"Name or service not known|Temporary failure|Max retries|timed out"
 )
