@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from depth import scaled
+
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 LDS = 64 << 10
 SHARED = {
@@ -26,7 +28,10 @@ MORE_STACK = {"attend_tiles": 80}
 """Kernels that are faster with small spills, as measured: tiles of a group of three
 heads of 128."""
 
-WIDE = {"cuda:90": ["float32", "bfloat16"], "hip:gfx942": ["float32", "bfloat16"]}
+WIDE = {
+    "cuda:90": ["float32", "bfloat16"],
+    "hip:gfx942": scaled(["bfloat16"], ["bfloat16"], ["float32", "bfloat16"]),
+}
 """Chips for which float32 is compiled too."""
 
 BOTH_SIZES = ("cuda:80", "cuda:90")
