@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inl.backend.bucket_sizes import padded_buckets
 from inl.spec.limits import Limits
 from inl.spec.step import Bucket
 
@@ -16,27 +17,8 @@ CONTEXTS = (256, 1024, 4096)
 
 
 def compiled_sizes(limits: Limits) -> tuple[Bucket, ...]:
-    """Return the buckets to compile, smallest first, for every sampler.
-
-    No bucket exceeds the token budget, unless all rows together do.
-    """
-    rows = limits.slots - 1
-    decodes = [size for size in DECODE_SIZES if 2 * size <= rows] + [rows]
-    longest = max(min(limits.token_budget, limits.max_tokens * rows), rows)
-    prefills = [size for size in PREFILL_SIZES if rows < size < longest]
-    sizes = [(count, count) for count in decodes]
-    sizes += [(tokens, rows) for tokens in prefills]
-    if longest > rows:
-        sizes.append((longest, rows))
-    buckets = [Bucket(*size) for size in sizes]
-    if limits.max_drafts:
-        width = limits.max_drafts + 1
-        buckets += [Bucket(count * width, count, width) for count in decodes]
-    return tuple(
-        bucket._replace(sampler=sampler)
-        for bucket in buckets
-        for sampler in limits.samplers
-    )
+    """Return the buckets to compile, smallest first, for every sampler."""
+    return padded_buckets(limits, decodes=DECODE_SIZES, prefills=PREFILL_SIZES)
 
 
 def context_lengths(limits: Limits) -> tuple[int, ...]:
