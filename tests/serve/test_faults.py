@@ -1,4 +1,4 @@
-"""Processes that are killed or told to stop while they serve."""
+"""SIGKILL of a worker and SIGTERM of the server while requests run."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ POSTS = {
     if "post" in each
 }
 COUNT = int(os.environ.get("INL_FUZZ_REQUESTS", "0")) // 2
-"""Requests of each test, in place of those of the depth."""
+"""Number of requests of each test; replaces the number of the test depth."""
 
 LIMITS = {"max_tokens": 2, "max_output_tokens": 2, "max_completion_tokens": 2, "n": 2}
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]

@@ -93,7 +93,7 @@ def _devices(text: str) -> Devices:
 def _facts(
     model: str | None, dtype: str, kv_dtype: str, context: int | None
 ) -> tuple[dict[str, Any], int]:
-    """Return what the planner is told about a model, and the context."""
+    """Return the planner's arguments for a model, and the context in tokens."""
     for name, value in (("dtype", dtype), ("kv-dtype", kv_dtype)):
         if value not in SIZES and (name, value) != ("dtype", "auto"):
             raise RequestError(

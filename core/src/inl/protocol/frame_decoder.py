@@ -59,7 +59,7 @@ class StepFrame(NamedTuple):
     """[H] each, by index of the token in the step."""
 
     def kept_embeddings(self, kept: Sequence[bool]) -> dict[int, NDArray[np.float32]]:
-        """Return the embeddings of some rows, by index among the tokens of those."""
+        """Return the embeddings in some rows, by index of the token in those rows."""
         pairs = zip(self.rows, kept, strict=True)
         flags = [flag for row, flag in pairs for _ in row.tokens]
         found = self.embeddings.items()

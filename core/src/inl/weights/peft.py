@@ -50,7 +50,7 @@ WITHOUT_EFFECT: Final = frozenset(
         "megatron_core", "ensure_weight_tying",
     }
 )  # fmt: skip
-"""Fields of training, and those that the tensors' names tell as well."""
+"""Fields used in training only, and those that follow from the tensors' names."""
 
 PLAIN_KEY: Final = re.compile(r"[\w.]+")
 """Keys of patterns that are read; PEFT takes any regular expression."""

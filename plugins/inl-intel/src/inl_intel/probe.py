@@ -50,7 +50,7 @@ FAMILIES: Final = {
     "0x7d5": "Intel Core Ultra graphics",
     "0x7dd": "Intel Core Ultra graphics",
 }
-"""First digits of PCI device ids -> family, of those that torch supports."""
+"""Prefix of a PCI device id -> GPU family, for the families that torch supports."""
 
 
 class Card(NamedTuple):
