@@ -37,6 +37,9 @@ MAX_UNLISTED_DIM = 64
 """Largest heads whose rows have a fixed number of splits in steps of many rows: their
 programs are so short that even rows lost a tenth to the list of items."""
 
+FEW_ROWS = 4
+"""Rows up to which larger programs are faster for heads of more than 64 elements."""
+
 MANY_PROGRAMS = 1024
 """Programs of one split from which memory bandwidth is the limit."""
 
@@ -135,7 +138,8 @@ def attention_config(
     """Return the launch parameters of the chip's table, or as measured on an H200.
 
     programs: their number without splits. A few programs are limited by latency and
-    need many keys in flight; many small programs reach the memory bandwidth.
+    need many keys in flight; many small programs reach the memory bandwidth, also where
+    the lengths of rows differ.
     """
     tile = tuning.attention_tile("decode", dim, is_float32=dtype == torch.float32)
     if tile is not None:
@@ -155,11 +159,11 @@ def attention_config(
     if dim > 128:
         return AttentionConfig(64, 2, 8, 2)
     if dim > 64:
-        return (
-            AttentionConfig(32, 2, 2, 2)
-            if tokens == 1
-            else AttentionConfig(128, 2, 8, 2)
-        )
-    if tokens == 1:
-        return AttentionConfig(64, 2, 4, 2)
-    return AttentionConfig(128, 2 if tokens <= PDL_MAX_ROWS // 2 else 4, 4, 2)
+        if tokens == 1:
+            return AttentionConfig(32, 2, 2, 2)
+        if tokens <= FEW_ROWS:
+            return AttentionConfig(64, 4, 2, 2)
+        return AttentionConfig(16, 8, 1, 3)
+    return (
+        AttentionConfig(64, 2, 4, 2) if tokens == 1 else AttentionConfig(128, 4, 4, 2)
+    )
