@@ -30,6 +30,7 @@ from inl.ops.attention import random_step
 from inl.ops.embedding import Embedding
 from inl.ops.inl import InlBlock
 from inl.ops.linear import Linear
+from inl.ops.lora import GatedLora, Lora, QkvLora
 from inl.ops.moe import ExpertLinear, Experts
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
@@ -187,6 +188,19 @@ def call_experts(kernels, dtype):
         kernels["expert_linear"](x[:, None], ids, ExpertLinear(w.gate))
 
 
+def call_adapters(kernels, dtype):
+    """Adapters of one token, of a tile and of more, with few columns and many."""
+    for tokens, columns in ((1, 128), (32, 128), (40, 160)):
+        x, y = torch.ones(tokens, 4096), torch.ones(tokens, HIDDEN).to(dtype)
+        a, b = torch.ones(columns, 4096), torch.ones(HIDDEN, columns)
+        x = x.to(dtype)
+        pair, chosen = (a.to(dtype), b.to(dtype)), torch.ones(tokens, columns).to(dtype)
+        kernels["lora"](y, x, Lora(*pair), chosen, rank=16)
+        kernels["qkv_lora"](y, y, y, x, QkvLora(*3 * pair), chosen, rank=16)
+        gated = GatedLora(*2 * pair)
+        kernels["gated_lora"](y, y, x, gated, chosen, rank=16, activation="silu")
+
+
 def packed_weights():
     """A matrix and a feed-forward layer of each kind."""
     for kind, group, has_offsets in (
@@ -214,6 +228,7 @@ def call_all(dtype, dim, tuning, *, packed=True):
 
     width = HEADS * dim
     packings = list(packed_weights()) if packed else []
+    call_adapters(kernels, dtype)
     call_dynamics(kernels, dtype)
     call_experts(kernels, dtype)
     call_many(kernels, dtype, dim)
