@@ -168,7 +168,7 @@ def compare(backend: Backend, language: LanguageModel, given: Any) -> None:
 
 def main() -> int:
     """Print all times."""
-    from inl_cuda.backend import CudaBackend  # noqa: PLC0415
+    from inl_cuda.backend import CudaBackend
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["8b", "smollm2"])
