@@ -163,6 +163,22 @@ def call_many(kernels, dtype, dim):
         kernels["sample"](logits, step, tables, sampler="sample_filtered")
 
 
+def call_verification(kernels):
+    """A step that verifies drafts, without token counts and with them."""
+    bucket = Bucket(6, 2, 4)
+    row = Row(1, [-1, -2, -2], [0.5] * 7, [3] * 6)
+    frame = step_frame(bucket, [row], step=0, groups=1, block_size=16, decode_rows=1)
+    for vocab in (0, 97):
+        empty = empty_tables(groups=1, slots=4, max_blocks_per_seq=5, vocab=vocab)
+        tables = Tables(*map(torch.from_numpy, empty))
+        step, tables = kernels["make_step"](
+            torch.from_numpy(frame), tables, bucket=bucket, block_size=16
+        )
+        if not vocab:
+            kernels["expand_rows"](step, tables)
+        kernels["verify"](torch.ones(6).int(), step, tables, width=4)
+
+
 def call_dynamics(kernels, dtype):
     """INL dynamics: forward, a model's layer, and backward."""
     x, controller = torch.ones(3, 700, dtype=dtype), torch.ones(3, 2100, dtype=dtype)
@@ -229,6 +245,7 @@ def call_all(dtype, dim, tuning, *, packed=True):
     width = HEADS * dim
     packings = list(packed_weights()) if packed else []
     call_adapters(kernels, dtype)
+    call_verification(kernels)
     call_dynamics(kernels, dtype)
     call_experts(kernels, dtype)
     call_many(kernels, dtype, dim)

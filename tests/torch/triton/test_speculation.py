@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import final
 
 import numpy as np
-import pytest
 import torch
-from triton_place import PLACE
+from triton_place import IS_SLOW, PLACE
 
 from drafted import REQUESTS, assert_equal_outputs
 from inl import EngineConfig, InferenceEngine
@@ -24,7 +23,10 @@ from inl_torch.backend import TorchBackend
 from inl_torch.gpu.capture_sizes import capture_sizes
 from inl_torch.triton.tuning import Tuning
 
-VOCAB = 96
+VOCAB = 40
+COUNT = 8
+FILTERED = () if IS_SLOW else REQUESTS[2:4]
+"""With filters and penalties, which take a minute in the interpreter."""
 
 
 @final
@@ -47,22 +49,23 @@ class Kernels(TorchBackend):
         return capture_sizes(limits)
 
 
-@pytest.mark.parametrize("acceptance", [0.6])
-def test_drafts_change_no_output(acceptance):
-    files = MemoryCheckpoint(*tiny_llama(np.random.default_rng(5), vocab=VOCAB))
+def test_drafts_change_no_output():
+    rng = np.random.default_rng(5)
+    files = MemoryCheckpoint(
+        *tiny_llama(rng, layers=1, heads=2, kv_heads=1, vocab=VOCAB)
+    )
     language = LanguageModel(MODEL, MODEL.config(files.config), files)
     requests = [
-        {**options, "max_tokens": 8}
-        for options in ({}, {"temperature": 0.8, "seed": 3}, *REQUESTS[2:4])
-    ]
-    for each in requests:
-        each.pop("stop", None)
+        {"max_tokens": COUNT}, {"max_tokens": COUNT, "temperature": 0.8, "seed": 3},
+        *({**options, "max_tokens": COUNT} for options in FILTERED),
+    ]  # fmt: skip
     engines = []
 
     def make(speculates, drafter):
         config = EngineConfig(
             max_batch=2, context=64, dtype="float32", max_drafts=3,
             speculation="ngram" if speculates else None, adaptive_drafts=False,
+            sampling="sample_filtered" if FILTERED else "sample",
         )  # fmt: skip
         runner = start_runner(language, Kernels(), config)
         engines.append(
@@ -71,8 +74,8 @@ def test_drafts_change_no_output(acceptance):
         return engines[-1]
 
     try:
-        speculation = assert_equal_outputs(make, VOCAB, acceptance, requests)
+        speculation = assert_equal_outputs(make, VOCAB, 0.4, requests)
     finally:
         for engine in engines:
             engine.close()
-    assert speculation.drafted > speculation.accepted > 3
+    assert speculation.drafted > speculation.accepted > 0

@@ -61,11 +61,11 @@ def verify_sizes(limits: Limits) -> list[Bucket]:
     Few rows have the time for many drafts each; many rows for a few. The cheapest
     sampler has no buckets of its own if there is another one.
     """
-    width = limits.max_drafts + 1
+    rows, width = limits.slots - 1, limits.max_drafts + 1
+    counts = {count for count in decode_sizes(rows) if count != 2} | {rows}
     sizes = {
         (min(tokens, count * width), count)
-        for count in decode_sizes(limits.slots - 1)
-        if count != 2
+        for count in counts
         for tokens in (
             count * 2,
             count * 4,

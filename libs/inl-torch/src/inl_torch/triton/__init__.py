@@ -22,6 +22,7 @@ from inl_torch.triton.step import (
     embedding,
     make_step,
     prune_last_layer,
+    verify,
 )
 from inl_torch.triton.tuning import Tuning
 
@@ -31,7 +32,7 @@ FAMILIES = (
 """Modules whose kernels have no launch parameters that depend on the chip."""
 
 TUNED = (
-    attention, embedding, fused, linear, lora, mlp, rope, sample, make_step,
+    attention, embedding, fused, linear, lora, mlp, rope, sample, make_step, verify,
 )  # fmt: skip
 """Modules whose kernels have launch parameters that depend on the chip."""
 
