@@ -74,7 +74,8 @@ def run(
     max_batch: Annotated[
         int | None,
         typer.Option(
-            help="Requests that run at the same time. [default: 32, on CUDA and ROCm 256]",
+            help="Requests that run at the same time. "
+            "[default: 32, on CUDA and ROCm 256]",
             min=1,
         ),
     ] = None,
