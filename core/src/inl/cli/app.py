@@ -26,6 +26,7 @@ COMMANDS = {
     "bench": "inl.cli.bench:run",
     "bench-serve": "inl.cli.bench_serve:run",
     "run-batch": "inl.cli.run_batch:run",
+    "pipe": "inl.cli.pipe:run",
     "tune": "inl.cli.tune:run",
     "completion": "inl.cli.completion:run",
     "trace": "inl.cli.trace:run",
