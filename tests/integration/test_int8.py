@@ -166,9 +166,7 @@ def test_an_absent_edge_tpu_says_what_is_missing(tmp_path, monkeypatch):
     plain, compiled = tmp_path / "plain.tflite", tmp_path / "plain_edgetpu.tflite"
     plain.write_bytes(b"TFL3")
     compiled.write_bytes(b"TFL3 edgetpu-custom-op")
-    with pytest.raises(
-        BackendUnavailable, match=r"run edgetpu_compiler .*plain\.tflite"
-    ):
+    with pytest.raises(BackendUnavailable, match=r"run edgetpu_compiler .*plain"):
         backend.load(plain)
     with pytest.raises(BackendUnavailable, match=r"is not open: .*install"):
         backend.load(compiled)

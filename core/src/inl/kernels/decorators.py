@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable
 from importlib import import_module
+from types import FunctionType
 from typing import Any, overload
 
 from inl.device import Device
@@ -59,6 +61,11 @@ class DecoratedKernel:
             )
         return result
 
+    def configure(self, config: KernelConfig) -> None:
+        """Replace the configuration; what was compiled with the old one is dropped."""
+        self.config = config
+        self.compiled.clear()
+
     def why_not(self) -> str | None:
         """Return why no device of the kind can be used, or ``None``."""
         if "cpu" in self.platforms:
@@ -84,12 +91,12 @@ class DecoratedKernel:
             return self.function
         if framework not in self.compiled:
             if framework == "jax":
-                self.compiled[framework] = import_module("jax").jit(self.function)
+                compiler = import_module("jax").jit
             elif framework == "torch" and target is not None:
-                compiled = import_module("torch").compile(self.function)
-                self.compiled[framework] = compiled
+                compiler = import_module("torch").compile
             else:
                 return self.function
+            self.compiled[framework] = compiler(_own_code(self.function))
         return self.compiled[framework]
 
     def _tensor_cores(self, target: Any) -> None:
@@ -103,6 +110,24 @@ class DecoratedKernel:
             self.notes.append(sentence)
             name = self.function.__name__
             logging.getLogger("inl").warning("kernel %s %s", name, sentence)
+
+
+def _own_code(function: Function) -> Function:
+    """Return a function that calls ``function``, with a code object of its own.
+
+    JAX keeps programs by function and torch by code object. The configuration is not
+    part of either key: kernels of one function would share the program of the first.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    name = f"kernel_{next(_numbers)}"
+    code = call.__code__.replace(co_name=name)
+    return FunctionType(code, call.__globals__, name, None, call.__closure__)
+
+
+_numbers = itertools.count()
 
 
 def _framework(name: str, arrays: list[Any]) -> str:
@@ -210,9 +235,28 @@ def sparse_kernel(
     config: KernelConfig | None = None,
     **given: Any,
 ) -> Any:
-    """Run a function of block-sparse operands on a platform: "tpu", "gpu" or "cpu"."""
+    """Run a function of block-sparse operands on a platform: "tpu", "gpu" or "cpu".
+
+    ``block_size`` is also the required size of the blocks in the function's second
+    argument [..., b, b]; a call with another raises :class:`~inl.errors.KernelError`.
+    """
     where = _platforms("sparse_kernel", platform)
-    return _decorator("sparse_kernel", where, function, config, given)
+    size = make_config("sparse_kernel", config, given).block_size
+
+    def checked(function: Function) -> Any:
+        @functools.wraps(function)
+        def call(dense: Any, sparse_values: Any, *args: Any, **kwargs: Any) -> Any:
+            found = tuple(sparse_values.shape[-2:])
+            if size is not None and found != (size, size):
+                raise KernelError(
+                    f"{function.__name__}: sparse_values: found blocks of "
+                    f"{list(found)}, accepted: {[size, size]}"
+                )
+            return function(dense, sparse_values, *args, **kwargs)
+
+        return _decorator("sparse_kernel", where, call, config, given)
+
+    return checked if function is None else checked(function)
 
 
 def expert_kernel(
