@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from functools import partial
 
 import numpy as np
 import pytest
@@ -84,28 +83,22 @@ def test_jax_kernels_are_compiled_again():
     assert attention.config.block_size == found.best.fields.get("block_size")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_kernels_of_one_function_have_programs_of_their_own(framework, monkeypatch):
-    if framework == "torch":
-        module = pytest.importorskip("torch")
-        eager = partial(module.compile, backend="eager")  # code generation is slow
-        monkeypatch.setattr(module, "compile", eager)
-    else:
-        module = pytest.importorskip("jax.numpy")
+def test_kernels_of_one_function_have_programs_of_their_own(framework):
+    module = pytest.importorskip({"jax": "jax.numpy"}.get(framework, framework))
     a = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
     x = module.asarray(a)
 
     def product(x):
         return gemm(x, x)
 
-    for fields in ({}, {"use_bfloat16": True}, {"use_fp16": True}):
+    for fields in ({"use_bfloat16": True}, {"use_fp16": True}):
         kernel = cpu_kernel(**fields)(product)
         off = np.abs(np.asarray(kernel(x)) - np.asarray(gemm(x, x, **fields))).max()
         assert off < 1e-5
         assert framework in kernel.compiled
-    kernel.configure(KernelConfig(use_bfloat16=True))
-    rounded = np.asarray(gemm(x, x, use_bfloat16=True))
-    assert np.abs(np.asarray(kernel(x)) - rounded).max() < 1e-5
+        assert np.abs(np.asarray(kernel(x)) - a @ a).max() > 1e-4
 
 
 def test_blocks_of_another_size_are_refused():

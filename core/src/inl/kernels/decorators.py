@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 from collections.abc import Callable
 from importlib import import_module
-from types import FunctionType
 from typing import Any, overload
 
 from inl.device import Device
 from inl.errors import BackendUnavailable, KernelError, RequestError
 from inl.functional.dynamics import framework_of
+from inl.kernels.compiling import compiled_by
 from inl.kernels.config import KernelConfig, in_force, make_config
 from inl.kernels.profile import recorded
 
@@ -89,14 +88,10 @@ class DecoratedKernel:
     def _compiled(self, framework: str, target: Any) -> Function:
         if not self.config.auto_optimize:
             return self.function
+        if framework != "jax" and (framework != "torch" or target is None):
+            return self.function
         if framework not in self.compiled:
-            if framework == "jax":
-                compiler = import_module("jax").jit
-            elif framework == "torch" and target is not None:
-                compiler = import_module("torch").compile
-            else:
-                return self.function
-            self.compiled[framework] = compiler(_own_code(self.function))
+            self.compiled[framework] = compiled_by(framework, self.function)
         return self.compiled[framework]
 
     def _tensor_cores(self, target: Any) -> None:
@@ -110,24 +105,6 @@ class DecoratedKernel:
             self.notes.append(sentence)
             name = self.function.__name__
             logging.getLogger("inl").warning("kernel %s %s", name, sentence)
-
-
-def _own_code(function: Function) -> Function:
-    """Return a function that calls ``function``, with a code object of its own.
-
-    JAX keeps programs by function and torch by code object. The configuration is not
-    part of either key: kernels of one function would share the program of the first.
-    """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    name = f"kernel_{next(_numbers)}"
-    code = call.__code__.replace(co_name=name)
-    return FunctionType(code, call.__globals__, name, None, call.__closure__)
-
-
-_numbers = itertools.count()
 
 
 def _framework(name: str, arrays: list[Any]) -> str:
