@@ -53,7 +53,7 @@ test-long: .venv-all/.test
 	INL_TEST_DEPTH=long .venv-all/bin/python $(PYTEST) tests/core/engine/test_soak.py \
 		tests/core/engine/test_speculation_soak.py tests/core/weights/test_structure_fuzz.py \
 		tests/torch/triton/test_compile.py tests/torch/triton/test_interpreted.py \
-		tests/integration/test_wheels.py
+		tests/integration/test_wheels.py tests/documents/test_documents.py
 
 # Compiles the TPU kernels for TPU chips; libtpu, their compiler, takes 700 MB.
 test-tpu-compiler: .venv-all/.test
