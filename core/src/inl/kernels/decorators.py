@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, overload
 
@@ -42,14 +43,12 @@ class DecoratedKernel:
         framework = _framework(self.function.__name__, arrays)
         target = self._target(framework)
         run = self._compiled(framework, target)
-        if self.config.use_tensor_cores and framework == "torch":
-            self._tensor_cores(target)
         if target is not None:
             args = tuple(_moved(each, target) for each in args)
             kwargs = {name: _moved(each, target) for name, each in kwargs.items()}
 
         def call() -> Any:
-            with in_force(self.config):
+            with in_force(self.config), self._tensor_cores(framework, target):
                 return run(*args, **kwargs)
 
         result = recorded(self.function.__name__, arrays[0] if arrays else None, call)
@@ -94,11 +93,22 @@ class DecoratedKernel:
             self.compiled[framework] = compiled_by(framework, self.function)
         return self.compiled[framework]
 
-    def _tensor_cores(self, target: Any) -> None:
-        if getattr(target, "type", "cpu") != "cuda":
-            self._note("use_tensor_cores has no effect without an NVIDIA GPU")
-        else:
-            import_module("torch").set_float32_matmul_precision("high")
+    @contextmanager
+    def _tensor_cores(self, framework: str, target: Any) -> Iterator[None]:
+        """Let torch round float32 products to TF32 inside, if that is configured."""
+        wanted = self.config.use_tensor_cores and framework == "torch"
+        if not wanted or getattr(target, "type", "cpu") != "cuda":
+            if wanted:
+                self._note("use_tensor_cores has no effect without an NVIDIA GPU")
+            yield
+            return
+        torch = import_module("torch")
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def _note(self, sentence: str) -> None:
         if sentence not in self.notes:
