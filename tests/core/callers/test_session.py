@@ -50,13 +50,26 @@ def answers(data):
 
 
 @pytest.fixture
-def opened(engines, monkeypatch):
+def gate():
+    """An event without which engines stop after their third step."""
+    event = threading.Event()
+    event.set()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def opened(engines, monkeypatch, gate):
     """Let OPEN open a tiny model; returns the settings that it got."""
     seen = []
 
+    def wait(record):
+        if record.step >= 3:
+            gate.wait(60)
+
     def open_model(_, model, config):
         seen.append((model, config))
-        return engines()
+        return engines(on_step=wait)
 
     monkeypatch.setattr(InferenceEngine, "from_pretrained", classmethod(open_model))
     return seen
@@ -130,10 +143,15 @@ def test_requests_at_the_same_time_equal_those_of_python(caller, engines):
         assert last[number] == (DONE, head + want.finish_reason.encode())
 
 
-def test_a_cancelled_request_ends_and_its_number_is_free(caller):
+def test_a_cancelled_request_ends_and_its_number_is_free(caller, gate):
+    gate.clear()
     caller.send(request(3, max_tokens=90))
     assert caller.receive()[0] == TOKENS
-    caller.send((CANCEL, struct.pack("<I", 3)), (CANCEL, struct.pack("<I", 99)))
+    cancels = [(CANCEL, struct.pack("<I", number)) for number in (3, 99)]
+    caller.send(*cancels, request(4, max_tokens=0))
+    while caller.receive()[0] != ERROR:
+        """Wait for the answer to what follows the cancellation."""
+    gate.set()
     tokens, _, last = collect(caller, 1)
     assert last[3] == (DONE, struct.pack("<I", 2) + b"cancelled")
     assert len(tokens.get(3, ())) < 89
