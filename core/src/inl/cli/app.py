@@ -27,6 +27,7 @@ COMMANDS = {
     "bench-mix": "inl.cli.bench_mix:run",
     "bench-serve": "inl.cli.bench_serve:run",
     "run-batch": "inl.cli.run_batch:run",
+    "pipe": "inl.cli.pipe:run",
     "tune": "inl.cli.tune:run",
     "completion": "inl.cli.completion:run",
     "trace": "inl.cli.trace:run",
