@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from http_servers import HashServer, hash_engine
+from inl.switch_interval import SHORT_SECONDS
 
 TOKENS = 8
 CLIENTS = 48
@@ -219,3 +220,10 @@ def test_idle_streams_get_comments():
     assert text.count(b": keep-alive\n\n") >= 3
     assert text.count(b"data: ") == 4
     assert b'"error"' not in text
+
+
+def test_a_stepping_thread_need_not_wait_long_for_the_interpreter():
+    before = sys.getswitchinterval()
+    with HashServer(max_batch=2):
+        assert sys.getswitchinterval() == pytest.approx(SHORT_SECONDS)
+    assert sys.getswitchinterval() == before

@@ -16,6 +16,7 @@ from inl.errors import RequestError
 from inl.serve.app import make_app
 from inl.serve.metrics import Metrics
 from inl.serve.models import Models
+from inl.switch_interval import SHORT_SECONDS, switch_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,12 +84,13 @@ class Server:
         """
         listening = listen(self.config.host, self.config.port)
         self._port = listening.getsockname()[1]
-        serving = asyncio.create_task(self._server.serve([listening]))
-        while not self._server.started and not serving.done():
-            await asyncio.sleep(0.01)
-        if self._server.started:
-            started(self.url)
-        await serving
+        with switch_interval(SHORT_SECONDS):
+            serving = asyncio.create_task(self._server.serve([listening]))
+            while not self._server.started and not serving.done():
+                await asyncio.sleep(0.01)
+            if self._server.started:
+                started(self.url)
+            await serving
 
     def close(self) -> None:
         """Unload all models. Closing twice is allowed."""

@@ -21,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from inl.switch_interval import DEFAULT_SECONDS, switch_interval
+
 ALIGNMENT: Final = 16
 """Triton specializes kernels on pointers and integers that are multiples of this."""
 
@@ -121,7 +123,11 @@ def precompile(calls: Sequence[Callable[[], Any]], place: torch.device) -> int:
         if place.type == "cuda":
             torch.cuda.set_device(place)
 
-    with ThreadPoolExecutor(THREADS, "inl-compile", set_device) as threads:
+    # Loading a kernel is not safe with very frequent switches between threads.
+    with (
+        switch_interval(DEFAULT_SECONDS),
+        ThreadPoolExecutor(THREADS, "inl-compile", set_device) as threads,
+    ):
         for future in [threads.submit(_compile, launch) for launch in launches]:
             future.exception()
     return len(launches)
