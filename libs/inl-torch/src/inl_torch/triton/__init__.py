@@ -14,7 +14,7 @@ from inl_torch.triton import norm
 from inl_torch.triton.attention import attention, cache, rope
 from inl_torch.triton.dynamics import dynamics
 from inl_torch.triton.lora import lora
-from inl_torch.triton.matmul import activation, fused, linear, mlp
+from inl_torch.triton.matmul import activation, fused, invariant, linear, mlp
 from inl_torch.triton.moe import experts
 from inl_torch.triton.sampling import sample
 from inl_torch.triton.step import (
@@ -27,7 +27,8 @@ from inl_torch.triton.step import (
 from inl_torch.triton.tuning import Tuning
 
 FAMILIES = (
-    activation, admit, cache, dynamics, experts, norm, rope, prune_last_layer,
+    activation, admit, cache, dynamics, experts, invariant, norm, rope,
+    prune_last_layer,
 )  # fmt: skip
 """Modules whose kernels have no launch parameters that depend on the chip."""
 

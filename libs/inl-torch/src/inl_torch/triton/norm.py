@@ -89,12 +89,20 @@ def _refuse(x: Any, *_: Any, **__: Any) -> str | None:
 
 
 KERNELS = (
-    Kernel("rms_norm", "triton", rms_norm, refuse=_refuse, preference=PREFERENCE),
+    Kernel(
+        "rms_norm",
+        "triton",
+        rms_norm,
+        refuse=_refuse,
+        invariant=True,
+        preference=PREFERENCE,
+    ),
     Kernel(
         "reduce_add_norm",
         "triton",
         reduce_add_norm,
         refuse=_refuse,
+        invariant=True,
         preference=PREFERENCE,
     ),
 )
