@@ -185,7 +185,75 @@ def call_invariant(kernels, dtype, dim):
     x = torch.ones(3, HIDDEN, dtype=dtype)
     fixed_product(x, torch.ones(INNER, HIDDEN, dtype=dtype), x[0, :INNER])
     ((step, blocks),) = torch_steps(FEW[:1])
-    q, k = (torch.ones(1, n, dim, dtype=dtype) for n in (HEADS, KV_HEADS))
+    q = torch.ones(1, HEADS, dim, dtype=dtype)
+    cache = Cache(
+        *(torch.ones(blocks, 16, KV_HEADS, dim, dtype=dtype) for _ in range(2))
+    )
+    attrs = {"scale": 0.1, "window": None, "cap": None, "group": 0}
+    kernels["attention", "triton_rows"](q, cache, step, **attrs)
+
+
+def call_dynamics(kernels, dtype):
+    """INL dynamics: forward, a model's layer, and backward."""
+    x, controller = torch.ones(3, 700, dtype=dtype), torch.ones(3, 2100, dtype=dtype)
+    clamps = {"dt": 0.1, "most_beta": 2.0, "limit": 10.0}
+    kernels["inl_dynamics"](x, x, x[0], x, x, x, dt=0.1)
+    kernels["inl_dynamics_step"](x, x, x[0], controller, **clamps)
+    inner, wide = torch.ones(64, 1400, dtype=dtype), torch.ones(2100, 64, dtype=dtype)
+    w = InlBlock(x[0], inner, inner[:, 0], wide, wide[:, 0], x[:1].expand(700, 700))
+    kernels["inl_block"](x, x, w, dt=0.1)
+    operands = (x, x[0], *controller.chunk(3, -1))
+    options = dynamics_training.Options(3, True, 2.0, 10.0)
+    dynamics_training.gradients(x, x, x, operands, 0.1, options, (True,) * 6 + (False,))
+
+
+def call_experts(kernels, dtype):
+    """Experts with few slots, and with many, which are sorted."""
+    for tokens, count in ((1, 8), (100, 8), (1000, 4)):
+        x, ids = torch.ones(tokens, HIDDEN, dtype=dtype), torch.zeros(tokens, 2).int()
+        wide, narrow = (count, INNER, HIDDEN), (count, HIDDEN, INNER)
+        w = Experts(*(torch.ones(s, dtype=dtype) for s in (wide, wide, narrow)))
+        weights = torch.ones(tokens, 2)
+        kernels["experts"](x, ids, weights, w, activation="silu")
+        kernels["expert_linear"](x[:, None], ids, ExpertLinear(w.gate))
+
+
+def call_adapters(kernels, dtype):
+    """Adapters of a tile of tokens and of more, with few columns and with many."""
+    sizes = ((32, 128), (40, 160)) if dtype == torch.bfloat16 else ((40, 160),)
+    for tokens, columns in sizes:
+        x, y = (torch.ones(tokens, n, dtype=dtype) for n in (4096, HIDDEN))
+        a, b = torch.ones(columns, 4096), torch.ones(HIDDEN, columns)
+        pair, chosen = (a.to(dtype), b.to(dtype)), torch.ones(tokens, columns).to(dtype)
+        gated = GatedLora(*2 * pair)
+        kernels["gated_lora"](y, y, x, gated, chosen, rank=16, activation="silu")
+        if dtype == torch.bfloat16:
+            kernels["lora"](y, x, Lora(*pair), chosen, rank=16)
+            kernels["qkv_lora"](y, y, y, x, QkvLora(*3 * pair), chosen, rank=16)
+
+
+def call_verification(kernels):
+    """A step that verifies drafts, without token counts and with them."""
+    bucket = Bucket(6, 2, 4)
+    row = Row(1, [-1, -2, -2], [0.5] * 7, [3] * 6)
+    frame = step_frame(bucket, [row], step=0, groups=1, block_size=16, decode_rows=1)
+    for vocab in (0, 97):
+        empty = empty_tables(groups=1, slots=4, max_blocks_per_seq=5, vocab=vocab)
+        tables = Tables(*map(torch.from_numpy, empty))
+        step, tables = kernels["make_step"](
+            torch.from_numpy(frame), tables, bucket=bucket, block_size=16
+        )
+        if not vocab:
+            kernels["expand_rows"](step, tables)
+        kernels["verify"](torch.ones(6).int(), step, tables, width=4)
+
+
+def call_invariant(kernels, dtype, dim):
+    """Products and attention of the invariant mode, which are the same in any step."""
+    x = torch.ones(3, HIDDEN, dtype=dtype)
+    fixed_product(x, torch.ones(INNER, HIDDEN, dtype=dtype), x[0, :INNER])
+    ((step, blocks),) = torch_steps(FEW[:1])
+    q = torch.ones(1, HEADS, dim, dtype=dtype)
     cache = Cache(
         *(torch.ones(blocks, 16, KV_HEADS, dim, dtype=dtype) for _ in range(2))
     )

@@ -184,11 +184,13 @@ def _token_tiles(
     size, kv_heads = cache.k.shape[1:3]
     group_size = heads // kv_heads
     is_float32 = q.dtype == torch.float32
-    tile_config = tuning.attention_tile(
-        "prompt", dim, is_float32=is_float32
-    ) or prefill_tile(
-        dim, is_float32, tuning.shared_bytes, 0 if invariant else heads * q.shape[0]
-    )
+    tile_config = tuning.attention_tile("prompt", dim, is_float32=is_float32)
+    if tile_config is None and invariant:
+        shared = min(tuning.shared_bytes, LARGEST_SHARED_BYTES - 1)
+        tile_config = prefill_tile(dim, is_float32, shared, 0)
+    elif tile_config is None:
+        work_size = heads * q.shape[0]
+        tile_config = prefill_tile(dim, is_float32, tuning.shared_bytes, work_size)
     lanes = min(group_size, tile_config.rows)
     tiles = work.tiles(tile_config.rows // lanes, all_tokens=invariant)
     attend_tiles[(kv_heads * -(-group_size // lanes), tiles.shape[0])](
