@@ -47,6 +47,7 @@ from inl_torch.triton.attention import prompt as attention_prompt
 from inl_torch.triton.dynamics import training as dynamics_training
 from inl_torch.triton.matmul.invariant import product as fixed_product
 from inl_torch.triton.matmul.products import library_is_faster
+from inl_torch.triton.matmul.streamed import stream_product
 from inl_torch.triton.quantized import products as packed_products
 from inl_torch.triton.quantized.packed import FLOAT8, PackedLinear, PackedMlp, packed
 from inl_torch.triton.tuning import Tuning
@@ -332,6 +333,11 @@ def call_all(dtype, dim, tuning, *, packed=True):
         )
         for sampler in ("greedy", "sample", "sample_filtered"):
             kernels["sample"](logits, step, tables, sampler=sampler)
+        if dtype == torch.bfloat16 and 1 < tokens <= 32 and has_copy_engine():
+            for width in (512, HIDDEN):
+                few, wide = x(tokens, width), x(1024, width)
+                stream_product(few, wide, None, tuning, gated="silu")
+                stream_product(few, wide, None, tuning)
         if dtype == torch.bfloat16 and dim == 128 and has_copy_engine():
             attention_prompt.attend_prompt(q, k, k, cache, step, scale=0.1, group=0)
 

@@ -142,7 +142,7 @@ def lora(ops: Ops, y: Array, x: Array, w: Lora, selected: Array, *, rank: int) -
     is one.
 
     The body multiplies with the matrices of all adapters. A grouped kernel may read
-    only those that tokens select.
+    only those that tokens select, and may write its result to the memory of ``y``.
     """
     assert selected.shape[-1] % rank == 0, "whole adapters"
     inner = ops.linear(x, Linear(w.a)) * selected

@@ -1,8 +1,9 @@
 """Triton kernels of adapters: ``A(x)`` of all layers of one input, then ``B``.
 
 A tile of tokens reads the columns of the adapters that its tokens select, and no
-others. With programmatic dependent launch, ``selected`` and the matrices are loaded
-before waiting for the previous kernel: they are not written by it.
+others. With programmatic dependent launch the first kernel runs beside the linear layer
+that precedes it: its input is older, so that it waits only at its end. The second loads
+``selected`` and its matrices before it waits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import triton.language as tl
 from triton.language import tensor
 
 from inl_torch.triton.matmul.activation import activate_gate
-from inl_torch.triton.pdl import pdl_sync
+from inl_torch.triton.pdl import pdl_start_next, pdl_sync, pdl_wait
 
 
 @triton.jit
@@ -25,8 +26,9 @@ def lora_shrink(
     """Store one split of ``A(x)``: ``inner`` [splits, layers, tokens, rank].
 
     Grid: tiles of tokens, tiles of columns of one layer after the other, splits of K.
-    Stores the columns that a token selects.
+    Stores the columns that a token selects. The previous kernel must not write ``x``.
     """
+    pdl_start_next(PDL)
     tiles: tl.constexpr = (C + COLUMNS - 1) // COLUMNS
     layer = tl.program_id(1) // tiles
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
@@ -36,7 +38,7 @@ def lora_shrink(
     chosen = tl.load(selected + at, mask=known, other=0).to(tl.float32) != 0
     any_token = tl.max(chosen.to(tl.int32), 0)
     if tl.max(any_token, 0) == 0:
-        pdl_sync(PDL)
+        pdl_wait(PDL)
         return
     a = a0
     if layer == 1:
@@ -48,7 +50,6 @@ def lora_shrink(
     rows = a + column.to(tl.int64)[None, :] * K
     present = (any_token != 0)[None, :]
     w = tl.load(rows + k[:, None], mask=present & (k < K)[:, None], other=0)
-    pdl_sync(PDL)
     acc = tl.zeros((TOKENS, COLUMNS), tl.float32)
     for step in range(0, SPLIT, STEP):
         at_k = start + step + tl.arange(0, STEP)
@@ -63,6 +64,7 @@ def lora_shrink(
     layers = tl.num_programs(1) // tiles
     place = (tl.program_id(2) * layers + layer).to(tl.int64) * tokens + token
     tl.store(inner + place[:, None] * RANK + (column % RANK)[None, :], acc, mask=chosen)
+    pdl_wait(PDL)
 
 
 @triton.jit
@@ -112,34 +114,38 @@ def load_b(
 @triton.jit
 def lora_expand(
     y0: tensor, y1: tensor, y2: tensor, b0: tensor, b1: tensor, b2: tensor,
-    z0: tensor, z1: tensor, z2: tensor, selected: tensor, inner: tensor,
+    z: tensor, selected: tensor, inner: tensor,
     stride0: tensor, stride1: tensor, stride2: tensor, n0: tensor, n1: tensor,
     n2: tensor, tokens: tensor, C: tl.constexpr, RANK: tl.constexpr,
     RANK_P: tl.constexpr, LAYERS: tl.constexpr, SPLITS: tl.constexpr,
     GATED: tl.constexpr, SILU: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Store ``z = y + B(inner)`` of each layer, or the activation of two of them.
+    """Add ``B(inner)`` to ``y`` of each layer, or store the activation of two of them.
 
     Grid: tiles of tokens, tiles of outputs of one layer after the other; of the first
     only where ``GATED``.
     """
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     tile, layer = tl.program_id(1), tl.program_id(1) * 0
-    y, b, z, stride, width = y0, b0, z0, stride0, n0
+    y, b, stride, width = y0, b0, stride0, n0
     if LAYERS > 1 and not GATED:
         first = tl.cdiv(n0, ROWS)
         if tile >= first:
-            y, b, z, stride, width = y1, b1, z1, stride1, n1
+            y, b, stride, width = y1, b1, stride1, n1
             layer, tile = layer + 1, tile - first
             second = tl.cdiv(n1, ROWS)
             if tile >= second:
-                y, b, z, stride, width = y2, b2, z2, stride2, n2
+                y, b, stride, width = y2, b2, stride2, n2
                 layer, tile = layer + 1, tile - second
-    kind: tl.constexpr = z0.dtype.element_ty
+    kind: tl.constexpr = y0.dtype.element_ty
     rows = tile * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     chosen = load_chosen(selected, token, column, tokens, C)
+    if not GATED and C <= COLUMNS:  # noqa: SIM102 - known when compiling
+        if tl.max(tl.max(chosen.to(tl.int32), 0), 0) == 0:
+            pdl_sync(PDL)
+            return
     w = load_b(b, rows, column, chosen, width, C)
     if GATED:
         w_up = load_b(b1, rows, column, chosen, width, C)
@@ -157,14 +163,17 @@ def lora_expand(
             w = load_b(b, rows, column, chosen, width, C)
             if GATED:
                 w_up = load_b(b1, rows, column, chosen, width, C)
-        part = load_inner(inner, chosen, token, column, layer, tokens, kind, LAYERS,
-                          RANK, RANK_P, SPLITS, TOKENS)  # fmt: skip
-        acc = tl.dot(part, w, acc, input_precision="ieee")
-        if GATED:
-            part = load_inner(inner, chosen, token, column, layer + 1, tokens, kind,
-                              LAYERS, RANK, RANK_P, SPLITS, TOKENS)  # fmt: skip
-            up = tl.dot(part, w_up, up, input_precision="ieee")
+        if tl.max(tl.max(chosen.to(tl.int32), 0), 0) != 0:
+            part = load_inner(inner, chosen, token, column, layer, tokens, kind, LAYERS,
+                              RANK, RANK_P, SPLITS, TOKENS)  # fmt: skip
+            acc = tl.dot(part, w, acc, input_precision="ieee")
+            if GATED:
+                part = load_inner(inner, chosen, token, column, layer + 1, tokens, kind,
+                                  LAYERS, RANK, RANK_P, SPLITS, TOKENS)  # fmt: skip
+                up = tl.dot(part, w_up, up, input_precision="ieee")
     if GATED:
         acc, up = acc.to(kind).to(tl.float32), up.to(kind).to(tl.float32)
         acc = activate_gate(acc, up, SILU)
-    tl.store(z + token[:, None] * width + rows[None, :], acc, mask=inside)
+        tl.store(z + token[:, None] * width + rows[None, :], acc, mask=inside)
+    else:
+        tl.store(y + at, acc, mask=inside)

@@ -18,7 +18,7 @@ from inl_torch.triton.tuning import Tuning
 COLUMNS: Final = 16
 """Columns of a tile of A, the fewest of the matrix units."""
 
-SPLIT: Final = 1024
+SPLIT: Final = 2048
 """Elements of the input of a program. Splits depend on nothing else, so that a token's
 result has the same bits in any batch."""
 
@@ -49,7 +49,10 @@ def add(
     ys: Sequence[torch.Tensor], x: torch.Tensor, loras: Sequence[Lora],
     selected: torch.Tensor, rank: int, tuning: Tuning, activation: str = "",
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Return ``y + B(selected * A(x))`` of each layer, or the activation of two."""
+    """Return ``y + B(selected * A(x))`` of each layer, or the activation of two.
+
+    Without an activation the results are ``ys``, which are overwritten.
+    """
     ys, x, selected = [dense(y) for y in ys], dense(x), selected.contiguous()
     (tokens, k), columns, layers = x.shape, selected.shape[1], len(ys)
     splits = -(-k // SPLIT)
@@ -67,21 +70,23 @@ def add(
         COLUMNS=COLUMNS, STEP=STEP_FLOAT32 if is_float32 else STEP, num_warps=4,
         **options,
     )  # fmt: skip
-    stored = ys[:1] if activation else ys
-    zs = tuple(torch.empty(y.shape, dtype=y.dtype, device=y.device) for y in stored)
-    y_all, z_all = ([*each, *[each[0]] * (3 - len(each))] for each in (ys, zs))
+    z = ys[0]
+    if activation:
+        z = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    y_all = [*ys, *[ys[0]] * (3 - layers)]
     rows, most, warps = FEW_GATED if activation else FEW
     if is_float32 or token_tiles > 1:
         rows, most, warps = FLOAT32 if is_float32 else MANY
-    outputs = sum(-(-z.shape[1] // rows) for z in zs)
+    stored = ys[:1] if activation else ys
+    outputs = sum(-(-y.shape[1] // rows) for y in stored)
     lora_expand[(token_tiles, outputs)](
-        *y_all, first.b, second.b, third.b, *z_all, selected, inner,
+        *y_all, first.b, second.b, third.b, z, selected, inner,
         *(y.stride(0) for y in y_all), *(y.shape[1] for y in y_all), tokens, C=columns,
         RANK=rank, RANK_P=max(power(rank), 16), LAYERS=layers, SPLITS=splits,
         GATED=bool(activation), SILU=activation == "silu", TOKENS=tile, ROWS=rows,
         COLUMNS=min(max(power(columns), 16), most), num_warps=warps, **options,
     )  # fmt: skip
-    return zs
+    return (z,) if activation else tuple(ys)
 
 
 def lora(
