@@ -33,7 +33,8 @@ FAMILIES = (
 """Modules whose kernels have no launch parameters that depend on the chip."""
 
 TUNED = (
-    attention, embedding, fused, linear, lora, mlp, rope, sample, make_step, verify,
+    attention, embedding, fused, linear, lora, make_step, mlp, norm, rope, sample,
+    verify,
 )  # fmt: skip
 """Modules whose kernels have launch parameters that depend on the chip."""
 
