@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from test_speculation import Kernels
 from triton_place import PLACE
 
@@ -12,7 +11,6 @@ from inl.testing.oracle import Tiny
 from inl.testing.target import Target
 
 
-@pytest.mark.full
 def test_adapters_of_a_model(monkeypatch):
     monkeypatch.setattr(adapter_checks, "COUNT", 2)
     target = Target(Device("cpu"), seed=1)
