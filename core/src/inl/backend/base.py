@@ -52,6 +52,8 @@ class Traits(NamedTuple):
     """Share of the free memory for the caches of an engine whose config sets none. For
     memory that only the engine uses, close to 1: the engine then leaves room for its
     programs."""
+    max_batch: int = 8
+    """Default for the maximum number of sequences that run at the same time."""
 
 
 class Precompiler(NamedTuple):

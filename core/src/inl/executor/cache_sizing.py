@@ -51,6 +51,7 @@ def plan_limits(
         if isinstance(item, Paged)
     ]
     per_block = sum(block_bytes(group, size) for group in paged)
+    batch = config.max_batch or backend.traits.max_batch
     budget = config.cache_bytes or _default_budget(model, shaped, backend, config)
     affordable = budget // per_block
     if config.context is None:
@@ -62,8 +63,8 @@ def plan_limits(
             "lower context or raise cache_bytes"
         )
     return Limits(
-        slots=config.max_batch + 1,
-        blocks=_group_blocks(paged, budget, seq_blocks, size, config.max_batch),
+        slots=batch + 1,
+        blocks=_group_blocks(paged, budget, seq_blocks, size, batch),
         windows=tuple(group.window for group in paged),
         block_size=size,
         max_blocks_per_seq=seq_blocks,
@@ -85,7 +86,8 @@ def _default_budget(
     traits, free = backend.traits, backend.memory().free
     least = int(min(traits.cache_share, LEAST_SHARE) * free)
     tokens = config.token_budget or traits.token_budget
-    step = _step_bytes(model, shaped, tokens, config.max_batch) + PROGRAM_BYTES
+    batch = config.max_batch or traits.max_batch
+    step = _step_bytes(model, shaped, tokens, batch) + PROGRAM_BYTES
     return max(int(traits.cache_share * free) - step, least)
 
 

@@ -57,6 +57,7 @@ class GpuBackend(TorchBackend):
         readers=min(os.cpu_count() or 1, 8),
         captures_programs=True,
         cache_share=0.9,
+        max_batch=256,
     )
     pool: Any
     """Memory pool of the graphs. It must outlive the graphs of every runner."""
