@@ -45,6 +45,7 @@ from inl_torch.eager.linear import StackedQkv
 from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.attention import prompt as attention_prompt
 from inl_torch.triton.dynamics import training as dynamics_training
+from inl_torch.triton.matmul.invariant import product as fixed_product
 from inl_torch.triton.matmul.products import library_is_faster
 from inl_torch.triton.matmul.streamed import stream_product
 from inl_torch.triton.quantized import products as packed_products
@@ -180,6 +181,19 @@ def call_verification(kernels):
         kernels["verify"](torch.ones(6).int(), step, tables, width=4)
 
 
+def call_invariant(kernels, dtype, dim):
+    """Products and attention of the invariant mode, which are the same in any step."""
+    x = torch.ones(3, HIDDEN, dtype=dtype)
+    fixed_product(x, torch.ones(INNER, HIDDEN, dtype=dtype), x[0, :INNER])
+    ((step, blocks),) = torch_steps(FEW[:1])
+    q = torch.ones(1, HEADS, dim, dtype=dtype)
+    cache = Cache(
+        *(torch.ones(blocks, 16, KV_HEADS, dim, dtype=dtype) for _ in range(2))
+    )
+    attrs = {"scale": 0.1, "window": None, "cap": None, "group": 0}
+    kernels["attention", "triton_rows"](q, cache, step, **attrs)
+
+
 def call_dynamics(kernels, dtype):
     """INL dynamics: forward, a model's layer, and backward."""
     x, controller = torch.ones(3, 700, dtype=dtype), torch.ones(3, 2100, dtype=dtype)
@@ -206,16 +220,17 @@ def call_experts(kernels, dtype):
 
 
 def call_adapters(kernels, dtype):
-    """Adapters of one token, of a tile and of more, with few columns and many."""
-    for tokens, columns in ((1, 128), (32, 128), (40, 160)):
-        x, y = torch.ones(tokens, 4096), torch.ones(tokens, HIDDEN).to(dtype)
+    """Adapters of a tile of tokens and of more, with few columns and with many."""
+    sizes = ((32, 128), (40, 160)) if dtype == torch.bfloat16 else ((40, 160),)
+    for tokens, columns in sizes:
+        x, y = (torch.ones(tokens, n, dtype=dtype) for n in (4096, HIDDEN))
         a, b = torch.ones(columns, 4096), torch.ones(HIDDEN, columns)
-        x = x.to(dtype)
         pair, chosen = (a.to(dtype), b.to(dtype)), torch.ones(tokens, columns).to(dtype)
-        kernels["lora"](y, x, Lora(*pair), chosen, rank=16)
-        kernels["qkv_lora"](y, y, y, x, QkvLora(*3 * pair), chosen, rank=16)
         gated = GatedLora(*2 * pair)
         kernels["gated_lora"](y, y, x, gated, chosen, rank=16, activation="silu")
+        if dtype == torch.bfloat16:
+            kernels["lora"](y, x, Lora(*pair), chosen, rank=16)
+            kernels["qkv_lora"](y, y, y, x, QkvLora(*3 * pair), chosen, rank=16)
 
 
 def packed_weights():
@@ -234,9 +249,19 @@ def packed_weights():
         yield PackedLinear(matrix(HIDDEN, HIDDEN)), mlp
 
 
+def named(tuning):
+    """Kernels by op, those of the invariant mode by op and name."""
+    found = {}
+    for kernel in ours.kernels(tuning):
+        fast = kernel.name == "triton"
+        found[kernel.op if fast else (kernel.op, kernel.name)] = kernel.run
+    return found
+
+
 def call_all(dtype, dim, tuning, *, packed=True):
     """Call every kernel once for each launch configuration."""
-    kernels = {kernel.op: kernel.run for kernel in ours.kernels(tuning)}
+    kernels = named(tuning)
+    call_invariant(kernels, dtype, dim)
     call_attention(kernels, dtype, dim)
     more = {kernel.op: kernel.run for kernel in packed_products.kernels(tuning)}
 
@@ -325,8 +350,7 @@ def has_copy_engine():
 
 def call_attention_only(dtype, dim, tuning):
     """Call the kernels whose code depends on the head size most."""
-    kernels = {kernel.op: kernel.run for kernel in ours.kernels(tuning)}
-    call_attention(kernels, dtype, dim)
+    call_attention(named(tuning), dtype, dim)
 
 
 def fake_cudnn(q, _k, _v, _scale):

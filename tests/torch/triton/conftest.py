@@ -1,7 +1,8 @@
 """Fixes of Triton's interpreter.
 
 It multiplies the bit patterns of bfloat16 matrices, truncates where it should round,
-and reduces by uncommon functions one element at a time, which is slow.
+and reduces by uncommon functions one element at a time, which is slow. NumPy's products
+of float32 depend on the place of a row in its matrix, which those of a chip do not.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
 
     def widened(handle):
         if handle.dtype.scalar != tl.bfloat16:
-            return handle.data.astype(np.float32)
-        return (handle.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+            return handle.data.astype(np.float64)
+        bits = handle.data.view(np.uint16).astype(np.uint32) << 16
+        return bits.view(np.float32).astype(np.float64)
 
     def create_dot(_self, a, b, d, _precision, _imprecise):
-        total = np.matmul(widened(a), widened(b)) + d.data
+        total = np.matmul(widened(a), widened(b)).astype(np.float32) + d.data
         return interpreter.TensorHandle(total, d.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = create_dot

@@ -179,6 +179,57 @@ def _attend_cases(rng: np.random.Generator) -> Iterable[Case]:
     yield attend_case(rng, "decode", (4, 4, 128), {"cap": 2.0})
 
 
+def _rotated_cases(rng: np.random.Generator) -> Iterable[Case]:
+    for case in _attend_cases(rng):
+        yield Case(case.name, case.args[:-1], case.attrs)
+
+
+def _rotated_flops(
+    q: Any, k: Any, _v: Any, _cos: Any, _sin: Any, cache: Any, step: Any, **attrs: Any
+) -> int:
+    return rope_flops(q, k) + attention_flops(q, cache, step, **attrs)
+
+
+def _rotated_traffic(
+    results: Any, q: Any, k: Any, v: Any, cos: Any, sin: Any, cache: Any, step: Any,
+    **attrs: Any,
+) -> int:  # fmt: skip
+    attended = attend_traffic(results, q, k, v, cache, step, **attrs)
+    return attended + nbytes((cos, sin))
+
+
+@op(
+    cases=_rotated_cases,
+    consumes=("cache",),
+    flops=_rotated_flops,
+    traffic=_rotated_traffic,
+)
+def rope_attend(
+    ops: Ops,
+    q: Array,
+    k: Array,
+    v: Array,
+    cos: Array,
+    sin: Array,
+    cache: Cache,
+    step: Step,
+    *,
+    scale: float,
+    window: int | None = None,
+    cap: float | None = None,
+    group: int = 0,
+) -> tuple[Array, Cache]:
+    """Rotate, write to the cache and compute attention.
+
+    q: [T, heads, d]. k, v: [T, kv_heads, d]. cos, sin: float32 [T, d / 2]. Returns
+    the result [T, heads, d] and the cache.
+    """
+    q, k = ops.rope(q, k, cos, sin)
+    return ops.attend(
+        q, k, v, cache, step, scale=scale, window=window, cap=cap, group=group
+    )
+
+
 def _attend_flops(
     q: Any, k: Any, _v: Any, _cos: Any, _sin: Any, cache: Any, step: Any, w: Any,
     **attrs: Any,
@@ -225,8 +276,8 @@ def attend_project(
     q: [T, heads, d]. k, v: [T, kv_heads, d]. cos, sin: float32 [T, d / 2]. Returns
     this rank's partial sum of the projection, [T, H], and the cache.
     """
-    q, k = ops.rope(q, k, cos, sin)
-    out, cache = ops.attend(
-        q, k, v, cache, step, scale=scale, window=window, cap=cap, group=group
-    )
+    out, cache = ops.rope_attend(
+        q, k, v, cos, sin, cache, step, scale=scale, window=window, cap=cap,
+        group=group,
+    )  # fmt: skip
     return ops.linear(out.reshape(out.shape[0], -1), w), cache

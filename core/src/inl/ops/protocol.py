@@ -374,6 +374,24 @@ class Ops(Protocol):
     ) -> tuple[Array, Array]:
         """Rotate queries and keys by their positions."""
 
+    def rope_attend(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        cos: Array,
+        sin: Array,
+        cache: Cache,
+        step: Step,
+        /,
+        *,
+        scale: float,
+        window: int | None = None,
+        cap: float | None = None,
+        group: int = 0,
+    ) -> tuple[Array, Cache]:
+        """Rotate, write to the cache and compute attention."""
+
     def rope_table(
         self,
         positions: Array,

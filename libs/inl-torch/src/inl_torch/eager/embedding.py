@@ -19,6 +19,6 @@ def take_rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 KERNELS = (
     Kernel("embedding", "eager", embedding),
-    Kernel("take_rows", "eager", take_rows),
-    Kernel("zeros_like", "eager", torch.zeros_like),
+    Kernel("take_rows", "eager", take_rows, invariant=True),
+    Kernel("zeros_like", "eager", torch.zeros_like, invariant=True),
 )

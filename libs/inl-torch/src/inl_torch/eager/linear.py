@@ -98,7 +98,7 @@ def present(part: HostArray | None) -> HostArray:
 
 KERNELS = (
     Kernel("linear", "eager", linear),
-    Kernel("soft_cap", "eager", soft_cap),
+    Kernel("soft_cap", "eager", soft_cap, invariant=True),
     Kernel(
         "qkv_linear",
         "eager",

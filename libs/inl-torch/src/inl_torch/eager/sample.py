@@ -130,5 +130,5 @@ def mask_logits(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
 KERNELS = (
     Kernel("sample", "eager", sample),
     Kernel("mask_logits", "eager", mask_logits, invariant=True),
-    Kernel("score", "eager", score),
+    Kernel("score", "eager", score, invariant=True),
 )

@@ -14,7 +14,7 @@ from inl_torch.triton import norm
 from inl_torch.triton.attention import attention, cache, rope
 from inl_torch.triton.dynamics import dynamics
 from inl_torch.triton.lora import lora
-from inl_torch.triton.matmul import activation, fused, linear, mlp
+from inl_torch.triton.matmul import activation, fused, invariant, linear, mlp
 from inl_torch.triton.moe import experts
 from inl_torch.triton.sampling import sample
 from inl_torch.triton.step import (
@@ -27,12 +27,14 @@ from inl_torch.triton.step import (
 from inl_torch.triton.tuning import Tuning
 
 FAMILIES = (
-    activation, admit, cache, dynamics, experts, norm, rope, prune_last_layer,
+    activation, admit, cache, dynamics, experts, invariant, norm, rope,
+    prune_last_layer,
 )  # fmt: skip
 """Modules whose kernels have no launch parameters that depend on the chip."""
 
 TUNED = (
-    attention, embedding, fused, linear, lora, mlp, rope, sample, make_step, verify,
+    attention, embedding, fused, linear, lora, make_step, mlp, norm, rope, sample,
+    verify,
 )  # fmt: skip
 """Modules whose kernels have launch parameters that depend on the chip."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,9 +57,9 @@ def rms_norm(x: torch.Tensor, w: Norm, *, eps: float) -> torch.Tensor:
 
 
 def reduce_add_norm(
-    residual: torch.Tensor, delta: torch.Tensor, w: Norm, *, eps: float
+    residual: torch.Tensor, delta: torch.Tensor, w: Norm, *, eps: float, tuning: Tuning
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return add_rms_norm(residual, delta, None, w, eps, Tuning())
+    return add_rms_norm(residual, delta, None, w, eps, tuning)
 
 
 def add_rms_norm(
@@ -89,12 +90,26 @@ def _refuse(x: Any, *_: Any, **__: Any) -> str | None:
 
 
 KERNELS = (
-    Kernel("rms_norm", "triton", rms_norm, refuse=_refuse, preference=PREFERENCE),
     Kernel(
-        "reduce_add_norm",
+        "rms_norm",
         "triton",
-        reduce_add_norm,
+        rms_norm,
         refuse=_refuse,
+        invariant=True,
         preference=PREFERENCE,
     ),
 )
+
+
+def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
+    """Return the norm of a sum, which a decoding step computes twice per layer."""
+    return (
+        Kernel(
+            "reduce_add_norm",
+            "triton",
+            partial(reduce_add_norm, tuning=tuning),
+            refuse=_refuse,
+            invariant=True,
+            preference=PREFERENCE,
+        ),
+    )

@@ -103,6 +103,8 @@ class Tuning:
     """Most shared memory of a program."""
     filters: bool = False
     """Whether sampling with penalties and filters uses Triton."""
+    fixed_groups: bool = False
+    """Whether its sums are grouped in the same way for any number of rows."""
 
     def attention_tile(
         self, kind: str, dim: int, *, is_float32: bool

@@ -22,8 +22,11 @@ from inl_torch.triton.attention.tiles import LOG2E, attend_tiles
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
 from inl_torch.triton.tuning import AttentionTile, Tuning
 
-LABEL = "attention/triton"
-"""Key of this kernel's work lists in ``Step.plan``."""
+LABEL, ROWS_LABEL = "attention/triton", "attention/triton_rows"
+"""Keys of these kernels' work lists in ``Step.plan``."""
+
+NO_WINDOW = 1 << 30
+"""More tokens than any context."""
 
 PROGRAMS = 264
 """Number of programs up to which even rows are split."""
@@ -69,6 +72,22 @@ def attention(
         q, cache, step, work, scale=scale, window=window, cap=cap, group=group,
         tuning=tuning,
     )  # fmt: skip
+
+
+def attention_by_rows(
+    q: torch.Tensor, cache: Cache, step: Step, *, scale: float, window: int | None,
+    cap: float | None, group: int, tuning: Tuning,
+) -> torch.Tensor:  # fmt: skip
+    """Attention whose bits do not depend on the step: tiles of one size, all keys in
+    order and by the same code.
+    """
+    work = step.plan[ROWS_LABEL] if step.plan else Work(step)
+    q, out = dense(q), torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _token_tiles(
+        q, cache, step, step.blocks[group].contiguous(), work, out, scale=scale,
+        window=window or NO_WINDOW, cap=cap, tuning=tuning, invariant=True,
+    )  # fmt: skip
+    return out
 
 
 def paged_attention(
@@ -158,17 +177,22 @@ def _token_tiles(
     window: int | None,
     cap: float | None,
     tuning: Tuning,
+    invariant: bool = False,
 ) -> None:
-    """Compute the tokens of rows with several tokens; padding becomes 0."""
+    """Compute the tokens of rows with several tokens, or all; padding becomes 0."""
     heads, dim = q.shape[1:]
     size, kv_heads = cache.k.shape[1:3]
     group_size = heads // kv_heads
     is_float32 = q.dtype == torch.float32
-    tile_config = tuning.attention_tile(
-        "prompt", dim, is_float32=is_float32
-    ) or prefill_tile(dim, is_float32, tuning.shared_bytes, heads * q.shape[0])
+    tile_config = tuning.attention_tile("prompt", dim, is_float32=is_float32)
+    if tile_config is None and invariant:
+        shared = min(tuning.shared_bytes, LARGEST_SHARED_BYTES - 1)
+        tile_config = prefill_tile(dim, is_float32, shared, 0)
+    elif tile_config is None:
+        work_size = heads * q.shape[0]
+        tile_config = prefill_tile(dim, is_float32, tuning.shared_bytes, work_size)
     lanes = min(group_size, tile_config.rows)
-    tiles = work.tiles(tile_config.rows // lanes)
+    tiles = work.tiles(tile_config.rows // lanes, all_tokens=invariant)
     attend_tiles[(kv_heads * -(-group_size // lanes), tiles.shape[0])](
         q, cache.k, cache.v, table, step.positions, tiles, out, q.stride(0),
         table.shape[1], scale if cap else scale * LOG2E.value, window or 0, cap or 1.0,
@@ -216,8 +240,17 @@ def _refuse(q: Any, *_: Any, tuning: Tuning, **__: Any) -> str | None:
 
 
 def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
-    """Return the attention kernel."""
+    """Return the attention kernel, and one that is batch-invariant."""
     return (
+        Kernel(
+            "attention",
+            "triton_rows",
+            partial(attention_by_rows, tuning=tuning),
+            refuse=partial(_refuse, tuning=tuning),
+            plan=plan,
+            invariant=True,
+            preference=-1,
+        ),
         Kernel(
             "attention",
             "triton",

@@ -47,5 +47,12 @@ def _refuse(k: Any, *_: Any) -> str | None:
 
 
 KERNELS = (
-    Kernel("write_kv", "triton", write_kv, refuse=_refuse, preference=PREFERENCE),
+    Kernel(
+        "write_kv",
+        "triton",
+        write_kv,
+        refuse=_refuse,
+        invariant=True,
+        preference=PREFERENCE,
+    ),
 )

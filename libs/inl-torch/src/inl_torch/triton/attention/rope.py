@@ -116,10 +116,23 @@ def _refuse_table(_positions: Any, *, scaling: RopeScaling, **_: Any) -> str | N
     return None
 
 
-KERNELS = (Kernel("rope", "triton", rope, refuse=_refuse, preference=PREFERENCE),)
+KERNELS = (
+    Kernel(
+        "rope", "triton", rope, refuse=_refuse, invariant=True, preference=PREFERENCE
+    ),
+)
 
 
 def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
     """Return the kernel of a step's rotation table."""
     run = partial(rope_table, tuning=tuning)
-    return (Kernel("rope_table", "triton", run, _refuse_table, preference=PREFERENCE),)
+    return (
+        Kernel(
+            "rope_table",
+            "triton",
+            run,
+            _refuse_table,
+            invariant=True,
+            preference=PREFERENCE,
+        ),
+    )

@@ -124,5 +124,6 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
             "triton",
             partial(run, tuning=tuning),
             refuse=_refuse,
+            invariant=True,
             preference=PREFERENCE,
         )

@@ -72,6 +72,7 @@ KERNELS = (
         "triton",
         gated_activation,
         refuse=_refuse,
+        invariant=True,
         preference=PREFERENCE,
     ),
 )

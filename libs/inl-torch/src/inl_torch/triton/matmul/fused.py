@@ -71,6 +71,19 @@ def attend_project(
     return multiply(out.view(q.shape[0], -1), w.weight, w.bias, tuning), cache
 
 
+def rope_attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor,
+    sin: torch.Tensor, cache: Cache, step: Step, *, scale: float,
+    window: int | None = None, cap: float | None = None, group: int = 0,
+    tuning: Tuning,
+) -> tuple[torch.Tensor, Cache]:  # fmt: skip
+    out = decode_attention(
+        q, k, v, cos, sin, cache, step, scale=scale, window=window, cap=cap,
+        group=group, tuning=tuning, label="rope_attend/triton",
+    )  # fmt: skip
+    return out, cache
+
+
 def refuse_qkv(
     residual: Any,
     _delta: Any,
@@ -102,8 +115,8 @@ def refuse_logits(
 
 
 def refuse_attend(
-    q: Any, _k: Any, _v: Any, _cos: Any, _sin: Any, _cache: Any, step: Any, _w: Any,
-    tuning: Tuning, **_: Any,
+    q: Any, _k: Any, _v: Any, _cos: Any, _sin: Any, _cache: Any, step: Any,
+    _w: Any = None, *, tuning: Tuning, **_: Any,
 ) -> str | None:  # fmt: skip
     tokens, rows = q.shape[0], step.lengths.shape[0]
     if q.shape[2] > tuning.max_head_dim or q.shape[2] % 2:
@@ -142,3 +155,4 @@ def kernels(tuning: Tuning) -> Iterable[Kernel]:
     yield kernel("norm_mlp", norm_mlp, refuse_mlp, layout=GATE_UP, pack=stack_mlp)
     yield kernel("norm_logits", norm_logits, refuse_logits)
     yield kernel("attend_project", attend_project, refuse_attend, plan=plan)
+    yield kernel("rope_attend", rope_attend, refuse_attend, plan=plan)

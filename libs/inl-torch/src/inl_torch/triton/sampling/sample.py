@@ -7,6 +7,7 @@ penalties are in :mod:`inl_torch.triton.sampling.sample_filtered`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -154,8 +155,17 @@ def _refuse(
 
 
 def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
-    """Return the sampling kernel."""
+    """Return the sampling kernel, and one that is batch-invariant."""
+    fixed = replace(tuning, fixed_groups=True)
     return (
+        Kernel(
+            "sample",
+            "triton_rows",
+            partial(sample, tuning=fixed),
+            refuse=partial(_refuse, tuning=fixed),
+            invariant=True,
+            preference=-1,
+        ),
         Kernel(
             "sample",
             "triton",

@@ -47,6 +47,8 @@ the previous pass. On an H200, 64 took 12 % longer for one row of 128,256 logits
 def _group_sizes(samples: int, chunks: int, tuning: Tuning) -> dict[str, int]:
     """Return the chunks per program, and the programs per sample."""
     max_groups = min(max(PROGRAMS * tuning.processors // samples, 1), GROUPS)
+    if tuning.fixed_groups:
+        max_groups = GROUPS
     per_group = -(-chunks // max_groups)
     groups = -(-chunks // per_group)
     return {

@@ -51,4 +51,13 @@ def kernels(tuning: Tuning) -> tuple[Kernel, ...]:
     """Return the embedding kernel."""
     run = partial(embedding, tuning=tuning)
     refuse = partial(_refuse, tuning=tuning)
-    return (Kernel("embedding", "triton", run, refuse=refuse, preference=PREFERENCE),)
+    return (
+        Kernel(
+            "embedding",
+            "triton",
+            run,
+            refuse=refuse,
+            invariant=True,
+            preference=PREFERENCE,
+        ),
+    )
