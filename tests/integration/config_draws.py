@@ -80,6 +80,10 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "attention_multiplier": [0.3, ABSENT],
     },
     "glm": {"partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0]},
+    "gpt_oss": {
+        "num_local_experts": [4], "num_experts_per_tok": [1, 2],
+        "swiglu_limit": [1.0, 3.0, ABSENT], "swiglu_alpha": [1.2, ABSENT],
+    },
     "glm4": {"partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0]},
 }  # fmt: skip
 ALWAYS = (

@@ -110,6 +110,24 @@ FAMILIES = {
     ),
     "glm": ("Glm", rope(partial_rotary_factor=0.5) | {"head_dim": 12}),
     "glm4": ("Glm4", rope(partial_rotary_factor=0.5) | {"head_dim": 12}),
+    "gpt-oss": (
+        "GptOss",
+        rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=32,
+            beta_fast=8.0,
+            truncate=False,
+        )
+        | {
+            "head_dim": 12,
+            "sliding_window": WINDOW,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 1.5,
+            "swiglu_alpha": 1.3,
+        },
+    ),
 }
 """Name: its class in transformers and what its config has beside :data:`SIZES`."""
 

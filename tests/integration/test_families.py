@@ -291,6 +291,24 @@ MUTANTS = {
         "scale of blocks": field(block_scale=1.0),
         "scale of logits": field(logit_scale=1.0),
     },
+    "gpt-oss": ROPE | SCALED | SPLIT | NORMS | BIAS | {
+        "sinks": in_group(
+            "attention", "sinks", lambda w: w._replace(logits=w.logits - 1e4)
+        ),
+        "scaling of part of a plane": scaling(whole_planes=True),
+        "limit of the gate": field(gate_limit=7.0),
+        "gain of the gate": field(gate_gain=1.702),
+        "bias of the router": in_group(
+            "mlp", "router", lambda w: w._replace(bias=None)
+        ),
+        "experts of a token": field(experts_per_token=3),
+        **{
+            f"bias of experts, {name}": in_group(
+                "mlp", f"{name}_bias", lambda w: w._replace(weight=0 * w.weight)
+            )
+            for name in ("gate", "up", "down")
+        },
+    },
     "glm": ROPE | NORMS | SILU | BIAS | FUSED | TURNED,
     "glm4": ROPE | NORMS | SILU | BIAS | BEFORE | AFTER | FUSED | TURNED,
 }  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.models.views import FULL, View
+from inl.ops.attention import Sinks
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
@@ -33,6 +34,7 @@ class Attention(NamedTuple):
     """[head_dim], applied to each query head."""
     k_norm: Norm | Group | None = None
     """[head_dim], applied to each key head."""
+    sinks: Sinks | Group | None = None
 
 
 class Mlp(NamedTuple):
@@ -125,12 +127,12 @@ def attention(
     q, k, v = split_heads((q, k, v), config.head_dim)
     q, k = norm_heads(ops, config, w, q, k)
     scale = config.attention_scale or config.head_dim**-0.5
-    if sampled_step is not None or not view.rotated:
+    if sampled_step is not None or not view.rotated or w.sinks is not None:
         if view.rotated:
             q, k = ops.rope(q, k, carry.cos, carry.sin)
         out, state = attend(
             ops, q, k, v, step, state, index=index, view=view,
-            scale=scale, sampled_step=sampled_step,
+            scale=scale, sampled_step=sampled_step, sinks=w.sinks,
         )  # fmt: skip
         if sampled_step is not None:
             residual = ops.take_rows(residual, step.samples)
@@ -176,6 +178,7 @@ def attend(
     scale: float,
     cap: float | None = None,
     sampled_step: Step | None = None,
+    sinks: Sinks | Group | None = None,
 ) -> tuple[Array, State]:
     """Write k and v to the cache of layer ``index`` and compute attention.
 
@@ -183,7 +186,14 @@ def attend(
     the sampled tokens.
     """
     cache = state.caches[index]
-    if sampled_step is None:
+    if sinks is not None:
+        cache = ops.write_kv(k, v, cache, step.writes[view.group])
+        if sampled_step is not None:
+            q, step = ops.take_rows(q, step.samples), sampled_step
+        out = ops.sink_attention(
+            q, cache, step, sinks, scale=scale, window=view.window, group=view.group
+        )
+    elif sampled_step is None:
         out, cache = ops.attend(
             q, k, v, cache, step,
             scale=scale, window=view.window, cap=cap, group=view.group,

@@ -16,6 +16,7 @@ FAMILIES = (
     ("Gemma3ForConditionalGeneration", "gemma3", "gemma3"),
     ("GlmForCausalLM", "glm", "glm"),
     ("Glm4ForCausalLM", "glm4", "glm4"),
+    ("GptOssForCausalLM", "gpt_oss", "gpt_oss"),
     ("GraniteForCausalLM", "granite", "granite"),
     ("LlamaForCausalLM", "llama", "llama"),
     ("MistralForCausalLM", "mistral", "mistral"),

@@ -8,7 +8,7 @@ from typing import Any, Final, final
 import numpy as np
 
 from inl.weights.quant_format import (
-    Format,
+    MatrixFormat,
     Parts,
     Shape,
     columns_of,
@@ -22,7 +22,7 @@ AWQ_ORDER: Final = [0, 4, 1, 5, 2, 6, 3, 7]
 """Place of each column's code in a word of AWQ."""
 
 
-class WordFormat(Format):
+class WordFormat(MatrixFormat):
     """Common to both: scales and zeros [G, N] of groups of input columns."""
 
     marker = ".qweight"

@@ -65,7 +65,7 @@ class QuantizedCheckpoint(WrappedCheckpoint):
         ]
         self._parts = {f"{stem}.weight": self._read(stem, stored) for stem in stems}
         self._specs = {name: form.spec(parts) for name, parts in self._parts.items()}
-        taken = {f"{stem}.{part}" for stem in stems for part in form.parts}
+        taken = {f"{stem}{form.joint}{part}" for stem in stems for part in form.parts}
         self._plain = {
             name: name
             for name in inner.names()
@@ -74,7 +74,7 @@ class QuantizedCheckpoint(WrappedCheckpoint):
         self.notes = (*inner.notes, self._note())
 
     def _read(self, stem: str, stored: set[str]) -> Parts:
-        names = {part: f"{stem}.{part}" for part in self._form.parts}
+        names = {part: f"{stem}{self._form.joint}{part}" for part in self._form.parts}
         return Parts(
             self._inner,
             self._form.name,
@@ -110,16 +110,13 @@ class QuantizedCheckpoint(WrappedCheckpoint):
     def _decoded(self, name: str) -> HostArray:
         dtype, _ = self._specs[name]
         try:
-            matrix = self._form.matrix(self._parts[name])
-            if dtype == "float32":
-                return matrix.values()
-            blocks = matrix.blocks(dtype)
+            array = self._form.array(self._parts[name], dtype)
         except CheckpointError as error:
             raise CheckpointError(f"{self.path}: {error}") from None
-        if blocks is None:
+        if array is None:
             raise CheckpointError(
                 f"{self.path}: tensor {name!r}: {self._form.name}: found zeros or "
                 f"scales that {dtype} cannot store; accepted: those that the config "
                 "describes"
             )
-        return blocks
+        return array
