@@ -48,6 +48,16 @@ MOE = {
     "norm_topk_prob": [True, False, ABSENT], "decoder_sparse_step": [1, 2, ABSENT],
     "mlp_only_layers": [[0], None, ABSENT], "qkv_bias": [True, False, ABSENT],
 }  # fmt: skip
+DEEPSEEK = {
+    "num_key_value_heads": [None], "kv_lora_rank": [12], "q_lora_rank": [10, None],
+    "qk_nope_head_dim": [6, 8], "qk_rope_head_dim": [4, 8], "v_head_dim": [6],
+    "n_routed_experts": [4, 8], "n_shared_experts": [1, 2],
+    "num_experts_per_tok": [1, 2], "moe_intermediate_size": [12],
+    "first_k_dense_replace": [0, 1, 2, ABSENT], "n_group": [2],
+    "topk_group": [1, 2], "routed_scaling_factor": [0.5, ABSENT],
+    "head_dim": [*[ABSENT] * 6, 8, None], "scoring_func": [ABSENT, ABSENT, "softmax"],
+    "norm_topk_prob": [True, False, ABSENT], "num_nextn_predict_layers": [1, ABSENT],
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, list[Any]]] = {
     "llama": {},
     "mistral": {},
@@ -84,11 +94,20 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "num_local_experts": [4], "num_experts_per_tok": [1, 2],
         "swiglu_limit": [1.0, 3.0, ABSENT], "swiglu_alpha": [1.2, ABSENT],
     },
+    "deepseek_v2": {
+        **DEEPSEEK, "norm_topk_prob": [*[False] * 4, ABSENT, True],
+        "topk_method": ["greedy", "group_limited_greedy", "group_limited_greedy",
+                        ABSENT, "noaux_tc"],
+    },
+    "deepseek_v3": {
+        **DEEPSEEK, "rope_interleave": [True, False, ABSENT],
+        "scoring_func": [ABSENT, "sigmoid"],
+    },
     "glm4": {"partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0]},
 }  # fmt: skip
 ALWAYS = (
     "num_local_experts", "num_experts", "moe_intermediate_size", "num_experts_per_tok",
-    "shared_expert_intermediate_size",
+    "shared_expert_intermediate_size", *DEEPSEEK.keys() - {"norm_topk_prob"},
 )  # fmt: skip
 """Fields that keep a model small, drawn in every config."""
 

@@ -18,7 +18,7 @@ import pytest
 
 from inl.device import Device
 from inl.executor.model_loader import open_model
-from inl.models import groups, post_norm
+from inl.models import groups, moe, post_norm
 from inl.models.views import views
 from inl.ops.rope import RopeScaling
 from inl.spec.dispatch import DynamicOps
@@ -191,6 +191,21 @@ def rows_as_stored(dim, _rotary_dim, heads, *, start=0, interleaved=False):
     return ((start, start + heads * dim),)
 
 
+def regrouped(**changes):
+    return Mutant(lambda c: replace(c, grouping=c.grouping._replace(**changes)))
+
+
+MIXTURE, ROUTED = moe.mixture, moe._routed
+
+
+def without_shared(ops, c, w, carry):
+    return MIXTURE(ops, c, w._replace(shared=None), carry)
+
+
+def ranked_plainly(ops, c, w, logits):
+    return ROUTED(ops, c, w._replace(bias=w.bias._replace(bias=None)), logits)
+
+
 ROPE = {"theta": field(rope_theta=600.0)}
 SCALED = {"scaling": field(rope_scaling=RopeScaling())}
 WINDOWS = {
@@ -236,6 +251,16 @@ FUSED = {
 TURNED = {
     "lanes that hold still": scaling(rotary_dim=0),
     "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
+}
+
+LATENT = {
+    "scale of scores": field(attention_scale=20**-0.5 * 2),
+    "lanes that are adjacent": Mutant(lambda c: replace(c, interleaved=False)),
+    "norm of the latent": in_group(
+        "attention", "latent_norm", lambda w: w._replace(weight=0 * w.weight + 1)
+    ),
+    "factor on experts": field(routed_scale=7.0),
+    "shared expert": Mutant(patch=(moe, "mixture", without_shared)),
 }
 
 MUTANTS = {
@@ -308,6 +333,26 @@ MUTANTS = {
             )
             for name in ("gate", "up", "down")
         },
+    },
+    "deepseek2": ROPE | NORMS | LATENT | SILU | {"scores": field(renormalize=True)},
+    "deepseek2-groups": LATENT | {
+        "norm of queries": in_group(
+            "attention", "q_norm", lambda w: w._replace(weight=0 * w.weight + 1)
+        ),
+        "groups": regrouped(groups=1, chosen=1),
+        "best groups": regrouped(chosen=3),
+        "rank of a group": regrouped(best_of=2),
+    },
+    "deepseek3": ROPE | SCALED | LATENT | {
+        "warmth": scaling(gain=1.0),
+        "groups": regrouped(groups=1, chosen=1),
+        "rank of a group": regrouped(best_of=1),
+        "kind of scores": regrouped(kind="softmax"),
+        "shares": field(renormalize=False),
+        "bias of ranks": Mutant(patch=(moe, "_routed", ranked_plainly)),
+        "bias of the latent": in_group(
+            "attention", "latent", lambda w: w._replace(bias=None)
+        ),
     },
     "glm": ROPE | NORMS | SILU | BIAS | FUSED | TURNED,
     "glm4": ROPE | NORMS | SILU | BIAS | BEFORE | AFTER | FUSED | TURNED,

@@ -10,10 +10,11 @@ import pytest
 from inl.errors import RequestError
 from inl.ops import catalog
 from inl.ops.activation import KINDS
-from inl.ops.attention import Sinks, attention_case
+from inl.ops.attention import attention_case
 from inl.ops.group_route import ExpertBias
 from inl.ops.heads import HeadLinear
 from inl.ops.norm import LayerNorm
+from inl.ops.sink_attention import Sinks
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.models.views import FULL, View
-from inl.ops.attention import Sinks
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
+from inl.ops.sink_attention import Sinks
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group

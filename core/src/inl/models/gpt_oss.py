@@ -184,8 +184,8 @@ def adapt(
             continue
         field = "bias" if kind.endswith("_bias") else "weight"
         turned = kind == fused
-        for number, part in enumerate(PARTS[fused]):
-            make = partial(_separated, number, len(PARTS[fused]), turned)
+        for place, part in enumerate(PARTS[fused]):
+            make = partial(_separated, place, len(PARTS[fused]), turned)
             shape = _shape(checkpoint.spec(name)[1], len(PARTS[fused]), turned)
             pieces[f"{stem}.experts.{part}_proj.{field}"] = Piece((name,), shape, make)
     return c, AdaptedCheckpoint(checkpoint, pieces)
@@ -201,12 +201,12 @@ def _shape(shape: tuple[int, ...], count: int, turned: bool) -> tuple[int, ...]:
     return (first, rest[0] // count, *rest[1:]) if rest else shape
 
 
-def _separated(number: int, count: int, turned: bool, stored: Any) -> HostArray:
-    """Every ``count``-th row of the matrices [out, in], from row ``number``."""
+def _separated(place: int, count: int, turned: bool, stored: Any) -> HostArray:
+    """Every ``count``-th row of the matrices [out, in], from row ``place``."""
     (array,) = stored
     data = array.data.swapaxes(1, 2) if turned else array.data
     shape = _shape(array.shape, count, turned)
-    return HostArray(np.ascontiguousarray(data[:, number::count]), array.dtype, shape)
+    return HostArray(np.ascontiguousarray(data[:, place::count]), array.dtype, shape)
 
 
 MODEL = replace(llama.MODEL, config=config, weights=weights, layer=layer, adapt=adapt)

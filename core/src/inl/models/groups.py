@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from inl.spec.weights import Group, Param, RowSlices
@@ -107,7 +108,14 @@ def rotary_rows(
     if interleaved:
         order = [*range(0, turned, 2), *range(turned, turned + still)]
         order += [*range(1, turned, 2), *range(turned + still, dim)]
-    lanes = [start + head * dim + lane for head in range(heads) for lane in order]
+    return head_rows(order, dim, heads, start=start)
+
+
+def head_rows(
+    order: Sequence[int], stride: int, heads: int, *, start: int = 0
+) -> Spans:
+    """Return the row ranges of the rows ``order`` of heads of ``stride`` rows."""
+    lanes = [start + head * stride + lane for head in range(heads) for lane in order]
     breaks = [at for at in range(1, len(lanes)) if lanes[at] != lanes[at - 1] + 1]
     return tuple(
         (lanes[first], lanes[last - 1] + 1)
@@ -117,10 +125,14 @@ def rotary_rows(
 
 def gated_mlp(c: Any, at: str) -> Group:
     """Return the gated feed-forward layer."""
-    h, inner = c.hidden_size, c.intermediate_size
+    return gated(f"{at}mlp", c.hidden_size, c.intermediate_size)
+
+
+def gated(stem: str, h: int, inner: int) -> Group:
+    """Return the gated feed-forward layer of a module, from ``h`` lanes to ``h``."""
     return Group(
         "gated_mlp",
-        gate=Param(f"{at}mlp.gate_proj.weight", (inner, h), axis=0),
-        up=Param(f"{at}mlp.up_proj.weight", (inner, h), axis=0),
-        down=Param(f"{at}mlp.down_proj.weight", (h, inner), axis=1),
+        gate=Param(f"{stem}.gate_proj.weight", (inner, h), axis=0),
+        up=Param(f"{stem}.up_proj.weight", (inner, h), axis=0),
+        down=Param(f"{stem}.down_proj.weight", (h, inner), axis=1),
     )

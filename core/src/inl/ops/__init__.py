@@ -26,6 +26,7 @@ from inl.ops import (  # noqa: F401
     rope,
     routed,
     sample,
+    sink_attention,
     slots,
     step,
     verify,

@@ -6,13 +6,12 @@ Vaswani et al., 2017; Kwon et al., 2023.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from inl.ops.step import empty_tables, make_step
 from inl.spec.cache import Cache, kv_token_bytes
-from inl.spec.kernel import PLAIN
 from inl.spec.message import Row, step_frame
 from inl.spec.op import Case, Spec, elements, nbytes, op
 from inl.spec.step import Array, Bucket, Step
@@ -131,7 +130,7 @@ def cached_bytes(cache: Any, step: Any, window: int | None) -> int:
     return int(rows * keys * kv_token_bytes(kv_heads, dim, str(cache.k.dtype)))
 
 
-def _traffic(
+def attention_traffic(
     out: Any, q: Any, cache: Any, step: Any, *, window: int | None, **_: Any
 ) -> int:
     return nbytes((q, out)) + cached_bytes(cache, step, window)
@@ -141,7 +140,7 @@ def _traffic(
     shapes=lambda q, cache, step, **_: Spec(q.shape, q.dtype),  # noqa: ARG005
     cases=_cases,
     flops=attention_flops,
-    traffic=_traffic,
+    traffic=attention_traffic,
 )
 def attention(
     q: Array,
@@ -161,10 +160,10 @@ def attention(
     group's block table. Padding tokens and rows of length 0 give zeros. Softmax in
     float32 or wider. Returns [T, heads, d].
     """
-    return _softmax_over_cache(q, cache, step, scale, window, cap, group, None)
+    return softmax_over_cache(q, cache, step, scale, window, cap, group, None)
 
 
-def _softmax_over_cache(
+def softmax_over_cache(
     q: Any,
     cache: Cache,
     step: Step,
@@ -174,6 +173,7 @@ def _softmax_over_cache(
     group: int,
     sinks: Any,
 ) -> Any:
+    """Return the result of :data:`attention`; sinks: [heads] logits, or ``None``."""
     out = np.zeros_like(q)
     _tokens, heads, dim = q.shape
     size, kv_heads = cache.k.shape[1:3]
@@ -204,57 +204,6 @@ def _softmax_over_cache(
         result = (weights @ v[:, None]).transpose(2, 0, 1, 3)
         out[start:stop] = result.reshape(-1, heads, dim)
     return out
-
-
-class Sinks(NamedTuple):
-    """Parameters of :data:`sink_attention`."""
-
-    logits: Array
-    """[heads]."""
-
-    @property
-    def layout(self) -> str:
-        """Layout of unpacked weights."""
-        return PLAIN
-
-
-def _sink_cases(rng: np.random.Generator) -> Iterable[Case]:
-    for name, *_ in SHAPES:
-        for attrs in ({}, {"window": 3}):
-            case = attention_case(rng, name, (6, 2, 16), attrs)
-            sinks = Sinks(2 * rng.standard_normal(6))
-            given = {key: one for key, one in case.attrs.items() if key != "cap"}
-            yield Case(case.name, (*case.args, sinks), given)
-    args = (*case.args, Sinks(np.array([-1e4, -30, 0, 30, 1e4, 1])))
-    yield Case("extreme sinks", args, given)
-
-
-@op(
-    shapes=lambda q, cache, step, w, **_: Spec(q.shape, q.dtype),  # noqa: ARG005
-    cases=_sink_cases,
-    weights=Sinks,
-    flops=lambda q, cache, step, _w, **attrs: attention_flops(q, cache, step, **attrs),
-    traffic=lambda out, q, cache, step, _w, **attrs: _traffic(
-        out, q, cache, step, **attrs
-    ),
-)
-def sink_attention(
-    q: Array,
-    cache: Cache,
-    step: Step,
-    w: Sinks,
-    *,
-    scale: float,
-    window: int | None,
-    group: int,
-) -> Array:
-    """:data:`attention` with a logit per head that takes part in the softmax.
-
-    A query head attends to its keys with the weights
-    ``exp(score) / (exp(w.logits[head]) + sum(exp(scores)))`` (Xiao et al., 2024). q:
-    [T, heads, d]. Other arguments as in :data:`attention`. Returns [T, heads, d].
-    """
-    return _softmax_over_cache(q, cache, step, scale, window, None, group, w.logits)
 
 
 def _attend_cases(rng: np.random.Generator) -> Iterable[Case]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from inl.ops.attention import Sinks
     from inl.ops.embedding import Embedding
     from inl.ops.group_route import ExpertBias
     from inl.ops.heads import HeadLinear
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from inl.ops.norm import LayerNorm, Norm
     from inl.ops.rope import RopeScaling
     from inl.ops.routed import TokenRoutedMlp
+    from inl.ops.sink_attention import Sinks
     from inl.spec.cache import Cache
     from inl.spec.step import Array, Bucket, Scores, Step, Tables
     from inl.spec.weights import Group

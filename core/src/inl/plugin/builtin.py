@@ -11,6 +11,8 @@ from inl.plugin.hooks import (
 )
 
 FAMILIES = (
+    ("DeepseekV2ForCausalLM", "deepseek_v2", "deepseek:MODEL_V2"),
+    ("DeepseekV3ForCausalLM", "deepseek_v3", "deepseek:MODEL_V3"),
     ("Gemma2ForCausalLM", "gemma2", "gemma2"),
     ("Gemma3ForCausalLM", "gemma3_text", "gemma3"),
     ("Gemma3ForConditionalGeneration", "gemma3", "gemma3"),
@@ -30,7 +32,8 @@ FAMILIES = (
     ("Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe"),
     ("SmolLM3ForCausalLM", "smollm3", "smollm3"),
 )
-"""(``architectures`` entry, ``model_type``, module in ``inl.models``)."""
+"""(``architectures`` entry, ``model_type``, module in ``inl.models`` and its name of
+the model, by default ``MODEL``)."""
 
 
 @hookimpl
@@ -44,7 +47,8 @@ def inl_register_models(register: RegisterModel) -> None:
     """Register the architectures of ``inl.models``."""
     for architecture, name, module in FAMILIES:
         for key in (architecture, name):
-            register(key, f"inl.models.{module}:MODEL")
+            path = module if ":" in module else f"{module}:MODEL"
+            register(key, f"inl.models.{path}")
     register("DeepForCausalLM", "inl.models.deep:MODEL")
     register("ComplexityModel", "inl.models.deep_v04:MODEL")
 

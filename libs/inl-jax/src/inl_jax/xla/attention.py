@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from inl.ops.attention import Sinks
+from inl.ops.sink_attention import Sinks
 from inl.spec.step import Step
 from inl_jax.pages import Pages, write_kv
 from inl_jax.tensors import Array, einsum

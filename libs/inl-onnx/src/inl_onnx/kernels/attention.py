@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from inl.ops.attention import Sinks
+from inl.ops.sink_attention import Sinks
 from inl.spec.step import Step
 from inl_onnx import functions as fn
 from inl_onnx.graph import Value

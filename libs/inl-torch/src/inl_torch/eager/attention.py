@@ -14,7 +14,7 @@ from itertools import pairwise, takewhile
 import torch
 from torch.nn import functional
 
-from inl.ops.attention import Sinks
+from inl.ops.sink_attention import Sinks
 from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
 from inl.spec.step import Step

@@ -15,7 +15,7 @@ from inl_cpu.memory import sparse_zeros
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from inl.ops.attention import Sinks
+    from inl.ops.sink_attention import Sinks
     from inl.spec.cache import Paged
     from inl.spec.step import Step
     from inl_cpu.command_emitter import CommandEmitter
