@@ -18,7 +18,8 @@ SIZES = {
 COMMON = {
     "head_dim": [8, 12, 8, 12, 8, 12, 8, None, ABSENT],
     "rms_norm_eps": [1e-5, 0.1, ABSENT],
-    "hidden_act": ["silu", "silu", "gelu_pytorch_tanh", "gelu_new", "gelu", ABSENT],
+    "hidden_act": ["silu", "silu", "gelu_pytorch_tanh", "gelu_new", "gelu", "relu",
+                   "relu2", "quick_gelu", ABSENT, "mish"],
     "tie_word_embeddings": [True, False, ABSENT],
     "attention_bias": [False, False, True, ABSENT],
     "mlp_bias": [False, False, True, ABSENT],
@@ -102,6 +103,17 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
     "deepseek_v3": {
         **DEEPSEEK, "rope_interleave": [True, False, ABSENT],
         "scoring_func": [ABSENT, "sigmoid"],
+    },
+    "cohere": {
+        "logit_scale": [0.5, ABSENT], "layer_norm_eps": [0.1, ABSENT],
+        "use_qk_norm": [*[False] * 4, ABSENT, True],
+    },
+    "cohere2": {
+        "logit_scale": [0.5, ABSENT], "layer_norm_eps": [0.1, ABSENT],
+        "sliding_window_pattern": [2, 3, ABSENT], "sliding_window": [5, 64, ABSENT],
+    },
+    "starcoder2": {
+        "use_bias": [True, False, ABSENT], "norm_epsilon": [0.1, ABSENT],
     },
     "glm4": {"partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0]},
 }  # fmt: skip

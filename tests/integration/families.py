@@ -135,6 +135,13 @@ FAMILIES = {
             "swiglu_alpha": 1.3,
         },
     ),
+    "llama-bias-gelu": ("Llama", rope() | {"mlp_bias": True, "hidden_act": "gelu"}),
+    "cohere": ("Cohere", rope() | {"logit_scale": 0.3, "attention_bias": True}),
+    "cohere2": (
+        "Cohere2",
+        rope() | {"logit_scale": 0.3, "sliding_window": WINDOW, "layer_types": KINDS},
+    ),
+    "starcoder2": ("Starcoder2", rope() | {"sliding_window": WINDOW}),
     "deepseek2": (
         "DeepseekV2",
         MLA | rope() | {"q_lora_rank": None, "num_key_value_heads": 6},

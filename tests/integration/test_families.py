@@ -18,8 +18,9 @@ import pytest
 
 from inl.device import Device
 from inl.executor.model_loader import open_model
-from inl.models import groups, moe, post_norm
+from inl.models import groups, layer_norm, moe, post_norm
 from inl.models.views import views
+from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
 from inl.spec.dispatch import DynamicOps
 from inl.testing.traffic import Traffic, play
@@ -206,6 +207,12 @@ def ranked_plainly(ops, c, w, logits):
     return ROUTED(ops, c, w._replace(bias=w.bias._replace(bias=None)), logits)
 
 
+def entered_uncentered(ops, c, carry, w):
+    total = carry.residual + carry.delta
+    y = ops.rms_norm(total, Norm(w.weight), eps=c.norm_eps)
+    return total, y if w.bias is None else y + w.bias
+
+
 ROPE = {"theta": field(rope_theta=600.0)}
 SCALED = {"scaling": field(rope_scaling=RopeScaling())}
 WINDOWS = {
@@ -253,6 +260,11 @@ TURNED = {
     "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
 }
 
+COHERE = {
+    "scale of logits": field(logit_scale=1.0),
+    "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
+    "mean in norms": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+}
 LATENT = {
     "scale of scores": field(attention_scale=20**-0.5 * 2),
     "lanes that are adjacent": Mutant(lambda c: replace(c, interleaved=False)),
@@ -332,6 +344,31 @@ MUTANTS = {
                 "mlp", f"{name}_bias", lambda w: w._replace(weight=0 * w.weight)
             )
             for name in ("gate", "up", "down")
+        },
+    },
+    "llama-bias-gelu": {
+        "activation": field(activation="gelu_sigmoid"),
+        **{
+            f"bias of {name}": in_group("mlp", "mlp", lambda w, n=name: w._replace(
+                **{n: getattr(w, n)._replace(bias=None)}))
+            for name in ("gate", "up", "down")
+        },
+    },
+    "cohere": ROPE | NORMS | SILU | BIAS | COHERE,
+    "cohere2": ROPE | SPLIT | NORMS | SILU | COHERE | {
+        "layers that do not rotate": Mutant(
+            lambda c: replace(c, views=tuple(v._replace(rotated=True) for v in c.views))
+        ),
+    },
+    "starcoder2": ROPE | WINDOWS | NORMS | BIAS | {
+        "activation": field(activation="relu"),
+        "approximation of the activation": field(activation="gelu_sigmoid"),
+        "bias of norms": in_group("mlp", "norm", lambda w: w._replace(bias=None)),
+        "layer norm": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+        **{
+            f"bias of {name}": in_group("mlp", "mlp", lambda w, n=name: w._replace(
+                **{n: getattr(w, n)._replace(bias=None)}))
+            for name in ("up", "down")
         },
     },
     "deepseek2": ROPE | NORMS | LATENT | SILU | {"scores": field(renormalize=True)},

@@ -7,8 +7,10 @@ with what follows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from inl.models.mlp import OpenMlp, feed_forward
 from inl.models.views import FULL, View
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear, QkvLinear
@@ -41,7 +43,7 @@ class Mlp(NamedTuple):
     """Weights of :func:`gated_mlp`: groups, replaced by tensors when loaded."""
 
     norm: Norm | Group
-    mlp: GatedMlp | Group
+    mlp: GatedMlp | OpenMlp | Group
 
 
 class Carry(NamedTuple):
@@ -121,10 +123,34 @@ def attention(
     With ``sampled_step``, the returned residual and delta are those of the sampled
     tokens, [R, H].
     """
-    residual, q, k, v = ops.norm_qkv(
+    residual, *projected = ops.norm_qkv(
         carry.residual, carry.delta, w.norm, w.qkv, eps=config.norm_eps
     )
-    q, k, v = split_heads((q, k, v), config.head_dim)
+    return attend_heads(
+        ops, config, w, carry._replace(residual=residual), projected, step, state,
+        index=index, view=view, sampled_step=sampled_step,
+    )  # fmt: skip
+
+
+def attend_heads(
+    ops: Ops,
+    config: Any,
+    w: Any,
+    carry: Carry,
+    projected: Sequence[Array],
+    step: Step,
+    state: State,
+    *,
+    index: int,
+    view: View,
+    sampled_step: Step | None,
+) -> tuple[Carry, State]:
+    """Attention block after the projection to queries, keys and values [T, N].
+
+    ``carry.residual`` is the new residual, ``w`` as in :class:`Attention`.
+    """
+    residual = carry.residual
+    q, k, v = split_heads(projected, config.head_dim)
     q, k = norm_heads(ops, config, w, q, k)
     scale = config.attention_scale or config.head_dim**-0.5
     if sampled_step is not None or not view.rotated or w.sinks is not None:
@@ -149,7 +175,7 @@ def attention(
     )
 
 
-def split_heads(parts: tuple[Array, ...], dim: int) -> tuple[Array, ...]:
+def split_heads(parts: Sequence[Array], dim: int) -> tuple[Array, ...]:
     """Reshape each of [T, N] to [T, heads, dim]."""
     return tuple(part.reshape(part.shape[0], -1, dim) for part in parts)
 
@@ -211,6 +237,12 @@ def attend(
 
 def gated_mlp(ops: Ops, config: Any, w: Mlp, carry: Carry) -> Carry:
     """Gated feed-forward block."""
+    if isinstance(w.mlp, OpenMlp):
+        residual, x = ops.reduce_add_norm(
+            carry.residual, carry.delta, w.norm, eps=config.norm_eps
+        )
+        delta = feed_forward(ops, x, w.mlp, config.activation)
+        return carry._replace(residual=residual, delta=delta)
     residual, delta = ops.norm_mlp(
         carry.residual, carry.delta, w.norm, w.mlp,
         eps=config.norm_eps, activation=config.activation,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from inl.errors import CheckpointError, RequestError
-from inl.models import blocks, groups, llama, mla, moe, qwen3_moe
+from inl.models import blocks, groups, llama, mla, mlp, moe, qwen3_moe
 from inl.models.config import flag, number, one_of, refuse_unless, whole
 from inl.models.fields import changed, with_defaults
 from inl.models.rope import kind_of, read_rope, rope_fields
@@ -73,7 +73,8 @@ def config_v3(hf: Mapping[str, Any]) -> mla.MlaConfig:
 
 def _config(hf: Mapping[str, Any]) -> mla.MlaConfig:
     """Read what both have in common: all but the routing."""
-    refuse_unless(hf, "moe_layer_freq", 1)
+    for name, accepted in (("moe_layer_freq", 1), ("mlp_bias", False)):
+        refuse_unless(hf, name, accepted)
     plain, turned = whole(hf, "qk_nope_head_dim"), whole(hf, "qk_rope_head_dim")
     refuse_unless(hf, "head_dim", turned)
     refuse_unless(hf, "qk_head_dim", plain + turned)
@@ -135,7 +136,7 @@ def _layer(c: mla.MlaConfig, index: int) -> llama.Layer:
     norm = groups.norm(f"{at}post_attention_layernorm", c.hidden_size)
     attention = mla.attention_weights(c, at)
     if index in c.dense_layers:
-        return llama.Layer(attention, blocks.Mlp(norm, groups.gated_mlp(c, at)))
+        return llama.Layer(attention, blocks.Mlp(norm, mlp.weights(c, f"{at}mlp")))
     mixture = qwen3_moe.feed_forward(c, at, norm)._replace(
         shared=groups.gated(f"{at}mlp.shared_experts", c.hidden_size, c.shared_size)
     )

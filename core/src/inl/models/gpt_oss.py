@@ -11,7 +11,7 @@ import numpy as np
 
 from inl.dtypes import HostArray
 from inl.models import blocks, groups, llama, moe
-from inl.models.config import fields_of, number
+from inl.models.config import fields_of, number, refuse_unless
 from inl.models.fields import changed, with_defaults
 from inl.models.rope import ignored, read_rope
 from inl.models.views import alternating, views, windows
@@ -77,6 +77,7 @@ def config(hf: Mapping[str, Any]) -> GptOssConfig:
     hf = with_defaults(hf, DEFAULTS)
     if not fields_of(hf, "rope_parameters"):
         hf = changed(hf, rope_parameters=ROPE)
+    refuse_unless(hf, "mlp_bias", False)
     # transformers computes the experts of this family with another activation.
     base = llama.with_rope(changed(hf, hidden_act="silu"), read_rope(hf, theta=THETA))
     base = replace(base, views=views(windows(hf, alternating(base.layers))))

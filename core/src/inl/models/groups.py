@@ -63,25 +63,34 @@ def qkv(c: Any, at: str, *, bias: bool = False, interleaved: bool = False) -> Gr
 
 def out(c: Any, at: str, *, bias: bool = False) -> Group:
     """Return the output projection of attention."""
-    source, shape = f"{at}self_attn.o_proj", (c.hidden_size, c.heads * c.head_dim)
-    params = {"weight": Param(f"{source}.weight", shape, axis=1)}
+    stem, columns = f"{at}self_attn.o_proj", c.heads * c.head_dim
+    return linear(stem, c.hidden_size, columns, axis=1, bias=bias)
+
+
+def linear(
+    stem: str, rows: int, columns: int, *, axis: int | None = None, bias: bool = False
+) -> Group:
+    """Return the linear layer [rows, columns] of a module, sharded along ``axis``.
+
+    The bias of one that is sharded along its columns is added by one rank only.
+    """
+    params = {"weight": Param(f"{stem}.weight", (rows, columns), axis=axis)}
     if bias:
-        params["bias"] = Param(f"{source}.bias", shape[:1], partial=True)
+        row_axis = 0 if axis == 0 else None
+        params["bias"] = Param(
+            f"{stem}.bias", (rows,), axis=row_axis, partial=axis == 1
+        )
     return Group("linear", **params)
 
 
-def fused_gated_mlp(c: Any, at: str) -> Group:
+def fused_gated(stem: str, h: int, inner: int) -> Group:
     """Return the gated feed-forward layer whose gate and up rows are one tensor."""
-    h, inner, source = (
-        c.hidden_size,
-        c.intermediate_size,
-        f"{at}mlp.gate_up_proj.weight",
-    )
+    source = f"{stem}.gate_up_proj.weight"
     return Group(
         "gated_mlp",
         gate=rows(source, ((0, inner),), 2 * inner, h),
         up=rows(source, ((inner, 2 * inner),), 2 * inner, h),
-        down=Param(f"{at}mlp.down_proj.weight", (h, inner), axis=1),
+        down=Param(f"{stem}.down_proj.weight", (h, inner), axis=1),
     )
 
 
@@ -121,11 +130,6 @@ def head_rows(
         (lanes[first], lanes[last - 1] + 1)
         for first, last in zip([0, *breaks], [*breaks, len(lanes)], strict=True)
     )
-
-
-def gated_mlp(c: Any, at: str) -> Group:
-    """Return the gated feed-forward layer."""
-    return gated(f"{at}mlp", c.hidden_size, c.intermediate_size)
 
 
 def gated(stem: str, h: int, inner: int) -> Group:

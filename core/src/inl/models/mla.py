@@ -16,7 +16,7 @@ from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.spec.cache import State
 from inl.spec.step import Step
-from inl.spec.weights import Group, Param
+from inl.spec.weights import Group
 
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops
@@ -98,22 +98,14 @@ def attention_weights(c: MlaConfig, at: str) -> Attention:
         shared([c.latent + lane for lane in turned]),
         matrices(0, c.plain_dim),
         matrices(c.plain_dim, c.value_dim),
-        linear(f"{own}o_proj", h, c.heads * c.value_dim, bias=c.out_bias),
+        groups.linear(f"{own}o_proj", h, c.heads * c.value_dim, bias=c.out_bias),
     )
     if not c.query_latent:
         return found
     return found._replace(
-        q_latent=linear(f"{own}q_a_proj", c.query_latent, h, bias=c.qkv_bias),
+        q_latent=groups.linear(f"{own}q_a_proj", c.query_latent, h, bias=c.qkv_bias),
         q_norm=groups.norm(f"{own}q_a_layernorm", c.query_latent),
     )
-
-
-def linear(stem: str, rows: int, columns: int, *, bias: bool) -> Group:
-    """Return the linear layer of a module."""
-    params = {"weight": Param(f"{stem}.weight", (rows, columns))}
-    if bias:
-        params["bias"] = Param(f"{stem}.bias", (rows,))
-    return Group("linear", **params)
 
 
 def attention(

@@ -11,6 +11,7 @@ from inl.models import blocks, llama
 from inl.models.config import whole
 from inl.ops.group_route import ExpertBias
 from inl.ops.linear import Linear
+from inl.ops.mlp import ACTIVATIONS as FUSED
 from inl.ops.mlp import GatedMlp
 from inl.ops.moe import Experts
 from inl.ops.norm import Norm
@@ -80,6 +81,11 @@ def with_experts(
         raise CheckpointError(
             f"config field 'num_experts_per_tok': found {chosen}, "
             f"expected at most {count}, {experts}"
+        )
+    if base.activation not in FUSED:
+        raise CheckpointError(
+            f"config field 'hidden_act': found {base.activation}, accepted in mixtures "
+            f"of experts: {', '.join(FUSED)}"
         )
     given |= {"experts": experts, "experts_per_token": chosen}
     return llama.extended(MoeConfig, base, **given)

@@ -11,6 +11,8 @@ from inl.plugin.hooks import (
 )
 
 FAMILIES = (
+    ("CohereForCausalLM", "cohere", "cohere"),
+    ("Cohere2ForCausalLM", "cohere2", "cohere:MODEL_2"),
     ("DeepseekV2ForCausalLM", "deepseek_v2", "deepseek:MODEL_V2"),
     ("DeepseekV3ForCausalLM", "deepseek_v3", "deepseek:MODEL_V3"),
     ("Gemma2ForCausalLM", "gemma2", "gemma2"),
@@ -30,6 +32,7 @@ FAMILIES = (
     ("Qwen2MoeForCausalLM", "qwen2_moe", "qwen2_moe"),
     ("Qwen3ForCausalLM", "qwen3", "qwen3"),
     ("Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe"),
+    ("Starcoder2ForCausalLM", "starcoder2", "starcoder2"),
     ("SmolLM3ForCausalLM", "smollm3", "smollm3"),
 )
 """(``architectures`` entry, ``model_type``, module in ``inl.models`` and its name of
