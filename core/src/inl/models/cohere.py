@@ -1,7 +1,6 @@
-"""Command R and Command R7B (Cohere, 2024): attention and feed-forward in parallel.
+"""Command R (Cohere, 2024): attention and feed-forward in parallel.
 
-Both read one layer norm without bias. In Command R7B, Cohere 2, layers with a window
-rotate and layers without one do not.
+Both read one layer norm without bias.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from inl.models import blocks, groups, layer_norm, llama, mlp, rope
-from inl.models.config import MAX_EPS, number, refuse_unless, whole
+from inl.models import blocks, groups, layer_norm, llama, mlp
+from inl.models.config import MAX_EPS, number, refuse_unless
 from inl.models.fields import changed, with_defaults
-from inl.models.views import one_full_in, refuse_windows, views, windows
+from inl.models.views import refuse_windows
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
 
@@ -27,9 +26,6 @@ DEFAULTS: Final = {
 }
 """Defaults of config fields that differ from Llama's."""
 THETA: Final = 500000.0
-"""Default base frequency of Cohere 1."""
-PERIOD: Final = 4
-"""Default period of layers without a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +36,15 @@ class CohereConfig(llama.LlamaConfig):
 
 
 def config(hf: Mapping[str, Any]) -> CohereConfig:
-    """Read a config of Cohere 1; raises :class:`CheckpointError` naming the field."""
+    """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
     hf = with_defaults(hf, DEFAULTS)
     refuse_windows(hf)
     refuse_unless(hf, "use_qk_norm", False)
-    return _config(hf, THETA)
+    return common(hf, THETA)
 
 
-def config_2(hf: Mapping[str, Any]) -> CohereConfig:
-    """Read a config of Cohere 2; raises :class:`CheckpointError` naming the field."""
-    hf = with_defaults(hf, DEFAULTS)
-    base = _config(hf, rope.THETA)
-    period = whole(hf, "sliding_window_pattern", PERIOD)
-    spans = windows(hf, one_full_in(base.layers, period=period))
-    rotated = tuple(span is not None for span in spans)
-    return replace(base, views=views(spans, rotated))
-
-
-def _config(hf: Mapping[str, Any], theta: float) -> CohereConfig:
+def common(hf: Mapping[str, Any], theta: float) -> CohereConfig:
+    """Read what both have in common; theta: default base frequency."""
     refuse_unless(hf, "mlp_bias", False)
     eps = number(hf, "layer_norm_eps", 1e-5, most=MAX_EPS)
     base = llama.config(changed(hf, rms_norm_eps=eps), theta=theta)
@@ -104,4 +91,3 @@ def head(ops: Ops, c: CohereConfig, w: Any, carry: Any, step: Step) -> Array:
 
 
 MODEL = replace(llama.MODEL, config=config, weights=weights, layer=layer, head=head)
-MODEL_2 = replace(MODEL, config=config_2)

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3 (DeepSeek-AI, 2024): latent attention and grouped experts."""
+"""Base of DeepSeek-V2 and V3: latent attention and shared experts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from inl.errors import CheckpointError, RequestError
 from inl.models import blocks, groups, llama, mla, mlp, moe, qwen3_moe
-from inl.models.config import flag, number, one_of, refuse_unless, whole
-from inl.models.fields import changed, with_defaults
+from inl.models.config import number, refuse_unless, whole
+from inl.models.fields import changed
 from inl.models.rope import kind_of, read_rope, rope_fields
 from inl.ops.group_route import check_groups
 from inl.spec.cache import State
@@ -30,48 +30,9 @@ DEFAULTS: Final = {
     "v_head_dim": 128,
 }
 """Defaults of config fields of both generations."""
-V2: Final = {
-    **DEFAULTS, "n_routed_experts": 64, "n_shared_experts": 2,
-    "moe_intermediate_size": 1407, "first_k_dense_replace": 0,
-}  # fmt: skip
-V3: Final = {
-    **DEFAULTS, "n_routed_experts": 256, "n_shared_experts": 1,
-    "moe_intermediate_size": 2048, "first_k_dense_replace": 3,
-    "num_key_value_heads": 128, "max_position_embeddings": 4096,
-    "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
-    "routed_scaling_factor": 2.5,
-}  # fmt: skip
-METHODS: Final = {"greedy": "", "group_limited_greedy": "softmax"}
-"""Values of ``topk_method`` of DeepSeek-V2, and the kind of scores of groups."""
 
 
-def config_v2(hf: Mapping[str, Any]) -> mla.MlaConfig:
-    """Read a config of V2; raises :class:`CheckpointError` naming the field."""
-    hf = with_defaults(hf, V2)
-    refuse_unless(hf, "scoring_func", "softmax")
-    # transformers ignores it, unlike the code of the checkpoints.
-    refuse_unless(hf, "norm_topk_prob", False)
-    base = _config(hf)
-    if one_of(hf, "topk_method", METHODS):
-        return replace(base, grouping=_grouping(hf, base, "softmax", 1))
-    return base
-
-
-def config_v3(hf: Mapping[str, Any]) -> mla.MlaConfig:
-    """Read a config of V3; raises :class:`CheckpointError` naming the field."""
-    hf = with_defaults(hf, V3)
-    refuse_unless(hf, "scoring_func", "sigmoid")
-    refuse_unless(hf, "topk_method", "noaux_tc")
-    base = _config(hf)
-    return replace(
-        base,
-        grouping=_grouping(hf, base, "sigmoid", 2),
-        renormalize=flag(hf, "norm_topk_prob", True),
-        interleaved=flag(hf, "rope_interleave", True),
-    )
-
-
-def _config(hf: Mapping[str, Any]) -> mla.MlaConfig:
+def common(hf: Mapping[str, Any]) -> mla.MlaConfig:
     """Read what both have in common: all but the routing."""
     for name, accepted in (("moe_layer_freq", 1), ("mlp_bias", False)):
         refuse_unless(hf, name, accepted)
@@ -114,9 +75,10 @@ def _warmth(hf: Mapping[str, Any]) -> float:
     return 1 + 0.1 * weight * math.log(factor) if factor > 1 else 1.0
 
 
-def _grouping(
+def grouping(
     hf: Mapping[str, Any], c: mla.MlaConfig, kind: str, best_of: int
 ) -> moe.Grouping:
+    """Read the groups of experts; raises :class:`CheckpointError`."""
     found = moe.Grouping(kind, whole(hf, "n_group"), whole(hf, "topk_group"), best_of)
     try:
         check_groups(c.experts, c.experts_per_token, *found[1:])
@@ -186,12 +148,12 @@ def _extra_layers(hf: Mapping[str, Any]) -> int:
 EXTRA_LAYERS: Final = ("num_nextn_predict_layers", "num_mtp_layers")
 """Names of the number of layers for the prediction of several tokens."""
 
-MODEL_V2 = replace(
+MODEL = replace(
     llama.MODEL,
-    config=config_v2,
+    config=common,
     weights=weights,
     embed=embed,
     layer=layer,
     adapt=adapt,
 )
-MODEL_V3 = replace(MODEL_V2, config=config_v3)
+"""Base of both generations, whose configs differ."""

@@ -12,9 +12,9 @@ from inl.plugin.hooks import (
 
 FAMILIES = (
     ("CohereForCausalLM", "cohere", "cohere"),
-    ("Cohere2ForCausalLM", "cohere2", "cohere:MODEL_2"),
-    ("DeepseekV2ForCausalLM", "deepseek_v2", "deepseek:MODEL_V2"),
-    ("DeepseekV3ForCausalLM", "deepseek_v3", "deepseek:MODEL_V3"),
+    ("Cohere2ForCausalLM", "cohere2", "cohere2"),
+    ("DeepseekV2ForCausalLM", "deepseek_v2", "deepseek_v2"),
+    ("DeepseekV3ForCausalLM", "deepseek_v3", "deepseek_v3"),
     ("Gemma2ForCausalLM", "gemma2", "gemma2"),
     ("Gemma3ForCausalLM", "gemma3_text", "gemma3"),
     ("Gemma3ForConditionalGeneration", "gemma3", "gemma3"),
@@ -35,8 +35,7 @@ FAMILIES = (
     ("Starcoder2ForCausalLM", "starcoder2", "starcoder2"),
     ("SmolLM3ForCausalLM", "smollm3", "smollm3"),
 )
-"""(``architectures`` entry, ``model_type``, module in ``inl.models`` and its name of
-the model, by default ``MODEL``)."""
+"""(``architectures`` entry, ``model_type``, module in ``inl.models``)."""
 
 
 @hookimpl
@@ -50,8 +49,7 @@ def inl_register_models(register: RegisterModel) -> None:
     """Register the architectures of ``inl.models``."""
     for architecture, name, module in FAMILIES:
         for key in (architecture, name):
-            path = module if ":" in module else f"{module}:MODEL"
-            register(key, f"inl.models.{path}")
+            register(key, f"inl.models.{module}:MODEL")
     register("DeepForCausalLM", "inl.models.deep:MODEL")
     register("ComplexityModel", "inl.models.deep_v04:MODEL")
 
