@@ -78,7 +78,9 @@ def drawn(model, hf, rng):
                 values = rng.standard_normal(shape)
                 if len(shape) > 1:
                     values = 1.4 * values / shape[-1] ** 0.5
-                elif "norm" in name and not name.endswith("bias"):
+                elif name.endswith("bias"):
+                    values = 0.3 * values
+                elif "norm" in name:
                     values = 1 - param.offset + 0.3 * values
                 tensors.setdefault(name, values.astype(np.float32))
     return tensors
