@@ -39,7 +39,7 @@ def _beside(name):
 families, draws = _beside("families"), _beside("config_draws")
 BOUND = 1e-4
 SEED = int(os.environ.get("INL_CONFIG_SEED", "0"))
-DRAWS = scaled(2, 32)
+DRAWS = scaled(2, 25)
 """Configs of each family."""
 
 

@@ -65,8 +65,8 @@ def _cache_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
     if not asked:
         return ()
     note = (
-        f"{asked[0]} asks for a quantized KV cache, which is ignored: the cache has the "
-        "compute dtype, or that of --kv-dtype"
+        f"{asked[0]} asks for a quantized KV cache, which is ignored: the cache has "
+        "the compute dtype, or that of --kv-dtype"
     )
     logging.getLogger("inl").warning("%s: %s", checkpoint.path, note)
     return (note,)
