@@ -18,7 +18,8 @@ SIZES = {
 COMMON = {
     "head_dim": [8, 12, 8, 12, 8, 12, 8, None, ABSENT],
     "rms_norm_eps": [1e-5, 0.1, ABSENT],
-    "hidden_act": ["silu", "silu", "gelu_pytorch_tanh", "gelu_new", "gelu", ABSENT],
+    "hidden_act": ["silu", "silu", "gelu_pytorch_tanh", "gelu_new", "gelu", "relu",
+                   "relu2", "quick_gelu", ABSENT, "mish"],
     "tie_word_embeddings": [True, False, ABSENT],
     "attention_bias": [False, False, True, ABSENT],
     "mlp_bias": [False, False, True, ABSENT],
@@ -47,6 +48,16 @@ MOE = {
     "num_experts_per_tok": [1, 2], "moe_intermediate_size": [12],
     "norm_topk_prob": [True, False, ABSENT], "decoder_sparse_step": [1, 2, ABSENT],
     "mlp_only_layers": [[0], None, ABSENT], "qkv_bias": [True, False, ABSENT],
+}  # fmt: skip
+DEEPSEEK = {
+    "num_key_value_heads": [None], "kv_lora_rank": [12], "q_lora_rank": [10, None],
+    "qk_nope_head_dim": [6, 8], "qk_rope_head_dim": [4, 8], "v_head_dim": [6],
+    "n_routed_experts": [4, 8], "n_shared_experts": [1, 2],
+    "num_experts_per_tok": [1, 2], "moe_intermediate_size": [12],
+    "first_k_dense_replace": [0, 1, 2, ABSENT], "n_group": [2],
+    "topk_group": [1, 2], "routed_scaling_factor": [0.5, ABSENT],
+    "head_dim": [*[ABSENT] * 6, 8, None], "scoring_func": [ABSENT, ABSENT, "softmax"],
+    "norm_topk_prob": [True, False, ABSENT], "num_nextn_predict_layers": [1, ABSENT],
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, list[Any]]] = {
     "llama": {},
@@ -80,11 +91,35 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "attention_multiplier": [0.3, ABSENT],
     },
     "glm": {"partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0]},
+    "gpt_oss": {
+        "num_local_experts": [4], "num_experts_per_tok": [1, 2],
+        "swiglu_limit": [1.0, 3.0, ABSENT], "swiglu_alpha": [1.2, ABSENT],
+    },
+    "deepseek_v2": {
+        **DEEPSEEK, "norm_topk_prob": [*[False] * 4, ABSENT, True],
+        "topk_method": ["greedy", "group_limited_greedy", "group_limited_greedy",
+                        ABSENT, "noaux_tc"],
+    },
+    "deepseek_v3": {
+        **DEEPSEEK, "rope_interleave": [True, False, ABSENT],
+        "scoring_func": [ABSENT, "sigmoid"],
+    },
+    "cohere": {
+        "logit_scale": [0.5, ABSENT], "layer_norm_eps": [0.1, ABSENT],
+        "use_qk_norm": [*[False] * 4, ABSENT, True],
+    },
+    "cohere2": {
+        "logit_scale": [0.5, ABSENT], "layer_norm_eps": [0.1, ABSENT],
+        "sliding_window_pattern": [2, 3, ABSENT], "sliding_window": [5, 64, ABSENT],
+    },
+    "starcoder2": {
+        "use_bias": [True, False, ABSENT], "norm_epsilon": [0.1, ABSENT],
+    },
     "glm4": {"partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0]},
 }  # fmt: skip
 ALWAYS = (
     "num_local_experts", "num_experts", "moe_intermediate_size", "num_experts_per_tok",
-    "shared_expert_intermediate_size",
+    "shared_expert_intermediate_size", *DEEPSEEK.keys() - {"norm_topk_prob"},
 )  # fmt: skip
 """Fields that keep a model small, drawn in every config."""
 

@@ -58,6 +58,13 @@ PUBLISHED = rope(
 )  # fmt: skip
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 
+MLA = {
+    "kv_lora_rank": 20, "q_lora_rank": 24, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 6,
+    "n_shared_experts": 2, "moe_intermediate_size": 24, "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+
 FAMILIES = {
     "llama3": ("Llama", LLAMA3),
     "llama3-published": ("Llama", PUBLISHED | {"max_position_embeddings": 16384}),
@@ -110,6 +117,65 @@ FAMILIES = {
     ),
     "glm": ("Glm", rope(partial_rotary_factor=0.5) | {"head_dim": 12}),
     "glm4": ("Glm4", rope(partial_rotary_factor=0.5) | {"head_dim": 12}),
+    "gpt-oss": (
+        "GptOss",
+        rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=32,
+            beta_fast=8.0,
+            truncate=False,
+        )
+        | {
+            "head_dim": 12,
+            "sliding_window": WINDOW,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 1.5,
+            "swiglu_alpha": 1.3,
+        },
+    ),
+    "llama-bias-gelu": ("Llama", rope() | {"mlp_bias": True, "hidden_act": "gelu"}),
+    "cohere": ("Cohere", rope() | {"logit_scale": 0.3, "attention_bias": True}),
+    "cohere2": (
+        "Cohere2",
+        rope() | {"logit_scale": 0.3, "sliding_window": WINDOW, "layer_types": KINDS},
+    ),
+    "starcoder2": ("Starcoder2", rope() | {"sliding_window": WINDOW}),
+    "deepseek2": (
+        "DeepseekV2",
+        MLA | rope() | {"q_lora_rank": None, "num_key_value_heads": 6},
+    ),
+    "deepseek2-groups": (
+        "DeepseekV2",
+        MLA
+        | rope()
+        | {
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+            "num_key_value_heads": 6,
+            "routed_scaling_factor": 3.0,
+        },
+    ),
+    "deepseek3": (
+        "DeepseekV3",
+        MLA
+        | {
+            **rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=16,
+                mscale=1.0,
+                mscale_all_dim=0.7,
+                beta_fast=8.0,
+            ),
+            "n_group": 3,
+            "topk_group": 2,
+            "num_key_value_heads": 6,
+            "attention_bias": True,
+        },
+    ),
 }
 """Name: its class in transformers and what its config has beside :data:`SIZES`."""
 
@@ -132,13 +198,20 @@ def make(name, path, **changes):
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     source = torch.Generator().manual_seed(len(name))
     with torch.no_grad():
-        for key, weight in model.named_parameters():
+        for key, weight in tensors(model):
             weight.copy_(_random(key, weight.shape, source, centered=kind[:5]))
     model.save_pretrained(path)
     ids = torch.randint(3, VOCAB, (1, TOKENS), generator=source)
     with torch.no_grad():
         logits = model(ids).logits[0].numpy()
     return Made(path, ids[0].tolist(), logits)
+
+
+def tensors(model):
+    """Parameters, and the buffers that checkpoints have."""
+    stored = set(model.state_dict())
+    yield from model.named_parameters()
+    yield from ((key, each) for key, each in model.named_buffers() if key in stored)
 
 
 def _random(key, shape, source, *, centered):

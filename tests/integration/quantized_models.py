@@ -32,11 +32,21 @@ NF4 = [
 
 def words(codes, bits, order=None):
     """Codes of the last axis in words of 32 bits; ``order``: the place of each code."""
+    if bits == 3:
+        return words_of_3_bits(codes)
     per = 32 // bits
     order = order or range(per)
     grouped = codes.reshape(*codes.shape[:-1], -1, per).to(torch.int64)
     packed = sum(grouped[..., at] << bits * place for at, place in enumerate(order))
     return packed.to(torch.uint32).view(torch.int32)
+
+
+def words_of_3_bits(codes):
+    """Bit by bit: bit b of code c is bit ``3 * c + b`` of a row of words."""
+    rows = codes.reshape(-1, codes.shape[-1]).to(torch.int64)
+    bits = torch.stack([rows >> bit & 1 for bit in range(3)], -1).reshape(len(rows), -1)
+    packed = (bits.reshape(len(rows), -1, 32) << torch.arange(32)).sum(-1)
+    return packed.to(torch.uint32).view(torch.int32).reshape(*codes.shape[:-1], -1)
 
 
 def grouped(weight, bits, width, symmetric, columns=None):
@@ -211,6 +221,12 @@ FORMATS = {
     "gptq-one-group": (gptq(width=HIDDEN, symmetric=False), "repacked as q8_0"),
     "gptq-8": (gptq(bits=8), "GPTQ, 8 bits, groups of 64: 7 matrices repacked as q8_0"),
     "gptq-2": (gptq(bits=2, symmetric=False), "repacked as q8_0"),
+    "gptq-3": (
+        gptq(bits=3), "GPTQ, 3 bits, groups of 64: 7 matrices repacked as q8_0"
+    ),
+    "gptq-3-act-order": (
+        gptq(bits=3, symmetric=False, ordered=True), "act-order: 7 matrices decoded"
+    ),
     "awq": (awq(), "AWQ, 4 bits, groups of 64: 7 matrices repacked as q8_0"),
     "fp8-tensor": (fp8("fp8", per_tensor), "FP8: 7 matrices decoded"),
     "fp8-blocks": (fp8("fp8", per_block, **BLOCKS), "FP8, blocks of 48 x 48"),

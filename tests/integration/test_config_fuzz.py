@@ -39,7 +39,7 @@ def _beside(name):
 families, draws = _beside("families"), _beside("config_draws")
 BOUND = 1e-4
 SEED = int(os.environ.get("INL_CONFIG_SEED", "0"))
-DRAWS = scaled(2, 32)
+DRAWS = scaled(2, 25)
 """Configs of each family."""
 
 
@@ -79,7 +79,7 @@ def expected(config, seed):
     source = torch.Generator().manual_seed(seed)
     centered = "Gemma" if "gemma" in config["model_type"] else ""
     with torch.no_grad():
-        for key, weight in model.named_parameters():
+        for key, weight in families.tensors(model):
             weight.copy_(families._random(key, weight.shape, source, centered=centered))
         ids = torch.randint(3, draws.VOCAB, (1, draws.TOKENS), generator=source)
         ids = ids[:, : context(config)]

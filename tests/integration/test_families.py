@@ -18,8 +18,9 @@ import pytest
 
 from inl.device import Device
 from inl.executor.model_loader import open_model
-from inl.models import groups, post_norm
+from inl.models import groups, layer_norm, moe, post_norm
 from inl.models.views import views
+from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
 from inl.spec.dispatch import DynamicOps
 from inl.testing.traffic import Traffic, play
@@ -191,6 +192,27 @@ def rows_as_stored(dim, _rotary_dim, heads, *, start=0, interleaved=False):
     return ((start, start + heads * dim),)
 
 
+def regrouped(**changes):
+    return Mutant(lambda c: replace(c, grouping=c.grouping._replace(**changes)))
+
+
+MIXTURE, ROUTED = moe.mixture, moe._routed
+
+
+def without_shared(ops, c, w, carry):
+    return MIXTURE(ops, c, w._replace(shared=None), carry)
+
+
+def ranked_plainly(ops, c, w, logits):
+    return ROUTED(ops, c, w._replace(bias=w.bias._replace(bias=None)), logits)
+
+
+def entered_uncentered(ops, c, carry, w):
+    total = carry.residual + carry.delta
+    y = ops.rms_norm(total, Norm(w.weight), eps=c.norm_eps)
+    return total, y if w.bias is None else y + w.bias
+
+
 ROPE = {"theta": field(rope_theta=600.0)}
 SCALED = {"scaling": field(rope_scaling=RopeScaling())}
 WINDOWS = {
@@ -236,6 +258,21 @@ FUSED = {
 TURNED = {
     "lanes that hold still": scaling(rotary_dim=0),
     "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
+}
+
+COHERE = {
+    "scale of logits": field(logit_scale=1.0),
+    "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
+    "mean in norms": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+}
+LATENT = {
+    "scale of scores": field(attention_scale=20**-0.5 * 2),
+    "lanes that are adjacent": Mutant(lambda c: replace(c, interleaved=False)),
+    "norm of the latent": in_group(
+        "attention", "latent_norm", lambda w: w._replace(weight=0 * w.weight + 1)
+    ),
+    "factor on experts": field(routed_scale=7.0),
+    "shared expert": Mutant(patch=(moe, "mixture", without_shared)),
 }
 
 MUTANTS = {
@@ -290,6 +327,69 @@ MUTANTS = {
         "scale of embeddings": field(embed_scale=1.0),
         "scale of blocks": field(block_scale=1.0),
         "scale of logits": field(logit_scale=1.0),
+    },
+    "gpt-oss": ROPE | SCALED | SPLIT | NORMS | BIAS | {
+        "sinks": in_group(
+            "attention", "sinks", lambda w: w._replace(logits=w.logits - 1e4)
+        ),
+        "scaling of part of a plane": scaling(whole_planes=True),
+        "limit of the gate": field(gate_limit=7.0),
+        "gain of the gate": field(gate_gain=1.702),
+        "bias of the router": in_group(
+            "mlp", "router", lambda w: w._replace(bias=None)
+        ),
+        "experts of a token": field(experts_per_token=3),
+        **{
+            f"bias of experts, {name}": in_group(
+                "mlp", f"{name}_bias", lambda w: w._replace(weight=0 * w.weight)
+            )
+            for name in ("gate", "up", "down")
+        },
+    },
+    "llama-bias-gelu": {
+        "activation": field(activation="gelu_sigmoid"),
+        **{
+            f"bias of {name}": in_group("mlp", "mlp", lambda w, n=name: w._replace(
+                **{n: getattr(w, n)._replace(bias=None)}))
+            for name in ("gate", "up", "down")
+        },
+    },
+    "cohere": ROPE | NORMS | SILU | BIAS | COHERE,
+    "cohere2": ROPE | SPLIT | NORMS | SILU | COHERE | {
+        "layers that do not rotate": Mutant(
+            lambda c: replace(c, views=tuple(v._replace(rotated=True) for v in c.views))
+        ),
+    },
+    "starcoder2": ROPE | WINDOWS | NORMS | BIAS | {
+        "activation": field(activation="relu"),
+        "approximation of the activation": field(activation="gelu_sigmoid"),
+        "bias of norms": in_group("mlp", "norm", lambda w: w._replace(bias=None)),
+        "layer norm": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+        **{
+            f"bias of {name}": in_group("mlp", "mlp", lambda w, n=name: w._replace(
+                **{n: getattr(w, n)._replace(bias=None)}))
+            for name in ("up", "down")
+        },
+    },
+    "deepseek2": ROPE | NORMS | LATENT | SILU | {"scores": field(renormalize=True)},
+    "deepseek2-groups": LATENT | {
+        "norm of queries": in_group(
+            "attention", "q_norm", lambda w: w._replace(weight=0 * w.weight + 1)
+        ),
+        "groups": regrouped(groups=1, chosen=1),
+        "best groups": regrouped(chosen=3),
+        "rank of a group": regrouped(best_of=2),
+    },
+    "deepseek3": ROPE | SCALED | LATENT | {
+        "warmth": scaling(gain=1.0),
+        "groups": regrouped(groups=1, chosen=1),
+        "rank of a group": regrouped(best_of=1),
+        "kind of scores": regrouped(kind="softmax"),
+        "shares": field(renormalize=False),
+        "bias of ranks": Mutant(patch=(moe, "_routed", ranked_plainly)),
+        "bias of the latent": in_group(
+            "attention", "latent", lambda w: w._replace(bias=None)
+        ),
     },
     "glm": ROPE | NORMS | SILU | BIAS | FUSED | TURNED,
     "glm4": ROPE | NORMS | SILU | BIAS | BEFORE | AFTER | FUSED | TURNED,

@@ -15,6 +15,7 @@ from inl_torch.eager import attention
 
 DTYPES = ("float32", "bfloat16", "float16")
 KERNELS = tuple(eager.kernels())
+LABELS = attention.LABEL, attention.SINK_LABEL
 PRIMITIVES = sorted(name for name, spec in catalog().items() if not spec.composite)
 
 
@@ -44,15 +45,16 @@ def test_eager_errs_no_more_than_rounding(name, dtype, seed, on_torch, on_host):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["attention", "attend"])
+@pytest.mark.parametrize("name", ["attention", "attend", "sink_attention"])
 def test_static_attention_errs_no_more(name, dtype, seed, on_torch, on_host):
     spec = catalog()[name]
     for case in spec.cases(np.random.default_rng(seed)):
         arguments = on_torch(spec, case, dtype)
-        *rest, cache, step = arguments
-        plan = attention.static_plan(step, block_size=cache.k.shape[1])
-        step = step._replace(plan={attention.LABEL: plan})
-        result = getattr(DynamicOps(KERNELS), name)(*rest, cache, step, **case.attrs)
+        named = dict(zip(spec.parameters, arguments, strict=True))
+        size = named["cache"].k.shape[1]
+        plan = attention.static_plan(named["step"], block_size=size)
+        named["step"] = named["step"]._replace(plan=dict.fromkeys(LABELS, plan))
+        result = getattr(DynamicOps(KERNELS), name)(*named.values(), **case.attrs)
         verdict = judge(spec, case, dtype, on_host(result))
         assert verdict.passed, f"{case.name} in {dtype}, seed {seed}: {verdict}"
 

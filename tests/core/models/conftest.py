@@ -31,6 +31,12 @@ PLAIN = {
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0]}
 SPLIT = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}
 SPARSE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MLA = {
+    "kv_lora_rank": 20, "q_lora_rank": 24, "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 6,
+    "n_shared_experts": 2, "moe_intermediate_size": 24, "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1, "num_key_value_heads": None,
+}  # fmt: skip
 FIELDS = {
     "llama": {"attention_bias": True},
     "mistral": {"sliding_window": 7},
@@ -51,6 +57,15 @@ FIELDS = {
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5},
     "glm": {"head_dim": 12},
     "glm4": {"head_dim": 12},
+    "gpt_oss": {
+        "head_dim": 12, "sliding_window": 7, "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "cohere": {},
+    "cohere2": {"sliding_window": 7},
+    "starcoder2": {"sliding_window": 7, "tie_word_embeddings": False},
+    "deepseek_v2": MLA,
+    "deepseek_v3": MLA | {"n_group": 3, "topk_group": 2},
 }  # fmt: skip
 
 
@@ -63,6 +78,8 @@ def drawn(model, hf, rng):
                 values = rng.standard_normal(shape)
                 if len(shape) > 1:
                     values = 1.4 * values / shape[-1] ** 0.5
+                elif name.endswith("bias"):
+                    values = 0.3 * values
                 elif "norm" in name:
                     values = 1 - param.offset + 0.3 * values
                 tensors.setdefault(name, values.astype(np.float32))

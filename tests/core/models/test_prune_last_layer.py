@@ -21,7 +21,10 @@ DEVICE = Device("reference:0")
 DATA = Path(__file__).parents[2] / "data"
 NAMES = sorted({module for _, _, module in FAMILIES} - {"deep", "deep_v04"})
 INL = ("inl-v013", "inl-v013/carry", "inl-v040")
-FEED_FORWARD = ("norm_mlp", "gated_mlp", "experts", "token_routed_mlp")
+FEED_FORWARD = (
+    "norm_mlp", "gated_mlp", "experts", "token_routed_mlp", "combine_experts",
+    "gated_activation",
+)  # fmt: skip
 
 STEPS = (
     # (slot, tokens) of each row, decoding rows, and padding: tokens and rows

@@ -110,4 +110,7 @@ def test_without_the_plugin_the_architecture_is_unknown(folder, tmp_path_factory
     done = answered(folder[0], tmp_path_factory.mktemp("site"), "")
     assert done.returncode != 0
     assert "'AcmeForCausalLM'" in done.stderr
-    assert "registered: ComplexityModel, DeepForCausalLM" in done.stderr
+    assert (
+        "registered: Cohere2ForCausalLM, CohereForCausalLM, ComplexityModel"
+        in done.stderr
+    )

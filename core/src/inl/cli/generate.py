@@ -17,7 +17,11 @@ from inl.engine.chat import chat_ids
 from inl.engine.inference_engine import Completion, InferenceEngine
 from inl.engine.options import GenerationOptions, make_requests
 from inl.errors import RequestError
-from inl.executor.model_loader import LanguageModel, open_model
+from inl.executor.model_loader import (
+    LanguageModel,
+    longest_context,
+    open_model,
+)
 from inl.text.measure import check_length
 from inl.text.tokenizer import Tokenizer
 from inl.weights.hub import resolve_model
@@ -89,7 +93,7 @@ def run(
     check_place(EngineConfig(backend=device))
     language = open_model(resolve_model(model))
     tokenizer = language.checkpoint.tokenizer()
-    context = language.config.max_tokens
+    context = longest_context(language)
     if raw:
         check_length(tokenizer, prompt, context)
         ids = tokenizer.encode(prompt)
@@ -129,7 +133,7 @@ def _chat_ids(
 ) -> list[int]:
     template = language.checkpoint.chat_template
     ids = chat_ids(
-        language, template, tokenizer, messages, context=language.config.max_tokens,
+        language, template, tokenizer, messages, context=longest_context(language),
         **options,
     )  # fmt: skip
     if template is not None:

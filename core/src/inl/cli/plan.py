@@ -14,7 +14,7 @@ from inl.cli import arguments
 from inl.cli.table import print_table
 from inl.dtypes import SIZES
 from inl.errors import RequestError
-from inl.executor.model_loader import open_model
+from inl.executor.model_loader import longest_context, open_model
 from inl.optimizers.planner import GB, Parallelism, get_optimal_parallelism
 from inl.plugin import make_backend
 from inl.spec.cache import Paged
@@ -115,7 +115,7 @@ def _facts(
         "kv_heads": widest.kv_heads,
         "head_dim": widest.head_dim,
     }
-    limit = int(config.max_tokens)
+    limit = longest_context(language)
     language.checkpoint.close()
     return facts, min(context or limit, limit)
 

@@ -105,8 +105,10 @@ def _warn_of(fields: Fields, checkpoint: Checkpoint) -> None:
 def configure(language: LanguageModel, config: EngineConfig) -> LanguageModel:
     """Return the model with the settings of an engine's config.
 
+    A model with LongRoPE has the rotation of the context that the config asks for.
     Raises :class:`~inl.errors.RequestError` for a setting that it does not have.
     """
+    language = _with_context(language, config.context or 0)
     if config.velocity is None:
         return language
     if "velocity" not in {field.name for field in fields(language.config)}:
@@ -115,6 +117,22 @@ def configure(language: LanguageModel, config: EngineConfig) -> LanguageModel:
             "no INL model; accepted: None"
         )
     return replace(language, config=replace(language.config, velocity=config.velocity))
+
+
+def longest_context(language: LanguageModel) -> int:
+    """Return the largest context in tokens that :func:`configure` accepts."""
+    longer = getattr(language.config, "longer", None)
+    return int(longer[0] if longer else language.config.max_tokens)
+
+
+def _with_context(language: LanguageModel, tokens: int) -> LanguageModel:
+    longer = getattr(language.config, "longer", None)
+    if longer is None or tokens <= language.config.max_tokens:
+        return language
+    limit, scaling = longer
+    tokens = min(tokens, limit)
+    changed = replace(language.config, max_tokens=tokens, rope_scaling=scaling)
+    return replace(language, config=changed)
 
 
 def is_replayed(language: LanguageModel) -> bool:

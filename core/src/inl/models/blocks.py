@@ -7,14 +7,17 @@ with what follows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from inl.models.mlp import OpenMlp, feed_forward
 from inl.models.views import FULL, View
 from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
+from inl.ops.sink_attention import Sinks
 from inl.spec.cache import State
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group
@@ -33,13 +36,14 @@ class Attention(NamedTuple):
     """[head_dim], applied to each query head."""
     k_norm: Norm | Group | None = None
     """[head_dim], applied to each key head."""
+    sinks: Sinks | Group | None = None
 
 
 class Mlp(NamedTuple):
     """Weights of :func:`gated_mlp`: groups, replaced by tensors when loaded."""
 
     norm: Norm | Group
-    mlp: GatedMlp | Group
+    mlp: GatedMlp | OpenMlp | Group
 
 
 class Carry(NamedTuple):
@@ -119,18 +123,42 @@ def attention(
     With ``sampled_step``, the returned residual and delta are those of the sampled
     tokens, [R, H].
     """
-    residual, q, k, v = ops.norm_qkv(
+    residual, *projected = ops.norm_qkv(
         carry.residual, carry.delta, w.norm, w.qkv, eps=config.norm_eps
     )
-    q, k, v = split_heads((q, k, v), config.head_dim)
+    return attend_heads(
+        ops, config, w, carry._replace(residual=residual), projected, step, state,
+        index=index, view=view, sampled_step=sampled_step,
+    )  # fmt: skip
+
+
+def attend_heads(
+    ops: Ops,
+    config: Any,
+    w: Any,
+    carry: Carry,
+    projected: Sequence[Array],
+    step: Step,
+    state: State,
+    *,
+    index: int,
+    view: View,
+    sampled_step: Step | None,
+) -> tuple[Carry, State]:
+    """Attention block after the projection to queries, keys and values [T, N].
+
+    ``carry.residual`` is the new residual, ``w`` as in :class:`Attention`.
+    """
+    residual = carry.residual
+    q, k, v = split_heads(projected, config.head_dim)
     q, k = norm_heads(ops, config, w, q, k)
     scale = config.attention_scale or config.head_dim**-0.5
-    if sampled_step is not None or not view.rotated:
+    if sampled_step is not None or not view.rotated or w.sinks is not None:
         if view.rotated:
             q, k = ops.rope(q, k, carry.cos, carry.sin)
         out, state = attend(
             ops, q, k, v, step, state, index=index, view=view,
-            scale=scale, sampled_step=sampled_step,
+            scale=scale, sampled_step=sampled_step, sinks=w.sinks,
         )  # fmt: skip
         if sampled_step is not None:
             residual = ops.take_rows(residual, step.samples)
@@ -147,7 +175,7 @@ def attention(
     )
 
 
-def split_heads(parts: tuple[Array, ...], dim: int) -> tuple[Array, ...]:
+def split_heads(parts: Sequence[Array], dim: int) -> tuple[Array, ...]:
     """Reshape each of [T, N] to [T, heads, dim]."""
     return tuple(part.reshape(part.shape[0], -1, dim) for part in parts)
 
@@ -176,6 +204,7 @@ def attend(
     scale: float,
     cap: float | None = None,
     sampled_step: Step | None = None,
+    sinks: Sinks | Group | None = None,
 ) -> tuple[Array, State]:
     """Write k and v to the cache of layer ``index`` and compute attention.
 
@@ -183,7 +212,14 @@ def attend(
     the sampled tokens.
     """
     cache = state.caches[index]
-    if sampled_step is None:
+    if sinks is not None:
+        cache = ops.write_kv(k, v, cache, step.writes[view.group])
+        if sampled_step is not None:
+            q, step = ops.take_rows(q, step.samples), sampled_step
+        out = ops.sink_attention(
+            q, cache, step, sinks, scale=scale, window=view.window, group=view.group
+        )
+    elif sampled_step is None:
         out, cache = ops.attend(
             q, k, v, cache, step,
             scale=scale, window=view.window, cap=cap, group=view.group,
@@ -201,6 +237,12 @@ def attend(
 
 def gated_mlp(ops: Ops, config: Any, w: Mlp, carry: Carry) -> Carry:
     """Gated feed-forward block."""
+    if isinstance(w.mlp, OpenMlp):
+        residual, x = ops.reduce_add_norm(
+            carry.residual, carry.delta, w.norm, eps=config.norm_eps
+        )
+        delta = feed_forward(ops, x, w.mlp, config.activation)
+        return carry._replace(residual=residual, delta=delta)
     residual, delta = ops.norm_mlp(
         carry.residual, carry.delta, w.norm, w.mlp,
         eps=config.norm_eps, activation=config.activation,

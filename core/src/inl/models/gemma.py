@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.dtypes import rounded
-from inl.models import blocks, groups, llama, post_norm
+from inl.models import blocks, groups, llama, mlp, post_norm
 from inl.models.config import cap, refuse_unless, whole
 from inl.models.fields import changed
 from inl.models.rope import Rope
@@ -113,7 +113,7 @@ def _layer(c: GemmaConfig, at: str) -> llama.Layer:
             **heads,
         ),
         post_norm.Mlp(
-            groups.gated_mlp(c, at),
+            mlp.weights(c, f"{at}mlp"),
             norm("post_feedforward_layernorm"),
             norm("pre_feedforward_layernorm"),
         ),

@@ -9,6 +9,7 @@ from inl.models import gemma, llama
 from inl.models.config import cap
 from inl.models.fields import with_defaults
 from inl.models.rope import read_rope
+from inl.models.views import alternating
 from inl.spec.model import Model
 
 ATTENTION_CAP, LOGIT_CAP = 50.0, 30.0
@@ -21,16 +22,10 @@ def config(hf: Mapping[str, Any]) -> gemma.GemmaConfig:
     return gemma.config(
         hf,
         rope=read_rope(hf),
-        kinds=kinds,
+        kinds=alternating,
         attention_cap=cap(hf, "attn_logit_softcapping", ATTENTION_CAP),
         logit_cap=LOGIT_CAP,
     )
-
-
-def kinds(layers: int) -> list[str]:
-    """Return alternating layer types, the first with a window."""
-    names = "sliding_attention", "full_attention"
-    return [names[index % 2] for index in range(layers)]
 
 
 MODEL = Model(config, gemma.weights, llama.state, gemma.embed, gemma.layer, gemma.head)

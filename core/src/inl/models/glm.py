@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from inl.models import blocks, groups, llama
+from inl.models import blocks, groups, llama, mlp
 from inl.models.config import number, refuse_unless
 from inl.models.fields import with_defaults
 from inl.models.rope import rope_fields, rotating_lanes, scaled_rope
@@ -50,7 +50,7 @@ def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
         ),
         blocks.Mlp(
             groups.norm(f"{at}post_attention_layernorm", c.hidden_size),
-            groups.fused_gated_mlp(c, at),
+            mlp.fused_weights(c, f"{at}mlp"),
         ),
     )
 

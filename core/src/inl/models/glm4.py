@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from inl.models import glm, groups, llama, post_norm
+from inl.models import glm, groups, llama, mlp, post_norm
 from inl.spec.cache import State
 from inl.spec.step import Step
 
@@ -28,7 +28,7 @@ def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
             groups.norm(f"{at}input_layernorm", c.hidden_size),
         ),
         post_norm.Mlp(
-            groups.fused_gated_mlp(c, at),
+            mlp.fused_weights(c, f"{at}mlp"),
             groups.norm(f"{at}post_mlp_layernorm", c.hidden_size),
             groups.norm(f"{at}post_attention_layernorm", c.hidden_size),
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from inl.spec.weights import Group, Param, RowSlices
@@ -62,25 +63,34 @@ def qkv(c: Any, at: str, *, bias: bool = False, interleaved: bool = False) -> Gr
 
 def out(c: Any, at: str, *, bias: bool = False) -> Group:
     """Return the output projection of attention."""
-    source, shape = f"{at}self_attn.o_proj", (c.hidden_size, c.heads * c.head_dim)
-    params = {"weight": Param(f"{source}.weight", shape, axis=1)}
+    stem, columns = f"{at}self_attn.o_proj", c.heads * c.head_dim
+    return linear(stem, c.hidden_size, columns, axis=1, bias=bias)
+
+
+def linear(
+    stem: str, rows: int, columns: int, *, axis: int | None = None, bias: bool = False
+) -> Group:
+    """Return the linear layer [rows, columns] of a module, sharded along ``axis``.
+
+    The bias of one that is sharded along its columns is added by one rank only.
+    """
+    params = {"weight": Param(f"{stem}.weight", (rows, columns), axis=axis)}
     if bias:
-        params["bias"] = Param(f"{source}.bias", shape[:1], partial=True)
+        row_axis = 0 if axis == 0 else None
+        params["bias"] = Param(
+            f"{stem}.bias", (rows,), axis=row_axis, partial=axis == 1
+        )
     return Group("linear", **params)
 
 
-def fused_gated_mlp(c: Any, at: str) -> Group:
+def fused_gated(stem: str, h: int, inner: int) -> Group:
     """Return the gated feed-forward layer whose gate and up rows are one tensor."""
-    h, inner, source = (
-        c.hidden_size,
-        c.intermediate_size,
-        f"{at}mlp.gate_up_proj.weight",
-    )
+    source = f"{stem}.gate_up_proj.weight"
     return Group(
         "gated_mlp",
         gate=rows(source, ((0, inner),), 2 * inner, h),
         up=rows(source, ((inner, 2 * inner),), 2 * inner, h),
-        down=Param(f"{at}mlp.down_proj.weight", (h, inner), axis=1),
+        down=Param(f"{stem}.down_proj.weight", (h, inner), axis=1),
     )
 
 
@@ -107,7 +117,14 @@ def rotary_rows(
     if interleaved:
         order = [*range(0, turned, 2), *range(turned, turned + still)]
         order += [*range(1, turned, 2), *range(turned + still, dim)]
-    lanes = [start + head * dim + lane for head in range(heads) for lane in order]
+    return head_rows(order, dim, heads, start=start)
+
+
+def head_rows(
+    order: Sequence[int], stride: int, heads: int, *, start: int = 0
+) -> Spans:
+    """Return the row ranges of the rows ``order`` of heads of ``stride`` rows."""
+    lanes = [start + head * stride + lane for head in range(heads) for lane in order]
     breaks = [at for at in range(1, len(lanes)) if lanes[at] != lanes[at - 1] + 1]
     return tuple(
         (lanes[first], lanes[last - 1] + 1)
@@ -115,12 +132,11 @@ def rotary_rows(
     )
 
 
-def gated_mlp(c: Any, at: str) -> Group:
-    """Return the gated feed-forward layer."""
-    h, inner = c.hidden_size, c.intermediate_size
+def gated(stem: str, h: int, inner: int) -> Group:
+    """Return the gated feed-forward layer of a module, from ``h`` lanes to ``h``."""
     return Group(
         "gated_mlp",
-        gate=Param(f"{at}mlp.gate_proj.weight", (inner, h), axis=0),
-        up=Param(f"{at}mlp.up_proj.weight", (inner, h), axis=0),
-        down=Param(f"{at}mlp.down_proj.weight", (h, inner), axis=1),
+        gate=Param(f"{stem}.gate_proj.weight", (inner, h), axis=0),
+        up=Param(f"{stem}.up_proj.weight", (inner, h), axis=0),
+        down=Param(f"{stem}.down_proj.weight", (h, inner), axis=1),
     )

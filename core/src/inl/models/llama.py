@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from inl.errors import CheckpointError
-from inl.models import blocks, groups
+from inl.models import blocks, groups, mlp
 from inl.models.config import (
     MAX_EPS,
     flag,
@@ -28,16 +28,6 @@ from inl.spec.weights import Group
 
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops
-
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-}
-"""Activations by name; of the tanh approximation of GELU there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +56,10 @@ class LlamaConfig:
     """Whether each head of queries and keys is normalized."""
     out_bias: bool = False
     """Whether the output projection of attention has a bias."""
+    mlp_bias: bool = False
+    """Whether the projections of the feed-forward layer have biases."""
+    longer: tuple[int, RopeScaling] | None = None
+    """A context above ``max_tokens``, and the rotation of all of its tokens."""
     attention_scale: float | None = None
     """Factor on attention scores; ``None`` is ``head_dim ** -0.5``."""
 
@@ -118,8 +112,6 @@ def with_rope(hf: Mapping[str, Any], rope: Rope) -> LlamaConfig:
         raise CheckpointError(
             f"config field 'head_dim': found {head_dim}, accepted: even"
         )
-    if flag(hf, "mlp_bias", False):
-        raise CheckpointError("config field 'mlp_bias': found true, accepted: false")
     bias = flag(hf, "attention_bias", False)
     layers = whole(hf, "num_hidden_layers")
     return LlamaConfig(
@@ -134,10 +126,11 @@ def with_rope(hf: Mapping[str, Any], rope: Rope) -> LlamaConfig:
         norm_eps=number(hf, "rms_norm_eps", 1e-6, most=MAX_EPS),
         rope_theta=rope.theta,
         rope_scaling=rope.scaling,
-        activation=one_of(hf, "hidden_act", ACTIVATIONS),
+        activation=one_of(hf, "hidden_act", mlp.ACTIVATIONS),
         tied=flag(hf, "tie_word_embeddings", False),
         qkv_bias=bias,
         out_bias=bias,
+        mlp_bias=flag(hf, "mlp_bias", False),
         views=views((None,) * layers),
     )
 
@@ -173,7 +166,7 @@ def layer_weights(c: LlamaConfig, at: str) -> Layer:
         ),
         blocks.Mlp(
             groups.norm(f"{at}post_attention_layernorm", c.hidden_size),
-            groups.gated_mlp(c, at),
+            mlp.weights(c, f"{at}mlp"),
         ),
     )
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from inl.errors import CheckpointError
 from inl.models import blocks, llama
 from inl.models.config import whole
+from inl.ops.group_route import ExpertBias
 from inl.ops.linear import Linear
+from inl.ops.mlp import ACTIVATIONS as FUSED
 from inl.ops.mlp import GatedMlp
 from inl.ops.moe import Experts
 from inl.ops.norm import Norm
 from inl.spec.cache import State
-from inl.spec.step import Step
+from inl.spec.step import Array, Step
 from inl.spec.weights import FusedSlice, Group, Param
 
 if TYPE_CHECKING:
@@ -31,6 +33,17 @@ class Moe(NamedTuple):
     """Expert that is added for every token."""
     shared_gate: Linear | Group | None = None
     """[1, H]: gate of the shared expert's output."""
+    bias: ExpertBias | Group | None = None
+    """[E]: added to the scores that rank experts, in models with a grouping."""
+
+
+class Grouping(NamedTuple):
+    """Attributes of :data:`~inl.ops.group_route.group_route`."""
+
+    kind: str
+    groups: int
+    chosen: int
+    best_of: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,10 @@ class MoeConfig(llama.LlamaConfig):
     """Layers without experts."""
     shared_size: int = 0
     """Inner size of the shared expert; 0 is none."""
+    grouping: Grouping | None = None
+    """Groups of experts, if experts are chosen by groups."""
+    routed_scale: float = 1.0
+    """Factor on the routing weights."""
 
 
 def with_experts(
@@ -65,6 +82,11 @@ def with_experts(
             f"config field 'num_experts_per_tok': found {chosen}, "
             f"expected at most {count}, {experts}"
         )
+    if base.activation not in FUSED:
+        raise CheckpointError(
+            f"config field 'hidden_act': found {base.activation}, accepted in mixtures "
+            f"of experts: {', '.join(FUSED)}"
+        )
     given |= {"experts": experts, "experts_per_token": chosen}
     return llama.extended(MoeConfig, base, **given)
 
@@ -74,12 +96,7 @@ def mixture(ops: Ops, c: MoeConfig, w: Moe, carry: blocks.Carry) -> blocks.Carry
     residual, x = ops.reduce_add_norm(
         carry.residual, carry.delta, w.norm, eps=c.norm_eps
     )
-    ids, weights = ops.route(
-        ops.linear(x, w.router),
-        k=c.experts_per_token,
-        kind="softmax_topk",
-        renormalize=c.renormalize,
-    )
+    ids, weights = _routed(ops, c, w, ops.linear(x, w.router))
     delta = ops.experts(x, ids, weights, w.experts, activation=c.activation)
     if w.shared is not None:
         shared = ops.gated_mlp(x, w.shared, activation=c.activation)
@@ -87,6 +104,16 @@ def mixture(ops: Ops, c: MoeConfig, w: Moe, carry: blocks.Carry) -> blocks.Carry
             shared = ops.sigmoid_gate(shared, ops.linear(x, w.shared_gate))
         delta = delta + shared
     return carry._replace(residual=residual, delta=delta)
+
+
+def _routed(ops: Ops, c: MoeConfig, w: Moe, logits: Array) -> tuple[Array, Array]:
+    given: dict[str, Any] = {"k": c.experts_per_token, "renormalize": c.renormalize}
+    if c.grouping is None:
+        ids, weights = ops.route(logits, kind="softmax_topk", **given)
+    else:
+        assert w.bias is not None, "a model with a grouping declares one"
+        ids, weights = ops.group_route(logits, w.bias, **given, **c.grouping._asdict())
+    return ids, weights if c.routed_scale == 1.0 else weights * c.routed_scale
 
 
 def layer(
@@ -97,9 +124,16 @@ def layer(
         ops, c, w.attention, carry, step, state, index=index, view=c.views[index],
         sampled_step=sampled_step,
     )  # fmt: skip
-    if isinstance(w.mlp, Moe):
-        return mixture(ops, c, w.mlp, carry), state
-    return blocks.gated_mlp(ops, c, w.mlp, carry), state
+    return feed_forward(ops, c, w.mlp, carry), state
+
+
+def feed_forward(
+    ops: Ops, c: MoeConfig, w: Moe | blocks.Mlp, carry: blocks.Carry
+) -> blocks.Carry:
+    """Feed-forward block of a layer with experts, or of a dense one."""
+    if isinstance(w, Moe):
+        return mixture(ops, c, w, carry)
+    return blocks.gated_mlp(ops, c, w, carry)
 
 
 def weights(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from inl.models import groups, llama, post_norm
+from inl.models import groups, llama, mlp, post_norm
 from inl.models.config import refuse_unless
 from inl.models.fields import with_defaults
 from inl.models.rope import Rope, read_rope
@@ -50,7 +50,7 @@ def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
             k_norm=groups.norm(f"{at}self_attn.k_norm", c.kv_heads * c.head_dim),
         ),
         post_norm.Mlp(
-            groups.gated_mlp(c, at),
+            mlp.weights(c, f"{at}mlp"),
             groups.norm(f"{at}post_feedforward_layernorm", c.hidden_size),
         ),
     )

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from inl.errors import CheckpointError
-from inl.models import blocks, groups, llama
+from inl.models import blocks, groups, llama, mlp
 from inl.models.config import context_length, number, refuse_unless
 from inl.models.fields import with_defaults
 from inl.models.rope import (
@@ -49,9 +49,8 @@ DEFAULTS = {
 def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field.
 
-    With LongRoPE (Ding et al., 2024) the context is limited to the one in training,
-    which uses the short factors. A longer text would use other factors for all of its
-    tokens and invalidate the cache.
+    With LongRoPE (Ding et al., 2024) the context is the one in training, which uses the
+    short factors. A longer one uses other factors for all of its tokens: ``longer``.
     """
     hf = with_defaults(hf, DEFAULTS)
     rope = rope_fields(hf)
@@ -67,29 +66,31 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
     base = llama.with_rope(hf, Rope(theta, RopeScaling(), context_length(hf)))
     share = number(rope, "partial_rotary_factor", 1.0)
     scaling = RopeScaling(rotary_dim=rotating_lanes(share, base.head_dim))
-    tokens = base.max_tokens
-    if kind in LONG:
-        note_unknown(rope, hf, FIELDS)
-        tokens = min(original(rope), tokens)
-        scaling = _long(scaling, rope, base, original(rope))
-    else:
+    base = replace(base, views=views(one_window(hf, base.layers, base.max_tokens)))
+    if kind not in LONG:
         note_unknown(rope, hf, ())
-    layer_windows = one_window(hf, base.layers, tokens)
-    return replace(
-        base, rope_scaling=scaling, max_tokens=tokens, views=views(layer_windows)
-    )
+        return replace(base, rope_scaling=scaling)
+    note_unknown(rope, hf, FIELDS)
+    tokens = original(rope)
+    short = _long(scaling, rope, base, "short_factor")
+    if tokens >= base.max_tokens:
+        return replace(base, rope_scaling=short)
+    longer = None
+    if rope.get("long_factor") is not None:
+        longer = base.max_tokens, _long(scaling, rope, base, "long_factor")
+    return replace(base, rope_scaling=short, max_tokens=tokens, longer=longer)
 
 
 def _long(
-    scaling: RopeScaling, rope: Mapping[str, Any], base: llama.LlamaConfig, tokens: int
+    scaling: RopeScaling, rope: Mapping[str, Any], base: llama.LlamaConfig, name: str
 ) -> RopeScaling:
-    """Read LongRoPE for the training context of ``tokens``."""
-    factors = rope.get("short_factor")
+    """Read LongRoPE with the factors ``name``."""
+    factors, tokens = rope.get(name), original(rope)
     count = (scaling.rotary_dim or base.head_dim) // 2
     fits = isinstance(factors, (list, tuple)) and len(factors) == count
     if not fits or not all(type(x) in (int, float) and x > 0 for x in factors or ()):
         raise CheckpointError(
-            f"config field 'rope_scaling.short_factor': found {factors!r:.80}, "
+            f"config field 'rope_scaling.{name}': found {factors!r:.80}, "
             f"expected {count} numbers above 0"
         )
     factor = number(rope, "factor", base.max_tokens / tokens)
@@ -125,7 +126,7 @@ def _layer(c: llama.LlamaConfig, at: str) -> llama.Layer:
         ),
         blocks.Mlp(
             groups.norm(f"{at}post_attention_layernorm", h),
-            groups.fused_gated_mlp(c, at),
+            mlp.fused_weights(c, f"{at}mlp"),
         ),
     )
 

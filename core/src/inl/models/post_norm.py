@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import WeightMismatch
 from inl.models import blocks
+from inl.models.mlp import OpenMlp, feed_forward
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import Norm
@@ -37,7 +38,7 @@ class Attention(NamedTuple):
 class Mlp(NamedTuple):
     """Weights of :func:`gated_mlp`: groups, replaced by tensors when loaded."""
 
-    mlp: GatedMlp | Group
+    mlp: GatedMlp | OpenMlp | Group
     post: Norm | Group
     norm: Norm | Group | None = None
 
@@ -104,7 +105,7 @@ def attention(
 def gated_mlp(ops: Ops, config: Any, w: Mlp, carry: Any) -> Any:
     """Gated feed-forward block."""
     residual, x = enter(ops, config, carry, w.norm)
-    delta = ops.gated_mlp(x, w.mlp, activation=config.activation)
+    delta = feed_forward(ops, x, w.mlp, config.activation)
     return carry._replace(residual=residual, delta=leave(ops, config, delta, w.post))
 
 

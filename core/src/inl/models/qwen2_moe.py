@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from inl.models import llama, moe, qwen3_moe
+from inl.models import groups, llama, moe, qwen3_moe
 from inl.models.config import flag, refuse_unless, whole
 from inl.models.fields import changed, with_defaults
 from inl.models.views import refuse_windows
@@ -42,12 +42,7 @@ def weights(c: moe.MoeConfig) -> llama.Weights:
 
 def _feed_forward(c: moe.MoeConfig, at: str, norm: Group) -> moe.Moe:
     h, inner, stem = c.hidden_size, c.shared_size, f"{at}mlp.shared_expert"
-    shared = Group(
-        "gated_mlp",
-        gate=Param(f"{stem}.gate_proj.weight", (inner, h), axis=0),
-        up=Param(f"{stem}.up_proj.weight", (inner, h), axis=0),
-        down=Param(f"{stem}.down_proj.weight", (h, inner), axis=1),
-    )
+    shared = groups.gated(stem, h, inner)
     gate = Group("linear", weight=Param(f"{stem}_gate.weight", (1, h)))
     routed = qwen3_moe.feed_forward(c, at, norm)
     return routed._replace(shared=shared, shared_gate=gate)

@@ -61,6 +61,11 @@ def refuse_windows(hf: Mapping[str, Any]) -> None:
         )
 
 
+def alternating(layers: int) -> list[str]:
+    """Return layer types of which every second has no window, the first has one."""
+    return one_full_in(layers, period=2)
+
+
 def one_full_in(layers: int, *, period: int) -> list[str]:
     """Return layer types; the last layer of each ``period`` has no window."""
     names = "sliding_attention", "full_attention"

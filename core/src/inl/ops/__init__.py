@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from inl.ops import (  # noqa: F401
+    activation,
     attention,
     cache,
     collective,
     embedding,
     fused,
+    group_route,
+    heads,
     inl,
     linear,
     lora,
@@ -23,6 +26,7 @@ from inl.ops import (  # noqa: F401
     rope,
     routed,
     sample,
+    sink_attention,
     slots,
     step,
     verify,

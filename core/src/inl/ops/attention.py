@@ -130,7 +130,7 @@ def cached_bytes(cache: Any, step: Any, window: int | None) -> int:
     return int(rows * keys * kv_token_bytes(kv_heads, dim, str(cache.k.dtype)))
 
 
-def _traffic(
+def attention_traffic(
     out: Any, q: Any, cache: Any, step: Any, *, window: int | None, **_: Any
 ) -> int:
     return nbytes((q, out)) + cached_bytes(cache, step, window)
@@ -140,7 +140,7 @@ def _traffic(
     shapes=lambda q, cache, step, **_: Spec(q.shape, q.dtype),  # noqa: ARG005
     cases=_cases,
     flops=attention_flops,
-    traffic=_traffic,
+    traffic=attention_traffic,
 )
 def attention(
     q: Array,
@@ -160,6 +160,20 @@ def attention(
     group's block table. Padding tokens and rows of length 0 give zeros. Softmax in
     float32 or wider. Returns [T, heads, d].
     """
+    return softmax_over_cache(q, cache, step, scale, window, cap, group, None)
+
+
+def softmax_over_cache(
+    q: Any,
+    cache: Cache,
+    step: Step,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    group: int,
+    sinks: Any,
+) -> Any:
+    """Return the result of :data:`attention`; sinks: [heads] logits, or ``None``."""
     out = np.zeros_like(q)
     _tokens, heads, dim = q.shape
     size, kv_heads = cache.k.shape[1:3]
@@ -179,8 +193,14 @@ def attention(
         if window is not None:
             visible &= distance < window
         scores = np.where(visible, scores, np.finfo(scores.dtype).min)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights = weights / weights.sum(-1, keepdims=True)
+        highest = scores.max(-1, keepdims=True)
+        if sinks is not None:
+            highest = np.maximum(highest, sinks.reshape(kv_heads, -1, 1, 1))
+        weights = np.exp(scores - highest)
+        total = weights.sum(-1, keepdims=True)
+        if sinks is not None:
+            total = total + np.exp(sinks.reshape(kv_heads, -1, 1, 1) - highest)
+        weights = weights / total
         result = (weights @ v[:, None]).transpose(2, 0, 1, 3)
         out[start:stop] = result.reshape(-1, heads, dim)
     return out

@@ -106,3 +106,43 @@ def _after_cases(rng: np.random.Generator) -> Iterable[Case]:
 def reduce_norm(ops: Ops, delta: Array, w: Norm, *, eps: float) -> Array:
     """Reduce ``delta`` [T, H] over ranks and normalize the sum."""
     return ops.rms_norm(ops.all_reduce(delta, axis="tensor"), w, eps=eps)
+
+
+class LayerNorm(NamedTuple):
+    """Parameters of :data:`layer_norm`."""
+
+    weight: Array
+    """[H]."""
+    bias: Array | None = None
+    """[H]."""
+
+    @property
+    def layout(self) -> str:
+        """Layout of unpacked weights."""
+        return PLAIN
+
+
+def _layer_norm_cases(rng: np.random.Generator) -> Iterable[Case]:
+    for rows, width in ((1, 2), (3, 16), (5, 577)):
+        x = 3 * rng.standard_normal((rows, width)) + 1
+        weight, bias = rng.standard_normal((2, width))
+        for name, w in (("", LayerNorm(weight)), ("/bias", LayerNorm(weight, bias))):
+            yield Case(f"{rows}x{width}{name}", (x, w), {"eps": 1e-5})
+    yield Case("zeros", (np.zeros((2, 8)), LayerNorm(np.ones(8))), {"eps": 1e-6})
+
+
+@op(
+    shapes=lambda x, w, *, eps: Spec(x.shape, x.dtype),  # noqa: ARG005
+    cases=_layer_norm_cases,
+    weights=LayerNorm,
+    flops=lambda x, *_, **__: 7 * elements(x),
+)
+def layer_norm(x: Array, w: LayerNorm, *, eps: float) -> Array:
+    """``(x - mean(x)) / sqrt(var(x) + eps) * w.weight + w.bias`` over the last axis.
+
+    x: [..., H]. w.bias: [H] or ``None``. Computed in float32 (Ba et al., 2016).
+    """
+    centered = x - np.mean(x, axis=-1, keepdims=True)
+    variance = np.mean(np.square(centered), axis=-1, keepdims=True)
+    y = centered / np.sqrt(variance + eps) * w.weight
+    return y if w.bias is None else y + w.bias

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from inl.ops.embedding import Embedding
+    from inl.ops.group_route import ExpertBias
+    from inl.ops.heads import HeadLinear
     from inl.ops.inl import InlBlock
     from inl.ops.linear import Linear, QkvLinear
     from inl.ops.lora import GatedLora, Lora, QkvLora
     from inl.ops.mlp import GatedMlp
     from inl.ops.moe import ExpertLinear, Experts
     from inl.ops.mu import MuGuidance, MuStart
-    from inl.ops.norm import Norm
+    from inl.ops.norm import LayerNorm, Norm
     from inl.ops.rope import RopeScaling
     from inl.ops.routed import TokenRoutedMlp
+    from inl.ops.sink_attention import Sinks
     from inl.spec.cache import Cache
     from inl.spec.step import Array, Bucket, Scores, Step, Tables
     from inl.spec.weights import Group
@@ -41,6 +44,9 @@ class Ops(Protocol):
 
     def plan(self, step: Step, /, *, block_size: int) -> Any:
         """Compute what the chosen kernels share between layers, for ``Step.plan``."""
+
+    def activate(self, x: Array, /, *, kind: str) -> Array:
+        """Activation of each element of ``x``, in float32."""
 
     def add_norm(
         self,
@@ -171,6 +177,31 @@ class Ops(Protocol):
     def gated_mlp(self, x: Array, w: GatedMlp | Group, /, *, activation: str) -> Array:
         """Gated feed-forward layer: ``down(activation(gate(x)) * up(x))``."""
 
+    def group_route(
+        self,
+        logits: Array,
+        w: ExpertBias | Group,
+        /,
+        *,
+        k: int,
+        kind: str,
+        groups: int,
+        chosen: int,
+        best_of: int,
+        renormalize: bool,
+    ) -> tuple[Array, Array]:
+        """Choose the top ``k`` experts of each token among those of the best groups."""
+
+    def head_linear(
+        self,
+        x: Array,
+        w: HeadLinear | Group,
+        /,
+        *,
+        transposed: bool,
+    ) -> Array:
+        """Multiply each head of ``x`` with a matrix [N, K] of its own."""
+
     def inl_block(
         self,
         h: Array,
@@ -224,6 +255,16 @@ class Ops(Protocol):
         limit: float | None = None,
     ) -> tuple[Array, Array]:
         """One dynamics step with a controller's output."""
+
+    def join_lanes(self, a: Array, b: Array, /) -> Array:
+        """Concatenate ``a`` [T, heads, N] and ``b`` [T, heads, M]: [T, heads, N +
+        M].
+        """
+
+    def layer_norm(self, x: Array, w: LayerNorm | Group, /, *, eps: float) -> Array:
+        """``(x - mean(x)) / sqrt(var(x) + eps) * w.weight + w.bias`` over the last
+        axis.
+        """
 
     def linear(self, x: Array, w: Linear | Group, /) -> Array:
         """Linear layer: ``x @ w.weight.T + w.bias``."""
@@ -440,6 +481,20 @@ class Ops(Protocol):
 
     def silu(self, x: Array, /) -> Array:
         """SiLU activation ``x * sigmoid(x)``, elementwise, in float32."""
+
+    def sink_attention(
+        self,
+        q: Array,
+        cache: Cache,
+        step: Step,
+        w: Sinks | Group,
+        /,
+        *,
+        scale: float,
+        window: int | None,
+        group: int,
+    ) -> Array:
+        """:data:`attention` with a logit per head that takes part in the softmax."""
 
     def soft_cap(self, x: Array, /, *, cap: float) -> Array:
         """Soft limit ``cap * tanh(x / cap)``, elementwise, in float32."""

@@ -11,11 +11,16 @@ from inl.plugin.hooks import (
 )
 
 FAMILIES = (
+    ("CohereForCausalLM", "cohere", "cohere"),
+    ("Cohere2ForCausalLM", "cohere2", "cohere2"),
+    ("DeepseekV2ForCausalLM", "deepseek_v2", "deepseek_v2"),
+    ("DeepseekV3ForCausalLM", "deepseek_v3", "deepseek_v3"),
     ("Gemma2ForCausalLM", "gemma2", "gemma2"),
     ("Gemma3ForCausalLM", "gemma3_text", "gemma3"),
     ("Gemma3ForConditionalGeneration", "gemma3", "gemma3"),
     ("GlmForCausalLM", "glm", "glm"),
     ("Glm4ForCausalLM", "glm4", "glm4"),
+    ("GptOssForCausalLM", "gpt_oss", "gpt_oss"),
     ("GraniteForCausalLM", "granite", "granite"),
     ("LlamaForCausalLM", "llama", "llama"),
     ("MistralForCausalLM", "mistral", "mistral"),
@@ -27,6 +32,7 @@ FAMILIES = (
     ("Qwen2MoeForCausalLM", "qwen2_moe", "qwen2_moe"),
     ("Qwen3ForCausalLM", "qwen3", "qwen3"),
     ("Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe"),
+    ("Starcoder2ForCausalLM", "starcoder2", "starcoder2"),
     ("SmolLM3ForCausalLM", "smollm3", "smollm3"),
 )
 """(``architectures`` entry, ``model_type``, module in ``inl.models``)."""

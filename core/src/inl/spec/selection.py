@@ -75,7 +75,7 @@ def _name(item: tuple[str, Any]) -> str:
 
 def layout_of(w: Any) -> str:
     """Return the layout of a group: an attribute of traced leaves or of its tuple."""
-    first = next(leaves(w))
+    first = next(leaves(w), w)  # a group may have no tensors
     return str(first.layout if isinstance(first, StrictArray) else w.layout)
 
 

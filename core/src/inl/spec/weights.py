@@ -54,6 +54,8 @@ class Param(NamedTuple):
     others have zeros."""
     finite: bool = False
     """Whether to reject NaN and infinity when loading; meant for small tensors."""
+    wide: bool = False
+    """Whether to load float32 whatever the compute dtype; meant for small tensors."""
 
 
 @dataclass(frozen=True, slots=True, init=False)

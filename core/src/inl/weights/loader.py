@@ -220,6 +220,7 @@ def _plain(
         tensor = shared.get(key) if large else None
         if tensor is None:
             target = "int32" if array.dtype in INDEX_DTYPES else dtype
+            target = "float32" if param.wide else target
             tensor = backend.tensor(to_dtype(array, target, param.source), axis=axis)
             if large:  # another thread may have stored the same tensor meanwhile
                 tensor = shared.setdefault(key, tensor)

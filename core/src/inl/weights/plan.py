@@ -41,7 +41,7 @@ class WeightPlan:
         shapes = {
             name: StrictArray(
                 self.shard(param),
-                dtype,
+                "float32" if param.wide else dtype,
                 layout=self.layout,
                 stored_bytes=self._stored_bytes(name),
             )

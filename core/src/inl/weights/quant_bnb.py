@@ -8,7 +8,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from inl.weights.quant_format import Format, Parts, Shape, option
+from inl.weights.quant_format import MatrixFormat, Parts, Shape, option
 from inl.weights.quant_matrix import QuantMatrix
 
 BLOCKS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -17,7 +17,7 @@ MAX_STATE: Final = 1 << 16
 
 
 @final
-class Bnb4(Format):
+class Bnb4(MatrixFormat):
     """Codes of 4 bits, the first in the high half of a byte, in blocks along rows."""
 
     marker = ".weight.absmax"
@@ -93,7 +93,7 @@ class Bnb4(Format):
 
 
 @final
-class Bnb8(Format):
+class Bnb8(MatrixFormat):
     """Signed bytes with the largest magnitude of each row."""
 
     name = "bitsandbytes int8"
@@ -116,7 +116,7 @@ class Bnb8(Format):
         return QuantMatrix(codes, scale, None, 1, None, codes.shape[1])
 
 
-def bitsandbytes(config: Mapping[str, Any]) -> Format:
+def bitsandbytes(config: Mapping[str, Any]) -> MatrixFormat:
     """Return the format of 4 or 8 bits; raises :class:`CheckpointError`."""
     if config.get("load_in_4bit") or config.get("_load_in_4bit"):
         return Bnb4(config)

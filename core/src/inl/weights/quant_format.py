@@ -96,6 +96,8 @@ class Format(ABC):
     """Names of the tensors of a matrix, behind its module's name."""
     ignored: tuple[str, ...] = ()
     """Suffixes of tensors that are not needed to decode."""
+    joint: str = "."
+    """Between a module's name and the name of a part."""
 
     @abstractmethod
     def spec(self, parts: Parts) -> tuple[str, Shape]:
@@ -103,6 +105,18 @@ class Format(ABC):
 
         The dtype is "float32" for a matrix that is decoded.
         """
+
+    @abstractmethod
+    def array(self, parts: Parts, dtype: str) -> HostArray | None:
+        """Read a matrix in the dtype of its spec; ``None`` if that changes a value."""
+
+
+class MatrixFormat(Format):
+    """A format whose tensors are read as one description of codes and scales."""
+
+    def array(self, parts: Parts, dtype: str) -> HostArray | None:
+        matrix = self.matrix(parts)
+        return matrix.values() if dtype == "float32" else matrix.blocks(dtype)
 
     @abstractmethod
     def matrix(self, parts: Parts) -> QuantMatrix:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from inl.weights.quant_bnb import bitsandbytes
 from inl.weights.quant_format import Format
+from inl.weights.quant_mxfp4 import Mxfp4
 from inl.weights.quant_scaled import CompressedTensors, Fp8
 from inl.weights.quant_words import Awq, Gptq
 
@@ -16,5 +17,6 @@ METHODS: Final[dict[str, Callable[[Mapping[str, Any]], Format]]] = {
     "gptq": Gptq,
     "awq": Awq,
     "bitsandbytes": bitsandbytes,
+    "mxfp4": Mxfp4,
 }
 """Readers of the options in ``quantization_config``."""

@@ -90,9 +90,24 @@ class QuantMatrix:
 def unpack_words(
     words: NDArray[Any], bits: int, *, axis: int = -1
 ) -> NDArray[np.uint8]:
-    """Unpack codes of 2, 4 or 8 bits, the lowest first, from int32 along an axis."""
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    """Unpack codes of 2, 3, 4 or 8 bits, the lowest first, from int32 along an axis.
+
+    Codes of 3 bits continue in the next word: three words store 32 of them.
+    """
     moved = np.moveaxis(np.ascontiguousarray(words).view(np.uint32), axis, -1)
-    codes = moved[..., None] >> shifts & np.uint32(2**bits - 1)
-    flat = codes.astype(np.uint8).reshape(*moved.shape[:-1], -1)
+    if bits == 3:
+        triples = moved.reshape(*moved.shape[:-1], -1, 3).astype(np.uint64)
+        low = triples[..., 0] | triples[..., 1] << np.uint64(32)
+        high = triples[..., 1] >> np.uint64(16) | triples[..., 2] << np.uint64(16)
+        # 16 codes from the first 48 bits, and 16 from the last.
+        moved, shifts = np.stack([low, high], -1), np.arange(0, 48, 3, dtype=np.uint64)
+    else:
+        shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    codes = moved[..., None] >> shifts & moved.dtype.type(2**bits - 1)
+    flat = codes.astype(np.uint8).reshape(*words_shape(moved, bits), -1)
     return np.moveaxis(flat, -1, axis)
+
+
+def words_shape(moved: NDArray[Any], bits: int) -> tuple[int, ...]:
+    """Return the axes of unpacked words other than the last."""
+    return moved.shape[: -2 if bits == 3 else -1]

@@ -11,7 +11,7 @@ from inl.dtypes import FLOAT8
 from inl.errors import CheckpointError
 from inl.weights.files import show
 from inl.weights.quant import dequantize
-from inl.weights.quant_format import Format, Parts, Shape, columns_of, option
+from inl.weights.quant_format import MatrixFormat, Parts, Shape, columns_of, option
 from inl.weights.quant_matrix import BLOCK, QuantMatrix, unpack_words
 
 SCALES: Final = ("float32", "bfloat16", "float16")
@@ -82,7 +82,7 @@ def block_of(value: Any, field: str) -> tuple[int, int]:
 
 
 @final
-class Fp8(Format):
+class Fp8(MatrixFormat):
     """Weights in 8-bit floats; scales per tensor, row or block."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -105,7 +105,7 @@ class Fp8(Format):
 
 
 @final
-class CompressedTensors(Format):
+class CompressedTensors(MatrixFormat):
     """Weights in 8-bit floats or integers, or in words of codes from -2**(bits-1)."""
 
     marker = ".weight_scale"

@@ -8,7 +8,7 @@ from typing import Any, Final, final
 import numpy as np
 
 from inl.weights.quant_format import (
-    Format,
+    MatrixFormat,
     Parts,
     Shape,
     columns_of,
@@ -22,7 +22,7 @@ AWQ_ORDER: Final = [0, 4, 1, 5, 2, 6, 3, 7]
 """Place of each column's code in a word of AWQ."""
 
 
-class WordFormat(Format):
+class WordFormat(MatrixFormat):
     """Common to both: scales and zeros [G, N] of groups of input columns."""
 
     marker = ".qweight"
@@ -36,8 +36,7 @@ class WordFormat(Format):
         rows, size = shape
         width = size if self.width == -1 else self.width
         groups = -(-size // width)
-        per_word = 32 // self.bits
-        parts.check("qzeros", (groups, rows // per_word), dtypes=("int32",))
+        parts.check("qzeros", (groups, rows * self.bits // 32), dtypes=("int32",))
         parts.check("scales", (groups, rows), dtypes=HALVES)
         runs = width % BLOCK == 0 and size % BLOCK == 0
         half = parts.dtype("scales") == "float16"
@@ -66,7 +65,7 @@ class Gptq(WordFormat):
     """Words along the input columns; zeros are stored minus 1 in version 1."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.bits = option(config, "bits", (2, 4, 8))
+        self.bits = option(config, "bits", (2, 3, 4, 8))
         self.width = group_width(config)
         form = option(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
         symmetric = option(config, "sym", (True, False), True)
@@ -79,6 +78,9 @@ class Gptq(WordFormat):
 
     def spec(self, parts: Parts) -> tuple[str, Shape]:
         words, rows = _two_axes(parts)
+        for part, count in (("qweight", words), ("qzeros", parts.shape("qzeros")[-1])):
+            if self.bits == 3 and count % 3:
+                parts.refuse(part, f"{count} words", "a multiple of 3 for 3 bits")
         return self._spec(parts, (rows, words * 32 // self.bits))
 
     def matrix(self, parts: Parts) -> QuantMatrix:

@@ -7,6 +7,7 @@ decoded to float32 when it is read.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, final
@@ -50,6 +51,27 @@ def quantized(checkpoint: Checkpoint) -> Checkpoint:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
 
 
+CACHE_SCALES = (".k_scale", ".v_scale")
+CACHE_FIELDS = ("kv_cache_scheme", "kv_cache_quant_algo")
+
+
+def _cache_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Log and return what the checkpoint asks of the cache, which is not done."""
+    config = checkpoint.config[FIELD]
+    asked = [f"config field '{FIELD}.{name}'" for name in CACHE_FIELDS
+             if config.get(name)]  # fmt: skip
+    asked += [f"tensor {name!r}" for name in checkpoint.names()
+              if name.endswith(CACHE_SCALES)][:1]  # fmt: skip
+    if not asked:
+        return ()
+    note = (
+        f"{asked[0]} asks for a quantized KV cache, which is ignored: the cache has "
+        "the compute dtype, or that of --kv-dtype"
+    )
+    logging.getLogger("inl").warning("%s: %s", checkpoint.path, note)
+    return (note,)
+
+
 @final
 class QuantizedCheckpoint(WrappedCheckpoint):
     """Wraps a checkpoint and decodes or repacks its quantized matrices on access."""
@@ -65,16 +87,16 @@ class QuantizedCheckpoint(WrappedCheckpoint):
         ]
         self._parts = {f"{stem}.weight": self._read(stem, stored) for stem in stems}
         self._specs = {name: form.spec(parts) for name, parts in self._parts.items()}
-        taken = {f"{stem}.{part}" for stem in stems for part in form.parts}
+        taken = {f"{stem}{form.joint}{part}" for stem in stems for part in form.parts}
         self._plain = {
             name: name
             for name in inner.names()
             if name not in taken and not name.endswith(form.ignored)
         }
-        self.notes = (*inner.notes, self._note())
+        self.notes = (*inner.notes, self._note(), *_cache_notes(inner))
 
     def _read(self, stem: str, stored: set[str]) -> Parts:
-        names = {part: f"{stem}.{part}" for part in self._form.parts}
+        names = {part: f"{stem}{self._form.joint}{part}" for part in self._form.parts}
         return Parts(
             self._inner,
             self._form.name,
@@ -110,16 +132,13 @@ class QuantizedCheckpoint(WrappedCheckpoint):
     def _decoded(self, name: str) -> HostArray:
         dtype, _ = self._specs[name]
         try:
-            matrix = self._form.matrix(self._parts[name])
-            if dtype == "float32":
-                return matrix.values()
-            blocks = matrix.blocks(dtype)
+            array = self._form.array(self._parts[name], dtype)
         except CheckpointError as error:
             raise CheckpointError(f"{self.path}: {error}") from None
-        if blocks is None:
+        if array is None:
             raise CheckpointError(
                 f"{self.path}: tensor {name!r}: {self._form.name}: found zeros or "
                 f"scales that {dtype} cannot store; accepted: those that the config "
                 "describes"
             )
-        return blocks
+        return array

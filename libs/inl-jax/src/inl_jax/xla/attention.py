@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from inl.ops.sink_attention import Sinks
 from inl.spec.step import Step
 from inl_jax.pages import Pages, write_kv
 from inl_jax.tensors import Array, einsum
 from inl_jax.xla.kernel import inlined, kernel
 
-LABEL = "attention/xla"
-"""Key of this kernel's plan in ``Step.plan``."""
+LABEL, SINK_LABEL = "attention/xla", "sink_attention/xla"
+"""Keys of these kernels' plans in ``Step.plan``."""
 
 TILE = 16
 """Tokens of a tile in steps that include prompts; 1 in steps of decoding rows."""
@@ -88,9 +89,38 @@ def attention(
     cap: float | None,
     group: int,
 ) -> Array:
+    tiles = plan_of(step, LABEL, cache.kv.shape[2])
+    return _over_chunks(q, cache, step, tiles, scale, window, cap, group)
+
+
+def sink_attention(
+    q: Array,
+    cache: Pages,
+    step: Step,
+    w: Sinks,
+    *,
+    scale: float,
+    window: int | None,
+    group: int,
+) -> Array:
+    tiles = plan_of(step, SINK_LABEL, cache.kv.shape[2])
+    return _over_chunks(q, cache, step, tiles, scale, window, None, group, w.logits)
+
+
+def _over_chunks(
+    q: Array,
+    cache: Pages,
+    step: Step,
+    tiles: Plan,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    group: int,
+    sinks: Array | None = None,
+) -> Array:
+    """Compute attention; sinks: [heads] logits without a key."""
     _, heads, dim = q.shape
     _, kv_heads, size, _ = cache.kv.shape
-    tiles = plan_of(step, LABEL, size)
     table = padded_table(step.blocks[group], max(1, CHUNK // size))
     queries = q[tiles.tokens].reshape(*tiles.tokens.shape, kv_heads, -1, dim)
     blocks = max(1, CHUNK // size)
@@ -114,7 +144,12 @@ def attention(
     zeros = jnp.zeros(shape, jnp.float32)
     start, stop = chunk_range(tiles.positions, window, keys)
     sums = (zeros + MASKED, zeros, jnp.zeros((*shape, dim), jnp.float32))
-    _, total, out = jax.lax.fori_loop(start, stop, chunk, sums)
+    highest, total, out = jax.lax.fori_loop(start, stop, chunk, sums)
+    if sinks is not None:
+        shared = sinks.astype(jnp.float32).reshape(kv_heads, -1, 1)
+        top = jnp.maximum(highest, shared)
+        out = out * jnp.exp(highest - top)[..., None]
+        total = total * jnp.exp(highest - top) + jnp.exp(shared - top)
     out = out / jnp.where(total > 0, total, 1)[..., None]
     out = out.transpose(0, 3, 1, 2, 4).reshape(*tiles.tokens.shape, heads, dim)
     result = jnp.where(tiles.used[:, None, None], out[tiles.tile, tiles.offset], 0)
@@ -151,5 +186,6 @@ def chunk_range(positions: Array, window: int | None, keys: int) -> tuple[Any, A
 
 KERNELS = (
     kernel(attention, plan=inlined(plan)),
+    kernel(sink_attention, plan=inlined(plan)),
     kernel(write_kv),
 )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from inl.ops.activation import check_kind
 from inl.ops.embedding import Embedding
+from inl.ops.heads import HeadLinear
 from inl.ops.linear import Linear
-from inl.ops.norm import Norm
+from inl.ops.norm import LayerNorm, Norm
 from inl.ops.rope import RopeScaling, frequencies, gains
 from inl_jax.tensors import Array, einsum, upcast
 from inl_jax.xla.kernel import kernel
@@ -34,6 +37,25 @@ def rms_norm(x: Array, w: Norm, *, eps: float) -> Array:
     wide = upcast(x)
     mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
     return (wide * jax.lax.rsqrt(mean + eps) * upcast(w.weight)).astype(x.dtype)
+
+
+def layer_norm(x: Array, w: LayerNorm, *, eps: float) -> Array:
+    wide = upcast(x)
+    centered = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
+    y = centered * jax.lax.rsqrt(variance + eps) * upcast(w.weight)
+    return (y if w.bias is None else y + upcast(w.bias)).astype(x.dtype)
+
+
+def head_linear(x: Array, w: HeadLinear, *, transposed: bool) -> Array:
+    matrices = w.weight.reshape(x.shape[1], -1, w.weight.shape[-1])
+    form = "thn,hnk->thk" if transposed else "thk,hnk->thn"
+    # XLA for CPUs has no batched product of two bfloat16 matrices.
+    return einsum(form, upcast(x), upcast(matrices)).astype(x.dtype)
+
+
+def join_lanes(a: Array, b: Array) -> Array:
+    return jnp.concatenate([a, b], axis=-1)
 
 
 def rope_table(
@@ -70,13 +92,31 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 
 def gated_activation(gate: Array, up: Array, *, activation: str) -> Array:
     wide = upcast(gate)
-    if activation == "silu":
-        active = jax.nn.silu(wide)
-    else:
-        # As 1 + tanh(x) = 2 sigmoid(2 x), which does not cancel for negative x.
-        inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
-        active = wide * jax.nn.sigmoid(2 * inner)
+    active = jax.nn.silu(wide) if activation == "silu" else _gelu_tanh(wide)
     return (active * upcast(up)).astype(gate.dtype)
+
+
+def _gelu_tanh(x: Array) -> Array:
+    # As 1 + tanh(x) = 2 sigmoid(2 x), which does not cancel for negative x.
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return x * jax.nn.sigmoid(2 * inner)
+
+
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": _gelu_tanh,
+    "gelu": lambda x: 0.5 * x * jax.lax.erfc(x * -math.sqrt(0.5)),
+    "gelu_sigmoid": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "relu": jax.nn.relu,
+    "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+}
+
+
+def activate(x: Array, *, kind: str) -> Array:
+    check_kind(kind)
+    return ACTIVATIONS[kind](upcast(x)).astype(x.dtype)
 
 
 def silu(x: Array) -> Array:
@@ -112,5 +152,6 @@ KERNELS = tuple(
     for run in (
         embedding, linear, soft_cap, rms_norm, rope_table, rope, gated_activation,
         silu, sigmoid_gate, take_rows, clip, all_reduce, all_gather, zeros_like,
+        layer_norm, head_linear, join_lanes, activate,
     )
 )  # fmt: skip

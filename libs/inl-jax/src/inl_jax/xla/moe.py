@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from inl.ops.group_route import ExpertBias, check_groups
 from inl.ops.moe import LEAST, ExpertLinear
 from inl.ops.routed import VOTE, TokenRoutedMlp
 from inl_jax.tensors import Array, einsum, upcast
@@ -37,6 +38,32 @@ def best(scores: Array, k: int) -> Array:
     # XLA sorts -0.0 below 0.0; adding zero makes them one.
     order = jnp.argsort(-(scores + 0.0), axis=-1, stable=True)
     return order[:, :k].astype(jnp.int32)
+
+
+def group_route(
+    logits: Array,
+    w: ExpertBias,
+    *,
+    k: int,
+    kind: str,
+    groups: int,
+    chosen: int,
+    best_of: int,
+    renormalize: bool,
+) -> tuple[Array, Array]:
+    tokens, experts = logits.shape
+    check_groups(experts, k, groups, chosen, best_of)
+    wide = upcast(logits)
+    scores = jax.nn.softmax(wide) if kind == "softmax" else jax.nn.sigmoid(wide)
+    ranks = scores if w.bias is None else scores + w.bias
+    members = jnp.sort(ranks.reshape(tokens, groups, -1), axis=-1)
+    kept = best(members[:, :, -best_of:].sum(-1), chosen)[:, :, None]
+    inside = (kept == jnp.arange(experts) // (experts // groups)).any(1)
+    ids = best(jnp.where(inside, ranks, -jnp.inf), k)
+    weights = jnp.take_along_axis(scores, ids, axis=-1)
+    if renormalize:
+        weights = weights / jnp.maximum(weights.sum(-1, keepdims=True), LEAST)
+    return ids, weights
 
 
 def expert_linear(x: Array, ids: Array, w: ExpertLinear) -> Array:
@@ -120,6 +147,6 @@ KERNELS = tuple(
     kernel(run)
     for run in (
         route, expert_linear, combine_experts, drop_overflow, load_balance_loss,
-        token_routed_mlp,
+        token_routed_mlp, group_route,
     )
 )  # fmt: skip

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from inl.ops.sink_attention import Sinks
 from inl.spec.step import Step
 from inl_onnx import functions as fn
 from inl_onnx.graph import Value
 from inl_onnx.kernels.kernel import Exportable, kernel
 from inl_onnx.pages import Pages
 
-LABEL = "attention/onnx"
-"""Key of this kernel's plan in ``Step.plan``."""
+LABEL, SINK_LABEL = "attention/onnx", "sink_attention/onnx"
+"""Keys of these kernels' plans in ``Step.plan``."""
 
 TILE = 32
 """Tokens of a tile in steps that include prompts; 1 in steps of decoding rows."""
@@ -77,10 +78,43 @@ def attention(
     cap: float | None,
     group: int,
 ) -> Value:
+    tiles = _plan_of(step, LABEL, cache)
+    return _over_blocks(q, cache, step, tiles, scale, window, cap, group)
+
+
+def sink_attention(
+    q: Value,
+    cache: Pages,
+    step: Step,
+    w: Sinks,
+    *,
+    scale: float,
+    window: int | None,
+    group: int,
+) -> Value:
+    tiles = _plan_of(step, SINK_LABEL, cache)
+    return _over_blocks(q, cache, step, tiles, scale, window, None, group, w.logits)
+
+
+def _plan_of(step: Step, label: str, cache: Pages) -> Plan:
+    found = step.plan.get(label) if isinstance(step.plan, dict) else None
+    return plan(step, block_size=cache.k.shape[2]) if found is None else found
+
+
+def _over_blocks(
+    q: Value,
+    cache: Pages,
+    step: Step,
+    tiles: Plan,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    group: int,
+    sinks: Value | None = None,
+) -> Value:
+    """Compute attention; sinks: [heads] logits without a key."""
     _, heads, dim = q.shape
     kv_heads, _, size, _ = cache.k.shape
-    found = step.plan.get(LABEL) if isinstance(step.plan, dict) else None
-    tiles: Plan = plan(step, block_size=size) if found is None else found
     number, queries = tiles.tokens.shape
     ids = fn.take(step.blocks[group], tiles.rows)
     keys = ids.shape[1] * size
@@ -99,7 +133,11 @@ def attention(
         scores = fn.tanh(scores / cap) * cap
     scores = scores.reshape(kv_heads, number, -1, queries, keys)
     scores = fn.where(visible[None, :, None], scores, MASKED)
-    weights = fn.softmax(scores).reshape(kv_heads, number, -1, keys)
+    if sinks is not None:
+        shape = (kv_heads, number, heads // kv_heads, queries, 1)
+        each = fn.upcast(sinks).reshape(kv_heads, 1, -1, 1, 1)
+        scores = fn.concatenate([scores, fn.broadcast_to(each, shape)], -1)
+    weights = fn.softmax(scores)[..., :keys].reshape(kv_heads, number, -1, keys)
     out = fn.matmul(weights, v).reshape(kv_heads, number, -1, queries, dim)
     out = fn.transpose(out, 1, 3, 0, 2, 4).reshape(-1, heads, dim)
     result = fn.where(tiles.used[:, None, None], fn.take(out, tiles.place), 0)
@@ -126,5 +164,6 @@ def write_kv(k: Value, v: Value, cache: Pages, writes: Value) -> Pages:
 
 KERNELS = (
     kernel(attention, plan=Exportable(plan)),
+    kernel(sink_attention, plan=Exportable(plan)),
     kernel(write_kv),
 )

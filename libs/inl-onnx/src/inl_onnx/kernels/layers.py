@@ -6,9 +6,11 @@ import math
 
 import numpy as np
 
+from inl.ops.activation import check_kind
 from inl.ops.embedding import Embedding
+from inl.ops.heads import HeadLinear
 from inl.ops.linear import Linear
-from inl.ops.norm import Norm
+from inl.ops.norm import LayerNorm, Norm
 from inl.ops.rope import RopeScaling, frequencies, gains
 from inl_onnx import functions as fn
 from inl_onnx.graph import Value
@@ -47,6 +49,25 @@ def rms_norm(x: Value, w: Norm, *, eps: float) -> Value:
     mean = fn.mean_of(wide * wide, keepdims=True)
     normed = wide / (mean + eps).node("Sqrt")
     return (normed * fn.upcast(w.weight)).astype(x.dtype)
+
+
+def layer_norm(x: Value, w: LayerNorm, *, eps: float) -> Value:
+    wide = fn.upcast(x)
+    centered = wide - fn.mean_of(wide, keepdims=True)
+    variance = fn.mean_of(centered * centered, keepdims=True)
+    y = centered / (variance + eps).node("Sqrt") * fn.upcast(w.weight)
+    return (y if w.bias is None else y + fn.upcast(w.bias)).astype(x.dtype)
+
+
+def head_linear(x: Value, w: HeadLinear, *, transposed: bool) -> Value:
+    matrices = w.weight.reshape(x.shape[1], -1, w.weight.shape[-1])
+    if not transposed:
+        matrices = fn.transpose(matrices, 0, 2, 1)
+    return fn.transpose(fn.matmul(fn.transpose(x, 1, 0, 2), matrices), 1, 0, 2)
+
+
+def join_lanes(a: Value, b: Value) -> Value:
+    return fn.concatenate([a, b], -1)
 
 
 def rope_table(
@@ -115,13 +136,30 @@ def rotate(x: Value, cos: Value, sin: Value) -> Value:
 
 def gated_activation(gate: Value, up: Value, *, activation: str) -> Value:
     wide = fn.upcast(gate)
-    if activation == "silu":
-        active = fn.silu(wide)
-    else:
-        # As 1 + tanh(x) = 2 sigmoid(2 x), which does not cancel for negative x.
-        inner = (wide + wide * wide * wide * 0.044715) * math.sqrt(2 / math.pi)
-        active = wide * fn.sigmoid(inner * 2.0)
+    active = fn.silu(wide) if activation == "silu" else _gelu_tanh(wide)
     return (active * fn.upcast(up)).astype(gate.dtype)
+
+
+def _gelu_tanh(x: Value) -> Value:
+    inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+    return x * fn.sigmoid(inner * 2.0)
+
+
+def activate(x: Value, *, kind: str) -> Value:
+    check_kind(kind)
+    wide = fn.upcast(x)
+    if kind == "gelu_tanh":
+        y = _gelu_tanh(wide)
+    elif kind == "gelu":
+        y = wide * 0.5 * ((wide * math.sqrt(0.5)).node("Erf") + 1)
+    elif kind in ("silu", "gelu_sigmoid"):
+        y = wide * fn.sigmoid(wide * (1.702 if kind == "gelu_sigmoid" else 1.0))
+    elif kind in ("sigmoid", "tanh"):
+        y = fn.sigmoid(wide) if kind == "sigmoid" else fn.tanh(wide)
+    else:
+        y = fn.maximum(wide, 0)
+        y = y * y if kind == "relu_squared" else y
+    return y.astype(x.dtype)
 
 
 def silu(x: Value) -> Value:
@@ -157,5 +195,6 @@ KERNELS = tuple(
     for run in (
         embedding, linear, soft_cap, rms_norm, rope_table, rope, gated_activation,
         silu, sigmoid_gate, take_rows, clip, all_reduce, all_gather, zeros_like,
+        layer_norm, head_linear, join_lanes, activate,
     )
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from inl.ops.group_route import ExpertBias, check_groups
 from inl.ops.moe import LEAST, ExpertLinear
 from inl.ops.routed import VOTE, TokenRoutedMlp
 from inl_onnx import functions as fn
@@ -27,6 +28,34 @@ def route(
     if renormalize:
         weights = weights / fn.maximum(fn.sum_of(weights, keepdims=True), LEAST)
     return ids, fn.where(fn.any_of(lost, keepdims=True), np.nan, weights)
+
+
+def group_route(
+    logits: Value,
+    w: ExpertBias,
+    *,
+    k: int,
+    kind: str,
+    groups: int,
+    chosen: int,
+    best_of: int,
+    renormalize: bool,
+) -> tuple[Value, Value]:
+    tokens, experts = logits.shape
+    check_groups(experts, k, groups, chosen, best_of)
+    wide = fn.upcast(logits)
+    scores = fn.softmax(wide) if kind == "softmax" else fn.sigmoid(wide)
+    ranks = scores if w.bias is None else scores + fn.upcast(w.bias)
+    members = ranks.reshape(tokens * groups, -1)
+    highest = fn.take_along(members, fn.top(members, best_of))
+    kept = fn.top(fn.sum_of(highest).reshape(tokens, groups), chosen)
+    owner = fn.arange(kept, experts) // (experts // groups)
+    inside = fn.any_of(fn.transpose(kept[:, :, None].equal(owner), 0, 2, 1))
+    ids = fn.top(fn.where(inside, ranks, -np.inf), k)
+    weights = fn.take_along(scores, ids)
+    if renormalize:
+        weights = weights / fn.maximum(fn.sum_of(weights, keepdims=True), LEAST)
+    return ids, weights
 
 
 def expert_linear(x: Value, ids: Value, w: ExpertLinear) -> Value:
@@ -84,7 +113,7 @@ def token_routed_mlp(x: Value, tokens: Value, mu: Value, w: TokenRoutedMlp) -> V
 KERNELS = tuple(
     kernel(run)
     for run in (
-        route, expert_linear, combine_experts, drop_overflow, load_balance_loss,
-        token_routed_mlp,
+        route, group_route, expert_linear, combine_experts, drop_overflow,
+        load_balance_loss, token_routed_mlp,
     )
 )  # fmt: skip

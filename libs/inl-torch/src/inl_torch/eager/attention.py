@@ -14,12 +14,13 @@ from itertools import pairwise, takewhile
 import torch
 from torch.nn import functional
 
+from inl.ops.sink_attention import Sinks
 from inl.spec.cache import Cache
 from inl.spec.kernel import Kernel
 from inl.spec.step import Step
 
-LABEL = "attention/eager"
-"""Key of this kernel's plan in ``Step.plan``."""
+LABEL, SINK_LABEL = "attention/eager", "sink_attention/eager"
+"""Keys of these kernels' plans in ``Step.plan``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,43 +171,79 @@ def attention(
     cap: float | None,
     group: int,
 ) -> torch.Tensor:
-    step_plan: Plan = (
-        step.plan[LABEL] if step.plan else plan(step, block_size=cache.k.shape[1])
-    )
+    planned = _plan_of(step, LABEL, cache)
+    return _attend_spans(q, cache, planned, scale, window, cap, group)
+
+
+def sink_attention(
+    q: torch.Tensor,
+    cache: Cache,
+    step: Step,
+    w: Sinks,
+    *,
+    scale: float,
+    window: int | None,
+    group: int,
+) -> torch.Tensor:
+    planned = _plan_of(step, SINK_LABEL, cache)
+    return _attend_spans(q, cache, planned, scale, window, None, group, w.logits)
+
+
+def _plan_of(step: Step, label: str, cache: Cache) -> Plan:
+    found: Plan | None = step.plan[label] if step.plan else None
+    return found or plan(step, block_size=cache.k.shape[1])
+
+
+def _attend_spans(
+    q: torch.Tensor,
+    cache: Cache,
+    planned: Plan,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    group: int,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute attention; sinks: [heads] logits without a key."""
     outs = [
-        _attend(q, cache, span, scale=scale, window=window, cap=cap, group=group)
-        for span in step_plan.spans
+        _attend(q, cache, span, scale, window, cap, group, sinks)
+        for span in planned.spans
     ]
-    done = step_plan.spans[-1].stop if outs else 0
+    done = planned.spans[-1].stop if outs else 0
     if done < q.shape[0]:
         outs.append(q.new_zeros((q.shape[0] - done, *q.shape[1:])))
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return out if step_plan.unused is None else out.masked_fill(step_plan.unused, 0)
+    return out if planned.unused is None else out.masked_fill(planned.unused, 0)
 
 
 def _attend(
     q: torch.Tensor,
     cache: Cache,
     span: AttentionSpan,
-    *,
     scale: float,
     window: int | None,
     cap: float | None,
     group: int,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     k, v = span.gather(cache.k, group), span.gather(cache.v, group)
     tokens, heads, dim = span.stop - span.start, q.shape[1], q.shape[2]
     split = q[span.start : span.stop].view(tokens, k.shape[2], -1, dim)
-    causal = span.causal and window is None and cap is None
+    causal = span.causal and window is None and cap is None and sinks is None
     no_bias = causal or (span.unmasked and window is None)
     bias = None if no_bias else span.bias(window, q.dtype)
     if span.batched:
         # Heads that share keys become queries of one head, so keys are read once.
         k, v = k.transpose(1, 2), v.transpose(1, 2)
-        return _attend_dense(split, k, v, bias, scale, cap).reshape(tokens, heads, dim)
+        if sinks is not None:
+            sinks = sinks.view(1, split.shape[1], -1, 1)
+        out = _attend_dense(split, k, v, bias, scale, cap, sinks)
+        return out.reshape(tokens, heads, dim)
     split = split.permute(1, 2, 0, 3)
     k, v = (_per_head(x, split.shape[1]) for x in (k, v))
-    out = _attend_dense(split, k, v, bias, scale, cap, causal=causal)
+    if sinks is not None:
+        sinks = sinks.view(*split.shape[:2], 1, 1)
+    out = _attend_dense(split, k, v, bias, scale, cap, sinks, causal=causal)
     return out.permute(2, 0, 1, 3).reshape(tokens, heads, dim)
 
 
@@ -223,18 +260,28 @@ def _attend_dense(
     bias: torch.Tensor | None,
     scale: float,
     cap: float | None,
+    sinks: torch.Tensor | None = None,
     *,
     causal: bool = False,
 ) -> torch.Tensor:
-    if cap is None:
+    if cap is None and sinks is None:
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=bias, is_causal=causal, scale=scale
         )
     scores = q.float() @ k.float().transpose(-1, -2) * scale
-    scores = cap * torch.tanh(scores / cap)
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
     if bias is not None:
         scores = scores + bias
-    return (scores.softmax(-1) @ v.float()).to(q.dtype)
+    if sinks is not None:
+        sinks = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return (weights @ v.float()).to(q.dtype)
 
 
-KERNELS = (Kernel("attention", "eager", attention, plan=plan),)
+KERNELS = (
+    Kernel("attention", "eager", attention, plan=plan),
+    Kernel("sink_attention", "eager", sink_attention, plan=plan),
+)

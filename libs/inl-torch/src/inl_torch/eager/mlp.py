@@ -1,4 +1,4 @@
-"""Gated feed-forward layers."""
+"""Gated feed-forward layers and activations."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from inl.dtypes import HostArray
+from inl.ops.activation import check_kind
 from inl.spec.kernel import Kernel
 from inl.weights.loader import to_dtype
 from inl_torch.eager.inl import upcast
@@ -21,6 +22,12 @@ GATE_UP = "gate_up_stacked"
 LINEAR = 2 * math.sqrt(2 / math.pi)
 CUBIC = 0.044715 * LINEAR
 """Coefficients of the tanh form of GELU, doubled for its form as a sigmoid."""
+
+
+ELEMENTWISE = {
+    "silu": functional.silu, "relu": torch.relu, "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}  # fmt: skip
 
 
 class StackedMlp(NamedTuple):
@@ -61,6 +68,22 @@ def _gelu(gate: torch.Tensor) -> torch.Tensor:
     return slope.mul_(gate).sigmoid_().mul_(gate)
 
 
+def activate(x: torch.Tensor, *, kind: str) -> torch.Tensor:
+    check_kind(kind)
+    wide = upcast(x)
+    if kind == "relu_squared":
+        y = wide.relu().square()
+    elif kind == "gelu":
+        y = 0.5 * wide * torch.erfc(wide * -math.sqrt(0.5))
+    elif kind == "gelu_tanh":
+        y = _gelu(wide)
+    elif kind == "gelu_sigmoid":
+        y = wide * (1.702 * wide).sigmoid()
+    else:
+        y = ELEMENTWISE[kind](wide)
+    return y.to(x.dtype)
+
+
 def gated_mlp(x: torch.Tensor, w: StackedMlp, *, activation: str) -> torch.Tensor:
     gate, up = product(x, w.gate_up).chunk(2, 1)
     y = gated_activation(gate, up, activation=activation, inplace=True)
@@ -75,6 +98,7 @@ def stack_mlp(
 
 
 KERNELS = (
+    Kernel("activate", "eager", activate),
     Kernel("gated_activation", "eager", gated_activation),
     Kernel("gated_mlp", "eager", gated_mlp, layout=GATE_UP, pack=stack_mlp),
 )

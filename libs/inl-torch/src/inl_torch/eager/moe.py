@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from inl.ops.group_route import ExpertBias, check_groups
 from inl.ops.moe import LEAST, ExpertLinear, Experts, check_routing
 from inl.spec.kernel import Kernel
 from inl_torch.eager.inl import upcast
@@ -57,6 +58,32 @@ def _best(scores: torch.Tensor, k: int) -> torch.Tensor:
     # The order of equal values in topk is undefined. Adding 0 turns -0.0 into 0.0.
     order = (scores + 0.0).sort(dim=-1, descending=True, stable=True).indices
     return order[:, :k]
+
+
+def group_route(
+    logits: torch.Tensor,
+    w: ExpertBias,
+    *,
+    k: int,
+    kind: str,
+    groups: int,
+    chosen: int,
+    best_of: int,
+    renormalize: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, experts = logits.shape
+    check_groups(experts, k, groups, chosen, best_of)
+    wide = upcast(logits)
+    scores = wide.softmax(-1) if kind == "softmax" else wide.sigmoid()
+    ranks = scores if w.bias is None else scores + w.bias
+    totals = ranks.view(tokens, groups, -1).sort(-1).values[:, :, -best_of:].sum(-1)
+    kept = torch.zeros_like(totals).scatter(1, _best(totals, chosen), 1.0) > 0
+    kept = kept.repeat_interleave(experts // groups, 1)
+    ids = _best(ranks.masked_fill(~kept, -torch.inf), k)
+    weights = scores.gather(-1, ids)
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=LEAST)
+    return ids.int(), weights
 
 
 def expert_linear(x: torch.Tensor, ids: torch.Tensor, w: ExpertLinear) -> torch.Tensor:
@@ -195,6 +222,7 @@ KERNELS = (
     Kernel("drop_overflow", "eager", drop_overflow),
     Kernel("expert_linear", "eager", expert_linear),
     Kernel("experts", "eager", experts),
+    Kernel("group_route", "eager", group_route),
     Kernel("load_balance_loss", "eager", load_balance_loss),
     Kernel("route", "eager", route),
     Kernel("sigmoid_gate", "eager", sigmoid_gate),

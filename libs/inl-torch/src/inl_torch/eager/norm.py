@@ -1,13 +1,15 @@
-"""Root-mean-square normalization."""
+"""Root-mean-square and layer normalization."""
 
 from __future__ import annotations
 
 from functools import cache
 
 import torch
+from torch.nn import functional
 
-from inl.ops.norm import Norm
+from inl.ops.norm import LayerNorm, Norm
 from inl.spec.kernel import Kernel
+from inl_torch.eager.inl import upcast
 
 
 # Cached forever: captured graphs read from the address.
@@ -24,4 +26,13 @@ def rms_norm(x: torch.Tensor, w: Norm, *, eps: float) -> torch.Tensor:
     return y if x.dtype == torch.float32 else y.to(x.dtype)
 
 
-KERNELS = (Kernel("rms_norm", "eager", rms_norm),)
+def layer_norm(x: torch.Tensor, w: LayerNorm, *, eps: float) -> torch.Tensor:
+    bias = None if w.bias is None else upcast(w.bias)
+    weight = upcast(w.weight)
+    return functional.layer_norm(upcast(x), weight.shape, weight, bias, eps).to(x.dtype)
+
+
+KERNELS = (
+    Kernel("layer_norm", "eager", layer_norm),
+    Kernel("rms_norm", "eager", rms_norm),
+)

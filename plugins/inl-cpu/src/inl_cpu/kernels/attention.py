@@ -15,6 +15,7 @@ from inl_cpu.memory import sparse_zeros
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from inl.ops.sink_attention import Sinks
     from inl.spec.cache import Paged
     from inl.spec.step import Step
     from inl_cpu.command_emitter import CommandEmitter
@@ -86,6 +87,21 @@ class Attention:
     ) -> Any:
         return self._attend(q, (None, None), cache, step, scale, window, cap, group)
 
+    def sink_attention(
+        self,
+        q: Any,
+        cache: NativeCache,
+        step: Step,
+        w: Sinks,
+        *,
+        scale: float,
+        window: int | None,
+        group: int,
+    ) -> Any:
+        return self._attend(
+            q, (None, None), cache, step, scale, window, None, group, w.logits
+        )
+
     def attend(
         self,
         q: Any,
@@ -113,6 +129,7 @@ class Attention:
         window: int | None,
         cap: float | None,
         group: int,
+        sinks: Any = None,
     ) -> Any:
         q, (k, v) = self._emitter.dense(q), kv
         tokens, heads, _ = q.shape
@@ -144,6 +161,7 @@ class Attention:
                 lengths=step.lengths,
                 blocks=step.blocks[group],
                 writes=step.writes[group],
+                sinks=sinks,
                 scale=scale,
                 cap=cap or 0.0,
                 flags=flags,
@@ -189,7 +207,7 @@ def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
     for name, flags in (("native", Flag.BATCH_VARIANT), ("native_rows", Flag.X_EXACT)):
         invariant = flags == Flag.X_EXACT
         family = Attention(emitter, flags)
-        for run in (family.attention, family.attend):
+        for run in (family.attention, family.attend, family.sink_attention):
             yield Kernel(
                 run.__name__,
                 name,
