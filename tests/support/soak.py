@@ -92,9 +92,7 @@ class World:
         if record.bucket.repeat > 1:
             self.counts["repeated steps"] += 1
             self.counts["repeated tokens"] += record.tokens
-            self.counts["repeated steps in flight"] += (
-                len(self.scheduler.in_flight) > 1
-            )
+            self.counts["repeated steps in flight"] += len(self.scheduler.in_flight) > 1
         self.counts["decode rows"] += record.decode_rows
         if record.bucket.verifies:
             self.counts["verifying steps"] += 1
@@ -250,7 +248,7 @@ class World:
         random = self.random
         rate, crowd = random.choice([0.3, 0.9, 0.9]), random.choice([5, 40, 80])
         if self.repeats:  # steps are repeated while no request waits
-            rate, crowd = rate / 6, 9
+            rate, crowd = rate / 6, crowd // 3
         while self.engine.stats.steps < steps:
             while not self.live or (random.random() < rate and len(self.live) < crowd):
                 self.arrive()

@@ -133,7 +133,7 @@ def test_values_come_back():
         wire_arrays.read_progress(wire_arrays.PROGRESS.pack(1, 2, 4))
     # A new field of either must also be sent.
     assert Reply._fields == ("step", "tokens", "scores")
-    assert len(fields(Limits)) == 14
+    assert len(fields(Limits)) == 15
     assert reply.scores is None
     told = wire_arrays.read_reply(SAMPLES["scored reply"]).scores
     for found, want in zip(told, SCORES, strict=True):

@@ -357,7 +357,9 @@ class EngineCore:
         """Check a reply and return the call that applies it."""
         limits, scheduler = self.runner.limits, self.scheduler
         if plan.is_repeated:
-            return partial(scheduler.process_several, read_repeated(reply, plan, limits))
+            return partial(
+                scheduler.process_several, read_repeated(reply, plan, limits)
+            )
         if plan.has_drafts:
             accepted = read_accepted(reply, plan, limits)
             scores = read_accepted_logprobs(reply, plan, accepted)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class SingleSteps:
-    """The frames of the single steps of a repeated step."""
+    """The frames of the single steps of a repeated step, in order."""
 
     def __init__(self, message: IntArray, head: Header, limits: Limits) -> None:
         bucket = head.bucket
@@ -42,20 +42,25 @@ class SingleSteps:
         self._tokens = message[place.tokens :][: head.used_rows]
         updates = message[place.updates : place.tokens].reshape(-1, UPDATE_WORDS)
         self._updates = _by_need(updates[: head.used_updates])
+        """Block table updates that are not sent."""
         self._steps = self._rows[:, steps_word(bucket)]
         self.count = int(self._steps.max(initial=0))
         """Number of single steps."""
 
     def frame(self, step: int) -> tuple[Bucket, IntArray, IntArray]:
-        """Return the bucket, the frame, and the rows of the message that it has."""
+        """Return the bucket, the frame, and the rows of the message that it has.
+
+        Called for each step from 0 on.
+        """
         single = self._head.bucket._replace(repeat=1)
-        kept = np.flatnonzero(self._steps > step)
+        kept = np.flatnonzero(self._steps > step).astype(np.int32)
         if not self._limits.buckets:
             single = single._replace(tokens=len(kept), rows=len(kept))
         groups, size = self._limits.groups, self._limits.block_size
         place = layout(single, groups=groups, block_size=size)
         frame = np.zeros(place.size, np.int32)
-        updates = self._updates[step * place.max_updates :][: place.max_updates]
+        updates = self._updates[: place.max_updates]
+        self._updates = self._updates[place.max_updates :]
         used = len(kept)
         frame[: len(Header._fields)] = self._head._replace(
             tokens=single.tokens, rows=single.rows, repeat=0, decode_rows=used,
@@ -76,7 +81,8 @@ def _by_need(updates: IntArray) -> IntArray:
     """Sort block table updates so that each comes before the step that needs it.
 
     The n-th block that a sequence gains is needed at step n or later. Blocks that have
-    left a window, whose entries become 0, are not needed.
+    left a window, whose entries become 0, are not needed: where frames have no room
+    for these updates, they are left out.
     """
     seen: dict[tuple[int, int], int] = {}
     ranks = []

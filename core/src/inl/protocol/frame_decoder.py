@@ -165,9 +165,7 @@ def _check_row(
         accepted = "1, or more after the decoding rows"
         raise _error(head, f"{where}, tokens", count, accepted)
     if not 1 <= row.steps <= head.bucket.repeat:
-        raise _error(
-            head, f"{where}, steps", row.steps, f"1 to {head.bucket.repeat}"
-        )
+        raise _error(head, f"{where}, steps", row.steps, f"1 to {head.bucket.repeat}")
     if not all(0 <= token < limits.vocab for token in row.stop_ids):
         accepted = f"0 to {limits.vocab - 1}"
         raise _error(head, f"{where}, stop ids", row.stop_ids, accepted)

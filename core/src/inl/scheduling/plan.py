@@ -14,7 +14,6 @@ from inl.spec.limits import TOKEN_BUDGET
 from inl.spec.message import BlockTableUpdate
 from inl.spec.step import Bucket
 
-
 REPEAT_SECONDS = 0.1
 """Most expected seconds of a step that is repeated."""
 

@@ -20,7 +20,6 @@ from inl.spec.message import MAX_STOP_IDS
 
 if TYPE_CHECKING:
     from inl.scheduling.buckets import Buckets
-    from inl.scheduling.request import Request
     from inl.scheduling.running_requests import RunningRequests
 
 SLOWER_WEIGHT = 0.1
@@ -35,7 +34,8 @@ class Repeats:
         self, config: SchedulerConfig, clock: Callable[[], float] = perf_counter
     ) -> None:
         self._most = config.decode_steps if config.use_kv_cache else 1
-        self._seconds = config.repeat_seconds
+        self.seconds = config.repeat_seconds
+        """Most expected seconds of a repeated step."""
         self._clock = clock
         self._since = 0.0
         """When the oldest step in flight became the oldest, or was planned."""
@@ -45,11 +45,11 @@ class Repeats:
     @property
     def steps(self) -> int:
         """Most decoding steps of the next step of the runner."""
-        if self._most == 1 or self._seconds == float("inf"):
+        if self._most == 1 or self.seconds == float("inf"):
             return self._most
         if self._step_seconds is None:
             return 1
-        affordable = self._seconds / max(self._step_seconds, 1e-9)
+        affordable = self.seconds / max(self._step_seconds, 1e-9)
         return max(1, min(self._most, int(affordable)))
 
     def extend(
@@ -74,9 +74,7 @@ class Repeats:
             chunk.request.scheduled += more
         for request, start, _, _ in step.chunks if requests.has_windows else ():
             room = requests.update_room(step)
-            requests.free_out_of_window(
-                step, request, max_updates=room, position=start
-            )
+            requests.free_out_of_window(step, request, max_updates=room, position=start)
 
     def planned(self, *, is_first: bool) -> None:
         """Note that a step is submitted; is_first: no other one is in flight."""
@@ -111,4 +109,3 @@ def _is_repeatable(chunk: Chunk) -> bool:
         and request.logprobs is None
         and len(request.end_ids) <= MAX_STOP_IDS
     )
-

@@ -57,7 +57,8 @@ class Scheduler:
         self.speculation = speculation
         """Plans drafts; ``None`` decodes one token per step."""
         self.config = config or SchedulerConfig()
-        self._repeats = Repeats(self.config)
+        self.repeats = Repeats(self.config)
+        """Decides how many decoding steps the runner computes in one step."""
         self.waiting = WaitingQueue()
         self._groups = SampleGroups(self.waiting)
         self._deadlines = Deadlines(clock)
@@ -239,11 +240,11 @@ class Scheduler:
         elif 0 < len(step.chunks) == step.decode_rows and not (
             step.prefilling or self.waiting
         ):
-            self._repeats.extend(step, self._requests, self.buckets)
+            self.repeats.extend(step, self._requests, self.buckets)
         plan = step.build(self._requests.take_releases(), self.buckets)
         if plan.chunks:
             self._steps = plan.step
-            self._repeats.planned(is_first=not self.in_flight)
+            self.repeats.planned(is_first=not self.in_flight)
             self.in_flight.append(plan)
             shares = self.waiting.shares
             for request, start, stop, _ in plan.chunks if len(shares) > 1 else ():
@@ -338,7 +339,7 @@ class Scheduler:
         of the step asks for them.
         """
         plan = self._complete_step()
-        self._repeats.collected(plan)
+        self.repeats.collected(plan)
         size, prefix_cache = self.limits.block_size, self._requests.prefix_cache
         finished, running = Status.FINISHED, Status.RUNNING
         events: list[Event] = []
@@ -389,7 +390,7 @@ class Scheduler:
         request of the step asks for them. Otherwise as :meth:`process_outputs`.
         """
         plan = self._complete_step()
-        self._repeats.collected(plan, max(map(len, accepted)))
+        self.repeats.collected(plan, max(map(len, accepted)))
         events: list[Event] = []
         for row, (chunk, ids) in enumerate(zip(plan.chunks, accepted, strict=True)):
             request = chunk.request

@@ -202,7 +202,7 @@ def stop_words(bucket: Bucket) -> slice:
 def row_words(bucket: Bucket) -> int:
     """Return the words of one row of a step frame."""
     if bucket.repeat > 1:
-        return stop_words(bucket).stop
+        return steps_word(bucket) + 1 + MAX_STOP_IDS
     return ROW_WORD.uniforms + 2 * uniform_count(bucket) - 1
 
 

@@ -18,9 +18,10 @@ PROGRAMS = {
     "set_token_bias": "(message, state) -> (state,)",
 }
 """Name -> signature of each program. "advance" computes a step and samples; "repeat"
-does so several times, see :class:`~inl.backend.base.DeviceLoops`; "logits" and "masked" do so in two calls, for steps whose allowed tokens the host computes in
-between; the "embedded" ones are those of steps with embeddings in place of some
-tokens; "admit" applies admissions and releases, int32 [n, words]."""
+does so several times, see :class:`~inl.backend.base.DeviceLoops`; "logits" and "masked"
+do so in two calls, for steps whose allowed tokens the host computes in between; the
+"embedded" ones are those of steps with embeddings in place of some tokens; "admit"
+applies admissions and releases, int32 [n, words]."""
 
 
 class ProgramInfo(NamedTuple):

@@ -235,9 +235,13 @@ class HashRunner(PipelinedRunner):
         state.length -= len(ids) - (state.cached - start)
 
     def _repeat(self, task: RowTask) -> None:
-        """Compute a row of a repeated step, token by token, until its stop."""
+        """Compute a row of a repeated step, token by token, until its stop.
+
+        Its sequence ends there: rows that follow compute nothing, and ``state.length``
+        is that of all planned tokens.
+        """
         state, (given,), stops = task.state, task.row.tokens, task.row.stop_ids
-        start, stopped = state.cached, given < 0 and state.last in stops
+        stopped = given < 0 and state.last in stops
         token = state.last if given < 0 else given
         for place in range(0 if stopped else task.row.steps):
             self.cells.write(task.tables, state.cached, [token], state.adapter)
@@ -247,7 +251,6 @@ class HashRunner(PipelinedRunner):
             task.step.tokens[task.index, place] = token
             if self._stops(task, token):
                 break
-        state.length -= task.row.steps - (state.cached - start)
 
     def _stops(self, task: RowTask, token: int) -> bool:
         """Whether a row of a repeated step computes nothing after a token."""
