@@ -84,16 +84,29 @@ def test_a_row_that_needs_the_host_is_not_repeated(scheduler, fields):
     assert made.plan().bucket.repeat == 8
 
 
-def test_no_step_is_repeated_while_a_prompt_is_computed_or_waits(scheduler):
-    made = scheduler(slots=2)
+def test_no_step_is_repeated_while_a_request_could_be_admitted(scheduler):
+    made = scheduler(blocks=7)
     started(made, Request([1], max_tokens=60))
     assert made.plan().bucket.repeat == 8
     made.process_several([[9] * 8])
-    made.add(Request([2], max_tokens=3))
-    assert made.plan().bucket.repeat == 1
+    # It waits for blocks.
+    made.add(Request(range(20), max_tokens=3))
+    plan = made.plan()
+    assert (plan.bucket.repeat, len(plan.chunks)) == (1, 1)
     made.process_outputs([9])
     made.finish(made.live[2], "cancelled")
     assert made.plan().bucket.repeat == 8
+
+
+def test_while_a_request_waits_for_a_row_a_step_ends_with_the_first_row(scheduler):
+    made = scheduler(slots=3)
+    started(made, Request([1], max_tokens=60), Request([2], max_tokens=6))
+    made.add(Request([3], max_tokens=9))
+    assert spans(made.plan()) == [(1, 6), (1, 6)]
+    # The second ends with the step in flight: its row is not known to be free yet.
+    assert spans(made.plan()) == [(6, 14)]
+    made.process_several([[9] * 5, [9] * 5])
+    assert [(c.start, c.stop) for c in made.plan().chunks] == [(14, 15), (0, 1)]
 
 
 def test_blocks_are_reserved_only_from_free_ones_and_returned(scheduler):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from inl.backend.reference import ReferenceBackend
+from inl.device import Device
 from inl.engine.core import EngineCore
 from inl.models.llama import MODEL
 from inl.scheduling.plan import SchedulerConfig
@@ -24,7 +26,8 @@ REQUESTS = [
 
 @pytest.fixture(scope="module")
 def files():
-    return MemoryCheckpoint(*tiny_llama(np.random.default_rng(11), vocab=VOCAB))
+    tiny = tiny_llama(np.random.default_rng(11), vocab=VOCAB, layers=1)
+    return MemoryCheckpoint(*tiny)
 
 
 def answers(backend, files, steps, blocks, cancel=None):
@@ -35,7 +38,7 @@ def answers(backend, files, steps, blocks, cancel=None):
     )  # fmt: skip
     runner, repeats = local_runner(backend, MODEL, files, limits), []
     config = SchedulerConfig(
-        decode_steps=steps, repeat_seconds=float("inf"), eos_ids=frozenset({5, 17})
+        decode_steps=steps, repeat_seconds=float("inf"), eos_ids=frozenset(range(50, 54))
     )
     core = EngineCore(runner, config, on_step=lambda r: repeats.append(r.bucket.repeat))
     requests = [
@@ -56,10 +59,12 @@ def answers(backend, files, steps, blocks, cancel=None):
 
 
 def test_tokens_are_those_of_single_steps(tpu_backend, files):
-    plain, repeats, _ = answers(tpu_backend, files, 1, 40)
+    reference = ReferenceBackend(Device("reference:0"), dtype="float64")
+    plain, repeats, _ = answers(reference, files, 1, 40)
     assert set(repeats) == {1}
+    assert [reason for _, reason in plain] == ["length", "stop", "length", "length"]
     # With a preemption and a cancellation.
-    found, repeats, preemptions = answers(tpu_backend, files, STEPS, 15, cancel=9)
+    found, repeats, preemptions = answers(tpu_backend, files, STEPS, 15, cancel=11)
     assert preemptions
     assert repeats.count(STEPS) > 2
     assert found[:3] == plain[:3]

@@ -1,8 +1,9 @@
 """Repeats decoding steps: several tokens of each row in one step of the runner.
 
-A step is repeated only if nothing has to happen between its tokens: no request waits or
-computes its prompt, no row samples under a mask or reports log-probabilities, and the
-blocks of all tokens are free. Each row stops at its end tokens and its token limit, so
+A step is repeated only if nothing has to happen between its tokens: no request computes
+its prompt or could be admitted, no row samples under a mask or reports
+log-probabilities, and the blocks of all tokens are free. While requests wait for a row,
+the step ends with the first row that reaches its token limit. Each row stops at its end tokens and its token limit, so
 that its next position is known in advance. What arrives meanwhile, such as a
 cancellation or a request, takes effect after the steps in flight; therefore a repeated
 step is expected to take at most ``SchedulerConfig.repeat_seconds``, from the measured
@@ -53,14 +54,22 @@ class Repeats:
         return max(1, min(self._most, int(affordable)))
 
     def extend(
-        self, step: StepBuilder, requests: RunningRequests, buckets: Buckets
+        self,
+        step: StepBuilder,
+        requests: RunningRequests,
+        buckets: Buckets,
+        *,
+        waiting: bool = False,
     ) -> None:
-        """Repeat a step of decoding rows, if all of them can be repeated."""
+        """Repeat a step of decoding rows, if all of them can be repeated.
+
+        waiting: whether requests wait until a row ends.
+        """
         rows = step.chunks
         if self.steps == 1 or not all(map(_is_repeatable, rows)):
             return
-        most = max(chunk.request.max_scheduled - chunk.start for chunk in rows)
-        count = min(self.steps, most)
+        left = [chunk.request.max_scheduled - chunk.start for chunk in rows]
+        count = min(self.steps, min(left) if waiting else max(left))
         # Programs are compiled for one number of steps, of which rows use fewer.
         program = buckets.choose_repeater(len(rows), self._most, step.sampler)
         if count == 1 or program is None:
