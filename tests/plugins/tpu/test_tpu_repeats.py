@@ -38,7 +38,9 @@ def answers(backend, files, steps, blocks, cancel=None):
     )  # fmt: skip
     runner, repeats = local_runner(backend, MODEL, files, limits), []
     config = SchedulerConfig(
-        decode_steps=steps, repeat_seconds=float("inf"), eos_ids=frozenset(range(50, 54))
+        decode_steps=steps,
+        repeat_seconds=float("inf"),
+        eos_ids=frozenset(range(50, 54)),
     )
     core = EngineCore(runner, config, on_step=lambda r: repeats.append(r.bucket.repeat))
     requests = [

@@ -3,11 +3,12 @@
 A step is repeated only if nothing has to happen between its tokens: no request computes
 its prompt or could be admitted, no row samples under a mask or reports
 log-probabilities, and the blocks of all tokens are free. While requests wait for a row,
-the step ends with the first row that reaches its token limit. Each row stops at its end tokens and its token limit, so
-that its next position is known in advance. What arrives meanwhile, such as a
-cancellation or a request, takes effect after the steps in flight; therefore a repeated
-step is expected to take at most ``SchedulerConfig.repeat_seconds``, from the measured
-time of earlier ones.
+the step ends with the first row that reaches its token limit.
+
+Each row stops at its end tokens and its token limit, so that its next position is known
+in advance. What arrives meanwhile, such as a cancellation or a request, takes effect
+after the steps in flight; therefore a repeated step is expected to take at most
+``SchedulerConfig.repeat_seconds``, from the measured time of earlier ones.
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ class Repeats:
             return
         step.program = program
         for at, chunk in enumerate(rows):
-            left = chunk.request.max_scheduled - chunk.stop
-            more = min(count - 1, left)
+            more = min(count - 1, chunk.request.max_scheduled - chunk.stop)
             more = requests.grow_ahead(step, chunk.request, chunk.stop, more)
             step.chunks[at] = chunk._replace(stop=chunk.stop + more)
             chunk.request.scheduled += more

@@ -240,9 +240,7 @@ class Scheduler:
         elif 0 < len(step.chunks) == step.decode_rows and not step.prefilling:
             waiting = bool(self.waiting)
             if not waiting or len(self.running) >= self.buckets.rows:
-                self.repeats.extend(
-                    step, self._requests, self.buckets, waiting=waiting
-                )
+                self.repeats.extend(step, self._requests, self.buckets, waiting=waiting)
         plan = step.build(self._requests.take_releases(), self.buckets)
         if plan.chunks:
             self._steps = plan.step
