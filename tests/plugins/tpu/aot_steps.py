@@ -29,7 +29,6 @@ from inl.spec.step import Bucket
 from inl.spec.tree import tree_map
 from inl.weights.plan import plan_weights
 from inl_jax import pallas, xla
-from inl_jax.loops import while_loop
 from inl_jax.pages import paged_state
 from inl_jax.programs import jitted
 
@@ -63,7 +62,7 @@ def facts(spec, sizes, bucket):
     words = layout(bucket, groups=1, block_size=limits.block_size).size
     body = partial(advance, ops, MODEL, config)
     if bucket.repeat > 1:
-        loops = DeviceLoops(while_loop, jnp)
+        loops = DeviceLoops(jax.lax.while_loop, jnp)
         body = partial(advance_repeated, ops, MODEL, config, loops=loops)
     program = jitted(body, (2,))
     traced = program.trace(weights, spec((words,), "int32"), state)

@@ -28,7 +28,6 @@ from inl.spec.program import ProgramInfo
 from inl.spec.step import Bucket
 from inl_jax import xla
 from inl_jax.buckets import compiled_sizes
-from inl_jax.loops import while_loop
 from inl_jax.pages import paged_state
 from inl_jax.programs import OOM, Compiler
 from inl_jax.tensors import from_host, jax_dtype, to_host
@@ -89,7 +88,7 @@ class JaxBackend(Backend):
         if kind is Precompiler:
             return cast("C", Precompiler(self.compiler.precompile))
         if kind is DeviceLoops:
-            return cast("C", DeviceLoops(while_loop, jnp))
+            return cast("C", DeviceLoops(jax.lax.while_loop, jnp))
         if kind is WeightUpdates:
             return cast("C", WeightUpdates(lambda _old, new: self.tensor(new)))
         return super().offers(kind)
