@@ -6,6 +6,8 @@ import math
 
 import pytest
 
+from inl.config import EngineConfig
+from inl.errors import RequestError
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.repeats import Repeats
 from inl.scheduling.request import Request
@@ -169,3 +171,25 @@ def test_one_step_is_the_default_and_needs_no_clock(small):
     made = Scheduler(small(), SchedulerConfig())
     started(made, Request([1], max_tokens=9))
     assert made.plan().bucket == Bucket(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "accepted"),
+    [
+        ({"decode_steps": 0}, "None or a whole number of 1 or more"),
+        ({"decode_steps": 65}, "None or 1 to 64"),
+        ({"decode_steps": 2, "use_kv_cache": False}, "None or 1 with speculation or"),
+        ({"decode_steps": 2, "speculation": "ngram"}, "None or 1 with speculation or"),
+    ],
+)
+def test_a_config_that_cannot_repeat_is_refused(fields, accepted):
+    with pytest.raises(RequestError, match=f"decode_steps: found .*{accepted}"):
+        EngineConfig(**fields)
+
+
+def test_the_backend_chooses_unless_something_excludes_repetition():
+    assert EngineConfig().repeated_steps(8) == 8
+    assert EngineConfig(decode_steps=3).repeated_steps(8) == 3
+    assert EngineConfig(speculation="ngram").repeated_steps(8) == 1
+    assert EngineConfig(max_drafts=4).repeated_steps(8) == 1  # of a worker
+    assert EngineConfig(use_kv_cache=False).repeated_steps(8) == 1

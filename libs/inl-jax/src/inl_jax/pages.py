@@ -13,7 +13,6 @@ from inl.spec.cache import Paged, State
 from inl.spec.limits import Limits
 from inl_jax.tensors import Array
 
-
 MAX_SINGLE_HEADS = 256
 """Most tokens whose heads are written one by one; more are prompts, for which writing
 all heads of a token at once is faster, and which are not computed in loops."""
