@@ -79,7 +79,7 @@ class EngineConfig:
     what ``cache_bytes`` has room for if that is less."""
     cache_bytes: int | None = None
     """Bytes for cached keys and values, per device. ``None``: a quarter of the memory
-    that is free."""
+    that is free; on a GPU nine tenths of it, less what the largest step needs."""
     depth: int | None = None
     """Number of steps in flight. ``None``: the backend's preference."""
     decode_steps: int | None = None
