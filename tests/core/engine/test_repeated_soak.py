@@ -24,15 +24,14 @@ def test_outputs_of_repeated_steps_match_the_oracle(seed, report, depth):
         "cancelled",
         "prefix hit tokens",
         "stop",
-        "masked requests",
-        "guided requests",
         "full requests",
         "further samples",
         "requests of adapters",
         "repeated steps in flight",
     ):
         assert counts[name] > least, name
-    assert counts["deadline"] > 0
+    # Few, since a step with such a row is not repeated.
+    assert min(counts["masked requests"], counts["guided requests"]) > 0
     assert counts["repeated tokens"] > steps / 4
 
 
