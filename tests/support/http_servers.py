@@ -83,11 +83,11 @@ class HashServer:
         )
 
     def _open(self, on_step):
-        config = EngineConfig(max_batch=self._max_batch)
+        config = engine_config(EngineConfig(), self.config, self._max_batch)
         self.engine = hash_engine(
             self._max_batch,
             seconds=self._seconds,
-            config=engine_config(config, self.config),
+            config=config,
             on_step=on_step,
         )
         return self.engine

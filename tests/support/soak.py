@@ -33,6 +33,8 @@ class Parts:
     scheduler: type = Scheduler
     speculation: type | None = None
     """Verifies random drafts if set."""
+    repeats: bool = False
+    """Whether steps are repeated."""
     adapters: bool = False
     """Whether adapters are loaded, replaced and used."""
 
@@ -42,12 +44,22 @@ class World:
 
     def __init__(self, random, parts, lag=True):
         self.random = random
+        self.repeats = parts.repeats
         self.limits = random_limits(random)
         self.config = random_config(random)
-        # Its own generator: worlds without adapters stay the same.
-        self.dice = Random(str(self.limits)) if parts.adapters else None
+        # Generators of their own: worlds without adapters or repeats stay the same.
+        sizes = self.limits
+        self.name = f"{sizes.slots} {sizes.blocks} {sizes.block_size} {sizes.vocab}"
+        self.dice = Random(self.name) if parts.adapters else None
         if self.dice:
             self.limits = replace(self.limits, adapters=2, adapter_rank=1)
+        if parts.repeats:
+            steps = Random(self.name).choice([2, 3, 8, 17])
+            self.limits = with_repeaters(self.limits, steps)
+            # Without a limit that depends on the time.
+            self.config = replace(
+                self.config, decode_steps=steps, repeat_seconds=float("inf")
+            )
         pools = [
             parts.pool(blocks, self.limits.block_size) for blocks in self.limits.blocks
         ]
@@ -78,7 +90,11 @@ class World:
         if self.limits.buckets:
             assert record.bucket in self.limits.buckets
         assert record.rows <= record.bucket.rows
-        assert record.tokens <= record.bucket.tokens
+        assert record.tokens <= record.bucket.tokens * record.bucket.repeat
+        if record.bucket.repeat > 1:
+            self.counts["repeated steps"] += 1
+            self.counts["repeated tokens"] += record.tokens
+            self.counts["repeated steps in flight"] += len(self.scheduler.in_flight) > 1
         self.counts["decode rows"] += record.decode_rows
         if record.bucket.verifies:
             self.counts["verifying steps"] += 1
@@ -152,7 +168,7 @@ class World:
 
     def guide(self):
         """Sometimes a grammar."""
-        if self.random.random() < 0.8:
+        if self.random.random() < (0.97 if self.repeats else 0.8):
             return None
         self.counts["guided requests"] += 1
         seed, ends = self.random.randrange(10**9), {5, self.random.randrange(11)}
@@ -160,7 +176,7 @@ class World:
 
     def allowed(self):
         """Sometimes a few tokens, which may include the end token."""
-        if self.random.random() < 0.85:
+        if self.random.random() < (0.97 if self.repeats else 0.85):
             return None
         self.counts["masked requests"] += 1
         return [*self.ids(self.random.randint(1, 9)), self.random.choice([5, 6])]
@@ -233,6 +249,8 @@ class World:
     def run(self, steps):
         random = self.random
         rate, crowd = random.choice([0.3, 0.9, 0.9]), random.choice([5, 40, 80])
+        if self.repeats:  # steps are repeated while no request waits
+            rate, crowd = rate / 6, crowd // 3
         while self.engine.stats.steps < steps:
             while not self.live or (random.random() < rate and len(self.live) < crowd):
                 self.arrive()
@@ -311,6 +329,19 @@ def with_verifiers(limits, width):
         if 1 < tokens <= rows * width
     ]
     return replace(limits, buckets=(*limits.buckets, *verifiers))
+
+
+def with_repeaters(limits, steps):
+    """Add programs of several steps, in most cases for as many rows as others."""
+    rows = sorted({bucket.rows for bucket in limits.buckets})
+    samplers = {bucket.sampler for bucket in limits.buckets}
+    repeaters = [
+        Bucket(count, count, 1, sampler, steps)
+        for count in rows[-2:]
+        for sampler in samplers
+    ]
+    buckets = (*limits.buckets, *sorted(repeaters))
+    return replace(limits, buckets=buckets, decode_steps=steps)
 
 
 def random_limits(random):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_COUNT = 2**62
 
+MAX_DECODE_STEPS = 64
+
 DEFAULT_DRAFTS = 15
 """Default of ``max_drafts``: rows of 16 tokens."""
 
@@ -26,7 +28,8 @@ MAX_ADAPTERS = 1024
 MAX_ADAPTER_RANK = 512
 
 OPTIONAL_COUNTS = (
-    "max_batch", "token_budget", "context", "cache_bytes", "depth", "max_drafts",
+    "max_batch", "token_budget", "context", "cache_bytes", "depth", "decode_steps",
+    "max_drafts", "max_adapters",
     "max_adapters",
 )  # fmt: skip
 """Fields that are ``None`` or a whole number of 1 or more."""
@@ -81,6 +84,12 @@ class EngineConfig:
     that is free; on a GPU nine tenths of it, less what the largest step needs."""
     depth: int | None = None
     """Number of steps in flight. ``None``: the backend's preference."""
+    decode_steps: int | None = None
+    """Most tokens of each sequence between two answers of the device. Above 1, tokens
+    arrive in groups while all sequences decode and none waits; cancellations, deadlines
+    and new requests take effect between groups, of which each is expected to take 0.1
+    seconds at most. 1 is the lowest latency of each token. ``None``: the backend's
+    preference; 1 with speculation or without a KV cache."""
     sampling: str = "sample_filtered"
     """Costliest sampler that requests may use: "greedy"; "sample", with temperatures;
     "sample_filtered", also with filters, penalties, biases and logprobs. The last takes
@@ -184,6 +193,7 @@ class EngineConfig:
         valid = self.speculation in (None, "ngram", "model")
         self._check("speculation", valid, "None, ngram or model")
         self._check_drafts()
+        self._check_decode_steps()
         self._check_adapters()
         valid = self.on_worker_loss in ("raise", "restart")
         self._check("on_worker_loss", valid, "raise or restart")
@@ -226,6 +236,23 @@ class EngineConfig:
         self._check("max_drafts", valid, f"None or 1 to {MAX_DRAFTS}")
         valid = self.speculation is None or self.use_kv_cache
         self._check("speculation", valid, "None with use_kv_cache=False")
+
+    def _check_decode_steps(self) -> None:
+        steps = self.decode_steps or 1
+        accepted = f"None or 1 to {MAX_DECODE_STEPS}"
+        self._check("decode_steps", steps <= MAX_DECODE_STEPS, accepted)
+        valid = steps == 1 or (self.use_kv_cache and self.speculation is None)
+        accepted = "None or 1 with speculation or use_kv_cache=False"
+        self._check("decode_steps", valid, accepted)
+
+    def repeated_steps(self, preferred: int) -> int:
+        """Return the most decoding steps of a step of the runner.
+
+        preferred: the backend's preference.
+        """
+        if self.decode_steps is None and self.use_kv_cache and not self.draft_limit:
+            return preferred
+        return self.decode_steps or 1
 
     @property
     def draft_limit(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import pytest
 
 from depth import mostly_full
@@ -16,7 +18,8 @@ from soak import Parts, soak
 @pytest.mark.parametrize("seed", mostly_full((0, 1, 2, 3)))
 def test_outputs_with_drafts_match_the_oracle(seed, report, depth):
     steps, least = depth(1_000, 5_000, 25_000), depth(2, 5, 10)
-    counts = soak(seed, steps, Parts(speculation=Speculation), world_steps=100)
+    parts = Parts(speculation=Speculation, adapters=True)
+    counts = soak(seed, steps, parts, world_steps=100)
     report(", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
     assert counts["steps"] >= steps
     for name in (
@@ -25,12 +28,40 @@ def test_outputs_with_drafts_match_the_oracle(seed, report, depth):
         "prefix hit tokens",
         "stop",
         "masked requests",
+        "guided requests",
+        "further samples",
+        "requests of adapters",
         "full requests",
         "verifying steps in flight",
     ):
         assert counts[name] > least, name
     rejected = counts["drafts"] - counts["accepted drafts"]
     assert min(counts["accepted drafts"], rejected) > 10 * least
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "more", [{"speculation": Speculation}, {"repeats": True}], ids=lambda more: [*more]
+)
+def test_a_soak_is_a_function_of_its_seed(more):
+    """Frames and replies are the same in a second run, whatever the time it takes."""
+    digests = []
+
+    class Recorded(HashRunner):
+        def submit(self, message):
+            digest.update(message.tobytes())
+            super().submit(message)
+
+        def collect(self):
+            reply = super().collect()
+            digest.update(reply.tokens.tobytes())
+            return reply
+
+    for _ in range(2):
+        digest = sha256()
+        soak(7, 300, Parts(runner=Recorded, adapters=True, **more), world_steps=100)
+        digests.append(digest.hexdigest())
+    assert digests[0] == digests[1]
 
 
 class StaleDraft(HashRunner):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
@@ -124,6 +124,9 @@ def test_what_no_frame_begins_with(data, words):
 def test_values_come_back():
     ready = wire_json.Ready(LIMITS, "cpu:0", "float32")
     assert wire_json.read_ready(wire_json.ready(ready), "w") == ready
+    repeated = replace(LIMITS, buckets=(Bucket(3, 3, repeat=4),), decode_steps=4)
+    ready = wire_json.Ready(repeated, "cpu:0", "float32")
+    assert wire_json.read_ready(wire_json.ready(ready), "w") == ready
     step, rows = wire_arrays.read_masks(SAMPLES["masks"])
     assert (step, rows.tolist()) == (3, [[1] * 4] * 2)
     reply = wire_arrays.read_reply(SAMPLES["reply"])
@@ -133,7 +136,7 @@ def test_values_come_back():
         wire_arrays.read_progress(wire_arrays.PROGRESS.pack(1, 2, 4))
     # A new field of either must also be sent.
     assert Reply._fields == ("step", "tokens", "scores")
-    assert len(fields(Limits)) == 14
+    assert len(fields(Limits)) == 15
     assert reply.scores is None
     told = wire_arrays.read_reply(SAMPLES["scored reply"]).scores
     for found, want in zip(told, SCORES, strict=True):

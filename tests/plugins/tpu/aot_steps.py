@@ -1,6 +1,6 @@
 """Compiles a whole step of a Llama for a TPU without one; prints facts as JSON.
 
-Usage: aot_steps.py TOPOLOGY MODEL TOKENS, in a process of its own.
+Usage: aot_steps.py TOPOLOGY MODEL TOKENS [STEPS], in a process of its own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from functools import partial
 
 import aot_worker  # sets the environment of libtpu
 import jax
+import jax.numpy as jnp
 
+from inl.backend.base import DeviceLoops
 from inl.executor.model_step import advance
+from inl.executor.repeated_step import advance_repeated
 from inl.executor.tracing import trace
 from inl.models.llama import MODEL
 from inl.spec.dispatch import ResolvedOps
@@ -57,7 +60,11 @@ def facts(spec, sizes, bucket):
     )
     state = paged_state(MODEL.state(config), limits, spec)
     words = layout(bucket, groups=1, block_size=limits.block_size).size
-    program = jitted(partial(advance, ops, MODEL, config), (2,))
+    body = partial(advance, ops, MODEL, config)
+    if bucket.repeat > 1:
+        loops = DeviceLoops(jax.lax.while_loop, jnp)
+        body = partial(advance_repeated, ops, MODEL, config, loops=loops)
+    program = jitted(body, (2,))
     traced = program.trace(weights, spec((words,), "int32"), state)
     compiled = traced.lower(lowering_platforms=("tpu",)).compile()
     text, memory = compiled.as_text(), compiled.memory_analysis()
@@ -76,8 +83,8 @@ def facts(spec, sizes, bucket):
     }  # fmt: skip
 
 
-def main(topology, name, tokens):
-    bucket = Bucket(int(tokens), ROWS)
+def main(topology, name, tokens, steps="1"):
+    bucket = Bucket(int(tokens), ROWS, repeat=int(steps))
     with aot_worker.chip(topology) as (_, spec):
         print(json.dumps(facts(spec, MODELS[name], bucket)))
 

@@ -48,9 +48,10 @@ def test_a_kernel_with_too_much_vmem_is_refused_by_name():
     assert "vmem" in str(reason).lower()
 
 
-def test_a_whole_step_compiles_in_place(capsys):
-    """Two layers of the default model, decoding 32 rows."""
-    facts = compiled("v6e:2x2", "135M", "32", worker="aot_steps.py")
+@pytest.mark.parametrize("steps", ["1", "8"])
+def test_a_whole_step_compiles_in_place(capsys, steps):
+    """Two layers of the default model, decoding 32 rows, also as a repeated step."""
+    facts = compiled("v6e:2x2", "135M", "32", steps, worker="aot_steps.py")
     with capsys.disabled():
         print(f"\n{facts}")
     assert facts["kernel"] == "attention/pallas"

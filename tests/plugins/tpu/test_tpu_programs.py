@@ -51,7 +51,8 @@ def arguments(runner, bucket):
 
 def lowered(runner, bucket, body=None):
     """The program of a bucket as XLA is given it."""
-    body = body or runner.executor._body("advance", bucket, None)
+    name = "repeat" if bucket.repeat > 1 else "advance"
+    body = body or runner.executor._body(name, bucket, None)
     return jitted(body, (2,)).lower(*arguments(runner, bucket))
 
 
@@ -90,7 +91,8 @@ def aliased(text):
     return len(re.findall(r"\{\d+\}: \(\d+, \{\}, (?:may|must)-alias\)", text))
 
 
-BUCKETS = (Bucket(1, 1), Bucket(7, 7), Bucket(64, 7))
+REPEATED = tuple(Bucket(rows, rows, repeat=5) for rows in (1, 7))
+BUCKETS = (Bucket(1, 1), Bucket(7, 7), Bucket(64, 7), *REPEATED)
 
 
 def test_the_buckets_are_compiled_sizes(runner):

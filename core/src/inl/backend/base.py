@@ -38,6 +38,8 @@ class Traits(NamedTuple):
     """Preferred number of tokens per cache block."""
     depth: int = 2
     """Recommended number of steps in flight."""
+    decode_steps: int = 1
+    """Recommended number of decoding steps between two answers to the host."""
     kv_dtypes: tuple[str, ...] = ()
     """Additional dtypes of the key-value cache, available with every compute dtype."""
     token_budget: int = TOKEN_BUDGET
@@ -76,6 +78,23 @@ class ContextLengths(NamedTuple):
     lengths: Callable[[Limits], Sequence[int]]
     """Takes the limits and returns lengths in tokens. Each is rounded up to whole
     blocks; the length of the whole table is added."""
+
+
+class DeviceLoops(NamedTuple):
+    """Capability: a program repeats a step until the device finds that all rows ended.
+
+    For devices that would wait for the host between short steps. With it a repeated
+    step is one program, "repeat"; without, the runner submits its steps one by one.
+    """
+
+    while_loop: Callable[[Callable[[Any], Array], Callable[[Any], Any], Any], Any]
+    """(condition, body, value): value = body(value) while condition(value). Values are
+    trees of arrays whose shapes and dtypes stay the same, and which the body consumes.
+    """
+    arrays: Any
+    """Module with the functions ``arange``, ``concatenate``, ``cumsum``, ``full``,
+    ``where`` and ``zeros`` of NumPy for tensors of the backend. The tensors have
+    NumPy's operators, indexing, and methods ``any``, ``reshape`` and ``sum``."""
 
 
 class WeightUpdates(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 from inl.backend.base import (
     Backend,
     Collectives,
+    DeviceLoops,
     DeviceMemory,
     ForkSafety,
     Program,
@@ -98,7 +99,8 @@ class ReferenceBackend(Backend):
 
     def offers(self, kind: type[C]) -> C | None:
         dtypes = StorageDtypes(FLOATS, self._storing)
-        capabilities = (self._collectives, dtypes, ForkSafety())
+        loops = DeviceLoops(while_loop, np)
+        capabilities = (self._collectives, dtypes, ForkSafety(), loops)
         return next((each for each in capabilities if isinstance(each, kind)), None)
 
     def _storing(self, dtype: str) -> ReferenceBackend:
@@ -111,6 +113,15 @@ class ReferenceBackend(Backend):
             "all_reduce": self._collectives.all_reduce,
             "all_gather": self._collectives.all_gather,
         }.get(spec.name)
+
+
+def while_loop(
+    condition: Callable[[Any], Any], body: Callable[[Any], Any], value: Any
+) -> Any:
+    """Repeat ``body`` while ``condition`` holds."""
+    while condition(value):
+        value = body(value)
+    return value
 
 
 def body_kernel(spec: OpSpec, dtype: str) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from inl.engine.reply_check import (
     read_accepted,
     read_accepted_logprobs,
     read_logprobs,
+    read_repeated,
     read_tokens,
 )
 from inl.engine.step_masks import StepMasks, are_ready
@@ -355,10 +356,14 @@ class EngineCore:
     def _processing(self, reply: Reply, plan: Plan) -> Callable[[], list[Event]]:
         """Check a reply and return the call that applies it."""
         limits, scheduler = self.runner.limits, self.scheduler
+        if plan.is_repeated:
+            return partial(
+                scheduler.process_several, read_repeated(reply, plan, limits)
+            )
         if plan.has_drafts:
             accepted = read_accepted(reply, plan, limits)
             scores = read_accepted_logprobs(reply, plan, accepted)
-            return partial(scheduler.process_verified, accepted, scores)
+            return partial(scheduler.process_several, accepted, scores)
         tokens = read_tokens(reply, plan, limits)
         return partial(scheduler.process_outputs, tokens, read_logprobs(reply, plan))
 

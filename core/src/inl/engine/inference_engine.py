@@ -127,6 +127,7 @@ class InferenceEngine:
             use_kv_cache=self.config.use_kv_cache,
             prefix_cache=self.config.prefix_cache,
             replay=is_replayed(self.model),
+            decode_steps=limits.decode_steps,
             model_digest=model_digest(checkpoint),
             max_queued_requests=self.config.max_queued_requests,
             max_queued_tokens=self.config.max_queued_tokens,

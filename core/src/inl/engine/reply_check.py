@@ -6,6 +6,7 @@ from inl.errors import ProtocolError
 from inl.protocol.runner import Limits, Reply
 from inl.scheduling.frame_encoder import STEP_NUMBERS
 from inl.scheduling.plan import Plan
+from inl.scheduling.request import Status
 from inl.scheduling.sampling_params import TokenLogprob
 from inl.spec.step import INVALID_TOKEN, NO_TOKEN
 
@@ -49,6 +50,40 @@ def read_accepted(reply: Reply, plan: Plan, limits: Limits) -> list[list[int]]:
                 raise _token_error(plan, row, token, limits)
         accepted.append(ids[:count])
     return accepted
+
+
+def read_repeated(reply: Reply, plan: Plan, limits: Limits) -> list[list[int]]:
+    """Return the sampled tokens of each row of a repeated step.
+
+    Rows of requests that have finished may have any. Raises
+    :class:`~inl.errors.ProtocolError` as :func:`read_tokens`, for tokens after the last
+    one, and for a row that does not end where it should: after its planned steps, or
+    earlier at the first end token or invalid one.
+    """
+    assert plan.bucket is not None, "plans of steps have a bucket"
+    _check_shape(reply, plan, plan.bucket.repeat)
+    rows: list[list[int]] = []
+    for row, (chunk, ids) in enumerate(
+        zip(plan.chunks, reply.tokens.tolist(), strict=False)
+    ):
+        count = ids.index(NO_TOKEN) if NO_TOKEN in ids else len(ids)
+        rows.append(ids[:count])
+        for token in ids[:count]:
+            if not INVALID_TOKEN <= token < limits.vocab:
+                raise _token_error(plan, row, token, limits)
+        request, steps = chunk.request, chunk.stop - chunk.start
+        if request.status is Status.FINISHED:
+            continue
+        ends = {INVALID_TOKEN, *request.end_ids}
+        last = next((at for at, token in enumerate(ids) if token in ends), steps - 1)
+        expected = min(last + 1, steps)
+        if count != expected or any(token != NO_TOKEN for token in ids[count:]):
+            raise ProtocolError(
+                f"reply of step {plan.step}, row {row}: found tokens {ids}, expected "
+                f"{expected} of {steps} steps, then {NO_TOKEN}; the end tokens are "
+                f"{sorted(request.end_ids)}"
+            )
+    return rows
 
 
 def _check_shape(reply: Reply, plan: Plan, tokens_per_row: int) -> None:

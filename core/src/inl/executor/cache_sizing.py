@@ -72,6 +72,7 @@ def plan_limits(
         depth=config.depth or backend.traits.depth,
         sampler=config.sampling,
         token_budget=config.token_budget or backend.traits.token_budget,
+        decode_steps=config.repeated_steps(backend.traits.decode_steps),
         max_drafts=config.draft_limit,
         adapters=config.adapter_slots,
         adapter_rank=config.adapter_rank,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from inl.errors import ProtocolError
 from inl.executor.context_lengths import TableWidths
 from inl.executor.model_executor import MAX_ADMISSIONS, ModelExecutor
 from inl.executor.model_executor import Loaded as Loaded
+from inl.executor.repeated_frames import SingleSteps, with_repeats, without_stopped
 from inl.protocol.frame_check import FrameCheck
 from inl.protocol.runner import (
     AdapterSource,
@@ -34,11 +35,19 @@ from inl.spec.message import (
     header,
     layout,
 )
-from inl.spec.step import Scores
+from inl.spec.step import NO_TOKEN, Scores
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
     from inl.spec.message import IntArray
+
+
+class OneByOne(NamedTuple):
+    """A repeated step in flight whose steps were submitted one by one."""
+
+    message: IntArray
+    steps: list[tuple[IntArray, Any]]
+    """Of each step: the rows of the message, and their tokens on the device."""
 
 
 class LocalRunner(PipelinedRunner):
@@ -50,7 +59,8 @@ class LocalRunner(PipelinedRunner):
 
     def __init__(self, backend: Backend, loaded: Loaded, limits: Limits) -> None:
         super().__init__()
-        self.limits = replace(limits, buckets=tuple(backend.buckets(limits)))
+        buckets = with_repeats(backend.buckets(limits), limits.decode_steps)
+        self.limits = replace(limits, buckets=buckets)
         self.executor = ModelExecutor(backend, loaded, self.limits)
         self._backend = backend
         self.survives_fork = backend.offers(ForkSafety) is not None
@@ -76,10 +86,26 @@ class LocalRunner(PipelinedRunner):
         if head.kind == TOKEN_BIAS:
             self.executor.set_token_bias(self._backend.tensor(wrap(message)))
             return None
+        if head.bucket.repeat > 1 and self.executor.loops is None:
+            return self._submit_one_by_one(message, head)
         step = self._step_arguments(message, head)
         if head.flags & MASKED:
             return self.executor.logits(*step)
         return self.executor.advance(*step)
+
+    def _submit_one_by_one(self, message: IntArray, head: Header) -> OneByOne:
+        """Submit the single steps of a repeated step."""
+        width = self._widths.select(message, head)
+        steps: list[tuple[IntArray, Any]] = []
+        singles = SingleSteps(message, head, self.limits)
+        for number in range(singles.count):
+            bucket, frame, rows = singles.frame(number)
+            arguments = bucket, self._backend.message(wrap(frame)), width
+            tokens = self.executor.advance(*arguments)
+            if bucket.sampler == "sample_filtered":
+                tokens, _ = tokens
+            steps.append((rows, tokens))
+        return OneByOne(message.copy(), steps)
 
     def _step_arguments(self, message: IntArray, head: Header) -> tuple[Any, ...]:
         """Return bucket, frame on the device, table width and embeddings of a step."""
@@ -119,12 +145,22 @@ class LocalRunner(PipelinedRunner):
 
     def _collect(self, flight: StepInFlight) -> Reply:
         head, tokens, scores = flight.head, flight.work, None
-        if head.bucket.sampler == "sample_filtered":
+        if isinstance(tokens, OneByOne):
+            return Reply(head.step, self._read_one_by_one(tokens, head))
+        if head.bucket.sampler == "sample_filtered" and head.bucket.repeat == 1:
             tokens, device_scores = tokens
             scores = Scores(*(self._backend.numpy(part).data for part in device_scores))
-        shape = head.rows, head.tokens_per_row
+        shape = head.rows, head.bucket.reply_width
         host_tokens = self._backend.numpy(tokens).data.reshape(shape)
         return Reply(head.step, host_tokens.astype(np.int32), scores)
+
+    def _read_one_by_one(self, work: OneByOne, head: Header) -> IntArray:
+        """Return the tokens of a repeated step, int32 [R, N]."""
+        tokens = np.full((head.rows, head.bucket.repeat), NO_TOKEN, np.int32)
+        for step, (rows, sampled) in enumerate(work.steps):
+            host = self._backend.numpy(sampled).data.reshape(-1)
+            tokens[rows, step] = host[: len(rows)]
+        return without_stopped(tokens, work.message, head, self.limits)
 
     def _reset(self) -> None:
         self._queued_admissions.clear()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from inl.backend.base import Precompiler, WeightUpdates
+from inl.backend.base import DeviceLoops, Precompiler, WeightUpdates
 from inl.backend.programs import compile_program, info_of
 from inl.dtypes import wrap
 from inl.errors import OutOfMemory, RunnerError
@@ -17,6 +17,7 @@ from inl.executor.consumption import NO_STATE, call_consuming, recovered_state
 from inl.executor.context_lengths import table_widths
 from inl.executor.loaded import Loaded as Loaded
 from inl.executor.model_step import BODIES, sample
+from inl.executor.repeated_step import advance_repeated
 from inl.executor.tracing import trace
 from inl.protocol.runner import Limits
 from inl.spec.cache import State
@@ -55,6 +56,8 @@ class ModelExecutor:
 
     def __init__(self, backend: Backend, loaded: Loaded, limits: Limits) -> None:
         self.backend, self.loaded, self.limits = backend, loaded, limits
+        self.loops = backend.offers(DeviceLoops)
+        """Loops of programs; ``None`` where repeated steps are submitted one by one."""
         self.state: State = backend.state(loaded.shard_state(), limits=limits)
         self._is_consuming = False
         """Whether a program has consumed the state and not returned it."""
@@ -82,7 +85,7 @@ class ModelExecutor:
         width: columns of the block tables that the step reads; ``None`` is all. rows:
         an :class:`~inl.spec.embedded_rows.EmbeddedRows`, or nothing.
         """
-        name = "advance_embedded" if rows else "advance"
+        name = "advance_embedded" if rows else _program_name(bucket)
         program = self.program(name, bucket, width)
         (tokens,) = self._call(program, self.loaded.weights, message, *rows)
         return tokens
@@ -147,7 +150,7 @@ class ModelExecutor:
         program = self._programs.get((name, bucket, width))
         if program is not None:
             return program
-        if name == "advance":
+        if name in ("advance", "repeat"):
             # The first step is often a prompt; decoding rows come next.
             self.precompile((bucket, *self.limits.buckets[:1]), width)
         if len(self._programs) > MAX_PROGRAMS:
@@ -166,10 +169,12 @@ class ModelExecutor:
             return partial(_sample_masked, ops)
         if name == "set_token_bias":
             return partial(_set_token_bias, ops)
-        body = BODIES[name]
+        body = BODIES.get(name, advance_repeated)
         # Without a keyword where it is not needed: backends may identify a function by
         # the arguments of the partial.
         keywords: Any = {} if width is None else {"table_width": width}
+        if name == "repeat":
+            keywords["loops"] = self.loops
         return partial(body, ops, loaded.model, loaded.config, **keywords)
 
     def precompile(self, buckets: Iterable[Bucket], width: int | None = None) -> None:
@@ -182,7 +187,7 @@ class ModelExecutor:
         weights, state = self.loaded.weights, self.state
         precompiler.precompile([
             partial(
-                self._body("advance", bucket, width),
+                self._body(_program_name(bucket), bucket, width),
                 weights, self.dummy_message(bucket), state,
             )
             for bucket, _ in fresh
@@ -193,7 +198,11 @@ class ModelExecutor:
 
         progress: called with (programs done, programs).
         """
-        buckets = self.limits.buckets
+        buckets = [
+            bucket
+            for bucket in self.limits.buckets
+            if bucket.repeat == 1 or self.loops is not None
+        ]
         widths = (*table_widths(self.backend, self.limits), None)
         for width in widths:
             self.precompile(buckets, width)
@@ -261,13 +270,20 @@ class ModelExecutor:
         self.state = NO_STATE
 
 
+def _program_name(bucket: Bucket) -> str:
+    """Return the name of the program that computes and samples a step."""
+    return "repeat" if bucket.repeat > 1 else "advance"
+
+
 def size_class(bucket: Bucket) -> Bucket:
     """Return the representative of an exact size, see :data:`SIZE_CLASSES`."""
     single = bucket.rows >= bucket.tokens
     alike = [b for b in SIZE_CLASSES if (b.rows == b.tokens) == single]
     fits = [b for b in alike if bucket.tokens <= b.tokens]
     found = (fits or alike[-1:])[0]._replace(
-        tokens_per_row=bucket.tokens_per_row, sampler=bucket.sampler
+        tokens_per_row=bucket.tokens_per_row,
+        sampler=bucket.sampler,
+        repeat=bucket.repeat,
     )
     if bucket.verifies and not found.verifies:
         return found._replace(rows=found.tokens)

@@ -32,6 +32,8 @@ from inl.spec.message import (
     draft_words,
     header,
     layout,
+    steps_word,
+    stop_words,
 )
 
 if TYPE_CHECKING:
@@ -90,12 +92,25 @@ class FrameCheck:
         _check_range("draft", rows[:, draft_words(bucket)], 0, limits.vocab - 1)
         updates = frame[place.updates : place.tokens].reshape(-1, UPDATE_WORDS)
         self._updates(updates)
+        if bucket.repeat > 1:
+            counts = self._repeats(rows, counts, bucket)
         after = self._lengths[slots] + counts
         _check_range("length", after, 0, limits.max_blocks_per_seq * limits.block_size)
         if bucket.verifies:
             _check_range("tokens of a row", counts, 0, bucket.tokens_per_row)
             after = self._lengths[slots] + np.minimum(counts, 1)
         self._lengths[slots] = np.where(slots > 0, after, 0)
+
+    def _repeats(self, rows: IntArray, counts: IntArray, bucket: Bucket) -> IntArray:
+        """Check the rows of a repeated step; returns the most tokens of each."""
+        _check_range("tokens of a row", counts, 0, 1)
+        steps = rows[:, steps_word(bucket)]
+        _check_range("steps of a row", steps, 0, bucket.repeat)
+        if not np.array_equal(steps > 0, counts > 0):
+            raise ProtocolError("steps of a row: found 0 and a token, or no token")
+        stops = rows[:, stop_words(bucket)]
+        _check_range("stop id of a row, plus 1", stops, 0, self._limits.vocab)
+        return steps
 
     def _bucket(self, bucket: Bucket, step: int) -> None:
         limits = self._limits

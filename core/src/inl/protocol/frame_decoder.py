@@ -24,7 +24,10 @@ from inl.spec.message import (
     Header,
     draft_words,
     layout,
+    repeated_uniforms,
     row_words,
+    steps_word,
+    stop_words,
     uniform_words,
 )
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from inl.spec.message import IntArray
+    from inl.spec.step import Bucket
 
 ONE = 0x3F800000
 """Bits of 1.0 in float32; the bits of every float in [0, 1) are lower."""
@@ -44,9 +48,14 @@ class StepRow(NamedTuple):
     slot: int
     tokens: list[int]
     uniforms: list[int]
-    """Float32 bits: number ``p % len(uniforms)`` samples position p."""
+    """Float32 bits: number ``p % len(uniforms)`` samples position p; in a repeated
+    step, number i samples step i."""
     drafts: list[int]
     """Number ``p % len(drafts)`` is drafted for position p."""
+    steps: int = 1
+    """Steps of a row of a repeated step."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens after which a row of a repeated step stops."""
 
 
 class StepFrame(NamedTuple):
@@ -122,10 +131,9 @@ def _rows(
         start = row_words(bucket) * index
         record = words[start : start + row_words(bucket)]
         slot, count = record[ROW_WORD.slot], record[ROW_WORD.token_count]
-        uniforms = list(record[uniform_words(bucket)])
         ids = list(tokens[at : at + count])
         at += count
-        row = StepRow(slot, ids, uniforms, list(record[draft_words(bucket)]))
+        row = _row(slot, ids, record, bucket)
         _check_row(head, index, count, row, limits)
         rows.append(row)
     if not rows or at != head.used_tokens:
@@ -134,6 +142,15 @@ def _rows(
     if len({row.slot for row in rows}) < len(rows):
         raise _error(head, "slots", [row.slot for row in rows], "each slot once")
     return rows
+
+
+def _row(slot: int, ids: list[int], record: Sequence[int], bucket: Bucket) -> StepRow:
+    if bucket.repeat == 1:
+        uniforms = list(record[uniform_words(bucket)])
+        return StepRow(slot, ids, uniforms, list(record[draft_words(bucket)]))
+    stops = tuple(word - 1 for word in record[stop_words(bucket)] if word)
+    uniforms = list(record[repeated_uniforms(bucket)])
+    return StepRow(slot, ids, uniforms, [], record[steps_word(bucket)], stops)
 
 
 def _check_row(
@@ -147,6 +164,11 @@ def _check_row(
     elif count < 1 or (count > 1 and index < head.decode_rows):
         accepted = "1, or more after the decoding rows"
         raise _error(head, f"{where}, tokens", count, accepted)
+    if not 1 <= row.steps <= head.bucket.repeat:
+        raise _error(head, f"{where}, steps", row.steps, f"1 to {head.bucket.repeat}")
+    if not all(0 <= token < limits.vocab for token in row.stop_ids):
+        accepted = f"0 to {limits.vocab - 1}"
+        raise _error(head, f"{where}, stop ids", row.stop_ids, accepted)
     if not all(0 <= number < ONE for number in row.uniforms):
         raise _error(head, f"{where}, bits of uniforms", row.uniforms, "[0, 1)")
     # Only the first token can be the slot's last: later ones are not sampled yet.

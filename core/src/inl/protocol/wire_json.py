@@ -118,6 +118,7 @@ def read_limits(value: Any, where: str) -> Limits:
         sampler=str(sampler),
         windows=_windows(value, len(blocks), where),
         token_budget=_token_budget(value, where),
+        decode_steps=_optional(value, "decode_steps", where) or 1,
         max_drafts=_optional(value, "max_drafts", where),
         adapters=_optional(value, "adapters", where),
         adapter_rank=_optional(value, "adapter_rank", where),
@@ -162,13 +163,16 @@ def _items(value: Mapping[str, Any], name: str, where: str) -> list[Any]:
 
 def _bucket(value: Any, where: str) -> Bucket:
     at = f"{where}: limits.buckets"
-    if not isinstance(value, list) or len(value) != 4 or value[3] not in SAMPLERS:
+    valid = isinstance(value, list) and len(value) in (4, 5)
+    if not valid or value[3] not in SAMPLERS:
         raise ProtocolError(
-            f"{at}: found {value!r:.60}, accepts tokens, rows, tokens per row and one "
-            f"of {', '.join(SAMPLERS)}"
+            f"{at}: found {value!r:.60}, accepts tokens, rows, tokens per row, one "
+            f"of {', '.join(SAMPLERS)}, and steps"
         )
     tokens, rows, tokens_per_row = (_count(each, at, 1) for each in value[:3])
-    return Bucket(tokens, rows, tokens_per_row, value[3])
+    # A trace of an earlier version has no steps.
+    steps = _count(value[4], at, 1) if len(value) == 5 else 1
+    return Bucket(tokens, rows, tokens_per_row, value[3], steps)
 
 
 def _count(value: Any, where: str, least: int) -> int:

@@ -25,6 +25,7 @@ from inl.spec.embedded_rows import with_rows
 from inl.spec.message import (
     ADMISSION_WORD,
     ADMIT,
+    FEEDBACK,
     MASKED,
     RELEASE,
     STEP,
@@ -48,6 +49,8 @@ class _Sequence:
     """Whether it was admitted to the replaying runner."""
     computable: bool
     """Whether all that it reads was computed by the replaying runner, as recorded."""
+    last: int = NO_TOKEN
+    """Last token that was recorded."""
 
 
 def replay(items: Iterable[Item], make: Callable[[Limits], Runner]) -> Outcome:
@@ -222,7 +225,7 @@ class _Run:
             return False
         size = self._limits.block_size
         first = sequence.length // size
-        stop = -(-(sequence.length + len(row.tokens)) // size)
+        stop = -(-(sequence.length + len(row.tokens) + row.steps - 1) // size)
         sequence.length += accepted
         for computed, table in zip(self._computed_blocks, sequence.table, strict=True):
             if sequence.computable:
@@ -246,9 +249,13 @@ class _Run:
             if found is None:
                 outcome.skipped += 1
                 continue
+            sequence = self._sequences[row.slot]
+            ended = row.tokens == [*FEEDBACK] and sequence.last in row.stop_ids
+            sequence.last = _last(recorded[index])
+            if ended:
+                continue  # the tokens of a sequence that has ended are undefined
             outcome.rows += 1
             if found != recorded[index]:
-                sequence = self._sequences[row.slot]
                 sequence.computable = False
                 pairs = list(zip(recorded[index], found, strict=True))
                 at = next(at for at, (one, other) in enumerate(pairs) if one != other)
@@ -263,10 +270,14 @@ class _Run:
 
 def _accepted(step: StepFrame, reply: Reply) -> list[int]:
     """Return the tokens that each row adds to its sequence."""
-    if not step.header.bucket.verifies:
+    if step.header.bucket.reply_width == 1:
         return [len(row.tokens) for row in step.rows]
     counts = [_count(ids) for ids in reply.tokens.tolist()[: len(step.rows)]]
     return counts + [0] * (len(step.rows) - len(counts))
+
+
+def _last(ids: Sequence[int]) -> int:
+    return ids[max(_count(ids), 1) - 1]
 
 
 def _count(ids: Sequence[int]) -> int:
@@ -276,7 +287,8 @@ def _count(ids: Sequence[int]) -> int:
 def _row(row: StepRow) -> Row:
     count = len(row.uniforms)
     packed = struct.pack(f"<{count}i", *row.uniforms)
-    return Row(row.slot, row.tokens, struct.unpack(f"<{count}f", packed), row.drafts)
+    uniforms = struct.unpack(f"<{count}f", packed)
+    return Row(row.slot, row.tokens, uniforms, row.drafts, row.steps, row.stop_ids)
 
 
 def _bucket(recorded: Bucket, rows: Sequence[StepRow], limits: Limits) -> Bucket:
@@ -291,6 +303,7 @@ def _bucket(recorded: Bucket, rows: Sequence[StepRow], limits: Limits) -> Bucket
             fits
             and bucket.tokens_per_row == recorded.tokens_per_row
             and bucket.verifies == recorded.verifies
+            and bucket.repeat == recorded.repeat
             and SAMPLERS.index(bucket.sampler) >= rank
         ):
             return bucket

@@ -24,7 +24,9 @@ class Buckets:
         usable = [
             bucket
             for bucket in limits.buckets
-            if bucket.tokens_per_row == 1 and bucket.sampler in limits.samplers
+            if bucket.tokens_per_row == 1
+            and bucket.repeat == 1
+            and bucket.sampler in limits.samplers
         ]
         if limits.buckets and not usable:
             raise RunnerError(
@@ -34,6 +36,7 @@ class Buckets:
             )
         self._buckets = sorted(usable, key=_size)
         self._verifiers = sorted(filter(_verifies, limits.buckets), key=_size)
+        self._repeaters = sorted(filter(_repeats, limits.buckets), key=_size)
         served = {bucket.sampler for bucket in usable} or {limits.sampler}
         self.sampler = max(served, key=SAMPLERS.index)
         """The costliest of :data:`~inl.spec.step.SAMPLERS` that is served."""
@@ -82,6 +85,23 @@ class Buckets:
             and SAMPLERS.index(bucket.sampler) >= rank
         ]
 
+    def choose_repeater(self, rows: int, steps: int, sampler: str) -> Bucket | None:
+        """Return the smallest program of ``steps`` or more steps of ``rows`` rows.
+
+        ``None`` if the runner has programs, and none that fits.
+        """
+        if not self._buckets:
+            return Bucket(rows, rows, sampler=sampler, repeat=steps)
+        rank = SAMPLERS.index(sampler)
+        fits = (
+            bucket
+            for bucket in self._repeaters
+            if bucket.rows >= rows
+            and bucket.repeat >= steps
+            and SAMPLERS.index(bucket.sampler) >= rank
+        )
+        return next(fits, None)
+
     def choose(self, tokens: int, rows: int, sampler: str) -> Bucket:
         """Return the smallest program that fits, or the exact size without programs."""
         if not self._buckets:
@@ -109,6 +129,10 @@ def _size(bucket: Bucket) -> tuple[int, int, int]:
 
 def _verifies(bucket: Bucket) -> bool:
     return bucket.verifies
+
+
+def _repeats(bucket: Bucket) -> bool:
+    return bucket.repeat > 1
 
 
 def _capacity(bucket: Bucket) -> tuple[int, int]:

@@ -128,6 +128,8 @@ def _row(chunk: Chunk, bucket: Bucket) -> Row:
     request, start, stop, drafts = chunk
     if drafts is not None:
         return _drafted_row(chunk, drafts, bucket)
+    if bucket.repeat > 1:
+        return _repeated_row(chunk)
     known = request.host_token_count
     if start >= known and not request.temperature:
         return request.feedback_row
@@ -138,6 +140,19 @@ def _row(chunk: Chunk, bucket: Bucket) -> Row:
     if request.temperature and stop >= known:
         return Row(request.slot, ids, (uniform(request.seed, stop),))
     return Row(request.slot, ids)
+
+
+def _repeated_row(chunk: Chunk) -> Row:
+    request, start, stop, _ = chunk
+    ids: Sequence[int] = FEEDBACK
+    if start < request.host_token_count:
+        ids = (request.tokens[start],)
+    numbers: tuple[float, ...] = ()
+    if request.temperature:
+        positions = range(start + 1, stop + 1)
+        numbers = tuple(uniform(request.seed, position) for position in positions)
+    stops = sorted(request.end_ids)
+    return Row(request.slot, ids, numbers, steps=stop - start, stop_ids=stops)
 
 
 def _drafted_row(chunk: Chunk, drafts: Drafts, bucket: Bucket) -> Row:

@@ -14,6 +14,9 @@ from inl.spec.limits import TOKEN_BUDGET
 from inl.spec.message import BlockTableUpdate
 from inl.spec.step import Bucket
 
+REPEAT_SECONDS = 0.1
+"""Most expected seconds of a step that is repeated."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -41,6 +44,11 @@ class SchedulerConfig:
     are shared."""
     model_digest: str = ""
     """Identifies the model and its weights; part of every prefix-cache key."""
+    decode_steps: int = 1
+    """Most decoding steps that the runner computes in one step."""
+    repeat_seconds: float = REPEAT_SECONDS
+    """Most expected seconds of a step that is repeated, see
+    :mod:`inl.scheduling.repeats`."""
     max_queued_requests: int | None = None
     """Maximum number of requests that wait; ``None`` is any number."""
     max_queued_tokens: int | None = None
@@ -52,6 +60,7 @@ class SchedulerConfig:
             "token_budget",
             "max_rows",
             "context",
+            "decode_steps",
             "wait_tokens",
             "max_queued_requests",
             "max_queued_tokens",
@@ -119,6 +128,16 @@ class Plan:
         """Whether the step verifies drafts."""
         return self.bucket is not None and self.bucket.verifies
 
+    @property
+    def has_several(self) -> bool:
+        """Whether a row of the step may add several tokens to its sequence."""
+        return self.has_drafts or self.is_repeated
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the step computes several decoding steps."""
+        return self.bucket is not None and self.bucket.repeat > 1
+
     def samples(self, row: int) -> range:
         """Return the indices of a row's samples: one, or its tokens with drafts."""
         if not self.has_drafts:
@@ -144,8 +163,9 @@ class StepBuilder:
         self.has_uncertain_rows = False
         """Whether a row needs a step without prompt chunks, see
         :meth:`~inl.scheduling.speculation.Speculation.must_wait`."""
-        self.verifier: Bucket | None = None
-        """Program of a step that verifies drafts; ``None`` for any other step."""
+        self.program: Bucket | None = None
+        """Program of a step that verifies drafts, or is repeated; ``None`` for any
+        other step."""
 
     def schedule(self, request: Request, stop: int) -> None:
         """Add a request's tokens up to ``stop``, as far as the budget allows."""
@@ -195,8 +215,8 @@ class StepBuilder:
         lists = releases, self.admissions, self.block_table_updates, self.chunks
         if not self.chunks:
             return Plan(*lists)
-        tokens = self.max_tokens - self.budget
-        bucket = self.verifier
+        tokens = sum(chunk.stop - chunk.start for chunk in self.chunks)
+        bucket = self.program
         if bucket is None:
             bucket = buckets.choose(tokens, len(self.chunks), self.sampler)
         return Plan(*lists, self.decode_rows, self.step, bucket, tokens)

@@ -145,18 +145,24 @@ class RunningRequests:
                 return False
         return True
 
-    def grow_for_drafts(
+    def update_room(self, step: StepBuilder) -> int:
+        """Return the block table updates per group that a step has room for."""
+        assert step.program is not None, "the frame of a program has a size"
+        groups = len(self.kv_cache.pools)
+        most = max_block_table_updates(
+            step.program, groups=groups, block_size=self._block_size
+        )
+        return (most - len(step.block_table_updates)) // groups
+
+    def grow_ahead(
         self, step: StepBuilder, request: Request, stop: int, count: int
     ) -> int:
-        """Grow a request's table for ``count`` drafts after ``stop``; returns how many
+        """Grow a request's table for ``count`` tokens after ``stop``; returns how many
         fit into blocks that are free and the updates that the step's frame holds.
         """
-        assert step.verifier is not None, "drafts need a program that verifies them"
         size, table = self._block_size, request.block_table
-        groups = len(table)
-        most = max_block_table_updates(step.verifier, groups=groups, block_size=size)
         while request.sent_blocks * size < stop + count:
-            has_room = len(step.block_table_updates) + groups <= most
+            has_room = self.update_room(step) > 0
             has_block = request.sent_blocks < len(table[0])
             if not has_room or not (has_block or self.kv_cache.grow(table)):
                 return request.sent_blocks * size - stop
@@ -180,12 +186,18 @@ class RunningRequests:
         request.block_table = []
 
     def free_out_of_window(
-        self, step: StepBuilder, request: Request, *, max_updates: int
+        self,
+        step: StepBuilder,
+        request: Request,
+        *,
+        max_updates: int,
+        position: int | None = None,
     ) -> None:
         """Free blocks that left their group's window, and update the block table.
 
         max_updates: updates per group that the step's frame has room for; further
-        blocks are freed with the next step.
+        blocks are freed with the next step. position: of the first query that follows;
+        by default that of the next token to be scheduled.
         """
         if not self.has_windows:
             return
@@ -193,6 +205,7 @@ class RunningRequests:
         for group, blocks in enumerate(request.block_table):
             first = request.freed_window_blocks[group]
             least = request.scheduled - request.uncertain
+            least = least if position is None else position
             stop = self.kv_cache.before_window(group, least)
             if self.prefix_cache is not None and self.prefix_cache.serves(request):
                 # A block that is freed before it is published cannot be shared.

@@ -25,6 +25,7 @@ from inl.scheduling.deadlines import Deadlines
 from inl.scheduling.guided_output import append_guided, skips_forced
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.plan import Plan, SchedulerConfig, StepBuilder
+from inl.scheduling.repeats import Repeats
 from inl.scheduling.request import Event, FinishReason, Request, Status, make_event
 from inl.scheduling.request_check import (
     check_adapter,
@@ -56,6 +57,8 @@ class Scheduler:
         self.speculation = speculation
         """Plans drafts; ``None`` decodes one token per step."""
         self.config = config or SchedulerConfig()
+        self.repeats = Repeats(self.config)
+        """Decides how many decoding steps the runner computes in one step."""
         self.waiting = WaitingQueue()
         self._groups = SampleGroups(self.waiting)
         self._deadlines = Deadlines(clock)
@@ -234,9 +237,14 @@ class Scheduler:
             self._admit_waiting(step)
         if self.speculation is not None and 0 < len(step.chunks) == step.decode_rows:
             self.speculation.extend(step, self._requests, self.buckets)
+        elif 0 < len(step.chunks) == step.decode_rows and not step.prefilling:
+            waiting = bool(self.waiting)
+            if not waiting or len(self.running) >= self.buckets.rows:
+                self.repeats.extend(step, self._requests, self.buckets, waiting=waiting)
         plan = step.build(self._requests.take_releases(), self.buckets)
         if plan.chunks:
             self._steps = plan.step
+            self.repeats.planned(is_first=not self.in_flight)
             self.in_flight.append(plan)
             shares = self.waiting.shares
             for request, start, stop, _ in plan.chunks if len(shares) > 1 else ():
@@ -331,6 +339,7 @@ class Scheduler:
         of the step asks for them.
         """
         plan = self._complete_step()
+        self.repeats.collected(plan)
         size, prefix_cache = self.limits.block_size, self._requests.prefix_cache
         finished, running = Status.FINISHED, Status.RUNNING
         events: list[Event] = []
@@ -369,25 +378,27 @@ class Scheduler:
             skips=skips,
         )  # fmt: skip
 
-    def process_verified(
+    def process_several(
         self,
         accepted: Sequence[Sequence[int]],
         logprobs: Sequence[Sequence[TokenLogprob]] = (),
     ) -> list[Event]:
-        """Apply the output of the oldest step in flight, which has verified drafts.
+        """Apply the output of the oldest step in flight, with any tokens per row.
 
-        accepted: the tokens of each row, at least one. logprobs: of each of them, if a
+        accepted: the tokens of each row: at least one of a step that has verified
+        drafts, those up to its end of a repeated one. logprobs: of each of them, if a
         request of the step asks for them. Otherwise as :meth:`process_outputs`.
         """
-        assert self.speculation is not None, "it has planned the step"
         plan = self._complete_step()
+        self.repeats.collected(plan, max(map(len, accepted)))
         events: list[Event] = []
         for row, (chunk, ids) in enumerate(zip(plan.chunks, accepted, strict=True)):
             request = chunk.request
             request.in_flight -= 1
             if request.status is Status.FINISHED:
                 continue
-            self.speculation.collected(chunk, len(ids))
+            if self.speculation is not None and chunk.drafts is not None:
+                self.speculation.collected(chunk, len(ids))
             if chunk.stop < len(request.tokens):
                 continue  # a grammar has forced the token meanwhile
             for place, token in enumerate(ids):

@@ -84,7 +84,7 @@ class Speculation:
         counts, padded = self._choose(rows, lengths, step, buckets)
         if not any(counts) and not step.has_uncertain_rows:
             return
-        step.verifier = buckets.choose_verifier(
+        step.program = buckets.choose_verifier(
             padded, len(rows), self.width, step.sampler
         )
         for at, count in enumerate(counts):
@@ -161,7 +161,7 @@ class Speculation:
         requests: RunningRequests,
     ) -> None:
         request, start, stop, _ = step.chunks[at]
-        count = requests.grow_for_drafts(step, request, stop, count)
+        count = requests.grow_ahead(step, request, stop, count)
         least = start - request.uncertain
         drafts = Drafts(least, len(request.tokens), proposal)
         step.chunks[at] = Chunk(request, start, stop + count, drafts)

@@ -41,6 +41,8 @@ class Limits:
     token_budget: int = TOKEN_BUDGET
     """Default for the number of tokens that a scheduler plans per step at most."""
 
+    decode_steps: int = 1
+    """N: most steps of a repeated step; 1 if no step is repeated."""
     max_drafts: int = 0
     """K: most drafted tokens of a row; 0 if no program has to verify drafts."""
     adapters: int = 0

@@ -4,7 +4,8 @@ A frame is a header of :data:`HEADER` words (:class:`Header`) and a body. The bo
 step is, in order::
 
     rows     [R, ...]    slot, count, float32 bits of 2 * W - 1 uniform numbers,
-                         2 * W - 2 drafted tokens
+                         2 * W - 2 drafted tokens; or slot, 1, bits of N uniform
+                         numbers, number of steps, MAX_STOP_IDS stop ids plus 1
     updates  [C, 4]      changed block table entries: group, slot, entry, block
     tokens   [T]         ids; -1 is the slot's last sampled token, -2 the drafted token
                          of the position that it is computed at
@@ -13,7 +14,15 @@ with the flag EMBEDDED followed by embeddings (:mod:`inl.spec.embedded_rows`), a
 with ``C = max_block_table_updates(bucket)``. Uniform numbers and drafts belong to
 positions, because the engine does not know where a row starts while a step that
 verifies drafts is in flight: position p of the row's sequence is sampled with number
-``p % (2 * W - 1)`` and has draft ``p % (2 * W - 2)``. The body of an
+``p % (2 * W - 1)`` and has draft ``p % (2 * W - 2)``.
+
+Step i of a repeated step (``Header.repeat`` is N) samples with uniform number i, and
+has the token that step i - 1 sampled as its input. A row computes as many steps as its
+words say, and none after a sampled token that is one of its stop ids or invalid. That
+includes the token before the first step, if the row feeds it back: a row that has
+stopped while the frame was on its way computes nothing.
+
+The body of an
 admission is slot, length (tokens whose keys and values are already in the given
 blocks), last token, adapter,
 the float32 bits of :data:`~inl.spec.step.PARAMS`, and the block table ``[G, B]``. A
@@ -51,6 +60,7 @@ from inl.spec.message_layout import BIAS_WORD as BIAS_WORD
 from inl.spec.message_layout import BIAS_WORDS as BIAS_WORDS
 from inl.spec.message_layout import DRAFT as DRAFT
 from inl.spec.message_layout import FEEDBACK as FEEDBACK
+from inl.spec.message_layout import MAX_STOP_IDS as MAX_STOP_IDS
 from inl.spec.message_layout import MAX_TOKEN_BIASES as MAX_TOKEN_BIASES
 from inl.spec.message_layout import ROW_WORD as ROW_WORD
 from inl.spec.message_layout import TOKEN_BIAS_SIZE as TOKEN_BIAS_SIZE
@@ -65,7 +75,10 @@ from inl.spec.message_layout import admit_size as admit_size
 from inl.spec.message_layout import draft_words as draft_words
 from inl.spec.message_layout import layout as layout
 from inl.spec.message_layout import max_block_table_updates as max_block_table_updates
+from inl.spec.message_layout import repeated_uniforms as repeated_uniforms
 from inl.spec.message_layout import row_words as row_words
+from inl.spec.message_layout import steps_word as steps_word
+from inl.spec.message_layout import stop_words as stop_words
 from inl.spec.message_layout import uniform_count as uniform_count
 from inl.spec.message_layout import uniform_words as uniform_words
 from inl.spec.step import NEUTRAL, PARAMS, SAMPLERS, Bucket
@@ -98,10 +111,11 @@ def step_frame(
     _check_fits("tokens", used_tokens, bucket.tokens)
     _check_fits("block table updates", len(updates), place.max_updates)
     frame = np.zeros(place.size, np.int32)
+    repeats = bucket.repeat > 1
     frame[: len(Header._fields)] = Header(
         VERSION, STEP, step, bucket.tokens, bucket.rows, bucket.tokens_per_row,
-        SAMPLERS.index(bucket.sampler), flags, 0, decode_rows, len(rows), used_tokens,
-        len(updates),
+        SAMPLERS.index(bucket.sampler), flags, bucket.repeat if repeats else 0,
+        decode_rows, len(rows), used_tokens, len(updates),
     )  # fmt: skip
     _write_rows(frame[place.rows : place.updates], rows, counts, bucket)
     _write_tokens(frame[place.tokens :], rows, counts)
@@ -120,15 +134,25 @@ def _write_rows(
     table[:, ROW_WORD.slot] = [row.slot for row in rows]
     table[:, ROW_WORD.token_count] = counts
     if any(row.uniforms for row in rows):
-        width = uniform_count(bucket)
-        missing = (0.0,) * width
-        uniforms = [(*row.uniforms, *missing)[:width] for row in rows]
-        bits = np.array(uniforms, np.float32).view(np.int32)
-        table[:, uniform_words(bucket)] = bits
+        words_of = uniform_words if bucket.repeat == 1 else repeated_uniforms
+        place = words_of(bucket)
+        missing = (0.0,) * (place.stop - place.start)
+        uniforms = [(*row.uniforms, *missing)[: len(missing)] for row in rows]
+        table[:, place] = np.array(uniforms, np.float32).view(np.int32)
+    if bucket.repeat > 1:
+        _write_repeats(table, rows, bucket)
     if bucket.tokens_per_row > 1:
         drafts = table[:, draft_words(bucket)]
         for row, words_of_row in zip(rows, drafts, strict=True):
             words_of_row[: len(row.drafts)] = row.drafts
+
+
+def _write_repeats(table: IntArray, rows: Sequence[Row], bucket: Bucket) -> None:
+    """Write the number of steps and the stop ids of rows of a repeated step."""
+    table[:, steps_word(bucket)] = [row.steps for row in rows]
+    for row, words in zip(rows, table[:, stop_words(bucket)], strict=True):
+        _check_fits("stop ids of a row", len(row.stop_ids), MAX_STOP_IDS)
+        words[: len(row.stop_ids)] = [token + 1 for token in row.stop_ids]
 
 
 def _write_tokens(words: IntArray, rows: Sequence[Row], counts: Sequence[int]) -> None:

@@ -39,8 +39,8 @@ class Header(NamedTuple):
     sampler: int
     """Index into :data:`~inl.spec.step.SAMPLERS`."""
     flags: int
-    reserved: int
-    """Must be 0."""
+    repeat: int
+    """``Bucket.repeat``; 0 for a single step."""
     decode_rows: int
     used_rows: int
     used_tokens: int
@@ -50,7 +50,11 @@ class Header(NamedTuple):
     def bucket(self) -> Bucket:
         """The compiled program that the step is for."""
         return Bucket(
-            self.tokens, self.rows, self.tokens_per_row, SAMPLERS[self.sampler]
+            self.tokens,
+            self.rows,
+            self.tokens_per_row,
+            SAMPLERS[self.sampler],
+            max(self.repeat, 1),
         )
 
 
@@ -81,7 +85,7 @@ def header(frame: Any) -> Header:
 def _check_step(head: Header) -> None:
     valid = (
         0 <= head.sampler < len(SAMPLERS)
-        and not head.reserved
+        and (not head.repeat or _repeats(head))
         and min(head.tokens, head.rows, head.tokens_per_row) >= 1
         and 0 <= head.decode_rows <= head.used_rows <= head.rows
         and 0 <= head.used_tokens <= head.tokens
@@ -89,6 +93,17 @@ def _check_step(head: Header) -> None:
     )
     if not valid:
         raise _step_error(head)
+
+
+def _repeats(head: Header) -> bool:
+    """Whether a step may be repeated: all of its rows are decoding rows."""
+    return (
+        head.repeat > 1
+        and head.tokens == head.rows
+        and head.tokens_per_row == 1
+        and head.decode_rows == head.used_rows == head.used_tokens
+        and not head.flags
+    )
 
 
 def _step_error(head: Header) -> ProtocolError:
@@ -100,8 +115,9 @@ def _step_error(head: Header) -> ProtocolError:
         value, limit = getattr(head, name), getattr(head, most)
         if value > limit:
             return _error(name, value, f"up to {limit}, the header's {most}")
-    if head.reserved:
-        return _error("reserved", head.reserved, "0")
+    if head.repeat and not _repeats(head):
+        accepted = "0, or 2 and more with one token per row, decoding, without flags"
+        return _error("repeat", head.repeat, accepted)
     names = ", ".join(SAMPLERS)
     return _error("sampler", head.sampler, f"0 to {len(SAMPLERS) - 1} ({names})")
 

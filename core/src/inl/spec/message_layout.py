@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MAX_TOKEN_BIASES = 256
 """Most tokens in one token bias frame."""
 
+MAX_STOP_IDS = 8
+"""Most stop ids of a row of a repeated step."""
+
 
 class Row(NamedTuple):
     """One sequence's part of a step, as a writer receives it."""
@@ -34,6 +37,10 @@ class Row(NamedTuple):
     """In [0, 1): number ``p % (2 * W - 1)`` samples position p; missing ones are 0."""
     drafts: Sequence[int] = ()
     """Number ``p % (2 * W - 2)`` is drafted for position p; missing ones are 0."""
+    steps: int = 1
+    """Steps of a row of a repeated step, which has a uniform number for each."""
+    stop_ids: Sequence[int] = ()
+    """Sampled tokens after which a row of a repeated step computes nothing more."""
 
 
 FEEDBACK = (-1,)
@@ -44,14 +51,16 @@ DRAFT = -2
 
 
 class RowWords(NamedTuple):
-    """One row of a step frame, 3 + 4 * (W - 1) words."""
+    """One row of a step frame, 3 + 4 * (W - 1) words, or 12 + N of repeated steps."""
 
     slot: int
     token_count: int
     """Tokens of the row; 0 is padding."""
     uniforms: int
     """Float32 bits of the first of ``2 * W - 1`` uniform numbers, which ``2 * W - 2``
-    drafted tokens follow."""
+    drafted tokens follow. Of repeated steps: of the first of N uniform numbers, which
+    the number of steps of the row and ``MAX_STOP_IDS`` words follow, each a stop id
+    plus 1, or 0."""
 
 
 class BlockTableUpdate(NamedTuple):
@@ -174,14 +183,32 @@ def uniform_words(bucket: Bucket) -> slice:
     return slice(ROW_WORD.uniforms, ROW_WORD.uniforms + uniform_count(bucket))
 
 
+def repeated_uniforms(bucket: Bucket) -> slice:
+    """Return the uniform numbers of all steps within a row of a repeated step."""
+    return slice(ROW_WORD.uniforms, ROW_WORD.uniforms + bucket.repeat)
+
+
+def steps_word(bucket: Bucket) -> int:
+    """Return the number of steps within a row of a repeated step."""
+    return ROW_WORD.uniforms + bucket.repeat
+
+
+def stop_words(bucket: Bucket) -> slice:
+    """Return the stop ids within a row of a repeated step."""
+    start = steps_word(bucket) + 1
+    return slice(start, start + MAX_STOP_IDS)
+
+
 def row_words(bucket: Bucket) -> int:
     """Return the words of one row of a step frame."""
+    if bucket.repeat > 1:
+        return steps_word(bucket) + 1 + MAX_STOP_IDS
     return ROW_WORD.uniforms + 2 * uniform_count(bucket) - 1
 
 
 def max_block_table_updates(bucket: Bucket, *, groups: int, block_size: int) -> int:
     """Return the most block table updates that one step of ``bucket`` can have."""
-    return groups * (bucket.rows + bucket.tokens // block_size)
+    return groups * (bucket.rows + bucket.tokens * bucket.repeat // block_size)
 
 
 def layout(bucket: Bucket, *, groups: int, block_size: int) -> Layout:

@@ -9,6 +9,7 @@ from inl.spec.step import Bucket
 
 PROGRAMS = {
     "advance": "(weights, message, state) -> (tokens, state)",
+    "repeat": "(weights, message, state) -> (tokens, state)",
     "logits": "(weights, message, state) -> (logits, step, state)",
     "advance_embedded": "(weights, message, embedded, state) -> (tokens, state)",
     "logits_embedded": "(weights, message, embedded, state) -> (logits, step, state)",
@@ -16,10 +17,11 @@ PROGRAMS = {
     "admit": "(messages, state) -> (state,)",
     "set_token_bias": "(message, state) -> (state,)",
 }
-"""Name -> signature of each program. "advance" computes a step and samples; "logits"
-and "masked" do so in two calls, for steps whose allowed tokens the host computes in
-between; the "embedded" ones are those of steps with embeddings in place of some
-tokens; "admit" applies admissions and releases, int32 [n, words]."""
+"""Name -> signature of each program. "advance" computes a step and samples; "repeat"
+does so several times, see :class:`~inl.backend.base.DeviceLoops`; "logits" and "masked"
+do so in two calls, for steps whose allowed tokens the host computes in between; the
+"embedded" ones are those of steps with embeddings in place of some tokens; "admit"
+applies admissions and releases, int32 [n, words]."""
 
 
 class ProgramInfo(NamedTuple):

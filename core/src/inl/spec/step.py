@@ -33,7 +33,7 @@ INVALID_TOKEN = -1
 """Sampled token of a row whose logits have NaN or no finite maximum."""
 
 NO_TOKEN = -2
-"""Fills the row of a reply after its last accepted token."""
+"""Fills the row of a reply after its last token."""
 
 TOP = 20
 """Most probable tokens whose log-probabilities a "sample_filtered" step reports."""
@@ -50,6 +50,9 @@ class Bucket(NamedTuple):
     """W: most tokens sampled per row: 1, or k + 1 to verify k drafted tokens."""
     sampler: str = "greedy"
     """One of :data:`SAMPLERS`."""
+    repeat: int = 1
+    """N: most decoding steps that the program computes one after the other. Above 1,
+    all rows are decoding rows: ``tokens == rows`` and ``tokens_per_row == 1``."""
 
     @property
     def verifies(self) -> bool:
@@ -57,6 +60,11 @@ class Bucket(NamedTuple):
         return (
             self.tokens_per_row > 1 and self.tokens <= self.rows * self.tokens_per_row
         )
+
+    @property
+    def reply_width(self) -> int:
+        """Tokens of each row of a reply: W, or N of a program of several steps."""
+        return max(self.tokens_per_row, self.repeat)
 
     @property
     def samples(self) -> int:

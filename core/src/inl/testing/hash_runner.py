@@ -30,7 +30,8 @@ Scores are :func:`~inl.testing.hash_cells.scores` of the token.
 
 A row that verifies drafts computes one token after the other, and stops at the first
 that differs from the draft that follows it. All of its ids are written, so that stale
-entries remain after the accepted ones, as on a device.
+entries remain after the accepted ones, as on a device. A row of a repeated step also
+computes one token after the other, each the input of the next, until its stop.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class HashRunner(PipelinedRunner):
         for update in updates:
             self._state(update.slot).update_table(update)
         bucket = head.bucket
-        tokens = np.full((head.rows, head.tokens_per_row), NO_TOKEN, np.int32)
+        tokens = np.full((head.rows, bucket.reply_width), NO_TOKEN, np.int32)
         samples, masked = np.zeros(bucket.samples, np.int32), head.flags & MASKED
         step = StepTasks(head.step, bucket, tokens, samples, bool(masked))
         for index, row in enumerate(rows):
@@ -162,7 +163,7 @@ class HashRunner(PipelinedRunner):
                 f"step {head.step}, row {index}: needs a {state.sampler} program "
                 f"for {state.params}, found a {head.bucket.sampler} one"
             )
-        verifies, count = head.bucket.verifies, len(row.tokens)
+        verifies, count = head.bucket.verifies, len(row.tokens) + row.steps - 1
         before = sum(len(task.row.tokens) for task in step.rows)
         task = RowTask(
             step, index, state, state.tables, row, before if verifies else index,
@@ -210,13 +211,16 @@ class HashRunner(PipelinedRunner):
         task.done = True
         state, step = task.state, task.step
         state.queue.popleft()
+        if step.bucket.repeat > 1:
+            self._repeat(task)
+            return
         ids, start = _inputs(task), state.cached
         self.cells.write(task.tables, start, ids, state.adapter)
         if not step.bucket.verifies:
             state.cached += len(ids)
             if task.decodes:
                 state.counts[ids[0]] += 2
-            state.last = self._sample_token(task, task.sample)
+            state.last = self._sample_token(task, task.sample, state.cached)
             step.tokens[task.index, 0] = state.last
             return
         for place in range(len(ids)):
@@ -225,19 +229,41 @@ class HashRunner(PipelinedRunner):
             state.cached += 1
             if task.decodes:
                 state.counts[ids[place]] += 2
-            state.last = self._sample_token(task, task.sample + place)
+            state.last = self._sample_token(task, task.sample + place, state.cached)
             step.tokens[task.index, place] = state.last
         state.uncertain -= len(ids) - 1
         state.length -= len(ids) - (state.cached - start)
 
-    def _sample_token(self, task: RowTask, sample: int) -> int:
-        """Sample the token after those that are cached."""
+    def _repeat(self, task: RowTask) -> None:
+        """Compute a row of a repeated step, token by token, until its stop.
+
+        Its sequence ends there: rows that follow compute nothing, and ``state.length``
+        is that of all planned tokens.
+        """
+        state, (given,), stops = task.state, task.row.tokens, task.row.stop_ids
+        stopped = given < 0 and state.last in stops
+        token = state.last if given < 0 else given
+        for place in range(0 if stopped else task.row.steps):
+            self.cells.write(task.tables, state.cached, [token], state.adapter)
+            state.cached += 1
+            state.counts[token] += 2
+            token = state.last = self._sample_token(task, task.sample, place)
+            task.step.tokens[task.index, place] = token
+            if self._stops(task, token):
+                break
+
+    def _stops(self, task: RowTask, token: int) -> bool:
+        """Whether a row of a repeated step computes nothing after a token."""
+        return token in task.row.stop_ids
+
+    def _sample_token(self, task: RowTask, sample: int, number: int) -> int:
+        """Sample the token after those that are cached, with a uniform number."""
         state, position = task.state, task.state.cached
         total = self.cells.total(task.tables, position)
         uniforms = task.row.uniforms
         noise = 0
         if state.params[0]:
-            noise = mix(1 + uniforms[position % len(uniforms)])
+            noise = mix(1 + uniforms[number % len(uniforms)])
         if state.sampler == "sample_filtered":
             noise ^= filtered_noise(state.params, state.counts, state.bias)
         number, vocab = mix(total ^ noise), self.limits.vocab

@@ -258,8 +258,6 @@ def _bucket(runner: LocalRunner, tokens: int, rows: int) -> Bucket:
     fits = (
         bucket
         for bucket in sorted(runner.limits.buckets)
-        if bucket.tokens >= tokens
-        and bucket.rows >= rows
-        and bucket.tokens_per_row == 1
+        if bucket.tokens >= tokens and bucket.rows >= rows and bucket.reply_width == 1
     )
     return next(fits, Bucket(tokens, rows))

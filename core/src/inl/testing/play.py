@@ -63,7 +63,7 @@ def fitting(limits: Limits, tokens: int, rows: int, sampler: str) -> Bucket:
         for bucket in limits.buckets
         if bucket.tokens >= tokens
         and bucket.rows >= rows
-        and bucket.tokens_per_row == 1
+        and bucket.reply_width == 1
         and SAMPLERS.index(bucket.sampler) >= rank
     ]
     return min(fits, key=lambda b: (b.tokens, b.rows, SAMPLERS.index(b.sampler)))

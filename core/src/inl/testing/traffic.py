@@ -70,7 +70,7 @@ class Traffic:
         self.prompts: list[list[int]] = []
         self._rng, self._limits, self._sampler = rng, limits, sampler
         fits = [
-            b for b in limits.buckets if b.sampler == sampler and b.tokens_per_row == 1
+            b for b in limits.buckets if b.sampler == sampler and b.reply_width == 1
         ]
         self._buckets = sorted(fits)
         self._max_rows = min([max_rows, *(max(b.rows for b in fits) for _ in fits[:1])])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from inl.backend.base import (
     Backend,
+    DeviceLoops,
     DeviceMemory,
     Precompiler,
     Program,
@@ -86,6 +87,8 @@ class JaxBackend(Backend):
     def offers(self, kind: type[C]) -> C | None:
         if kind is Precompiler:
             return cast("C", Precompiler(self.compiler.precompile))
+        if kind is DeviceLoops:
+            return cast("C", DeviceLoops(jax.lax.while_loop, jnp))
         if kind is WeightUpdates:
             return cast("C", WeightUpdates(lambda _old, new: self.tensor(new)))
         return super().offers(kind)

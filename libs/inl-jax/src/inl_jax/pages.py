@@ -13,6 +13,10 @@ from inl.spec.cache import Paged, State
 from inl.spec.limits import Limits
 from inl_jax.tensors import Array
 
+MAX_SINGLE_HEADS = 256
+"""Most tokens whose heads are written one by one; more are prompts, for which writing
+all heads of a token at once is faster, and which are not computed in loops."""
+
 
 class Pages(NamedTuple):
     """One layer's cache.
@@ -54,4 +58,9 @@ def write_kv(k: Array, v: Array, cache: Pages, writes: Array) -> Pages:
         k, v, writes = (jnp.concatenate([x, x]) for x in (k, v, writes))
     block, offset = writes // cache.block_size, writes % cache.block_size
     rows = jnp.concatenate([k, v], axis=-1)
-    return Pages(cache.kv.at[block, :, offset].set(rows))
+    if writes.shape[0] > MAX_SINGLE_HEADS:
+        return Pages(cache.kv.at[block, :, offset].set(rows))
+    # A scatter of slices across an axis makes XLA choose another layout for the cache
+    # of a loop, and copy it in each step.
+    heads = jnp.arange(rows.shape[1])
+    return Pages(cache.kv.at[block[:, None], heads, offset[:, None]].set(rows))

@@ -25,6 +25,7 @@ TRAITS = Traits(
     dtypes=("bfloat16", "float32"),
     block_size=32,
     depth=2,
+    decode_steps=8,
     readers=min(os.cpu_count() or 1, 4),
 )
 
@@ -44,8 +45,11 @@ class TpuBackend(JaxBackend):
         target = platform()
         self.place = open_device(device, target)
         if target == "cpu":
-            # XLA's products of bfloat16 are slow on the CPU.
-            self.traits = TRAITS._replace(dtypes=("float32", "bfloat16"))
+            # XLA's products of bfloat16 are slow on the CPU, and its steps long
+            # compared with the host's work between them.
+            self.traits = TRAITS._replace(
+                dtypes=("float32", "bfloat16"), decode_steps=1
+            )
         self._target = target
         self.compiler = Compiler(self.out_of_memory)
         use_disk_cache(cache_folder() / "jax")
