@@ -30,7 +30,6 @@ MAX_ADAPTER_RANK = 512
 OPTIONAL_COUNTS = (
     "max_batch", "token_budget", "context", "cache_bytes", "depth", "decode_steps",
     "max_drafts", "max_adapters",
-    "max_adapters",
 )  # fmt: skip
 """Fields that are ``None`` or a whole number of 1 or more."""
 
