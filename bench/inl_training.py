@@ -127,10 +127,13 @@ def main():
     parser.add_argument("--device", default="cpu", choices=sorted(SHAPES))
     parser.add_argument("--dtype", help="bfloat16 on cuda, else float32")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int, help="1 beside other work")
     given = parser.parse_args()
     default = "bfloat16" if given.device == "cuda" else "float32"
     dtype = getattr(torch, given.dtype or default)
     like = {"device": given.device, "dtype": dtype}
+    if given.threads:
+        torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     for shape in SHAPES[given.device]:
         for case in dynamics(shape, like):

@@ -82,8 +82,8 @@ def _run_backward(
         o = in_place.Operands.of(x, v, mu, coefs, dt, most_beta)
         found = [*in_place.gradients(gx, gv, o, n_steps, limit, wide)]
         if shared and needed[3]:
-            thirds = found[3:6]
-            found[3:6] = [in_place.controller_gradient(thirds, alpha, most_beta)]
+            rest = o, alpha, most_beta
+            found[3:6] = [in_place.controller_gradient(found[3:6], *rest)]
     if shared and not needed[3]:
         found[3:6] = [None]
     return [

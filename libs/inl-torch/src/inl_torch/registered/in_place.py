@@ -6,6 +6,7 @@ Not traceable by autograd: intermediate tensors are overwritten. Its equations a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -126,18 +127,24 @@ class _Sums:
 
 
 def controller_gradient(
-    thirds: list[torch.Tensor], controller: torch.Tensor, most_beta: float | None
+    thirds: list[torch.Tensor],
+    o: Operands,
+    controller: torch.Tensor,
+    most_beta: float | None,
 ) -> torch.Tensor:
     """Return the gradient of a controller's output from those of its activated thirds.
 
-    Overwrites ``thirds``.
+    Overwrites ``thirds`` and the coefficients in ``o``.
     """
-    alpha, beta, gate = upcast(controller).chunk(3, -1)
-    for third, raw in zip((thirds[0], thirds[2]), (alpha, gate), strict=True):
-        share = raw.sigmoid()
+    for third, share in ((thirds[0], o.alpha), (thirds[2], o.gate)):
         third.mul_(share).mul_(share.neg_().add_(1))
-    slope = beta.sigmoid()
+    raw = upcast(controller).chunk(3, -1)[1]
+    slope = raw.sigmoid()
     if most_beta is not None:
-        slope.mul_(torch.nn.functional.softplus(beta, threshold=40.0) <= most_beta)
+        slope.mul_(raw <= _inverse_softplus(most_beta))
     thirds[1].mul_(slope)
     return torch.cat(thirds, -1)
+
+
+def _inverse_softplus(value: float) -> float:
+    return value + math.log(-math.expm1(-value)) if value > 0 else -math.inf
