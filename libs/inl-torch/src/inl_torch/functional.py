@@ -1,7 +1,8 @@
 """INL dynamics on torch tensors: registered ops, or plain calls for the compiler.
 
 The derivative of the ops recomputes the velocities, so that training saves the operands
-only. Both are differentiable any number of times.
+only; plain calls save intermediate tensors. Both are differentiable any number of
+times.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from inl.spec.functions import Functions
 from inl_torch import arrays
 from inl_torch.eager.inl import upcast
 from inl_torch.registered import experts, formula
-from inl_torch.registered.dynamics import dynamics
+from inl_torch.registered.dynamics import dynamics, triton_module
 from inl_torch.registered.register import is_transformed
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -83,8 +84,9 @@ def _steps(
 ) -> Pair:
     """coefs: alpha, beta and gate, or a controller's output."""
     state, rest = (x, _tensor(v, x), _tensor(mu, x)), (n_steps, most_beta, limit)
-    if is_transformed(*state, *coefs):
-        # The compiler fuses plain calls with their neighbors, but no op.
+    if triton_module(x, n_steps) is None or is_transformed(*state, *coefs):
+        # Without a Triton kernel plain calls are faster, see decision 0132. The
+        # compiler fuses them with their neighbors, but no op.
         result = formula.steps(*state, list(coefs), dt, *rest)
     else:
         # A number stays on the host, where the op reads it.

@@ -40,7 +40,7 @@ def _run(
     of velocities. Both results have the shape of ``x``; the velocity has ``v``'s dtype.
     """
     coefs = formula.given(alpha, beta, gate)
-    kernels = _triton_module(x, n_steps)
+    kernels = triton_module(x, n_steps)
     if kernels is not None:
         options = kernels.Options(n_steps, len(coefs) == 1, most_beta, limit)
         parts = _on(x.device, v, mu, *_parts(coefs))
@@ -71,7 +71,7 @@ def _run_backward(
     operands, shared = (x, v, mu, *coefs, dt), len(coefs) == 1
     wide = [*needed[:3], *3 * needed[3:4], needed[4]] if shared else needed
     found: list[Any]
-    kernels = _triton_module(x, n_steps)
+    kernels = triton_module(x, n_steps)
     if kernels is not None:
         options = kernels.Options(n_steps, shared, most_beta, limit)
         parts = _on(x.device, v, mu, *_parts(coefs))
@@ -115,7 +115,7 @@ def _scalar(dt: torch.Tensor, x: torch.Tensor) -> torch.Tensor | float:
     return dt.item() if on_host else dt.to(x.device)
 
 
-def _triton_module(x: torch.Tensor, n_steps: int) -> Any:
+def triton_module(x: torch.Tensor, n_steps: int) -> Any:
     """Return the module of one-launch Triton kernels, or ``None``."""
     if (
         x.device.type not in TRITON_DEVICES
