@@ -7,7 +7,7 @@ PROJECTS = $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/pyproj
 BUILD = "pip>=25.1" "setuptools>=77"
 EDITABLE = --no-build-isolation
 TORCH = -e libs/inl-torch -e "plugins/inl-cpu[torch]"
-EVERYTHING = -e "core[cli,guidance,otel,serve]" $(TORCH) -e plugins/inl-cuda \
+EVERYTHING = -e "core[cli,edge,guidance,otel,serve]" $(TORCH) -e plugins/inl-cuda \
 	-e plugins/inl-rocm -e plugins/inl-intel -e libs/inl-jax -e plugins/inl-tpu \
 	-e "libs/inl-onnx[cpu]" -e plugins/inl-directml
 NATIVE = plugins/inl-cpu/src/inl_cpu/native/libinl.so
@@ -53,7 +53,7 @@ test-long: .venv-all/.test
 	INL_TEST_DEPTH=long .venv-all/bin/python $(PYTEST) tests/core/engine/test_soak.py \
 		tests/core/engine/test_speculation_soak.py tests/core/weights/test_structure_fuzz.py \
 		tests/torch/triton/test_compile.py tests/torch/triton/test_interpreted.py \
-		tests/integration/test_wheels.py
+		tests/integration/test_wheels.py tests/documents/test_documents.py
 
 # Compiles the TPU kernels for TPU chips; libtpu, their compiler, takes 700 MB.
 test-tpu-compiler: .venv-all/.test

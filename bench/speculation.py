@@ -6,6 +6,10 @@ the fastest of each counts, so that other load on the machine matters less. Outp
 every pair are compared.
 
     python bench/speculation.py [--model NAME] [--device cpu] [--tokens 128] [--runs 3]
+    python bench/speculation.py --device cuda:0 --shape 8b --rows 1 32 256
+
+``--shape`` takes random weights of a model's shape, whose text repeats one token, and
+synthetic drafts of which 0.8 are right.
 """
 
 from __future__ import annotations
@@ -83,6 +87,20 @@ def generate(
     return Timed(seconds / made, cpu / made, outputs)
 
 
+def print_times(engine: InferenceEngine) -> None:
+    """Print the times from which an engine chooses the number of drafts."""
+    assert engine.speculation is not None, "its config asks for it"
+    times = engine.speculation.times
+    assert times is not None, "drafts are adaptive by default"
+    for title, table in (
+        ("without drafts", times.plain), ("verifying", times.seconds),
+    ):  # fmt: skip
+        print(f"tokens, {title:16} ms   ms per token")
+        for tokens, seconds in table.items():
+            ms = 1000 * seconds
+            print(f"{tokens:16} {ms:10.2f} {ms / tokens:14.3f}")
+
+
 class Bench:
     """Two engines on one model; ``args``: the parsed command line."""
 
@@ -137,11 +155,7 @@ class Bench:
             backend=self.args.device, max_batch=8, context=2048, speculation="ngram"
         )
         engine = InferenceEngine(self.plain.model, config=config)
-        assert engine.speculation is not None, "its config asks for it"
-        assert engine.speculation.times is not None, "drafts are adaptive by default"
-        print("tokens of a step   ms   ms per token")
-        for tokens, seconds in engine.speculation.times.seconds.items():
-            print(f"{tokens:16} {1000 * seconds:6.1f} {1000 * seconds / tokens:10.1f}")
+        print_times(engine)
         engine.runner.close()
 
     def synthetic(self, prompts: Sequence[list[int]], acceptance: float) -> Drafter:
@@ -160,7 +174,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", help="part of the name of what to compare")
+    parser.add_argument("--shape", help="random weights: smollm2 or 8b")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--acceptance", type=float, default=0.8)
     args = parser.parse_args()
+    if args.shape:
+        from speculation_shapes import compare_shape
+
+        compare_shape(args)
+        return
     bench = Bench(args)
     bench.print_times()
     print(f"\n{'':34} {'without':>8} {'with':>8}")

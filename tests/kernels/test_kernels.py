@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from inl.kernels import (
     block_sparse_matmul,
     cpu_kernel,
     create_rope_cache,
+    decorators,
     expert_kernel,
     flash_attention,
     gemm,
@@ -342,6 +344,24 @@ def test_tensor_cores_have_no_effect_without_a_gpu():
     kernel = gpu_kernel(use_tensor_cores=True)(lambda x: x)
     kernel(torch.ones(2))
     assert any("use_tensor_cores has no effect" in note for note in kernel.notes)
+
+
+def test_tensor_cores_are_used_inside_the_kernel_only(monkeypatch):
+    torch = pytest.importorskip("torch")
+    before, seen = torch.get_float32_matmul_precision(), []
+    gpu = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(decorators, "_devices", lambda *_: gpu)
+    monkeypatch.setattr(decorators, "_moved", lambda value, _: value)
+
+    def product(x):
+        seen.append(torch.get_float32_matmul_precision())
+        return x
+
+    for wanted in (True, False):
+        kernel = gpu_kernel(use_tensor_cores=wanted, auto_optimize=False)(product)
+        kernel(torch.ones(2))
+        assert torch.get_float32_matmul_precision() == before
+    assert seen == ["high", before]
 
 
 def test_kernels_without_a_result_and_of_other_experts():

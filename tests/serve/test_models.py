@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from inl.cli.serve_models import served_batch
+from inl.device import Device
 from inl.errors import CheckpointError, RequestError
 from inl.serve.metrics import Metrics
 from inl.serve.model_slot import ModelSource
@@ -138,3 +140,9 @@ def test_names_of_models_on_the_command_line(tmp_path):
         ("b", "org/name:f.gguf"),
     ]
     assert named_models("m/a", "c", ["d"]) == [("c", "m/a"), ("d", "d")]
+
+
+def test_a_gpu_serves_more_requests_at_the_same_time():
+    assert served_batch("cpu") == served_batch(Device("reference:0")) == 32
+    assert served_batch("cuda:1") == served_batch("rocm") == 256
+    assert served_batch("worker:/opt/env/bin/python/cuda:0") == 256

@@ -28,7 +28,7 @@ class Source:
         assert self.may_open.wait(60)
         if self.error is not None:
             raise self.error
-        settings = engine_config(EngineConfig(max_batch=2), ServerConfig())
+        settings = engine_config(EngineConfig(), ServerConfig(), 2)
         engine = hash_engine(2, seconds=self.seconds, config=settings, on_step=on_step)
         self.engines.append(weakref.ref(engine))
         return engine

@@ -349,8 +349,10 @@ def random_windows(random, groups):
 
 
 def random_config(random):
+    budget = random.choice([random.randint(1, 8), 24, 64, 512, 512])
     return SchedulerConfig(
-        token_budget=random.choice([random.randint(1, 8), 24, 64, 512, 512]),
+        token_budget=budget,
+        wait_tokens=1 if budget % 3 == 0 else 64,
         max_rows=random.choice([None, None, None, 3]),
         context=random.choice([None, None, 37]),
         eos_ids=frozenset({5}),

@@ -98,3 +98,25 @@ def test_drafts_of_any_rows_can_be_verified(rows, sampler, drafts):
         bucket = buckets.choose_verifier(sizes[-1], count, drafts + 1, sampler)
         assert bucket.verifies
         assert bucket.rows >= count
+
+
+@given(st.data(), st.integers(1, 600), st.sampled_from(SAMPLERS), st.integers(1, 15))
+def test_any_drafts_have_a_bucket(data, rows, sampler, drafts):
+    given_limits = replace(limits(rows, sampler), max_drafts=drafts)
+    found = capture_sizes(given_limits)
+    planned = Buckets(
+        Limits(**{**_fields(given_limits), "buckets": found}),
+        token_budget=8192,
+        max_rows=rows,
+    )
+    width = drafts + 1
+    assert planned.can_verify(width)
+    count = data.draw(st.integers(1, planned.rows))
+    for name in given_limits.samplers:
+        sizes = planned.verifier_sizes(count, width, name)
+        # One draft for each row is never padded to more than twice the rows.
+        assert sizes[0] <= 4 * count
+        assert sizes[-1] >= 2 * count
+        chosen = planned.choose_verifier(sizes[0], count, width, name)
+        assert chosen.verifies
+        assert chosen.rows >= count

@@ -26,7 +26,8 @@ MAX_ADAPTERS = 1024
 MAX_ADAPTER_RANK = 512
 
 OPTIONAL_COUNTS = (
-    "token_budget", "context", "cache_bytes", "depth", "max_drafts", "max_adapters",
+    "max_batch", "token_budget", "context", "cache_bytes", "depth", "max_drafts",
+    "max_adapters",
 )  # fmt: skip
 """Fields that are ``None`` or a whole number of 1 or more."""
 
@@ -65,8 +66,9 @@ class EngineConfig:
     for each token."""
     prefix_cache: bool = True
     """Whether prompts with equal leading tokens share cached blocks."""
-    max_batch: int = 8
-    """Maximum number of sequences that run at the same time."""
+    max_batch: int | None = None
+    """Maximum number of sequences that run at the same time. ``None``: the backend's
+    preference, 8 on a processor and 256 on a GPU."""
     token_budget: int | None = None
     """Maximum number of tokens per step; longer prompts are processed in chunks. A
     larger budget speeds up prefill, takes more memory, and delays the sequences that
@@ -76,7 +78,7 @@ class EngineConfig:
     what ``cache_bytes`` has room for if that is less."""
     cache_bytes: int | None = None
     """Bytes for cached keys and values, per device. ``None``: a quarter of the memory
-    that is free."""
+    that is free; on a GPU nine tenths of it, less what the largest step needs."""
     depth: int | None = None
     """Number of steps in flight. ``None``: the backend's preference."""
     sampling: str = "sample_filtered"
@@ -161,7 +163,6 @@ class EngineConfig:
             if isinstance(field.default, bool):
                 self._check(field.name, type(value) is bool, "True or False")
         for name in (
-            "max_batch",
             "max_adapter_rank",
             "tensor_parallel",
             *REQUEST_BOUNDS,

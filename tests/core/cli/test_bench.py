@@ -11,10 +11,12 @@ from inl import EngineConfig, InferenceEngine
 from inl.backend.bandwidth import Bandwidth, host_bandwidth, memory_bandwidth
 from inl.cli import bench_show
 from inl.cli.bench import parse_batches, peak_bytes
+from inl.cli.bench_mix import measure
 from inl.cli.bench_show import save_plot, show
 from inl.cli.main import main
 from inl.engine.benchmark import Spread, StepClock, measure_speed, traffic
 from inl.engine.core import StepRecord
+from inl.engine.traffic_loads import LOADS, Arrival, Draw, serve
 from inl.errors import RequestError
 from inl.spec.step import Bucket
 
@@ -168,6 +170,7 @@ REPORT = {
     "runs": 1,
     "load_seconds": 0.5,
     "peak_host_bytes": None,
+    "device_memory": {"total": 8 << 30, "free": 6 << 30},
     "bandwidth": None,
     "batches": [
         {
@@ -185,6 +188,8 @@ REPORT = {
 
 def test_missing_measurements_are_reported():
     shown = show(REPORT)
+    assert "device memory  2.0 GiB of 8.0 GiB in use" in shown
+    assert "device memory" not in show({**REPORT, "device_memory": None})
     assert "bandwidth      not measured on this device" in shown
     assert "decode       not measured: fewer than two full steps" in shown
     assert "moved" not in shown
@@ -216,3 +221,58 @@ def test_an_invalid_plot_path_fails_before_measuring(inl, tmp_path, name):
     done = inl("bench", "--plot", str(tmp_path / name))
     assert done.returncode == 2
     assert "plot: found" in done.stderr
+
+
+def test_requests_are_served_as_they_arrive(engine):
+    arrivals = [
+        Arrival([1, 2, 3], 4),
+        Arrival([4, 5], 6, 0.8, seconds=0.2),
+        Arrival([6], 2, seconds=0.1),
+    ]
+    ticks = []
+    found = serve(engine[0], arrivals, lambda: ticks.append(1))
+    assert (found.requests, found.tokens, len(ticks)) == (3, 12, 3)
+    assert found.seconds > 0.2
+    assert found.rate == pytest.approx(12 / found.seconds)
+    assert found.first == sorted(found.first)
+    assert 0 < found.first_token(0.5) <= found.first_token(0.99) == found.first[-1]
+
+
+def test_loads_are_the_same_for_a_seed_and_scaled():
+    for _, make in LOADS.values():
+        first, again, other = (make(Draw(99, 0.01, seed)) for seed in (1, 1, 2))
+        assert first == again != other
+        assert len(make(Draw(99, 0.1, 1))) >= len(first) >= 1
+        assert all(0 <= token < 99 for each in first for token in each.prompt)
+
+
+def test_a_mix_of_loads(engine):
+    found = measure(engine[0], ["first-32", "mixed"], scale=0.1, runs=2, seed=0)
+    (row,), (skipped,) = found["loads"], found["skipped"]
+    assert (row["load"], row["requests"]) == ("first-32", 1)
+    least, most = row["least_tokens_per_second"], row["most_tokens_per_second"]
+    assert 0 < least <= row["tokens_per_second"] <= most
+    assert 0 < row["first_token_seconds"]["p50"] <= 1 / least
+    assert skipped["load"] == "mixed"
+    assert skipped["tokens"] > skipped["context"] == 64
+    assert found["max_batch"] == 2
+
+
+def test_the_command_mix(inl, tiny_folder, tmp_path):
+    fixed = ("--model", str(tiny_folder), "--device", "reference", "--runs", "1")
+    done = inl("bench", "mix", *fixed, "--loads", "first-32,long", "--max-batch", "2")
+    assert done.returncode == 0, done.stderr
+    assert "first-32" in done.stdout
+    assert "long: not run, " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--loads", "first-32,slow"], "found 'slow', accepts all, or of first-32"),
+        (["--scale", "0"], "found 0.0, accepts numbers above 0"),
+    ],
+)
+def test_a_mix_refuses(capsys, words, said):
+    assert main(["bench", "mix", "--device", "reference", *words])
+    assert said in " ".join(capsys.readouterr().err.split())

@@ -134,3 +134,10 @@ def test_transfers_are_counted(monkeypatch):
     assert tpu.to_host(tpu.to_device(x)).tolist() == x.tolist()
     assert tpu.transfers == (1, 1, 24, 24)
     assert tpu.memory().total > 0
+    assert tpu.pool == (0, 0, 24)
+    held = [tpu.to_device(x), tpu.to_device(x[:2])]
+    assert tpu.pool == (2, 32, 32)
+    del held[0]
+    assert tpu.pool == (1, 8, 32)
+    tpu.to_device(x[:1])
+    assert tpu.pool == (1, 8, 32)

@@ -6,8 +6,10 @@ import pytest
 
 from inl.errors import RequestError
 from inl.optimizers import (
+    HybridSchedule,
     PipelineSchedule,
     apply_kernel_fusion,
+    autotune,
     get_optimal_parallelism,
     pipeline_bubble,
     quantize_for_inference,
@@ -50,6 +52,33 @@ def test_inference_has_no_backward_passes():
     schedule = PipelineSchedule(3, 5, training=False)
     assert schedule.bubble == pytest.approx(2 / 7)
     assert not any(slot and slot.backward for row in schedule.rows for slot in row)
+
+
+@pytest.mark.parametrize("split", [(1, 1, 1), (2, 4, 1), (1, 3, 2), (2, 2, 3)])
+def test_hybrid_schedules_run_every_micro_batch_once(split):
+    tensor, pipeline, data = split
+    batches = 6
+    schedule = HybridSchedule(
+        tensor=tensor, pipeline=pipeline, data=data, micro_batches=batches
+    )
+    rows = schedule.rows
+    assert len(rows) == tensor * pipeline * data
+    idle = sum(row.count(None) for row in rows) / sum(map(len, rows))
+    each = batches // data
+    assert idle == pytest.approx((pipeline - 1) / (each + pipeline - 1))
+    assert schedule.bubble == pytest.approx(idle)
+    # Device (copy, stage, rank): the ranks of a stage work alike.
+    for first in range(0, len(rows), tensor):
+        assert all(row == rows[first] for row in rows[first : first + tensor])
+    per_copy = pipeline * tensor
+    for stage in range(pipeline):
+        done = [
+            slot.micro_batch
+            for copy in range(data)
+            for slot in rows[copy * per_copy + stage * tensor]
+            if slot is not None and not slot.backward
+        ]
+        assert sorted(done) == list(range(batches))
 
 
 def test_a_small_model_is_copied_to_every_device():
@@ -102,6 +131,9 @@ def test_heads_and_layers_are_divided_evenly():
 def test_refusals():
     for call, message in (
         (lambda: pipeline_bubble(0, 1), "stages: found 0"),
+        (lambda: HybridSchedule(data=2, micro_batches=3), "micro_batches: found 3"),
+        (lambda: HybridSchedule(tensor=0, micro_batches=3), "tensor: found 0"),
+        (lambda: autotune(len, search={"block_size": [1]}), "found builtin_function"),
         (lambda: PipelineSchedule(2, 2, kind="zigzag"), "kind: found 'zigzag'"),
         (
             lambda: get_optimal_parallelism(

@@ -207,6 +207,46 @@ class TestPrefixCache:
         added(scheduler, Request(range(9)))
         assert spans(scheduler.plan())[-1] == (4, 8, 9)
 
+    def burst(self, small, *prompts, **policy):
+        """A scheduler whose first step is planned, and its requests."""
+        config = SchedulerConfig(**{"wait_tokens": 8, **policy})
+        scheduler = Scheduler(small(blocks=(99,)), config)
+        requests = added(scheduler, *(Request(each) for each in prompts))
+        return scheduler, requests, spans(scheduler.plan())
+
+    def test_a_burst_computes_its_prefix_once(self, small):
+        prompts = [[*range(8), last] for last in (50, 51, 52)]
+        scheduler, _, first = self.burst(small, *prompts)
+        assert first == [(1, 0, 9)]
+        assert spans(scheduler.plan()) == [(1, 9, 10)]
+        scheduler.process_outputs([7])
+        assert spans(scheduler.plan()) == [(1, 10, 11), (2, 8, 9), (3, 8, 9)]
+        assert scheduler.prefix_hit_tokens == 16
+
+    @pytest.mark.parametrize("policy", [{"wait_tokens": 9}, {"prefix_cache": False}])
+    def test_a_short_prefix_is_not_waited_for(self, small, policy):
+        *_, first = self.burst(small, range(9), range(9), **policy)
+        assert first == [(1, 0, 9), (2, 0, 9)]
+
+    def test_less_than_half_a_prompt_is_not_waited_for(self, small):
+        other = [*range(8), *range(30, 39)]
+        *_, first = self.burst(small, range(9), other)
+        assert first == [(1, 0, 9), (2, 0, 17)]
+        *_, first = self.burst(small, range(9), other[:-1])
+        assert first == [(1, 0, 9)]
+
+    def test_another_salt_is_not_waited_for(self, small):
+        scheduler = Scheduler(small(blocks=(99,)), SchedulerConfig(wait_tokens=1))
+        added(scheduler, Request(range(9)), Request(range(9), cache_salt="another"))
+        assert spans(scheduler.plan()) == [(1, 0, 9), (2, 0, 9)]
+
+    def test_the_wait_ends_with_the_step_if_nothing_was_published(self, small):
+        scheduler, (first, _), _ = self.burst(small, range(9), range(9))
+        scheduler.finish(first, "cancelled")
+        assert spans(scheduler.plan()) == []
+        scheduler.process_outputs([7])
+        assert spans(scheduler.plan()) == [(2, 0, 9)]
+
     def test_blocks_are_shared_only_between_equal_salts(self, small):
         scheduler = Scheduler(small())
         self.prompts(scheduler, range(10))

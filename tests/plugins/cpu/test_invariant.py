@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from inl import EngineConfig
+from inl.device import Device
 from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
+from inl.testing.invariant_checks import missing_kernels, same_bits
+from inl.testing.oracle import Tiny
+from inl.testing.target import Target
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6] * 3
@@ -66,3 +70,10 @@ def test_the_check_detects_a_changed_token(runner):
         assert (logits(runner, [len(IDS)]) != want).any()
     finally:
         IDS[0] ^= 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_way_to_serve_a_request_gives_the_same_bits(dtype):
+    target = Target(Device("cpu"), seed=2)
+    assert not {"expand_rows", "verify", "lora"} & set(missing_kernels(target))
+    same_bits(Tiny(target, dtype))

@@ -30,6 +30,7 @@ from inl.ops.attention import random_step
 from inl.ops.embedding import Embedding
 from inl.ops.inl import InlBlock
 from inl.ops.linear import Linear
+from inl.ops.lora import GatedLora, Lora, QkvLora
 from inl.ops.moe import ExpertLinear, Experts
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
@@ -45,6 +46,7 @@ from inl_torch.eager.mlp import StackedMlp
 from inl_torch.triton.attention import prompt as attention_prompt
 from inl_torch.triton.dynamics import training as dynamics_training
 from inl_torch.triton.matmul.products import library_is_faster
+from inl_torch.triton.matmul.streamed import stream_product
 from inl_torch.triton.quantized import products as packed_products
 from inl_torch.triton.quantized.packed import FLOAT8, PackedLinear, PackedMlp, packed
 from inl_torch.triton.tuning import Tuning
@@ -162,6 +164,22 @@ def call_many(kernels, dtype, dim):
         kernels["sample"](logits, step, tables, sampler="sample_filtered")
 
 
+def call_verification(kernels):
+    """A step that verifies drafts, without token counts and with them."""
+    bucket = Bucket(6, 2, 4)
+    row = Row(1, [-1, -2, -2], [0.5] * 7, [3] * 6)
+    frame = step_frame(bucket, [row], step=0, groups=1, block_size=16, decode_rows=1)
+    for vocab in (0, 97):
+        empty = empty_tables(groups=1, slots=4, max_blocks_per_seq=5, vocab=vocab)
+        tables = Tables(*map(torch.from_numpy, empty))
+        step, tables = kernels["make_step"](
+            torch.from_numpy(frame), tables, bucket=bucket, block_size=16
+        )
+        if not vocab:
+            kernels["expand_rows"](step, tables)
+        kernels["verify"](torch.ones(6).int(), step, tables, width=4)
+
+
 def call_dynamics(kernels, dtype):
     """INL dynamics: forward, a model's layer, and backward."""
     x, controller = torch.ones(3, 700, dtype=dtype), torch.ones(3, 2100, dtype=dtype)
@@ -185,6 +203,19 @@ def call_experts(kernels, dtype):
         weights = torch.ones(tokens, 2)
         kernels["experts"](x, ids, weights, w, activation="silu")
         kernels["expert_linear"](x[:, None], ids, ExpertLinear(w.gate))
+
+
+def call_adapters(kernels, dtype):
+    """Adapters of one token, of a tile and of more, with few columns and many."""
+    for tokens, columns in ((1, 128), (32, 128), (40, 160)):
+        x, y = torch.ones(tokens, 4096), torch.ones(tokens, HIDDEN).to(dtype)
+        a, b = torch.ones(columns, 4096), torch.ones(HIDDEN, columns)
+        x = x.to(dtype)
+        pair, chosen = (a.to(dtype), b.to(dtype)), torch.ones(tokens, columns).to(dtype)
+        kernels["lora"](y, x, Lora(*pair), chosen, rank=16)
+        kernels["qkv_lora"](y, y, y, x, QkvLora(*3 * pair), chosen, rank=16)
+        gated = GatedLora(*2 * pair)
+        kernels["gated_lora"](y, y, x, gated, chosen, rank=16, activation="silu")
 
 
 def packed_weights():
@@ -214,6 +245,8 @@ def call_all(dtype, dim, tuning, *, packed=True):
 
     width = HEADS * dim
     packings = list(packed_weights()) if packed else []
+    call_adapters(kernels, dtype)
+    call_verification(kernels)
     call_dynamics(kernels, dtype)
     call_experts(kernels, dtype)
     call_many(kernels, dtype, dim)
@@ -275,6 +308,11 @@ def call_all(dtype, dim, tuning, *, packed=True):
         )
         for sampler in ("greedy", "sample", "sample_filtered"):
             kernels["sample"](logits, step, tables, sampler=sampler)
+        if dtype == torch.bfloat16 and 1 < tokens <= 32 and has_copy_engine():
+            for width in (512, HIDDEN):
+                few, wide = x(tokens, width), x(1024, width)
+                stream_product(few, wide, None, tuning, gated="silu")
+                stream_product(few, wide, None, tuning)
         if dtype == torch.bfloat16 and dim == 128 and has_copy_engine():
             attention_prompt.attend_prompt(q, k, k, cache, step, scale=0.1, group=0)
 

@@ -313,6 +313,7 @@ def test_refuses_shapes_for_which_the_library_is_faster():
     assert refuse(8, max_rows=8, max_outputs=40) is None
     said = "matrix of 40 x 40, 2 rows: the library is faster"
     assert said in refuse(2, max_rows=8, max_outputs=39)
+    assert refuse(2, max_rows=8, max_outputs=39, max_streamed_rows=2) is None
     assert "8 rows at most, found 9" in refuse(9, max_rows=8)
     assert "1 rows at most, found 2" in refuse(2)
     assert "one row of float32, found 2" in refuse(2, torch.float32, max_rows=8)

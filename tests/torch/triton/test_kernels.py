@@ -22,7 +22,7 @@ from inl.spec.tolerance import judge
 from inl_torch import eager
 from inl_torch import triton as ours
 from inl_torch.triton.attention import attention
-from inl_torch.triton.matmul import mlp
+from inl_torch.triton.matmul import linear, mlp
 from inl_torch.triton.tuning import Tuning
 
 KERNELS = tuple(ours.kernels(Tuning(filters=True)))
@@ -67,11 +67,29 @@ def test_one_row_of_the_default_models_sizes(dtype, seed, on_torch, on_host):
         assert verdict.passed, f"{case.name} {dtype}, seed {seed}: {verdict}"
 
 
+STREAMED = Tuning(max_rows=32, max_outputs=0, max_streamed_rows=32)
+"""Streams the matrices of all products of several rows."""
+
+
+@pytest.mark.parametrize("dtype", [each for each in DTYPES if each != "float32"])
+def test_streamed_products(dtype, seed, on_torch, on_host):
+    rng, spec = np.random.default_rng(seed), catalog()["linear"]
+    for tokens, n, k in ((3, 37, 300), (8, 64, 512), (17, 130, 129)):
+        w = Linear(rng.standard_normal((n, k)), rng.standard_normal(n))
+        case = Case(f"{tokens}x{n}x{k}", (rng.standard_normal((tokens, k)), w))
+        x, weights = on_torch(spec, case, dtype, PLACE)
+        apart = torch.cat((x, x), 1)[:, :k]
+        poison()
+        got = linear.linear(apart, weights, tuning=STREAMED)
+        verdict = judge(spec, case, dtype, on_host(got))
+        assert verdict.passed, f"{case.name} {dtype}, seed {seed}: {verdict}"
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_a_packed_mlp(activation, dtype, seed, on_torch, on_host):
+@pytest.mark.parametrize("tuning", [Tuning(max_rows=8), STREAMED], ids=["one", "many"])
+def test_a_packed_mlp(tuning, activation, dtype, seed, on_torch, on_host):
     rng, spec = np.random.default_rng(seed), catalog()["gated_mlp"]
-    tuning = Tuning(max_rows=8)
     for tokens in (1, 5):
         x = rng.standard_normal((tokens, 48))
         gate, up, down = (

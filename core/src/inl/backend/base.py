@@ -48,6 +48,12 @@ class Traits(NamedTuple):
     captures_programs: bool = False
     """Whether ``compile`` captures and replays device commands, as CUDA graphs do.
     Kernel selection then refuses kernels that are not ``capturable``."""
+    cache_share: float = 0.25
+    """Share of the free memory for the caches of an engine whose config sets none. For
+    memory that only the engine uses, close to 1: the engine then leaves room for its
+    programs."""
+    max_batch: int = 8
+    """Default for the maximum number of sequences that run at the same time."""
 
 
 class Precompiler(NamedTuple):

@@ -24,8 +24,10 @@ COMMANDS = {
     "ops": "inl.cli.ops:run",
     "doctor": "inl.cli.doctor:run",
     "bench": "inl.cli.bench:run",
+    "bench-mix": "inl.cli.bench_mix:run",
     "bench-serve": "inl.cli.bench_serve:run",
     "run-batch": "inl.cli.run_batch:run",
+    "pipe": "inl.cli.pipe:run",
     "tune": "inl.cli.tune:run",
     "completion": "inl.cli.completion:run",
     "trace": "inl.cli.trace:run",
@@ -64,8 +66,8 @@ def run(words: list[str]) -> int:
         # Nothing to parse; setting up typer's parser takes 0.1 s.
         _import(words[0])(as_json=len(words) == 2)
         return 0
-    if words[:2] == ["bench", "serve"]:
-        words = ["bench-serve", *words[2:]]
+    if words[:1] == ["bench"] and words[1:2] in (["mix"], ["serve"]):
+        words = [f"bench-{words[1]}", *words[2:]]
     app = typer.Typer(
         cls=LazyGroup,
         add_completion=False,

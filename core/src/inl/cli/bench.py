@@ -126,6 +126,7 @@ def _measure(
         "runs": runs,
         "load_seconds": loaded,
         "peak_host_bytes": peak,
+        "device_memory": device_memory(engine),
         **moved,
     }
 
@@ -149,6 +150,20 @@ def _memory(
         share = rate / ceiling.bytes_per_second if rate and ceiling else None
         row["share_of_bandwidth"] = share
     return {"bandwidth": ceiling and ceiling._asdict(), "batches": rows}
+
+
+def device_memory(engine: InferenceEngine) -> dict[str, int] | None:
+    """Return total and free bytes of a device that is not the host's processor."""
+    from inl.device import DeviceType
+    from inl.executor.local_runner import LocalRunner
+    from inl.plugin import make_backend
+
+    if not isinstance(engine.runner, LocalRunner):
+        return None  # the memory of worker processes is not visible here
+    backend = make_backend(engine.device)
+    if backend.device.type in (DeviceType.CPU, DeviceType.REFERENCE):
+        return None
+    return backend.memory()._asdict()
 
 
 def _row(speed: Speed, step_bytes: float | None) -> dict[str, Any]:
@@ -175,7 +190,8 @@ def peak_bytes() -> int | None:
 
 
 @contextmanager
-def bar(total: int) -> Iterator[Callable[[], None]]:
+def bar(total: int, label: str = "measuring") -> Iterator[Callable[[], None]]:
+    """Draw a progress bar on a terminal; yields a call that advances it by one."""
     if not sys.stderr.isatty():
         yield lambda: None
         return
@@ -183,5 +199,5 @@ def bar(total: int) -> Iterator[Callable[[], None]]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("measuring", total=total)
+        task = bar.add_task(label, total=total)
         yield lambda: bar.advance(task)

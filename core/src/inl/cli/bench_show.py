@@ -29,6 +29,8 @@ def show(report: dict[str, Any]) -> str:
         f"peak memory    {show_bytes(report['peak_host_bytes']) or 'unknown'}",
         f"bandwidth      {_bandwidth(report['bandwidth'])}",
     ]
+    if line := show_device_memory(report["device_memory"]):
+        lines.insert(-1, line)
     for row in report["batches"]:
         lines += ["", f"batch {row['batch']}", *_batch(row)]
     return "\n".join([*lines, "", *_bars(report["batches"])]).rstrip()
@@ -99,13 +101,35 @@ def check_plot(path: Path) -> None:
         )
 
 
-def save_plot(report: dict[str, Any], path: Path) -> None:
-    """Plot prefill and decode speed by batch size, with the range over runs."""
+def panels(width: float) -> tuple[Any, Any]:
+    """Return a figure with two panels side by side, and the panels."""
     matplotlib = import_module("matplotlib")
     matplotlib.use("Agg")
     figure, axes = import_module("matplotlib.pyplot").subplots(
-        1, 2, figsize=(8, 3.5), layout="constrained"
+        1, 2, figsize=(width, 3.5), layout="constrained"
     )
+    return figure, axes
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure. Raises :class:`RequestError` if that is not possible."""
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise RequestError(f"plot: {path}: {error.strerror}") from error
+
+
+def show_device_memory(memory: dict[str, int] | None) -> str:
+    """Format the memory of a device of its own; empty for the host's."""
+    if memory is None:
+        return ""
+    used = show_bytes(memory["total"] - memory["free"])
+    return f"device memory  {used} of {show_bytes(memory['total'])} in use"
+
+
+def save_plot(report: dict[str, Any], path: Path) -> None:
+    """Plot prefill and decode speed by batch size, with the range over runs."""
+    figure, axes = panels(8)
     for axis, (name, key) in zip(axes, PHASES, strict=True):
         rows = [row for row in report["batches"] if row[key]]
         middle = [row[key]["median"] for row in rows]
@@ -116,7 +140,4 @@ def save_plot(report: dict[str, Any], path: Path) -> None:
         axis.bar_label(bars, fmt="%.0f", label_type="center", color="white")
         axis.set(title=name, xlabel="batch", ylabel="tokens/s")
     figure.suptitle(f"{report['model']} on {report['device']}")
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise RequestError(f"plot: {path}: {error.strerror}") from error
+    save_figure(figure, path)

@@ -41,10 +41,14 @@ def run(
         list[str] | None,
         typer.Option(help="Check only the kernels of this op; can be repeated."),
     ] = None,
+    invariant: Annotated[
+        bool, typer.Option("--invariant", help="Check only the invariant mode.")
+    ] = False,
 ) -> None:
     """Check the backend of DEVICE against the reference ops; exit code 1 on failure."""
     from inl.testing.card import capability_card
     from inl.testing.conformance import check_all
+    from inl.testing.invariant_checks import INVARIANT
     from inl.testing.target import Target, default_seed
 
     chosen = check_device(device)
@@ -53,7 +57,11 @@ def run(
     target = Target(chosen, seed=chosen_seed, full=full, only=tuple(op or ()))
     _check_ops(target)
     began = time.perf_counter()
-    results = check_all(target, on_result=None if as_json else _show_progress)
+    results = check_all(
+        target,
+        on_result=None if as_json else _show_progress,
+        names=INVARIANT if invariant else "",
+    )
     seconds = time.perf_counter() - began
     if as_json:
         card = capability_card(target, results, seconds)
@@ -92,6 +100,8 @@ def _show(target: Target, results: Sequence[Result], seconds: float) -> None:
     repeat = f"inl check {target.device} --seed {target.seed}"
     repeat += " --full" if target.full else ""
     repeat += "".join(f" --op {name}" for name in target.only)
+    if not target.only:
+        print(_invariance(target, results))
     if failures:
         print(
             f"{target.device} fails {len(failures)} of {len(results)} checks in "
@@ -102,6 +112,16 @@ def _show(target: Target, results: Sequence[Result], seconds: float) -> None:
             f"{target.device} passes all {len(results)} checks in {seconds:.1f} s "
             f"({', '.join(target.dtypes)}; seed {target.seed})"
         )
+
+
+def _invariance(target: Target, results: Sequence[Result]) -> str:
+    """Say in which dtypes the invariant mode is certified, or what it lacks."""
+    from inl.testing.card import certified
+    from inl.testing.invariant_checks import missing_kernels
+
+    dtypes, missing = certified(results), missing_kernels(target)
+    text = "invariant mode: " + (", ".join(dtypes) if dtypes else "not certified")
+    return text + (f"; no kernel of {', '.join(missing)}" if missing else "")
 
 
 def _rows(results: Sequence[Result]) -> list[tuple[str, ...]]:

@@ -72,8 +72,13 @@ def run(
         ),
     ] = None,
     max_batch: Annotated[
-        int, typer.Option(help="Requests that run at the same time.", min=1)
-    ] = 32,
+        int | None,
+        typer.Option(
+            help="Requests that run at the same time. "
+            "[default: 32, on CUDA and ROCm 256]",
+            min=1,
+        ),
+    ] = None,
     max_queue: Annotated[
         int, typer.Option(help="Requests that wait; more get 503.", min=0)
     ] = 256,

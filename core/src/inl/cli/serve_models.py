@@ -7,16 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inl.cli.progress import loading_bar
+from inl.device import DeviceType
 from inl.errors import RequestError
+from inl.plugin import choose_device
 from inl.weights.hub import DEFAULT_NAME, resolve_model
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
+    from inl.device import Device
     from inl.engine.inference_engine import InferenceEngine
     from inl.engine.records import StepRecord
     from inl.serve.server import Server
     from inl.serve.settings import ServerConfig
     from inl.serve.tracing import Tracing
+
+
+BATCH, LARGE_BATCH = 32, 256
+"""Requests that run at the same time, by default: on a processor, and on a GPU."""
 
 
 def named_models(
@@ -54,7 +61,8 @@ def make_server(
     from inl.workers.startup import check_place
 
     check_place(engine)
-    settings = engine_config(engine, config)
+    max_batch = engine.max_batch or served_batch(engine.backend)
+    settings = engine_config(engine, config, max_batch)
     has_bar = len(models) == 1
     adapters = tuple(engine.adapters or ())
     if adapters and len(models) > 1:
@@ -66,7 +74,15 @@ def make_server(
         ModelSource(name, _opener(place, settings, has_bar=has_bar), adapters)
         for name, place in models
     ]
-    return Server(sources, config, max_batch=engine.max_batch, tracing=tracing)
+    return Server(sources, config, max_batch=max_batch, tracing=tracing)
+
+
+def served_batch(device: str | Device) -> int:
+    """Return how many requests a server runs at the same time on a device."""
+    if isinstance(device, str) and device.startswith("worker:"):
+        device = device.rpartition("/")[2]
+    kind = choose_device(device).type
+    return LARGE_BATCH if kind in (DeviceType.CUDA, DeviceType.ROCM) else BATCH
 
 
 def _opener(

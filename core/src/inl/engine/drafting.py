@@ -53,7 +53,9 @@ def make_speculation(
             )
         return None
     count = config.draft_limit
-    rows = min(config.max_batch, runner.limits.slots - 1)
+    rows = runner.limits.slots - 1
+    if config.max_batch is not None:
+        rows = min(rows, config.max_batch)
     buckets = Buckets(
         runner.limits, token_budget=scheduling.token_budget, max_rows=rows
     )

@@ -14,39 +14,52 @@ from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 
 SECONDS = 2.0
-"""After this time, no steps of several rows are measured."""
+"""After this time of timed steps, no more steps of several rows are measured."""
 
 RUNS = 2
 """Timed runs of each step; the fastest counts."""
 
+GROWTH = 4
+"""Ratio of the rows of steps without drafts that are measured."""
+
 
 def measure_step_times(runner: Runner, max_rows: int, *, width: int) -> StepTimes:
-    """Time steps of one token, and steps that verify drafts, on an idle runner.
+    """Time steps of one token per row, and steps that verify drafts, on an idle runner.
 
     width: most tokens of a row. Steps of one row are always measured, larger ones for
     about :data:`SECONDS` seconds. The runner is reset afterwards.
     """
-    seconds: dict[int, float] = {}
-    began = perf_counter()
+    verifying: dict[int, float] = {}
+    plain: dict[int, float] = {}
+    spent = 0.0
     for bucket in _steps(runner.limits, max_rows, width):
-        if bucket.tokens > width and perf_counter() - began > SECONDS:
-            break
-        seconds[bucket.tokens] = _time(runner, bucket)
+        if bucket.tokens > width and spent > SECONDS:
+            continue
+        seconds = _time(runner, bucket)
+        spent += RUNS * seconds
+        (verifying if bucket.verifies else plain)[bucket.tokens] = seconds
     runner.reset()
-    return StepTimes(seconds)
+    return StepTimes(verifying or plain, plain)
 
 
 def _steps(limits: Limits, max_rows: int, width: int) -> Iterator[Bucket]:
-    """Yield the step of one token, then those that verify drafts, by size."""
+    """Yield steps without drafts and steps that verify them, by size."""
     buckets = Buckets(limits, token_budget=limits.token_budget, max_rows=max_rows)
-    yield buckets.choose(1, 1, "greedy")._replace(tokens_per_row=1)
+    counts = [1]
+    while counts[-1] * GROWTH < max_rows:
+        counts.append(counts[-1] * GROWTH)
+    plain = [
+        buckets.choose(count, count, "greedy") for count in sorted({*counts, max_rows})
+    ]
     sizes = {
         size: rows
         for rows in (max_rows, 1)
         for size in buckets.verifier_sizes(rows, width, "greedy")
     }
-    for size in sorted(sizes):
-        yield buckets.choose_verifier(size, sizes[size], width, "greedy")
+    verifying = [
+        buckets.choose_verifier(size, sizes[size], width, "greedy") for size in sizes
+    ]
+    yield from sorted({*plain, *verifying})
 
 
 def _time(runner: Runner, bucket: Bucket) -> float:

@@ -11,7 +11,7 @@ from inl.executor.adapter_weights import (
     AdaptedQkv,
     AdaptedWeights,
 )
-from inl.ops.lora import Lora
+from inl.ops.lora import GatedLora, Lora, QkvLora
 from inl.spec.op import CATALOG, OpSpec
 from inl.spec.step import Array, Step
 
@@ -63,24 +63,35 @@ class AdapterOps:
         """Compute :data:`inl.ops.linear.linear`."""
         if not isinstance(w, AdaptedLinear):
             return self._ops.linear(x, w)
-        return self._add(self._ops.linear(x, w.base), x, w.lora)
+        y = self._ops.linear(x, w.base)
+        return self._ops.lora(y, x, _lora(w), self._of(x), rank=self._rank)
 
     def qkv_linear(self, x: Array, w: Any) -> tuple[Array, ...]:
         """Compute :data:`inl.ops.linear.qkv_linear`."""
-        results = self._ops.qkv_linear(x, w.base if isinstance(w, AdaptedQkv) else w)
         if not isinstance(w, AdaptedQkv):
-            return results
-        pairs = zip(results, w.loras or (), strict=True)
-        return tuple(self._add(y, x, lora) for y, lora in pairs)
+            return self._ops.qkv_linear(x, w)
+        assert w.loras is not None, "attached when the weights are loaded"
+        matrices = QkvLora(*(matrix for lora in w.loras for matrix in lora))
+        results = self._ops.qkv_linear(x, w.base)
+        return self._ops.qkv_lora(*results, x, matrices, self._of(x), rank=self._rank)
 
     def gated_mlp(self, x: Array, w: Any, *, activation: str) -> Array:
         """Compute :data:`inl.ops.mlp.gated_mlp`."""
         if not isinstance(w, AdaptedMlp):
             return self._ops.gated_mlp(x, w, activation=activation)
-        gate, up = self.linear(x, w.gate), self.linear(x, w.up)
-        inner = self._ops.gated_activation(gate, up, activation=activation)
+        gate = self._ops.linear(x, w.gate.base)
+        up = self._ops.linear(x, w.up.base)
+        matrices = GatedLora(*_lora(w.gate), *_lora(w.up))
+        inner = self._ops.gated_lora(
+            gate, up, x, matrices, self._of(x), rank=self._rank, activation=activation
+        )
         return self.linear(inner, w.down)
 
-    def _add(self, y: Array, x: Array, w: Lora | None) -> Array:
-        assert w is not None, "attached when the weights are loaded"
-        return self._ops.lora(y, x, w, self._selected[x.shape[0]], rank=self._rank)
+    def _of(self, x: Array) -> Array:
+        """Return the selected columns [T, C] of the tokens of ``x``."""
+        return self._selected[x.shape[0]]
+
+
+def _lora(w: AdaptedLinear) -> Lora:
+    assert w.lora is not None, "attached when the weights are loaded"
+    return w.lora

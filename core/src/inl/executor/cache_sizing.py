@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inl.backend.ranks import AXIS, collectives_of
-from inl.backend.state_bytes import block_bytes
+from inl.backend.state_bytes import array_bytes, block_bytes
 from inl.config import EngineConfig
 from inl.dtypes import wrap
 from inl.errors import OutOfMemory
@@ -22,8 +22,15 @@ from inl.spec.tree import leaves
 if TYPE_CHECKING:
     from inl.backend.base import Backend
 
-CACHE_SHARE = 0.25
-"""Share of the free memory for the cache, unless ``cache_bytes`` is set."""
+LEAST_SHARE = 0.25
+"""Share of the free memory that the cache has even where little is left for programs,
+unless the backend asks for less."""
+
+PROGRAM_BYTES = 2 << 30
+"""Memory for the code and the recorded commands of all programs."""
+
+STEP_BUFFERS = 4
+"""Intermediate results of a step that exist at once, as multiples of its widest one."""
 
 
 def plan_limits(
@@ -44,8 +51,8 @@ def plan_limits(
         if isinstance(item, Paged)
     ]
     per_block = sum(block_bytes(group, size) for group in paged)
-    free = backend.memory().free
-    budget = config.cache_bytes or int(CACHE_SHARE * free)
+    batch = config.max_batch or backend.traits.max_batch
+    budget = config.cache_bytes or _default_budget(model, shaped, backend, config)
     affordable = budget // per_block
     if config.context is None:
         seq_blocks = min(seq_blocks, max(affordable, 0))
@@ -56,8 +63,8 @@ def plan_limits(
             "lower context or raise cache_bytes"
         )
     return Limits(
-        slots=config.max_batch + 1,
-        blocks=_group_blocks(paged, budget, seq_blocks, size, config.max_batch),
+        slots=batch + 1,
+        blocks=_group_blocks(paged, budget, seq_blocks, size, batch),
         windows=tuple(group.window for group in paged),
         block_size=size,
         max_blocks_per_seq=seq_blocks,
@@ -70,6 +77,31 @@ def plan_limits(
         adapter_rank=config.adapter_rank,
         embedding=embedding_width(model, shaped),
     )
+
+
+def _default_budget(
+    model: Model, shaped: Any, backend: Backend, config: EngineConfig
+) -> int:
+    """Return the bytes of the cache where the config sets none."""
+    traits, free = backend.traits, backend.memory().free
+    least = int(min(traits.cache_share, LEAST_SHARE) * free)
+    tokens = config.token_budget or traits.token_budget
+    batch = config.max_batch or traits.max_batch
+    step = _step_bytes(model, shaped, tokens, batch) + PROGRAM_BYTES
+    return max(int(traits.cache_share * free) - step, least)
+
+
+def _step_bytes(model: Model, shaped: Any, tokens: int, rows: int) -> int:
+    """Estimate the memory of the intermediate results of a step."""
+    outputs = [
+        param.shape[-2]
+        for group in leaves(model.weights(shaped))
+        for param in group.params.values()
+        if len(param.shape) > 1 and shaped.vocab_size not in param.shape
+    ]
+    hidden = array_bytes((tokens, max(outputs, default=0)), shaped.dtype)
+    logits = array_bytes((rows, shaped.vocab_size), "float32")
+    return STEP_BUFFERS * (hidden + logits)
 
 
 def embedding_width(model: Model, shaped: Any) -> int:

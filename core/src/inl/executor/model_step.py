@@ -11,7 +11,7 @@ from inl.executor.embedding_ops import EmbeddingOps
 from inl.spec.cache import State
 from inl.spec.embedded_rows import EmbeddedRows
 from inl.spec.model import Model
-from inl.spec.step import Array, Step
+from inl.spec.step import Array, Step, Tables
 
 if TYPE_CHECKING:
     from inl.ops.protocol import Ops
@@ -129,7 +129,7 @@ def sample(
         kept = tokens
     else:
         # One row per token: a draft changes the counts of the tokens after it.
-        expanded, copies = ops.expand_rows(step, state.tables)
+        expanded, copies = ops.expand_rows(step, _read_by(sampler, state.tables))
         tokens, _ = ops.sample(logits, expanded, copies, sampler=sampler)
         width = bucket.tokens_per_row
         kept, tables = ops.verify(tokens, step, state.tables, width=width)
@@ -137,6 +137,17 @@ def sample(
     if sampler != "sample_filtered":
         return kept, state
     return (kept, ops.score(logits if scored is None else scored, tokens)), state
+
+
+def _read_by(sampler: str, tables: Tables) -> Tables:
+    """Return the tables without the columns per token id, unless they are read.
+
+    A copy for each token of a step would take more time and memory than its layers.
+    """
+    if sampler == "sample_filtered":
+        return tables
+    counts, bias = tables.token_counts[:, :0], tables.bias[:, :0]
+    return tables._replace(token_counts=counts, bias=bias)
 
 
 BODIES: Mapping[str, Callable[..., Any]] = {

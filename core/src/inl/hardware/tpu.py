@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -29,6 +30,23 @@ class Transfers(NamedTuple):
     bytes_to_host: int = 0
 
 
+class Pool(NamedTuple):
+    """Arrays of :meth:`TPUBackend.to_device` that are alive.
+
+    The memory of one that is dropped is used again by the framework's allocator.
+    """
+
+    arrays: int = 0
+    bytes: int = 0
+    peak_bytes: int = 0
+    """Most bytes at one time."""
+
+    def changed(self, arrays: int, size: int) -> Pool:
+        """Return it with arrays added, or dropped."""
+        held = self.bytes + size
+        return Pool(self.arrays + arrays, held, max(held, self.peak_bytes))
+
+
 @final
 class TPUBackend:
     """One TPU: copies, memory and statistics. Computation is ``inl.nn`` and engines'.
@@ -39,6 +57,7 @@ class TPUBackend:
     def __init__(self, index: int = 0) -> None:
         self.device = Device(DeviceType.TPU, index)
         self.transfers = Transfers()
+        self.pool = Pool()
         self._backend: Backend | None = None
 
     def initialize(self) -> bool:
@@ -65,6 +84,8 @@ class TPUBackend:
         from inl.dtypes import wrap
 
         held = self._open().tensor(wrap(np.asarray(array)))
+        self.pool = self.pool.changed(1, array.nbytes)
+        weakref.finalize(held, self._drop, array.nbytes)
         self.transfers = self.transfers._replace(
             to_device=self.transfers.to_device + 1,
             bytes_to_device=self.transfers.bytes_to_device + array.nbytes,
@@ -81,6 +102,9 @@ class TPUBackend:
             bytes_to_host=self.transfers.bytes_to_host + copy.nbytes,
         )
         return copy
+
+    def _drop(self, size: int) -> None:
+        self.pool = self.pool.changed(-1, -size)
 
     def _open(self) -> Backend:
         if self._backend is None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, overload
 
 from inl.device import Device
 from inl.errors import BackendUnavailable, KernelError, RequestError
 from inl.functional.dynamics import framework_of
+from inl.kernels.compiling import compiled_by
 from inl.kernels.config import KernelConfig, in_force, make_config
 from inl.kernels.profile import recorded
 
@@ -41,14 +43,12 @@ class DecoratedKernel:
         framework = _framework(self.function.__name__, arrays)
         target = self._target(framework)
         run = self._compiled(framework, target)
-        if self.config.use_tensor_cores and framework == "torch":
-            self._tensor_cores(target)
         if target is not None:
             args = tuple(_moved(each, target) for each in args)
             kwargs = {name: _moved(each, target) for name, each in kwargs.items()}
 
         def call() -> Any:
-            with in_force(self.config):
+            with in_force(self.config), self._tensor_cores(framework, target):
                 return run(*args, **kwargs)
 
         result = recorded(self.function.__name__, arrays[0] if arrays else None, call)
@@ -58,6 +58,11 @@ class DecoratedKernel:
                 "returns its results"
             )
         return result
+
+    def configure(self, config: KernelConfig) -> None:
+        """Replace the configuration; what was compiled with the old one is dropped."""
+        self.config = config
+        self.compiled.clear()
 
     def why_not(self) -> str | None:
         """Return why no device of the kind can be used, or ``None``."""
@@ -82,21 +87,28 @@ class DecoratedKernel:
     def _compiled(self, framework: str, target: Any) -> Function:
         if not self.config.auto_optimize:
             return self.function
+        if framework != "jax" and (framework != "torch" or target is None):
+            return self.function
         if framework not in self.compiled:
-            if framework == "jax":
-                self.compiled[framework] = import_module("jax").jit(self.function)
-            elif framework == "torch" and target is not None:
-                compiled = import_module("torch").compile(self.function)
-                self.compiled[framework] = compiled
-            else:
-                return self.function
+            self.compiled[framework] = compiled_by(framework, self.function)
         return self.compiled[framework]
 
-    def _tensor_cores(self, target: Any) -> None:
-        if getattr(target, "type", "cpu") != "cuda":
-            self._note("use_tensor_cores has no effect without an NVIDIA GPU")
-        else:
-            import_module("torch").set_float32_matmul_precision("high")
+    @contextmanager
+    def _tensor_cores(self, framework: str, target: Any) -> Iterator[None]:
+        """Let torch round float32 products to TF32 inside, if that is configured."""
+        wanted = self.config.use_tensor_cores and framework == "torch"
+        if not wanted or getattr(target, "type", "cpu") != "cuda":
+            if wanted:
+                self._note("use_tensor_cores has no effect without an NVIDIA GPU")
+            yield
+            return
+        torch = import_module("torch")
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def _note(self, sentence: str) -> None:
         if sentence not in self.notes:
@@ -210,9 +222,28 @@ def sparse_kernel(
     config: KernelConfig | None = None,
     **given: Any,
 ) -> Any:
-    """Run a function of block-sparse operands on a platform: "tpu", "gpu" or "cpu"."""
+    """Run a function of block-sparse operands on a platform: "tpu", "gpu" or "cpu".
+
+    ``block_size`` is also the required size of the blocks in the function's second
+    argument [..., b, b]; a call with another raises :class:`~inl.errors.KernelError`.
+    """
     where = _platforms("sparse_kernel", platform)
-    return _decorator("sparse_kernel", where, function, config, given)
+    size = make_config("sparse_kernel", config, given).block_size
+
+    def checked(function: Function) -> Any:
+        @functools.wraps(function)
+        def call(dense: Any, sparse_values: Any, *args: Any, **kwargs: Any) -> Any:
+            found = tuple(sparse_values.shape[-2:])
+            if size is not None and found != (size, size):
+                raise KernelError(
+                    f"{function.__name__}: sparse_values: found blocks of "
+                    f"{list(found)}, accepted: {[size, size]}"
+                )
+            return function(dense, sparse_values, *args, **kwargs)
+
+        return _decorator("sparse_kernel", where, call, config, given)
+
+    return checked if function is None else checked(function)
 
 
 def expert_kernel(

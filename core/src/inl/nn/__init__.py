@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from inl.nn.int8 import Int8Network as Int8Network
+from inl.nn.int8 import export_int8 as export_int8
 from inl.nn.layers import Embedding as Embedding
 from inl.nn.layers import LayerNorm as LayerNorm
 from inl.nn.layers import Linear as Linear

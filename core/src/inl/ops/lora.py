@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from inl.ops.linear import Linear, product_flops
+from inl.ops.mlp import ACTIVATIONS, activation_flops
 from inl.spec.kernel import PLAIN
 from inl.spec.op import Case, elements, op
 from inl.spec.step import Array
@@ -38,19 +39,97 @@ class Lora(NamedTuple):
         return PLAIN
 
 
-def _cases(rng: np.random.Generator) -> Iterable[Case]:
+class QkvLora(NamedTuple):
+    """Parameters of :data:`qkv_lora`: those of three layers of one input, as ``Lora``.
+
+    All have the same ``C`` and ``K``.
+    """
+
+    q_a: Array
+    q_b: Array
+    k_a: Array
+    k_b: Array
+    v_a: Array
+    v_b: Array
+
+    @property
+    def layout(self) -> str:
+        """Layout of unpacked weights."""
+        return PLAIN
+
+
+class GatedLora(NamedTuple):
+    """Parameters of :data:`gated_lora`: those of two layers of one input, as ``Lora``.
+
+    Both have the same shapes.
+    """
+
+    gate_a: Array
+    gate_b: Array
+    up_a: Array
+    up_b: Array
+
+    @property
+    def layout(self) -> str:
+        """Layout of unpacked weights."""
+        return PLAIN
+
+
+def _arguments(
+    rng: np.random.Generator, widths: int
+) -> Iterable[tuple[str, tuple[Any, ...], list[Any], int]]:
+    """Yield name, outputs and input, matrices A and B of each layer, and the rank."""
     for tokens, n, k, adapters, rank in SIZES:
-        x, y = rng.standard_normal((tokens, k)), rng.standard_normal((tokens, n))
-        columns = adapters * rank
-        w = Lora(rng.standard_normal((columns, k)), rng.standard_normal((n, columns)))
+        x, columns = rng.standard_normal((tokens, k)), adapters * rank
+        sizes = [n] * widths if widths < 3 else [3 * n, n, n]
+        ys = [rng.standard_normal((tokens, size)) for size in sizes]
+        scale = (rank * k) ** -0.5 if widths == 2 else 1.0
+        pairs = [
+            matrix
+            for size in sizes
+            for matrix in (
+                rng.standard_normal((columns, k)),
+                scale * rng.standard_normal((size, columns)),
+            )
+        ]
         chosen = rng.integers(-1, adapters, tokens)  # -1 is none
         selected = chosen[:, None] == np.arange(columns) // rank
-        args = (y, x, w, selected.astype(np.float64))
-        yield Case(f"{tokens}x{n}x{k}/{adapters}x{rank}", args, {"rank": rank})
+        tensors = (*ys, x, selected.astype(np.float64))
+        yield f"{tokens}x{n}x{k}/{adapters}x{rank}", tensors, pairs, rank
+
+
+def _cases(rng: np.random.Generator) -> Iterable[Case]:
+    for name, (*ys, x, selected), pairs, rank in _arguments(rng, 1):
+        yield Case(name, (*ys, x, Lora(*pairs), selected), {"rank": rank})
+
+
+def _qkv_cases(rng: np.random.Generator) -> Iterable[Case]:
+    for name, (*ys, x, selected), pairs, rank in _arguments(rng, 3):
+        yield Case(name, (*ys, x, QkvLora(*pairs), selected), {"rank": rank})
+
+
+def _gated_cases(rng: np.random.Generator) -> Iterable[Case]:
+    for activation in ACTIVATIONS:
+        for name, (*ys, x, selected), pairs, rank in _arguments(rng, 2):
+            attrs = {"rank": rank, "activation": activation}
+            args = (*ys, x, GatedLora(*pairs), selected)
+            yield Case(f"{name}/{activation}", args, attrs)
 
 
 def _flops(y: Any, x: Any, w: Any, selected: Any, **_: Any) -> int:
     return product_flops(x, w) + elements(selected) + elements(y)
+
+
+def _qkv_flops(q: Any, k: Any, v: Any, x: Any, w: Any, selected: Any, **_: Any) -> int:
+    added = elements(q) + elements(k) + elements(v)
+    return product_flops(x, w) + 3 * elements(selected) + added
+
+
+def _gated_flops(
+    gate: Any, up: Any, x: Any, w: Any, selected: Any, *, activation: str, **_: Any
+) -> int:
+    added = 2 * (elements(selected) + elements(up))
+    return product_flops(x, w) + added + activation_flops(gate, activation=activation)
 
 
 @op(cases=_cases, weights=Lora, flops=_flops)
@@ -63,8 +142,57 @@ def lora(ops: Ops, y: Array, x: Array, w: Lora, selected: Array, *, rank: int) -
     is one.
 
     The body multiplies with the matrices of all adapters. A grouped kernel may read
-    only those that tokens select.
+    only those that tokens select, and may write its result to the memory of ``y``.
     """
     assert selected.shape[-1] % rank == 0, "whole adapters"
     inner = ops.linear(x, Linear(w.a)) * selected
     return y + ops.linear(inner, Linear(w.b))
+
+
+@op(cases=_qkv_cases, weights=QkvLora, flops=_qkv_flops)
+def qkv_lora(
+    ops: Ops,
+    q: Array,
+    k: Array,
+    v: Array,
+    x: Array,
+    w: QkvLora,
+    selected: Array,
+    *,
+    rank: int,
+) -> tuple[Array, Array, Array]:
+    """Add the adapters' terms to queries, keys and values, see :data:`lora`.
+
+    q, k, v: [T, N], each of its own N. x: [T, K]. selected: [T, C]. Returns three of
+    [T, N].
+    """
+    return (
+        ops.lora(q, x, Lora(w.q_a, w.q_b), selected, rank=rank),
+        ops.lora(k, x, Lora(w.k_a, w.k_b), selected, rank=rank),
+        ops.lora(v, x, Lora(w.v_a, w.v_b), selected, rank=rank),
+    )
+
+
+@op(cases=_gated_cases, weights=GatedLora, flops=_gated_flops)
+def gated_lora(
+    ops: Ops,
+    gate: Array,
+    up: Array,
+    x: Array,
+    w: GatedLora,
+    selected: Array,
+    *,
+    rank: int,
+    activation: str,
+) -> Array:
+    """Add the adapters' terms to a gated layer and compute its activation.
+
+    ``activation(gate + ...) * (up + ...)``, see :data:`lora` and
+    :data:`~inl.ops.mlp.gated_activation`. gate, up: [T, N]. x: [T, K]. selected:
+    [T, C]. Returns [T, N].
+    """
+    return ops.gated_activation(
+        ops.lora(gate, x, Lora(w.gate_a, w.gate_b), selected, rank=rank),
+        ops.lora(up, x, Lora(w.up_a, w.up_b), selected, rank=rank),
+        activation=activation,
+    )

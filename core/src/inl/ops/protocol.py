@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from inl.ops.embedding import Embedding
     from inl.ops.inl import InlBlock
     from inl.ops.linear import Linear, QkvLinear
-    from inl.ops.lora import Lora
+    from inl.ops.lora import GatedLora, Lora, QkvLora
     from inl.ops.mlp import GatedMlp
     from inl.ops.moe import ExpertLinear, Experts
     from inl.ops.mu import MuGuidance, MuStart
@@ -153,6 +153,20 @@ class Ops(Protocol):
 
     def gated_activation(self, gate: Array, up: Array, /, *, activation: str) -> Array:
         """``activation(gate) * up``, elementwise, in float32."""
+
+    def gated_lora(
+        self,
+        gate: Array,
+        up: Array,
+        x: Array,
+        w: GatedLora | Group,
+        selected: Array,
+        /,
+        *,
+        rank: int,
+        activation: str,
+    ) -> Array:
+        """Add the adapters' terms to a gated layer and compute its activation."""
 
     def gated_mlp(self, x: Array, w: GatedMlp | Group, /, *, activation: str) -> Array:
         """Gated feed-forward layer: ``down(activation(gate(x)) * up(x))``."""
@@ -315,6 +329,20 @@ class Ops(Protocol):
         /,
     ) -> tuple[Array, Array, Array]:
         """Project ``x`` [T, K] to queries, keys and values: three of [T, N]."""
+
+    def qkv_lora(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        x: Array,
+        w: QkvLora | Group,
+        selected: Array,
+        /,
+        *,
+        rank: int,
+    ) -> tuple[Array, Array, Array]:
+        """Add the adapters' terms to queries, keys and values, see :data:`lora`."""
 
     def read_slots(self, table: Array, step: Step, /) -> Array:
         """Read each decoding token's slot of ``table`` [slots, ...]: [T, ...]."""

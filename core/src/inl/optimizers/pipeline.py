@@ -84,6 +84,46 @@ class PipelineSchedule:
         return order
 
 
+@final
+class HybridSchedule:
+    """A pipeline on each of ``data`` copies, with ``tensor`` devices for each stage.
+
+    micro_batches: of all copies together, divided evenly. The devices of a stage work
+    at the same time, so that tensor parallelism has no bubble. Raises
+    :class:`~inl.errors.RequestError`.
+    """
+
+    def __init__(
+        self, *, tensor: int = 1, pipeline: int = 1, data: int = 1, micro_batches: int,
+        kind: str = "1f1b", training: bool = True,
+    ) -> None:  # fmt: skip
+        for name, value in (("tensor", tensor), ("data", data)):
+            if type(value) is not int or value < 1:
+                raise RequestError(f"{name}: found {value!r}, accepted: 1 or more")
+        if type(micro_batches) is not int or micro_batches % data:
+            raise RequestError(
+                f"micro_batches: found {micro_batches!r}, accepted: a multiple of "
+                f"{data}, the copies"
+            )
+        one = PipelineSchedule(
+            pipeline, micro_batches // data, kind=kind, training=training
+        )
+        self.copy = one
+        """The schedule of one copy."""
+        self.rows = [
+            [slot and slot._replace(micro_batch=slot.micro_batch * data + copy)
+             for slot in row]
+            for copy in range(data) for row in one.rows for _ in range(tensor)
+        ]  # fmt: skip
+        """For each device, its :class:`Slot` at each time: copy by copy, stage by
+        stage; micro-batches are dealt to the copies in turn."""
+
+    @property
+    def bubble(self) -> float:
+        """Share of the slots of all devices that are idle, counted."""
+        return self.copy.bubble
+
+
 def _simulate(queues: list[list[Slot]]) -> list[list[Slot | None]]:
     """Run each stage's queue in order, as soon as its inputs are there."""
     last = len(queues) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 PRIOR = 0.7
 """Assumed acceptance of a request's first drafts."""
@@ -28,21 +28,33 @@ class StepTimes:
     """Measured seconds of steps by their number of tokens."""
 
     seconds: Mapping[int, float]
-    """By tokens, at least one entry."""
+    """Of steps that verify drafts, at least one entry."""
+    plain: Mapping[int, float] = field(default_factory=dict)
+    """Of steps of one token per row, whose programs may be faster; without entries the
+    same as above."""
 
     def at(self, tokens: int) -> float:
-        """Return the seconds of a step, interpolated, or extrapolated in proportion."""
-        sizes = sorted(self.seconds)
-        place = bisect_left(sizes, tokens)
-        if place == len(sizes):
-            return self.seconds[sizes[-1]] * tokens / sizes[-1]
-        above = sizes[place]
-        if place == 0 or above == tokens:
-            return self.seconds[above]
-        below = sizes[place - 1]
-        share = (tokens - below) / (above - below)
-        low, high = self.seconds[below], self.seconds[above]
-        return low + share * (high - low)
+        """Return the seconds of a step that verifies drafts."""
+        return _at(self.seconds, tokens)
+
+    def without_drafts(self, rows: int) -> float:
+        """Return the seconds of a step of one token per row."""
+        return _at(self.plain or self.seconds, rows)
+
+
+def _at(seconds: Mapping[int, float], tokens: int) -> float:
+    """Return the seconds of a step, interpolated, or extrapolated in proportion."""
+    sizes = sorted(seconds)
+    place = bisect_left(sizes, tokens)
+    if place == len(sizes):
+        return seconds[sizes[-1]] * tokens / sizes[-1]
+    above = sizes[place]
+    if place == 0 or above == tokens:
+        return seconds[above]
+    below = sizes[place - 1]
+    share = (tokens - below) / (above - below)
+    low, high = seconds[below], seconds[above]
+    return low + share * (high - low)
 
 
 @dataclass(slots=True)
@@ -96,7 +108,7 @@ def choose_counts(
         ),
         reverse=True,
     )
-    best, most, found = GAIN * rows / times.at(rows), 0, rows
+    best, most, found = GAIN * rows / times.without_drafts(rows), 0, rows
     for size in sizes:
         count = min(size - rows, len(gains))
         if count < 1:

@@ -53,7 +53,7 @@ class KVCacheManager:
         """
         if self.available_blocks < count - len(keys) + spare:
             return None
-        hits = self._cached_prefix(keys)
+        hits = self.cached_prefix(keys)
         table = []
         for group, pool in enumerate(self.pools):
             first = self.before_window(group, hits * self.block_size)
@@ -70,7 +70,7 @@ class KVCacheManager:
         """Leading blocks that no query at ``position`` or later sees in a group."""
         return passed_blocks(self.windows[group], position, self.block_size)
 
-    def _cached_prefix(self, keys: Sequence[bytes]) -> int:
+    def cached_prefix(self, keys: Sequence[bytes]) -> int:
         """Longest prefix, in blocks, of which every group has what its window needs."""
         groups = range(len(self.pools))
         runs = [0] * len(self.pools)  # consecutive cached blocks up to this one

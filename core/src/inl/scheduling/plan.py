@@ -32,6 +32,9 @@ class SchedulerConfig:
     """``False`` computes the whole sequence again for each token."""
     prefix_cache: bool = True
     """Whether requests share full blocks of equal leading tokens."""
+    wait_tokens: int = 64
+    """Fewest leading tokens for which a request waits if steps in flight compute them
+    for another one, and they are at least half of what it lacks."""
     replay: bool = False
     """Whether output tokens are always decoded one by one, also after a preemption. For
     models whose state depends on where the prompt ended; then only blocks of prompts
@@ -49,6 +52,7 @@ class SchedulerConfig:
             "token_budget",
             "max_rows",
             "context",
+            "wait_tokens",
             "max_queued_requests",
             "max_queued_tokens",
         ):

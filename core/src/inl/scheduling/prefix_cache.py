@@ -11,12 +11,17 @@ from inl.scheduling.request import Request
 class PrefixCache:
     """Computes the keys of requests' blocks and registers full ones.
 
-    Only blocks whose tokens are collected are published.
+    Only blocks whose tokens are collected are published. A request that would compute
+    what a step in flight computes waits for it.
     """
 
     def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
         self._config = config
         self._kv_cache = kv_cache
+        self._computing: dict[int, list[bytes]] = {}
+        """Step in flight -> keys of the blocks that it fills."""
+        self._newest: dict[bytes, int] = {}
+        """Key -> newest step in flight that fills such a block."""
 
     def keys(self, request: Request, count: int) -> list[bytes]:
         """Return the keys of a request's first ``count`` full blocks.
@@ -49,13 +54,49 @@ class PrefixCache:
             return request.cache_salt
         return f"{request.cache_salt}\0{request.sample_group}"
 
-    def publish(self, request: Request, stop: int) -> None:
-        """Publish the full blocks of a request's first ``stop`` tokens."""
+    def begin(self, request: Request, step: int) -> None:
+        """Record that ``step`` computes a request's tokens up to the scheduled one."""
+        full = self._full_blocks(request, request.scheduled)
+        if full > request.published_blocks:
+            keys = self.keys(request, full)[request.published_blocks :]
+            self._computing.setdefault(step, []).extend(keys)
+            self._newest.update(dict.fromkeys(keys, step))
+
+    def complete_step(self, step: int) -> None:
+        """Record that ``step`` is collected."""
+        for key in self._computing.pop(step, ()):
+            if self._newest.get(key) == step:
+                del self._newest[key]
+
+    def must_wait(self, keys: list[bytes], tokens: int) -> bool:
+        """Whether steps in flight compute enough of what a request lacks.
+
+        See :attr:`~inl.scheduling.plan.SchedulerConfig.wait_tokens`.
+        keys: of its leading blocks. tokens: number of its tokens to compute or share.
+        A wait ends with the steps in flight.
+        """
+        if not self._newest or not keys:
+            return False
+        cached = self._kv_cache.cached_prefix(keys)
+        later = keys[cached:]
+        coming = next(
+            (at for at, key in enumerate(later) if key not in self._newest), len(later)
+        )
+        size = self._kv_cache.block_size
+        lacks = tokens - cached * size
+        return coming * size >= max(self._config.wait_tokens, lacks / 2)
+
+    def _full_blocks(self, request: Request, stop: int) -> int:
+        """Return how many blocks of the first ``stop`` tokens may be published."""
         if not self.serves(request):
-            return
+            return 0
         if self._config.replay:
             stop = min(stop, request.prompt_tokens)
-        full = stop // self._kv_cache.block_size
+        return stop // self._kv_cache.block_size
+
+    def publish(self, request: Request, stop: int) -> None:
+        """Publish the full blocks of a request's first ``stop`` tokens."""
+        full = self._full_blocks(request, stop)
         if full > request.published_blocks:
             keys = self.keys(request, full)
             for index in range(request.published_blocks, full):

@@ -63,8 +63,9 @@ class RunningRequests:
         return releases
 
     def try_admit(self, request: Request, growing: int) -> bool:
-        """Allocate a slot and blocks for the head of the queue; ``False`` if full.
+        """Allocate a slot and blocks for the head of the queue.
 
+        ``False`` if full, or if steps in flight compute most of its prompt.
         growing: running requests that will need more blocks than they have.
         """
         size = self._block_size
@@ -77,6 +78,8 @@ class RunningRequests:
             if request.prompt_logprobs is not None:
                 # Tokens without a log-probability are computed again.
                 keys = keys[: (len(request.prompt_token_logprobs) - 1) // size]
+            if self.prefix_cache.must_wait(keys, prefill_len):
+                return False
         # One block is spared per growing request, which would preempt this one.
         allocated = self.kv_cache.admit(keys, -(-length // size), spare=growing)
         if allocated is None:
@@ -94,6 +97,18 @@ class RunningRequests:
         self.prefix_hit_tokens += request.cached_tokens
         self.by_id[request.id] = request
         return True
+
+    def schedule(self, step: StepBuilder, request: Request, stop: int) -> None:
+        """Add a chunk of a request's known tokens up to ``stop`` to a step."""
+        step.schedule(request, stop)
+        if self.prefix_cache is not None:
+            self.prefix_cache.begin(request, step.step)
+
+    def complete_step(self, step: int) -> None:
+        """Record that ``step`` is collected."""
+        self.kv_cache.complete_step(step)
+        if self.prefix_cache is not None:
+            self.prefix_cache.complete_step(step)
 
     def prefill_len(self, request: Request) -> int:
         """Return the number of tokens to compute in chunks at an admission."""

@@ -300,7 +300,7 @@ class Scheduler:
             new = step.send_blocks(request, -(-(request.scheduled + count) // size))
             room = 1 + count // size - new
             requests.free_out_of_window(step, request, max_updates=room)
-            step.schedule(request, last)
+            requests.schedule(step, request, last)
 
     def _admit_waiting(self, step: StepBuilder) -> None:
         """Admit waiting requests while budget, rows and blocks last."""
@@ -319,7 +319,7 @@ class Scheduler:
                 return
             growing += requests.needs_more_blocks(request)
             step.admit(request)
-            step.schedule(request, request.chunk_stop(request.scheduled))
+            requests.schedule(step, request, request.chunk_stop(request.scheduled))
 
     def process_outputs(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()
@@ -401,7 +401,7 @@ class Scheduler:
 
     def _complete_step(self) -> Plan:
         plan = self.in_flight.popleft()
-        self.kv_cache.complete_step(plan.step)
+        self._requests.complete_step(plan.step)
         return plan
 
     def _publish(self, request: Request, token: int) -> None:

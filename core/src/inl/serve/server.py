@@ -144,10 +144,13 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def engine_config(config: EngineConfig, server: ServerConfig) -> EngineConfig:
+def engine_config(
+    config: EngineConfig, server: ServerConfig, max_batch: int
+) -> EngineConfig:
     """Return the settings of an engine whose queue the server bounds."""
     return replace(
         config,
-        max_queued_requests=config.max_batch + server.max_queue + 1,
+        max_batch=max_batch,
+        max_queued_requests=max_batch + server.max_queue + 1,
         max_queued_tokens=2**61,
     )

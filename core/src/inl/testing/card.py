@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import inl
 from inl.plugin import CONTRACT, registry
 from inl.testing.findings import findings
+from inl.testing.invariant_checks import INVARIANT, missing_kernels
 from inl.testing.op_call import OpCall
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def capability_card(
         "dtypes": list(backend.traits.dtypes),
         "block_size": backend.traits.block_size,
         "depth": backend.traits.depth,
-        "invariant": _is_invariant(target),
+        "invariant": certified(results),
+        "invariant_missing": missing_kernels(target),
         "sections": {name: _counts(mine) for name, mine in by_section(results).items()},
         "ops": {
             name: _op(target, spec, results)
@@ -110,10 +112,12 @@ def _counts(results: Sequence[Result]) -> dict[str, Any]:
     return counts
 
 
-def _is_invariant(target: Target) -> bool:
-    """Whether there is a batch-invariant kernel for every primitive op."""
-    marked = {kernel.op for kernel in target.selection.kernels if kernel.invariant}
-    return all(spec.composite or spec.name in marked for spec in target.ops.values())
+def certified(results: Sequence[Result]) -> list[str]:
+    """Return the dtypes in which the check of the invariant mode has passed."""
+    parts = [
+        (result.name.rpartition("/"), result.status == "passed") for result in results
+    ]
+    return [dtype for (name, _, dtype), passed in parts if passed and name == INVARIANT]
 
 
 def _device_name(target: Target) -> str | None:

@@ -49,15 +49,18 @@ def check_all(
     *,
     gaps: Mapping[str, str] | None = None,
     on_result: Callable[[Result], None] | None = None,
+    names: str = "",
 ) -> list[Result]:
     """Run every check in order; of a target with ``only`` those of its kernels.
 
     gaps: check names, or their first parts, mapped to reasons. on_result: called after
-    each check.
+    each check. names: beginning of the names of the checks to run.
     """
     results = []
     sections = ("kernel",) if target.only else SECTIONS
     for check in checks_of(target, sections):
+        if not check.name.startswith(names):
+            continue
         result = perform(check, gaps or {})
         if on_result is not None:
             on_result(result)

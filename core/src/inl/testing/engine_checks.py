@@ -15,6 +15,7 @@ from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.testing.adapter_checks import answers_with_adapters
 from inl.testing.check import Check, Measure, equal, require, worst
+from inl.testing.invariant_checks import INVARIANT, same_bits, serves_invariant
 from inl.testing.near_tie import BOUNDS, compare
 from inl.testing.oracle import VOCAB, Tiny, tinies
 
@@ -43,6 +44,9 @@ def engine_checks(target: Target) -> Iterator[Check]:
     for tiny in tinies(target):
         for name, run in checks.items():
             yield Check("engine", f"engine/{name}/{tiny.dtype}", partial(run, tiny))
+        if serves_invariant(tiny):
+            name = f"{INVARIANT}/{tiny.dtype}"
+            yield Check("engine", name, partial(same_bits, tiny))
 
 
 class Session:

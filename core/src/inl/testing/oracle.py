@@ -63,9 +63,11 @@ class Tiny:
         }
         return Limits(**{**defaults, **changes})
 
-    def runner(self, **changes: Any) -> LocalRunner:
+    def runner(self, *, invariant: bool = False, **changes: Any) -> LocalRunner:
         """Start a runner of the backend, with the kernels that an engine selects."""
-        config = EngineConfig(backend=self.target.device, dtype=self.dtype)
+        config = EngineConfig(
+            backend=self.target.device, dtype=self.dtype, invariant=invariant
+        )
         limits = self.limits(**changes)
         return start_runner(self.language, self.target.backend, config, limits=limits)
 

@@ -38,6 +38,7 @@ def tuning(place: torch.device) -> Tuning:
         processors=properties.multi_processor_count,
         max_rows=32,
         shared_bytes=shared_bytes(place),
+        max_streamed_rows=32 if hopper else 0,
         filters=hopper,
         tiles=HOPPER if hopper else {},
     )

@@ -56,6 +56,8 @@ class GpuBackend(TorchBackend):
         token_budget=8192,
         readers=min(os.cpu_count() or 1, 8),
         captures_programs=True,
+        cache_share=0.9,
+        max_batch=256,
     )
     pool: Any
     """Memory pool of the graphs. It must outlive the graphs of every runner."""

@@ -22,6 +22,10 @@ PROMPT_SIZES = (2048, 4096, 8192)
 """Tokens of steps that are one prompt, whose attention can be a single library call."""
 
 
+FEW_ROWS = 8
+"""Rows up to which steps verify as many drafts as are allowed."""
+
+
 def capture_sizes(limits: Limits) -> tuple[Bucket, ...]:
     """Return the buckets to capture, at most :data:`MAX_GRAPHS` without speculation.
 
@@ -52,17 +56,26 @@ def capture_sizes(limits: Limits) -> tuple[Bucket, ...]:
 
 
 def verify_sizes(limits: Limits) -> list[Bucket]:
-    """Steps that verify drafts of one row and of all rows, few and many."""
+    """Steps that verify drafts of 1, 4, 8, 16, ... and all rows, few and many.
+
+    Few rows have the time for many drafts each; many rows for a few. The cheapest
+    sampler has no buckets of its own if there is another one.
+    """
     rows, width = limits.slots - 1, limits.max_drafts + 1
+    counts = {count for count in decode_sizes(rows) if count != 2} | {rows}
     sizes = {
         (min(tokens, count * width), count)
-        for count in (1, rows)
-        for tokens in (count * 2, count * 4, count * width)
+        for count in counts
+        for tokens in (
+            count * 2,
+            count * 4,
+            *((count * 8, count * width) if count <= FEW_ROWS else ()),
+        )
     }
     return [
         Bucket(tokens, count, width, sampler)
         for tokens, count in sorted(sizes)
-        for sampler in limits.samplers
+        for sampler in limits.samplers[-2:]
         if width > 1
     ]
 

@@ -13,6 +13,7 @@ from inl.spec.kernel import Kernel
 from inl_torch.triton import norm
 from inl_torch.triton.attention import attention, cache, rope
 from inl_torch.triton.dynamics import dynamics
+from inl_torch.triton.lora import lora
 from inl_torch.triton.matmul import activation, fused, linear, mlp
 from inl_torch.triton.moe import experts
 from inl_torch.triton.sampling import sample
@@ -21,6 +22,7 @@ from inl_torch.triton.step import (
     embedding,
     make_step,
     prune_last_layer,
+    verify,
 )
 from inl_torch.triton.tuning import Tuning
 
@@ -29,7 +31,9 @@ FAMILIES = (
 )  # fmt: skip
 """Modules whose kernels have no launch parameters that depend on the chip."""
 
-TUNED = (attention, embedding, fused, linear, mlp, rope, sample, make_step)
+TUNED = (
+    attention, embedding, fused, linear, lora, mlp, rope, sample, make_step, verify,
+)  # fmt: skip
 """Modules whose kernels have launch parameters that depend on the chip."""
 
 

@@ -22,3 +22,20 @@ def pdl_sync(PDL: tl.constexpr) -> None:
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+
+
+@triton.jit
+def pdl_start_next(PDL: tl.constexpr) -> None:
+    """Allow the next kernel to start, before this one has waited.
+
+    Nothing before the next kernel's wait may read what the previous kernel writes.
+    """
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def pdl_wait(PDL: tl.constexpr) -> None:
+    """Wait for the previous kernel to end; the next one waits for this call too."""
+    if PDL:
+        gdc_wait()

@@ -12,8 +12,8 @@ PDL_MAX_ROWS = 32
 """Most rows of a step whose kernels use programmatic dependent launch."""
 
 MAX_COLUMNS = 2048
-"""Most columns of a matrix that is multiplied with several rows in Triton. For wider
-ones the device's library was faster, by the time of whole steps."""
+"""Most columns of a matrix whose tiles a product of several rows loads at once. Wider
+ones are streamed, or left to the device's library."""
 
 MAX_TILE_BYTES = 128 << 10
 """Most bytes of activations and weights in one tile of a product of several rows."""
@@ -93,7 +93,9 @@ class Tuning:
     max_rows: int = 1
     """Most rows of a Triton product; for more rows the device's library is faster."""
     max_outputs: int = 1 << 13
-    """Most rows of a matrix that is multiplied with several rows in Triton."""
+    """Likewise, most rows of a matrix."""
+    max_streamed_rows: int = 0
+    """Most rows for which Triton multiplies matrices of more outputs or columns."""
     max_norm_rows: int = 16
     """Most rows whose product also computes their norm; the norm of more, or of wider,
     rows is a separate launch."""

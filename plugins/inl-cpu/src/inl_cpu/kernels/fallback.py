@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from inl_cpu.command_emitter import CommandEmitter
 
 
+INTEGER_OPS = ("expand_rows", "verify", "read_slots", "write_slots")
+"""Ops that only copy and compare, hence batch-invariant."""
+
+
 def body_kernel(emitter: CommandEmitter, spec: OpSpec) -> Kernel:
     """The body of a primitive op as a kernel of the lowest preference."""
     run = partial(run_body, emitter, spec)
-    return Kernel(spec.name, "numpy", run, preference=-1)
+    invariant = spec.name in INTEGER_OPS
+    return Kernel(spec.name, "numpy", run, invariant=invariant, preference=-1)
 
 
 def run_body(emitter: CommandEmitter, spec: OpSpec, *args: Any, **attrs: Any) -> Any:

@@ -31,8 +31,9 @@ PROGRAMS = 264
 MERGED_SPLITS = 8
 """Splits that are merged at a time."""
 
-SINGLE_TOKEN_LIMIT = 8
-"""Most tokens of a step in which each token is computed separately, of any row."""
+SINGLE_TOKEN_LIMIT = 16
+"""Most tokens of a step in which each token is computed separately, of any row. Tiles
+of so few tokens, as of drafts of one row, would be too few programs for a chip."""
 
 HEADS = 8
 """Most heads per program for one token."""

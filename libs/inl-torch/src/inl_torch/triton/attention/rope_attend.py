@@ -34,8 +34,8 @@ WIDE = 64
 """Lanes of AMD's CDNA chips."""
 
 MAX_UNLISTED_DIM = 64
-"""Largest heads whose rows have a fixed number of splits in steps of many rows: their
-programs are so short that even rows lost a tenth to the list of items."""
+"""Largest heads whose rows have a fixed number of splits: their programs are so short
+that even rows lost a tenth to the list of items."""
 
 MANY_PROGRAMS = 1024
 """Programs of one split from which memory bandwidth is the limit."""
@@ -79,17 +79,21 @@ def decode_attention(
     )
     keys = config.keys
     programs, table = tokens * head_programs, step.blocks[group]
-    listed = tokens > PDL_MAX_ROWS and dim > MAX_UNLISTED_DIM
+    listed, uses_pdl = tokens > 1 and dim > MAX_UNLISTED_DIM, tuning.uses_pdl(tokens)
     if listed:
         spare = spare_items(tokens, head_programs, tuning, config.waves)
-        items = step_plan.items(spare, keys, window, UNSPLIT_TILES).entries
+        made = step_plan.items(spare, keys, window, UNSPLIT_TILES)
+        items = made.items.entries
+        # The kernel reads them before it waits for the previous one.
+        uses_pdl = uses_pdl and not made.is_new
         grid, splits = (head_programs, items.shape[0], 1), MERGED_SPLITS
         cells = items.shape[0]
     else:
         items = step_plan.counters  # not read
         splits = split_count(programs, -(-width * size // keys), tuning, config.waves)
         grid, cells = (head_programs, tokens, splits), tokens * splits
-    single, prefetch = tokens == 1, tokens <= PDL_MAX_ROWS and q.dtype != torch.float32
+    single, is_small = tokens == 1, tokens <= PDL_MAX_ROWS
+    prefetch = is_small and not listed and q.dtype != torch.float32
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     shape = (cells, heads)
     split_acc = torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
@@ -102,10 +106,10 @@ def decode_attention(
         SINGLE=single, SIZE=size, KV_HEADS=kv_heads, GROUP=group_size, LANES=lanes,
         HALF=dim // 2, DIM_P=max(power(dim), 16), KEYS=keys, SPLITS=splits,
         M=max(lanes, 16), WINDOWED=window is not None, CAPPED=cap is not None,
-        PDL=tuning.uses_pdl(tokens), PREFETCH=prefetch,
+        PDL=uses_pdl, PREFETCH=prefetch,
         UNSPLIT_TILES=1 if single else UNSPLIT_TILES, WAITS=tuning.lanes == WIDE,
         num_warps=config.warps,
-        num_stages=config.stages, **tuning.launch(tokens),
+        num_stages=config.stages, **({"launch_pdl": True} if uses_pdl else {}),
     )  # fmt: skip
     return out
 
@@ -135,7 +139,8 @@ def attention_config(
     """Return the launch parameters of the chip's table, or as measured on an H200.
 
     programs: their number without splits. A few programs are limited by latency and
-    need many keys in flight; many small programs reach the memory bandwidth.
+    need many keys in flight; many small programs reach the memory bandwidth, also where
+    the lengths of rows differ.
     """
     tile = tuning.attention_tile("decode", dim, is_float32=dtype == torch.float32)
     if tile is not None:
@@ -144,22 +149,16 @@ def attention_config(
         return (
             AttentionConfig(32, 2, 8, 2) if dim > 64 else AttentionConfig(64, 2, 4, 2)
         )
-    if tokens > PDL_MAX_ROWS:
-        if dim > 64:
+    if dim > 64:
+        if tokens > 1:
             return AttentionConfig(16, 8, 1 if dim <= 128 else 2, 3)
         return (
-            AttentionConfig(32, 8, 1, 2)
-            if programs >= MANY_PROGRAMS
-            else AttentionConfig(64, 8, 4, 2)
-        )
-    if dim > 128:
-        return AttentionConfig(64, 2, 8, 2)
-    if dim > 64:
-        return (
-            AttentionConfig(32, 2, 2, 2)
-            if tokens == 1
-            else AttentionConfig(128, 2, 8, 2)
+            AttentionConfig(32, 2, 2, 2) if dim <= 128 else AttentionConfig(64, 2, 8, 2)
         )
     if tokens == 1:
         return AttentionConfig(64, 2, 4, 2)
-    return AttentionConfig(128, 2 if tokens <= PDL_MAX_ROWS // 2 else 4, 4, 2)
+    if tokens <= PDL_MAX_ROWS:
+        return AttentionConfig(128, 4, 4, 2)
+    if programs >= MANY_PROGRAMS:
+        return AttentionConfig(32, 8, 1, 2)
+    return AttentionConfig(64, 8, 4, 2)

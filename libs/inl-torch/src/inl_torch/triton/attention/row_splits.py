@@ -96,6 +96,13 @@ def split_rows(
     return items
 
 
+class Made(NamedTuple):
+    """Items, and whether the previous kernel makes them."""
+
+    items: Items
+    is_new: bool
+
+
 class DecodeWork:
     """What the layers of a decoding step share: counters, and items of uneven rows."""
 
@@ -106,12 +113,13 @@ class DecodeWork:
         self._positions, self._used = positions, used
         self._items: dict[tuple[int, int, int | None, int], Items] = {}
 
-    def items(self, spare: int, keys: int, window: int | None, min_tiles: int) -> Items:
+    def items(self, spare: int, keys: int, window: int | None, min_tiles: int) -> Made:
         """Return the items of :func:`split_rows`, made at their first use."""
         key = spare, keys, window, min_tiles
-        if key not in self._items:
+        is_new = key not in self._items
+        if is_new:
             self._items[key] = split_rows(
                 self._positions, self._used, spare, keys=keys, window=window,
                 min_tiles=min_tiles,
             )  # fmt: skip
-        return self._items[key]
+        return Made(self._items[key], is_new)

@@ -14,6 +14,7 @@ from inl_torch.triton.matmul.products_kernels import (
     row_product,
     rows_product,
 )
+from inl_torch.triton.matmul.streamed import stream_product
 from inl_torch.triton.norm import add_rms_norm
 from inl_torch.triton.tuning import MAX_COLUMNS, Tuning, padded_rows
 
@@ -34,10 +35,15 @@ def library_is_faster(
         return f"takes {most} rows at most, found {rows}: the library is faster"
     if str(dtype).removeprefix("torch.") == "float32":
         return f"takes one row of float32, found {rows}: the library is faster"
-    if matrix[0] > tuning.max_outputs or matrix[1] > MAX_COLUMNS:
+    if is_wide(matrix, tuning) and rows > tuning.max_streamed_rows:
         size = " x ".join(map(str, matrix))
         return f"matrix of {size}, {rows} rows: the library is faster"
     return None
+
+
+def is_wide(matrix: tuple[int, ...], tuning: Tuning) -> bool:
+    """Whether a matrix is so large that the products of several rows stream it."""
+    return matrix[0] > tuning.max_outputs or matrix[1] > MAX_COLUMNS
 
 
 def multiply(
@@ -51,6 +57,8 @@ def multiply(
     """
     if not gated and library_is_faster(x.shape[0], x.dtype, weight.shape, tuning):
         return library_product(x, weight, bias)
+    if x.shape[0] > 1 and is_wide(weight.shape, tuning):
+        return stream_product(x, weight, bias, tuning, gated=gated)
     x, n = dense(x), weight.shape[0] // (2 if gated else 1)
     y = torch.empty((x.shape[0], n), dtype=x.dtype, device=x.device)
     tensors = (x, x, None, x, weight, bias, y, y, x.stride(0), 0, 1.0)
@@ -69,7 +77,8 @@ def norm_product(
     """
     k, n = weight.shape[1], weight.shape[0] // (2 if gated else 1)
     tokens = residual.shape[0] if samples is None else samples.shape[0]
-    if not tuning.fuses_norm(tokens, k) or (tokens > 1 and samples is not None):
+    separate = samples is not None or is_wide(weight.shape, tuning)
+    if not tuning.fuses_norm(tokens, k) or (tokens > 1 and separate):
         summed, x = add_rms_norm(residual, delta, samples, norm, eps, tuning)
         return summed, multiply(x, weight, bias, tuning, gated=gated, kind="norm")
     residual, delta = dense(residual), dense(delta)

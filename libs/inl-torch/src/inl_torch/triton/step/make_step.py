@@ -12,11 +12,14 @@ from triton.language import tensor
 
 from inl.spec.kernel import Kernel
 from inl.spec.message import (
+    DRAFT,
     ROW_WORD,
     UPDATE_WORD,
     UPDATE_WORDS,
     USED_COUNTS,
     layout,
+    row_words,
+    uniform_words,
 )
 from inl.spec.step import Bucket, Step, Tables
 from inl_torch.triton.common import PREFERENCE, power
@@ -38,6 +41,7 @@ UPDATE_SLOT = tl.constexpr(UPDATE_WORD.slot)
 UPDATE_ENTRY = tl.constexpr(UPDATE_WORD.entry)
 UPDATE_BLOCK = tl.constexpr(UPDATE_WORD.block)
 COUNTS_AT = tl.constexpr(USED_COUNTS.start)
+DRAFTED = tl.constexpr(DRAFT)
 
 
 @triton.jit
@@ -45,8 +49,9 @@ def _make_rows(
     message: tensor, blocks: tensor, lengths: tensor, adapters: tensor, starts: tensor,
     after: tensor, slots: tensor, row_adapters: tensor, counts: tensor, samples: tensor,
     uniforms: tensor, slot_count: tensor, width: tensor, update_count: tensor,
-    R: tl.constexpr, T: tl.constexpr, ROWS_AT: tl.constexpr, UPDATES_AT: tl.constexpr,
-    RP: tl.constexpr, UPDATES_P: tl.constexpr, PDL: tl.constexpr,
+    R: tl.constexpr, T: tl.constexpr, ROWS_AT: tl.constexpr, ROW_SIZE: tl.constexpr,
+    VERIFIES: tl.constexpr, UPDATES_AT: tl.constexpr, RP: tl.constexpr,
+    UPDATES_P: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Apply block table updates, and make the arrays of all rows; a single program."""
     pdl_sync(PDL)
@@ -62,7 +67,7 @@ def _make_rows(
         tl.store(blocks + at, block, mask=valid)
     row = tl.arange(0, RP)
     in_bounds = row < R
-    words = message + ROWS_AT + row * (ROW_UNIFORMS + 1)
+    words = message + ROWS_AT + row * ROW_SIZE
     slot = tl.load(words + ROW_SLOT, mask=in_bounds, other=0).to(tl.int64)
     count = tl.load(words + ROW_COUNT, mask=in_bounds, other=0)
     old_length = tl.load(lengths + slot, mask=in_bounds, other=0)
@@ -78,10 +83,11 @@ def _make_rows(
     tl.store(slots + row, slot, mask=in_bounds)
     adapter = tl.load(adapters + slot, mask=in_bounds, other=0)
     tl.store(row_adapters + row, adapter, mask=in_bounds)
-    sample = tl.minimum(tl.maximum(tl.maximum(ends - 1, first), 0), T - 1)
-    tl.store(samples + row, sample, mask=in_bounds)
-    uniform = tl.load(words + ROW_UNIFORMS, mask=in_bounds, other=0)
-    tl.store(uniforms + row, uniform, mask=in_bounds)
+    if not VERIFIES:
+        sample = tl.minimum(tl.maximum(tl.maximum(ends - 1, first), 0), T - 1)
+        tl.store(samples + row, sample, mask=in_bounds)
+        uniform = tl.load(words + ROW_UNIFORMS, mask=in_bounds, other=0)
+        tl.store(uniforms + row, uniform, mask=in_bounds)
     index = tl.arange(0, 4)
     used = tl.load(message + COUNTS_AT + index, mask=index < 3, other=0)
     tl.store(counts + index, used, mask=index < 3)
@@ -91,9 +97,11 @@ def _make_rows(
 def _make_token_arrays(
     program: tensor, message: tensor, blocks: tensor, last: tensor, starts: tensor,
     after: tensor, slots: tensor, tokens: tensor, positions: tensor, rows: tensor,
-    writes: tensor, slot_count: tensor, width: tensor, R: tl.constexpr, T: tl.constexpr,
-    G: tl.constexpr, SIZE: tl.constexpr, TOKENS_AT: tl.constexpr, RP: tl.constexpr,
-    TP: tl.constexpr,
+    writes: tensor, samples: tensor, uniforms: tensor, slot_count: tensor,
+    width: tensor, R: tl.constexpr, T: tl.constexpr, G: tl.constexpr,
+    SIZE: tl.constexpr, TOKENS_AT: tl.constexpr, ROWS_AT: tl.constexpr,
+    ROW_SIZE: tl.constexpr, VERIFIES: tl.constexpr, UNIFORMS: tl.constexpr,
+    RP: tl.constexpr, TP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Make the arrays of some tokens: row, position, cache slot."""
     index = program * TP + tl.arange(0, TP)
@@ -112,7 +120,16 @@ def _make_token_arrays(
     position = tl.where(used, length - (end - begin) + index - begin, 0)
     token_id = tl.load(message + TOKENS_AT + index, mask=in_bounds, other=0)
     previous = tl.load(last + slot, mask=in_bounds, other=0)
-    tl.store(tokens + index, tl.where(token_id < 0, previous, token_id), mask=in_bounds)
+    token = tl.where(token_id < 0, previous, token_id)
+    if VERIFIES:
+        words = message + ROWS_AT + row * ROW_SIZE + ROW_UNIFORMS
+        draft = words + UNIFORMS + position % (UNIFORMS - 1)
+        drafted = in_bounds & (token_id == DRAFTED)
+        token = tl.where(drafted, tl.load(draft, mask=drafted, other=0), token)
+        uniform = tl.load(words + (position + 1) % UNIFORMS, mask=in_bounds, other=0)
+        tl.store(uniforms + index, uniform, mask=in_bounds)
+        tl.store(samples + index, index, mask=in_bounds)
+    tl.store(tokens + index, token, mask=in_bounds)
     tl.store(positions + index, position, mask=in_bounds)
     tl.store(rows + index, row, mask=in_bounds)
     for group in tl.static_range(0, G):
@@ -141,9 +158,12 @@ def _copy_block_table(
 def _make_tokens(
     message: tensor, blocks: tensor, last: tensor, starts: tensor, after: tensor,
     slots: tensor, tokens: tensor, positions: tensor, rows: tensor, row_blocks: tensor,
-    writes: tensor, slot_count: tensor, width: tensor, R: tl.constexpr, T: tl.constexpr,
-    G: tl.constexpr, SIZE: tl.constexpr, TOKENS_AT: tl.constexpr, RP: tl.constexpr,
-    TP: tl.constexpr, BP: tl.constexpr, SPANS: tl.constexpr, PDL: tl.constexpr,
+    writes: tensor, samples: tensor, uniforms: tensor, slot_count: tensor,
+    width: tensor, R: tl.constexpr, T: tl.constexpr, G: tl.constexpr,
+    SIZE: tl.constexpr, TOKENS_AT: tl.constexpr, ROWS_AT: tl.constexpr,
+    ROW_SIZE: tl.constexpr, VERIFIES: tl.constexpr, UNIFORMS: tl.constexpr,
+    RP: tl.constexpr, TP: tl.constexpr, BP: tl.constexpr, SPANS: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Make the arrays of some tokens, or, in later programs, copy one block table.
 
@@ -154,7 +174,8 @@ def _make_tokens(
     if program < SPANS:
         _make_token_arrays(
             program, message, blocks, last, starts, after, slots, tokens, positions,
-            rows, writes, slot_count, width, R, T, G, SIZE, TOKENS_AT, RP, TP,
+            rows, writes, samples, uniforms, slot_count, width, R, T, G, SIZE,
+            TOKENS_AT, ROWS_AT, ROW_SIZE, VERIFIES, UNIFORMS, RP, TP,
         )  # fmt: skip
     else:
         _copy_block_table(
@@ -170,23 +191,29 @@ def make_step(
     place = layout(bucket, groups=groups, block_size=block_size)
     count, rows = bucket.tokens, bucket.rows
     step = _allocate_step(message.device, groups, width, bucket)
-    updates = place.max_updates
+    updates, numbers = place.max_updates, uniform_words(bucket)
+    words = {
+        "ROWS_AT": place.rows, "ROW_SIZE": row_words(bucket),
+        "VERIFIES": bucket.verifies,
+    }  # fmt: skip
     _make_rows[(1,)](
         message, tables.blocks, tables.lengths, tables.adapters, step.starts,
         step.lengths, step.slots, step.adapters, step.used_counts, step.samples,
-        step.uniforms, slot_count, width, updates, R=rows, T=count, ROWS_AT=place.rows,
+        step.uniforms, slot_count, width, updates, R=rows, T=count,
         UPDATES_AT=place.updates, RP=max(power(rows), 16),
         UPDATES_P=min(max(power(updates), 16), 1024), PDL=tuning.uses_pdl(count),
-        num_warps=4, **tuning.launch(count),
+        num_warps=4, **words, **tuning.launch(count),
     )  # fmt: skip
     spans = -(-count // TOKENS)
     _make_tokens[(spans + groups * rows,)](
         message, tables.blocks, tables.last, step.starts, step.lengths, step.slots,
-        step.tokens, step.positions, step.rows, step.blocks, step.writes, slot_count,
-        width, R=rows, T=count, G=groups, SIZE=block_size, TOKENS_AT=place.tokens,
-        RP=min(max(power(rows), 16), 64), TP=min(max(power(count), 16), TOKENS),
-        BP=min(max(power(width), 16), 512), SPANS=spans,
-        PDL=tuning.uses_pdl(count), num_warps=4, **tuning.launch(count),
+        step.tokens, step.positions, step.rows, step.blocks, step.writes, step.samples,
+        step.uniforms, slot_count, width, R=rows, T=count, G=groups,
+        SIZE=block_size, TOKENS_AT=place.tokens, RP=min(max(power(rows), 16), 64),
+        TP=min(max(power(count), 16), TOKENS), BP=min(max(power(width), 16), 512),
+        SPANS=spans,
+        UNIFORMS=numbers.stop - numbers.start, PDL=tuning.uses_pdl(count), num_warps=4,
+        **words, **tuning.launch(count),
     )  # fmt: skip
     return step, tables
 
@@ -212,18 +239,18 @@ def _allocate_step(
         slots=long(rows),
         blocks=short(groups, rows, width),
         writes=long(groups, count),
-        samples=long(rows),
+        samples=long(bucket.samples),
         adapters=short(rows),
         used_counts=short(3),
-        uniforms=short(rows),
+        uniforms=short(bucket.samples),
     )
 
 
 def _refuse(_message: Any, _tables: Any, *, bucket: Bucket, **_: Any) -> str | None:
     if bucket.rows > MAX_ROWS:
         return f"takes {MAX_ROWS} rows at most, found {bucket.rows}"
-    if bucket.tokens_per_row > 1:
-        return f"takes 1 token per row, found {bucket.tokens_per_row}"
+    if bucket.tokens_per_row > 1 and not bucket.verifies:
+        return f"takes 1 sample per row or every token, found {bucket.tokens_per_row}"
     return None
 
 

@@ -1,0 +1,37 @@
+"""Compilation of decorated functions by XLA and torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from importlib import import_module
+from types import FunctionType
+from typing import Any
+
+Function = Callable[..., Any]
+_numbers = itertools.count()
+
+
+def compiled_by(framework: str, function: Function) -> Function:
+    """Return ``function`` as a program of its own: of "jax" or "torch"."""
+    own = _own_code(function)
+    if framework == "jax":
+        return import_module("jax").jit(own)  # type: ignore[no-any-return]
+    # Without it, torch drops the rounding between two casts.
+    options = {"emulate_precision_casts": True}
+    return import_module("torch").compile(own, options=options)  # type: ignore[no-any-return]
+
+
+def _own_code(function: Function) -> Function:
+    """Return a function that calls ``function``, with a code object of its own.
+
+    JAX keeps programs by function, torch by code object, neither by configuration:
+    kernels of one function would share a program.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    name = f"kernel_{next(_numbers)}"
+    code = call.__code__.replace(co_name=name)
+    return FunctionType(code, call.__globals__, name, None, call.__closure__)

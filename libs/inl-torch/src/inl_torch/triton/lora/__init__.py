@@ -1,0 +1,1 @@
+"""Adapters of linear layers as Triton kernels."""

@@ -1,0 +1,57 @@
+"""Bytes of the cache of an engine whose config sets none."""
+
+import pytest
+
+from inl.backend.base import DeviceMemory, Traits
+from inl.config import EngineConfig
+from inl.executor.cache_sizing import plan_limits
+from inl.models import llama
+
+SIZES = {
+    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 4096,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 1 << 20,
+}  # fmt: skip
+BLOCK = 2 * 2 * (2 * 8 * 16 * 4)
+"""Bytes of a block of 16 tokens: keys and values of two layers in float32."""
+
+GIB = 1 << 30
+
+
+class Free:
+    """A backend of which only the free memory and the traits are asked."""
+
+    def __init__(self, free, share):
+        self.traits = Traits(cache_share=share, token_budget=1024)
+        self._free = free
+
+    def memory(self):
+        return DeviceMemory(2 * self._free, self._free)
+
+
+def planned(free, share, **settings):
+    shaped = llama.MODEL.config(SIZES)
+    config = EngineConfig(max_batch=512, **settings)
+    limits = plan_limits(llama.MODEL, shaped, Free(free, share), config)
+    return (limits.blocks[0] - 1) * BLOCK
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25])
+def test_host_memory_is_shared_with_others(share):
+    assert planned(8 * GIB, share) == pytest.approx(share * 8 * GIB, rel=1e-3)
+
+
+def test_a_device_leaves_room_for_its_programs():
+    found, most = planned(80 * GIB, 0.9), 0.9 * 80 * GIB
+    # The gated layer of the largest step has 1024 rows of 4096 float32 numbers.
+    assert most - 3 * GIB < found < most - 2 * GIB - 4 * 1024 * 4096
+    wider = planned(80 * GIB, 0.9, token_budget=1 << 17)
+    assert found - wider >= 4 * ((1 << 17) - 1024) * 4096
+
+
+def test_a_small_device_keeps_a_quarter():
+    assert planned(GIB, 0.9) == pytest.approx(GIB / 4, rel=1e-3)
+
+
+def test_the_config_decides():
+    assert planned(80 * GIB, 0.9, cache_bytes=GIB) == pytest.approx(GIB, rel=1e-3)
