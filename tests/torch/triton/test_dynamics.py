@@ -13,6 +13,7 @@ from inl.ops.inl import InlBlock
 from inl.ops.inl_functions import inl_dynamics_backward
 from inl.spec.tolerance import BodyOps
 from inl_torch import functional
+from inl_torch.registered import dynamics, formula
 
 # isort: split
 from inl_torch.triton.dynamics import training as dynamics_training
@@ -34,7 +35,7 @@ def launched(monkeypatch):
         runs.append(1)
         return plain(*args)
 
-    monkeypatch.setattr(functional, "TRITON_DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(dynamics, "TRITON_DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(dynamics_training, "PROGRAMS", 2)
     monkeypatch.setattr(dynamics_training, "gradients", counted)
     yield
@@ -165,7 +166,7 @@ def test_second_derivatives_equal_the_eager_reference(steps):
         return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
 
     def eager(x, v, mu, controller):
-        return functional.eager_steps(x, v, mu, (controller,), 0.3, steps, 2.0, 1.5)
+        return formula.steps(x, v, mu, [controller], 0.3, steps, 2.0, 1.5)
 
     def ours(x, v, mu, controller):
         clamps = {"most_beta": 2.0, "limit": 1.5}

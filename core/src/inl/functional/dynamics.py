@@ -188,7 +188,7 @@ def _run(
     return run(*tensors, dt=dt, **attrs)
 
 
-def _discovery(function: F) -> F:
+def discovery(function: F) -> F:
     """Mark a function of constants whose result ``torch.compile`` takes as constant.
 
     The compiler calls it once while it traces, and does not trace the search for
@@ -198,7 +198,7 @@ def _discovery(function: F) -> F:
     return function
 
 
-@_discovery
+@discovery
 def _framework_name(module: str) -> str:
     """Return the framework of a top-level module of arrays, "" if there is none."""
     return _frameworks().get(module, "")
@@ -261,7 +261,7 @@ _functions: dict[str, Functions] = {}
 """Imported functions by framework; filled by :func:`_import_functions`."""
 
 
-@_discovery
+@discovery
 def _import_functions(framework: str) -> bool:
     from inl.plugin import registry
 

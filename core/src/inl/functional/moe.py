@@ -7,15 +7,14 @@ where arrays have no values, only their shapes are validated.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.dtypes import FLOATS
 from inl.errors import RequestError
-from inl.functional.dynamics import framework_of, functions_of
+from inl.functional.dynamics import discovery, framework_of, functions_of
 
 if TYPE_CHECKING:
-    from inl.spec.dispatch import DynamicOps
     from inl.spec.functions import Functions
 
 
@@ -180,19 +179,26 @@ def _apply(
 def _call(name: str, *args: Any, **attrs: Any) -> Any:
     """Run an op with the framework of the first argument."""
     framework = framework_of(name, "inputs", args[0])
-    ops = _ops(framework)
-    if ops is not None:
-        return getattr(ops, name)(*args, **attrs)
+    if _import_ops(framework):
+        return _ops[framework][name](*args, **attrs)
     return _on_host(functions_of(framework), name, args, attrs)
 
 
-@cache
-def _ops(framework: str) -> DynamicOps | None:
-    """Return ops on the framework's arrays; ``None`` if it has no kernels."""
+_ops: dict[str, Mapping[str, Callable[..., Any]]] = {}
+"""Imported ops by framework and name; filled by :func:`_import_ops`."""
+
+
+@discovery
+def _import_ops(framework: str) -> bool:
+    """Import the ops of a framework; returns whether it has any."""
     from inl.spec.dispatch import DynamicOps
 
     kernels = functions_of(framework).kernels
-    return None if kernels is None else DynamicOps(kernels())
+    if kernels is not None and framework not in _ops:
+        listed = tuple(kernels())
+        composed = {"experts": DynamicOps(listed).experts}
+        _ops[framework] = composed | {kernel.op: kernel.run for kernel in listed}
+    return kernels is not None
 
 
 def _on_host(

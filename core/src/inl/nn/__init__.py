@@ -26,22 +26,26 @@ from inl.nn.optim import Adam as Adam
 from inl.nn.tensor import Tensor as Tensor
 from inl.nn.tensor import matmul as matmul
 
+LAYERS = {
+    "InlDynamics": ("inl_torch", "a torch module"),
+    "init_inl_dynamics": ("inl_jax", "a JAX function"),
+    "inl_dynamics_layer": ("inl_jax", "a JAX function"),
+}
+"""Package and kind of each layer of INL dynamics."""
+
 
 def __getattr__(name: str) -> Any:
-    if name == "InlDynamics":
-        return _torch_layer(name)
-    raise AttributeError(f"module 'inl.nn' has no attribute {name!r}")
-
-
-def _torch_layer(name: str) -> Any:
-    """Import the ``torch.nn.Module`` of INL dynamics; needs inl-torch."""
+    """Import a layer of a framework; raises :class:`MissingPackage` without it."""
     from importlib import import_module
 
     from inl.errors import MissingPackage
 
+    if name not in LAYERS:
+        raise AttributeError(f"module 'inl.nn' has no attribute {name!r}")
+    package, kind = LAYERS[name]
     try:
-        return getattr(import_module("inl_torch.dynamics"), name)
+        return getattr(import_module(f"{package}.dynamics"), name)
     except ImportError as error:
         raise MissingPackage(
-            f"inl.nn.{name} is a torch module: pip install inl-torch"
+            f"inl.nn.{name} is {kind}: pip install {package.replace('_', '-')}"
         ) from error

@@ -33,10 +33,12 @@ class Functions:
     """(host array, like): copies to the dtype and device of the array ``like``. If
     ``like`` is ``None``, keeps the host array's dtype and uses the default device."""
     kernels: Callable[[], Iterable[Kernel]] | None = None
-    """Lists kernels of other ops on these arrays. ``None``: computed on the host."""
+    """Lists kernels of other ops on these arrays, one per op, none of which refuses.
+    ``None``: computed on the host."""
     is_traced: Callable[[Any], bool] | None = None
-    """Whether an array has no values yet, as under ``jax.jit``; then only its shape is
-    validated. ``None``: every array has values."""
+    """Whether an array's values cannot be read, as under ``jax.jit`` and
+    ``torch.compile``; then only its shape is validated. ``None``: every array has
+    values."""
     arrays: Any = None
     """Module with the names of :class:`inl.functional.arrays.ArrayModule`. ``None``:
     what ``__array_namespace__`` of an array returns."""

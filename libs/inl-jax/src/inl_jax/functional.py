@@ -1,13 +1,12 @@
-"""INL dynamics on JAX arrays, with an explicit backward pass.
+"""INL dynamics on JAX arrays: plain calls, under every transformation of JAX.
 
-As in torch, the backward pass recomputes the velocities; its equations are in
-:mod:`inl.ops.inl_functions`. Steps are unrolled, so that XLA fuses them into one pass.
+Steps are unrolled, so that XLA fuses them, and their derivatives, into one pass. Wrap a
+caller in ``jax.checkpoint`` to recompute the steps instead of storing velocities.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import jax
@@ -24,74 +23,17 @@ Pair = tuple[Array, Array]
 Operands = tuple[Array, Array, Array, Array, Array, Array, Array]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def dynamics(operands: Operands, n_steps: int, limit: float | None) -> Pair:
     """``n_steps`` steps with constant coefficients; the last operand is dt."""
-    x, v, *others = map(upcast, operands)
+    x, v, mu, alpha, beta, gate, dt = map(upcast, operands)
     v = jnp.broadcast_to(v, x.shape)
     for _ in range(n_steps):
-        x, v, _ = _advance(x, v, *others, limit=limit)
-    return x.astype(operands[0].dtype), v.astype(operands[1].dtype)
-
-
-def _forward(
-    operands: Operands, n_steps: int, limit: float | None
-) -> tuple[Pair, Operands]:
-    return dynamics(operands, n_steps, limit), operands
-
-
-def _backward(
-    n_steps: int, limit: float | None, operands: Operands, incoming: Pair
-) -> tuple[Operands]:
-    gx, gv = map(upcast, incoming)
-    x, v, mu, alpha, beta, gate, dt = map(upcast, operands)
-    states = [(x, jnp.broadcast_to(v, x.shape))]
-    for _ in range(n_steps - 1):
-        states.append(_advance(*states[-1], mu, alpha, beta, gate, dt, limit=limit)[:2])
-    d_mu = d_alpha = d_beta = d_gate = d_dt = jnp.zeros_like(x)
-    for x, v in reversed(states[:n_steps]):
-        _, new_v, unclamped = _advance(x, v, mu, alpha, beta, gate, dt, limit=limit)
-        s = gv + dt * gate * gx
+        v = alpha * v - beta * (x - mu)
         if limit is not None:
-            s = jnp.where(jnp.abs(unclamped) <= limit, s, 0)
-        d_dt += gate * new_v * gx
-        d_gate += dt * new_v * gx
-        d_alpha += s * v
-        d_beta -= s * (x - mu)
-        d_mu += beta * s
-        gx, gv = gx - beta * s, alpha * s
-    gradients = gx, gv, d_mu, d_alpha, d_beta, d_gate, d_dt
-    x, v, mu, alpha, beta, gate, dt = map(_sum_to_operand, gradients, operands)
-    return ((x, v, mu, alpha, beta, gate, dt),)
-
-
-dynamics.defvjp(_forward, _backward)
-
-
-def _advance(
-    x: Array,
-    v: Array,
-    mu: Array,
-    alpha: Array,
-    beta: Array,
-    gate: Array,
-    dt: Array,
-    *,
-    limit: float | None,
-) -> tuple[Array, Array, Array]:
-    """Return the next position and velocity, and the velocity before clamping."""
-    unclamped = alpha * v - beta * (x - mu)
-    new_v = unclamped if limit is None else jnp.clip(unclamped, -limit, limit)
-    return x + dt * gate * new_v, new_v, unclamped
-
-
-def _sum_to_operand(gradient: Array, operand: Array) -> Array:
-    """Sum over the axes along which ``operand`` was broadcast."""
-    extra = gradient.ndim - operand.ndim
-    summed = jnp.sum(gradient, axis=tuple(range(extra)))
-    pairs = enumerate(zip(operand.shape, summed.shape, strict=True))
-    broadcast_axes = tuple(axis for axis, (size, full) in pairs if size == 1 != full)
-    return jnp.sum(summed, axis=broadcast_axes, keepdims=True).astype(operand.dtype)
+            # The derivative of jnp.clip is 1/2 at the limit.
+            v = jnp.where(jnp.abs(v) <= limit, v, limit * jnp.sign(v))
+        x = x + dt * gate * v
+    return x.astype(operands[0].dtype), v.astype(operands[1].dtype)
 
 
 def coefficients(

@@ -1,23 +1,25 @@
-"""INL dynamics with gradients: one launch forward, one backward.
+"""Gradients of INL dynamics in one launch.
 
-Only the operands are saved; the backward pass recomputes the state before each step.
+The state before each step is recomputed from the operands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from inl_torch.triton.common import DTYPES, power
 from inl_torch.triton.dynamics.dynamics import (
     BLOCK,
-    Options,
-    Pair,
     Shape3d,
-    advance,
     broadcast_operands,
+)
+from inl_torch.triton.dynamics.dynamics import (
+    Options as Options,
+)
+from inl_torch.triton.dynamics.dynamics import (
+    advance as advance,
 )
 from inl_torch.triton.dynamics.kernels import backward
 
@@ -33,80 +35,6 @@ FULL, SUMMED = 1, 2
 NAMES = ("X", "V", "MU", "ALPHA", "BETA", "GATE", "DT")
 
 
-class Dynamics(torch.autograd.Function):
-    """INL dynamics; coefficients are alpha, beta and gate, or a controller's output."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        options: Options,
-        dt: torch.Tensor | float,
-        x: torch.Tensor,
-        v: torch.Tensor,
-        mu: torch.Tensor,
-        *coefficients: torch.Tensor,
-    ) -> Pair:
-        number = dt if not isinstance(dt, torch.Tensor) else None
-        saved_dt = () if number is not None else (dt,)
-        ctx.save_for_backward(x, v, mu, *coefficients, *saved_dt)
-        ctx.options, ctx.number = options, number
-        return advance(x, (v, mu, *_split(coefficients)), dt, options)
-
-    @staticmethod
-    def backward(
-        ctx: Any, gx: torch.Tensor, gv: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
-        x, v, mu, *rest = ctx.saved_tensors
-        if torch.is_grad_enabled():  # second derivatives
-            return _differentiable(ctx, gx, gv)
-        dt = ctx.number if ctx.number is not None else rest.pop()
-        _, needs_dt, *needed = ctx.needs_input_grad
-        if len(rest) == 1:
-            needed = [*needed[:3], *3 * needed[3:]]
-        results = gradients(
-            gx,
-            gv,
-            x,
-            (v, mu, *_split(tuple(rest))),
-            dt,
-            ctx.options,
-            (*needed, needs_dt),
-        )
-        *others, d_dt = results
-        if len(rest) == 1:
-            others = [*others[:3], _join(others[3:], rest[0])]
-        return None, d_dt, *others
-
-
-def _differentiable(
-    ctx: Any, gx: torch.Tensor, gv: torch.Tensor
-) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients as differentiable results, computed by eager kernels."""
-    from inl_torch import functional
-
-    # Views, so that one tensor given twice has a gradient in each place.
-    held = [each.view_as(each) for each in ctx.saved_tensors]
-    x, v, mu, *coefs = held if ctx.number is not None else held[:-1]
-    dt = ctx.number if ctx.number is not None else held[-1]
-    o = ctx.options
-    with torch.enable_grad():
-        results = functional.eager_steps(
-            x, v, mu, tuple(coefs), dt, o.n_steps, o.most_beta, o.limit
-        )
-        wanted = [each for each in held if each.requires_grad]
-        found = torch.autograd.grad(
-            results, wanted, (gx, gv), create_graph=True, allow_unused=True
-        )
-    by_tensor = dict(zip(map(id, wanted), found, strict=True))
-    parts = [by_tensor.get(id(each)) for each in held]
-    d_dt = None if ctx.number is not None else parts.pop()
-    return None, d_dt, *parts
-
-
-dynamics: Callable[..., Pair] = Dynamics.apply
-"""(options, dt, x, v, mu, and alpha, beta and gate or a controller's output)."""
-
-
 def is_supported(x: torch.Tensor, n_steps: int) -> bool:
     """Whether the kernels support positions like ``x`` and ``n_steps`` steps."""
     has_kernel = str(x.dtype).removeprefix("torch.") in DTYPES
@@ -120,7 +48,7 @@ def gradients(
     operands: tuple[torch.Tensor, ...],
     dt: torch.Tensor | float,
     options: Options,
-    wanted: tuple[bool, ...],
+    wanted: Sequence[bool],
 ) -> list[torch.Tensor | None]:
     """Return the gradients of x, the operands and dt.
 
@@ -197,22 +125,11 @@ def _sum_to_operand(
     return buffer.reshape(shape).sum_to_size(operand.shape).to(operand.dtype)
 
 
-def _split(coefficients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    if len(coefficients) == 1:
-        return tuple(coefficients[0].chunk(3, -1))
-    return coefficients
-
-
-def _join(
-    thirds: list[torch.Tensor | None], controller: torch.Tensor
-) -> torch.Tensor | None:
+def join(thirds: list[torch.Tensor], controller: torch.Tensor) -> torch.Tensor:
     """Join a controller's gradient; no copy where its thirds are views of one
     tensor.
     """
-    first = thirds[0]
-    if first is None:
-        return None
-    base = first._base
+    base = thirds[0]._base
     if base is not None and base.numel() == controller.numel():
         return base.view(controller.shape)
-    return torch.cat([third for third in thirds if third is not None], -1)
+    return torch.cat(thirds, -1)

@@ -1,0 +1,54 @@
+"""INL dynamics as plain torch calls, which every transformation of torch supports."""
+
+from __future__ import annotations
+
+import torch
+
+from inl_torch.eager.inl import coefficients, upcast
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def given(*coefs: torch.Tensor | None) -> list[torch.Tensor]:
+    """List alpha, beta and gate, or the output of a controller alone."""
+    return [each for each in coefs if each is not None]
+
+
+def activated(
+    coefs: list[torch.Tensor], most_beta: float | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return alpha, beta and gate in float32 or wider.
+
+    coefs: these three, or one output of a controller [..., 3 * D].
+    """
+    if len(coefs) == 1:
+        return coefficients(coefs[0], most_beta)
+    alpha, beta, gate = map(upcast, coefs)
+    return alpha, beta, gate
+
+
+def steps(
+    x: torch.Tensor,
+    v: torch.Tensor,
+    mu: torch.Tensor,
+    coefs: list[torch.Tensor],
+    dt: torch.Tensor | float,
+    n_steps: int,
+    most_beta: float | None,
+    limit: float | None,
+) -> Pair:
+    """Return the new position and velocity, of the dtypes of ``x`` and ``v``.
+
+    coefs: as in :func:`activated`. Every operand broadcasts to ``x``.
+    """
+    alpha, beta, gate = activated(coefs, most_beta)
+    position, velocity = upcast(x), upcast(v).expand(x.shape)
+    mu, dt = upcast(mu), upcast(dt) if isinstance(dt, torch.Tensor) else dt
+    for _ in range(n_steps):
+        velocity = alpha * velocity - beta * (position - mu)
+        if limit is not None:
+            velocity = velocity.clamp(-limit, limit)
+        position = position + dt * (gate * velocity)
+    if not n_steps:  # results must not alias operands
+        position, velocity = position.clone(), velocity.clone()
+    return position.to(x.dtype), velocity.to(v.dtype)
