@@ -126,7 +126,8 @@ def main() -> None:
     parser.add_argument("--queue", type=int, default=16)
     given = parser.parse_args()
     options = ("--max-batch", str(given.batch), "--max-queue", str(given.queue))
-    with server(*options, "--context", "512") as (host, port, process):
+    options += ("--device", "cpu", "--context", "512")
+    with server(*options) as (host, port, process):
         asyncio.run(measure(host, port, process, given))
 
 

@@ -19,12 +19,10 @@ READY = re.compile(r" at http://(\S+):(\d+),")
 
 @contextmanager
 def server(*options: str) -> Iterator[tuple[str, int, int]]:
-    """Yield host, port and process id of ``inl serve`` with the default model."""
+    """Yield host, port and process id of ``inl serve``, in this environment."""
     command = [sys.executable, "-m", "inl", "serve", "--port", "0", *options]
     with tempfile.NamedTemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [*command, "--device", "cpu", "--no-access-log"], stderr=log
-        )
+        process = subprocess.Popen([*command, "--no-access-log"], stderr=log)
         try:
             while not (found := READY.search(Path(log.name).read_text())):
                 if process.poll() is not None:
