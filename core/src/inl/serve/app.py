@@ -14,6 +14,7 @@ from starlette.routing import Route
 from inl.errors import InlError
 from inl.serve.anthropic.exchange import MessagesExchange
 from inl.serve.api_error import ApiError, as_api_error
+from inl.serve.conversions import Conversions
 from inl.serve.event_stream import encode
 from inl.serve.gate import Gate
 from inl.serve.generate_endpoint import GenerateEndpoint
@@ -81,6 +82,7 @@ def make_app(
 ) -> Gate:
     """Return the ASGI application of a server."""
     routes = Operations(models, metrics).routes()
+    routes += Conversions(models, config).routes()
     for path, make in GENERATING.items():
         dialect = _Dialect(make, models, partial(error_shape, path))
         endpoint = GenerateEndpoint(dialect, models, config)

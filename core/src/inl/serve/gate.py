@@ -46,6 +46,10 @@ async def read_body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
+OPEN_BYTES = 256 << 20
+"""Bytes that the bodies of open requests may take together, or one body if more."""
+
+
 class Gate:
     """ASGI middleware: checks each request, numbers and logs it.
 
@@ -66,6 +70,8 @@ class Gate:
         self._tracing = tracing
         self._keys = [key.encode() for key in config.api_keys]
         self._numbers = itertools.count()
+        self._held = 0
+        """Bytes of the bodies of all open requests."""
         self._run = secrets.token_hex(6)
         hosts = set(config.allowed_hosts)
         if hosts or config.is_loopback:
@@ -93,7 +99,7 @@ class Gate:
                 message["headers"] = [*message["headers"], *extra]
             await send(message)
 
-        receive_on = self._limited(receive)
+        receive_on = self._limited(receive, record)
         try:
             scope.setdefault("state", {})
             scope["state"] |= {"record": record, "client": self._check(scope, headers)}
@@ -106,6 +112,7 @@ class Gate:
         except ApiError as error:
             await send_error(send_on, error, self._error_body(scope["path"], error))
         finally:
+            self._held -= record.body_bytes
             record.finish()
             record.write()
             if self._tracing is not None and record.model is not None:
@@ -173,16 +180,25 @@ class Gate:
         pairs = {"access-control-allow-origin": origin, "vary": "origin", **CORS}
         return [(name.encode(), value.encode()) for name, value in pairs.items()]
 
-    def _limited(self, receive: Receive) -> Receive:
+    def _limited(self, receive: Receive, record: Record) -> Receive:
         """Count the bytes of a body, which need not have a length."""
-        size = 0
+        most = self._config.max_body_bytes
 
         async def receive_on() -> Any:
-            nonlocal size
             message = await receive()
-            size += len(message.get("body", b""))
-            if size > self._config.max_body_bytes:
-                raise self._too_large(str(size))
+            size = len(message.get("body", b""))
+            record.body_bytes += size
+            self._held += size
+            if record.body_bytes > most:
+                raise self._too_large(str(record.body_bytes))
+            if self._held > max(OPEN_BYTES, most):
+                raise ApiError(
+                    503,
+                    f"body: the bodies of open requests have {self._held} bytes, "
+                    f"accepts {max(OPEN_BYTES, most)}; try again later",
+                    code="queue_full",
+                    retry_after=1,
+                )
             return message
 
         return receive_on
