@@ -101,11 +101,7 @@ def check_plot(path: Path) -> None:
 
 def save_plot(report: dict[str, Any], path: Path) -> None:
     """Plot prefill and decode speed by batch size, with the range over runs."""
-    matplotlib = import_module("matplotlib")
-    matplotlib.use("Agg")
-    figure, axes = import_module("matplotlib.pyplot").subplots(
-        1, 2, figsize=(8, 3.5), layout="constrained"
-    )
+    figure, axes = subplots(len(PHASES))
     for axis, (name, key) in zip(axes, PHASES, strict=True):
         rows = [row for row in report["batches"] if row[key]]
         middle = [row[key]["median"] for row in rows]
@@ -116,6 +112,21 @@ def save_plot(report: dict[str, Any], path: Path) -> None:
         axis.bar_label(bars, fmt="%.0f", label_type="center", color="white")
         axis.set(title=name, xlabel="batch", ylabel="tokens/s")
     figure.suptitle(f"{report['model']} on {report['device']}")
+    save_figure(figure, path)
+
+
+def subplots(count: int) -> tuple[Any, Any]:
+    """Return a figure, which needs no display, and its axes side by side."""
+    matplotlib = import_module("matplotlib")
+    matplotlib.use("Agg")
+    figure, axes = import_module("matplotlib.pyplot").subplots(
+        1, count, figsize=(4 * count, 3.5), layout="constrained"
+    )
+    return figure, axes
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure; raises :class:`RequestError` if that fails."""
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
