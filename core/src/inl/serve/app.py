@@ -96,7 +96,12 @@ def make_app(
         Exception: _on_error,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
-    return Gate(app, config, error_shape, tracing)
+
+    def check_room(path: str, client: str) -> None:
+        if path in GENERATING:
+            models.check_room(client)
+
+    return Gate(app, config, error_shape, check_room, tracing)
 
 
 async def _describe(_: Request) -> Response:

@@ -53,8 +53,9 @@ OPEN_BYTES = 256 << 20
 class Gate:
     """ASGI middleware: checks each request, numbers and logs it.
 
-    error_body: returns the body of an error for a path. tracing: exports a span for
-    each request that generates.
+    error_body: returns the body of an error for a path. check_room: raises an error for
+    a path and a client if the request would not be admitted, whatever its body says.
+    tracing: exports a span for each request that generates.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class Gate:
         app: App,
         config: ServerConfig,
         error_body: Callable[[str, ApiError], dict[str, Any]],
+        check_room: Callable[[str, str], None],
         tracing: Tracing | None = None,
     ) -> None:
         self._app = app
         self._config = config
         self._error_body = error_body
+        self._check_room = check_room
         self._tracing = tracing
         self._keys = [key.encode() for key in config.api_keys]
         self._numbers = itertools.count()
@@ -108,6 +111,8 @@ class Gate:
                 await send_on(start)
                 await send_on({"type": "http.response.body", "body": b""})
                 return
+            if scope["method"] == "POST":
+                self._check_room(scope["path"], scope["state"]["client"])
             await self._app(scope, receive_on, send_on)
         except ApiError as error:
             await send_error(send_on, error, self._error_body(scope["path"], error))

@@ -43,7 +43,6 @@ class GenerateEndpoint:
         record: Record = scope["state"]["record"]
         try:
             client = scope["state"]["client"]
-            self._models.check_room(client)
             body = await read_body(receive)
             exchange = self._dialect.read(body, record.number)
             del body
