@@ -156,13 +156,14 @@ class HashServer:
 class ServerProcess:
     """An ``inl serve`` process with the default model; a context manager.
 
-    Its exit code must be 0 after SIGTERM.
+    Its exit code must be 0 after SIGTERM. bare: without any options but these.
     """
 
-    def __init__(self, *options):
-        command = [sys.executable, "-m", "inl", "serve", "--port", "0"]
-        command += ["--device", "cpu", "--max-batch", "4", "--context", "2048"]
-        self._command = [*command, "--name", "default", *options]
+    def __init__(self, *options, bare=False):
+        self._command = [sys.executable, "-m", "inl", "serve", *options]
+        if not bare:
+            self._command += ["--port", "0", "--device", "cpu", "--max-batch", "4"]
+            self._command += ["--context", "2048", "--name", "default"]
         self.url = ""
 
     def __enter__(self):
