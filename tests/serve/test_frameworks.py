@@ -58,11 +58,11 @@ def test_a_framework_chats_streams_calls_and_gets_structures(name, server_url):
     done = subprocess.run(command, capture_output=True, text=True, env=clean)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    client = openai.OpenAI(base_url=f"{server_url}/v1", api_key="none")
-    answer = client.chat.completions.create(
-        model="default", temperature=0, max_tokens=48,
-        messages=[{"role": "user", "content": QUESTION}],
-    )  # fmt: skip
+    with openai.OpenAI(base_url=f"{server_url}/v1", api_key="none") as client:
+        answer = client.chat.completions.create(
+            model="default", temperature=0, max_tokens=48,
+            messages=[{"role": "user", "content": QUESTION}],
+        )  # fmt: skip
     assert found["chat"] == found["stream"] == answer.choices[0].message.content
     assert found["tokens"] == answer.usage.completion_tokens
     assert found["chunks"] > found["tokens"] / 2, "tokens arrive one by one"

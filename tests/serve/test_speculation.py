@@ -29,24 +29,25 @@ def speculating():
 
 
 def texts(url, **options):
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-    done = client.completions.create(
-        model="default", prompt=LINES, max_tokens=32, **options
-    )
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        done = client.completions.create(
+            model="default", prompt=LINES, max_tokens=32, **options
+        )
     return [(each.text, each.finish_reason) for each in done.choices]
 
 
 def streamed(url, **options):
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-    parts = client.completions.create(
-        model="default", prompt=LINES, max_tokens=32, stream=True, **options
-    )
-    return "".join(part.choices[0].text for part in parts)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        parts = client.completions.create(
+            model="default", prompt=LINES, max_tokens=32, stream=True, **options
+        )
+        return "".join(part.choices[0].text for part in parts)
 
 
 def counts(url):
     """Return the counters of drafts by name, and those of each position."""
-    text = openai.OpenAI(base_url=url, api_key="none").get("/metrics", cast_to=str)
+    with openai.OpenAI(base_url=url, api_key="none") as client:
+        text = client.get("/metrics", cast_to=str)
     found = re.findall(r"^vllm:spec_decode_(\w+)_total\{(.*)\} (\S+)$", text, re.M)
     plain, positions = {}, {}
     for name, labels, value in found:
