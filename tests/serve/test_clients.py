@@ -73,7 +73,8 @@ def test_a_refused_client_comes_back_after_the_time_it_was_told(name, monkeypatc
 def test_arguments_of_a_call_are_streamed(server_url):
     # Free text: what a grammar forces is one piece.
     city = {"type": "string", "pattern": "^[a-z ]{20,24}$"}
-    schema = {"type": "object", "properties": {"city": city}, "required": ["city"], "additionalProperties": False}  # fmt: skip
+    schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+    schema["additionalProperties"] = False
     tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
     with openai.OpenAI(base_url=f"{server_url}/v1", api_key="none") as client:
         chunks = list(client.chat.completions.create(
