@@ -113,7 +113,7 @@ def test_tls_files_encrypt_connections(tmp_path):
             parts = client.completions.create(
                 model="hash", prompt=[1], max_tokens=3, stream=True
             )
-            assert len(list(parts)) >= 3
+            assert "".join(part.choices[0].text for part in parts)
         with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
             urllib.request.urlopen(f"{server.url}/health", timeout=30)
         with pytest.raises((OSError, http.client.HTTPException)):
