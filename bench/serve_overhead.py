@@ -1,24 +1,33 @@
 """Tokens/s of streaming clients relative to ``engine.generate``, in one run.
 
     python bench/serve_overhead.py --clients 32 --rounds 5
+    python bench/serve_overhead.py --device cuda:0 --clients 512 --processes 8 \\
+        --context 512 --tokens 128
 
 Each round generates with an engine in this process, then with a server process of its
-own; the other one is idle. The clients run in this process, on the same processors.
+own; the other one is idle. The clients run on the same machine, by default in this
+process; with ``--processes``, in that many others.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import multiprocessing
 import random
 import statistics
 import time
+from collections.abc import Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 from serve_processes import server
 
 from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
-from inl.serve.load_client import LoadClient, run_load
+from inl.serve.load_client import LoadClient, Sample, run_load
 
 WORDS = ("time", "year", "people", "way", "day", "man", "woman", "life", "child")
 
@@ -39,46 +48,95 @@ def generate(engine: InferenceEngine, clients: int, round_: int, tokens: int) ->
     return count / (time.perf_counter() - began)
 
 
-def serve(client: LoadClient, clients: int, round_: int, tokens: int) -> float:
-    """Return the tokens/s of streaming clients."""
-    options = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
-    options |= {"stream": True, "stream_options": {"include_usage": True}}
-    bodies = [{"messages": each, **options} for each in messages(clients, round_)]
-    began = time.perf_counter()
-    samples = asyncio.run(
-        run_load(client, bodies, [0.0] * clients, clients, lambda: None)
+def stream(url: str, bodies: Sequence[dict[str, Any]]) -> list[Sample]:
+    """Send requests at the same time and return their measurements."""
+    load = run_load(
+        LoadClient(url), bodies, [0.0] * len(bodies), len(bodies), lambda: None
     )
-    seconds = time.perf_counter() - began
-    assert all(each.status == 200 and not each.error for each in samples), samples
-    return sum(each.completion_tokens for each in samples) / seconds
+    return asyncio.run(load)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+class Clients:
+    """Streaming clients in some processes. processes: 1 runs them in this one."""
+
+    def __init__(self, url: str, clients: int, processes: int) -> None:
+        self._url, self._clients, self._parts = url, clients, processes
+        self._pool: Executor = ThreadPoolExecutor(1)
+        if processes > 1:
+            spawn = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(processes, spawn)
+
+    def rate(self, round_: int, tokens: int) -> float:
+        """Return the tokens/s that all receive together."""
+        options = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
+        options |= {"stream": True, "stream_options": {"include_usage": True}}
+        talks = messages(self._clients, round_)
+        bodies = [{"messages": each, **options} for each in talks]
+        began = time.perf_counter()
+        parts = [bodies[start :: self._parts] for start in range(self._parts)]
+        found = self._pool.map(stream, [self._url] * self._parts, parts)
+        samples = [sample for part in found for sample in part]
+        seconds = time.perf_counter() - began
+        bad = [each for each in samples if each.status != 200 or each.error]
+        assert not bad, bad[0]
+        return sum(each.completion_tokens for each in samples) / seconds
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the tokens/s of each round, and the ratio of medians."""
     config = EngineConfig(
-        backend="cpu", max_batch=given.clients, context=2048, warm_up=True
+        backend=given.device,
+        dtype=given.dtype,
+        kv_dtype=given.kv_dtype,
+        max_batch=given.clients,
+        context=given.context,
+        warm_up=True,
     )
+    options = [] if given.model is None else [given.model]
+    options += ["--device", given.device, "--dtype", given.dtype]
+    options += ["--kv-dtype", given.kv_dtype, "--context", str(given.context)]
+    options += ["--max-batch", str(given.clients)]
     found: dict[str, list[float]] = {"engine": [], "server": []}
     with (
-        InferenceEngine.from_pretrained(None, config) as engine,
-        server("--max-batch", str(given.clients), "--context", "2048") as place,
+        InferenceEngine.from_pretrained(given.model, config) as engine,
+        server(*options) as (host, port, _),
     ):
-        client = LoadClient(f"http://{place[0]}:{place[1]}")
+        clients = Clients(f"http://{host}:{port}", given.clients, given.processes)
         for round_ in range(given.rounds + 1):
             rates = (
                 generate(engine, given.clients, round_, given.tokens),
-                serve(client, given.clients, round_, given.tokens),
+                clients.rate(round_, given.tokens),
             )
             if round_:  # the first one warms up
                 for name, rate in zip(found, rates, strict=True):
                     found[name].append(rate)
                 print("engine {:.1f}, server {:.1f} tokens/s".format(*rates))
+        clients.close()
+        device = engine.device
     engine_rate, server_rate = map(statistics.median, found.values())
-    print(f"server / engine, ratio of medians: {server_rate / engine_rate:.3f}")
+    return {"device": device, **found, "ratio": server_rate / engine_rate}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", help="folder or GGUF file [default model]")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--processes", type=int, default=1, help="of the clients")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    given = parser.parse_args()
+    found = measure(given)
+    if given.json is not None:
+        given.json.write_text(json.dumps({**vars(given), **found}, default=str))
+    print(f"server / engine, ratio of medians: {found['ratio']:.3f}")
 
 
 if __name__ == "__main__":

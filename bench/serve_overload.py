@@ -1,25 +1,33 @@
 """Four times the capacity for a minute: goodput, memory, rejections and answers.
 
-    python bench/serve_overload.py --seconds 60
+    python bench/serve_overload.py --seconds 60 --rounds 6
 
-The capacity is measured before and after, with as many clients as the server runs and
-queues.
+Alternates between the capacity, with as many clients as the server runs and queues, and
+Poisson arrivals at four times that rate, so that other processes disturb both alike.
+Prints the ratio of medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
+import statistics
 import time
 from collections import Counter
+from collections.abc import Awaitable
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from serve_processes import post, server
+from serve_processes import get, post, server
 
 PATH = "/v1/completions"
+RAMP = 1.0
+"""Seconds until the queue is full."""
+
 TEXTS = [f"Item {number}: the story of" for number in range(16)]
 
 
@@ -41,11 +49,32 @@ def processor_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@dataclass(frozen=True)
+class Window:
+    """What happened in some seconds; processor: the server's processor time."""
+
+    seconds: float
+    finished: int
+    rejected: int
+    processor: float
+
+    @property
+    def rate(self) -> float:
+        """Finished requests per second."""
+        return self.finished / self.seconds
+
+
+def sum_of(windows: list[Window]) -> Window:
+    """Return all windows as one."""
+    return Window(*map(sum, zip(*map(astuple, windows), strict=True)))
+
+
 class Load:
     """Sends requests and counts their answers."""
 
-    def __init__(self, host: str, port: int, tokens: int) -> None:
+    def __init__(self, host: str, port: int, process: int, tokens: int) -> None:
         self._host, self._port, self._tokens = host, port, tokens
+        self._process = process
         self.counts: Counter[str] = Counter()
         self.wanted: dict[int, Any] = {}
 
@@ -62,72 +91,123 @@ class Load:
         else:
             self.counts["without Retry-After"] += "retry-after" not in headers
 
-    async def closed(self, clients: int, seconds: float) -> float:
-        """Return the finished requests per second of clients that never pause."""
-        end, before = time.perf_counter() + seconds, self.counts["200"]
+    async def state(self) -> dict[str, Any]:
+        """Return what the server does now."""
+        return await get(self._host, self._port, "/load")
+
+    async def closed(self, clients: int, seconds: float) -> Window:
+        """Measure clients that never pause: the capacity."""
+        end = time.perf_counter() + RAMP + seconds
 
         async def client(number: int) -> None:
             while time.perf_counter() < end:
                 await self.send(number)
                 number += clients
 
-        began = time.perf_counter()
-        await asyncio.gather(*map(client, range(clients)))
-        return (self.counts["200"] - before) / (time.perf_counter() - began)
+        load = asyncio.gather(*map(client, range(clients)))
+        return await self._watched(load, seconds)
 
-    async def open(self, rate: float, seconds: float) -> float:
-        """Return the requests per second that finish while Poisson arrivals come."""
-        draw, before = random.Random(1), self.counts["200"]
-        began, number, now = time.perf_counter(), 0, 0.0
+    async def open(self, rate: float, seconds: float) -> Window:
+        """Measure Poisson arrivals."""
+        draw, began, now = random.Random(1), time.perf_counter(), 0.0
         tasks = []
-        while now < seconds:
-            await asyncio.sleep(max(now - (time.perf_counter() - began), 0))
-            tasks.append(asyncio.create_task(self.send(number)))
-            number, now = number + 1, now + draw.expovariate(rate)
-        rate = (self.counts["200"] - before) / (time.perf_counter() - began)
-        await asyncio.gather(*tasks)
-        return rate
+
+        async def arrive() -> None:
+            nonlocal now
+            while now < RAMP + seconds:
+                await asyncio.sleep(max(now - (time.perf_counter() - began), 0))
+                tasks.append(asyncio.create_task(self.send(len(tasks))))
+                now += draw.expovariate(rate)
+            await asyncio.gather(*tasks)
+
+        return await self._watched(arrive(), seconds)
+
+    async def _watched(self, load: Awaitable[Any], seconds: float) -> Window:
+        """Measure a window within a load, when the queue is full already."""
+        task = asyncio.ensure_future(load)
+        await asyncio.sleep(RAMP)
+        before, cost = self.counts.copy(), processor_seconds(self._process)
+        began = time.perf_counter()
+        await asyncio.sleep(seconds)
+        window = Window(
+            time.perf_counter() - began,
+            self.counts["200"] - before["200"],
+            self.counts["503"] - before["503"],
+            processor_seconds(self._process) - cost,
+        )
+        await task
+        return window
 
 
-async def measure(host: str, port: int, process: int, given: Any) -> None:
-    load = Load(host, port, given.tokens)
+async def measure(host: str, port: int, process: int, given: Any) -> dict[str, Any]:
+    """Alternate between the capacity and four times of it."""
+    load = Load(host, port, process, given.tokens)
     for number in range(len(TEXTS)):
         await load.send(number)  # unloaded: the wanted answers
-    clients, part = given.batch + given.queue, given.seconds / 3
-    times = [processor_seconds(process)]
-    first = await load.closed(clients, part)
-    times.append(processor_seconds(process))
-    finished = load.counts["200"] - len(TEXTS)
-    load.counts.clear()
-    before = resident(process)
-    rate = await load.open(4 * first, given.seconds)
-    times.append(processor_seconds(process))
-    grown = (resident(process) - before) / 2**20
-    counts = dict(load.counts)
-    # Again: other processes may have changed it.
-    second = await load.closed(clients, part)
-    share = 2 * rate / (first + second)
-    print(f"capacity: {first:.2f} requests/s before, {second:.2f} after")
-    print(f"at 4 times: {rate:.2f} requests/s, {share:.3f} of the capacity")
-    costs = (times[1] - times[0]) / finished, (times[2] - times[1]) / counts["200"]
-    print(
-        "processor time of an answer: {:.3f} s before, {:.3f} s at 4 times, "
-        "{:.3f} of it".format(*costs, costs[0] / costs[1])
-    )
-    print(f"memory: {before / 2**20:.0f} MB before, {grown:+.1f} MB after")
-    print(", ".join(f"{name}: {count}" for name, count in sorted(counts.items())))
+    clients, part = given.batch + given.queue, given.seconds / given.rounds
+    rounds: dict[str, list[Window]] = {"capacity": [], "overload": []}
+    memory = []
+    for round_ in range(given.rounds):
+        rounds["capacity"].append(await load.closed(clients, part))
+        capacity = statistics.median(each.rate for each in rounds["capacity"])
+        rounds["overload"].append(await load.open(4 * capacity, part))
+        memory.append(resident(process))
+        print(f"round {round_ + 1}: capacity {rounds['capacity'][-1].rate:.2f}, at 4 "
+              f"times {rounds['overload'][-1].rate:.2f} requests/s")  # fmt: skip
+    rates = {k: statistics.median(w.rate for w in found) for k, found in rounds.items()}
+    base, over = (sum_of(rounds[name]) for name in rounds)
+    each = base.processor / base.finished
+    return {
+        "capacity": rates["capacity"],
+        "at_four_times": rates["overload"],
+        "share": rates["overload"] / rates["capacity"],
+        "processor_seconds_of_an_answer": each,
+        "processor_seconds_of_an_answer_at_four_times": over.processor / over.finished,
+        "processor_seconds_of_a_rejection": (over.processor - each * over.finished)
+        / max(over.rejected, 1),
+        "answers": over.finished,
+        "rejections": over.rejected,
+        "memory_mb": [size / 2**20 for size in memory],
+        "differing_answers": load.counts["differing answers"],
+        "without_retry_after": load.counts["without Retry-After"],
+        "other_statuses": {
+            name: count
+            for name, count in load.counts.items()
+            if name.isdigit() and name not in ("200", "503")
+        },
+        "open_requests_after": (await load.state())["server_load"],
+        "kv_cache_usage_after": (await load.state())["kv_cache_usage"],
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print the figures."""
+    for name, value in found.items():
+        if name.startswith("processor"):
+            text = f"{1000 * value:.2f} ms"
+        elif isinstance(value, list):
+            text = ", ".join(f"{each:.1f}" for each in value)
+        else:
+            text = f"{value:.3f}" if isinstance(value, float) else str(value)
+        print(f"{name.replace('_', ' ')}: {text}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--queue", type=int, default=16)
     given = parser.parse_args()
     options = ("--max-batch", str(given.batch), "--max-queue", str(given.queue))
-    with server(*options, "--context", "512") as (host, port, process):
-        asyncio.run(measure(host, port, process, given))
+    options += ("--device", "cpu", "--context", "512")
+    with server(*options) as (host, port, process):
+        found = asyncio.run(measure(host, port, process, given))
+    show(found)
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -19,12 +19,10 @@ READY = re.compile(r" at http://(\S+):(\d+),")
 
 @contextmanager
 def server(*options: str) -> Iterator[tuple[str, int, int]]:
-    """Yield host, port and process id of ``inl serve`` with the default model."""
+    """Yield host, port and process id of ``inl serve``, in this environment."""
     command = [sys.executable, "-m", "inl", "serve", "--port", "0", *options]
     with tempfile.NamedTemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [*command, "--device", "cpu", "--no-access-log"], stderr=log
-        )
+        process = subprocess.Popen([*command, "--no-access-log"], stderr=log)
         try:
             while not (found := READY.search(Path(log.name).read_text())):
                 if process.poll() is not None:
@@ -36,14 +34,25 @@ def server(*options: str) -> Iterator[tuple[str, int, int]]:
             process.wait()
 
 
+async def get(host: str, port: int, path: str) -> Any:
+    """Return the body of an answer."""
+    return (await _request("GET", host, port, path, b""))[2]
+
+
 async def post(
     host: str, port: int, path: str, body: dict[str, Any]
 ) -> tuple[int, dict[str, str], Any]:
-    """Return status, headers and body of a request on a connection of its own."""
+    """Return status, headers and body of an answer."""
+    return await _request("POST", host, port, path, json.dumps(body).encode())
+
+
+async def _request(
+    method: str, host: str, port: int, path: str, data: bytes
+) -> tuple[int, dict[str, str], Any]:
+    """Send a request on a connection of its own."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
         writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
         answer = await reader.read(-1)
     finally:

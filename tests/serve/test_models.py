@@ -9,7 +9,7 @@ import pytest
 
 from inl.cli.serve_models import served_batch
 from inl.device import Device
-from inl.errors import CheckpointError, RequestError
+from inl.errors import CheckpointError, OutOfMemory, RequestError
 from inl.serve.metrics import Metrics
 from inl.serve.model_slot import ModelSource
 from inl.serve.models import Models
@@ -77,9 +77,9 @@ def test_an_idle_model_is_unloaded_and_loaded_again():
         assert len(source.engines) == 2
 
 
-def test_a_failed_load_is_an_error_of_its_requests_only():
+def test_a_failed_load_is_an_error_of_its_requests_only(caplog):
     good, bad = Source("good"), Source("bad")
-    bad.error = CheckpointError("model: found no weights")
+    bad.error = CheckpointError("/home/someone/model: found no weights")
     bad.may_open.clear()
     with ModelServer(good, bad) as server:
         assert server.complete("good")[0] == 200
@@ -92,10 +92,32 @@ def test_a_failed_load_is_an_error_of_its_requests_only():
         for status, _, body in results:
             assert status == 503
             assert body["error"]["code"] == "model_load_failed"
-            assert "'bad' could not be loaded: model: found no weights" in str(body)
+            text = body["error"]["message"]
+            assert text.startswith("model: 'bad' could not be loaded: its files cannot")
+            assert "someone" not in str(body)
         bad.error = None
         assert server.complete("bad")[0] == 200
     assert not bad.loaded
+    assert "bad: loading failed: /home/someone/model: found no weights" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(2, "No such file", "/home/someone/model"),
+        OutOfMemory("/home/someone/model"),
+        RequestError("/home/someone/model"),
+        ValueError("/home/someone/model"),
+    ],
+)
+def test_no_error_of_a_load_shows_paths_to_clients(error, caplog):
+    source = Source("a")
+    source.error = error
+    with ModelServer(source, Source("b")) as server:
+        status, _, body = server.complete("a")
+    assert (status, body["error"]["code"]) == (503, "model_load_failed")
+    assert "someone" not in str(body)
+    assert "someone" in caplog.text
 
 
 def test_a_client_that_leaves_during_a_load_leaves_no_model_behind():

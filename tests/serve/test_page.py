@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from http_servers import HashServer
+from http_servers import HashServer, ServerProcess
 from model_servers import ModelServer, Source
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -166,4 +166,26 @@ def test_screenshots_of_a_conversation(browser, server_url, name, tmp_path):
     page.screenshot(path=path)
     assert 5_000 < path.stat().st_size < 200_000
     assert not problems
+    page.context.close()
+
+
+@needs_browser
+@pytest.mark.full
+def test_the_share_of_accepted_drafts_is_a_chart(browser, server_url):
+    figure = "[...document.querySelectorAll('figure')].find((each) => "
+    figure += "each.textContent.startsWith('Drafts accepted'))"
+    options = ("--speculation", "ngram", "--no-adaptive-drafts")
+    with ServerProcess(*options) as server:
+        page, problems, _ = visit(browser, server)
+        page.fill("#temperature", "0")
+        page.fill("#max_tokens", "60")
+        page.fill("#prompt", "Repeat: red green blue red green blue red green")
+        page.press("#prompt", "Enter")
+        until(page, f"Number({figure}.querySelector('span').textContent) > 0")
+        assert page.evaluate(f"{figure}.hidden") is False
+        assert not problems
+        page.context.close()
+    page, _, _ = visit(browser, SimpleNamespace(url=server_url))
+    page.wait_for_selector("figure polyline[points]", state="attached")
+    assert page.evaluate(f"{figure}.hidden") is True
     page.context.close()

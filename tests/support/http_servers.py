@@ -6,9 +6,13 @@ import asyncio
 import http.client
 import json
 import re
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from inl.config import EngineConfig
@@ -147,3 +151,41 @@ class HashServer:
         kind = response.headers.get_content_type()
         parsed = json.loads(text) if kind == "application/json" else text
         return response.status, response.headers, parsed
+
+
+class ServerProcess:
+    """An ``inl serve`` process with the default model; a context manager.
+
+    Its exit code must be 0 after SIGTERM. bare: without any options but these.
+    """
+
+    def __init__(self, *options, bare=False):
+        self._command = [sys.executable, "-m", "inl", "serve", *options]
+        if not bare:
+            self._command += ["--port", "0", "--device", "cpu", "--max-batch", "4"]
+            self._command += ["--context", "2048", "--name", "default"]
+        self.url = ""
+
+    def __enter__(self):
+        self._folder = tempfile.TemporaryDirectory()
+        self._log = Path(self._folder.name, "log")
+        with self._log.open("w") as output:
+            self.process = subprocess.Popen(self._command, stderr=output)
+        while not (found := READY.search(self.log)):
+            assert self.process.poll() is None, self.log
+            time.sleep(0.05)
+        self.url = found[1]
+        return self
+
+    @property
+    def log(self):
+        return self._log.read_text()
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        try:
+            assert self.process.wait(60) == 0, self.log
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._folder.cleanup()

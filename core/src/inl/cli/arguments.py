@@ -50,6 +50,32 @@ Adapter = Annotated[
         help="LoRA adapter in a PEFT folder; can be repeated.",
     ),
 ]
+Speculation = Annotated[
+    str | None,
+    typer.Option(
+        help='Source of drafted tokens that a step verifies: "ngram", or "model" with '
+        "--draft-model. [default: none]"
+    ),
+]
+DraftModel = Annotated[
+    str | None, typer.Option(help="Small model with the same tokenizer, for drafts.")
+]
+DraftDevice = Annotated[
+    str | None, typer.Option(help="Device of the draft model. [default: --device]")
+]
+MaxDrafts = Annotated[
+    int | None,
+    typer.Option(
+        help="Drafted tokens of a sequence and step. [default: 15]", min=1, max=127
+    ),
+]
+AdaptiveDrafts = Annotated[
+    bool,
+    typer.Option(
+        "--adaptive-drafts/--no-adaptive-drafts",
+        help="Choose the number of drafts from measured times, or verify all.",
+    ),
+]
 AllowHosted = Annotated[
     bool,
     typer.Option(

@@ -12,7 +12,7 @@ import typer
 
 from inl.cli import arguments
 from inl.cli.bench import bar, device_memory
-from inl.cli.bench_show import check_plot, panels, save_figure, show_device_memory
+from inl.cli.bench_show import check_plot, save_figure, show_device_memory, subplots
 from inl.cli.progress import loading_bar
 from inl.cli.table import print_table
 from inl.errors import RequestError
@@ -168,7 +168,7 @@ def show(report: dict[str, Any]) -> None:
 
 def save_plot(report: dict[str, Any], path: Path) -> None:
     """Plot tokens per second and the times to the first token, by load."""
-    figure, (rates, firsts) = panels(10)
+    figure, (rates, firsts) = subplots(2)
     rows = report["loads"][::-1]
     names = [row["load"] for row in rows]
     bars = rates.barh(names, [row["tokens_per_second"] for row in rows])

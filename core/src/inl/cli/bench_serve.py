@@ -13,9 +13,11 @@ import typer
 
 from inl.cli import arguments
 from inl.cli.bench import bar
+from inl.cli.bench_latencies import save_latencies
+from inl.cli.bench_show import check_plot
 from inl.cli.table import print_table
 from inl.errors import RequestError
-from inl.serve.load_client import LoadClient, Sample, run_load
+from inl.serve.load_client import LoadClient, run_load
 from inl.serve.load_report import report
 
 WORDS = ("time", "year", "people", "way", "day", "man", "woman", "life", "child")
@@ -31,6 +33,9 @@ def run(
     rate: Annotated[
         float, typer.Option(help="Poisson arrivals per second; 0 sends all at once.")
     ] = 0.0,
+    burst: Annotated[
+        int, typer.Option(help="Requests that arrive at the same time.", min=1)
+    ] = 1,
     concurrency: Annotated[int, typer.Option(help="Most open requests.", min=1)] = 1
     << 16,
     prompt_words: Annotated[
@@ -52,45 +57,53 @@ def run(
         float | None, typer.Option(help="Goodput: most mean time between tokens.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of lengths and arrivals.")] = 0,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-eos/--no-ignore-eos",
+            help="Send ignore_eos, which some servers refuse, for exact lengths.",
+        ),
+    ] = True,
     as_json: arguments.Json = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="File for a plot of the latencies, such as load.png."),
+    ] = None,
 ) -> None:
     """Measure the server at URL: latencies, throughput and goodput."""
+    if plot is not None:
+        check_plot(plot)
     rows = (
         _read_trace(trace)
         if trace is not None
-        else _rows(random.Random(seed), requests, rate, prompt_words, tokens)
+        else _rows(random.Random(seed), requests, rate, burst, prompt_words, tokens)
     )
     client = LoadClient(url, api_key)
-    began = time.perf_counter()
     try:
-        samples = asyncio.run(_measure(client, model, rows, concurrency, seed))
+        name = model or asyncio.run(client.model())
+        draw = random.Random(seed + 1)
+        bodies = [_body(name, draw, words, count) for _, words, count in rows]
+        for body in bodies if not ignore_eos else ():
+            del body["ignore_eos"]
+        began = time.perf_counter()
+        arrivals = [arrival for arrival, _, _ in rows]
+        with bar(len(rows)) as tick:
+            load = run_load(client, bodies, arrivals, concurrency, tick)
+            samples = asyncio.run(load)
     except OSError as error:
         raise RequestError(f"{url}: {error}; start a server there") from error
-    found = report(
-        samples,
-        time.perf_counter() - began,
-        most_first=first_token_ms and first_token_ms / 1000,
-        most_inter=inter_token_ms and inter_token_ms / 1000,
+    limits = (
+        None if first_token_ms is None else first_token_ms / 1000,
+        None if inter_token_ms is None else inter_token_ms / 1000,
     )
+    seconds = time.perf_counter() - began
+    found = report(samples, seconds, most_first=limits[0], most_inter=limits[1])
+    if plot is not None:
+        save_latencies(samples, plot, f"{name} at {url}", limits)
     if as_json:
         print(json.dumps(found))
         return
     _show(found)
-
-
-async def _measure(
-    client: LoadClient,
-    model: str | None,
-    rows: list[tuple[float, int, int]],
-    concurrency: int,
-    seed: int,
-) -> list[Sample]:
-    name = model or await client.model()
-    draw = random.Random(seed + 1)
-    bodies = [_body(name, draw, words, count) for _, words, count in rows]
-    with bar(len(rows)) as tick:
-        arrivals = [arrival for arrival, _, _ in rows]
-        return await run_load(client, bodies, arrivals, concurrency, tick)
 
 
 def _body(model: str, draw: random.Random, words: int, tokens: int) -> dict[str, Any]:
@@ -107,13 +120,14 @@ def _body(model: str, draw: random.Random, words: int, tokens: int) -> dict[str,
 
 
 def _rows(
-    draw: random.Random, count: int, rate: float, words: str, tokens: str
+    draw: random.Random, count: int, rate: float, burst: int, words: str, tokens: str
 ) -> list[tuple[float, int, int]]:
     now, rows = 0.0, []
     word_range, token_range = _range("prompt-words", words), _range("tokens", tokens)
-    for _ in range(count):
+    for number in range(1, count + 1):
         rows.append((now, draw.randint(*word_range), draw.randint(*token_range)))
-        now += draw.expovariate(rate) if rate > 0 else 0.0
+        if rate > 0 and number % burst == 0:
+            now += draw.expovariate(rate / burst)
     return rows
 
 

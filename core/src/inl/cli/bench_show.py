@@ -101,24 +101,6 @@ def check_plot(path: Path) -> None:
         )
 
 
-def panels(width: float) -> tuple[Any, Any]:
-    """Return a figure with two panels side by side, and the panels."""
-    matplotlib = import_module("matplotlib")
-    matplotlib.use("Agg")
-    figure, axes = import_module("matplotlib.pyplot").subplots(
-        1, 2, figsize=(width, 3.5), layout="constrained"
-    )
-    return figure, axes
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure. Raises :class:`RequestError` if that is not possible."""
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise RequestError(f"plot: {path}: {error.strerror}") from error
-
-
 def show_device_memory(memory: dict[str, int] | None) -> str:
     """Format the memory of a device of its own; empty for the host's."""
     if memory is None:
@@ -129,7 +111,7 @@ def show_device_memory(memory: dict[str, int] | None) -> str:
 
 def save_plot(report: dict[str, Any], path: Path) -> None:
     """Plot prefill and decode speed by batch size, with the range over runs."""
-    figure, axes = panels(8)
+    figure, axes = subplots(len(PHASES))
     for axis, (name, key) in zip(axes, PHASES, strict=True):
         rows = [row for row in report["batches"] if row[key]]
         middle = [row[key]["median"] for row in rows]
@@ -141,3 +123,21 @@ def save_plot(report: dict[str, Any], path: Path) -> None:
         axis.set(title=name, xlabel="batch", ylabel="tokens/s")
     figure.suptitle(f"{report['model']} on {report['device']}")
     save_figure(figure, path)
+
+
+def subplots(count: int) -> tuple[Any, Any]:
+    """Return a figure, which needs no display, and its axes side by side."""
+    matplotlib = import_module("matplotlib")
+    matplotlib.use("Agg")
+    figure, axes = import_module("matplotlib.pyplot").subplots(
+        1, count, figsize=(4 * count, 3.5), layout="constrained"
+    )
+    return figure, axes
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure; raises :class:`RequestError` if that fails."""
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise RequestError(f"plot: {path}: {error.strerror}") from error

@@ -64,6 +64,11 @@ def run(
         ),
     ] = None,
     adapter: arguments.Adapter = None,
+    speculation: arguments.Speculation = None,
+    draft_model: arguments.DraftModel = None,
+    draft_device: arguments.DraftDevice = None,
+    max_drafts: arguments.MaxDrafts = None,
+    adaptive_drafts: arguments.AdaptiveDrafts = True,
     idle_unload: Annotated[
         float | None,
         typer.Option(
@@ -157,6 +162,11 @@ def run(
         context=context,
         adapters=adapters,
         max_adapter_rank=max(map(highest_rank, adapters.values()), default=1),
+        speculation=speculation,
+        draft_model=draft_model,
+        draft_backend=draft_device,
+        max_drafts=max_drafts,
+        adaptive_drafts=adaptive_drafts,
         warm_up=True,
         on_worker_loss="restart",
         trace=trace,

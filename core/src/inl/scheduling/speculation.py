@@ -46,8 +46,10 @@ class Speculation:
         self.drafter = drafter
         self.max_drafts = max_drafts
         self.times = times
-        self.drafted = self.accepted = 0
-        """Totals of collected steps."""
+        self.rows = self.drafted = self.accepted = 0
+        """Rows with drafts, drafted and accepted tokens of collected steps."""
+        self.accepted_at = [0] * max_drafts
+        """Accepted tokens by their position in the row's drafts."""
         self._overhead = 0.0
         """Recent seconds of the drafter per step."""
         self._acceptance: dict[int, Acceptance] = {}
@@ -179,8 +181,11 @@ class Speculation:
         request.uncertain -= drafted
         request.scheduled -= stop - start - accepted
         if drafted:
+            self.rows += 1
             self.drafted += drafted
             self.accepted += accepted - 1
+            for position in range(accepted - 1):
+                self.accepted_at[position] += 1
             self._stats(request).observe(accepted - 1, drafted)
 
     def _stats(self, request: Request) -> Acceptance:

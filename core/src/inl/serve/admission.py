@@ -81,26 +81,36 @@ class Admission:
                 f"n: found a call of {requests} completions, this server holds {limit}",
                 param="n",
             )
-        if self.is_draining:
-            raise self._refusal(503, "the server is stopping", "draining")
-        most = self._max_per_client
-        if most is not None and self._clients[client] + requests > most:
-            raise self._refusal(
-                429,
-                f"{self._clients[client]} requests of this key are open, accepts "
-                f"{most}; try again later",
-                "rate_limit_exceeded",
-            )
-        if self.open + requests > limit:
-            raise self._refusal(
-                503,
-                f"queue: {self.waiting} requests wait, accepts {self._max_queue}; "
-                "try again later",
-                "queue_full",
-            )
+        if (reason := self._reason(client, requests)) is not None:
+            raise self._refusal(*reason)
         self.open += requests
         self._clients[client] += requests
         return Ticket(client, requests)
+
+    def has_room(self, client: str) -> bool:
+        """Whether a call of one request would be admitted."""
+        return self._reason(client, 1) is None
+
+    def check(self, client: str) -> None:
+        """Refuse a call that is known to be refused: before its body is read.
+
+        Raises :class:`ApiError` 429 or 503.
+        """
+        if (reason := self._reason(client, 1)) is not None:
+            raise self._refusal(*reason)
+
+    def _reason(self, client: str, requests: int) -> tuple[int, str, str] | None:
+        """Return status, message and code of a refusal; ``None`` admits."""
+        if self.is_draining:
+            return 503, "the server is stopping", "draining"
+        most = self._max_per_client
+        if most is not None and self._clients[client] + requests > most:
+            text = f"{self._clients[client]} requests of this key are open, accepts "
+            return 429, f"{text}{most}; try again later", "rate_limit_exceeded"
+        if self.open + requests > self._max_running + self._max_queue:
+            text = f"queue: {self.waiting} requests wait, accepts {self._max_queue}; "
+            return 503, f"{text}try again later", "queue_full"
+        return None
 
     def charge(self, ticket: Ticket, tokens: int) -> None:
         """Count the prompt tokens of a call; raises :class:`ApiError` 503.

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from inl.errors import InlError
 from inl.serve.anthropic.exchange import MessagesExchange
 from inl.serve.api_error import ApiError, as_api_error
+from inl.serve.conversions import Conversions
 from inl.serve.event_stream import encode
 from inl.serve.gate import Gate
 from inl.serve.generate_endpoint import GenerateEndpoint
@@ -81,6 +82,7 @@ def make_app(
 ) -> Gate:
     """Return the ASGI application of a server."""
     routes = Operations(models, metrics).routes()
+    routes += Conversions(models, config).routes()
     for path, make in GENERATING.items():
         dialect = _Dialect(make, models, partial(error_shape, path))
         endpoint = GenerateEndpoint(dialect, models, config)
@@ -94,7 +96,12 @@ def make_app(
         Exception: _on_error,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
-    return Gate(app, config, error_shape, tracing)
+
+    def check_room(path: str, client: str) -> None:
+        if path in GENERATING:
+            models.check_room(client)
+
+    return Gate(app, config, error_shape, check_room, tracing)
 
 
 async def _describe(_: Request) -> Response:

@@ -46,11 +46,16 @@ async def read_body(receive: Receive) -> bytes:
             return b"".join(parts)
 
 
+OPEN_BYTES = 256 << 20
+"""Bytes that the bodies of open requests may take together, or one body if more."""
+
+
 class Gate:
     """ASGI middleware: checks each request, numbers and logs it.
 
-    error_body: returns the body of an error for a path. tracing: exports a span for
-    each request that generates.
+    error_body: returns the body of an error for a path. check_room: raises an error for
+    a path and a client if the request would not be admitted, whatever its body says.
+    tracing: exports a span for each request that generates.
     """
 
     def __init__(
@@ -58,14 +63,18 @@ class Gate:
         app: App,
         config: ServerConfig,
         error_body: Callable[[str, ApiError], dict[str, Any]],
+        check_room: Callable[[str, str], None],
         tracing: Tracing | None = None,
     ) -> None:
         self._app = app
         self._config = config
         self._error_body = error_body
+        self._check_room = check_room
         self._tracing = tracing
         self._keys = [key.encode() for key in config.api_keys]
         self._numbers = itertools.count()
+        self._held = 0
+        """Bytes of the bodies of all open requests."""
         self._run = secrets.token_hex(6)
         hosts = set(config.allowed_hosts)
         if hosts or config.is_loopback:
@@ -93,7 +102,7 @@ class Gate:
                 message["headers"] = [*message["headers"], *extra]
             await send(message)
 
-        receive_on = self._limited(receive)
+        receive_on = self._limited(receive, record)
         try:
             scope.setdefault("state", {})
             scope["state"] |= {"record": record, "client": self._check(scope, headers)}
@@ -102,10 +111,13 @@ class Gate:
                 await send_on(start)
                 await send_on({"type": "http.response.body", "body": b""})
                 return
+            if scope["method"] == "POST":
+                self._check_room(scope["path"], scope["state"]["client"])
             await self._app(scope, receive_on, send_on)
         except ApiError as error:
             await send_error(send_on, error, self._error_body(scope["path"], error))
         finally:
+            self._held -= record.body_bytes
             record.finish()
             record.write()
             if self._tracing is not None and record.model is not None:
@@ -173,16 +185,25 @@ class Gate:
         pairs = {"access-control-allow-origin": origin, "vary": "origin", **CORS}
         return [(name.encode(), value.encode()) for name, value in pairs.items()]
 
-    def _limited(self, receive: Receive) -> Receive:
+    def _limited(self, receive: Receive, record: Record) -> Receive:
         """Count the bytes of a body, which need not have a length."""
-        size = 0
+        most = self._config.max_body_bytes
 
         async def receive_on() -> Any:
-            nonlocal size
             message = await receive()
-            size += len(message.get("body", b""))
-            if size > self._config.max_body_bytes:
-                raise self._too_large(str(size))
+            size = len(message.get("body", b""))
+            record.body_bytes += size
+            self._held += size
+            if record.body_bytes > most:
+                raise self._too_large(str(record.body_bytes))
+            if self._held > max(OPEN_BYTES, most):
+                raise ApiError(
+                    503,
+                    f"body: the bodies of open requests have {self._held} bytes, "
+                    f"accepts {max(OPEN_BYTES, most)}; try again later",
+                    code="queue_full",
+                    retry_after=1,
+                )
             return message
 
         return receive_on

@@ -42,10 +42,12 @@ class GenerateEndpoint:
         """Answer one request."""
         record: Record = scope["state"]["record"]
         try:
+            client = scope["state"]["client"]
             body = await read_body(receive)
             exchange = self._dialect.read(body, record.number)
+            del body
             model = self._models.find(exchange.job.model)
-            client, record.model = scope["state"]["client"], model.name
+            record.model = model.name
             async with (
                 disconnect_cancels(receive),
                 model.generate(exchange.job, client) as generations,

@@ -64,7 +64,7 @@ class LoadClient:
     async def measure(self, body: dict[str, Any]) -> Sample:
         """Send a streaming chat request and return its times."""
         sample, began = Sample(), time.perf_counter()
-        held = b""
+        held, is_done = b"", False
         try:
             async for part in self._request("POST", "/v1/chat/completions", body):
                 if not sample.status:
@@ -73,14 +73,23 @@ class LoadClient:
                 held += part
                 if sample.status != 200:
                     continue
-                *events, held = held.split(b"\n\n")
+                *lines, held = held.split(b"\n")
                 now = time.perf_counter() - began
-                for event in events:
-                    _apply(sample, event, now)
-        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+                for line in lines:
+                    is_done |= _apply(sample, line.rstrip(b"\r"), now)
+        except (
+            OSError,
+            asyncio.IncompleteReadError,
+            asyncio.LimitOverrunError,
+            ValueError,
+        ) as error:
             sample.error = f"{type(error).__name__}: {error}"
         if sample.status != 200:
             sample.error = sample.error or held.decode("utf-8", "replace")[:200]
+        elif not is_done:
+            sample.error = sample.error or "the stream ended without [DONE]"
+        # A server that reports no usage sends about one token an event.
+        sample.completion_tokens = sample.completion_tokens or len(sample.token_times)
         sample.seconds = time.perf_counter() - began
         return sample
 
@@ -98,6 +107,8 @@ class LoadClient:
             await writer.drain()
             head = await reader.readuntil(b"\r\n\r\n")
             status, _, rest = head.partition(b"\r\n")
+            if not status.startswith(b"HTTP/1."):
+                raise ValueError(f"found {status[:40]!r}, which is no HTTP status")
             yield status.split()[1]
             chunked = b"transfer-encoding: chunked" in rest.lower()
             async for part in _chunks(reader) if chunked else _whole(reader):
@@ -129,20 +140,22 @@ async def _whole(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         yield part
 
 
-def _apply(sample: Sample, event: bytes, now: float) -> None:
-    data = event.removeprefix(b"data: ")
-    if data == event or data == b"[DONE]":
-        return
+def _apply(sample: Sample, line: bytes, now: float) -> bool:
+    """Record a line of a stream; returns whether it is the last one."""
+    data = line.removeprefix(b"data:").strip()
+    if not line.startswith(b"data:") or data == b"[DONE]":
+        return data == b"[DONE]"
     value = json.loads(data)
-    if "error" in value:
+    if value.get("error") is not None:
         sample.error = str(value["error"])[:200]
-        return
+        return False
     usage = value.get("usage") or {}
     sample.prompt_tokens = usage.get("prompt_tokens", sample.prompt_tokens)
     sample.completion_tokens = usage.get("completion_tokens", sample.completion_tokens)
     deltas = [choice.get("delta") or {} for choice in value.get("choices") or ()]
     if any(delta.get("content") or delta.get("reasoning_content") for delta in deltas):
         sample.token_times.append(now)
+    return False
 
 
 async def run_load(

@@ -23,6 +23,7 @@ from inl.serve.job import Phases
 if TYPE_CHECKING:
     from inl.engine.core import StepRecord
     from inl.engine.inference_engine import InferenceEngine
+    from inl.scheduling.speculation import Speculation
     from inl.serve.admission import Admission
     from inl.serve.generations import Generation
     from inl.serve.job import Delta
@@ -95,6 +96,9 @@ class ModelMetrics:
         self._last_token: dict[int, float] = {}
         self._info: tuple[Any, ...] | None = None
         """Label values of ``cache_config_info``."""
+        self._positions = 0
+        """Positions of drafts that are exported."""
+        self._speculation: Callable[[], Speculation | None] = lambda: None
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "Time from the call to the first token."
         )
@@ -149,8 +153,9 @@ class ModelMetrics:
         total = self._metrics.total
         preemptions = read(lambda loaded: loaded.stats.preemptions)
         total("num_preemptions", self._labels, preemptions)
+        self._speculation = partial(_speculation, engine)
         for name, exported in SPECULATED.items():
-            total(exported, self._labels, partial(_speculated, engine, name))
+            total(exported, self._labels, partial(self._speculated, name))
         total("requests_rejected", self._labels, lambda: admission.rejected)
 
     def record_load(self, engine: InferenceEngine) -> None:
@@ -169,6 +174,22 @@ class ModelMetrics:
             info.remove(*self._info)
         info.labels(*values).set(1)
         self._info = values
+        most = 0 if engine.speculation is None else engine.speculation.max_drafts
+        for position in range(self._positions, most):
+            self._metrics.total(
+                ACCEPTED_AT, {**self._labels, "position": str(position)},
+                partial(self._accepted_at, position),
+            )  # fmt: skip
+        self._positions = max(self._positions, most)
+
+    def _speculated(self, name: str) -> float | None:
+        """Return a count; ``None`` without speculation."""
+        found = self._speculation()
+        return None if found is None else float(getattr(found, name))
+
+    def _accepted_at(self, position: int) -> float | None:
+        found = self._speculation()
+        return None if found is None else float(found.accepted_at[position])
 
     def record_step(self, record: StepRecord) -> None:
         """Record a submitted step."""
@@ -236,20 +257,20 @@ class ModelMetrics:
 
 
 SPECULATED = {
+    "rows": "spec_decode_num_drafts",
     "drafted": "spec_decode_num_draft_tokens",
     "accepted": "spec_decode_num_accepted_tokens",
 }
 """Counts of the engine's speculation, and their names."""
 
+ACCEPTED_AT = "spec_decode_num_accepted_tokens_per_pos"
 
-def _speculated(
-    engine: Callable[[], InferenceEngine | None], name: str
-) -> float | None:
-    """Return a count; ``None`` without speculation."""
+
+def _speculation(
+    engine: Callable[[], InferenceEngine | None],
+) -> Speculation | None:
     loaded = engine()
-    if loaded is None or loaded.speculation is None:
-        return None
-    return float(getattr(loaded.speculation, name))
+    return None if loaded is None else loaded.speculation
 
 
 def kv_usage(engine: InferenceEngine) -> float:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inl.errors import InlError
+from inl.errors import DeviceError, InlError, ModelError, OutOfMemory
 from inl.errors import message as message_of
 from inl.serve.api_error import ApiError
 from inl.serve.served_model import ServedModel
@@ -27,6 +27,16 @@ if TYPE_CHECKING:
     from inl.serve.metrics import ModelMetrics
 
 log = logging.getLogger("inl.serve")
+
+LOAD_FAILURES: tuple[tuple[type[Exception], str], ...] = (
+    (OutOfMemory, "there is not enough memory"),
+    (MemoryError, "there is not enough memory"),
+    (DeviceError, "its device is not available"),
+    (ModelError, "its files cannot be used"),
+    (OSError, "its files cannot be read"),
+    (InlError, "it does not accept the settings of the server"),
+)
+"""What clients are told; the first kind that fits."""
 
 OpenEngine = Callable[[Callable[["StepRecord"], None]], "InferenceEngine"]
 """Loads a model; its argument is the engine's ``on_step``."""
@@ -129,11 +139,13 @@ class ModelSlot:
         try:
             await self._in_thread(self.load)
         except Exception as error:
-            if not isinstance(error, InlError):
-                log.exception("model %s: loading failed", self.name)
+            trace = None if isinstance(error, InlError) else error
+            text = message_of(error)
+            log.error("model %s: loading failed: %s", self.name, text, exc_info=trace)
             raise ApiError(
                 503,
-                f"model: {self.name!r} could not be loaded: {message_of(error)}",
+                f"model: {self.name!r} could not be loaded: {_plain(error)}; the log "
+                "of the server says more",
                 param="model",
                 code="model_load_failed",
             ) from error
@@ -193,6 +205,14 @@ class ModelSlot:
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def _plain(error: Exception) -> str:
+    """Return the kind of an error. Its message may have paths of this machine."""
+    for kind, text in LOAD_FAILURES:
+        if isinstance(error, kind):
+            return text
+    return "internal error"
 
 
 def _read_exception(task: asyncio.Task[None]) -> None:

@@ -34,7 +34,7 @@ class Models:
                 "as --model NAME=PATH"
             )
         self._executor = ThreadPoolExecutor(1, "inl-models")
-        clients = Clients()
+        self.clients = Clients()
         self._slots = {
             source.name: ModelSlot(
                 source,
@@ -43,7 +43,7 @@ class Models:
                     max_queue=config.max_queue,
                     max_queued_tokens=config.max_queued_tokens,
                     max_per_client=config.max_per_key,
-                    clients=clients,
+                    clients=self.clients,
                 ),
                 metrics.of(source.name),
                 idle_seconds=config.idle_unload,
@@ -80,6 +80,14 @@ class Models:
                 code="model_not_found",
             )
         return self._by_name[name]
+
+    def check_room(self, client: str) -> None:
+        """Refuse a request if no model would admit it, before its body is read.
+
+        Raises :class:`ApiError` 429 or 503.
+        """
+        if not any(slot.admission.has_room(client) for slot in self):
+            self.default.admission.check(client)
 
     def drain(self) -> None:
         """Admit nothing more."""

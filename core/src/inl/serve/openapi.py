@@ -9,10 +9,10 @@ import msgspec
 
 import inl
 from inl.serve.anthropic.messages import CountRequest, MessagesRequest
+from inl.serve.conversions import DetokenizeRequest, TokenizeRequest
 from inl.serve.openai.chat import ChatRequest
 from inl.serve.openai.completions import CompletionRequest
 from inl.serve.openai.responses import ResponsesRequest
-from inl.serve.operations import DetokenizeRequest, TokenizeRequest
 
 BODIES: dict[str, tuple[type, str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation."),

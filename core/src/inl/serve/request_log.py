@@ -22,6 +22,8 @@ class Record:
         self.path = path
         self.model: str | None = None
         self.status = 0
+        self.body_bytes = 0
+        """Size of the body that has been received."""
         self.seconds = 0.0
         """Time from the request to its end, once it is finished."""
         self.usage: Usage | None = None

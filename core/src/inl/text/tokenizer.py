@@ -20,6 +20,9 @@ from inl.text.spelling import bytes_of
 if TYPE_CHECKING:
     import tokenizers
 
+SHORT: Final = 2048
+"""Characters, or ids, up to which a call is faster than one that releases the GIL."""
+
 BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
 """Token of a single byte in a vocabulary with byte fallback."""
 
@@ -98,13 +101,20 @@ class Tokenizer:
 
         Control tokens written in ``text`` are encoded as such, as chat templates need;
         with ``plain`` as the text that they are written with.
-        Characters whose bytes are not in the vocabulary are dropped.
+        Characters whose bytes are not in the vocabulary are dropped. Other threads run
+        while a long text is encoded.
         Raises :class:`RequestError` for a lone surrogate, which UTF-8 cannot encode.
         """
         try:
             with _library_errors(self.where):
                 rules = self._plain_rules if plain else self.rules
-                encoding = rules.encode(text, add_special_tokens=add_special)
+                if len(text) > SHORT and hasattr(rules, "encode_batch_fast"):
+                    # Unlike encode(), it releases the GIL.
+                    (encoding,) = rules.encode_batch_fast(
+                        [text], add_special_tokens=add_special
+                    )
+                else:
+                    encoding = rules.encode(text, add_special_tokens=add_special)
                 return list(encoding.ids)
         except TypeError as error:
             raise RequestError(
@@ -119,7 +129,14 @@ class Tokenizer:
         """
         try:
             with _library_errors(self.where):
-                return self.rules.decode(list(ids), skip_special_tokens=skip_special)
+                if len(ids) <= SHORT or not hasattr(self.rules, "decode_batch"):
+                    return self.rules.decode(
+                        list(ids), skip_special_tokens=skip_special
+                    )
+                (text,) = self.rules.decode_batch(
+                    [list(ids)], skip_special_tokens=skip_special
+                )
+                return text
         except (OverflowError, TypeError) as error:
             raise RequestError(
                 f"token ids: found one outside 0 to {2**32 - 1}; accepted: ids from 0"

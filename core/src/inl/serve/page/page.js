@@ -182,6 +182,7 @@ const CHARTS = {
 
 function share(now, last, part, all) {
   const total = now[all] - last[all];
+  if (Number.isNaN(total)) return total; // not exported
   return total > 0 ? (100 * (now[part] - last[part])) / total : null;
 }
 

@@ -1,0 +1,184 @@
+"""Token conversion: ``/tokenize``, ``/detokenize`` and ``count_tokens``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from inl.errors import PromptTooLong
+from inl.serve.admission import Admission
+from inl.serve.anthropic.messages import CountRequest, conversation_of
+from inl.serve.api_error import ApiError
+from inl.serve.dialect import parse
+from inl.serve.event_stream import encode
+from inl.serve.gate import read_body
+from inl.serve.job import Conversation
+from inl.serve.openai.fields import TokenId
+from inl.serve.openai.messages import (
+    Message,
+    ToolSchema,
+    template_messages,
+    tools_of,
+)
+from inl.text.measure import check_length
+
+if TYPE_CHECKING:
+    from inl.serve.models import Models
+    from inl.serve.served_model import ServedModel
+    from inl.serve.settings import ServerConfig
+
+RUNNING = 2
+"""Conversions that run at the same time, on threads of their own."""
+
+QUEUE = 64
+"""Conversions that wait; more are refused with 503."""
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of ``/tokenize``: a text or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[ToolSchema] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of ``/detokenize``."""
+
+    tokens: Annotated[list[TokenId], Meta(max_length=1 << 20)]
+    model: str | None = None
+
+
+class Conversions:
+    """Endpoints that convert between text and tokens.
+
+    They have bounds and threads of their own, so that they neither take the place of
+    requests that generate nor delay them.
+    """
+
+    def __init__(self, models: Models, config: ServerConfig) -> None:
+        self._models = models
+        self._most_tokens = config.max_queued_tokens
+        self._threads = ThreadPoolExecutor(RUNNING, "inl-conversions")
+        self.admission = Admission(
+            max_running=RUNNING,
+            max_queue=QUEUE,
+            max_queued_tokens=config.max_queued_tokens,
+            max_per_client=config.max_per_key,
+            clients=models.clients,
+        )
+
+    def routes(self) -> list[Route]:
+        """Return the routes of all endpoints."""
+        post = partial(Route, methods=["POST"])
+        return [
+            post("/tokenize", self.tokenize),
+            post("/detokenize", self.detokenize),
+            post("/v1/messages/count_tokens", self.count_tokens),
+        ]
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the token ids of a text or a conversation."""
+        async with self._admitted(request) as body:
+            fields = parse(body, TokenizeRequest)
+            return await self._convert(fields.model, self._tokenized, fields)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Return the text of token ids."""
+        async with self._admitted(request) as body:
+            fields = parse(body, DetokenizeRequest)
+            return await self._convert(fields.model, _detokenized, fields)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Return the number of tokens of a conversation."""
+        async with self._admitted(request) as body:
+            fields = parse(body, CountRequest)
+            conversation = conversation_of(fields)
+            return await self._convert(fields.model, _counted, conversation)
+
+    @asynccontextmanager
+    async def _admitted(self, request: Request) -> AsyncIterator[bytes]:
+        """Admit a request, then read its body; raises :class:`ApiError`."""
+        self.admission.is_draining = self._models.is_draining
+        ticket = self.admission.enter(request.state.client, 1)
+        finished = False
+        try:
+            yield await read_body(request.receive)
+            finished = True
+        finally:
+            self.admission.leave(ticket, finished=finished)
+
+    async def _convert(
+        self, name: str | None, work: Callable[[ServedModel, Any], Any], fields: Any
+    ) -> Response:
+        """Return the body that ``work`` returns, made on a thread."""
+        async with self._models.find(name).lease() as model:
+            call = partial(_encoded, work, model, fields)
+            loop = asyncio.get_running_loop()
+            body = await loop.run_in_executor(self._threads, call)
+        return Response(body, media_type="application/json")
+
+    def _tokenized(self, model: ServedModel, fields: TokenizeRequest) -> dict[str, Any]:
+        ids = self._ids(model, fields)
+        body: dict[str, Any] = {
+            "tokens": ids,
+            "count": len(ids),
+            "max_model_len": model.engine.context,
+        }
+        if fields.return_token_strs:
+            texts = map(model.token_bytes, ids)
+            body["token_strs"] = [text.decode("utf-8", "replace") for text in texts]
+        return body
+
+    def _ids(self, model: ServedModel, fields: TokenizeRequest) -> list[int]:
+        if (fields.prompt is None) == (fields.messages is None):
+            text = "prompt: accepts either prompt or messages"
+            raise ApiError(400, text, param="prompt")
+        if fields.messages is None:
+            tokenizer, prompt = model.engine.tokenizer, fields.prompt or ""
+            try:
+                check_length(tokenizer, prompt, self._most_tokens)
+            except PromptTooLong as error:
+                raise ApiError(
+                    400,
+                    f"prompt: found {len(prompt)} characters, accepts up to "
+                    f"{self._most_tokens} tokens (--max-queued-tokens)",
+                    param="prompt",
+                    code="context_length_exceeded",
+                ) from error
+            return tokenizer.encode(prompt, add_special=fields.add_special_tokens)
+        variables: dict[str, Any] = {}
+        if not fields.add_generation_prompt:
+            variables["add_generation_prompt"] = False
+        messages = template_messages(fields.messages)
+        return model.encode(
+            Conversation(messages, tools_of(fields.tools), variables=variables)
+        )
+
+
+def _detokenized(model: ServedModel, fields: DetokenizeRequest) -> dict[str, Any]:
+    return {"prompt": model.engine.tokenizer.decode(fields.tokens, False)}
+
+
+def _counted(model: ServedModel, conversation: Conversation) -> dict[str, Any]:
+    return {"input_tokens": len(model.encode(conversation))}
+
+
+def _encoded(
+    work: Callable[[ServedModel, Any], Any], model: ServedModel, fields: Any
+) -> bytes:
+    return encode(work(model, fields))

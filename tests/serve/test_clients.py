@@ -1,0 +1,120 @@
+"""What the official clients do by themselves: retries, streams of calls, TLS."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import anthropic
+import openai
+import pytest
+
+from http_servers import HashServer
+from inl.serve.admission import Admission
+
+SECONDS = 2
+"""Longer than what the clients wait without ``Retry-After``: 0.5 s."""
+
+MESSAGES = [{"role": "user", "content": "a"}]
+
+
+def ask_openai(url, retries):
+    options = {"base_url": f"{url}/v1", "api_key": "none", "max_retries": retries}
+    with openai.OpenAI(**options) as client:
+        return client.chat.completions.create(
+            model="hash", messages=MESSAGES, max_tokens=2
+        )
+
+
+def ask_anthropic(url, retries):
+    options = {"base_url": url, "api_key": "none", "max_retries": retries}
+    with anthropic.Anthropic(**options) as client:
+        return client.messages.create(model="hash", messages=MESSAGES, max_tokens=2)
+
+
+ASKS = {"openai": ask_openai, "anthropic": ask_anthropic}
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_a_refused_client_comes_back_after_the_time_it_was_told(name, monkeypatch):
+    monkeypatch.setattr(Admission, "retry_seconds", SECONDS)
+    results = []
+    with HashServer(max_batch=1, max_queue=0, seconds=0.01) as server:
+        with server.connection() as connection:
+            body = b'{"prompt": [1], "max_tokens": 1000, "ignore_eos": true}'
+            connection.request("POST", "/v1/completions", body)
+            while not server.admission.open:
+                time.sleep(0.01)
+            with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as no:
+                ASKS[name](server.url, 0)
+            assert no.value.status_code == 503
+            assert no.value.response.headers["retry-after"] == str(SECONDS)
+            asked = threading.Thread(
+                target=lambda: results.append(ASKS[name](server.url, 3))
+            )
+            asked.start()
+            while server.admission.rejected < 2:
+                time.sleep(0.005)
+            refused = time.monotonic()
+        server.wait_idle()  # the client that had the place has left
+        asked.join()
+        assert time.monotonic() - refused > 0.9 * SECONDS
+        assert server.admission.rejected == 2, "the first retry was accepted"
+    assert results[0].usage
+
+
+def test_arguments_of_a_call_are_streamed(server_url):
+    # Free text: what a grammar forces is one piece.
+    city = {"type": "string", "pattern": "^[a-z ]{20,24}$"}
+    schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+    schema["additionalProperties"] = False
+    tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    with openai.OpenAI(base_url=f"{server_url}/v1", api_key="none") as client:
+        chunks = list(client.chat.completions.create(
+            model="default", messages=MESSAGES, tools=[tool], tool_choice="required",
+            temperature=0, max_tokens=60, stream=True,
+        ))  # fmt: skip
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    calls = [call for each in choices for call in each.delta.tool_calls or ()]
+    reasons = [each.finish_reason for each in choices if each.finish_reason]
+    assert (calls[0].function.name, calls[0].index) == ("look", 0)
+    assert calls[0].id
+    parts = [call.function.arguments or "" for call in calls]
+    assert json.loads("".join(parts)).keys() == {"city"}
+    assert sum(map(bool, parts)) > 2
+    assert reasons == ["tool_calls"]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_tls_files_encrypt_connections(tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-nodes", "-days", "2"]
+    command += ["-pkeyopt", "ec_paramgen_curve:prime256v1", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(
+        [*command, "-keyout", key, "-out", certificate], check=True, capture_output=True
+    )
+    files = {"certificate": str(certificate), "private_key": str(key)}
+    with HashServer(**files) as server:
+        assert server.url.startswith("https://")
+        trusted = ssl.create_default_context(cafile=certificate)
+        client = openai.OpenAI(
+            base_url=f"{server.url}/v1", api_key="none",
+            http_client=openai.DefaultHttpxClient(verify=trusted),
+        )  # fmt: skip
+        with client:
+            parts = client.completions.create(
+                model="hash", prompt=[1], max_tokens=3, stream=True
+            )
+            assert "".join(part.choices[0].text for part in parts)
+        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            urllib.request.urlopen(f"{server.url}/health", timeout=30)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            urllib.request.urlopen(server.url.replace("https", "http"), timeout=30)

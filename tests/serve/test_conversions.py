@@ -1,0 +1,189 @@
+"""Bounds of token conversion, and of what is read before a request is admitted."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from http_servers import HashServer
+from inl.executor.model_loader import open_model
+from inl.serve import conversions, gate
+from inl.weights.hub import resolve_model
+from model_servers import ModelServer, Source
+
+PROMPT = [1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return open_model(resolve_model(None)).checkpoint.tokenizer()
+
+
+@pytest.fixture(scope="module")
+def server():
+    with HashServer(max_queued_tokens=500) as server:
+        yield server
+
+
+def test_long_texts_have_the_same_tokens(tokenizer):
+    text = "".join(
+        f"Item {number}, <|im_end|> \u00e9\U0001f600; " for number in range(400)
+    )
+    ids = tokenizer.encode(text)
+    assert ids == tokenizer.rules.encode(text).ids
+    assert tokenizer.decode(ids, False) == tokenizer.rules.decode(
+        ids, skip_special_tokens=False
+    )
+
+
+@pytest.mark.parametrize("name", ["encode", "decode"])
+def test_other_threads_run_during_a_long_conversion(tokenizer, name):
+    value = "some words of text, again " * 40_000
+    if name == "decode":
+        value = tokenizer.encode(value) * 8
+    thread = threading.Thread(target=getattr(tokenizer, name), args=(value,))
+    gaps, last = [], time.perf_counter()
+    thread.start()
+    began = last
+    while thread.is_alive():
+        time.sleep(0.001)
+        now = time.perf_counter()
+        gaps.append(now - last)
+        last = now
+    assert max(gaps) < 0.6 * (last - began)
+
+
+def test_a_text_of_too_many_tokens_is_refused(server):
+    status, _, body = server.send("POST", "/tokenize", {"prompt": "a b " * 12_000})
+    assert (status, body["error"]["param"]) == (400, "prompt")
+    assert "accepts up to 500 tokens" in body["error"]["message"]
+    many = {"messages": [{"role": "user", "content": "a b " * 12_000}]}
+    for path in ("/tokenize", "/v1/messages/count_tokens"):
+        status, _, body = server.send("POST", path, many)
+        assert status == 400
+        assert "the context holds" in body["error"]["message"]
+    # More than the context, which is 1024, may be counted.
+    text = {"messages": [{"role": "user", "content": "a b " * 700}]}
+    status, _, body = server.send("POST", "/v1/messages/count_tokens", text)
+    assert status == 200
+    assert body["input_tokens"] > 1024
+
+
+def test_conversions_are_bounded_apart_from_requests_that_generate():
+    slow, other = Source("slow"), Source("other", seconds=0.01)
+    slow.may_open.clear()
+    most = conversions.RUNNING + conversions.QUEUE
+    with ModelServer(other, slow, max_queue=0) as server:
+        assert server.complete("other")[0] == 200  # it is loaded
+        host, port = server.url.removeprefix("http://").split(":")
+        body = b'{"model": "slow", "prompt": "a"}'
+        head = "POST /tokenize HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+        clients = [socket.create_connection((host, int(port))) for _ in range(most)]
+        for client in clients:
+            client.sendall(request)
+        deadline = time.monotonic() + 30
+        while (found := server.send("POST", "/detokenize", {"tokens": [1]}))[0] == 200:
+            assert time.monotonic() < deadline
+        status, headers, answer = found
+        assert (status, answer["error"]["code"]) == (503, "queue_full")
+        assert int(headers["retry-after"]) >= 1
+        assert server.complete("other")[0] == 200
+        slow.may_open.set()
+        for client in clients:
+            client.settimeout(60)
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+            client.close()
+
+
+def test_a_full_server_converts_tokens():
+    with HashServer(max_batch=1, max_queue=0, seconds=0.01) as server:
+        with server.connection() as connection:
+            body = b'{"prompt": [1], "max_tokens": 900, "ignore_eos": true}'
+            connection.request("POST", "/v1/completions", body)
+            while not server.admission.open:
+                time.sleep(0.01)
+            status, _, found = server.send("POST", "/tokenize", {"prompt": "a"})
+            assert (status, found["count"]) == (200, 1)
+        server.wait_idle()
+
+
+def begin(server, path, length, body=b"", headers=""):
+    """Send the head of a request and the beginning of its body."""
+    host, port = server.url.removeprefix("http://").split(":")
+    client = socket.create_connection((host, int(port)), timeout=30)
+    lines = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}"
+    client.sendall(f"{lines}content-length: {length}\r\n\r\n".encode() + body)
+    return client
+
+
+def received(client):
+    """Return all that is received until the answer's JSON object is complete."""
+    answer = b""
+    while not answer.endswith(b"}"):
+        part = client.recv(4096)
+        assert part, answer
+        answer += part
+    return answer
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
+def test_a_full_server_refuses_before_it_reads_the_body(path):
+    with HashServer(max_batch=1, max_queue=0, seconds=0.01) as server:
+        with server.connection() as connection:
+            body = b'{"prompt": [1], "max_tokens": 900, "ignore_eos": true}'
+            connection.request("POST", "/v1/completions", body)
+            while not server.admission.open:
+                time.sleep(0.01)
+            with begin(server, path, 1_000_000) as client:
+                answer = received(client)
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: " in answer
+            assert b"overloaded_error" in answer
+            assert server.admission.rejected == 1
+        server.wait_idle()
+
+
+def test_a_key_over_its_bound_is_refused_before_the_body():
+    settings = {"api_keys": ("one", "two"), "max_per_key": 1}
+    with HashServer(seconds=0.01, **settings) as server:
+        key = {"authorization": "Bearer one"}
+        with server.connection() as connection:
+            body = b'{"prompt": [1], "max_tokens": 900, "ignore_eos": true}'
+            connection.request("POST", "/v1/completions", body, key)
+            while not server.admission.open:
+                time.sleep(0.01)
+            header = "authorization: Bearer one\r\n"
+            for path in ("/v1/completions", "/tokenize"):
+                with begin(server, path, 1_000_000, headers=header) as client:
+                    assert client.recv(4096).startswith(b"HTTP/1.1 429")
+            other = {"authorization": "Bearer two"}
+            assert server.send("POST", "/tokenize", {"prompt": "a"}, other)[0] == 200
+        server.wait_idle()
+
+
+def test_bodies_of_open_requests_are_bounded_together(monkeypatch):
+    monkeypatch.setattr(gate, "OPEN_BYTES", 20_000)
+    with HashServer(max_body_bytes=8000) as server:
+        part = b'{"prompt": "' + b"a" * 6000
+        held = [begin(server, "/v1/completions", 8000, part) for _ in range(3)]
+        deadline = time.monotonic() + 30
+        while server.server.app._held < 3 * len(part):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with begin(server, "/tokenize", 8000, part) as client:
+            answer = received(client)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: 1" in answer
+        for client in held:
+            client.close()
+        while server.server.app._held:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        body = {"prompt": PROMPT, "max_tokens": 1, "suffix": None}
+        assert server.send("POST", "/v1/completions", body)[0] in (200, 400)
+        status, _, _ = server.send("POST", "/tokenize", part + b'"}')
+        assert status == 200

@@ -1,0 +1,212 @@
+"""What operators rely on: dashboard, log lines, probes, defaults, fair shares."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import re
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from http_servers import HashServer
+from inl.cli import serve
+from inl.cli.main import main
+from inl.serve.settings import ServerConfig
+
+PATH = "/v1/completions"
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
+METRIC = re.compile(r"\b(?:vllm|inl):\w+")
+
+
+def test_each_metric_of_the_dashboard_is_exported(hash_server):
+    hash_server.send("POST", PATH, {"prompt": [1, 2], "max_tokens": 4})
+    text = hash_server.send("GET", "/metrics")[2].decode()
+    exported = {*METRIC.findall(text)}
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    expressions = [
+        target["expr"] for panel in panels for target in panel.get("targets", ())
+    ]
+    used = {name for each in expressions for name in METRIC.findall(each)}
+    assert len(used) > 8
+    # Exported with speculation only.
+    assert {n for n in used - exported if ":spec_decode_" not in n} == set()
+    names = {"vllm:request_success_total", "vllm:cache_config_info"}
+    assert names <= exported
+
+
+def test_a_request_is_one_line_of_json_without_its_texts(caplog):
+    caplog.set_level(logging.INFO, "inl.serve.access")
+    logging.getLogger("inl.serve.access").disabled = False
+    body = {"prompt": "a secret text", "max_tokens": 3, "ignore_eos": True}
+    with HashServer(api_keys=("private",)) as server:
+        key = {"authorization": "Bearer private"}
+        sent = server.send("POST", PATH, body, key)
+        server.send("POST", PATH, {**body, "stream": True}, key)
+        server.send("POST", PATH, body)
+        server.wait_idle()
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "inl.serve.access"
+    ]
+    first, second, third = map(json.loads, lines)
+    assert first["request"] == sent[1]["x-request-id"]
+    assert [each["status"] for each in (first, second, third)] == [200, 200, 401]
+    for each in (first, second):
+        assert (each["path"], each["completion_tokens"]) == (PATH, 3)
+        assert 0 < each["first_token_seconds"] <= each["seconds"]
+        assert each["finish_reasons"] == ["length"]
+    assert not any("secret" in line or "private" in line for line in lines)
+
+
+def test_a_draining_server_is_alive_but_not_ready():
+    with HashServer() as server:
+        assert server.send("GET", "/ready")[0] == 200
+        server.server.models.drain()
+        assert server.send("GET", "/ready")[0] == 503
+        assert server.send("GET", "/health")[0] == 200
+        for path in (PATH, "/tokenize", "/v1/messages/count_tokens"):
+            status, headers, body = server.send("POST", path, {"prompt": "a"})
+            assert status == 503
+            assert int(headers["retry-after"]) >= 1
+            assert "stopping" in body["error"]["message"]
+
+
+def test_only_this_machine_connects_and_no_origin_is_allowed_by_default(hash_server):
+    assert ServerConfig().host == "127.0.0.1"
+    assert ServerConfig().cors_origins == ()
+    for method in ("GET", "POST", "OPTIONS"):
+        origin = {"origin": "https://app.example"}
+        status, headers, _ = hash_server.send(method, PATH, None, origin)
+        assert status == 403
+        assert not [name for name in headers if "access-control" in name.lower()]
+
+
+def test_each_key_is_compared_as_a_whole(monkeypatch):
+    """The time depends neither on which key is sent nor on how much of it is right."""
+    compared, compare = [], hmac.compare_digest
+
+    def counted(a, b):
+        compared.append((a, b))
+        return compare(a, b)
+
+    keys = ("first", "second", "third")
+    with HashServer(api_keys=keys) as server:
+        monkeypatch.setattr(hmac, "compare_digest", counted)
+        for key in (*keys, "firsx", ""):
+            compared.clear()
+            server.send("GET", "/load", headers={"authorization": f"Bearer {key}"})
+            wanted = [(each.encode(), key.encode()) for each in keys]
+            assert compared == wanted
+
+
+def test_keys_get_fair_shares():
+    """A key with many waiting requests does not make another one wait for them all."""
+    with HashServer(
+        max_batch=1, max_queue=40, seconds=0.002, api_keys=("many", "few")
+    ) as server:
+        order = []
+
+        def ask(key):
+            headers = {"authorization": f"Bearer {key}"}
+            body = {"prompt": [1, 2], "max_tokens": 8, "ignore_eos": True}
+            assert server.send("POST", PATH, body, headers)[0] == 200
+            order.append(key)
+
+        many = [threading.Thread(target=ask, args=("many",)) for _ in range(20)]
+        for each in many:
+            each.start()
+        while server.admission.open < 20 - len(order):
+            time.sleep(0.002)
+        before = len(order)
+        few = threading.Thread(target=ask, args=("few",))
+        few.start()
+        for each in (*many, few):
+            each.join()
+        assert before < 10, "the others still wait when it arrives"
+        assert order.index("few") <= before + 5
+
+
+def test_streams_that_nobody_reads_hold_no_blocks(depth):
+    """Their sockets stay open; the others are answered as ever."""
+    count = depth(60, 500)
+    with HashServer(max_batch=4, max_queue=count) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        body = (
+            b'{"prompt": [1, 2], "max_tokens": 8, "ignore_eos": true, "stream": true}'
+        )
+        head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\n"
+        request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+        streams = [socket.create_connection((host, int(port))) for _ in range(count)]
+        for stream in streams:
+            stream.sendall(request)
+        deadline = time.monotonic() + 60
+        while server.engine.stats.rows < 8 * count:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        server.wait_idle()
+        wanted = {"prompt": [3, 4], "max_tokens": 8, "seed": 1}
+        assert server.send("POST", PATH, wanted)[0] == 200
+        for stream in streams:
+            stream.close()
+        server.wait_idle()
+
+
+OPTIONS = {
+    "--host 0.0.0.0": ("server", "host", "0.0.0.0"),
+    "--port 81": ("server", "port", 81),
+    "--api-key a --api-key b": ("server", "api_keys", ("a", "b")),
+    "--max-queue 3": ("server", "max_queue", 3),
+    "--max-queued-tokens 5": ("server", "max_queued_tokens", 5),
+    "--max-per-key 2": ("server", "max_per_key", 2),
+    "--max-body 99": ("server", "max_body_bytes", 99),
+    "--cors-origin https://a": ("server", "cors_origins", ("https://a",)),
+    "--allowed-host a": ("server", "allowed_hosts", ("a",)),
+    "--tls-cert c --tls-key k": ("server", "private_key", "k"),
+    "--tls-cert c": ("server", "certificate", "c"),
+    "--drain-seconds 7": ("server", "drain_seconds", 7.0),
+    "--idle-unload 8": ("server", "idle_unload", 8.0),
+    "--no-vllm-metrics": ("server", "vllm_metrics", False),
+    "--device cpu:0": ("engine", "backend", "cpu:0"),
+    "--dtype float32": ("engine", "dtype", "float32"),
+    "--kv-dtype int8": ("engine", "kv_dtype", "int8"),
+    "--tensor-parallel 2": ("engine", "tensor_parallel", 2),
+    "--max-batch 5": ("engine", "max_batch", 5),
+    "--context 77": ("engine", "context", 77),
+    "--trace t": ("engine", "trace", "t"),
+    "--speculation ngram": ("engine", "speculation", "ngram"),
+    "--speculation model --draft-model m": ("engine", "draft_model", "m"),
+    "--speculation model --draft-model m --draft-device cpu:0": (
+        "engine", "draft_backend", "cpu:0"),
+    "--speculation ngram --max-drafts 3": ("engine", "max_drafts", 3),
+    "--no-adaptive-drafts": ("engine", "adaptive_drafts", False),
+    "--model a=b": ("models", None, [("a", "b")]),
+    "some.gguf --name x": ("models", None, [("x", "some.gguf")]),
+}  # fmt: skip
+
+
+def configured(monkeypatch, words):
+    """Return what ``inl serve`` would serve."""
+    found = {}
+
+    def record(models, config, engine, tracing):
+        found.update(models=models, server=config, engine=engine)
+
+    monkeypatch.setattr(serve, "_serve", record)
+    assert main(["serve", *words]) == 0
+    return found
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_each_option_has_its_effect(monkeypatch, option):
+    part, field, value = OPTIONS[option]
+    default = configured(monkeypatch, [])[part]
+    found = configured(monkeypatch, option.split())[part]
+    if field is not None:
+        default, found = getattr(default, field), getattr(found, field)
+    assert found == value != default

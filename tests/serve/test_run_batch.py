@@ -1,0 +1,173 @@
+"""``inl run-batch``: every request is answered once, whenever it was interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from http_servers import hash_engine
+from inl.config import EngineConfig
+from inl.errors import RequestError
+from inl.serve.batch_file import finished_ids, read_requests, run_batch
+from inl.serve.model_slot import ModelSource
+from inl.serve.server import Server, engine_config
+from inl.serve.settings import ServerConfig
+
+PATH = "/v1/completions"
+
+
+def line_of(number, **options):
+    body = {"prompt": [number, 1, 2], "max_tokens": 4, "ignore_eos": True, "seed": 1}
+    request = {"custom_id": f"no {number} é\u2028", "method": "POST", "url": PATH}
+    return {**request, "body": {**body, "return_token_ids": True, **options}}
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    return path
+
+
+async def echo(scope, receive, send):
+    """Answer with the request's prompt, without a model."""
+    body = json.loads((await receive())["body"])
+    await asyncio.sleep(0)
+    start = {"type": "http.response.start", "status": 200}
+    await send({**start, "headers": [(b"x-request-id", b"7")]})
+    data = json.dumps({"prompt": body["prompt"], "text": "é\n\u2028"}).encode()
+    await send({"type": "http.response.body", "body": data})
+
+
+def run(app, requests, path, concurrency=3):
+    """Do what the command does; returns the number of requests that it sent."""
+    finished = finished_ids(path)
+    todo = [
+        each for each in read_requests(requests) if each["custom_id"] not in finished
+    ]
+    with path.open("a", encoding="utf-8") as output:
+        work = run_batch(app, todo, output, concurrency=concurrency, tick=lambda: None)
+        assert asyncio.run(work) == 0
+    return len(todo)
+
+
+def answers(path):
+    lines = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    assert len({line["custom_id"] for line in lines}) == len(lines)
+    return {line["custom_id"]: line["response"] for line in lines}
+
+
+def test_a_file_cut_at_any_byte_is_completed_without_a_loss(tmp_path, depth):
+    requests = write(tmp_path / "in.jsonl", map(line_of, range(5)))
+    path = tmp_path / "out.jsonl"
+    assert run(echo, requests, path) == 5
+    whole, wanted = path.read_bytes(), answers(path)
+    assert len(wanted) == 5
+    assert all(each["status_code"] == 200 for each in wanted.values())
+    for cut in range(0, len(whole) + 1, depth(9, 2)):
+        path.write_bytes(whole[:cut])
+        assert run(echo, requests, path) == 5 - whole[:cut].count(b"\n")
+        assert answers(path) == wanted, cut
+    assert run(echo, requests, path) == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["x", '{"custom_id": "a"}\n', "[1]\n", '{"custom_id": "a", "body": {}}\ny']
+)
+def test_a_file_that_is_not_of_answers_is_left_alone(tmp_path, text):
+    path = tmp_path / "out.jsonl"
+    path.write_text(text)
+    with pytest.raises(RequestError, match="line 1: found"):
+        finished_ids(path)
+    assert path.read_text() == text
+
+
+BAD = {
+    "no JSON": ["{"],
+    "no id": [json.dumps({"url": PATH, "body": {}})],
+    "no body": [json.dumps({"custom_id": "a", "url": PATH, "body": 3})],
+    "other url": [json.dumps({"custom_id": "a", "url": "/v1/files", "body": {}})],
+    "equal ids": [json.dumps({"custom_id": "a", "url": PATH, "body": {}})] * 2,
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_line_is_named_before_anything_runs(tmp_path, name):
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(BAD[name]))
+    with pytest.raises(RequestError, match=f"line {len(BAD[name])}: "):
+        list(read_requests(path))
+
+
+def test_more_requests_than_the_queue_holds_are_answered(tmp_path):
+    """Two of three completions at a time: the others wait, and none is refused."""
+    requests = write(tmp_path / "in.jsonl", [line_of(at, n=3) for at in range(6)])
+    config = ServerConfig(max_queue=1)
+
+    def open_engine(on_step):
+        settings = engine_config(EngineConfig(max_batch=4), config)
+        return hash_engine(4, config=settings, on_step=on_step)
+
+    output = io.StringIO()
+    with Server([ModelSource("hash", open_engine)], config, max_batch=4) as server:
+        todo = list(read_requests(requests))
+        todo[3]["body"]["stop"] = 7  # refused by its schema
+        work = run_batch(server.app, todo, output, concurrency=6, tick=lambda: None)
+        assert asyncio.run(work) == 1
+    lines = [json.loads(line) for line in output.getvalue().split("\n")[:-1]]
+    by_id = {line["custom_id"]: line["response"] for line in lines}
+    assert sorted(by_id) == [line_of(at)["custom_id"] for at in range(6)]
+    with hash_engine(4) as twin:
+        for number, request in enumerate(todo):
+            response = by_id[request["custom_id"]]
+            if number == 3:
+                assert response["status_code"] == 400
+                continue
+            done = twin.generate(
+                [number, 1, 2], max_tokens=4, ignore_eos=True, seed=1, n=3,
+                temperature=1.0,
+            )  # fmt: skip
+            wanted = [done.token_ids, *(each.token_ids for each in done.alternatives)]
+            found = [tuple(each["token_ids"]) for each in response["body"]["choices"]]
+            assert found == wanted
+
+
+@pytest.mark.full
+def test_a_run_that_was_killed_continues(tmp_path):
+    lines = [line_of(at, prompt="A short story:", seed=at) for at in range(24)]
+    requests = write(tmp_path / "in.jsonl", lines)
+
+    def command(path):
+        words = ["-m", "inl", "run-batch", requests, path, "--device", "cpu"]
+        return [sys.executable, *map(str, words), "--max-batch", "2"]
+
+    whole, path = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    subprocess.run(command(whole), check=True)
+    with subprocess.Popen(command(path)) as process:
+        while not path.exists() or path.read_bytes().count(b"\n") < 4:
+            assert process.poll() is None
+            time.sleep(0.005)
+        os.kill(process.pid, signal.SIGKILL)
+    before = path.read_bytes()
+    count = before.count(b"\n")
+    assert 4 <= count < 24
+    with path.open("ab") as file:  # as an interrupted write leaves it
+        file.write(b"" if not before.endswith(b"\n") else before[:40])
+    done = subprocess.run(command(path), check=True, capture_output=True, text=True)
+    assert f"{count} answered before" in done.stderr
+    assert path.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+
+    def tokens(path):
+        return {
+            name: response["body"]["choices"][0]["token_ids"]
+            for name, response in answers(path).items()
+        }
+
+    assert tokens(path) == tokens(whole)
+    assert len(tokens(path)) == 24
