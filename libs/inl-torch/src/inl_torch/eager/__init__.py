@@ -1,4 +1,4 @@
-"""Kernels of plain torch calls for any torch device, with torch 2.4 or newer.
+"""Kernels of plain torch calls for any torch device, with torch 2.5 or newer.
 
 Half-precision inputs are computed in float32. State is updated in place. No kernel
 synchronizes with the device or has data-dependent shapes, except that ``attention`` and

@@ -65,12 +65,13 @@ def composable(
 
 def is_wrapped(*values: Any) -> bool:
     """Whether a transform of ``torch.func`` holds one of the values."""
-    if torch.compiler.is_compiling():
+    unwrap = getattr(torch.func, "debug_unwrap", None)
+    # Older releases of torch have no such function; their transforms use the ops' own
+    # rules.
+    if unwrap is None or torch.compiler.is_compiling():
         return False
     tensors = (each for each in values if isinstance(each, torch.Tensor))
-    return any(
-        torch.func.debug_unwrap(each, recurse=False) is not each for each in tensors
-    )
+    return any(unwrap(each, recurse=False) is not each for each in tensors)
 
 
 def is_transformed(*values: Any) -> bool:
