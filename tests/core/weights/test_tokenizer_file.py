@@ -169,7 +169,7 @@ import json, sys
 sys.path[:] = json.loads(sys.stdin.buffer.readline())
 import inl.text.tokenizer_check as check
 check.CPU_SECONDS = 1
-check._encode = lambda rules, text: [0 for _ in iter(int, 1)]
+check._encode = lambda rules, text: any(iter(int, 1))
 check.main()
 """
     monkeypatch.setattr(tokenizer_check, "PROGRAM", program)
