@@ -111,7 +111,7 @@ def test_more_requests_than_the_queue_holds_are_answered(tmp_path):
     config = ServerConfig(max_queue=1)
 
     def open_engine(on_step):
-        settings = engine_config(EngineConfig(max_batch=4), config)
+        settings = engine_config(EngineConfig(), config, 4)
         return hash_engine(4, config=settings, on_step=on_step)
 
     output = io.StringIO()

@@ -22,7 +22,7 @@ SPLIT: Final = 2048
 """Elements of the input of a program. Splits depend on nothing else, so that a token's
 result has the same bits in any batch."""
 
-STEP, STEP_FLOAT32 = 256, 64
+STEP, STEP_FLOAT32 = 128, 64
 """Elements of the input that a loop step multiplies."""
 
 MOST_TOKENS: Final = 32
