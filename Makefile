@@ -48,10 +48,11 @@ test-others: .venv-all/.test
 	INL_TEST_DEPTH=full .venv-all/bin/python $(PYTEST) $(OTHER_TESTS) $(ORACLE:%=--ignore=%)
 
 # Random steps of an engine, 100,000 each plain and with drafts, 50,000 damaged files, and
-# Triton kernels for more chips and dtypes.
+# Triton kernels for more chips and dtypes, and of packed weights.
 test-long: .venv-all/.test
 	INL_TEST_DEPTH=long .venv-all/bin/python $(PYTEST) tests/core/engine/test_soak.py \
 		tests/core/engine/test_speculation_soak.py tests/core/weights/test_structure_fuzz.py \
+		tests/torch/test_inl_transforms.py \
 		tests/torch/triton/test_compile.py tests/torch/triton/test_interpreted.py \
 		tests/integration/test_wheels.py tests/documents/test_documents.py
 

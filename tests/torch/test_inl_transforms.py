@@ -247,7 +247,7 @@ print("compiled", counts[0])
     ("backend", "tokens"),
     [
         ("aot_eager", ("5", "7", "9")),
-        pytest.param("inductor", ("5",), marks=pytest.mark.full),
+        pytest.param("inductor", ("5",), marks=pytest.mark.long),
     ],
 )
 def test_a_training_step_compiles_as_one_graph_in_a_fresh_process(backend, tokens):

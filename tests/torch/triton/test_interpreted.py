@@ -12,11 +12,14 @@ import pytest
 import torch
 
 HERE = Path(__file__)
-FILES = sorted(
-    path.name
-    for path in HERE.parent.glob("test_*.py")
+LONG = "test_packed.py"
+"""Takes minutes, for kernels that are used on request only; ``make test-long``."""
+
+FILES = [
+    pytest.param(path.name, marks=pytest.mark.long if path.name == LONG else ())
+    for path in sorted(HERE.parent.glob("test_*.py"))
     if path != HERE and "from triton_place import" in path.read_text()
-)
+]
 
 
 @pytest.mark.skipif(
