@@ -59,6 +59,7 @@ ELSEWHERE = {
     "adaptive_drafts": "core/engine/test_speculation.py",
     "adapters": "core/engine/test_adapters.py",
     "max_adapter_rank": "core/engine/test_adapters.py",
+    "decode_steps": "core/scheduling/test_repeats.py",
     "warm_up": "torch/test_warm_up.py",
     "allow_hosted": "core/spec/test_selection.py",
     "on_worker_loss": "core/workers/test_worker_runner.py",

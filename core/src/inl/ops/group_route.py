@@ -29,6 +29,10 @@ class ExpertBias(NamedTuple):
         return PLAIN
 
 
+CLOSE = 1e-5
+"""Ranks of a case differ by more."""
+
+
 def check_groups(experts: int, k: int, groups: int, chosen: int, best_of: int) -> None:
     """Raise :class:`RequestError` for numbers that do not fit."""
     size = experts // groups if groups > 0 else 0
@@ -55,13 +59,28 @@ def _shapes(logits: Spec, _w: Any, *, k: int, kind: str, groups: int, chosen: in
     return Spec(shape, "int32"), Spec(shape, "float32")
 
 
+def _distinct(
+    rng: np.random.Generator, tokens: int, groups: int, size: int
+) -> tuple[Array, Array]:
+    """Draw logits and a bias that bfloat16 holds exactly, without close ranks.
+
+    All ranks and sums of ranks differ by more than the error of a sigmoid.
+    """
+    experts = groups * size
+    spread = np.round(32 * np.linspace(-2, 2, experts)) / 32
+    while True:
+        logits = rng.permuted(np.tile(spread, (tokens, 1)), axis=1)
+        bias = np.round(32 * rng.standard_normal(experts).clip(-2, 2)) / 32
+        scores = (1 / (1 + np.exp(-logits)), softmax(logits))
+        ranks = np.stack([part + each for part in scores for each in (0, bias)])
+        sums = np.sort(ranks.reshape(4, tokens, groups, size))[..., -2:].sum(-1)
+        if all(np.diff(np.sort(each)).min(initial=1) > CLOSE for each in (ranks, sums)):
+            return logits, bias.astype(np.float32)
+
+
 def _cases(rng: np.random.Generator) -> Iterable[Case]:
     for tokens, groups, size, k, chosen in ((1, 1, 6, 2, 1), (9, 4, 4, 3, 2)):
-        # Scores and their sums differ by more than the error of a sigmoid.
-        logits = rng.permuted(
-            np.tile(np.linspace(-2, 2, groups * size), (tokens, 1)), axis=1
-        )
-        bias = np.round(rng.standard_normal(groups * size), 2).astype(np.float32)
+        logits, bias = _distinct(rng, tokens, groups, size)
         for kind, best_of in (("sigmoid", 2), ("softmax", 1)):
             for renormalize in (False, True):
                 attrs = {
