@@ -21,13 +21,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
-
-from document_blocks import DOCUMENTS, JAX_ONLY, Document, blocks, on_host  # noqa: E402
-from inl.device import Device  # noqa: E402
-from inl.executor.model_loader import LanguageModel  # noqa: E402
-from inl.kernels import (  # noqa: E402
+from inl.device import Device
+from inl.executor.model_loader import LanguageModel
+from inl.kernels import (
     block_sparse_matmul,
     flash_attention,
     gemm,
@@ -35,8 +31,14 @@ from inl.kernels import (  # noqa: E402
     layer_norm,
     profile_kernel,
 )
-from inl.models.llama import MODEL  # noqa: E402
-from inl.testing.tiny import MemoryCheckpoint, tiny_llama  # noqa: E402
+from inl.models.llama import MODEL
+from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+# In the folder that was just added.
+from document_blocks import DOCUMENTS, JAX_ONLY, Document, blocks, on_host  # noqa: E402
 
 WIDTHS = {"heads": 4, "kv_heads": 2, "head_dim": 64, "hidden": 256, "inner": 512}
 """Of a model whose kernels are those of real ones."""

@@ -47,7 +47,9 @@ def controlled_formula(x, v, mu, controller):
 
 
 def dynamics(shape, like):
-    new = lambda *size: torch.randn(size, **like)  # noqa: E731
+    def new(*size):
+        return torch.randn(size, **like)
+
     operands = [new(*shape), new(*shape), new(shape[-1])]
     coefs = [new(*shape) for _ in range(3)]
     yield f"dynamics {list(shape)}", inl_dynamics, formula, operands + coefs
@@ -72,7 +74,10 @@ def mixture(sizes, like):
         return (y.sum(0).to(x.dtype),)
 
     wide = (count, inner, hidden)
-    new = lambda *size: torch.randn(size, **like) * size[-1] ** -0.5  # noqa: E731
+
+    def new(*size):
+        return torch.randn(size, **like) * size[-1] ** -0.5
+
     weights = [new(*wide), new(*wide), new(count, hidden, inner)]
     operands = [torch.randn(tokens, size, **like) for size in (hidden, count)]
     yield f"experts {list(sizes)}", ours, every, operands + weights

@@ -37,7 +37,7 @@ from inl.weights.hub import resolve_model
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE / "peers" / "drivers"))
-from run_llama_server import Server  # noqa: E402
+from run_llama_server import Server  # noqa: E402 - in the folder that was just added
 
 WORDS = ("time", "year", "people", "way", "day", "man", "woman", "life", "child")
 PROMPT_WORDS = 48

@@ -12,6 +12,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'jax[cpu]'")
 jnp = jax.numpy
 
+# After the skip where JAX is not installed.
 from jax.test_util import check_grads  # noqa: E402
 
 from inl import inl_dynamics_n_steps, moe, nn  # noqa: E402

@@ -1,4 +1,4 @@
-"""A tiny OpenAI server that answers as it is told, well or badly."""
+"""A minimal OpenAI server whose answers, also malformed ones, a test configures."""
 
 from __future__ import annotations
 

@@ -99,11 +99,12 @@ def measure(
     for name in names:
         text, make = LOADS[name]
         draw = Draw(engine.runner.limits.vocab, scale, seed)
-        most = max(each.length for each in make(draw))
+        arrivals = make(draw)
+        most = max(each.length for each in arrivals)
         if most > engine.context:
             skipped.append({"load": name, "tokens": most, "context": engine.context})
             continue
-        with bar((runs + 1) * len(make(draw)), name) as tick:
+        with bar((runs + 1) * len(arrivals), name) as tick:
             found = [serve(engine, make(draw), tick) for _ in range(runs + 1)][1:]
         rows.append(_row(name, text, found))
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import typer
 
@@ -18,7 +19,7 @@ def run() -> None:
     with (
         os.fdopen(os.dup(0), "rb") as source,
         os.fdopen(os.dup(1), "wb") as sink,
-        open(os.devnull, "rb") as nothing,  # noqa: PTH123
+        Path(os.devnull).open("rb") as nothing,
     ):
         os.dup2(nothing.fileno(), 0)
         os.dup2(2, 1)

@@ -53,9 +53,8 @@ def make_speculation(
             )
         return None
     count = config.draft_limit
-    rows = runner.limits.slots - 1
-    if config.max_batch is not None:
-        rows = min(rows, config.max_batch)
+    slots = runner.limits.slots
+    rows = min(config.max_batch or slots, slots - 1)
     buckets = Buckets(
         runner.limits, token_budget=scheduling.token_budget, max_rows=rows
     )

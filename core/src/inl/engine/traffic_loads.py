@@ -69,6 +69,14 @@ class Draw:
         found: list[int] = np.exp(logs).astype(int).tolist()
         return found
 
+    def sizes(
+        self, most: int, prompts: tuple[int, int], outputs: tuple[int, int]
+    ) -> list[tuple[int, int]]:
+        """Return lengths of prompts and outputs, from the least to the most of each."""
+        count = self.count(most)
+        lengths = (self.lengths(*each, count) for each in (prompts, outputs))
+        return list(zip(*lengths, strict=True))
+
     def times(self, mean: float, count: int) -> list[float]:
         """Return the times of Poisson arrivals, ``mean`` seconds apart."""
         found: list[float] = self._rng.exponential(mean, count).cumsum().tolist()
@@ -91,10 +99,7 @@ def alike(most: int, length: int, tokens: int) -> Callable[[Draw], list[Arrival]
 
 def mixed(draw: Draw) -> list[Arrival]:
     """Prompts of 16 to 4,000 tokens with outputs of 16 to 512, greedy and sampled."""
-    count = draw.count(128)
-    sizes = zip(
-        draw.lengths(16, 4000, count), draw.lengths(16, 512, count), strict=True
-    )
+    sizes = draw.sizes(128, (16, 4000), (16, 512))
     return [
         Arrival(draw.prompt(length), tokens, 0.8 * (index % 2))
         for index, (length, tokens) in enumerate(sizes)
@@ -109,12 +114,8 @@ def shared(draw: Draw) -> list[Arrival]:
 
 def chats(draw: Draw) -> list[Arrival]:
     """Short prompts and answers."""
-    count = draw.count(1000)
-    prompts, outputs = draw.lengths(20, 200, count), draw.lengths(50, 250, count)
-    return [
-        Arrival(draw.prompt(prompts[index]), outputs[index], 0.8)
-        for index in range(count)
-    ]
+    sizes = draw.sizes(1000, (20, 200), (50, 250))
+    return [Arrival(draw.prompt(length), tokens, 0.8) for length, tokens in sizes]
 
 
 def bursts(draw: Draw) -> list[Arrival]:

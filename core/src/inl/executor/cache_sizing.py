@@ -52,7 +52,10 @@ def plan_limits(
     ]
     per_block = sum(block_bytes(group, size) for group in paged)
     batch = config.max_batch or backend.traits.max_batch
-    budget = config.cache_bytes or _default_budget(model, shaped, backend, config)
+    token_budget = config.token_budget or backend.traits.token_budget
+    budget = config.cache_bytes or _default_budget(
+        model, shaped, backend, token_budget, batch
+    )
     affordable = budget // per_block
     if config.context is None:
         seq_blocks = min(seq_blocks, max(affordable, 0))
@@ -71,7 +74,7 @@ def plan_limits(
         vocab=shaped.vocab_size,
         depth=config.depth or backend.traits.depth,
         sampler=config.sampling,
-        token_budget=config.token_budget or backend.traits.token_budget,
+        token_budget=token_budget,
         decode_steps=config.repeated_steps(backend.traits.decode_steps),
         max_drafts=config.draft_limit,
         adapters=config.adapter_slots,
@@ -81,15 +84,15 @@ def plan_limits(
 
 
 def _default_budget(
-    model: Model, shaped: Any, backend: Backend, config: EngineConfig
+    model: Model, shaped: Any, backend: Backend, tokens: int, rows: int
 ) -> int:
-    """Return the bytes of the cache where the config sets none."""
-    traits, free = backend.traits, backend.memory().free
-    least = int(min(traits.cache_share, LEAST_SHARE) * free)
-    tokens = config.token_budget or traits.token_budget
-    batch = config.max_batch or traits.max_batch
-    step = _step_bytes(model, shaped, tokens, batch) + PROGRAM_BYTES
-    return max(int(traits.cache_share * free) - step, least)
+    """Return the bytes of the cache where the config sets none.
+
+    tokens, rows: of the largest step.
+    """
+    share, free = backend.traits.cache_share, backend.memory().free
+    step = _step_bytes(model, shaped, tokens, rows) + PROGRAM_BYTES
+    return max(int(share * free) - step, int(min(share, LEAST_SHARE) * free))
 
 
 def _step_bytes(model: Model, shaped: Any, tokens: int, rows: int) -> int:

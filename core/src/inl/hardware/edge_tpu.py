@@ -13,7 +13,7 @@ from inl.errors import BackendUnavailable
 
 LIBRARIES = {"linux": "libedgetpu.so.1", "darwin": "libedgetpu.1.dylib"}
 COMPILED = b"edgetpu-custom-op"
-"""Op that ``edgetpu_compiler`` puts in place of those that it has compiled."""
+"""Name of the custom op that replaces compiled ops in files of ``edgetpu_compiler``."""
 
 
 def is_edge_tpu_available() -> bool:

@@ -15,11 +15,14 @@ _numbers = itertools.count()
 def compiled_by(framework: str, function: Function) -> Function:
     """Return ``function`` as a program of its own: of "jax" or "torch"."""
     own = _own_code(function)
+    program: Function
     if framework == "jax":
-        return import_module("jax").jit(own)  # type: ignore[no-any-return]
-    # Without it, torch drops the rounding between two casts.
-    options = {"emulate_precision_casts": True}
-    return import_module("torch").compile(own, options=options)  # type: ignore[no-any-return]
+        program = import_module("jax").jit(own)
+    else:
+        # Without the option, torch drops the rounding between two casts.
+        options = {"emulate_precision_casts": True}
+        program = import_module("torch").compile(own, options=options)
+    return program
 
 
 def _own_code(function: Function) -> Function:

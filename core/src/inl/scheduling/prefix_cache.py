@@ -75,7 +75,7 @@ class PrefixCache:
         keys: of its leading blocks. tokens: number of its tokens to compute or share.
         A wait ends with the steps in flight.
         """
-        if not self._newest or not keys:
+        if self._newest.keys().isdisjoint(keys):
             return False
         cached = self._kv_cache.cached_prefix(keys)
         later = keys[cached:]

@@ -36,7 +36,7 @@ LOAD_FAILURES: tuple[tuple[type[Exception], str], ...] = (
     (OSError, "its files cannot be read"),
     (InlError, "it does not accept the settings of the server"),
 )
-"""What clients are told; the first kind that fits."""
+"""Kind of error -> reason in the answer to clients; the first match counts."""
 
 OpenEngine = Callable[[Callable[["StepRecord"], None]], "InferenceEngine"]
 """Loads a model; its argument is the engine's ``on_step``."""

@@ -138,7 +138,7 @@ def _fake_backward(_gx: Any, _gv: Any, *operands_and_attrs: Any) -> Any:
     return [each.new_empty(each.shape) for each, wanted in chosen if wanted]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001 - passed by torch
     ctx.save_for_backward(*inputs[:7])
     ctx.attrs = inputs[7:]
 
@@ -152,7 +152,7 @@ def _gradients(ctx: Any, gx: torch.Tensor, gv: torch.Tensor) -> tuple[Any, ...]:
     return *(next(found) if want else None for want in wanted), None, None, None
 
 
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001 - passed by torch
     ctx.save_for_backward(*inputs[:9])
     *ctx.attrs, ctx.needed = inputs[9:]
 

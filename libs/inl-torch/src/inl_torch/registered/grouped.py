@@ -19,7 +19,7 @@ from inl_torch.registered.register import composable, register
 def _dispatch(
     x: torch.Tensor,
     order: torch.Tensor,
-    inverse: torch.Tensor,  # noqa: ARG001
+    inverse: torch.Tensor,  # noqa: ARG001 - of the gradient
     k: int,
 ) -> torch.Tensor:
     """Return rows ``order // k`` of ``x`` [T, H]: [T * k, H].
@@ -31,7 +31,7 @@ def _dispatch(
 
 def _collect(
     rows: torch.Tensor,
-    order: torch.Tensor,  # noqa: ARG001
+    order: torch.Tensor,  # noqa: ARG001 - of the gradient
     inverse: torch.Tensor,
     k: int,
 ) -> torch.Tensor:
@@ -63,7 +63,7 @@ def _outer(
     return products.outer(left, right, sizes)
 
 
-def _save_order(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+def _save_order(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001 - passed by torch
     _, order, inverse, ctx.k = inputs
     ctx.save_for_backward(order, inverse)
 
@@ -76,7 +76,7 @@ def _collect_gradients(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
     return dispatch_rows(g, *ctx.saved_tensors, ctx.k), None, None, None
 
 
-def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001 - passed by torch
     *tensors, ctx.transposed = inputs
     ctx.save_for_backward(*tensors)
 
@@ -93,7 +93,7 @@ def _linear_gradients(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
     return d_rows, None, d_weight, None
 
 
-def _save_outer(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+def _save_outer(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001 - passed by torch
     ctx.save_for_backward(*inputs)
 
 
