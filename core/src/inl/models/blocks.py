@@ -7,7 +7,7 @@ with what follows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.models.mlp import OpenMlp, feed_forward
@@ -173,6 +173,19 @@ def attend_heads(
         carry._replace(residual=residual, delta=delta),
         state._replace(caches=caches),
     )
+
+
+def layer(
+    feed_forward: Callable[[Ops, Any, Any, Carry], Carry], ops: Ops, config: Any,
+    w: Any, carry: Any, step: Step, state: State, *, index: int,
+    sampled_step: Step | None = None,
+) -> tuple[Carry, State]:  # fmt: skip
+    """Attention block of ``w.attention``, then ``feed_forward`` of ``w.mlp``."""
+    carry, state = attention(
+        ops, config, w.attention, carry, step, state, index=index,
+        view=config.views[index], sampled_step=sampled_step,
+    )  # fmt: skip
+    return feed_forward(ops, config, w.mlp, carry), state
 
 
 def split_heads(parts: Sequence[Array], dim: int) -> tuple[Array, ...]:

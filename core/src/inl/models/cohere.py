@@ -74,12 +74,9 @@ def layer(
     ops: Ops, c: CohereConfig, w: llama.Layer, carry: Any, step: Step, state: State, *,
     index: int, sampled_step: Step | None = None,
 ) -> tuple[blocks.Carry, State]:  # fmt: skip
-    residual, x = layer_norm.enter(ops, c, carry, w.attention.norm)
-    carry, state = blocks.attend_heads(
-        ops, c, w.attention, carry._replace(residual=residual),
-        ops.qkv_linear(x, w.attention.qkv), step, state,
-        index=index, view=c.views[index], sampled_step=sampled_step,
-    )  # fmt: skip
+    x, carry, state = layer_norm.attention(
+        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
+    )
     if sampled_step is not None:
         x = ops.take_rows(x, step.samples)
     delta = carry.delta + mlp.feed_forward(ops, x, w.mlp.mlp, c.activation)

@@ -19,8 +19,6 @@ from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
 from inl.ops.moe import ExpertLinear
 from inl.ops.norm import Norm
-from inl.spec.cache import State
-from inl.spec.step import Step
 from inl.spec.weights import Group, Param
 from inl.weights.adapted import AdaptedCheckpoint, Piece
 from inl.weights.checkpoint import Checkpoint
@@ -158,15 +156,7 @@ def mixture(ops: Ops, c: GptOssConfig, w: Mixture, carry: blocks.Carry) -> block
     return carry._replace(residual=residual, delta=delta)
 
 
-def layer(
-    ops: Ops, c: GptOssConfig, w: llama.Layer, carry: Any, step: Step, state: State, *,
-    index: int, sampled_step: Step | None = None,
-) -> tuple[blocks.Carry, State]:  # fmt: skip
-    carry, state = blocks.attention(
-        ops, c, w.attention, carry, step, state, index=index, view=c.views[index],
-        sampled_step=sampled_step,
-    )  # fmt: skip
-    return mixture(ops, c, w.mlp, carry), state
+layer = partial(blocks.layer, mixture)
 
 
 def adapt(

@@ -9,6 +9,7 @@ from inl.models.mlp import OpenMlp
 from inl.ops.linear import Linear, QkvLinear
 from inl.ops.mlp import GatedMlp
 from inl.ops.norm import LayerNorm
+from inl.spec.cache import State
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group, Param
 
@@ -48,6 +49,19 @@ def enter(
     """Reduce and add ``delta``; return the new residual and the block's input."""
     residual = carry.residual + ops.all_reduce(carry.delta, axis="tensor")
     return residual, ops.layer_norm(residual, w, eps=c.norm_eps)
+
+
+def attention(
+    ops: Ops, c: Any, w: Attention, carry: blocks.Carry, step: Step, state: State, *,
+    index: int, sampled_step: Step | None,
+) -> tuple[Array, blocks.Carry, State]:  # fmt: skip
+    """Attention block; returns its normalized input too, then as blocks.attention."""
+    residual, x = enter(ops, c, carry, w.norm)
+    carry, state = blocks.attend_heads(
+        ops, c, w, carry._replace(residual=residual), ops.qkv_linear(x, w.qkv), step,
+        state, index=index, view=c.views[index], sampled_step=sampled_step,
+    )  # fmt: skip
+    return x, carry, state
 
 
 def head(ops: Ops, c: Any, w: Any, carry: blocks.Carry, step: Step) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from inl.errors import CheckpointError
@@ -21,7 +22,7 @@ from inl.ops.embedding import Embedding
 from inl.ops.linear import Linear
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
-from inl.spec.cache import Paged, State
+from inl.spec.cache import Paged
 from inl.spec.model import Model
 from inl.spec.step import Array, Step
 from inl.spec.weights import Group
@@ -180,15 +181,7 @@ def embed(ops: Ops, c: LlamaConfig, w: Weights, step: Step) -> blocks.Carry:
     return blocks.embed(ops, c, w.embed, step)
 
 
-def layer(
-    ops: Ops, c: LlamaConfig, w: Layer, carry: Any, step: Step, state: State, *,
-    index: int, sampled_step: Step | None = None,
-) -> tuple[blocks.Carry, State]:  # fmt: skip
-    carry, state = blocks.attention(
-        ops, c, w.attention, carry, step, state, index=index, view=c.views[index],
-        sampled_step=sampled_step,
-    )  # fmt: skip
-    return blocks.gated_mlp(ops, c, w.mlp, carry), state
+layer = partial(blocks.layer, blocks.gated_mlp)
 
 
 def head(ops: Ops, c: LlamaConfig, w: Weights, carry: Any, step: Step) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.errors import CheckpointError
@@ -15,8 +16,7 @@ from inl.ops.mlp import ACTIVATIONS as FUSED
 from inl.ops.mlp import GatedMlp
 from inl.ops.moe import Experts
 from inl.ops.norm import Norm
-from inl.spec.cache import State
-from inl.spec.step import Array, Step
+from inl.spec.step import Array
 from inl.spec.weights import FusedSlice, Group, Param
 
 if TYPE_CHECKING:
@@ -116,17 +116,6 @@ def _routed(ops: Ops, c: MoeConfig, w: Moe, logits: Array) -> tuple[Array, Array
     return ids, weights if c.routed_scale == 1.0 else weights * c.routed_scale
 
 
-def layer(
-    ops: Ops, c: MoeConfig, w: llama.Layer, carry: Any, step: Step, state: State, *,
-    index: int, sampled_step: Step | None = None,
-) -> tuple[blocks.Carry, State]:  # fmt: skip
-    carry, state = blocks.attention(
-        ops, c, w.attention, carry, step, state, index=index, view=c.views[index],
-        sampled_step=sampled_step,
-    )  # fmt: skip
-    return feed_forward(ops, c, w.mlp, carry), state
-
-
 def feed_forward(
     ops: Ops, c: MoeConfig, w: Moe | blocks.Mlp, carry: blocks.Carry
 ) -> blocks.Carry:
@@ -134,6 +123,9 @@ def feed_forward(
     if isinstance(w, Moe):
         return mixture(ops, c, w, carry)
     return blocks.gated_mlp(ops, c, w, carry)
+
+
+layer = partial(blocks.layer, feed_forward)
 
 
 def weights(

@@ -67,12 +67,9 @@ def layer(
     ops: Ops, c: llama.LlamaConfig, w: llama.Layer, carry: Any, step: Step,
     state: State, *, index: int, sampled_step: Step | None = None,
 ) -> tuple[blocks.Carry, State]:  # fmt: skip
-    residual, x = layer_norm.enter(ops, c, carry, w.attention.norm)
-    carry, state = blocks.attend_heads(
-        ops, c, w.attention, carry._replace(residual=residual),
-        ops.qkv_linear(x, w.attention.qkv), step, state,
-        index=index, view=c.views[index], sampled_step=sampled_step,
-    )  # fmt: skip
+    _, carry, state = layer_norm.attention(
+        ops, c, w.attention, carry, step, state, index=index, sampled_step=sampled_step
+    )
     residual, x = layer_norm.enter(ops, c, carry, w.mlp.norm)
     delta = mlp.feed_forward(ops, x, w.mlp.mlp, c.activation)
     return carry._replace(residual=residual, delta=delta), state
