@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -106,7 +106,7 @@ class Generations:
         *,
         token_text: TokenText,
         on_begin: Callable[[], None],
-        on_delta: Callable[[Generation, Delta], None],
+        on_tokens: Callable[[Sequence[RequestHandle], Sequence[int]], None],
         on_close: Callable[[], None],
     ) -> None:
         self.items = items
@@ -115,7 +115,7 @@ class Generations:
         self._open = dict(enumerate(items))
         self._timer: asyncio.TimerHandle | None = None
         self._on_begin = on_begin
-        self._on_delta = on_delta
+        self._on_tokens = on_tokens
         self._on_close: Callable[[], None] | None = on_close
 
     @property
@@ -158,14 +158,22 @@ class Generations:
                 is_idle = False
                 latest = loop.time()
                 if delta.token_ids:
-                    self._on_begin()
-                self._on_delta(item, delta)
+                    self.begin()
+                    self._on_tokens([item.handle], [len(delta.token_ids)])
                 if delta.finish_reason is not None:
                     del self._open[index]
                 yield index, delta
             if is_idle:
                 latest = loop.time()
                 yield None
+
+    def begin(self) -> None:
+        """Record that a completion has produced a token."""
+        self._on_begin()
+
+    def finish(self) -> None:
+        """Record that all have finished, where no deltas are read."""
+        self._open.clear()
 
     def _wake(self) -> None:
         self._timer = None

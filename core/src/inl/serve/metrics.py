@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter as CountOf
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,10 +24,10 @@ from inl.serve.job import Phases
 if TYPE_CHECKING:
     from inl.engine.core import StepRecord
     from inl.engine.inference_engine import InferenceEngine
+    from inl.engine.request_handle import RequestHandle
     from inl.scheduling.speculation import Speculation
     from inl.serve.admission import Admission
     from inl.serve.generations import Generation
-    from inl.serve.job import Delta
 
 LATENCIES = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0
@@ -202,19 +203,23 @@ class ModelMetrics:
             while len(self._admitted) > MOST_ADMITTED:
                 self._admitted.pop(next(iter(self._admitted)), None)
 
-    def record_delta(self, item: Generation, delta: Delta) -> None:
-        """Record tokens that were generated."""
-        if not delta.token_ids:
-            return
-        now, count = time.perf_counter(), len(delta.token_ids)
-        number = item.handle.request.id
-        last = self._last_token.get(number)
-        self._last_token[number] = now
-        self.generation_tokens.inc(count)
-        if last is None:
-            self.first_token.observe(item.handle.first_token_seconds)
-            return
-        self.inter_token.observe((now - last) / count, count)
+    def record_tokens(
+        self, handles: Sequence[RequestHandle], counts: Sequence[int]
+    ) -> None:
+        """Record how many tokens some requests have generated, once for all."""
+        now = time.perf_counter()
+        numbers = [handle.request.id for handle in handles]
+        lasts = list(map(self._last_token.get, numbers))
+        self._last_token.update(dict.fromkeys(numbers, now))
+        self.generation_tokens.inc(sum(counts))
+        # Most requests of a step have had their last token at the same time.
+        for (last, count), times in CountOf(zip(lasts, counts, strict=True)).items():
+            if last is not None:
+                self.inter_token.observe((now - last) / count, count * times)
+        if None in lasts:
+            for handle, last in zip(handles, lasts, strict=True):
+                if last is None:
+                    self.first_token.observe(handle.first_token_seconds)
 
     def record_end(self, item: Generation) -> None:
         """Record the end of a request, finished or not."""

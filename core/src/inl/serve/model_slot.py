@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from inl.serve.generations import Generations
     from inl.serve.job import Job
     from inl.serve.metrics import ModelMetrics
+    from inl.serve.wakeups import Signal
 
 log = logging.getLogger("inl.serve")
 
@@ -47,12 +48,16 @@ class ModelSource:
     """A model that a server offers.
 
     name: in requests. adapters: names of the engine's adapters, which requests use as
-    names of models.
+    names of models. place: folder, file or known name, where front-ends find its
+    tokenizer; ``None`` is the default model. context: maximum number of tokens of
+    prompt and output, if it is less than the model's.
     """
 
     name: str
     open: OpenEngine
     adapters: tuple[str, ...] = ()
+    place: str | None = None
+    context: int | None = None
 
 
 class ModelSlot:
@@ -106,16 +111,18 @@ class ModelSlot:
             self._unload_later()
 
     @asynccontextmanager
-    async def generate(self, job: Job, client: str) -> AsyncIterator[Generations]:
+    async def generate(
+        self, job: Job, client: str, signal: Signal | None = None
+    ) -> AsyncIterator[Generations]:
         """Admit a job, submit its prompts, and end it after the body.
 
-        Raises :class:`ApiError`.
+        signal: as in :meth:`ServedModel.start`. Raises :class:`ApiError`.
         """
         ticket = self.admission.enter(client, job.completions)
         finished = False
         try:
             async with self.lease() as model:
-                generations = await model.start(job, client, ticket)
+                generations = await model.start(job, client, ticket, signal)
                 try:
                     yield generations
                 finally:

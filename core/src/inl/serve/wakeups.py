@@ -5,6 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
+from typing import Protocol
+
+
+class Signal(Protocol):
+    """What is set on the event loop, such as an :class:`asyncio.Event`."""
+
+    def set(self) -> None:
+        """Record that there is news."""
 
 
 class Wakeups:
@@ -15,10 +23,10 @@ class Wakeups:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._events: deque[asyncio.Event] = deque()
+        self._events: deque[Signal] = deque()
         self._is_scheduled = False
 
-    def wake(self, event: asyncio.Event) -> None:
+    def wake(self, event: Signal) -> None:
         """Set an event soon; callable from any thread."""
         self._events.append(event)
         if not self._is_scheduled:
