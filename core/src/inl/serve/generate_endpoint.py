@@ -22,9 +22,9 @@ from inl.serve.job import Answer, Usage
 from inl.serve.request_log import Record
 
 if TYPE_CHECKING:
-    from inl.serve.dialect import Dialect, Exchange
     from contextlib import AbstractAsyncContextManager
 
+    from inl.serve.dialect import Dialect, Exchange
     from inl.serve.generations import Generations
     from inl.serve.job import Job
     from inl.serve.settings import ServerConfig

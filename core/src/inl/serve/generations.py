@@ -35,7 +35,8 @@ class Generation:
     ) -> None:
         self.handle = handle
         self.is_first = handle is first
-        self._first = first.request
+        self.first_request = first.request
+        """Has the log-probabilities and the cached tokens of the prompt."""
         self.submitted = time.perf_counter()
         self.reasoning_tokens = 0
         self.phases: Phases | None = None
@@ -86,7 +87,7 @@ class Generation:
         )
 
     def _prompt_scores(self) -> PromptScores | None:
-        request = self._first
+        request = self.first_request
         if request.prompt_logprobs is None:
             return None
         ids = request.tokens[: request.prompt_tokens]
@@ -108,6 +109,7 @@ class Generations:
         on_begin: Callable[[], None],
         on_tokens: Callable[[Sequence[RequestHandle], Sequence[int]], None],
         on_close: Callable[[], None],
+        cancel: Callable[[RequestHandle], None],
     ) -> None:
         self.items = items
         self.token_text = token_text
@@ -116,6 +118,8 @@ class Generations:
         self._timer: asyncio.TimerHandle | None = None
         self._on_begin = on_begin
         self._on_tokens = on_tokens
+        self.cancel = cancel
+        """Ends the request of a handle."""
         self._on_close: Callable[[], None] | None = on_close
 
     @property

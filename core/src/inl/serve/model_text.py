@@ -57,17 +57,22 @@ class ModelText:
         self.markup = Markup(CallMarkup())
         """How the model writes calls and reasoning, once it is warmed up."""
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises ``RequestError`` if the model has none."""
+        return self._source.tokenizer
+
     def warm_up(self) -> None:
         """Build the tokenizer and start the template's process, if it has them."""
         with suppress(RequestError):
-            self._source.tokenizer.encode("a")
+            self.tokenizer.encode("a")
         template = self._source.chat_template
         if template is not None:
             self.markup = derive(template.apply, template.source)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token's text; empty for an unknown id."""
-        tokenizer = self._source.tokenizer
+        tokenizer = self.tokenizer
         if tokenizer.token(token) is None:
             return b""
         if tokenizer.byte_level:
@@ -79,8 +84,8 @@ class ModelText:
         if isinstance(prompt, list):
             return prompt
         if isinstance(prompt, str):
-            check_length(self._source.tokenizer, prompt, self._source.context)
-            return self._source.tokenizer.encode(prompt)
+            check_length(self.tokenizer, prompt, self._source.context)
+            return self.tokenizer.encode(prompt)
         return self._encode_conversation(prompt)
 
     def _encode_conversation(self, conversation: Conversation) -> list[int]:
@@ -128,12 +133,12 @@ class ModelText:
 
     def _has_begun(self, reasoning: ReasoningMarkup, ids: Sequence[int]) -> bool:
         """Whether a prompt ends within reasoning."""
-        tail = self._source.tokenizer.decode(ids[-TAIL:], skip_special=False)
+        tail = self.tokenizer.decode(ids[-TAIL:], skip_special=False)
         return tail.rfind(reasoning.begin) > tail.rfind(reasoning.end)
 
     def stop_string(self, options: GenerationOptions, ids: list[int]) -> str | None:
         """Return the stop string with which the text of ``ids`` was ended."""
-        text = self._source.tokenizer.decode(ids)
+        text = self.tokenizer.decode(ids)
         stop = options.get("stop") or ()
         strings = [stop] if isinstance(stop, str) else stop
         ends = [(text.find(each) + len(each), each) for each in strings if each in text]

@@ -62,6 +62,7 @@ class ServedModel(ModelText):
             on_begin=partial(self._admission.begun, ticket),
             on_tokens=self._metrics.record_tokens,
             on_close=partial(self._close, started),
+            cancel=self.engine.cancel,
         )
 
     async def _call(self, submit: Callable[[], object], *, in_thread: bool) -> None:
