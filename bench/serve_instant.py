@@ -4,9 +4,10 @@
     python bench/serve_instant.py --clients 512 --step-ms 2.3 --frontends 0 4 8
 
 The runner answers at once, or after ``--step-ms`` without the interpreter's lock, as a
-GPU does; text is the default model's. The server runs in this process, front-ends and clients in others. Printed are
-tokens/s, and microseconds of processor time per token of each kind of process, which
-depend little on what else runs on the machine; first those of ``engine.generate``.
+GPU does; text is the default model's. The server runs in this process, front-ends and
+clients in others. Printed are tokens/s, and microseconds of processor time per token of
+each kind of process, which depend little on what else runs on the machine; first those
+of ``engine.generate``.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ import multiprocessing
 import random
 import statistics
 import time
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Streaming clients that cost little: they count bytes and read the usage at the end."""
+"""Streaming clients that count bytes, and read the usage at the end of each stream."""
 
 from __future__ import annotations
 

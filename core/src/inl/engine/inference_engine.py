@@ -366,14 +366,14 @@ class InferenceEngine:
         self,
         prompt: Prompt,
         *,
-        listener: Callable[[], None],
+        listener: Callable[[], None] | None,
         **options: Unpack[GenerationOptions],
     ) -> RequestHandle:
         """Queue a prompt for the engine's background thread and return its handle.
 
         Never waits for a step. listener: called after each event of the request, and
-        of its further samples, on the thread that steps. Raises
-        :class:`~inl.errors.RequestError`.
+        of its further samples, on the thread that steps; ``None`` for those who use
+        :meth:`after_step`. Raises :class:`~inl.errors.RequestError`.
         """
         handle = self._prepare(prompt, **options)
         for sample in handle.samples:
@@ -383,6 +383,14 @@ class InferenceEngine:
         batch.add(handle)
         self._dispatcher.step_loop.submit(batch)
         return handle
+
+    def after_step(self, listener: Callable[[], None] | None) -> None:
+        """Call ``listener`` after each step of the background thread, on that thread.
+
+        Handles then have what the step has generated, or its error. It replaces the
+        one before; ``None`` removes it.
+        """
+        self._dispatcher.step_loop.after_step = listener
 
     def step(self) -> None:
         """Compute one step for all submitted requests."""

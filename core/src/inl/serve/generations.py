@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from inl.serve.output_parser import OutputParser
 
 
+RecordTokens = Callable[[Sequence[int], Sequence[int], Sequence[float]], None]
+"""As :meth:`~inl.serve.metrics.ModelMetrics.record_tokens`."""
+
+
 class Generation:
     """One completion: reads a handle and splits its text.
 
@@ -61,6 +65,12 @@ class Generation:
         if delta.reasoning:
             self.reasoning_tokens += len(token_ids)
         return delta
+
+    def record(self, record_tokens: RecordTokens, count: int) -> None:
+        """Record ``count`` tokens of the last delta."""
+        is_first = self._polled_tokens == count
+        firsts = [self.handle.first_token_seconds] if is_first else []
+        record_tokens([self.handle.request.id], [count], firsts)
 
     def _finished(self, delta: Delta) -> Delta:
         handle = self.handle
@@ -107,7 +117,7 @@ class Generations:
         *,
         token_text: TokenText,
         on_begin: Callable[[], None],
-        on_tokens: Callable[[Sequence[RequestHandle], Sequence[int]], None],
+        on_tokens: RecordTokens,
         on_close: Callable[[], None],
         cancel: Callable[[RequestHandle], None],
     ) -> None:
@@ -163,7 +173,7 @@ class Generations:
                 latest = loop.time()
                 if delta.token_ids:
                     self.begin()
-                    self._on_tokens([item.handle], [len(delta.token_ids)])
+                    item.record(self._on_tokens, len(delta.token_ids))
                 if delta.finish_reason is not None:
                     del self._open[index]
                 yield index, delta

@@ -24,7 +24,6 @@ from inl.serve.job import Phases
 if TYPE_CHECKING:
     from inl.engine.core import StepRecord
     from inl.engine.inference_engine import InferenceEngine
-    from inl.engine.request_handle import RequestHandle
     from inl.scheduling.speculation import Speculation
     from inl.serve.admission import Admission
     from inl.serve.generations import Generation
@@ -204,22 +203,24 @@ class ModelMetrics:
                 self._admitted.pop(next(iter(self._admitted)), None)
 
     def record_tokens(
-        self, handles: Sequence[RequestHandle], counts: Sequence[int]
+        self, numbers: Sequence[int], counts: Sequence[int], firsts: Sequence[float]
     ) -> None:
-        """Record how many tokens some requests have generated, once for all."""
+        """Record how many tokens some requests have generated, once for all.
+
+        numbers: their ids. firsts: seconds until the first token, of those that had
+        none before.
+        """
         now = time.perf_counter()
-        numbers = [handle.request.id for handle in handles]
-        lasts = list(map(self._last_token.get, numbers))
+        lasts = map(self._last_token.get, numbers)
+        # Most requests of a step have had their last token at the same time.
+        gaps = CountOf(zip(lasts, counts, strict=True))
         self._last_token.update(dict.fromkeys(numbers, now))
         self.generation_tokens.inc(sum(counts))
-        # Most requests of a step have had their last token at the same time.
-        for (last, count), times in CountOf(zip(lasts, counts, strict=True)).items():
+        for (last, count), times in gaps.items():
             if last is not None:
                 self.inter_token.observe((now - last) / count, count * times)
-        if None in lasts:
-            for handle, last in zip(handles, lasts, strict=True):
-                if last is None:
-                    self.first_token.observe(handle.first_token_seconds)
+        for seconds in firsts:
+            self.first_token.observe(seconds)
 
     def record_end(self, item: Generation) -> None:
         """Record the end of a request, finished or not."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from inl.serve.generations import Generations
     from inl.serve.job import Job
     from inl.serve.metrics import ModelMetrics
-    from inl.serve.wakeups import Signal
+    from inl.serve.wakeups import Reader
 
 log = logging.getLogger("inl.serve")
 
@@ -112,17 +112,17 @@ class ModelSlot:
 
     @asynccontextmanager
     async def generate(
-        self, job: Job, client: str, signal: Signal | None = None
+        self, job: Job, client: str, reader: Reader | None = None
     ) -> AsyncIterator[Generations]:
         """Admit a job, submit its prompts, and end it after the body.
 
-        signal: as in :meth:`ServedModel.start`. Raises :class:`ApiError`.
+        reader: as in :meth:`ServedModel.start`. Raises :class:`ApiError`.
         """
         ticket = self.admission.enter(client, job.completions)
         finished = False
         try:
             async with self.lease() as model:
-                generations = await model.start(job, client, ticket, signal)
+                generations = await model.start(job, client, ticket, reader)
                 try:
                     yield generations
                 finally:

@@ -12,7 +12,7 @@ from inl.serve.api_error import as_api_error
 from inl.serve.generations import Generation, Generations
 from inl.serve.job import Job, Prompt
 from inl.serve.model_text import ModelText
-from inl.serve.wakeups import Signal, Wakeups
+from inl.serve.wakeups import Reader, Steps, Wakeups
 
 if TYPE_CHECKING:
     from inl.engine.inference_engine import InferenceEngine
@@ -31,24 +31,29 @@ class ServedModel(ModelText):
         self._admission = admission
         self._metrics = metrics
         self._wakeups: Wakeups | None = None
+        self._steps: Steps | None = None
 
     async def start(
-        self, job: Job, client: str, ticket: Ticket, signal: Signal | None = None
+        self, job: Job, client: str, ticket: Ticket, reader: Reader | None = None
     ) -> Generations:
         """Submit the prompts of an admitted job; raises :class:`ApiError`.
 
-        signal: set whenever a completion has news, in place of waking
+        reader: called after each step, in place of waking
         :meth:`Generations.deltas`.
         """
         started: list[Generation] = []
         try:
             # A long text takes a while to encode.
-            prompts = await asyncio.to_thread(self.encode_all, job.prompts)
+            is_encoded = all(isinstance(prompt, list) for prompt in job.prompts)
+            prompts = (
+                self.encode_all(job.prompts)
+                if is_encoded
+                else await asyncio.to_thread(self.encode_all, job.prompts)
+            )
             self._admission.charge(ticket, sum(map(len, prompts)) * job.count)
             event = asyncio.Event()
-            submit = partial(
-                self._submit_all, job, client, prompts, signal or event, started
-            )
+            listener = self._listener(event, reader)
+            submit = partial(self._submit_all, job, client, prompts, listener, started)
             await self._call(submit, in_thread=self._has_structure(job))
         except BaseException as error:
             self._cancel(started)
@@ -65,10 +70,23 @@ class ServedModel(ModelText):
             cancel=self.engine.cancel,
         )
 
+    def _listener(
+        self, event: asyncio.Event, reader: Reader | None
+    ) -> Callable[[], None] | None:
+        """Return the listener of handles; ``None`` if a reader reads them."""
+        loop = asyncio.get_running_loop()
+        if reader is None:
+            if self._wakeups is None:
+                self._wakeups = Wakeups(loop)
+            return partial(self._wakeups.wake, event)
+        if self._steps is None:
+            self._steps = Steps(loop)
+            self.engine.after_step(self._steps.wake)
+        self._steps.add(reader)
+        return None
+
     async def _call(self, submit: Callable[[], object], *, in_thread: bool) -> None:
         """Submit prompts; compiling a grammar takes a while."""
-        if self._wakeups is None:
-            self._wakeups = Wakeups(asyncio.get_running_loop())
         if not in_thread:
             submit()
             return
@@ -88,23 +106,21 @@ class ServedModel(ModelText):
         job: Job,
         client: str,
         prompts: Sequence[Sequence[int]],
-        signal: Signal,
+        listener: Callable[[], None] | None,
         started: list[Generation],
     ) -> None:
         for prompt, ids in zip(job.prompts, prompts, strict=True):
             options = self._options(job, prompt)
             options["key"], options["n"] = client, job.count
-            started += self._submit(options, prompt, ids, signal)
+            started += self._submit(options, prompt, ids, listener)
 
     def _submit(
         self,
         options: GenerationOptions,
         prompt: Prompt,
         ids: Sequence[int],
-        signal: Signal,
+        listener: Callable[[], None] | None,
     ) -> list[Generation]:
-        assert self._wakeups is not None, "made by the caller"
-        listener = partial(self._wakeups.wake, signal)
         handle = self.engine.start(ids, listener=listener, **options)
         stop = partial(self.stop_string, options)
         return [

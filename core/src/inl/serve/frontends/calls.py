@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from inl.engine.request_handle import RequestHandle
     from inl.serve.frontends.link import Link
     from inl.serve.generations import Generation, Generations
-    from inl.serve.metrics import ModelMetrics
+    from inl.serve.model_slot import ModelSlot
     from inl.serve.models import Models
 
 log = logging.getLogger("inl.serve")
@@ -33,35 +32,31 @@ log = logging.getLogger("inl.serve")
 
 @dataclass(slots=True)
 class _Output:
-    """A completion, and how many of its tokens have been sent."""
+    """A completion of a call, and how many of its tokens have been sent."""
 
     number: int
     item: Generation
+    handle: RequestHandle
+    tokens: list[int]
+    """All tokens of the handle, which adds to them."""
+    call: Call
     sent: int = 0
 
 
 class Call:
-    """One call of a front-end: runs until the front-end leaves it.
+    """One call of a front-end: runs until the front-end leaves it."""
 
-    report: called with the call when it has news.
-    """
-
-    def __init__(self, submit: Submit, report: Callable[[Call], None]) -> None:
+    def __init__(self, submit: Submit) -> None:
         self.first = submit.first
         self.left: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Whether it was answered, once the front-end has left it."""
         self.task: asyncio.Task[None] | None = None
-        self.metrics: ModelMetrics | None = None
+        self.slot: ModelSlot | None = None
+        """Its model, once it has begun."""
         self._submit = submit
-        self._report = report
         self._generations: Generations | None = None
-        self._outputs: list[_Output] = []
 
-    def set(self) -> None:
-        """Record that the engine has news of it."""
-        self._report(self)
-
-    async def run(self, models: Models, answer: Callable[[Answered], None]) -> None:
+    async def run(self, calls: Calls) -> None:
         """Admit and generate; ends when the front-end leaves it or it is refused."""
         given = self._submit
         job = Job(
@@ -71,25 +66,35 @@ class Call:
             given.count,
             structure=given.structure,
         )
+        numbers: range = range(0)
         try:
-            slot = models.find(given.model)
-            async with slot.generate(job, given.client, self) as generations:
-                self.metrics, self._generations = slot.metrics, generations
-                self._outputs = [
-                    _Output(self.first + at, item)
-                    for at, item in enumerate(generations.items)
-                ]
-                answer(Answered(self.first))
-                self.set()
+            slot = calls.models.find(given.model)
+            async with slot.generate(job, given.client, calls) as generations:
+                self.slot, self._generations = slot, generations
+                items = generations.items
+                numbers = range(self.first, self.first + len(items))
+                for number, item in zip(numbers, items, strict=True):
+                    tokens = item.handle.token_ids
+                    calls.outputs[number] = _Output(
+                        number, item, item.handle, tokens, self
+                    )
+                calls.link.send(Answered(self.first))
+                calls.flush()
                 if await self.left:
                     generations.finish()
         except Exception as error:
             failure = as_api_error(error)
             if failure.status == 500:
                 log.exception("a request of a front-end failed")
-            answer(Answered(self.first, Failure.of(failure)))
+            calls.link.send(Answered(self.first, Failure.of(failure)))
         finally:
-            self._outputs = []  # the engine may still report it
+            for number in numbers:
+                calls.outputs.pop(number, None)
+
+    def begin(self) -> None:
+        """Record that a completion has produced a token."""
+        assert self._generations is not None, "it has outputs"
+        self._generations.begin()
 
     def stop(self, index: int) -> None:
         """End a completion at a stop string, as the engine itself would."""
@@ -99,42 +104,9 @@ class Call:
                 handle.finish_reason = "stop"
                 self._generations.cancel(handle)
 
-    def collect(self, news: News, counts: Counts) -> None:
-        """Add what the completions have generated since the last call."""
-        ended = False
-        for output in self._outputs:
-            handle = output.item.handle
-            # Read before the tokens, so that the last ones are not lost.
-            reason = handle.finish_reason
-            tokens = handle.token_ids[output.sent :]
-            if tokens:
-                if not output.sent:
-                    self._begin(output, news)
-                output.sent += len(tokens)
-                news.numbers.append(output.number)
-                news.tokens.append(tokens)
-                counts.add(self.metrics, handle, len(tokens))
-                if handle.request.logprobs is not None:
-                    stop = output.sent
-                    part = handle.request.token_logprobs[stop - len(tokens) : stop]
-                    news.scores.append(Scores(output.number, part))
-            if reason is not None:
-                ended = True
-                news.ends.append(_end(output))
-        if ended:
-            self._outputs = [
-                each for each in self._outputs if each.item.handle.finish_reason is None
-            ]
-
-    def _begin(self, output: _Output, news: News) -> None:
-        assert self._generations is not None, "it has outputs"
-        self._generations.begin()
-        cached = output.item.first_request.cached_tokens
-        news.cached.append((output.number, cached))
-
 
 def _end(output: _Output) -> End:
-    handle = output.item.handle
+    handle = output.handle
     assert handle.finish_reason is not None, "checked by the caller"
     failure = None
     if handle.error is not None:
@@ -148,44 +120,30 @@ def _end(output: _Output) -> End:
     )
 
 
-class Counts:
-    """Tokens of one message, for the metrics of each model."""
+class _Counts:
+    """Tokens of one message, for the metrics of a model."""
 
     def __init__(self) -> None:
-        self._found: dict[ModelMetrics, tuple[list[RequestHandle], list[int]]] = {}
-
-    def add(
-        self, metrics: ModelMetrics | None, handle: RequestHandle, count: int
-    ) -> None:
-        """Add the new tokens of a request."""
-        assert metrics is not None, "the call has begun"
-        if (found := self._found.get(metrics)) is None:
-            found = self._found[metrics] = ([], [])
-        found[0].append(handle)
-        found[1].append(count)
-
-    def record(self) -> None:
-        """Record all."""
-        for metrics, (handles, counts) in self._found.items():
-            metrics.record_tokens(handles, counts)
+        self.numbers: list[int] = []
+        self.counts: list[int] = []
+        self.firsts: list[float] = []
 
 
 class Calls:
     """All calls of a front-end. Used by the event loop only."""
 
     def __init__(self, models: Models, link: Link) -> None:
-        self._models = models
-        self._link = link
+        self.models = models
+        self.link = link
+        self.outputs: dict[int, _Output] = {}
+        """Completions that have not finished, by number."""
         self._open: dict[int, Call] = {}
-        self._news: dict[Call, None] = {}
-        """Calls with news that are not sent."""
-        self._is_scheduled = False
 
     def submit(self, message: Submit) -> None:
         """Start a call."""
-        call = Call(message, self._report)
+        call = Call(message)
         self._open[message.first] = call
-        call.task = asyncio.create_task(call.run(self._models, self._link.send))
+        call.task = asyncio.create_task(call.run(self))
         call.task.add_done_callback(lambda _: self._open.pop(message.first, None))
 
     def stop(self, message: Stop) -> None:
@@ -197,8 +155,7 @@ class Calls:
         """End a call."""
         if (call := self._open.get(message.first)) is None:
             return
-        self._news.pop(call, None)
-        if call.metrics is not None:
+        if call.slot is not None:
             if not call.left.done():
                 call.left.set_result(message.finished)
         elif call.task is not None:
@@ -206,32 +163,56 @@ class Calls:
 
     async def abort(self) -> None:
         """End all calls: the front-end has ended."""
-        calls = list(self._open.values())
-        self._news.clear()
-        for call in calls:
-            if call.task is not None:
-                call.task.cancel()
-        tasks = [call.task for call in calls if call.task is not None]
+        tasks = [call.task for call in self._open.values() if call.task is not None]
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _report(self, call: Call) -> None:
-        self._news[call] = None
-        if not self._is_scheduled and not self._link.is_behind:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self.flush)
-
     def flush(self) -> None:
-        """Send the news of all calls as one message.
+        """Send what all calls have generated as one message.
 
         Nothing while the front-end is behind: its tokens are then sent together.
         """
-        self._is_scheduled = False
-        if not self._news or self._link.is_behind:
+        if self.link.is_behind:
             return
-        calls, self._news = self._news, {}
-        news, counts = News([], [], [], [], []), Counts()
-        for call in calls:
-            call.collect(news, counts)
-        if news.numbers or news.ends:
-            self._link.send(news)
-        counts.record()
+        news = News([], [], [], [], [])
+        found: dict[ModelSlot, _Counts] = {}
+        numbers, parts = news.numbers, news.tokens
+        for output in self.outputs.values():
+            # Read before the tokens, so that the last ones are not lost.
+            reason = output.handle.finish_reason
+            sent, tokens = output.sent, output.tokens
+            if len(tokens) > sent:
+                part = tokens[sent:]
+                numbers.append(output.number)
+                parts.append(part)
+                _count(output, len(part), news, found)
+            if reason is not None:
+                news.ends.append(_end(output))
+        for end in news.ends:
+            del self.outputs[end.number]
+        if numbers or news.ends:
+            self.link.send(news)
+        for slot, each in found.items():
+            slot.metrics.record_tokens(each.numbers, each.counts, each.firsts)
+
+
+def _count(
+    output: _Output, count: int, news: News, found: dict[ModelSlot, _Counts]
+) -> None:
+    """Record new tokens of a completion, and what else the front-end needs of them."""
+    handle, slot = output.handle, output.call.slot
+    assert slot is not None, "it has outputs"
+    if (counts := found.get(slot)) is None:
+        counts = found[slot] = _Counts()
+    if not output.sent:
+        output.call.begin()
+        news.cached.append((output.number, output.item.first_request.cached_tokens))
+        counts.firsts.append(handle.first_token_seconds)
+    output.sent += count
+    request = handle.request
+    counts.numbers.append(request.id)
+    counts.counts.append(count)
+    if request.logprobs is not None:
+        part = request.token_logprobs[output.sent - count : output.sent]
+        news.scores.append(Scores(output.number, part))
