@@ -123,7 +123,7 @@ def live_objects():
     """Number of objects of each of this project's types that the collector knows."""
     gc.collect()
     types = map(type, gc.get_objects())
-    return Counter(each for each in types if each.__module__.startswith("inl."))
+    return Counter(each for each in types if str(each.__module__).startswith("inl."))
 
 
 def test_requests_leave_no_objects_once_the_recorder_is_full(depth):
