@@ -1,9 +1,10 @@
 """Fixes of Triton's interpreter.
 
-It replaces the functions of ``triton.language`` at each call of a device function and
-makes a table of dtypes at each operation, which takes most of its time. It multiplies the bit patterns of bfloat16 matrices, truncates where it should round,
-and reduces by uncommon functions one element at a time, which is slow. NumPy's products
-of float32 depend on the place of a row in its matrix, which those of a chip do not.
+It replaces the functions of ``triton.language`` at each call of a device function, and
+makes a table of dtypes at each operation, which takes half of its time. It multiplies
+the bit patterns of bfloat16 matrices, truncates where it should round, and reduces by
+uncommon functions one element at a time, which is slow. NumPy's products of float32
+depend on the place of a row in its matrix, which those of a chip do not.
 """
 
 from __future__ import annotations
