@@ -208,7 +208,8 @@ def test_explain_lists_selected_and_refused_kernels(capsys, folder):
         (["--model", "no/such.gguf"], ["no/such.gguf"]),
     ],
 )
-def test_bad_options(capsys, folder, words, says):
+def test_bad_options(capsys, folder, without_backend, words, says):
+    without_backend("rocm")
     base = ["generate", "hello", "--raw", "--model", str(folder)]
     if "--device" not in words:
         words = ["--device", "reference", *words]
