@@ -197,7 +197,7 @@ SETTINGS = (
 )
 """Filters of the six rows of a step: greedy, none, one, both, all."""
 
-MANY = 4300 if IS_SLOW else 8500
+MANY = VOCAB if IS_SLOW else 8500
 """Vocabulary of 5 or 9 chunks, the last partial."""
 CHUNKS = -(-MANY // 1024)
 
