@@ -152,7 +152,8 @@ class LocalRunner(PipelinedRunner):
             scores = Scores(*(self._backend.numpy(part).data for part in device_scores))
         shape = head.rows, head.bucket.reply_width
         host_tokens = self._backend.numpy(tokens).data.reshape(shape)
-        return Reply(head.step, host_tokens.astype(np.int32), scores)
+        taps = self.executor.taps
+        return Reply(head.step, host_tokens.astype(np.int32), scores, taps)
 
     def _read_one_by_one(self, work: OneByOne, head: Header) -> IntArray:
         """Return the tokens of a repeated step, int32 [R, N]."""

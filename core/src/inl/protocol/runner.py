@@ -30,6 +30,9 @@ class Reply(NamedTuple):
     :data:`~inl.spec.step.NO_TOKEN`."""
     scores: Scores | None = None
     """Scores of the tokens, NumPy arrays; only from "sample_filtered" programs."""
+    taps: Any = None
+    """Hidden states of the step's tokens, a tensor of the backend, for a draft head;
+    only from a runner of this process whose model has taps."""
 
 
 class AdapterSource(NamedTuple):
