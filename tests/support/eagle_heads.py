@@ -1,6 +1,6 @@
 """Random EAGLE-3 heads of tiny models, and what they predict, in plain float64.
 
-Nothing here uses the ops and models under test.
+:class:`PlainHead` uses none of the ops and models under test.
 """
 
 from __future__ import annotations
@@ -10,7 +10,19 @@ import json
 import numpy as np
 from safetensors.numpy import save_file
 
-TAPS = (0, 1, 2)
+from drafted import REQUESTS, outputs, told
+from inl import EngineConfig, InferenceEngine
+from inl.engine.drafting import with_draft_head
+from inl.executor.model_loader import LanguageModel, start_runner
+from inl.models.llama import MODEL
+from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+
+TAPS, VOCAB = (0, 1, 2), 96
+PLAIN_REQUESTS = [
+    {name: value for name, value in options.items() if name != "stop"}
+    for options in REQUESTS
+]
+"""Requests that need no tokenizer."""
 
 
 def random_head(rng, target, *, draft_vocab=None, heads=4, inner=64, taps=TAPS):
@@ -172,6 +184,18 @@ class PlainHead:
         """The tokens that the head predicts after ``ids``."""
         return [self.token(out) for out in self.outputs(ids, count)]
 
+    def gap(self, ids, answer):
+        """By how much the logits of ``answer`` are below the best ones, at most."""
+        worst = 0.0
+        for token, out in zip(
+            answer, self.outputs(ids, len(answer), answer), strict=True
+        ):
+            logits = self.logits(out)
+            known = np.arange(len(logits)) + self._head.get("d2t", 0)
+            (place,) = np.flatnonzero(known == token)
+            worst = max(worst, logits.max() - logits[place])
+        return worst
+
 
 def fitted(target, head, texts, count=3, *, shift=0):
     """The head with a projection that predicts ``texts`` from its outputs.
@@ -192,3 +216,47 @@ def fitted(target, head, texts, count=3, *, shift=0):
     weight = np.linalg.lstsq(features, goal, rcond=1e-6)[0].T
     weight = np.ascontiguousarray(weight, np.float32)
     return head[0], head[1] | {"lm_head.weight": weight}
+
+
+def proposals(engine):
+    """Record (tokens, proposal) of each query of an engine's drafter."""
+    drafter, seen = engine.speculation.drafter, []
+    propose = drafter.propose
+
+    def recording(queries):
+        texts = [tuple(query.tokens) for query in queries]
+        answers = propose(queries)
+        pairs = zip(texts, map(list, answers), strict=True)
+        seen.extend((text, answer) for text, answer in pairs if answer)
+        return answers
+
+    drafter.propose = recording
+    return seen
+
+
+def assert_backend_drafts(backend, folder, requests=PLAIN_REQUESTS, **settings):
+    """Compare outputs with and without a head, and its drafts with the plain model."""
+    target = tiny_llama(np.random.default_rng(5), vocab=VOCAB, kv_heads=2, layers=3)
+    head = random_head(np.random.default_rng(8), target[0], draft_vocab=64)
+    files = MemoryCheckpoint(*target)
+    language = LanguageModel(MODEL, MODEL.config(files.config), files)
+    settings = {"max_batch": 4} | settings
+    found = []
+    for options in (
+        {},
+        {"speculation": "eagle", "draft_model": written(folder, *head)},
+    ):
+        config = EngineConfig(
+            context=96, dtype="float32", depth=1, adaptive_drafts=False,
+            max_drafts=3, **options | settings,
+        )  # fmt: skip
+        tapped = with_draft_head(language, config)
+        runner = start_runner(tapped, backend, config)
+        with InferenceEngine(language, None, config, runner=runner) as engine:
+            seen = proposals(engine) if options else []
+            found.append(told(outputs(engine, VOCAB, requests)))
+    assert found[1] == found[0]
+    plain = PlainHead(target, head)
+    assert len(seen) > 20
+    for text, answer in seen[:: max(len(seen) // 12, 1)]:
+        assert plain.gap(text, answer) < 1e-3, f"after {len(text)} tokens"

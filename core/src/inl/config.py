@@ -116,8 +116,8 @@ class EngineConfig:
     speculation: str | None = None
     """Source of drafted tokens, several of which a step verifies; outputs are the same
     with and without. "ngram" searches prompt and output for the last tokens, "model"
-    asks ``draft_model``, "eagle" an EAGLE-3 head of the model in ``draft_model``, ``None``
-    decodes one token per step."""
+    asks ``draft_model``, "eagle" an EAGLE-3 head of the model in ``draft_model``;
+    ``None`` decodes one token per step."""
     draft_model: str | Path | None = None
     """Folder, GGUF file or known name of a small model with the same tokenizer, for
     ``speculation="model"``; the folder of a draft head, for "eagle"."""

@@ -121,9 +121,9 @@ def _eagle_drafter(
     assert config.draft_model is not None, "EngineConfig checks it"
     if not isinstance(runner, LocalRunner) or runner.loaded.ranks > 1:
         raise RequestError(
-            f"EngineConfig.speculation: found 'eagle' on {config.backend}, where hidden "
-            "states would have to leave the process that computes them; accepted: a "
-            "device of this process, or None, ngram or model"
+            f"EngineConfig.speculation: found 'eagle' on {config.backend}, where "
+            "hidden states would have to leave the process that computes them; "
+            "accepted: a device of this process, or None, ngram or model"
         )
     limits = runner.limits
     windows = limits.windows or (None,) * limits.groups

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from inl.executor.local_runner import LocalRunner
     from inl.executor.model_loader import LanguageModel
     from inl.ops.protocol import Ops
-    from inl.protocol.runner import Limits
 
 MAPPINGS = ("d2t", "t2d")
 """Tensors that map the draft vocabulary to the target's, and back."""
