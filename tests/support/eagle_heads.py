@@ -234,8 +234,13 @@ def proposals(engine):
     return seen
 
 
-def assert_backend_drafts(backend, folder, requests=PLAIN_REQUESTS, **settings):
-    """Compare outputs with and without a head, and its drafts with the plain model."""
+def assert_backend_drafts(
+    backend, folder, requests=PLAIN_REQUESTS, *, plain=None, **settings
+):
+    """Compare outputs with and without a head, and its drafts with the plain model.
+
+    plain: backend without the head, by default the same.
+    """
     target = tiny_llama(np.random.default_rng(5), vocab=VOCAB, kv_heads=2, layers=3)
     head = random_head(np.random.default_rng(8), target[0], draft_vocab=64)
     files = MemoryCheckpoint(*target)
@@ -251,12 +256,13 @@ def assert_backend_drafts(backend, folder, requests=PLAIN_REQUESTS, **settings):
             max_drafts=3, **options | settings,
         )  # fmt: skip
         tapped = with_draft_head(language, config)
-        runner = start_runner(tapped, backend, config)
+        place = backend if options else plain or backend
+        runner = start_runner(tapped, place, config)
         with InferenceEngine(language, None, config, runner=runner) as engine:
             seen = proposals(engine) if options else []
             found.append(told(outputs(engine, VOCAB, requests)))
     assert found[1] == found[0]
-    plain = PlainHead(target, head)
+    model = PlainHead(target, head)
     assert len(seen) > 20
     for text, answer in seen[:: max(len(seen) // 12, 1)]:
-        assert plain.gap(text, answer) < 1e-3, f"after {len(text)} tokens"
+        assert model.gap(text, answer) < 1e-3, f"after {len(text)} tokens"
