@@ -23,6 +23,7 @@ from inl.engine.drafting import make_speculation
 from inl.errors import ModelError, RequestError
 from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
+from inl.protocol.runner import Reply
 from inl.scheduling.block_pool import BlockPool
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.request import Request
@@ -265,3 +266,34 @@ def test_the_config_is_read_from_the_folder(make, head, tmp_path):
     assert engine.model.taps == (0, 1, 2)
     stored = json.loads((tmp_path / "head0" / "config.json").read_text())
     assert stored["architectures"] == ["LlamaForCausalLMEagle3"]
+
+
+def test_records_hold_no_hidden_states(make, head):
+    engine = make(head)
+    seen = []
+    engine.recorder.add = seen.append
+    run(engine, [PREFIX[:5]], max_tokens=4)
+    replies = [each for each in seen if isinstance(each, Reply)]
+    assert len(replies) >= 4
+    assert all(each.taps is None for each in replies)
+
+
+def test_an_interrupted_head_is_reset(make, target, head):
+    engine = make(head)
+    executor = engine.speculation.drafter._executor
+    program = executor._program
+
+    def interrupted(*_):
+        def stop(*_):
+            raise KeyboardInterrupt
+
+        executor._program = program
+        return stop
+
+    plain = run(make(), [PREFIX[:9]], max_tokens=8)
+    executor._program = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, [PREFIX[:5]], max_tokens=4)
+    seen = proposals(engine)
+    assert run(engine, [PREFIX[:9]], max_tokens=8) == plain
+    assert_plain(target, head, seen, 4)

@@ -342,7 +342,8 @@ class EngineCore:
         try:
             reply = self.runner.collect()
             if self._recorder is not None:
-                self._recorder.add(reply)
+                # Without the hidden states, whose memory records would keep.
+                self._recorder.add(reply._replace(taps=None))
             process = self._processing(reply, plan)
         except OutOfMemory as error:
             # Workers report it late, when later steps of these rows may have begun.
