@@ -19,11 +19,11 @@ from eagle_heads import (
     written,
 )
 from inl import EngineConfig, InferenceEngine
+from inl.backend.programs import info_of
 from inl.engine.drafting import make_speculation
 from inl.errors import ModelError, RequestError
 from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
-from inl.protocol.runner import Reply
 from inl.scheduling.block_pool import BlockPool
 from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.request import Request
@@ -268,16 +268,6 @@ def test_the_config_is_read_from_the_folder(make, head, tmp_path):
     assert stored["architectures"] == ["LlamaForCausalLMEagle3"]
 
 
-def test_records_hold_no_hidden_states(make, head):
-    engine = make(head)
-    seen = []
-    engine.recorder.add = seen.append
-    run(engine, [PREFIX[:5]], max_tokens=4)
-    replies = [each for each in seen if isinstance(each, Reply)]
-    assert len(replies) >= 4
-    assert all(each.taps is None for each in replies)
-
-
 def test_an_interrupted_head_is_reset(make, target, head):
     engine = make(head)
     executor = engine.speculation.drafter._executor
@@ -297,3 +287,8 @@ def test_an_interrupted_head_is_reset(make, target, head):
     seen = proposals(engine)
     assert run(engine, [PREFIX[:9]], max_tokens=8) == plain
     assert_plain(target, head, seen, 4)
+
+
+def test_the_program_of_a_head_consumes_its_state(make):
+    info = info_of("draft", None, make().runner.limits)
+    assert (info.consumes, info.bucket) == ((3,), None)

@@ -342,8 +342,7 @@ class EngineCore:
         try:
             reply = self.runner.collect()
             if self._recorder is not None:
-                # Without the hidden states, whose memory records would keep.
-                self._recorder.add(reply._replace(taps=None))
+                self._recorder.add(reply)
             process = self._processing(reply, plan)
         except OutOfMemory as error:
             # Workers report it late, when later steps of these rows may have begun.
@@ -353,8 +352,8 @@ class EngineCore:
             self._fail(error)
             return []
         events = process()
-        if self.scheduler.speculation is not None and reply.taps is not None:
-            self.scheduler.speculation.observe(plan.chunks, reply.taps)
+        if self.scheduler.speculation is not None and self.runner.taps is not None:
+            self.scheduler.speculation.observe(plan.chunks, self.runner.taps)
         return events
 
     def _processing(self, reply: Reply, plan: Plan) -> Callable[[], list[Event]]:

@@ -74,6 +74,10 @@ class LocalRunner(PipelinedRunner):
         """The model that is computed; without weights once closed."""
         return self.executor.loaded
 
+    @property
+    def taps(self) -> Any:
+        return self.executor.taps
+
     def _submit_frame(self, message: IntArray, head: Header) -> Any:
         """Return sampled tokens on the device, or logits and step of a masked step."""
         self._check.check(message, head)
@@ -152,8 +156,7 @@ class LocalRunner(PipelinedRunner):
             scores = Scores(*(self._backend.numpy(part).data for part in device_scores))
         shape = head.rows, head.bucket.reply_width
         host_tokens = self._backend.numpy(tokens).data.reshape(shape)
-        taps = self.executor.taps
-        return Reply(head.step, host_tokens.astype(np.int32), scores, taps)
+        return Reply(head.step, host_tokens.astype(np.int32), scores)
 
     def _read_one_by_one(self, work: OneByOne, head: Header) -> IntArray:
         """Return the tokens of a repeated step, int32 [R, N]."""

@@ -30,9 +30,6 @@ class Reply(NamedTuple):
     :data:`~inl.spec.step.NO_TOKEN`."""
     scores: Scores | None = None
     """Scores of the tokens, NumPy arrays; only from "sample_filtered" programs."""
-    taps: Any = None
-    """Hidden states of the step's tokens, a tensor of the backend, for a draft head;
-    only from a runner of this process whose model has taps."""
 
 
 class AdapterSource(NamedTuple):
@@ -53,6 +50,14 @@ class Runner(ABC):
     """
 
     limits: Limits
+
+    @property
+    def taps(self) -> Any:
+        """Hidden states of the tokens of the newest step, a tensor of the backend.
+
+        For a draft head in this process; ``None`` from other runners.
+        """
+        return None
 
     @abstractmethod
     def submit(self, message: IntArray) -> None:
