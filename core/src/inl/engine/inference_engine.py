@@ -20,7 +20,11 @@ from inl.engine.batch import Batch
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
-from inl.engine.drafting import check_speculation, make_speculation
+from inl.engine.drafting import (
+    check_speculation,
+    make_speculation,
+    with_draft_head,
+)
 from inl.engine.options import (
     GenerationOptions,
     Prompt,
@@ -75,7 +79,8 @@ class InferenceEngine:
         drafter: Drafter | None = None,
     ) -> None:
         self.config = config or EngineConfig()
-        self.model = model = configure(model, self.config)
+        model = with_draft_head(configure(model, self.config), self.config)
+        self.model = model
         check_speculation(model, self.config)
         self._encoder = PromptEncoder(model, tokenizer, self.config)
         if runner is None:
@@ -127,6 +132,7 @@ class InferenceEngine:
             use_kv_cache=self.config.use_kv_cache,
             prefix_cache=self.config.prefix_cache,
             replay=is_replayed(self.model),
+            recomputes_block=self.config.speculation == "eagle",
             decode_steps=limits.decode_steps,
             model_digest=model_digest(checkpoint),
             max_queued_requests=self.config.max_queued_requests,
