@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from byte_tokens import bytes_as_tokens
 from plain_byte_tokens import plain_bytes_as_tokens
 
