@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from inl.errors import BackendUnavailable, DeviceError, KernelError
+from inl.functional.arrays import like
 from inl.kernels import (
     KernelConfig,
     apply_rope,
@@ -25,6 +26,7 @@ from inl.kernels import (
     gpu_kernel,
     layer_norm,
     profile_kernel,
+    sparse,
     sparse_kernel,
     tpu_kernel,
 )
@@ -228,6 +230,26 @@ def test_block_sparse_products_of_numpy_share_one_buffer(rng):
     most = np.bincount(indices[:, 1]).max()
     operands = most * 128 * (256 + 128) * x.itemsize
     assert peak < found.nbytes + operands + 100_000
+
+
+def test_block_sparse_indices_are_copied_to_the_device_once(rng, monkeypatch):
+    torch = pytest.importorskip("torch")
+    copies = []
+
+    def counting(value, array):
+        copies.append(value.shape)
+        return like(value, array)
+
+    monkeypatch.setattr(sparse, "like", counting)
+    values, indices, matrix = sparse_operands(rng, 0.25)
+    mixed = rng.permutation(len(indices))
+    x = rng.standard_normal((5, 128)).astype(np.float32)
+    found = block_sparse_matmul(
+        torch.from_numpy(x), torch.from_numpy(values[mixed]), indices[mixed],
+        columns=128,
+    )  # fmt: skip
+    assert off(found, x @ matrix) < 1e-5
+    assert copies == [(len(indices),)] * 2
 
 
 def test_work_follows_density(rng, monkeypatch):

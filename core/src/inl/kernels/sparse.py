@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,17 +42,20 @@ def _on_arrays(dense: Any, values: Any, where: NDArray[Any], columns: int) -> An
     """Return [rows, columns], differentiable where the framework is."""
     xp, size = module_of("block_sparse_matmul", "dense", dense), values.shape[-1]
     tiles = xp.reshape(dense, (-1, dense.shape[-1] // size, size))
-    parts = []
-    for column in range(columns // size):
-        blocks = np.flatnonzero(where[:, 1] == column)
-        if not len(blocks):
+    order = np.argsort(where[:, 1], kind="stable")
+    ends = np.searchsorted(where[order, 1], np.arange(columns // size + 1))
+    # One copy of each to the device: a copy for each column would wait for it.
+    rows, held = like(where[order, 0], dense), like(order, dense)
+    sorted_values, parts = xp.take(values, held, axis=0), []
+    for start, end in pairwise(ends.tolist()):
+        if start == end:
             parts.append(tiles[:, 0] * 0)
             continue
         # Whole tiles: gathering single columns would take as long as the product.
-        x = xp.take(tiles, like(where[blocks, 0], dense), axis=1)
-        held = xp.take(values, like(blocks, dense), axis=0)
-        wide = len(blocks) * size
-        x, w = xp.reshape(x, (-1, wide)), xp.reshape(held, (wide, size))
+        x = xp.reshape(
+            xp.take(tiles, rows[start:end], axis=1), (-1, (end - start) * size)
+        )
+        w = xp.reshape(sorted_values[start:end], (-1, size))
         parts.append(xp.matmul(x, w))
     return xp.concatenate(parts, axis=1)
 
