@@ -59,6 +59,7 @@ def test_a_draft_on_another_device_changes_no_output(folders, backend, draft_bac
     assert speculation.drafted >= speculation.accepted > 5
 
 
+@pytest.mark.full
 def test_a_draft_head_beside_a_worker_is_refused(folders, tmp_path):
     from eagle_heads import random_head, written
 
