@@ -34,12 +34,14 @@ STEP_BUFFERS = 4
 
 
 def plan_limits(
-    model: Model, shaped: Any, backend: Backend, config: EngineConfig, *, ranks: int = 1
+    model: Model, shaped: Any, backend: Backend, config: EngineConfig, *, ranks: int = 1,
+    sharers: int = 1,
 ) -> Limits:
     """Return limits for the batch and context of ``config`` within the cache's memory.
 
     shaped: the model's config, with its dtype. ranks: number of ranks; each caches its
-    share of the heads, and ``cache_bytes`` is per rank. Raises
+    share of the heads, and ``cache_bytes`` is per rank. sharers: number of devices
+    that share the blocks. Raises
     :class:`~inl.errors.OutOfMemory` if not even one sequence fits.
     """
     size = backend.traits.block_size
@@ -56,6 +58,7 @@ def plan_limits(
     budget = config.cache_bytes or _default_budget(
         model, shaped, backend, token_budget, batch
     )
+    budget *= sharers
     affordable = budget // per_block
     if config.context is None:
         seq_blocks = min(seq_blocks, max(affordable, 0))
