@@ -14,6 +14,7 @@ from inl.weights.cache_folder import cache_folder
 from inl_jax import pallas
 from inl_jax.backend import JaxBackend
 from inl_jax.mesh.backend import MeshBackend
+from inl_jax.mesh.distributed import join
 from inl_jax.programs import Compiler, use_disk_cache
 from inl_tpu.settings import VARIABLE, platform
 
@@ -83,6 +84,7 @@ def open_device(device: Device, target: str) -> jax.Device:
 
     Raises :class:`BackendUnavailable` with the reason that JAX gives.
     """
+    join(target)
     try:
         found = jax.devices(target)
     except RuntimeError as error:
