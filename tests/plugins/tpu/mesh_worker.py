@@ -9,29 +9,34 @@ import json
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
-os.environ.update(
-    JAX_PLATFORMS="cpu",
-    XLA_FLAGS="--xla_force_host_platform_device_count=8",
-    INL_TPU_PLATFORM="cpu",
-)
+os.environ["JAX_PLATFORMS"] = os.environ["INL_TPU_PLATFORM"] = "cpu"
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
-import jax
 import numpy as np
 
 from inl import EngineConfig, InferenceEngine
+from inl.backend.reference import ReferenceBackend
 from inl.device import Device
+from inl.errors import InlError
 from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models import llama, mixtral
 from inl.spec.limits import Limits
 from inl.spec.tree import leaves
-from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+from inl.testing.near_tie import compare
+from inl.testing.play import admission, one_step
+from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 from inl.testing.traffic import Traffic, play
 from inl.weights.sources import stored_tensors
 from inl.workers.startup import over_mesh
+from inl_jax.mesh.validate import validate_weights
 from inl_tpu.backend import TpuBackend
 
-LIMITS = Limits(5, (61,), 4, 12, 96, sampler="greedy")
+ORACLE = Path(__file__).parents[2] / "data" / "smollm2-oracle.json"
+TOKENS = 10
+LIMITS = Limits(4, (41,), 4, 12, 96, sampler="greedy", token_budget=32)
+PROMPT = [5, 80, 2, 33, 64, 11, 7, 90, 41]
 MIXTRAL = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -59,17 +64,10 @@ def mixture():
 
 
 MODELS = {
-    "8 heads": dense,
-    "2 kv heads": lambda: dense(kv_heads=2),
-    "biases": lambda: dense(bias=True),
-    "experts": mixture,
-}
-CASES = {
-    "tensor=8": ("8 heads", 1),
-    "data=2,tensor=4": ("2 kv heads", 1),
-    "tensor=8 with biases": ("biases", 8),
-    "tensor=2,expert=4": ("experts", 1),
-    "data=2,tensor=2,expert=2": ("experts", 8),
+    "llama": dense,
+    "2-kv-heads": lambda: dense(kv_heads=2),
+    "biases": lambda: dense(bias=True, layers=1),
+    "moe": mixture,
 }
 
 
@@ -79,22 +77,80 @@ def runner(language, mesh, **given):
     return start_runner(language, backend, config, limits=replace(LIMITS, **given))
 
 
-def played(name, mesh, steps, *, seed=6):
-    """Play random traffic; return its texts, and the logits of a frame after it."""
-    one = runner(MODELS[name](), mesh, decode_steps=steps, max_drafts=0)
-    source = Traffic(np.random.default_rng(seed), one.limits, sampler="greedy")
-    return {str(k): list(map(int, v)) for k, v in play(one, source.frames(30)).items()}
+def logits(one):
+    one.submit(admission(one.limits, 1, range(1, 4)))
+    return one.logits(one_step(one.limits, [(1, PROMPT)], step=99, decoding=0)).data
 
 
-def main(*names):
-    result = {}
-    for name in names:
-        model, steps = CASES[name]
-        mesh = name.partition(" ")[0]
-        alone, many = played(model, None, steps), played(model, mesh, steps)
-        result[name] = {"alone": alone, "mesh": many}
-    print(json.dumps({"devices": len(jax.devices()), "results": result}))
+def texts(one, limits):
+    source = Traffic(np.random.default_rng(6), limits, sampler="greedy")
+    played = play(one, source.frames(24)).items()
+    return {str(key): [int(token) for token in text] for key, text in played}
+
+
+def traffic(model, mesh, steps):
+    """Random steps of a mesh and of the float64 reference, and logits of a prompt."""
+    language = MODELS[model]()
+    many = runner(language, mesh, decode_steps=int(steps))
+    exact = ReferenceBackend(Device("reference:0"), dtype="float64")
+    alone = local_runner(
+        exact, language.model, language.checkpoint, many.limits, dtype="float64"
+    )
+    error = np.abs(logits(many)[0] - logits(alone)[0]).max()
+    for each in (many, alone):
+        each.reset()
+    tensors = validate_weights(many)
+    return {
+        "mesh": texts(many, many.limits),
+        "alone": texts(alone, many.limits),
+        "error": float(error),
+        "divided": sum("'tensor'" in each.found for each in tensors),
+        "tensors": len(tensors),
+    }
+
+
+def engine(mesh, speculation, steps):
+    """The default model in an engine, more requests than run at once; the oracle's."""
+    draft = None if speculation == "none" else speculation
+    cases = json.loads(ORACLE.read_text("utf-8"))["cases"][:3]
+    config = EngineConfig(
+        "tpu:0", mesh=mesh, dtype="float32", max_batch=2, context=96, token_budget=64,
+        sampling="greedy", speculation=draft, decode_steps=int(steps),
+        max_drafts=3 if draft else None, adaptive_drafts=False,
+    )  # fmt: skip
+    with InferenceEngine.from_pretrained(config=config) as one:
+        prompts = [case["prompt_ids"] for case in cases]
+        answers = one.generate(prompts, max_tokens=TOKENS)
+    compared = [
+        compare(answer.token_ids, case["token_ids"][:TOKENS], case["margins"])
+        for answer, case in zip(answers, cases, strict=True)
+    ]
+    return {
+        "mesh": [list(answer.token_ids) for answer in answers],
+        "alone": [case["token_ids"][:TOKENS] for case in cases],
+        "allowed": [each.allowed("float32") for each in compared],
+    }
+
+
+def refusal(model, mesh):
+    try:
+        runner(MODELS[model](), mesh)
+    except InlError as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+CASES = {"traffic": traffic, "engine": engine, "refusal": refusal}
+
+
+def main(*cases):
+    """Run cases such as "traffic llama tensor=8 1"."""
+    found = {}
+    for case in cases:
+        name, *words = case.split(" ")
+        found[case] = CASES[name](*words)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:] or CASES))
+    main(*sys.argv[1:])

@@ -16,6 +16,7 @@ from inl.dtypes import wrap
 from inl.errors import OutOfMemory
 from inl.protocol.runner import Limits
 from inl.spec.cache import Paged
+from inl.spec.mesh import mesh_of
 from inl.spec.model import Model
 from inl.spec.tree import leaves
 
@@ -34,7 +35,12 @@ STEP_BUFFERS = 4
 
 
 def plan_limits(
-    model: Model, shaped: Any, backend: Backend, config: EngineConfig, *, ranks: int = 1,
+    model: Model,
+    shaped: Any,
+    backend: Backend,
+    config: EngineConfig,
+    *,
+    ranks: int = 1,
     sharers: int = 1,
 ) -> Limits:
     """Return limits for the batch and context of ``config`` within the cache's memory.
@@ -149,11 +155,14 @@ def _group_blocks(
 
 def min_limits(limits: Limits, backend: Backend) -> Limits:
     """Return limits that every rank has memory for; free memory may differ."""
-    collectives = collectives_of(backend)
-    if collectives is None:
-        return limits
+    mesh, collectives = mesh_of(backend), collectives_of(backend)
     sizes = np.array([[limits.max_blocks_per_seq, *limits.blocks]], np.int32)
-    all_sizes = collectives.all_gather(backend.tensor(wrap(sizes)), AXIS)
-    least = backend.numpy(all_sizes).data.reshape(-1, sizes.size).min(0)
+    if mesh is not None:
+        least = mesh.least(sizes).reshape(-1)
+    elif collectives is None:
+        return limits
+    else:
+        all_sizes = collectives.all_gather(backend.tensor(wrap(sizes)), AXIS)
+        least = backend.numpy(all_sizes).data.reshape(-1, sizes.size).min(0)
     seq_blocks, *blocks = least.tolist()
     return replace(limits, max_blocks_per_seq=seq_blocks, blocks=tuple(blocks))

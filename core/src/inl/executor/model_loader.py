@@ -167,7 +167,7 @@ def start_runner(
     model = caching_in(language.model, backend, config.kv_dtype)
     ranks, mesh = count_ranks(backend), mesh_of(backend)
     if mesh is not None:
-        check_mesh(model, shaped, mesh.sizes, config)
+        check_mesh(model, shaped, mesh, config)
         model = with_repeated_heads(model, shaped, ranks)
     sizes = mesh.sizes if mesh else MeshSizes()
     stored = without_copies(
@@ -178,8 +178,9 @@ def start_runner(
     tree = model.weights(shaped)
     if shape.adapters:
         tree = with_adapters(tree)
-    groups = plan_weights(tree, selection.kernels, stored, ranks=ranks,
-                          expert_ranks=sizes.expert)
+    groups = plan_weights(
+        tree, selection.kernels, stored, ranks=ranks, expert_ranks=sizes.expert
+    )
     check_shares(groups, model.state(shaped), ranks)
     if limits is None:
         planned = plan_limits(

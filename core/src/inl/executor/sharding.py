@@ -14,7 +14,8 @@ from inl.spec.weights import Group, Param, RowSlices
 from inl.weights.plan import EXPERTS
 
 if TYPE_CHECKING:
-    from inl.spec.mesh import MeshSizes
+    from inl.config import EngineConfig
+    from inl.spec.mesh import Mesh
     from inl.spec.model import Model
 
 QKV = "qkv_linear"
@@ -41,13 +42,23 @@ def check_shares(groups: Any, state: tuple[Paged | Slotted, ...], ranks: int) ->
             )
 
 
-
-def check_mesh(model: Model, config: Any, sizes: MeshSizes, wanted: Any) -> None:
+def check_mesh(model: Model, config: Any, mesh: Mesh, wanted: EngineConfig) -> None:
     """Check that a model and an engine's config can use the axes of a mesh.
 
     Raises :class:`~inl.errors.RequestError`, or :class:`~inl.errors.WeightMismatch` for
-    an expert axis without experts.
+    an expert axis without experts. Choices from measured times would differ between
+    processes, so that several processes accept none.
     """
+    sizes = mesh.sizes
+    timed = wanted.decode_steps not in (None, 1) or (
+        wanted.speculation is not None and wanted.adaptive_drafts
+    )
+    if mesh.processes > 1 and timed:
+        raise RequestError(
+            f"mesh {sizes} of {mesh.processes} processes: found decode_steps="
+            f"{wanted.decode_steps}, speculation={wanted.speculation!r}; accepted: "
+            "decode_steps=1, and speculation with adaptive_drafts=False"
+        )
     if wanted.adapter_slots:
         raise RequestError(
             f"adapters: found {wanted.adapter_slots} on the mesh {sizes}; accepted: 0"
@@ -106,9 +117,7 @@ def with_repeated_heads(model: Model, config: Any, ranks: int) -> Model:
         )
 
     weights = model.weights
-    return replace(
-        model, weights=lambda c: tree_map(repeated, weights(c)), state=state
-    )
+    return replace(model, weights=lambda c: tree_map(repeated, weights(c)), state=state)
 
 
 def _repeated(param: Param, dim: int, copies: int) -> Param:

@@ -79,6 +79,11 @@ class Mesh(NamedTuple):
     """Copies a whole array to the devices, which is called with the array; the mesh
     axis, or ``None``, over which each of its axes is divided; and whether only the
     first device along the tensor axis has its values, and the others have zeros."""
+    processes: int
+    """Processes that run the same program, each on its devices of the mesh."""
+    least: Callable[[Any], Any]
+    """Takes an int32 array of this process and returns the minimum of each element over
+    all processes, which make the same call."""
 
 
 def mesh_of(backend: Any) -> Mesh | None:

@@ -10,11 +10,11 @@ from typing import Any, TypeVar, cast, final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import NamedSharding, PartitionSpec
 
 from inl.backend.base import (
     DeviceMemory,
-    Precompiler,
     Program,
     StateSpec,
     WeightUpdates,
@@ -25,10 +25,11 @@ from inl.dtypes import HostArray
 from inl.spec.cache import Paged, State
 from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
-from inl.spec.mesh import DATA, EXPERT, TENSOR, Mesh, MeshSizes
+from inl.spec.mesh import DATA, TENSOR, Mesh, MeshSizes
 from inl_jax.backend import JaxBackend, device_memory
 from inl_jax.mesh import caches, experts
 from inl_jax.mesh.collectives import MeshCollectives
+from inl_jax.mesh.places import first_of, partial_axes
 from inl_jax.pages import paged_state
 from inl_jax.programs import Compiler
 from inl_jax.tensors import from_host, jax_dtype
@@ -51,6 +52,9 @@ class MeshBackend(JaxBackend):
         self, single: JaxBackend, devices: Sequence[jax.Device], sizes: MeshSizes
     ) -> None:
         self.device, self.traits, self._single = single.device, single.traits, single
+        if jax.process_count() > 1:
+            # How many steps are repeated depends on times, which differ by process.
+            self.traits = single.traits._replace(decode_steps=1)
         self.sizes = sizes
         grid = np.array(devices).reshape(sizes)
         self.mesh = jax.sharding.Mesh(grid, MeshSizes._fields)
@@ -62,7 +66,7 @@ class MeshBackend(JaxBackend):
     ) -> Any:
         """Copy a whole array to the devices, see :class:`~inl.spec.mesh.Mesh`."""
         if partial_sum and self.sizes.tensor > 1:
-            data, axes = first_of(data, self.sizes.tensor), (TENSOR, *axes[1:])
+            data, axes = first_of(data, self.sizes.tensor), partial_axes(axes)
         sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
         size = data.data.nbytes
         return self._allocate(lambda: from_host(data, sharding), size, "tensor")
@@ -92,8 +96,8 @@ class MeshBackend(JaxBackend):
         )
 
     def memory(self) -> DeviceMemory:
-        local = [d for d in self.mesh.devices.flat if d.process_index == jax.process_index()]
-        return min(map(device_memory, local), key=lambda found: found.free)
+        found = map(device_memory, self.mesh.local_devices)
+        return min(found, key=lambda memory: memory.free)
 
     def kernels(self) -> Iterable[Kernel]:
         kernels = [each for each in self._single.kernels() if each.pack is None]
@@ -109,17 +113,17 @@ class MeshBackend(JaxBackend):
 
     def offers(self, kind: type[C]) -> C | None:
         if kind is Mesh:
-            return cast("C", Mesh(self.sizes, self.divided))
+            return cast("C", Mesh(self.sizes, self.divided, jax.process_count(), least))
         if kind is WeightUpdates:
             return None
         return super().offers(kind)
 
 
-def first_of(data: HostArray, ranks: int) -> HostArray:
-    """Return an array [ranks * n, ...]: the given one of [n, ...], then zeros."""
-    zeros = np.zeros(((ranks - 1) * data.data.shape[0], *data.data.shape[1:]), data.data.dtype)
-    shape = data.shape[0] * ranks, *data.shape[1:]
-    return HostArray(np.concatenate([data.data, zeros]), data.dtype, shape)
+def least(sizes: Any) -> Any:
+    """Return the minimum of each element over all processes."""
+    if jax.process_count() == 1:
+        return sizes
+    return np.asarray(process_allgather(sizes)).reshape(-1, *sizes.shape).min(0)
 
 
 def spread(mesh: jax.sharding.Mesh, function: Program, shapes: Any) -> Program:

@@ -70,9 +70,7 @@ def _attend(
     q: Array, cache: Pages, step: Step, tiles: Plan, call: _Call, sinks: Any = None
 ) -> Array:
     blocks = local_blocks(step, call.group, cache.block_size)
-    part = attend_blocks(
-        q, cache, blocks, tiles, call.scale, call.window, call.cap
-    )
+    part = attend_blocks(q, cache, blocks, tiles, call.scale, call.window, call.cap)
     highest = jax.lax.pmax(part.highest, DATA)
     rescale = jnp.exp(part.highest - highest)
     total, out = jax.lax.psum(

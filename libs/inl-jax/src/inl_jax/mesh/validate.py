@@ -9,6 +9,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from inl.errors import DeviceError
+from inl.weights.plan import WeightPlan
+from inl_jax.mesh.places import partial_axes
 
 
 class TensorSharding(NamedTuple):
@@ -72,3 +74,27 @@ def _text(sharding: jax.sharding.Sharding) -> str:
         return f"{type(sharding).__name__} on {len(sharding.device_set)} devices"
     sizes = ", ".join(f"{name}={size}" for name, size in sharding.mesh.shape.items())
     return f"{sharding.spec} over {sizes}"
+
+
+def validate_weights(runner: Any) -> tuple[TensorSharding, ...]:
+    """Compare the weights of a runner on a mesh with the plan of their division.
+
+    runner: a :class:`~inl.executor.local_runner.LocalRunner`. Returns the sharding of
+    each tensor by its name in the checkpoint. Raises as :func:`validate_sharding`.
+    """
+    loaded, place = runner.loaded, runner.executor.backend.place
+    arrays: dict[str, jax.Array] = {}
+    specs: dict[str, PartitionSpec] = {}
+
+    def add(plan: WeightPlan, group: Any) -> None:
+        for name, param in plan.group.params.items():
+            array, axes = getattr(group, name), plan.axes(param)
+            if array is not None:
+                key = f"{plan.group.op} {param.source}"
+                specs[key] = PartitionSpec(
+                    *(partial_axes(axes) if param.partial else axes)
+                )
+                arrays[key] = array
+
+    jax.tree.map(add, loaded.groups, loaded.weights)
+    return validate_sharding(arrays, place.mesh, specs)

@@ -143,7 +143,8 @@ class Blocks(NamedTuple):
 
 class Sums(NamedTuple):
     """Softmax over the keys so far, of ``N`` tiles of ``Q`` tokens in ``K`` groups of
-    ``G`` heads, float32."""
+    ``G`` heads, float32.
+    """
 
     highest: Array
     """[N, K, G, Q] largest score."""
@@ -167,7 +168,9 @@ def attend_blocks(
     _, kv_heads, size, _ = cache.kv.shape
     blocks = max(1, CHUNK // size)
     table = padded_table(given.ids, blocks)
-    places = None if given.places is None else padded_table(given.places, blocks, UNSEEN)
+    places = (
+        None if given.places is None else padded_table(given.places, blocks, UNSEEN)
+    )
     queries = q[tiles.tokens].reshape(*tiles.tokens.shape, kv_heads, -1, dim)
     keys = blocks * size
 
@@ -217,9 +220,7 @@ def finished(sums: Sums, tiles: Plan, q: Array, sinks: Array | None) -> Array:
     return result.astype(q.dtype)
 
 
-def accumulate(
-    sums: Sums, scores: Array, seen: Array, v: Array
-) -> Sums:
+def accumulate(sums: Sums, scores: Array, seen: Array, v: Array) -> Sums:
     """Add a chunk to the running maximum, the sum and the weighted values."""
     highest, total, out = sums
     scores = jnp.where(seen, scores, MASKED)
