@@ -65,7 +65,8 @@ test-long: .venv-all/.test
 # Compiles the TPU kernels for TPU chips; libtpu, their compiler, takes 700 MB.
 test-tpu-compiler: .venv-all/.test
 	$(call PIP,.venv-all) $(EDITABLE) -e "plugins/inl-tpu[compiler]"
-	.venv-all/bin/python -m pytest tests/plugins/tpu/test_tpu_compile.py
+	.venv-all/bin/python -m pytest tests/plugins/tpu/test_tpu_compile.py \
+		tests/plugins/tpu/test_tpu_mesh_compile.py
 
 lint: .venv-all/.test
 	.venv-all/bin/ruff check .

@@ -176,6 +176,7 @@ OPTIONS = {
     "--dtype float32": ("engine", "dtype", "float32"),
     "--kv-dtype int8": ("engine", "kv_dtype", "int8"),
     "--tensor-parallel 2": ("engine", "tensor_parallel", 2),
+    "--mesh tensor=2": ("engine", "mesh", "tensor=2"),
     "--max-batch 5": ("engine", "max_batch", 5),
     "--context 77": ("engine", "context", 77),
     "--trace t": ("engine", "trace", "t"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from inl.errors import RequestError
+from inl.spec.mesh import parse_mesh
 from inl.spec.step import SAMPLERS
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ class EngineConfig:
     tensor_parallel: int = 1
     """Number of devices that share the model, one process each: the named one and the
     following ones. Must divide the number of key-value heads."""
+    mesh: str | None = None
+    """Devices that one program drives: the named one and the following ones, such as
+    "tensor=4,data=2". "tensor" divides heads and inner lanes, "data" the blocks of the
+    caches, "expert" the experts. For TPUs; ``None`` is one device."""
     dtype: str = "auto"
     """Compute dtype, such as "bfloat16". "auto" is the backend's preferred one."""
     kv_dtype: str = "auto"
@@ -192,6 +197,7 @@ class EngineConfig:
         self._check("velocity", valid, "None, reset or carry")
         valid = self.speculation in (None, "ngram", "model", "eagle")
         self._check("speculation", valid, "None, ngram, model or eagle")
+        self._check_mesh()
         self._check_drafts()
         self._check_decode_steps()
         self._check_adapters()
@@ -224,6 +230,13 @@ class EngineConfig:
         self._check("max_adapters", slots <= MAX_ADAPTERS, f"up to {MAX_ADAPTERS}")
         valid = self.max_adapter_rank <= MAX_ADAPTER_RANK
         self._check("max_adapter_rank", valid, f"1 to {MAX_ADAPTER_RANK}")
+
+    def _check_mesh(self) -> None:
+        """Check the mesh, and that it is the only division of the model."""
+        if self.mesh is not None:
+            parse_mesh(self.mesh)
+        valid = self.mesh is None or self.tensor_parallel == 1
+        self._check("tensor_parallel", valid, "1 with a mesh, which has its own axes")
 
     def _check_drafts(self) -> None:
         """Check the settings of speculation together."""

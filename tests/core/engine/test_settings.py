@@ -44,11 +44,13 @@ FIELDS = {
     "kv_dtype": ("auto", "int9"),
     "velocity": (None, "fast"),
     "tensor_parallel": (1, 3),
+    "mesh": (None, "rows=2"),
     "invariant": (False, 1),
     "on_worker_loss": ("raise", "ignore"),
 }  # fmt: skip
 ELSEWHERE = {
     "tensor_parallel": "torch/test_collectives.py",
+    "mesh": "plugins/tpu/test_tpu_mesh.py",
     "kv_dtype": "plugins/cpu/test_kv_dtype.py",
     "invariant": "plugins/cpu/test_invariant.py",
     "velocity": "integration/test_inl_carry.py",

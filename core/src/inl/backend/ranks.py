@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from inl.backend.base import Collectives
 from inl.spec.kernel import Kernel
+from inl.spec.mesh import TENSOR, mesh_of
 from inl.spec.op import CATALOG, OpSpec
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
 
-AXIS = "tensor"
+AXIS = TENSOR
 """Name of the tensor-parallel axis."""
 
 
@@ -24,6 +25,8 @@ def collectives_of(backend: Backend) -> Collectives | None:
 
 def count_ranks(backend: Backend) -> int:
     """Return the number of ranks; 1 outside of a rank group."""
+    if (mesh := mesh_of(backend)) is not None:
+        return mesh.sizes.tensor
     collectives = collectives_of(backend)
     return 1 if collectives is None else collectives.size(AXIS)
 

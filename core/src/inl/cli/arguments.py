@@ -21,6 +21,14 @@ KvDtype = Annotated[
 TensorParallel = Annotated[
     int, typer.Option(help="Number of devices, starting at --device.")
 ]
+Mesh = Annotated[
+    str | None,
+    typer.Option(
+        metavar="AXIS=SIZE,...",
+        help="Devices of one program, starting at --device: axes data, tensor, expert. "
+        "[default: one device]",
+    ),
+]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
 Seed = Annotated[
     int | None, typer.Option(help="Random seed. [default: a new one per request]")

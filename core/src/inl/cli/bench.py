@@ -31,6 +31,7 @@ def run(
     dtype: arguments.Dtype = "auto",
     kv_dtype: arguments.KvDtype = "auto",
     tensor_parallel: arguments.TensorParallel = 1,
+    mesh: arguments.Mesh = None,
     prompt_tokens: Annotated[
         int, typer.Option(help="Prompt length in tokens.", min=1)
     ] = 512,
@@ -57,6 +58,7 @@ def run(
         dtype=dtype,
         kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
+        mesh=mesh,
         max_batch=max(batches),
         prefix_cache=False,
         context=prompt_tokens + tokens,

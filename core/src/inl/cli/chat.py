@@ -32,6 +32,7 @@ def run(
     dtype: arguments.Dtype = "auto",
     kv_dtype: arguments.KvDtype = "auto",
     tensor_parallel: arguments.TensorParallel = 1,
+    mesh: arguments.Mesh = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[
         int, typer.Option(help="Maximum number of new tokens per answer.", min=1)
@@ -75,6 +76,7 @@ def run(
         dtype=dtype,
         kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
+        mesh=mesh,
         allow_hosted=allow_hosted,
         max_batch=1,
         context=context,

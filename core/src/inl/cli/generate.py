@@ -36,6 +36,7 @@ def run(
     dtype: arguments.Dtype = "auto",
     kv_dtype: arguments.KvDtype = "auto",
     tensor_parallel: arguments.TensorParallel = 1,
+    mesh: arguments.Mesh = None,
     max_tokens: Annotated[
         int, typer.Option(help="Maximum number of new tokens.")
     ] = 256,
@@ -107,6 +108,7 @@ def run(
         dtype=dtype,
         kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
+        mesh=mesh,
         allow_hosted=allow_hosted,
         max_batch=1,
         adapters=adapters,

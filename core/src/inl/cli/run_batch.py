@@ -25,6 +25,7 @@ def run(
     dtype: arguments.Dtype = "auto",
     kv_dtype: arguments.KvDtype = "auto",
     tensor_parallel: arguments.TensorParallel = 1,
+    mesh: arguments.Mesh = None,
     max_batch: Annotated[
         int, typer.Option(help="Requests that run at the same time.", min=1)
     ] = 32,
@@ -50,6 +51,7 @@ def run(
         dtype=dtype,
         kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
+        mesh=mesh,
         max_batch=max_batch,
     )
     models = named_models(model, None, ())

@@ -47,6 +47,7 @@ def run(
     dtype: arguments.Dtype = "auto",
     kv_dtype: arguments.KvDtype = "auto",
     tensor_parallel: arguments.TensorParallel = 1,
+    mesh: arguments.Mesh = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")
     ] = "127.0.0.1",
@@ -166,6 +167,7 @@ def run(
         dtype=dtype,
         kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
+        mesh=mesh,
         max_batch=max_batch,
         context=context,
         adapters=adapters,

@@ -16,6 +16,7 @@ from inl.dtypes import wrap
 from inl.errors import OutOfMemory
 from inl.protocol.runner import Limits
 from inl.spec.cache import Paged
+from inl.spec.mesh import mesh_of
 from inl.spec.model import Model
 from inl.spec.tree import leaves
 
@@ -34,12 +35,19 @@ STEP_BUFFERS = 4
 
 
 def plan_limits(
-    model: Model, shaped: Any, backend: Backend, config: EngineConfig, *, ranks: int = 1
+    model: Model,
+    shaped: Any,
+    backend: Backend,
+    config: EngineConfig,
+    *,
+    ranks: int = 1,
+    sharers: int = 1,
 ) -> Limits:
     """Return limits for the batch and context of ``config`` within the cache's memory.
 
     shaped: the model's config, with its dtype. ranks: number of ranks; each caches its
-    share of the heads, and ``cache_bytes`` is per rank. Raises
+    share of the heads, and ``cache_bytes`` is per rank. sharers: number of devices
+    that share the blocks. Raises
     :class:`~inl.errors.OutOfMemory` if not even one sequence fits.
     """
     size = backend.traits.block_size
@@ -56,6 +64,7 @@ def plan_limits(
     budget = config.cache_bytes or _default_budget(
         model, shaped, backend, token_budget, batch
     )
+    budget *= sharers
     affordable = budget // per_block
     if config.context is None:
         seq_blocks = min(seq_blocks, max(affordable, 0))
@@ -146,11 +155,14 @@ def _group_blocks(
 
 def min_limits(limits: Limits, backend: Backend) -> Limits:
     """Return limits that every rank has memory for; free memory may differ."""
-    collectives = collectives_of(backend)
-    if collectives is None:
-        return limits
+    mesh, collectives = mesh_of(backend), collectives_of(backend)
     sizes = np.array([[limits.max_blocks_per_seq, *limits.blocks]], np.int32)
-    all_sizes = collectives.all_gather(backend.tensor(wrap(sizes)), AXIS)
-    least = backend.numpy(all_sizes).data.reshape(-1, sizes.size).min(0)
+    if mesh is not None:
+        least = mesh.least(sizes).reshape(-1)
+    elif collectives is None:
+        return limits
+    else:
+        all_sizes = collectives.all_gather(backend.tensor(wrap(sizes)), AXIS)
+        least = backend.numpy(all_sizes).data.reshape(-1, sizes.size).min(0)
     seq_blocks, *blocks = least.tolist()
     return replace(limits, max_blocks_per_seq=seq_blocks, blocks=tuple(blocks))

@@ -18,7 +18,7 @@ from inl.executor.adapter_stacks import AdapterStacks
 from inl.executor.adapter_weights import AdapterShape, with_adapters
 from inl.executor.cache_sizing import min_limits, plan_limits
 from inl.executor.local_runner import Loaded, LocalRunner
-from inl.executor.sharding import check_shares
+from inl.executor.sharding import check_mesh, check_shares, with_repeated_heads
 from inl.executor.tied_weights import without_copies
 from inl.executor.tuning_results import load_tuning_results
 from inl.models.fields import Fields, refuse_fields
@@ -27,6 +27,7 @@ from inl.plugin import registry_for
 from inl.progress import LoadStage, Progress, ProgressReporter
 from inl.protocol.runner import Limits
 from inl.spec.cache import Paged, Slotted
+from inl.spec.mesh import MeshSizes, mesh_of
 from inl.spec.model import Model
 from inl.spec.op import OpSpec
 from inl.spec.selection import KernelSelection
@@ -166,7 +167,11 @@ def start_runner(
     backend = in_dtype(backend, dtype)
     shaped = replace(language.config, dtype=dtype)
     model = caching_in(language.model, backend, config.kv_dtype)
-    ranks = count_ranks(backend)
+    ranks, mesh = count_ranks(backend), mesh_of(backend)
+    if mesh is not None:
+        check_mesh(model, shaped, mesh, config)
+        model = with_repeated_heads(model, shaped, ranks)
+    sizes = mesh.sizes if mesh else MeshSizes()
     stored = without_copies(
         language.checkpoint, tied=getattr(language.config, "tied", False)
     )
@@ -175,10 +180,14 @@ def start_runner(
     tree = model.weights(shaped)
     if shape.adapters:
         tree = with_adapters(tree)
-    groups = plan_weights(tree, selection.kernels, stored, ranks=ranks)
+    groups = plan_weights(
+        tree, selection.kernels, stored, ranks=ranks, expert_ranks=sizes.expert
+    )
     check_shares(groups, model.state(shaped), ranks)
     if limits is None:
-        planned = plan_limits(model, shaped, backend, config, ranks=ranks)
+        planned = plan_limits(
+            model, shaped, backend, config, ranks=ranks, sharers=sizes.data
+        )
         limits = min_limits(planned, backend)
     report = ProgressReporter(progress)
     report(0, 1)  # so that a bar appears before the cache is looked up

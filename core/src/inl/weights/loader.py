@@ -10,6 +10,7 @@ import numpy as np
 
 from inl.dtypes import SIZES, HostArray, wrap
 from inl.errors import CheckpointError, OutOfMemory
+from inl.spec.mesh import mesh_of
 from inl.spec.op import CATALOG, Spec, nbytes
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Param
@@ -60,13 +61,14 @@ def load_weights(
     """
     plan = list(leaves(tree))
     shared: dict[Param, Any] = {}
+    mesh = mesh_of(backend)
 
     def load(number: int, planned: WeightPlan) -> Any:
         group: dict[str, HostArray | None] = {}
+        # A mesh divides the whole tensor.
+        read = planned.whole if mesh else planned
         for name, param in planned.group.params.items():
-            group[name] = read_shard(
-                checkpoint, planned, param, rank, dtype, check=check
-            )
+            group[name] = read_shard(checkpoint, read, param, rank, dtype, check=check)
         try:
             if planned.kernel and planned.kernel.pack:
                 result = planned.kernel.pack(group, backend, dtype)
@@ -221,7 +223,12 @@ def _plain(
         if tensor is None:
             target = "int32" if array.dtype in INDEX_DTYPES else dtype
             target = "float32" if param.wide else target
-            tensor = backend.tensor(to_dtype(array, target, param.source), axis=axis)
+            host = to_dtype(array, target, param.source)
+            mesh = mesh_of(backend)
+            if mesh is None:
+                tensor = backend.tensor(host, axis=axis)
+            else:
+                tensor = mesh.place(host, planned.axes(param), param.partial)
             if large:  # another thread may have stored the same tensor meanwhile
                 tensor = shared.setdefault(key, tensor)
         tensors[name] = tensor

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inl.dtypes import SIZES
 from inl.errors import NoKernel, WeightMismatch
 from inl.spec.kernel import PLAIN, Kernel
+from inl.spec.mesh import EXPERT, TENSOR, axes_of
 from inl.spec.op import CATALOG, Spec
 from inl.spec.strict_array import StrictArray
 from inl.spec.tree import leaves, tree_map
 from inl.spec.weights import Group, Param
 from inl.weights.quant import packed_bytes
 from inl.weights.sources import resolved, stored_spec, stored_tensors
+
+EXPERTS = "experts"
+"""Op whose weights are divided over the expert axis of a mesh."""
 
 IGNORED = ("rotary_emb.inv_freq",)
 """Name suffixes of tensors that are computed from the config instead."""
@@ -29,6 +33,8 @@ class WeightPlan:
     ranks: int = 1
     stored: Mapping[str, str] = field(default_factory=dict)
     """Dtype in the checkpoint, by parameter name."""
+    expert_ranks: int = 1
+    """Number of devices that share the experts, axis 0 of each parameter."""
 
     @property
     def layout(self) -> str:
@@ -62,17 +68,27 @@ class WeightPlan:
 
         Raises :class:`~inl.errors.WeightMismatch` if the ranks do not divide the axis.
         """
-        if param.axis is None or self.ranks == 1:
-            return param.shape
-        size = param.shape[param.axis]
-        if size % self.ranks:
-            raise WeightMismatch(
-                f"tensor {param.source}: axis {param.axis}: found {size} entries; "
-                f"accepted: a multiple of {self.ranks}, the number of ranks"
-            )
+        counts = {TENSOR: self.ranks, EXPERT: self.expert_ranks, None: 1}
         shape = list(param.shape)
-        shape[param.axis] = size // self.ranks
+        for axis, name in enumerate(self.axes(param)):
+            if shape[axis] % counts[name]:
+                raise WeightMismatch(
+                    f"tensor {param.source}: axis {axis}: found {shape[axis]} entries; "
+                    f"accepted: a multiple of {counts[name]}, the number of ranks"
+                )
+            shape[axis] //= counts[name]
         return tuple(shape)
+
+    def axes(self, param: Param) -> tuple[str | None, ...]:
+        """Return the mesh axis that divides each axis of a parameter, or ``None``."""
+        expert_axis = 0 if self.expert_ranks > 1 else None
+        tensor_axis = param.axis if self.ranks > 1 else None
+        return axes_of(param.shape, tensor_axis, expert_axis)
+
+    @property
+    def whole(self) -> WeightPlan:
+        """The plan of the undivided tensors."""
+        return replace(self, ranks=1, expert_ranks=1)
 
 
 def plan_weights(
@@ -81,11 +97,13 @@ def plan_weights(
     stored: Mapping[str, Spec],
     *,
     ranks: int = 1,
+    expert_ranks: int = 1,
 ) -> Any:
     """Choose a layout for every group of a model's weight tree.
 
     Selects the kernel with the highest preference that can pack the group. stored:
-    specs of the checkpoint's tensors, by name.
+    specs of the checkpoint's tensors, by name. expert_ranks: number of devices that
+    share the experts of a layer.
     """
 
     def plan(group: Group) -> WeightPlan:
@@ -100,7 +118,8 @@ def plan_weights(
         best = max(candidates, key=lambda kernel: kernel.preference, default=None)
         packing = best if best and best.pack else None
         dtypes = {name: spec.dtype for name, spec in specs.items()}
-        return WeightPlan(group, packing, ranks, dtypes)
+        shares = expert_ranks if group.op == EXPERTS else 1
+        return WeightPlan(group, packing, ranks, dtypes, shares)
 
     return tree_map(plan, tree)
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inl.config import REQUEST_BOUNDS, EngineConfig
-from inl.errors import ProtocolError, RunnerError
+from inl.errors import BackendUnavailable, ProtocolError, RunnerError
 from inl.executor.model_loader import (
     LanguageModel,
     compute_dtype,
@@ -20,10 +20,12 @@ from inl.executor.model_loader import (
 from inl.protocol.runner import Limits, Runner
 from inl.protocol.wire_json import Ready, read_limits
 from inl.recording.trace_file import RunHeader
+from inl.spec.mesh import Meshes, parse_mesh
 from inl.weights.digest import model_digest
 from inl.workers.address import WorkerAddress, parse_worker
 
 if TYPE_CHECKING:
+    from inl.backend.base import Backend
     from inl.progress import Progress
 
 log = logging.getLogger("inl")
@@ -106,11 +108,29 @@ def _start_here(
 ) -> StartedRunner:
     from inl.plugin import make_backend
 
-    backend = make_backend(config.backend)
+    backend = over_mesh(make_backend(config.backend), config.mesh)
     runner = start_runner(language, backend, config, limits=limits, progress=progress)
     return StartedRunner(
         runner, str(backend.device), compute_dtype(backend, config.dtype)
     )
+
+
+def over_mesh(backend: Backend, mesh: str | None) -> Backend:
+    """Return the backend over a mesh of devices, or itself without one.
+
+    Raises :class:`~inl.errors.BackendUnavailable` for a device that is not divided by
+    meshes, and where there are fewer devices.
+    """
+    if mesh is None:
+        return backend
+    sizes, meshes = parse_mesh(mesh), backend.offers(Meshes)
+    if meshes is None:
+        raise BackendUnavailable(
+            f"{backend.device}: mesh: found {sizes}; accepted: None on this device, "
+            "whose models are divided by tensor_parallel"
+        )
+    found: Backend = meshes.over(sizes)
+    return found
 
 
 def _start_worker(

@@ -41,8 +41,8 @@ class JaxBackend(Backend):
     Abstract: a child sets ``device``, ``traits``, ``place`` and ``compiler``.
     """
 
-    place: jax.Device
-    """Device of all arrays."""
+    place: jax.Device | jax.sharding.Sharding
+    """Device or devices of an array that is not divided."""
     compiler: Compiler
 
     def tensor(self, data: HostArray, *, axis: int | None = None) -> Any:  # noqa: ARG002
@@ -60,11 +60,8 @@ class JaxBackend(Backend):
         return self._allocate(lambda: paged_state(spec, limits, zeros), size, "state")
 
     def memory(self) -> DeviceMemory:
-        found = self.place.memory_stats()
-        if not found or "bytes_limit" not in found:
-            return host_memory()
-        total = found["bytes_limit"]
-        return DeviceMemory(total, total - found["bytes_in_use"])
+        assert isinstance(self.place, jax.Device), "a mesh has several"
+        return device_memory(self.place)
 
     def kernels(self) -> Iterable[Kernel]:
         return xla.KERNELS
@@ -112,3 +109,12 @@ class JaxBackend(Backend):
                 f"not fit, {self.memory().free} bytes are free; lower cache_bytes, "
                 "max_batch or context, or take a smaller dtype or model"
             ) from error
+
+
+def device_memory(device: jax.Device) -> DeviceMemory:
+    """Return the memory of a device, or of the host if it tells none."""
+    found = device.memory_stats()
+    if not found or "bytes_limit" not in found:
+        return host_memory()
+    total = found["bytes_limit"]
+    return DeviceMemory(total, total - found["bytes_in_use"])

@@ -35,14 +35,21 @@ class Pages(NamedTuple):
 
 
 def paged_state(
-    spec: StateSpec, limits: Limits, zeros: Callable[[tuple[int, ...], str], Any]
+    spec: StateSpec,
+    limits: Limits,
+    zeros: Callable[[tuple[int, ...], str], Any],
+    cache: Callable[[tuple[int, ...], str], Any] | None = None,
 ) -> State:
-    """Return zeroed state with :class:`Pages`, allocated by ``zeros``."""
+    """Return zeroed state with :class:`Pages`, allocated by ``zeros``.
+
+    cache: allocates the caches; ``zeros`` by default.
+    """
+    cache = cache or zeros
     paged = [item for item in spec if isinstance(item, Paged)]
     caches: dict[int, Pages] = {}
     for group, blocks in zip(paged, limits.blocks, strict=True):
         shape = (blocks, group.kv_heads, limits.block_size, 2 * group.head_dim)
-        caches |= {layer: Pages(zeros(shape, group.dtype)) for layer in group.layers}
+        caches |= {layer: Pages(cache(shape, group.dtype)) for layer in group.layers}
     others = (
         item._replace(head_dim=0) if isinstance(item, Paged) else item for item in spec
     )

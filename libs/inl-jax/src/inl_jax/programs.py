@@ -57,11 +57,17 @@ class Compilation:
 class Compiler:
     """Compiles the programs of one backend.
 
-    translate: makes the error to raise from one of XLA.
+    translate: makes the error to raise from one of XLA. spread: takes a function and
+    the shapes of its arguments, and returns the function over several devices.
     """
 
-    def __init__(self, translate: Callable[[Exception], Exception]) -> None:
+    def __init__(
+        self,
+        translate: Callable[[Exception], Exception],
+        spread: Callable[[Program, Any], Program] | None = None,
+    ) -> None:
         self._translate = translate
+        self._spread = spread
         self._started: dict[Key, Compilation] = {}
 
     def precompile(self, calls: Sequence[Callable[[], Any]]) -> None:
@@ -78,7 +84,8 @@ class Compiler:
             bound = call.args[:-STEP_ARGUMENTS]
             function = partial(call.func, *bound, **call.keywords)
             shapes = shapes_of(call.args[-STEP_ARGUMENTS:])
-            task = Compilation(jitted(function, (STEP_ARGUMENTS - 1,)), shapes)
+            program = self.jitted(function, (STEP_ARGUMENTS - 1,), shapes)
+            task = Compilation(program, shapes)
             self._started[key_of(function)] = task
             waiting.put(task)
             count += 1
@@ -98,7 +105,19 @@ class Compiler:
 
     def any_shape(self, function: Program, consumes: Sequence[int]) -> Program:
         """Return a program that is compiled for each shape of its arguments."""
-        return self.guarded(jitted(function, consumes), "admission")
+        program: list[Any] = []
+
+        def run(*args: Any) -> Any:
+            if not program:
+                program.append(self.jitted(function, consumes, shapes_of(args)))
+            return program[0](*args)
+
+        return self.guarded(run, "admission")
+
+    def jitted(self, function: Program, consumes: Sequence[int], shapes: Any) -> Any:
+        """Return the jitted function for arguments of these shapes."""
+        spread = function if self._spread is None else self._spread(function, shapes)
+        return jitted(spread, consumes)
 
     def guarded(self, program: Program, what: str) -> Program:
         """Wrap a program so that it raises the errors of the contract."""
@@ -119,7 +138,7 @@ class Compiler:
         started = self._started.pop(key_of(function), None)
         if started is not None and started.fits(shapes):
             return started.result()
-        return jitted(function, consumes).lower(*shapes).compile()
+        return self.jitted(function, consumes, shapes).lower(*shapes).compile()
 
 
 def _work(waiting: SimpleQueue[Compilation]) -> None:

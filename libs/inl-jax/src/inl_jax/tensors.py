@@ -30,8 +30,8 @@ def jax_dtype(name: str) -> Any:
     return jnp.dtype(name)
 
 
-def from_host(array: HostArray, device: jax.Device) -> Array:
-    """Copy a host array to a device.
+def from_host(array: HostArray, device: jax.Device | jax.sharding.Sharding) -> Array:
+    """Copy a host array to a device, or to several as a sharding says.
 
     A read-only array may be aliased where the device is the host; a writable one is
     copied, since its owner may change it.
@@ -42,6 +42,9 @@ def from_host(array: HostArray, device: jax.Device) -> Array:
     jax_dtype(array.dtype)
     if data.flags.writeable:
         data = data.copy()  # device_put aliases the memory of the host on the CPU
+    if isinstance(device, jax.sharding.Sharding) and not device.is_fully_addressable:
+        # Every process has the whole array, and copies its part to its devices.
+        return jax.make_array_from_callback(data.shape, device, data.__getitem__)
     return jax.device_put(data, device)
 
 

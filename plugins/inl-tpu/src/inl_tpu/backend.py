@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeVar, cast, final
 
 import jax
 
 from inl.backend.base import Traits
 from inl.errors import BackendUnavailable
+from inl.spec.mesh import Meshes, MeshSizes
 from inl.weights.cache_folder import cache_folder
 from inl_jax import pallas
 from inl_jax.backend import JaxBackend
+from inl_jax.mesh.backend import MeshBackend
+from inl_jax.mesh.distributed import join
 from inl_jax.programs import Compiler, use_disk_cache
 from inl_tpu.settings import VARIABLE, platform
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
     from inl.device import Device
     from inl.spec.kernel import Kernel
+
+C = TypeVar("C")
 
 TRAITS = Traits(
     dtypes=("bfloat16", "float32"),
@@ -54,6 +59,20 @@ class TpuBackend(JaxBackend):
         self.compiler = Compiler(self.out_of_memory)
         use_disk_cache(cache_folder() / "jax")
 
+    def offers(self, kind: type[C]) -> C | None:
+        if kind is Meshes:
+            return cast("C", Meshes(self._over))
+        return super().offers(kind)
+
+    def _over(self, sizes: MeshSizes) -> MeshBackend:
+        devices = jax.devices(self._target)[self.device.index :]
+        if len(devices) < sizes.devices:
+            raise BackendUnavailable(
+                f"{self.device}: mesh {sizes} needs {sizes.devices} devices; JAX finds "
+                f"{len(devices)} of platform {self._target} from this one on"
+            )
+        return MeshBackend(self, devices[: sizes.devices], sizes)
+
     def kernels(self) -> Iterable[Kernel]:
         yield from super().kernels()
         if self._target == "tpu":
@@ -65,6 +84,7 @@ def open_device(device: Device, target: str) -> jax.Device:
 
     Raises :class:`BackendUnavailable` with the reason that JAX gives.
     """
+    join(target)
     try:
         found = jax.devices(target)
     except RuntimeError as error:

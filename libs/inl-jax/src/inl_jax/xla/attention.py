@@ -119,14 +119,70 @@ def _over_chunks(
     sinks: Array | None = None,
 ) -> Array:
     """Compute attention; sinks: [heads] logits without a key."""
+    blocks = Blocks(step.blocks[group])
+    sums = attend_blocks(q, cache, blocks, tiles, scale, window, cap)
+    return finished(sums, tiles, q, sinks)
+
+
+UNSEEN = 1 << 20
+"""Place of an unused entry of a block table: after every query."""
+
+
+class Blocks(NamedTuple):
+    """Blocks of each row, of a whole sequence or of a part of it."""
+
+    ids: Array
+    """[R, B] blocks in the cache."""
+    places: Array | None = None
+    """[R, B] index of the block in its sequence, or :data:`UNSEEN`; ``None``: the
+    column."""
+    most: Array | None = None
+    """[] most blocks of a row; the columns after it are unused. ``None``: as many as
+    the queries' positions need."""
+
+
+class Sums(NamedTuple):
+    """Softmax over the keys so far, of ``N`` tiles of ``Q`` tokens in ``K`` groups of
+    ``G`` heads, float32.
+    """
+
+    highest: Array
+    """[N, K, G, Q] largest score."""
+    total: Array
+    """[N, K, G, Q] sum of the exponentials relative to it."""
+    out: Array
+    """[N, K, G, Q, head_dim] sum of the values weighted by them."""
+
+
+def attend_blocks(
+    q: Array,
+    cache: Pages,
+    given: Blocks,
+    tiles: Plan,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+) -> Sums:
+    """Accumulate the softmax over the keys of the given blocks."""
     _, heads, dim = q.shape
     _, kv_heads, size, _ = cache.kv.shape
-    table = padded_table(step.blocks[group], max(1, CHUNK // size))
-    queries = q[tiles.tokens].reshape(*tiles.tokens.shape, kv_heads, -1, dim)
     blocks = max(1, CHUNK // size)
+    table = padded_table(given.ids, blocks)
+    places = (
+        None if given.places is None else padded_table(given.places, blocks, UNSEEN)
+    )
+    queries = q[tiles.tokens].reshape(*tiles.tokens.shape, kv_heads, -1, dim)
     keys = blocks * size
 
-    def chunk(index: Any, sums: tuple[Array, Array, Array]) -> Any:
+    def positions_of(index: Any) -> Array:
+        """Return the positions of the keys of a chunk, [N or 1, keys]."""
+        if places is None:
+            return (index * keys + jnp.arange(keys))[None]
+        part = jax.lax.dynamic_slice_in_dim(places, index * blocks, blocks, axis=1)
+        found = part[tiles.rows][:, :, None] * size + jnp.arange(size)
+        return found.reshape(len(tiles.rows), keys)
+
+    def chunk(index: Any, sums: Sums) -> Sums:
         part = jax.lax.dynamic_slice_in_dim(table, index * blocks, blocks, axis=1)
         ids = part[tiles.rows]
         cells = cache.kv[ids].swapaxes(1, 2).reshape(len(ids), kv_heads, keys, -1)
@@ -134,7 +190,7 @@ def _over_chunks(
         scores = einsum("nqhgd,nhld->nhgql", queries, k) * scale
         if cap is not None:
             scores = cap * jnp.tanh(scores / cap)
-        distance = tiles.positions[:, :, None] - (index * keys + jnp.arange(keys))
+        distance = tiles.positions[:, :, None] - positions_of(index)[:, None]
         seen = (distance >= 0) & (distance < (window or jnp.iinfo(jnp.int32).max))
         # A cell beyond every query may hold the NaN of an earlier request.
         v = jnp.where(seen.any(1)[:, None, :, None], v, 0)
@@ -143,22 +199,28 @@ def _over_chunks(
     shape = (len(tiles.rows), kv_heads, heads // kv_heads, tiles.tokens.shape[1])
     zeros = jnp.zeros(shape, jnp.float32)
     start, stop = chunk_range(tiles.positions, window, keys)
-    sums = (zeros + MASKED, zeros, jnp.zeros((*shape, dim), jnp.float32))
-    highest, total, out = jax.lax.fori_loop(start, stop, chunk, sums)
+    if given.most is not None:
+        start, stop = 0, -(-given.most // blocks)
+    sums = Sums(zeros + MASKED, zeros, jnp.zeros((*shape, dim), jnp.float32))
+    done: Sums = jax.lax.fori_loop(start, stop, chunk, sums)
+    return done
+
+
+def finished(sums: Sums, tiles: Plan, q: Array, sinks: Array | None) -> Array:
+    """Return the attention of each token, in the shape and dtype of ``q``."""
+    highest, total, out = sums
     if sinks is not None:
-        shared = sinks.astype(jnp.float32).reshape(kv_heads, -1, 1)
+        shared = sinks.astype(jnp.float32).reshape(highest.shape[1], -1, 1)
         top = jnp.maximum(highest, shared)
         out = out * jnp.exp(highest - top)[..., None]
         total = total * jnp.exp(highest - top) + jnp.exp(shared - top)
     out = out / jnp.where(total > 0, total, 1)[..., None]
-    out = out.transpose(0, 3, 1, 2, 4).reshape(*tiles.tokens.shape, heads, dim)
+    out = out.transpose(0, 3, 1, 2, 4).reshape(*tiles.tokens.shape, *q.shape[1:])
     result = jnp.where(tiles.used[:, None, None], out[tiles.tile, tiles.offset], 0)
     return result.astype(q.dtype)
 
 
-def accumulate(
-    sums: tuple[Array, Array, Array], scores: Array, seen: Array, v: Array
-) -> tuple[Array, Array, Array]:
+def accumulate(sums: Sums, scores: Array, seen: Array, v: Array) -> Sums:
     """Add a chunk to the running maximum, the sum and the weighted values."""
     highest, total, out = sums
     scores = jnp.where(seen, scores, MASKED)
@@ -167,12 +229,13 @@ def accumulate(
     rescale = jnp.exp(highest - new)
     added = einsum("nhgql,nhld->nhgqd", mass, v.astype(jnp.float32))
     out = out * rescale[..., None] + added
-    return new, total * rescale + mass.sum(-1), out
+    return Sums(new, total * rescale + mass.sum(-1), out)
 
 
-def padded_table(table: Array, blocks: int) -> Array:
+def padded_table(table: Array, blocks: int, fill: int = 0) -> Array:
     """Pad the columns of a block table to whole chunks of ``blocks``, with block 0."""
-    return jnp.pad(table, ((0, 0), (0, -table.shape[1] % blocks)))
+    width = (0, 0), (0, -table.shape[1] % blocks)
+    return jnp.pad(table, width, constant_values=fill)
 
 
 def chunk_range(positions: Array, window: int | None, keys: int) -> tuple[Any, Any]:

@@ -1,0 +1,153 @@
+"""Backend of several JAX devices, which one program drives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar, cast, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import NamedSharding, PartitionSpec
+
+from inl.backend.base import (
+    DeviceMemory,
+    Program,
+    StateSpec,
+    WeightUpdates,
+)
+from inl.backend.ranks import over_ranks
+from inl.backend.state_bytes import state_bytes
+from inl.dtypes import HostArray
+from inl.spec.cache import Paged, State
+from inl.spec.kernel import Kernel
+from inl.spec.limits import Limits
+from inl.spec.mesh import DATA, TENSOR, Mesh, MeshSizes
+from inl_jax.backend import JaxBackend, device_memory
+from inl_jax.mesh import caches, experts
+from inl_jax.mesh.collectives import MeshCollectives
+from inl_jax.mesh.places import first_of, partial_axes
+from inl_jax.pages import paged_state
+from inl_jax.programs import Compiler
+from inl_jax.tensors import from_host, jax_dtype
+from inl_jax.xla.kernel import TECHNOLOGY
+
+C = TypeVar("C")
+
+CACHE_SPEC = PartitionSpec(DATA, TENSOR)
+"""Division of the caches: blocks, then key-value heads."""
+
+
+@final
+class MeshBackend(JaxBackend):
+    """Devices of a mesh. Programs run on all of them under ``jax.shard_map``.
+
+    single: backend of the first device. devices: as many as ``sizes`` says.
+    """
+
+    def __init__(
+        self, single: JaxBackend, devices: Sequence[jax.Device], sizes: MeshSizes
+    ) -> None:
+        self.device, self.traits, self._single = single.device, single.traits, single
+        if jax.process_count() > 1:
+            # How many steps are repeated depends on times, which differ by process.
+            self.traits = single.traits._replace(decode_steps=1)
+        self.sizes = sizes
+        grid = np.array(devices).reshape(sizes)
+        self.mesh = jax.sharding.Mesh(grid, MeshSizes._fields)
+        self.place = NamedSharding(self.mesh, PartitionSpec())
+        self.compiler = Compiler(self.out_of_memory, partial(spread, self.mesh))
+
+    def divided(
+        self, data: HostArray, axes: tuple[str | None, ...], partial_sum: bool
+    ) -> Any:
+        """Copy a whole array to the devices, see :class:`~inl.spec.mesh.Mesh`."""
+        if partial_sum and self.sizes.tensor > 1:
+            data, axes = first_of(data, self.sizes.tensor), partial_axes(axes)
+        sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
+        size = data.data.nbytes
+        return self._allocate(lambda: from_host(data, sharding), size, "tensor")
+
+    def state(self, spec: StateSpec, *, limits: Limits) -> State:
+        whole = tuple(
+            item._replace(kv_heads=item.kv_heads * self.sizes.tensor)
+            if isinstance(item, Paged)
+            else item
+            for item in spec
+        )
+        # Every device has the same number of blocks.
+        count = self.sizes.data
+        blocks = tuple(-(-each // count) * count for each in limits.blocks)
+        padded = replace(limits, blocks=blocks)
+
+        def zeros(shape: tuple[int, ...], dtype: str) -> Any:
+            return jnp.zeros(shape, jax_dtype(dtype), device=self.place)
+
+        def cache(shape: tuple[int, ...], dtype: str) -> Any:
+            sharding = NamedSharding(self.mesh, CACHE_SPEC)
+            return jnp.zeros(shape, jax_dtype(dtype), device=sharding)
+
+        size = state_bytes(spec, limits)
+        return self._allocate(
+            lambda: paged_state(whole, padded, zeros, cache), size, "state"
+        )
+
+    def memory(self) -> DeviceMemory:
+        found = map(device_memory, self.mesh.local_devices)
+        return min(found, key=lambda memory: memory.free)
+
+    def kernels(self) -> Iterable[Kernel]:
+        kernels = [each for each in self._single.kernels() if each.pack is None]
+        own: tuple[Kernel, ...] = ()
+        if self.sizes.data > 1:
+            kernels = [each for each in kernels if each.name == TECHNOLOGY]
+            own += caches.KERNELS
+        if self.sizes.expert > 1:
+            own += experts.KERNELS
+        replaced = {each.op for each in own}
+        kernels = [each for each in kernels if each.op not in replaced]
+        return over_ranks((*kernels, *own), MeshCollectives(self.sizes))
+
+    def offers(self, kind: type[C]) -> C | None:
+        if kind is Mesh:
+            return cast("C", Mesh(self.sizes, self.divided, jax.process_count(), least))
+        if kind is WeightUpdates:
+            return None
+        return super().offers(kind)
+
+
+def least(sizes: Any) -> Any:
+    """Return the minimum of each element over all processes."""
+    if jax.process_count() == 1:
+        return sizes
+    return np.asarray(process_allgather(sizes)).reshape(-1, *sizes.shape).min(0)
+
+
+def spread(mesh: jax.sharding.Mesh, function: Program, shapes: Any) -> Program:
+    """Map a program over a mesh; its last argument and result is the state.
+
+    shapes: of the arguments, with their shardings, which those of the state keep. Other
+    results are equal on all devices.
+    """
+    specs = jax.tree.map(lambda x: x.sharding.spec, shapes)
+
+    def split(*args: Any) -> tuple[Any, Any]:
+        *results, state = function(*args)
+        return tuple(results), state
+
+    mapped = jax.shard_map(
+        split,
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=(PartitionSpec(), specs[-1]),
+        check_vma=False,
+    )
+
+    def whole(*args: Any) -> tuple[Any, ...]:
+        results, state = mapped(*args)
+        return *results, state
+
+    return whole

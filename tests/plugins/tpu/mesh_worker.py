@@ -1,0 +1,156 @@
+"""Runs models on meshes of 8 virtual devices; prints what they answer as JSON.
+
+Usage: mesh_worker.py CASE..., in a process of its own: JAX makes its devices once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = os.environ["INL_TPU_PLATFORM"] = "cpu"
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+import numpy as np
+
+from inl import EngineConfig, InferenceEngine
+from inl.backend.reference import ReferenceBackend
+from inl.device import Device
+from inl.errors import InlError
+from inl.executor.model_loader import LanguageModel, start_runner
+from inl.models import llama, mixtral
+from inl.spec.limits import Limits
+from inl.spec.tree import leaves
+from inl.testing.near_tie import compare
+from inl.testing.play import admission, one_step
+from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
+from inl.testing.traffic import Traffic, play
+from inl.weights.sources import stored_tensors
+from inl.workers.startup import over_mesh
+from inl_jax.mesh.validate import validate_weights
+from inl_tpu.backend import TpuBackend
+
+ORACLE = Path(__file__).parents[2] / "data" / "smollm2-oracle.json"
+TOKENS = 10
+LIMITS = Limits(4, (41,), 4, 12, 96, sampler="greedy", token_budget=32)
+PROMPT = [5, 80, 2, 33, 64, 11, 7, 90, 41]
+MIXTRAL = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def dense(**sizes):
+    files = MemoryCheckpoint(*tiny_llama(np.random.default_rng(11), **sizes))
+    return LanguageModel(llama.MODEL, llama.MODEL.config(files.config), files)
+
+
+def mixture():
+    rng = np.random.default_rng(5)
+    config, shapes = mixtral.MODEL.config(MIXTRAL), {}
+    for group in leaves(mixtral.MODEL.weights(config)):
+        for param in group.params.values():
+            shapes |= stored_tensors(param)
+    tensors = {
+        name: rng.standard_normal(shape).astype(np.float32) / shape[-1] ** 0.5
+        for name, shape in sorted(shapes.items())
+    }
+    return LanguageModel(mixtral.MODEL, config, MemoryCheckpoint(MIXTRAL, tensors))
+
+
+MODELS = {
+    "llama": dense,
+    "2-kv-heads": lambda: dense(kv_heads=2),
+    "biases": lambda: dense(bias=True, layers=1),
+    "moe": mixture,
+}
+
+
+def runner(language, mesh, **given):
+    backend = over_mesh(TpuBackend(Device("tpu:0")), mesh)
+    config = EngineConfig(dtype="float32")
+    return start_runner(language, backend, config, limits=replace(LIMITS, **given))
+
+
+def logits(one):
+    one.submit(admission(one.limits, 1, range(1, 4)))
+    return one.logits(one_step(one.limits, [(1, PROMPT)], step=99, decoding=0)).data
+
+
+def texts(one, limits):
+    source = Traffic(np.random.default_rng(6), limits, sampler="greedy")
+    played = play(one, source.frames(24)).items()
+    return {str(key): [int(token) for token in text] for key, text in played}
+
+
+def traffic(model, mesh, steps):
+    """Random steps of a mesh and of the float64 reference, and logits of a prompt."""
+    language = MODELS[model]()
+    many = runner(language, mesh, decode_steps=int(steps))
+    exact = ReferenceBackend(Device("reference:0"), dtype="float64")
+    alone = local_runner(
+        exact, language.model, language.checkpoint, many.limits, dtype="float64"
+    )
+    error = np.abs(logits(many)[0] - logits(alone)[0]).max()
+    for each in (many, alone):
+        each.reset()
+    tensors = validate_weights(many)
+    return {
+        "mesh": texts(many, many.limits),
+        "alone": texts(alone, many.limits),
+        "error": float(error),
+        "divided": sum("'tensor'" in each.found for each in tensors),
+        "tensors": len(tensors),
+    }
+
+
+def engine(mesh, speculation, steps):
+    """The default model in an engine, more requests than run at once; the oracle's."""
+    draft = None if speculation == "none" else speculation
+    cases = json.loads(ORACLE.read_text("utf-8"))["cases"][:3]
+    config = EngineConfig(
+        "tpu:0", mesh=mesh, dtype="float32", max_batch=2, context=96, token_budget=64,
+        sampling="greedy", speculation=draft, decode_steps=int(steps),
+        max_drafts=3 if draft else None, adaptive_drafts=False,
+    )  # fmt: skip
+    with InferenceEngine.from_pretrained(config=config) as one:
+        prompts = [case["prompt_ids"] for case in cases]
+        answers = one.generate(prompts, max_tokens=TOKENS)
+    compared = [
+        compare(answer.token_ids, case["token_ids"][:TOKENS], case["margins"])
+        for answer, case in zip(answers, cases, strict=True)
+    ]
+    return {
+        "mesh": [list(answer.token_ids) for answer in answers],
+        "alone": [case["token_ids"][:TOKENS] for case in cases],
+        "allowed": [each.allowed("float32") for each in compared],
+    }
+
+
+def refusal(model, mesh):
+    try:
+        runner(MODELS[model](), mesh)
+    except InlError as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+CASES = {"traffic": traffic, "engine": engine, "refusal": refusal}
+
+
+def main(*cases):
+    """Run cases such as "traffic llama tensor=8 1"."""
+    found = {}
+    for case in cases:
+        name, *words = case.split(" ")
+        found[case] = CASES[name](*words)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

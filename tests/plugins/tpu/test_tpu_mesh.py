@@ -1,0 +1,146 @@
+"""Models over meshes of virtual devices against the float64 reference."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from inl.errors import DeviceError, RequestError
+from inl.spec.mesh import MeshSizes, parse_mesh
+from inl_jax import validate_sharding
+
+FOLDER = Path(__file__).parent
+SECONDS = 600
+
+
+def run(*cases):
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "mesh_worker.py"), *cases],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check_traffic(facts, divided):
+    """Texts of some length and variety, equal; logits equal to rounding."""
+    assert facts["mesh"] == facts["alone"]
+    tokens = [token for text in facts["mesh"].values() for token in text]
+    assert len(tokens) > 30
+    assert len(set(tokens)) > 5
+    assert 0 < facts["error"] < 1e-4
+    assert facts["divided"] == divided
+
+
+def test_meshes_are_read():
+    assert parse_mesh("tensor=4, data=2") == MeshSizes(data=2, tensor=4)
+    assert str(parse_mesh("expert=2,tensor=4")) == "tensor=4,expert=2"
+    for wrong in ("", "tensor", "rows=2", "tensor=0", "tensor=2,tensor=2", "data=x", 3):
+        with pytest.raises(RequestError, match="accepted: AXIS=SIZE"):
+            parse_mesh(wrong)
+
+
+def test_a_wrong_sharding_is_named():
+    mesh = Mesh(jax.devices()[:1], ("tensor",))
+    placed = NamedSharding(mesh, PartitionSpec("tensor"))
+    arrays = {"a": jax.device_put(jax.numpy.ones((4, 2)), placed)}
+    (found,) = validate_sharding(arrays, mesh, PartitionSpec("tensor"))
+    assert found.name == "a"
+    assert found.equal
+    two = jax.sharding.AbstractMesh((2,), ("tensor",))
+    arrays["b"] = jax.ShapeDtypeStruct(
+        (4, 2), "float32", sharding=NamedSharding(two, PartitionSpec())
+    )
+    expected = {"a": PartitionSpec(), "b": PartitionSpec("tensor")}
+    message = r"2 of 2 (?s:.)*\n  b \[4, 2\]: found P\(\) .*, expected P\('tensor'"
+    with pytest.raises(DeviceError, match=message):
+        validate_sharding(arrays, two, expected)
+    arrays["a"] = arrays["b"]
+    with pytest.raises(DeviceError, match="1 of 2"):
+        validate_sharding(arrays, two, expected)
+
+
+@pytest.mark.full
+def test_models_equal_one_device():
+    """Eight heads over eight devices; three axes; steps repeated on the device."""
+    cases = {
+        "traffic llama tensor=8 8": 15,
+        "traffic moe data=2,tensor=2,expert=2 1": 15,
+    }
+    refusals = {
+        "refusal llama tensor=3": "q_proj.weight: axis 0: found 64 entries",
+        "refusal llama expert=2": "no weights of the op experts",
+        "refusal llama tensor=16": "needs 16 devices; JAX finds 8",
+    }
+    found = run(*cases, *refusals)
+    for case, divided in cases.items():
+        check_traffic(found[case], divided)
+    for case, sentence in refusals.items():
+        assert sentence in found[case]
+
+
+@pytest.mark.long
+def test_more_meshes_equal_one_device():
+    """Copied key-value heads, biases of one device, divided blocks; experts 2x4."""
+    cases = {
+        "traffic 2-kv-heads data=2,tensor=4 1": 15,
+        "traffic biases tensor=8 1": 12,
+        "traffic llama data=4 8": 0,
+        "traffic moe tensor=2,expert=4 8": 15,
+    }
+    found = run(*cases)
+    for case, divided in cases.items():
+        check_traffic(found[case], divided)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["tensor=3 ngram 1", "tensor=3 none 4"])
+def test_the_default_model_over_three_devices(case):
+    """Nine heads and three key-value heads; three requests, two at a time."""
+    (facts,) = run(f"engine {case}").values()
+    assert all(facts["allowed"])
+    assert [len(answer) for answer in facts["mesh"]] == [10, 10, 10]
+
+
+@pytest.mark.long
+def test_two_processes_equal_one():
+    """Each has two of the four devices; sums go over gloo."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(FOLDER / "mesh_process.py"), "llama", "tensor=4"],
+            env={
+                **os.environ,
+                "INL_COORDINATOR": address,
+                "INL_PROCESSES": "2",
+                "INL_PROCESS_ID": str(index),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        outputs = [each.communicate(timeout=SECONDS) for each in processes]
+    finally:
+        for each in processes:
+            each.kill()
+    assert [each.returncode for each in processes] == [0, 0], outputs
+    first, second = (json.loads(out.splitlines()[-1]) for out, _ in outputs)
+    assert first == second
+    assert (first["processes"], first["local"], first["devices"]) == (2, 2, 4)
+    (facts,) = run("traffic llama tensor=4 1").values()
+    assert first["texts"] == facts["alone"]
