@@ -9,6 +9,7 @@ from inl.spec.kernel import Kernel
 
 def kernels() -> Iterable[Kernel]:
     """List the kernels; imports Pallas."""
-    from inl_jax.pallas import paged_attention
+    from inl_jax.pallas import linear, paged_attention
 
     yield paged_attention.kernel()
+    yield from linear.kernels()
