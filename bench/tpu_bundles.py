@@ -28,11 +28,15 @@ class Facts(NamedTuple):
     def cycles(self, runs: tuple[int, ...]) -> int:
         """Bundles times the runs of each depth, of which the first is 1.
 
-        Branches that are not taken count as well: an upper bound without waits.
+        Branches that are not taken count as well: an upper bound without waits. The
+        compiler drops loops of one run: the deepest loop has the last of ``runs``.
+        Raises :class:`ValueError` for loops without runs.
         """
-        if len(runs) < len(self.bundles):
-            raise ValueError(f"found {len(self.bundles)} depths, runs of {len(runs)}")
-        return sum(b * n for b, n in zip(self.bundles, runs, strict=False))
+        depths = len(self.bundles)
+        if depths > len(runs):
+            raise ValueError(f"found loops of {depths - 1} depths, runs {runs}")
+        known = (*runs[: depths - 1], runs[-1])
+        return sum(b * n for b, n in zip(self.bundles, known, strict=True))
 
 
 def dump_to(folder: Path) -> None:
@@ -49,7 +53,9 @@ def facts_of(folder: Path, kernel: str) -> Facts:
         for line in newest(folder, kernel, "final_bundles").splitlines()
         if (match := BUNDLE.match(line))
     ]
-    spilled = spill_counts(newest(folder, kernel, "final_hlo-static-*"))
+    spilled = spill_counts(
+        newest(folder, kernel, "final_hlo-static-per-bundle-utilization")
+    )
     if len(spilled) != len(depths):
         raise ValueError(
             f"{kernel}: {len(depths)} bundles, {len(spilled)} uses of them"
@@ -70,8 +76,8 @@ def facts_of(folder: Path, kernel: str) -> Facts:
 
 def newest(folder: Path, kernel: str, stage: str) -> str:
     """Return the newest file of a kernel and a stage of the compiler."""
-    found = sorted(folder.glob(f"*-{kernel}.*-{stage}.txt"))
-    found = [path for path in found if "schedule-analysis" not in path.name]
+    name = re.compile(rf"\d+-{kernel}(\.\d+)?-(\d+-)?{stage}\.txt")
+    found = sorted(path for path in folder.iterdir() if name.fullmatch(path.name))
     if not found:
         raise FileNotFoundError(f"{folder}: no {stage} of {kernel}")
     return found[-1].read_text()

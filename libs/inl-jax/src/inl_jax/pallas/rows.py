@@ -46,7 +46,7 @@ def over_rows(
     total = results[0].shape[0]
     width = sum(each.shape[1] for each in (*arrays, *results))
     rows = max(SUBLANES, BLOCK_BYTES // (4 * width) // SUBLANES * SUBLANES)
-    rows = min(rows, total)
+    rows = min(rows, total + -total % SUBLANES) if total >= SUBLANES else total
 
     def block(array: Any) -> pl.BlockSpec:
         shared = array.shape[0] == 1 and total > 1
@@ -54,9 +54,18 @@ def over_rows(
         return pl.BlockSpec(size, lambda i: (0 if shared else i, 0))
 
     def body(*refs: Any) -> None:
-        computed = function(*(ref[...] for ref in refs[: len(arrays)]))
-        for ref, value in zip(refs[len(arrays) :], computed, strict=True):
-            ref[...] = value.astype(ref.dtype)
+        step = SUBLANES if rows % SUBLANES == 0 else rows
+
+        @pl.loop(0, rows // step)
+        def _(index: Any) -> None:
+            part = pl.ds(pl.multiple_of(index * step, step), step)
+            parts = [slice(None) if ref.shape[0] < rows else part for ref in refs]
+            given, wanted = parts[: len(arrays)], parts[len(arrays) :]
+            sources, places = refs[: len(arrays)], refs[len(arrays) :]
+            operands = (ref[at, :] for ref, at in zip(sources, given, strict=True))
+            computed = function(*operands)
+            for ref, at, value in zip(places, wanted, computed, strict=True):
+                ref[at, :] = value.astype(ref.dtype)
 
     return pl.pallas_call(
         body,
@@ -139,7 +148,7 @@ def differentiable(steps: Callable[..., Pair], interpret: Any) -> Callable[..., 
         return tuple(over_rows(function, operands, specs(arrays), name, interpret))
 
     run.defvjp(forward, backward)
-    return run  # type: ignore[no-any-return]
+    return run
 
 
 def refuse(x: Any, *_: Any, **__: Any) -> str | None:
