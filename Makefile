@@ -27,6 +27,9 @@ OTHER_TESTS = tests/torch $(filter-out tests/core tests/data tests/plugins tests
 	tests/plugins/cuda tests/plugins/directml tests/plugins/intel tests/plugins/rocm \
 	tests/plugins/tpu
 
+# pip compiles one file after the other.
+COMPILE = $(1)/bin/python -m compileall -qq -j 2 $(1)/lib || true
+
 .PHONY: demo test test-all test-deep test-others test-long test-tpu-compiler lint docs clean
 
 demo:
@@ -47,12 +50,15 @@ test-deep: .venv-all/.test
 test-others: .venv-all/.test
 	INL_TEST_DEPTH=full .venv-all/bin/python $(PYTEST) $(OTHER_TESTS) $(ORACLE:%=--ignore=%)
 
-# Random steps of an engine, 100,000 each plain and with drafts, 50,000 damaged files, and
-# Triton kernels for more chips and dtypes, and of packed weights.
+# Random steps of an engine, 100,000 each plain, repeated and with drafts, an interrupt at
+# more places, 1,000 schemas, 50,000 damaged files, Triton kernels for more chips and
+# dtypes, of larger shapes and of packed weights, and the tutorial of traced backends.
 test-long: .venv-all/.test
-	INL_TEST_DEPTH=long .venv-all/bin/python $(PYTEST) tests/core/engine/test_soak.py \
-		tests/core/engine/test_speculation_soak.py tests/core/weights/test_structure_fuzz.py \
-		tests/torch/test_inl_transforms.py \
+	INL_TEST_DEPTH=long .venv-all/bin/python $(PYTEST) tests/core/engine/test_interrupts.py \
+		tests/core/engine/test_repeated_soak.py tests/core/engine/test_runner_reset.py \
+		tests/core/engine/test_soak.py tests/core/engine/test_speculation_soak.py \
+		tests/core/guidance/test_schemas.py tests/core/weights/test_structure_fuzz.py \
+		tests/torch/test_inl_transforms.py tests/integration/test_tutorial.py \
 		tests/torch/triton/test_compile.py tests/torch/triton/test_interpreted.py \
 		tests/integration/test_wheels.py tests/documents/test_documents.py
 
@@ -94,8 +100,9 @@ $(NATIVE): plugins/inl-cpu/build_native.py $(NATIVE_SOURCES)
 .venv-all/.test: $(PROJECTS) constraints.txt pyproject.toml $(NATIVE)
 	$(PYTHON) -m venv .venv-all
 	$(call PIP,.venv-all) -U $(BUILD)
-	$(call PIP,.venv-all) $(EDITABLE) $(EVERYTHING) --group test --group outside --group lint
-	$(call PIP,.venv-all) --no-deps triton
+	$(call PIP,.venv-all) --no-compile $(EDITABLE) $(EVERYTHING) --group test --group outside --group lint
+	$(call PIP,.venv-all) --no-compile --no-deps triton
+	@$(call COMPILE,.venv-all)
 	@touch $@
 
 .venv-docs/.docs: pyproject.toml constraints.txt

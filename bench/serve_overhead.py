@@ -1,33 +1,32 @@
 """Tokens/s of streaming clients relative to ``engine.generate``, in one run.
 
     python bench/serve_overhead.py --clients 32 --rounds 5
-    python bench/serve_overhead.py --device cuda:0 --clients 512 --processes 8 \\
-        --context 512 --tokens 128
+    python bench/serve_overhead.py --device cuda:0 --clients 512 --processes 4 \\
+        --frontends 8 --context 512 --tokens 128
 
 Each round generates with an engine in this process, then with a server process of its
-own; the other one is idle. The clients run on the same machine, by default in this
-process; with ``--processes``, in that many others.
+own; the other one is idle. The clients run on the same machine, in ``--processes``
+processes of their own. They count bytes, and take the numbers of tokens from the usage
+that each stream reports. ``bench/serve_hashes.py`` measures the server alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 import random
 import statistics
 import time
-from collections.abc import Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from serve_processes import server
+from serve_streams import stream_all
 
 from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
-from inl.serve.load_client import LoadClient, Sample, run_load
 
 WORDS = ("time", "year", "people", "way", "day", "man", "woman", "life", "child")
 
@@ -48,23 +47,15 @@ def generate(engine: InferenceEngine, clients: int, round_: int, tokens: int) ->
     return count / (time.perf_counter() - began)
 
 
-def stream(url: str, bodies: Sequence[dict[str, Any]]) -> list[Sample]:
-    """Send requests at the same time and return their measurements."""
-    load = run_load(
-        LoadClient(url), bodies, [0.0] * len(bodies), len(bodies), lambda: None
-    )
-    return asyncio.run(load)
-
-
 class Clients:
-    """Streaming clients in some processes. processes: 1 runs them in this one."""
+    """Streaming clients in some processes of their own."""
 
     def __init__(self, url: str, clients: int, processes: int) -> None:
         self._url, self._clients, self._parts = url, clients, processes
-        self._pool: Executor = ThreadPoolExecutor(1)
-        if processes > 1:
-            spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(processes, spawn)
+        self.reads = 0
+        """Parts in which the streams of the last round arrived."""
+        spawn = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(processes, spawn)
 
     def rate(self, round_: int, tokens: int) -> float:
         """Return the tokens/s that all receive together."""
@@ -74,12 +65,13 @@ class Clients:
         bodies = [{"messages": each, **options} for each in talks]
         began = time.perf_counter()
         parts = [bodies[start :: self._parts] for start in range(self._parts)]
-        found = self._pool.map(stream, [self._url] * self._parts, parts)
-        samples = [sample for part in found for sample in part]
+        found = self._pool.map(stream_all, [self._url] * self._parts, parts)
+        streams = [stream for part in found for stream in part]
         seconds = time.perf_counter() - began
-        bad = [each for each in samples if each.status != 200 or each.error]
-        assert not bad, bad[0]
-        return sum(each.completion_tokens for each in samples) / seconds
+        wrong = [each for each in streams if each.tokens != tokens]
+        assert not wrong, f"{len(wrong)} streams without {tokens} tokens: {wrong[0]}"
+        self.reads = sum(each.reads for each in streams)
+        return self._clients * tokens / seconds
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -98,7 +90,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     options = [] if given.model is None else [given.model]
     options += ["--device", given.device, "--dtype", given.dtype]
     options += ["--kv-dtype", given.kv_dtype, "--context", str(given.context)]
-    options += ["--max-batch", str(given.clients)]
+    options += ["--max-batch", str(given.clients), "--no-access-log"]
+    if given.frontends is not None:
+        options += ["--frontends", given.frontends]
     found: dict[str, list[float]] = {"engine": [], "server": []}
     with (
         InferenceEngine.from_pretrained(given.model, config) as engine,
@@ -113,7 +107,12 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             if round_:  # the first one warms up
                 for name, rate in zip(found, rates, strict=True):
                     found[name].append(rate)
-                print("engine {:.1f}, server {:.1f} tokens/s".format(*rates))
+                reads = given.clients * given.tokens / clients.reads
+                print(
+                    "engine {:.1f}, server {:.1f} tokens/s,".format(*rates),
+                    f"{reads:.2f} tokens a part",
+                    flush=True,
+                )
         clients.close()
         device = engine.device
     engine_rate, server_rate = map(statistics.median, found.values())
@@ -129,6 +128,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--processes", type=int, default=1, help="of the clients")
+    parser.add_argument("--frontends", help="of the server; a number or auto")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="file for the figures")

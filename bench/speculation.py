@@ -6,6 +6,7 @@ the fastest of each counts, so that other load on the machine matters less. Outp
 every pair are compared.
 
     python bench/speculation.py [--model NAME] [--device cpu] [--tokens 128] [--runs 3]
+    python bench/speculation.py --model LARGE --draft-model SMALL [--draft-device cpu]
     python bench/speculation.py --device cuda:0 --shape 8b --rows 1 32 256
 
 ``--shape`` takes random weights of a model's shape, whose text repeats one token, and
@@ -18,7 +19,8 @@ import argparse
 import random
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
@@ -55,6 +57,9 @@ def merge_config(first, second):
 EDIT = (
     f"```python\n{CODE}```\n\nHere is the same file again, with the word settings "
     f"replaced by options:\n\n```python\n"
+)
+WRITE = (
+    "# A parser of arithmetic expressions in Python, with precedence.\n\nimport re\n"
 )
 
 
@@ -116,16 +121,20 @@ class Bench:
         return list(self.plain.tokenizer.encode(text))
 
     def compare(
-        self, name: str, prompts: Sequence[list[int]], drafter: Drafter | None = None
+        self,
+        name: str,
+        prompts: Sequence[list[int]],
+        drafter: Drafter | None = None,
+        **settings: Any,
     ) -> None:
-        """Print the speed of both engines on these prompts."""
+        """Print the speed of both engines on these prompts.
+
+        settings: of the drafting engine, n-grams by default.
+        """
         args = self.args
         if args.only and args.only not in name:
             return
-        config = EngineConfig(
-            backend=args.device, max_batch=8, context=2048, prefix_cache=False,
-            speculation="ngram",
-        )  # fmt: skip
+        config = replace(self.config, **{"speculation": "ngram", **settings})
         engine = InferenceEngine(self.plain.model, config=config, drafter=drafter)
         pairs = [
             (
@@ -151,9 +160,7 @@ class Bench:
 
     def print_times(self) -> None:
         """Print the times of steps by their number of tokens."""
-        config = EngineConfig(
-            backend=self.args.device, max_batch=8, context=2048, speculation="ngram"
-        )
+        config = replace(self.config, speculation="ngram")
         engine = InferenceEngine(self.plain.model, config=config)
         print_times(engine)
         engine.runner.close()
@@ -174,6 +181,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", help="part of the name of what to compare")
+    parser.add_argument("--draft-model", help="smaller model with the same tokenizer")
+    parser.add_argument("--draft-device", help="device of the draft model")
     parser.add_argument("--shape", help="random weights: smollm2 or 8b")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--acceptance", type=float, default=0.8)
@@ -190,6 +199,13 @@ def main() -> None:
     vocab = bench.plain.runner.limits.vocab
     noise = [[numbers.randrange(vocab) for _ in range(200)] for _ in range(8)]
     bench.compare("n-gram, editing code, 1 row", [bench.ids(EDIT)])
+    if args.draft_model:
+        settings = {
+            "speculation": "model", "draft_model": args.draft_model,
+            "draft_backend": args.draft_device,
+        }  # fmt: skip
+        bench.compare("draft model, editing code", [bench.ids(EDIT)], **settings)
+        bench.compare("draft model, writing code", [bench.ids(WRITE)], **settings)
     bench.compare("n-gram, random prompt, 1 row", noise[:1])
     bench.compare("n-gram, random prompts, 8 rows", noise)
     for rows in (1, 8):

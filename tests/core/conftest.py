@@ -13,11 +13,22 @@ from hash_oracle import expected
 from inl import EngineConfig, InferenceEngine
 from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
+from inl.plugin import registry
 from inl.spec.limits import Limits
 from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 
 VOCAB = 256
+
+
+@pytest.fixture
+def without_backend(monkeypatch):
+    """Function that hides the backend of a device type, if one is installed."""
+
+    def hide(kind):
+        monkeypatch.delitem(registry()._backends, kind, raising=False)
+
+    return hide
 
 
 @pytest.fixture(scope="session")

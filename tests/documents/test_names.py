@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
-import importlib
 import inspect
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dotted_names import resolve
 from inl.engine.options import GenerationOptions
 from inl.errors import KernelError, RequestError
 from inl.kernels import KernelConfig, tpu_kernel
@@ -117,20 +117,6 @@ def test_the_table_has_every_name_and_no_other():
     assert sorted(set(table) - documented()) == []
     assert sorted(documented() - set(table)) == []
     assert len(table) == len(set(table)), "listed twice"
-
-
-def resolve(path):
-    """The object at ``inl.module.attribute``."""
-    parts = path.split(".")
-    for split in range(len(parts), 0, -1):
-        try:
-            value = importlib.import_module(".".join(parts[:split]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[split:]:
-            value = getattr(value, part)
-        return value
-    raise AssertionError(path)
 
 
 def accepted(function):

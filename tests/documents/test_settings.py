@@ -102,6 +102,8 @@ def fused(**settings):
 
 
 def planned(**settings):
+    if "tied" in settings:  # only of the CPU's backend
+        settings = {"device": "cpu", **settings}
     plan = optimizers.get_optimal_parallelism(**{**MODEL, **settings})
     return list(dataclasses.astuple(plan))
 
@@ -225,7 +227,9 @@ PAIRS = {
         "memory_per_device_gb": (12, 80), "training": (False, True),
         "batch": (1, 64), "context": (2048, 32768), "bytes_per_param": (2, 0.5),
         "kv_bytes_per_value": (2, 1), "layers": (32, 64), "hidden": (4096, 8192),
-        "kv_heads": (8, 32), "head_dim": (128, 64),
+        "kv_heads": (8, 32), "head_dim": (128, 64), "inner": (14336, 4096),
+        "vocab": (128256, 32000), "step_tokens": (4096, 512),
+        "device": (None, "cuda"), "tied": (False, True),
     }),
     "PipelineSchedule": (
         optimizers.PipelineSchedule,

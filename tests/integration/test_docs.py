@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dotted_names import resolves
 from inl.cli.app import COMMANDS
 from inl.cli.completion import command
 from inl.engine.options import GenerationOptions
@@ -284,20 +284,6 @@ def test_every_sampling_option_is_on_the_page():
 def migrations():
     rows = re.findall(r"^\| (.+?) \| ?(.*?) \| (.+?) \|$", text("migrating.md"), re.M)
     return [row for row in rows if row[0] != "name"]
-
-
-def resolves(name):
-    """Whether ``inl.module.attribute`` can be imported."""
-    parts = name.partition("(")[0].split(".")
-    for split in range(len(parts), 0, -1):
-        try:
-            value = importlib.import_module(".".join(parts[:split]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[split:]:
-            value = getattr(value, part, None)
-        return value is not None
-    return False
 
 
 @pytest.mark.parametrize("row", migrations(), ids=lambda row: row[0][:40])

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tokenizers
 import typer
 from safetensors.numpy import save_file
 
 import inl
+from byte_tokens import byte_rules
 from inl import EngineConfig, InferenceEngine
 from inl.cli import replay as replay_command
 from inl.cli import trace as trace_command
@@ -79,15 +79,7 @@ def model(made, tmp_path_factory):
     config, tensors = made
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    rules = tokenizers.Tokenizer(
-        tokenizers.models.BPE({s: i for i, s in enumerate(alphabet)}, [])
-    )
-    rules.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=False
-    )
-    rules.decoder = tokenizers.decoders.ByteLevel()
-    rules.save(str(folder / "tokenizer.json"))
+    byte_rules().save(str(folder / "tokenizer.json"))
     return folder
 
 

@@ -47,11 +47,7 @@ def test_a_refused_client_comes_back_after_the_time_it_was_told(name, monkeypatc
     monkeypatch.setattr(Admission, "retry_seconds", SECONDS)
     results = []
     with HashServer(max_batch=1, max_queue=0, seconds=0.01) as server:
-        with server.connection() as connection:
-            body = b'{"prompt": [1], "max_tokens": 1000, "ignore_eos": true}'
-            connection.request("POST", "/v1/completions", body)
-            while not server.admission.open:
-                time.sleep(0.01)
+        with server.busy():
             with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as no:
                 ASKS[name](server.url, 0)
             assert no.value.status_code == 503
@@ -63,7 +59,6 @@ def test_a_refused_client_comes_back_after_the_time_it_was_told(name, monkeypatc
             while server.admission.rejected < 2:
                 time.sleep(0.005)
             refused = time.monotonic()
-        server.wait_idle()  # the client that had the place has left
         asked.join()
         assert time.monotonic() - refused > 0.9 * SECONDS
         assert server.admission.rejected == 2, "the first retry was accepted"

@@ -100,15 +100,9 @@ def test_conversions_are_bounded_apart_from_requests_that_generate():
 
 
 def test_a_full_server_converts_tokens():
-    with HashServer(max_batch=1, max_queue=0, seconds=0.01) as server:
-        with server.connection() as connection:
-            body = b'{"prompt": [1], "max_tokens": 900, "ignore_eos": true}'
-            connection.request("POST", "/v1/completions", body)
-            while not server.admission.open:
-                time.sleep(0.01)
-            status, _, found = server.send("POST", "/tokenize", {"prompt": "a"})
-            assert (status, found["count"]) == (200, 1)
-        server.wait_idle()
+    with HashServer(max_batch=1, max_queue=0, seconds=0.01) as server, server.busy():
+        status, _, found = server.send("POST", "/tokenize", {"prompt": "a"})
+        assert (status, found["count"]) == (200, 1)
 
 
 def begin(server, path, length, body=b"", headers=""):
@@ -132,37 +126,26 @@ def received(client):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
 def test_a_full_server_refuses_before_it_reads_the_body(path):
-    with HashServer(max_batch=1, max_queue=0, seconds=0.01) as server:
-        with server.connection() as connection:
-            body = b'{"prompt": [1], "max_tokens": 900, "ignore_eos": true}'
-            connection.request("POST", "/v1/completions", body)
-            while not server.admission.open:
-                time.sleep(0.01)
-            with begin(server, path, 1_000_000) as client:
-                answer = received(client)
-            assert answer.startswith(b"HTTP/1.1 503")
-            assert b"retry-after: " in answer
-            assert b"overloaded_error" in answer
-            assert server.admission.rejected == 1
-        server.wait_idle()
+    with HashServer(max_batch=1, max_queue=0, seconds=0.01) as server, server.busy():
+        with begin(server, path, 1_000_000) as client:
+            answer = received(client)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: " in answer
+        assert b"overloaded_error" in answer
+        assert server.admission.rejected == 1
 
 
 def test_a_key_over_its_bound_is_refused_before_the_body():
     settings = {"api_keys": ("one", "two"), "max_per_key": 1}
     with HashServer(seconds=0.01, **settings) as server:
         key = {"authorization": "Bearer one"}
-        with server.connection() as connection:
-            body = b'{"prompt": [1], "max_tokens": 900, "ignore_eos": true}'
-            connection.request("POST", "/v1/completions", body, key)
-            while not server.admission.open:
-                time.sleep(0.01)
+        with server.busy(key):
             header = "authorization: Bearer one\r\n"
             for path in ("/v1/completions", "/tokenize"):
                 with begin(server, path, 1_000_000, headers=header) as client:
                     assert client.recv(4096).startswith(b"HTTP/1.1 429")
             other = {"authorization": "Bearer two"}
             assert server.send("POST", "/tokenize", {"prompt": "a"}, other)[0] == 200
-        server.wait_idle()
 
 
 def test_bodies_of_open_requests_are_bounded_together(monkeypatch):

@@ -10,11 +10,13 @@ import socket
 import struct
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from http_servers import HashServer, hash_engine
+from inl.recording.recorder import STEPS
 from inl.switch_interval import SHORT_SECONDS
 
 TOKENS = 8
@@ -115,6 +117,34 @@ def test_overload_takes_no_more_memory_the_longer_it_lasts():
         # 3600 requests: 1 KB that each of them leaves would be 3.6 MB.
         assert resident_bytes() - before < 3 << 20
         server.wait_idle()
+
+
+def live_objects():
+    """Number of objects of each of this project's types that the collector knows."""
+    gc.collect()
+    types = map(type, gc.get_objects())
+    return Counter(each for each in types if str(each.__module__).startswith("inl."))
+
+
+def test_requests_leave_no_objects_once_the_recorder_is_full(depth):
+    rounds = depth(2, 20)
+    with HashServer(max_batch=4, max_queue=8) as server:
+        # The last steps are kept for the message of a failure: first fill their ring.
+        while server.engine.stats.steps < STEPS:
+            flood(server, 24, 4)
+        before = live_objects()
+        for _ in range(rounds):
+            flood(server, 24, 4)
+        # Less than one object of each tenth request.
+        most, deadline = rounds * 96 / 10, time.monotonic() + 30
+        # Connections that are being closed still have some.
+        while grown := {
+            name: more
+            for name, more in (live_objects() - before).items()
+            if more > most
+        }:
+            assert time.monotonic() < deadline, grown
+            time.sleep(0.1)
 
 
 def test_many_short_requests_all_end(depth):

@@ -7,7 +7,7 @@ import tokenizers
 from inl.text.tokenizer import Tokenizer
 
 
-def bytes_as_tokens():
+def byte_rules():
     """Token i is byte i of the byte-level alphabet; there are no merges."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     rules = tokenizers.Tokenizer(
@@ -17,4 +17,9 @@ def bytes_as_tokens():
         add_prefix_space=False, use_regex=False
     )
     rules.decoder = tokenizers.decoders.ByteLevel()
-    return Tokenizer(rules)
+    return rules
+
+
+def bytes_as_tokens():
+    """Tokenizer of :func:`byte_rules`."""
+    return Tokenizer(byte_rules())

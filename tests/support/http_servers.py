@@ -131,6 +131,17 @@ class HashServer:
         assert self.admission.queued_tokens == 0
 
     @contextmanager
+    def busy(self, headers=None):
+        """A request is generated meanwhile, whose client leaves at the end."""
+        with self.connection() as connection:
+            body = b'{"prompt": [1], "max_tokens": 1000, "ignore_eos": true}'
+            connection.request("POST", "/v1/completions", body, headers or {})
+            while not self.admission.open:
+                time.sleep(0.01)
+            yield
+        self.wait_idle()
+
+    @contextmanager
     def connection(self):
         address = urlsplit(self.url)
         connection = http.client.HTTPConnection(

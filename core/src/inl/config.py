@@ -116,10 +116,11 @@ class EngineConfig:
     speculation: str | None = None
     """Source of drafted tokens, several of which a step verifies; outputs are the same
     with and without. "ngram" searches prompt and output for the last tokens, "model"
-    asks ``draft_model``, ``None`` decodes one token per step."""
+    asks ``draft_model``, "eagle" an EAGLE-3 head of the model in ``draft_model``;
+    ``None`` decodes one token per step."""
     draft_model: str | Path | None = None
     """Folder, GGUF file or known name of a small model with the same tokenizer, for
-    ``speculation="model"``."""
+    ``speculation="model"``; the folder of a draft head, for "eagle"."""
     draft_backend: str | Device | None = None
     """Device of the draft model, also of another interpreter. ``None``: the same as
     ``backend``."""
@@ -189,8 +190,8 @@ class EngineConfig:
         self._check("sampling", self.sampling in SAMPLERS, " or ".join(SAMPLERS))
         valid = self.velocity in (None, "reset", "carry")
         self._check("velocity", valid, "None, reset or carry")
-        valid = self.speculation in (None, "ngram", "model")
-        self._check("speculation", valid, "None, ngram or model")
+        valid = self.speculation in (None, "ngram", "model", "eagle")
+        self._check("speculation", valid, "None, ngram, model or eagle")
         self._check_drafts()
         self._check_decode_steps()
         self._check_adapters()
@@ -226,11 +227,16 @@ class EngineConfig:
 
     def _check_drafts(self) -> None:
         """Check the settings of speculation together."""
-        valid = (self.speculation == "model") == (self.draft_model is not None)
-        accepted = 'a model with speculation="model", None otherwise'
+        has_model = self.speculation in ("model", "eagle")
+        valid = has_model == (self.draft_model is not None)
+        accepted = 'a model with speculation="model" or "eagle", None otherwise'
         self._check("draft_model", valid, accepted)
-        valid = self.draft_backend is None or self.draft_model is not None
-        self._check("draft_backend", valid, "None without a draft_model")
+        valid = self.draft_backend is None or self.speculation == "model"
+        self._check("draft_backend", valid, 'None without speculation="model"')
+        if self.speculation == "eagle":
+            accepted = '1 with speculation="eagle"'
+            self._check("depth", self.depth in (None, 1), f"None or {accepted}")
+            self._check("tensor_parallel", self.tensor_parallel == 1, accepted)
         valid = self.max_drafts is None or self.max_drafts <= MAX_DRAFTS
         self._check("max_drafts", valid, f"None or 1 to {MAX_DRAFTS}")
         valid = self.speculation is None or self.use_kv_cache
@@ -243,6 +249,13 @@ class EngineConfig:
         valid = steps == 1 or (self.use_kv_cache and self.speculation is None)
         accepted = "None or 1 with speculation or use_kv_cache=False"
         self._check("decode_steps", valid, accepted)
+
+    def steps_in_flight(self, preferred: int) -> int:
+        """Return the number of steps in flight; a draft head reads each step first.
+
+        preferred: the backend's preference.
+        """
+        return self.depth or (1 if self.speculation == "eagle" else preferred)
 
     def repeated_steps(self, preferred: int) -> int:
         """Return the most decoding steps of a step of the runner.

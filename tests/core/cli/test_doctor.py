@@ -184,7 +184,8 @@ def test_an_old_python_is_wrong():
     assert checks_packages.python((3, 11, 0)).status == "ok"
 
 
-def test_a_driver_without_a_backend_has_an_install_command():
+def test_a_driver_without_a_backend_has_an_install_command(without_backend):
+    without_backend("rocm")
     rows = list(checks_packages.unsupported_hardware(lambda path: path == "/dev/kfd"))
     assert [(row.subject, row.fix) for row in rows] == [
         ("device rocm", "pip install inl-rocm")

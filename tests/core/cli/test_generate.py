@@ -48,19 +48,13 @@ def run(capsys, *words):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny model with a tokenizer, in the Hugging Face layout."""
-    import tokenizers
+    from byte_tokens import byte_rules
 
     path = tmp_path_factory.mktemp("tiny")
     config, tensors = tiny_llama(np.random.default_rng(0), vocab=256)
     (path / "config.json").write_text(json.dumps(config | {"eos_token_id": 0}))
     safetensors.numpy.save_file(tensors, path / "model.safetensors")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    rules = tokenizers.Tokenizer(
-        tokenizers.models.BPE({s: i for i, s in enumerate(alphabet)}, [])
-    )
-    rules.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    rules.decoder = tokenizers.decoders.ByteLevel()
-    rules.save(str(path / "tokenizer.json"))
+    byte_rules().save(str(path / "tokenizer.json"))
     return path
 
 
@@ -214,7 +208,8 @@ def test_explain_lists_selected_and_refused_kernels(capsys, folder):
         (["--model", "no/such.gguf"], ["no/such.gguf"]),
     ],
 )
-def test_bad_options(capsys, folder, words, says):
+def test_bad_options(capsys, folder, without_backend, words, says):
+    without_backend("rocm")
     base = ["generate", "hello", "--raw", "--model", str(folder)]
     if "--device" not in words:
         words = ["--device", "reference", *words]

@@ -36,7 +36,12 @@ def test_the_bytes_are_those_of_the_files_and_the_cache(capsys, tiny_folder):
     wide = planned(capsys, tiny_folder, "--devices", "2x1GB", "--dtype", "float64")
     assert wide["weight_bytes"] == 8 * plan["model_size_params"]
     trained = planned(capsys, tiny_folder, "--devices", "1x1", "--training")
-    assert trained["optimizer_bytes"] == 12 * plan["model_size_params"]
+    assert trained["optimizer_bytes"] == 8 * plan["model_size_params"]
+    assert trained["gradient_bytes"] == 4 * plan["model_size_params"]
+    half = planned(
+        capsys, tiny_folder, "--devices", "1x1", "--training", "--dtype", "bfloat16"
+    )
+    assert half["optimizer_bytes"] == 12 * plan["model_size_params"]
 
 
 def test_too_little_memory_divides_the_model_or_does_not_fit(capsys, tiny_folder):

@@ -128,7 +128,11 @@ def run_everywhere(engine, call, events, *, most, **options):
     return fired, count
 
 
-MOST = {"calls": scaled(80, 400), "lines": 300, "opcodes": 300}
+MOST = {
+    "calls": scaled(80, 200, 400),
+    "lines": scaled(100, 100, 300),
+    "opcodes": scaled(100, 100, 300),
+}
 """Most interrupts of a test, spread over all events. 100,000 takes every one."""
 
 EVENTS = [
@@ -185,7 +189,7 @@ def test_another_threads_requests_are_answered(hashed, report, events):
     other.start()
     call, result = CALLS["generate"], generate(engine)
     count = count_events(engine, call, events)
-    step = max(count // scaled(40, 200), 1)
+    step = max(count // scaled(40, 80, 200), 1)
     for at in range(1, count, step):
         interrupt_at(engine, call, result, at=at, events=events)
     stopping.set()
@@ -199,7 +203,7 @@ def test_another_threads_requests_are_answered(hashed, report, events):
 def test_a_model_computes_the_same_after_an_interrupt(engines, report):
     """The reference backend spoils the state that an interrupted program consumed."""
     engine = engines()
-    fired, count = run_everywhere(engine, generate, "calls", most=scaled(12, 150))
+    fired, count = run_everywhere(engine, generate, "calls", most=scaled(12, 60, 150))
     report(f"reference backend: interrupted at {fired} of {count} calls")
 
 
@@ -276,7 +280,7 @@ def test_submitted_requests_go_on_exactly_after_an_interrupt(hashed):
     options = [{**OPTIONS, "max_tokens": 40}, {"max_tokens": 40, "stop": "zzzz"}]
     wanted = [plain.generate(PROMPTS[1], **each) for each in options]
     engine = hashed(blocks=60)
-    for at in range(5, 400, scaled(130, 8)):
+    for at in range(5, 400, scaled(130, 20, 8)):
         handles = [engine.submit(PROMPTS[1], **each) for each in options]
         texts = ["", ""]
         for step in range(200):
@@ -303,7 +307,7 @@ def test_reading_text_may_be_interrupted_anywhere(hashed):
     wanted = engine.generate(PROMPTS[0], **options).text
     with Injector(events="opcodes") as counter:
         _ = engine.submit(PROMPTS[0]).text
-    for at in range(1, counter.count + 1, scaled(60, 5)):
+    for at in range(1, counter.count + 1, scaled(60, 15, 5)):
         handle = engine.submit(PROMPTS[0], **options)
         text = ""
         while not handle.completed:

@@ -122,7 +122,7 @@ def test_requests_go_on_exactly(core, events, report):
     process = getattr(core.runner, "pid", None)
     with Injector(events=events, packages=PACKAGES) as counter:
         outputs(core)
-    step = max(counter.count // scaled(25, 150), 1)
+    step = max(counter.count // scaled(25, 50, 150), 1)
     for at in range(1, counter.count, step):
         error = (KeyboardInterrupt, Strange)[at // step % 2]
         injector = Injector(at, events, error, packages=PACKAGES)
@@ -136,7 +136,7 @@ def test_requests_go_on_exactly(core, events, report):
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timer")
 def test_signals_at_random_times(core):
     wanted, random = outputs(core), Random(1)
-    for _ in range(scaled(10, 40)):
+    for _ in range(scaled(10, 20, 40)):
         try:
             found = interrupted(core, Alarm(random.uniform(0.0001, 0.01)))
         except KeyboardInterrupt:

@@ -160,14 +160,17 @@ def test_a_model_that_must_replay_is_refused(engines):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"speculation": "magic"}, "found 'magic', accepted: None, ngram or model"),
+        (
+            {"speculation": "magic"},
+            "found 'magic', accepted: None, ngram, model or eagle",
+        ),
         ({"speculation": "ngram", "max_drafts": -1}, "max_drafts: found -1"),
         ({"speculation": "ngram", "max_drafts": 128}, "None or 1 to 127"),
         ({"speculation": "model"}, "draft_model: found None, accepted: a model with"),
         ({"draft_model": "tiny"}, "draft_model: found 'tiny'"),
         (
             {"speculation": "ngram", "draft_backend": "cpu"},
-            "draft_backend: found 'cpu', accepted: None without a draft_model",
+            "draft_backend: found 'cpu', accepted: None without speculation=",
         ),
         (
             {"speculation": "ngram", "use_kv_cache": False},

@@ -17,7 +17,7 @@ from soak import Parts, soak
 
 @pytest.mark.parametrize("seed", mostly_full((0, 1, 2, 3)))
 def test_outputs_with_drafts_match_the_oracle(seed, report, depth):
-    steps, least = depth(1_000, 5_000, 25_000), depth(2, 5, 10)
+    steps, least = depth(1_000, 2_500, 25_000), depth(2, 1, 10)
     parts = Parts(speculation=Speculation, adapters=True)
     counts = soak(seed, steps, parts, world_steps=100)
     report(", ".join(f"{counts[name]} {name}" for name in sorted(counts)))

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from depth import examples
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
-from inl.engine.core import EngineCore
 from inl.errors import ProtocolError
 from inl.executor import repeated_step
 from inl.executor.repeated_frames import SingleSteps, without_stopped
 from inl.models.llama import MODEL
 from inl.protocol.frame_check import FrameCheck
 from inl.protocol.frame_decoder import read_step
-from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
 from inl.spec.limits import Limits
 from inl.spec.message import (
@@ -32,6 +30,7 @@ from inl.spec.message import (
 )
 from inl.spec.step import NO_TOKEN, Bucket
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
+from repeated_answers import answers
 
 FILES = MemoryCheckpoint(*tiny_llama(np.random.default_rng(3), kv_heads=4))
 VOCAB = 96
@@ -72,33 +71,12 @@ def requests():
     ]
 
 
-def answers(runner, steps, *, cancel=None):
-    """Serve all requests; returns their outputs and the records of all steps.
-
-    cancel: cancels the second request after so many steps.
-    """
-    seen = []
-    config = SchedulerConfig(
-        eos_ids=frozenset({5, 17}), decode_steps=steps, repeat_seconds=float("inf")
-    )
-    core = EngineCore(runner, config, on_step=seen.append)
-    served = requests()
-    for request in served:
-        core.add(request)
-    rounds = 0
-    while core.has_work:
-        assert [event.error for event in core.step() if event.error] == []
-        rounds += 1
-        if rounds == cancel:
-            core.cancel(served[1].id)
-    (pool,) = core.scheduler.kv_cache.pools
-    assert pool.used_blocks == 0
-    return [(each.output_ids, each.finish_reason) for each in served], seen, core
+EOS = (5, 17)
 
 
 @pytest.fixture(scope="module")
 def plain():
-    return answers(make_runner(), 1)[0]
+    return answers(make_runner(), requests(), 1, EOS)[0]
 
 
 @pytest.mark.parametrize("loops", [True, False], ids=["loop", "one by one"])
@@ -106,7 +84,7 @@ def plain():
 def test_tokens_are_the_same(plain, loops, steps, blocks):
     assert {reason for _, reason in plain} == {"stop", "length"}
     runner = make_runner(loops, decode_steps=steps, blocks=(blocks,))
-    found, seen, core = answers(runner, steps)
+    found, seen, core = answers(runner, requests(), steps, EOS)
     assert found == plain
     assert sum(record.bucket.repeat > 1 for record in seen) > 2
     if blocks < 40:
@@ -115,7 +93,7 @@ def test_tokens_are_the_same(plain, loops, steps, blocks):
 
 def test_a_cancelled_request_changes_no_other(plain):
     runner = make_runner(decode_steps=8)
-    found, *_ = answers(runner, 8, cancel=2)
+    found, *_ = answers(runner, requests(), 8, EOS, cancel=(2, 1))
     ids, reason = found[1]
     assert reason == "cancelled"
     assert plain[1][0][: len(ids)] == ids

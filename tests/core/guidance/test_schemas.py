@@ -39,7 +39,7 @@ def cpu_engine():
 @pytest.mark.scaled
 @pytest.mark.parametrize(
     ("make", "count"),
-    [(hash_engine, scaled(40, 1_000)), (cpu_engine, scaled(2, 24))],
+    [(hash_engine, scaled(40, 300, 1_000)), (cpu_engine, scaled(2, 12, 24))],
     ids=["hashes", "default model"],
 )
 def test_every_output_validates(make, count, report):

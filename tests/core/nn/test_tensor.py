@@ -148,7 +148,8 @@ def test_a_module_moves_and_keeps_its_values():
         model.load_state_dict({**before, "2.weight": np.ones((2, 2))})
 
 
-def test_an_absent_device_is_refused_with_the_install_line():
+def test_an_absent_device_is_refused_with_the_install_line(without_backend):
+    without_backend("directml")
     with pytest.raises(DeviceError, match="pip install inl-"):
         Tensor([1, 2], Device("directml", 0))
 

@@ -97,11 +97,12 @@ def card(tmp_path, backend):
     """Runs ``inl check`` on the native backend with a fault; returns its report."""
     (tmp_path / "faulty_plugin.py").write_text(FAULTY)
 
-    def run(fault):
+    def run(fault, *ops):
         path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
         plant = {"INL_PLUGINS": "faulty_plugin", "INL_FAULT": fault}
         done = subprocess.run(
-            [sys.executable, "-m", "inl", "check", "faulty:0", "--json"],
+            [sys.executable, "-m", "inl", "check", "faulty:0", "--json"]
+            + [word for op in ops for word in ("--op", op)],
             capture_output=True,
             text=True,
             timeout=300,
@@ -121,13 +122,24 @@ def test_without_a_fault_it_passes(card):
 
 
 @pytest.mark.parametrize(
+    ("fault", "ops"),
+    [
+        ("scale", ("attention", "attend")),
+        ("rope", ("rope_table",)),  # distances stay what they were
+        ("bias", ("linear",)),
+    ],
+)
+def test_each_fault_of_an_op_is_detected(card, fault, ops):
+    failed = [failure["check"] for failure in card(fault, *ops)["failures"]]
+    for op in ops:
+        assert any(name.startswith(f"{op}/") for name in failed), failed
+
+
+@pytest.mark.parametrize(
     ("fault", "beginnings"),
     [
-        ("scale", ("attention/", "attend/")),
-        ("rope", ("rope_table/",)),  # distances stay what they were
         ("write", ("attend/", "runner/chunks/", "engine/batched/")),
         ("uniform", ("sample/sample/", "runner/uniforms/", "engine/seeds/")),
-        ("bias", ("linear/",)),
         ("leak", ("engine/batched/", "engine/cancel/")),
     ],
 )

@@ -40,8 +40,11 @@ BOTH_SIZES = ("cuda:80", "cuda:90")
 PACKED = {"packed_row", "packed_rows", "unpack"}
 """Kernels of packed weights, which no backend uses on AMD's chips. They may spill."""
 
-SKIP_PACKED = ("hip:gfx90a", "hip:gfx950", "hip:gfx1201")
-"""Chips for which they are not compiled, beside one of each number of lanes."""
+LANES = ("hip:gfx942", "hip:gfx1100")
+"""One chip of each number of lanes."""
+
+SKIP_PACKED = ("hip:gfx90a", "hip:gfx950", "hip:gfx1201", *scaled(LANES, LANES, ()))
+"""Chips for which they are not compiled."""
 
 MATRIX = {"gfx9": ["v_mfma"], "gfx1": ["v_wmma"]}
 """Start of an architecture's name -> its matrix instructions, in bfloat16."""
@@ -69,10 +72,10 @@ pytestmark = [
 ]
 
 
-def targets(kind=""):
-    """Chips of a vendor."""
+def targets(kind="", long=LONG):
+    """Chips of a vendor, those of ``long`` at long depth only."""
     return [
-        pytest.param(name, marks=pytest.mark.long if name in LONG else ())
+        pytest.param(name, marks=pytest.mark.long if name in long else ())
         for name in SHARED
         if kind in name
     ]
@@ -127,7 +130,8 @@ def test_every_kernel_compiles_and_fits(target):
     assert not list(faults(rows, target))
 
 
-@pytest.mark.parametrize("target", targets("hip"))
+# The narrow chip has the fewest registers.
+@pytest.mark.parametrize("target", targets("hip", (*LONG, "hip:gfx942")))
 def test_attention_of_large_heads_fits(target):
     dtypes = WIDE.get(target, ["bfloat16"])
     rows = compiled(target, "--attention", "--dims", "128", "--dtypes", *dtypes)

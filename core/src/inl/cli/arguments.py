@@ -53,12 +53,13 @@ Adapter = Annotated[
 Speculation = Annotated[
     str | None,
     typer.Option(
-        help='Source of drafted tokens that a step verifies: "ngram", or "model" with '
-        "--draft-model. [default: none]"
+        help='Source of drafted tokens that a step verifies: "ngram", or "model" or '
+        '"eagle" with --draft-model. [default: none]'
     ),
 ]
 DraftModel = Annotated[
-    str | None, typer.Option(help="Small model with the same tokenizer, for drafts.")
+    str | None,
+    typer.Option(help="Small model with the same tokenizer, or a draft head's folder."),
 ]
 DraftDevice = Annotated[
     str | None, typer.Option(help="Device of the draft model. [default: --device]")

@@ -15,7 +15,12 @@ from inl.cli.table import print_table
 from inl.dtypes import SIZES
 from inl.errors import RequestError
 from inl.executor.model_loader import longest_context, open_model
-from inl.optimizers.planner import GB, Parallelism, get_optimal_parallelism
+from inl.optimizers.planner import (
+    GB,
+    RUNTIMES,
+    Parallelism,
+    get_optimal_parallelism,
+)
 from inl.plugin import make_backend
 from inl.spec.cache import Paged
 from inl.weights.hub import resolve_model
@@ -31,6 +36,8 @@ class Devices(NamedTuple):
 
     number: int
     memory_gb: float
+    kind: str | None = None
+    """Of devices here whose runtime the planner knows."""
 
 
 def run(
@@ -64,7 +71,8 @@ def run(
     facts, planned_context = _facts(model, dtype, kv_dtype, context)
     plan = get_optimal_parallelism(
         num_devices=found.number, memory_per_device_gb=found.memory_gb,
-        training=training, batch=batch, context=planned_context, **facts,
+        training=training, batch=batch, context=planned_context,
+        device=found.kind, **facts,
     )  # fmt: skip
     if as_json:
         print(json.dumps({"context": planned_context, **facts, **asdict(plan)}))
@@ -86,8 +94,11 @@ def _devices(text: str) -> Devices:
     names = [name.strip() for name in text.split(",")]
     if not all(names) or len(set(names)) < len(names):
         raise RequestError(f"devices: found {text!r:.80}, {ACCEPTED}")
-    totals = [make_backend(name).memory().total for name in names]
-    return Devices(len(names), min(totals) / GB)
+    backends = [make_backend(name) for name in names]
+    totals = [backend.memory().total for backend in backends]
+    kinds = {str(backend.device.type) for backend in backends}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    return Devices(len(names), min(totals) / GB, kind if kind in RUNTIMES else None)
 
 
 def _facts(
@@ -114,10 +125,19 @@ def _facts(
         "hidden": int(language.checkpoint.config["hidden_size"]),
         "kv_heads": widest.kv_heads,
         "head_dim": widest.head_dim,
+        "inner": _inner(language.checkpoint.config),
+        "vocab": config.vocab_size,
+        "tied": bool(getattr(config, "tied", False)),
     }
     limit = longest_context(language)
     language.checkpoint.close()
     return facts, min(context or limit, limit)
+
+
+def _inner(config: Any) -> int | None:
+    """Return the width of the feed-forward of a token: of its experts together."""
+    inner = config.get("moe_intermediate_size") or config.get("intermediate_size")
+    return inner and int(inner) * int(config.get("num_experts_per_tok") or 1)
 
 
 def _show(plan: Parallelism, devices: Devices, batch: int, context: int) -> None:
@@ -133,6 +153,7 @@ def _show(plan: Parallelism, devices: Devices, batch: int, context: int) -> None
         "activations": plan.activation_bytes,
         "gradients": plan.gradient_bytes,
         "optimizer": plan.optimizer_bytes,
+        "runtime": plan.runtime_bytes,
         "total": plan.total_bytes,
         "available": plan.budget_bytes,
     }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inl.cli import arguments
-from inl.cli.serve_models import make_server, named_models
+from inl.cli.serve_models import count_frontends, make_server, named_models
 from inl.config import EngineConfig
 from inl.errors import MissingPackage, RequestError
 from inl.weights.peft import highest_rank
@@ -127,6 +127,13 @@ def run(
             "OTEL_EXPORTER_OTLP_ENDPOINT; needs inl-core[otel].",
         ),
     ] = False,
+    frontends: Annotated[
+        str,
+        typer.Option(
+            help="Processes that accept connections: a number, 0 for the engine's own, "
+            "or auto."
+        ),
+    ] = "auto",
     trace: Annotated[
         str | None, typer.Option(help="File that records all steps, for inl replay.")
     ] = None,
@@ -151,6 +158,7 @@ def run(
         private_key=tls_key,
         idle_unload=idle_unload,
         vllm_metrics=vllm_metrics,
+        frontends=count_frontends(frontends, device, otel=otel),
     )
     adapters = arguments.adapters(adapter)
     engine = EngineConfig(
@@ -231,14 +239,7 @@ def _serve(
             server.handle_signals()
             await server.serve(started)
 
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        from inl.serve.http_server import loop_factory
+
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve())
-
-
-def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: type[asyncio.AbstractEventLoop] = uvloop.Loop
-    return factory

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +26,15 @@ if TYPE_CHECKING:
 
 BATCH, LARGE_BATCH = 32, 256
 """Requests that run at the same time, by default: on a processor, and on a GPU."""
+
+LEAST_CORES = 4
+"""Cores with which front-end processes are started by default."""
+
+MOST_FRONTENDS = 8
+"""Most front-end processes that are started by default."""
+
+MOST_GIVEN = 64
+"""Most front-end processes that can be asked for."""
 
 
 def named_models(
@@ -71,7 +82,13 @@ def make_server(
             "adapters of a single model"
         )
     sources = [
-        ModelSource(name, _opener(place, settings, has_bar=has_bar), adapters)
+        ModelSource(
+            name,
+            _opener(place, settings, has_bar=has_bar),
+            adapters,
+            place,
+            engine.context,
+        )
         for name, place in models
     ]
     return Server(sources, config, max_batch=max_batch, tracing=tracing)
@@ -79,10 +96,42 @@ def make_server(
 
 def served_batch(device: str | Device) -> int:
     """Return how many requests a server runs at the same time on a device."""
+    kind = _device_type(device)
+    return LARGE_BATCH if kind in (DeviceType.CUDA, DeviceType.ROCM) else BATCH
+
+
+def count_frontends(given: str, device: str | Device, *, otel: bool) -> int:
+    """Return the number of front-end processes of ``--frontends``.
+
+    auto: none where the engine computes on the processor's cores, or with spans, and
+    half of the cores, up to 8, otherwise. Raises
+    :class:`~inl.errors.RequestError`.
+    """
+    if given == "auto":
+        cores = os.cpu_count() or 1
+        is_busy = _device_type(device) == DeviceType.CPU
+        if is_busy or otel or cores < LEAST_CORES or sys.platform != "linux":
+            return 0
+        return min(cores // 2, MOST_FRONTENDS)
+    if not given.isdecimal() or int(given) > MOST_GIVEN:
+        raise RequestError(
+            f"--frontends: found {given!r:.40}, accepts auto and 0 to {MOST_GIVEN}"
+        )
+    if int(given) and otel:
+        raise RequestError("--frontends: found it with --otel; accepts one of them")
+    if int(given) and sys.platform != "linux":
+        raise RequestError(
+            f"--frontends: found {given} on {sys.platform}, accepts 0; front-ends "
+            "share a port as Linux does"
+        )
+    return int(given)
+
+
+def _device_type(device: str | Device) -> DeviceType:
+    """Return the type of a device, also of one in a worker."""
     if isinstance(device, str) and device.startswith("worker:"):
         device = device.rpartition("/")[2]
-    kind = choose_device(device).type
-    return LARGE_BATCH if kind in (DeviceType.CUDA, DeviceType.ROCM) else BATCH
+    return choose_device(device).type
 
 
 def _opener(

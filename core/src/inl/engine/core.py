@@ -351,7 +351,10 @@ class EngineCore:
         except Exception as error:
             self._fail(error)
             return []
-        return process()
+        events = process()
+        if self.scheduler.speculation is not None and self.runner.taps is not None:
+            self.scheduler.speculation.observe(plan.chunks, self.runner.taps)
+        return events
 
     def _processing(self, reply: Reply, plan: Plan) -> Callable[[], list[Event]]:
         """Check a reply and return the call that applies it."""

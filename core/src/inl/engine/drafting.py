@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from inl.engine.eagle_drafter import EagleDrafter
 from inl.engine.model_drafter import ModelDrafter
 from inl.engine.step_times import measure_step_times
 from inl.errors import RequestError, TokenizerNotFound
+from inl.executor.draft_head import DraftExecutor, open_head
+from inl.executor.local_runner import LocalRunner
 from inl.executor.model_loader import LanguageModel, is_replayed, open_model
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.drafters import Drafter, NgramDrafter
@@ -30,6 +33,17 @@ def check_speculation(language: LanguageModel, config: EngineConfig) -> None:
             f"{language.name} cannot go back to before a rejected token; accepted: "
             'None, or velocity="reset"'
         )
+
+
+def with_draft_head(language: LanguageModel, config: EngineConfig) -> LanguageModel:
+    """Return the model with the taps of the draft head of ``config``, if it has one.
+
+    Raises :class:`~inl.errors.ModelError` for files that are no head of this model.
+    """
+    if config.speculation != "eagle" or config.draft_model is None:
+        return language
+    head = open_head(resolve_model(config.draft_model), language)
+    return replace(language, taps=head.config.taps)
 
 
 def make_speculation(
@@ -66,15 +80,20 @@ def make_speculation(
     times = None
     if config.adaptive_drafts:
         times = measure_step_times(runner, rows, width=count + 1)
-    drafter = drafter or _drafter(language, config, scheduling)
+    drafter = drafter or _drafter(language, config, runner, scheduling)
     return Speculation(drafter, count, times)
 
 
 def _drafter(
-    language: LanguageModel, config: EngineConfig, scheduling: SchedulerConfig
+    language: LanguageModel,
+    config: EngineConfig,
+    runner: Runner,
+    scheduling: SchedulerConfig,
 ) -> Drafter:
     if config.draft_model is None:
         return NgramDrafter()
+    if config.speculation == "eagle":
+        return _eagle_drafter(language, config, runner)
     draft = open_model(resolve_model(config.draft_model))
     check_tokenizers(language, draft)
     device = config.draft_backend or config.backend
@@ -94,6 +113,32 @@ def _drafter(
         replay=is_replayed(draft),
     )
     return ModelDrafter(runner, settings, vocab=language.config.vocab_size)
+
+
+def _eagle_drafter(
+    language: LanguageModel, config: EngineConfig, runner: Runner
+) -> EagleDrafter:
+    assert config.draft_model is not None, "EngineConfig checks it"
+    if not isinstance(runner, LocalRunner) or runner.loaded.ranks > 1:
+        raise RequestError(
+            f"EngineConfig.speculation: found 'eagle' on {config.backend}, where "
+            "hidden states would have to leave the process that computes them; "
+            "accepted: a device of this process, or None, ngram or model"
+        )
+    limits = runner.limits
+    windows = limits.windows or (None,) * limits.groups
+    if None not in windows:
+        raise RequestError(
+            f"EngineConfig.speculation: found 'eagle', but all layers of "
+            f"{language.name} have attention windows {windows}; accepted: None, ngram "
+            "or model"
+        )
+    head = open_head(resolve_model(config.draft_model), language)
+    place = {
+        "group": windows.index(None),
+        "scratch": -(-config.draft_limit // limits.block_size) + 1,
+    }
+    return EagleDrafter(DraftExecutor(head, runner, **place), head.tokens, **place)
 
 
 def check_tokenizers(target: LanguageModel, draft: LanguageModel) -> None:

@@ -20,7 +20,11 @@ from inl.engine.batch import Batch
 from inl.engine.cleanup import run_with_cleanup
 from inl.engine.core import EngineCore, Stats, StepRecord
 from inl.engine.dispatcher import RequestDispatcher
-from inl.engine.drafting import check_speculation, make_speculation
+from inl.engine.drafting import (
+    check_speculation,
+    make_speculation,
+    with_draft_head,
+)
 from inl.engine.options import (
     GenerationOptions,
     Prompt,
@@ -75,7 +79,8 @@ class InferenceEngine:
         drafter: Drafter | None = None,
     ) -> None:
         self.config = config or EngineConfig()
-        self.model = model = configure(model, self.config)
+        model = with_draft_head(configure(model, self.config), self.config)
+        self.model = model
         check_speculation(model, self.config)
         self._encoder = PromptEncoder(model, tokenizer, self.config)
         if runner is None:
@@ -127,6 +132,7 @@ class InferenceEngine:
             use_kv_cache=self.config.use_kv_cache,
             prefix_cache=self.config.prefix_cache,
             replay=is_replayed(self.model),
+            recomputes_block=self.config.speculation == "eagle",
             decode_steps=limits.decode_steps,
             model_digest=model_digest(checkpoint),
             max_queued_requests=self.config.max_queued_requests,
@@ -366,14 +372,14 @@ class InferenceEngine:
         self,
         prompt: Prompt,
         *,
-        listener: Callable[[], None],
+        listener: Callable[[], None] | None,
         **options: Unpack[GenerationOptions],
     ) -> RequestHandle:
         """Queue a prompt for the engine's background thread and return its handle.
 
         Never waits for a step. listener: called after each event of the request, and
-        of its further samples, on the thread that steps. Raises
-        :class:`~inl.errors.RequestError`.
+        of its further samples, on the thread that steps; ``None`` for those who use
+        :meth:`after_step`. Raises :class:`~inl.errors.RequestError`.
         """
         handle = self._prepare(prompt, **options)
         for sample in handle.samples:
@@ -383,6 +389,14 @@ class InferenceEngine:
         batch.add(handle)
         self._dispatcher.step_loop.submit(batch)
         return handle
+
+    def after_step(self, listener: Callable[[], None] | None) -> None:
+        """Call ``listener`` after each step of the background thread, on that thread.
+
+        Handles then have what the step has generated, or its error. It replaces the
+        one before; ``None`` removes it.
+        """
+        self._dispatcher.step_loop.after_step = listener
 
     def step(self) -> None:
         """Compute one step for all submitted requests."""

@@ -37,8 +37,8 @@ class OutputText:
         self._begin()
 
     def _begin(self) -> None:
-        tokenizer = self._tokenizer
-        self._detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
+        # Made when text is read: another process may read it instead.
+        self._detokenizer: Detokenizer | None = None
         self._filter = StopStringFilter(self._stop_strings)
         self._chunks: list[str] = []
         self._decoded_tokens = 0
@@ -52,7 +52,7 @@ class OutputText:
     def update(self, ids: TextIds, *, ended: bool) -> None:
         """Decode new tokens; ``ended``: whether no more will follow."""
         # A finalizer may call this while the same thread is decoding, which goes on.
-        if self._detokenizer is not None and not self._lock.is_mine:
+        if self._tokenizer is not None and not self._lock.is_mine:
             self._lock.run(partial(self._update, ids, ended=ended))
 
     def read(self, ids: TextIds, *, ended: bool) -> str:
@@ -62,7 +62,7 @@ class OutputText:
 
     def take(self, ids: TextIds, *, ended: bool) -> str:
         """Decode new tokens and return the text that was not yet taken."""
-        if self._detokenizer is None:
+        if self._tokenizer is None:
             return ""
         return self._lock.run(partial(self._take, ids, ended=ended))
 
@@ -85,7 +85,9 @@ class OutputText:
         self._is_torn = False
 
     def _decode(self, ids: list[int], *, ended: bool) -> None:
-        assert self._detokenizer is not None, "checked by the callers"
+        if self._detokenizer is None:
+            assert self._tokenizer is not None, "checked by the callers"
+            self._detokenizer = Detokenizer(self._tokenizer)
         self._decoded_tokens += len(ids)
         if ids:
             self._append(self._filter.add(self._detokenizer.extend(ids)))

@@ -100,6 +100,11 @@ class RequestHandle:
         return self._text.stopped
 
     @property
+    def has_end_token(self) -> bool:
+        """Whether the last token is an end token, which is no part of the text."""
+        return self._end_tokens > 0
+
+    @property
     def text(self) -> str:
         """The text so far, without what is held back."""
         return self._text.read(self._text_ids, ended=self._has_ended)

@@ -50,6 +50,8 @@ class AsyncStepLoop:
         self._open: dict[Batch, None] = {}
         """Batches with open requests, in order of submission."""
         self._thread: threading.Thread | None = None
+        self.after_step: Callable[[], None] | None = None
+        """Called on the thread after each step, whether or not it has failed."""
         on_fork(self)
 
     def submit(self, batch: Batch) -> None:
@@ -112,6 +114,8 @@ class AsyncStepLoop:
             if batch.completed:
                 batch.notify()
                 self._open.pop(batch, None)
+        if self.after_step is not None:
+            self.after_step()
 
     def _round(self, batches: list[Batch]) -> None:
         for batch in batches:

@@ -72,7 +72,7 @@ def plan_limits(
         block_size=size,
         max_blocks_per_seq=seq_blocks,
         vocab=shaped.vocab_size,
-        depth=config.depth or backend.traits.depth,
+        depth=config.steps_in_flight(backend.traits.depth),
         sampler=config.sampling,
         token_budget=token_budget,
         decode_steps=config.repeated_steps(backend.traits.decode_steps),

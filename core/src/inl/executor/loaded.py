@@ -26,6 +26,8 @@ class Loaded:
     ranks: int = 1
     adapters: AdapterStacks | None = None
     """Adapters of the weights, if they have room for any."""
+    taps: tuple[int, ...] = ()
+    """Layers whose inputs a step also returns, see :mod:`inl.executor.taps`."""
 
     def shard_state(self) -> tuple[Any, ...]:
         """Return the specs of the model's state on one rank."""

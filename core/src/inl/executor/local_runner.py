@@ -74,6 +74,10 @@ class LocalRunner(PipelinedRunner):
         """The model that is computed; without weights once closed."""
         return self.executor.loaded
 
+    @property
+    def taps(self) -> Any:
+        return self.executor.taps
+
     def _submit_frame(self, message: IntArray, head: Header) -> Any:
         """Return sampled tokens on the device, or logits and step of a masked step."""
         self._check.check(message, head)

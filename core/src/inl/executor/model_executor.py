@@ -18,6 +18,7 @@ from inl.executor.context_lengths import table_widths
 from inl.executor.loaded import Loaded as Loaded
 from inl.executor.model_step import BODIES, sample
 from inl.executor.repeated_step import advance_repeated
+from inl.executor.taps import with_taps
 from inl.executor.tracing import trace
 from inl.protocol.runner import Limits
 from inl.spec.cache import State
@@ -59,6 +60,8 @@ class ModelExecutor:
         self.loops = backend.offers(DeviceLoops)
         """Loops of programs; ``None`` where repeated steps are submitted one by one."""
         self.state: State = backend.state(loaded.shard_state(), limits=limits)
+        self.taps: Any = None
+        """Hidden states of the newest step, [T, taps * H], if the model has taps."""
         self._is_consuming = False
         """Whether a program has consumed the state and not returned it."""
         self._programs: dict[ProgramKey, Program] = {}
@@ -87,7 +90,8 @@ class ModelExecutor:
         """
         name = "advance_embedded" if rows else _program_name(bucket)
         program = self.program(name, bucket, width)
-        (tokens,) = self._call(program, self.loaded.weights, message, *rows)
+        tokens, *taps = self._call(program, self.loaded.weights, message, *rows)
+        self.taps = next(iter(taps), None)
         return tokens
 
     def logits(
@@ -96,7 +100,9 @@ class ModelExecutor:
         """Compute a step without sampling; returns logits [S, V] and the step."""
         name = "logits_embedded" if rows else "logits"
         program = self.program(name, bucket, width)
-        logits, step = self._call(program, self.loaded.weights, message, *rows)
+        results = self._call(program, self.loaded.weights, message, *rows)
+        logits, step, *taps = results
+        self.taps = next(iter(taps), None)
         return logits, step
 
     def sample_masked(self, bucket: Bucket, logits: Any, masks: Any, step: Any) -> Any:
@@ -175,6 +181,9 @@ class ModelExecutor:
         keywords: Any = {} if width is None else {"table_width": width}
         if name == "repeat":
             keywords["loops"] = self.loops
+        elif loaded.taps:
+            keywords |= {"body": body, "taps": loaded.taps}
+            body = with_taps
         return partial(body, ops, loaded.model, loaded.config, **keywords)
 
     def precompile(self, buckets: Iterable[Bucket], width: int | None = None) -> None:
@@ -232,7 +241,7 @@ class ModelExecutor:
         loaded = self.loaded
         return trace(
             loaded.model, loaded.config, loaded.groups, bucket, self.limits,
-            loaded.selection, ranks=loaded.ranks, table_width=width,
+            loaded.selection, ranks=loaded.ranks, table_width=width, taps=loaded.taps,
         )  # fmt: skip
 
     def ops(self, bucket: Bucket, width: int | None = None) -> Ops:
@@ -267,6 +276,7 @@ class ModelExecutor:
     def _drop_state(self) -> None:
         """Drop the state, and the programs, which may refer to it."""
         self._programs.clear()
+        self.taps = None
         self.state = NO_STATE
 
 

@@ -52,6 +52,8 @@ class LanguageModel:
     model: Model
     config: Any
     checkpoint: Checkpoint
+    taps: tuple[int, ...] = ()
+    """Layers whose inputs each step also returns, for a draft head."""
 
     @property
     def name(self) -> str:
@@ -198,7 +200,9 @@ def start_runner(
     if shape.adapters:
         stacks = AdapterStacks(groups, backend, dtype, shape, rank)
         weights = stacks.attached(weights)
-    loaded = Loaded(model, shaped, groups, weights, selection, ranks, stacks)
+    loaded = Loaded(
+        model, shaped, groups, weights, selection, ranks, stacks, language.taps
+    )
     runner = LocalRunner(backend, loaded, limits)
     if config.warm_up:
         report.stage = LoadStage.COMPILING

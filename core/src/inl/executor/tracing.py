@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from inl.executor.adapter_weights import AdapterShape, strict_adapters
 from inl.executor.model_step import forward, sample
+from inl.executor.taps import with_taps
 from inl.spec.cache import Cache, Paged, Slotted, State
 from inl.spec.dispatch import Tracer
 from inl.spec.limits import Limits
@@ -30,12 +31,14 @@ def trace(
     *,
     ranks: int = 1,
     table_width: int | None = None,
+    taps: tuple[int, ...] = (),
 ) -> Tracer:
     """Call every op of a step of ``bucket``, of masked sampling and of admissions.
 
     groups: weight tree whose leaves are :class:`~inl.weights.plan.WeightPlan`.
     table_width: columns of the block tables that the step reads; ``None`` is all.
-    Raises :class:`~inl.errors.NoKernel` for an op without a usable kernel.
+    taps: layers whose inputs the step returns. Raises :class:`~inl.errors.NoKernel`
+    for an op without a usable kernel.
     """
     tracer = Tracer(selection, bucket, limits.block_size)
     ops = cast("Ops", tracer)
@@ -45,8 +48,10 @@ def trace(
     words = layout(bucket, groups=limits.groups, block_size=limits.block_size).size
     message = StrictArray((words,), "int32")
     state = strict_state(model.state(config), limits, ranks=ranks)
-    logits, step, state = forward(
-        ops, model, config, weights, message, state, table_width=table_width
+    options: Any = {"body": forward, "taps": taps} if taps else {}
+    body = with_taps if taps else forward
+    logits, step, *_, state = body(
+        ops, model, config, weights, message, state, table_width=table_width, **options
     )
     logits = StrictArray((logits.shape[0], limits.vocab), logits.dtype)  # of all ranks
     masks = StrictArray((logits.shape[0], -(-limits.vocab // 32)), "int32")

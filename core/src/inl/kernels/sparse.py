@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from inl.errors import KernelError
 from inl.functional.arrays import like, module_of
 from inl.kernels.profile import recorded
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def block_sparse_matmul(
@@ -22,31 +26,68 @@ def block_sparse_matmul(
     that do not match, an index outside the matrix, and a block that is given twice.
     """
     where = np.asarray(indices)
-    size, inner = sparse_values.shape[-1], dense.shape[-1]
-    _check(where, tuple(sparse_values.shape), inner, columns)
+    _check(where, tuple(sparse_values.shape), dense.shape[-1], columns)
 
     def run() -> Any:
-        xp = module_of("block_sparse_matmul", "dense", dense)
-        tiles = xp.reshape(dense, (-1, inner // size, size))
-        parts = []
-        for column in range(columns // size):
-            blocks = np.flatnonzero(where[:, 1] == column)
-            if not len(blocks):
-                parts.append(tiles[:, 0] * 0)
-                continue
-            # Whole tiles: gathering single columns would take as long as the product.
-            x = xp.take(tiles, like(where[blocks, 0], dense), axis=1)
-            values = xp.take(sparse_values, like(blocks, dense), axis=0)
-            wide = len(blocks) * size
-            x, w = xp.reshape(x, (-1, wide)), xp.reshape(values, (wide, size))
-            parts.append(xp.matmul(x, w))
-        y = xp.concatenate(parts, axis=1)
-        return xp.reshape(y, (*dense.shape[:-1], columns))
+        if isinstance(dense, np.ndarray):
+            y = _on_numpy(dense, sparse_values, where, columns)
+        else:
+            y = _on_arrays(dense, sparse_values, where, columns)
+        return y.reshape(*dense.shape[:-1], columns)
 
     return recorded("block_sparse_matmul", dense, run)
 
 
-def _check(where: Any, values: tuple[int, ...], inner: int, columns: int) -> None:
+def _on_arrays(dense: Any, values: Any, where: NDArray[Any], columns: int) -> Any:
+    """Return [rows, columns], differentiable where the framework is."""
+    xp, size = module_of("block_sparse_matmul", "dense", dense), values.shape[-1]
+    tiles = xp.reshape(dense, (-1, dense.shape[-1] // size, size))
+    order = np.argsort(where[:, 1], kind="stable")
+    ends = np.searchsorted(where[order, 1], np.arange(columns // size + 1))
+    # One copy of each to the device: a copy for each column would wait for it.
+    rows, held = like(where[order, 0], dense), like(order, dense)
+    sorted_values, parts = xp.take(values, held, axis=0), []
+    for start, end in pairwise(ends.tolist()):
+        if start == end:
+            parts.append(tiles[:, 0] * 0)
+            continue
+        # Whole tiles: gathering single columns would take as long as the product.
+        x = xp.reshape(
+            xp.take(tiles, rows[start:end], axis=1), (-1, (end - start) * size)
+        )
+        w = xp.reshape(sorted_values[start:end], (-1, size))
+        parts.append(xp.matmul(x, w))
+    return xp.concatenate(parts, axis=1)
+
+
+def _on_numpy(
+    dense: NDArray[Any], values: NDArray[Any], where: NDArray[Any], columns: int
+) -> NDArray[Any]:
+    """Return [rows, columns]; one buffer holds the operands of all products.
+
+    New memory for each would take longer than the copies into it.
+    """
+    size = values.shape[-1]
+    tiles = dense.reshape(-1, dense.shape[-1] // size, size)
+    rows, most = len(tiles), int(np.bincount(where[:, 1], minlength=1).max())
+    y = np.zeros((rows, columns), np.result_type(dense, values))
+    buffers = np.empty(most * rows * size, dense.dtype), np.empty_like(values[:most])
+    for column in np.unique(where[:, 1]):
+        blocks = np.flatnonzero(where[:, 1] == column)
+        wide = len(blocks) * size
+        x = buffers[0][: rows * wide].reshape(rows, -1, size)
+        w = buffers[1][: len(blocks)]
+        # Indices are checked; in mode "raise" NumPy would copy through another buffer.
+        np.take(tiles, where[blocks, 0], axis=1, out=x, mode="clip")
+        np.take(values, blocks, axis=0, out=w, mode="clip")
+        part = y[:, column * size : (column + 1) * size]
+        np.matmul(x.reshape(rows, wide), w.reshape(wide, size), out=part)
+    return y
+
+
+def _check(
+    where: NDArray[Any], values: tuple[int, ...], inner: int, columns: int
+) -> None:
     fits = where.ndim == 2 and where.shape[1] == 2 and where.dtype.kind in "iu"
     if not fits or len(values) != 3 or values != (len(where), values[2], values[2]):
         raise KernelError(

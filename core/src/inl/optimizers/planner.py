@@ -4,15 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from inl.errors import RequestError
 
 GB = 10**9
 USABLE = 0.9
 """Share of a device's memory that is planned with; the rest is for programs."""
-GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 12
-"""Per parameter in mixed precision: bfloat16 gradients; a float32 copy and Adam's two
-moments."""
+STEP_TOKENS = 4096
+"""Tokens of the largest step of inference, by default."""
+LOGIT_COPIES = 4
+"""Float32 arrays of the size of the logits that exist at once: in training these, their
+logarithms and the gradients of both; in inference those of the sampler."""
+
+
+class Runtime(NamedTuple):
+    """Bytes that a process needs on a device before it loads a model."""
+
+    inference: int
+    training: int
+    """With torch."""
+    programs: int = 0
+    """Of recorded programs, for inference."""
+
+
+RUNTIMES = {
+    "cpu": Runtime(inference=70_000_000, training=400_000_000),
+    "cuda": Runtime(
+        inference=600_000_000, training=600_000_000, programs=500_000_000
+    ),
+}  # fmt: skip
+"""By kind of device; those of "cpu" are measured, see ``bench/plan_memory.py``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +49,8 @@ class Parallelism:
     activation_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
+    runtime_bytes: int
+    """Of the process: device context, libraries, recorded programs."""
     budget_bytes: int
     fits: bool
     reasons: tuple[str, ...]
@@ -37,7 +61,7 @@ class Parallelism:
         """Bytes on the fullest device."""
         return (
             self.weight_bytes + self.kv_bytes + self.activation_bytes
-            + self.gradient_bytes + self.optimizer_bytes
+            + self.gradient_bytes + self.optimizer_bytes + self.runtime_bytes
         )  # fmt: skip
 
 
@@ -50,8 +74,29 @@ class Shape:
     hidden: int
     kv_heads: int
     head_dim: int
+    inner: int
+    vocab: int
     guessed: bool
     """Whether all but ``params`` was guessed from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a copy of the model computes; ``runtime`` in bytes."""
+
+    batch: int
+    tokens: int
+    step_tokens: int
+    training: bool
+    bytes_per_param: float
+    kv_bytes_per_value: float
+    runtime: int
+    head_twice: bool
+
+    @property
+    def width(self) -> int:
+        """Bytes of an activation and of a gradient."""
+        return 4 if self.bytes_per_param >= 4 else 2
 
 
 def get_optimal_parallelism(
@@ -68,13 +113,24 @@ def get_optimal_parallelism(
     hidden: int | None = None,
     kv_heads: int | None = None,
     head_dim: int | None = None,
+    inner: int | None = None,
+    vocab: int | None = None,
+    step_tokens: int | None = None,
+    device: str | None = None,
+    tied: bool = False,
 ) -> Parallelism:
     """Choose tensor, pipeline and data parallelism for a decoder on equal devices.
 
     Prefers data parallelism, which needs the least communication, then tensor, then
     pipeline. Memory is in GB of 1e9 bytes. batch: sequences on each copy of the model.
-    layers, hidden, kv_heads, head_dim: of the model; guessed from its size if absent,
-    which is stated in the reasons. If nothing fits, the placement with the least memory
+    layers, hidden, kv_heads, head_dim, inner, vocab: of the model, ``inner`` of its
+    feed-forward; guessed from its size if absent, which is stated in the reasons.
+    step_tokens: tokens of the largest step of inference, 4096 by default. device:
+    "cpu" or "cuda", whose runtime is counted; none is by default. tied: the embedding
+    is the head, which "cpu" holds twice unless quantized, as rows and packed. Training
+    is AdamW with gradients of the parameters' width, and a float32 copy of narrower
+    parameters.
+    If nothing fits, the placement with the least memory
     per device is returned with ``fits=False``. Raises
     :class:`~inl.errors.RequestError` for numbers that are not positive.
     """
@@ -83,23 +139,29 @@ def get_optimal_parallelism(
         "memory_per_device_gb": memory_per_device_gb, "batch": batch,
         "context": context, "bytes_per_param": bytes_per_param,
         "kv_bytes_per_value": kv_bytes_per_value,
+        "step_tokens": STEP_TOKENS if step_tokens is None else step_tokens,
     }  # fmt: skip
     for name, value in given.items():
         if isinstance(value, bool) or not value > 0:
             raise RequestError(f"{name}: found {value!r}, accepted: a number above 0")
-    shape = _shape(model_size_params, layers, hidden, kv_heads, head_dim)
-    budget = int(memory_per_device_gb * GB * USABLE)
-    tokens = batch * context
-    plans = [
-        _plan(
-            shape, (t, p, num_devices // (t * p)), budget, training, tokens,
-            bytes_per_param, kv_bytes_per_value,
+    if device is not None and device not in RUNTIMES:
+        raise RequestError(
+            f"device: found {device!r:.80}, accepted: {', '.join(RUNTIMES)}, or None"
         )
+    twice = tied and device == "cpu" and not training and bytes_per_param >= 2
+    shape = _shape(model_size_params, layers, hidden, kv_heads, head_dim, inner, vocab)
+    load = Load(
+        batch, batch * context, int(given["step_tokens"]), training, bytes_per_param,
+        kv_bytes_per_value, _runtime(device, training), twice,
+    )  # fmt: skip
+    budget = int(memory_per_device_gb * GB * USABLE)
+    plans = [
+        _plan(shape, (t, p, num_devices // (t * p)), budget, load)
         for t, p in product(range(1, num_devices + 1), repeat=2)
         if num_devices % (t * p) == 0
         and shape.kv_heads % t == 0
         and shape.layers % p == 0
-    ]  # fmt: skip
+    ]
     fitting = [plan for plan in plans if plan.fits]
     if fitting:
         best = min(fitting, key=lambda p: (-p.data_parallel, p.pipeline_parallel))
@@ -114,8 +176,10 @@ def _shape(
     hidden: int | None,
     kv_heads: int | None,
     head_dim: int | None,
+    inner: int | None,
+    vocab: int | None,
 ) -> Shape:
-    guessed = None in (layers, hidden, kv_heads, head_dim)
+    guessed = None in (layers, hidden, kv_heads, head_dim, inner, vocab)
     if layers is None:
         # 12 * layers * hidden^2 parameters, with hidden = 64 * layers.
         layers = max(round((params / (12 * 64**2)) ** (1 / 3)), 1)
@@ -123,39 +187,58 @@ def _shape(
     hidden = hidden or max(round((params / (12 * layers)) ** 0.5 / 128), 1) * 128
     head_dim = head_dim or min(128, hidden)
     kv_heads = kv_heads or max(hidden // head_dim, 1)
-    return Shape(params, layers, hidden, kv_heads, head_dim, guessed)
+    inner, vocab = inner or hidden * 8 // 3, vocab or 32_000
+    return Shape(params, layers, hidden, kv_heads, head_dim, inner, vocab, guessed)
+
+
+def _runtime(device: str | None, training: bool) -> int:
+    if device is None:
+        return 0
+    found = RUNTIMES[device]
+    return found.training if training else found.inference + found.programs
 
 
 def _plan(
-    shape: Shape,
-    split: tuple[int, int, int],
-    budget: int,
-    training: bool,
-    tokens: int,
-    bytes_per_param: float,
-    kv_bytes_per_value: float,
+    shape: Shape, split: tuple[int, int, int], budget: int, load: Load
 ) -> Parallelism:
     tensor, pipeline, data = split
-    params = -(-shape.params // (tensor * pipeline))
-    cached = 2 * shape.kv_heads * shape.head_dim * shape.layers * tokens
-    # Half-precision inputs of every product of a layer: about 16 rows of hidden width.
-    row = 16 * 2 * shape.hidden
-    # Inference computes a step of at most 4,096 tokens, one layer after the other.
-    kept = row * tokens * shape.layers if training else row * min(tokens, 4096)
+    held = shape.params + load.head_twice * shape.vocab * shape.hidden
+    params = -(-held // (tensor * pipeline))
+    cached = 2 * shape.kv_heads * shape.head_dim * shape.layers * load.tokens
+    # A stage of training holds the activations of as many micro-batches as there are
+    # stages.
     parts = {
-        "weight_bytes": int(params * bytes_per_param),
-        "kv_bytes": 0 if training else int(cached * kv_bytes_per_value),
-        "activation_bytes": kept,
+        "weight_bytes": int(params * load.bytes_per_param),
+        "kv_bytes": int(cached * load.kv_bytes_per_value) // (tensor * pipeline),
+        "activation_bytes": _activations(shape, load) // tensor,
+        "gradient_bytes": 0,
+        "optimizer_bytes": 0,
     }
-    parts["kv_bytes"] //= tensor * pipeline
-    # A stage holds the activations of as many micro-batches as there are stages.
-    parts["activation_bytes"] //= tensor
-    parts["gradient_bytes"] = params * GRADIENT_BYTES if training else 0
-    parts["optimizer_bytes"] = params * OPTIMIZER_BYTES if training else 0
+    if load.training:
+        parts["kv_bytes"] = 0
+        parts["gradient_bytes"] = params * load.width
+        # Two moments; a float32 copy of the parameters where these are narrower.
+        parts["optimizer_bytes"] = params * (8 if load.width == 4 else 12)
+    parts["runtime_bytes"] = load.runtime
     return Parallelism(
         tensor, pipeline, data, budget_bytes=budget,
         fits=sum(parts.values()) <= budget, reasons=(), **parts,
     )  # fmt: skip
+
+
+def _activations(shape: Shape, load: Load) -> int:
+    """Bytes of the inputs and results of a decoder's products and norms."""
+    keys = 2 * shape.kv_heads * shape.head_dim
+    if load.training:
+        # Kept of each token: three rows of each norm, queries and attention; gate, its
+        # activation, up and their product.
+        kept = 8 * shape.hidden + keys + 4 * shape.inner
+        held, scored = kept * shape.layers * load.tokens, load.tokens
+    else:
+        # One layer after the other.
+        row = 8 * shape.hidden + 4 * shape.inner
+        held, scored = row * min(load.tokens, load.step_tokens), load.batch
+    return held * load.width + LOGIT_COPIES * 4 * scored * shape.vocab
 
 
 def _explained(
@@ -186,7 +269,8 @@ def _explained(
     if shape.guessed:
         reasons.append(
             f"guessed from the size: {shape.layers} layers of {shape.hidden}, "
-            f"{shape.kv_heads} key-value heads of {shape.head_dim}"
+            f"{shape.kv_heads} key-value heads of {shape.head_dim}, feed-forward of "
+            f"{shape.inner}, vocabulary of {shape.vocab}"
         )
     if not best.fits:
         reasons.append("nothing fits: this placement takes the least memory")

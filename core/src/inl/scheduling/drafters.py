@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from inl.scheduling.uniforms import uniform
+
+if TYPE_CHECKING:
+    from inl.scheduling.plan import Chunk
 
 NGRAMS = (4, 3, 2)
 """Lengths of the suffixes that :class:`NgramDrafter` searches, in order."""
@@ -40,6 +43,17 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Free all resources; closing twice is allowed."""
+
+
+@runtime_checkable
+class TapDrafter(Drafter, Protocol):
+    """A drafter that reads hidden states of the model whose tokens it predicts."""
+
+    def observe(self, chunks: Sequence[Chunk], taps: Any) -> None:
+        """Read the hidden states of a step whose outputs have been processed.
+
+        taps: [T, ...] tensor of the backend; the tokens of all chunks in order.
+        """
 
 
 class _Index:

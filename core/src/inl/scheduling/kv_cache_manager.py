@@ -42,18 +42,26 @@ class KVCacheManager:
         return bool(self._pending_frees)
 
     def admit(
-        self, keys: Sequence[bytes], count: int, *, spare: int
+        self,
+        keys: Sequence[bytes],
+        count: int,
+        *,
+        spare: int,
+        recomputes_block: bool = False,
     ) -> tuple[Table, int] | None:
         """Allocate a table of ``count`` blocks and share its cached prefix.
 
         keys: prefix-cache keys of the leading blocks. Returns the table and the number
         of leading blocks that are shared: those that every group has cached, as far
         back as the group's window reaches. Returns ``None``, and allocates nothing,
-        unless ``spare`` more blocks would remain available.
+        unless ``spare`` more blocks would remain available. recomputes_block: whether
+        the last block of the longest cached prefix is not shared.
         """
         if self.available_blocks < count - len(keys) + spare:
             return None
         hits = self.cached_prefix(keys)
+        if recomputes_block and hits:
+            hits = self.cached_prefix(keys[: hits - 1])
         table = []
         for group, pool in enumerate(self.pools):
             first = self.before_window(group, hits * self.block_size)

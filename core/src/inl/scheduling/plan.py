@@ -35,6 +35,9 @@ class SchedulerConfig:
     """``False`` computes the whole sequence again for each token."""
     prefix_cache: bool = True
     """Whether requests share full blocks of equal leading tokens."""
+    recomputes_block: bool = False
+    """Whether the last block of a cached prefix is computed again, for a draft head
+    that reads the hidden states before the first new token."""
     wait_tokens: int = 64
     """Fewest leading tokens for which a request waits if steps in flight compute them
     for another one, and they are at least half of what it lacks."""

@@ -81,7 +81,10 @@ class RunningRequests:
             if self.prefix_cache.must_wait(keys, prefill_len):
                 return False
         # One block is spared per growing request, which would preempt this one.
-        allocated = self.kv_cache.admit(keys, -(-length // size), spare=growing)
+        options = {"recomputes_block": True} if self._config.recomputes_block else {}
+        allocated = self.kv_cache.admit(
+            keys, -(-length // size), spare=growing, **options
+        )
         if allocated is None:
             return False
         request.block_table, request.published_blocks = allocated

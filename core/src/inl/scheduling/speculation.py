@@ -8,7 +8,7 @@ a step corrects ``Request.scheduled``.
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inl.scheduling.draft_counts import (
     FORGETTING,
@@ -16,7 +16,7 @@ from inl.scheduling.draft_counts import (
     StepTimes,
     choose_counts,
 )
-from inl.scheduling.drafters import Drafter, DraftQuery
+from inl.scheduling.drafters import Drafter, DraftQuery, TapDrafter
 from inl.scheduling.plan import Chunk, Drafts, StepBuilder
 
 if TYPE_CHECKING:
@@ -187,6 +187,14 @@ class Speculation:
             for position in range(accepted - 1):
                 self.accepted_at[position] += 1
             self._stats(request).observe(accepted - 1, drafted)
+
+    def observe(self, chunks: Sequence[Chunk], taps: Any) -> None:
+        """Pass the hidden states of a collected step on to a drafter that reads them.
+
+        taps: of the tokens of all chunks in order, on the device.
+        """
+        if isinstance(self.drafter, TapDrafter):
+            self.drafter.observe(chunks, taps)
 
     def _stats(self, request: Request) -> Acceptance:
         return self._acceptance.setdefault(request.id, Acceptance())

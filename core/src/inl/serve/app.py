@@ -17,7 +17,7 @@ from inl.serve.api_error import ApiError, as_api_error
 from inl.serve.conversions import Conversions
 from inl.serve.event_stream import encode
 from inl.serve.gate import Gate
-from inl.serve.generate_endpoint import GenerateEndpoint
+from inl.serve.generate_endpoint import Catalog, GenerateEndpoint
 from inl.serve.openai.chat import ChatExchange
 from inl.serve.openai.completions import CompletionExchange
 from inl.serve.openai.responses_exchange import ResponsesExchange
@@ -47,7 +47,7 @@ class _Dialect:
     def __init__(
         self,
         make: MakeExchange,
-        models: Models,
+        models: Catalog,
         shape: Callable[[ApiError], dict[str, Any]],
     ) -> None:
         self._make = make
@@ -81,11 +81,21 @@ def make_app(
     tracing: Tracing | None = None,
 ) -> Gate:
     """Return the ASGI application of a server."""
+
+    async def check_room(path: str, client: str) -> None:
+        if path in GENERATING:
+            models.check_room(client)
+
+    app = make_endpoints(models, metrics, config)
+    return Gate(app, config, error_shape, check_room, tracing)
+
+
+def make_endpoints(models: Models, metrics: Metrics, config: ServerConfig) -> Starlette:
+    """Return all endpoints, without the gate."""
     routes = Operations(models, metrics).routes()
     routes += Conversions(models, config).routes()
     for path, make in GENERATING.items():
-        dialect = _Dialect(make, models, partial(error_shape, path))
-        endpoint = GenerateEndpoint(dialect, models, config)
+        endpoint = generate_endpoint(path, make, models, config)
         routes.append(Route(path, endpoint, methods=["POST"]))
     routes.append(Route("/openapi.json", _describe, methods=["GET"]))
     routes += page_routes()
@@ -95,13 +105,15 @@ def make_app(
         HTTPException: _on_http_error,
         Exception: _on_error,
     }
-    app = Starlette(routes=routes, exception_handlers=handlers)
+    return Starlette(routes=routes, exception_handlers=handlers)
 
-    def check_room(path: str, client: str) -> None:
-        if path in GENERATING:
-            models.check_room(client)
 
-    return Gate(app, config, error_shape, check_room, tracing)
+def generate_endpoint(
+    path: str, make: MakeExchange, models: Catalog, config: ServerConfig
+) -> GenerateEndpoint:
+    """Return the endpoint of a dialect's path."""
+    dialect = _Dialect(make, models, partial(error_shape, path))
+    return GenerateEndpoint(dialect, models, config)
 
 
 async def _describe(_: Request) -> Response:

@@ -63,7 +63,7 @@ class Gate:
         app: App,
         config: ServerConfig,
         error_body: Callable[[str, ApiError], dict[str, Any]],
-        check_room: Callable[[str, str], None],
+        check_room: Callable[[str, str], Awaitable[None]],
         tracing: Tracing | None = None,
     ) -> None:
         self._app = app
@@ -112,7 +112,7 @@ class Gate:
                 await send_on({"type": "http.response.body", "body": b""})
                 return
             if scope["method"] == "POST":
-                self._check_room(scope["path"], scope["state"]["client"])
+                await self._check_room(scope["path"], scope["state"]["client"])
             await self._app(scope, receive_on, send_on)
         except ApiError as error:
             await send_error(send_on, error, self._error_body(scope["path"], error))

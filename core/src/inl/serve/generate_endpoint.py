@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from inl.serve.api_error import ApiError, as_api_error
 from inl.serve.event_stream import (
@@ -22,18 +22,44 @@ from inl.serve.job import Answer, Usage
 from inl.serve.request_log import Record
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from inl.serve.dialect import Dialect, Exchange
     from inl.serve.generations import Generations
-    from inl.serve.models import Models
+    from inl.serve.job import Job
     from inl.serve.settings import ServerConfig
 
 log = logging.getLogger("inl.serve")
 
 
+class GeneratingModel(Protocol):
+    """A model that runs jobs, in this process or another one."""
+
+    @property
+    def name(self) -> str:
+        """Its name in requests."""
+
+    def generate(
+        self, job: Job, client: str
+    ) -> AbstractAsyncContextManager[Generations]:
+        """Admit a job, submit its prompts, and end it after the body."""
+
+
+class Catalog(Protocol):
+    """Models by name."""
+
+    @property
+    def default(self) -> GeneratingModel:
+        """The model of requests that name none."""
+
+    def find(self, name: str | None) -> GeneratingModel:
+        """Return a model; raises :class:`ApiError` 404."""
+
+
 class GenerateEndpoint:
     """ASGI application of one dialect."""
 
-    def __init__(self, dialect: Dialect, models: Models, config: ServerConfig) -> None:
+    def __init__(self, dialect: Dialect, models: Catalog, config: ServerConfig) -> None:
         self._dialect = dialect
         self._models = models
         self._config = config

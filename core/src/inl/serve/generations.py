@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from inl.serve.dialect import TokenText
     from inl.serve.job import FinishReason
     from inl.serve.output_parser import OutputParser
+
+
+RecordTokens = Callable[[Sequence[int], Sequence[int], Sequence[float]], None]
+"""As :meth:`~inl.serve.metrics.ModelMetrics.record_tokens`."""
 
 
 class Generation:
@@ -35,7 +39,8 @@ class Generation:
     ) -> None:
         self.handle = handle
         self.is_first = handle is first
-        self._first = first.request
+        self.first_request = first.request
+        """Has the log-probabilities and the cached tokens of the prompt."""
         self.submitted = time.perf_counter()
         self.reasoning_tokens = 0
         self.phases: Phases | None = None
@@ -60,6 +65,12 @@ class Generation:
         if delta.reasoning:
             self.reasoning_tokens += len(token_ids)
         return delta
+
+    def record(self, record_tokens: RecordTokens, count: int) -> None:
+        """Record ``count`` tokens of the last delta."""
+        is_first = self._polled_tokens == count
+        firsts = [self.handle.first_token_seconds] if is_first else []
+        record_tokens([self.handle.request.id], [count], firsts)
 
     def _finished(self, delta: Delta) -> Delta:
         handle = self.handle
@@ -86,7 +97,7 @@ class Generation:
         )
 
     def _prompt_scores(self) -> PromptScores | None:
-        request = self._first
+        request = self.first_request
         if request.prompt_logprobs is None:
             return None
         ids = request.tokens[: request.prompt_tokens]
@@ -106,8 +117,9 @@ class Generations:
         *,
         token_text: TokenText,
         on_begin: Callable[[], None],
-        on_delta: Callable[[Generation, Delta], None],
+        on_tokens: RecordTokens,
         on_close: Callable[[], None],
+        cancel: Callable[[RequestHandle], None],
     ) -> None:
         self.items = items
         self.token_text = token_text
@@ -115,7 +127,9 @@ class Generations:
         self._open = dict(enumerate(items))
         self._timer: asyncio.TimerHandle | None = None
         self._on_begin = on_begin
-        self._on_delta = on_delta
+        self._on_tokens = on_tokens
+        self.cancel = cancel
+        """Ends the request of a handle."""
         self._on_close: Callable[[], None] | None = on_close
 
     @property
@@ -158,14 +172,22 @@ class Generations:
                 is_idle = False
                 latest = loop.time()
                 if delta.token_ids:
-                    self._on_begin()
-                self._on_delta(item, delta)
+                    self.begin()
+                    item.record(self._on_tokens, len(delta.token_ids))
                 if delta.finish_reason is not None:
                     del self._open[index]
                 yield index, delta
             if is_idle:
                 latest = loop.time()
                 yield None
+
+    def begin(self) -> None:
+        """Record that a completion has produced a token."""
+        self._on_begin()
+
+    def finish(self) -> None:
+        """Record that all have finished, where no deltas are read."""
+        self._open.clear()
 
     def _wake(self) -> None:
         self._timer = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter as CountOf
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from inl.scheduling.speculation import Speculation
     from inl.serve.admission import Admission
     from inl.serve.generations import Generation
-    from inl.serve.job import Delta
 
 LATENCIES = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0
@@ -202,19 +202,25 @@ class ModelMetrics:
             while len(self._admitted) > MOST_ADMITTED:
                 self._admitted.pop(next(iter(self._admitted)), None)
 
-    def record_delta(self, item: Generation, delta: Delta) -> None:
-        """Record tokens that were generated."""
-        if not delta.token_ids:
-            return
-        now, count = time.perf_counter(), len(delta.token_ids)
-        number = item.handle.request.id
-        last = self._last_token.get(number)
-        self._last_token[number] = now
-        self.generation_tokens.inc(count)
-        if last is None:
-            self.first_token.observe(item.handle.first_token_seconds)
-            return
-        self.inter_token.observe((now - last) / count, count)
+    def record_tokens(
+        self, numbers: Sequence[int], counts: Sequence[int], firsts: Sequence[float]
+    ) -> None:
+        """Record how many tokens some requests have generated, once for all.
+
+        numbers: their ids. firsts: seconds until the first token, of those that had
+        none before.
+        """
+        now = time.perf_counter()
+        lasts = map(self._last_token.get, numbers)
+        # Most requests of a step have had their last token at the same time.
+        gaps = CountOf(zip(lasts, counts, strict=True))
+        self._last_token.update(dict.fromkeys(numbers, now))
+        self.generation_tokens.inc(sum(counts))
+        for (last, count), times in gaps.items():
+            if last is not None:
+                self.inter_token.observe((now - last) / count, count * times)
+        for seconds in firsts:
+            self.first_token.observe(seconds)
 
     def record_end(self, item: Generation) -> None:
         """Record the end of a request, finished or not."""

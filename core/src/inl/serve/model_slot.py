@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from inl.serve.generations import Generations
     from inl.serve.job import Job
     from inl.serve.metrics import ModelMetrics
+    from inl.serve.wakeups import Reader
 
 log = logging.getLogger("inl.serve")
 
@@ -47,12 +48,16 @@ class ModelSource:
     """A model that a server offers.
 
     name: in requests. adapters: names of the engine's adapters, which requests use as
-    names of models.
+    names of models. place: folder, file or known name, where front-ends find its
+    tokenizer; ``None`` is the default model. context: maximum number of tokens of
+    prompt and output, if it is less than the model's.
     """
 
     name: str
     open: OpenEngine
     adapters: tuple[str, ...] = ()
+    place: str | None = None
+    context: int | None = None
 
 
 class ModelSlot:
@@ -75,7 +80,7 @@ class ModelSlot:
         self.admission = admission
         self.created = int(time.time())
         self._source = source
-        self._metrics = metrics
+        self.metrics = metrics
         self._idle_seconds = idle_seconds
         self._executor = executor
         self._model: ServedModel | None = None
@@ -106,16 +111,18 @@ class ModelSlot:
             self._unload_later()
 
     @asynccontextmanager
-    async def generate(self, job: Job, client: str) -> AsyncIterator[Generations]:
+    async def generate(
+        self, job: Job, client: str, reader: Reader | None = None
+    ) -> AsyncIterator[Generations]:
         """Admit a job, submit its prompts, and end it after the body.
 
-        Raises :class:`ApiError`.
+        reader: as in :meth:`ServedModel.start`. Raises :class:`ApiError`.
         """
         ticket = self.admission.enter(client, job.completions)
         finished = False
         try:
             async with self.lease() as model:
-                generations = await model.start(job, client, ticket)
+                generations = await model.start(job, client, ticket, reader)
                 try:
                     yield generations
                 finally:
@@ -139,16 +146,7 @@ class ModelSlot:
         try:
             await self._in_thread(self.load)
         except Exception as error:
-            trace = None if isinstance(error, InlError) else error
-            text = message_of(error)
-            log.error("model %s: loading failed: %s", self.name, text, exc_info=trace)
-            raise ApiError(
-                503,
-                f"model: {self.name!r} could not be loaded: {_plain(error)}; the log "
-                "of the server says more",
-                param="model",
-                code="model_load_failed",
-            ) from error
+            raise load_failure(self.name, error) from error
         finally:
             self._change = None
         self._unload_later()
@@ -156,14 +154,14 @@ class ModelSlot:
     def load(self) -> None:
         """Load the model; raises the engine's errors. Called once at a time."""
         began = time.perf_counter()
-        engine = self._source.open(self._metrics.record_step)
+        engine = self._source.open(self.metrics.record_step)
         try:
-            model = ServedModel(engine, self.admission, self._metrics)
+            model = ServedModel(engine, self.admission, self.metrics)
             model.warm_up()
         except BaseException:
             engine.close()
             raise
-        self._metrics.record_load(engine)
+        self.metrics.record_load(engine)
         self._model = model
         seconds = time.perf_counter() - began
         log.info("%s on %s loaded in %.2f s", self.name, engine.device, seconds)
@@ -205,6 +203,19 @@ class ModelSlot:
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def load_failure(name: str, error: Exception) -> ApiError:
+    """Log that a model could not be loaded, and return the error for clients."""
+    trace = None if isinstance(error, InlError) else error
+    log.error("model %s: loading failed: %s", name, message_of(error), exc_info=trace)
+    return ApiError(
+        503,
+        f"model: {name!r} could not be loaded: {_plain(error)}; the log of the server "
+        "says more",
+        param="model",
+        code="model_load_failed",
+    )
 
 
 def _plain(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from inl.errors import RequestError
@@ -72,13 +72,7 @@ class Models:
         if name is None:
             return self.default
         if name not in self._by_name:
-            known = ", ".join(self._by_name)
-            raise ApiError(
-                404,
-                f"model: found {name!r:.80}, this server has {known}",
-                param="model",
-                code="model_not_found",
-            )
+            raise model_not_found(name, self._by_name)
         return self._by_name[name]
 
     def check_room(self, client: str) -> None:
@@ -100,3 +94,13 @@ class Models:
         self._executor.shutdown()
         for slot in self:
             slot.close()
+
+
+def model_not_found(name: str, known: Iterable[str]) -> ApiError:
+    """Return the error for the name of a model that is not known."""
+    return ApiError(
+        404,
+        f"model: found {name!r:.80}, this server has {', '.join(known)}",
+        param="model",
+        code="model_not_found",
+    )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import signal
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
-import uvicorn
-
-from inl.errors import RequestError
-from inl.serve.app import make_app
+from inl.serve.app import make_app, make_endpoints
+from inl.serve.frontends.messages import ModelSettings, Settings
+from inl.serve.frontends.processes import FrontEnds
+from inl.serve.http_server import HttpServer, listen
 from inl.serve.metrics import Metrics
 from inl.serve.models import Models
 from inl.switch_interval import SHORT_SECONDS, switch_interval
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from inl.serve.model_slot import ModelSource
     from inl.serve.settings import ServerConfig
     from inl.serve.tracing import Tracing
-
-BACKLOG = 2048
 
 
 class Server:
@@ -52,23 +50,17 @@ class Server:
         if len(self.models) == 1:
             self.models.default.load()
         self.app = make_app(self.models, metrics, config, tracing)
-        """The ASGI application."""
+        """The ASGI application, which front-ends do not use."""
+        self.frontends: FrontEnds | None = None
+        self._http: HttpServer | None = None
+        if config.frontends:
+            endpoints = make_endpoints(self.models, metrics, config)
+            self.frontends = FrontEnds(
+                endpoints, self.models, frontend_settings(sources, config)
+            )
+        else:
+            self._http = HttpServer(self.app, config)
         self.description = ", ".join(slot.name for slot in self.models)
-        settings = uvicorn.Config(
-            self.app,
-            host=config.host,
-            port=config.port,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            backlog=BACKLOG,
-            ssl_certfile=config.certificate,
-            ssl_keyfile=config.private_key,
-            timeout_graceful_shutdown=max(int(config.drain_seconds), 1),
-            timeout_keep_alive=75,
-        )
-        self._server = _Uvicorn(settings)
         self._port = config.port
 
     def handle_signals(self) -> None:
@@ -82,15 +74,18 @@ class Server:
 
         started: called with the URL once connections are accepted.
         """
-        listening = listen(self.config.host, self.config.port)
-        self._port = listening.getsockname()[1]
+
+        def listening(port: int) -> None:
+            self._port = port
+            started(self.url)
+
         with switch_interval(SHORT_SECONDS):
-            serving = asyncio.create_task(self._server.serve([listening]))
-            while not self._server.started and not serving.done():
-                await asyncio.sleep(0.01)
-            if self._server.started:
-                started(self.url)
-            await serving
+            if self._http is None:
+                assert self.frontends is not None, "one of them"
+                await self.frontends.run(listening)
+                return
+            end = listen(self.config.host, self.config.port)
+            await self._http.serve(end, partial(listening, end.getsockname()[1]))
 
     def close(self) -> None:
         """Unload all models. Closing twice is allowed."""
@@ -117,33 +112,21 @@ class Server:
 
         A second call ends them.
         """
-        if self._server.should_exit:
-            self._server.force_exit = True
         self.models.drain()
-        self._server.should_exit = True
+        if self._http is not None:
+            self._http.stop()
+        if self.frontends is not None:
+            self.frontends.stop()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; raises :class:`RequestError` if it cannot be."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        return socket.create_server(
-            (str(address[0]), port), family=family, backlog=BACKLOG
-        )
-    except OSError as error:
-        raise RequestError(
-            f"{host}:{port}: {error.strerror}; accepts another --host and --port"
-        ) from error
-
-
-class _Uvicorn(uvicorn.Server):
-    """Leaves signals to :class:`Server`."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+def frontend_settings(sources: Sequence[ModelSource], config: ServerConfig) -> Settings:
+    """Return what front-ends need to know."""
+    models = [
+        ModelSettings(each.name, each.adapters, each.place, each.context)
+        for each in sources
+    ]
+    has_access_log = not logging.getLogger("inl.serve.access").disabled
+    return Settings(config, models, has_access_log)
 
 
 def engine_config(

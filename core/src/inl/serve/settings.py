@@ -47,6 +47,9 @@ class ServerConfig:
     vllm_metrics: bool = True
     """Whether metrics are exported under vLLM's names too."""
 
+    frontends: int = 0
+    """Processes that accept connections; 0: the engine's own does."""
+
     def __post_init__(self) -> None:
         for name in ("max_queue", "max_queued_tokens", "max_body_bytes"):
             if getattr(self, name) < 0:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import suppress
+from typing import Protocol
+from weakref import WeakSet
 
 
 class Wakeups:
@@ -32,3 +34,40 @@ class Wakeups:
         self._is_scheduled = False
         while self._events:
             self._events.popleft().set()
+
+
+class Reader(Protocol):
+    """Reads what many requests have generated."""
+
+    def flush(self) -> None:
+        """Read all of it."""
+
+
+class Steps:
+    """Lets readers read after each step; a reader that is not referenced is left out.
+
+    Steps that end while the loop is busy are read together.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._readers = WeakSet[Reader]()
+        self._is_scheduled = False
+
+    def add(self, reader: Reader) -> None:
+        """Call a reader after each step. Adding it twice is allowed."""
+        self._readers.add(reader)
+
+    def wake(self) -> None:
+        """Call the readers soon; callable from any thread."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            # A closed loop has nothing to call.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._call)
+
+    def _call(self) -> None:
+        # First, so that a step that is missed here is scheduled again.
+        self._is_scheduled = False
+        for reader in list(self._readers):
+            reader.flush()

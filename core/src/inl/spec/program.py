@@ -14,14 +14,18 @@ PROGRAMS = {
     "advance_embedded": "(weights, message, embedded, state) -> (tokens, state)",
     "logits_embedded": "(weights, message, embedded, state) -> (logits, step, state)",
     "masked": "(logits, masks, step, state) -> (tokens, state)",
+    "draft": "(weights, message, hidden, state) -> (tokens, hidden, state)",
     "admit": "(messages, state) -> (state,)",
     "set_token_bias": "(message, state) -> (state,)",
 }
 """Name -> signature of each program. "advance" computes a step and samples; "repeat"
 does so several times, see :class:`~inl.backend.base.DeviceLoops`; "logits" and "masked"
 do so in two calls, for steps whose allowed tokens the host computes in between; the
-"embedded" ones are those of steps with embeddings in place of some tokens; "admit"
-applies admissions and releases, int32 [n, words]."""
+"embedded" ones are those of steps with embeddings in place of some tokens; "draft"
+computes a step of a draft head from hidden states, of any shapes (its bucket is
+``None``); "admit" applies admissions and releases, int32 [n, words]. The programs that
+compute a model with taps, for a draft head, return the hidden states [T, taps * H]
+before the state."""
 
 
 class ProgramInfo(NamedTuple):

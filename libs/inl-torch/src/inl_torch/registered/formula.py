@@ -42,7 +42,7 @@ def steps(
     coefs: as in :func:`activated`. Every operand broadcasts to ``x``.
     """
     alpha, beta, gate = activated(coefs, most_beta)
-    position, velocity = upcast(x), upcast(v).expand(x.shape)
+    position, velocity = upcast(x), upcast(v)
     mu, dt = upcast(mu), upcast(dt) if isinstance(dt, torch.Tensor) else dt
     for _ in range(n_steps):
         velocity = alpha * velocity - beta * (position - mu)
@@ -50,5 +50,5 @@ def steps(
             velocity = velocity.clamp(-limit, limit)
         position = position + dt * (gate * velocity)
     if not n_steps:  # results must not alias operands
-        position, velocity = position.clone(), velocity.clone()
+        position, velocity = position.clone(), velocity.expand(x.shape).clone()
     return position.to(x.dtype), velocity.to(v.dtype)

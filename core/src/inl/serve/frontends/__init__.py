@@ -1,0 +1,1 @@
+"""Front-end processes: HTTP, JSON and text beside the process that steps the engine."""

@@ -1,0 +1,218 @@
+"""The calls of one front-end, in the engine's process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from inl.serve.api_error import as_api_error
+from inl.serve.frontends.messages import (
+    Answered,
+    End,
+    Failure,
+    Leave,
+    News,
+    Scores,
+    Stop,
+    Submit,
+)
+from inl.serve.job import Job
+
+if TYPE_CHECKING:
+    from inl.engine.request_handle import RequestHandle
+    from inl.serve.frontends.link import Link
+    from inl.serve.generations import Generation, Generations
+    from inl.serve.model_slot import ModelSlot
+    from inl.serve.models import Models
+
+log = logging.getLogger("inl.serve")
+
+
+@dataclass(slots=True)
+class _Output:
+    """A completion of a call, and how many of its tokens have been sent."""
+
+    number: int
+    item: Generation
+    handle: RequestHandle
+    tokens: list[int]
+    """All tokens of the handle, which adds to them."""
+    call: Call
+    sent: int = 0
+
+
+class Call:
+    """One call of a front-end: runs until the front-end leaves it."""
+
+    def __init__(self, submit: Submit) -> None:
+        self.first = submit.first
+        self.left: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """Whether it was answered, once the front-end has left it."""
+        self.task: asyncio.Task[None] | None = None
+        self.slot: ModelSlot | None = None
+        """Its model, once it has begun."""
+        self._submit = submit
+        self._generations: Generations | None = None
+
+    async def run(self, calls: Calls) -> None:
+        """Admit and generate; ends when the front-end leaves it or it is refused."""
+        given = self._submit
+        job = Job(
+            given.model,
+            given.prompts,
+            given.options,  # type: ignore[arg-type]
+            given.count,
+            structure=given.structure,
+        )
+        numbers: range = range(0)
+        try:
+            slot = calls.models.find(given.model)
+            async with slot.generate(job, given.client, calls) as generations:
+                self.slot, self._generations = slot, generations
+                items = generations.items
+                numbers = range(self.first, self.first + len(items))
+                for number, item in zip(numbers, items, strict=True):
+                    tokens = item.handle.token_ids
+                    calls.outputs[number] = _Output(
+                        number, item, item.handle, tokens, self
+                    )
+                calls.link.send(Answered(self.first))
+                calls.flush()
+                if await self.left:
+                    generations.finish()
+        except Exception as error:
+            failure = as_api_error(error)
+            if failure.status == 500:
+                log.exception("a request of a front-end failed")
+            calls.link.send(Answered(self.first, Failure.of(failure)))
+        finally:
+            for number in numbers:
+                calls.outputs.pop(number, None)
+
+    def begin(self) -> None:
+        """Record that a completion has produced a token."""
+        assert self._generations is not None, "it has outputs"
+        self._generations.begin()
+
+    def stop(self, index: int) -> None:
+        """End a completion at a stop string, as the engine itself would."""
+        if self._generations is not None:
+            handle = self._generations.items[index].handle
+            if handle.finish_reason is None:
+                handle.finish_reason = "stop"
+                self._generations.cancel(handle)
+
+
+def _end(output: _Output) -> End:
+    handle = output.handle
+    assert handle.finish_reason is not None, "checked by the caller"
+    failure = None
+    if handle.error is not None:
+        failure = Failure.of(as_api_error(handle.error))
+    request = output.item.first_request
+    prompt = None
+    if request.prompt_logprobs is not None:
+        prompt = list(request.prompt_token_logprobs)
+    return End(
+        output.number, handle.finish_reason, handle.has_end_token, failure, prompt
+    )
+
+
+class _Counts:
+    """Tokens of one message, for the metrics of a model."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.counts: list[int] = []
+        self.firsts: list[float] = []
+
+
+class Calls:
+    """All calls of a front-end. Used by the event loop only."""
+
+    def __init__(self, models: Models, link: Link) -> None:
+        self.models = models
+        self.link = link
+        self.outputs: dict[int, _Output] = {}
+        """Completions that have not finished, by number."""
+        self._open: dict[int, Call] = {}
+
+    def submit(self, message: Submit) -> None:
+        """Start a call."""
+        call = Call(message)
+        self._open[message.first] = call
+        call.task = asyncio.create_task(call.run(self))
+        call.task.add_done_callback(lambda _: self._open.pop(message.first, None))
+
+    def stop(self, message: Stop) -> None:
+        """End a completion at a stop string."""
+        if (call := self._open.get(message.first)) is not None:
+            call.stop(message.index)
+
+    def leave(self, message: Leave) -> None:
+        """End a call."""
+        if (call := self._open.get(message.first)) is None:
+            return
+        if call.slot is not None:
+            if not call.left.done():
+                call.left.set_result(message.finished)
+        elif call.task is not None:
+            call.task.cancel()
+
+    async def abort(self) -> None:
+        """End all calls: the front-end has ended."""
+        tasks = [call.task for call in self._open.values() if call.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def flush(self) -> None:
+        """Send what all calls have generated as one message.
+
+        Nothing while the front-end is behind: its tokens are then sent together.
+        """
+        if self.link.is_behind:
+            return
+        news = News([], [], [], [], [])
+        found: dict[ModelSlot, _Counts] = {}
+        numbers, parts = news.numbers, news.tokens
+        for output in self.outputs.values():
+            # Read before the tokens, so that the last ones are not lost.
+            reason = output.handle.finish_reason
+            sent, tokens = output.sent, output.tokens
+            if len(tokens) > sent:
+                part = tokens[sent:]
+                numbers.append(output.number)
+                parts.append(part)
+                _count(output, len(part), news, found)
+            if reason is not None:
+                news.ends.append(_end(output))
+        for end in news.ends:
+            del self.outputs[end.number]
+        if numbers or news.ends:
+            self.link.send(news)
+        for slot, each in found.items():
+            slot.metrics.record_tokens(each.numbers, each.counts, each.firsts)
+
+
+def _count(
+    output: _Output, count: int, news: News, found: dict[ModelSlot, _Counts]
+) -> None:
+    """Record new tokens of a completion, and what else the front-end needs of them."""
+    handle, slot = output.handle, output.call.slot
+    assert slot is not None, "it has outputs"
+    if (counts := found.get(slot)) is None:
+        counts = found[slot] = _Counts()
+    if not output.sent:
+        output.call.begin()
+        news.cached.append((output.number, output.item.first_request.cached_tokens))
+        counts.firsts.append(handle.first_token_seconds)
+    output.sent += count
+    request = handle.request
+    counts.numbers.append(request.id)
+    counts.counts.append(count)
+    if request.logprobs is not None:
+        part = request.token_logprobs[output.sent - count : output.sent]
+        news.scores.append(Scores(output.number, part))

@@ -1,0 +1,183 @@
+"""Messages between the engine's process and its front-ends, as MessagePack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from inl.scheduling.sampling_params import TokenLogprob
+from inl.serve.api_error import ApiError
+from inl.serve.settings import ServerConfig
+
+
+class Failure(msgspec.Struct, array_like=True):
+    """An :class:`ApiError`."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None
+
+    @classmethod
+    def of(cls, error: ApiError) -> Failure:
+        """Return the fields of an error."""
+        return cls(
+            error.status, error.message, error.param, error.code, error.retry_after
+        )
+
+    def error(self) -> ApiError:
+        """Return the error."""
+        return ApiError(
+            self.status, self.message, param=self.param, code=self.code,
+            retry_after=self.retry_after,
+        )  # fmt: skip
+
+
+class ModelSettings(msgspec.Struct, array_like=True):
+    """A model: its names in requests, and where its tokenizer is."""
+
+    name: str
+    adapters: tuple[str, ...]
+    place: str | None
+    context: int | None
+
+
+class Settings(msgspec.Struct, array_like=True, tag="settings"):
+    """First message to a front-end."""
+
+    server: ServerConfig
+    models: list[ModelSettings]
+    has_access_log: bool
+
+
+class Ready(msgspec.Struct, array_like=True, tag="ready"):
+    """The front-end accepts connections."""
+
+
+class Drain(msgspec.Struct, array_like=True, tag="drain"):
+    """Accept nothing more, and exit once open requests have finished.
+
+    force: exit at once.
+    """
+
+    force: bool
+
+
+class Submit(msgspec.Struct, array_like=True, tag="submit"):
+    """Start a call.
+
+    first: number of its first completion, which no other one of the link has; the
+    others follow. options: as :class:`~inl.engine.options.GenerationOptions`.
+    """
+
+    first: int
+    model: str | None
+    client: str
+    prompts: list[list[int]]
+    options: dict[str, Any]
+    count: int
+    structure: Mapping[str, Any] | None
+
+
+class Stop(msgspec.Struct, array_like=True, tag="stop"):
+    """A completion has ended at a stop string."""
+
+    first: int
+    index: int
+
+
+class Leave(msgspec.Struct, array_like=True, tag="leave"):
+    """The front-end reads no more of a call. finished: whether it was answered."""
+
+    first: int
+    finished: bool
+
+
+class Check(msgspec.Struct, array_like=True, tag="check"):
+    """Ask whether a client's next call would be admitted."""
+
+    number: int
+    client: str
+
+
+class Forward(msgspec.Struct, array_like=True, tag="forward"):
+    """An HTTP request that the engine's process answers."""
+
+    number: int
+    method: str
+    path: str
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    client: str
+
+
+class Answered(msgspec.Struct, array_like=True, tag="answered"):
+    """The reply to :class:`Submit` and :class:`Check`."""
+
+    number: int
+    failure: Failure | None = None
+
+
+class Forwarded(msgspec.Struct, array_like=True, tag="forwarded"):
+    """The response to a forwarded request."""
+
+    number: int
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class Scores(msgspec.Struct, array_like=True):
+    """Log-probabilities of the new tokens of a completion."""
+
+    number: int
+    logprobs: list[TokenLogprob]
+
+
+class End(msgspec.Struct, array_like=True):
+    """The end of a completion.
+
+    has_end_token: whether its last token is no part of the text. prompt:
+    log-probabilities of its prompt's tokens, if the call asks for them.
+    """
+
+    number: int
+    reason: Literal["stop", "length", "cancelled", "deadline", "error"]
+    has_end_token: bool
+    failure: Failure | None
+    prompt: list[TokenLogprob | None] | None
+
+
+class News(msgspec.Struct, array_like=True, tag="news"):
+    """What the completions of a front-end have generated since the last message.
+
+    tokens: those of each number. cached: (number, tokens of its prompt that the prefix
+    cache had), with the first token.
+    """
+
+    numbers: list[int]
+    tokens: list[list[int]]
+    cached: list[tuple[int, int]]
+    scores: list[Scores]
+    ends: list[End]
+
+
+ToEngine = Ready | Submit | Stop | Leave | Check | Forward
+ToFrontEnd = Settings | Drain | Answered | Forwarded | News
+Message = ToEngine | ToFrontEnd
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder[Message](Message).decode
+
+
+def plain(value: Any) -> Any:
+    """Return JSON-like data in place of the mappings and collections of options."""
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    return value

@@ -1,0 +1,128 @@
+"""The output of requests of another process, as its messages arrive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from inl.config import EngineConfig
+from inl.engine.options import stop_strings
+from inl.engine.request_handle import RequestHandle
+from inl.scheduling.request import Event
+
+if TYPE_CHECKING:
+    from inl.scheduling.request import Request
+    from inl.scheduling.sampling_params import TokenLogprob
+    from inl.serve.frontends.messages import News
+    from inl.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class RemoteRequest:
+    """What is known here of a request of the engine's process."""
+
+    id: int
+    """Number of the completion on the link."""
+    tokens: list[int]
+    logprobs: int | None
+    prompt_logprobs: int | None
+    cached_tokens: int = 0
+    token_logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_token_logprobs: Sequence[TokenLogprob | None] = ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens of the prompt."""
+        return len(self.tokens)
+
+
+class RemoteHandle(RequestHandle):
+    """A request of the engine's process; finds its stop strings here."""
+
+    def __init__(
+        self,
+        request: RemoteRequest,
+        tokenizer: Tokenizer | None,
+        stop: str | Sequence[str] | None,
+    ) -> None:
+        super().__init__(
+            cast("Request", request),
+            tokenizer,
+            stop_strings(stop, EngineConfig()),
+            time.perf_counter(),
+        )
+
+    def receive(self, tokens: Sequence[int]) -> None:
+        """Append generated tokens, up to the end of a stop string."""
+        if not self._scans_text:
+            self.token_ids += tokens
+            return
+        for token in tokens:
+            self.token_ids.append(token)
+            self._text.update(self._text_ids, ended=False)
+            if self._text.stopped:
+                self.finish_reason = "stop"
+                return
+
+    def end(self, event: Event, *, has_end_token: bool) -> None:
+        """Finish, unless a stop string has ended the output."""
+        if not self.completed:
+            self._end_tokens = int(has_end_token)
+            self.apply_event(event, time.perf_counter())
+
+
+Stopped = Callable[[RequestHandle], None]
+"""Called when a stop string ends a request that goes on in the engine's process."""
+
+
+class Outputs:
+    """Applies messages to the handles of open requests, by number."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[RemoteHandle, Stopped]] = {}
+
+    @contextmanager
+    def open(self, handles: Sequence[RemoteHandle], stopped: Stopped) -> Iterator[None]:
+        """Apply what arrives for some handles in the body."""
+        numbers = [handle.request.id for handle in handles]
+        pairs = ((handle, stopped) for handle in handles)
+        self._open.update(zip(numbers, pairs, strict=True))
+        try:
+            yield
+        finally:
+            for number in numbers:
+                self._open.pop(number, None)
+
+    def apply(self, news: News) -> None:
+        """Append tokens and ends; what was left here is ignored."""
+        for number, cached in news.cached:
+            if (found := self._open.get(number)) is not None:
+                found[0].request.cached_tokens = cached
+        for scores in news.scores:
+            if (found := self._open.get(scores.number)) is not None:
+                found[0].request.token_logprobs += scores.logprobs
+        for number, tokens in zip(news.numbers, news.tokens, strict=True):
+            found = self._open.get(number)
+            if found is None or found[0].finish_reason is not None:
+                continue
+            handle, stopped = found
+            handle.receive(tokens)
+            if handle.finish_reason is not None:
+                stopped(handle)
+            handle.notify()
+        for end in news.ends:
+            if (found := self._open.get(end.number)) is not None:
+                handle, _ = found
+                if end.prompt is not None:
+                    handle.request.prompt_token_logprobs = end.prompt
+                error = None if end.failure is None else end.failure.error()
+                event = Event(end.number, None, end.reason, error)
+                handle.end(event, has_end_token=end.has_end_token)
+
+    def fail(self, error: Exception) -> None:
+        """End all open requests with an error."""
+        for handle, _ in self._open.values():
+            handle.fail(error)

@@ -1,0 +1,233 @@
+"""Starts front-end processes, answers them, and replaces those that end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from inl.errors import RunnerError
+from inl.serve.api_error import ApiError
+from inl.serve.frontends.calls import Calls
+from inl.serve.frontends.forwarding import answer
+from inl.serve.frontends.link import Link
+from inl.serve.frontends.messages import (
+    Answered,
+    Check,
+    Drain,
+    Failure,
+    Forward,
+    Leave,
+    Message,
+    Ready,
+    Settings,
+    Stop,
+    Submit,
+)
+from inl.serve.http_server import listen_shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import ASGIApp
+
+    from inl.serve.models import Models
+
+log = logging.getLogger("inl.serve")
+
+RESTART_SECONDS = 1.0
+"""Least time between two starts of a front-end."""
+
+EXIT_SECONDS = 10.0
+"""Time to exit, beyond that of open requests, before a front-end is killed."""
+
+
+class FrontEnd:
+    """One front-end process at a time, on one listening socket."""
+
+    def __init__(
+        self, app: ASGIApp, models: Models, settings: Settings, listening: socket.socket
+    ) -> None:
+        self.ready = asyncio.Event()
+        """Whether it has accepted connections."""
+        self.listening = listening
+        self._app, self._models, self._settings = app, models, settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: Link | None = None
+        self._calls: Calls | None = None
+        self._forwards: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        assert self._process is not None, "started"
+        return self._process.pid
+
+    async def run(self) -> None:
+        """Run until :meth:`stop`; starts another process if one ends before.
+
+        Raises :class:`~inl.errors.RunnerError` if the first one ends before it accepts
+        connections.
+        """
+        while True:
+            began = time.monotonic()
+            status = await self._run_once()
+            if self._is_stopping:
+                return
+            if not self.ready.is_set():
+                raise RunnerError(
+                    f"front-end: ended with exit status {status} before it accepted "
+                    "connections; its output says why"
+                )
+            log.warning(
+                "a front-end ended with exit status %s: its requests were aborted, and "
+                "another one starts",
+                status,
+            )
+            lived = time.monotonic() - began
+            await asyncio.sleep(max(RESTART_SECONDS - lived, 0))
+
+    async def _run_once(self) -> int:
+        """Run one process to its end, and return its exit status."""
+        lost = asyncio.Event()
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "inl.serve.frontends.main"]
+        listening = self.listening.fileno()
+        with theirs:
+            self._process = process = subprocess.Popen(
+                [*command, "--link", str(theirs.fileno()), "--listen", str(listening)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), listening),
+                # So that Ctrl-C in a terminal reaches only this process.
+                process_group=0,
+            )
+        try:
+            link = await Link.open(ours, self._receive, lost.set, self._resumed)
+            self._link, self._calls = link, Calls(self._models, link)
+            link.send(self._settings)
+            await lost.wait()
+        finally:
+            if self._link is not None:
+                self._link.close()
+            if self._calls is not None:
+                await self._calls.abort()
+            status = await asyncio.to_thread(_end, process)
+        return status
+
+    def stop(self, *, force: bool) -> None:
+        """Finish the open requests and exit."""
+        self._is_stopping = True
+        if self._link is not None:
+            self._link.send(Drain(force))
+
+    def kill(self) -> None:
+        """End the process at once, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _resumed(self) -> None:
+        assert self._calls is not None, "made before anything is sent"
+        self._calls.flush()
+
+    def _receive(self, message: Message) -> None:
+        calls, link = self._calls, self._link
+        assert calls is not None, "made before the other end writes"
+        assert link is not None, "opened before the other end writes"
+        if isinstance(message, Submit):
+            calls.submit(message)
+        elif isinstance(message, Leave):
+            calls.leave(message)
+        elif isinstance(message, Stop):
+            calls.stop(message)
+        elif isinstance(message, Check):
+            link.send(Answered(message.number, self._refusal(message.client)))
+        elif isinstance(message, Forward):
+            task = asyncio.create_task(self._forward(message, link))
+            self._forwards.add(task)
+            task.add_done_callback(self._forwards.discard)
+        elif isinstance(message, Ready):
+            self.ready.set()
+            if self._is_stopping:
+                link.send(Drain(force=False))
+
+    def _refusal(self, client: str) -> Failure | None:
+        try:
+            self._models.check_room(client)
+        except ApiError as error:
+            return Failure.of(error)
+        return None
+
+    async def _forward(self, message: Forward, link: Link) -> None:
+        link.send(await answer(self._app, message))
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process that has closed its link."""
+    try:
+        return process.wait(EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+class FrontEnds:
+    """All front-end processes of a server."""
+
+    def __init__(self, app: ASGIApp, models: Models, settings: Settings) -> None:
+        self._app, self._models, self._settings = app, models, settings
+        self.processes: list[FrontEnd] = []
+        self._is_stopping = False
+
+    async def run(self, started: Callable[[int], None]) -> None:
+        """Serve until :meth:`stop`; started: called with the port.
+
+        Raises :class:`~inl.errors.RequestError` and
+        :class:`~inl.errors.RunnerError`.
+        """
+        server = self._settings.server
+        sockets = listen_shared(server.host, server.port, server.frontends)
+        self.processes = [
+            FrontEnd(self._app, self._models, self._settings, each) for each in sockets
+        ]
+        tasks = [asyncio.create_task(each.run()) for each in self.processes]
+        running: asyncio.Future[Any] = asyncio.gather(*tasks)
+        all_ready: asyncio.Future[Any] = asyncio.gather(
+            *(each.ready.wait() for each in self.processes)
+        )
+        try:
+            await asyncio.wait([all_ready, running], return_when="FIRST_COMPLETED")
+            if all_ready.done():
+                started(sockets[0].getsockname()[1])
+            await running
+        finally:
+            for each in self.processes:
+                each.listening.close()
+            all_ready.cancel()
+            self.kill()
+            for task in tasks:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, RunnerError):
+                await asyncio.gather(*tasks)
+
+    def stop(self) -> None:
+        """Accept nothing more, and end once all open requests have finished.
+
+        A second call ends them.
+        """
+        for each in self.processes:
+            each.stop(force=self._is_stopping)
+        if not self._is_stopping:
+            seconds = self._settings.server.drain_seconds + EXIT_SECONDS
+            asyncio.get_running_loop().call_later(seconds, self.kill)
+        self._is_stopping = True
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        for each in self.processes:
+            each.kill()

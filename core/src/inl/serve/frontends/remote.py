@@ -1,0 +1,192 @@
+"""Models whose engine runs in another process, as front-ends see them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from inl.config import EngineConfig
+from inl.engine.prompt_encoder import PromptEncoder
+from inl.errors import RequestError
+from inl.executor.model_loader import configure, open_model
+from inl.serve.frontends.messages import Leave, Stop, Submit, plain
+from inl.serve.frontends.outputs import RemoteHandle, RemoteRequest
+from inl.serve.generations import Generation, Generations
+from inl.serve.model_slot import load_failure
+from inl.serve.model_text import ModelText
+from inl.serve.models import model_not_found
+from inl.weights.hub import resolve_model
+
+if TYPE_CHECKING:
+    from inl.engine.request_handle import RequestHandle
+    from inl.serve.frontends.client import EngineClient
+    from inl.serve.frontends.messages import ModelSettings
+    from inl.serve.job import Job
+    from inl.text.template import ChatTemplate
+    from inl.text.tokenizer import Tokenizer
+
+
+class _Source:
+    """Tokenizer and template of a model's files; raises ``ModelError``."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        config = EngineConfig(context=settings.context)
+        self._model = configure(open_model(resolve_model(settings.place)), config)
+        self._encoder = PromptEncoder(self._model, None, config)
+        longest = self._model.config.max_tokens
+        self.context: int = min(settings.context or longest, longest)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._encoder.tokenizer("tokenizer")
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._encoder.chat_template
+
+    def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> list[int]:
+        return self._encoder.chat_ids(
+            messages,
+            context=self.context,
+            continue_final_message=continue_final_message,
+            **variables,
+        )
+
+
+class RemoteModel:
+    """A model of the engine's process. Used by the event loop only."""
+
+    def __init__(self, settings: ModelSettings, client: EngineClient) -> None:
+        self.name = settings.name
+        self._settings = settings
+        self._client = client
+        self._text: ModelText | None = None
+        self._opening = asyncio.Lock()
+
+    async def opened(self) -> ModelText:
+        """Return the text side of the model; raises :class:`ApiError` 503."""
+        async with self._opening:
+            if self._text is None:
+                try:
+                    self._text = await asyncio.to_thread(_open, self._settings)
+                except Exception as error:
+                    raise load_failure(self.name, error) from error
+            return self._text
+
+    @asynccontextmanager
+    async def generate(self, job: Job, client: str) -> AsyncIterator[Generations]:
+        """Submit a job, and end it after the body; raises :class:`ApiError`."""
+        text = self._text or await self.opened()
+        # A long text takes a while to encode.
+        prompts = await asyncio.to_thread(text.encode_all, job.prompts)
+        event, first = asyncio.Event(), self._client.numbers(job.completions)
+        handles = _handles(text, job, prompts, first)
+        items = [
+            Generation(
+                handle,
+                text.parser(job.prompts[at // job.count], prompts[at // job.count]),
+                partial(text.stop_string, job.options),
+                first=handles[at - at % job.count],
+            )
+            for at, handle in enumerate(handles)
+        ]
+        generations = Generations(
+            items,
+            event,
+            token_text=text.token_bytes,
+            on_begin=_nothing,
+            on_tokens=_nothing,
+            on_close=_nothing,
+            cancel=_nothing,
+        )
+        for handle in handles:
+            handle.listener = event.set
+        try:
+            with self._client.outputs.open(handles, partial(self._stopped, first)):
+                await self._client.call(
+                    first, _submit(text, job, client, prompts, first)
+                )
+                yield generations
+        finally:
+            generations.close()
+            self._client.send(Leave(first, generations.finished))
+
+    def _stopped(self, first: int, handle: RequestHandle) -> None:
+        self._client.send(Stop(first, handle.request.id - first))
+
+
+def _open(settings: ModelSettings) -> ModelText:
+    text = ModelText(_Source(settings))
+    text.warm_up()
+    return text
+
+
+def _nothing(*_: object) -> None:
+    """The engine's process counts tokens, and ends requests."""
+
+
+def _submit(
+    text: ModelText,
+    job: Job,
+    client: str,
+    prompts: Sequence[Sequence[int]],
+    first: int,
+) -> Submit:
+    """Return the message of a job. Its stop strings are found here."""
+    options = {name: plain(value) for name, value in job.options.items()}
+    options.pop("stop", None)
+    structure = plain(text.structure_of(job, job.prompts[0]))
+    ids = [list(prompt) for prompt in prompts]
+    return Submit(first, job.model, client, ids, options, job.count, structure)
+
+
+def _handles(
+    text: ModelText, job: Job, prompts: Sequence[Sequence[int]], first: int
+) -> list[RemoteHandle]:
+    try:
+        tokenizer = text.tokenizer
+    except RequestError:
+        if job.options.get("stop"):
+            raise
+        tokenizer = None
+    handles: list[RemoteHandle] = []
+    for prompt in prompts:
+        for _ in range(job.count):
+            request = RemoteRequest(
+                first + len(handles),
+                list(prompt),
+                job.options.get("logprobs"),
+                job.options.get("prompt_logprobs"),
+            )
+            handles.append(RemoteHandle(request, tokenizer, job.options.get("stop")))
+    return handles
+
+
+class RemoteModels:
+    """The models of the engine's process, by name."""
+
+    def __init__(self, settings: Sequence[ModelSettings], client: EngineClient) -> None:
+        self.all = [RemoteModel(each, client) for each in settings]
+        self.default = self.all[0]
+        self._by_name = {
+            name: model
+            for model, each in zip(self.all, settings, strict=True)
+            for name in (each.name, *each.adapters)
+        }
+
+    def find(self, name: str | None) -> RemoteModel:
+        """Return a model; raises :class:`ApiError` 404."""
+        if name is None:
+            return self.default
+        if name not in self._by_name:
+            raise model_not_found(name, self._by_name)
+        return self._by_name[name]

@@ -1,0 +1,150 @@
+"""The text side of a model: prompts as token ids, and parsers of its output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from inl.errors import RequestError
+from inl.serve.generic_tools import with_tools
+from inl.serve.job import Conversation, Job, Prompt
+from inl.serve.markup import CallMarkup, Markup, ReasoningMarkup, derive
+from inl.serve.markup_parser import MarkupParser
+from inl.serve.output_parser import OutputParser, PlainParser
+from inl.serve.structured import forced_call
+from inl.text.measure import check_length
+
+if TYPE_CHECKING:
+    from inl.engine.options import GenerationOptions
+    from inl.text.template import ChatTemplate
+    from inl.text.tokenizer import Tokenizer
+
+TAIL = 64
+"""Tokens at the end of a prompt that may begin the reasoning."""
+
+
+class TextSource(Protocol):
+    """What has a model's tokenizer and chat template, such as an engine."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises ``RequestError`` if the model has none."""
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The chat template, if the model has one."""
+
+    @property
+    def context(self) -> int:
+        """Maximum number of tokens of prompt and output."""
+
+    def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        continue_final_message: bool = False,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        """Return a conversation's token ids."""
+
+
+class ModelText:
+    """Encodes the prompts of a model and parses its output."""
+
+    def __init__(self, source: TextSource) -> None:
+        self._source = source
+        self.markup = Markup(CallMarkup())
+        """How the model writes calls and reasoning, once it is warmed up."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises ``RequestError`` if the model has none."""
+        return self._source.tokenizer
+
+    def warm_up(self) -> None:
+        """Build the tokenizer and start the template's process, if it has them."""
+        with suppress(RequestError):
+            self.tokenizer.encode("a")
+        template = self._source.chat_template
+        if template is not None:
+            self.markup = derive(template.apply, template.source)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token's text; empty for an unknown id."""
+        tokenizer = self.tokenizer
+        if tokenizer.token(token) is None:
+            return b""
+        if tokenizer.byte_level:
+            return tokenizer.token_bytes(token)
+        return tokenizer.decode([token], skip_special=False).encode()
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the token ids of a prompt; raises the engine's errors."""
+        if isinstance(prompt, list):
+            return prompt
+        if isinstance(prompt, str):
+            check_length(self.tokenizer, prompt, self._source.context)
+            return self.tokenizer.encode(prompt)
+        return self._encode_conversation(prompt)
+
+    def _encode_conversation(self, conversation: Conversation) -> list[int]:
+        messages = conversation.messages
+        variables = dict(conversation.variables)
+        tools = () if conversation.tool_choice == "none" else conversation.tools
+        if not self.markup.has_tools:
+            messages = with_tools(conversation, tools)
+        elif tools:
+            variables["tools"] = [tool.as_template_value() for tool in tools]
+        return self._source.chat_ids(
+            messages,
+            continue_final_message=conversation.continue_final,
+            **variables,
+        )
+
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+        """Return the token ids of several prompts; raises the engine's errors."""
+        return [tuple(self.encode(prompt)) for prompt in prompts]
+
+    def structure_of(self, job: Job, prompt: Prompt) -> Mapping[str, Any] | None:
+        """Return the structure of a prompt's output; ``None`` is any text."""
+        if isinstance(prompt, Conversation) and is_forced(prompt):
+            calls = self.markup.calls or CallMarkup()
+            return forced_call(prompt.tools, prompt.tool_choice, calls)
+        return job.structure
+
+    def parser(self, prompt: Prompt, ids: Sequence[int]) -> OutputParser:
+        """Return the parser of a prompt's output; texts have no markup."""
+        if not isinstance(prompt, Conversation):
+            return PlainParser()
+        if is_forced(prompt):
+            forced = self.markup.calls or CallMarkup()
+            return MarkupParser(forced, None, is_forced=True)
+        offered = prompt.tools and prompt.tool_choice != "none"
+        calls = self.markup.calls if offered else None
+        reasoning = self.markup.reasoning
+        if calls is None and reasoning is None:
+            return PlainParser()
+        return MarkupParser(
+            calls,
+            reasoning,
+            is_reasoning=reasoning is not None and self._has_begun(reasoning, ids),
+        )
+
+    def _has_begun(self, reasoning: ReasoningMarkup, ids: Sequence[int]) -> bool:
+        """Whether a prompt ends within reasoning."""
+        tail = self.tokenizer.decode(ids[-TAIL:], skip_special=False)
+        return tail.rfind(reasoning.begin) > tail.rfind(reasoning.end)
+
+    def stop_string(self, options: GenerationOptions, ids: list[int]) -> str | None:
+        """Return the stop string with which the text of ``ids`` was ended."""
+        text = self.tokenizer.decode(ids)
+        stop = options.get("stop") or ()
+        strings = [stop] if isinstance(stop, str) else stop
+        ends = [(text.find(each) + len(each), each) for each in strings if each in text]
+        return min(ends)[1] if ends else None
+
+
+def is_forced(conversation: Conversation) -> bool:
+    """Whether the output must be a tool call."""
+    return conversation.tool_choice not in ("auto", "none")
