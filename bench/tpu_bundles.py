@@ -30,11 +30,11 @@ class Facts(NamedTuple):
 
         Branches that are not taken count as well: an upper bound without waits. The
         compiler drops loops of one run: the deepest loop has the last of ``runs``.
-        Raises :class:`ValueError` for loops without runs.
+        Returns 0, unknown, if the compiler added loops that ``runs`` does not have.
         """
         depths = len(self.bundles)
         if depths > len(runs):
-            raise ValueError(f"found loops of {depths - 1} depths, runs {runs}")
+            return 0
         known = (*runs[: depths - 1], runs[-1])
         return sum(b * n for b, n in zip(self.bundles, known, strict=True))
 

@@ -6,7 +6,8 @@ spills too often; it is named.
 
 The cycles are instruction bundles times the runs of their loops, without waits. The
 share is the time that the bytes and operations need, divided by the larger of this time
-and that of the cycles: a bound on what the kernel can reach, not a measurement.
+and that of the cycles: a bound on what the kernel can reach, not a measurement. Cycles and
+shares are 0 where the compiler added loops of which the runs are not known.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def row(name: str, launch: Launch, arguments: Any, chip: Chip, folder: Path) -> 
     worst = max(s / b for s, b in zip(facts.spills, facts.bundles, strict=True) if b)
     problem = f"spills {worst:.2f} registers per bundle" if worst > MOST_SPILLS else ""
     total, spills = sum(facts.bundles), sum(facts.spills)
-    shares = (need / took for need in needs)
+    shares = (need / took if cycles else 0.0 for need in needs)
     return Row(name, launch.kernel, facts.vmem, total, spills, cycles, *shares, problem)
 
 

@@ -73,7 +73,8 @@ def test_every_kernel_compiles(topology):
     for row in rows:
         assert not row["problem"], row
         assert 0 < row["vmem"] <= VMEM, row
-        assert row["cycles"] >= row["bundles"] > 0, row
+        assert row["bundles"] > 0, row
+        assert row["cycles"] == 0 or row["cycles"] >= row["bundles"], row
     if topology.startswith("v6e"):
         shares = {row["name"]: row for row in rows}
         for name, kind, least in SHARES:
