@@ -30,7 +30,7 @@ class Facts(NamedTuple):
 
         Branches that are not taken count as well: an upper bound without waits. The
         compiler drops loops of one run: the deepest loop has the last of ``runs``.
-        Returns 0, unknown, if the compiler added loops that ``runs`` does not have.
+        Returns 0, unknown, for loops of the compiler that ``runs`` does not have.
         """
         depths = len(self.bundles)
         if depths > len(runs):

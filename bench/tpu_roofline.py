@@ -6,8 +6,8 @@ spills too often; it is named.
 
 The cycles are instruction bundles times the runs of their loops, without waits. The
 share is the time that the bytes and operations need, divided by the larger of this time
-and that of the cycles: a bound on what the kernel can reach, not a measurement. Cycles and
-shares are 0 where the compiler added loops of which the runs are not known.
+and that of the cycles: a bound on what the kernel can reach, not a measurement. Cycles
+and shares are 0 where the compiler added loops of which the runs are not known.
 """
 
 from __future__ import annotations
