@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
+from simulator import races, simulated
 
 from inl.ops.attention import attention as op
 from inl.ops.attention import random_step
@@ -25,12 +25,6 @@ from inl_jax.pallas import paged_attention
 PAGE = 16
 MIXED = {"cached": [3, 40, 0, 70], "counts": [1, 1, 20, 3]}
 DECODE = {"cached": [5, 300], "counts": [1, 1]}
-
-
-def simulated():
-    return pltpu.InterpretParams(
-        detect_races=True, dma_execution_mode="on_wait", uninitialized_memory="nan"
-    )
 
 
 def make_case(seed, dim, rows, **attrs):
@@ -57,10 +51,6 @@ def run(case, dtype, kernel=paged_attention.attention):
         jnp.asarray(q, dtype), pages, device_step, **case.attrs, interpret=simulated()
     )
     return judge(op, case, dtype, np.asarray(found.astype(jnp.float32)))
-
-
-def races():
-    return interpret_pallas_call.races.races_found
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ from inl.spec.kernel import Kernel
 
 def kernels() -> Iterable[Kernel]:
     """List the kernels; imports Pallas."""
-    from inl_jax.pallas import paged_attention
+    from inl_jax.pallas import experts, linear, paged_attention, rows
 
     yield paged_attention.kernel()
+    yield from linear.kernels()
+    yield from experts.kernels()
+    yield from rows.kernels()

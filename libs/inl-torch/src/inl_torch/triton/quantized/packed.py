@@ -16,7 +16,7 @@ import torch
 from inl.dtypes import HostArray, wrap
 from inl.spec.op import Spec
 from inl.weights.loader import to_dtype
-from inl.weights.quant import QUANTIZATIONS
+from inl.weights.quant_codes import SPLIT, split_blocks
 from inl_torch.eager.linear import can_stack_qkv, present
 
 PACKED: Final = "packed"
@@ -24,9 +24,6 @@ PACKED: Final = "packed"
 
 UNIT_BYTES: Final = 16
 """Bytes of codes in a unit, which a thread loads at a time."""
-
-KINDS: Final = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
-"""Quantization formats that can be split into codes and scales without loss."""
 
 FLOAT8: Final = torch.float8_e4m3fn
 
@@ -129,8 +126,8 @@ def refuse_dtypes(**stored: Spec) -> str | None:
     """Return the reason why matrices cannot be packed, or ``None``."""
     matrices = {n: s for n, s in stored.items() if not n.endswith("bias")}
     for name, spec in matrices.items():
-        if spec.dtype not in KINDS:
-            return f"{name} is stored as {spec.dtype}, not as {', '.join(KINDS)}"
+        if spec.dtype not in SPLIT:
+            return f"{name} is stored as {spec.dtype}, not as {', '.join(SPLIT)}"
     return None
 
 
@@ -173,7 +170,7 @@ def pack_mlp(group: Group, backend: Any, dtype: str) -> PackedMlp:
 def _matrix(parts: Sequence[HostArray | None], backend: Any, dtype: str) -> Packed:
     """Stack matrices by rows; dense where one of them is already dequantized."""
     arrays = [present(part) for part in parts]
-    if any(part.dtype not in KINDS for part in arrays):
+    if any(part.dtype not in SPLIT for part in arrays):
         dense = [to_dtype(part, dtype).data for part in arrays]
         data = np.concatenate(dense)
         return Packed(backend.tensor(HostArray(data, dtype, data.shape)))
@@ -199,23 +196,3 @@ def _bias(
     ]
     data = np.concatenate([to_dtype(part, dtype).data.reshape(-1) for part in arrays])
     return backend.tensor(HostArray(data, dtype, data.shape))
-
-
-def split_blocks(array: HostArray) -> tuple[Any, Any, Any]:
-    """Split a stored matrix [N, K] of :data:`KINDS` into codes, scales and offsets."""
-    kind = QUANTIZATIONS[array.dtype]
-    rows, columns = array.shape
-    blocks = array.data.reshape(rows, columns // kind.block, kind.bytes)
-    header_values = 1 if kind.symmetric else 2
-    heads = np.ascontiguousarray(blocks[:, :, : 2 * header_values]).view(np.float16)
-    scales = np.ascontiguousarray(heads[:, :, 0])
-    offsets = None if kind.symmetric else np.ascontiguousarray(heads[:, :, 1])
-    body = np.ascontiguousarray(blocks[:, :, 2 * header_values :])
-    if kind.bits == 8:
-        return body.view(np.int8).reshape(rows, columns), scales, offsets
-    if kind.bits == 4:
-        return body.reshape(rows, columns // 2), scales, offsets
-    fifth = np.unpackbits(body[:, :, :4], axis=-1, bitorder="little")
-    low = np.concatenate([body[:, :, 4:] & 15, body[:, :, 4:] >> 4], -1)
-    codes = (low | fifth << 4).astype(np.int8) - np.int8(kind.zero)
-    return codes.reshape(rows, columns), scales, offsets

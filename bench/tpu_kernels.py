@@ -1,0 +1,241 @@
+"""Shapes of the Pallas kernels to compile, with the work that they do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from inl.ops.moe import ExpertLinear
+from inl.ops.norm import Norm
+from inl.spec.step import Step
+from inl_jax.pages import Pages
+from inl_jax.pallas import block_sparse, experts, matmul, packed, paged_attention, rows
+from inl_jax.xla.attention import TILE
+
+PAGE = 32
+
+
+class Launch(NamedTuple):
+    """One kernel at one shape."""
+
+    kernel: str
+    """Name in the compiler's output."""
+    run: Callable[..., Any]
+    shapes: Any
+    """Arguments as a tree of (shape, dtype)."""
+    nbytes: int = 0
+    """Bytes that must move between HBM and the chip."""
+    flops: int = 0
+    runs: tuple[int, ...] = (1, 1)
+    """Runs of the instructions by depth of loops: 1, then those of the grid."""
+
+
+def product(tokens: int, inputs: int, outputs: int, kind: str) -> Launch:
+    """Linear layer with packed weights; kind: "int8", "int4" or "float8_e4m3fn"."""
+    size = packed.padded_inputs(inputs)
+    blocks = matmul.blocks_of(tokens, size, outputs)
+    scale = ((size // packed.GROUP, outputs), "int16") if "int" in kind else None
+    w = packed.Packed(((size, outputs), kind), scale)
+    bits = 4 if kind == "int4" else 8
+    stored = size * outputs * bits // 8 + (scale is not None) * size * outputs // 16
+    wide = pl.cdiv(outputs, blocks.outputs)
+    grid = wide * pl.cdiv(tokens, blocks.rows) * blocks.parts
+    dequantized = wide * blocks.parts if blocks.parts == 1 else grid
+    chunks = blocks.inputs // matmul.CHUNK
+    loop = (dequantized * chunks,) if chunks > 1 else ()
+    return Launch(
+        "packed_matmul",
+        matmul.matmul,
+        (((tokens, inputs), "bfloat16"), w),
+        stored + 2 * tokens * (inputs + outputs),
+        2 * tokens * inputs * outputs,
+        (1, grid, *loop),
+    )
+
+
+def attended(
+    heads: int, kv_heads: int, dim: int, tokens: int, count: int, context: int,
+    dtype: str = "bfloat16", window: int | None = None,
+) -> Launch:  # fmt: skip
+    """Attention of ``tokens`` of ``count`` rows, which end at position ``context``."""
+    table, blocks = pl.cdiv(context, PAGE), 1021
+    sizes = {"tokens": tokens, "positions": tokens, "rows": tokens, "starts": count + 1}
+    found = {name: ((sizes.get(name, count),), "int32") for name in Step._fields}
+    found |= {
+        "blocks": ((1, count, table), "int32"),
+        "writes": ((1, tokens), "int32"),
+        "used_counts": ((3,), "int32"),
+        "plan": (),
+    }
+
+    def run(q: Any, pages: Any, step: Any) -> Any:
+        return paged_attention.attention(
+            q, pages, step, scale=0.1, window=window, cap=None, group=0
+        )
+
+    each = tokens // count
+    keys = max(1, min(paged_attention.KEYS // PAGE, table)) * PAGE
+    size = min(TILE, each)
+    tiles = pl.cdiv(each, size)
+    ends = [context - each + min(size * (i + 1), each) for i in range(tiles)]
+    pages = Pages(((blocks, kv_heads, PAGE, 2 * dim), dtype))
+    pairs = sum(context - each + i + 1 for i in range(each))
+    return Launch(
+        "ragged_paged_attention",
+        run,
+        (((tokens, heads, dim), dtype), pages, Step(**found)),
+        4 * count * context * kv_heads * dim + 4 * tokens * heads * dim,
+        4 * count * pairs * heads * dim,
+        (1, count * tiles, count * sum(math.ceil(end / keys) for end in ends)),
+    )
+
+
+def routed(tokens: int, k: int, count: int, inputs: int, outputs: int) -> Launch:
+    """Product of experts, of which different rows choose different ones."""
+    read = min(count, tokens * k)
+    size = 128 if tokens * k > 16 * count else 16
+    block = experts.MATRIX_BYTES // (2 * inputs) // 128 * 128
+    tiles = tokens * k // size + read
+    return Launch(
+        "expert_linear",
+        experts.expert_linear,
+        (
+            ((tokens, 1, inputs), "bfloat16"),
+            ((tokens, k), "int32"),
+            ExpertLinear(((count, outputs, inputs), "bfloat16")),
+        ),
+        2 * read * inputs * outputs,
+        2 * tokens * k * inputs * outputs,
+        (1, pl.cdiv(outputs, min(block, outputs)) * tiles),
+    )
+
+
+def normalized(tokens: int, width: int) -> Launch:
+    """Sum and norm."""
+    wide = ((tokens, width), "bfloat16")
+
+    def run(residual: Any, delta: Any, weight: Any) -> Any:
+        return rows.reduce_add_norm(residual, delta, Norm(weight), eps=1e-5)
+
+    block = rows.BLOCK_BYTES // (4 * 5 * width) // 16 * 16
+    grid = pl.cdiv(tokens, min(block, tokens))
+    shapes = (wide, wide, ((width,), "bfloat16"))
+    return Launch(
+        "reduce_add_norm",
+        run,
+        shapes,
+        8 * tokens * width,
+        0,
+        (1, grid, pl.cdiv(tokens, 16)),
+    )
+
+
+def moved(tokens: int, width: int, *, backward: bool = False) -> Launch:
+    """Two steps of INL dynamics, or their gradients."""
+    wide, third = ((tokens, width), "bfloat16"), ((tokens, 3 * width), "bfloat16")
+
+    def run(*args: Any) -> Any:
+        return rows.inl_dynamics_n_steps(*args, n_steps=2, dt=0.1)
+
+    def gradients(x: Any, v: Any, mu: Any, controller: Any) -> Any:
+        def loss(args: Any) -> Any:
+            return jnp.sum(run(*args)[0].astype(jnp.float32))
+
+        return jax.grad(loss)((x, v, mu, controller))
+
+    # JAX adds the names of the transformations.
+    name = "transpose_jvp_inl_dynamics_backward__" if backward else "inl_dynamics"
+    widths = 14 if backward else 8
+    block = rows.BLOCK_BYTES // (4 * widths * width) // 16 * 16
+    grid = pl.cdiv(tokens, min(block, tokens))
+    return Launch(
+        name,
+        gradients if backward else run,
+        (wide, wide, wide, third),
+        2 * widths * tokens * width,
+        0,
+        (1, grid, pl.cdiv(tokens, 16)),
+    )
+
+
+def sparse(tokens: int, size: int, side: int) -> Launch:
+    """Block-sparse product with blocks of 512, of which a quarter is stored."""
+    pairs = [(i, j) for i in range(side) for j in range(side) if (i + j) % 4 == 0]
+
+    def run(dense: Any, values: Any) -> Any:
+        return block_sparse.block_sparse_matmul(
+            dense, values, pairs, columns=side * size
+        )
+
+    flops = 2 * tokens * len(pairs) * size * size
+    shapes = (
+        ((tokens, side * size), "bfloat16"),
+        ((len(pairs), size, size), "bfloat16"),
+    )
+    grid = pl.cdiv(tokens, block_sparse.MOST_ROWS) * len(pairs)
+    nbytes = 2 * (len(pairs) * size * size + 2 * tokens * side * size)
+    return Launch("block_sparse_matmul", run, shapes, nbytes, flops, (1, grid))
+
+
+LAUNCHES = {
+    "135M decode qkv int8": product(32, 576, 576, "int8"),
+    "135M decode up int8": product(32, 576, 1536, "int8"),
+    "135M decode down int8": product(32, 1536, 576, "int8"),
+    "135M decode attention": attended(9, 3, 64, 32, 32, 2048),
+    "135M prefill up int8": product(2048, 576, 1536, "int8"),
+    "135M prefill attention": attended(9, 3, 64, 2048, 1, 2048),
+    "8B decode up int8": product(32, 4096, 14336, "int8"),
+    "8B decode up int4": product(32, 4096, 14336, "int4"),
+    "8B decode up float8": product(32, 4096, 14336, "float8_e4m3fn"),
+    "8B decode down int8": product(32, 14336, 4096, "int8"),
+    "8B decode attention": attended(32, 8, 128, 64, 64, 4096),
+    "8B prefill up int8": product(2048, 4096, 14336, "int8"),
+    "8B prefill down int8": product(2048, 14336, 4096, "int8"),
+    "8B prefill attention": attended(32, 8, 128, 2048, 1, 2048),
+    "float32 mixed attention": attended(9, 3, 64, 64, 8, 2048, "float32", 100),
+    "8x7B decode experts": routed(4, 2, 8, 4096, 14336),
+    "8B decode norm": normalized(32, 4096),
+    "8B prefill norm": normalized(2048, 4096),
+    "INL dynamics": moved(2048, 1024),
+    "INL dynamics backward": moved(2048, 1024, backward=True),
+    "block-sparse": sparse(2048, 512, 8),
+}
+
+
+def planted(which: str) -> Launch:
+    """Return a kernel that the compiler refuses, or that spills; see the tests."""
+    if which == "vmem":
+        return filled("planted_vmem", (1 << 13, 1 << 12), lambda x: x[:8] + 1)
+    if which == "mosaic":
+        return filled("planted_mosaic", (8, 128), lambda x: jnp.sort(x[...], axis=0))
+    return filled("planted_spills", (1024, 128), held)
+
+
+def held(x: Any) -> Any:
+    """Keep more values alive than there are registers."""
+    parts = [x[8 * i : 8 * i + 8] for i in range(128)]
+    for step in range(4):
+        parts = [parts[i] * parts[(37 * i + step) % 128] for i in range(128)]
+    return jnp.concatenate(parts)
+
+
+def filled(name: str, shape: tuple[int, int], function: Callable[[Any], Any]) -> Launch:
+    """Return a kernel of one block, which writes its first rows."""
+
+    def body(x: Any, out: Any) -> None:
+        rows = function(x)
+        out[: len(rows)] = rows
+
+    def run(x: Any) -> Any:
+        return pl.pallas_call(
+            body, out_shape=jax.ShapeDtypeStruct(shape, x.dtype), name=name,
+            compiler_params=pltpu.CompilerParams(vmem_limit_bytes=48 << 20),
+        )(x)  # fmt: skip
+
+    return Launch(name, run, ((shape, "float32"),))

@@ -1,0 +1,191 @@
+"""Product with packed or plain weights, which are streamed through VMEM.
+
+The grid runs over blocks of outputs, rows and inputs. A block of codes is converted to
+the compute dtype in VMEM, some inputs at a time: for few rows on its way to the matrix
+unit; for many rows to a buffer, once for all rows where the inputs are one block.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from inl_jax.pallas.packed import GROUP, LANES, WHOLE, Packed
+from inl_jax.tensors import Array
+
+CHUNK = 1024
+"""Inputs that are converted at a time."""
+
+SUBLANES = 16
+"""Rows are padded to a multiple of this."""
+
+FEW_ROWS = 64
+"""Most rows for which codes are converted on their way to the matrix unit."""
+
+VMEM_BYTES = 48 << 20
+"""Memory that the compiler may use; the smallest of the chips has 64 MiB."""
+
+
+class Blocks(NamedTuple):
+    """Static sizes of one launch."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    """Inputs of a block."""
+    parts: int
+    """Blocks of inputs."""
+    buffered: bool
+    """Whether converted codes are kept in a buffer."""
+
+
+def blocks_of(rows: int, inputs: int, outputs: int) -> Blocks:
+    """Return the block sizes of a shape, by the number of rows and of inputs."""
+    few = rows <= FEW_ROWS
+    parts = 1
+    while inputs > parts * WHOLE or inputs % (parts * LANES):
+        parts += 1
+    return Blocks(
+        rows=min(rows + -rows % SUBLANES, 512),
+        outputs=min(outputs, 512),
+        inputs=inputs // parts,
+        parts=parts,
+        buffered=not few,
+    )
+
+
+def matmul(
+    x: Array, w: Packed, bias: Array | None = None, *, interpret: Any = False
+) -> Array:
+    """Multiply ``x`` [T, K] by a packed matrix [N, K] transposed; returns [T, N]."""
+    tokens, outputs = x.shape[0], w.codes.shape[1]
+    inputs = w.codes.shape[0]
+    size = blocks_of(tokens, inputs, outputs)
+    x = jnp.pad(x, ((0, -tokens % size.rows), (0, inputs - x.shape[1])))
+    wide = (size.inputs, size.outputs)
+    scale = pl.BlockSpec((size.inputs // GROUP, size.outputs), lambda n, _, k: (k, n))
+    operands: list[tuple[Any, Any]] = [
+        (x, pl.BlockSpec((size.rows, size.inputs), lambda _, m, k: (m, k))),
+        (w.codes, pl.BlockSpec(wide, lambda n, _, k: (k, n))),
+        (w.scales, scale),
+        (w.offsets, scale),
+        (
+            None if bias is None else bias[None],
+            pl.BlockSpec((1, size.outputs), lambda n, *_: (0, n)),
+        ),
+    ]
+    given = [operand is not None for operand, _ in operands]
+    present = [pair for pair in operands if pair[0] is not None]
+    scratch = [pltpu.VMEM((size.rows, size.outputs), jnp.float32)]
+    if size.buffered:
+        scratch.append(pltpu.VMEM(wide, x.dtype))
+    out = pl.pallas_call(
+        partial(body, size, tuple(given)),
+        grid=(pl.cdiv(outputs, size.outputs), len(x) // size.rows, size.parts),
+        in_specs=[spec for _, spec in present],
+        out_specs=pl.BlockSpec((size.rows, size.outputs), lambda n, m, _: (m, n)),
+        out_shape=jax.ShapeDtypeStruct((len(x), outputs), x.dtype),
+        scratch_shapes=scratch,
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=VMEM_BYTES
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=2 * len(x) * inputs * outputs,
+            bytes_accessed=sum(each.nbytes for each, _ in present) + 2 * x.nbytes,
+            transcendentals=0,
+        ),
+        interpret=interpret,
+        name="packed_matmul",
+    )(*(operand for operand, _ in present))
+    return out[:tokens]
+
+
+def body(size: Blocks, given: tuple[bool, ...], *refs: Any) -> None:
+    """One block of outputs, rows and inputs."""
+    source = iter(refs)
+    operands: list[Any] = [next(source) if each else None for each in given]
+    x, codes, scales, offsets, bias = operands
+    out, sums, *buffer = source
+    row, part = pl.program_id(1), pl.program_id(2)
+
+    @pl.when(part == 0)
+    def _() -> None:
+        sums[...] = jnp.zeros_like(sums)
+
+    def chunk(start: Any, count: int) -> None:
+        values = converted(codes, scales, offsets, start, count, x.dtype)
+        if buffer:
+            buffer[0][pl.ds(start, count), :] = values
+        else:
+            sums[...] += product(x[:, pl.ds(start, count)], values)
+
+    if not buffer:
+        over_chunks(size.inputs, chunk)
+    else:
+        pl.when((row == 0) | (size.parts > 1))(lambda: over_chunks(size.inputs, chunk))
+        sums[...] += product(x[...], buffer[0][...])
+
+    @pl.when(part == size.parts - 1)
+    def _() -> None:
+        y = sums[...]
+        if bias is not None:
+            y += bias[...].astype(jnp.float32)
+        out[...] = y.astype(out.dtype)
+
+
+def over_chunks(inputs: int, chunk: Any) -> None:
+    """Call ``chunk(start, count)`` for the inputs of a block, in order."""
+    whole = inputs // CHUNK
+
+    @pl.loop(0, whole)
+    def _(index: Any) -> None:
+        chunk(pl.multiple_of(index * CHUNK, CHUNK), CHUNK)
+
+    if inputs % CHUNK:
+        chunk(whole * CHUNK, inputs % CHUNK)
+
+
+def converted(
+    codes: Any, scales: Any, offsets: Any, start: Any, count: int, dtype: Any
+) -> Any:
+    """Return ``count`` inputs of a block from ``start`` in the compute dtype."""
+    values = codes[pl.ds(start, count), :]
+    if scales is None:
+        return values.astype(dtype)
+    outputs = values.shape[1]
+    # 4 bits leave no time for arithmetic in float32 between two transfers.
+    four = values.dtype == jnp.int4
+    middle = dtype if four else jnp.float32
+    values = values.astype(middle).reshape(count // GROUP, GROUP, outputs)
+    first = start // GROUP
+    if not isinstance(start, int):
+        first = pl.multiple_of(first, CHUNK // GROUP)
+    groups = pl.ds(first, count // GROUP)
+    scale = from_half(scales[groups, :])
+    values = values * scale.astype(middle)[:, None]
+    if offsets is not None:
+        offset = from_half(offsets[groups, :]) + (8 * scale if four else 0)
+        values = values + offset.astype(middle)[:, None]
+    return values.reshape(count, outputs).astype(dtype)
+
+
+def from_half(bits: Any) -> Any:
+    """Convert the bits of float16 to float32, without a float16 of the chip."""
+    wide = bits.astype(jnp.int32)
+    exponent, fraction = (wide >> 10) & 31, wide & 1023
+    normal = jax.lax.bitcast_convert_type(
+        ((exponent + 112) << 23) | (fraction << 13), jnp.float32
+    )
+    size = jnp.where(exponent == 0, fraction.astype(jnp.float32) * 2.0**-24, normal)
+    return jnp.where(wide < 0, -size, size)
+
+
+def product(x: Any, y: Any) -> Any:
+    """Multiply in float32, with float32 precision for float32 operands."""
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return jnp.dot(x, y, precision=precision, preferred_element_type=jnp.float32)

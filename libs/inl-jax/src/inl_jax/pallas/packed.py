@@ -1,0 +1,162 @@
+"""Packed weights in the memory of a TPU.
+
+A matrix [N, K] of a checkpoint is stored transposed: outputs run along the lanes of a
+register, so that a scale of 32 inputs is broadcast across the sublanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from inl.dtypes import HostArray, wrap
+from inl.spec.op import Spec
+from inl.weights.loader import to_dtype
+from inl.weights.quant_codes import SPLIT, split_blocks, unpack_nibbles
+from inl_jax.tensors import Array
+
+PACKED: Final = "packed"
+"""Layout of the packed weights of all ops."""
+
+GROUP: Final = 32
+"""Inputs that share a scale."""
+
+LANES: Final = 128
+
+WHOLE: Final = 4096
+"""Most inputs of a block."""
+
+PART: Final = 1024
+"""The inputs of a longer matrix are padded to a multiple of this."""
+
+FLOAT8: Final = "float8_e4m3"
+
+KINDS: Final = (*SPLIT, FLOAT8)
+"""Formats that are packed."""
+
+
+class Packed(NamedTuple):
+    """A matrix: ``value = scale * code + offset``."""
+
+    codes: Array
+    """[K', N] int8, int4, float8 or the compute dtype; K' is K padded with zeros."""
+    scales: Array | None = None
+    """[K' / 32, N] int16: the bits of float16."""
+    offsets: Array | None = None
+    """[K' / 32, N] int16: the bits of float16. Codes of 4 bits are stored minus 8."""
+
+
+class PackedLinear(NamedTuple):
+    """A packed matrix and an optional bias [N]."""
+
+    weight: Packed
+    bias: Array | None = None
+
+    @property
+    def layout(self) -> str:
+        """Name of the layout."""
+        return PACKED
+
+
+class PackedQkv(NamedTuple):
+    """Packed query, key and value projections."""
+
+    q: Packed
+    k: Packed
+    v: Packed
+    q_bias: Array | None = None
+    k_bias: Array | None = None
+    v_bias: Array | None = None
+
+    @property
+    def layout(self) -> str:
+        """Name of the layout."""
+        return PACKED
+
+
+class PackedMlp(NamedTuple):
+    """Packed gate, up and down projections."""
+
+    gate: Packed
+    up: Packed
+    down: Packed
+
+    @property
+    def layout(self) -> str:
+        """Name of the layout."""
+        return PACKED
+
+
+def padded_inputs(inputs: int) -> int:
+    """Return the inputs K' of a stored matrix with K inputs."""
+    unit = LANES if inputs <= WHOLE else PART
+    return inputs + -inputs % unit
+
+
+def refuse_stored(**stored: Spec) -> str | None:
+    """Return the reason why matrices cannot be packed, or ``None``."""
+    for name, spec in stored.items():
+        if not name.endswith("bias") and spec.dtype not in KINDS:
+            return f"{name} is stored as {spec.dtype}, not as {', '.join(KINDS)}"
+    return None
+
+
+def pack(group: Mapping[str, HostArray | None], backend: Any, dtype: str) -> Any:
+    """Pack the matrices of a group, and convert its biases, by name."""
+    packed: dict[str, Any] = {}
+    for name, array in group.items():
+        if array is None:
+            packed[name] = None
+        elif len(array.shape) == 1:
+            packed[name] = backend.tensor(to_dtype(array, dtype))
+        else:
+            packed[name] = pack_matrix(array, backend, dtype)
+    return packed
+
+
+def pack_linear(group: Any, backend: Any, dtype: str) -> PackedLinear:
+    return PackedLinear(**pack(group, backend, dtype))
+
+
+def pack_qkv(group: Any, backend: Any, dtype: str) -> PackedQkv:
+    return PackedQkv(**pack(group, backend, dtype))
+
+
+def pack_mlp(group: Any, backend: Any, dtype: str) -> PackedMlp:
+    return PackedMlp(**pack(group, backend, dtype))
+
+
+def pack_matrix(array: HostArray, backend: Any, dtype: str) -> Packed:
+    """Pack a stored matrix [N, K]; one that is not of :data:`KINDS` is converted."""
+    inputs = array.shape[1]
+
+    def upload(part: Any, rows: int) -> Any:
+        flat = np.ascontiguousarray(part.reshape(array.shape[0], -1).T)
+        flat = np.pad(flat, ((0, rows - len(flat)), (0, 0)))
+        return backend.tensor(wrap(flat))
+
+    size = padded_inputs(inputs)
+    if array.dtype == FLOAT8:
+        codes = upload(array.data.view(np.uint8), size)
+        return Packed(jax.lax.bitcast_convert_type(codes, jnp.float8_e4m3fn))
+    if array.dtype not in SPLIT:
+        plain = backend.tensor(to_dtype(array, dtype)).T
+        return Packed(jnp.pad(plain, ((0, size - inputs), (0, 0))))
+    codes, *scales = split_blocks(array)
+    four = codes.dtype == np.uint8
+    if four:
+        codes = unpack_nibbles(codes).astype(np.int8) - np.int8(8)
+    stored = upload(codes, size)
+    if four:
+        stored = stored.astype(jnp.int4)
+    bits = (
+        None
+        if scale is None
+        else jax.lax.bitcast_convert_type(upload(scale, size // GROUP), jnp.int16)
+        for scale in scales
+    )
+    return Packed(stored, *bits)
