@@ -27,7 +27,7 @@ OTHER_TESTS = tests/torch $(filter-out tests/core tests/data tests/plugins tests
 	tests/plugins/cuda tests/plugins/directml tests/plugins/intel tests/plugins/rocm \
 	tests/plugins/tpu
 
-.PHONY: demo test test-all test-deep test-others test-long test-tpu-compiler lint docs clean
+.PHONY: demo test test-all test-deep test-others test-long test-hosts test-tpu-compiler lint docs clean
 
 demo:
 	$(PARALLEL) .venv/.demo
@@ -60,6 +60,13 @@ test-long: .venv-all/.test
 test-tpu-compiler: .venv-all/.test
 	$(call PIP,.venv-all) $(EDITABLE) -e "plugins/inl-tpu[compiler]"
 	.venv-all/bin/python -m pytest tests/plugins/tpu/test_tpu_compile.py
+
+# The native library for Windows, macOS and ARM, by the Zig compiler (minutes); its tests
+# on ARM, in an emulator (an hour). Needs apt-get.
+test-hosts: .venv-all/.test
+	$(call PIP,.venv-all) --group hosts
+	test -e .hosts/site || .venv-all/bin/python tests/hosts/fetch_tools.py .hosts
+	INL_TEST_DEPTH=long .venv-all/bin/python -m pytest tests/hosts
 
 lint: .venv-all/.test
 	.venv-all/bin/ruff check .
