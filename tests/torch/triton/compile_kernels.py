@@ -231,6 +231,19 @@ def call_adapters(kernels, dtype):
         if dtype == torch.bfloat16:
             kernels["lora"](y, x, Lora(*pair), chosen, rank=16)
             kernels["qkv_lora"](y, y, y, x, QkvLora(*3 * pair), chosen, rank=16)
+            call_adapted(kernels, x, pair, chosen)
+
+
+def call_adapted(kernels, x, pair, chosen):
+    """Streamed products with adapters."""
+    base = torch.ones(HIDDEN, x.shape[1], dtype=x.dtype)
+    kernels["adapted_linear"](x, Linear(base), Lora(*pair), chosen, rank=16)
+    stacked = StackedQkv(base.repeat(3, 1), base)
+    loras, gated = QkvLora(*3 * pair), GatedLora(*2 * pair)
+    kernels["adapted_qkv_linear"](x, stacked, loras, chosen, rank=16)
+    kernels["adapted_gate_up"](
+        x, Linear(base), Linear(base), gated, chosen, rank=16, activation="silu"
+    )
 
 
 def packed_weights():

@@ -8,6 +8,7 @@ import torch
 from triton_place import DTYPES, IS_SLOW, PLACE
 
 from inl.ops import catalog
+from inl.ops.linear import Linear, QkvLinear
 from inl.ops.lora import GatedLora, Lora, QkvLora
 from inl.spec.dispatch import DynamicOps
 from inl.spec.op import Case
@@ -16,6 +17,7 @@ from inl.spec.tolerance import judge
 # isort: split
 from inl_torch import eager
 from inl_torch import triton as ours
+from inl_torch.eager.linear import StackedQkv
 from inl_torch.triton.tuning import Tuning
 
 OPS = DynamicOps((*ours.kernels(Tuning()), *eager.kernels()))
@@ -105,3 +107,52 @@ def test_adapters_that_no_token_selects_are_not_read(name, seed, on_torch):
     other = run(*rows, type(w)(*spoiled), selected, **case.attrs)
     pairs = zip(outputs(name, clean), outputs(name, other), strict=True)
     assert all(torch.equal(one, two) for one, two in pairs)
+
+
+STREAMED = Tuning(max_outputs=64, max_streamed_rows=32)
+ADAPTED = ("adapted_linear", "adapted_qkv_linear", "adapted_gate_up")
+
+
+def adapted_case(name, rng):
+    """20 tokens, two tiles of outputs, columns of B and splits, uneven inputs."""
+    tokens, k, adapters, rank = 20, 1100, 9, 16
+    sizes = {ADAPTED[0]: [72], ADAPTED[1]: [128, 64, 64], ADAPTED[2]: [72, 72]}[name]
+    columns = adapters * rank
+    bases = [rng.standard_normal((n, k)) / k**0.5 for n in sizes]
+    pairs = [
+        matrix
+        for n in sizes
+        for matrix in (
+            rng.standard_normal((columns, k)) / k**0.5,
+            rng.standard_normal((n, columns)) / rank**0.5,
+        )
+    ]
+    chosen = rng.integers(-1, adapters, tokens)
+    selected = (chosen[:, None] == np.arange(columns) // rank).astype(np.float64)
+    x, attrs = rng.standard_normal((tokens, k)), {"rank": rank}
+    if name == "adapted_gate_up":
+        layers, attrs["activation"] = [*map(Linear, bases), GatedLora(*pairs)], "silu"
+    elif name == "adapted_qkv_linear":
+        biases = [rng.standard_normal(n) for n in sizes]
+        layers = [QkvLinear(*bases, *biases), QkvLora(*pairs)]
+    else:
+        layers = [Linear(bases[0], rng.standard_normal(sizes[0])), Lora(*pairs)]
+    return Case(name, (x, *layers, selected), attrs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("name", ADAPTED)
+def test_products_with_adapters(name, dtype, seed, on_torch, on_host):
+    case = adapted_case(name, np.random.default_rng(seed))
+    x, *layers, selected = on_torch(catalog()[name], case, dtype, PLACE)
+    specs = x, *layers, selected
+    by_op = {kernel.op: kernel for kernel in ours.kernels(STREAMED)}
+    kernel = by_op[name]
+    assert kernel.refuse(*specs, **case.attrs) is None
+    if name == "adapted_qkv_linear":
+        w = layers[0]
+        weight, bias = torch.cat(w[:3]), torch.cat(w[3:])
+        layers[0] = StackedQkv(weight, weight[128:192], bias)
+    got = on_host(kernel.run(x, *layers, selected, **case.attrs))
+    verdict = judge(catalog()[name], case, dtype, got)
+    assert verdict.passed, f"{name} {dtype}, seed {seed}: {verdict}"

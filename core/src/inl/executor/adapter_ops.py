@@ -63,8 +63,8 @@ class AdapterOps:
         """Compute :data:`inl.ops.linear.linear`."""
         if not isinstance(w, AdaptedLinear):
             return self._ops.linear(x, w)
-        y = self._ops.linear(x, w.base)
-        return self._ops.lora(y, x, _lora(w), self._of(x), rank=self._rank)
+        selected = self._of(x)
+        return self._ops.adapted_linear(x, w.base, _lora(w), selected, rank=self._rank)
 
     def qkv_linear(self, x: Array, w: Any) -> tuple[Array, ...]:
         """Compute :data:`inl.ops.linear.qkv_linear`."""
@@ -72,19 +72,19 @@ class AdapterOps:
             return self._ops.qkv_linear(x, w)
         assert w.loras is not None, "attached when the weights are loaded"
         matrices = QkvLora(*(matrix for lora in w.loras for matrix in lora))
-        results = self._ops.qkv_linear(x, w.base)
-        return self._ops.qkv_lora(*results, x, matrices, self._of(x), rank=self._rank)
+        return self._ops.adapted_qkv_linear(
+            x, w.base, matrices, self._of(x), rank=self._rank
+        )
 
     def gated_mlp(self, x: Array, w: Any, *, activation: str) -> Array:
         """Compute :data:`inl.ops.mlp.gated_mlp`."""
         if not isinstance(w, AdaptedMlp):
             return self._ops.gated_mlp(x, w, activation=activation)
-        gate = self._ops.linear(x, w.gate.base)
-        up = self._ops.linear(x, w.up.base)
         matrices = GatedLora(*_lora(w.gate), *_lora(w.up))
-        inner = self._ops.gated_lora(
-            gate, up, x, matrices, self._of(x), rank=self._rank, activation=activation
-        )
+        inner = self._ops.adapted_gate_up(
+            x, w.gate.base, w.up.base, matrices, self._of(x), rank=self._rank,
+            activation=activation,
+        )  # fmt: skip
         return self.linear(inner, w.down)
 
     def _of(self, x: Array) -> Array:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from inl.ops import (  # noqa: F401
     activation,
+    adapted,
     attention,
     cache,
     collective,

@@ -75,7 +75,7 @@ class GatedLora(NamedTuple):
         return PLAIN
 
 
-def _arguments(
+def arguments(
     rng: np.random.Generator, widths: int
 ) -> Iterable[tuple[str, tuple[Any, ...], list[Any], int]]:
     """Yield name, outputs and input, matrices A and B of each layer, and the rank."""
@@ -99,18 +99,18 @@ def _arguments(
 
 
 def _cases(rng: np.random.Generator) -> Iterable[Case]:
-    for name, (*ys, x, selected), pairs, rank in _arguments(rng, 1):
+    for name, (*ys, x, selected), pairs, rank in arguments(rng, 1):
         yield Case(name, (*ys, x, Lora(*pairs), selected), {"rank": rank})
 
 
 def _qkv_cases(rng: np.random.Generator) -> Iterable[Case]:
-    for name, (*ys, x, selected), pairs, rank in _arguments(rng, 3):
+    for name, (*ys, x, selected), pairs, rank in arguments(rng, 3):
         yield Case(name, (*ys, x, QkvLora(*pairs), selected), {"rank": rank})
 
 
 def _gated_cases(rng: np.random.Generator) -> Iterable[Case]:
     for activation in ACTIVATIONS:
-        for name, (*ys, x, selected), pairs, rank in _arguments(rng, 2):
+        for name, (*ys, x, selected), pairs, rank in arguments(rng, 2):
             attrs = {"rank": rank, "activation": activation}
             args = (*ys, x, GatedLora(*pairs), selected)
             yield Case(f"{name}/{activation}", args, attrs)

@@ -48,6 +48,48 @@ class Ops(Protocol):
     def activate(self, x: Array, /, *, kind: str) -> Array:
         """Activation of each element of ``x``, in float32."""
 
+    def adapted_gate_up(
+        self,
+        x: Array,
+        gate: Linear | Group,
+        up: Linear | Group,
+        w: GatedLora | Group,
+        selected: Array,
+        /,
+        *,
+        rank: int,
+        activation: str,
+    ) -> Array:
+        """Gate and up projections of ``x`` [T, K] with adapters, and their
+        activation.
+        """
+
+    def adapted_linear(
+        self,
+        x: Array,
+        w: Linear | Group,
+        loras: Lora | Group,
+        selected: Array,
+        /,
+        *,
+        rank: int,
+    ) -> Array:
+        """Linear layer with adapters: ``w(x) + B(selected * A(x))``."""
+
+    def adapted_qkv_linear(
+        self,
+        x: Array,
+        w: QkvLinear | Group,
+        loras: QkvLora | Group,
+        selected: Array,
+        /,
+        *,
+        rank: int,
+    ) -> tuple[Array, Array, Array]:
+        """Project ``x`` [T, K] with adapters to queries, keys and values: three of
+        [T, N].
+        """
+
     def add_norm(
         self,
         residual: Array,

@@ -53,7 +53,7 @@ class KernelSelection:
 
 
 def site_key(spec: OpSpec, args: tuple[Any, ...], attrs: dict[str, Any]) -> Key:
-    """Return the key of a call site: weight layout, inner sizes and attributes.
+    """Return the key of a call site: weight layouts, inner sizes and attributes.
 
     Opaque arguments (caches, steps) are left out.
     """
@@ -66,6 +66,8 @@ def site_key(spec: OpSpec, args: tuple[Any, ...], attrs: dict[str, Any]) -> Key:
                 parts += [tuple(leaf.shape) for leaf in leaves(value)]
         elif name not in spec.consumes and not isinstance(value, tuple):
             parts.append(tuple(value.shape[1:]))
+        elif hasattr(value, "layout"):
+            parts.append(layout_of(value))
     return tuple(parts)
 
 

@@ -14,6 +14,7 @@ from inl_torch.triton import norm
 from inl_torch.triton.attention import attention, cache, rope
 from inl_torch.triton.dynamics import dynamics
 from inl_torch.triton.lora import lora
+from inl_torch.triton.lora import streamed as adapted
 from inl_torch.triton.matmul import activation, fused, invariant, linear, mlp
 from inl_torch.triton.moe import experts
 from inl_torch.triton.sampling import sample
@@ -33,8 +34,8 @@ FAMILIES = (
 """Modules whose kernels have no launch parameters that depend on the chip."""
 
 TUNED = (
-    attention, embedding, fused, linear, lora, make_step, mlp, norm, rope, sample,
-    verify,
+    adapted, attention, embedding, fused, linear, lora, make_step, mlp, norm, rope,
+    sample, verify,
 )  # fmt: skip
 """Modules whose kernels have launch parameters that depend on the chip."""
 

@@ -21,14 +21,16 @@ def lora_shrink(
     x: tensor, a0: tensor, a1: tensor, a2: tensor, selected: tensor, inner: tensor,
     x_stride: tensor, tokens: tensor, K: tl.constexpr, C: tl.constexpr,
     RANK: tl.constexpr, SPLIT: tl.constexpr, TOKENS: tl.constexpr,
-    COLUMNS: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
+    COLUMNS: tl.constexpr, STEP: tl.constexpr, IS_NEW: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Store one split of ``A(x)``: ``inner`` [splits, layers, tokens, rank].
 
     Grid: tiles of tokens, tiles of columns of one layer after the other, splits of K.
-    Stores the columns that a token selects. The previous kernel must not write ``x``.
+    Stores the columns that a token selects. IS_NEW: whether the previous kernel may
+    have written ``x``; if not, it may still run.
     """
-    pdl_start_next(PDL)
+    if not IS_NEW:
+        pdl_start_next(PDL)
     tiles: tl.constexpr = (C + COLUMNS - 1) // COLUMNS
     layer = tl.program_id(1) // tiles
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
@@ -38,7 +40,10 @@ def lora_shrink(
     chosen = tl.load(selected + at, mask=known, other=0).to(tl.float32) != 0
     any_token = tl.max(chosen.to(tl.int32), 0)
     if tl.max(any_token, 0) == 0:
-        pdl_wait(PDL)
+        if IS_NEW:
+            pdl_sync(PDL)
+        else:
+            pdl_wait(PDL)
         return
     a = a0
     if layer == 1:
@@ -51,20 +56,23 @@ def lora_shrink(
     present = (any_token != 0)[None, :]
     w = tl.load(rows + k[:, None], mask=present & (k < K)[:, None], other=0)
     acc = tl.zeros((TOKENS, COLUMNS), tl.float32)
+    if IS_NEW:
+        pdl_sync(PDL)
+    x_rows, is_token = x + token[:, None] * x_stride, (token < tokens)[:, None]
+    part = tl.load(x_rows + k[None, :], mask=is_token & (k < K)[None, :], other=0)
     for step in range(0, SPLIT, STEP):
-        at_k = start + step + tl.arange(0, STEP)
-        inside = (token < tokens)[:, None] & (at_k < K)[None, :]
-        part = tl.load(x + token[:, None] * x_stride + at_k[None, :], mask=inside,
-                       other=0)  # fmt: skip
-        acc = tl.dot(part, w, acc, input_precision="ieee")
+        left, right = part, w
         if step + STEP < SPLIT:
-            at_k += STEP
-            w = tl.load(rows + at_k[:, None], mask=present & (at_k < K)[:, None],
-                        other=0)  # fmt: skip
+            k = start + step + STEP + tl.arange(0, STEP)
+            inside = is_token & (k < K)[None, :]
+            w = tl.load(rows + k[:, None], mask=present & (k < K)[:, None], other=0)
+            part = tl.load(x_rows + k[None, :], mask=inside, other=0)
+        acc = tl.dot(left, right, acc, input_precision="ieee")
     layers = tl.num_programs(1) // tiles
     place = (tl.program_id(2) * layers + layer).to(tl.int64) * tokens + token
     tl.store(inner + place[:, None] * RANK + (column % RANK)[None, :], acc, mask=chosen)
-    pdl_wait(PDL)
+    if not IS_NEW:
+        pdl_wait(PDL)
 
 
 @triton.jit

@@ -45,6 +45,35 @@ MANY = _Tile(64, 64, 8)
 FLOAT32 = _Tile(32, 32, 8)
 
 
+def token_tile(tokens: int) -> int:
+    """Return the tokens of a tile."""
+    return min(max(power(tokens), 16), MOST_TOKENS)
+
+
+def shrink(
+    x: torch.Tensor, matrices: Sequence[torch.Tensor], selected: torch.Tensor,
+    rank: int, tuning: Tuning, split: int, step: int, *, is_new: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """Return ``A(x)`` of one to three layers: float32 [splits, layers, T, rank].
+
+    Columns that their token does not select are undefined. split, step: elements of
+    ``x`` per program, and at a time. is_new: whether the previous kernel may have
+    written ``x``.
+    """
+    (tokens, k), columns, layers = x.shape, selected.shape[1], len(matrices)
+    splits, tile = -(-k // split), token_tile(tokens)
+    inner = torch.empty(
+        (splits, layers, tokens, rank), dtype=torch.float32, device=x.device
+    )
+    lora_shrink[(-(-tokens // tile), layers * -(-columns // COLUMNS), splits)](
+        x, *matrices, *[matrices[0]] * (3 - layers), selected, inner, x.stride(0),
+        tokens, K=k, C=columns, RANK=rank, SPLIT=min(split, max(power(k), step)),
+        TOKENS=tile, COLUMNS=COLUMNS, STEP=step, IS_NEW=is_new,
+        PDL=tuning.uses_pdl(tokens), num_warps=4, **tuning.launch(tokens),
+    )  # fmt: skip
+    return inner
+
+
 def add(
     ys: Sequence[torch.Tensor], x: torch.Tensor, loras: Sequence[Lora],
     selected: torch.Tensor, rank: int, tuning: Tuning, activation: str = "",
@@ -54,22 +83,14 @@ def add(
     Without an activation the results are ``ys``, which are overwritten.
     """
     ys, x, selected = [dense(y) for y in ys], dense(x), selected.contiguous()
-    (tokens, k), columns, layers = x.shape, selected.shape[1], len(ys)
-    splits = -(-k // SPLIT)
-    tile = min(max(power(tokens), 16), MOST_TOKENS)
+    tokens, columns, layers = x.shape[0], selected.shape[1], len(ys)
+    tile = token_tile(tokens)
     token_tiles = -(-tokens // tile)
-    inner = torch.empty(
-        (splits, layers, tokens, rank), dtype=torch.float32, device=x.device
-    )
-    options = {"PDL": tuning.uses_pdl(tokens), **tuning.launch(tokens)}
     is_float32 = x.dtype == torch.float32
+    step, matrices = STEP_FLOAT32 if is_float32 else STEP, [lora.a for lora in loras]
+    inner = shrink(x, matrices, selected, rank, tuning, SPLIT, step)
+    options = {"PDL": tuning.uses_pdl(tokens), **tuning.launch(tokens)}
     first, second, third = (*loras, *[loras[0]] * (3 - layers))
-    lora_shrink[(token_tiles, layers * -(-columns // COLUMNS), splits)](
-        x, first.a, second.a, third.a, selected, inner, x.stride(0), tokens, K=k,
-        C=columns, RANK=rank, SPLIT=min(SPLIT, max(power(k), STEP)), TOKENS=tile,
-        COLUMNS=COLUMNS, STEP=STEP_FLOAT32 if is_float32 else STEP, num_warps=4,
-        **options,
-    )  # fmt: skip
     z = ys[0]
     if activation:
         z = torch.empty(z.shape, dtype=z.dtype, device=z.device)
@@ -82,7 +103,7 @@ def add(
     lora_expand[(token_tiles, outputs)](
         *y_all, first.b, second.b, third.b, z, selected, inner,
         *(y.stride(0) for y in y_all), *(y.shape[1] for y in y_all), tokens, C=columns,
-        RANK=rank, RANK_P=max(power(rank), 16), LAYERS=layers, SPLITS=splits,
+        RANK=rank, RANK_P=max(power(rank), 16), LAYERS=layers, SPLITS=inner.shape[0],
         GATED=bool(activation), SILU=activation == "silu", TOKENS=tile, ROWS=rows,
         COLUMNS=min(max(power(columns), 16), most), num_warps=warps, **options,
     )  # fmt: skip

@@ -56,6 +56,34 @@ def load_tile(
 
 
 @triton.jit
+def stream_sums(
+    x: tensor, weight: tensor, up: tensor, row: tensor, token: tensor,
+    x_stride: tensor, tokens: tensor, n: tensor, k: tensor, ROWS: tl.constexpr,
+    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    EVEN: tl.constexpr, GATED: tl.constexpr,
+) -> tuple[tensor, tensor]:  # fmt: skip
+    """Sums [ROWS, TOKENS] of a tile of ``weight`` [n, k], and of ``up`` if ``GATED``.
+
+    EVEN: whether tiles divide the matrix.
+    """
+    column = tl.arange(0, COLUMNS)
+    is_row = row < n
+    at = row.to(tl.int64)[:, None] * k + column[None, :]
+    x_at = x + token.to(tl.int64)[:, None] * x_stride + column[None, :]
+    acc = tl.zeros((ROWS, TOKENS), tl.float32)
+    up_acc = acc
+    for start in tl.range(0, k, COLUMNS, num_stages=STAGES):
+        inside = (token < tokens)[:, None] & (start + column < k)[None, :]
+        a = tl.trans(tl.load(x_at + start, mask=inside, other=0))
+        w = load_tile(weight + at + start, is_row, start + column, k, EVEN)
+        acc = tl.dot(w, a, acc, input_precision="ieee")
+        if GATED:
+            w_up = load_tile(up + at + start, is_row, start + column, k, EVEN)
+            up_acc = tl.dot(w_up, a, up_acc, input_precision="ieee")
+    return acc, up_acc
+
+
+@triton.jit
 def streamed_product(
     x: tensor, weight: tensor, bias: tensor, y: tensor, x_stride: tensor,
     tokens: tensor, n: tensor, k: tensor, TOKENS: tl.constexpr, ROWS: tl.constexpr,
@@ -63,34 +91,20 @@ def streamed_product(
     HAS_BIAS: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Multiply ``x`` [tokens, k] with ``weight`` [n, k], or [2 n, k] if ``GATED``.
-
-    EVEN: whether tiles divide the matrix.
-    """
+    """Multiply ``x`` [tokens, k] with ``weight`` [n, k], or [2 n, k] if ``GATED``."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = tl.arange(0, TOKENS)
-    column = tl.arange(0, COLUMNS)
-    is_row, is_token = row < n, token < tokens
-    w_at = weight + row.to(tl.int64)[:, None] * k + column[None, :]
-    x_at = x + token.to(tl.int64)[:, None] * x_stride + column[None, :]
-    acc = tl.zeros((ROWS, TOKENS), tl.float32)
-    up_acc = acc
     pdl_sync(PDL)
-    for start in tl.range(0, k, COLUMNS, num_stages=STAGES):
-        inside = is_token[:, None] & (start + column < k)[None, :]
-        a = tl.trans(tl.load(x_at + start, mask=inside, other=0))
-        w = load_tile(w_at + start, is_row, start + column, k, EVEN)
-        acc = tl.dot(w, a, acc, input_precision="ieee")
-        if GATED:
-            up_at = w_at + n.to(tl.int64) * k + start
-            w_up = load_tile(up_at, is_row, start + column, k, EVEN)
-            up_acc = tl.dot(w_up, a, up_acc, input_precision="ieee")
+    acc, up_acc = stream_sums(
+        x, weight, weight + n.to(tl.int64) * k, row, token, x_stride, tokens, n, k,
+        ROWS, TOKENS, COLUMNS, STAGES, EVEN, GATED,
+    )  # fmt: skip
     if GATED:
         acc = activate_gate(acc, up_acc, SILU)
     if HAS_BIAS:
-        offset = tl.load(bias + row, mask=is_row, other=0).to(tl.float32)
+        offset = tl.load(bias + row, mask=row < n, other=0).to(tl.float32)
         acc += offset[:, None]
-    both = is_token[None, :] & is_row[:, None]
+    both = (token < tokens)[None, :] & (row < n)[:, None]
     tl.store(y + token.to(tl.int64)[None, :] * n + row[:, None], acc, mask=both)
 
 
