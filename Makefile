@@ -30,7 +30,7 @@ OTHER_TESTS = tests/torch $(filter-out tests/core tests/data tests/plugins tests
 # pip compiles one file after the other.
 COMPILE = $(1)/bin/python -m compileall -qq -j 2 $(1)/lib || true
 
-.PHONY: demo test test-all test-deep test-others test-long test-tpu-compiler lint docs clean
+.PHONY: demo test test-all test-deep test-others test-long test-hosts test-tpu-compiler lint docs clean
 
 demo:
 	$(PARALLEL) .venv/.demo
@@ -60,13 +60,23 @@ test-long: .venv-all/.test
 		tests/core/guidance/test_schemas.py tests/core/weights/test_structure_fuzz.py \
 		tests/torch/test_inl_transforms.py tests/integration/test_tutorial.py \
 		tests/torch/triton/test_compile.py tests/torch/triton/test_interpreted.py \
-		tests/integration/test_wheels.py tests/documents/test_documents.py
+		tests/integration/test_wheels.py tests/documents/test_documents.py \
+		tests/plugins/tpu/test_packed_matmul.py tests/plugins/tpu/test_pallas_kernels.py \
+		tests/plugins/tpu/test_tpu_mesh.py tests/core/testing/test_sound_checks.py \
+		tests/plugins/intel/test_xpu_contract.py
 
 # Compiles the TPU kernels for TPU chips; libtpu, their compiler, takes 700 MB.
 test-tpu-compiler: .venv-all/.test
 	$(call PIP,.venv-all) $(EDITABLE) -e "plugins/inl-tpu[compiler]"
 	.venv-all/bin/python -m pytest tests/plugins/tpu/test_tpu_compile.py \
 		tests/plugins/tpu/test_tpu_mesh_compile.py
+
+# The native library for Windows, macOS and ARM, by the Zig compiler (minutes); its tests
+# on ARM, in an emulator (an hour). Needs apt-get.
+test-hosts: .venv-all/.test
+	$(call PIP,.venv-all) --group hosts
+	test -e .hosts/site || .venv-all/bin/python tests/hosts/fetch_tools.py .hosts
+	INL_TEST_DEPTH=long .venv-all/bin/python -m pytest tests/hosts
 
 lint: .venv-all/.test
 	.venv-all/bin/ruff check .

@@ -1,14 +1,16 @@
 """Build the native library in the source tree: ``python build_native.py``.
 
-For development; wheels and editable installs build the same sources. ``CXX`` names the
-compiler, ``--output`` the library, ``--objects`` a folder that keeps the object files,
-and further arguments are passed to the compiler (``-fsanitize=address``).
+For development; wheels and editable installs build the same sources. ``CXX`` is the
+compiler, which may have arguments (``python -m ziglang c++ -target aarch64-macos``),
+``--output`` the library, ``--objects`` a folder that keeps the object files, and
+further arguments are passed to the compiler (``-fsanitize=address``).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -27,7 +29,9 @@ FLAGS = (
     "-pthread",
     f"-I{SOURCES}",
 )
-LIBRARY = SOURCES / "libinl.so"
+NAMES = {"win32": "libinl.dll", "darwin": "libinl.dylib"}
+LIBRARY = SOURCES / NAMES.get(sys.platform, "libinl.so")
+"""Name by ``sys.platform``, as in ``inl_cpu.library``."""
 # Each is used if the compiler and the linker accept it, of a group the first.
 HARDENING = (
     ("-fstack-protector-strong",),
@@ -47,21 +51,23 @@ HARDENING = (
 PROBE = '#include <cstring>\nextern "C" void f(char *p) { std::strcpy(p, "a"); }\n'
 
 
-def compiler() -> str:
-    return os.environ.get("CXX", "c++")
+def compiler() -> tuple[str, ...]:
+    """Return the compiler and its arguments."""
+    words = shlex.split(os.environ.get("CXX", "c++"), posix=os.name == "posix")
+    return tuple(words)
 
 
 @cache
-def hardening(name: str) -> tuple[str, ...]:
-    """Return the flags of ``HARDENING`` that the compiler ``name`` accepts."""
+def hardening(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the flags of ``HARDENING`` that the compiler accepts."""
 
     def accepts(*flags: str) -> bool:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "probe.cpp"
             source.write_text(PROBE)
-            command = [name, *FLAGS, "-Werror", *flags, "-shared", str(source)]
+            words = [*command, *FLAGS, "-Werror", *flags, "-shared", str(source)]
             target = ["-o", f"{folder}/probe.so"]
-            return subprocess.run(command + target, capture_output=True).returncode == 0
+            return subprocess.run(words + target, capture_output=True).returncode == 0
 
     chosen: list[str] = []
     for group in HARDENING:
@@ -71,7 +77,7 @@ def hardening(name: str) -> tuple[str, ...]:
 
 
 def all_flags(extra: tuple[str, ...]) -> list[str]:
-    return [compiler(), *FLAGS, *hardening(compiler()), *extra]
+    return [*compiler(), *FLAGS, *hardening(compiler()), *extra]
 
 
 def compile_all(

@@ -29,7 +29,7 @@ class BuildNative(build_ext):
     """Builds a plain shared library that does not link to Python."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        return f"{fullname.replace('.', '/')}.so"
+        return f"{fullname.replace('.', '/')}{LIBRARY.suffix}"
 
     def build_extension(self, ext: Extension) -> None:
         output = Path(self.get_ext_fullpath(ext.name))

@@ -176,10 +176,10 @@ def test_a_config_that_ends_its_process_is_quarantined(tune):
     assert reasons == {
         RAISE: "ArithmeticError: tile is too wide",
         BREAK: "OSError: an access that was illegal",
-        EXIT: "its process ended with exit code 7",
+        EXIT: "its process ended with exit status 7",
     }
     shown = tune("--show").stdout
-    assert "quarantined: its process ended with exit code 7" in shown
+    assert "quarantined: its process ended with exit status 7" in shown
     assert "variant=5" in shown
 
 

@@ -57,10 +57,19 @@ def load(site, monkeypatch, tmp_path):
 
 
 BAD = {
-    "exits at once": ("import os; os._exit(7)", "import ended the process with exit "),
-    "crashes": ("import ctypes; ctypes.string_at(0)", "import crashed with SIGSEGV"),
+    "exits at once": (
+        "import os; os._exit(7)",
+        "the process of its import ended with exit status 7",
+    ),
+    "crashes": (
+        "import ctypes; ctypes.string_at(0)",
+        "the process of its import was killed by SIGSEGV",
+    ),
     "raises KeyboardInterrupt": ("raise KeyboardInterrupt", "import raised Keyboard"),
-    "exits in a hook": (HOOK.format(body="import os; os._exit(3)"), "import ended the"),
+    "exits in a hook": (
+        HOOK.format(body="import os; os._exit(3)"),
+        "the process of its import ended with exit status 3",
+    ),
 }
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from pathlib import Path
+from typing import Any, Final
 
 from inl.backend.base import DeviceMemory
 
+ASSUMED: Final = 8 << 30
+"""Total bytes where the system does not report them."""
 CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -15,6 +20,8 @@ def host_memory() -> DeviceMemory:
 
     Half of the total is assumed to be free if the OS does not report it.
     """
+    if sys.platform == "win32":
+        return _windows_memory()
     total = _total()
     for name in CGROUPS:
         limit = _read(name).strip()
@@ -30,7 +37,27 @@ def _total() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
-        return 8 << 30
+        return ASSUMED
+
+
+class _MemoryStatus(ctypes.Structure):
+    """``MEMORYSTATUSEX`` of Windows."""
+
+    _fields_ = (
+        ("length", ctypes.c_uint32),
+        ("load", ctypes.c_uint32),
+        ("total", ctypes.c_uint64),
+        ("available", ctypes.c_uint64),
+        ("rest", ctypes.c_uint64 * 5),
+    )
+
+
+def _windows_memory() -> DeviceMemory:
+    status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+    libraries: Any = ctypes  # typed without windll on other systems
+    if not libraries.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+        return DeviceMemory(ASSUMED, ASSUMED // 2)
+    return DeviceMemory(status.total, status.available)
 
 
 def _read(name: str) -> str:

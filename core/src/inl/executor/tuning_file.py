@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from inl.errors import RequestError
 from inl.executor.tuning_record import Record, dump, parse
+from inl.file_lock import locked
 from inl.weights.hub import cache_folder
 
 NAME = "tuning.json"
@@ -68,22 +69,9 @@ def update(path: Path, change: Callable[[Record], Record]) -> Record:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_name(f"{path.name}.lock")):
+        with locked(path.with_name(f"{path.name}.lock")):
             record = change(read(path))
             write(path, record)
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror or error}") from None
     return record
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a file lock; on systems without fcntl the last writer wins."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from threading import Thread
 from time import monotonic, time
 
+from inl.exit_status import describe_exit
 from inl.plugin.discover import Origin
 from inl.plugin.private_facts import plugin_key, read_facts, write_facts
 from inl.plugin.rows import is_named_for
@@ -133,15 +134,9 @@ class Child:
             return Verdict(reason, where, when=time())
 
     def _failure(self, hangs: bool) -> str:
-        import signal
-
-        code = self._process.returncode
         if hangs:
             return f"import took over {LIMIT_SECONDS:g} s"
-        if code < 0:
-            with suppress(ValueError):
-                return f"import crashed with {signal.Signals(-code).name}"
-        return f"import ended the process with exit code {code}"
+        return f"the process of its import {describe_exit(self._process.returncode)}"
 
 
 def screen(origins: Iterable[Origin], kind: str = "") -> dict[Origin, Verdict | None]:

@@ -28,7 +28,6 @@ encoded and decoded in :mod:`inl.protocol.wire_json` and
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
 import time
@@ -38,6 +37,7 @@ from typing import NamedTuple
 
 from inl.errors import ProtocolError
 from inl.forks import disconnect
+from inl.readiness import READABLE, WRITABLE, waiter
 
 PROTOCOL = 4
 """Version of the wire format: of this module and the payload modules."""
@@ -136,8 +136,8 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._socket = sock
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
+        self._poll = waiter()
+        self._poll.register(sock, READABLE)
         self._incoming: list[bytes] = []
         """Received and not yet taken."""
         self._outgoing: deque[_Outgoing] = deque()
@@ -198,13 +198,13 @@ class Channel:
     def _wait(self, end: float | None) -> bool:
         """Wait until the socket is readable, sending buffered bytes; False if late."""
         while True:
-            events = select.POLLIN | (select.POLLOUT if self._outgoing else 0)
+            events = READABLE | (WRITABLE if self._outgoing else 0)
             self._poll.modify(self._socket, events)
             left = None if end is None else max(end - time.monotonic(), 0) * 1000
             ready = self._poll.poll(left)
             if not ready:
                 return False
-            if ready[0][1] & ~select.POLLOUT:
+            if ready[0][1] & ~WRITABLE:
                 return True
             self.flush()
 

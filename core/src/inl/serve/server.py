@@ -64,10 +64,23 @@ class Server:
         self._port = config.port
 
     def handle_signals(self) -> None:
-        """Stop at SIGTERM and SIGINT; called by the main thread's event loop."""
+        """Stop at SIGTERM and SIGINT; called by the main thread's event loop.
+
+        On Windows also at SIGBREAK, which Ctrl-Break and the end of a session raise.
+        """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+
+        def stop_soon(_number: int, _frame: object) -> None:
+            loop.call_soon_threadsafe(self.stop)
+
+        for name in ("SIGTERM", "SIGINT", "SIGBREAK"):
+            number = getattr(signal, name, None)
+            if number is None:
+                continue
+            try:
+                loop.add_signal_handler(number, self.stop)
+            except NotImplementedError:  # loops of Windows
+                signal.signal(number, stop_soon)
 
     async def serve(self, started: Callable[[str], None]) -> None:
         """Serve until :meth:`stop`, then finish the open requests.

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, final
@@ -184,13 +184,12 @@ class _Process:
         The process is killed at ``deadline``, a time of ``time.monotonic``.
         """
         parts, output = [b""], _pipe(self._child.stdout)
-        while not parts[-1].endswith(b"\n"):
-            left = max(deadline - time.monotonic(), 0)
-            if not _is_readable(output, left):
-                self._child.kill()
-            parts.append(output.read(CHUNK))
-            if not parts[-1]:
-                break
+        with _killed_at(deadline, self._child) as wait:
+            while not parts[-1].endswith(b"\n"):
+                wait()
+                parts.append(output.read(CHUNK))
+                if not parts[-1]:
+                    break
         return b"".join(parts)
 
     def request(self, line: str, seconds: float) -> Mapping[str, Any] | None:
@@ -212,11 +211,32 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     return pipe
 
 
-def _is_readable(pipe: IO[bytes], seconds: float) -> bool:
-    """Wait until a pipe has data or has ended; not limited to 1024 open files."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        return bool(selector.select(seconds))
+@contextlib.contextmanager
+def _killed_at(
+    deadline: float, child: subprocess.Popen[bytes]
+) -> Iterator[Callable[[], None]]:
+    """Kill a process at ``deadline``; yields a call to make before its output is read.
+
+    Windows cannot wait for a pipe: there a thread kills the process.
+    """
+    if sys.platform == "win32":
+        timer = threading.Timer(max(deadline - time.monotonic(), 0), child.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield lambda: None
+        finally:
+            timer.cancel()
+        return
+
+    def wait() -> None:
+        # Not limited to 1024 open files.
+        with selectors.DefaultSelector() as selector:
+            selector.register(_pipe(child.stdout), selectors.EVENT_READ)
+            if not selector.select(max(deadline - time.monotonic(), 0)):
+                child.kill()
+
+    yield wait
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

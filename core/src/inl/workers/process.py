@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 
 from inl.errors import RunnerError, WorkerLost
+from inl.exit_status import describe_exit, signal_name
 from inl.forks import disconnect
 from inl.protocol.wire import Channel
+from inl.workers.connection import new_connection
 
 log = logging.getLogger("inl.worker")
+
+MAIN = "inl.workers.worker_main"
 
 OUTPUT_BYTES = 1 << 14
 """Bytes of a worker's last output that are stored for the message of its loss."""
@@ -35,36 +37,36 @@ class WorkerProcess:
     """
 
     def __init__(self, python: str, arguments: Sequence[str] = ()) -> None:
-        if sys.platform == "win32":
-            raise RunnerError("worker: needs a Unix socket pair; use WSL on Windows")
         self.python = python
-        ours, theirs = socket.socketpair()
-        command = [
-            python,
-            "-m",
-            "inl.workers.worker_main",
-            "--fd",
-            str(theirs.fileno()),
-        ]
+        self._connection = new_connection()
+        command = [python, "-m", MAIN, *self._connection.arguments]
         try:
             self._process = subprocess.Popen(
                 [*command, *arguments],
-                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-                # So that Ctrl-C in a terminal reaches only the parent.
-                process_group=0,
+                **self._connection.options,
             )
+            self.channel = Channel(self._connected())
         except (OSError, ValueError) as error:
-            ours.close()
             raise RunnerError(f"worker {python}: cannot be started: {error}") from error
         finally:
-            theirs.close()
-        self.channel = Channel(ours)
+            self._connection.close()
         self._output = b""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def _connected(self) -> socket.socket:
+        """The connected socket; a child that does not connect is killed."""
+        try:
+            return self._connection.connected(self._process)
+        except BaseException as error:
+            self._process.kill()
+            output, _ = self._process.communicate()
+            if isinstance(error, OSError) and output:
+                last = output.decode(errors="replace").splitlines()[-OUTPUT_LINES:]
+                raise OSError("\n    ".join([f"{error}. Its output:", *last])) from None
+            raise
 
     @property
     def pid(self) -> int:
@@ -111,6 +113,7 @@ class WorkerProcess:
     def disconnect(self) -> None:
         """Leave the process and its pipes to the parent, in a forked child."""
         self.channel.disconnect()
+        self._connection.disconnect()
         if self._process.stdout is not None:
             disconnect(self._process.stdout.fileno())
 
@@ -134,11 +137,5 @@ class WorkerProcess:
 
 
 def _how(status: int) -> str:
-    if status >= 0:
-        return f"ended with exit status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = "an unknown signal"
-    hint = ", possibly out of memory," if -status == signal.SIGKILL else ""
-    return f"was killed by {name} (signal {-status}){hint}"
+    hint = ", possibly out of memory," if signal_name(-status) == "SIGKILL" else ""
+    return f"{describe_exit(status)}{hint}"

@@ -1,10 +1,11 @@
 """Main program of a worker process: serves one runner to its parent process.
 
 ``python -m inl.workers.worker_main --fd N`` uses :mod:`inl.protocol.wire` on the
-inherited socket N. ``--factory module:function`` selects the runner: the function is
-called with the JSON object that the parent sends and a progress callback, and returns
-a :class:`~inl.workers.startup.StartedRunner`. The default factory opens a model on a
-device of this interpreter.
+inherited socket N, ``--port N`` on a connection to the parent's port N, see
+:mod:`inl.workers.connection`. ``--factory module:function`` selects the runner: the
+function is called with the JSON object that the parent sends and a progress callback,
+and returns a :class:`~inl.workers.startup.StartedRunner`. The default factory opens a
+model on a device of this interpreter.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ from inl.progress import LoadStage
 from inl.protocol import wire_arrays, wire_json
 from inl.protocol.wire import Channel, Frame, Kind
 from inl.spec.message import STEP, header
+from inl.workers.connection import connect_to_parent
 
 if TYPE_CHECKING:
     from inl.progress import Progress
@@ -46,15 +49,21 @@ GRACE_SECONDS = 2.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until the parent closes the connection; returns the exit status."""
     parser = argparse.ArgumentParser("inl.workers.worker_main", description=__doc__)
-    parser.add_argument("--fd", type=int, required=True, help="inherited socket")
+    parent = parser.add_mutually_exclusive_group(required=True)
+    parent.add_argument("--fd", type=int, help="inherited socket")
+    parent.add_argument("--port", type=int, help="port of the parent")
     parser.add_argument("--factory", default=DEFAULT, help="module:function")
     options = parser.parse_args(arguments)
     # Ctrl-C reaches every process of the terminal; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.set_inheritable(options.fd, False)
-    channel = Channel(socket.socket(fileno=options.fd))
-    watch = threading.Thread(target=_exit_with_parent, args=(options.fd,), daemon=True)
-    watch.start()
+    if options.fd is None:
+        channel = Channel(connect_to_parent(options.port))
+        ended: Callable[[], object] = partial(sys.stdin.buffer.read, 1)
+    else:
+        os.set_inheritable(options.fd, False)
+        channel = Channel(socket.socket(fileno=options.fd))
+        ended = partial(_wait_for_hangup, options.fd)
+    threading.Thread(target=_exit_with_parent, args=(ended,), daemon=True).start()
     try:
         _serve(channel, options.factory)
     except EOFError:
@@ -62,11 +71,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _exit_with_parent(descriptor: int) -> None:
-    """End this process, even during a step, soon after the parent has ended."""
+def _wait_for_hangup(descriptor: int) -> None:
     poll = select.poll()
     poll.register(descriptor, 0)
     poll.poll()
+
+
+def _exit_with_parent(ended: Callable[[], object]) -> None:
+    """End this process, even during a step, soon after the parent has ended.
+
+    ended: returns then.
+    """
+    ended()
     time.sleep(GRACE_SECONDS)
     os._exit(1)
 

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from inl.errors import DeviceError
+from inl_cpu.system_cores import system_cores
 
 THREADS = "INL_THREADS"
 """Environment variable: the number of threads."""
@@ -26,7 +27,7 @@ def count_threads() -> int:
     requested = requested_threads()
     if requested is not None:
         return requested
-    cores = len(one_per_core(allowed_processors()))
+    cores = system_cores() or len(one_per_core(allowed_processors()))
     limit = cpu_quota()
     return max(1, min(cores, cores if limit is None else max(1, math.floor(limit))))
 

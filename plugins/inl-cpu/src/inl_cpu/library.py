@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -14,8 +15,11 @@ from inl.forks import on_fork
 from inl_cpu.abi import ABI, ISAS, MatrixStruct
 from inl_cpu.cores import count_threads
 
-NAME: Final = "libinl.so"
-LIBRARY_PATH: Final = Path(__file__).parent / "native" / NAME
+NAMES: Final = {"win32": "libinl.dll", "darwin": "libinl.dylib"}
+"""Name of the library by ``sys.platform``, ``libinl.so`` on others."""
+LIBRARY_PATH: Final = (
+    Path(__file__).parent / "native" / NAMES.get(sys.platform, "libinl.so")
+)
 ISA: Final = "INL_CPU_ISA"
 """Environment variable that forces an instruction set."""
 

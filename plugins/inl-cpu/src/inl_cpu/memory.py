@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from collections import defaultdict
 from contextlib import suppress
 from typing import Any, Final
@@ -59,9 +60,12 @@ def sparse_zeros(nbytes: int) -> NDArray[np.uint8]:
     A huge page would be committed whole for its first byte. Raises
     :class:`MemoryError`.
     """
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
-        pages = mmap.mmap(-1, nbytes + ALIGNMENT, private)
+        if sys.platform == "win32":
+            pages = mmap.mmap(-1, nbytes + ALIGNMENT)
+        else:
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            pages = mmap.mmap(-1, nbytes + ALIGNMENT, private)
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(f"{nbytes} bytes") from error
     with suppress(OSError, AttributeError):  # systems without huge pages

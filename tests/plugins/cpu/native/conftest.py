@@ -36,8 +36,8 @@ def builder():
     )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if shutil.which(module.compiler()) is None:
-        pytest.skip(f"no C++ compiler: {module.compiler()} is not on the path")
+    if shutil.which(module.compiler()[0]) is None:
+        pytest.skip(f"no C++ compiler: {module.compiler()[0]} is not on the path")
     return module
 
 

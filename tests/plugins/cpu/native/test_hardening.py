@@ -92,7 +92,7 @@ def compiled(builder, folder, command):
 def test_these_checks_can_fail(builder, tmp_path):
     plain = ["-fno-stack-protector", "-U_FORTIFY_SOURCE"]
     plain += ["-Wl,-z,norelro,-z,lazy,-z,execstack"]
-    built = compiled(builder, tmp_path, [builder.compiler(), *builder.FLAGS, *plain])
+    built = compiled(builder, tmp_path, [*builder.compiler(), *builder.FLAGS, *plain])
     assert not {"__memcpy_chk", "__stack_chk_fail"} & built.imports()
     assert not built.of_kind(elf_file.GNU_RELRO)
     assert not built.dynamic.get(elf_file.FLAGS, 0) & elf_file.BIND_NOW
@@ -101,16 +101,16 @@ def test_these_checks_can_fail(builder, tmp_path):
 
 
 def test_flags_that_the_compiler_refuses_are_left_out(builder, tmp_path):
-    real = shutil.which(builder.compiler())
+    real = shutil.which(builder.compiler()[0])
     old = tmp_path / "c++"
     refused = "*FORTIFY_SOURCE=3*|*shstk*|*clash*|*branch*"
     old.write_text(
         f'#!/bin/sh\ncase "$*" in {refused}) exit 1;; esac\nexec {real} "$@"\n'
     )
     old.chmod(0o755)
-    chosen = builder.hardening(str(old))
+    chosen = builder.hardening((str(old),))
     assert "-D_FORTIFY_SOURCE=2" in chosen
     assert "-D_FORTIFY_SOURCE=3" not in chosen
     assert "-fstack-clash-protection" not in chosen
     assert "-fstack-protector-strong" in chosen
-    assert builder.hardening("/bin/false") == ()
+    assert builder.hardening(("/bin/false",)) == ()

@@ -24,7 +24,7 @@ FLAGS = {
 
 def syntax_errors(builder, header, flags=()):
     command = [
-        builder.compiler(), "-std=c++17", "-fsyntax-only", f"-I{builder.SOURCES}",
+        *builder.compiler(), "-std=c++17", "-fsyntax-only", f"-I{builder.SOURCES}",
         *flags, "-x", "c++", "-include", str(header), "/dev/null",
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True).stderr

@@ -31,11 +31,13 @@ FRAMES = 1000
 def runtime(builder, name):
     """Path of a sanitizer's runtime; skips if the compiler has none."""
     done = subprocess.run(
-        [builder.compiler(), f"-print-file-name={name}"], capture_output=True, text=True
+        [*builder.compiler(), f"-print-file-name={name}"],
+        capture_output=True,
+        text=True,
     )
     path = Path(done.stdout.strip())
     if not path.is_absolute():
-        pytest.skip(f"{builder.compiler()} has no {name}")
+        pytest.skip(f"{builder.compiler()[0]} has no {name}")
     return str(path)
 
 

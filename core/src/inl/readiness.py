@@ -1,0 +1,52 @@
+"""Waiting for a socket: ``poll``, or ``select`` on Windows, which has no ``poll``."""
+
+from __future__ import annotations
+
+import select
+import socket
+from typing import Final, Protocol
+
+READABLE: Final = 1
+"""Of an event: can be read, or is closed at the other end. Also POLLIN."""
+WRITABLE: Final = 4
+"""Of an event: can be written. Also POLLOUT."""
+
+
+class Waiter(Protocol):
+    """Waits for events of the registered sockets."""
+
+    def register(self, sock: socket.socket, events: int, /) -> None: ...
+    def modify(self, sock: socket.socket, events: int, /) -> None: ...
+    def poll(self, milliseconds: float | None, /) -> list[tuple[int, int]]:
+        """Return pairs of a descriptor and its events; none after the time limit."""
+
+
+def waiter() -> Waiter:
+    """Return a new object that waits for sockets."""
+    return select.poll() if hasattr(select, "poll") else SelectWaiter()
+
+
+class SelectWaiter:
+    """The interface of ``select.poll`` by ``select.select``."""
+
+    def __init__(self) -> None:
+        self._events: dict[socket.socket, int] = {}
+
+    def register(self, sock: socket.socket, events: int, /) -> None:
+        self._events[sock] = events
+
+    modify = register
+
+    def poll(self, milliseconds: float | None, /) -> list[tuple[int, int]]:
+        seconds = None if milliseconds is None else milliseconds / 1000
+        reading = [each for each, events in self._events.items() if events & READABLE]
+        writing = [each for each, events in self._events.items() if events & WRITABLE]
+        readable, writable, _ = select.select(reading, writing, [], seconds)
+        return [
+            (
+                each.fileno(),
+                READABLE * (each in readable) | WRITABLE * (each in writable),
+            )
+            for each in self._events
+            if each in readable or each in writable
+        ]
