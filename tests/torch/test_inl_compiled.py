@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib import import_module
 
 import pytest
 import torch
@@ -65,3 +66,16 @@ def test_compiled_steps_have_the_ops_of_the_formula(ours, plain, coefs):
     for got, most in zip(found, wanted, strict=True):
         assert not got - most, f"more than the formula: {got - most}"
         assert not any(name.startswith("inl.") for name in got), "an opaque op"
+
+
+def test_the_choice_of_a_kernel_is_traced(monkeypatch):
+    # As on a GPU; there the search for Triton was a call that cannot be traced.
+    pytest.importorskip("triton")
+    monkeypatch.setattr("inl_torch.registered.dynamics.TRITON_DEVICES", ("cpu",))
+    kernels = import_module("inl_torch.triton.dynamics.training")
+    monkeypatch.setattr(kernels, "is_supported", lambda *_: False)
+    x = torch.randn(3, 8)
+    operands = (x, x, x[0], x, x, x)
+    torch.compiler.reset()
+    compiled = torch.compile(inl_dynamics, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*operands), inl_dynamics(*operands))

@@ -19,7 +19,7 @@ def compiled_by(framework: str, function: Function) -> Function:
     if framework == "jax":
         program = import_module("jax").jit(own)
     else:
-        # Without the option, torch drops the rounding between two casts.
+        # Without the option, torch drops the rounding to float8.
         options = {"emulate_precision_casts": True}
         program = import_module("torch").compile(own, options=options)
     return program

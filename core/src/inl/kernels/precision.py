@@ -28,12 +28,7 @@ def rounded(x: Any, dtype: str) -> Any:
     if framework == "jax":
         return _jax(x, dtype)
     if framework == "torch":
-        narrow = getattr(import_module("torch"), dtype)
-        if dtype != FLOAT8:
-            return x.to(narrow).to(x.dtype)
-        limited = x.clamp(-LARGEST_FLOAT8, LARGEST_FLOAT8)
-        # The gradient is that of ``limited``; the sum is exact.
-        return limited + (limited.to(narrow).to(x.dtype) - limited).detach()
+        return _torch(x, dtype, import_module("torch"))
     return _float8(x) if dtype == FLOAT8 else rounded_host(x, dtype)
 
 
@@ -57,6 +52,38 @@ def _jax(x: Any, dtype: str) -> Any:
     narrow = bitcast(bits, dtype).astype(x.dtype)
     difference = jax.lax.stop_gradient(narrow - limited)
     return jnp.where(jnp.isfinite(difference), limited + difference, narrow)
+
+
+def _torch(x: Any, dtype: str, torch: Any) -> Any:
+    narrow = getattr(torch, dtype)
+    limited = x
+    if dtype == FLOAT8:
+        limited = x.clamp(-LARGEST_FLOAT8, LARGEST_FLOAT8)
+        result = limited.to(narrow).to(x.dtype)
+    elif torch.compiler.is_compiling() and x.dtype == torch.float32:
+        # torch's compiler drops a pair of conversions, even one through integers.
+        result = _rounded_bits(x.detach(), dtype, torch)
+    else:
+        return x.to(narrow).to(x.dtype)
+    # The gradient is that of ``limited``; the sum is exact where it is finite.
+    difference = (result - limited).detach()
+    return torch.where(difference.isfinite(), limited + difference, result)
+
+
+def _rounded_bits(x: Any, dtype: str, torch: Any) -> Any:
+    """Round float32 to "bfloat16" or "float16" by arithmetic on its bits."""
+    dropped = 16 if dtype == "bfloat16" else 13
+    bits = x.view(torch.int32)
+    half = (1 << (dropped - 1)) - 1 + ((bits >> dropped) & 1)
+    result = ((bits + half) & -(1 << dropped)).view(torch.float32)
+    if dtype == "float16":
+        size = x.abs()
+        # Subnormal numbers are multiples of 2**-24, as is all of float32 at 0.5.
+        small = torch.copysign((size + 0.5) - 0.5, x)
+        result = torch.where(size < 2.0**-14, small, result)
+        infinite = torch.copysign(torch.full_like(x, torch.inf), x)
+        result = torch.where(size >= 65520, infinite, result)
+    return torch.where(x.isfinite(), result, x)
 
 
 @cache

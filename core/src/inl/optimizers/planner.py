@@ -31,10 +31,10 @@ class Runtime(NamedTuple):
 RUNTIMES = {
     "cpu": Runtime(inference=70_000_000, training=400_000_000),
     "cuda": Runtime(
-        inference=600_000_000, training=600_000_000, programs=500_000_000
+        inference=760_000_000, training=860_000_000, programs=1_000_000_000
     ),
 }  # fmt: skip
-"""By kind of device; those of "cpu" are measured, see ``bench/plan_memory.py``."""
+"""By kind of device, measured by ``bench/plan_memory.py`` on x86 and an H200."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ from inl_torch.registered.register import register
 TRITON_DEVICES = ("cuda",)
 """Device types with Triton kernels."""
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""Looked up once: torch's compiler cannot trace the search."""
+
 
 def _run(
     x: torch.Tensor,
@@ -117,10 +120,7 @@ def _scalar(dt: torch.Tensor, x: torch.Tensor) -> torch.Tensor | float:
 
 def triton_module(x: torch.Tensor, n_steps: int) -> Any:
     """Return the module of one-launch Triton kernels, or ``None``."""
-    if (
-        x.device.type not in TRITON_DEVICES
-        or importlib.util.find_spec("triton") is None
-    ):
+    if x.device.type not in TRITON_DEVICES or not HAS_TRITON:
         return None
     from inl_torch.triton.dynamics import training
 
