@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from contextlib import suppress
 from typing import Protocol
@@ -43,16 +44,26 @@ class Reader(Protocol):
         """Read all of it."""
 
 
+SHARE = 0.1
+"""Most of the loop's time that readers take, so that the engine has the rest."""
+
+LONGEST_WAIT = 0.02
+"""Most seconds from the end of a step until it is read."""
+
+
 class Steps:
     """Lets readers read after each step; a reader that is not referenced is left out.
 
-    Steps that end while the loop is busy are read together.
+    Steps that end while the loop is busy are read together, and so are those that end
+    soon after a reading that took long: readers take :data:`SHARE` of the time at most.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._readers = WeakSet[Reader]()
         self._is_scheduled = False
+        self._next = 0.0
+        """Time of the loop before which nothing is read."""
 
     def add(self, reader: Reader) -> None:
         """Call a reader after each step. Adding it twice is allowed."""
@@ -67,7 +78,13 @@ class Steps:
                 self._loop.call_soon_threadsafe(self._call)
 
     def _call(self) -> None:
+        if self._loop.time() < self._next:
+            self._loop.call_at(self._next, self._call)
+            return
         # First, so that a step that is missed here is scheduled again.
         self._is_scheduled = False
+        began = time.thread_time()
         for reader in list(self._readers):
             reader.flush()
+        taken = time.thread_time() - began
+        self._next = self._loop.time() + min(taken * (1 / SHARE - 1), LONGEST_WAIT)
