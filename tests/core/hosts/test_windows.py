@@ -94,11 +94,13 @@ def model(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_every_module_is_imported_without_posix():
     code = ALL_MODULES.replace("ALLOWED", repr(OPTIONAL.split()))
     assert int(run(code)[0]) > 300
 
 
+@pytest.mark.full
 def test_the_import_test_finds_a_module_of_posix():
     code = "import sys; sys.path.insert(0, sys.argv[1])\n"
     code += "from windows_host import become_windows; become_windows(); import fcntl"
@@ -179,6 +181,7 @@ def test_a_worker_connects_to_a_local_port(model, windows_workers):
         assert engine.generate([3, 4, 5], max_tokens=5).token_ids == expected
 
 
+@pytest.mark.full
 def test_a_worker_of_a_local_port_ends_with_its_parent():
     port = connection.LocalPort()
     child = subprocess.Popen(

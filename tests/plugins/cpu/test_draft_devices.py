@@ -43,6 +43,7 @@ def run(folder, **settings):
         return told(outputs(engine, VOCAB, REQUESTS[:2])), engine.speculation
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("backend", "draft_backend"),
     [(WORKER, "cpu:0"), pytest.param("cpu:0", WORKER, marks=pytest.mark.full)],

@@ -5,8 +5,6 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from simulator import races, simulated
-from test_xla_kernels import OnTpu
 
 from inl.dtypes import HostArray
 from inl.ops import catalog
@@ -17,6 +15,8 @@ from inl.testing.packed_checks import ATTRS, SHAPES
 from inl.weights.quant import BLOCKS, dequantize
 from inl_jax import pallas, xla
 from inl_jax.pallas import linear, matmul, packed
+from op_cases import Target
+from tpu_simulator import races, simulated
 
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("q4_0", "q5_0")]
 FORMATS = ["q8_0", "q4_1", "q5_1", "float8_e4m3", *LONG]
@@ -45,7 +45,7 @@ def check(backend, name, dtype, stored_dtype, tokens=5, shapes=None, seed=1):
     x = rng.standard_normal((tokens, next(iter(shapes.values()))[1]))
     case = Case(stored_dtype, (x, w), ATTRS.get(name, {}))
     kernels = (*xla.KERNELS, *linear.kernels(simulated(seed)))
-    call = OpCall(OnTpu(backend, kernels), spec, case, dtype, arrays)
+    call = OpCall(Target(backend, kernels), spec, case, dtype, arrays)
     assert call.choice().winner == f"{name}/pallas"
     result = run_checked(call, 1)
     assert not races()

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
-from simulator import races, simulated
 
 from inl.ops.attention import attention as op
 from inl.ops.attention import random_step
@@ -21,6 +20,7 @@ from inl.spec.tolerance import judge, stored
 from inl.spec.tree import tree_map
 from inl_jax.pages import Pages
 from inl_jax.pallas import paged_attention
+from tpu_simulator import races, simulated
 
 PAGE = 16
 MIXED = {"cached": [3, 40, 0, 70], "counts": [1, 1, 20, 3]}

@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from simulator import races, simulated
-from test_xla_kernels import OnTpu
 
 from inl.kernels import block_sparse_matmul as reference
 from inl.ops import catalog
@@ -18,6 +16,8 @@ from inl.testing.op_call import OpCall
 from inl.testing.op_check import judged, require_passed, run_checked
 from inl_jax import functional
 from inl_jax.pallas import block_sparse, experts, rows
+from op_cases import Target
+from tpu_simulator import races, simulated
 
 SEEDS = [0, pytest.param(1, marks=pytest.mark.long)]
 
@@ -25,7 +25,7 @@ SEEDS = [0, pytest.param(1, marks=pytest.mark.long)]
 def check(backend, name, dtype, args, attrs, seed):
     spec, case = catalog()[name], Case(name, args, attrs)
     kernels = (*experts.kernels(simulated(seed)), *rows.kernels(simulated(seed)))
-    call = OpCall(OnTpu(backend, kernels), spec, case, dtype)
+    call = OpCall(Target(backend, kernels), spec, case, dtype)
     assert call.choice().winner == f"{name}/pallas"
     result = run_checked(call, seed)
     assert not races()

@@ -231,7 +231,8 @@ def call_adapters(kernels, dtype):
         if dtype == torch.bfloat16:
             kernels["lora"](y, x, Lora(*pair), chosen, rank=16)
             kernels["qkv_lora"](y, y, y, x, QkvLora(*3 * pair), chosen, rank=16)
-            call_adapted(kernels, x, pair, chosen)
+            if has_copy_engine():
+                call_adapted(kernels, x, pair, chosen)
 
 
 def call_adapted(kernels, x, pair, chosen):
