@@ -58,7 +58,7 @@ def test_a_correct_backend_passes_one_test_per_check(contract):
 @pytest.mark.full
 def test_a_gap_is_an_expected_failure_with_its_reason(contract):
     gaps = {"linear": "driver 2.1 rounds as it should"}
-    only = "test_kernel and linear and not qkv or gap"
+    only = "test_kernel and linear and not qkv and not adapted or gap"
     code, said = contract("-k", only, gaps=gaps, fault="bias")
     # The refusal checks are not affected by the fault and pass.
     expired = "linear/refusals/numpy passes: the gap 'linear' has expired"
@@ -73,7 +73,7 @@ def test_gaps_that_cover_all_failures_pass(contract):
     reason = "driver 2.1 rounds as it should"
     cases = ["1x8x16", "2x5x3", "13x64x48", "33x96x160"]
     gaps = dict.fromkeys([f"linear/{case}" for case in cases], reason)
-    only = "test_kernel and linear/ and not qkv or covers"
+    only = "test_kernel and linear/ and not qkv and not adapted or covers"
     code, said = contract("-k", only, gaps=gaps, fault="bias")
     assert code == 0, said
     assert "9 xfailed" in said

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from inl.errors import RunnerError, WorkerLost
 from inl.exit_status import describe_exit, signal_name
@@ -130,6 +131,9 @@ class WorkerProcess:
                 act()
         self._process.wait()
         self.channel.close()
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
         # A grandchild may still have the pipe open; its output is not read.
         self._reader.join(1.0)
         if not self._reader.is_alive() and self._process.stdout is not None:
