@@ -8,6 +8,7 @@ import os
 import re
 import struct
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,22 @@ def test_a_cancelled_request_ends_and_its_number_is_free(caller, gate):
     tokens, _, last = collect(caller, 1)
     assert len(tokens[3]) == 2
     assert last[3][1][4:] == b"length"
+
+
+def test_a_number_is_free_once_its_end_is_read(caller, monkeypatch):
+    send = Session._send
+
+    def slow(session, kind, payload):
+        send(session, kind, payload)
+        if kind is Kind.DONE:
+            time.sleep(0.2)  # what follows an end may be late
+
+    monkeypatch.setattr(Session, "_send", slow)
+    for _ in range(2):
+        caller.send(request(3, [97, 98], max_tokens=2))
+        tokens, _, last = collect(caller, 1)
+        assert len(tokens[3]) == 2
+        assert last[3][0] == DONE
 
 
 REFUSED = {

@@ -126,12 +126,11 @@ class Session:
         while number := self._changed.get():
             with self._registering:
                 handle = self._handles.get(number)
-            if handle is not None and not self._send_output(number, handle):
-                with self._registering:
-                    del self._handles[number], self._sent[number]
+            if handle is not None:
+                self._send_output(number, handle)
 
-    def _send_output(self, number: int, handle: RequestHandle) -> bool:
-        """Send what is new of a request; returns whether it is still open."""
+    def _send_output(self, number: int, handle: RequestHandle) -> None:
+        """Send what is new of a request."""
         # Read before the tokens are, so that the last ones are not lost.
         completed = handle.completed
         ids, text = handle.token_ids[self._sent[number] :], handle.take()
@@ -139,7 +138,10 @@ class Session:
             self._sent[number] += len(ids)
             self._send(Kind.TOKENS, frames.tokens(number, ids, text))
         if not completed:
-            return True
+            return
+        # Before the caller reads the end, after which it may use the number again.
+        with self._registering:
+            del self._handles[number], self._sent[number]
         try:
             done = handle.completion()
         except InlError as error:
@@ -147,7 +149,6 @@ class Session:
         else:
             head = frames.PAIR.pack(number, done.prompt_tokens)
             self._send(Kind.DONE, head + done.finish_reason.encode())
-        return False
 
     def _read(self, kind: Kind) -> Frame | None:
         frame = frames.read(self._source)
