@@ -30,7 +30,8 @@ OTHER_TESTS = tests/torch $(filter-out tests/core tests/data tests/plugins tests
 # pip compiles one file after the other.
 COMPILE = $(1)/bin/python -m compileall -qq -j 2 $(1)/lib || true
 
-.PHONY: demo test test-all test-deep test-others test-long test-hosts test-tpu-compiler lint docs clean
+.PHONY: demo test test-all test-deep test-others test-long test-hosts test-tpu-compiler test-intel-compiler \
+	test-torch-directml lint docs clean
 
 demo:
 	$(PARALLEL) .venv/.demo
@@ -63,13 +64,32 @@ test-long: .venv-all/.test
 		tests/integration/test_wheels.py tests/documents/test_documents.py \
 		tests/plugins/tpu/test_packed_matmul.py tests/plugins/tpu/test_pallas_kernels.py \
 		tests/plugins/tpu/test_tpu_mesh.py tests/core/testing/test_sound_checks.py \
-		tests/plugins/intel/test_xpu_contract.py
+		tests/plugins/intel/test_xpu_contract.py tests/plugins/intel/test_xpu_compile.py \
+		tests/serve tests/torch/test_eagle_graphs.py
 
 # Compiles the TPU kernels for TPU chips; libtpu, their compiler, takes 700 MB.
 test-tpu-compiler: .venv-all/.test
 	$(call PIP,.venv-all) $(EDITABLE) -e "plugins/inl-tpu[compiler]"
 	.venv-all/bin/python -m pytest tests/plugins/tpu/test_tpu_compile.py \
 		tests/plugins/tpu/test_tpu_mesh_compile.py
+
+# Compiles the Triton kernels for Intel GPUs (minutes); the compilers take 800 MB. Needs
+# apt-get.
+test-intel-compiler: .venv-all/.test
+	test -e .intel/complete || .venv-all/bin/python tests/plugins/intel/fetch_compiler.py .intel
+	INL_TEST_DEPTH=long .venv-all/bin/python -m pytest tests/plugins/intel/test_xpu_compile.py
+
+# The operators of torch-directml's torch, in an environment of its own of 5 GB: PyPI has
+# this torch with CUDA only. It needs Python 3.11 or 3.12.
+TORCH_DIRECTML = torch==2.4.1 numpy==1.26.4 pluggy pytest pytest-timeout \
+	hypothesis typer rich tokenizers jinja2
+test-torch-directml:
+	test -e .venv-directml/.complete || $(PYTHON) -m venv .venv-directml
+	test -e .venv-directml/.complete || .venv-directml/bin/python -m pip install -q --no-compile $(TORCH_DIRECTML)
+	touch .venv-directml/.complete
+	PYTHONPATH=core/src:libs/inl-torch/src:plugins/inl-directml/src:tests/support \
+		.venv-directml/bin/python -m pytest -p no:cacheprovider \
+		tests/plugins/directml/test_torch_directml_operators.py
 
 # The native library for Windows, macOS and ARM, by the Zig compiler (minutes); its tests
 # on ARM, in an emulator (an hour). Needs apt-get.

@@ -41,9 +41,14 @@ def examples(quick, full, **options):
     return settings(max_examples=scaled(quick, full), **options)
 
 
-def mostly_full(values, quick=1):
+def mostly_full(values, quick=1, mark=pytest.mark.full):
     """Parametrize over ``values``: the first ``quick`` of them at every depth."""
     return [
-        value if at < quick else pytest.param(value, marks=pytest.mark.full)
+        value if at < quick else pytest.param(value, marks=mark)
         for at, value in enumerate(values)
     ]
+
+
+def mostly_long(values):
+    """Parametrize over ``values``: the first of them at every depth, others at long."""
+    return mostly_full(values, mark=pytest.mark.long)

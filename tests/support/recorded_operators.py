@@ -20,11 +20,10 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name, kwargs = func.name().removeprefix("aten::"), kwargs or {}
-        if func._can_decompose():
-            with self:
-                parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                self.composites.add(name)
-                return parts
+        with self:
+            parts = func.decompose(*args, **kwargs)
+        if parts is not NotImplemented:
+            self.composites.add(name)
+            return parts
         self.seen.add(name)
         return func(*args, **kwargs)

@@ -10,6 +10,7 @@ import torch
 from simulated_xpu import MODULE, open_backend
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from inl.backend.base import CachedMemory
 from inl.device import Device
 from inl.engine.core import EngineCore
 from inl.errors import BackendUnavailable, DeviceError
@@ -170,3 +171,13 @@ def test_an_unknown_setting_is_refused(monkeypatch):
     monkeypatch.setenv(KERNELS, "ipex")
     with pytest.raises(DeviceError, match=r"found 'ipex', accepted: triton, torch"):
         requested_kernels()
+
+
+def test_closing_a_runner_empties_the_devices_cache():
+    emptied = []
+    module = changed(empty_cache=lambda: emptied.append(1))
+    offer = XpuBackend(DEVICE, module, "meta").offers(CachedMemory)
+    assert offer is not None
+    offer.release()
+    assert emptied == [1]
+    assert XpuBackend(DEVICE, module, "cpu").offers(CachedMemory) is None

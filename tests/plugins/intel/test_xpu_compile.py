@@ -1,0 +1,93 @@
+"""Compilation of the Triton kernels for Intel GPUs: `make test-intel-compiler`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+TOOLS = ROOT / ".intel"
+SCRIPT = Path(__file__).with_name("compile_xpu.py")
+SHARED = {"pvc": 128 << 10, "dg2-g10": 64 << 10}
+"""Most local memory of a work group in bytes, by GPU, from Intel's manuals."""
+
+SECONDS = 1800
+
+MAY_SPILL = {
+    "attend": 410, "attend_tiles": 1240, "backward": 100, "fixed_product": 400,
+    "forward": 110, "lora_expand": 520, "lora_shrink": 340, "rope_attend": 690,
+    "search_pass": 16, "tile_product": 730,
+}  # fmt: skip
+"""Kernels that spill on a Data Center GPU Max -> most registers, as Debian's compiler
+reports them: products and reductions, whose launch parameters are not tuned for it."""
+
+needs_compiler = pytest.mark.skipif(
+    not (TOOLS / "complete").exists(), reason=f"no {TOOLS}: make test-intel-compiler"
+)
+
+
+def compiled(device, *words):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(TOOLS), device, *words],
+        capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def faults(rows, device):
+    """Yield a sentence for each kernel that does not compile or fit."""
+    for row in rows:
+        name = f"{row['kernel']} for {device}"
+        if row["error"]:
+            yield f"{name} does not compile: {row['error']}"
+            continue
+        if row["shared"] > SHARED[device]:
+            yield f"{name} takes {row['shared']} bytes of local memory"
+        if row["spills"] > MAY_SPILL.get(row["kernel"], 0):
+            yield f"{name} spills {row['spills']} registers"
+
+
+@needs_compiler
+@pytest.mark.long
+def test_every_kernel_compiles_for_intel():
+    rows = compiled("pvc", "--dtypes", "bfloat16", "--dims", "64")
+    assert len({row["kernel"] for row in rows}) >= 30
+    assert not list(faults(rows, "pvc"))
+
+
+@needs_compiler
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("plant", "fault"),
+    [
+        ("spill", "spilling for dg2-g10 spills"),
+        ("float64", "doubling for dg2-g10 does not compile: .*Double type"),
+        ("operation", "foreign for dg2-g10 does not compile: .*no_such_operation"),
+    ],
+)
+def test_a_planted_kernel_is_reported(plant, fault):
+    (found,) = faults(compiled("dg2-g10", "--plant", plant), "dg2-g10")
+    assert re.match(fault, found, re.DOTALL), found
+
+
+ROW = {"kernel": "_norm", "shared": 0, "spills": 0, "error": ""}
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({}, None),
+        ({"spills": 1}, "_norm for pvc spills 1 registers"),
+        ({"spills": 410, "kernel": "attend"}, None),
+        ({"shared": 1 << 20}, "_norm for pvc takes 1048576 bytes of local memory"),
+        ({"error": "why"}, "_norm for pvc does not compile: why"),
+    ],
+)
+def test_faults_are_reported_by_name(change, fault):
+    assert list(faults([ROW | change], "pvc")) == ([fault] if fault else [])
