@@ -17,16 +17,15 @@ import time
 from collections import deque
 from dataclasses import replace
 from inspect import getclosurevars
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from cuda_graph import weight_bytes
+from random_models import FIELDS as FIELDS
+from random_models import SHAPES, random_language
+from random_models import Random as Random
 from torch.profiler import ProfilerActivity, profile
 
 from inl.device import Device
-from inl.dtypes import HostArray
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.tuning_results import load_tuning_results
 from inl.models.llama import MODEL
@@ -35,9 +34,7 @@ from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.op import Spec
 from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
-from inl.spec.tree import leaves
 from inl.spec.workload import TuningResults
-from inl.weights.checkpoint import Checkpoint
 from inl.weights.loader import load_weights
 from inl.weights.plan import plan_weights
 from inl_cuda.backend import CudaBackend
@@ -45,66 +42,19 @@ from inl_cuda.tuning import tuning
 from inl_torch import eager, triton
 
 BLOCK = 16
-SHAPES = {
-    "smollm2": (49152, 576, 1536, 30, 9, 3, 64, True),
-    "8b": (128256, 4096, 14336, 32, 32, 8, 128, False),
-}
-FIELDS = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-    "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings",
-)  # fmt: skip
-
-
-class Random(Checkpoint):
-    """Tensors of the model's shapes, all views of one array of random numbers."""
-
-    path = Path("random")
-    eos_token_ids = ()
-    chat_template = None
-
-    def __init__(self, config: dict[str, Any], specs: dict[str, Spec]) -> None:
-        self.config, self._specs = config, specs
-        rng = np.random.default_rng(0)
-        numbers = rng.standard_normal(1 << 22).astype(np.float32) * 0.03
-        self._bits = (numbers.view(np.uint32) >> 16).astype(np.uint16)
-        self._made: dict[tuple[int, ...], HostArray] = {}
-
-    def names(self) -> list[str]:
-        return list(self._specs)
-
-    def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
-        return self._specs[name].dtype, self._specs[name].shape
-
-    def tensor(self, name: str) -> HostArray:
-        shape = self._specs[name].shape
-        if shape not in self._made:
-            data = np.resize(self._bits, shape)
-            if len(shape) == 1:
-                data = np.full(shape, 0x3F80, np.uint16)
-            data.setflags(write=False)
-            self._made[shape] = HostArray(data, "bfloat16", shape)
-        return self._made[shape]
-
-    def tokenizer(self) -> Any:
-        raise self.missing("tokenizer")
-
-    def close(self) -> None:
-        self._made = {}
 
 
 def load(backend: CudaBackend, name: str, dtype: str, layers: int) -> Loaded:
-    hf = dict(zip(FIELDS, SHAPES[name], strict=True))
-    hf["max_position_embeddings"] = 8192
-    hf["num_hidden_layers"] = layers or hf["num_hidden_layers"]
-    config = replace(MODEL.config(hf), dtype=dtype)
+    language = random_language(name, layers=layers)
+    config = replace(language.config, dtype=dtype)
     specs = {
-        param.source: Spec(param.shape, "bfloat16")
-        for group in leaves(MODEL.weights(config))
-        for param in group.params.values()
+        tensor: Spec(shape, stored)
+        for tensor in language.checkpoint.names()
+        for stored, shape in [language.checkpoint.spec(tensor)]
     }
     kernels = tuple(backend.kernels())
     groups = plan_weights(MODEL.weights(config), kernels, specs)
-    weights = load_weights(groups, Random(hf, specs), backend, dtype)
+    weights = load_weights(groups, language.checkpoint, backend, dtype)
     return Loaded(MODEL, config, groups, weights, KernelSelection(kernels))
 
 

@@ -11,13 +11,13 @@ module is also the plugin that registers the device, so that child processes see
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from oracle_answers import checks_pass, follows_oracle
 
 from inl.device import Device, DeviceInfo, DeviceType
 from inl.plugin import hookimpl
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 MODULE = "rocm_on_cuda"
 VARIABLE = "INL_BENCH_ROCM_CHIP"
 """Environment variable: architecture whose launch parameters are used."""
-
-SHOWN = 10
-"""Most findings printed."""
 
 
 @hookimpl
@@ -71,57 +68,18 @@ def count_captures() -> list[str]:
 
 
 def check(captured: list[str]) -> bool:
-    """Run the conformance kit; print a line per section."""
-    from inl.testing.card import by_section
-    from inl.testing.conformance import check_all
-    from inl.testing.findings import findings
-    from inl.testing.target import Target, default_seed
-
+    """Run the conformance kit, which must capture graphs."""
     began, before = time.perf_counter(), len(captured)
-    results = check_all(Target(Device("rocm:0"), seed=default_seed()))
-    for section, mine in by_section(results).items():
-        passed = sum(result.status == "passed" for result in mine)
-        print(f"  {section}: {passed} of {len(mine)} passed")
-    failed = [result for result in results if result.status == "failed"]
-    for finding in findings(results)[:SHOWN]:
-        print("  " + "\n  ".join(finding.lines()))
+    right = checks_pass("rocm:0")
     graphs = len(captured) - before
-    print(f"inl check rocm:0: {len(results) - len(failed)} of {len(results)} passed, "
-          f"{graphs} graphs, {time.perf_counter() - began:.0f} s")  # fmt: skip
-    return bool(results) and not failed and graphs > 0
+    print(f"  {graphs} graphs, {time.perf_counter() - began:.0f} s")
+    return right and graphs > 0
 
 
-def oracle(model: Path, cases: Sequence[Any], dtype: str, captured: list[str]) -> bool:
-    """Compare the answers with the oracle's under the gap rule; float32 exactly, one
-    at a time.
-    """
-    from inl import EngineConfig, InferenceEngine
-    from inl.testing.near_tie import compare
-
+def oracle(model: Path, cases: Path, dtype: str, captured: list[str]) -> bool:
+    """Compare the answers with the oracle's; the engine must capture graphs."""
     began, before = time.perf_counter(), len(captured)
-    config = EngineConfig(backend="rocm:0", dtype=dtype, max_batch=9, context=512)
-    with InferenceEngine.from_pretrained(str(model), config) as engine:
-        prompts = [case["prompt_ids"] for case in cases]
-        counts = [len(case["token_ids"]) for case in cases]
-        alone = [
-            engine.generate(ids, max_tokens=count).token_ids
-            for ids, count in zip(prompts, counts, strict=True)
-        ]
-        batched = [
-            answer.token_ids for answer in engine.generate(prompts, max_tokens=64)
-        ]
-    right = True
-    for name, answers, exact in (
-        ("alone", alone, dtype == "float32"), ("batched", batched, False)
-    ):  # fmt: skip
-        compared = [
-            compare(list(found), case["token_ids"], case["margins"])
-            for found, case in zip(answers, cases, strict=True)
-        ]
-        equal = sum(each.gap is None for each in compared)
-        allowed = sum(each.allowed(dtype) for each in compared)
-        right &= allowed == len(cases) and (equal == len(cases) or not exact)
-        print(f"  {dtype} {name}: {equal} of {len(cases)} equal, {allowed} allowed")
+    right = follows_oracle(model, cases, "rocm:0", dtype)
     graphs = len(captured) - before
     print(f"oracle in {dtype}: {'right' if right else 'WRONG'}, {graphs} graphs, "
           f"{time.perf_counter() - began:.0f} s")  # fmt: skip
@@ -144,9 +102,9 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, launch "
           f"parameters of {given.chip}")  # fmt: skip
     captured = count_captures()
-    cases = json.loads(given.oracle.read_text("utf-8"))["cases"]
     right = [
-        oracle(given.model, cases, dtype, captured) for dtype in ("float32", "bfloat16")
+        oracle(given.model, given.oracle, dtype, captured)
+        for dtype in ("float32", "bfloat16")
     ]
     right.append(check(captured))
     print("all right" if all(right) else "FAILED")

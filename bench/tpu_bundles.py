@@ -10,7 +10,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-BUNDLE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(?:[A-Z]{2})?\s*:\s*((?:>\s?)*)")
+BUNDLE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+([A-Z]{2})?\s*:\s*((?:>\s?)*)")
+LOOP = "LB"
+"""Mark of the first bundle of a loop's body."""
+
 ALLOCATION = re.compile(r"space=vmem, size = 0x([0-9a-f]+)")
 SPILL = "VSTORE:SPILL"
 
@@ -19,24 +22,48 @@ class Facts(NamedTuple):
     """One compiled kernel."""
 
     bundles: tuple[int, ...]
-    """Instruction bundles by depth of the loops around them; 0 is outside of any."""
+    """Instruction bundles of each loop without those within it, in order of their
+    first ones; those outside of any come first."""
+    depths: tuple[int, ...]
+    """Loops around these bundles."""
     spills: tuple[int, ...]
-    """Stores of registers that did not suffice, by the same depths."""
+    """Stores of registers that did not suffice, by the same loops."""
     vmem: int
     """Bytes."""
 
-    def cycles(self, runs: tuple[int, ...]) -> int:
-        """Bundles times the runs of each depth, of which the first is 1.
+    def cycles(self, runs: tuple[int, ...], loops: tuple[int, ...] = ()) -> int:
+        """Bundles times the runs of their loops.
 
-        Branches that are not taken count as well: an upper bound without waits. The
-        compiler drops loops of one run: the deepest loop has the last of ``runs``.
-        Returns 0, unknown, for loops of the compiler that ``runs`` does not have.
+        runs: by depth of loops, of which the first is 1. loops: those of each loop in
+        order, used if there are as many loops. Branches that are not taken count as
+        well: an upper bound without waits. The compiler drops loops of one run: the
+        deepest loop has the last of ``runs``. Returns 0, unknown, for loops of the
+        compiler that ``runs`` does not have.
         """
-        depths = len(self.bundles)
-        if depths > len(runs):
+        if loops:
+            if len(loops) + 1 != len(self.bundles):
+                return 0
+            return sum(b * n for b, n in zip(self.bundles, (1, *loops), strict=True))
+        deepest = max(self.depths)
+        if deepest >= len(runs):
             return 0
-        known = (*runs[: depths - 1], runs[-1])
-        return sum(b * n for b, n in zip(self.bundles, known, strict=True))
+        known = (*runs[:deepest], runs[-1])
+        return sum(
+            count * known[depth]
+            for count, depth in zip(self.bundles, self.depths, strict=True)
+        )
+
+
+def loops_of(text: str) -> list[tuple[int, int]]:
+    """Return the loop around each bundle, and its depth."""
+    latest, found = {0: 0}, []
+    for line in text.splitlines():
+        if match := BUNDLE.match(line):
+            depth = match[2].count(">")
+            if match[1] == LOOP or depth not in latest:
+                latest[depth] = max(latest.values()) + 1
+            found.append((latest[depth], depth))
+    return found
 
 
 def dump_to(folder: Path) -> None:
@@ -48,25 +75,21 @@ def dump_to(folder: Path) -> None:
 
 def facts_of(folder: Path, kernel: str) -> Facts:
     """Read the newest dump of a kernel; raises :class:`FileNotFoundError`."""
-    depths = [
-        match[1].count(">")
-        for line in newest(folder, kernel, "final_bundles").splitlines()
-        if (match := BUNDLE.match(line))
-    ]
+    found = loops_of(newest(folder, kernel, "final_bundles"))
     spilled = spill_counts(
         newest(folder, kernel, "final_hlo-static-per-bundle-utilization")
     )
-    if len(spilled) != len(depths):
-        raise ValueError(
-            f"{kernel}: {len(depths)} bundles, {len(spilled)} uses of them"
-        )
-    levels = range(max(depths) + 1)
+    if len(spilled) != len(found):
+        raise ValueError(f"{kernel}: {len(found)} bundles, {len(spilled)} uses of them")
+    depths = dict(found)
+    owners = [loop for loop, _ in found]
+    spills = dict.fromkeys(depths, 0)
+    for owner, count in zip(owners, spilled, strict=True):
+        spills[owner] += count
     return Facts(
-        tuple(depths.count(level) for level in levels),
-        tuple(
-            sum(n for n, depth in zip(spilled, depths, strict=True) if depth == level)
-            for level in levels
-        ),
+        tuple(owners.count(loop) for loop in sorted(depths)),
+        tuple(depths[loop] for loop in sorted(depths)),
+        tuple(spills[loop] for loop in sorted(depths)),
         sum(
             int(size, 16)
             for size in ALLOCATION.findall(newest(folder, kernel, "02-original"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,8 +16,15 @@ from inl.ops.moe import ExpertLinear
 from inl.ops.norm import Norm
 from inl.spec.step import Step
 from inl_jax.pages import Pages
-from inl_jax.pallas import block_sparse, experts, matmul, packed, paged_attention, rows
-from inl_jax.xla.attention import TILE
+from inl_jax.pallas import (
+    attention_tile,
+    block_sparse,
+    experts,
+    matmul,
+    packed,
+    paged_attention,
+    rows,
+)
 
 PAGE = 32
 
@@ -34,6 +42,8 @@ class Launch(NamedTuple):
     flops: int = 0
     runs: tuple[int, ...] = (1, 1)
     """Runs of the instructions by depth of loops: 1, then those of the grid."""
+    loops: tuple[int, ...] = ()
+    """Runs of each loop in order, where loops of a depth have different ones."""
 
 
 def product(tokens: int, inputs: int, outputs: int, kind: str) -> Launch:
@@ -81,18 +91,36 @@ def attended(
 
     each = tokens // count
     keys = max(1, min(paged_attention.KEYS // PAGE, table)) * PAGE
-    size = min(TILE, each)
-    tiles = pl.cdiv(each, size)
-    ends = [context - each + min(size * (i + 1), each) for i in range(tiles)]
+    size = min(paged_attention.TILE, each)
+    share = heads // kv_heads
+    wide = pl.cdiv(size * share, paged_attention.ROWS)
+    together = math.gcd(kv_heads, attention_tile.HEADS)
+    unrolled = size * share <= attention_tile.FEW_ROWS
+    parts = 0 if unrolled else kv_heads // together * wide
+    starts = [context - each + i for i in range(0, each, size)]
+    inner = [max(i + size - (window or context) + keys - 1, 0) // keys for i in starts]
+    outer = [max((i + 1) // keys, low) for i, low in zip(starts, inner, strict=True)]
+    stop = [(min(i + size, context) - 1) // keys + 1 for i in starts]
+    first = [max(i + 1 - (window or context), 0) // keys for i in starts]
+    bounds = [first, *([inner] if window else []), outer, stop]
+    inner_loops = (lambda n: [0, n * parts]) if parts else lambda _: []
+    tiles = count * len(starts)
+    loops = [tiles, *inner_loops(tiles)]
+    for low, high in itertools.pairwise(bounds):
+        chunks = count * sum(b - a for a, b in zip(low, high, strict=True))
+        loops += [chunks, *inner_loops(chunks)]
+    loops += inner_loops(tiles)
     pages = Pages(((blocks, kv_heads, PAGE, 2 * dim), dtype))
-    pairs = sum(context - each + i + 1 for i in range(each))
+    pairs = sum(min(context - each + i + 1, window or context) for i in range(each))
+    read = count * min(context, (window or context) + each) * kv_heads * dim
+    itemsize = 4 if dtype == "float32" else 2
     return Launch(
         "ragged_paged_attention",
         run,
         (((tokens, heads, dim), dtype), pages, Step(**found)),
-        4 * count * context * kv_heads * dim + 4 * tokens * heads * dim,
+        2 * itemsize * (read + tokens * heads * dim),
         4 * count * pairs * heads * dim,
-        (1, count * tiles, count * sum(math.ceil(end / keys) for end in ends)),
+        loops=tuple(loops),
     )
 
 

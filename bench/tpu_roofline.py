@@ -99,7 +99,7 @@ def row(name: str, launch: Launch, arguments: Any, chip: Chip, folder: Path) -> 
         traced = jax.jit(launch.run).trace(*arguments)
         traced.lower(lowering_platforms=("tpu",)).compile()
         facts = tpu_bundles.facts_of(folder, launch.kernel)
-        cycles = facts.cycles(launch.runs)
+        cycles = facts.cycles(launch.runs, launch.loops)
     except Exception as error:  # the compiler's and Mosaic's are of any type
         reason = " ".join(str(error).split())[:500]
         return Row(name, launch.kernel, 0, 0, 0, 0, 0, 0, f"refused: {reason}")

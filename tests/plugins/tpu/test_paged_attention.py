@@ -6,6 +6,8 @@ with NaN, and reports races.
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,15 +18,18 @@ from inl.ops.attention import attention as op
 from inl.ops.attention import random_step
 from inl.spec.cache import Cache
 from inl.spec.op import Case
+from inl.spec.step import Step
 from inl.spec.tolerance import judge, stored
 from inl.spec.tree import tree_map
 from inl_jax.pages import Pages
-from inl_jax.pallas import paged_attention
+from inl_jax.pallas import attention_tile, paged_attention
+from inl_jax.xla.attention import plan
 from tpu_simulator import races, simulated
 
 PAGE = 16
 MIXED = {"cached": [3, 40, 0, 70], "counts": [1, 1, 20, 3]}
 DECODE = {"cached": [5, 300], "counts": [1, 1]}
+PROMPT = {"cached": [9, 30], "counts": [1, 83]}
 
 
 def make_case(seed, dim, rows, **attrs):
@@ -36,7 +41,7 @@ def make_case(seed, dim, rows, **attrs):
     return Case("simulated", (q, cache, step), values)
 
 
-def run(case, dtype, kernel=paged_attention.attention):
+def run(case, dtype, seed=0):
     """Run a case; returns its verdict. Cells that no row wrote are NaN."""
     q, cache, step = stored(case, dtype, "f4")
     written = np.zeros(cache.k.shape[:2], bool)
@@ -47,8 +52,12 @@ def run(case, dtype, kernel=paged_attention.attention):
     cells = np.where(written[:, :, None, None], cells, np.nan).swapaxes(1, 2)
     pages = Pages(jnp.asarray(cells, dtype))
     device_step = tree_map(jnp.asarray, step)
-    found = kernel(
-        jnp.asarray(q, dtype), pages, device_step, **case.attrs, interpret=simulated()
+    found = paged_attention.attention(
+        jnp.asarray(q, dtype),
+        pages,
+        device_step,
+        **case.attrs,
+        interpret=simulated(seed),
     )
     return judge(op, case, dtype, np.asarray(found.astype(jnp.float32)))
 
@@ -60,12 +69,57 @@ def run(case, dtype, kernel=paged_attention.attention):
         (64, "bfloat16", DECODE, {}),
         (128, "bfloat16", MIXED, {"window": 9}),
         (128, "float32", DECODE, {"cap": 2.0, "window": 270}),
+        pytest.param(128, "bfloat16", PROMPT, {}, marks=pytest.mark.full),
+        pytest.param(64, "float32", PROMPT, {"window": 41}, marks=pytest.mark.full),
     ],
 )
-def test_equals_the_body_without_races(dim, dtype, rows, attrs):
+def test_equals_the_body_without_races(monkeypatch, dim, dtype, rows, attrs):
+    """Chunks that all queries see whole, with and without a mask, in several parts."""
+    if rows is PROMPT:
+        monkeypatch.setattr(paged_attention, "KEYS", 32)
+        monkeypatch.setattr(paged_attention, "ROWS", 128)
     verdict = run(make_case(1, dim, rows, **attrs), dtype)
     assert verdict.passed, str(verdict)
     assert not races()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(6))
+def test_several_seeds(monkeypatch, seed):
+    monkeypatch.setattr(paged_attention, "KEYS", 32)
+    monkeypatch.setattr(paged_attention, "ROWS", 128)
+    rng = np.random.default_rng(seed)
+    rows = {"cached": rng.integers(0, 90, 4), "counts": rng.integers(1, 90, 4)}
+    window = (None, int(rng.integers(1, 120)))[seed % 2]
+    verdict = run(make_case(seed, 64, rows, window=window), "float32", seed=seed)
+    assert verdict.passed, str(verdict)
+    assert not races()
+
+
+def test_prompts_have_large_tiles():
+    """Few rows make tiles of many tokens; many rows do not."""
+
+    def size(tokens, rows):
+        sizes = dict.fromkeys(("tokens", "positions", "rows"), tokens)
+        sizes["starts"] = rows + 1
+        spec = {
+            name: jax.ShapeDtypeStruct((sizes.get(name, rows),), "int32")
+            for name in Step._fields
+        }
+        made = partial(plan, block_size=PAGE, most=128)
+        return jax.eval_shape(made, Step(**spec)).tokens.shape[1]
+
+    assert [size(2048, 8), size(512, 64), size(64, 64)] == [128, 32, 1]
+
+
+def test_a_missing_mask_is_found(monkeypatch):
+    original = attention_tile.accumulate
+
+    def unmasked(shape, q, cells, masked, *others):
+        original(shape, q, jnp.nan_to_num(cells), False, *others)
+
+    monkeypatch.setattr(attention_tile, "accumulate", unmasked)
+    assert not run(make_case(1, 64, MIXED), "float32").passed
 
 
 def test_a_copy_that_is_not_awaited_is_found(monkeypatch):

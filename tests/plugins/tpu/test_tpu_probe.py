@@ -24,7 +24,7 @@ def machine(monkeypatch, tmp_path):
     """A machine with the given PCI devices, and with JAX and libtpu."""
     monkeypatch.delenv("INL_TPU_PLATFORM")
     monkeypatch.setattr(probe, "find_spec", lambda name: name)
-    for name in ("PCI", "PROCESSES", "DEVICE_FILES", "GPUS"):
+    for name in ("PCI", "PROCESSES", "DEVICE_FILES"):
         monkeypatch.setattr(probe, name, tmp_path / name)
 
     def plug(*ids, vendor="0x1ae0"):
@@ -98,8 +98,10 @@ def test_the_cuda_platform_lists_gpus(machine, monkeypatch):
     monkeypatch.setenv("INL_TPU_PLATFORM", "cuda")
     with pytest.raises(BackendUnavailable, match="INL_TPU_PLATFORM=cuda: no NVIDIA"):
         probe.probe()
-    (place / "GPUS" / "0000:01:00.0").mkdir(parents=True)
-    assert [info.name for info in probe.probe()] == ["tpu code on cuda"]
+    (place / "DEVICE_FILES").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (place / "DEVICE_FILES" / name).touch()
+    assert [info.name for info in probe.probe()] == ["tpu code on cuda"] * 2
 
 
 def test_an_unknown_platform_is_refused(monkeypatch):

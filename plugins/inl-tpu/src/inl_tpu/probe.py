@@ -20,7 +20,9 @@ from inl_tpu.settings import VARIABLE, platform
 PCI = Path("/sys/bus/pci/devices")
 DEVICE_FILES = Path("/dev")
 PROCESSES = Path("/proc")
-GPUS = Path("/proc/driver/nvidia/gpus")
+GPU_FILE = re.compile(r"nvidia\d+")
+"""Name of the device file of an NVIDIA GPU."""
+
 VENDOR = "0x1ae0"
 
 HOST_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
@@ -129,10 +131,12 @@ def stand_ins(target: str) -> list[DeviceInfo]:
         match = HOST_DEVICES.search(os.environ.get("XLA_FLAGS", ""))
         count = int(match[1]) if match else 1
     elif target == "cuda":
-        count = len(list(GPUS.iterdir())) if GPUS.is_dir() else 0
+        files = DEVICE_FILES.iterdir() if DEVICE_FILES.is_dir() else ()
+        count = sum(bool(GPU_FILE.fullmatch(file.name)) for file in files)
         if not count:
             raise BackendUnavailable(
-                f"{VARIABLE}=cuda: no NVIDIA GPU under {GPUS}; install its driver"
+                f"{VARIABLE}=cuda: no NVIDIA GPU, {DEVICE_FILES}/nvidia0 is missing; "
+                "install its driver"
             )
     name, note = f"tpu code on {target}", f"set by {VARIABLE}"
     return [DeviceInfo(index, name, note=note) for index in range(count)]

@@ -25,6 +25,9 @@ LABEL, SINK_LABEL = "attention/xla", "sink_attention/xla"
 TILE = 16
 """Tokens of a tile in steps that include prompts; 1 in steps of decoding rows."""
 
+PADDED = 4
+"""Places for tokens that tiles of more than :data:`TILE` tokens add, per token."""
+
 CHUNK = 128
 """Keys per iteration, at least."""
 
@@ -49,10 +52,15 @@ class Plan(NamedTuple):
     """[T] whether the token is not padding."""
 
 
-def plan(step: Step, *, block_size: int) -> Plan:  # noqa: ARG001
-    """Group the tokens of a step to tiles."""
+def plan(step: Step, *, block_size: int, most: int = TILE) -> Plan:  # noqa: ARG001
+    """Group the tokens of a step to tiles, of up to ``most`` tokens.
+
+    A row has at least one tile: large ones of few tokens are avoided.
+    """
     total, rows = step.tokens.shape[0], step.lengths.shape[0]
-    size = 1 if total <= rows else TILE
+    size = 1 if total <= rows else most
+    while size > TILE and size * rows > PADDED * total:
+        size //= 2
     counts = step.starts[1:] - step.starts[:-1]
     tiles = -(-counts // size)
     ends = jnp.cumsum(tiles)
@@ -73,10 +81,10 @@ def plan(step: Step, *, block_size: int) -> Plan:  # noqa: ARG001
     )
 
 
-def plan_of(step: Step, label: str, block_size: int) -> Plan:
+def plan_of(step: Step, label: str, block_size: int, most: int = TILE) -> Plan:
     """Return the plan of ``label`` in a step, computed where the step has none."""
     found = step.plan.get(label) if isinstance(step.plan, dict) else None
-    return plan(step, block_size=block_size) if found is None else found
+    return plan(step, block_size=block_size, most=most) if found is None else found
 
 
 def attention(

@@ -1,0 +1,77 @@
+"""Models of known shapes with random weights, for benchmarks of any device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inl.dtypes import HostArray
+from inl.executor.model_loader import LanguageModel
+from inl.models.llama import MODEL
+from inl.spec.op import Spec
+from inl.spec.tree import leaves
+from inl.weights.checkpoint import Checkpoint
+
+SHAPES = {
+    "smollm2": (49152, 576, 1536, 30, 9, 3, 64, True),
+    "8b": (128256, 4096, 14336, 32, 32, 8, 128, False),
+    "tiny": (512, 64, 128, 2, 4, 2, 16, True),
+}
+FIELDS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings",
+)  # fmt: skip
+
+
+class Random(Checkpoint):
+    """Tensors of the model's shapes, all views of one array of random numbers."""
+
+    path = Path("random")
+    eos_token_ids = ()
+    chat_template = None
+
+    def __init__(self, config: dict[str, Any], specs: dict[str, Spec]) -> None:
+        self.config, self._specs = config, specs
+        rng = np.random.default_rng(0)
+        numbers = rng.standard_normal(1 << 22).astype(np.float32) * 0.03
+        self._bits = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+        self._made: dict[tuple[int, ...], HostArray] = {}
+
+    def names(self) -> list[str]:
+        return list(self._specs)
+
+    def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
+        return self._specs[name].dtype, self._specs[name].shape
+
+    def tensor(self, name: str) -> HostArray:
+        shape = self._specs[name].shape
+        if shape not in self._made:
+            data = np.resize(self._bits, shape)
+            if len(shape) == 1:
+                data = np.full(shape, 0x3F80, np.uint16)
+            data.setflags(write=False)
+            self._made[shape] = HostArray(data, "bfloat16", shape)
+        return self._made[shape]
+
+    def tokenizer(self) -> Any:
+        raise self.missing("tokenizer")
+
+    def close(self) -> None:
+        self._made = {}
+
+
+def random_language(name: str, context: int = 8192, layers: int = 0) -> LanguageModel:
+    """Return a shape's model in bfloat16; layers: fewer than the shape has."""
+    hf = dict(zip(FIELDS, SHAPES[name], strict=True))
+    hf["max_position_embeddings"] = context
+    hf["num_hidden_layers"] = layers or hf["num_hidden_layers"]
+    config = replace(MODEL.config(hf), dtype="bfloat16")
+    specs = {
+        param.source: Spec(param.shape, "bfloat16")
+        for group in leaves(MODEL.weights(config))
+        for param in group.params.values()
+    }
+    return LanguageModel(MODEL, config, Random(hf, specs))
