@@ -55,7 +55,7 @@ def facts(name: str) -> dict[str, int]:
     params = layers * (attention + 3 * hidden * inner + 2 * hidden)
     return {
         "model_size_params": params + (2 - tied) * vocab * hidden + hidden,
-        "layers": layers, "hidden": hidden, "kv_heads": kv_heads,
+        "layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads,
         "head_dim": head_dim, "inner": inner, "vocab": vocab,
     }  # fmt: skip
 

@@ -12,6 +12,8 @@ import pytest
 from inl.optimizers import get_optimal_parallelism
 
 torch = pytest.importorskip("torch")
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
 BATCH, CONTEXT = 2, 64
 
 
@@ -54,6 +56,22 @@ def test_planned_training_is_what_torch_holds():
     assert plan.optimizer_bytes == pytest.approx(
         sum(each.nbytes for each in state), abs=100 * len(parameters)
     )
+
+
+@pytest.mark.parametrize(
+    ("device", "kernel"), [("cuda", "MATH"), ("cpu", "FLASH_ATTENTION")]
+)
+def test_grouped_heads_in_float32_are_fused_on_the_cpu_only(device, kernel):
+    name, context = "tiny", 512
+    model = plan_memory.decoder(name)
+    vocab = plan_memory.SHAPES[name][0]
+    plan = get_optimal_parallelism(
+        num_devices=1, memory_per_device_gb=80, training=True, batch=1,
+        context=context, bytes_per_param=4, device=device, **plan_memory.facts(name),
+    )  # fmt: skip
+    with sdpa_kernel(getattr(SDPBackend, kernel)):
+        kept = saved_bytes(model, torch.randint(vocab, (1, context)))
+    assert plan.activation_bytes - 12 * context * vocab == pytest.approx(kept, rel=0.05)
 
 
 @pytest.mark.full

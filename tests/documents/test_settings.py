@@ -104,6 +104,9 @@ def fused(**settings):
 def planned(**settings):
     if "tied" in settings:  # only of the CPU's backend
         settings = {"device": "cpu", **settings}
+    if "heads" in settings:  # attention that is not fused, see the planner
+        training = {"device": "cuda", "training": True, "bytes_per_param": 4}
+        settings = {**training, "kv_heads": 8, **settings}
     plan = optimizers.get_optimal_parallelism(**{**MODEL, **settings})
     return list(dataclasses.astuple(plan))
 
@@ -230,6 +233,7 @@ PAIRS = {
         "kv_heads": (8, 32), "head_dim": (128, 64), "inner": (14336, 4096),
         "vocab": (128256, 32000), "step_tokens": (4096, 512),
         "device": (None, "cuda"), "tied": (False, True),
+        "heads": (32, 64),
     }),
     "PipelineSchedule": (
         optimizers.PipelineSchedule,

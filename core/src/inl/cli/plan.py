@@ -123,6 +123,7 @@ def _facts(
         "kv_bytes_per_value": SIZES[kv_dtype],
         "layers": sum(len(group.layers) for group in groups),
         "hidden": int(language.checkpoint.config["hidden_size"]),
+        "heads": language.checkpoint.config.get("num_attention_heads"),
         "kv_heads": widest.kv_heads,
         "head_dim": widest.head_dim,
         "inner": _inner(language.checkpoint.config),

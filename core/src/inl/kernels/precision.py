@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -59,30 +60,53 @@ def _torch(x: Any, dtype: str, torch: Any) -> Any:
     limited = x
     if dtype == FLOAT8:
         limited = x.clamp(-LARGEST_FLOAT8, LARGEST_FLOAT8)
-        result = limited.to(narrow).to(x.dtype)
-    elif torch.compiler.is_compiling() and x.dtype == torch.float32:
+    if torch.compiler.is_compiling() and x.dtype in (torch.float32, torch.float64):
         # torch's compiler drops a pair of conversions, even one through integers.
-        result = _rounded_bits(x.detach(), dtype, torch)
+        result = _rounded_bits(limited.detach(), dtype, torch)
     else:
-        return x.to(narrow).to(x.dtype)
+        result = limited.to(narrow).to(x.dtype)
+        if dtype != FLOAT8:
+            return result
     # The gradient is that of ``limited``; the sum is exact where it is finite.
     difference = (result - limited).detach()
     return torch.where(difference.isfinite(), limited + difference, result)
 
 
+class _Format(NamedTuple):
+    """A floating-point format."""
+
+    digits: int
+    """Binary digits after the first."""
+    smallest: float
+    """Spacing of its subnormal numbers."""
+    overflow: float
+    """Least magnitude that is rounded to infinity."""
+
+
+_FORMATS = {
+    "bfloat16": _Format(7, 2.0**-133, (2 - 2.0**-8) * 2.0**127),
+    "float16": _Format(10, 2.0**-24, 65520.0),
+    FLOAT8: _Format(3, 2.0**-9, math.inf),
+}
+
+
 def _rounded_bits(x: Any, dtype: str, torch: Any) -> Any:
-    """Round float32 to "bfloat16" or "float16" by arithmetic on its bits."""
-    dropped = 16 if dtype == "bfloat16" else 13
-    bits = x.view(torch.int32)
+    """Round float32 or float64 by arithmetic on its bits; of float8, at most 448."""
+    wide = x.dtype == torch.float64
+    digits, smallest, overflow = _FORMATS[dtype]
+    own = 52 if wide else 23
+    dropped = own - digits
+    bits = x.view(torch.int64 if wide else torch.int32)
     half = (1 << (dropped - 1)) - 1 + ((bits >> dropped) & 1)
-    result = ((bits + half) & -(1 << dropped)).view(torch.float32)
-    if dtype == "float16":
-        size = x.abs()
-        # Subnormal numbers are multiples of 2**-24, as is all of float32 at 0.5.
-        small = torch.copysign((size + 0.5) - 0.5, x)
-        result = torch.where(size < 2.0**-14, small, result)
-        infinite = torch.copysign(torch.full_like(x, torch.inf), x)
-        result = torch.where(size >= 65520, infinite, result)
+    result = ((bits + half) & -(1 << dropped)).view(x.dtype)
+    size = x.abs()
+    if wide or dtype != "bfloat16":  # which has the subnormal numbers of float32
+        # At ``shift`` all of the wider format are multiples of ``smallest``.
+        shift = smallest * 2.0**own
+        small = torch.copysign((size + shift) - shift, x)
+        result = torch.where(size < smallest * 2.0**digits, small, result)
+    infinite = torch.copysign(torch.full_like(x, torch.inf), x)
+    result = torch.where(size >= overflow, infinite, result)
     return torch.where(x.isfinite(), result, x)
 
 

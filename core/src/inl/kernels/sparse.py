@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inl.errors import KernelError
 from inl.functional.arrays import like, module_of
+from inl.functional.dynamics import framework_of, functions_of
+from inl.kernels.block_structure import structure_of
 from inl.kernels.profile import recorded
 
 if TYPE_CHECKING:
@@ -25,14 +26,20 @@ def block_sparse_matmul(
     follow B. Returns [..., columns]. Raises :class:`~inl.errors.KernelError` for shapes
     that do not match, an index outside the matrix, and a block that is given twice.
     """
-    where = np.asarray(indices)
-    _check(where, tuple(sparse_values.shape), dense.shape[-1], columns)
+    shape = tuple(sparse_values.shape)
+    structure = structure_of(indices, shape, dense.shape[-1], columns)
+    where = structure.where
 
     def run() -> Any:
         if isinstance(dense, np.ndarray):
             y = _on_numpy(dense, sparse_values, where, columns)
-        else:
-            y = _on_arrays(dense, sparse_values, where, columns)
+            return y.reshape(*dense.shape[:-1], columns)
+        own = functions_of(framework_of("block_sparse_matmul", "dense", dense))
+        if own.block_sparse is not None:
+            y = own.block_sparse(dense, sparse_values, structure)
+            if y is not None:
+                return y
+        y = _on_arrays(dense, sparse_values, where, columns)
         return y.reshape(*dense.shape[:-1], columns)
 
     return recorded("block_sparse_matmul", dense, run)
@@ -83,29 +90,3 @@ def _on_numpy(
         part = y[:, column * size : (column + 1) * size]
         np.matmul(x.reshape(rows, wide), w.reshape(wide, size), out=part)
     return y
-
-
-def _check(
-    where: NDArray[Any], values: tuple[int, ...], inner: int, columns: int
-) -> None:
-    fits = where.ndim == 2 and where.shape[1] == 2 and where.dtype.kind in "iu"
-    if not fits or len(values) != 3 or values != (len(where), values[2], values[2]):
-        raise KernelError(
-            f"block_sparse_matmul: found values {list(values)} and indices "
-            f"{list(where.shape)} of {where.dtype}, accepted: [B, b, b] and integers "
-            "[B, 2]"
-        )
-    size = values[2]
-    if size == 0 or inner % size or columns % size or not columns:
-        raise KernelError(
-            f"block_sparse_matmul: found a matrix of {inner} x {columns}, accepted: "
-            f"multiples of the block size, {size}"
-        )
-    limits = inner // size, columns // size
-    if ((where < 0) | (where >= limits)).any() or len(np.unique(where, axis=0)) != len(
-        where
-    ):
-        raise KernelError(
-            f"block_sparse_matmul: indices: accepted: different pairs below "
-            f"{list(limits)}"
-        )

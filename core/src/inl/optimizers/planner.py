@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
@@ -72,6 +72,7 @@ class Shape:
     params: int
     layers: int
     hidden: int
+    heads: int
     kv_heads: int
     head_dim: int
     inner: int
@@ -90,6 +91,7 @@ class Load:
     training: bool
     bytes_per_param: float
     kv_bytes_per_value: float
+    device: str | None
     runtime: int
     head_twice: bool
 
@@ -111,6 +113,7 @@ def get_optimal_parallelism(
     kv_bytes_per_value: float = 2,
     layers: int | None = None,
     hidden: int | None = None,
+    heads: int | None = None,
     kv_heads: int | None = None,
     head_dim: int | None = None,
     inner: int | None = None,
@@ -125,12 +128,14 @@ def get_optimal_parallelism(
     pipeline. Memory is in GB of 1e9 bytes. batch: sequences on each copy of the model.
     layers, hidden, kv_heads, head_dim, inner, vocab: of the model, ``inner`` of its
     feed-forward; guessed from its size if absent, which is stated in the reasons.
+    heads: of queries; ``hidden / head_dim`` by default.
     step_tokens: tokens of the largest step of inference, 4096 by default. device:
     "cpu" or "cuda", whose runtime is counted; none is by default. tied: the embedding
     is the head, which "cpu" holds twice unless quantized, as rows and packed. Training
     is AdamW with gradients of the parameters' width, and a float32 copy of narrower
-    parameters.
-    If nothing fits, the placement with the least memory
+    parameters; its attention is torch's ``scaled_dot_product_attention``, which keeps
+    all probabilities where it has no fused kernel: of float32 with grouped heads on
+    "cuda". If nothing fits, the placement with the least memory
     per device is returned with ``fits=False``. Raises
     :class:`~inl.errors.RequestError` for numbers that are not positive.
     """
@@ -149,10 +154,12 @@ def get_optimal_parallelism(
             f"device: found {device!r:.80}, accepted: {', '.join(RUNTIMES)}, or None"
         )
     twice = tied and device == "cpu" and not training and bytes_per_param >= 2
-    shape = _shape(model_size_params, layers, hidden, kv_heads, head_dim, inner, vocab)
+    shape = _shape(
+        model_size_params, layers, hidden, heads, kv_heads, head_dim, inner, vocab
+    )
     load = Load(
         batch, batch * context, int(given["step_tokens"]), training, bytes_per_param,
-        kv_bytes_per_value, _runtime(device, training), twice,
+        kv_bytes_per_value, device, _runtime(device, training), twice,
     )  # fmt: skip
     budget = int(memory_per_device_gb * GB * USABLE)
     plans = [
@@ -174,6 +181,7 @@ def _shape(
     params: int,
     layers: int | None,
     hidden: int | None,
+    heads: int | None,
     kv_heads: int | None,
     head_dim: int | None,
     inner: int | None,
@@ -187,8 +195,11 @@ def _shape(
     hidden = hidden or max(round((params / (12 * layers)) ** 0.5 / 128), 1) * 128
     head_dim = head_dim or min(128, hidden)
     kv_heads = kv_heads or max(hidden // head_dim, 1)
+    heads = heads or max(hidden // head_dim, 1)
     inner, vocab = inner or hidden * 8 // 3, vocab or 32_000
-    return Shape(params, layers, hidden, kv_heads, head_dim, inner, vocab, guessed)
+    return Shape(
+        params, layers, hidden, heads, kv_heads, head_dim, inner, vocab, guessed
+    )
 
 
 def _runtime(device: str | None, training: bool) -> int:
@@ -230,6 +241,9 @@ def _activations(shape: Shape, load: Load) -> int:
     """Bytes of the inputs and results of a decoder's products and norms."""
     keys = 2 * shape.kv_heads * shape.head_dim
     if load.training:
+        if not _attends_fused(shape, load):
+            # Keys and values, repeated for all heads, and probabilities.
+            keys = shape.heads * (2 * shape.head_dim + load.tokens // load.batch)
         # Kept of each token: three rows of each norm, queries and attention; gate, its
         # activation, up and their product.
         kept = 8 * shape.hidden + keys + 4 * shape.inner
@@ -241,11 +255,19 @@ def _activations(shape: Shape, load: Load) -> int:
     return held * load.width + LOGIT_COPIES * 4 * scored * shape.vocab
 
 
+def _attends_fused(shape: Shape, load: Load) -> bool:
+    """Whether torch's ``scaled_dot_product_attention`` has a fused kernel.
+
+    On CUDA its flash and cuDNN kernels take float16 and bfloat16 only, and its
+    memory-efficient one, which takes float32, takes no grouped heads
+    (``enable_gqa=True``). The flash kernel of the CPU takes both.
+    """
+    return load.device != "cuda" or load.width < 4 or shape.heads == shape.kv_heads
+
+
 def _explained(
     best: Parallelism, plans: list[Parallelism], shape: Shape, devices: int
 ) -> Parallelism:
-    from dataclasses import replace
-
     reasons = [
         f"each device holds {best.total_bytes / GB:.2f} GB of "
         f"{best.budget_bytes / GB:.2f} GB ({USABLE:.0%} of its memory)"

@@ -42,3 +42,7 @@ class Functions:
     arrays: Any = None
     """Module with the names of :class:`inl.functional.arrays.ArrayModule`. ``None``:
     what ``__array_namespace__`` of an array returns."""
+    block_sparse: Callable[..., Any] | None = None
+    """(dense [..., K], values [B, b, b], :class:`~inl.kernels.block_structure.\
+BlockStructure`): the product [..., N], or ``None`` where it has no kernel for these
+    arrays. ``None``: dense products of gathered blocks."""

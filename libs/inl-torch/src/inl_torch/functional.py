@@ -19,6 +19,7 @@ from inl.spec.functions import Functions
 from inl_torch import arrays
 from inl_torch.eager.inl import upcast
 from inl_torch.registered import experts, formula
+from inl_torch.registered.block_sparse import block_sparse
 from inl_torch.registered.dynamics import dynamics, triton_module
 from inl_torch.registered.register import is_transformed
 
@@ -150,5 +151,6 @@ FUNCTIONS = Functions(
     kernels=lambda: experts.KERNELS,
     is_traced=is_transformed,
     arrays=arrays,
+    block_sparse=block_sparse,
 )
 """The functions of ``inl`` for torch tensors."""

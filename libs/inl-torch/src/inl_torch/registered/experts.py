@@ -12,6 +12,7 @@ from inl.spec.kernel import Kernel
 from inl_torch.eager import moe
 from inl_torch.eager.inl import upcast
 from inl_torch.eager.mlp import gated_activation
+from inl_torch.registered.autocast import autocast
 from inl_torch.registered.grouped import collect_rows, dispatch_rows, grouped_linear
 from inl_torch.registered.register import is_transformed
 
@@ -39,7 +40,7 @@ class Routing(NamedTuple):
 
 def expert_linear(x: torch.Tensor, ids: torch.Tensor, w: ExpertLinear) -> torch.Tensor:
     """The op ``expert_linear``; under autocast, of its dtype."""
-    x, weight = _autocast(x, w.weight)
+    x, weight = autocast(x, w.weight)
     if not _needs_derivatives(x, weight):
         return moe.expert_linear(x, ids, ExpertLinear(weight))
     order, inverse, sizes = Routing.of(ids, weight.shape[0])
@@ -59,7 +60,7 @@ def experts(
     activation: str,
 ) -> torch.Tensor:
     """The op ``experts``; under autocast, of its dtype."""
-    x, *matrices = _autocast(x, *w)
+    x, *matrices = autocast(x, *w)
     if not _needs_derivatives(x, weights, *matrices):
         return moe.experts(x, ids, weights, Experts(*matrices), activation=activation)
     gate, up, down = matrices
@@ -81,15 +82,6 @@ def _needs_derivatives(*tensors: torch.Tensor) -> bool:
     if is_transformed(*tensors):
         return True
     return torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
-
-
-def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Convert the operands of products like ``torch.nn.functional.linear`` does."""
-    place = tensors[0].device.type
-    if not torch.is_autocast_enabled(place):
-        return tensors
-    dtype = torch.get_autocast_dtype(place)
-    return tuple(each.to(dtype) for each in tensors)
 
 
 _OWN: dict[str, Callable[..., Any]] = {

@@ -1,0 +1,1 @@
+"""Products with block-sparse matrices, and their gradients, as Triton kernels."""
