@@ -158,6 +158,27 @@ FAMILIES = {
             "routed_scaling_factor": 3.0,
         },
     ),
+    "qwen3-next": (
+        "Qwen3Next",
+        rope(partial_rotary_factor=0.5)
+        | {
+            "head_dim": 12,
+            "attention_bias": True,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"]
+            * 2,
+            "num_hidden_layers": 6,
+            "mlp_only_layers": [2],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 6,
+            "linear_conv_kernel_dim": 3,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
     "deepseek3": (
         "DeepseekV3",
         MLA
@@ -217,6 +238,8 @@ def tensors(model):
 def _random(key, shape, source, *, centered):
     """Of a size that lets every term matter: softmax neither flat nor a maximum."""
     values = torch.randn(shape, generator=source)
+    if key.endswith("A_log"):
+        return values - 2  # so that many tokens are remembered
     if key.endswith("bias"):
         return 0.5 * values
     if len(shape) == 1:

@@ -18,7 +18,7 @@ import pytest
 
 from inl.device import Device
 from inl.executor.model_loader import open_model
-from inl.models import groups, layer_norm, moe, post_norm
+from inl.models import groups, layer_norm, moe, post_norm, qwen3_next
 from inl.models.views import views
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
@@ -117,9 +117,14 @@ def test_scaled_embeddings_are_rounded_as_in_transformers(made):
     assert not torch.equal(embedded(made, "float32"), expected)
 
 
-def test_jax_chooses_the_same_tokens(made, jax_module):
-    language = open_model(made("gemma3").path)
-    fast = families.load(language, jax_module.jax_backend()(Device("jax:0")), "float32")
+@pytest.mark.parametrize("name", ["gemma3", "qwen3-next"])
+def test_jax_chooses_the_same_tokens(name, made, jax_module):
+    from inl_jax.xla import recurrent
+
+    language = open_model(made(name).path)
+    made_here = {each.op: each.run for each in recurrent.KERNELS}
+    backend = jax_module.jax_backend(replaced=made_here)(Device("jax:0"))
+    fast = families.load(language, backend, "float32")
     exact = families.load(language, families.reference(), "float64")
 
     def texts(runner):
@@ -205,6 +210,28 @@ def without_shared(ops, c, w, carry):
 
 def ranked_plainly(ops, c, w, logits):
     return ROUTED(ops, c, w._replace(bias=w.bias._replace(bias=None)), logits)
+
+
+def in_recurrent(**changes):
+    """Other tensors in every recurrent layer."""
+
+    def changed(layer):
+        part = layer.attention
+        if not isinstance(part, qwen3_next.Delta):
+            return layer
+        new = {name: change(getattr(part, name)) for name, change in changes.items()}
+        return layer._replace(attention=part._replace(**new))
+
+    return in_layers(changed)
+
+
+GATED = qwen3_next.gated_attention
+
+
+def ungated(ops, c, w, *rest):
+    weight = 0 * w.gate.weight
+    gate = w.gate._replace(weight=weight, bias=w.gate.bias * 0 + 50)
+    return GATED(ops, c, w._replace(gate=gate), *rest)
 
 
 def entered_uncentered(ops, c, carry, w):
@@ -390,6 +417,24 @@ MUTANTS = {
         "bias of the latent": in_group(
             "attention", "latent", lambda w: w._replace(bias=None)
         ),
+    },
+    "qwen3-next": ROPE | NORMS | SILU | TURNED | {
+        "gate of attention": Mutant(patch=(qwen3_next, "gated_attention", ungated)),
+        "decay of the state": in_recurrent(
+            decay=lambda w: w._replace(rate=w.rate - 9)
+        ),
+        "shift of the decay": in_recurrent(
+            decay=lambda w: w._replace(shift=0 * w.shift)
+        ),
+        "convolution": in_recurrent(taps=lambda w: w._replace(weight=0 * w.weight + 1)),
+        "norm of results": in_recurrent(
+            inner=lambda w: w._replace(weight=2 + w.weight)
+        ),
+        "strength of writes": in_recurrent(
+            strength=lambda w: w._replace(weight=0 * w.weight)
+        ),
+        "shared expert": Mutant(patch=(moe, "mixture", without_shared)),
+        "shares": field(renormalize=False),
     },
     "glm": ROPE | NORMS | SILU | BIAS | FUSED | TURNED,
     "glm4": ROPE | NORMS | SILU | BIAS | BEFORE | AFTER | FUSED | TURNED,

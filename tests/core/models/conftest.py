@@ -64,6 +64,12 @@ FIELDS = {
     "cohere": {},
     "cohere2": {"sliding_window": 7},
     "starcoder2": {"sliding_window": 7, "tie_word_embeddings": False},
+    "qwen3_next": SPARSE | {
+        "shared_expert_intermediate_size": 24, "full_attention_interval": 2,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 6, "linear_value_head_dim": 8,
+        "partial_rotary_factor": 0.5, "head_dim": 16,
+    },
     "deepseek_v2": MLA,
     "deepseek_v3": MLA | {"n_group": 3, "topk_group": 2},
 }  # fmt: skip

@@ -13,7 +13,7 @@ from depth import mostly_full
 from inl import EngineConfig, InferenceEngine
 from inl.backend.reference import ReferenceBackend
 from inl.device import Device
-from inl.errors import CheckpointError, RunnerError, WeightMismatch
+from inl.errors import CheckpointError, RequestError, RunnerError, WeightMismatch
 from inl.executor.model_executor import SIZE_CLASSES
 from inl.executor.model_loader import LanguageModel
 from inl.plugin import registry
@@ -27,8 +27,9 @@ from inl.weights import gguf_names
 DEVICE = Device("reference:0")
 NAMES = sorted({module for _, _, module in FAMILIES})
 STEPS = 30
-ONE_RANK = ("olmo2", "olmo3", "deepseek_v2", "deepseek_v3")
-"""Families that normalize all queries at once, or whose cache has one head."""
+ONE_RANK = ("olmo2", "olmo3", "deepseek_v2", "deepseek_v3", "qwen3_next")
+"""Families that normalize all queries at once, whose cache has one head, or with
+recurrent state."""
 
 
 def model_of(name):
@@ -82,12 +83,11 @@ def test_a_model_runs_on_strict_arrays(name, random_checkpoint):
     assert len(counts[True]) == len(counts[False]) == 1
 
 
-@pytest.mark.parametrize("name", mostly_full(["mistral", "gemma3"]))
+@pytest.mark.parametrize("name", mostly_full(["mistral", "qwen3_next", "gemma3"]))
 def test_answers_do_not_depend_on_batching(name, random_checkpoint, byte_tokenizer):
     """Prefix cache, preemption and chunks against recomputing each answer."""
     model = model_of(name)
-    files = random_checkpoint(model, name, vocab_size=256)
-    language = LanguageModel(model, model.config(files.config), files)
+    language = opened_language(name, random_checkpoint)
     rng = np.random.default_rng(4)
     shared = rng.integers(0, 256, 37).tolist()
     prompts = [[*shared, *rng.integers(0, 256, n).tolist()] for n in (3, 1, 30, 9)]
@@ -105,21 +105,42 @@ def test_answers_do_not_depend_on_batching(name, random_checkpoint, byte_tokeniz
 
     plain, hits, _ = answers(max_batch=1, use_kv_cache=False)
     assert hits == 0
-    per_block = (
-        2
-        * 16
-        * 8
-        * 2
-        * model.config(files.config).head_dim
-        * files.config["num_hidden_layers"]
-    )
+    state = model.state(language.config)
+    layers = sum(len(item.layers) for item in state if isinstance(item, Paged))
+    per_block = 2 * 16 * 8 * 2 * language.config.head_dim * layers
     cached, hits, _ = answers(max_batch=4, token_budget=16)
     assert cached == plain
-    assert hits > len(shared)
-    tight, _, lost = answers(max_batch=4, cache_bytes=8 * per_block)
+    # Blocks do not hold recurrent state, so that none are shared.
+    assert hits > len(shared) or (name == "qwen3_next" and not hits)
+    count = 9 if name == "qwen3_next" else 8
+    tight, _, lost = answers(max_batch=4, cache_bytes=count * per_block)
     assert tight == plain
     # With a window in every layer, blocks are freed before the pool runs out.
-    assert (lost > 0) == (name == "gemma3")
+    assert (lost > 0) == (name != "mistral")
+
+
+def test_samples_of_recurrent_models_share_nothing(random_checkpoint, byte_tokenizer):
+    language = opened_language("qwen3_next", random_checkpoint)
+    prompt, config = [*range(40)], EngineConfig(backend="reference", context=96)
+    with InferenceEngine(language, byte_tokenizer, config) as engine:
+        alone = engine.generate(prompt, max_tokens=8).token_ids
+        found = engine.generate(prompt, max_tokens=8, n=3)
+        several = [found, *found.alternatives]
+        assert {one.token_ids for one in several} == {alone}
+        assert engine.stats.prefix_hit_tokens == 0
+
+
+def test_recurrent_models_refuse_drafts(random_checkpoint, byte_tokenizer):
+    language = opened_language("qwen3_next", random_checkpoint)
+    config = EngineConfig(backend="reference", speculation="ngram")
+    with pytest.raises(RequestError, match=r"'ngram'.*cannot go back.*accepted: None"):
+        InferenceEngine(language, byte_tokenizer, config)
+
+
+def opened_language(name, random_checkpoint):
+    model = model_of(name)
+    files = random_checkpoint(model, name, vocab_size=256)
+    return LanguageModel(model, model.config(files.config), files)
 
 
 def test_every_family_is_registered():

@@ -153,3 +153,15 @@ def test_every_op_has_cases_that_match_its_shapes():
             assert [s.shape for s in foreseen] == shapes, case
             kinds = [array.dtype.kind for array in found]
             assert [np.dtype(s.dtype).kind for s in foreseen] == kinds, case
+            # A result that is an argument's own spec takes that argument's memory.
+            consumed = [spec.parameters.index(name) for name in spec.consumes]
+            for at, (arg, value) in enumerate(zip(args, case.args, strict=True)):
+                pairs = (
+                    []
+                    if at in consumed
+                    else zip(leaves(arg), leaves(value), strict=True)
+                )
+                for leaf, array in pairs:
+                    for result, computed in zip(foreseen, found, strict=True):
+                        same = result is not leaf or np.array_equal(array, computed)
+                        assert same, f"{spec.name}: a result replaces an argument"

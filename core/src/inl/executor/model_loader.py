@@ -140,9 +140,17 @@ def _with_context(language: LanguageModel, tokens: int) -> LanguageModel:
 
 def is_replayed(language: LanguageModel) -> bool:
     """Whether the model has state that only computing token by token restores."""
+    return "replay" in _rebuilds(language)
+
+
+def is_recurrent(language: LanguageModel) -> bool:
+    """Whether the model has state that every token changes."""
+    return "tokens" in _rebuilds(language)
+
+
+def _rebuilds(language: LanguageModel) -> set[str]:
     state = language.model.state(language.config)
-    slotted = [item for item in state if isinstance(item, Slotted)]
-    return any(item.rebuild == "replay" for item in slotted)
+    return {item.rebuild for item in state if isinstance(item, Slotted)}
 
 
 def start_runner(

@@ -40,6 +40,10 @@ def check_shares(groups: Any, state: tuple[Paged | Slotted, ...], ranks: int) ->
                 f"{item.kv_heads} key-value heads for {ranks} ranks; accepted: a "
                 f"number of ranks that divides {item.kv_heads}"
             )
+        if isinstance(item, Slotted) and item.rebuild == "tokens" and ranks > 1:
+            raise WeightMismatch(
+                f"recurrent state {item.name}: found {ranks} ranks; accepted: 1 rank"
+            )
 
 
 def check_mesh(model: Model, config: Any, mesh: Mesh, wanted: EngineConfig) -> None:

@@ -24,6 +24,7 @@ from inl.ops import (  # noqa: F401
     mu,
     norm,
     prune_last_layer,
+    recurrent,
     rope,
     routed,
     sample,

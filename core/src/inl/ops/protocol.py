@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from inl.ops.moe import ExpertLinear, Experts
     from inl.ops.mu import MuGuidance, MuStart
     from inl.ops.norm import LayerNorm, Norm
+    from inl.ops.recurrent import Decay, Taps
     from inl.ops.rope import RopeScaling
     from inl.ops.routed import TokenRoutedMlp
     from inl.ops.sink_attention import Sinks
@@ -159,11 +160,37 @@ class Ops(Protocol):
     ) -> Array:
         """Causal attention of ``q`` [T, heads, d] over the cached keys of its row."""
 
+    def causal_conv(
+        self,
+        x: Array,
+        table: Array,
+        step: Step,
+        w: Taps | Group,
+        /,
+    ) -> tuple[Array, Array]:
+        """Convolution of each channel over a sequence's tokens."""
+
     def clip(self, x: Array, /, *, low: float, high: float) -> Array:
         """Clamp ``x`` to ``low`` .. ``high``, elementwise."""
 
     def combine_experts(self, y: Array, weights: Array, /) -> Array:
         """Weighted sum over the slots of each token."""
+
+    def delta_rule(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        a: Array,
+        b: Array,
+        table: Array,
+        step: Step,
+        w: Decay | Group,
+        /,
+    ) -> tuple[Array, Array]:
+        """Gated delta rule (Yang et al., 2024): a matrix per head that keys write
+        to.
+        """
 
     def drop_overflow(
         self,

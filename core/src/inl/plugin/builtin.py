@@ -32,6 +32,7 @@ FAMILIES = (
     ("Qwen2MoeForCausalLM", "qwen2_moe", "qwen2_moe"),
     ("Qwen3ForCausalLM", "qwen3", "qwen3"),
     ("Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe"),
+    ("Qwen3NextForCausalLM", "qwen3_next", "qwen3_next"),
     ("Starcoder2ForCausalLM", "starcoder2", "starcoder2"),
     ("SmolLM3ForCausalLM", "smollm3", "smollm3"),
 )

@@ -45,6 +45,9 @@ class SchedulerConfig:
     """Whether output tokens are always decoded one by one, also after a preemption. For
     models whose state depends on where the prompt ended; then only blocks of prompts
     are shared."""
+    recurrent: bool = False
+    """Whether every token changes state that blocks do not hold. Then no blocks are
+    shared, whatever ``prefix_cache`` is, and all tokens are computed in order."""
     model_digest: str = ""
     """Identifies the model and its weights; part of every prefix-cache key."""
     decode_steps: int = 1
@@ -93,6 +96,13 @@ class Chunk(NamedTuple):
     drafts: Drafts | None = None
     """Set on every row of a step that verifies drafts. The tokens after the first are
     drafted; earlier rejections shift all of them back, to ``drafts.least`` at most."""
+
+    def drafted(self, start: int) -> Sequence[int]:
+        """Return the row's drafted tokens if the first of them is at ``start``."""
+        if self.drafts is None:
+            return ()
+        first = start - self.drafts.position
+        return self.drafts.tokens[first : first + self.stop - self.start - 1]
 
 
 make_chunk = partial(tuple.__new__, Chunk)

@@ -47,6 +47,8 @@ class PrefixCache:
 
     def serves(self, request: Request) -> bool:
         """Whether a request shares blocks: without a prefix cache, with its group."""
+        if self._config.recurrent:
+            return False
         return self._config.prefix_cache or bool(request.sample_group)
 
     def _salt(self, request: Request) -> str:

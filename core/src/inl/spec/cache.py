@@ -53,7 +53,10 @@ class Slotted(NamedTuple):
     dtype: str
     rebuild: Literal["tokens", "replay"]
     """How a preempted sequence restores it: "tokens" recomputes the prompt and the
-    answer in chunks of any size, "replay" recomputes the answer one token per step."""
+    answer in chunks of any size, "replay" recomputes the answer one token per step.
+    With "tokens" every token changes the state, so that requests share no blocks of
+    leading tokens; with "replay" only generated tokens do. Neither state can go back
+    to before a rejected draft."""
 
 
 def kv_token_bytes(kv_heads: int, head_dim: int, dtype: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inl.spec.kernel import Kernel
-from inl_jax.xla import attention, inl, layers, moe, sample, step, verify
+from inl_jax.xla import attention, inl, layers, moe, recurrent, sample, step, verify
 
 KERNELS: tuple[Kernel, ...] = (
     *step.KERNELS,
@@ -11,6 +11,7 @@ KERNELS: tuple[Kernel, ...] = (
     *attention.KERNELS,
     *moe.KERNELS,
     *inl.KERNELS,
+    *recurrent.KERNELS,
     *sample.KERNELS,
     *verify.KERNELS,
 )

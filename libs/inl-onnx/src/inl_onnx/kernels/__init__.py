@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from inl.spec.kernel import Kernel
-from inl_onnx.kernels import attention, inl, layers, moe, nbits, sample, step, verify
+from inl_onnx.kernels import (
+    attention,
+    inl,
+    layers,
+    moe,
+    nbits,
+    recurrent,
+    sample,
+    step,
+    verify,
+)
 
 KERNELS: tuple[Kernel, ...] = (
     *step.KERNELS,
@@ -12,6 +22,7 @@ KERNELS: tuple[Kernel, ...] = (
     *attention.KERNELS,
     *moe.KERNELS,
     *inl.KERNELS,
+    *recurrent.KERNELS,
     *sample.KERNELS,
     *verify.KERNELS,
 )

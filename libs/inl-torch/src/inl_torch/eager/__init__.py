@@ -1,8 +1,9 @@
 """Kernels of plain torch calls for any torch device, with torch 2.5 or newer.
 
 Half-precision inputs are computed in float32. State is updated in place. No kernel
-synchronizes with the device or has data-dependent shapes, except that ``attention`` and
-the experts read sizes on the CPU, where no synchronization is needed.
+synchronizes with the device or has data-dependent shapes, except that ``attention``,
+recurrent layers and the experts read sizes on the CPU, where no synchronization is
+needed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from inl_torch.eager import (
     mlp,
     moe,
     norm,
+    recurrent,
     rope,
     routed,
     sample,
@@ -40,6 +42,7 @@ FAMILIES = (
     mlp,
     moe,
     norm,
+    recurrent,
     rope,
     routed,
     sample,

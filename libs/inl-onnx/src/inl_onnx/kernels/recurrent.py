@@ -1,0 +1,89 @@
+"""Recurrent layers: all rows at once, with as many repetitions as a step has tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from inl.ops.recurrent import LENGTH_EPS, Decay, Taps
+from inl.spec.step import Step
+from inl_onnx import functions as fn
+from inl_onnx.graph import Value
+from inl_onnx.kernels.kernel import kernel
+
+
+def _scan(
+    out: Value,
+    table: Value,
+    step: Step,
+    advance: Callable[[Value, Value], tuple[Value, Value]],
+) -> tuple[Value, Value]:
+    """Apply ``advance(tokens [R], states) -> (outputs, states)`` to each row's tokens.
+
+    Returns the outputs, shaped as ``out``, and the table with the last states.
+    """
+    total, shape = out.shape[0], (-1, *(1,) * (len(table.shape) - 1))
+    used = fn.arange(step.slots, step.slots.shape[0]) < step.used_counts[1]
+    starts = step.starts[:-1]
+    counts = fn.where(used, step.starts[1:] - starts, 0)
+    begins = fn.minimum(starts, total - 1)
+    later = used & (fn.take(step.positions, begins) > 0)
+    states = fn.upcast(fn.take(table, step.slots))
+    states = fn.where(later.reshape(*shape), states, 0)
+    # The last result is that of no token.
+    results = fn.full(out, (total + 1, *out.shape[1:]), 0, out.dtype)
+    for at in range(total):
+        live = counts > at
+        tokens = fn.minimum(begins + at, total - 1)
+        found, changed = advance(tokens, states)
+        places = fn.where(live, tokens, total)
+        results = fn.put(results, [places], found.astype(out.dtype))
+        states = fn.where(live.reshape(*shape), changed, states)
+    table = fn.put(table, [step.slots], states.astype(table.dtype))
+    empty = fn.full(table, (1, *table.shape[1:]), 0, table.dtype)
+    return results[:total], fn.concatenate([empty, table[1:]], 0)
+
+
+def causal_conv(x: Value, table: Value, step: Step, w: Taps) -> tuple[Value, Value]:
+    channels, _, taps = w.weight.shape
+    weights = fn.transpose(fn.upcast(w.weight).reshape(channels, taps), 1, 0)
+    wide = fn.upcast(x)
+
+    def advance(tokens: Value, states: Value) -> tuple[Value, Value]:
+        new = fn.take(wide, tokens).reshape(-1, 1, channels)
+        seen = fn.concatenate([states, new], 1)
+        return fn.sum_of(seen * weights, 1), seen[:, 1:]
+
+    return _scan(x, table, step, advance)
+
+
+def delta_rule(
+    q: Value, k: Value, v: Value, a: Value, b: Value, table: Value, step: Step, w: Decay
+) -> tuple[Value, Value]:
+    tokens, heads, width = v.shape
+    keys, dim = q.shape[1:]
+
+    def spread(x: Value) -> Value:
+        wide = fn.upcast(x)
+        length = fn.sum_of(wide * wide, keepdims=True) + LENGTH_EPS
+        unit = (wide / length.node("Sqrt")).reshape(tokens, keys, 1, dim)
+        unit = fn.broadcast_to(unit, (tokens, keys, heads // keys, dim))
+        return unit.reshape(tokens, heads, dim)
+
+    q, k, values = spread(q) * dim**-0.5, spread(k), fn.upcast(v)
+    rates = fn.exp(fn.upcast(w.rate)) * fn.softplus(fn.upcast(a) + fn.upcast(w.shift))
+    keep = fn.exp(rates * -1.0).reshape(tokens, heads, 1, 1)
+    strength = fn.sigmoid(fn.upcast(b)).reshape(tokens, heads, 1, 1)
+
+    def advance(at: Value, states: Value) -> tuple[Value, Value]:
+        key = fn.take(k, at).reshape(-1, heads, 1, dim)
+        states = states * fn.take(keep, at)
+        value = fn.take(values, at).reshape(-1, heads, 1, width)
+        change = (value - fn.matmul(key, states)) * fn.take(strength, at)
+        states = states + fn.transpose(key, 0, 1, 3, 2) * change
+        read = fn.matmul(fn.take(q, at).reshape(-1, heads, 1, dim), states)
+        return read.reshape(-1, heads, width), states
+
+    return _scan(v, table, step, advance)
+
+
+KERNELS = (kernel(causal_conv), kernel(delta_rule))
