@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from drafted import REQUESTS, assert_equal_outputs
+from drafted import REQUESTS, assert_equal_outputs, assert_guided_drafts
 from inl import EngineConfig, InferenceEngine
+from inl.backend.reference import ReferenceBackend
 from inl.device import Device
 from inl.executor.model_loader import LanguageModel, start_runner
 from inl.models.llama import MODEL
@@ -14,7 +16,9 @@ from inl.testing.tiny import MemoryCheckpoint, tiny_llama
 VOCAB = 96
 
 
-def test_drafts_change_no_output(jax_module):
+@pytest.fixture
+def make(jax_module):
+    """Returns a function that makes the engines to compare."""
     backend = jax_module.jax_backend()(Device("jax:0"))
     files = MemoryCheckpoint(*tiny_llama(np.random.default_rng(5), vocab=VOCAB))
     language = LanguageModel(MODEL, MODEL.config(files.config), files)
@@ -26,20 +30,29 @@ def test_drafts_change_no_output(jax_module):
             speculation="ngram" if speculates else None, max_drafts=4,
             adaptive_drafts=False,
         )  # fmt: skip
-        runner = start_runner(language, backend, config)
+        place = backend if speculates else ReferenceBackend(Device("reference"))
+        runner = start_runner(language, place, config)
         engines.append(
             InferenceEngine(language, None, config, runner=runner, drafter=drafter)
         )
         return engines[-1]
 
-    try:
-        requests = [
-            {name: value for name, value in options.items() if name != "stop"}
-            # All need "sample_filtered": each program takes seconds to compile.
-            for options in (REQUESTS[at] for at in (2, 3, 6, 7))
-        ]
-        speculation = assert_equal_outputs(make, VOCAB, 0.6, requests)
-    finally:
-        for engine in engines:
-            engine.close()
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def test_drafts_change_no_output(make):
+    requests = [
+        {name: value for name, value in options.items() if name != "stop"}
+        # All need "sample_filtered": each program takes seconds to compile.
+        for options in (REQUESTS[at] for at in (2, 3, 6, 7))
+    ]
+    speculation = assert_equal_outputs(make, VOCAB, 0.6, requests)
     assert speculation.drafted > speculation.accepted > 5
+
+
+def test_drafts_change_no_output_of_a_grammar(make):
+    most, total = assert_guided_drafts(make, VOCAB)
+    assert most > 1
+    assert total > 15

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from inl.scheduling.drafters import NgramDrafter, SyntheticDrafter
+from inl.scheduling.request import Request
+from toy_guide import ToyGrammar, ToyGuide
 
 REQUESTS = (
     {"max_tokens": 24},
@@ -77,3 +79,53 @@ def assert_equal_outputs(make, vocab, acceptance, requests=REQUESTS):
             assert abs(left.logprob - right.logprob) < 1e-3
             assert [token for token, _ in left.top] == [t for t, _ in right.top]
     return engine.speculation
+
+
+def guided_texts(engine, vocab, temperatures=(0.0, 0.8, 0.8)):
+    """Outputs of requests with grammars, and of one without, in one batch."""
+    requests = [
+        Request(
+            prompt, max_tokens=30, temperature=temperature, seed=at,
+            guide=long_guide(at, vocab),
+        )
+        for at, (prompt, temperature) in enumerate(
+            zip(prompts(vocab), temperatures, strict=False)
+        )
+    ]  # fmt: skip
+    requests.append(Request(prompts(vocab)[-1], max_tokens=30, temperature=0.8))
+    for request in requests:
+        engine.core.add(request)
+    while engine.core.has_work:
+        engine.core.step()
+    assert [request.error for request in requests] == [None] * len(requests)
+    return {request.prompt: tuple(request.output_ids) for request in requests}
+
+
+def long_guide(seed, vocab):
+    """A guide of a toy grammar whose texts are long."""
+    grammar = ToyGrammar(seed, vocab, {5}, counts=(1, 2, 3, 5, 9, 9))
+    grammar.length = 28
+    return ToyGuide(grammar)
+
+
+def assert_guided_drafts(make, vocab, acceptance=0.7):
+    """Compare outputs of grammars with and without drafts.
+
+    make: (speculates, drafter) -> engine. Returns the most drafts of a guided row that
+    one step has verified, and how many there were in all.
+    """
+    plain = guided_texts(make(False, None), vocab)
+    engine = make(True, SyntheticDrafter(plain, acceptance))
+    counts, scheduler = [], engine.core.scheduler
+    plan = scheduler.plan
+
+    def recording():
+        planned = plan()
+        for chunk in planned.chunks:
+            if chunk.request.guide is not None and chunk.drafts is not None:
+                counts.append(chunk.stop - chunk.start - 1)
+        return planned
+
+    scheduler.plan = recording
+    assert guided_texts(engine, vocab) == plain
+    return max(counts), sum(counts)

@@ -100,6 +100,9 @@ class World:
             self.counts["verifying steps"] += 1
             in_flight = len(self.scheduler.in_flight)
             self.counts["verifying steps in flight"] += in_flight > 1
+            for request, start, stop, _ in self.scheduler.in_flight[-1].chunks:
+                if request.guide is not None:
+                    self.counts["guided drafts"] += stop - start - 1
 
     def arrive(self):
         random = self.random

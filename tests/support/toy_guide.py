@@ -11,10 +11,14 @@ from inl.protocol.token_masks import mask_words
 
 
 class ToyGrammar:
-    """Allows one to nine tokens after each output; one in two places allow only one."""
+    """Allows one to nine tokens after each output; one in two places allow only one.
 
-    def __init__(self, seed, vocab, ends):
+    counts: numbers of allowed tokens, one of which is chosen for each place.
+    """
+
+    def __init__(self, seed, vocab, ends, counts=(1, 1, 2, 9)):
         self.seed, self.vocab, self.ends = seed, vocab, sorted(ends)
+        self.counts = counts
         self.known = {}
         self.length = Random(f"{seed} length").randint(1, 30)
 
@@ -28,7 +32,7 @@ class ToyGrammar:
     def draw(self, output):
         random = Random(f"{self.seed} {output}")
         others = [each for each in range(min(self.vocab, 999)) if each not in self.ends]
-        count = random.choice([1, 1, 2, 9])
+        count = random.choice(self.counts)
         tokens = {random.choice(others) for _ in range(count)}
         if random.random() < 0.1:
             tokens |= set(self.ends)
@@ -69,6 +73,9 @@ class ToyGuide:
         if token not in self.grammar.allowed(self.output) or self.is_complete:
             raise RequestError(f"grammar: {token} may not follow {self.output}")
         self.output.append(token)
+
+    def accepts(self, drafts):
+        return len(self.masks(drafts)) - 1
 
     def masks(self, drafts=()):
         output, masks = list(self.output), []

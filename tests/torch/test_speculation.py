@@ -7,7 +7,7 @@ import importlib
 import numpy as np
 import pytest
 
-from drafted import REQUESTS, assert_equal_outputs
+from drafted import REQUESTS, assert_equal_outputs, assert_guided_drafts
 from inl import EngineConfig, InferenceEngine
 from inl.device import Device
 from inl.executor.model_loader import LanguageModel, start_runner
@@ -19,7 +19,9 @@ TorchCpuBackend = importlib.import_module("inl_cpu.torch_backend").TorchCpuBacke
 VOCAB = 96
 
 
-def test_drafts_change_no_output():
+@pytest.fixture
+def make():
+    """Returns a function that makes the engines to compare."""
     backend = TorchCpuBackend(Device("cpu"))
     files = MemoryCheckpoint(*tiny_llama(np.random.default_rng(5), vocab=VOCAB))
     language = LanguageModel(MODEL, MODEL.config(files.config), files)
@@ -37,13 +39,21 @@ def test_drafts_change_no_output():
         )
         return engines[-1]
 
-    try:
-        requests = [
-            {name: value for name, value in options.items() if name != "stop"}
-            for options in REQUESTS
-        ]
-        speculation = assert_equal_outputs(make, VOCAB, 0.6, requests)
-    finally:
-        for engine in engines:
-            engine.close()
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def test_drafts_change_no_output(make):
+    requests = [
+        {name: value for name, value in options.items() if name != "stop"}
+        for options in REQUESTS
+    ]
+    speculation = assert_equal_outputs(make, VOCAB, 0.6, requests)
     assert speculation.drafted > speculation.accepted > 5
+
+
+def test_drafts_change_no_output_of_a_grammar(make):
+    most, total = assert_guided_drafts(make, VOCAB)
+    assert most > 1
+    assert total > 15

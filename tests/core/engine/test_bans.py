@@ -102,6 +102,7 @@ def test_masks_are_those_of_the_definition(phrases, ends, least, output, drafts)
         ]
 
     masks = guide.masks(drafts)
+    assert guide.accepts(drafts) == len(masks) - 1
     tokens = list(output)
     for row, mask in enumerate(masks):
         bits = [bool(mask[t // 32] >> t % 32 & 1) for t in range(len(mask) * 32)]

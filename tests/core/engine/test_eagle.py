@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from drafted import outputs, told
+from drafted import long_guide, outputs, told
 from eagle_heads import (
     PLAIN_REQUESTS,
     VOCAB,
@@ -29,7 +29,6 @@ from inl.scheduling.kv_cache_manager import KVCacheManager
 from inl.scheduling.request import Request
 from inl.spec.limits import Limits
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
-from toy_guide import ToyGrammar, ToyGuide
 
 PREFIX = [int(x) for x in np.random.default_rng(2).integers(0, VOCAB, 34)]
 """More than two blocks."""
@@ -144,10 +143,10 @@ def test_only_the_last_shared_block_is_computed_again():
     assert other[0][2] != table[0][2]
 
 
-def test_a_sequence_with_a_grammar_is_followed_and_not_drafted(make, target, head):
+def test_a_sequence_with_a_grammar_is_drafted(make, target, head):
     def texts(engine):
         requests = [
-            Request(PREFIX[:5], max_tokens=12, guide=ToyGuide(ToyGrammar(7, 96, {5}))),
+            Request(PREFIX[:5], max_tokens=12, guide=long_guide(7, VOCAB)),
             Request(PREFIX[5:12], max_tokens=12, temperature=0.8, seed=3),
         ]
         for request in requests:
@@ -160,7 +159,7 @@ def test_a_sequence_with_a_grammar_is_followed_and_not_drafted(make, target, hea
     engine = make(head)
     seen = proposals(engine)
     assert texts(engine) == texts(make())
-    assert {text[:5] for text, _ in seen} == {tuple(PREFIX[5:10])}
+    assert {text[:5] for text, _ in seen} == {tuple(PREFIX[:5]), tuple(PREFIX[5:10])}
     assert_plain(target, head, seen, 5)
 
 

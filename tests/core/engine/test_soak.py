@@ -257,11 +257,13 @@ def test_a_prefix_shared_across_adapters_is_detected(fault, monkeypatch):
         soak(0, 10_000, Parts(adapters=True), world_steps=200)
 
 
+@pytest.mark.full
 def test_freeing_a_block_inside_the_window_is_detected():
     with pytest.raises(ProtocolError, match="tokens need"):
         soak(0, 10_000, Parts(kv_cache=WideStep), world_steps=200)
 
 
+@pytest.mark.full
 def test_freeing_a_block_in_use_by_a_step_in_flight_is_detected():
     with pytest.raises(WrongText):
         soak(0, 10_000, Parts(scheduler=EarlyWindowFree), world_steps=200)

@@ -132,6 +132,10 @@ def test_masks_after_drafts_are_those_after_advancing(tokenizer):
     )
     masks = guide.masks([*drafts[:4], wrong, *drafts[5:]])
     assert (masks == np.stack(expected[:5])).all()
+    assert guide.accepts(drafts) == len(drafts)
+    assert guide.accepts([*drafts[:4], wrong, *drafts[5:]]) == 4
+    assert guide.accepts([*drafts[:3], 2, 2]) == 3
+    assert guide.accepts([]) == 0
     guide.advance(drafts[0])
     assert (guide.masks(drafts[1:]) == np.stack(expected[1:])).all()
     guide.restart()

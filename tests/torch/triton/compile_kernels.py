@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from inl.kernels.block_structure import structure_of
 from inl.ops.attention import random_step
 from inl.ops.embedding import Embedding
 from inl.ops.inl import InlBlock
@@ -50,6 +52,7 @@ from inl_torch.triton.matmul.products import library_is_faster
 from inl_torch.triton.matmul.streamed import stream_product
 from inl_torch.triton.quantized import products as packed_products
 from inl_torch.triton.quantized.packed import FLOAT8, PackedLinear, PackedMlp, packed
+from inl_torch.triton.sparse import products as sparse_products
 from inl_torch.triton.tuning import Tuning
 
 SHARED = {"cuda:80": 166912, "cuda:90": 232448, "cuda:100": 232448} | {
@@ -219,6 +222,23 @@ def call_experts(kernels, dtype):
         kernels["expert_linear"](x[:, None], ids, ExpertLinear(w.gate))
 
 
+def call_block_sparse(dtype):
+    """Block-sparse products by small tiles and by large ones, and their gradients."""
+    for count, size in ((2, 32), (16, 128)):
+        places = [[i, j] for i in range(count) for j in range(count)]
+        x, values = (
+            torch.ones(16 * size, count * size, dtype=dtype),
+            torch.ones(len(places), size, size, dtype=dtype),
+        )
+        matrix = structure_of(places, tuple(values.shape), count * size, count * size)
+        backend = triton.runtime.driver.active.get_current_target().backend
+        version = "6.4" if backend == "hip" else None
+        with mock.patch.object(torch.version, "hip", version):
+            sparse_products.multiply(x, values, matrix, transposed=False)
+            sparse_products.multiply(x, values, matrix, transposed=True)
+            sparse_products.sample(x, x, matrix)
+
+
 def call_adapters(kernels, dtype):
     """Adapters of a tile of tokens and of more, with few columns and with many."""
     sizes = ((32, 128), (40, 160)) if dtype == torch.bfloat16 else ((40, 160),)
@@ -288,6 +308,7 @@ def call_all(dtype, dim, tuning, *, packed=True):
     call_verification(kernels)
     call_dynamics(kernels, dtype)
     call_experts(kernels, dtype)
+    call_block_sparse(dtype)
     call_many(kernels, dtype, dim)
     norm = Norm(x(HIDDEN))
     qkv = StackedQkv(x(width + 2 * KV_HEADS * dim, HIDDEN), x(KV_HEADS * dim, HIDDEN))

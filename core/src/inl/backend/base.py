@@ -110,6 +110,17 @@ class WeightUpdates(NamedTuple):
     one that the compiled programs accept in its place."""
 
 
+class CachedMemory(NamedTuple):
+    """Capability: returns device memory to other processes when a runner is closed.
+
+    For backends whose allocator keeps what is freed. Without it the memory of a closed
+    runner may stay with this process, for its next one.
+    """
+
+    release: Callable[[], None]
+    """Frees what no tensor uses. Called after the runner has dropped its own."""
+
+
 class ForkSafety(NamedTuple):
     """Capability: tensors and programs can also be used in a forked child.
 

@@ -11,7 +11,12 @@ from inl.engine.step_times import measure_step_times
 from inl.errors import RequestError, TokenizerNotFound
 from inl.executor.draft_head import DraftExecutor, open_head
 from inl.executor.local_runner import LocalRunner
-from inl.executor.model_loader import LanguageModel, is_replayed, open_model
+from inl.executor.model_loader import (
+    LanguageModel,
+    is_recurrent,
+    is_replayed,
+    open_model,
+)
 from inl.scheduling.buckets import Buckets
 from inl.scheduling.drafters import Drafter, NgramDrafter
 from inl.scheduling.plan import SchedulerConfig
@@ -27,7 +32,14 @@ if TYPE_CHECKING:
 
 def check_speculation(language: LanguageModel, config: EngineConfig) -> None:
     """Raise :class:`~inl.errors.RequestError` for a model that cannot verify drafts."""
-    if config.speculation is not None and is_replayed(language):
+    if config.speculation is None:
+        return
+    if is_recurrent(language):
+        raise RequestError(
+            f"EngineConfig.speculation: found {config.speculation!r}, but the state of "
+            f"{language.name} cannot go back to before a rejected token; accepted: None"
+        )
+    if is_replayed(language):
         raise RequestError(
             f"EngineConfig.speculation: found {config.speculation!r}, but the state of "
             f"{language.name} cannot go back to before a rejected token; accepted: "
@@ -95,6 +107,11 @@ def _drafter(
     if config.speculation == "eagle":
         return _eagle_drafter(language, config, runner)
     draft = open_model(resolve_model(config.draft_model))
+    if is_recurrent(draft):
+        raise RequestError(
+            f"EngineConfig.draft_model: found {draft.name}, whose state cannot go back "
+            "to before a rejected token; accepted: a model without recurrent layers"
+        )
     check_tokenizers(language, draft)
     device = config.draft_backend or config.backend
     own = replace(

@@ -209,7 +209,7 @@ def _entries(chunks: Sequence[Chunk]) -> list[Entries]:
     first = 0
     for request, start, stop, _ in chunks:
         # Rejected drafts come after the last token, which has no successor.
-        known = min(stop, len(request.tokens) - 1)
+        known = min(stop, request.scheduled, len(request.tokens) - 1)
         if request.status is Status.RUNNING and known > start:
             entries.append(Entries(request, start, known, first))
         first += stop - start

@@ -12,6 +12,7 @@ from inl.executor.rank_threads import RankThreads, Round
 from inl.forks import on_fork
 from inl.protocol.token_masks import TokenMasks, mask_words
 from inl.scheduling.frame_encoder import STEP_NUMBERS
+from inl.scheduling.guide import Guide, restore
 from inl.scheduling.request import Request, Status
 
 if TYPE_CHECKING:
@@ -68,10 +69,9 @@ class StepMasks:
         parts: list[_Part] = list(self._round.results.values())
         self._round = None
         self.seconds += max(part.seconds for part in parts)
-        found = {row: mask for part in parts for row, mask in part.masks.items()}
-        pairs = [(at, mask) for row, mask in found.items() for at in plan.samples(row)]
-        samples, words = tuple(zip(*pairs, strict=True)) or ((), ())
-        masks = TokenMasks(plan.step % STEP_NUMBERS, samples, words)
+        found = {at: mask for part in parts for at, mask in part.masks.items()}
+        step = plan.step % STEP_NUMBERS
+        masks = TokenMasks(step, tuple(found), tuple(found.values()))
         return ComputedMasks(masks, [each for part in parts for each in part.errors])
 
     def settle(self) -> None:
@@ -86,7 +86,7 @@ class _Part(NamedTuple):
     """What one thread computed."""
 
     masks: dict[int, IntArray]
-    """By row."""
+    """By sample."""
     errors: list[tuple[Request, Exception]]
     seconds: float
 
@@ -97,6 +97,7 @@ def are_ready(plan: Plan, rows: Sequence[int]) -> bool:
     return all(
         request.guide is None
         or stop <= len(request.tokens)
+        or request.in_flight == 1
         or request.status is Status.FINISHED
         for request, _, stop, _ in chunks
     )
@@ -106,31 +107,50 @@ def _compute(plan: Plan, rows: Sequence[int], vocab: int) -> _Part:
     started = perf_counter()
     part = _Part({}, [], 0.0)
     for row in rows:
-        request, _, stop, _ = plan.chunks[row]
+        chunk = plan.chunks[row]
+        request, _, stop, _ = chunk
+        samples = plan.samples(row)
         if request.scores_prompt(stop):
-            part.masks[row] = mask_words(request.tokens[stop : stop + 1], vocab)
+            words = mask_words(request.tokens[stop : stop + 1], vocab)
+            part.masks[samples[0]] = words
             continue
         # The sample is not used once the request has ended or has later tokens.
         if request.status is Status.FINISHED or stop < len(request.tokens):
             continue
         try:
-            part.masks[row] = _mask(request)
+            masks = _masks(request, chunk.drafted(len(request.tokens)), len(samples))
+            part.masks.update(zip(samples, masks, strict=False))
         except Exception as error:
             part.errors.append((request, error))
     return part._replace(seconds=perf_counter() - started)
 
 
-def _mask(request: Request) -> IntArray:
+def _masks(request: Request, drafts: Sequence[int], samples: int) -> Sequence[IntArray]:
+    """Return the masks of a row's samples.
+
+    There are fewer if the grammar does not allow a draft: no later sample is used.
+    """
     static, guide = request.token_mask, request.guide
     if guide is None:
         assert static is not None, "only rows with a mask are computed"
-        return static
-    mask: IntArray = guide.masks()[0]
+        return [static] * samples
+    masks = _guided(request, guide, drafts)
     if static is not None:
-        mask &= static
-    if not mask.any():
+        masks &= static
+    if not masks[0].any():
         raise RequestError(
             "allowed_token_ids: excludes every token that the grammar, min_tokens or "
             f"bad_words allow after {len(request.output_ids)} tokens of output"
         )
-    return mask
+    return list(masks)
+
+
+def _guided(request: Request, guide: Guide, drafts: Sequence[int]) -> IntArray:
+    try:
+        return guide.masks(drafts)
+    except RequestError:
+        if not drafts:
+            raise
+        # The grammar is too complex after a draft, which may be rejected.
+        restore(guide, request.output_ids)
+        return guide.masks()

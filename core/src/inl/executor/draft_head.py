@@ -163,7 +163,7 @@ class DraftExecutor(ModelExecutor):
         """
         hidden = eagle3.Hidden(self.backend.tensor(wrap(rows)), source)
         program = self._program(bucket, is_tapped)
-        message = self.backend.message(wrap(frame))
+        message = self.backend.tensor(wrap(frame))
         tokens, out = self._call(program, self.loaded.weights, message, hidden)
         return self.backend.numpy(tokens).data.reshape(-1).astype(np.int64), out
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from inl.backend.base import ForkSafety
+from inl.backend.base import CachedMemory, ForkSafety
 from inl.dtypes import HostArray, cast, wrap
 from inl.errors import ProtocolError
 from inl.executor.context_lengths import TableWidths
@@ -178,6 +178,8 @@ class LocalRunner(PipelinedRunner):
     def _close(self) -> None:
         self._queued_admissions.clear()
         self.executor.release()
+        if (cached := self._backend.offers(CachedMemory)) is not None:
+            cached.release()
 
     def logits(self, message: IntArray) -> HostArray:
         """Compute a step without sampling and return its logits [S, V].

@@ -73,6 +73,16 @@ class MatcherGuide:
                 self._matcher.rollback(row)
         return masks[: row + 1, : mask_width(self._vocab)]
 
+    def accepts(self, drafts: Sequence[int]) -> int:
+        end = next((at for at, x in enumerate(drafts) if x in self._end_ids), None)
+        known = list(drafts[:end])
+        for at, (draft, forced) in enumerate(zip(known, self._forced, strict=False)):
+            if draft != forced:
+                return at
+        count = int(self._matcher.validate_tokens(known)) if known else 0
+        self._check()
+        return count
+
     def _continues(self, mask: IntArray, token: int) -> bool:
         """Whether a draft is allowed and does not end the output."""
         allowed = 0 <= token < self._vocab and mask[token // 32] >> (token % 32) & 1

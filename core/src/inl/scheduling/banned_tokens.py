@@ -52,6 +52,14 @@ class BannedTokens:
     def advance(self, token: int) -> None:
         self._tokens.append(token)
 
+    def accepts(self, drafts: Sequence[int]) -> int:
+        tokens = list(self._tokens)
+        for count, draft in enumerate(drafts):
+            if draft in self._banned_after(tokens):
+                return count
+            tokens.append(draft)
+        return len(drafts)
+
     def masks(self, drafts: Sequence[int] = ()) -> IntArray:
         tokens, rows = list(self._tokens), []
         for draft in (*drafts, None):

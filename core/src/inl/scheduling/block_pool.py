@@ -92,6 +92,16 @@ class BlockPool:
             self._block_of[key] = block
             self._key_of[block] = key
 
+    def forget(self) -> int:
+        """Drop all keys; return the number of cached blocks, which are free now."""
+        count = self.cached_blocks
+        self._free.extend(reversed(self._cached))
+        self._cached.clear()
+        for block in self._block_of.values():
+            self._key_of[block] = None
+        self._block_of.clear()
+        return count
+
     def free(self, blocks: Sequence[int]) -> None:
         """Drop one reference to each block of a sequence, given in table order."""
         # In reverse, so that a suffix is evicted before the prefix that it needs.

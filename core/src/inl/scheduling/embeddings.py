@@ -104,6 +104,8 @@ def read_rows(value: Any, what: str) -> NDArray[np.float32]:
 
 def split_prompt(parts: list[Any]) -> tuple[list[Any], dict[int, NDArray[np.float32]]]:
     """Return token ids, with placeholders, and the rows by their first position."""
+    if set(map(type, parts)) == {int}:
+        return parts, {}
     ids: list[Any] = []
     spans: dict[int, NDArray[np.float32]] = {}
     for index, part in enumerate(parts):

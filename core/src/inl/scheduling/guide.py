@@ -37,6 +37,12 @@ class Guide(Protocol):
         the only one allowed. The state does not change.
         """
 
+    def accepts(self, drafts: Sequence[int]) -> int:
+        """Return how many leading ``drafts`` may follow, end tokens excluded.
+
+        Costs less than :meth:`masks`. The state does not change.
+        """
+
     def restart(self) -> None:
         """Return to the state before the first token."""
 

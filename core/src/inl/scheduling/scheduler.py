@@ -268,7 +268,9 @@ class Scheduler:
                 ):
                     step.prefilling.append(request)
             elif start < request.max_scheduled and request.status is running:
-                if request.uncertain and request.temperature:
+                if request.uncertain and (
+                    request.temperature or request.guide is not None
+                ):
                     if self._must_wait(request):
                         continue
                     step.has_uncertain_rows = True
@@ -363,16 +365,20 @@ class Scheduler:
             if stop == len(request.tokens):
                 if request.logprobs is not None:
                     self._add_logprobs(request, token, logprobs[row])
-                events += self._append_output(request, token)
+                is_exact = not request.in_flight or not request.uncertain
+                events += self._append_output(request, token, skips=is_exact)
             elif request.scores_prompt(stop):
                 events += self._append_prompt_score(request, token, logprobs[row])
         return events
 
-    def _append_output(self, request: Request, token: int) -> list[Event]:
-        """Append a sampled token, and those that a grammar forces after it."""
+    def _append_output(
+        self, request: Request, token: int, *, skips: bool
+    ) -> list[Event]:
+        """Append a sampled token, and with ``skips`` those that a grammar forces."""
         if request.guide is None:
             return [self._append(request, token)]
-        skips = skips_forced(request) and not self.config.replay
+        in_order = self.config.replay or self.config.recurrent
+        skips = skips and skips_forced(request) and not in_order
         return append_guided(
             request, request.guide, token, append=self._append, finish=self.finish,
             skips=skips,
@@ -405,7 +411,9 @@ class Scheduler:
                 self._publish(request, token)
                 if request.logprobs is not None:
                     self._add_logprobs(request, token, logprobs[row][place])
-                events += self._append_output(request, token)
+                # Positions of steps in flight may be too high, by rejected drafts.
+                is_exact = place == len(ids) - 1 and not request.in_flight
+                events += self._append_output(request, token, skips=is_exact)
                 if events[-1].finish_reason is not None:
                     break
         return events

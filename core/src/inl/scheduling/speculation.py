@@ -10,6 +10,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from inl.errors import RequestError
 from inl.scheduling.draft_counts import (
     FORGETTING,
     Acceptance,
@@ -17,6 +18,7 @@ from inl.scheduling.draft_counts import (
     choose_counts,
 )
 from inl.scheduling.drafters import Drafter, DraftQuery, TapDrafter
+from inl.scheduling.guide import restore
 from inl.scheduling.plan import Chunk, Drafts, StepBuilder
 
 if TYPE_CHECKING:
@@ -95,8 +97,10 @@ class Speculation:
     def _room(self, chunk: Chunk) -> int:
         """Return the most drafts that a row may have."""
         request, _, stop, _ = chunk
-        # The mask of a grammar is known for one token only.
-        if stop < request.host_token_count or request.guide is not None:
+        if stop < request.host_token_count:
+            return 0
+        # Together they may allow nothing after a draft that each of them allows.
+        if request.guide is not None and request.token_mask is not None:
             return 0
         left = request.max_scheduled - stop
         return max(
@@ -107,7 +111,13 @@ class Speculation:
         self, rows: Sequence[Chunk], rooms: Sequence[int]
     ) -> list[Sequence[int]]:
         proposals: list[Sequence[int]] = [()] * len(rows)
-        asked = [at for at, room in enumerate(rooms) if room]
+        asked: list[int] = []
+        for at, room in enumerate(rooms):
+            guide = rows[at].request.guide
+            if room and guide is not None and guide.forced:
+                proposals[at] = guide.forced
+            elif room:
+                asked.append(at)
         queries = [
             DraftQuery(
                 rows[at].request.id,
@@ -123,7 +133,7 @@ class Speculation:
                 perf_counter() - began - self._overhead
             )
             for at, tokens in zip(asked, answers, strict=True):
-                proposals[at] = tokens
+                proposals[at] = _allowed(rows[at].request, tokens)
         return proposals
 
     def _choose(
@@ -203,6 +213,18 @@ class Speculation:
         """Drop what is stored of a request that has ended."""
         self._acceptance.pop(request.id, None)
         self.drafter.forget(request.id)
+
+
+def _allowed(request: Request, tokens: Sequence[int]) -> Sequence[int]:
+    """Return the predicted tokens up to the first that a grammar refuses."""
+    guide = request.guide
+    if guide is None:
+        return tokens
+    try:
+        return tokens[: guide.accepts(tokens)]
+    except RequestError:  # too complex after these tokens, which may be wrong
+        restore(guide, request.output_ids)
+        return ()
 
 
 def _known(chunk: Chunk) -> int:

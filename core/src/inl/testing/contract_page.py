@@ -40,7 +40,8 @@ from inl.testing.llama_ops import llama_ops
 from inl.testing.source_fields import fields_of, markdown
 
 SPECIALIZED = (base.Precompiler, base.ContextLengths, base.DeviceLoops,
-               base.ForkSafety, base.Ranks, base.StorageDtypes)  # fmt: skip
+               base.CachedMemory, base.ForkSafety, base.Ranks,
+               base.StorageDtypes)  # fmt: skip
 
 
 def contract_page() -> str:

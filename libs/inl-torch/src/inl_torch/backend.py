@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +11,7 @@ import torch
 
 from inl.backend.base import (
     Backend,
+    CachedMemory,
     Collectives,
     Program,
     Rank,
@@ -93,11 +95,17 @@ class TorchBackend(Backend):
         """Free the device memory that torch has cached but not allocated."""
         torch.cuda.empty_cache()
 
+    def _release(self) -> None:
+        gc.collect()  # captured graphs and programs may refer to each other
+        self.empty_cache()
+
     def offers(self, kind: type[C]) -> C | None:
+        has_cache = torch.device(self.place).type != "cpu"
         capabilities = (
             self.collectives,
             Ranks(self._join),
             WeightUpdates(_overwritten),
+            CachedMemory(self._release) if has_cache else None,
         )
         return next((each for each in capabilities if isinstance(each, kind)), None)
 

@@ -16,7 +16,7 @@ from inl.backend.tunable import Facts, Tunable
 from inl.dtypes import SIZES
 from inl_torch.backend import TorchBackend, inference_mode
 from inl_torch.gpu.capture_sizes import capture_sizes
-from inl_torch.gpu.graphs import AsyncHostCopy, capture
+from inl_torch.gpu.graphs import AsyncHostCopy, CapturedByShape, capture
 from inl_torch.memory import allocating
 from inl_torch.tensors import from_host
 
@@ -35,6 +35,10 @@ PINNED_BYTES = 1 << 20
 LARGE_MEMORY = 32 << 30
 """Total bytes from which the activations of an 8192-token step are affordable: 1 GB for
 a model of 8B parameters."""
+
+DRAFTED_ROWS = 512
+"""Most rows of hidden states of a captured step of a draft head. Larger ones are those
+of prompts, whose time is that of their kernels."""
 
 STEP_CONSUMES = (2,)
 """``consumes`` of a program ``(weights, message, state)``, which is captured."""
@@ -120,8 +124,11 @@ class GpuBackend(TorchBackend):
         bucket: Bucket | None,
         *,
         consumes: Sequence[int],
-        info: ProgramInfo | None = None,  # noqa: ARG002
+        info: ProgramInfo | None = None,
     ) -> Program:
+        if info is not None and info.name == "draft":
+            program = CapturedByShape(function, pool=self.pool.id, most=DRAFTED_ROWS)
+            return self.guarded(program, bucket)
         if bucket is None or tuple(consumes) != STEP_CONSUMES:
             return self.guarded(inference_mode(function), bucket)
         return self.guarded(capture(function, pool=self.pool.id), bucket)

@@ -1,12 +1,14 @@
 """CUDA graphs of model steps: one launch in place of about a thousand.
 
-A graph replays the same kernels on the same addresses. Therefore the message is copied
-to a buffer of the graph, weights and state must be the captured buffers, and results
-are copied out before the next replay overwrites them.
+A graph replays the same kernels on the same addresses. Therefore the message and other
+inputs are copied to buffers of the graph, weights and state must be the captured
+buffers, and results are copied out before the next replay overwrites them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any, final
 
 import torch
@@ -40,52 +42,56 @@ class AsyncHostCopy:
 
 @final
 class CapturedStep:
-    """``(weights, message, state) -> (*results, state)``, captured at the first call.
+    """``(weights, *inputs, state) -> (*results, state)``, captured at the first call.
 
-    Later calls must pass the same weights and state; the message may be in pinned host
-    memory. A single result, which may be a tree, is meant for the host and is returned
-    as :class:`AsyncHostCopy`; several results stay on the device, as copies. The first
-    call warms up with a zeroed message, which writes to slot 0 and block 0 only. Raises
-    :class:`KernelFailed` where the function returns other state buffers than it took.
+    Later calls must pass the same weights and state, and inputs of the same shapes: a
+    message, which may be in pinned host memory, and trees of tensors. A single result,
+    which may be a tree, is meant for the host and is returned as
+    :class:`AsyncHostCopy`; several results stay on the device, as copies. The first
+    call warms up with zeroed inputs: an empty message writes to slot 0 and block 0
+    only. Raises :class:`KernelFailed` where the function returns other state buffers
+    than it took.
     """
 
     def __init__(self, function: Any, *, pool: Any = None) -> None:
         self._function = function
         self._pool = pool
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._message = torch.empty(0)
+        self._inputs: tuple[Any, ...] = ()
         self._weights: Any = None
         self._state: Any = None
         self._addresses: tuple[int, ...] = ()
         self._results: tuple[Any, ...] = ()
 
-    def __call__(
-        self, weights: Any, message: torch.Tensor, state: Any
-    ) -> tuple[Any, ...]:
+    def __call__(self, weights: Any, *arguments: Any) -> tuple[Any, ...]:
+        *inputs, state = arguments
         with torch.inference_mode():
             if self._graph is None:
-                self._graph = self._capture(weights, message, state)
+                self._graph = self._capture(weights, inputs, state)
             self._check(weights, state)
-            self._message.copy_(message, non_blocking=True)
+            pairs = zip(leaves(self._inputs), leaves(inputs), strict=True)
+            for buffer, given in pairs:
+                buffer.copy_(given, non_blocking=True)
             self._graph.replay()
             if len(self._results) == 1:
                 return tree_map(AsyncHostCopy, self._results[0]), state
             return (*tree_map(_clone, self._results), state)
 
     def _capture(
-        self, weights: Any, message: torch.Tensor, state: Any
+        self, weights: Any, inputs: Sequence[Any], state: Any
     ) -> torch.cuda.CUDAGraph:
-        place = next(leaves((weights, state, message))).device
-        self._message = torch.zeros_like(message, device=place)
-        side = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
+        place = next(leaves((weights, state, inputs))).device
+        zeros = partial(torch.zeros_like, device=place)
+        self._inputs = tuple(tree_map(zeros, each) for each in inputs)
+        side = warm_up_stream(place)
         side.wait_stream(torch.cuda.current_stream(place))
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
-                self._function(weights, self._message, state)
+                self._function(weights, *self._inputs, state)
         torch.cuda.current_stream(place).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            *results, after = self._function(weights, self._message, state)
+            *results, after = self._function(weights, *self._inputs, state)
         if addresses(after) != addresses(state):
             raise KernelFailed(
                 "cuda graph: the step returned other buffers of state than it took; "
@@ -106,6 +112,15 @@ class CapturedStep:
         self._state = state
 
 
+@cache
+def warm_up_stream(device: torch.device) -> Any:
+    """Return the stream of all runs before captures.
+
+    One for a device: cuBLAS keeps 32 MiB of workspace for each stream that it has used.
+    """
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 def _clone(leaf: Any) -> Any:
     """Clone a tensor, which the next replay overwrites; return other leaves as is."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
@@ -114,6 +129,30 @@ def _clone(leaf: Any) -> Any:
 def addresses(tree: Any) -> tuple[int, ...]:
     """Data pointers of the tensors of a tree."""
     return tuple(tensor.data_ptr() for tensor in leaves(tree))
+
+
+@final
+class CapturedByShape:
+    """A program that is captured for each combination of shapes of its inputs.
+
+    ``(weights, *inputs, state) -> (*results, state)``; see :class:`CapturedStep`. With
+    a tensor of more than ``most`` rows it runs without a graph.
+    """
+
+    def __init__(self, function: Any, *, pool: Any = None, most: int) -> None:
+        self._function, self._pool, self._most = function, pool, most
+        self._steps: dict[tuple[torch.Size, ...], CapturedStep] = {}
+
+    def __call__(self, weights: Any, *arguments: Any) -> tuple[Any, ...]:
+        # The first input is a message, whose words are not rows.
+        shapes = tuple(each.shape for each in leaves(arguments[:-1]))
+        if any(shape[0] > self._most for shape in shapes[1:]):
+            with torch.inference_mode():
+                results: tuple[Any, ...] = self._function(weights, *arguments)
+                return results
+        if shapes not in self._steps:
+            self._steps[shapes] = CapturedStep(self._function, pool=self._pool)
+        return self._steps[shapes](weights, *arguments)
 
 
 def capture(function: Any, *, pool: Any = None) -> CapturedStep:

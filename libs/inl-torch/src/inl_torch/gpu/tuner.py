@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from inl.backend.tunable import Facts, Tunable
+from inl_torch.gpu.graphs import warm_up_stream
 from inl_torch.triton import search_space
 from inl_torch.triton.tuning import Tuning
 
@@ -53,7 +54,7 @@ class Tuner(Tunable):
         """Time one call by replaying a graph of all calls, without host overhead."""
         rounds = -(-LAUNCHES // len(calls))
         with torch.inference_mode():
-            side = torch.cuda.Stream(self._place)  # type: ignore[no-untyped-call]
+            side = warm_up_stream(self._place)
             with torch.cuda.stream(side):
                 calls[0]()
             side.synchronize()

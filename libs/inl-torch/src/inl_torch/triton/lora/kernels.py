@@ -17,62 +17,86 @@ from inl_torch.triton.pdl import pdl_start_next, pdl_sync, pdl_wait
 
 
 @triton.jit
+def load_selected(
+    selected: tensor, token: tensor, column: tensor, tokens: tensor, C: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """Load ``selected`` of a tile, not 0 where a token selects a column."""
+    known = (token < tokens)[:, None] & (column < C)[None, :]
+    at = token[:, None] * C + column[None, :]
+    return tl.load(selected + at, mask=known, other=0)
+
+
+@triton.jit
+def load_chosen(
+    selected: tensor, token: tensor, column: tensor, tokens: tensor, C: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """Whether each token selects each column."""
+    return load_selected(selected, token, column, tokens, C).to(tl.float32) != 0
+
+
+@triton.jit
+def sum_split(
+    x: tensor, a: tensor, chosen: tensor, token: tensor, column: tensor,
+    x_stride: tensor, start: tensor, K: tl.constexpr, SPLIT: tl.constexpr,
+    STEP: tl.constexpr, IS_NEW: tl.constexpr, PDL: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """``A(x)`` of the inputs from ``start``, where a token selects a column.
+
+    Reads the rows of ``x`` and of ``a`` of the chosen places only. IS_NEW: whether the
+    previous kernel may have written ``x``; if so, waits for it and lets the next start.
+    """
+    k = start + tl.arange(0, STEP)
+    rows = a + column.to(tl.int64)[None, :] * K
+    present = (tl.max(chosen.to(tl.int32), 0) != 0)[None, :]
+    reads = (tl.max(chosen.to(tl.int32), 1) != 0)[:, None]
+    w = tl.load(rows + k[:, None], mask=present & (k < K)[:, None], other=0)
+    acc = tl.zeros(chosen.shape, tl.float32)
+    if IS_NEW:
+        pdl_sync(PDL)
+    x_rows = x + token[:, None] * x_stride
+    part = tl.load(x_rows + k[None, :], mask=reads & (k < K)[None, :], other=0)
+    for step in range(0, SPLIT, STEP):
+        left, right = part, w
+        if step + STEP < SPLIT:
+            k = start + step + STEP + tl.arange(0, STEP)
+            w = tl.load(rows + k[:, None], mask=present & (k < K)[:, None], other=0)
+            part = tl.load(x_rows + k[None, :], mask=reads & (k < K)[None, :], other=0)
+        acc = tl.dot(left, right, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
 def lora_shrink(
     x: tensor, a0: tensor, a1: tensor, a2: tensor, selected: tensor, inner: tensor,
     x_stride: tensor, tokens: tensor, K: tl.constexpr, C: tl.constexpr,
     RANK: tl.constexpr, SPLIT: tl.constexpr, TOKENS: tl.constexpr,
-    COLUMNS: tl.constexpr, STEP: tl.constexpr, IS_NEW: tl.constexpr, PDL: tl.constexpr,
+    COLUMNS: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Store one split of ``A(x)``: ``inner`` [splits, layers, tokens, rank].
 
     Grid: tiles of tokens, tiles of columns of one layer after the other, splits of K.
-    Stores the columns that a token selects. IS_NEW: whether the previous kernel may
-    have written ``x``; if not, it may still run.
+    Stores the columns that a token selects. The previous kernel may still run.
     """
-    if not IS_NEW:
-        pdl_start_next(PDL)
+    pdl_start_next(PDL)
     tiles: tl.constexpr = (C + COLUMNS - 1) // COLUMNS
     layer = tl.program_id(1) // tiles
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     column = (tl.program_id(1) % tiles) * COLUMNS + tl.arange(0, COLUMNS)
-    known = (token < tokens)[:, None] & (column < C)[None, :]
-    at = token[:, None] * C + column[None, :]
-    chosen = tl.load(selected + at, mask=known, other=0).to(tl.float32) != 0
-    any_token = tl.max(chosen.to(tl.int32), 0)
-    if tl.max(any_token, 0) == 0:
-        if IS_NEW:
-            pdl_sync(PDL)
-        else:
-            pdl_wait(PDL)
+    chosen = load_chosen(selected, token, column, tokens, C)
+    if tl.max(tl.max(chosen.to(tl.int32), 0), 0) == 0:
+        pdl_wait(PDL)
         return
     a = a0
     if layer == 1:
         a = a1
     if layer == 2:
         a = a2
-    start = tl.program_id(2) * SPLIT
-    k = start + tl.arange(0, STEP)
-    rows = a + column.to(tl.int64)[None, :] * K
-    present = (any_token != 0)[None, :]
-    w = tl.load(rows + k[:, None], mask=present & (k < K)[:, None], other=0)
-    acc = tl.zeros((TOKENS, COLUMNS), tl.float32)
-    if IS_NEW:
-        pdl_sync(PDL)
-    x_rows, is_token = x + token[:, None] * x_stride, (token < tokens)[:, None]
-    part = tl.load(x_rows + k[None, :], mask=is_token & (k < K)[None, :], other=0)
-    for step in range(0, SPLIT, STEP):
-        left, right = part, w
-        if step + STEP < SPLIT:
-            k = start + step + STEP + tl.arange(0, STEP)
-            inside = is_token & (k < K)[None, :]
-            w = tl.load(rows + k[:, None], mask=present & (k < K)[:, None], other=0)
-            part = tl.load(x_rows + k[None, :], mask=inside, other=0)
-        acc = tl.dot(left, right, acc, input_precision="ieee")
+    acc = sum_split(x, a, chosen, token, column, x_stride, tl.program_id(2) * SPLIT, K,
+                    SPLIT, STEP, False, PDL)  # fmt: skip
     layers = tl.num_programs(1) // tiles
     place = (tl.program_id(2) * layers + layer).to(tl.int64) * tokens + token
     tl.store(inner + place[:, None] * RANK + (column % RANK)[None, :], acc, mask=chosen)
-    if not IS_NEW:
-        pdl_wait(PDL)
+    pdl_wait(PDL)
 
 
 @triton.jit
@@ -95,16 +119,6 @@ def load_inner(
     copies = copies.to(tl.float32).to(KIND)
     part = tl.dot(total.to(KIND), copies, input_precision="ieee")
     return tl.where(chosen, part, 0.0).to(KIND)
-
-
-@triton.jit
-def load_chosen(
-    selected: tensor, token: tensor, column: tensor, tokens: tensor, C: tl.constexpr,
-) -> tensor:  # fmt: skip
-    """Whether each token selects each column."""
-    known = (token < tokens)[:, None] & (column < C)[None, :]
-    at = token[:, None] * C + column[None, :]
-    return tl.load(selected + at, mask=known, other=0).to(tl.float32) != 0
 
 
 @triton.jit

@@ -52,23 +52,22 @@ def token_tile(tokens: int) -> int:
 
 def shrink(
     x: torch.Tensor, matrices: Sequence[torch.Tensor], selected: torch.Tensor,
-    rank: int, tuning: Tuning, split: int, step: int, *, is_new: bool = False,
+    rank: int, tuning: Tuning, step: int,
 ) -> torch.Tensor:  # fmt: skip
     """Return ``A(x)`` of one to three layers: float32 [splits, layers, T, rank].
 
-    Columns that their token does not select are undefined. split, step: elements of
-    ``x`` per program, and at a time. is_new: whether the previous kernel may have
-    written ``x``.
+    Columns that their token does not select are undefined. step: elements of ``x`` at a
+    time.
     """
     (tokens, k), columns, layers = x.shape, selected.shape[1], len(matrices)
-    splits, tile = -(-k // split), token_tile(tokens)
+    splits, tile = -(-k // SPLIT), token_tile(tokens)
     inner = torch.empty(
         (splits, layers, tokens, rank), dtype=torch.float32, device=x.device
     )
     lora_shrink[(-(-tokens // tile), layers * -(-columns // COLUMNS), splits)](
         x, *matrices, *[matrices[0]] * (3 - layers), selected, inner, x.stride(0),
-        tokens, K=k, C=columns, RANK=rank, SPLIT=min(split, max(power(k), step)),
-        TOKENS=tile, COLUMNS=COLUMNS, STEP=step, IS_NEW=is_new,
+        tokens, K=k, C=columns, RANK=rank, SPLIT=min(SPLIT, max(power(k), step)),
+        TOKENS=tile, COLUMNS=COLUMNS, STEP=step,
         PDL=tuning.uses_pdl(tokens), num_warps=4, **tuning.launch(tokens),
     )  # fmt: skip
     return inner
@@ -88,7 +87,7 @@ def add(
     token_tiles = -(-tokens // tile)
     is_float32 = x.dtype == torch.float32
     step, matrices = STEP_FLOAT32 if is_float32 else STEP, [lora.a for lora in loras]
-    inner = shrink(x, matrices, selected, rank, tuning, SPLIT, step)
+    inner = shrink(x, matrices, selected, rank, tuning, step)
     options = {"PDL": tuning.uses_pdl(tokens), **tuning.launch(tokens)}
     first, second, third = (*loras, *[loras[0]] * (3 - layers))
     z = ys[0]

@@ -9,27 +9,29 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-import triton
-import triton.language as tl
-from triton.language import tensor
 
 from inl.ops.linear import Linear
 from inl.ops.lora import GatedLora, Lora, QkvLora
 from inl.spec.kernel import PLAIN, Kernel
 from inl.spec.selection import layout_of
 from inl_torch.eager.linear import QKV, StackedQkv, can_stack_qkv, stack_qkv
+from inl_torch.triton.attention.rope_attend import WIDE
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
-from inl_torch.triton.lora.kernels import load_b, load_chosen, load_inner
-from inl_torch.triton.lora.lora import shrink, token_tile
-from inl_torch.triton.matmul.activation import activate_gate, refuse_activation
+from inl_torch.triton.counters import Counters
+from inl_torch.triton.lora.lora import COLUMNS as A_COLUMNS
+from inl_torch.triton.lora.lora import token_tile
+from inl_torch.triton.lora.streamed_kernels import adapted_inner, adapted_product
+from inl_torch.triton.matmul.activation import refuse_activation
 from inl_torch.triton.matmul.products import is_wide
-from inl_torch.triton.matmul.streamed import stream_sums, stream_tile
-from inl_torch.triton.pdl import pdl_sync
+from inl_torch.triton.matmul.streamed import stream_tile
 from inl_torch.triton.tuning import Tuning
 
-SPLIT: Final = 1024
+SPLIT: Final = 256
 """Elements of the input of a program that computes A(x), so few that it ends before
-most products do."""
+most products do: each load waits long while the product reads its matrix."""
+
+LONG: Final = 8192
+"""Inputs with more elements have programs of twice as many."""
 
 STEP: Final = 256
 """Elements of the input that it loads at a time."""
@@ -41,74 +43,10 @@ DIVISOR: Final = 64
 """Divisor of the outputs of stacked layers: no tile has rows of two layers."""
 
 
-@triton.jit
-def adapted_product(
-    x: tensor, weight: tensor, up: tensor, bias: tensor, y: tensor, b0: tensor,
-    b1: tensor, b2: tensor, selected: tensor, inner: tensor, x_stride: tensor,
-    tokens: tensor, n: tensor, k: tensor, n0: tensor, n1: tensor, C: tl.constexpr,
-    RANK: tl.constexpr, RANK_P: tl.constexpr, LAYERS: tl.constexpr,
-    SPLITS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, B_COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
-    SILU: tl.constexpr, PDL: tl.constexpr,
-) -> None:  # fmt: skip
-    """Store ``weight(x) + B(inner)``, or the activation of two such sums if ``GATED``.
-
-    ``weight`` [n, k] stacks three layers of n0, n1 and the remaining outputs, unless
-    ``LAYERS`` is 1 or ``GATED``. The previous kernel writes ``inner`` only, and has
-    waited for ``x`` before this one starts.
-    """
-    first = tl.program_id(0) * ROWS
-    row = first + tl.arange(0, ROWS)
-    token = tl.arange(0, TOKENS).to(tl.int64)
-    b, layer, local, width = b0, tl.program_id(0) * 0, row, n
-    if LAYERS == 3:
-        width = n0
-        if first >= n0:
-            b, layer, local, width = b1, layer + 1, row - n0, n1
-        if first >= n0 + n1:
-            b, layer, local, width = b2, layer + 1, row - n0 - n1, n - n0 - n1
-    acc, up_acc = stream_sums(
-        x, weight, up, row, token, x_stride, tokens, n, k, ROWS, TOKENS, COLUMNS,
-        STAGES, EVEN, GATED,
-    )  # fmt: skip
-    # Loaded here: before the loop over inputs they would delay it.
-    column = tl.arange(0, B_COLUMNS)
-    chosen = load_chosen(selected, token, column, tokens, C)
-    w = load_b(b, local, column, chosen, width, C)
-    if GATED:
-        w_up = load_b(b1, local, column, chosen, width, C)
-    kind: tl.constexpr = x.dtype.element_ty
-    pdl_sync(PDL)
-    for start in range(0, C, B_COLUMNS):
-        if start > 0:
-            column = start + tl.arange(0, B_COLUMNS)
-            chosen = load_chosen(selected, token, column, tokens, C)
-            w = load_b(b, local, column, chosen, width, C)
-            if GATED:
-                w_up = load_b(b1, local, column, chosen, width, C)
-        if tl.max(tl.max(chosen.to(tl.int32), 0), 0) != 0:
-            part = load_inner(inner, chosen, token, column, layer, tokens, kind, LAYERS,
-                              RANK, RANK_P, SPLITS, TOKENS)  # fmt: skip
-            acc = tl.dot(tl.trans(w), tl.trans(part), acc, input_precision="ieee")
-            if GATED:
-                part = load_inner(inner, chosen, token, column, layer + 1, tokens, kind,
-                                  LAYERS, RANK, RANK_P, SPLITS, TOKENS)  # fmt: skip
-                part = tl.trans(part)
-                up_acc = tl.dot(tl.trans(w_up), part, up_acc, input_precision="ieee")
-    if GATED:
-        acc = activate_gate(acc, up_acc, SILU)
-    if HAS_BIAS:
-        offset = tl.load(bias + row, mask=row < n, other=0).to(tl.float32)
-        acc += offset[:, None]
-    both = (token < tokens)[None, :] & (row < n)[:, None]
-    tl.store(y + token[None, :] * n + row[:, None], acc, mask=both)
-
-
 def product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
-    loras: Sequence[Lora], selected: torch.Tensor, rank: int, tuning: Tuning, *,
-    up: torch.Tensor | None = None, activation: str = "",
+    loras: Sequence[Lora], selected: torch.Tensor, tuning: Tuning, counters: Counters,
+    *, up: torch.Tensor | None = None, activation: str = "",
 ) -> torch.Tensor:  # fmt: skip
     """Return ``x`` [T, K] @ ``weight`` [N, K].T + ``bias`` with adapters: [T, N].
 
@@ -116,51 +54,62 @@ def product(
     and ``up``; the result is then ``activation(weight(x)) * up(x)``.
     """
     x, selected = dense(x), selected.contiguous()
-    (tokens, k), n, columns = x.shape, weight.shape[0], selected.shape[1]
-    inner = shrink(
-        x, [lora.a for lora in loras], selected, rank, tuning,
-        SPLIT, STEP, is_new=True,
+    tokens, n, gated = x.shape[0], weight.shape[0], up is not None
+    k, columns, layers = x.shape[1], selected.shape[1], len(loras)
+    first, second, third = (*loras, *[loras[0]] * (3 - layers))
+    split = SPLIT if k <= LONG else 2 * SPLIT
+    splits, tiles = -(-k // split), layers * -(-columns // A_COLUMNS)
+    shape, padded = (layers, tokens, columns), token_tile(tokens)
+    inner = torch.empty(shape, dtype=x.dtype, device=x.device)
+    parts = torch.empty((splits, *shape), dtype=torch.float32, device=x.device)
+    options = {"PDL": tuning.uses_pdl(tokens), **tuning.launch(tokens)}
+    adapted_inner[(tiles, splits)](
+        x, first.a, second.a, third.a, selected, parts, inner,
+        counters.on(x.device, tiles), x.stride(0), tokens, K=k, C=columns,
+        SPLIT=min(split, max(power(k), STEP)), SPLITS=splits, TOKENS=padded,
+        COLUMNS=A_COLUMNS, STEP=STEP, WAITS=tuning.lanes == WIDE, num_warps=4,
+        **options,
     )  # fmt: skip
     y = torch.empty((tokens, n), dtype=x.dtype, device=x.device)
-    padded, gated = token_tile(tokens), up is not None
     tile = stream_tile(n, padded, gated=gated)
-    matrices = [*(lora.b for lora in loras), *[loras[0].b] * (3 - len(loras))]
     adapted_product[(-(-n // tile.rows),)](
         x, weight, weight if up is None else up, weight if bias is None else bias, y,
-        *matrices, selected, inner, x.stride(0), tokens, n, k, matrices[0].shape[0],
-        matrices[1].shape[0], C=columns, RANK=rank, RANK_P=max(power(rank), 16),
-        LAYERS=len(loras), SPLITS=inner.shape[0], TOKENS=padded, ROWS=tile.rows,
-        COLUMNS=tile.columns, B_COLUMNS=min(max(power(columns), 16), COLUMNS),
-        STAGES=tile.stages, EVEN=n % tile.rows == 0 and k % tile.columns == 0,
-        HAS_BIAS=bias is not None, GATED=gated, SILU=activation == "silu",
-        PDL=tuning.uses_pdl(tokens), num_warps=tile.warps, **tuning.launch(tokens),
+        first.b, second.b, third.b, selected, inner, x.stride(0), tokens, n, k,
+        first.b.shape[0], second.b.shape[0], C=columns, LAYERS=layers, TOKENS=padded,
+        ROWS=tile.rows, COLUMNS=tile.columns,
+        B_COLUMNS=min(max(power(columns), 16), COLUMNS), STAGES=tile.stages,
+        EVEN=n % tile.rows == 0 and k % tile.columns == 0, HAS_BIAS=bias is not None,
+        GATED=gated, SILU=activation == "silu", num_warps=tile.warps, **options,
     )  # fmt: skip
     return y
 
 
 def adapted_linear(
-    x: torch.Tensor, w: Linear, loras: Lora, selected: torch.Tensor, *, rank: int,
-    tuning: Tuning,
+    x: torch.Tensor, w: Linear, loras: Lora, selected: torch.Tensor, *,
+    rank: int,  # noqa: ARG001 - as the op
+    tuning: Tuning, counters: Counters,
 ) -> torch.Tensor:  # fmt: skip
-    return product(x, w.weight, w.bias, [loras], selected, rank, tuning)
+    return product(x, w.weight, w.bias, [loras], selected, tuning, counters)
 
 
 def adapted_qkv_linear(
     x: torch.Tensor, w: StackedQkv, loras: QkvLora, selected: torch.Tensor, *,
-    rank: int, tuning: Tuning,
+    rank: int,  # noqa: ARG001 - as the op
+    tuning: Tuning, counters: Counters,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     pairs = [Lora(*loras[at : at + 2]) for at in (0, 2, 4)]
-    y = product(x, w.weight, w.bias, pairs, selected, rank, tuning)
+    y = product(x, w.weight, w.bias, pairs, selected, tuning, counters)
     return y.split_with_sizes([pair.b.shape[0] for pair in pairs], 1)
 
 
 def adapted_gate_up(
     x: torch.Tensor, gate: Linear, up: Linear, w: GatedLora, selected: torch.Tensor, *,
-    rank: int, activation: str, tuning: Tuning,
+    rank: int,  # noqa: ARG001 - as the op
+    activation: str, tuning: Tuning, counters: Counters,
 ) -> torch.Tensor:  # fmt: skip
     pairs = [Lora(w.gate_a, w.gate_b), Lora(w.up_a, w.up_b)]
     return product(
-        x, gate.weight, None, pairs, selected, rank, tuning, up=up.weight,
+        x, gate.weight, None, pairs, selected, tuning, counters, up=up.weight,
         activation=activation,
     )  # fmt: skip
 
@@ -200,19 +149,20 @@ def _refuse_gate_up(
 
 def kernels(tuning: Tuning) -> Iterable[Kernel]:
     """Return the kernels of adapted layers."""
+    counters = Counters()
     runs = (adapted_linear, _refuse), (adapted_gate_up, _refuse_gate_up)
     for run, refuse in runs:
         yield Kernel(
             run.__name__,
             "triton",
-            partial(run, tuning=tuning),
+            partial(run, tuning=tuning, counters=counters),
             refuse=partial(refuse, tuning=tuning),
             preference=PREFERENCE,
         )
     yield Kernel(
         "adapted_qkv_linear",
         "triton",
-        partial(adapted_qkv_linear, tuning=tuning),
+        partial(adapted_qkv_linear, tuning=tuning, counters=counters),
         refuse=partial(_refuse_qkv, tuning=tuning),
         layout=QKV,
         pack=stack_qkv,
