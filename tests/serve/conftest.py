@@ -1,9 +1,13 @@
-"""Servers to test: a process with the default model, and threads without one."""
+"""Servers to test: a process with the default model, and threads without one.
+
+Those of ``any_`` are two: the engine's own server, and one with front-end processes.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from depth import mostly_full, mostly_long
 from http_servers import HashServer, ServerProcess
 
 
@@ -14,8 +18,28 @@ def server_url():
         yield server.url
 
 
+@pytest.fixture(scope="session", params=mostly_full([0, 2]))
+def any_server_url(request):
+    """As ``server_url``, without and with front-ends."""
+    if not request.param:
+        yield request.getfixturevalue("server_url")
+        return
+    with ServerProcess("--frontends", str(request.param)) as server:
+        yield server.url
+
+
 @pytest.fixture(scope="session")
 def hash_server():
     """A server whose tokens are hashes, with small bounds."""
     with HashServer(max_batch=4, max_queue=8) as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=mostly_long([0, 2]))
+def any_hash_server(request):
+    """As ``hash_server``, without and with front-ends."""
+    if not request.param:
+        yield request.getfixturevalue("hash_server")
+        return
+    with HashServer(max_batch=4, max_queue=8, frontends=request.param) as server:
         yield server

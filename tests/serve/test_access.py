@@ -6,16 +6,18 @@ import socket
 
 import pytest
 
+from depth import mostly_long
 from http_servers import HashServer
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
 
 
-@pytest.fixture(scope="module")
-def guarded():
+@pytest.fixture(scope="module", params=mostly_long([0, 2]))
+def guarded(request):
     options = {"api_keys": ("one", "two"), "max_per_key": 2, "max_body_bytes": 5000}
-    with HashServer(cors_origins=("https://app.example",), **options) as server:
+    options |= {"cors_origins": ("https://app.example",), "frontends": request.param}
+    with HashServer(**options) as server:
         yield server
 
 

@@ -12,9 +12,9 @@ GREEDY = {"temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def client(server_url):
+def client(any_server_url):
     with anthropic.Anthropic(
-        base_url=server_url, api_key="none", max_retries=0
+        base_url=any_server_url, api_key="none", max_retries=0
     ) as client:
         yield client
 

@@ -16,8 +16,12 @@ import anthropic
 import openai
 import pytest
 
+from depth import mostly_long
 from http_servers import HashServer
 from inl.serve.admission import Admission
+
+ANY = mostly_long([0, 2])
+"""Numbers of front-ends."""
 
 SECONDS = 2
 """Longer than what the clients wait without ``Retry-After``: 0.5 s."""
@@ -42,11 +46,15 @@ def ask_anthropic(url, retries):
 ASKS = {"openai": ask_openai, "anthropic": ask_anthropic}
 
 
+@pytest.mark.parametrize("frontends", ANY)
 @pytest.mark.parametrize("name", ASKS)
-def test_a_refused_client_comes_back_after_the_time_it_was_told(name, monkeypatch):
+def test_a_refused_client_comes_back_after_the_time_it_was_told(
+    name, frontends, monkeypatch
+):
     monkeypatch.setattr(Admission, "retry_seconds", SECONDS)
     results = []
-    with HashServer(max_batch=1, max_queue=0, seconds=0.01) as server:
+    options = {"max_batch": 1, "max_queue": 0, "frontends": frontends}
+    with HashServer(seconds=0.01, **options) as server:
         with server.busy():
             with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as no:
                 ASKS[name](server.url, 0)
@@ -65,13 +73,13 @@ def test_a_refused_client_comes_back_after_the_time_it_was_told(name, monkeypatc
     assert results[0].usage
 
 
-def test_arguments_of_a_call_are_streamed(server_url):
+def test_arguments_of_a_call_are_streamed(any_server_url):
     # Free text: what a grammar forces is one piece.
     city = {"type": "string", "pattern": "^[a-z ]{20,24}$"}
     schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
     schema["additionalProperties"] = False
     tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
-    with openai.OpenAI(base_url=f"{server_url}/v1", api_key="none") as client:
+    with openai.OpenAI(base_url=f"{any_server_url}/v1", api_key="none") as client:
         chunks = list(client.chat.completions.create(
             model="default", messages=MESSAGES, tools=[tool], tool_choice="required",
             temperature=0, max_tokens=60, stream=True,
@@ -88,7 +96,8 @@ def test_arguments_of_a_call_are_streamed(server_url):
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
-def test_tls_files_encrypt_connections(tmp_path):
+@pytest.mark.parametrize("frontends", ANY)
+def test_tls_files_encrypt_connections(frontends, tmp_path):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-nodes", "-days", "2"]
     command += ["-pkeyopt", "ec_paramgen_curve:prime256v1", "-subj", "/CN=localhost"]
@@ -97,7 +106,7 @@ def test_tls_files_encrypt_connections(tmp_path):
         [*command, "-keyout", key, "-out", certificate], check=True, capture_output=True
     )
     files = {"certificate": str(certificate), "private_key": str(key)}
-    with HashServer(**files) as server:
+    with HashServer(frontends=frontends, **files) as server:
         assert server.url.startswith("https://")
         trusted = ssl.create_default_context(cafile=certificate)
         client = openai.OpenAI(

@@ -50,19 +50,19 @@ def is_error(path, body):
 
 @examples(COUNT or 80, COUNT or 400, suppress_health_check=QUIET)
 @given(data=st.data())
-def test_a_request_is_answered_or_refused_in_its_dialect(hash_server, data):
+def test_a_request_is_answered_or_refused_in_its_dialect(any_hash_server, data):
     path = data.draw(st.sampled_from(sorted(POSTS)))
     valid = values(POSTS[path], COMPONENTS).map(lambda body: bounded(path, body))
     body = data.draw(valid | damaged(valid) | ANY | st.binary(max_size=20))
     sent = body if isinstance(body, bytes) else json.dumps(body).encode()
-    status, headers, answer = hash_server.send("POST", path, sent)
+    status, headers, answer = any_hash_server.send("POST", path, sent)
     assert status in (200, 400, 404), answer
     if status != 200:
         assert is_error(path, answer)
     elif headers.get_content_type() == "text/event-stream":
         assert b"data: " in answer
         assert b'"error"' not in answer.replace(b'"error":null', b"")
-    hash_server.wait_idle()
+    any_hash_server.wait_idle()
 
 
 SAMPLING = st.fixed_dictionaries(
@@ -102,9 +102,9 @@ def twin():
 
 @examples(COUNT or 60, COUNT or 200, suppress_health_check=QUIET)
 @given(body=SAMPLING, stream=st.booleans())
-def test_tokens_are_the_engines(hash_server, twin, body, stream):
+def test_tokens_are_the_engines(any_hash_server, twin, body, stream):
     sent = {**body, "stream": stream, "return_token_ids": True}
-    status, _, answer = hash_server.send("POST", "/v1/completions", sent)
+    status, _, answer = any_hash_server.send("POST", "/v1/completions", sent)
     options = {RENAMED.get(name, name): value for name, value in body.items()}
     prompt, count = options.pop("prompt"), options.pop("n")
     bias = options.get("logit_bias") or {}
@@ -122,11 +122,11 @@ def test_tokens_are_the_engines(hash_server, twin, body, stream):
     if refusal:
         assert refusal in str(answer)
         assert status == (200 if stream else 400)
-        hash_server.wait_idle()
+        any_hash_server.wait_idle()
         return
     assert status == 200, answer
     assert token_ids(answer, count, stream) == expected
-    hash_server.wait_idle()
+    any_hash_server.wait_idle()
 
 
 def refused(generate):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from inl.cli.serve_models import served_batch
+from depth import mostly_long
+from inl import EngineConfig, InferenceEngine
+from inl.cli.serve_models import make_server, served_batch
 from inl.device import Device
 from inl.errors import CheckpointError, OutOfMemory, RequestError
 from inl.serve.metrics import Metrics
@@ -15,15 +18,9 @@ from inl.serve.model_slot import ModelSource
 from inl.serve.models import Models
 from inl.serve.settings import ServerConfig
 from model_servers import ModelServer, Source
+from waiting import until
 
 PATH = "/v1/completions"
-
-
-def until(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def together(*calls):
@@ -39,10 +36,11 @@ def together(*calls):
     return threads, results
 
 
-def test_each_model_is_loaded_once_by_its_first_requests():
+@pytest.mark.parametrize("frontends", mostly_long([0, 2]))
+def test_each_model_is_loaded_once_by_its_first_requests(frontends):
     first, second = Source("a"), Source("b")
     second.may_open.clear()
-    with ModelServer(first, second) as server:
+    with ModelServer(first, second, frontends=frontends) as server:
         assert server.is_loaded() == {"a": False, "b": False}
         assert server.complete("a")[0] == 200
         threads, results = together(*[lambda: server.complete("b")] * 4)
@@ -64,9 +62,11 @@ def test_each_model_is_loaded_once_by_its_first_requests():
     assert first.loaded == second.loaded == []
 
 
-def test_an_idle_model_is_unloaded_and_loaded_again():
+@pytest.mark.parametrize("frontends", mostly_long([0, 2]))
+def test_an_idle_model_is_unloaded_and_loaded_again(frontends):
     source = Source("a", seconds=0.01)
-    with ModelServer(source, idle_unload=0.2) as server:
+    options = {"idle_unload": 0.2, "frontends": frontends}
+    with ModelServer(source, **options) as server:
         wanted = server.complete("a")[2]["choices"][0]["token_ids"]
         until(lambda: server.is_loaded() == {"a": False})
         until(lambda: not source.loaded)
@@ -77,11 +77,51 @@ def test_an_idle_model_is_unloaded_and_loaded_again():
         assert len(source.engines) == 2
 
 
-def test_a_failed_load_is_an_error_of_its_requests_only(caplog):
+def test_a_request_does_not_use_a_model_whose_unloading_has_to_wait():
+    source, other = Source("a", seconds=0.01), Source("b")
+    other.may_open.clear()
+    with ModelServer(source, other, idle_unload=0.1) as server:
+        assert server.complete("a")[0] == 200
+        slots = server.server.models
+        loads, _ = together(lambda: server.complete("b"))
+        assert other.opening.wait(60)
+        # Models are loaded and unloaded one at a time: "a" waits for "b".
+        until(lambda: slots.find("a")._change is not None)
+        asked, results = together(
+            lambda: server.complete("a", max_tokens=60, ignore_eos=True)
+        )
+        until(lambda: slots.find("a").admission.open)
+        time.sleep(0.1)
+        other.may_open.set()
+        for thread in (*loads, *asked):
+            thread.join()
+        assert results[0][0] == 200, results
+
+
+def test_each_load_of_a_model_has_a_trace_of_its_own(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(
+        InferenceEngine,
+        "from_pretrained",
+        lambda place, config, **_: opened.append((place, config.trace)),
+    )
+    monkeypatch.setattr("inl.cli.serve_models.resolve_model", lambda place: place)
+    config = EngineConfig(backend="cpu", trace=tmp_path / "t")
+    server = make_server([("a", "1"), ("b", "2")], ServerConfig(), config)
+    sources = [slot._source for slot in server.models]
+    for at in (0, 1, 0):
+        sources[at].open(None)
+    server.close()
+    names = [(place, Path(trace).name) for place, trace in opened]
+    assert names == [("1", "t"), ("2", "t.2"), ("1", "t.3")]
+
+
+@pytest.mark.parametrize("frontends", mostly_long([0, 2]))
+def test_a_failed_load_is_an_error_of_its_requests_only(frontends, caplog):
     good, bad = Source("good"), Source("bad")
     bad.error = CheckpointError("/home/someone/model: found no weights")
     bad.may_open.clear()
-    with ModelServer(good, bad) as server:
+    with ModelServer(good, bad, frontends=frontends) as server:
         assert server.complete("good")[0] == 200
         threads, results = together(*[lambda: server.complete("bad")] * 3)
         until(lambda: server.server.models.find("bad").admission.open == 3)
@@ -127,9 +167,12 @@ def test_a_client_that_leaves_during_a_load_leaves_no_model_behind():
         with server.connection() as connection:
             connection.request("POST", PATH, b'{"model": "a", "prompt": "x"}')
             assert source.opening.wait(60)
-        until(lambda: server.server.models.find("a").admission.open == 0)
+        slot = server.server.models.find("a")
+        until(lambda: slot.admission.open == 0)
         source.may_open.set()
-        until(lambda: source.engines and not source.loaded)
+        # Collecting what is not used stops the load for a while.
+        until(lambda: source.engines and slot._change is None and slot.engine is None)
+        until(lambda: not source.loaded)
 
 
 def test_requests_that_wait_for_a_load_are_bounded():

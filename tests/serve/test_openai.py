@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+import numpy as np
 import openai
 import pytest
 
@@ -28,9 +29,9 @@ TOOL = {
 
 
 @pytest.fixture(scope="module")
-def client(server_url):
+def client(any_server_url):
     with openai.OpenAI(
-        base_url=f"{server_url}/v1", api_key="none", max_retries=0
+        base_url=f"{any_server_url}/v1", api_key="none", max_retries=0
     ) as client:
         yield client
 
@@ -167,9 +168,52 @@ def test_an_unknown_model_is_not_found(client):
         client.chat.completions.create(model="gpt", messages=MESSAGES)
 
 
-def test_embeddings_are_refused_with_the_reason(client):
-    with pytest.raises(openai.BadRequestError, match="no pooled hidden state"):
-        client.embeddings.create(model="default", input="a")
+def embedded(client, texts, **options):
+    found = client.embeddings.create(model="default", input=texts, **options)
+    assert [each.index for each in found.data] == list(range(len(found.data)))
+    return np.array([each.embedding for each in found.data]), found
+
+
+def test_embeddings_of_texts_and_of_their_ids_are_equal(client):
+    texts = ["A cat sits on a mat.", "Rain"]
+    rows, found = embedded(client, texts)
+    assert rows.shape[0] == 2
+    assert np.allclose(np.square(rows).sum(1), 1, atol=1e-5)
+    assert not np.allclose(rows[0], rows[1], atol=1e-2)
+    post = client.with_options(max_retries=0).post
+    ids = [
+        post("/../tokenize", body={"prompt": text}, cast_to=object)["tokens"]
+        for text in texts
+    ]
+    assert found.usage.prompt_tokens == found.usage.total_tokens == sum(map(len, ids))
+    # The client asks for base64 unless told otherwise.
+    assert np.allclose(embedded(client, ids, encoding_format="float")[0], rows)
+    assert np.array_equal(embedded(client, ids[1])[0], embedded(client, "Rain")[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ("", "no tokens"),
+        ([], "length >= 1"),
+        (["a", 1], "found int and str"),
+        ([[1], "a"], "found list and str"),
+        ([10**8], "accepts 0 to"),
+        ([[]], "length >= 1"),
+        (["a"] * 2049, "found 2049 texts"),
+        ("word " * 10_000, "the context holds 2048 tokens"),
+        ({}, "input"),
+    ],
+)
+def test_embeddings_of_bad_input_are_refused(client, given, match):
+    with pytest.raises(openai.BadRequestError, match=match) as caught:
+        client.embeddings.create(model="default", input=given)
+    assert caught.value.type == "invalid_request_error"
+
+
+def test_fewer_dimensions_are_refused(client):
+    with pytest.raises(openai.BadRequestError, match="dimensions"):
+        client.embeddings.create(model="default", input="a", dimensions=8)
 
 
 def test_a_timeout_of_the_client_ends_the_request(client):
@@ -222,6 +266,38 @@ def test_a_tool_call_is_forced(client, choice):
     (call,) = only.message.tool_calls
     assert call.function.name == "get_weather"
     assert isinstance(json.loads(call.function.arguments)["city"], str)
+
+
+@pytest.mark.parametrize("question", ["Call get_weather for Paris.", "Say hello."])
+def test_an_answer_with_tools_to_choose_is_well_formed(client, question):
+    """A call or a text, as the model chooses; the stream has the same parts."""
+    options = {
+        "messages": [{"role": "user", "content": question}],
+        "tools": [TOOL],
+        "tool_choice": "auto",
+        "max_tokens": 48,
+    }
+    (whole,) = chat(client, **options).choices
+    content, calls, reasons = "", {}, []
+    for chunk in chat(client, stream=True, **options):
+        for choice in chunk.choices:
+            content += choice.delta.content or ""
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+            for part in choice.delta.tool_calls or ():
+                if part.id:
+                    assert part.index == len(calls), "each call begins with its id"
+                    calls[part.index] = [part.function.name, ""]
+                calls[part.index][1] += part.function.arguments or ""
+    assert content == (whole.message.content or "")
+    assert [*calls.values()] == [
+        [call.function.name, call.function.arguments]
+        for call in whole.message.tool_calls or ()
+    ]
+    assert reasons == [whole.finish_reason]
+    assert content.strip() or calls
+    # Nothing forces the name to be a known one, or the arguments to be JSON.
+    assert all(name for name, _ in calls.values())
+    assert calls or reasons != ["tool_calls"]
 
 
 def test_responses_have_items_and_events(client, expected):

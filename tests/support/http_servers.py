@@ -129,6 +129,11 @@ class HashServer:
             assert time.monotonic() < deadline, "requests or blocks stay"
             time.sleep(0.01)
         assert self.admission.queued_tokens == 0
+        self._settle()
+
+    def _settle(self):
+        """Wait until the server has recorded the requests that it has ended."""
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(60)
 
     @contextmanager
     def busy(self, headers=None):

@@ -137,6 +137,7 @@ def winner(tune, **options):
     return [row for row in rows if row["op"] == "linear"][-1], done.stderr
 
 
+@pytest.mark.full
 def test_the_fastest_correct_config_is_stored_and_selected(tune):
     assert winner(tune)[0]["winner"] == "linear/toy"
     measured, quarantined = small(tune)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from inl.models.llama import MODEL
 from inl.protocol.runner import Limits
 from inl.testing.hash_runner import HashRunner
 from inl.testing.tiny import MemoryCheckpoint, tiny_llama
+from waiting import until
 
 LIMITS = Limits(
     slots=5, blocks=(65,), block_size=16, max_blocks_per_seq=16, vocab=64, depth=3
@@ -30,13 +30,6 @@ def engine():
     runner = HashRunner(LIMITS)
     with InferenceEngine(model, config=config, runner=runner) as engine:
         yield engine
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def used(engine):
@@ -58,9 +51,9 @@ def test_a_cancelled_request_frees_its_blocks_without_another_one(engine):
     reasons = set()
     for _ in range(30):
         handle = engine.start([1, 2, 3], listener=lambda: None, max_tokens=90)
-        wait_for(lambda handle=handle: handle.token_ids)
+        until(lambda handle=handle: handle.token_ids)
         engine.cancel(handle)
-        wait_for(lambda: not used(engine))
+        until(lambda: not used(engine))
         reasons.add(handle.finish_reason)
     # One that is cancelled late has all of its tokens.
     assert "cancelled" in reasons

@@ -341,7 +341,11 @@ class OneStep:
     """A handle that finishes in its first step."""
 
     def __init__(self):
-        self.samples, self.completed, self.listener = (self,), False, None
+        self.samples, self.finish_reason, self.listener = (self,), None, None
+
+    @property
+    def completed(self):
+        return self.finish_reason is not None
 
     def notify(self):
         """Nothing listens."""
@@ -359,7 +363,7 @@ def test_a_thread_that_has_finished_is_not_waited_for(monkeypatch):
 
     def step():
         while queued:
-            queued.pop().completed = True
+            queued.pop().finish_reason = "length"
 
     loop = step_loop.AsyncStepLoop(queued.append, step, list, lambda: False)
     handles = [OneStep(), OneStep()]
@@ -371,3 +375,30 @@ def test_a_thread_that_has_finished_is_not_waited_for(monkeypatch):
         thread.may_end.set()
         thread.join(60)
     assert [handle.completed for handle in handles] == [True, True]
+
+
+def test_a_batch_that_is_queued_whole_is_not_fed_again():
+    fed, steps = [], []
+    done = threading.Event()
+
+    class Counted(Batch):
+        def feed(self, add):
+            fed.append(self)
+            super().feed(add)
+
+    def step():
+        steps.append(None)
+        if len(steps) == 5:
+            for handle in handles:
+                handle.finish_reason = "length"
+            done.set()
+
+    loop = step_loop.AsyncStepLoop(lambda _: None, step, list, lambda: False)
+    handles = [OneStep() for _ in range(3)]
+    batches = [Counted() for _ in handles]
+    for batch, handle in zip(batches, handles, strict=True):
+        batch.add(handle)
+        loop._open[batch] = loop._unfed[batch] = None
+    loop.ensure_thread()
+    assert done.wait(60)
+    assert fed == batches

@@ -242,7 +242,9 @@ def test_names_and_paths(tmp_path, monkeypatch):
         *("org/m.gguf", "a/b:", Path("org/model")),
     ],
 )
-def test_other_names_are_refused(name):
+def test_other_names_are_refused(name, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(CheckpointError, match=r"accepted: .*smollm2-135m-instruct"):
         hub.resolve_model(name)
 

@@ -56,6 +56,13 @@ def run(
     ] = 8000,
     name: Name = None,
     api_key: Keys = None,
+    admin_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Key of the admin endpoints, as --api-key. "
+            "[default: INL_ADMIN_KEY, or no such endpoints]"
+        ),
+    ] = None,
     more: Annotated[
         list[str] | None,
         typer.Option(
@@ -65,6 +72,21 @@ def run(
         ),
     ] = None,
     adapter: arguments.Adapter = None,
+    max_adapters: Annotated[
+        int | None,
+        typer.Option(
+            help="Adapters that can be loaded at the same time, with those of "
+            "--adapter. [default: their number]",
+            min=1,
+        ),
+    ] = None,
+    max_adapter_rank: Annotated[
+        int | None,
+        typer.Option(
+            help="Greatest rank of an adapter. [default: that of --adapter, or 16]",
+            min=1,
+        ),
+    ] = None,
     speculation: arguments.Speculation = None,
     draft_model: arguments.DraftModel = None,
     draft_device: arguments.DraftDevice = None,
@@ -147,7 +169,8 @@ def run(
     config = ServerConfig(
         host=host,
         port=port,
-        api_keys=read_keys(api_key),
+        api_keys=read_keys("--api-key", api_key),
+        admin_keys=read_keys("--admin-key", admin_key),
         max_queue=max_queue,
         max_queued_tokens=max_queued_tokens,
         max_per_key=max_per_key,
@@ -171,7 +194,9 @@ def run(
         max_batch=max_batch,
         context=context,
         adapters=adapters,
-        max_adapter_rank=max(map(highest_rank, adapters.values()), default=1),
+        max_adapters=max_adapters,
+        max_adapter_rank=max_adapter_rank
+        or max(map(highest_rank, adapters.values()), default=16),
         speculation=speculation,
         draft_model=draft_model,
         draft_backend=draft_device,
@@ -199,10 +224,10 @@ def check_packages() -> None:
         ) from error
 
 
-def read_keys(values: list[str] | None) -> tuple[str, ...]:
-    """Return the keys of the command line, of files, or of INL_API_KEY."""
+def read_keys(option: str, values: list[str] | None) -> tuple[str, ...]:
+    """Return the keys of an option, of files, or of the variable INL_API_KEY."""
     if values is None:
-        value = os.environ.get("INL_API_KEY")
+        value = os.environ.get(f"INL{option[1:].replace('-', '_').upper()}")
         return (value,) if value else ()
     keys: list[str] = []
     for value in values:
@@ -214,7 +239,7 @@ def read_keys(values: list[str] | None) -> tuple[str, ...]:
             keys += [line.strip() for line in lines if line.strip()]
         except OSError as error:
             raise RequestError(
-                f"--api-key {value}: {error.strerror}; accepts a key, or @PATH"
+                f"{option} {value}: {error.strerror}; accepts a key, or @PATH"
             ) from error
     return tuple(keys)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +77,7 @@ def make_server(
     max_batch = engine.max_batch or served_batch(engine.backend)
     settings = engine_config(engine, config, max_batch)
     has_bar = len(models) == 1
+    traces = _trace_files(engine.trace)
     adapters = tuple(engine.adapters or ())
     if adapters and len(models) > 1:
         raise RequestError(
@@ -84,7 +87,7 @@ def make_server(
     sources = [
         ModelSource(
             name,
-            _opener(place, settings, has_bar=has_bar),
+            _opener(place, settings, traces, has_bar=has_bar),
             adapters,
             place,
             engine.context,
@@ -134,15 +137,26 @@ def _device_type(device: str | Device) -> DeviceType:
     return choose_device(device).type
 
 
+def _trace_files(path: str | Path | None) -> Iterator[str | Path | None]:
+    """Yield the trace file of each load of a model: FILE, FILE.2, FILE.3 and so on."""
+    yield path
+    for number in count(2):
+        yield path and f"{path}.{number}"
+
+
 def _opener(
-    place: str | None, config: EngineConfig, *, has_bar: bool
+    place: str | None,
+    config: EngineConfig,
+    traces: Iterator[str | Path | None],
+    *,
+    has_bar: bool,
 ) -> Callable[[Callable[[StepRecord], None]], InferenceEngine]:
     def open_engine(on_step: Callable[[StepRecord], None]) -> InferenceEngine:
         from inl.engine.inference_engine import InferenceEngine
 
         return InferenceEngine.from_pretrained(
             resolve_model(place),
-            config,
+            replace(config, trace=next(traces)),
             progress=loading_bar() if has_bar else None,
             on_step=on_step,
         )

@@ -18,12 +18,15 @@ class Batch:
         self.handles: list[RequestHandle] = []
         self.firsts: list[RequestHandle] = []
         """The first handle of each prompt."""
+        self.last: RequestHandle | None = None
+        """The last handle; the batch has not completed before it."""
         self._queued = self._finished = 0
 
     def add(self, handle: RequestHandle) -> None:
         """Add a handle with its further samples."""
         self.firsts.append(handle)
         self.handles += handle.samples
+        self.last = self.handles[-1]
 
     @property
     def completed(self) -> bool:
@@ -34,6 +37,11 @@ class Batch:
         # Stored once: two threads may step while one takes over from the other.
         self._finished = finished
         return finished == len(handles)
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether every handle is queued."""
+        return self._queued == len(self.handles)
 
     def feed(self, add: Callable[[RequestHandle], None]) -> None:
         """Queue the next handles, as many as there is room for.

@@ -25,6 +25,7 @@ from inl.engine.drafting import (
     make_speculation,
     with_draft_head,
 )
+from inl.engine.embedder import Embedder
 from inl.engine.options import (
     GenerationOptions,
     Prompt,
@@ -37,7 +38,13 @@ from inl.engine.request_handle import Completion as Completion
 from inl.engine.request_handle import RequestHandle
 from inl.engine.step_loop import Waiter, text_chunks, until_completed
 from inl.errors import RunnerError
-from inl.executor.model_loader import LanguageModel, configure, is_replayed, open_model
+from inl.executor.model_loader import (
+    LanguageModel,
+    configure,
+    is_recurrent,
+    is_replayed,
+    open_model,
+)
 from inl.progress import Progress
 from inl.protocol.runner import Limits, Runner
 from inl.recording.recorder import Recorder
@@ -48,6 +55,9 @@ from inl.weights.hub import resolve_model
 from inl.workers.startup import Restarts, StartedRunner, check_place, run_header, start
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from inl.scheduling.drafters import Drafter
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
@@ -115,6 +125,12 @@ class InferenceEngine:
         )
         self._dispatcher = RequestDispatcher(self._core)
         self._adapters = Adapters(model, limits, self._core, self._dispatcher.lock)
+        self._embedder = Embedder(
+            started.runner,
+            self._dispatcher.lock.run,
+            context=self.context,
+            budget=scheduling.token_budget,
+        )
         try:
             for name, path in (self.config.adapters or {}).items():
                 self._adapters.load(name, path)
@@ -132,6 +148,7 @@ class InferenceEngine:
             use_kv_cache=self.config.use_kv_cache,
             prefix_cache=self.config.prefix_cache,
             replay=is_replayed(self.model),
+            recurrent=is_recurrent(self.model),
             recomputes_block=self.config.speculation == "eagle",
             decode_steps=limits.decode_steps,
             model_digest=model_digest(checkpoint),
@@ -415,6 +432,32 @@ class InferenceEngine:
         self._dispatcher.cancel(handles)
         return len(handles)
 
+    def embed(self, prompts: Sequence[str | Sequence[int]]) -> NDArray[np.float32]:
+        """Return embeddings of texts or lists of token ids, float32 [n, H].
+
+        Each is the hidden state after the last token, of length 1, as the model's head
+        would read it. Computed one after the other, between steps. Raises
+        :class:`~inl.errors.RequestError` for what cannot be encoded, and for an engine
+        that is not on one device of this process.
+        """
+        import numpy as np
+
+        rows = []
+        for index, prompt in enumerate(prompts):
+            ids = self._encoder.ids(prompt, self.context)
+            rows.append(self._embedder.embed(f"prompts[{index}]", ids))
+        return np.stack(rows)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached prefixes; returns the number of blocks that are free now.
+
+        Requests that run keep their blocks, which no later request shares.
+        """
+        return self._dispatcher.lock.run(self._forget_prefixes)
+
+    def _forget_prefixes(self) -> int:
+        return sum(pool.forget() for pool in self._core.scheduler.kv_cache.pools)
+
     def close(self) -> None:
         """Free the device and finish the trace. Closing twice is allowed.
 
@@ -431,6 +474,7 @@ class InferenceEngine:
     def _close_runner(self) -> None:
         error = RunnerError("engine: was closed before the request finished")
         self._dispatcher.fail_all(error)
+        self._embedder.close()
         self.runner.close()
 
     def __enter__(self) -> Self:

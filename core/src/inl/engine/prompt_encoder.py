@@ -147,6 +147,10 @@ class PromptEncoder:
             phrases=sorted(phrases - {()}),
         )
 
+    def ids(self, prompt: str | Sequence[int], context: int) -> list[int]:
+        """Return the token ids of a text, or a list as it is."""
+        return self._encode(prompt, context)
+
     def _encode(self, prompt: Prompt, context: int) -> list[int]:
         if isinstance(prompt, str):
             tokenizer = self.tokenizer("prompt")

@@ -49,6 +49,8 @@ class AsyncStepLoop:
         self._has_remains = has_remains
         self._open: dict[Batch, None] = {}
         """Batches with open requests, in order of submission."""
+        self._unfed: dict[Batch, None] = {}
+        """Those with handles that are not queued yet."""
         self._thread: threading.Thread | None = None
         self.after_step: Callable[[], None] | None = None
         """Called on the thread after each step, whether or not it has failed."""
@@ -58,14 +60,19 @@ class AsyncStepLoop:
         """Queue handles, whose ``listener`` is called on updates; never blocks."""
         try:
             self._open[batch] = None
+            self._unfed[batch] = None
             self.ensure_thread()
         except BaseException:
-            self._open.pop(batch, None)
+            self._forget(batch)
             raise
+
+    def _forget(self, batch: Batch) -> None:
+        self._open.pop(batch, None)
+        self._unfed.pop(batch, None)
 
     def after_fork_in_child(self) -> None:
         """Forget the thread and the requests, which only the parent serves."""
-        self._open, self._thread = {}, None
+        self._open, self._unfed, self._thread = {}, {}, None
 
     def ensure_thread(self) -> None:
         """Start a thread if requests are open and there is none."""
@@ -90,8 +97,10 @@ class AsyncStepLoop:
         self.ensure_thread()
 
     def _step_while_open(self) -> None:
-        while batches := list(self._open):
-            self._step_batches(batches)
+        while self._open:
+            # First: all of them are in the second list, so that errors reach them.
+            unfed = list(self._unfed)
+            self._step_batches(unfed, list(self._open))
             self._drain_remains()
 
     def _drain_remains(self) -> None:
@@ -103,26 +112,30 @@ class AsyncStepLoop:
         except Exception:
             log.exception("engine: a step after its last request failed")
 
-    def _step_batches(self, batches: list[Batch]) -> None:
+    def _step_batches(self, unfed: list[Batch], batches: list[Batch]) -> None:
         try:
-            self._round(batches)
+            self._round(unfed)
         # Runners come from plugins: whatever they raise must reach every task.
         except BaseException as error:
             for batch in batches:
                 self._fail(batch, error)
         for batch in batches:
-            if batch.completed:
+            # One attribute of most batches is read, as there may be hundreds.
+            last = batch.last
+            if (last is None or last.finish_reason is not None) and batch.completed:
                 batch.notify()
-                self._open.pop(batch, None)
+                self._forget(batch)
         if self.after_step is not None:
             self.after_step()
 
-    def _round(self, batches: list[Batch]) -> None:
-        for batch in batches:
+    def _round(self, unfed: list[Batch]) -> None:
+        for batch in unfed:
             try:
                 batch.feed(self._add)
             except InlError as error:
                 self._fail(batch, error)
+            if batch.is_fed:
+                self._unfed.pop(batch, None)
         self._step()
 
     def _fail(self, batch: Batch, error: BaseException) -> None:

@@ -16,6 +16,12 @@ WINDOW_SECONDS = 60.0
 
 MAX_RETRY_SECONDS = 60
 
+ASLEEP = 503, "the model is asleep until /wake_up; try again later", "asleep"
+"""Status, message and code of the refusal."""
+
+ASLEEP_RETRY_SECONDS = 10
+"""Retry time while a model is asleep, since nothing says when it wakes."""
+
 
 Clients = Counter[str]
 """Open requests of each client, of all models."""
@@ -54,6 +60,8 @@ class Admission:
     ) -> None:
         self.is_draining = False
         """Whether the server stops: nothing more is admitted."""
+        self.is_asleep = False
+        """Whether the model is asleep: nothing is admitted until it wakes."""
         self.open = 0
         """Requests that were admitted and have not finished."""
         self.queued_tokens = 0
@@ -99,10 +107,17 @@ class Admission:
         if (reason := self._reason(client, 1)) is not None:
             raise self._refusal(*reason)
 
+    def check_awake(self) -> None:
+        """Raise :class:`ApiError` 503 if the model is asleep."""
+        if self.is_asleep:
+            raise self._refusal(*ASLEEP)
+
     def _reason(self, client: str, requests: int) -> tuple[int, str, str] | None:
         """Return status, message and code of a refusal; ``None`` admits."""
         if self.is_draining:
             return 503, "the server is stopping", "draining"
+        if self.is_asleep:
+            return ASLEEP
         most = self._max_per_client
         if most is not None and self._clients[client] + requests > most:
             text = f"{self._clients[client]} requests of this key are open, accepts "
@@ -159,6 +174,8 @@ class Admission:
     @property
     def retry_seconds(self) -> int:
         """Seconds until the requests that wait now will have started."""
+        if self.is_asleep:
+            return ASLEEP_RETRY_SECONDS
         rate = self.drain_rate
         if rate is None:
             return 1

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from inl.errors import InlError
+from inl.serve.admin import Admin
 from inl.serve.anthropic.exchange import MessagesExchange
 from inl.serve.api_error import ApiError, as_api_error
 from inl.serve.conversions import Conversions
@@ -20,6 +21,7 @@ from inl.serve.gate import Gate
 from inl.serve.generate_endpoint import Catalog, GenerateEndpoint
 from inl.serve.openai.chat import ChatExchange
 from inl.serve.openai.completions import CompletionExchange
+from inl.serve.openai.embeddings import Embeddings
 from inl.serve.openai.responses_exchange import ResponsesExchange
 from inl.serve.openapi import openapi
 from inl.serve.operations import Operations, json_response
@@ -94,10 +96,15 @@ def make_endpoints(models: Models, metrics: Metrics, config: ServerConfig) -> St
     """Return all endpoints, without the gate."""
     routes = Operations(models, metrics).routes()
     routes += Conversions(models, config).routes()
+    routes += Embeddings(models, config).routes()
+    if config.admin_keys:
+        routes += Admin(models).routes()
     for path, make in GENERATING.items():
         endpoint = generate_endpoint(path, make, models, config)
         routes.append(Route(path, endpoint, methods=["POST"]))
-    routes.append(Route("/openapi.json", _describe, methods=["GET"]))
+    description = openapi(has_admin=bool(config.admin_keys))
+    describe = partial(_describe, description)
+    routes.append(Route("/openapi.json", describe, methods=["GET"]))
     routes += page_routes()
     handlers: dict[Any, Any] = {
         ApiError: _on_error,
@@ -116,8 +123,8 @@ def generate_endpoint(
     return GenerateEndpoint(dialect, models, config)
 
 
-async def _describe(_: Request) -> Response:
-    return json_response(openapi())
+async def _describe(description: dict[str, Any], _: Request) -> Response:
+    return json_response(description)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

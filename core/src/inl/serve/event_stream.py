@@ -75,6 +75,6 @@ async def send_part(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-async def end_stream(send: Send) -> None:
-    """Send the end of a stream."""
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+async def end_stream(send: Send, body: bytes) -> None:
+    """Send the last part of a stream and its end together."""
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 OPEN_PATHS = {"/", "/health", "/ready", "/page.js", "/page.css"}
 """Paths that need no key."""
 
+ADMIN_PATHS = {
+    "/sleep",
+    "/wake_up",
+    "/is_sleeping",
+    "/reset_prefix_cache",
+    "/abort_requests",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+}
+"""Paths that need an admin key, as vLLM names them."""
+
 ANONYMOUS = "anonymous"
 
 CORS = {
@@ -72,6 +83,7 @@ class Gate:
         self._check_room = check_room
         self._tracing = tracing
         self._keys = [key.encode() for key in config.api_keys]
+        self._admin_keys = [key.encode() for key in config.admin_keys]
         self._numbers = itertools.count()
         self._held = 0
         """Bytes of the bodies of all open requests."""
@@ -133,9 +145,11 @@ class Gate:
         path = scope["path"]
         if path in OPEN_PATHS or scope["method"] == "OPTIONS":
             return ANONYMOUS
-        return self._client(headers, self._keys)
+        if path in ADMIN_PATHS and self._admin_keys:
+            return self._client(headers, self._admin_keys, "admin key")
+        return self._client(headers, self._keys, "api key")
 
-    def _client(self, headers: Mapping[str, str], keys: list[bytes]) -> str:
+    def _client(self, headers: Mapping[str, str], keys: list[bytes], kind: str) -> str:
         if not keys:
             return ANONYMOUS
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -148,7 +162,7 @@ class Gate:
         if found is None:
             raise ApiError(
                 401,
-                "api key: found none that is accepted; send it as 'Authorization: "
+                f"{kind}: found none that is accepted; send it as 'Authorization: "
                 "Bearer KEY' or 'x-api-key: KEY'",
                 code="invalid_api_key",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from inl.serve.api_error import ApiError, as_api_error
@@ -76,7 +77,9 @@ class GenerateEndpoint:
             record.model = model.name
             async with (
                 disconnect_cancels(receive),
-                model.generate(exchange.job, client) as generations,
+                model.generate(
+                    replace(exchange.job, number=record.number), client
+                ) as generations,
             ):
                 exchange.token_text = generations.token_text
                 await self._respond(exchange, generations, send, record)
@@ -125,6 +128,7 @@ class GenerateEndpoint:
         await start_stream(send, [])
         if opening := exchange.opening(generations.usage):
             await send_part(send, opening)
+        last = b""
         try:
             async for item in generations.deltas(self._config.keep_alive_seconds):
                 if item is None:
@@ -133,9 +137,12 @@ class GenerateEndpoint:
                 index, delta = item
                 record.began()
                 answers[index].add(delta)
-                if part := exchange.delta(index, delta, usage):
+                part = exchange.delta(index, delta, usage)
+                if generations.finished:
+                    last = part
+                elif part:
                     await send_part(send, part)
-            await send_part(send, exchange.closing(answers, generations.usage))
+            last += exchange.closing(answers, generations.usage)
         except Disconnected:
             raise
         except Exception as error:
@@ -143,8 +150,8 @@ class GenerateEndpoint:
             failure = as_api_error(error)
             log.warning("request %s failed: %s", record.number, failure.message)
             record.status = failure.status
-            await send_part(send, exchange.failure(failure))
-        await end_stream(send)
+            last += exchange.failure(failure)
+        await end_stream(send, last)
 
 
 async def send_json(

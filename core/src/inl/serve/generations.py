@@ -189,6 +189,11 @@ class Generations:
         """Record that all have finished, where no deltas are read."""
         self._open.clear()
 
+    def abort(self) -> None:
+        """End all that have not finished with an error."""
+        for item in self._open.values():
+            self.cancel(item.handle)
+
     def _wake(self) -> None:
         self._timer = None
         self._event.set()

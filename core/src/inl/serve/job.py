@@ -62,6 +62,8 @@ class Job:
     stream: bool = False
     structure: Mapping[str, Any] | None = None
     """The engine's option ``structured``."""
+    number: str = ""
+    """Id of the request, by which it can be aborted."""
 
     @property
     def completions(self) -> int:

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inl.errors import DeviceError, InlError, ModelError, OutOfMemory
-from inl.errors import message as message_of
 from inl.serve.api_error import ApiError
+from inl.serve.load_failure import load_failure
+from inl.serve.open_call import OpenCall
 from inl.serve.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from inl.serve.wakeups import Reader
 
 log = logging.getLogger("inl.serve")
-
-LOAD_FAILURES: tuple[tuple[type[Exception], str], ...] = (
-    (OutOfMemory, "there is not enough memory"),
-    (MemoryError, "there is not enough memory"),
-    (DeviceError, "its device is not available"),
-    (ModelError, "its files cannot be used"),
-    (OSError, "its files cannot be read"),
-    (InlError, "it does not accept the settings of the server"),
-)
-"""Kind of error -> reason in the answer to clients; the first match counts."""
 
 OpenEngine = Callable[[Callable[["StepRecord"], None]], "InferenceEngine"]
 """Loads a model; its argument is the engine's ``on_step``."""
@@ -84,7 +74,13 @@ class ModelSlot:
         self._idle_seconds = idle_seconds
         self._executor = executor
         self._model: ServedModel | None = None
+        self._loaded_adapters: dict[str, str] = {}
+        """Folders of the adapters that were loaded while the server ran."""
+        self._calls: set[OpenCall] = set()
         self._users = 0
+        self._unused = asyncio.Event()
+        """Set when the last user has left."""
+        self._wakes_loaded = False
         self._timer: asyncio.TimerHandle | None = None
         self._change: asyncio.Task[None] | None = None
         """Loads or unloads the model."""
@@ -100,14 +96,17 @@ class ModelSlot:
     async def lease(self) -> AsyncIterator[ServedModel]:
         """Load the model, unless it is loaded, and keep it loaded in the body.
 
-        Raises :class:`ApiError` 503 if it cannot be loaded.
+        Raises :class:`ApiError` 503 if it is asleep or cannot be loaded.
         """
+        self.admission.check_awake()
         self._users += 1
         self._cancel_timer()
         try:
             yield await self._loaded()
         finally:
             self._users -= 1
+            if not self._users:
+                self._unused.set()
             self._unload_later()
 
     @asynccontextmanager
@@ -120,19 +119,79 @@ class ModelSlot:
         """
         ticket = self.admission.enter(client, job.completions)
         finished = False
+        call = OpenCall(job.number)
+        self._calls.add(call)
         try:
             async with self.lease() as model:
                 generations = await model.start(job, client, ticket, reader)
                 try:
+                    call.begin(generations)
                     yield generations
                 finally:
                     generations.close()
                     finished = generations.finished
         finally:
+            self._calls.discard(call)
             self.admission.leave(ticket, finished=finished)
 
+    def abort(self, number: str | None = None) -> int:
+        """Abort the requests of a number, or all; return how many there were."""
+        found = [call for call in self._calls if number in (None, call.number)]
+        for call in found:
+            call.abort()
+        return len(found)
+
+    async def sleep(self) -> None:
+        """Admit nothing, let the open requests finish, and unload the model.
+
+        Raises :class:`ApiError` 409 if it is woken meanwhile.
+        """
+        if not self.admission.is_asleep:
+            self._wakes_loaded = False
+        self.admission.is_asleep = True
+        while self._users or self._change is not None or self._model is not None:
+            if self._users:
+                self._unused.clear()
+                await self._unused.wait()
+            elif self._change is None:
+                self._wakes_loaded = True
+                self._cancel_timer()
+                await asyncio.shield(self._start(self._unload()))
+            else:
+                await asyncio.wait([self._change])
+            if not self.admission.is_asleep:
+                raise ApiError(409, "sleep: the model was woken before it was unloaded")
+
+    async def wake(self) -> None:
+        """Admit requests, and load the model if it was loaded before it slept."""
+        if not self.admission.is_asleep:
+            return
+        self.admission.is_asleep = False
+        if not self._wakes_loaded:
+            return
+        async with self.lease():
+            if self._idle_seconds is None:
+                # As at the start: collecting all loaded objects would pause steps.
+                gc.collect()
+                gc.freeze()
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load an adapter, whose name no model has; raises the engine's errors."""
+        async with self.lease() as model:
+            await asyncio.to_thread(model.engine.load_adapter, name, path)
+        self._loaded_adapters[name] = path
+        self.adapters += (name,)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload one of ``adapters``; its open requests finish."""
+        engine = self.engine
+        if engine is not None:
+            await asyncio.to_thread(engine.unload_adapter, name)
+        self._loaded_adapters.pop(name, None)
+        self.adapters = tuple(each for each in self.adapters if each != name)
+
     async def _loaded(self) -> ServedModel:
-        while self._model is None:
+        while self._model is None or self._change is not None:
             # Shielded: the others wait for it too.
             await asyncio.shield(self._change or self._start(self._load()))
         return self._model
@@ -156,6 +215,7 @@ class ModelSlot:
         began = time.perf_counter()
         engine = self._source.open(self.metrics.record_step)
         try:
+            self._restore_adapters(engine)
             model = ServedModel(engine, self.admission, self.metrics)
             model.warm_up()
         except BaseException:
@@ -165,6 +225,13 @@ class ModelSlot:
         self._model = model
         seconds = time.perf_counter() - began
         log.info("%s on %s loaded in %.2f s", self.name, engine.device, seconds)
+
+    def _restore_adapters(self, engine: InferenceEngine) -> None:
+        """Let an engine have ``adapters``, which may have changed since the start."""
+        for name in set(engine.adapters) - set(self.adapters):
+            engine.unload_adapter(name)
+        for name, path in list(self._loaded_adapters.items()):
+            engine.load_adapter(name, path)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -198,32 +265,12 @@ class ModelSlot:
         except Exception:
             log.exception("model %s: unloading failed", self.name)
         del model
+        gc.unfreeze()
         gc.collect()
         log.info("%s unloaded", self.name)
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._executor, work)
-
-
-def load_failure(name: str, error: Exception) -> ApiError:
-    """Log that a model could not be loaded, and return the error for clients."""
-    trace = None if isinstance(error, InlError) else error
-    log.error("model %s: loading failed: %s", name, message_of(error), exc_info=trace)
-    return ApiError(
-        503,
-        f"model: {name!r} could not be loaded: {_plain(error)}; the log of the server "
-        "says more",
-        param="model",
-        code="model_load_failed",
-    )
-
-
-def _plain(error: Exception) -> str:
-    """Return the kind of an error. Its message may have paths of this machine."""
-    for kind, text in LOAD_FAILURES:
-        if isinstance(error, kind):
-            return text
-    return "internal error"
 
 
 def _read_exception(task: asyncio.Task[None]) -> None:

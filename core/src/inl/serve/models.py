@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from inl.errors import RequestError
@@ -52,9 +53,11 @@ class Models:
             for source in sources
         }
         self.default = self._slots[names[0]]
-        self._by_name = {
-            name: slot for slot in self for name in (slot.name, *slot.adapters)
-        }
+        self._by_name: dict[str, ModelSlot] = {}
+        self._index()
+        self.on_names: Callable[[], Awaitable[None]] | None = None
+        """Called after the names of adapters have changed."""
+        self._naming = asyncio.Lock()
         self.is_draining = False
         """Whether the server stops."""
 
@@ -63,6 +66,57 @@ class Models:
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    def _index(self) -> None:
+        self._by_name = {
+            name: slot for slot in self for name in (slot.name, *slot.adapters)
+        }
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether all models are asleep."""
+        return all(slot.admission.is_asleep for slot in self)
+
+    def chosen(self, name: str | None) -> list[ModelSlot]:
+        """Return the model of a name, or all; raises :class:`ApiError` 404."""
+        return list(self) if name is None else [self.find(name)]
+
+    async def load_adapter(self, model: str | None, name: str, path: str) -> None:
+        """Load an adapter of a model under a name that requests can use.
+
+        Raises :class:`ApiError` and the engine's errors.
+        """
+        slot = self.find(model)
+        async with self._naming:
+            if name in self._by_name:
+                raise ApiError(
+                    400,
+                    f"lora_name: found {name!r:.80}, which is the name of a model or "
+                    "an adapter; unload it first, or choose another name",
+                    param="lora_name",
+                )
+            await slot.load_adapter(name, path)
+            await self._announce()
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse further requests for an adapter; raises :class:`ApiError` 404."""
+        async with self._naming:
+            slot = self._by_name.get(name)
+            if slot is None or name == slot.name:
+                known = [each for slot in self for each in slot.adapters]
+                raise ApiError(
+                    404,
+                    f"lora_name: found {name!r:.80}, this server has the adapters "
+                    f"{', '.join(known) or 'None'}",
+                    param="lora_name",
+                )
+            await slot.unload_adapter(name)
+            await self._announce()
+
+    async def _announce(self) -> None:
+        self._index()
+        if self.on_names is not None:
+            await self.on_names()
 
     def find(self, name: str | None) -> ModelSlot:
         """Return a model, by its name or that of an adapter; ``None`` is the default.

@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 
 import inl
+from inl.serve import admin
 from inl.serve.anthropic.messages import CountRequest, MessagesRequest
 from inl.serve.conversions import DetokenizeRequest, TokenizeRequest
 from inl.serve.openai.chat import ChatRequest
 from inl.serve.openai.completions import CompletionRequest
+from inl.serve.openai.embeddings import EmbeddingsRequest
 from inl.serve.openai.responses import ResponsesRequest
 
 BODIES: dict[str, tuple[type, str]] = {
@@ -20,6 +22,7 @@ BODIES: dict[str, tuple[type, str]] = {
     "/v1/responses": (ResponsesRequest, "Answer an input, without stored state."),
     "/v1/messages": (MessagesRequest, "Answer a conversation."),
     "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation."),
+    "/v1/embeddings": (EmbeddingsRequest, "Return the embedding of each text."),
     "/tokenize": (TokenizeRequest, "Convert a text or a conversation to token ids."),
     "/detokenize": (DetokenizeRequest, "Convert token ids to text."),
 }
@@ -43,15 +46,19 @@ ERRORS = {
 
 
 @cache
-def openapi() -> dict[str, Any]:
-    """Return the OpenAPI description of all endpoints."""
-    types = [kind for kind, _ in BODIES.values()]
+def openapi(*, has_admin: bool = False) -> dict[str, Any]:
+    """Return the OpenAPI description of all endpoints.
+
+    has_admin: whether there are admin endpoints.
+    """
+    bodies = {**BODIES, **(admin.BODIES if has_admin else {})}
+    types = [kind for kind, _ in bodies.values()]
     schemas, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}"
     )
     errors = {status: {"description": text} for status, text in ERRORS.items()}
     paths: dict[str, Any] = {}
-    for (path, (_, text)), schema in zip(BODIES.items(), schemas, strict=True):
+    for (path, (_, text)), schema in zip(bodies.items(), schemas, strict=True):
         content = {"application/json": {"schema": schema}}
         paths[path] = {
             "post": {
@@ -63,9 +70,23 @@ def openapi() -> dict[str, Any]:
     for path, text in GETS.items():
         answer = {"200": {"description": text}}
         paths[path] = {"get": {"summary": text, "responses": answer}}
+    if has_admin:
+        paths |= {path: _admin_path(path, errors) for path in admin.PARAMETERS}
     return {
         "openapi": "3.1.0",
         "info": {"title": "inl serve", "version": inl.__version__},
         "paths": paths,
         "components": {"schemas": components},
     }
+
+
+def _admin_path(path: str, errors: dict[str, Any]) -> dict[str, Any]:
+    """Describe an admin endpoint without a body."""
+    parameters = []
+    for name, values in admin.PARAMETERS[path].items():
+        schema = {"type": "string"} | ({} if values is None else {"enum": [*values]})
+        parameters.append({"name": name, "in": "query", "schema": schema})
+    method = "get" if path in admin.GETS else "post"
+    text = admin.TEXTS[path]
+    responses = {"200": {"description": text}, **errors}
+    return {method: {"summary": text, "parameters": parameters, "responses": responses}}

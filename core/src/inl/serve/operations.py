@@ -11,7 +11,6 @@ from starlette.routing import Route
 
 import inl
 from inl.engine.records import Stats
-from inl.serve.api_error import ApiError
 from inl.serve.event_stream import encode
 from inl.serve.metrics import kv_usage
 
@@ -36,7 +35,7 @@ class Operations:
 
     def routes(self) -> list[Route]:
         """Return the routes of all endpoints."""
-        get, post = partial(Route, methods=["GET"]), partial(Route, methods=["POST"])
+        get = partial(Route, methods=["GET"])
         return [
             get("/health", self.health),
             get("/ready", self.ready),
@@ -45,7 +44,6 @@ class Operations:
             get("/metrics", self.metrics),
             get("/v1/models", self.models),
             get("/v1/models/{name:path}", self.model),
-            post("/v1/embeddings", self.embeddings),
         ]
 
     async def health(self, _: Request) -> Response:
@@ -56,6 +54,8 @@ class Operations:
         """Return 200 if new requests are accepted, 503 if not."""
         if self._models.is_draining:
             return json_response({"status": "draining"}, 503)
+        if self._models.is_asleep:
+            return json_response({"status": "asleep"}, 503)
         return json_response({"status": "ready"})
 
     async def version(self, _: Request) -> Response:
@@ -88,17 +88,6 @@ class Operations:
         """Return one model."""
         name = request.path_params["name"]
         return json_response(_model_body(self._models.find(name), name))
-
-    async def embeddings(self, _: Request) -> Response:
-        """Refuse: the models generate text."""
-        names = ", ".join(model.name for model in self._models)
-        raise ApiError(
-            400,
-            f"embeddings: {names} generates text and has no pooled hidden state; serve "
-            "an embedding model elsewhere",
-            param="model",
-            code="unsupported_model",
-        )
 
 
 def _model_body(slot: ModelSlot, name: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from inl.serve.app import make_app, make_endpoints
-from inl.serve.frontends.messages import ModelSettings, Settings
 from inl.serve.frontends.processes import FrontEnds
 from inl.serve.http_server import HttpServer, listen
 from inl.serve.metrics import Metrics
@@ -55,9 +53,9 @@ class Server:
         self._http: HttpServer | None = None
         if config.frontends:
             endpoints = make_endpoints(self.models, metrics, config)
-            self.frontends = FrontEnds(
-                endpoints, self.models, frontend_settings(sources, config)
-            )
+            places = {each.name: (each.place, each.context) for each in sources}
+            self.frontends = FrontEnds(endpoints, self.models, config, places)
+            self.models.on_names = self.frontends.announce
         else:
             self._http = HttpServer(self.app, config)
         self.description = ", ".join(slot.name for slot in self.models)
@@ -130,16 +128,6 @@ class Server:
             self._http.stop()
         if self.frontends is not None:
             self.frontends.stop()
-
-
-def frontend_settings(sources: Sequence[ModelSource], config: ServerConfig) -> Settings:
-    """Return what front-ends need to know."""
-    models = [
-        ModelSettings(each.name, each.adapters, each.place, each.context)
-        for each in sources
-    ]
-    has_access_log = not logging.getLogger("inl.serve.access").disabled
-    return Settings(config, models, has_access_log)
 
 
 def engine_config(

@@ -21,6 +21,9 @@ class ServerConfig:
     """0 lets the system choose one."""
     api_keys: tuple[str, ...] = ()
     """Keys of which each request must send one; none: requests need no key."""
+    admin_keys: tuple[str, ...] = ()
+    """Keys of which each request to an admin endpoint must send one; none: there are no
+    admin endpoints."""
     max_queue: int = 256
     """Maximum number of requests that wait to run; more are refused with 503."""
     max_queued_tokens: int = 1 << 20
@@ -62,8 +65,13 @@ class ServerConfig:
             )
         if self.private_key is not None and self.certificate is None:
             raise RequestError("private key: found no certificate; pass both files")
-        if any(not key for key in self.api_keys):
-            raise RequestError("api key: found an empty one; accepted: any other text")
+        for name, keys in (("api key", self.api_keys), ("admin key", self.admin_keys)):
+            if any(not key for key in keys):
+                raise RequestError(
+                    f"{name}: found an empty one; accepted: any other text"
+                )
+        if set(self.api_keys) & set(self.admin_keys):
+            raise RequestError("admin key: found an api key; accepts another one")
 
     @property
     def is_loopback(self) -> bool:

@@ -44,10 +44,10 @@ class Reader(Protocol):
         """Read all of it."""
 
 
-SHARE = 0.1
+SHARE = 0.03
 """Most of the loop's time that readers take, so that the engine has the rest."""
 
-LONGEST_WAIT = 0.02
+LONGEST_WAIT = 0.05
 """Most seconds from the end of a step until it is read."""
 
 

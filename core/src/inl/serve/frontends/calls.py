@@ -65,6 +65,7 @@ class Call:
             given.options,  # type: ignore[arg-type]
             given.count,
             structure=given.structure,
+            number=given.request,
         )
         numbers: range = range(0)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inl.serve.api_error import ApiError
@@ -15,6 +15,9 @@ from inl.serve.frontends.messages import (
     Drain,
     Forwarded,
     Message,
+    ModelSettings,
+    Named,
+    Names,
     News,
     Settings,
 )
@@ -35,6 +38,8 @@ class EngineClient:
             asyncio.get_running_loop().create_future()
         )
         """The first message."""
+        self.names: dict[str, int] = {}
+        """Names of models and adapters -> positions of the models."""
         self.outputs = Outputs()
         self._drain = drain
         self._link: Link | None = None
@@ -90,9 +95,20 @@ class EngineClient:
             else:
                 reply.set_exception(failure.error())
         elif isinstance(message, Settings):
+            self._name(message.models)
             self.settings.set_result(message)
+        elif isinstance(message, Names):
+            self._name(message.models)
+            self.send(Named())
         elif isinstance(message, Drain):
             self._drain(message.force)
+
+    def _name(self, models: Sequence[ModelSettings]) -> None:
+        self.names = {
+            name: position
+            for position, each in enumerate(models)
+            for name in (each.name, *each.adapters)
+        }
 
     def _lost(self) -> None:
         self._link = None

@@ -53,6 +53,16 @@ class Settings(msgspec.Struct, array_like=True, tag="settings"):
     has_access_log: bool
 
 
+class Names(msgspec.Struct, array_like=True, tag="names"):
+    """The names of adapters have changed; answered with :class:`Named`."""
+
+    models: list[ModelSettings]
+
+
+class Named(msgspec.Struct, array_like=True, tag="named"):
+    """The front-end uses the names of the last :class:`Names`."""
+
+
 class Ready(msgspec.Struct, array_like=True, tag="ready"):
     """The front-end accepts connections."""
 
@@ -80,6 +90,8 @@ class Submit(msgspec.Struct, array_like=True, tag="submit"):
     options: dict[str, Any]
     count: int
     structure: Mapping[str, Any] | None
+    request: str
+    """Id of the request, by which it can be aborted."""
 
 
 class Stop(msgspec.Struct, array_like=True, tag="stop"):
@@ -166,8 +178,8 @@ class News(msgspec.Struct, array_like=True, tag="news"):
     ends: list[End]
 
 
-ToEngine = Ready | Submit | Stop | Leave | Check | Forward
-ToFrontEnd = Settings | Drain | Answered | Forwarded | News
+ToEngine = Ready | Named | Submit | Stop | Leave | Check | Forward
+ToFrontEnd = Settings | Names | Drain | Answered | Forwarded | News
 Message = ToEngine | ToFrontEnd
 
 encode = msgspec.msgpack.Encoder().encode

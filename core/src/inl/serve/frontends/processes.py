@@ -24,6 +24,9 @@ from inl.serve.frontends.messages import (
     Forward,
     Leave,
     Message,
+    ModelSettings,
+    Named,
+    Names,
     Ready,
     Settings,
     Stop,
@@ -32,11 +35,12 @@ from inl.serve.frontends.messages import (
 from inl.serve.http_server import listen_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from starlette.types import ASGIApp
 
     from inl.serve.models import Models
+    from inl.serve.settings import ServerConfig
 
 log = logging.getLogger("inl.serve")
 
@@ -48,10 +52,17 @@ EXIT_SECONDS = 10.0
 
 
 class FrontEnd:
-    """One front-end process at a time, on one listening socket."""
+    """One front-end process at a time, on one listening socket.
+
+    settings: returns the first message to a process.
+    """
 
     def __init__(
-        self, app: ASGIApp, models: Models, settings: Settings, listening: socket.socket
+        self,
+        app: ASGIApp,
+        models: Models,
+        settings: Callable[[], Settings],
+        listening: socket.socket,
     ) -> None:
         self.ready = asyncio.Event()
         """Whether it has accepted connections."""
@@ -61,6 +72,8 @@ class FrontEnd:
         self._link: Link | None = None
         self._calls: Calls | None = None
         self._forwards: set[asyncio.Task[None]] = set()
+        self._named: asyncio.Future[None] | None = None
+        """Done once the process knows the names that were sent last."""
         self._is_stopping = False
 
     @property
@@ -110,11 +123,13 @@ class FrontEnd:
         try:
             link = await Link.open(ours, self._receive, lost.set, self._resumed)
             self._link, self._calls = link, Calls(self._models, link)
-            link.send(self._settings)
+            link.send(self._settings())
             await lost.wait()
         finally:
             if self._link is not None:
                 self._link.close()
+                self._link = None
+            self._know_names()
             if self._calls is not None:
                 await self._calls.abort()
             status = await asyncio.to_thread(_end, process)
@@ -126,6 +141,17 @@ class FrontEnd:
         if self._link is not None:
             self._link.send(Drain(force))
 
+    async def announce(self, names: Names) -> None:
+        """Tell the process the names of models, and wait until it uses them."""
+        if self._link is not None:
+            self._named = asyncio.get_running_loop().create_future()
+            self._link.send(names)
+            await self._named
+
+    def _know_names(self) -> None:
+        if self._named is not None and not self._named.done():
+            self._named.set_result(None)
+
     def kill(self) -> None:
         """End the process at once, if it runs."""
         if self._process is not None:
@@ -136,9 +162,9 @@ class FrontEnd:
         self._calls.flush()
 
     def _receive(self, message: Message) -> None:
-        calls, link = self._calls, self._link
+        calls = self._calls
         assert calls is not None, "made before the other end writes"
-        assert link is not None, "opened before the other end writes"
+        link = calls.link
         if isinstance(message, Submit):
             calls.submit(message)
         elif isinstance(message, Leave):
@@ -151,6 +177,8 @@ class FrontEnd:
             task = asyncio.create_task(self._forward(message, link))
             self._forwards.add(task)
             task.add_done_callback(self._forwards.discard)
+        elif isinstance(message, Named):
+            self._know_names()
         elif isinstance(message, Ready):
             self.ready.set()
             if self._is_stopping:
@@ -177,12 +205,38 @@ def _end(process: subprocess.Popen[bytes]) -> int:
 
 
 class FrontEnds:
-    """All front-end processes of a server."""
+    """All front-end processes of a server.
 
-    def __init__(self, app: ASGIApp, models: Models, settings: Settings) -> None:
-        self._app, self._models, self._settings = app, models, settings
+    places: where the tokenizer of each model is, and its greatest number of tokens.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        models: Models,
+        config: ServerConfig,
+        places: Mapping[str, tuple[str | None, int | None]],
+    ) -> None:
+        self._app, self._models = app, models
+        self._config, self._places = config, places
         self.processes: list[FrontEnd] = []
         self._is_stopping = False
+
+    def settings(self) -> Settings:
+        """Return what a front-end needs to know."""
+        has_access_log = not logging.getLogger("inl.serve.access").disabled
+        return Settings(self._config, self._model_settings(), has_access_log)
+
+    def _model_settings(self) -> list[ModelSettings]:
+        return [
+            ModelSettings(slot.name, slot.adapters, *self._places[slot.name])
+            for slot in self._models
+        ]
+
+    async def announce(self) -> None:
+        """Tell all front-ends the names of models, and wait until they use them."""
+        names = Names(self._model_settings())
+        await asyncio.gather(*(each.announce(names) for each in self.processes))
 
     async def run(self, started: Callable[[int], None]) -> None:
         """Serve until :meth:`stop`; started: called with the port.
@@ -190,10 +244,10 @@ class FrontEnds:
         Raises :class:`~inl.errors.RequestError` and
         :class:`~inl.errors.RunnerError`.
         """
-        server = self._settings.server
+        server = self._config
         sockets = listen_shared(server.host, server.port, server.frontends)
         self.processes = [
-            FrontEnd(self._app, self._models, self._settings, each) for each in sockets
+            FrontEnd(self._app, self._models, self.settings, each) for each in sockets
         ]
         tasks = [asyncio.create_task(each.run()) for each in self.processes]
         running: asyncio.Future[Any] = asyncio.gather(*tasks)
@@ -223,7 +277,7 @@ class FrontEnds:
         for each in self.processes:
             each.stop(force=self._is_stopping)
         if not self._is_stopping:
-            seconds = self._settings.server.drain_seconds + EXIT_SECONDS
+            seconds = self._config.drain_seconds + EXIT_SECONDS
             asyncio.get_running_loop().call_later(seconds, self.kill)
         self._is_stopping = True
 

@@ -15,7 +15,7 @@ from inl.executor.model_loader import configure, open_model
 from inl.serve.frontends.messages import Leave, Stop, Submit, plain
 from inl.serve.frontends.outputs import RemoteHandle, RemoteRequest
 from inl.serve.generations import Generation, Generations
-from inl.serve.model_slot import load_failure
+from inl.serve.load_failure import load_failure
 from inl.serve.model_text import ModelText
 from inl.serve.models import model_not_found
 from inl.weights.hub import resolve_model
@@ -146,7 +146,9 @@ def _submit(
     options.pop("stop", None)
     structure = plain(text.structure_of(job, job.prompts[0]))
     ids = [list(prompt) for prompt in prompts]
-    return Submit(first, job.model, client, ids, options, job.count, structure)
+    return Submit(
+        first, job.model, client, ids, options, job.count, structure, job.number
+    )
 
 
 def _handles(
@@ -177,16 +179,13 @@ class RemoteModels:
     def __init__(self, settings: Sequence[ModelSettings], client: EngineClient) -> None:
         self.all = [RemoteModel(each, client) for each in settings]
         self.default = self.all[0]
-        self._by_name = {
-            name: model
-            for model, each in zip(self.all, settings, strict=True)
-            for name in (each.name, *each.adapters)
-        }
+        self._client = client
 
     def find(self, name: str | None) -> RemoteModel:
         """Return a model; raises :class:`ApiError` 404."""
         if name is None:
             return self.default
-        if name not in self._by_name:
-            raise model_not_found(name, self._by_name)
-        return self._by_name[name]
+        names = self._client.names
+        if name not in names:
+            raise model_not_found(name, names)
+        return self.all[names[name]]

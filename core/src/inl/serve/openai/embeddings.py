@@ -1,0 +1,167 @@
+"""``/v1/embeddings``: the last hidden state of each text, of length 1."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from inl.serve.admission import Admission
+from inl.serve.api_error import ApiError, as_api_error
+from inl.serve.dialect import parse
+from inl.serve.event_stream import encode
+from inl.serve.gate import read_body
+from inl.serve.openai.fields import TokenId
+
+if TYPE_CHECKING:
+    from inl.serve.admission import Ticket
+    from inl.serve.models import Models
+    from inl.serve.served_model import ServedModel
+    from inl.serve.settings import ServerConfig
+
+QUEUE = 64
+"""Calls that wait for the one that runs; more are refused with 503."""
+
+MOST_TEXTS = 2048
+"""Texts of a call, as OpenAI's limit."""
+
+Ids = Annotated[list[TokenId], Meta(min_length=1)]
+Items = Annotated[list[str | TokenId | Ids], Meta(min_length=1)]
+
+
+class EmbeddingsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of ``/v1/embeddings``: a text, token ids, or a list of either."""
+
+    input: str | Items
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    user: str | None = None
+
+
+class Embeddings:
+    """The endpoint. Calls run one after the other, between the steps of others."""
+
+    def __init__(self, models: Models, config: ServerConfig) -> None:
+        self._models = models
+        self._thread = ThreadPoolExecutor(1, "inl-embeddings")
+        self._admission = Admission(
+            max_running=1,
+            max_queue=QUEUE,
+            max_queued_tokens=config.max_queued_tokens,
+            max_per_client=config.max_per_key,
+            clients=models.clients,
+        )
+
+    def routes(self) -> list[Route]:
+        """Return the route."""
+        return [Route("/v1/embeddings", self.embed, methods=["POST"])]
+
+    async def embed(self, request: Request) -> Response:
+        """Return the embedding of each text; raises :class:`ApiError`."""
+        self._admission.is_draining = self._models.is_draining
+        ticket = self._admission.enter(request.state.client, 1)
+        finished = False
+        try:
+            fields = parse(await read_body(request.receive), EmbeddingsRequest)
+            slot = self._models.find(fields.model)
+            if fields.model in slot.adapters:
+                raise ApiError(
+                    400,
+                    f"model: found the adapter {fields.model!r}; embeddings are those "
+                    f"of {slot.name}",
+                    param="model",
+                )
+            texts = _texts(fields.input)
+            async with slot.lease() as model:
+                prompts = await self._run(partial(_encode, model, texts))
+                self._charge(ticket, prompts)
+                call = partial(_body, model, slot.name, prompts, fields)
+                body = await self._run(call)
+            finished = True
+        finally:
+            self._admission.leave(ticket, finished=finished)
+        return Response(body, media_type="application/json")
+
+    async def _run(self, call: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, call)
+        except Exception as error:
+            raise as_api_error(error) from error
+
+    def _charge(self, ticket: Ticket, prompts: list[tuple[int, ...]]) -> None:
+        self._admission.charge(ticket, sum(map(len, prompts)))
+        self._admission.begun(ticket)
+
+
+def _texts(given: Any) -> list[Any]:
+    """Return the texts, or the lists of token ids, of the field ``input``."""
+    if isinstance(given, str):
+        return [given]
+    kinds = set(map(type, given))
+    if len(kinds) > 1:
+        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise ApiError(
+            400, f"input: found {names}; accepts a text, token ids, or lists of one",
+            param="input", code="invalid_value",
+        )  # fmt: skip
+    if kinds == {int}:
+        return [given]
+    if len(given) > MOST_TEXTS:
+        raise ApiError(
+            400, f"input: found {len(given)} texts, accepts up to {MOST_TEXTS}",
+            param="input", code="invalid_value",
+        )  # fmt: skip
+    return list(given)
+
+
+def _encode(model: ServedModel, texts: list[Any]) -> list[tuple[int, ...]]:
+    prompts = model.encode_all(texts)
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            raise ApiError(
+                400, f"input[{index}]: found no tokens, accepts 1 or more",
+                param="input", code="invalid_value",
+            )  # fmt: skip
+    return prompts
+
+
+def _body(
+    model: ServedModel,
+    name: str,
+    prompts: list[tuple[int, ...]],
+    fields: EmbeddingsRequest,
+) -> bytes:
+    rows = model.engine.embed(prompts)
+    return encode(
+        {
+            "object": "list",
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": index,
+                    "embedding": _encoded(row, fields.encoding_format),
+                }
+                for index, row in enumerate(rows)
+            ],
+            "model": name,
+            "usage": (
+                dict.fromkeys(("prompt_tokens", "total_tokens"), sum(map(len, prompts)))
+            ),
+        }
+    )
+
+
+def _encoded(row: Any, form: str) -> Any:
+    if form == "float":
+        return row.tolist()
+    return base64.b64encode(row.astype(np.dtype("<f4")).tobytes()).decode()
