@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from cuda_steps import FIELDS, SHAPES, Random
+from random_models import SHAPES, Random, random_language
 
 from inl.config import EngineConfig
 from inl.engine.core import EngineCore
@@ -19,9 +19,8 @@ from inl.models.llama import MODEL
 from inl.scheduling.plan import SchedulerConfig as SchedulerPolicy
 from inl.scheduling.request import Request
 from inl.spec.limits import Limits
-from inl.spec.op import Spec
 from inl.spec.selection import KernelSelection
-from inl.spec.tree import leaves, tree_map
+from inl.spec.tree import tree_map
 from inl.weights.loader import load_weights
 from inl.weights.plan import plan_weights
 from inl_cuda.backend import CudaBackend
@@ -29,18 +28,11 @@ from inl_cuda.backend import CudaBackend
 
 def load(backend: CudaBackend, name: str, layers: int = 0) -> tuple[Loaded, Random]:
     """Make a model of random weights: one layer, of which the others are copies."""
-    hf = dict(zip(FIELDS, SHAPES[name], strict=True))
-    count = layers or hf["num_hidden_layers"]
-    hf |= {"max_position_embeddings": 1 << 17, "num_hidden_layers": 1}
-    one = replace(MODEL.config(hf), dtype="bfloat16")
-    specs = {
-        param.source: Spec(param.shape, "bfloat16")
-        for group in leaves(MODEL.weights(one))
-        for param in group.params.values()
-    }
+    count = layers or SHAPES[name][3]
+    language = random_language(name, context=1 << 17, layers=1)
+    one, checkpoint = language.config, language.checkpoint
     kernels = tuple(backend.kernels())
-    groups = plan_weights(MODEL.weights(one), kernels, specs)
-    checkpoint = Random(hf, specs)
+    groups = plan_weights(MODEL.weights(one), kernels, checkpoint.specs)
     weights = load_weights(groups, checkpoint, backend, "bfloat16")
     (layer,) = weights.layers
     more = [tree_map(torch.clone, layer) for _ in range(count - 1)]

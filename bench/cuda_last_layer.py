@@ -19,7 +19,8 @@ import torch
 from cuda_check import check
 from cuda_engines import Serving, load, random_prompts
 from cuda_serve import products_rate
-from cuda_steps import SHAPES, copy_rate
+from cuda_steps import copy_rate
+from random_models import SHAPES
 
 from inl.device import Device
 from inl_cuda.backend import CudaBackend

@@ -16,13 +16,12 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from cuda_engines import random_prompts
-from cuda_steps import FIELDS, SHAPES, Random
+from random_models import random_language
 from torch.profiler import ProfilerActivity, profile
 
 from inl.backend.base import Backend
@@ -30,30 +29,14 @@ from inl.config import EngineConfig
 from inl.device import Device
 from inl.engine.core import EngineCore
 from inl.executor.model_loader import LanguageModel, start_runner
-from inl.models.llama import MODEL
 from inl.ops.lora import Lora
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
-from inl.spec.op import Spec
 from inl.spec.tree import leaves
 
 CONTEXT, PROMPT = 2048, 128
 STEPS = 50
 """Timed steps of a run."""
-
-
-def random_model(name: str, layers: int = 0) -> LanguageModel:
-    """Return a model of a shape with random weights in bfloat16."""
-    hf = dict(zip(FIELDS, SHAPES[name], strict=True))
-    hf["max_position_embeddings"] = 8192
-    hf["num_hidden_layers"] = layers or hf["num_hidden_layers"]
-    config = replace(MODEL.config(hf), dtype="bfloat16")
-    specs = {
-        param.source: Spec(param.shape, "bfloat16")
-        for group in leaves(MODEL.weights(config))
-        for param in group.params.values()
-    }
-    return LanguageModel(MODEL, config, Random(hf, specs))
 
 
 def loras(tree: Any) -> Iterator[Lora]:
@@ -182,7 +165,7 @@ def main() -> int:
     backend = CudaBackend(Device("cuda:0"))
     for name in given.models:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {name}")
-        compare(backend, random_model(name, given.layers), given)
+        compare(backend, random_language(name, layers=given.layers), given)
     return 0
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from random_models import FIELDS
 
 from inl import EngineConfig
 from inl.engine.core import EngineCore
@@ -41,10 +42,6 @@ SHAPES = {
     "1b": (128256, 2048, 8192, 16, 32, 8, 64, False),
     "tiny": (512, 128, 256, 3, 4, 2, 32, False),
 }
-FIELDS = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-    "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings",
-)  # fmt: skip
 
 
 def write_model(folder: Path, shape: tuple[Any, ...], layers: int | None) -> Path:

@@ -25,7 +25,8 @@ import torch
 from cuda_check import check
 from cuda_engines import Serving, load, random_prompts
 from cuda_graph import weight_bytes
-from cuda_steps import SHAPES, copy_rate
+from cuda_steps import copy_rate
+from random_models import SHAPES
 from torch.profiler import ProfilerActivity, profile
 
 from inl.device import Device

@@ -20,9 +20,7 @@ from inspect import getclosurevars
 
 import torch
 from cuda_graph import weight_bytes
-from random_models import FIELDS as FIELDS
 from random_models import SHAPES, random_language
-from random_models import Random as Random
 from torch.profiler import ProfilerActivity, profile
 
 from inl.device import Device
@@ -31,7 +29,6 @@ from inl.executor.tuning_results import load_tuning_results
 from inl.models.llama import MODEL
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
-from inl.spec.op import Spec
 from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.spec.workload import TuningResults
@@ -47,13 +44,8 @@ BLOCK = 16
 def load(backend: CudaBackend, name: str, dtype: str, layers: int) -> Loaded:
     language = random_language(name, layers=layers)
     config = replace(language.config, dtype=dtype)
-    specs = {
-        tensor: Spec(shape, stored)
-        for tensor in language.checkpoint.names()
-        for stored, shape in [language.checkpoint.spec(tensor)]
-    }
     kernels = tuple(backend.kernels())
-    groups = plan_weights(MODEL.weights(config), kernels, specs)
+    groups = plan_weights(MODEL.weights(config), kernels, language.checkpoint.specs)
     weights = load_weights(groups, language.checkpoint, backend, dtype)
     return Loaded(MODEL, config, groups, weights, KernelSelection(kernels))
 

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from cuda_engines import load, random_prompts
 from cuda_serve import products_rate
-from cuda_steps import SHAPES, copy_rate
+from cuda_steps import copy_rate
+from random_models import SHAPES
 
 from inl.config import EngineConfig
 from inl.device import Device

@@ -34,20 +34,20 @@ class Random(Checkpoint):
     chat_template = None
 
     def __init__(self, config: dict[str, Any], specs: dict[str, Spec]) -> None:
-        self.config, self._specs = config, specs
+        self.config, self.specs = config, specs
         rng = np.random.default_rng(0)
         numbers = rng.standard_normal(1 << 22).astype(np.float32) * 0.03
         self._bits = (numbers.view(np.uint32) >> 16).astype(np.uint16)
         self._made: dict[tuple[int, ...], HostArray] = {}
 
     def names(self) -> list[str]:
-        return list(self._specs)
+        return list(self.specs)
 
     def spec(self, name: str) -> tuple[str, tuple[int, ...]]:
-        return self._specs[name].dtype, self._specs[name].shape
+        return self.specs[name].dtype, self.specs[name].shape
 
     def tensor(self, name: str) -> HostArray:
-        shape = self._specs[name].shape
+        shape = self.specs[name].shape
         if shape not in self._made:
             data = np.resize(self._bits, shape)
             if len(shape) == 1:

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from cuda_lora import random_model
-from cuda_steps import Random
+from random_models import Random, random_language
 from speculation import generate, print_times
 
 from inl.config import EngineConfig
@@ -34,7 +33,7 @@ class Repeating(Random):
     def tensor(self, name: str) -> HostArray:
         if "embed_tokens" not in name and "lm_head" not in name:
             return super().tensor(name)
-        shape = self._specs[name].shape
+        shape = self.specs[name].shape
         # Without the last numbers, no two rows are equal.
         data = np.resize(self._bits[:-5] + LARGE, shape)
         data.setflags(write=False)
@@ -46,11 +45,9 @@ class Repeating(Random):
 
 def compare_shape(args: Namespace) -> None:
     """Print the times of steps, then the speed with and without drafts."""
-    found = random_model(args.shape)
+    found = random_language(args.shape)
     checkpoint: Any = found.checkpoint
-    language = replace(
-        found, checkpoint=Repeating(checkpoint.config, checkpoint._specs)
-    )
+    language = replace(found, checkpoint=Repeating(checkpoint.config, checkpoint.specs))
     config = found.config
     per_token = 4 * config.layers * config.kv_heads * config.head_dim
     rows, context = max(args.rows), PROMPT + args.tokens + 8

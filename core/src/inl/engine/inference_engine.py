@@ -444,7 +444,7 @@ class InferenceEngine:
 
         rows = []
         for index, prompt in enumerate(prompts):
-            ids = self._encoder.ids(prompt, self.context)
+            ids = self._encoder.encode(prompt, self.context)
             rows.append(self._embedder.embed(f"prompts[{index}]", ids))
         return np.stack(rows)
 

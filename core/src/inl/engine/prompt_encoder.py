@@ -96,7 +96,7 @@ class PromptEncoder:
         vocabulary, for error messages. Raises :class:`~inl.errors.RequestError`.
         """
         started = time.perf_counter()
-        ids, embeddings = split_prompt(self._encode(prompt, context))
+        ids, embeddings = split_prompt(self.encode(prompt, context))
         try:
             room = context - len(ids)
             requests = make_requests(
@@ -147,11 +147,11 @@ class PromptEncoder:
             phrases=sorted(phrases - {()}),
         )
 
-    def ids(self, prompt: str | Sequence[int], context: int) -> list[int]:
-        """Return the token ids of a text, or a list as it is."""
-        return self._encode(prompt, context)
+    def encode(self, prompt: Prompt, context: int) -> list[int]:
+        """Return the token ids of a text, or a list as it is.
 
-    def _encode(self, prompt: Prompt, context: int) -> list[int]:
+        Raises :class:`~inl.errors.RequestError` if there are none.
+        """
         if isinstance(prompt, str):
             tokenizer = self.tokenizer("prompt")
             check_length(tokenizer, prompt, context)
