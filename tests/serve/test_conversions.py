@@ -10,7 +10,7 @@ import pytest
 
 from http_servers import HashServer
 from inl.executor.model_loader import open_model
-from inl.serve import conversions, gate
+from inl.serve import bounded_calls, conversions, gate
 from inl.weights.hub import resolve_model
 from model_servers import ModelServer, Source
 
@@ -75,7 +75,7 @@ def test_a_text_of_too_many_tokens_is_refused(server):
 def test_conversions_are_bounded_apart_from_requests_that_generate():
     slow, other = Source("slow"), Source("other", seconds=0.01)
     slow.may_open.clear()
-    most = conversions.RUNNING + conversions.QUEUE
+    most = conversions.RUNNING + bounded_calls.QUEUE
     with ModelServer(other, slow, max_queue=0) as server:
         assert server.complete("other")[0] == 200  # it is loaded
         host, port = server.url.removeprefix("http://").split(":")

@@ -186,7 +186,7 @@ def test_embeddings_of_texts_and_of_their_ids_are_equal(client):
         for text in texts
     ]
     assert found.usage.prompt_tokens == found.usage.total_tokens == sum(map(len, ids))
-    # The client asks for base64 unless told otherwise.
+    # The client requests base64 by default.
     assert np.allclose(embedded(client, ids, encoding_format="float")[0], rows)
     assert np.array_equal(embedded(client, ids[1])[0], embedded(client, "Rain")[0])
 

@@ -14,6 +14,7 @@ from inl.engine.batch import Batch
 from inl.engine.step_loop import THREAD_NAME
 from inl.errors import PromptTooLong, RequestError, RunnerError
 from inl.testing.hash_runner import HashRunner
+from waiting import until
 
 PROMPTS = [[7], list(range(30)), [9, 9, 9], list(range(50, 90)), [1, 2]]
 OPTIONS = [
@@ -402,3 +403,42 @@ def test_a_batch_that_is_queued_whole_is_not_fed_again():
     loop.ensure_thread()
     assert done.wait(60)
     assert fed == batches
+
+
+class Open(OneStep):
+    """A handle that never finishes."""
+
+    def fail(self, error):
+        self.finish_reason = error
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("failures", [2, 1000])
+def test_a_loop_that_fails_again_and_again_fails_its_requests(failures, monkeypatch):
+    threads, steps = [], []
+    start = threading.Thread
+
+    def make(**options):
+        assert len(threads) < 100
+        threads.append(start(**options))
+        return threads[-1]
+
+    def after_step():
+        steps.append(None)
+        if len(steps) <= failures:
+            raise ZeroDivisionError
+        handle.finish_reason = "length"
+
+    monkeypatch.setattr(step_loop.threading, "Thread", make)
+    loop = step_loop.AsyncStepLoop(lambda _: None, lambda: None, list, lambda: False)
+    loop.after_step = after_step
+    handle, batch = Open(), Batch()
+    batch.add(handle)
+    loop.submit(batch)
+    until(lambda: handle.completed and not any(each.is_alive() for each in threads))
+    if failures < step_loop.MOST_FAILURES:
+        assert handle.finish_reason == "length"
+    else:
+        assert isinstance(handle.finish_reason, RunnerError)
+        assert len(threads) == step_loop.MOST_FAILURES + 1
+    assert not loop._open

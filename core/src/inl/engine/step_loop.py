@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from inl.engine.batch import Batch
 from inl.engine.cleanup import run_with_cleanup
-from inl.errors import InlError
+from inl.errors import InlError, RunnerError
 from inl.forks import on_fork
 
 if TYPE_CHECKING:
@@ -28,13 +28,17 @@ THREAD_NAME = "inl-async"
 CHECK_SECONDS = 1.0
 """How often a waiting task checks that the thread runs."""
 
+MOST_FAILURES = 8
+"""Threads that end by an exception without a step in between, before requests fail."""
+
 
 class AsyncStepLoop:
     """Steps an engine on a daemon thread while submitted requests are open.
 
     add: queues a request. step: computes one step. If either raises, the affected
     handles finish with that error, and ``cancel`` ends their requests; a thread that
-    is ended by an exception anywhere else is replaced. has_remains: whether steps of
+    is ended by an exception anywhere else is replaced, and after MOST_FAILURES in a row
+    all open handles finish with an error. has_remains: whether steps of
     cancelled requests, which hold their blocks, are still in flight.
     """
 
@@ -52,6 +56,8 @@ class AsyncStepLoop:
         self._unfed: dict[Batch, None] = {}
         """Those with handles that are not queued yet."""
         self._thread: threading.Thread | None = None
+        self._failures = 0
+        """Threads that have ended with open requests since the last step."""
         self.after_step: Callable[[], None] | None = None
         """Called on the thread after each step, whether or not it has failed."""
         on_fork(self)
@@ -94,13 +100,32 @@ class AsyncStepLoop:
     def _pass_on(self) -> None:
         """Start another thread for batches that this one leaves open."""
         self._thread = None
+        if self._open:
+            self._failures += 1
+        if self._failures > MOST_FAILURES:
+            self._give_up()
         self.ensure_thread()
+
+    def _give_up(self) -> None:
+        """Fail all requests, whatever their listeners do."""
+        self._failures = 0
+        error = RunnerError(
+            f"engine: its thread has failed {MOST_FAILURES} times in a row; the errors "
+            "before this one say why"
+        )
+        for batch in list(self._open):
+            self._forget(batch)
+            with suppress(Exception):
+                self._fail(batch, error)
+            with suppress(Exception):
+                batch.notify()
 
     def _step_while_open(self) -> None:
         while self._open:
             # First: all of them are in the second list, so that errors reach them.
             unfed = list(self._unfed)
             self._step_batches(unfed, list(self._open))
+            self._failures = 0
             self._drain_remains()
 
     def _drain_remains(self) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from inl.errors import PromptTooLong
-from inl.serve.admission import Admission
 from inl.serve.anthropic.messages import CountRequest, conversation_of
 from inl.serve.api_error import ApiError
+from inl.serve.bounded_calls import BoundedCalls
 from inl.serve.dialect import parse
 from inl.serve.event_stream import encode
-from inl.serve.gate import read_body
 from inl.serve.job import Conversation
 from inl.serve.openai.fields import TokenId
 from inl.serve.openai.messages import (
@@ -39,9 +35,6 @@ if TYPE_CHECKING:
 
 RUNNING = 2
 """Conversions that run at the same time, on threads of their own."""
-
-QUEUE = 64
-"""Conversions that wait; more are refused with 503."""
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -64,22 +57,13 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class Conversions:
-    """Endpoints that convert between text and tokens.
-
-    They have bounds and threads of their own, so that they neither take the place of
-    requests that generate nor delay them.
-    """
+    """Endpoints that convert between text and tokens."""
 
     def __init__(self, models: Models, config: ServerConfig) -> None:
         self._models = models
         self._most_tokens = config.max_queued_tokens
-        self._threads = ThreadPoolExecutor(RUNNING, "inl-conversions")
-        self.admission = Admission(
-            max_running=RUNNING,
-            max_queue=QUEUE,
-            max_queued_tokens=config.max_queued_tokens,
-            max_per_client=config.max_per_key,
-            clients=models.clients,
+        self._calls = BoundedCalls(
+            models, config, name="inl-conversions", running=RUNNING
         )
 
     def routes(self) -> list[Route]:
@@ -93,43 +77,29 @@ class Conversions:
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text or a conversation."""
-        async with self._admitted(request) as body:
+        async with self._calls.admitted(request) as (_, body):
             fields = parse(body, TokenizeRequest)
             return await self._convert(fields.model, self._tokenized, fields)
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids."""
-        async with self._admitted(request) as body:
+        async with self._calls.admitted(request) as (_, body):
             fields = parse(body, DetokenizeRequest)
             return await self._convert(fields.model, _detokenized, fields)
 
     async def count_tokens(self, request: Request) -> Response:
         """Return the number of tokens of a conversation."""
-        async with self._admitted(request) as body:
+        async with self._calls.admitted(request) as (_, body):
             fields = parse(body, CountRequest)
             conversation = conversation_of(fields)
             return await self._convert(fields.model, _counted, conversation)
-
-    @asynccontextmanager
-    async def _admitted(self, request: Request) -> AsyncIterator[bytes]:
-        """Admit a request, then read its body; raises :class:`ApiError`."""
-        self.admission.is_draining = self._models.is_draining
-        ticket = self.admission.enter(request.state.client, 1)
-        finished = False
-        try:
-            yield await read_body(request.receive)
-            finished = True
-        finally:
-            self.admission.leave(ticket, finished=finished)
 
     async def _convert(
         self, name: str | None, work: Callable[[ServedModel, Any], Any], fields: Any
     ) -> Response:
         """Return the body that ``work`` returns, made on a thread."""
         async with self._models.find(name).lease() as model:
-            call = partial(_encoded, work, model, fields)
-            loop = asyncio.get_running_loop()
-            body = await loop.run_in_executor(self._threads, call)
+            body = await self._calls.run(lambda: encode(work(model, fields)))
         return Response(body, media_type="application/json")
 
     def _tokenized(self, model: ServedModel, fields: TokenizeRequest) -> dict[str, Any]:
@@ -176,9 +146,3 @@ def _detokenized(model: ServedModel, fields: DetokenizeRequest) -> dict[str, Any
 
 def _counted(model: ServedModel, conversation: Conversation) -> dict[str, Any]:
     return {"input_tokens": len(model.encode(conversation))}
-
-
-def _encoded(
-    work: Callable[[ServedModel, Any], Any], model: ServedModel, fields: Any
-) -> bytes:
-    return encode(work(model, fields))

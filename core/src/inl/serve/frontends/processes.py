@@ -142,7 +142,7 @@ class FrontEnd:
             self._link.send(Drain(force))
 
     async def announce(self, names: Names) -> None:
-        """Tell the process the names of models, and wait until it uses them."""
+        """Send the names of models to the process, and wait until it uses them."""
         if self._link is not None:
             self._named = asyncio.get_running_loop().create_future()
             self._link.send(names)
@@ -234,7 +234,7 @@ class FrontEnds:
         ]
 
     async def announce(self) -> None:
-        """Tell all front-ends the names of models, and wait until they use them."""
+        """Send the names of models to all front-ends, and wait until they use them."""
         names = Names(self._model_settings())
         await asyncio.gather(*(each.announce(names) for each in self.processes))
 

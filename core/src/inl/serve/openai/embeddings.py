@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,11 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from inl.serve.admission import Admission
 from inl.serve.api_error import ApiError, as_api_error
+from inl.serve.bounded_calls import BoundedCalls
 from inl.serve.dialect import parse
 from inl.serve.event_stream import encode
-from inl.serve.gate import read_body
 from inl.serve.openai.fields import TokenId
 
 if TYPE_CHECKING:
@@ -28,8 +26,7 @@ if TYPE_CHECKING:
     from inl.serve.served_model import ServedModel
     from inl.serve.settings import ServerConfig
 
-QUEUE = 64
-"""Calls that wait for the one that runs; more are refused with 503."""
+T = TypeVar("T")
 
 MOST_TEXTS = 2048
 """Texts of a call, as OpenAI's limit."""
@@ -52,14 +49,7 @@ class Embeddings:
 
     def __init__(self, models: Models, config: ServerConfig) -> None:
         self._models = models
-        self._thread = ThreadPoolExecutor(1, "inl-embeddings")
-        self._admission = Admission(
-            max_running=1,
-            max_queue=QUEUE,
-            max_queued_tokens=config.max_queued_tokens,
-            max_per_client=config.max_per_key,
-            clients=models.clients,
-        )
+        self._calls = BoundedCalls(models, config, name="inl-embeddings", running=1)
 
     def routes(self) -> list[Route]:
         """Return the route."""
@@ -67,11 +57,8 @@ class Embeddings:
 
     async def embed(self, request: Request) -> Response:
         """Return the embedding of each text; raises :class:`ApiError`."""
-        self._admission.is_draining = self._models.is_draining
-        ticket = self._admission.enter(request.state.client, 1)
-        finished = False
-        try:
-            fields = parse(await read_body(request.receive), EmbeddingsRequest)
+        async with self._calls.admitted(request) as (ticket, body):
+            fields = parse(body, EmbeddingsRequest)
             slot = self._models.find(fields.model)
             if fields.model in slot.adapters:
                 raise ApiError(
@@ -84,23 +71,21 @@ class Embeddings:
             async with slot.lease() as model:
                 prompts = await self._run(partial(_encode, model, texts))
                 self._charge(ticket, prompts)
-                call = partial(_body, model, slot.name, prompts, fields)
-                body = await self._run(call)
-            finished = True
-        finally:
-            self._admission.leave(ticket, finished=finished)
-        return Response(body, media_type="application/json")
+                answer = await self._run(
+                    partial(_body, model, slot.name, prompts, fields)
+                )
+        return Response(answer, media_type="application/json")
 
-    async def _run(self, call: Any) -> Any:
-        loop = asyncio.get_running_loop()
+    async def _run(self, work: Callable[[], T]) -> T:
         try:
-            return await loop.run_in_executor(self._thread, call)
+            return await self._calls.run(work)
         except Exception as error:
             raise as_api_error(error) from error
 
     def _charge(self, ticket: Ticket, prompts: list[tuple[int, ...]]) -> None:
-        self._admission.charge(ticket, sum(map(len, prompts)))
-        self._admission.begun(ticket)
+        admission = self._calls.admission
+        admission.charge(ticket, sum(map(len, prompts)))
+        admission.begun(ticket)
 
 
 def _texts(given: Any) -> list[Any]:
