@@ -35,6 +35,7 @@ from inl.ops.linear import Linear
 from inl.ops.lora import GatedLora, Lora, QkvLora
 from inl.ops.moe import ExpertLinear, Experts
 from inl.ops.norm import Norm
+from inl.ops.recurrent import Decay, Taps
 from inl.ops.rope import RopeScaling
 from inl.ops.step import empty_tables
 from inl.spec.cache import Cache
@@ -222,6 +223,19 @@ def call_experts(kernels, dtype):
         kernels["expert_linear"](x[:, None], ids, ExpertLinear(w.gate))
 
 
+def call_recurrent(kernels, dtype, dim):
+    """Short convolutions and the delta rule."""
+    for step, _ in torch_steps(FEW):
+        tokens = step.tokens.shape[0]
+        x, table = torch.ones(tokens, HIDDEN, dtype=dtype), torch.ones(9, 3, HIDDEN)
+        taps = Taps(torch.ones(HIDDEN, 1, 4, dtype=dtype))
+        kernels["causal_conv"](x, table.to(dtype), step, taps)
+        q, v = (torch.ones(tokens, n, dim, dtype=dtype) for n in (2, 4))
+        a, decay = torch.ones(tokens, 4, dtype=dtype), Decay(*torch.ones(2, 4))
+        table = torch.ones(9, 4, dim, dim)
+        kernels["delta_rule"](q, q, v, a, a, table, step, decay)
+
+
 def call_block_sparse(dtype):
     """Block-sparse products by small tiles and by large ones, and their gradients."""
     for count, size in ((2, 32), (16, 128)):
@@ -309,6 +323,7 @@ def call_all(dtype, dim, tuning, *, packed=True):
     call_dynamics(kernels, dtype)
     call_experts(kernels, dtype)
     call_block_sparse(dtype)
+    call_recurrent(kernels, dtype, dim)
     call_many(kernels, dtype, dim)
     norm = Norm(x(HIDDEN))
     qkv = StackedQkv(x(width + 2 * KV_HEADS * dim, HIDDEN), x(KV_HEADS * dim, HIDDEN))

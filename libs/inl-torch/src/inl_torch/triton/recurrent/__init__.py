@@ -1,0 +1,1 @@
+"""Recurrent layers over per-slot state as Triton kernels."""
