@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import ANY
@@ -13,7 +14,9 @@ from safetensors.numpy import save_file
 
 from drafted import assert_equal_outputs, outputs, told
 from inl.config import EngineConfig
+from inl.engine.inference_engine import InferenceEngine
 from inl.errors import RequestError
+from inl.executor.model_loader import open_model
 from inl.scheduling.drafters import NgramDrafter, SyntheticDrafter
 from inl.spec.cache import Slotted
 from inl.testing.tiny import tiny_llama
@@ -111,6 +114,29 @@ def test_a_draft_model_gives_the_same_outputs(engines, draft_folder):
     assert told(outputs(engine, VOCAB)) == told(plain)
     counts = engine.speculation
     assert counts.drafted > counts.accepted > 5
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("apart", ["backend", "draft_backend"])
+def test_a_target_and_its_draft_model_in_two_processes(
+    draft_folder, byte_tokenizer, apart
+):
+    target = draft_folder(noise=0)
+
+    def opened(**settings):
+        config = {"backend": "reference", "dtype": "float32", "context": 128} | settings
+        model = open_model(target)
+        return InferenceEngine(model, byte_tokenizer, EngineConfig(**config))
+
+    with opened() as engine:
+        plain = outputs(engine, VOCAB)
+    places = {"draft_backend": "reference", apart: f"worker:{sys.executable}/reference"}
+    with opened(
+        speculation="model", draft_model=draft_folder(), adaptive_drafts=False,
+        max_drafts=3, **places,
+    ) as engine:  # fmt: skip
+        assert told(outputs(engine, VOCAB)) == told(plain)
+        assert engine.speculation.drafted > engine.speculation.accepted > 5
 
 
 def test_a_draft_model_with_other_tokens_is_refused(engines, draft_folder):
