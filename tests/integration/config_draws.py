@@ -6,6 +6,7 @@ from typing import Any
 
 VOCAB, TOKENS = 40, 22
 SLIDING, FULL = "sliding_attention", "full_attention"
+LINEAR = "linear_attention"
 ABSENT = object()
 """A drawn value: the config has no such field."""
 
@@ -58,6 +59,16 @@ DEEPSEEK = {
     "topk_group": [1, 2], "routed_scaling_factor": [0.5, ABSENT],
     "head_dim": [*[ABSENT] * 6, 8, None], "scoring_func": [ABSENT, ABSENT, "softmax"],
     "norm_topk_prob": [True, False, ABSENT], "num_nextn_predict_layers": [1, ABSENT],
+}  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": [1, 2], "linear_num_value_heads": [*[2, 4] * 6, 3],
+    "linear_key_head_dim": [16], "linear_value_head_dim": [16],
+    "linear_conv_kernel_dim": [2, 3, ABSENT],
+    "full_attention_interval": [1, 2, 2, 2, 2, 3], "hidden_size": [16, 24],
+    "partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0],
+    "layer_types": [*[ABSENT] * 6, *["drawn"] * 3, "short", None],
+    # float32 has few digits of small results of gelu, which are scaled to length 1.
+    "hidden_act": [*["silu"] * 8, "mish"],
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, list[Any]]] = {
     "llama": {},
@@ -116,10 +127,20 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "use_bias": [True, False, ABSENT], "norm_epsilon": [0.1, ABSENT],
     },
     "glm4": {"partial_rotary_factor": [0.5, 0.25, ABSENT, 1.0]},
+    "qwen3_next": {
+        **DELTA, **MOE, "num_experts": [4], "shared_expert_intermediate_size": [8],
+    },
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": {
+        **DELTA, "num_experts": [4], "shared_expert_intermediate_size": [8],
+        "num_experts_per_tok": [1, 2], "moe_intermediate_size": [12],
+    },
 }  # fmt: skip
 ALWAYS = (
     "num_local_experts", "num_experts", "moe_intermediate_size", "num_experts_per_tok",
     "shared_expert_intermediate_size", *DEEPSEEK.keys() - {"norm_topk_prob"},
+    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+    "linear_value_head_dim", "full_attention_interval",
 )  # fmt: skip
 """Fields that keep a model small, drawn in every config."""
 
@@ -135,7 +156,8 @@ def draw(rng, family: str) -> dict[str, Any]:
             config[name] = rng.choice(values)
     layers = config["num_hidden_layers"]
     if config.get("layer_types") == "drawn":
-        config["layer_types"] = [rng.choice([SLIDING, FULL]) for _ in range(layers)]
+        other = LINEAR if "linear_num_key_heads" in extra else SLIDING
+        config["layer_types"] = [rng.choice([other, FULL]) for _ in range(layers)]
     elif config.get("layer_types") == "short":
         config["layer_types"] = [FULL]
     if config.get("no_rope_layers") == "drawn":

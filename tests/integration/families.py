@@ -65,6 +65,18 @@ MLA = {
     "first_k_dense_replace": 1,
 }  # fmt: skip
 
+DELTA = {
+    "head_dim": 12, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 6, "linear_conv_kernel_dim": 3,
+    "attention_bias": True, "num_hidden_layers": 6,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"] * 2,
+}  # fmt: skip
+SPARSE = {
+    "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 24,
+}  # fmt: skip
+MROPE = rope(partial_rotary_factor=0.5, mrope_section=[1, 1, 1], mrope_interleaved=True)
+
 FAMILIES = {
     "llama3": ("Llama", LLAMA3),
     "llama3-published": ("Llama", PUBLISHED | {"max_position_embeddings": 16384}),
@@ -160,25 +172,10 @@ FAMILIES = {
     ),
     "qwen3-next": (
         "Qwen3Next",
-        rope(partial_rotary_factor=0.5)
-        | {
-            "head_dim": 12,
-            "attention_bias": True,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"]
-            * 2,
-            "num_hidden_layers": 6,
-            "mlp_only_layers": [2],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 6,
-            "linear_conv_kernel_dim": 3,
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "shared_expert_intermediate_size": 24,
-        },
+        rope(partial_rotary_factor=0.5) | DELTA | SPARSE | {"mlp_only_layers": [2]},
     ),
+    "qwen3.5": ("Qwen3_5", MROPE | DELTA),
+    "qwen3.5-moe": ("Qwen3_5Moe", MROPE | DELTA | SPARSE),
     "deepseek3": (
         "DeepseekV3",
         MLA
@@ -213,7 +210,7 @@ class Made(NamedTuple):
 def make(name, path, **changes):
     """Save a random model of a family, with changed fields, under ``path``."""
     kind, fields = FAMILIES[name]
-    text = "Text" if kind == "Gemma3" else ""
+    text = "Text" if kind in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else ""
     config = getattr(transformers, f"{kind}{text}Config")(**SIZES | fields | changes)
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()

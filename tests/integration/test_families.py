@@ -302,6 +302,27 @@ LATENT = {
     "shared expert": Mutant(patch=(moe, "mixture", without_shared)),
 }
 
+DELTA = (
+    ROPE
+    | NORMS
+    | SILU
+    | TURNED
+    | {
+        "gate of attention": Mutant(patch=(qwen3_next, "gated_attention", ungated)),
+        "decay of the state": in_recurrent(decay=lambda w: w._replace(rate=w.rate - 9)),
+        "shift of the decay": in_recurrent(
+            decay=lambda w: w._replace(shift=0 * w.shift)
+        ),
+        "convolution": in_recurrent(taps=lambda w: w._replace(weight=0 * w.weight + 1)),
+        "norm of results": in_recurrent(
+            inner=lambda w: w._replace(weight=2 + w.weight)
+        ),
+        "strength of writes": in_recurrent(
+            strength=lambda w: w._replace(weight=0 * w.weight)
+        ),
+    }
+)
+SHARED = {"shared expert": Mutant(patch=(moe, "mixture", without_shared))}
 MUTANTS = {
     "llama3": ROPE | SCALED | NORMS | SILU | HEAD | {
         "scaling factor": scaling(factor=4.0),
@@ -418,24 +439,10 @@ MUTANTS = {
             "attention", "latent", lambda w: w._replace(bias=None)
         ),
     },
-    "qwen3-next": ROPE | NORMS | SILU | TURNED | {
-        "gate of attention": Mutant(patch=(qwen3_next, "gated_attention", ungated)),
-        "decay of the state": in_recurrent(
-            decay=lambda w: w._replace(rate=w.rate - 9)
-        ),
-        "shift of the decay": in_recurrent(
-            decay=lambda w: w._replace(shift=0 * w.shift)
-        ),
-        "convolution": in_recurrent(taps=lambda w: w._replace(weight=0 * w.weight + 1)),
-        "norm of results": in_recurrent(
-            inner=lambda w: w._replace(weight=2 + w.weight)
-        ),
-        "strength of writes": in_recurrent(
-            strength=lambda w: w._replace(weight=0 * w.weight)
-        ),
-        "shared expert": Mutant(patch=(moe, "mixture", without_shared)),
-        "shares": field(renormalize=False),
-    },
+    "qwen3-next": DELTA | SHARED | {"shares": field(renormalize=False)},
+    # Computed by the code of Qwen3-Next.
+    "qwen3.5": ROPE | TURNED,
+    "qwen3.5-moe": SHARED | {"shares": field(renormalize=False)},
     "glm": ROPE | NORMS | SILU | BIAS | FUSED | TURNED,
     "glm4": ROPE | NORMS | SILU | BIAS | BEFORE | AFTER | FUSED | TURNED,
 }  # fmt: skip

@@ -81,6 +81,56 @@ def test_the_text_model_of_gemma3(tmp_path):
     assert error(tmp_path, ids, logits) < BOUND
 
 
+def fused(tensors):
+    """Experts of a layer in one tensor, as Qwen3.5-MoE's are published."""
+    found, experts = {}, {}
+    for name, tensor in tensors.items():
+        stem, is_expert, rest = name.partition(".experts.")
+        if not is_expert:
+            found[name] = tensor
+            continue
+        number, kind = rest.split(".")[:2]
+        experts.setdefault((stem, kind), {})[int(number)] = tensor
+    for stem in {stem for stem, _ in experts}:
+        gate, up, down = (
+            torch.stack([each for _, each in sorted(experts[stem, kind].items())])
+            for kind in ("gate_proj", "up_proj", "down_proj")
+        )
+        found[f"{stem}.experts.gate_up_proj"] = torch.cat((gate, up), 1)
+        found[f"{stem}.experts.down_proj"] = down
+    return found
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", "qwen3.5-moe"])
+def test_the_text_model_of_qwen3_5(family, tmp_path, caplog):
+    kind, fields = families.FAMILIES[family]
+    vision = {
+        "hidden_size": 8, "intermediate_size": 8, "depth": 1, "num_heads": 2,
+        "patch_size": 2, "out_hidden_size": 48, "num_position_embeddings": 16,
+    }  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=families.SIZES | fields, vision_config=vision
+    )
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    ids, logits = filled(model, tmp_path)
+    assert error(tmp_path, ids, logits) < BOUND
+    # As published: experts in one tensor, a layer that drafts, and fields of others.
+    path = tmp_path / "model.safetensors"
+    tensors = fused(safetensors.load_file(path)) | {"mtp.fc.weight": torch.ones(2, 2)}
+    assert any("model.visual." in name for name in tensors)
+    assert any("experts.gate_up_proj" in name for name in tensors) == ("moe" in family)
+    safetensors.save_file(tensors, path, {"format": "pt"})
+    saved = json.loads((tmp_path / "config.json").read_text())
+    saved["text_config"] |= {
+        "full_attention_interval": 4, "attn_output_gate": True, "mtp_num_hidden_layers":
+        1, "mtp_use_dedicated_embeddings": False, "mamba_ssm_dtype": "float32",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert error(tmp_path, ids, logits) < BOUND
+    assert not [each for each in caplog.records if each.name.startswith("inl")]
+
+
 def test_names_without_a_prefix(llama):
     path, _, ids, logits = llama
     rewritten(path, lambda name: name.removeprefix("model."))

@@ -37,6 +37,11 @@ MLA = {
     "n_shared_experts": 2, "moe_intermediate_size": 24, "num_experts_per_tok": 3,
     "first_k_dense_replace": 1, "num_key_value_heads": None,
 }  # fmt: skip
+DELTA = {
+    "full_attention_interval": 2, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 8,
+    "partial_rotary_factor": 0.5, "head_dim": 16,
+}  # fmt: skip
 FIELDS = {
     "llama": {"attention_bias": True},
     "mistral": {"sliding_window": 7},
@@ -64,12 +69,9 @@ FIELDS = {
     "cohere": {},
     "cohere2": {"sliding_window": 7},
     "starcoder2": {"sliding_window": 7, "tie_word_embeddings": False},
-    "qwen3_next": SPARSE | {
-        "shared_expert_intermediate_size": 24, "full_attention_interval": 2,
-        "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-        "linear_key_head_dim": 6, "linear_value_head_dim": 8,
-        "partial_rotary_factor": 0.5, "head_dim": 16,
-    },
+    "qwen3_next": DELTA | SPARSE | {"shared_expert_intermediate_size": 24},
+    "qwen3_5": DELTA,
+    "qwen3_5_moe": DELTA | SPARSE | {"shared_expert_intermediate_size": 24},
     "deepseek_v2": MLA,
     "deepseek_v3": MLA | {"n_group": 3, "topk_group": 2},
 }  # fmt: skip

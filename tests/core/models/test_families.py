@@ -27,7 +27,8 @@ from inl.weights import gguf_names
 DEVICE = Device("reference:0")
 NAMES = sorted({module for _, _, module in FAMILIES})
 STEPS = 30
-ONE_RANK = ("olmo2", "olmo3", "deepseek_v2", "deepseek_v3", "qwen3_next")
+RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+ONE_RANK = ("olmo2", "olmo3", "deepseek_v2", "deepseek_v3", *RECURRENT)
 """Families that normalize all queries at once, whose cache has one head, or with
 recurrent state."""
 

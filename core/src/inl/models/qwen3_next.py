@@ -6,7 +6,7 @@ has per sequence. The others attend to a cache, with a gate on their results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -77,6 +77,15 @@ class Attention(NamedTuple):
     k_norm: Norm | Group
 
 
+class DeltaInputs(NamedTuple):
+    """Projections of the input of :func:`delta_net`, as in :class:`Delta`."""
+
+    mixed: Group
+    gate: Group
+    strength: Group
+    rate: Group
+
+
 class Delta(NamedTuple):
     """Weights of :func:`delta_net`: groups, replaced by tensors when loaded."""
 
@@ -96,13 +105,25 @@ class Delta(NamedTuple):
 def config(hf: Mapping[str, Any]) -> NextConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
     hf = with_defaults(hf, DEFAULTS)
+    base = attention_config(hf, rope_fields(hf))
+    sparse = qwen3_moe.sparse(base, hf, experts=EXPERTS)
+    shared = whole(hf, "shared_expert_intermediate_size")
+    return recurrent_config(hf, replace(sparse, shared_size=shared))
+
+
+def attention_config(
+    hf: Mapping[str, Any], rope: Mapping[str, Any]
+) -> llama.LlamaConfig:
+    """Read the fields of a dense model whose heads rotate in part."""
     refuse_unless(hf, "mlp_bias", False)
-    rope = rope_fields(hf)
     base = llama.with_rope(hf, scaled_rope(rope, hf))
     share = number(rope, "partial_rotary_factor", 1.0)
     lanes = rotating_lanes(share, base.head_dim)
-    base = replace(base, rope_scaling=base.rope_scaling._replace(rotary_dim=lanes))
-    sparse = qwen3_moe.sparse(base, hf, experts=EXPERTS)
+    return replace(base, rope_scaling=base.rope_scaling._replace(rotary_dim=lanes))
+
+
+def recurrent_config(hf: Mapping[str, Any], sparse: moe.MoeConfig) -> NextConfig:
+    """Add the fields of recurrent layers to a config of any feed-forward layers."""
     keys = whole(hf, "linear_num_key_heads", 16)
     values = whole(hf, "linear_num_value_heads", 32)
     if values % keys:
@@ -114,9 +135,8 @@ def config(hf: Mapping[str, Any]) -> NextConfig:
         NextConfig,
         sparse,
         **{name: getattr(sparse, name) for name in _MOE},
-        shared_size=whole(hf, "shared_expert_intermediate_size"),
         head_norm=True,
-        recurrent=_recurrent(hf, base.layers),
+        recurrent=_recurrent(hf, sparse.layers),
         key_heads=keys,
         value_heads=values,
         key_dim=whole(hf, "linear_key_head_dim", 128),
@@ -127,13 +147,16 @@ def config(hf: Mapping[str, Any]) -> NextConfig:
 
 _MOE: Final = (
     "experts", "experts_per_token", "expert_size", "renormalize", "dense_layers",
+    "shared_size",
 )  # fmt: skip
 
 
 def _recurrent(hf: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
-    types = hf.get("layer_types")
-    if types is None:
-        period = whole(hf, "full_attention_interval", PERIOD)
+    types, interval = hf.get("layer_types"), "full_attention_interval"
+    if types is not None:
+        hf.get(interval)  # which has no effect then
+    else:
+        period = whole(hf, interval, PERIOD)
         types = [list(KINDS)[(index + 1) % period == 0] for index in range(layers)]
     known = isinstance(types, (list, tuple)) and len(types) == layers
     if not known or any(kind not in list(KINDS) for kind in types):
@@ -148,16 +171,25 @@ def _recurrent(hf: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     return tuple(KINDS[kind] for kind in types)
 
 
-def weights(c: NextConfig) -> llama.Weights:
-    """Return the weight tree, by Hugging Face tensor names."""
+def weights(
+    c: NextConfig, inputs: Callable[[NextConfig, str], DeltaInputs] | None = None
+) -> llama.Weights:
+    """Return the weight tree, by Hugging Face tensor names.
+
+    inputs: returns the projections of a recurrent layer; by default, those that are
+    stored together by key heads.
+    """
     tree = llama.weights(replace(c, layers=0))
+    inputs = inputs or _delta_inputs
     return tree._replace(
-        layers=tuple(_layer(c, index) for index in range(c.layers)),
+        layers=tuple(_layer(c, index, inputs) for index in range(c.layers)),
         norm=groups.norm("model.norm", c.hidden_size, offset=1.0),
     )
 
 
-def _layer(c: NextConfig, index: int) -> llama.Layer:
+def _layer(
+    c: NextConfig, index: int, inputs: Callable[[NextConfig, str], DeltaInputs]
+) -> llama.Layer:
     at = f"model.layers.{index}."
     norm = groups.norm(f"{at}post_attention_layernorm", c.hidden_size, offset=1.0)
     feed_forward: Any = (
@@ -165,7 +197,7 @@ def _layer(c: NextConfig, index: int) -> llama.Layer:
         if index in c.dense_layers
         else qwen2_moe.feed_forward(c, at, norm)
     )
-    mixer = _delta(c, at) if c.recurrent[index] else _attention(c, at)
+    mixer = _delta(c, at, inputs) if c.recurrent[index] else _attention(c, at)
     return llama.Layer(mixer, feed_forward)
 
 
@@ -213,9 +245,28 @@ def _attention(c: NextConfig, at: str) -> Attention:
     )
 
 
-def _delta(c: NextConfig, at: str) -> Delta:
-    """Each key head has rows of its query, its key and its values in one tensor."""
+def _delta(
+    c: NextConfig, at: str, inputs: Callable[[NextConfig, str], DeltaInputs]
+) -> Delta:
     own, h = f"{at}linear_attn.", c.hidden_size
+
+    def vector(name: str) -> Param:
+        return Param(f"{own}{name}", (c.value_heads,), finite=True, wide=True)
+
+    taps = Param(f"{own}conv1d.weight", (c.channels, 1, c.taps))
+    return Delta(
+        groups.norm(f"{at}input_layernorm", h, offset=1.0),
+        *inputs(c, own),
+        Group("causal_conv", weight=taps),
+        Group("delta_rule", rate=vector("A_log"), shift=vector("dt_bias")),
+        groups.norm(f"{own}norm", c.value_dim),
+        groups.linear(f"{own}out_proj", h, c.value_heads * c.value_dim),
+    )
+
+
+def _delta_inputs(c: NextConfig, own: str) -> DeltaInputs:
+    """Each key head has rows of its query, its key and its values in one tensor."""
+    h = c.hidden_size
     share = c.value_heads // c.key_heads
     inner = share * c.value_dim
     width = 2 * (c.key_dim + inner)
@@ -229,21 +280,12 @@ def _delta(c: NextConfig, at: str) -> Delta:
         weight = groups.rows(f"{own}{source}.weight", spans, total, h)
         return Group("linear", weight=weight._replace(axis=None))
 
-    def vector(name: str) -> Param:
-        return Param(f"{own}{name}", (c.value_heads,), finite=True, wide=True)
-
-    taps = Param(f"{own}conv1d.weight", (c.channels, 1, c.taps))
-    return Delta(
-        groups.norm(f"{at}input_layernorm", h, offset=1.0),
+    return DeltaInputs(
         rows("in_proj_qkvz", width, (0, c.key_dim), (c.key_dim, c.key_dim),
              (2 * c.key_dim, inner)),
         rows("in_proj_qkvz", width, (2 * c.key_dim + inner, inner)),
         rows("in_proj_ba", 2 * share, (0, share)),
         rows("in_proj_ba", 2 * share, (share, share)),
-        Group("causal_conv", weight=taps),
-        Group("delta_rule", rate=vector("A_log"), shift=vector("dt_bias")),
-        groups.norm(f"{own}norm", c.value_dim),
-        groups.linear(f"{own}out_proj", h, c.value_heads * c.value_dim),
     )  # fmt: skip
 
 

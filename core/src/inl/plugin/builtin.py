@@ -33,6 +33,10 @@ FAMILIES = (
     ("Qwen3ForCausalLM", "qwen3", "qwen3"),
     ("Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe"),
     ("Qwen3NextForCausalLM", "qwen3_next", "qwen3_next"),
+    ("Qwen3_5ForCausalLM", "qwen3_5_text", "qwen3_5"),
+    ("Qwen3_5ForConditionalGeneration", "qwen3_5", "qwen3_5"),
+    ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", "qwen3_5_moe"),
+    ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "qwen3_5_moe"),
     ("Starcoder2ForCausalLM", "starcoder2", "starcoder2"),
     ("SmolLM3ForCausalLM", "smollm3", "smollm3"),
 )

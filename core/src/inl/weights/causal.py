@@ -27,6 +27,17 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma3": {
         "model_type": "gemma3_text", "vocab_size": 262208, "hidden_size": 2304,
         "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_5": {
+        "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 4096,
+        "intermediate_size": 12288, "num_hidden_layers": 32, "num_attention_heads": 16,
+        "tie_word_embeddings": False,
+    },
+    "qwen3_5_moe": {
+        "model_type": "qwen3_5_moe_text", "vocab_size": 248320, "hidden_size": 2048,
+        "num_hidden_layers": 40, "num_attention_heads": 16,
+        "tie_word_embeddings": False,
     },
 }  # fmt: skip
 """Models of images and text by ``model_type``, and defaults of their language model."""
@@ -80,5 +91,5 @@ def _text_config(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
             f"config field {TEXT!r}: found {show(text)}, expected an object"
         )
     shared = {name: config[name] for name in SHARED if name in config}
-    tied = {"tie_word_embeddings": config.get("tie_word_embeddings", True)}
-    return {**DEFAULTS[kind], **text, **shared, **tied}
+    defaults, tied = DEFAULTS[kind], "tie_word_embeddings"
+    return {**defaults, **text, **shared, tied: config.get(tied, defaults[tied])}
