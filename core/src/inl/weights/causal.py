@@ -27,7 +27,9 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma3": {
         "model_type": "gemma3_text", "vocab_size": 262208, "hidden_size": 2304,
         "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+        "tie_word_embeddings": True,
     },
+    "llama4": {"model_type": "llama4_text", "tie_word_embeddings": False},
 }  # fmt: skip
 """Models of images and text by ``model_type``, and defaults of their language model."""
 SHARED: Final = ("quantization_config", "architectures", "eos_token_id")
@@ -80,5 +82,6 @@ def _text_config(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
             f"config field {TEXT!r}: found {show(text)}, expected an object"
         )
     shared = {name: config[name] for name in SHARED if name in config}
-    tied = {"tie_word_embeddings": config.get("tie_word_embeddings", True)}
+    name = "tie_word_embeddings"
+    tied = {name: config.get(name, DEFAULTS[kind][name])}
     return {**DEFAULTS[kind], **text, **shared, **tied}
