@@ -223,7 +223,7 @@ def attention(
     if view.rotated:
         q, k = ops.rope(q, k, carry.cos, carry.sin)
         q, k = blocks.norm_heads(ops, c, w, q, k)
-    elif c.gain and step.blocks.shape[2] * ops.block_size >= c.floor:
+    elif c.gain and c.max_tokens >= c.floor:
         q = ops.temper_queries(q, step.positions, floor=c.floor, gain=c.gain)
     scale = c.head_dim**-0.5
     if view.window is None or carry.chunked is step:
