@@ -63,7 +63,7 @@ FIELDS = {
     },
     "llama4": {
         "head_dim": 12, "intermediate_size_mlp": 40, "num_local_experts": 4,
-        "num_experts_per_tok": 2, "interleave_moe_layer_step": 2,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 2,
         "no_rope_layer_interval": 2, "attention_chunk_size": 16, "floor_scale": 5,
     },
     "cohere": {},
