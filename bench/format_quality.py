@@ -1,11 +1,11 @@
 """Perplexity of quantized checkpoints beside the outside implementation of the format.
 
 ``python bench/format_quality.py`` decodes the default model to a checkpoint, quantizes
-it in each format, and reads a text twice: transformers with the matrices that the
-outside tool dequantizes, in float32, and INL with the quantized files, on the CPU with
-its default dtype. ``--exact`` makes that float32. Formats of torchao, bitsandbytes and
-compressed-tensors are written and dequantized by these packages and left out without
-them; those of GPTQ, AWQ and FP8 by their published arithmetic, see
+it in each format, and reads a text with each: transformers with the matrices that the
+outside tool dequantizes, in float32, and INL with the quantized files, on the CPU in
+float32 and in its default dtype, which rounds inputs of products. Formats of torchao,
+bitsandbytes and compressed-tensors are written and dequantized by these packages and
+left out without them; those of GPTQ, AWQ and FP8 by their published arithmetic, see
 ``tests/integration/quantized_models.py``.
 """
 
@@ -112,6 +112,7 @@ FORMATS = {name: one[0] for name, one in published.FORMATS.items() if name in (
     ),
     "torchao-fp8": torchao("Float8WeightOnlyConfig"),
 }  # fmt: skip
+DTYPES = "float32", "bfloat16"
 MATRICES = tuple(f"{name}.weight" for name in published.SHAPES)
 
 
@@ -138,11 +139,7 @@ def inside(folder, ids, dtype):
     runner = open_runner(language, "cpu", dtype, len(ids))
     logits = np.concatenate(list(logits_of(runner, ids, 64)))
     runner.close()
-    exact = dtype == "float32"
-    notes = (
-        language.checkpoint if exact else language.checkpoint.rounded("q8_0")
-    ).notes
-    return perplexity(logits, ids), notes
+    return perplexity(logits, ids), language.checkpoint.rounded("q8_0").notes[0]
 
 
 def quantized(plain, form, folder, config):
@@ -170,7 +167,6 @@ def main():
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     parser.add_argument("--text", type=Path, default=TEXTS[0])
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--exact", action="store_true", help="INL in float32")
     given = parser.parse_args()
     torch.manual_seed(0)
     language = open_model(resolve_model(given.model))
@@ -186,7 +182,6 @@ def main():
     model.eval()
     print(f"{language.name}, {len(ids)} tokens of {given.text.name}")
     print(f"not quantized again: outside {outside(model, ids):.4f}")
-    dtype = "float32" if given.exact else "bfloat16"
     for form in given.formats:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place) / form
@@ -197,12 +192,13 @@ def main():
                 continue
             model.load_state_dict(values, strict=False)
             expected = outside(model, ids)
-            found, notes = inside(folder, ids, dtype)
-        print(
-            f"{form:<20} outside {expected:8.4f}  INL {found:8.4f} "
-            f"({100 * (found / expected - 1):+.3f} %)  {'; '.join(notes)}",
-            flush=True,
+            found = {each: inside(folder, ids, each) for each in DTYPES}
+        columns = "  ".join(
+            f"{each} {value:8.4f} ({100 * (value / expected - 1):+.3f} %)"
+            for each, (value, _) in found.items()
         )
+        note = found["bfloat16"][1]
+        print(f"{form:<20} outside {expected:8.4f}  {columns}  {note}", flush=True)
 
 
 if __name__ == "__main__":
