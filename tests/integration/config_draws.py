@@ -7,6 +7,7 @@ from typing import Any
 VOCAB, TOKENS = 40, 22
 SLIDING, FULL = "sliding_attention", "full_attention"
 LINEAR = "linear_attention"
+CHUNKS = "chunked_attention"
 ABSENT = object()
 """A drawn value: the config has no such field."""
 
@@ -123,6 +124,16 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
         "logit_scale": [0.5, ABSENT], "layer_norm_eps": [0.1, ABSENT],
         "sliding_window_pattern": [2, 3, ABSENT], "sliding_window": [5, 64, ABSENT],
     },
+    "llama4_text": {
+        "intermediate_size_mlp": [24], "num_local_experts": [4],
+        "num_experts_per_tok": [1, 2], "moe_layers": [[0], [], None, *[ABSENT] * 3],
+        "interleave_moe_layer_step": [1, 2, ABSENT],
+        "no_rope_layers": ["drawn", ABSENT, [], None],
+        "no_rope_layer_interval": [2, 3, ABSENT], "use_qk_norm": [True, False, ABSENT],
+        "attention_chunk_size": [8, 12, 64, ABSENT, None],
+        "attn_temperature_tuning": [True, False, ABSENT], "floor_scale": [4, 5, ABSENT],
+        "attn_scale": [0.3, ABSENT], "layer_types": [*[ABSENT] * 6, "chunks", "drawn"],
+    },
     "starcoder2": {
         "use_bias": [True, False, ABSENT], "norm_epsilon": [0.1, ABSENT],
     },
@@ -138,7 +149,8 @@ FAMILIES: dict[str, dict[str, list[Any]]] = {
 }  # fmt: skip
 ALWAYS = (
     "num_local_experts", "num_experts", "moe_intermediate_size", "num_experts_per_tok",
-    "shared_expert_intermediate_size", *DEEPSEEK.keys() - {"norm_topk_prob"},
+    "shared_expert_intermediate_size", "intermediate_size_mlp",
+    *DEEPSEEK.keys() - {"norm_topk_prob"},
     "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
     "linear_value_head_dim", "full_attention_interval",
 )  # fmt: skip
@@ -158,6 +170,8 @@ def draw(rng, family: str) -> dict[str, Any]:
     if config.get("layer_types") == "drawn":
         other = LINEAR if "linear_num_key_heads" in extra else SLIDING
         config["layer_types"] = [rng.choice([other, FULL]) for _ in range(layers)]
+    elif config.get("layer_types") == "chunks":
+        config["layer_types"] = [rng.choice([CHUNKS, FULL]) for _ in range(layers)]
     elif config.get("layer_types") == "short":
         config["layer_types"] = [FULL]
     if config.get("no_rope_layers") == "drawn":

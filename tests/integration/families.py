@@ -176,6 +176,22 @@ FAMILIES = {
     ),
     "qwen3.5": ("Qwen3_5", MROPE | DELTA),
     "qwen3.5-moe": ("Qwen3_5Moe", MROPE | DELTA | SPARSE),
+    "llama4": (
+        "Llama4",
+        rope()
+        | {
+            "head_dim": 12,
+            "intermediate_size_mlp": 56,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 0, 1, 0],
+            "attention_chunk_size": 8,
+            "floor_scale": 4,
+            "attn_scale": 0.5,
+            "attention_bias": True,
+        },
+    ),
     "deepseek3": (
         "DeepseekV3",
         MLA
@@ -210,7 +226,7 @@ class Made(NamedTuple):
 def make(name, path, **changes):
     """Save a random model of a family, with changed fields, under ``path``."""
     kind, fields = FAMILIES[name]
-    text = "Text" if kind in ("Gemma3", "Qwen3_5", "Qwen3_5Moe") else ""
+    text = "Text" if kind in ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe") else ""
     config = getattr(transformers, f"{kind}{text}Config")(**SIZES | fields | changes)
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()

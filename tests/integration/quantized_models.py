@@ -222,7 +222,7 @@ FORMATS = {
     "gptq-8": (gptq(bits=8), "GPTQ, 8 bits, groups of 64: 7 matrices repacked as q8_0"),
     "gptq-2": (gptq(bits=2, symmetric=False), "repacked as q8_0"),
     "gptq-3": (
-        gptq(bits=3), "GPTQ, 3 bits, groups of 64: 7 matrices repacked as q8_0"
+        gptq(bits=3), "GPTQ, 3 bits, groups of 64: 7 matrices repacked as q4_0"
     ),
     "gptq-3-act-order": (
         gptq(bits=3, symmetric=False, ordered=True), "act-order: 7 matrices decoded"
@@ -234,7 +234,8 @@ FORMATS = {
         fp8("compressed-tensors", per_row, format="float-quantized"), "float-quantized"
     ),
     "compressed-int8": (
-        (int8_rows, COMPRESSED | {"format": "int-quantized"}), "int-quantized"
+        (int8_rows, COMPRESSED | {"format": "int-quantized"}),
+        "int-quantized: 7 matrices decoded",
     ),
     "compressed-int4": (packed(True), "pack-quantized: 7 matrices repacked as q4_0"),
     "compressed-int4-zeros": (packed(False), "repacked as q8_0"),
@@ -242,14 +243,14 @@ FORMATS = {
     "nf4-nested": (nf4(True), "bitsandbytes NF4"),
     "bnb-int8": (
         (bnb_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
-        "bitsandbytes int8",
+        "bitsandbytes int8: 7 matrices decoded",
     ),
 }  # fmt: skip
 
 
-def saved(form, path):
+def saved(form, path, formats=FORMATS):
     """Write the quantized model and one of its values; return both folders."""
-    store, config = FORMATS[form][0]
+    store, config = formats[form][0]
     torch.manual_seed(1)
     plain = {
         "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN),
@@ -258,10 +259,11 @@ def saved(form, path):
         "model.layers.0.input_layernorm.weight": torch.ones(HIDDEN),
         "model.layers.0.post_attention_layernorm.weight": torch.ones(HIDDEN),
     }
-    small = dict(plain)
+    small, metadata = dict(plain), {}
     for name, shape in SHAPES.items():
         stem = f"model.layers.0.{name}"
         values, tensors = store(1.6 * torch.randn(shape) / shape[1] ** 0.5)
+        metadata[f"{stem}.weight"] = tensors.pop("metadata", "")
         plain[f"{stem}.weight"] = values.float().contiguous()
         small |= {f"{stem}.{part}": tensor for part, tensor in tensors.items()}
     folders = path / "small", path / "plain"
@@ -271,5 +273,5 @@ def saved(form, path):
     ):
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(CONFIG | fields))
-        safetensors.save_file(tensors, folder / "model.safetensors")
+        safetensors.save_file(tensors, folder / "model.safetensors", metadata)
     return folders

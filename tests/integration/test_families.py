@@ -18,7 +18,7 @@ import pytest
 
 from inl.device import Device
 from inl.executor.model_loader import open_model
-from inl.models import groups, layer_norm, moe, post_norm, qwen3_next
+from inl.models import groups, layer_norm, llama4, moe, post_norm, qwen3_next
 from inl.models.views import views
 from inl.ops.norm import Norm
 from inl.ops.rope import RopeScaling
@@ -234,6 +234,51 @@ def ungated(ops, c, w, *rest):
     return GATED(ops, c, w._replace(gate=gate), *rest)
 
 
+def other_views(**changes):
+    """Other views of the layers that rotate."""
+
+    def changed(view):
+        return view._replace(**changes) if view.rotated else view
+
+    return Mutant(lambda c: replace(c, views=tuple(map(changed, c.views))))
+
+
+def in_mixtures(change):
+    def changed(layer):
+        if not isinstance(layer.mlp, llama4.Mixture):
+            return layer
+        return layer._replace(mlp=change(layer.mlp))
+
+    return in_layers(changed)
+
+
+def scaled_after(ops, c, w, carry):
+    """The mixture with factors on the outputs of experts, not on their inputs."""
+    given = ops.combine_experts
+
+    def combined(y, shares):
+        inner = y.shape[1] == 1
+        return given(y, shares * 0 + 1) if inner else given(y, chosen[-1])
+
+    chosen = []
+
+    def route(*args, **attrs):
+        ids, shares = ops.route(*args, **attrs)
+        chosen.append(shares)
+        return ids, shares
+
+    changed = SimpleNamespace(
+        **{name: getattr(ops, name) for name in (
+            "reduce_add_norm", "linear", "expert_linear", "gated_activation",
+            "zeros_like", "gated_mlp")},
+        combine_experts=combined, route=route,
+    )  # fmt: skip
+    return LLAMA4(changed, c, w, carry)
+
+
+LLAMA4 = llama4.mixture
+
+
 def entered_uncentered(ops, c, carry, w):
     total = carry.residual + carry.delta
     y = ops.rms_norm(total, Norm(w.weight), eps=c.norm_eps)
@@ -407,6 +452,18 @@ MUTANTS = {
         "layers that do not rotate": Mutant(
             lambda c: replace(c, views=tuple(v._replace(rotated=True) for v in c.views))
         ),
+    },
+    "llama4": ROPE | NORMS | SILU | BIAS | HEAD_NORMS | {
+        "chunk": other_views(window=None),
+        "size of chunks": other_views(window=12),
+        "rotation": other_views(rotated=False),
+        "growth of queries": field(gain=0.0),
+        "where queries grow": field(floor=8),
+        "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
+        "shared expert": in_mixtures(lambda w: w._replace(
+            shared=w.shared._replace(down=0 * w.shared.down))),
+        "gate before up": in_mixtures(lambda w: w._replace(gate=w.up, up=w.gate)),
+        "inputs of experts": Mutant(patch=(llama4, "mixture", scaled_after)),
     },
     "starcoder2": ROPE | WINDOWS | NORMS | BIAS | {
         "activation": field(activation="relu"),

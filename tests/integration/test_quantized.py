@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from inl.executor.model_loader import open_model
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
+safe_open = pytest.importorskip("safetensors").safe_open
 
 
 def _beside(name):
@@ -26,13 +29,17 @@ def _beside(name):
 
 
 families, models = _beside("families"), _beside("quantized_models")
-FORMATS, saved = models.FORMATS, models.saved
+FORMATS = models.FORMATS | _beside("torchao_models").FORMATS
+saved = partial(models.saved, formats=FORMATS)
 BOUND = 1e-3
 
 
+def ids():
+    return np.random.default_rng(0).integers(3, models.VOCAB, 20).tolist()
+
+
 def logits(folder, backend, dtype="float32"):
-    ids = np.random.default_rng(0).integers(3, models.VOCAB, 20).tolist()
-    return families.logits(families.load(open_model(folder), backend, dtype), ids)
+    return families.logits(families.load(open_model(folder), backend, dtype), ids())
 
 
 def native():
@@ -52,7 +59,52 @@ def test_logits_are_those_of_the_dequantized_weights(form, tmp_path):
     assert families.distance(found, expected) < 1e-5
 
 
-@pytest.mark.parametrize("form", ["gptq", "gptq-act-order", "awq", "fp8-blocks", "nf4"])
+Q4_1 = (
+    "gptq-asymmetric", "gptq-one-group", "gptq-2", "awq", "compressed-int4-zeros",
+    "torchao-intx4-zeros", "torchao-int4", "torchao-int4-tiles",
+)  # fmt: skip
+Q8_0 = "compressed-int8", "bnb-int8", "torchao-int8"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_a_dtype_of_16_bits_rounds(form, tmp_path):
+    """Blocks change less than bfloat16 does; what no blocks store has 8 bits."""
+    small, plain = saved(form, tmp_path)
+    language = open_model(small)
+    exact = language.checkpoint
+    changed = replace(language, checkpoint=exact.rounded("q8_0"))
+    (note,) = changed.checkpoint.notes
+    expected = logits(plain, families.reference(), "float64")
+    runner = families.load(changed, families.reference(), "float64")
+    distance = families.distance(families.logits(runner, ids()), expected)
+    if form in Q4_1 + Q8_0:
+        assert f"repacked as {'q4_1' if form in Q4_1 else 'q8_0'}" in note
+        half = logits(in_bfloat16(plain), families.reference(), "float64")
+        assert distance < families.distance(half, expected)
+    elif "decoded" in exact.notes[0]:
+        assert "rounded to q8_0" in note
+        assert 1e-5 < distance < 5e-2
+    else:
+        assert note == exact.notes[0]
+        assert distance < 1e-5
+
+
+def in_bfloat16(folder):
+    """The folder with its matrices rounded to bfloat16."""
+    path = folder / "model.safetensors"
+    tensors = safetensors.load_file(path)
+    halves = {name: each.to(torch.bfloat16) for name, each in tensors.items()}
+    safetensors.save_file(halves, path)
+    return folder
+
+
+NATIVE = (
+    "gptq", "gptq-act-order", "awq", "fp8-blocks", "nf4", "torchao-int8",
+    "torchao-int4-tiles",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", NATIVE)
 def test_the_native_backend_computes_with_them(form, tmp_path):
     small, plain = saved(form, tmp_path)
     expected = logits(plain, families.reference(), "float64")
@@ -62,16 +114,21 @@ def test_the_native_backend_computes_with_them(form, tmp_path):
     assert families.distance(found, expected) < bound
 
 
-def damaged(form, path, change=lambda tensors: None, **config):
+def damaged(form, path, change=lambda tensors: None, texts=None, **config):
     """The error of a model with changed tensors of one matrix, or another config."""
     small, _ = saved(form, path)
+    with safe_open(small / "model.safetensors", "pt") as file:
+        metadata = file.metadata()
     tensors = safetensors.load_file(small / "model.safetensors")
     parts = {name: tensors.pop(name) for name in list(tensors) if ".k_proj." in name}
     stem = "model.layers.0.self_attn.k_proj."
     parts = {name.removeprefix(stem): tensor for name, tensor in parts.items()}
     change(parts)
     tensors |= {stem + name: tensor.contiguous() for name, tensor in parts.items()}
-    safetensors.save_file(tensors, small / "model.safetensors")
+    old, new = texts or ("", "")
+    owner = f"{stem}weight"
+    metadata[owner] = metadata[owner].replace(old, new)
+    safetensors.save_file(tensors, small / "model.safetensors", metadata)
     fields = json.loads((small / "config.json").read_text())
     fields["quantization_config"] |= config
     (small / "config.json").write_text(json.dumps(fields))
@@ -182,6 +239,66 @@ DAMAGE = {
         ["NF4", "JSON"],
     ),
     "nf4 bytes": ("nf4", cut("weight"), {}, ["NF4", "k_proj.weight'", "[4096, 1]"]),
+    "torchao data": (
+        "torchao-int8",
+        cut("_weight_qdata"),
+        {},
+        ["_weight_scale", "torchao Int8WeightOnlyConfig, Int8Tensor", "[63, 1]"],
+    ),
+    "torchao scales": (
+        "torchao-int4",
+        cut("_weight_scale"),
+        {},
+        ["_weight_scale", "Int4Tensor", "shape [1, 64]", "[2, 64]"],
+    ),
+    "torchao tiles": (
+        "torchao-int4-tiles",
+        cut("_weight_qdata"),
+        {},
+        ["_weight_qdata", "56 x 1024", "64 x 128"],
+    ),
+    "torchao zeros": (
+        "torchao-int4-tiles",
+        lambda parts: parts.pop("_weight_scale_and_zero"),
+        {},
+        ["_weight_qdata", "no '_weight_scale_and_zero' beside it"],
+    ),
+    "torchao without metadata": (
+        "torchao-intx4",
+        None,
+        {"texts": ("IntxUnpackedToInt8Tensor", "")},
+        ["_weight_qdata", "subclass ''", "Int8Tensor"],
+    ),
+    "torchao subclass": (
+        "torchao-intx4",
+        None,
+        {"texts": ("IntxUnpackedToInt8Tensor", "NVFP4Tensor")},
+        ["k_proj._weight_qdata", "'NVFP4Tensor'", "Float8Tensor"],
+    ),
+    "torchao damaged text": (
+        "torchao-intx4",
+        None,
+        {"texts": ("block_size", "black_size")},
+        ["_weight_qdata", "metadata", "a block_size"],
+    ),
+    "torchao codes": (
+        "torchao-intx4",
+        filled("_weight_qdata", 9),
+        {},
+        ["k_proj.weight", "q4_0 cannot store"],
+    ),
+    "torchao factor on inputs": (
+        "torchao-intx4",
+        lambda parts: parts.update(_weight_act_pre_scale=torch.ones(128)),
+        {},
+        ["_weight_act_pre_scale", "none"],
+    ),
+    "torchao without a type": (
+        "torchao-intx4",
+        None,
+        {"quant_type": None},
+        ["quantization_config.quant_type", "'default'"],
+    ),
     "unknown method": (
         "gptq",
         None,

@@ -131,6 +131,30 @@ def test_the_text_model_of_qwen3_5(family, tmp_path, caplog):
     assert not [each for each in caplog.records if each.name.startswith("inl")]
 
 
+def test_the_text_model_of_llama4(tmp_path):
+    text = families.SIZES | families.FAMILIES["llama4"][1]
+    vision = {
+        "hidden_size": 8, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 4, "patch_size": 2,
+        "vision_output_dim": 8, "projector_input_dim": 8, "projector_output_dim": 8,
+    }  # fmt: skip
+    config = transformers.Llama4Config(text_config=text, vision_config=vision)
+    config._attn_implementation = "eager"
+    model = transformers.Llama4ForConditionalGeneration(config)
+    ids, logits = filled(model, tmp_path)
+    names = safetensors.load_file(tmp_path / "model.safetensors")
+    assert any("vision_model" in name for name in names)
+    assert "language_model.model.layers.1.feed_forward.experts.down_proj" in names
+    assert error(tmp_path, ids, logits) < BOUND
+
+
+@pytest.mark.parametrize("family", ["llama4", "qwen3", "cohere2", "deepseek3"])
+def test_models_without_a_head_have_no_prefix(family, tmp_path):
+    one = families.make(family, tmp_path, tie_word_embeddings=True)
+    rewritten(tmp_path, lambda name: name.removeprefix("model."))
+    assert error(tmp_path, one.ids, one.logits) < BOUND
+
+
 def test_names_without_a_prefix(llama):
     path, _, ids, logits = llama
     rewritten(path, lambda name: name.removeprefix("model."))

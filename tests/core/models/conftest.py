@@ -66,6 +66,11 @@ FIELDS = {
         "head_dim": 12, "sliding_window": 7, "num_local_experts": 4,
         "num_experts_per_tok": 2,
     },
+    "llama4": {
+        "head_dim": 12, "intermediate_size_mlp": 40, "num_local_experts": 4,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 2,
+        "no_rope_layer_interval": 2, "attention_chunk_size": 16, "floor_scale": 5,
+    },
     "cohere": {},
     "cohere2": {"sliding_window": 7},
     "starcoder2": {"sliding_window": 7, "tie_word_embeddings": False},

@@ -80,6 +80,8 @@ class Watched:
 
     def __getattr__(self, name):
         run = getattr(self._ops, name)
+        if not callable(run):  # the size of a block
+            return run
 
         def noted(x, *args, **attrs):
             if name in FEED_FORWARD and isinstance(x, np.ndarray):

@@ -17,6 +17,7 @@ from inl.executor.model_loader import (
     in_dtype,
     kernel_selection,
     open_model,
+    stored_for,
 )
 from inl.executor.tracing import trace
 from inl.plugin import make_backend
@@ -123,6 +124,7 @@ def _trace(model: str | None, config: EngineConfig, bucket: Bucket) -> TracedSte
     backend = make_backend(config.backend)  # raises before a model is downloaded
     language = open_model(resolve_model(model))
     dtype = compute_dtype(backend, config.dtype)
+    language = stored_for(language, backend, dtype)
     backend = in_dtype(backend, dtype)
     shaped = replace(language.config, dtype=dtype)
     selection = kernel_selection(backend, config)

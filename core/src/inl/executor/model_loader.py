@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from inl.backend.base import StorageDtypes
+from inl.backend.base import DecodedBlocks, StorageDtypes
 from inl.backend.ranks import collectives_of, count_ranks, over_ranks
 from inl.backend.weight_cache import WeightCache
 from inl.config import EngineConfig
-from inl.dtypes import FLOATS, wrap
+from inl.dtypes import FLOATS, SIZES, wrap
 from inl.errors import CheckpointError, RequestError
 from inl.executor.adapter_stacks import AdapterStacks
 from inl.executor.adapter_weights import AdapterShape, with_adapters
@@ -170,8 +170,8 @@ def start_runner(
     ``backend`` offers :class:`~inl.backend.base.Collectives`; every rank must make the
     same call.
     """
-    language = configure(language, config)
     dtype = compute_dtype(backend, config.dtype)
+    language = stored_for(configure(language, config), backend, dtype)
     backend = in_dtype(backend, dtype)
     shaped = replace(language.config, dtype=dtype)
     model = caching_in(language.model, backend, config.kv_dtype)
@@ -268,6 +268,18 @@ def compute_dtype(backend: Backend, wanted: str) -> str:
             f"dtype: found {wanted!r}, {backend.device} computes in {', '.join(served)}"
         )
     return wanted
+
+
+def stored_for(language: LanguageModel, backend: Backend, dtype: str) -> LanguageModel:
+    """Return the model with quantized matrices as ``backend`` loads them in ``dtype``.
+
+    A dtype of 16 bits rounds more than the dtypes that their blocks may have.
+    """
+    if SIZES[dtype] > 2:
+        return language
+    blocks = backend.offers(DecodedBlocks)
+    checkpoint = language.checkpoint.rounded(blocks.dtype if blocks else "float32")
+    return replace(language, checkpoint=checkpoint)
 
 
 def caching_in(model: Model, backend: Backend, wanted: str) -> Model:

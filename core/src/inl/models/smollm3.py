@@ -20,7 +20,7 @@ DEFAULTS = {
     "tie_word_embeddings": True,
 }
 """Defaults of config fields that differ from Llama's."""
-PERIOD = 4
+PERIOD, PERIOD_FIELD = 4, "no_rope_layer_interval"
 """Default period of layers that do not rotate."""
 
 
@@ -28,7 +28,7 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
     """Read a Hugging Face config; raises :class:`CheckpointError` naming the field."""
     hf = with_defaults(hf, DEFAULTS)
     base = llama.config(hf, theta=THETA)
-    rotated = _rotated(hf, base.layers)
+    rotated = rotated_layers(hf, base.layers)
     spans: tuple[int | None, ...] = (None,) * base.layers
     if flag(hf, "use_sliding_window", False) and hf.get("sliding_window") is not None:
         kinds = "sliding_attention", "full_attention"
@@ -36,11 +36,10 @@ def config(hf: Mapping[str, Any]) -> llama.LlamaConfig:
     return replace(base, views=views(spans, rotated))
 
 
-def _rotated(hf: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
+def rotated_layers(hf: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     """Read whether each layer rotates: 1 in ``no_rope_layers``, despite its name."""
-    listed = hf.get("no_rope_layers")
+    listed, period = hf.get("no_rope_layers"), whole(hf, PERIOD_FIELD, PERIOD)
     if listed is None:
-        period = whole(hf, "no_rope_layer_interval", PERIOD)
         return tuple((index + 1) % period != 0 for index in range(layers))
     whole_list = isinstance(listed, list) and len(listed) == layers
     if not whole_list or any(one not in (0, 1) for one in listed):

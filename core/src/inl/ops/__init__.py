@@ -10,6 +10,7 @@ from inl.ops import (  # noqa: F401
     adapted,
     attention,
     cache,
+    chunks,
     collective,
     embedding,
     fused,

@@ -170,6 +170,11 @@ class Ops(Protocol):
     ) -> tuple[Array, Array]:
         """Convolution of each channel over a sequence's tokens."""
 
+    def chunk_rows(self, step: Step, /, *, chunk: int, block_size: int) -> Step:
+        """Return a step for attention whose rows are tokens that see their chunk
+        only.
+        """
+
     def clip(self, x: Array, /, *, low: float, high: float) -> Array:
         """Clamp ``x`` to ``low`` .. ``high``, elementwise."""
 
@@ -570,6 +575,19 @@ class Ops(Protocol):
 
     def take_rows(self, x: Array, index: Array, /) -> Array:
         """Gather rows ``index`` [S] of ``x`` [T, ...]: [S, ...]."""
+
+    def temper_queries(
+        self,
+        q: Array,
+        positions: Array,
+        /,
+        *,
+        floor: int,
+        gain: float,
+    ) -> Array:
+        """Scale queries [T, heads, d] by ``1 + gain * log(1 + floor((p + 1) /
+        floor))``.
+        """
 
     def token_routed_mlp(
         self,

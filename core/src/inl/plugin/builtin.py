@@ -23,6 +23,8 @@ FAMILIES = (
     ("GptOssForCausalLM", "gpt_oss", "gpt_oss"),
     ("GraniteForCausalLM", "granite", "granite"),
     ("LlamaForCausalLM", "llama", "llama"),
+    ("Llama4ForCausalLM", "llama4_text", "llama4"),
+    ("Llama4ForConditionalGeneration", "llama4", "llama4"),
     ("MistralForCausalLM", "mistral", "mistral"),
     ("MixtralForCausalLM", "mixtral", "mixtral"),
     ("Olmo2ForCausalLM", "olmo2", "olmo2"),

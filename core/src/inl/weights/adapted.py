@@ -69,6 +69,9 @@ class AdaptedCheckpoint(WrappedCheckpoint):
             )
         return piece.make(stored)
 
+    def stored_name(self, name: str) -> str:
+        return self._inner.stored_name(self._piece(name).sources[0])
+
     def _piece(self, name: str) -> Piece:
         if name not in self._pieces:
             raise self.missing(name)

@@ -39,6 +39,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "num_hidden_layers": 40, "num_attention_heads": 16,
         "tie_word_embeddings": False,
     },
+    "llama4": {"model_type": "llama4_text", "tie_word_embeddings": False},
 }  # fmt: skip
 """Models of images and text by ``model_type``, and defaults of their language model."""
 SHARED: Final = ("quantization_config", "architectures", "eos_token_id")

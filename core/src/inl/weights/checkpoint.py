@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from inl.backend.weight_cache import FileIdentity
@@ -31,6 +32,8 @@ class Checkpoint(ABC):
     """Fields of ``config.json`` in the Hugging Face layout."""
     eos_token_ids: tuple[int, ...]
     """Ids of the end-of-text tokens, ascending."""
+    metadata: Mapping[str, str] = MappingProxyType({})
+    """Texts in the headers of safetensors files, by the names that files use."""
     notes: tuple[str, ...] = ()
     """How quantized tensors are stored and loaded, a line each."""
 
@@ -48,6 +51,18 @@ class Checkpoint(ABC):
 
         Raises :class:`CheckpointError` for an unknown name.
         """
+
+    def stored_name(self, name: str) -> str:
+        """Return the name of a tensor in its file, which may be another."""
+        return name
+
+    def rounded(self, decoded: str) -> Checkpoint:  # noqa: ARG002
+        """Return the checkpoint for a compute dtype of 16 bits: on the same files.
+
+        Its quantized matrices have dtypes whose blocks may round scales and offsets to
+        float16. decoded: dtype of those that no blocks store, "float32" or "q8_0".
+        """
+        return self
 
     def files(self) -> Sequence[Path]:
         """Return every file that holds tensors; empty if they are not in files."""

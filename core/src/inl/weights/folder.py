@@ -17,7 +17,7 @@ from inl.errors import CheckpointError
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.files import Entry, TensorFile, listing, read_bytes, show
 from inl.weights.json_text import read_json
-from inl.weights.safetensors import read_header
+from inl.weights.safetensors import Header, read_header
 from inl.weights.torch_file import SUFFIXES, read_archive
 
 if TYPE_CHECKING:
@@ -45,13 +45,15 @@ class FolderCheckpoint(Checkpoint):
             path,
         )
         self._tensors: dict[str, tuple[TensorFile, Entry]] = {}
+        self.metadata: dict[str, str] = {}
         for name, indexed in _shards(path).items():
             self._add(TensorFile(path / name, path), indexed)
 
     def _add(self, file: TensorFile, indexed: set[str] | None) -> None:
         """Add a shard; ``indexed`` are the tensors that the index places in it."""
         pickled = file.path.suffix in SUFFIXES
-        entries = read_archive(file) if pickled else read_header(file)
+        header = Header(read_archive(file), {}) if pickled else read_header(file)
+        entries = header.entries
         absent = (indexed or set()) - set(entries)
         if absent:
             raise CheckpointError(
@@ -66,6 +68,7 @@ class FolderCheckpoint(Checkpoint):
                     "accepted: each tensor once"
                 )
             self._tensors[name] = file, entry
+        self.metadata.update(header.metadata)
 
     def names(self) -> list[str]:
         return list(self._tensors)

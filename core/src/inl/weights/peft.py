@@ -97,7 +97,7 @@ def read_adapter(
     config = _Config(read_json(folder / CONFIG, folder), folder / CONFIG)
     file = TensorFile(folder / TENSORS, folder)
     try:
-        pairs = _pairs(read_header(file), file.path)
+        pairs = _pairs(read_header(file).entries, file.path)
         for module, pair in pairs.items():
             _check_shapes(module, pair, modules, config.rank(module), file.path)
             _check_rank(module, pair[0].shape[0], max_rank, file.path)

@@ -108,7 +108,7 @@ class Bnb8(MatrixFormat):
             parts.refuse("weight", f"shape {list(shape)}", "2 axes")
         parts.check("weight", shape, dtypes=("int8",))
         parts.check("SCB", shape[:1], dtypes=("float32",))
-        return "float32", shape
+        return parts.blocks("q8_0", "SCB", shape[1], shape[1]), shape
 
     def matrix(self, parts: Parts) -> QuantMatrix:
         codes = parts.integers("weight")

@@ -14,7 +14,7 @@ from inl.errors import CheckpointError
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.files import show
 from inl.weights.quant import dequantize
-from inl.weights.quant_matrix import QuantMatrix
+from inl.weights.quant_matrix import BLOCK, QuantMatrix, halves
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +30,8 @@ class Parts:
     form: str
     names: Mapping[str, str]
     """Stored tensors by part; absent parts are not in it."""
+    rounding: bool = False
+    """Whether scales and offsets may be rounded to float16."""
 
     def has(self, part: str) -> bool:
         """Return whether the file has a part."""
@@ -67,6 +69,25 @@ class Parts:
         if not np.isfinite(values).all():
             self.refuse(part, "NaN or infinity", "finite numbers")
         return values
+
+    def blocks(
+        self, dtype: str, scale: str, width: int, size: int, *, exact: str | None = None
+    ) -> str:
+        """Return the dtype whose blocks groups of ``width`` of ``size`` columns can be.
+
+        exact: instead of ``dtype`` if nothing may be rounded. "float32" if the groups
+        are no blocks, or float16 cannot store the scales.
+        """
+        wanted = dtype if self.rounding or exact is None else exact
+        if width % BLOCK or size % BLOCK or wanted == "float32":
+            return "float32"
+        if self.dtype(scale) == "float16":
+            return wanted
+        scales = self.floats(scale)
+        stored = halves(scales)
+        if stored is None or not (self.rounding or np.array_equal(stored, scales)):
+            return "float32"
+        return wanted
 
     def refuse(self, part: str, found: str, accepted: str) -> None:
         """Raise :class:`CheckpointError` about a part."""
@@ -108,7 +129,7 @@ class Format(ABC):
 
     @abstractmethod
     def array(self, parts: Parts, dtype: str) -> HostArray | None:
-        """Read a matrix in the dtype of its spec; ``None`` if that changes a value."""
+        """Read a matrix in the dtype of its spec; ``None`` if that cannot store it."""
 
 
 class MatrixFormat(Format):

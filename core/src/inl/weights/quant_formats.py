@@ -9,6 +9,7 @@ from inl.weights.quant_bnb import bitsandbytes
 from inl.weights.quant_format import Format
 from inl.weights.quant_mxfp4 import Mxfp4
 from inl.weights.quant_scaled import CompressedTensors, Fp8
+from inl.weights.quant_torchao import TorchAo
 from inl.weights.quant_words import Awq, Gptq
 
 METHODS: Final[dict[str, Callable[[Mapping[str, Any]], Format]]] = {
@@ -18,5 +19,6 @@ METHODS: Final[dict[str, Callable[[Mapping[str, Any]], Format]]] = {
     "awq": Awq,
     "bitsandbytes": bitsandbytes,
     "mxfp4": Mxfp4,
+    "torchao": TorchAo,
 }
 """Readers of the options in ``quantization_config``."""

@@ -1,8 +1,8 @@
 """Quantized matrices of any format: codes, scales, zeros, and groups that share them.
 
-One description for every packing: ``value = scale * (code - zero)``. Where its groups
-permit, a matrix is repacked without loss as blocks of a dtype that kernels compute
-with; any other one is decoded.
+One description for every packing: ``value = scale * (code - zero) + offset``. Where its
+groups permit, a matrix is repacked as blocks of a dtype that kernels compute with; any
+other one is decoded.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK: Final = 32
-"""Columns that share a scale in a block of q4_0 and q8_0."""
+"""Columns that share a scale in a block of q4_0, q4_1 and q8_0."""
 ROWS: Final = 256
 """Rows that are decoded at once."""
+RANGES: Final = {"q4_0": (-8, 7), "q4_1": (0, 15), "q8_0": (-128, 127)}
+"""Codes of the dtypes that matrices are repacked as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class QuantMatrix:
     """[K]: group of each column; ``None`` if groups are runs of ``width`` columns."""
     width: int = 1
     """Columns of a group."""
+    offset: NDArray[np.float32] | None = None
+    """[R, G]: added to the scaled codes; ``None`` is 0."""
 
     def values(self) -> HostArray:
         """Decode to float32 [N, K]."""
@@ -54,37 +58,87 @@ class QuantMatrix:
             if self.zero is not None:
                 out[part] -= self.zero[shared][:, groups]
             out[part] *= self.scale[shared][:, groups]
+            if self.offset is not None:
+                out[part] += self.offset[shared][:, groups]
         return wrap(out)
 
     def blocks(self, dtype: str) -> HostArray | None:
-        """Repack as "q4_0" or "q8_0"; ``None`` if that would change a value."""
+        """Repack as a dtype of ``RANGES``, with scales and offsets in float16.
+
+        ``None`` if codes do not fit, or :func:`halves` refuses a scale or an offset.
+        """
         count, size = self.codes.shape
         if self.columns is not None or self.width % BLOCK or size % BLOCK:
             return None
-        per_group = self.width // BLOCK
-        shared = np.arange(count) // self.rows
-        half = self.scale.astype(np.float16)
-        if not np.array_equal(half.astype(np.float32), self.scale):
+        codes, shifts = self.codes.astype(np.int16), self.offset
+        if dtype == "q4_1":
+            first = min(int(codes.min()), 0)
+            codes -= np.int16(first)
+            shifts = self._offsets(first)
+        elif shifts is not None and shifts.any():
             return None
-        values = self.codes.astype(np.int16).reshape(count, -1, BLOCK)
-        number = values.shape[1]
-        if self.zero is not None:
-            zeros = np.repeat(self.zero[shared], per_group, axis=1)[:, :number]
-            values = values - zeros[:, :, None].astype(np.int16)
-        low, high = (-8, 7) if dtype == "q4_0" else (-128, 127)
-        if values.min() < low or values.max() > high:
+        elif self.zero is not None:
+            codes -= np.repeat(self._spread(self.zero), BLOCK, 1).astype(np.int16)
+        low, high = RANGES[dtype]
+        if codes.min() < low or codes.max() > high:
             return None
-        scales = np.repeat(half[shared], per_group, axis=1)[:, :number]
-        parts: list[NDArray[Any]] = [
-            np.ascontiguousarray(scales)[:, :, None].view(np.uint8)
-        ]
-        if dtype == "q4_0":
-            nibbles = (values + 8).astype(np.uint8)
-            parts.append(nibbles[:, :, :16] | nibbles[:, :, 16:] << 4)
+        heads = [halves(self.scale)]
+        if dtype == "q4_1" and shifts is not None:
+            heads.append(halves(shifts, np.float32(2**-8) * np.abs(self.scale)))
+        parts: list[NDArray[Any]] = []
+        for head in heads:
+            if head is None:
+                return None
+            parts.append(self._spread(head)[:, :, None].view(np.uint8))
+        blocks = codes.reshape(count, -1, BLOCK)
+        if dtype == "q8_0":
+            parts.append(blocks.astype(np.int8).view(np.uint8))
         else:
-            parts.append(values.astype(np.int8).view(np.uint8))
+            nibbles = (blocks - low).astype(np.uint8)
+            parts.append(nibbles[:, :, :16] | nibbles[:, :, 16:] << 4)
         data = np.concatenate(parts, axis=2).reshape(count, -1)
         return HostArray(data, dtype, (count, size))
+
+    def _offsets(self, first: int) -> NDArray[np.float32]:
+        """Return the values of the code ``first``, [R, G]."""
+        zero = 0 if self.zero is None else self.zero
+        values = (first - zero) * self.scale
+        return values if self.offset is None else values + self.offset
+
+    def _spread(self, shared: NDArray[Any]) -> NDArray[Any]:
+        """Return what groups share for each block, [N, K / BLOCK]."""
+        count, size = self.codes.shape
+        rows = shared[np.arange(count) // self.rows]
+        spread = np.repeat(rows, self.width // BLOCK, axis=1)
+        return np.ascontiguousarray(spread[:, : size // BLOCK])
+
+
+def halves(
+    values: NDArray[np.float32], least: NDArray[np.float32] | None = None
+) -> NDArray[np.float16] | None:
+    """Round to float16; ``None`` if a value changes by more than 2**-11 of its size.
+
+    That is a quarter of what rounding a decoded matrix to bfloat16 may change. A change
+    of ``least``, by default 2**-20 of the largest value, is accepted in any case.
+    """
+    size = np.abs(values)
+    floor = 2.0**-20 * size.max(initial=0) if least is None else least
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float16)
+        near = np.abs(rounded - values) <= np.maximum(2.0**-11 * size, floor)
+    return rounded if bool(near.all()) else None
+
+
+def rounded_blocks(values: HostArray) -> HostArray:
+    """Round a float32 matrix [N, K] to q8_0: 8 bits, a float16 scale for 32 columns."""
+    count, size = values.shape
+    blocks = values.data.reshape(count, -1, BLOCK)
+    scale = (np.abs(blocks).max(2, keepdims=True) / 127).astype(np.float16)
+    with np.errstate(divide="ignore"):
+        factor = np.where(scale > 0, 1 / scale.astype(np.float32), 0)
+    codes = np.rint(blocks * factor).clip(-127, 127).astype(np.int8)
+    data = np.concatenate([scale.view(np.uint8), codes.view(np.uint8)], 2)
+    return HostArray(data.reshape(count, -1), "q8_0", (count, size))
 
 
 def unpack_words(

@@ -12,7 +12,7 @@ from inl.errors import CheckpointError
 from inl.weights.files import show
 from inl.weights.quant import dequantize
 from inl.weights.quant_format import MatrixFormat, Parts, Shape, columns_of, option
-from inl.weights.quant_matrix import BLOCK, QuantMatrix, unpack_words
+from inl.weights.quant_matrix import QuantMatrix, unpack_words
 
 SCALES: Final = ("float32", "bfloat16", "float16")
 INTEGERS: Final = ("int8",)
@@ -132,19 +132,21 @@ class CompressedTensors(MatrixFormat):
     def spec(self, parts: Parts) -> tuple[str, Shape]:
         if not parts.has("weight_packed"):
             dtypes = (*FLOAT8, *INTEGERS)
-            return "float32", check_scaled(parts, "weight_scale", self._block, dtypes)
+            shape = check_scaled(parts, "weight_scale", self._block, dtypes)
+            return self._blocks(parts, shape), shape
         rows, size, bits, width = self._packed(parts)
         groups = -(-size // width)
         parts.check("weight_scale", (rows, groups), dtypes=SCALES)
         if parts.has("weight_zero_point"):
             words = -(-rows // (32 // bits)), groups
             parts.check("weight_zero_point", words, dtypes=("int32",))
-        matrix_width = width % BLOCK == 0 and size % BLOCK == 0
-        ordered = parts.has("weight_g_idx")
-        if not matrix_width or ordered or not self._halves(parts):
+        if parts.has("weight_g_idx"):
             return "float32", (rows, size)
-        exact = bits == 4 and not parts.has("weight_zero_point")
-        return "q4_0" if exact else "q8_0", (rows, size)
+        symmetric = not parts.has("weight_zero_point")
+        dtype = "q8_0" if bits == 8 else "q4_0" if symmetric else "q4_1"
+        exact = dtype if symmetric else "q8_0"
+        dtype = parts.blocks(dtype, "weight_scale", width, size, exact=exact)
+        return dtype, (rows, size)
 
     def matrix(self, parts: Parts) -> QuantMatrix:
         if not parts.has("weight_packed"):
@@ -158,6 +160,15 @@ class CompressedTensors(MatrixFormat):
             zero = unpack_words(words, bits, axis=0)[:rows].astype(np.int32)
         columns = columns_of(parts, "weight_g_idx", width, scale.shape[1])
         return QuantMatrix(codes, scale, zero, 1, columns, width)
+
+    def _blocks(self, parts: Parts, shape: Shape) -> str:
+        """Return the dtype of a matrix of bytes."""
+        if parts.dtype("weight") not in INTEGERS or parts.has("weight_zero_point"):
+            return "float32"
+        scale = parts.shape("weight_scale")
+        per_row = len(scale) < 2 or scale[1] == 1
+        width = shape[1] if per_row else shape[1] // scale[1]
+        return parts.blocks("q8_0", "weight_scale", width, shape[1])
 
     def _packed(self, parts: Parts) -> tuple[int, int, int, int]:
         """Return rows, columns, bits and columns per group."""
@@ -174,14 +185,6 @@ class CompressedTensors(MatrixFormat):
         scale = parts.shape("weight_scale")
         groups = scale[1] if len(scale) == 2 and scale[1] else 1
         return rows, size, bits[packed[1]], -(-size // groups)
-
-    def _halves(self, parts: Parts) -> bool:
-        """Whether float16 stores the scales exactly."""
-        if parts.dtype("weight_scale") == "float16":
-            return True
-        scales = parts.floats("weight_scale")
-        with np.errstate(over="ignore", under="ignore"):
-            return np.array_equal(scales.astype(np.float16).astype(np.float32), scales)
 
 
 def _block_structure(config: Mapping[str, Any]) -> Any:

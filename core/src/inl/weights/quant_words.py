@@ -15,11 +15,14 @@ from inl.weights.quant_format import (
     group_width,
     option,
 )
-from inl.weights.quant_matrix import BLOCK, QuantMatrix, unpack_words
+from inl.weights.quant_matrix import QuantMatrix, unpack_words
 
 HALVES: Final = ("float16", "bfloat16", "float32")
 AWQ_ORDER: Final = [0, 4, 1, 5, 2, 6, 3, 7]
 """Place of each column's code in a word of AWQ."""
+
+EXACT: Final = {"q4_1": "q8_0"}
+"""Dtypes that store what another one rounds."""
 
 
 class WordFormat(MatrixFormat):
@@ -38,13 +41,15 @@ class WordFormat(MatrixFormat):
         groups = -(-size // width)
         parts.check("qzeros", (groups, rows * self.bits // 32), dtypes=("int32",))
         parts.check("scales", (groups, rows), dtypes=HALVES)
-        runs = width % BLOCK == 0 and size % BLOCK == 0
-        half = parts.dtype("scales") == "float16"
+        ordered = False
         if parts.has("g_idx"):
             parts.check("g_idx", (size,), (0,), dtypes=("int32", "int64"))
             if parts.shape("g_idx") == (size,):
-                runs = runs and columns_of(parts, "g_idx", width, groups) is None
-        return (self.repacked if runs and half else "float32"), shape
+                ordered = columns_of(parts, "g_idx", width, groups) is not None
+        repacked = parts.blocks(
+            self.repacked, "scales", width, size, exact=EXACT.get(self.repacked)
+        )
+        return "float32" if ordered else repacked, shape
 
     def _matrix(self, parts: Parts, codes: Any, zeros: Any, size: int) -> QuantMatrix:
         width = size if self.width == -1 else self.width
@@ -70,7 +75,8 @@ class Gptq(WordFormat):
         form = option(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
         symmetric = option(config, "sym", (True, False), True)
         self._shift = form == "gptq"
-        self.repacked = "q4_0" if symmetric and self.bits == 4 else "q8_0"
+        small = "q4_0" if symmetric else "q4_1"
+        self.repacked = small if self.bits <= 4 else "q8_0"
         if not symmetric and self.bits == 8:
             self.repacked = "float32"
         ordered = ", act-order" if config.get("desc_act") else ""
@@ -96,7 +102,7 @@ class Awq(WordFormat):
     """Words along the output rows, their codes in an order of their own."""
 
     bits = 4
-    repacked = "q8_0"
+    repacked = "q4_1"
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         option(config, "bits", (4,), 4)

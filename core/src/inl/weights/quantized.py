@@ -17,6 +17,7 @@ from inl.errors import CheckpointError
 from inl.weights.files import show
 from inl.weights.quant_format import Format, Parts
 from inl.weights.quant_formats import METHODS
+from inl.weights.quant_matrix import BLOCK, rounded_blocks
 from inl.weights.wrapped import WrappedCheckpoint
 
 if TYPE_CHECKING:
@@ -76,9 +77,12 @@ def _cache_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
 class QuantizedCheckpoint(WrappedCheckpoint):
     """Wraps a checkpoint and decodes or repacks its quantized matrices on access."""
 
-    def __init__(self, inner: Checkpoint, form: Format) -> None:
+    def __init__(
+        self, inner: Checkpoint, form: Format, decoded: str | None = None
+    ) -> None:
+        """decoded: of :meth:`rounded`; ``None`` if nothing may be rounded."""
         super().__init__(inner)
-        self._form = form
+        self._form, self._rounding = form, decoded is not None
         stored = set(inner.names())
         stems = [
             name.removesuffix(form.marker)
@@ -86,7 +90,11 @@ class QuantizedCheckpoint(WrappedCheckpoint):
             if name.endswith(form.marker)
         ]
         self._parts = {f"{stem}.weight": self._read(stem, stored) for stem in stems}
-        self._specs = {name: form.spec(parts) for name, parts in self._parts.items()}
+        self._stored = {name: form.spec(parts) for name, parts in self._parts.items()}
+        self._specs = {
+            name: (_dtype_of(spec, decoded or "float32"), spec[1])
+            for name, spec in self._stored.items()
+        }
         taken = {f"{stem}{form.joint}{part}" for stem in stems for part in form.parts}
         self._plain = {
             name: name
@@ -101,15 +109,20 @@ class QuantizedCheckpoint(WrappedCheckpoint):
             self._inner,
             self._form.name,
             {part: name for part, name in names.items() if name in stored},
+            self._rounding,
         )
 
+    def rounded(self, decoded: str) -> Checkpoint:
+        return QuantizedCheckpoint(self._inner, self._form, decoded)
+
     def _note(self) -> str:
-        counts = Counter(dtype for dtype, _ in self._specs.values())
-        ways = {"float32": "decoded when they are loaded"}
-        listed = (
-            f"{count} matrices {ways.get(dtype, f'repacked as {dtype}')}"
-            for dtype, count in counts.items()
-        )
+        counts = Counter(
+            "decoded when they are loaded" if dtype == "float32"
+            else f"rounded to {dtype}" if self._stored[name][0] == "float32"
+            else f"repacked as {dtype}"
+            for name, (dtype, _) in self._specs.items()
+        )  # fmt: skip
+        listed = (f"{count} matrices {way}" for way, count in counts.items())
         return f"{self._form.name}: {', '.join(listed) or 'no quantized matrices'}"
 
     def names(self) -> list[str]:
@@ -130,7 +143,7 @@ class QuantizedCheckpoint(WrappedCheckpoint):
         return self._inner.tensor(name)
 
     def _decoded(self, name: str) -> HostArray:
-        dtype, _ = self._specs[name]
+        dtype, _ = self._stored[name]
         try:
             array = self._form.array(self._parts[name], dtype)
         except CheckpointError as error:
@@ -141,4 +154,10 @@ class QuantizedCheckpoint(WrappedCheckpoint):
                 f"scales that {dtype} cannot store; accepted: those that the config "
                 "describes"
             )
-        return array
+        return array if dtype == self._specs[name][0] else rounded_blocks(array)
+
+
+def _dtype_of(spec: tuple[str, tuple[int, ...]], decoded: str) -> str:
+    """Return the dtype of a matrix; ``decoded`` for those that no blocks store."""
+    dtype, shape = spec
+    return dtype if dtype != "float32" or shape[-1] % BLOCK else decoded

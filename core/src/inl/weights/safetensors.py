@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from inl.errors import CheckpointError
 from inl.weights.files import (
@@ -46,8 +46,15 @@ MAX_HEADER: Final = 100_000_000
 MAX_RANK: Final = 8
 
 
-def read_header(file: TensorFile) -> dict[str, Entry]:
-    """Return the entry of every tensor in a safetensors file.
+class Header(NamedTuple):
+    """The tensors of a file, and the texts that its writer added."""
+
+    entries: dict[str, Entry]
+    metadata: Mapping[str, str]
+
+
+def read_header(file: TensorFile) -> Header:
+    """Return the entry of every tensor in a safetensors file, and its metadata.
 
     Checks lengths and offsets against the file and sizes against shape and dtype;
     tensors must cover the data without overlaps or holes. Raises
@@ -67,14 +74,15 @@ def read_header(file: TensorFile) -> dict[str, Entry]:
             f"{path}: header: found {len(header)} tensors; accepted: at most "
             f"{MAX_TENSORS}"
         )
-    _check_metadata(path, header.pop("__metadata__", {}))
+    metadata = header.pop("__metadata__", {})
+    _check_metadata(path, metadata)
     entries = {
         name: _entry(f"{path}: tensor {name!r}", fields, begin, file.size)
         for name, fields in header.items()
     }
     check_apart(path, entries)
     _check_whole(path, entries, begin, file.size)
-    return entries
+    return Header(entries, metadata)
 
 
 def _check_metadata(path: Path, metadata: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 from inl.weights.checkpoint import Checkpoint
@@ -21,7 +22,16 @@ class WrappedCheckpoint(Checkpoint):
     def __init__(self, inner: Checkpoint) -> None:
         self.path, self.config = inner.path, inner.config
         self.eos_token_ids, self.notes = inner.eos_token_ids, inner.notes
-        self._inner = inner
+        self.metadata, self._inner = inner.metadata, inner
+
+    def stored_name(self, name: str) -> str:
+        return self._inner.stored_name(name)
+
+    def rounded(self, decoded: str) -> Checkpoint:
+        changed = copy(self)
+        changed._inner = self._inner.rounded(decoded)
+        changed.notes = changed._inner.notes
+        return changed
 
     def files(self) -> Sequence[Path]:
         return self._inner.files()

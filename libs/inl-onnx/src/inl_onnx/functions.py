@@ -174,6 +174,10 @@ def exp(x: Value) -> Value:
     return x.node("Exp")
 
 
+def log(x: Value) -> Value:
+    return x.node("Log")
+
+
 def tanh(x: Value) -> Value:
     return x.node("Tanh")
 

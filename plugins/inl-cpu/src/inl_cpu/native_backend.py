@@ -12,6 +12,7 @@ import numpy as np
 from inl.backend.bandwidth import Bandwidth
 from inl.backend.base import (
     Backend,
+    DecodedBlocks,
     DeviceMemory,
     ForkSafety,
     Program,
@@ -138,6 +139,7 @@ class NativeBackend(Backend):
             PackedWeightCache(self.emitter),
             WeightUpdates(_overwritten),
             ForkSafety(),
+            DecodedBlocks(),
         )
         return next((each for each in offers if isinstance(each, kind)), None)
 

@@ -131,6 +131,11 @@ def take_rows(x: Array, index: Array) -> Array:
     return x[index]
 
 
+def temper_queries(q: Array, positions: Array, *, floor: int, gain: float) -> Array:
+    factor = 1 + gain * jnp.log1p(((positions + 1) // floor).astype(jnp.float32))
+    return (q * factor[:, None, None]).astype(q.dtype)
+
+
 def clip(x: Array, *, low: float, high: float) -> Array:
     return jnp.clip(x, low, high)
 
@@ -152,6 +157,6 @@ KERNELS = tuple(
     for run in (
         embedding, linear, soft_cap, rms_norm, rope_table, rope, gated_activation,
         silu, sigmoid_gate, take_rows, clip, all_reduce, all_gather, zeros_like,
-        layer_norm, head_linear, join_lanes, activate,
+        layer_norm, head_linear, join_lanes, activate, temper_queries,
     )
 )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from inl.ops.chunks import check_chunk
 from inl.spec.message import (
     ADMISSION_WORD,
     BIAS_WORD,
@@ -94,6 +95,27 @@ def prune_last_layer(step: Step) -> Step:
     )
 
 
+def chunk_rows(step: Step, *, chunk: int, block_size: int) -> Step:
+    check_chunk(chunk, block_size)
+    count, width = step.tokens.shape[0], step.blocks.shape[2]
+    index, used = jnp.arange(count + 1, dtype=jnp.int32), step.used_counts[2]
+    columns = jnp.arange(min(width, chunk // block_size), dtype=jnp.int32)
+    first = step.positions // chunk * (chunk // block_size)
+    entries = jnp.minimum(first[:, None] + columns, width - 1)
+    places = step.positions % chunk
+    return step._replace(
+        positions=places,
+        rows=index[:-1],
+        starts=jnp.minimum(index, used),
+        lengths=jnp.where(index[:-1] < used, places + 1, 0),
+        slots=step.slots[step.rows],
+        blocks=step.blocks[:, step.rows[:, None], entries],
+        adapters=step.adapters[step.rows],
+        used_counts=jnp.full(3, used),
+        plan=(),
+    )
+
+
 def admit(messages: Array, tables: Tables) -> Tables:
     at = ADMISSION_WORD
     slot = messages[:, at.slot]
@@ -129,6 +151,7 @@ def floats(bits: Array) -> Any:
 KERNELS = (
     kernel(make_step),
     kernel(prune_last_layer),
+    kernel(chunk_rows),
     kernel(admit),
     kernel(set_token_bias),
 )

@@ -174,6 +174,12 @@ def take_rows(x: Value, index: Value) -> Value:
     return fn.take(x, index)
 
 
+def temper_queries(q: Value, positions: Value, *, floor: int, gain: float) -> Value:
+    steps = ((positions + 1) // floor).astype("float32")
+    factor = fn.log(steps + 1.0) * gain + 1.0
+    return (fn.upcast(q) * factor[:, None, None]).astype(q.dtype)
+
+
 def clip(x: Value, *, low: float, high: float) -> Value:
     return fn.clip(x, low, high)
 
@@ -195,6 +201,6 @@ KERNELS = tuple(
     for run in (
         embedding, linear, soft_cap, rms_norm, rope_table, rope, gated_activation,
         silu, sigmoid_gate, take_rows, clip, all_reduce, all_gather, zeros_like,
-        layer_norm, head_linear, join_lanes, activate,
+        layer_norm, head_linear, join_lanes, activate, temper_queries,
     )
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inl.ops.chunks import check_chunk
 from inl.spec.message import (
     ADMISSION_WORD,
     BIAS_WORD,
@@ -94,6 +95,30 @@ def prune_last_layer(step: Step) -> Step:
     )
 
 
+def chunk_rows(step: Step, *, chunk: int, block_size: int) -> Step:
+    check_chunk(chunk, block_size)
+    groups, _, width = step.blocks.shape
+    count, columns = step.tokens.shape[0], min(width, chunk // block_size)
+    index, used = fn.arange(step.used_counts, count + 1), step.used_counts[2]
+    first = step.positions // chunk * (chunk // block_size)
+    steps = fn.arange(step.used_counts, columns)
+    entries = fn.minimum(first[:, None] + steps, width - 1)
+    rows = fn.broadcast_to(step.rows[:, None], (count, columns))
+    blocks = fn.pick(step.blocks, rows.reshape(-1), entries.reshape(-1))
+    places = step.positions % chunk
+    return step._replace(
+        positions=places,
+        rows=index[:-1],
+        starts=fn.minimum(index, used),
+        lengths=fn.where(index[:-1] < used, places + 1, 0),
+        slots=fn.take(step.slots, step.rows),
+        blocks=blocks.reshape(groups, count, columns),
+        adapters=fn.take(step.adapters, step.rows),
+        used_counts=fn.broadcast_to(used, (3,)),
+        plan=(),
+    )
+
+
 def admit(messages: Value, tables: Tables) -> Tables:
     at = ADMISSION_WORD
     slot = messages[:, at.slot]
@@ -138,6 +163,7 @@ def set_token_bias(message: Value, tables: Tables) -> Tables:
 KERNELS = (
     kernel(make_step),
     kernel(prune_last_layer),
+    kernel(chunk_rows),
     kernel(admit),
     kernel(set_token_bias),
 )

@@ -50,7 +50,16 @@ def rope(
     return first, second
 
 
+def temper_queries(
+    q: torch.Tensor, positions: torch.Tensor, *, floor: int, gain: float
+) -> torch.Tensor:
+    steps = ((positions + 1) // floor).to(torch.float32)
+    factor = 1 + gain * steps.log1p()
+    return (q * factor[:, None, None]).to(q.dtype)
+
+
 KERNELS = (
+    Kernel("temper_queries", "eager", temper_queries, invariant=True),
     Kernel("rope_table", "eager", rope_table),
     Kernel("rope", "eager", rope),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from inl.ops.chunks import check_chunk
 from inl.spec.kernel import Kernel
 from inl.spec.message import (
     ADMISSION_WORD,
@@ -121,6 +122,28 @@ def prune_last_layer(step: Step) -> Step:
     )
 
 
+def chunk_rows(step: Step, *, chunk: int, block_size: int) -> Step:
+    check_chunk(chunk, block_size)
+    count, width = step.tokens.shape[0], step.blocks.shape[2]
+    place, used, rows = step.positions.device, step.used_counts[2:], step.rows.long()
+    index = torch.arange(count + 1, device=place)
+    columns = torch.arange(min(width, chunk // block_size), device=place)
+    first = step.positions // chunk * (chunk // block_size)
+    entries = (first[:, None] + columns).clamp(max=width - 1)
+    places = step.positions % chunk
+    return step._replace(
+        positions=places,
+        rows=index[:-1],
+        starts=index.minimum(used),
+        lengths=(places + 1) * (index[:-1] < used),
+        slots=step.slots[rows],
+        blocks=step.blocks[:, rows[:, None], entries.long()],
+        adapters=step.adapters[rows],
+        used_counts=used.repeat(3),
+        plan=(),
+    )
+
+
 def admit(messages: torch.Tensor, tables: Tables) -> Tables:
     groups, _slots, width = tables.blocks.shape
     at = ADMISSION_WORD
@@ -151,6 +174,7 @@ def set_token_bias(message: torch.Tensor, tables: Tables) -> Tables:
 KERNELS = (
     Kernel("make_step", "eager", make_step, invariant=True),
     Kernel("prune_last_layer", "eager", prune_last_layer, invariant=True),
+    Kernel("chunk_rows", "eager", chunk_rows, invariant=True),
     Kernel("admit", "eager", admit, invariant=True),
     Kernel("set_token_bias", "eager", set_token_bias, invariant=True),
 )
