@@ -31,7 +31,7 @@ OTHER_TESTS = tests/torch $(filter-out tests/core tests/data tests/plugins tests
 COMPILE = $(1)/bin/python -m compileall -qq -j 2 $(1)/lib || true
 
 .PHONY: demo test test-all test-deep test-others test-long test-hosts test-tpu-compiler test-intel-compiler \
-	test-torch-directml lint docs clean
+	test-webgpu test-torch-directml lint docs clean
 
 demo:
 	$(PARALLEL) .venv/.demo
@@ -78,6 +78,17 @@ test-tpu-compiler: .venv-all/.test
 test-intel-compiler: .venv-all/.test
 	test -e .intel/complete || .venv-all/bin/python tests/plugins/intel/fetch_compiler.py .intel
 	INL_TEST_DEPTH=long .venv-all/bin/python -m pytest tests/plugins/intel/test_xpu_compile.py
+
+# The default model on ONNX Runtime's WebGPU provider and a Vulkan driver that computes on
+# the CPU; both take 350 MB. Needs apt-get of a Debian.
+VULKAN = $(CURDIR)/.vulkan/debian
+test-webgpu: .venv-all/.test
+	test -e .vulkan/complete || .venv-all/bin/python tests/plugins/directml/fetch_vulkan.py .vulkan
+	$(call PIP,.venv-all) $(EDITABLE) -e "plugins/inl-directml[webgpu]"
+	LD_LIBRARY_PATH=$(VULKAN)/usr/lib/x86_64-linux-gnu:$(VULKAN)/lib/x86_64-linux-gnu \
+		VK_ICD_FILENAMES=$(VULKAN)/usr/share/vulkan/icd.d/lvp_icd.json \
+		INL_TEST_DEPTH=full .venv-all/bin/python -m pytest \
+		tests/plugins/directml/test_webgpu.py
 
 # The operators of torch-directml's torch, in an environment of its own of 5 GB: PyPI has
 # this torch with CUDA only. It needs Python 3.11 or 3.12.
