@@ -91,16 +91,20 @@ test-webgpu: .venv-all/.test
 		tests/plugins/directml/test_webgpu.py
 
 # The operators of torch-directml's torch, in an environment of its own of 5 GB: PyPI has
-# this torch with CUDA only. It needs Python 3.11 or 3.12.
+# this torch with CUDA only; it needs Python 3.11 or 3.12. Then an engine beside that
+# environment, whose worker serves the default model on a simulated adapter.
 TORCH_DIRECTML = torch==2.4.1 numpy==1.26.4 pluggy pytest pytest-timeout \
 	hypothesis typer rich tokenizers jinja2
-test-torch-directml:
+test-torch-directml: .venv-all/.test
 	test -e .venv-directml/.complete || $(PYTHON) -m venv .venv-directml
 	test -e .venv-directml/.complete || .venv-directml/bin/python -m pip install -q --no-compile $(TORCH_DIRECTML)
 	touch .venv-directml/.complete
 	PYTHONPATH=core/src:libs/inl-torch/src:plugins/inl-directml/src:tests/support \
 		.venv-directml/bin/python -m pytest -p no:cacheprovider \
 		tests/plugins/directml/test_torch_directml_operators.py
+	INL_TEST_DEPTH=long INL_TEST_TORCH_DIRECTML=$(CURDIR)/.venv-directml/bin/python \
+		PYTHONPATH=core/src:libs/inl-torch/src:plugins/inl-directml/src \
+		.venv-all/bin/python -m pytest tests/plugins/directml/test_torch_directml_worker.py
 
 # The native library for Windows, macOS and ARM, by the Zig compiler (minutes); its tests
 # on ARM, in an emulator (an hour). Needs apt-get.
