@@ -31,7 +31,7 @@ OTHER_TESTS = tests/torch $(filter-out tests/core tests/data tests/plugins tests
 COMPILE = $(1)/bin/python -m compileall -qq -j 2 $(1)/lib || true
 
 .PHONY: demo test test-all test-deep test-others test-long test-hosts test-tpu-compiler test-intel-compiler \
-	test-torch-directml lint docs clean
+	test-webgpu test-torch-directml lint docs clean
 
 demo:
 	$(PARALLEL) .venv/.demo
@@ -79,17 +79,32 @@ test-intel-compiler: .venv-all/.test
 	test -e .intel/complete || .venv-all/bin/python tests/plugins/intel/fetch_compiler.py .intel
 	INL_TEST_DEPTH=long .venv-all/bin/python -m pytest tests/plugins/intel/test_xpu_compile.py
 
+# The default model on ONNX Runtime's WebGPU provider and a Vulkan driver that computes on
+# the CPU; both take 350 MB. Needs apt-get of a Debian.
+VULKAN = $(CURDIR)/.vulkan/debian
+test-webgpu: .venv-all/.test
+	test -e .vulkan/complete || .venv-all/bin/python tests/plugins/directml/fetch_vulkan.py .vulkan
+	$(call PIP,.venv-all) $(EDITABLE) -e "plugins/inl-directml[webgpu]"
+	LD_LIBRARY_PATH=$(VULKAN)/usr/lib/x86_64-linux-gnu:$(VULKAN)/lib/x86_64-linux-gnu \
+		VK_ICD_FILENAMES=$(VULKAN)/usr/share/vulkan/icd.d/lvp_icd.json \
+		INL_TEST_DEPTH=full .venv-all/bin/python -m pytest \
+		tests/plugins/directml/test_webgpu.py
+
 # The operators of torch-directml's torch, in an environment of its own of 5 GB: PyPI has
-# this torch with CUDA only. It needs Python 3.11 or 3.12.
+# this torch with CUDA only; it needs Python 3.11 or 3.12. Then an engine beside that
+# environment, whose worker serves the default model on a simulated adapter.
 TORCH_DIRECTML = torch==2.4.1 numpy==1.26.4 pluggy pytest pytest-timeout \
 	hypothesis typer rich tokenizers jinja2
-test-torch-directml:
+test-torch-directml: .venv-all/.test
 	test -e .venv-directml/.complete || $(PYTHON) -m venv .venv-directml
 	test -e .venv-directml/.complete || .venv-directml/bin/python -m pip install -q --no-compile $(TORCH_DIRECTML)
 	touch .venv-directml/.complete
 	PYTHONPATH=core/src:libs/inl-torch/src:plugins/inl-directml/src:tests/support \
 		.venv-directml/bin/python -m pytest -p no:cacheprovider \
 		tests/plugins/directml/test_torch_directml_operators.py
+	INL_TEST_DEPTH=long INL_TEST_TORCH_DIRECTML=$(CURDIR)/.venv-directml/bin/python \
+		PYTHONPATH=core/src:libs/inl-torch/src:plugins/inl-directml/src \
+		.venv-all/bin/python -m pytest tests/plugins/directml/test_torch_directml_worker.py
 
 # The native library for Windows, macOS and ARM, by the Zig compiler (minutes); its tests
 # on ARM, in an emulator (an hour). Needs apt-get.

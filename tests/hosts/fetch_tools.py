@@ -21,8 +21,15 @@ WHEELS = ("hypothesis", "numpy", "pluggy", "pytest", "pytest-timeout")
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux2014_aarch64")
 
 
-def fetch_debian(packages, architecture, place, target):
-    """Unpack Debian packages of an architecture to ``target``; APT's state is apart."""
+MIRROR = "http://deb.debian.org/debian"
+KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+
+def fetch_debian(packages, architecture, place, target, suites=()):
+    """Unpack Debian packages of an architecture to ``target``; APT's state is apart.
+
+    suites: releases of Debian, in place of the machine's own sources.
+    """
     state = place / f"apt-{architecture}"
     debs = state / "debs"
     for folder in ("lists/partial", "cache/archives/partial", "debs"):
@@ -38,6 +45,11 @@ def fetch_debian(packages, architecture, place, target):
         "Dir::State::status": state / "status",
         "Dir::Cache": state / "cache",
     }
+    if suites:
+        sources = state / "sources.list"
+        lines = [f"deb [signed-by={KEYS}] {MIRROR} {suite} main" for suite in suites]
+        sources.write_text("\n".join(lines) + "\n", "utf-8")
+        options |= {"Dir::Etc::sourcelist": sources, "Dir::Etc::sourceparts": "-"}
     words = [f"-o{name}={value}" for name, value in options.items()]
     subprocess.run(["apt-get", "-q", *words, "update"], check=True)
     subprocess.run(

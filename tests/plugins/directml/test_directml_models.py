@@ -17,8 +17,8 @@ from inl import EngineConfig, InferenceEngine
 from inl.device import Device
 from inl.errors import BackendUnavailable
 from inl.executor.model_loader import open_model, start_runner
-from inl.spec.message import Row, admit_frame, step_frame
 from inl.testing.near_tie import compare
+from inl.testing.oracle import prompt_logits
 from inl.weights.hub import default_model
 from inl_directml import providers
 from inl_directml.backend import DirectmlBackend
@@ -63,24 +63,8 @@ def test_the_default_model_follows_the_oracle(engine, cases, capsys):
 
 @pytest.mark.full
 def test_the_first_logits_are_the_oracles(engine, cases):
-    limits = engine.runner.limits
     for case in cases:
-        ids = case["prompt_ids"]
-        table = [list(range(1, 2 + len(ids) // limits.block_size))] * limits.groups
-        engine.runner.submit(
-            admit_frame(
-                1,
-                table,
-                groups=limits.groups,
-                max_blocks_per_seq=limits.max_blocks_per_seq,
-            )
-        )
-        bucket = next(b for b in limits.buckets if b.tokens >= len(ids))
-        frame = step_frame(
-            bucket, [Row(1, ids)], step=0, groups=limits.groups,
-            block_size=limits.block_size, decode_rows=0,
-        )  # fmt: skip
-        logits = engine.runner.logits(frame).data[0]
+        logits = prompt_logits(engine.runner, case["prompt_ids"])
         top = np.argsort(-logits)[:10]
         assert list(top) == case["top10_ids"]
         assert np.abs(logits[top] - case["top10_logits"]).max() <= 1e-3
@@ -109,6 +93,17 @@ def test_the_order_of_dtypes_follows_the_provider():
 def test_a_runtime_without_directml_is_refused(monkeypatch):
     monkeypatch.delenv("INL_DIRECTML_PROVIDER")
     with pytest.raises(BackendUnavailable, match=r"lacks DirectML; try: pip .*\[dml\]"):
+        DirectmlBackend(Device("directml:0"))
+
+
+def test_a_device_that_opens_no_session_is_refused(monkeypatch):
+    def configure(_):
+        raise RuntimeError("no adapter\nat device.cpp")
+
+    opened = providers.Provider("webgpu", configure, "webgpu")
+    monkeypatch.setenv("INL_DIRECTML_PROVIDER", "webgpu")
+    monkeypatch.setitem(providers.OPEN, "webgpu", lambda _: opened)
+    with pytest.raises(BackendUnavailable, match="provider webgpu: no adapter; try: "):
         DirectmlBackend(Device("directml:0"))
 
 

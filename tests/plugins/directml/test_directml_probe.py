@@ -20,6 +20,10 @@ from inl_directml import probe
 from inl_directml.settings import INSTALL
 
 PROJECT = Path(__file__).parents[3] / "plugins" / "inl-directml" / "pyproject.toml"
+NEEDED = {
+    provider: modules if provider == "torch" else ("onnx", *modules)
+    for provider, modules in probe.MODULES.items()
+}
 EVERYTHING = {name for names in probe.MODULES.values() for name in names} | {"onnx"}
 
 
@@ -89,7 +93,7 @@ def test_adapters_of_windows_are_listed_with_their_memory(machine, registry):
     ("wsl", "reason"),
     [
         (False, r"part of Windows, and this is linux without \S+dxg; INL_DIRECTML_PRO"),
-        (True, r"wheels for Windows only, and this is WSL .* the Python of Windows;"),
+        (True, r"wheels for Windows only, and this is WSL .* the Python of Windows, or INL"),
     ],
 )
 def test_another_system_has_no_directml(machine, wsl, reason):
@@ -100,9 +104,9 @@ def test_another_system_has_no_directml(machine, wsl, reason):
 
 @pytest.mark.parametrize("provider", INSTALL)
 def test_a_missing_package_is_named_with_its_install_line(machine, registry, provider):
-    platform = "win32" if provider in ("dml", "winml") else "darwin"
+    platform = "darwin" if provider in ("webgpu", "cpu") else "win32"
     registry({"0000": {}})
-    for missing in ("onnx", *probe.MODULES[provider]):
+    for missing in NEEDED[provider]:
         machine(platform, provider, modules=EVERYTHING - {missing})
         with pytest.raises(BackendUnavailable) as caught:
             probe.probe()
@@ -127,6 +131,15 @@ def test_webgpu_needs_a_vulkan_loader_on_linux(machine, monkeypatch):
         probe.probe()
     monkeypatch.setattr(probe, "LOADER", None)  # the process itself
     assert [info.name for info in probe.probe()] == ["directml code on webgpu"]
+
+
+def test_torch_directml_finds_a_gpu_of_wsl(machine):
+    machine("linux", "torch")
+    with pytest.raises(BackendUnavailable, match=r"^no DirectX 12: it is part"):
+        probe.probe()
+    machine("linux", "torch", wsl=True)
+    (info,) = probe.probe()
+    assert info.name == "directml code on torch: DirectX 12 GPU of WSL"
 
 
 def test_the_cpu_must_be_asked_for_and_is_named(machine):
@@ -178,10 +191,19 @@ def test_the_entry_point_names_the_plugin():
     assert project["entry-points"][GROUP] == {"directml": inl_directml.plugin.__name__}
 
 
-def test_it_registers_by_string():
+@pytest.mark.parametrize(
+    ("provider", "name"),
+    [
+        ("", "backend:DirectmlBackend"),
+        ("cpu", "backend:DirectmlBackend"),
+        ("torch", "legacy.backend:TorchDirectmlBackend"),
+    ],
+)
+def test_it_registers_by_string(monkeypatch, provider, name):
+    monkeypatch.setenv("INL_DIRECTML_PROVIDER", provider)
     found = []
     inl_directml.plugin.inl_register_backends(lambda *a, **k: found.append((a, k)))
     (((kind, backend), more),) = found
     assert kind == DeviceType.DIRECTML
-    assert backend == "inl_directml.backend:DirectmlBackend"
+    assert backend == f"inl_directml.{name}"
     assert more == {"probe": "inl_directml.probe:probe"}

@@ -24,11 +24,13 @@ from torch.nn import functional
 from inl.backend.base import Traits
 from inl.backend.host import host_memory
 from inl.device import Device
+from inl.errors import KernelFailed
 from inl.models.llama import MODEL
 from inl.spec.limits import Limits
 from inl.spec.step import SAMPLERS
 from inl.testing.tiny import MemoryCheckpoint, local_runner, tiny_llama
 from inl.testing.traffic import Traffic, play
+from inl_directml.legacy import operators
 from inl_directml.legacy.detours import REPLACED, Detours
 from inl_torch.backend import TorchBackend
 from inl_torch.eager import attention, sample
@@ -118,6 +120,13 @@ def test_a_planted_operator_is_found():
         torch.zeros(4).index_copy_(0, torch.tensor([1]), torch.ones(1))
     assert missing(recorder.seen) == {"index_copy_"}
     assert missing({"mm", "not_an_operator"}) == {"not_an_operator"}
+
+
+def test_the_backend_accepts_exactly_these_operators():
+    assert operators.native() == {name for name in TABLE if not missing({name})}
+    with pytest.raises(KernelFailed, match="kernel for index_copy_ "):  # noqa: SIM117
+        with operators.NativeOnly():
+            torch.zeros(4).index_copy_(0, torch.tensor([1]), torch.ones(1))
 
 
 def test_reviewed_composites_consist_of_native_operators():

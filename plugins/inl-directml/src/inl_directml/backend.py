@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from inl.backend.base import Traits
-from inl_directml.providers import open_provider
+from inl_directml.providers import open_provider, unavailable
 from inl_directml.settings import provider
 from inl_onnx.backend import OnnxBackend
+from inl_onnx.graph import Graph
 from inl_onnx.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -35,3 +36,19 @@ class DirectmlBackend(OnnxBackend):
             # float16 is an optional feature of adapters.
             self.traits = TRAITS._replace(dtypes=("float32",))
         self.runtime = Runtime(opened)
+        self._open_session()
+
+    def _open_session(self) -> None:
+        """Raise :class:`BackendUnavailable` if the provider cannot open the device.
+
+        A session says why; allocating a tensor first would abort the process.
+        """
+        graph = Graph()
+        x = graph.input("x", "float32", (1,))
+        model = graph.model([x + x]).SerializeToString()
+        try:
+            self.runtime.session(model, {}, 1)
+        except Exception as error:
+            name = self.runtime.provider.name
+            reason = str(error).partition("\n")[0]
+            raise unavailable(name, self.device, reason) from error

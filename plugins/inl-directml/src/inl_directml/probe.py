@@ -30,8 +30,9 @@ MODULES = {
     "winml": ("onnxruntime", "winui3"),
     "webgpu": ("onnxruntime", "onnxruntime_ep_webgpu"),
     "cpu": ("onnxruntime",),
+    "torch": ("torch", "inl_torch", "torch_directml"),
 }
-"""Modules that a provider needs besides onnx."""
+"""Modules that a provider needs besides onnx, which "torch" does not need."""
 
 
 def probe() -> list[DeviceInfo]:
@@ -40,9 +41,12 @@ def probe() -> list[DeviceInfo]:
     Raises :class:`BackendUnavailable`, with the reason, where there is none.
     """
     target = provider()
-    devices = adapters() if target in ("dml", "winml") else stand_in(target)
+    if target == "torch":
+        devices = adapters_of_torch()
+    else:
+        devices = adapters() if target in ("dml", "winml") else stand_in(target)
     check_installed(target)
-    if target == "winml":
+    if target in ("winml", "torch"):
         return [info_on(info, target) for info in devices]
     return devices
 
@@ -63,12 +67,19 @@ def adapters() -> list[DeviceInfo]:
     return found
 
 
+def adapters_of_torch() -> list[DeviceInfo]:
+    """Return the adapters for torch-directml: in WSL one without a name."""
+    if PLATFORM == "linux" and WSL.exists():
+        return [DeviceInfo(0, "DirectX 12 GPU of WSL")]
+    return adapters()
+
+
 def reason_without_windows() -> str:
     """Return why a system other than Windows has no DirectML."""
     if WSL.exists():
         return (
             f"ONNX Runtime has DirectML in its wheels for Windows only, and this is "
-            f"WSL ({WSL}); use the Python of Windows"
+            f"WSL ({WSL}); use the Python of Windows, or {VARIABLE}=torch"
         )
     return f"it is part of Windows, and this is {PLATFORM} without {WSL}"
 
@@ -118,7 +129,7 @@ def info_on(info: DeviceInfo, target: str) -> DeviceInfo:
 
 def check_installed(target: str) -> None:
     """Raise :class:`BackendUnavailable` if a package of the provider is missing."""
-    needed = ("onnx", *MODULES[target])
+    needed = MODULES[target] if target == "torch" else ("onnx", *MODULES[target])
     missing = [name for name in needed if find_spec(name) is None]
     if target == "dml" and not missing and not is_installed("onnxruntime-directml"):
         missing = ["onnxruntime-directml (another build of onnxruntime is)"]

@@ -13,9 +13,10 @@ INSTALL = {
     "winml": "pip install 'inl-directml[winml]'",
     "webgpu": "pip install 'inl-directml[webgpu]'",
     "cpu": "pip install 'inl-directml[cpu]'",
+    "torch": "pip install 'inl-directml[torch]'",
 }
-"""Execution providers that the backend runs on, the default one first, and the command
-that installs what each needs."""
+"""Execution providers that the backend runs on, the default one first, or "torch" for
+torch-directml, and the command that installs what each needs."""
 
 
 def provider() -> str:
