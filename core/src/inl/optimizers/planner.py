@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
+from numbers import Real
 from typing import NamedTuple
 
 from inl.errors import RequestError
@@ -147,7 +148,8 @@ def get_optimal_parallelism(
         "step_tokens": STEP_TOKENS if step_tokens is None else step_tokens,
     }  # fmt: skip
     for name, value in given.items():
-        if isinstance(value, bool) or not value > 0:
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number or not value > 0:
             raise RequestError(f"{name}: found {value!r}, accepted: a number above 0")
     if device is not None and device not in RUNTIMES:
         raise RequestError(
