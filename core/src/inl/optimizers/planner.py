@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from inl.errors import RequestError
 
@@ -140,7 +140,7 @@ def get_optimal_parallelism(
     per device is returned with ``fits=False``. Raises
     :class:`~inl.errors.RequestError` for numbers that are not positive.
     """
-    given = {
+    given: dict[str, Any] = {
         "model_size_params": model_size_params, "num_devices": num_devices,
         "memory_per_device_gb": memory_per_device_gb, "batch": batch,
         "context": context, "bytes_per_param": bytes_per_param,
