@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from urllib.parse import urlencode
 
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from depth import examples
-from http_servers import hash_engine
+from http_servers import HashServer, hash_engine
 from inl.errors import RequestError
+from inl.serve.gate import ADMIN_PATHS
 from inl.serve.openapi import openapi
 from json_values import ANY, damaged, values
 
@@ -63,6 +65,56 @@ def test_a_request_is_answered_or_refused_in_its_dialect(any_hash_server, data):
         assert b"data: " in answer
         assert b'"error"' not in answer.replace(b'"error":null', b"")
     any_hash_server.wait_idle()
+
+
+ADMIN = {
+    path: each["post"]
+    for path, each in openapi(has_admin=True)["paths"].items()
+    if "post" in each and path not in POSTS
+}
+ADMIN_COMPONENTS = openapi(has_admin=True)["components"]["schemas"]
+OPERATOR = {"authorization": "Bearer operator"}
+
+
+@pytest.fixture(scope="module")
+def admin_server():
+    with HashServer(max_batch=4, admin_keys=("operator",)) as server:
+        yield server
+
+
+def admin_bodies(path):
+    given = ADMIN[path].get("requestBody")
+    if given is None:
+        return st.none() | ANY
+    valid = values(given["content"]["application/json"]["schema"], ADMIN_COMPONENTS)
+    return valid | damaged(valid) | ANY | st.binary(max_size=20)
+
+
+PARAMETERS = st.dictionaries(
+    st.sampled_from(["model", "level", "mode", "tags", "x"]),
+    st.sampled_from(["hash", "1", "2", "wait", "abort", "", "%"]),
+    max_size=2,
+)
+
+
+@examples(COUNT or 6, COUNT or 100, suppress_health_check=QUIET)
+@given(data=st.data(), path=st.sampled_from(sorted(ADMIN)), query=PARAMETERS)
+def test_an_admin_request_is_answered_or_refused(admin_server, data, path, query):
+    body = data.draw(admin_bodies(path))
+    sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+    url = f"{path}?{urlencode(query)}"
+    status, _, answer = admin_server.send("POST", url, sent, OPERATOR)
+    assert status in (200, 400, 404), answer
+    assert status == 200 or is_error(path, answer)
+    assert admin_server.send("POST", url, sent)[0] == 401, "another key, or none"
+    if path == "/sleep":
+        assert admin_server.send("POST", "/wake_up", None, OPERATOR)[0] == 200
+    short = {"prompt": [1, 2], "max_tokens": 1}
+    assert admin_server.send("POST", "/v1/completions", short)[0] == 200
+
+
+def test_every_admin_endpoint_that_changes_something_is_fuzzed():
+    assert {*ADMIN} == ADMIN_PATHS - {"/is_sleeping"}
 
 
 SAMPLING = st.fixed_dictionaries(

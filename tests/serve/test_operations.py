@@ -17,6 +17,7 @@ from http_servers import HashServer
 from inl.cli import serve
 from inl.cli.main import main
 from inl.serve.settings import ServerConfig
+from waiting import until
 
 PATH = "/v1/completions"
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
@@ -66,6 +67,32 @@ def test_a_request_is_one_line_of_json_without_its_texts(caplog):
         assert 0 < each["first_token_seconds"] <= each["seconds"]
         assert each["finish_reasons"] == ["length"]
     assert not any("secret" in line or "private" in line for line in lines)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_line_of_an_aborted_request_has_its_error_and_no_reason(caplog, stream):
+    caplog.set_level(logging.INFO, "inl.serve.access")
+    logging.getLogger("inl.serve.access").disabled = False
+    body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": stream}
+    with HashServer(admin_keys=("operator",)) as server:
+        server.engine.runner.seconds = 0.01
+        admin = {"authorization": "Bearer operator"}
+        with server.connection() as connection:
+            connection.request("POST", PATH, json.dumps(body))
+            until(lambda: server.admission.open == 1)
+            assert server.send("POST", "/sleep?mode=abort", None, admin)[0] == 200
+            response = connection.getresponse()
+            number = response.headers["x-request-id"]
+            assert b'"code":"aborted"' in response.read()
+        server.wait_idle()
+    lines = [
+        json.loads(record.getMessage())
+        for record in caplog.records
+        if record.name == "inl.serve.access"
+    ]
+    (line,) = (each for each in lines if each["request"] == number)
+    assert (line["status"], line["error"]) == (503, "aborted")
+    assert "finish_reasons" not in line
 
 
 def test_a_draining_server_is_alive_but_not_ready():

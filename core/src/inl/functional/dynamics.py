@@ -7,6 +7,7 @@ Differentiable on torch and JAX. ``mu``, ``alpha``, ``beta`` and ``gate`` broadc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import wraps
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +30,32 @@ class _Setting:
     """Process-wide setting of :func:`set_backend`."""
 
     backend = AUTO
+
+
+WHOLE: list[Callable[..., Any]] = []
+"""Functions of arrays that a compiler may put into its graph as one call."""
+
+
+def whole(function: F) -> F:
+    """Let torch's compiler trace a call by its tensors alone, without its Python code.
+
+    Of code that it enters, it checks every function and module at each call of the
+    program, which takes longer than a small step. The first argument is an array.
+    """
+
+    def leaf(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first = args[0] if args else kwargs.get("x")
+        module = type(first).__module__.partition(".")[0]
+        if _Setting.backend != AUTO or not _is_imported(module):
+            return function(*args, **kwargs)
+        return leaf(*args, **kwargs)
+
+    WHOLE.append(leaf)
+    return call  # type: ignore[return-value]
 
 
 def set_backend(name: str) -> None:
@@ -63,6 +90,7 @@ def get_backend(*arrays: Any) -> str:
     return _framework("get_backend", dict(enumerate(arrays)))
 
 
+@whole
 def inl_dynamics(
     x: Any, v: Any, mu: Any, alpha: Any, beta: Any, gate: Any, dt: Any = 0.1
 ) -> Pair:
@@ -86,6 +114,7 @@ def inl_dynamics(
     return _call(owner, "inl_dynamics", operands)
 
 
+@whole
 def inl_dynamics_step(
     x: Any,
     v: Any,
@@ -136,6 +165,13 @@ def inl_dynamics_n_steps(
         for _ in range(n_steps):
             x, v = inl_dynamics_step(x, v, mu, step(x, v), dt, **clamps)
         return x, v
+    return _fixed_steps(x, v, mu, controller, n_steps, dt, **clamps)
+
+
+@whole
+def _fixed_steps(
+    x: Any, v: Any, mu: Any, controller: Any, n_steps: int, dt: Any, **clamps: Any
+) -> Pair:
     operands = {"x": x, "v": v, "mu": mu, "controller": controller, "dt": dt}
     return _controlled("inl_dynamics_n_steps", operands, n_steps=n_steps, **clamps)
 
@@ -165,14 +201,12 @@ def _call(owner: str, name: str, operands: dict[str, Any], **attrs: Any) -> Pair
     if own is other:
         return _run(own, name, operands, attrs)
     moved = {
-        key: each
-        if isinstance(each, Real)
-        else other.from_numpy(own.to_numpy(each), None)
+        key: each if _is_number(each) else other.from_numpy(own.to_numpy(each), None)
         for key, each in operands.items()
     }
     results = _run(other, name, moved, attrs)
     kinds = operands["x"], operands["v"]
-    examples = [operands["x"] if isinstance(each, Real) else each for each in kinds]
+    examples = [operands["x"] if _is_number(each) else each for each in kinds]
     x, v = (
         own.from_numpy(other.to_numpy(result), example)
         for result, example in zip(results, examples, strict=True)
@@ -204,6 +238,18 @@ def _framework_name(module: str) -> str:
     return _frameworks().get(module, "")
 
 
+@discovery
+def _is_imported(module: str) -> bool:
+    """Import the functions of a module of arrays; ``False`` if there are none."""
+    framework = _framework_name(module)
+    if not framework:
+        return False
+    mark = functions_of(framework).mark_whole
+    if mark is not None:
+        mark(WHOLE)
+    return True
+
+
 def _frameworks() -> Mapping[str, str]:
     from inl.plugin import registry
 
@@ -214,7 +260,7 @@ def _framework(where: str, operands: Mapping[Any, Any]) -> str:
     """Return the framework of the arrays; raises if there are several."""
     owners: dict[str, Any] = {}
     for name, each in operands.items():
-        if name == "x" or not isinstance(each, Real):
+        if name == "x" or not _is_number(each):
             owners.setdefault(_owner(where, name, each), name)
     if len(owners) > 1:
         listed = ", ".join(f"{name} of {owner}" for owner, name in owners.items())
@@ -222,6 +268,12 @@ def _framework(where: str, operands: Mapping[Any, Any]) -> str:
             f"{where}: found {listed}; accepted: arrays of one framework, and numbers"
         )
     return next(iter(owners))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number, or one that torch's compiler has not fixed."""
+    unfixed = hasattr(value, "__float__") and not hasattr(value, "dtype")
+    return isinstance(value, Real) or unfixed
 
 
 def _owner(where: str, name: Any, value: Any) -> str:

@@ -35,7 +35,7 @@ def route(
     kind: one of :data:`inl.ops.moe.KINDS`. renormalize: whether the weights of a token
     sum to 1. Raises :class:`RequestError` for a k outside 1 to E, and for NaN.
     """
-    _check_logits(router_logits)
+    _check_logits(router_logits, k, kind)
     attrs = {"k": k, "kind": kind, "renormalize": renormalize}
     return Dispatched(*_call("route", router_logits, **attrs))
 
@@ -118,15 +118,18 @@ def load_balance_loss(router_logits: Any, *, k: int = 1) -> Any:
     A scalar: E times the sum over experts of the share of choices times the mean
     probability. Raises :class:`RequestError` for a k outside 1 to E, and for NaN.
     """
-    _check_logits(router_logits)
+    _check_logits(router_logits, k)
     return _call("load_balance_loss", router_logits, k=k)
 
 
-def _check_logits(logits: Any) -> None:
+def _check_logits(logits: Any, k: int, *kind: str) -> None:
+    from inl.ops.moe import check_routing
+
     if len(logits.shape) != 2 or 0 in logits.shape:
         raise RequestError(
             f"router_logits: found {list(logits.shape)}, accepted: [tokens, experts]"
         )
+    check_routing(logits.shape[-1], k, *kind)
     if not _has_values(logits):
         return
     invalid = (logits != logits).any(-1)  # NaN, in any framework

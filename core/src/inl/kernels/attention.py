@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from inl.errors import KernelError
-from inl.functional.arrays import ArrayModule, cast, like, module_of
+from inl.functional.arrays import ArrayModule, cast, dtype_name, like, module_of
 from inl.kernels.config import configured
 from inl.kernels.dense import widened
+from inl.kernels.operands import check_arrays
 from inl.kernels.precision import rounded
 from inl.kernels.profile import recorded
 
@@ -71,6 +72,7 @@ def flash_attention(
     at once. Raises :class:`~inl.errors.KernelError` for shapes that do not match.
     """
     _check(query, key, value, window)
+    mask = _usable_mask(mask, query, key)
     config = configured(block_size=block_size, use_efficient_attention=use_flash)
     length, keys = query.shape[-2], key.shape[-2]
     size = config.block_size or TILE
@@ -169,7 +171,28 @@ def _blocks(given: Any, tiles: tuple[int, int]) -> NDArray[np.bool_]:
     return blocks
 
 
+def _usable_mask(mask: Any, query: Any, key: Any) -> Any:
+    """Return the mask in the framework of ``query``."""
+    if mask is None:
+        return None
+    if isinstance(mask, (np.ndarray, list)) and not isinstance(query, np.ndarray):
+        mask = like(np.asarray(mask), query)
+    check_arrays("flash_attention", query=query, mask=mask)
+    scores = (*query.shape[:-1], key.shape[-2])
+    given = tuple(mask.shape)
+    pairs = zip(reversed(given), reversed(scores), strict=False)
+    kind = dtype_name(mask)
+    fits = 0 < len(given) <= len(scores) and all(a in (1, b) for a, b in pairs)
+    if not fits or not ("bool" in kind or "float" in kind):
+        raise KernelError(
+            f"flash_attention: mask: found {kind} {list(given)}, accepted: booleans or "
+            f"floating-point numbers that broadcast to {list(scores)}"
+        )
+    return mask
+
+
 def _check(query: Any, key: Any, value: Any, window: int | None) -> None:
+    check_arrays("flash_attention", floating=True, query=query, key=key, value=value)
     shapes = [tuple(each.shape) for each in (query, key, value)]
     q, k, v = shapes
     fits = min(map(len, shapes)) >= 2 and q[-1] == k[-1] and k[-2] == v[-2]

@@ -65,12 +65,19 @@ class KernelConfig:
         size = self.block_size
         if size is not None and (type(size) is not int or size < 1):
             raise _refused("block_size", size, "a whole number above 0, or None")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(field.default) is bool and type(value) is not bool:
+                raise _refused(field.name, value, "True or False")
         object.__setattr__(self, "precision", _precision(self.precision))
         if self.fallback not in FALLBACKS:
             raise _refused("fallback", self.fallback, ", ".join(FALLBACKS))
         chosen = [self.use_bfloat16, self.use_fp16, self.precision in PRECISIONS[3:]]
         if sum(chosen) > 1:
-            raise _refused("precision", self, "one of bfloat16, float16 and float8")
+            names = ("use_bfloat16", "use_fp16", self.precision)
+            found = [name for name, on in zip(names, chosen, strict=True) if on]
+            accepted = "one of bfloat16, float16 and float8"
+            raise _refused("precision", ", ".join(found), accepted)
 
     @property
     def rounding(self) -> str:
@@ -106,6 +113,10 @@ def in_force(config: KernelConfig) -> Iterator[None]:
 
 def make_config(where: str, config: KernelConfig | None, given: Any) -> KernelConfig:
     """Return ``config``, or the default one, with fields changed; refuses others."""
+    if config is not None and not isinstance(config, KernelConfig):
+        raise KernelError(
+            f"{where}: config: found {type(config).__name__}, accepted: KernelConfig"
+        )
     known = [field.name for field in fields(KernelConfig)]
     unknown = sorted({*given} - {*known})
     if unknown:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from types import MethodType
 from typing import Any, overload
 
 from inl.device import Device
@@ -58,6 +60,10 @@ class DecoratedKernel:
                 "returns its results"
             )
         return result
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        """Bind a method to its object, which is a constant of compiled programs."""
+        return self if owner is None else MethodType(self, owner)
 
     def configure(self, config: KernelConfig) -> None:
         """Replace the configuration; what was compiled with the old one is dropped."""
@@ -147,7 +153,8 @@ def _moved(value: Any, target: Any) -> Any:
         return value
     if hasattr(value, "to"):
         return value.to(target)
-    if hasattr(value, "devices") and target in value.devices():
+    traced = type(value).__name__.endswith("Tracer")
+    if not traced and hasattr(value, "devices") and target in value.devices():
         return value
     return import_module("jax").device_put(value, target)
 
@@ -227,23 +234,16 @@ def sparse_kernel(
     ``block_size`` is also the required size of the blocks in the function's second
     argument [..., b, b]; a call with another raises :class:`~inl.errors.KernelError`.
     """
-    where = _platforms("sparse_kernel", platform)
     size = make_config("sparse_kernel", config, given).block_size
 
-    def checked(function: Function) -> Any:
-        @functools.wraps(function)
-        def call(dense: Any, sparse_values: Any, *args: Any, **kwargs: Any) -> Any:
-            found = tuple(sparse_values.shape[-2:])
-            if size is not None and found != (size, size):
-                raise KernelError(
-                    f"{function.__name__}: sparse_values: found blocks of "
-                    f"{list(found)}, accepted: {[size, size]}"
-                )
-            return function(dense, sparse_values, *args, **kwargs)
+    def refuse(sparse_values: Any) -> str | None:
+        found = tuple(sparse_values.shape[-2:])
+        if size is None or found == (size, size):
+            return None
+        return f"sparse_values: found blocks of {list(found)}, accepted: {[size, size]}"
 
-        return _decorator("sparse_kernel", where, call, config, given)
-
-    return checked if function is None else checked(function)
+    where = "sparse_kernel", platform
+    return _of_checked_operand(where, refuse, function, config, given)
 
 
 def expert_kernel(
@@ -260,22 +260,54 @@ def expert_kernel(
     num_experts: required first size of the function's second argument; a call with
     another raises :class:`~inl.errors.KernelError`.
     """
-    where = _platforms("expert_kernel", platform)
 
-    def checked(function: Function) -> Any:
+    def refuse(expert_weights: Any) -> str | None:
+        found = expert_weights.shape[0]
+        if num_experts in (None, found):
+            return None
+        return f"expert_weights: found {found} experts, accepted: {num_experts}"
+
+    where = "expert_kernel", platform
+    return _of_checked_operand(where, refuse, function, config, given)
+
+
+def _of_checked_operand(
+    where: tuple[str, str],
+    refuse: Callable[[Any], str | None],
+    function: Function | None,
+    config: KernelConfig | None,
+    given: dict[str, Any],
+) -> Any:
+    """Decorate a function whose second argument is checked at each call.
+
+    where: name of the decorator, and platform.
+    """
+    name, platform = where
+    platforms = _platforms(name, platform)
+
+    def decorate(function: Function) -> Any:
+        parameters = _parameters(name, function)
+
         @functools.wraps(function)
-        def call(inputs: Any, expert_weights: Any, *args: Any, **kwargs: Any) -> Any:
-            found = expert_weights.shape[0]
-            if num_experts is not None and found != num_experts:
-                raise KernelError(
-                    f"{function.__name__}: expert_weights: found {found} experts, "
-                    f"accepted: {num_experts}"
-                )
-            return function(inputs, expert_weights, *args, **kwargs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            second = parameters.bind(*args, **kwargs).args[1]
+            if why := refuse(second):
+                raise KernelError(f"{function.__name__}: {why}")
+            return function(*args, **kwargs)
 
-        return _decorator("expert_kernel", where, call, config, given)
+        return _decorator(name, platforms, call, config, given)
 
-    return checked if function is None else checked(function)
+    return decorate if function is None else decorate(function)
+
+
+def _parameters(where: str, function: Function) -> inspect.Signature:
+    found = inspect.signature(function) if callable(function) else None
+    if found is None or len(found.parameters) < 2:
+        raise KernelError(
+            f"{where}: found {function!r:.80}, accepted: a function of two arrays or "
+            "more"
+        )
+    return found
 
 
 def _platforms(where: str, platform: str) -> tuple[str, ...]:

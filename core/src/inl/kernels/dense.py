@@ -10,6 +10,7 @@ from inl.errors import KernelError
 from inl.functional.arrays import ArrayModule, cast, dtype_name, module_of
 from inl.functional.dynamics import framework_of
 from inl.kernels.config import KernelConfig, configured
+from inl.kernels.operands import check_arrays
 from inl.kernels.precision import FLOAT8, rounded, scaled_float8
 from inl.kernels.profile import recorded
 
@@ -40,6 +41,7 @@ def gemm(
     result has the dtype of ``a``. Raises :class:`~inl.errors.KernelError` for shapes
     that do not match.
     """
+    check_arrays("gemm", a=a, b=b)
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
         raise KernelError(
             f"gemm: found {list(a.shape)} and {list(b.shape)}, accepted: [..., M, K] "
@@ -95,13 +97,15 @@ def layer_norm(
     default that of the decorated function around the call. Raises
     :class:`~inl.errors.KernelError` for shapes that do not match.
     """
-    for name, each in (("scale", scale), ("bias", bias)):
-        if each is not None and tuple(each.shape) != tuple(x.shape[-1:]):
+    given = {"scale": scale, "bias": bias}
+    rows = {name: each for name, each in given.items() if each is not None}
+    framework = check_arrays("layer_norm", floating=True, x=x, **rows)
+    for name, each in rows.items():
+        if tuple(each.shape) != tuple(x.shape[-1:]):
             raise KernelError(
                 f"layer_norm: {name}: found {list(each.shape)}, accepted: "
                 f"{list(x.shape[-1:])}"
             )
-    framework = framework_of("layer_norm", "x", x)
     wanted = configured(use_fused_ops=use_fused_ops).use_fused_ops
     fused = wanted and framework in ("torch", "jax")
     name = "layer_norm/fused" if fused else "layer_norm/formula"

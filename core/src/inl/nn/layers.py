@@ -10,6 +10,7 @@ import numpy as np
 
 from inl.device import Device
 from inl.errors import RequestError
+from inl.nn.checks import check_sizes
 from inl.nn.module import Module
 from inl.nn.tensor import Tensor, linear
 
@@ -21,6 +22,12 @@ class Sequential(Module):
     """Layers applied one after the other."""
 
     def __init__(self, *layers: Module) -> None:
+        for layer in layers:
+            if not isinstance(layer, Module):
+                raise RequestError(
+                    f"Sequential: found {layer!r:.80}, accepted: layers, each an "
+                    "argument"
+                )
         self.layers = layers
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,6 +56,7 @@ class Linear(Module):
         device: Device | str | None = None,
         rng: Rng = None,
     ) -> None:
+        check_sizes("Linear", inputs=inputs, outputs=outputs)
         rng, bound = rng or np.random.default_rng(), 1 / math.sqrt(inputs)
 
         def drawn(*shape: int) -> Tensor:
@@ -59,6 +67,7 @@ class Linear(Module):
         self.bias = drawn(outputs) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.weight._tensor(x)
         if x.shape[-1:] != self.weight.shape[1:]:
             raise RequestError(
                 f"Linear: found input {list(x.shape)}, accepted: [..., "
@@ -82,11 +91,18 @@ class LayerNorm(Module):
     def __init__(
         self, size: int, *, eps: float = 1e-5, device: Device | str | None = None
     ) -> None:
+        check_sizes("LayerNorm", size=size)
         self.eps = eps
         self.weight = Tensor(np.ones(size), device, requires_grad=True)
         self.bias = Tensor(np.zeros(size), device, requires_grad=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.weight._tensor(x)
+        if x.shape[-1:] != self.weight.shape:
+            raise RequestError(
+                f"LayerNorm: found input {list(x.shape)}, accepted: [..., "
+                f"{self.weight.shape[0]}]"
+            )
         centered = x - x.mean(-1, keepdims=True)
         variance = (centered**2).mean(-1, keepdims=True)
         return centered * (variance + self.eps) ** -0.5 * self.weight + self.bias
@@ -104,6 +120,7 @@ class Embedding(Module):
         device: Device | str | None = None,
         rng: Rng = None,
     ) -> None:
+        check_sizes("Embedding", rows=rows, width=width)
         values = (rng or np.random.default_rng()).standard_normal((rows, width))
         self.weight = Tensor(values, device, requires_grad=True)
 

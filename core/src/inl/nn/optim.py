@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, final
 
+from inl.errors import RequestError
 from inl.nn.tensor import Tensor
 
 
 class Optimizer:
-    """Base class: holds the parameters; :meth:`step` changes those with a gradient."""
+    """Base class: holds the parameters; :meth:`step` changes those with a gradient.
+
+    Raises :class:`RequestError` for no parameters, and for a rate that is negative.
+    """
 
     def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
         self.parameters = list(parameters)
+        if not self.parameters or not lr >= 0:
+            raise RequestError(
+                f"{type(self).__name__}: found {len(self.parameters)} parameters and "
+                f"lr {lr!r}, accepted: at least one, and 0 or more"
+            )
         self.lr = lr
         self.state: dict[int, Any] = {}
         """State of each parameter, by its position."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from inl.device import Device
 from inl.errors import RequestError
+from inl.nn.checks import check_broadcast, host_array
 from inl.nn.gradients import Gradient, kept, topological, unbroadcast
 from inl.nn.place import Place, default_device, place_of
 
@@ -30,9 +31,11 @@ class Tensor:
     :class:`~inl.Device` or its name; by default the one that "auto" selects. dtype:
     "float32", or "int32" for indices. requires_grad: whether :meth:`backward` sets
     :attr:`grad`. Raises :class:`~inl.errors.DeviceError` where the device cannot be
-    used.
+    used, and :class:`RequestError` for data that are not numbers.
     """
 
+    __array_ufunc__ = None
+    """NumPy leaves ``array + tensor`` to the tensor."""
     __slots__ = ("_edges", "array", "device", "dtype", "grad", "requires_grad")
 
     def __init__(
@@ -50,7 +53,7 @@ class Tensor:
         chosen = Device(device) if isinstance(device, str) else device
         self.device = chosen or default_device()
         self.dtype = dtype
-        self.array = self.place.array(np.asarray(data, dtype))
+        self.array = self.place.array(host_array(data, dtype))
         self.requires_grad = requires_grad
         self.grad: Tensor | None = None
         self._edges: tuple[tuple[Tensor, Gradient], ...] = ()
@@ -73,6 +76,15 @@ class Tensor:
     def numpy(self) -> NDArray[Any]:
         """Copy to the host."""
         return self.place.numpy(self.array)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.numpy(), dtype)
+
+    def __float__(self) -> float:
+        return self.item()
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
 
     def item(self) -> float:
         """Return the only element; raises :class:`RequestError` if there are more."""
@@ -146,7 +158,7 @@ class Tensor:
         return -self + other
 
     def __truediv__(self, other: Tensor | Number) -> Tensor:
-        return self * other**-1
+        return self * self._operand(other) ** -1
 
     def __rtruediv__(self, other: Number) -> Tensor:
         return self**-1 * other
@@ -154,8 +166,11 @@ class Tensor:
     __radd__ = __add__
     __rmul__ = __mul__
 
-    def __matmul__(self, other: Tensor) -> Tensor:
+    def __matmul__(self, other: Any) -> Tensor:
         return matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return matmul(other, self)
 
     def exp(self) -> Tensor:
         """Exponential, elementwise."""
@@ -195,8 +210,10 @@ class Tensor:
         count = math.prod(self.shape) if axis is None else self.shape[axis]
         return self.sum(axis, keepdims=keepdims) * (1 / count)
 
-    def reshape(self, *shape: int) -> Tensor:
-        """Return the same elements in another shape."""
+    def reshape(self, *shape: Any) -> Tensor:
+        """Return the same elements in another shape, whose sizes may be one tuple."""
+        if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
+            shape = tuple(shape[0])
         xp, before = self.place.xp, self.shape
         edges = [(self, lambda g: xp.reshape(g, before))]
         return self._result(xp.reshape(self.array, shape), edges)
@@ -208,7 +225,14 @@ class Tensor:
         edges = [(self, lambda g: xp.swapaxes(g, -1, -2))]
         return self._result(xp.swapaxes(self.array, -1, -2), edges)
 
-    def _operand(self, other: Tensor | Number) -> Tensor:
+    def _operand(self, other: Any) -> Tensor:
+        """Return a tensor that broadcasts with this one."""
+        found = self._tensor(other)
+        check_broadcast(self.shape, found.shape)
+        return found
+
+    def _tensor(self, other: Any) -> Tensor:
+        """Return ``other`` as a tensor of this device."""
         if isinstance(other, Tensor):
             return self._beside(other)
         return Tensor(other, self.device)
@@ -241,13 +265,16 @@ def result(
     return tensor
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
+def matmul(a: Any, b: Any) -> Tensor:
     """Product of ``a`` [..., K] and ``b`` [K, N]: [..., N].
 
-    Computed by the op ``linear``. Raises :class:`RequestError` for other shapes and for
+    Computed by the op ``linear``. What is no tensor becomes one of the other's device.
+    Raises :class:`RequestError` for other shapes and for
     operands on two devices.
     """
-    a._beside(b)
+    if not isinstance(a, Tensor):
+        a = b._tensor(a) if isinstance(b, Tensor) else Tensor(a)
+    b = a._tensor(b)
     if a.ndim < 1 or b.ndim != 2 or a.shape[-1] != b.shape[0]:
         raise RequestError(
             f"matmul: found {list(a.shape)} and {list(b.shape)}, accepted: [..., K] "

@@ -83,7 +83,8 @@ def check_controller(op_name: str, shape: tuple[int, ...], controller: Any) -> N
     shape: shape of ``x``. controller: [..., 3 * D], or [..., 3] for one value per row.
     """
     given = controller.shape
-    thirds, rest = divmod(given[-1], 3) if given else (0, 1)
+    # No divmod: sizes may be symbols of torch's compiler.
+    thirds, rest = (given[-1] // 3, given[-1] % 3) if given else (0, 1)
     width = shape[-1] if shape else 1
     if rest or thirds not in (1, width):
         raise RequestError(

@@ -45,7 +45,7 @@ def apply_kernel_fusion(
             f"strategy: found {strategy!r:.80}, accepted: {', '.join(STRATEGIES)}"
         )
     module = is_torch_module(model)
-    if not module and not callable(model):
+    if not module and (not callable(model) or hasattr(model, "parameters")):
         raise RequestError(
             f"apply_kernel_fusion: found {type(model).__name__}, accepted: a "
             "torch.nn.Module, or a function of JAX arrays; kernels of language models "

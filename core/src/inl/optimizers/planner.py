@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple
+from numbers import Real
+from typing import Any, NamedTuple
 
 from inl.errors import RequestError
 
@@ -139,7 +140,7 @@ def get_optimal_parallelism(
     per device is returned with ``fits=False``. Raises
     :class:`~inl.errors.RequestError` for numbers that are not positive.
     """
-    given = {
+    given: dict[str, Any] = {
         "model_size_params": model_size_params, "num_devices": num_devices,
         "memory_per_device_gb": memory_per_device_gb, "batch": batch,
         "context": context, "bytes_per_param": bytes_per_param,
@@ -147,7 +148,8 @@ def get_optimal_parallelism(
         "step_tokens": STEP_TOKENS if step_tokens is None else step_tokens,
     }  # fmt: skip
     for name, value in given.items():
-        if isinstance(value, bool) or not value > 0:
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number or not value > 0:
             raise RequestError(f"{name}: found {value!r}, accepted: a number above 0")
     if device is not None and device not in RUNTIMES:
         raise RequestError(

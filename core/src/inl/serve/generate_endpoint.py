@@ -90,6 +90,7 @@ class GenerateEndpoint:
             failure = as_api_error(error)
             if failure.status == 500:
                 log.exception("request %s failed", record.number)
+            record.error = failure.code or str(failure.status)
             await send_error(send, failure, self._dialect.error(failure))
 
     async def _respond(
@@ -112,7 +113,8 @@ class GenerateEndpoint:
             body = exchange.body(answers, generations.usage)
             await send_json(send, 200, body)
         record.usage = generations.usage
-        record.reasons = [answer.finish_reason for answer in answers]
+        if record.error is None:
+            record.reasons = [answer.finish_reason for answer in answers]
 
     async def _stream(
         self,
@@ -150,6 +152,7 @@ class GenerateEndpoint:
             failure = as_api_error(error)
             log.warning("request %s failed: %s", record.number, failure.message)
             record.status = failure.status
+            record.error = failure.code or str(failure.status)
             last += exchange.failure(failure)
         await end_stream(send, last)
 

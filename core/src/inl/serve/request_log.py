@@ -28,6 +28,8 @@ class Record:
         """Time from the request to its end, once it is finished."""
         self.usage: Usage | None = None
         self.reasons: Sequence[str] = ()
+        self.error: str | None = None
+        """Code of the error that ended the request; its answer has no end then."""
         self.phases: Phases | None = None
         """Times of the first completion."""
         self._started = time.perf_counter()
@@ -59,4 +61,6 @@ class Record:
             fields["completion_tokens"] = self.usage.completion_tokens
         if self.reasons:
             fields["finish_reasons"] = list(self.reasons)
+        if self.error is not None:
+            fields["error"] = self.error
         log.info("%s", json.dumps(fields))

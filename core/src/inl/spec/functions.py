@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,10 @@ class Functions:
     """Whether an array's values cannot be read, as under ``jax.jit`` and
     ``torch.compile``; then only its shape is validated. ``None``: every array has
     values."""
+    mark_whole: Callable[[Sequence[Callable[..., Any]]], None] | None = None
+    """Tells the framework's compiler, where it is imported, to put calls of functions
+    into its graph instead of their Python code. Called often, with the same list.
+    ``None``: there is no such compiler."""
     arrays: Any = None
     """Module with the names of :class:`inl.functional.arrays.ArrayModule`. ``None``:
     what ``__array_namespace__`` of an array returns."""

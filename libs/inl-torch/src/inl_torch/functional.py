@@ -7,6 +7,8 @@ times.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,6 +144,20 @@ def _from_numpy(array: Any, like: torch.Tensor | None) -> torch.Tensor:
     return tensor if like is None else tensor.to(like.device, like.dtype)
 
 
+_marked: set[int] = set()
+"""Ids of functions that the compiler knows."""
+
+
+def _mark_whole(functions: Sequence[Callable[..., Any]]) -> None:
+    # Importing the compiler takes a second, and who uses it has imported it.
+    if len(functions) == len(_marked) or "torch._dynamo" not in sys.modules:
+        return
+    mark: Callable[..., Any] = torch.compiler.allow_in_graph
+    for each in functions:
+        mark(each)
+        _marked.add(id(each))
+
+
 FUNCTIONS = Functions(
     inl_dynamics=inl_dynamics,
     inl_dynamics_step=inl_dynamics_step,
@@ -152,5 +168,6 @@ FUNCTIONS = Functions(
     is_traced=is_transformed,
     arrays=arrays,
     block_sparse=block_sparse,
+    mark_whole=_mark_whole,
 )
 """The functions of ``inl`` for torch tensors."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, final
 
 from inl.kernels.attention import flash_attention
-from inl.kernels.config import KernelConfig
+from inl.kernels.config import make_config
 from inl.kernels.decorators import DecoratedKernel
 from inl.kernels.dense import gemm, layer_norm
 
 
-def _on_tpu(function: Any, settings: dict[str, Any]) -> DecoratedKernel:
-    return DecoratedKernel(function, ("tpu",), KernelConfig(**settings))
+def _on_tpu(owner: object, function: Any, settings: Any) -> DecoratedKernel:
+    config = make_config(type(owner).__name__, None, settings)
+    return DecoratedKernel(function, ("tpu",), config)
 
 
 @final
@@ -22,7 +23,7 @@ class TPUGEMMKernel:
     """
 
     def __init__(self, **settings: Any) -> None:
-        self.kernel = _on_tpu(gemm, settings)
+        self.kernel = _on_tpu(self, gemm, settings)
 
     def __call__(self, a: Any, b: Any) -> Any:
         """Return the product of ``a`` [..., M, K] and ``b`` [K, N]."""
@@ -54,7 +55,7 @@ class TPUAttentionKernel:
             )  # fmt: skip
 
         self.kernel = _on_tpu(
-            attention, {"use_efficient_attention": use_flash, **settings}
+            self, attention, {"use_efficient_attention": use_flash, **settings}
         )
 
     def __call__(self, query: Any, key: Any, value: Any, mask: Any = None) -> Any:
@@ -70,7 +71,7 @@ class TPULayerNormKernel:
         def normalize(x: Any, scale: Any = None, bias: Any = None) -> Any:
             return layer_norm(x, scale, bias, eps=eps)
 
-        self.kernel = _on_tpu(normalize, settings)
+        self.kernel = _on_tpu(self, normalize, settings)
 
     def __call__(self, x: Any, scale: Any = None, bias: Any = None) -> Any:
         """Normalize ``x`` [..., H]."""

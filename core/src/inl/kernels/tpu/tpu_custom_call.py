@@ -24,7 +24,10 @@ class CompiledKernel:
 
     def __call__(self, *args: Any) -> Any:
         """Compute; raises :class:`KernelError` for other shapes or dtypes."""
-        found = [(tuple(x.shape), str(x.dtype)) for x in args]
+        found = [
+            (tuple(x.shape), str(x.dtype)) if hasattr(x, "dtype") else type(x).__name__
+            for x in args
+        ]
         wanted = [(tuple(x.shape), str(x.dtype)) for x in self._inputs]
         if found != wanted:
             raise KernelError(f"{self.name}: found {found}, accepted: {wanted}")
