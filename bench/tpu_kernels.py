@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -90,11 +89,11 @@ def attended(
         )
 
     each = tokens // count
-    keys = max(1, min(paged_attention.KEYS // PAGE, table)) * PAGE
     size = min(paged_attention.TILE, each)
     share = heads // kv_heads
+    keys = paged_attention.chunk_pages(size * share, PAGE, table) * PAGE
     wide = pl.cdiv(size * share, paged_attention.ROWS)
-    together = math.gcd(kv_heads, attention_tile.HEADS)
+    together = attention_tile.heads_together(kv_heads)
     unrolled = size * share <= attention_tile.FEW_ROWS
     parts = 0 if unrolled else kv_heads // together * wide
     starts = [context - each + i for i in range(0, each, size)]

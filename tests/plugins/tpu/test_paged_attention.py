@@ -62,6 +62,15 @@ def run(case, dtype, seed=0):
     return judge(op, case, dtype, np.asarray(found.astype(jnp.float32)))
 
 
+def small_blocks(monkeypatch, rows=256):
+    """Several chunks, parts and blocks of scores in short prompts."""
+    monkeypatch.setattr(paged_attention, "PROMPT_KEYS", 32)
+    monkeypatch.setattr(paged_attention, "ROWS", rows)
+    for module in (attention_tile, paged_attention):
+        monkeypatch.setattr(module, "COLUMNS", 128)
+        monkeypatch.setattr(module, "AHEAD", 2)
+
+
 @pytest.mark.parametrize(
     ("dim", "dtype", "rows", "attrs"),
     [
@@ -71,13 +80,13 @@ def run(case, dtype, seed=0):
         (128, "float32", DECODE, {"cap": 2.0, "window": 270}),
         pytest.param(128, "bfloat16", PROMPT, {}, marks=pytest.mark.full),
         pytest.param(64, "float32", PROMPT, {"window": 41}, marks=pytest.mark.full),
+        pytest.param(128, "float32", PROMPT, {"cap": 2.0}, marks=pytest.mark.full),
     ],
 )
 def test_equals_the_body_without_races(monkeypatch, dim, dtype, rows, attrs):
     """Chunks that all queries see whole, with and without a mask, in several parts."""
     if rows is PROMPT:
-        monkeypatch.setattr(paged_attention, "KEYS", 32)
-        monkeypatch.setattr(paged_attention, "ROWS", 128)
+        small_blocks(monkeypatch, rows=128 if "cap" in attrs else 256)
     verdict = run(make_case(1, dim, rows, **attrs), dtype)
     assert verdict.passed, str(verdict)
     assert not races()
@@ -86,8 +95,7 @@ def test_equals_the_body_without_races(monkeypatch, dim, dtype, rows, attrs):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_several_seeds(monkeypatch, seed):
-    monkeypatch.setattr(paged_attention, "KEYS", 32)
-    monkeypatch.setattr(paged_attention, "ROWS", 128)
+    small_blocks(monkeypatch)
     rng = np.random.default_rng(seed)
     rows = {"cached": rng.integers(0, 90, 4), "counts": rng.integers(1, 90, 4)}
     window = (None, int(rng.integers(1, 120)))[seed % 2]
@@ -106,20 +114,17 @@ def test_prompts_have_large_tiles():
             name: jax.ShapeDtypeStruct((sizes.get(name, rows),), "int32")
             for name in Step._fields
         }
-        made = partial(plan, block_size=PAGE, most=128)
+        made = partial(plan, block_size=PAGE, most=paged_attention.TILE)
         return jax.eval_shape(made, Step(**spec)).tokens.shape[1]
 
-    assert [size(2048, 8), size(512, 64), size(64, 64)] == [128, 32, 1]
+    assert [size(2048, 8), size(512, 64), size(64, 64)] == [256, 32, 1]
 
 
-def test_a_missing_mask_is_found(monkeypatch):
-    original = attention_tile.accumulate
-
-    def unmasked(shape, q, cells, masked, *others):
-        original(shape, q, jnp.nan_to_num(cells), False, *others)
-
-    monkeypatch.setattr(attention_tile, "accumulate", unmasked)
-    assert not run(make_case(1, 64, MIXED), "float32").passed
+@pytest.mark.parametrize("rows", [MIXED, pytest.param(PROMPT, marks=pytest.mark.full)])
+def test_a_missing_mask_is_found(monkeypatch, rows):
+    """Tiles of few rows, and of many."""
+    monkeypatch.setattr(attention_tile, "hidden", lambda shape, scores, *_: scores)
+    assert not run(make_case(1, 64, rows), "float32").passed
 
 
 def test_a_copy_that_is_not_awaited_is_found(monkeypatch):
@@ -136,11 +141,17 @@ def test_a_copy_that_is_not_awaited_is_found(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dim", "page", "reason"),
-    [(80, 16, "head size 80"), (64, 8, "block size 8"), (64, 32, None)],
+    ("heads", "dim", "page", "reason"),
+    [
+        (6, 80, 16, "head size 80"),
+        (6, 64, 8, "block size 8"),
+        (128, 576, 16, "128 heads of size 576"),
+        (6, 64, 32, None),
+    ],
 )
-def test_unaligned_sizes_are_refused(dim, page, reason):
+def test_unsuitable_sizes_are_refused(heads, dim, page, reason):
     cache = Cache(*[jax.ShapeDtypeStruct((3, page, 2, dim), "bfloat16")] * 2)
-    found = paged_attention.refuse(None, cache, None)
+    q = jax.ShapeDtypeStruct((2048, heads, dim), "bfloat16")
+    found = paged_attention.refuse(q, cache, None)
     assert (found or "").startswith(reason or "")
     assert bool(found) == bool(reason)

@@ -4,11 +4,14 @@ A tile loops over chunks of its row's context: the pages of a chunk are copied f
 to one half of a buffer while the chunk in the other half is computed, across tiles as
 well, so that short contexts keep the memory busy too. Chunks that all queries see whole
 are computed without masks. Sums are in float32.
+
+Tiles of many rows have scores with keys along sublanes and queries along lanes: maxima
+are then of whole registers, and products with values fill the matrix unit.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,12 +28,18 @@ LANES = 128
 QUERIES = 16
 """Rows of the query matrices are a multiple of this: the sublanes of bfloat16."""
 
-HEADS = 2
-"""Heads that a loop computes together, so that their instructions overlap."""
+HEADS = 4
+"""Most heads that a loop computes together, so that their instructions overlap."""
 
 FEW_ROWS = 64
 """Rows that a tile with a few queries computes. With as few at most, the loop over
 heads is unrolled."""
+
+COLUMNS = 512
+"""Queries of a block of scores."""
+
+AHEAD = 3
+"""Blocks of scores that are computed before the softmax of one."""
 
 LOG2_E = 1.4426950408889634
 
@@ -80,16 +89,46 @@ class Shape(NamedTuple):
         return self.pages * self.page
 
     @property
+    def turned(self) -> bool:
+        """Whether keys run along sublanes and queries along lanes."""
+        return self.rows > FEW_ROWS
+
+    @property
     def split(self) -> bool:
         """Whether keys and values are in different registers."""
         return self.dim % LANES == 0
+
+
+class Block(NamedTuple):
+    """Queries of one head, and the cells of a chunk."""
+
+    q: Any
+    """[queries, lanes]"""
+    cells: Any
+    """[keys, 2 * dim]"""
+    row: Any
+    """Row of the first query."""
+    sums: Sequence[Any]
+    """Maximum, sum and weighted values so far; without the sum if ``turned``."""
+
+
+class Bounds(NamedTuple):
+    """Positions of a tile and a chunk."""
+
+    first: Any
+    """First query."""
+    last: Any
+    """Last query."""
+    offset: Any
+    """First key."""
 
 
 def body(shape: Shape, rows: Any, *refs: Any) -> None:
     """One tile. ``half`` keeps the half of the buffer that is computed next."""
     tile, tiles = pl.program_id(0), pl.num_programs(0)
     ranges = Ranges(*refs[: len(Ranges._fields)])
-    table, q, kv, out, buffer, arrived, half, *sums = refs[len(Ranges._fields) :]
+    table, q, kv, out, buffer, arrived, half, *scratch = refs[len(Ranges._fields) :]
+    sums, stage = (scratch[:-1], scratch[-1]) if shape.turned else (scratch, None)
 
     def copies(owner: Any, chunk: Any, place: Any) -> list[Any]:
         base = rows[owner] * shape.table + chunk * shape.pages
@@ -117,12 +156,19 @@ def body(shape: Shape, rows: Any, *refs: Any) -> None:
     after = jnp.minimum(tile + 1, tiles - 1)
     follows = (tile + 1 < tiles) & (ranges.stop[after] > ranges.start[after])
 
+    def sums_of(head: Any, part: Any, column: int, width: int) -> list[Any]:
+        if shape.turned:
+            place = part.start // shape.rows
+            return [each.at[head, place, :, pl.ds(column, width)] for each in sums]
+        return [each.at[head, part] for each in sums]
+
     @over
-    def _(head: Any, part: Any) -> None:
-        highest, total, values = (each.at[head, part] for each in sums)
-        highest[...] = jnp.full_like(highest, MASKED)
-        total[...] = jnp.zeros_like(total)
-        values[...] = jnp.zeros_like(values)
+    def _(heads: Any, part: Any) -> None:
+        for head in heads:
+            highest, *others = sums_of(head, part, 0, part.size)
+            highest[...] = jnp.full_like(highest, MASKED)
+            for each in others:
+                each[...] = jnp.zeros_like(each)
 
     def compute(masked: bool, chunk: Any, _carry: Any) -> None:
         place = half[0]
@@ -136,13 +182,23 @@ def body(shape: Shape, rows: Any, *refs: Any) -> None:
             copy.wait()
 
         @over
-        def _(head: Any, part: Any) -> None:
-            cells = buffer[place, :, head].reshape(shape.keys, 2 * shape.dim)
-            accumulate(
-                shape, q[0, head, part], cells, masked,
-                (ranges.first[tile], ranges.last[tile], part.start, chunk * shape.keys),
-                *(each.at[head, part] for each in sums),
-            )  # fmt: skip
+        def _(heads: Any, part: Any) -> None:
+            blocks = [
+                Block(
+                    q[0, head, pl.ds(part.start + column, width)],
+                    buffer[place, :, head].reshape(shape.keys, 2 * shape.dim),
+                    part.start + column,
+                    sums_of(head, part, column, width),
+                )
+                for head in heads
+                for column, width in columns(shape, part.size)
+            ]
+            bounds = Bounds(ranges.first[tile], ranges.last[tile], chunk * shape.keys)
+            if shape.turned:
+                accumulate_turned(shape, blocks, masked, bounds, stage)
+            else:
+                for block in blocks:
+                    accumulate(shape, block, masked, bounds)
 
         half[0] = 1 - place
 
@@ -154,65 +210,62 @@ def body(shape: Shape, rows: Any, *refs: Any) -> None:
         jax.lax.fori_loop(low, high, partial(compute, masked), None)
 
     @over
-    def _(head: Any, part: Any) -> None:
-        _, total, values = (each[head, part] for each in sums)
-        mass = jnp.sum(total, axis=1, keepdims=True)
-        out[0, head, part] = (values / mass).astype(out.dtype)
+    def _(heads: Any, part: Any) -> None:
+        for head in heads:
+            _, *others = (ref[...] for ref in sums_of(head, part, 0, part.size))
+            if shape.turned:
+                (values,) = others
+                result = (values[: shape.dim] / values[shape.dim : shape.dim + 1]).T
+            else:
+                total, values = others
+                result = values / jnp.sum(total, axis=1, keepdims=True)
+            out[0, head, part] = result.astype(out.dtype)
+
+
+def columns(shape: Shape, rows: int) -> list[tuple[int, int]]:
+    """Return the start and the number of queries of each block of scores."""
+    most = COLUMNS if shape.turned else rows
+    return [(start, min(most, rows - start)) for start in range(0, rows, most)]
+
+
+def heads_together(heads: int) -> int:
+    """Return how many of the key heads a loop computes together."""
+    return max(count for count in range(1, HEADS + 1) if heads % count == 0)
 
 
 def over_parts(shape: Shape, used: Any, step: Any) -> None:
     """Call ``step(head, rows)`` for the parts of each head with ``used`` rows."""
     if shape.rows <= FEW_ROWS:
         for head in range(shape.heads):
-            step(head, pl.ds(0, shape.rows))
+            step([head], pl.ds(0, shape.rows))
         return
-    few = used <= FEW_ROWS
+    # A decoding row in a step with prompts.
+    few = used <= LANES
     parts = jnp.minimum(pl.cdiv(used, shape.rows), shape.parts)
-    together = math.gcd(shape.heads, HEADS)
+    together = heads_together(shape.heads)
 
     def loop(rows: int, parts: Any) -> None:
         @pl.loop(0, shape.heads // together * parts)
         def _(index: Any) -> None:
             group = index // jnp.maximum(parts, 1)
             start = pl.multiple_of((index - group * parts) * rows, rows)
-            for head in range(together):
-                step(group * together + head, pl.ds(start, rows))
+            step([group * together + i for i in range(together)], pl.ds(start, rows))
 
-    loop(FEW_ROWS, jnp.where(few, 1, 0))
+    loop(LANES, jnp.where(few, 1, 0))
     loop(shape.rows, jnp.where(few, 0, parts))
 
 
-def accumulate(
-    shape: Shape, q: Any, cells: Any, masked: bool, places: Any,
-    highest: Any, total: Any, sums: Any,
-) -> None:  # fmt: skip
+def accumulate(shape: Shape, block: Block, masked: bool, bounds: Bounds) -> None:
     """Add a chunk of one head's cells to its maximum, sum and weighted values.
 
-    places: positions of the first and the last query, the first row, the first key.
-    The sums of the 128 lanes of ``total`` are added at the end.
+    The sums of the 128 lanes of the sum are added at the end.
     """
-    first, last, row, offset = places
+    highest, total, sums = block.sums
+    keys, values = parted(shape, block.cells, masked, bounds)
+    scores = scaled(shape, product(block.q, keys, 1))
     if masked:
-        place = offset + jax.lax.broadcasted_iota(jnp.int32, cells.shape, 0)
-        # A cell beyond the last position may hold the NaN of an earlier request.
-        cells = jnp.where(place <= last, cells, jnp.zeros_like(cells))
-    keys, values = cells, cells
-    if shape.split:
-        keys, values = cells[:, : shape.dim], cells[:, shape.dim :]
-    scores = product(q, keys, 1)
-    if shape.cap is None:
-        scores = scores * (shape.scale * LOG2_E)
-    else:
-        scores = jnp.tanh(scores * (shape.scale / shape.cap)) * (shape.cap * LOG2_E)
-    if masked:
-        index = row + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
-        query = index // shape.share
-        key = offset + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-        distance = first + query - key
-        seen = distance >= 0
-        if shape.window is not None:
-            seen &= distance < shape.window
-        scores = jnp.where(seen, scores, MASKED)
+        queries = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
+        scores = hidden(shape, scores, block.row + queries, 1, bounds)
     before = highest[...]
     now = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
     # The mass of a row that sees no key of the chunk is multiplied by zero later.
@@ -222,6 +275,78 @@ def accumulate(
     total[...] = total[...] * rescale + lane_sums(mass)
     added = product(mass.astype(values.dtype), values, 0)
     sums[...] = sums[...] * repeated(rescale, added.shape[1]) + added
+
+
+def accumulate_turned(
+    shape: Shape, blocks: Sequence[Block], masked: bool, bounds: Bounds, stage: Any
+) -> None:
+    """:func:`accumulate` with keys along sublanes and queries along lanes.
+
+    Scores of the next blocks are computed beside the softmax of one and kept in
+    ``stage``. For this overlap all sums are loaded first and stored last. The last rows
+    of the weighted values are the sums of the weights.
+    """
+    before = [[ref[...] for ref in block.sums] for block in blocks]
+    tops: list[Any] = []
+
+    def place(index: int) -> Any:
+        return stage.at[index % (AHEAD + 1), :, pl.ds(0, len(blocks[index].q))]
+
+    def start(index: int) -> None:
+        q, cells, row, _ = blocks[index]
+        keys = cells[:, : shape.dim] if shape.split else cells
+        scores = scaled(shape, product(keys, q, 1))
+        if masked:
+            queries = jax.lax.broadcasted_iota(jnp.int32, (1, scores.shape[1]), 1)
+            scores = hidden(shape, scores, row + queries, 0, bounds)
+        tops.append(jnp.max(scores, axis=0, keepdims=True))
+        place(index)[...] = scores
+
+    for index in range(min(AHEAD, len(blocks))):
+        start(index)
+    after = []
+    for index, (highest, sums) in enumerate(before):
+        if index + AHEAD < len(blocks):
+            start(index + AHEAD)
+        _, values = parted(shape, blocks[index].cells, masked, bounds)
+        values = values.T[-shape.dim :]
+        ones = jnp.ones((QUERIES, shape.keys), values.dtype)
+        now = jnp.maximum(highest, tops[index])
+        # As above for a row that sees no key of the chunk.
+        mass = jnp.exp2(place(index)[...] - now).astype(values.dtype)
+        added = product(jnp.concatenate([values, ones]), mass, 0)
+        after.append((now, sums * jnp.exp2(highest - now) + added))
+    for block, new in zip(blocks, after, strict=True):
+        for ref, value in zip(block.sums, new, strict=True):
+            ref[...] = value
+
+
+def parted(shape: Shape, cells: Any, masked: bool, bounds: Bounds) -> tuple[Any, Any]:
+    """Return keys and values; where they share a register, cells for both."""
+    if masked:
+        key = bounds.offset + jax.lax.broadcasted_iota(jnp.int32, cells.shape, 0)
+        # A cell beyond the last position may hold the NaN of an earlier request.
+        cells = jnp.where(key <= bounds.last, cells, jnp.zeros_like(cells))
+    if shape.split:
+        return cells[:, : shape.dim], cells[:, shape.dim :]
+    return cells, cells
+
+
+def scaled(shape: Shape, scores: Any) -> Any:
+    """Scale and cap scores, for powers of two."""
+    if shape.cap is None:
+        return scores * (shape.scale * LOG2_E)
+    return jnp.tanh(scores * (shape.scale / shape.cap)) * (shape.cap * LOG2_E)
+
+
+def hidden(shape: Shape, scores: Any, rows: Any, axis: int, bounds: Bounds) -> Any:
+    """Mask keys, which run along ``axis``, that the queries of ``rows`` do not see."""
+    query = bounds.first - bounds.offset + rows // shape.share
+    key = jax.lax.broadcasted_iota(jnp.int32, scores.shape, axis)
+    seen = key <= query
+    if shape.window is not None:
+        seen &= key > query - shape.window
+    return jnp.where(seen, scores, MASKED)
 
 
 def repeated(x: Any, columns: int) -> Any:

@@ -17,7 +17,16 @@ from jax.experimental.pallas import tpu as pltpu
 from inl.spec.kernel import Kernel
 from inl.spec.step import Step
 from inl_jax.pages import Pages
-from inl_jax.pallas.attention_tile import FEW_ROWS, LANES, QUERIES, Ranges, Shape, body
+from inl_jax.pallas.attention_tile import (
+    AHEAD,
+    COLUMNS,
+    FEW_ROWS,
+    LANES,
+    QUERIES,
+    Ranges,
+    Shape,
+    body,
+)
 from inl_jax.tensors import Array
 from inl_jax.xla.attention import Plan, plan, plan_of
 from inl_jax.xla.kernel import inlined
@@ -28,10 +37,13 @@ LABEL = "attention/pallas"
 KEYS = 512
 """Keys of a chunk."""
 
-TILE = 128
+PROMPT_KEYS = 256
+"""Keys of a chunk for tiles of many rows, which mask the last one."""
+
+TILE = 256
 """Most tokens of a tile."""
 
-ROWS = 512
+ROWS = 1024
 """Rows of a head that are computed at a time."""
 
 VMEM_BYTES = 64 << 20
@@ -52,9 +64,9 @@ def attention(
     tokens, heads, dim = q.shape
     _, kv_heads, page, _ = cache.kv.shape
     tiles = plan_of(step, LABEL, page, most=TILE)
-    pages = max(1, min(KEYS // page, step.blocks.shape[-1]))
     queries = tile_queries(q, tiles, kv_heads, dim % LANES == 0)
     wide = queries.shape[2]
+    pages = chunk_pages(wide, page, step.blocks.shape[-1])
     table = step.blocks[group]
     table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages)))
     shape = Shape(
@@ -72,7 +84,7 @@ def attention(
     )
     out = launch(shape, queries, cache.kv, table, tiles, interpret)
     size = tiles.tokens.shape[1]
-    rows = out[:, :, : size * shape.share, : dim if shape.split else 2 * dim]
+    rows = out[:, :, : size * shape.share]
     rows = rows[..., -dim:].reshape(len(out), kv_heads, size, shape.share, dim)
     rows = rows.swapaxes(1, 2).reshape(len(out), size, heads, dim)
     result = jnp.where(tiles.used[:, None, None], rows[tiles.tile, tiles.offset], 0)
@@ -98,9 +110,10 @@ def tile_queries(q: Array, tiles: Plan, heads: int, split: bool) -> Array:
 def launch(
     shape: Shape, q: Array, kv: Array, table: Array, tiles: Plan, interpret: Any
 ) -> Array:
-    """Run the kernel over the tiles; returns the shape of ``q``."""
+    """Run the kernel over the tiles; returns [N, kv_heads, rows, lanes]."""
     count, heads, rows, lanes = q.shape
-    block = (1, heads, rows, lanes)
+    width = shape.dim if shape.turned else lanes
+    block, result = (1, heads, rows, lanes), (1, heads, rows, width)
     ranges = chunk_ranges(shape, tiles)
     itemsize = kv.dtype.itemsize
     read = count * shape.table * shape.page * heads * 2 * shape.dim * itemsize
@@ -113,17 +126,15 @@ def launch(
                 pl.BlockSpec(block, lambda i, *_: (i, 0, 0, 0)),
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
-            out_specs=pl.BlockSpec(block, lambda i, *_: (i, 0, 0, 0)),
+            out_specs=pl.BlockSpec(result, lambda i, *_: (i, 0, 0, 0)),
             scratch_shapes=[
                 pltpu.VMEM((2, shape.pages, *kv.shape[1:]), kv.dtype),
                 pltpu.SemaphoreType.DMA((2, shape.pages)),
                 pltpu.SMEM((1,), jnp.int32),
-                pltpu.VMEM((heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((heads, rows, lanes), jnp.float32),
+                *(pltpu.VMEM(each, jnp.float32) for each in buffers(shape, lanes)),
             ],
         ),
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        out_shape=jax.ShapeDtypeStruct((count, *result[1:]), q.dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES
         ),
@@ -135,6 +146,23 @@ def launch(
         interpret=interpret,
         name="ragged_paged_attention",
     )(tiles.rows, *ranges, table.reshape(-1), q, kv)
+
+
+def chunk_pages(rows: int, page: int, table: int) -> int:
+    """Return the pages of a chunk for tiles of ``rows`` rows of queries per head."""
+    keys = KEYS if rows <= FEW_ROWS else PROMPT_KEYS
+    return max(1, min(keys // page, table))
+
+
+def buffers(shape: Shape, lanes: int) -> list[tuple[int, ...]]:
+    """Return the shapes of a tile's sums in float32, see :class:`Block`."""
+    if not shape.turned:
+        return [(shape.heads, shape.rows, each) for each in (LANES, LANES, lanes)]
+    sums = [
+        (shape.heads, shape.parts, each, shape.rows)
+        for each in (1, shape.dim + QUERIES)
+    ]
+    return [*sums, (AHEAD + 1, shape.keys, min(COLUMNS, shape.rows))]
 
 
 def chunk_ranges(shape: Shape, tiles: Plan) -> Ranges:
@@ -151,12 +179,17 @@ def chunk_ranges(shape: Shape, tiles: Plan) -> Ranges:
 
 
 def refuse(q: Any, cache: Any, step: Any, **_: Any) -> str | None:  # noqa: ARG001
-    """Refuse what does not fill vector registers."""
+    """Refuse what does not fill vector registers, and tiles that do not fit."""
     page, dim = cache.k.shape[1], cache.k.shape[3]
     if 2 * dim % LANES:
         return f"head size {dim} is not a multiple of {LANES // 2}"
     if page % QUERIES:
         return f"block size {page} is not a multiple of {QUERIES}"
+    rows = min(TILE, q.shape[0]) * q.shape[1]
+    # Queries and results are buffered twice; most take 2 bytes, sums take 4.
+    tile = rows * 4 * (3 * dim + QUERIES)
+    if tile > VMEM_BYTES * 3 // 4:
+        return f"{q.shape[1]} heads of size {dim} take {tile} bytes of VMEM for a tile"
     return None
 
 
