@@ -130,9 +130,10 @@ def test_a_model_that_slept_gives_the_same_tokens(server):
 
 def test_open_requests_finish_or_are_aborted_before_a_model_sleeps(server):
     for mode in ("wait", "abort"):
-        server.engine.runner.seconds = 0.01
+        server.engine.runner.seconds = 0.01 if mode == "wait" else 0.05
         answers = []
-        body = {**BODY, "max_tokens": 40, "ignore_eos": True}
+        count = 40 if mode == "wait" else 900
+        body = {**BODY, "max_tokens": count, "ignore_eos": True}
         asked = threading.Thread(
             target=lambda body=body, answers=answers: answers.append(
                 server.send("POST", TEXT, body, KEY)
@@ -152,7 +153,7 @@ def test_open_requests_finish_or_are_aborted_before_a_model_sleeps(server):
 
 
 def test_a_request_is_aborted_by_its_id(server):
-    server.engine.runner.seconds = 0.01
+    server.engine.runner.seconds = 0.05
     body = {**BODY, "max_tokens": 900, "ignore_eos": True, "stream": True}
     with server.connection() as first, server.connection() as second:
         for connection in (first, second):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 
@@ -110,14 +111,15 @@ def test_other_servers_are_measured(capsys, name):
 
 def test_times_are_those_of_the_events(capsys):
     """Sleeps bound the times from below; above, they are only plausible."""
-    slow = stream(0.2, event(token()), 0.1, event(token()), event(usage(1, 2)), DONE)
+    slow = stream(0.2, event(token()), 0.8, event(token()), event(usage(1, 2)), DONE)
     with FakeServer([slow, slow]) as server:
         found = measured(
             capsys, server.url, requests=2, first_token_ms=100, inter_token_ms=None
         )
     assert found["first_token_seconds"]["p50"] >= 0.19
-    assert found["inter_token_seconds"]["p50"] >= 0.09
-    assert found["end_to_end_seconds"]["p50"] >= 0.29
+    # The client may read the first event late.
+    assert found["inter_token_seconds"]["p50"] >= 0.3
+    assert found["end_to_end_seconds"]["p50"] >= 0.99
     assert found["goodput_requests_per_second"] == 0
     assert found["requests_per_second"] > 0
 
@@ -138,12 +140,13 @@ def test_bodies_have_the_lengths_asked_for(capsys):
 
 def test_a_trace_gives_arrivals_and_lengths(capsys, tmp_path):
     trace = tmp_path / "trace.jsonl"
-    rows = [{"arrival": 0.3 * at, "prompt_words": 2 + at, "tokens": 5} for at in (0, 1)]
+    rows = [{"arrival": 0.5 * at, "prompt_words": 2 + at, "tokens": 5} for at in (0, 1)]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with FakeServer([chunked(event(token()), DONE)] * 2) as server:
+        began = time.monotonic()
         found = measured(capsys, server.url, trace=trace)
     assert found["requests"] == 2
-    assert server.times[1] - server.times[0] >= 0.25
+    assert server.times[1] - began >= 0.5
     assert [len(b["messages"][0]["content"].split()) for b in server.bodies] == [2, 3]
     trace.write_text("{}\n")
     with pytest.raises(RequestError, match="line 1"):

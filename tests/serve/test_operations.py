@@ -8,7 +8,6 @@ import logging
 import re
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -49,17 +48,17 @@ def test_a_request_is_one_line_of_json_without_its_texts(caplog):
         sent = server.send("POST", PATH, body, key)
         server.send("POST", PATH, {**body, "stream": True}, key)
         server.send("POST", PATH, body)
-        server.wait_idle()
-    lines = [
-        record.getMessage()
-        for record in caplog.records
-        if record.name == "inl.serve.access"
-    ]
-    number = sent[1]["x-request-id"]
-    # A server of another test may still write its last line.
-    first, second, third = (
-        line for line in map(json.loads, lines) if line["request"][:12] == number[:12]
-    )
+        number = sent[1]["x-request-id"]
+
+        def written():
+            """Lines of this server; one of another test may still write its last."""
+            texts = [each.getMessage() for each in [*caplog.records]
+                     if each.name == "inl.serve.access"]  # fmt: skip
+            return [each for each in texts if number[:12] in each]
+
+        until(lambda: len(written()) == 3)
+    lines = written()
+    first, second, third = map(json.loads, lines)
     assert first["request"] == number
     assert [each["status"] for each in (first, second, third)] == [200, 200, 401]
     for each in (first, second):
@@ -136,31 +135,34 @@ def test_each_key_is_compared_as_a_whole(monkeypatch):
             assert compared == wanted
 
 
-def test_keys_get_fair_shares():
+def test_keys_get_fair_shares(monkeypatch):
     """A key with many waiting requests does not make another one wait for them all."""
-    with HashServer(
-        max_batch=1, max_queue=40, seconds=0.002, api_keys=("many", "few")
-    ) as server:
-        order = []
+    keys = ("many", "few")
+    with HashServer(max_batch=1, max_queue=40, api_keys=keys) as server:
+        order, leave = [], server.admission.leave
 
         def ask(key):
             headers = {"authorization": f"Bearer {key}"}
             body = {"prompt": [1, 2], "max_tokens": 8, "ignore_eos": True}
             assert server.send("POST", PATH, body, headers)[0] == 200
-            order.append(key)
 
-        many = [threading.Thread(target=ask, args=("many",)) for _ in range(20)]
-        for each in many:
-            each.start()
-        while server.admission.open < 20 - len(order):
-            time.sleep(0.002)
-        before = len(order)
-        few = threading.Thread(target=ask, args=("few",))
-        few.start()
-        for each in (*many, few):
-            each.join()
-        assert before < 10, "the others still wait when it arrives"
-        assert order.index("few") <= before + 5
+        def record(ticket, **options):
+            order.append(ticket.client)
+            leave(ticket, **options)
+
+        monkeypatch.setattr(server.admission, "leave", record)
+        threads = [threading.Thread(target=ask, args=("many",)) for _ in range(20)]
+        threads.append(threading.Thread(target=ask, args=("few",)))
+        with server.paused():
+            for count, thread in enumerate(threads, start=1):
+                thread.start()
+                until(lambda count=count: server.admission.open == count)
+        for thread in threads:
+            thread.join()
+    assert len(order) == 21
+    assert order.index(max(order, key=order.count)) == 0
+    few = next(at for at, name in enumerate(order) if name != order[0])
+    assert few <= 5
 
 
 def test_streams_that_nobody_reads_hold_no_blocks(depth):
@@ -176,10 +178,7 @@ def test_streams_that_nobody_reads_hold_no_blocks(depth):
         streams = [socket.create_connection((host, int(port))) for _ in range(count)]
         for stream in streams:
             stream.sendall(request)
-        deadline = time.monotonic() + 60
-        while server.engine.stats.rows < 8 * count:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: server.engine.stats.rows >= 8 * count)
         server.wait_idle()
         wanted = {"prompt": [3, 4], "max_tokens": 8, "seed": 1}
         assert server.send("POST", PATH, wanted)[0] == 200

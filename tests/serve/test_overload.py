@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 import sys
-import time
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from depth import mostly_long
 from http_servers import HashServer, hash_engine
 from inl.recording.recorder import STEPS
 from inl.switch_interval import SHORT_SECONDS
+from waiting import until
 
 TOKENS = 8
 CLIENTS = 48
@@ -79,9 +80,22 @@ def tokens(answer):
 
 def test_overload_keeps_the_batch_full_and_refuses_with_retry_after(slow, depth):
     before, rejected = slow.engine.stats, slow.admission.rejected
-    answers = flood(slow, CLIENTS, depth(3, 20))
+
+    def have_arrived():
+        return slow.admission.open + slow.admission.rejected - rejected == CLIENTS
+
+    def step_later():
+        until(have_arrived)
+        slow.engine.runner.may_step.set()
+
+    with slow.paused():
+        thread = threading.Thread(target=step_later)
+        thread.start()
+        answers = flood(slow, CLIENTS, 1)
+        thread.join()
     stats = slow.engine.stats
     assert stats.rows - before.rows >= 0.75 * 4 * (stats.steps - before.steps)
+    answers += flood(slow, CLIENTS, depth(2, 19))
     accepted = [each for each in answers if each[1] == 200]
     refused = [each for each in answers if each[1] != 200]
     assert refused
@@ -114,11 +128,15 @@ def resident_bytes():
 def test_overload_takes_no_more_memory_the_longer_it_lasts():
     with HashServer(max_batch=4, max_queue=8) as server:
         flood(server, CLIENTS, 25)
-        before = resident_bytes()
-        for _ in range(3):
-            flood(server, CLIENTS, 25)
-        # 3600 requests: 1 KB that each of them leaves would be 3.6 MB.
-        assert resident_bytes() - before < 3 << 20
+        growth = []
+        # What other threads allocate meanwhile does not grow each time.
+        while not growth or growth[-1] >= 3 << 20:
+            assert len(growth) < 5, growth
+            before = resident_bytes()
+            for _ in range(3):
+                flood(server, CLIENTS, 25)
+            # 3600 requests: 1 KB that each of them leaves would be 3.6 MB.
+            growth.append(resident_bytes() - before)
         server.wait_idle()
 
 
@@ -139,15 +157,9 @@ def test_requests_leave_no_objects_once_the_recorder_is_full(depth):
         for _ in range(rounds):
             flood(server, 24, 4)
         # Less than one object of each tenth request.
-        most, deadline = rounds * 96 / 10, time.monotonic() + 30
+        most = rounds * 96 / 10
         # Connections that are being closed still have some.
-        while grown := {
-            name: more
-            for name, more in (live_objects() - before).items()
-            if more > most
-        }:
-            assert time.monotonic() < deadline, grown
-            time.sleep(0.1)
+        until(lambda: max((live_objects() - before).values(), default=0) <= most)
 
 
 def test_many_short_requests_all_end(depth):
@@ -169,17 +181,17 @@ def test_many_short_requests_all_end(depth):
 def open_stream(server, **options):
     """Return a socket on which a long stream has begun."""
     host, port = server.url.removeprefix("http://").split(":")
-    client = socket.create_connection((host, int(port)), timeout=30)
+    client = socket.create_connection((host, int(port)), timeout=300)
     client.sendall(head(body_of(1, stream=True, max_tokens=900, **options)))
     assert client.recv(100).startswith(b"HTTP/1.1 200")
     return client
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-def test_a_client_that_vanishes_frees_its_blocks(slow, is_reset):
+def test_a_client_that_vanishes_frees_its_blocks(slow, is_reset, monkeypatch):
     clients = [open_stream(slow) for _ in range(4)]
-    while slow.used_blocks == 0:
-        time.sleep(0.01)
+    until(lambda: slow.used_blocks)
+    monkeypatch.setattr(slow.engine.runner, "seconds", 0.05)
     began = slow.engine.stats.steps
     for client in clients:
         if is_reset:  # as the kernel does for a process that was killed
@@ -195,8 +207,7 @@ def test_a_client_that_does_not_wait_for_its_answer_frees_its_blocks(slow):
     host, port = slow.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:
         client.sendall(head(body_of(1, max_tokens=900)))
-        while slow.used_blocks == 0:
-            time.sleep(0.01)
+        until(lambda: slow.used_blocks)
     slow.wait_idle()
 
 
@@ -217,13 +228,14 @@ def test_stopping_loses_no_accepted_answer():
     with HashServer(max_batch=2, max_queue=20, seconds=0.01) as server:
 
         async def run():
-            tasks = [
-                asyncio.create_task(post(server, body_of(number)))
-                for number in range(12)
-            ]
-            while server.admission.open < 12:
-                await asyncio.sleep(0.005)
-            server.stop()
+            with server.paused():
+                tasks = [
+                    asyncio.create_task(post(server, body_of(number)))
+                    for number in range(12)
+                ]
+                while server.admission.open < 12:
+                    await asyncio.sleep(0.005)
+                server.stop()
             answers.extend(await asyncio.gather(*tasks))
             with pytest.raises(ConnectionError):
                 await post(server, body_of(1))
@@ -234,23 +246,24 @@ def test_stopping_loses_no_accepted_answer():
 
 
 def test_idle_streams_get_comments():
-    with HashServer(max_batch=1, seconds=0.05, keep_alive_seconds=0.2) as server:
-        busy = {"prompt": [1], "max_tokens": 40, "ignore_eos": True}
+    with HashServer(max_batch=1, keep_alive_seconds=0.2) as server:
+        body = {"prompt": [1], "max_tokens": 3, "ignore_eos": True, "stream": True}
 
         async def run():
-            first = asyncio.create_task(post(server, busy))
-            while server.used_blocks == 0:
-                await asyncio.sleep(0.01)
             host, port = server.url.removeprefix("http://").split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(head({**busy, "max_tokens": 3, "stream": True}))
-            text = await reader.read(-1)
+            with server.paused():
+                writer.write(head(body))
+                text = b""
+                while text.count(b": keep-alive\n\n") < 3:
+                    part = await asyncio.wait_for(reader.read(4096), 300)
+                    assert part, text
+                    text += part
+            text += await reader.read(-1)
             writer.close()
-            return (await first)[0], text
+            return text
 
-        status, text = asyncio.run(run())
-    assert status == 200
-    assert text.count(b": keep-alive\n\n") >= 3
+        text = asyncio.run(run())
     assert text.count(b"data: ") == 4
     assert b'"error"' not in text
 

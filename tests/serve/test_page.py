@@ -62,7 +62,7 @@ def visit(browser, server, **options):
 
 def until(page, expression):
     """Wait until an expression is true; the page's policy forbids eval."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, expression
         page.wait_for_timeout(20)

@@ -8,6 +8,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from http_servers import HashServer
 from inl.serve.tracing import Tracing
+from waiting import until
 
 PATH = "/v1/completions"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -21,6 +22,11 @@ class TracedServer(HashServer):
         self.tracing = Tracing(provider)
         return super().make()
 
+    def spans(self, count):
+        """Return the spans, which are recorded after the answers are sent."""
+        until(lambda: len(self.exporter.get_finished_spans()) >= count)
+        return self.exporter.get_finished_spans()
+
 
 def test_each_request_is_a_span_of_its_clients_trace():
     with TracedServer(max_batch=2, seconds=0.002) as server:
@@ -30,8 +36,7 @@ def test_each_request_is_a_span_of_its_clients_trace():
         server.send("POST", PATH, {**body, "stream": True})
         server.send("POST", PATH, {**body, "priority": "high"})
         server.send("GET", "/health")
-        server.wait_idle()
-        first, second = server.exporter.get_finished_spans()
+        first, second = server.spans(2)
     assert format(first.context.trace_id, "032x") == TRACE
     assert format(first.parent.span_id, "016x") == PARENT
     assert second.parent is None
@@ -56,6 +61,5 @@ def test_a_malformed_parent_starts_a_new_trace():
     with TracedServer(max_batch=2) as server:
         body = {"prompt": [1], "max_tokens": 1}
         assert server.send("POST", PATH, body, {"traceparent": "00-zz"})[0] == 200
-        server.wait_idle()
-        (span,) = server.exporter.get_finished_spans()
+        (span,) = server.spans(1)
     assert span.parent is None

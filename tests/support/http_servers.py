@@ -24,6 +24,7 @@ from inl.serve.server import Server, engine_config
 from inl.serve.settings import ServerConfig
 from inl.testing.hash_runner import HashRunner
 from inl.weights.hub import resolve_model
+from waiting import until
 
 CONTEXT = 1024
 
@@ -32,11 +33,17 @@ READY = re.compile(r" at (http\S+),")
 
 
 class SlowRunner(HashRunner):
-    """Takes a time for each step, so that its capacity is known."""
+    """Takes a time for each step, and none while it is paused."""
 
     seconds = 0.0
 
+    def __init__(self, limits):
+        super().__init__(limits)
+        self.may_step = threading.Event()
+        self.may_step.set()
+
     def collect(self):
+        assert self.may_step.wait(300)
         time.sleep(self.seconds)
         return super().collect()
 
@@ -106,7 +113,7 @@ class HashServer:
 
     def __enter__(self):
         self._thread.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait(300)
         return self
 
     def stop(self):
@@ -114,7 +121,7 @@ class HashServer:
 
     def __exit__(self, *_):
         self.stop()
-        self._thread.join(60)
+        self._thread.join(300)
         assert not self._thread.is_alive()
         self.server.close()
 
@@ -122,18 +129,22 @@ class HashServer:
     def used_blocks(self):
         return sum(p.used_blocks for p in self.engine.core.scheduler.kv_cache.pools)
 
-    def wait_idle(self, seconds=30):
-        """Wait until nothing is open; fails if something stays."""
-        deadline = time.monotonic() + seconds
-        while self.admission.open or self.used_blocks:
-            assert time.monotonic() < deadline, "requests or blocks stay"
-            time.sleep(0.01)
-        assert self.admission.queued_tokens == 0
-        self._settle()
+    def wait_idle(self):
+        """Wait until nothing is open; fails if something stays.
 
-    def _settle(self):
-        """Wait until the server has recorded the requests that it has ended."""
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(60)
+        What the server records of a request may still be missing.
+        """
+        until(lambda: not (self.admission.open or self.used_blocks))
+        assert self.admission.queued_tokens == 0
+
+    @contextmanager
+    def paused(self):
+        """No step ends meanwhile, so that requests stay open."""
+        self.engine.runner.may_step.clear()
+        try:
+            yield
+        finally:
+            self.engine.runner.may_step.set()
 
     @contextmanager
     def busy(self, headers=None):
@@ -141,8 +152,7 @@ class HashServer:
         with self.connection() as connection:
             body = b'{"prompt": [1], "max_tokens": 1000, "ignore_eos": true}'
             connection.request("POST", "/v1/completions", body, headers or {})
-            while not self.admission.open:
-                time.sleep(0.01)
+            until(lambda: self.admission.open)
             yield
         self.wait_idle()
 
@@ -150,7 +160,7 @@ class HashServer:
     def connection(self):
         address = urlsplit(self.url)
         connection = http.client.HTTPConnection(
-            address.hostname, address.port, timeout=60
+            address.hostname, address.port, timeout=300
         )
         try:
             yield connection
@@ -200,7 +210,7 @@ class ServerProcess:
     def __exit__(self, *_):
         self.process.terminate()
         try:
-            assert self.process.wait(60) == 0, self.log
+            assert self.process.wait(300) == 0, self.log
         finally:
             self.process.kill()
             self.process.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 
-def until(condition, seconds=30):
+def until(condition, seconds=300):
     """Wait until a condition is true; fails after some seconds.
 
     It sleeps longer than the condition takes to compute, which may hold the

@@ -29,15 +29,36 @@ OPTIONS = [
 class SlowRunner(HashRunner):
     """Takes 2 ms per step, so that other calls can come in between."""
 
+    seconds = 0.002
+
     def collect(self):
-        time.sleep(0.002)
+        time.sleep(self.seconds)
+        return super().collect()
+
+
+class HeldRunner(HashRunner):
+    """Computes five steps, and the others once it may."""
+
+    def __init__(self, limits, **options):
+        super().__init__(limits, **options)
+        self.steps, self.is_held, self.may_step = (
+            0,
+            threading.Event(),
+            threading.Event(),
+        )
+
+    def collect(self):
+        self.steps += 1
+        if self.steps > 5:
+            self.is_held.set()
+            assert self.may_step.wait(300)
         return super().collect()
 
 
 def join_background_thread():
     for thread in threading.enumerate():
         if thread.name == THREAD_NAME:
-            thread.join(timeout=60)
+            thread.join(timeout=300)
             assert not thread.is_alive(), "the background thread goes on"
 
 
@@ -101,7 +122,9 @@ def test_a_model_computes_the_same(engines):
 
 @pytest.mark.parametrize("way", ["timeout", "cancel", "aclose", "break", "dropped"])
 def test_an_abandoned_call_frees_its_blocks(hashed, drained, way):
-    engine = hashed(runner=SlowRunner)
+    is_held = way in ("timeout", "cancel")
+    engine = hashed(runner=HeldRunner if is_held else SlowRunner)
+    runner = engine.core.runner
 
     async def read(count):
         stream = engine.astream([5, 6, 7], max_tokens=100)
@@ -120,7 +143,8 @@ def test_an_abandoned_call_frees_its_blocks(hashed, drained, way):
                     await engine.agenerate([[1], [2, 3]], max_tokens=100)
         elif way == "cancel":
             task = asyncio.create_task(read(1000))
-            await asyncio.sleep(0.02)
+            while not runner.is_held.is_set():
+                await asyncio.sleep(0.001)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -132,6 +156,8 @@ def test_an_abandoned_call_frees_its_blocks(hashed, drained, way):
             await asyncio.sleep(0)
         else:
             await read(2)
+        if is_held:
+            runner.may_step.set()
         return await other
 
     found = asyncio.run(main())
@@ -216,6 +242,7 @@ def test_bad_requests_are_refused_and_nothing_is_computed(
 
 def test_closing_ends_open_requests(hashed):
     engine = hashed(runner=SlowRunner)
+    engine.core.runner.seconds = 0.05
 
     async def main():
         task = asyncio.create_task(engine.agenerate([1], max_tokens=100))

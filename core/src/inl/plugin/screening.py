@@ -23,6 +23,9 @@ from inl.plugin.rows import is_named_for
 LIMIT_SECONDS = 10.0
 """Time limit of a plugin's import and hooks."""
 
+START_SECONDS = 30.0
+"""Most seconds until a child's limit begins: it has to start and to import the core."""
+
 REMEMBERED_SECONDS = 3600.0
 """A plugin that hangs or crashes is imported again after this time, or if it changes:
 the cause may have been a driver or a busy machine."""
@@ -100,7 +103,8 @@ class Child:
         """Wait for the result and store it."""
         from subprocess import TimeoutExpired
 
-        left = max(self._began + LIMIT_SECONDS - monotonic(), 0) + 1.0
+        # The child ends itself, and writes where it hangs. It may have started slowly.
+        left = max(self._began + LIMIT_SECONDS - monotonic(), 0) + START_SECONDS
         hangs = False
         with self._process as process:  # closes its pipes
             try:
