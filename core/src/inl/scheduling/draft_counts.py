@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 PRIOR = 0.7
-"""Assumed acceptance of a request's first drafts."""
+"""Assumed acceptance of a request's first drafts, if the drafter tells none."""
 
 PRIOR_TRIALS = 2.0
 """Drafts that the assumed acceptance counts for."""
@@ -61,6 +61,8 @@ def _at(seconds: Mapping[int, float], tokens: int) -> float:
 class Acceptance:
     """Share of a request's recent drafts that were accepted."""
 
+    prior: float = PRIOR
+    """Assumed share before any was observed."""
     accepted: float = 0.0
     trials: float = 0.0
 
@@ -78,7 +80,7 @@ class Acceptance:
     def rate(self) -> float:
         """Estimated probability that the next draft is accepted."""
         trials = self.trials + PRIOR_TRIALS
-        return (self.accepted + PRIOR * PRIOR_TRIALS) / trials
+        return (self.accepted + self.prior * PRIOR_TRIALS) / trials
 
 
 def choose_counts(
