@@ -57,6 +57,19 @@ def _at(seconds: Mapping[int, float], tokens: int) -> float:
     return low + share * (high - low)
 
 
+def never_falling(seconds: Mapping[int, float]) -> dict[int, float]:
+    """Return measured times with none above that of a step of more tokens.
+
+    A step takes no longer than a larger one: if it was measured so, other load
+    disturbed it.
+    """
+    bounded: dict[int, float] = {}
+    least = float("inf")
+    for tokens in sorted(seconds, reverse=True):
+        least = bounded[tokens] = min(least, seconds[tokens])
+    return dict(sorted(bounded.items()))
+
+
 @dataclass(slots=True)
 class Acceptance:
     """Share of a request's recent drafts that were accepted."""
