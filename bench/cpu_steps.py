@@ -72,9 +72,7 @@ class Steps:
     def run(self, tokens):
         """One step with ``tokens`` of each row."""
         limits = self.runner.limits
-        bucket = Bucket(
-            self.rows * len(tokens), self.rows, tokens_per_row=self.width
-        )
+        bucket = Bucket(self.rows * len(tokens), self.rows, tokens_per_row=self.width)
         rows = [Row(1 + row, tokens) for row in range(self.rows)]
         message = step_frame(
             bucket, rows, step=0, groups=limits.groups, block_size=limits.block_size,
