@@ -1,11 +1,13 @@
 """Where a step's time goes on the CPU: each kind of instruction of the default model.
 
     python bench/cpu_steps.py [--prefill 512 2000] [--rows 1 8] [--contexts 128 8000]
-                              [--dtype bfloat16] [--kv-dtype int8] [--cpu-time]
+                              [--verify 2 4 8 16] [--dtype bfloat16]
+                              [--kv-dtype int8] [--cpu-time]
 
 A step is recorded as the engine records it; then its instructions are run one at a
 time, with the clock read in between, so the sum is a little more than a whole step,
 which is timed too. The tokens are random, and a decoding row's cache holds zeros.
+``--verify`` takes steps that verify drafts of one row, of so many tokens each.
 ``--cpu-time`` counts processor time of all threads, for a machine that others share.
 """
 
@@ -34,12 +36,13 @@ from inl_cpu.instructions import Linear
 class Steps:
     """A runner, and the message of one step at a time."""
 
-    def __init__(self, language, given, rows, context):
+    def __init__(self, language, given, rows, context, width=1):
         tokens = -(-(context + 1) // 64) * 64
         config = EngineConfig(
             backend="cpu", dtype=given.dtype, max_batch=rows, context=tokens,
             sampling="greedy", token_budget=max([512, *given.prefill]),
-            kv_dtype=given.kv_dtype,
+            kv_dtype=given.kv_dtype, max_drafts=width - 1 or None,
+            speculation="ngram" if width > 1 else None,
         )  # fmt: skip
         self.backend = make_backend(Device("cpu"))
         self.runner = start_runner(language, self.backend, config)
@@ -47,7 +50,7 @@ class Steps:
         for cache in self.runner.executor.state.caches:
             cache.k.fill(0)
             cache.v.fill(0)
-        self.rows, self.context = rows, context
+        self.rows, self.width = rows, width
 
     def admit(self, length):
         """Rows whose caches hold ``length`` tokens, each in blocks of its own."""
@@ -69,11 +72,11 @@ class Steps:
     def run(self, tokens):
         """One step with ``tokens`` of each row."""
         limits = self.runner.limits
-        bucket = Bucket(self.rows * len(tokens), self.rows)
+        bucket = Bucket(self.rows * len(tokens), self.rows, tokens_per_row=self.width)
         rows = [Row(1 + row, tokens) for row in range(self.rows)]
         message = step_frame(
             bucket, rows, step=0, groups=limits.groups, block_size=limits.block_size,
-            decode_rows=self.rows if len(tokens) == 1 else 0,
+            decode_rows=self.rows if len(tokens) in (1, self.width) else 0,
         )  # fmt: skip
         self.runner.submit(message)
         return self.runner.collect()
@@ -144,6 +147,7 @@ def main():
     parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--prefill", type=int, nargs="*", default=[512])
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--verify", type=int, nargs="*", default=[])
     parser.add_argument("--contexts", type=int, nargs="*", default=[128, 2000, 8000])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cpu-time", action="store_true")
@@ -171,6 +175,10 @@ def main():
         for rows in given.rows:
             steps = Steps(language, given, rows, context)
             measure(f"decoding, {rows} rows of {context}", steps, context, [-1])
+        for width in given.verify:
+            steps = Steps(language, given, 1, context + width, width)
+            tokens = rng.integers(0, 1000, width).tolist()
+            measure(f"verifying {width} after {context}", steps, context, tokens)
     if given.json:
         print(json.dumps(found))
 

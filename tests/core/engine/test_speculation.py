@@ -17,6 +17,7 @@ from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
 from inl.errors import RequestError
 from inl.executor.model_loader import open_model
+from inl.scheduling.draft_counts import StepTimes
 from inl.scheduling.drafters import NgramDrafter, SyntheticDrafter
 from inl.spec.cache import Slotted
 from inl.testing.tiny import tiny_llama
@@ -231,3 +232,30 @@ def test_a_worker_gets_the_number_of_drafts_alone(tmp_path):
     sent = json.loads(json.dumps(options))["config"]
     assert sent == {"max_drafts": 3}
     assert EngineConfig(**sent).draft_limit == 3
+
+
+class Doubtful(SyntheticDrafter):
+    """Predicts four positions right and the next four wrong, with two rates."""
+
+    def propose(self, queries):
+        self.wrong = len(queries[0].tokens) // 4 % 2
+        (right,) = super().propose(queries)
+        return [[token ^ self.wrong for token in right]]
+
+    def rate(self, request):
+        return 0.7 + 0.01 * self.wrong
+
+
+def test_acceptance_is_counted_for_each_rate_of_the_drafter(engines):
+    plain = engines(max_batch=1).generate([5, 6, 7], max_tokens=90, ignore_eos=True)
+    drafter = Doubtful({(5, 6, 7): plain.token_ids}, 1.0)
+    engine = engines(
+        max_batch=1, depth=1, speculation="ngram", max_drafts=3, adaptive_drafts=False,
+        drafter=drafter,
+    )  # fmt: skip
+    # A step of 4 tokens costs two of 1: drafts that are half right would not pay off.
+    engine.speculation.times = StepTimes({2: 1.5, 4: 2.0}, {1: 1.0})
+    found = engine.generate([5, 6, 7], max_tokens=90, ignore_eos=True)
+    assert found.token_ids == plain.token_ids
+    assert engine.speculation.accepted > 25
+    assert engine.speculation.accepted > 0.8 * engine.speculation.drafted

@@ -9,12 +9,11 @@ from inl.protocol import wire_arrays
 from inl.protocol.runner import Reply
 from inl.recording.replay import replay
 from inl.recording.trace_file import read_trace
-from inl.scheduling.drafters import NgramDrafter
 from inl.scheduling.uniforms import mix
 from inl.testing.hash_runner import HashRunner
 
 
-class Guesses(NgramDrafter):
+class Guesses:
     """Predicts tokens of a small set, some of which are right."""
 
     def propose(self, queries):
@@ -22,6 +21,12 @@ class Guesses(NgramDrafter):
             [40 + mix(len(query.tokens) + at) % 4 for at in range(query.limit)]
             for query in queries
         ]
+
+    def forget(self, request):
+        pass
+
+    def close(self):
+        pass
 
 
 @pytest.fixture(scope="module")

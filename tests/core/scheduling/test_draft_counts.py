@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from inl.scheduling.draft_counts import GAIN, StepTimes, choose_counts
+from inl.scheduling.draft_counts import GAIN, StepTimes, choose_counts, never_falling
 
 
 def speed(counts, rates, seconds):
@@ -64,3 +64,11 @@ def test_costs_in_proportion_to_tokens_draft_nothing():
 
 def test_without_times_every_draft_is_verified():
     assert choose_counts([2, 0, 1], [0.1] * 3, [4, 8], None) == ([2, 0, 1], 8)
+
+
+def test_no_step_takes_longer_than_a_larger_one():
+    measured = {1: 10.1, 4: 4.7, 2: 5.0, 8: 15.7, 16: 13.2, 32: 40.0}
+    found = never_falling(measured)
+    assert found == {1: 4.7, 2: 4.7, 4: 4.7, 8: 13.2, 16: 13.2, 32: 40.0}
+    assert list(found) == sorted(measured)
+    assert never_falling({}) == {}

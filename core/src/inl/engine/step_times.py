@@ -9,7 +9,7 @@ import numpy as np
 
 from inl.protocol.runner import Limits, Runner
 from inl.scheduling.buckets import Buckets
-from inl.scheduling.draft_counts import StepTimes
+from inl.scheduling.draft_counts import StepTimes, never_falling
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 
@@ -17,7 +17,12 @@ SECONDS = 2.0
 """After this time of timed steps, no more steps of several rows are measured."""
 
 RUNS = 2
-"""Timed runs of each step; the fastest counts."""
+"""Least timed runs of each step; the fastest counts."""
+
+STEP_SECONDS = 0.05
+"""A step is timed for this time, but at most :data:`MOST_RUNS` times."""
+
+MOST_RUNS = 10
 
 GROWTH = 4
 """Ratio of the rows of steps without drafts that are measured."""
@@ -39,7 +44,8 @@ def measure_step_times(runner: Runner, max_rows: int, *, width: int) -> StepTime
         spent += RUNS * seconds
         (verifying if bucket.verifies else plain)[bucket.tokens] = seconds
     runner.reset()
-    return StepTimes(verifying or plain, plain)
+    plain = never_falling(plain)
+    return StepTimes(never_falling(verifying) or plain, plain)
 
 
 def _steps(limits: Limits, max_rows: int, width: int) -> Iterator[Bucket]:
@@ -66,8 +72,10 @@ def _time(runner: Runner, bucket: Bucket) -> float:
     """Return the least seconds of a step whose rows share the tokens."""
     counts = [len(part) for part in np.array_split(range(bucket.tokens), bucket.rows)]
     counts = [min(count, runner.limits.max_tokens) for count in counts if count]
-    least = float("inf")
-    for _ in range(RUNS + 1):  # the first one compiles the step
+    least, spent = float("inf"), 0.0
+    for run in range(MOST_RUNS + 1):  # the first one compiles the step
+        if run > RUNS and spent > STEP_SECONDS:
+            break
         runner.reset()
         for frame in _admissions(runner.limits, len(counts)):
             runner.submit(frame)
@@ -76,6 +84,7 @@ def _time(runner: Runner, bucket: Bucket) -> float:
         runner.submit(frame)
         runner.collect()
         least = min(least, perf_counter() - began)
+        spent += perf_counter() - began if run else 0
     return least
 
 

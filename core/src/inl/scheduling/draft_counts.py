@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 PRIOR = 0.7
-"""Assumed acceptance of a request's first drafts."""
+"""Assumed acceptance of a request's first drafts, if the drafter tells none."""
 
 PRIOR_TRIALS = 2.0
 """Drafts that the assumed acceptance counts for."""
@@ -57,10 +57,25 @@ def _at(seconds: Mapping[int, float], tokens: int) -> float:
     return low + share * (high - low)
 
 
+def never_falling(seconds: Mapping[int, float]) -> dict[int, float]:
+    """Return measured times with none above that of a step of more tokens.
+
+    A step takes no longer than a larger one: if it was measured so, other load
+    disturbed it.
+    """
+    bounded: dict[int, float] = {}
+    least = float("inf")
+    for tokens in sorted(seconds, reverse=True):
+        least = bounded[tokens] = min(least, seconds[tokens])
+    return dict(sorted(bounded.items()))
+
+
 @dataclass(slots=True)
 class Acceptance:
     """Share of a request's recent drafts that were accepted."""
 
+    prior: float = PRIOR
+    """Assumed share before any was observed."""
     accepted: float = 0.0
     trials: float = 0.0
 
@@ -78,7 +93,7 @@ class Acceptance:
     def rate(self) -> float:
         """Estimated probability that the next draft is accepted."""
         trials = self.trials + PRIOR_TRIALS
-        return (self.accepted + PRIOR * PRIOR_TRIALS) / trials
+        return (self.accepted + self.prior * PRIOR_TRIALS) / trials
 
 
 def choose_counts(

@@ -10,8 +10,17 @@ from inl.scheduling.uniforms import uniform
 if TYPE_CHECKING:
     from inl.scheduling.plan import Chunk
 
-NGRAMS = (4, 3, 2)
-"""Lengths of the suffixes that :class:`NgramDrafter` searches, in order."""
+CANDIDATES = 32
+"""Newest earlier occurrences of the last two tokens that are compared."""
+
+LONGEST = 16
+"""Longest match that is told apart from longer ones."""
+
+REPLACED = 2
+"""Most tokens in a row that copied text may replace before copying goes on."""
+
+RATES = {0: 0.5, 2: 0.5, 3: 0.6, 4: 0.7, 6: 0.8, 10: 0.9, LONGEST: 0.95}
+"""Expected acceptance by the least length of the match; 0 is copying that goes on."""
 
 
 class DraftQuery(NamedTuple):
@@ -56,59 +65,115 @@ class TapDrafter(Drafter, Protocol):
         """
 
 
-class _Index:
-    """Where each n-gram of a sequence occurred last."""
+@runtime_checkable
+class RatedDrafter(Drafter, Protocol):
+    """A cheap drafter that knows how good its predictions are.
+
+    It is asked before every step, where other drafters are only asked if the recent
+    acceptance of the sequence makes drafts worth their time.
+    """
+
+    def rate(self, request: int) -> float:
+        """Return the probability that a token of the last proposal is accepted.
+
+        It is an assumption until it has been observed: the acceptance of a sequence is
+        counted for each returned number separately, so there should be few of them.
+        """
+
+
+class _Copied:
+    """Finds in a sequence the text that its end repeats."""
 
     def __init__(self) -> None:
-        self.after: dict[tuple[int, ...], int] = {}
-        """Position after the last occurrence."""
-        self.indexed = 0
-        """Leading tokens whose n-grams are stored."""
+        self._newest: dict[tuple[int, int], int] = {}
+        self._earlier = [0, 0]
+        """Place after the occurrence of the two tokens before each place that precedes
+        it; 0 if there is none."""
+        self._distance = 0
+        """Tokens between the end and what it repeated last; 0 before that."""
+        self.matched = 0
+        """Tokens that the last prediction was made from."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Store the n-grams that end before the last token."""
-        for end in range(self.indexed + 1, len(tokens)):
-            for size in NGRAMS:
-                if end >= size:
-                    self.after[tuple(tokens[end - size : end])] = end
-        self.indexed = max(len(tokens) - 1, self.indexed)
+        """Store the places after all pairs of tokens but the last."""
+        for place in range(len(self._earlier), len(tokens)):
+            pair = tokens[place - 2], tokens[place - 1]
+            self._earlier.append(self._newest.get(pair, 0))
+            self._newest[pair] = place
 
     def predict(self, tokens: Sequence[int], count: int) -> Sequence[int]:
-        """Return what followed the longest suffix that occurred before."""
-        for size in NGRAMS:
-            start = self.after.get(tuple(tokens[len(tokens) - size :]))
-            if start is not None and len(tokens) > size:
-                found = list(tokens[start : start + count])
-                # The text repeats itself: continue with the prediction.
-                while len(found) < count:
-                    found += found[: count - len(found)]
-                return found
-        return ()
+        """Return what followed the longest match, the newest of equal ones.
+
+        If it is short, copying goes on after tokens that were replaced.
+        """
+        start, self.matched = self._longest(tokens)
+        if self.matched < 3 and self._goes_on(tokens):
+            start, self.matched = len(tokens) - self._distance, 0
+        if not start:
+            return ()
+        self._distance = len(tokens) - start
+        found = list(tokens[start : start + count])
+        # The text repeats itself: continue with the prediction.
+        while len(found) < count:
+            found += found[: count - len(found)]
+        return found
+
+    def _longest(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Return the place after the longest match, and its length, or zeros."""
+        best = length = 0
+        place = self._newest.get((tokens[-2], tokens[-1]), 0) if tokens[1:] else 0
+        for _ in range(CANDIDATES):
+            if not place or length == LONGEST:
+                break
+            matched = 2
+            while (
+                matched < min(place, LONGEST)
+                and tokens[place - 1 - matched] == tokens[-1 - matched]
+            ):
+                matched += 1
+            if matched > length:
+                best, length = place, matched
+            place = self._earlier[place]
+        return best, length
+
+    def _goes_on(self, tokens: Sequence[int]) -> bool:
+        """Whether few tokens differ from what was copied before them."""
+        last = len(tokens) - 1
+        return 0 < self._distance <= last - REPLACED and any(
+            tokens[at] == tokens[at - self._distance]
+            for at in range(last - REPLACED, last + 1)
+        )
 
 
 class NgramDrafter:
-    """Predicts what followed the last 4, 3 or 2 tokens at their last occurrence.
+    """Predicts what followed the longest earlier occurrence of the last tokens.
 
-    Costs no model; useful where an output repeats its prompt or itself, as edits of
-    code and summaries do. Known as prompt lookup decoding (Saxena, 2023).
+    A match has two tokens or more. Where copied text replaces up to :data:`REPLACED`
+    tokens, as a renaming does, the prediction continues after them. Costs no model;
+    useful where an output repeats its prompt or itself, as edits of code and summaries
+    do. Known as prompt lookup decoding (Saxena, 2023).
     """
 
     def __init__(self) -> None:
-        self._indexes: dict[int, _Index] = {}
+        self._copied: dict[int, _Copied] = {}
 
     def propose(self, queries: Sequence[DraftQuery]) -> Sequence[Sequence[int]]:
         proposals: list[Sequence[int]] = []
         for request, tokens, limit in queries:
-            index = self._indexes.setdefault(request, _Index())
-            index.extend(tokens)
-            proposals.append(index.predict(tokens, limit))
+            copied = self._copied.setdefault(request, _Copied())
+            copied.extend(tokens)
+            proposals.append(copied.predict(tokens, limit))
         return proposals
 
+    def rate(self, request: int) -> float:
+        matched = self._copied[request].matched
+        return RATES[max(least for least in RATES if least <= matched)]
+
     def forget(self, request: int) -> None:
-        self._indexes.pop(request, None)
+        self._copied.pop(request, None)
 
     def close(self) -> None:
-        self._indexes.clear()
+        self._copied.clear()
 
 
 class SyntheticDrafter:

@@ -85,6 +85,8 @@ class Drafts(NamedTuple):
     position: int
     """Position of the first predicted token."""
     tokens: Sequence[int]
+    rate: float
+    """Acceptance that the drafter expected of them."""
 
 
 class Chunk(NamedTuple):

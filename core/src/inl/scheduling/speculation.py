@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from inl.errors import RequestError
 from inl.scheduling.draft_counts import (
     FORGETTING,
+    PRIOR,
     Acceptance,
     StepTimes,
     choose_counts,
 )
-from inl.scheduling.drafters import Drafter, DraftQuery, TapDrafter
+from inl.scheduling.drafters import Drafter, DraftQuery, RatedDrafter, TapDrafter
 from inl.scheduling.guide import restore
 from inl.scheduling.plan import Chunk, Drafts, StepBuilder
 
@@ -54,7 +55,8 @@ class Speculation:
         """Accepted tokens by their position in the row's drafts."""
         self._overhead = 0.0
         """Recent seconds of the drafter per step."""
-        self._acceptance: dict[int, Acceptance] = {}
+        self._acceptance: dict[int, dict[float, Acceptance]] = {}
+        """Of each request, by the drafter's rate of the drafts."""
 
     @property
     def width(self) -> int:
@@ -77,22 +79,24 @@ class Speculation:
             return
         rows = step.chunks
         rooms = [self._room(chunk) for chunk in rows]
-        # Asked only if drafts are expected to pay off, since some drafters are slow.
-        rooms, _ = self._choose(rows, rooms, step, buckets)
-        proposals = self._propose(rows, rooms)
+        rates = [PRIOR] * len(rows)
+        if not isinstance(self.drafter, RatedDrafter):
+            # Asked only if drafts are expected to pay off: some drafters are slow.
+            rooms, _ = self._choose(rows, rooms, rates, step, buckets)
+        proposals = self._propose(rows, rooms, rates)
         lengths = [
             max(len(tokens) - _known(chunk), 0) if room else 0
             for chunk, tokens, room in zip(rows, proposals, rooms, strict=True)
         ]
         lengths = [min(pair) for pair in zip(lengths, rooms, strict=True)]
-        counts, padded = self._choose(rows, lengths, step, buckets)
+        counts, padded = self._choose(rows, lengths, rates, step, buckets)
         if not any(counts) and not step.has_uncertain_rows:
             return
         step.program = buckets.choose_verifier(
             padded, len(rows), self.width, step.sampler
         )
         for at, count in enumerate(counts):
-            self._extend_row(step, at, count, proposals[at], requests)
+            self._extend_row(step, at, count, proposals[at], rates[at], requests)
 
     def _room(self, chunk: Chunk) -> int:
         """Return the most drafts that a row may have."""
@@ -108,8 +112,9 @@ class Speculation:
         )
 
     def _propose(
-        self, rows: Sequence[Chunk], rooms: Sequence[int]
+        self, rows: Sequence[Chunk], rooms: Sequence[int], rates: list[float]
     ) -> list[Sequence[int]]:
+        """Return the predicted tokens of each row, and set its rate."""
         proposals: list[Sequence[int]] = [()] * len(rows)
         asked: list[int] = []
         for at, room in enumerate(rooms):
@@ -134,12 +139,15 @@ class Speculation:
             )
             for at, tokens in zip(asked, answers, strict=True):
                 proposals[at] = _allowed(rows[at].request, tokens)
+                if isinstance(self.drafter, RatedDrafter):
+                    rates[at] = self.drafter.rate(rows[at].request.id)
         return proposals
 
     def _choose(
         self,
         rows: Sequence[Chunk],
         available: Sequence[int],
+        rates: Sequence[float],
         step: StepBuilder,
         buckets: Buckets,
     ) -> tuple[list[int], int]:
@@ -152,10 +160,12 @@ class Speculation:
         for length in available:
             lengths.append(min(length, spare))
             spare -= lengths[-1]
-        stats = [self._stats(chunk.request) for chunk in rows]
-        rates = [each.rate for each in stats]
+        stats = [
+            self._stats(chunk.request, rate)
+            for chunk, rate in zip(rows, rates, strict=True)
+        ]
         counts, padded = choose_counts(
-            lengths, rates, sizes, self.times, self._overhead
+            lengths, [each.rate for each in stats], sizes, self.times, self._overhead
         )
         for each, length, count in zip(stats, lengths, counts, strict=True):
             if length and not count:
@@ -170,12 +180,13 @@ class Speculation:
         at: int,
         count: int,
         proposal: Sequence[int],
+        rate: float,
         requests: RunningRequests,
     ) -> None:
         request, start, stop, _ = step.chunks[at]
         count = requests.grow_ahead(step, request, stop, count)
         least = start - request.uncertain
-        drafts = Drafts(least, len(request.tokens), proposal)
+        drafts = Drafts(least, len(request.tokens), proposal, rate)
         step.chunks[at] = Chunk(request, start, stop + count, drafts)
         request.scheduled += count
         request.uncertain += count
@@ -186,7 +197,7 @@ class Speculation:
 
         accepted: tokens of the row that were accepted, at least 1.
         """
-        request, start, stop, _ = chunk
+        request, start, stop, drafts = chunk
         drafted = stop - start - 1
         request.uncertain -= drafted
         request.scheduled -= stop - start - accepted
@@ -196,7 +207,8 @@ class Speculation:
             self.accepted += accepted - 1
             for position in range(accepted - 1):
                 self.accepted_at[position] += 1
-            self._stats(request).observe(accepted - 1, drafted)
+            assert drafts is not None, "rows without drafts have one token"
+            self._stats(request, drafts.rate).observe(accepted - 1, drafted)
 
     def observe(self, chunks: Sequence[Chunk], taps: Any) -> None:
         """Pass the hidden states of a collected step on to a drafter that reads them.
@@ -206,8 +218,9 @@ class Speculation:
         if isinstance(self.drafter, TapDrafter):
             self.drafter.observe(chunks, taps)
 
-    def _stats(self, request: Request) -> Acceptance:
-        return self._acceptance.setdefault(request.id, Acceptance())
+    def _stats(self, request: Request, rate: float) -> Acceptance:
+        found = self._acceptance.setdefault(request.id, {})
+        return found.setdefault(rate, Acceptance(rate))
 
     def forget(self, request: Request) -> None:
         """Drop what is stored of a request that has ended."""
