@@ -64,7 +64,8 @@ def arguments() -> argparse.Namespace:
     where = "interpreter that has INL, or a checkout to install (default: this one)"
     add("--inl", type=Path, default=HERE.parent, help=where)
     add("--inl-dtypes", default="auto", help="a row of INL for each: auto,bfloat16")
-    add("--model", type=Path, help="a GGUF file (default: INL's default model)")
+    models = "GGUF files, one table each (default: INL's default model)"
+    add("--model", type=Path, nargs="+", default=[None], help=models)
     add("--rounds", type=int, default=5)
     add("--threads", type=int, default=usable_cores())
     add("--cache", type=Path, default=Path(base) / "inl-peers")
@@ -81,7 +82,7 @@ def arguments() -> argparse.Namespace:
 class Bench:
     """Environments, models and results of one run."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, model: Path | None) -> None:
         self.options = options
         self.cache = options.cache.expanduser().absolute()
         self.sizes = QUICK if options.quick else FULL
@@ -92,7 +93,7 @@ class Bench:
         say("preparing the environment for converting")
         self.converter = environment(self.cache, "convert", CONVERTER)
         self.inl = self._inl()
-        source = (options.model or self._default_model()).absolute()
+        source = (model or self._default_model()).absolute()
         self.models = Models.of(source, self.cache, self.converter)
         say("asking float32 for its answer")
         self.facts = self.models.facts()
@@ -290,26 +291,35 @@ def record(about: dict[str, Any], results: list[Result]) -> dict[str, Any]:
     return {"machine": about, "rows": rows, "ratios": ratios(results)}
 
 
+def compare(options: argparse.Namespace, model: Path | None) -> dict[str, Any]:
+    """Measure all rows with one model, and show them; gives the record."""
+    load = load_average()
+    rows = [*inl_rows(options.inl_dtypes), *select_rows(options.peers)]
+    bench = Bench(options, model)
+    results = [bench.prepare(row) for row in rows]
+    bench.try_llama(results)
+    bench.play(results)
+    bench.finish(results)
+    about = machine(bench, load)
+    show(bench, about, results)
+    if options.plot:
+        name = bench.models.source.stem if len(options.model) > 1 else ""
+        path = options.plot.with_stem("-".join(filter(None, (options.plot.stem, name))))
+        draw(results, path, f"{about['model']} on {about['cpu']}")
+    return record(about, results)
+
+
 def main() -> None:
     options = arguments()
-    load = load_average()
     try:
         if options.plot:
             check_picture(options.plot)
-        rows = [*inl_rows(options.inl_dtypes), *select_rows(options.peers)]
-        bench = Bench(options)
-        results = [bench.prepare(row) for row in rows]
-        bench.try_llama(results)
-        bench.play(results)
-        bench.finish(results)
+        found = [compare(options, model) for model in options.model]
     except (Failed, Unknown) as reason:
         sys.exit(f"cpu_peers: {reason}")
-    about = machine(bench, load)
-    show(bench, about, results)
     if options.json:
-        options.json.write_text(json.dumps(record(about, results), indent=1), "utf-8")
-    if options.plot:
-        draw(results, options.plot, f"{about['model']} on {about['cpu']}")
+        text = json.dumps(found if len(found) > 1 else found[0], indent=1)
+        options.json.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

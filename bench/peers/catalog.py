@@ -66,6 +66,12 @@ PEERS = (
         ),
     ),
     Peer(
+        "ik_llama.cpp",
+        "run_ik_llama.py",
+        ("ik-llama-cpp-python==0.1.5",),
+        _rows("ik_llama.cpp", ("ik_llama.cpp, the file itself", "source", "source")),
+    ),
+    Peer(
         "onnxruntime",
         "run_onnxruntime.py",
         ("onnxruntime-genai==0.18.0",),

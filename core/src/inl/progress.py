@@ -11,7 +11,6 @@ class LoadStage(StrEnum):
 
     LOADING = "loading weights"
     PACKING = "packing weights"
-    SAVING = "saving packed weights"
     COMPILING = "compiling programs"
 
 

@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,9 +83,10 @@ def loading(backend, sources):
 
 def start(backend, model, sources):
     opened = {model: FileIdentity.of(model.stat())}
-    return PackedWeightCache(backend.emitter).load(
-        opened, "bfloat16", loading(backend, sources)
-    )
+    cache = PackedWeightCache(backend.emitter)
+    loaded = cache.load(opened, "bfloat16", loading(backend, sources))
+    cache.finish()
+    return loaded
 
 
 def packed(folder):
@@ -115,6 +117,32 @@ def test_the_second_start_maps_the_packed_weights(backend, model, sources, folde
         assert np.array_equal(old.data, new.data)
     check(backend, second, sources, rng)
     assert len(packed(folder)) == 1
+
+
+def test_weights_are_usable_while_they_are_saved(
+    backend, model, sources, folder, rng, monkeypatch
+):
+    """Also while a step is recorded, which must not record the saving."""
+    release, write = threading.Event(), weight_cache_file.write
+
+    def wait_and_write(*args):
+        assert release.wait(60)
+        write(*args)
+
+    monkeypatch.setattr(weight_cache, "write", wait_and_write)
+    opened = {model: FileIdentity.of(model.stat())}
+    cache = PackedWeightCache(backend.emitter)
+    first = cache.load(opened, "bfloat16", loading(backend, sources))
+    check(backend, first, sources, rng)
+    assert packed(folder) == []
+    with backend.emitter.record() as recording:
+        release.set()
+        cache.finish()
+        assert recording.steps == []
+    second = start(backend, model, sources)
+    assert all(each.from_cache for each in second)
+    for old, new in zip(first, second, strict=True):
+        assert np.array_equal(old.data, new.data)
 
 
 def damages():
@@ -647,6 +675,7 @@ def test_another_division_of_the_weights_has_a_file_of_its_own(
     for _ in range(2):
         cache = PackedWeightCache(backend.emitter)
         cache.load(opened, "bfloat16", divided, variant="adapters")
+        cache.finish()
         start(backend, model, sources)
     assert len(packed(folder)) == 2
     assert plain.stat().st_ino == before

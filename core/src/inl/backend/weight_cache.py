@@ -58,7 +58,6 @@ class WeightCache(ABC):
         is called again. files: those that determine the weights, with their identity
         when they were opened (``None`` if unknown); weights of a file that has changed
         since must not be cached. progress: its stage is set to PACKING before ``load``
-        has to pack, and to SAVING while the cache is written, which is reported in
-        bytes. variant: names another division of the weights into groups; passed only
-        if it is not empty.
+        has to pack. variant: names another division of the weights into groups; passed
+        only if it is not empty. The cache may still be written when this returns.
         """

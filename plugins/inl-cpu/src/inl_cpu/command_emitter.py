@@ -71,8 +71,7 @@ class CommandEmitter:
         if self.recording is not None:
             self.recording.add_instruction(instruction)
             return
-        encoded = ctypes.create_string_buffer(instruction.resolved().encoded())
-        self.machine.run(ctypes.addressof(encoded), 1)
+        run_now(self.machine, instruction)
 
     def python(self, run: Callable[[], object], inputs: Sequence[Any]) -> None:
         """Run or record a NumPy computation that reads ``inputs``."""
@@ -93,6 +92,12 @@ class CommandEmitter:
         if x.flags.c_contiguous or (x.ndim > 1 and _has_dense_rows(x)):
             return x
         return self.copied(x)
+
+
+def run_now(machine: Machine, instruction: Instruction[Datum]) -> None:
+    """Run one instruction; raises :class:`KernelFailed` if it is refused."""
+    encoded = ctypes.create_string_buffer(instruction.resolved().encoded())
+    machine.run(ctypes.addressof(encoded), 1)
 
 
 def _has_dense_rows(x: NDArray[Any]) -> bool:

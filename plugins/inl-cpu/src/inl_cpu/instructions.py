@@ -461,6 +461,74 @@ class Lora(Instruction[D], opcode=24):
     y: WriteF32[D]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpertLinear(Instruction[D], opcode=25, flags=Flag.X_MASK | Flag.GATE_MASK):
+    """y[s] = x[s / sharing] times the matrix of expert ids[s]; zeros for other ids.
+
+    The matrix holds those of all experts, one after the other, each in whole tiles.
+    With a gate, tiles of gate and up alternate, and y is activation(gate) * up.
+    x [slots / sharing, K], ids [slots], y [slots, width]. Only matrices of chosen
+    experts are read.
+    """
+
+    slots: Dim
+    sharing: Dim
+    experts: Dim
+    width: Dim
+    x_stride: Dim
+    x: ReadF32[D]
+    ids: ReadI32[D]
+    matrix: ReadMatrix[D]
+    y: WriteF32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombineExperts(Instruction[D], opcode=26):
+    """out[t] = sum of weights[t, s] * y[t, s] over the slots.
+
+    y [rows, slots, width], weights [rows, slots].
+    """
+
+    rows: Dim
+    width: Dim
+    slots: Dim
+    y: ReadF32[D]
+    weights: ReadF32[D]
+    out: WriteF32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route(Instruction[D], opcode=27):
+    """The k experts of each row with the largest logits, and their weights.
+
+    kind is the index of a kind of the op ``route``, renormalize is 0 or 1.
+    logits [rows, experts], ids [rows, k], weights [rows, k].
+    """
+
+    rows: Dim
+    experts: Dim
+    k: Dim
+    kind: Dim
+    renormalize: Dim
+    x_stride: Dim
+    logits: ReadF32[D]
+    ids: WriteI32[D]
+    weights: WriteF32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigmoidGate(Instruction[D], opcode=28):
+    """y = x times the sigmoid of gate [rows], row by row."""
+
+    rows: Dim
+    width: Dim
+    x_stride: Dim
+    gate_stride: Dim
+    x: ReadF32[D]
+    gate: ReadF32[D]
+    y: WriteF32[D]
+
+
 Opcode = IntEnum(  # type: ignore[misc]
     "Opcode", {each.spec().name.upper(): n for n, each in INSTRUCTIONS.items()}
 )

@@ -149,3 +149,12 @@ def open_machine() -> Machine:
     if loaded.library is None:
         raise DeviceError(loaded.reason)
     return _machine(count_threads(), select_isa(loaded.library))
+
+
+def open_single_threaded() -> Machine:
+    """A pool of the calling thread only, for work beside the shared pool.
+
+    Raises as :func:`open_machine` does.
+    """
+    machine = open_machine()
+    return _machine(1, ISAS.index(machine.isa))

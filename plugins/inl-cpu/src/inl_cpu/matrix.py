@@ -93,7 +93,7 @@ class Matrix(Addressed):
         self.data = allocate_weights(emitter, size) if cached is None else cached
         self._struct.data = address(self.data)
         self.address = ctypes.addressof(self._struct)
-        self.shape = (size,)
+        self.shape: tuple[int, ...] = (size,)
 
     def fill(
         self,

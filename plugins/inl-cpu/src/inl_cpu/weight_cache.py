@@ -3,8 +3,9 @@
 A file is named by the digest of everything that determines its contents: the bytes of
 the model's files, this code, and the processor. It is written under a temporary name
 and renamed, so that no process sees a partial file and no lock is needed. Weights are
-packed again if a file cannot be used; if a file cannot be written, loading continues
-without it.
+packed again if a file cannot be used; if a file cannot be written, the model works
+without it. Files are written by a thread of low priority, while the model already
+answers; the interpreter waits for it when it ends.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -29,8 +33,9 @@ from inl.weights.packed_folder import SUFFIX, default_limit, make_room, packed_f
 from inl.weights.private_folder import IS_SUPPORTED, PrivateFolder, Untrusted
 from inl.weights.quant import dequantize
 from inl_cpu.abi import ABI, LANES, Flag
+from inl_cpu.command_emitter import run_now
 from inl_cpu.instructions import Checksum, Embedding
-from inl_cpu.library import LIBRARY_PATH
+from inl_cpu.library import LIBRARY_PATH, Machine, open_single_threaded
 from inl_cpu.matrix import requested_inputs
 from inl_cpu.weight_cache_file import CacheFile, Checksums, Damaged, bytes_of, write
 
@@ -49,6 +54,7 @@ MIN_BYTES: Final = 16 << 20
 """Smaller models are packed faster than they are looked up, and are not cached."""
 CHECKSUM_BYTES: Final = 4096
 """Bytes of a block of CHECKSUM."""
+LOW_PRIORITY: Final = 19
 
 log = logging.getLogger("inl.cpu")
 
@@ -62,6 +68,7 @@ class PackedWeightCache(WeightCache):
 
     def __init__(self, emitter: CommandEmitter) -> None:
         self._emitter = emitter
+        self._saving: threading.Thread | None = None
 
     def load(
         self,
@@ -90,9 +97,16 @@ class PackedWeightCache(WeightCache):
             writer = CacheWriter()
             result = self._load_with(writer, load)
             if name is not None and is_unchanged(files):
-                progress.stage = LoadStage.SAVING
-                writer.save(folder, name, limit, self._checksums, progress)
+                self._saving = threading.Thread(
+                    target=_save, args=(writer, name, limit), name="inl-weight-cache"
+                )
+                self._saving.start()
             return result
+
+    def finish(self) -> None:
+        """Wait until the weights that were packed last are saved."""
+        if self._saving is not None:
+            self._saving.join()
 
     def _name(
         self,
@@ -111,7 +125,8 @@ class PackedWeightCache(WeightCache):
 
     def _open(self, folder: PrivateFolder, name: str) -> CacheReader | None:
         try:
-            return CacheReader(CacheFile(folder, name, self._checksums), self._emitter)
+            checksums = partial(_checksums, self._emitter.machine)
+            return CacheReader(CacheFile(folder, name, checksums), self._emitter)
         except FileNotFoundError:
             pass
         except (Damaged, Untrusted, OSError) as reason:
@@ -127,12 +142,26 @@ class PackedWeightCache(WeightCache):
             self._emitter.weight_cache = None
         return result
 
-    def _checksums(
-        self, data: NDArray[np.uint8], key: NDArray[np.uint32]
-    ) -> NDArray[np.uint64]:
-        sums = np.empty(data.nbytes // CHECKSUM_BYTES, np.uint64)
-        self._emitter.emit(Checksum(bytes=data.nbytes, x=data, key=key, sums=sums))
-        return sums
+
+def _checksums(
+    machine: Machine, data: NDArray[np.uint8], key: NDArray[np.uint32]
+) -> NDArray[np.uint64]:
+    sums = np.empty(data.nbytes // CHECKSUM_BYTES, np.uint64)
+    run_now(machine, Checksum(bytes=data.nbytes, x=data, key=key, sums=sums))
+    return sums
+
+
+def _save(writer: CacheWriter, name: str, limit: int | None) -> None:
+    """Save packed weights in a thread that yields the processor to all others."""
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
+    folder = _open_folder()
+    if folder is not None:
+        with folder:
+            # A pool of its own: that of the backend computes answers meanwhile.
+            checksums = partial(_checksums, open_single_threaded())
+            writer.save(folder, name, limit, checksums)
 
 
 class Cache:
@@ -219,13 +248,12 @@ class CacheWriter(Cache):
         name: str,
         limit: int | None,
         checksums: Checksums,
-        progress: ProgressReporter,
     ) -> None:
         """Write all matrices; logs an I/O error."""
         blocks = [(signature(each), each.data) for each in self._matrices]
         try:
             make_room(folder, bytes_of(blocks), limit or default_limit(folder))
-            write(folder, name, blocks, checksums, progress)
+            write(folder, name, blocks, checksums)
         except OSError as reason:
             _not_cached(folder.path, reason)
         self._matrices.clear()

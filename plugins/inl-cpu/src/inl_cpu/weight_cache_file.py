@@ -178,21 +178,15 @@ def write(
     name: str,
     blocks: Sequence[Block],
     checksums: Checksums,
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> None:
-    """Write (signature, block) pairs atomically; raises OSError.
-
-    progress: called with (bytes written, bytes in total).
-    """
+    """Write (signature, block) pairs atomically; raises OSError."""
     key = folder.key()
 
     def pieces() -> Iterator[memoryview | bytes]:
-        digest, done, size = BlocksDigest(key, checksums), 0, bytes_of(blocks)
+        digest = BlocksDigest(key, checksums)
         for page in _pages([block for _, block in blocks]):
             digest.add(page)
             yield page.data
-            done += HUGE_PAGE
-            progress(done, size)
         text = json.dumps([_parts(blocks), digest.hexdigest()]).encode()
         signed = signature(key, name.encode(), text)
         yield text + TRAILER.pack(len(text), signed, MAGIC)

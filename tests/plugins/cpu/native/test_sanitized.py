@@ -23,7 +23,16 @@ RACES = ("-fsanitize=thread", "-g1", "-O1")
 UNCHECKED = ("-U_FORTIFY_SOURCE",)
 # The tests run at quick depth, with the scalar and the oldest vector kernels.
 BASELINE = ("-DINL_BASELINE_ONLY",)
-TESTS = ("linear", "rows", "pack", "decoders", "attention", "sample", "refusals")
+TESTS = (
+    "linear",
+    "experts",
+    "rows",
+    "pack",
+    "decoders",
+    "attention",
+    "sample",
+    "refusals",
+)
 THREADED = ("threads", "rows", "sample")
 FRAMES = 1000
 

@@ -10,6 +10,7 @@ from inl.spec.kernel import Kernel
 from inl_cpu.kernels import (
     attention,
     dense,
+    experts,
     fallback,
     lora,
     norm,
@@ -22,7 +23,7 @@ from inl_cpu.kernels import (
 if TYPE_CHECKING:
     from inl_cpu.command_emitter import CommandEmitter
 
-FAMILIES = (attention, dense, lora, norm, rope, rows, sample, step)
+FAMILIES = (attention, dense, experts, lora, norm, rope, rows, sample, step)
 
 
 def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:

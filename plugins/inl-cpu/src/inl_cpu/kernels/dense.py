@@ -139,7 +139,7 @@ class Products:
             up = emitter.new(hidden.shape)
             self.product(x, w.gate_up[0], hidden)
             self.product(x, w.gate_up[1], up)
-            _gate(emitter, hidden, up, hidden, gate)
+            gate_up(emitter, hidden, up, hidden, gate)
         out = emitter.new((x.shape[0], w.down.rows))
         self.product(hidden, w.down, out)
         return out
@@ -151,11 +151,12 @@ def gated_activation(
     shape = gate.shape
     gate, up = (emitter.dense(x.reshape(-1, shape[-1])) for x in (gate, up))
     out = emitter.new(gate.shape)
-    _gate(emitter, gate, up, out, int(GATE_FLAGS[activation]))
+    gate_up(emitter, gate, up, out, int(GATE_FLAGS[activation]))
     return out.reshape(*shape)
 
 
-def _gate(emitter: CommandEmitter, gate: Any, up: Any, out: Any, flags: int) -> None:
+def gate_up(emitter: CommandEmitter, gate: Any, up: Any, out: Any, flags: int) -> None:
+    """Write activation(gate) * up; flags: that of the activation."""
     rows, width = gate.shape
     emitter.emit(
         Gated(

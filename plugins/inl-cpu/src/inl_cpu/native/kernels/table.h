@@ -9,12 +9,14 @@
 #include "kernels/attention.h"
 #include "kernels/cache.h"
 #include "kernels/checksum.h"
+#include "kernels/experts.h"
 #include "kernels/heads.h"
 #include "kernels/linear.h"
 #include "kernels/lora.h"
 #include "kernels/norm_rope.h"
 #include "kernels/pack.h"
 #include "kernels/phase.h"
+#include "kernels/route.h"
 #include "kernels/rows.h"
 #include "kernels/sample.h"
 #include "kernels/span.h"
@@ -66,6 +68,15 @@ struct Table {
         ops[INL_LORA] = {phase<lora_inner_chunks, lora_inner_body>(),
                          phase<row_chunks<args::Lora>, lora_body>(),
                          scratch<lora_scratch>()};
+        ops[INL_EXPERT_LINEAR] = {phase<expert_blocks, encode_experts_body>(),
+                                  phase<expert_linear_chunks, expert_linear_body>(),
+                                  scratch<expert_linear_scratch>()};
+        ops[INL_COMBINE_EXPERTS] = {
+            phase<row_chunks<args::CombineExperts>, combine_experts_body>()};
+        ops[INL_ROUTE] = {phase<route_chunks, route_body>(), {},
+                          scratch<route_scratch>()};
+        ops[INL_SIGMOID_GATE] = {
+            phase<row_chunks<args::SigmoidGate>, sigmoid_gate_body>()};
         ops[INL_CHECKSUM] = {phase<checksum_chunks, checksum_body>()};
     }
 

@@ -55,6 +55,30 @@ const char *linear_refusal(const args::Linear &op) {
     return nullptr;
 }
 
+const char *expert_linear_refusal(const args::ExpertLinear &op) {
+    const inl_matrix &m = op.matrix();
+    if (const char *reason = matrix_refusal(m)) return reason;
+    const int gate = op.flags() & INL_GATE_MASK, mode = op.flags() & INL_X_MASK;
+    if (gate == INL_GATE_MASK) return "expert_linear: accepts one activation";
+    if (is_quantized(m) ? mode == INL_X_BF16
+                        : mode == INL_X_INT8 || mode == INL_X_INT16)
+        return "expert_linear: integer x is for quantized weights, bfloat16 x for "
+               "plain ones";
+    const int64_t unit = gate ? 2 * INL_LANES : INL_LANES;
+    if (op.experts() < 1 || m.rows % (unit * op.experts()))
+        return "expert_linear: each expert must have whole tiles, in pairs with a gate";
+    if (op.width() > m.rows / op.experts() / (gate ? 2 : 1))
+        return "expert_linear: width exceeds the rows of an expert";
+    if (op.sharing() < 1 || op.slots() % op.sharing() || op.slots() >= 1 << 30)
+        return "expert_linear: slots must be a multiple of sharing, below 2^30";
+    return nullptr;
+}
+
+const char *route_refusal(const args::Route &op) {
+    if (op.k() < 1 || op.k() > op.experts()) return "route: k must be 1 to experts";
+    return op.kind() > 2 ? "route: accepted kinds are 0, 1 and 2" : nullptr;
+}
+
 const char *attention_refusal(const args::Attention &op) {
     if (op.k() && !(op.v() && op.writes())) return "attention: k requires v and writes";
     if (!op.cos() != !op.sin()) return "attention: cos and sin require each other";
@@ -115,6 +139,8 @@ const char *specific_refusal(const inl_instruction &i) {
     switch (i.opcode) {
     case INL_EMBEDDING: return matrix_refusal(args::Embedding(i).matrix());
     case INL_LINEAR: return linear_refusal(args::Linear(i));
+    case INL_EXPERT_LINEAR: return expert_linear_refusal(args::ExpertLinear(i));
+    case INL_ROUTE: return route_refusal(args::Route(i));
     case INL_GATED:
         return i.flags & INL_GATE_MASK ? nullptr : "gated: requires an activation";
     case INL_ATTENTION:

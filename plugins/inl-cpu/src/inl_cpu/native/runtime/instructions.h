@@ -32,7 +32,11 @@ enum inl_opcode {
     INL_READ = 22,
     INL_CHECKSUM = 23,
     INL_LORA = 24,
-    INL_OPCODES = 25,
+    INL_EXPERT_LINEAR = 25,
+    INL_COMBINE_EXPERTS = 26,
+    INL_ROUTE = 27,
+    INL_SIGMOID_GATE = 28,
+    INL_OPCODES = 29,
 };
 
 enum inl_flag {
@@ -81,7 +85,11 @@ enum inl_flag {
     apply(INL_PACK) \
     apply(INL_READ) \
     apply(INL_CHECKSUM) \
-    apply(INL_LORA)
+    apply(INL_LORA) \
+    apply(INL_EXPERT_LINEAR) \
+    apply(INL_COMBINE_EXPERTS) \
+    apply(INL_ROUTE) \
+    apply(INL_SIGMOID_GATE)
 
 #define INL_FOR_EACH_FLAG(apply) \
     apply(INL_X_EXACT) \
@@ -535,6 +543,78 @@ struct Lora {
     float *y() const { return static_cast<float *>(raw->data[5]); }
 };
 
+/* y[s] = x[s / sharing] times the matrix of expert ids[s]; zeros for other ids.
+ *
+ * The matrix holds those of all experts, one after the other, each in whole tiles.
+ * With a gate, tiles of gate and up alternate, and y is activation(gate) * up.
+ * x [slots / sharing, K], ids [slots], y [slots, width]. Only matrices of chosen
+ * experts are read.
+ */
+struct ExpertLinear {
+    const inl_instruction *raw;
+    explicit ExpertLinear(const inl_instruction &i) : raw(&i) {}
+    int32_t flags() const { return raw->flags; }
+    int64_t slots() const { return raw->dims[0]; }
+    int64_t sharing() const { return raw->dims[1]; }
+    int64_t experts() const { return raw->dims[2]; }
+    int64_t width() const { return raw->dims[3]; }
+    int64_t x_stride() const { return raw->dims[4]; }
+    const float *x() const { return static_cast<const float *>(raw->data[0]); }
+    const int32_t *ids() const { return static_cast<const int32_t *>(raw->data[1]); }
+    const inl_matrix &matrix() const { return *static_cast<const inl_matrix *>(raw->data[2]); }
+    float *y() const { return static_cast<float *>(raw->data[3]); }
+};
+
+/* out[t] = sum of weights[t, s] * y[t, s] over the slots.
+ *
+ * y [rows, slots, width], weights [rows, slots].
+ */
+struct CombineExperts {
+    const inl_instruction *raw;
+    explicit CombineExperts(const inl_instruction &i) : raw(&i) {}
+    int32_t flags() const { return raw->flags; }
+    int64_t rows() const { return raw->dims[0]; }
+    int64_t width() const { return raw->dims[1]; }
+    int64_t slots() const { return raw->dims[2]; }
+    const float *y() const { return static_cast<const float *>(raw->data[0]); }
+    const float *weights() const { return static_cast<const float *>(raw->data[1]); }
+    float *out() const { return static_cast<float *>(raw->data[2]); }
+};
+
+/* The k experts of each row with the largest logits, and their weights.
+ *
+ * kind is the index of a kind of the op ``route``, renormalize is 0 or 1.
+ * logits [rows, experts], ids [rows, k], weights [rows, k].
+ */
+struct Route {
+    const inl_instruction *raw;
+    explicit Route(const inl_instruction &i) : raw(&i) {}
+    int32_t flags() const { return raw->flags; }
+    int64_t rows() const { return raw->dims[0]; }
+    int64_t experts() const { return raw->dims[1]; }
+    int64_t k() const { return raw->dims[2]; }
+    int64_t kind() const { return raw->dims[3]; }
+    int64_t renormalize() const { return raw->dims[4]; }
+    int64_t x_stride() const { return raw->dims[5]; }
+    const float *logits() const { return static_cast<const float *>(raw->data[0]); }
+    int32_t *ids() const { return static_cast<int32_t *>(raw->data[1]); }
+    float *weights() const { return static_cast<float *>(raw->data[2]); }
+};
+
+/* y = x times the sigmoid of gate [rows], row by row. */
+struct SigmoidGate {
+    const inl_instruction *raw;
+    explicit SigmoidGate(const inl_instruction &i) : raw(&i) {}
+    int32_t flags() const { return raw->flags; }
+    int64_t rows() const { return raw->dims[0]; }
+    int64_t width() const { return raw->dims[1]; }
+    int64_t x_stride() const { return raw->dims[2]; }
+    int64_t gate_stride() const { return raw->dims[3]; }
+    const float *x() const { return static_cast<const float *>(raw->data[0]); }
+    const float *gate() const { return static_cast<const float *>(raw->data[1]); }
+    float *y() const { return static_cast<float *>(raw->data[2]); }
+};
+
 } // namespace args
 
 /* What the checks need to know of an instruction. */
@@ -624,6 +704,18 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
     {"lora", 0, 0x3f, 7, 6,
      {"rows", "width", "inner", "columns", "rank", "x_stride", "base_stride"},
      {"base", "x", "a", "b", "selected", "y"}},
+    {"expert_linear", 15, 0xf, 5, 4,
+     {"slots", "sharing", "experts", "width", "x_stride"},
+     {"x", "ids", "matrix", "y"}},
+    {"combine_experts", 0, 0x7, 3, 3,
+     {"rows", "width", "slots"},
+     {"y", "weights", "out"}},
+    {"route", 0, 0x7, 6, 3,
+     {"rows", "experts", "k", "kind", "renormalize", "x_stride"},
+     {"logits", "ids", "weights"}},
+    {"sigmoid_gate", 0, 0x7, 4, 3,
+     {"rows", "width", "x_stride", "gate_stride"},
+     {"x", "gate", "y"}},
 };
 
 /* Whether dims, required operands and flags are valid, given the opcode. */
@@ -654,6 +746,10 @@ inline bool has_valid_fields(const inl_instruction &i) {
     case INL_READ: return (i.dims[0]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~0);
     case INL_CHECKSUM: return (i.dims[0]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
     case INL_LORA: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5] | i.dims[6]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && !(i.flags & ~0);
+    case INL_EXPERT_LINEAR: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && !(i.flags & ~15);
+    case INL_COMBINE_EXPERTS: return (i.dims[0] | i.dims[1] | i.dims[2]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
+    case INL_ROUTE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
+    case INL_SIGMOID_GATE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
     default: return false;
     }
 }

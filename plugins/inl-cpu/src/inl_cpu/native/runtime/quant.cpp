@@ -24,7 +24,9 @@ void nibbles(const uint8_t *p, int half, uint8_t *codes) {
 }
 
 void fifth_bits(const uint8_t *p, uint8_t *codes) {
-    for (int i = 0; i < 32; i++) codes[i] |= (p[i / 8] >> i % 8 & 1) << 4;
+    for (int byte = 0; byte < 4; byte++)
+        for (int bit = 0; bit < 8; bit++)
+            codes[8 * byte + bit] |= (p[byte] >> bit & 1) << 4;
 }
 
 void q4_0(const uint8_t *p, Decoded &d) {
@@ -56,10 +58,20 @@ void q8_0(const uint8_t *p, Decoded &d) {
     for (int i = 0; i < 32; i++) d.codes[i] = uint8_t(p[2 + i] + MIDDLE);
 }
 
-/* 2-bit codes, stored in 32 bytes for each half of the block. */
+/* 2-bit codes, stored in 32 bytes for each half of the block. Decoders of the K kinds
+ * loop over 32 bytes with a constant shift, which compilers turn into vectors. */
 void two_bits(const uint8_t *p, uint8_t *codes) {
-    for (int i = 0; i < 256; i++)
-        codes[i] = p[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+    for (int half = 0; half < 2; half++)
+        for (int quarter = 0; quarter < 4; quarter++, codes += 32)
+            for (int i = 0; i < 32; i++)
+                codes[i] = p[half * 32 + i] >> 2 * quarter & 3;
+}
+
+/* Or one bit of each code, stored in 32 bytes: bit n of byte i is of code 32 * n + i. */
+void single_bits(const uint8_t *p, int place, uint8_t *codes) {
+    for (int run = 0; run < 8; run++, codes += 32)
+        for (int i = 0; i < 32; i++)
+            codes[i] |= uint8_t((p[i] >> run & 1) << place);
 }
 
 void q2_k(const uint8_t *p, Decoded &d) {
@@ -78,7 +90,7 @@ void q3_k(const uint8_t *p, Decoded &d) {
         d.scales[g] = uint8_t((low | high << 4) - 32);
     }
     two_bits(p + 32, d.codes);
-    for (int i = 0; i < 256; i++) d.codes[i] |= (p[i % 32] >> (i / 32) & 1) << 2;
+    single_bits(p, 2, d.codes);
 }
 
 /* 8 scales and offsets of 6 bits in 12 bytes: the first four of each are the low 6 bits
@@ -106,18 +118,21 @@ void q5_k(const uint8_t *p, Decoded &d) {
     six_bits(p, d);
     for (int pair = 0; pair < 4; pair++)
         nibbles(p + 48 + 32 * pair, 32, d.codes + 64 * pair);
-    for (int i = 0; i < 256; i++) d.codes[i] |= (p[16 + i % 32] >> (i / 32) & 1) << 4;
+    single_bits(p + 16, 4, d.codes);
 }
 
 void q6_k(const uint8_t *p, Decoded &d) {
     d.scale = half_at(p + 208);
     std::memcpy(d.scales, p + 192, 16);
-    for (int i = 0; i < 256; i++) {
-        const int half = i / 128, quarter = i % 128 / 32, at = i % 32;
-        const int low = p[half * 64 + quarter % 2 * 32 + at] >> (quarter / 2 * 4) & 15;
-        const int high = p[128 + half * 32 + at] >> (quarter * 2) & 3;
-        d.codes[i] = uint8_t(low | high << 4);
-    }
+    uint8_t *codes = d.codes;
+    for (int half = 0; half < 2; half++)
+        for (int quarter = 0; quarter < 4; quarter++, codes += 32) {
+            const uint8_t *lows = p + half * 64 + quarter % 2 * 32;
+            const uint8_t *highs = p + 128 + half * 32;
+            for (int i = 0; i < 32; i++)
+                codes[i] = uint8_t((lows[i] >> quarter / 2 * 4 & 15) |
+                                   (highs[i] >> 2 * quarter & 3) << 4);
+        }
 }
 
 void iq4_nl(const uint8_t *p, Decoded &d) {
