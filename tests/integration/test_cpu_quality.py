@@ -28,7 +28,7 @@ def rows():
     if os.environ.get("INL_CPU") == "torch":
         pytest.skip("INL_CPU=torch: these are modes of the native kernels")
     command = [sys.executable, str(ROOT / "bench" / "cpu_quality.py"), "--json"]
-    command += ["--tokens", "1024", "--text", str(TEXT), "--modes", *MODES]
+    command += ["--tokens", "512", "--text", str(TEXT), "--modes", *MODES]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

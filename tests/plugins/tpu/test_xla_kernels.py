@@ -8,6 +8,7 @@ import pytest
 from inl.spec.kernel import Kernel
 from inl.testing.check import CheckFailed
 from inl_jax import xla
+from inl_jax.xla.kernel import inlined
 from op_cases import PRIMITIVES, Target, check
 
 
@@ -32,7 +33,7 @@ def default_precision(x, w):
     return (y if w.bias is None else y + w.bias).astype(x.dtype)
 
 
-PLANTED = {"attention": half_a_window, "linear": default_precision}
+PLANTED = {"attention": inlined(half_a_window), "linear": default_precision}
 
 
 @pytest.mark.parametrize("name", PLANTED)
