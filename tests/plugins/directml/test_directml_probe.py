@@ -93,7 +93,10 @@ def test_adapters_of_windows_are_listed_with_their_memory(machine, registry):
     ("wsl", "reason"),
     [
         (False, r"part of Windows, and this is linux without \S+dxg; INL_DIRECTML_PRO"),
-        (True, r"wheels for Windows only, and this is WSL .* the Python of Windows, or INL"),
+        (
+            True,
+            r"wheels for Windows only, and this is WSL .* the Python of Windows, or ",
+        ),
     ],
 )
 def test_another_system_has_no_directml(machine, wsl, reason):
