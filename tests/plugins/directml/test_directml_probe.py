@@ -95,7 +95,7 @@ def test_adapters_of_windows_are_listed_with_their_memory(machine, registry):
         (False, r"part of Windows, and this is linux without \S+dxg; INL_DIRECTML_PRO"),
         (
             True,
-            r"wheels for Windows only, and this is WSL .* Python of Windows, or INL",
+            r"wheels for Windows only, and this is WSL .* the Python of Windows, or ",
         ),
     ],
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, final
 
 import torch
 
 from inl.errors import BackendUnavailable
+from inl_rocm import aiter_products
 from inl_rocm.chips import Chip, chip_of
 from inl_rocm.probe import INSTALL
 from inl_rocm.tuning import architecture, chip_tuning, tuning_facts
@@ -15,6 +17,7 @@ from inl_torch.gpu.backend import GpuBackend, has_triton
 if TYPE_CHECKING:
     from inl.backend.tunable import Facts
     from inl.device import Device
+    from inl.spec.kernel import Kernel
     from inl_torch.triton.tuning import Tuning
 
 
@@ -36,6 +39,10 @@ class RocmBackend(GpuBackend):
 
     def uses_triton(self) -> bool:
         return has_triton() and self.chip() is not None
+
+    def kernels(self) -> Iterable[Kernel]:
+        yield from super().kernels()
+        yield from aiter_products.kernels()
 
     def tuning(self) -> Tuning:
         chip = self.chip()
