@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inl.backend.tunable import Facts
@@ -139,6 +139,8 @@ def test_any_value_of_a_field_is_read_or_refused(depth):
 
     @settings(max_examples=depth(50, 200))
     @given(JSON, st.sampled_from(sorted(GOOD["measured"][0])))
+    @example(0.5, "seconds")
+    @example(None, "seconds")
     def check(value, name):
         record = json.loads(json.dumps(GOOD))
         record["measured"][0][name] = value
