@@ -5,10 +5,10 @@
 A step is a forward and a backward pass. Ours and the formula are timed in turn, each
 round in the other order; each row prints the medians and the medians of the rounds'
 ratios of ours to the formula's, below 1 where ours is faster. On the CPU times are of
-the processor, which other work on the machine disturbs less: use ``--threads 1``. Compiled
-steps use ``torch.compile(fullgraph=True)``. Losses of both are compared first. The
-formula of experts computes every expert for all tokens, since a loop over the chosen
-ones cannot be compiled as one graph.
+the processor, which other work on the machine disturbs less: use ``--threads 1``.
+Compiled steps use ``torch.compile(fullgraph=True)``. Losses of both are compared first.
+The formula of experts computes every expert for all tokens, since a loop over the
+chosen ones cannot be compiled as one graph.
 """
 
 from __future__ import annotations
