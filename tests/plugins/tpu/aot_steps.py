@@ -1,6 +1,6 @@
-"""Compiles a whole step of a Llama for a TPU without one; prints facts as JSON.
+"""Compiles whole steps of a Llama for a TPU without one; prints facts as JSON.
 
-Usage: aot_steps.py TOPOLOGY MODEL TOKENS [STEPS], in a process of its own.
+Usage: aot_steps.py TOPOLOGY MODEL TOKENSxSTEPS..., in a process of its own.
 """
 
 from __future__ import annotations
@@ -83,10 +83,14 @@ def facts(spec, sizes, bucket):
     }  # fmt: skip
 
 
-def main(topology, name, tokens, steps="1"):
-    bucket = Bucket(int(tokens), ROWS, repeat=int(steps))
+def main(topology, name, *steps):
+    result = {}
     with aot_worker.chip(topology) as (_, spec):
-        print(json.dumps(facts(spec, MODELS[name], bucket)))
+        for each in steps:
+            tokens, repeat = map(int, each.split("x"))
+            bucket = Bucket(tokens, ROWS, repeat=repeat)
+            result[each] = facts(spec, MODELS[name], bucket)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

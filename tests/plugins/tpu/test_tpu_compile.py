@@ -13,8 +13,12 @@ import pytest
 
 FOLDER = Path(__file__).parent
 BENCH = FOLDER.parents[2] / "bench"
-CHIPS = {"v5e:2x2": "TPU v5 lite", "v6e:2x2": "TPU v6 lite", "tpu7x:2x2x1": "TPU7x"}
-TOPOLOGIES = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
+CHIPS = {
+    "v5e:2x2": "TPU v5 lite",
+    "v5p:2x2x1": "TPU v5",
+    "v6e:2x2": "TPU v6 lite",
+    "tpu7x:2x2x1": "TPU7x",
+}
 VMEM = 64 << 20
 """Of the smallest of these chips."""
 
@@ -53,19 +57,24 @@ def test_a_kernel_with_too_much_vmem_is_refused_by_name():
     assert "vmem" in str(reason).lower()
 
 
-@pytest.mark.parametrize("steps", ["1", "8"])
-def test_a_whole_step_compiles_in_place(capsys, steps):
-    """Two layers of the default model, decoding 32 rows, also as a repeated step."""
-    facts = compiled("v6e:2x2", "135M", "32", steps, worker=FOLDER / "aot_steps.py")
+@pytest.mark.parametrize("topology", CHIPS)
+def test_whole_steps_compile_in_place(capsys, topology):
+    """Two layers of the default model: 32 decoding rows, one step and 8 repeated ones,
+    and a prompt.
+    """
+    steps = ("32x1", "32x8", "512x1")
+    found = compiled(topology, "135M", *steps, worker=FOLDER / "aot_steps.py")
     with capsys.disabled():
-        print(f"\n{facts}")
-    assert facts["kernel"] == "attention/pallas"
-    assert facts["attentions"] == 2
-    assert facts["cache copies"] == facts["callbacks"] == 0
-    assert facts["aliased bytes"] >= facts["state bytes"]
+        print(f"\n{topology} {found}")
+    assert tuple(found) == steps
+    for facts in found.values():
+        assert facts["kernel"] == "attention/pallas"
+        assert facts["attentions"] == 2
+        assert facts["cache copies"] == facts["callbacks"] == 0
+        assert facts["aliased bytes"] >= facts["state bytes"]
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", CHIPS)
 def test_every_kernel_compiles(topology):
     """No kernel is refused, spills too often or needs more than its share of VMEM."""
     rows = compiled(topology, "--json", worker=BENCH / "tpu_roofline.py")
@@ -86,7 +95,7 @@ SHARES = [
     ("8B decode down int8", "bytes", 0.8),
     ("8B decode up int4", "bytes", 0.65),
     ("8B decode attention", "bytes", 0.95),
-    ("8B prefill attention", "flops", 0.18),
+    ("8B prefill attention", "flops", 0.35),
     ("8B prefill up int8", "flops", 0.7),
     ("8x7B decode experts", "bytes", 0.8),
 ]

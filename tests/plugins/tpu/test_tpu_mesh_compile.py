@@ -41,7 +41,12 @@ def gathered_caches(facts):
 
 @pytest.mark.parametrize(
     ("topology", "mesh", "kv_heads"),
-    [("v5e:2x4", "tensor=8", 1), ("v6e:2x2", "tensor=4", 2)],
+    [
+        ("v5e:2x4", "tensor=8", 1),
+        ("v5p:2x2x1", "tensor=4", 2),
+        ("v6e:2x2", "tensor=4", 2),
+        ("tpu7x:2x2x1", "tensor=4", 2),
+    ],
 )
 def test_a_step_reduces_twice_a_layer(capsys, topology, mesh, kv_heads):
     facts = compiled(topology, mesh, LAYERS)
