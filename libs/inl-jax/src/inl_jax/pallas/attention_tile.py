@@ -287,6 +287,8 @@ def accumulate_turned(
     of the weighted values are the sums of the weights.
     """
     before = [[ref[...] for ref in block.sums] for block in blocks]
+    # Products of float32 are several passes, which need the registers themselves.
+    ahead = AHEAD if blocks[0].q.dtype == jnp.bfloat16 else 1
     tops: list[Any] = []
 
     def place(index: int) -> Any:
@@ -302,12 +304,12 @@ def accumulate_turned(
         tops.append(jnp.max(scores, axis=0, keepdims=True))
         place(index)[...] = scores
 
-    for index in range(min(AHEAD, len(blocks))):
+    for index in range(min(ahead, len(blocks))):
         start(index)
     after = []
     for index, (highest, sums) in enumerate(before):
-        if index + AHEAD < len(blocks):
-            start(index + AHEAD)
+        if index + ahead < len(blocks):
+            start(index + ahead)
         _, values = parted(shape, blocks[index].cells, masked, bounds)
         values = values.T[-shape.dim :]
         ones = jnp.ones((QUERIES, shape.keys), values.dtype)
