@@ -128,8 +128,8 @@ class EarlyWindowFree(Scheduler):
 class FirstUniform(Speculation):
     """Sends random numbers as if no step were in flight."""
 
-    def _extend_row(self, step, at, count, proposal, requests):
-        super()._extend_row(step, at, count, proposal, requests)
+    def _extend_row(self, step, at, *rest):
+        super()._extend_row(step, at, *rest)
         chunk = step.chunks[at]
         drafts = chunk.drafts._replace(least=chunk.start)
         step.chunks[at] = chunk._replace(drafts=drafts)

@@ -103,11 +103,13 @@ def test_invariant_kernels_are_independent_of_the_batch(mlp, rng):
     assert np.array_equal(together, alone)
 
 
+QUANTIZING = {"linear", "qkv_linear", "gated_mlp", "experts"}
+
+
 @pytest.mark.parametrize(
     ("requested", "coarse"),
-    [("", {"linear", "qkv_linear", "gated_mlp"}), ("int16", set()),
-     ("int8", {"linear", "qkv_linear", "gated_mlp"})],
-)  # fmt: skip
+    [("", QUANTIZING), ("int16", set()), ("int8", QUANTIZING)],
+)
 def test_declared_precision_follows_the_variable(
     backend, monkeypatch, requested, coarse
 ):
