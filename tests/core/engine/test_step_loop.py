@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from held_runner import HeldRunner
 from inl.engine import step_loop
 from inl.engine.batch import Batch
 from inl.engine.step_loop import THREAD_NAME
@@ -33,25 +34,6 @@ class SlowRunner(HashRunner):
 
     def collect(self):
         time.sleep(self.seconds)
-        return super().collect()
-
-
-class HeldRunner(HashRunner):
-    """Computes five steps, and the others once it may."""
-
-    def __init__(self, limits, **options):
-        super().__init__(limits, **options)
-        self.steps, self.is_held, self.may_step = (
-            0,
-            threading.Event(),
-            threading.Event(),
-        )
-
-    def collect(self):
-        self.steps += 1
-        if self.steps > 5:
-            self.is_held.set()
-            assert self.may_step.wait(300)
         return super().collect()
 
 
