@@ -33,7 +33,7 @@ class Model:
         )
 
     def _next(self, tokens: list[int], start: int) -> int:
-        """Feed tokens at positions ``start`` on; gives the likeliest next one."""
+        """Compute tokens at positions from ``start``; return the likeliest next."""
         import numpy as np
         from ik_llama_cpp import _ctypes_api as lib
         from ik_llama_cpp._internals import make_batch_range

@@ -55,6 +55,7 @@ def whole(function: F) -> F:
         return leaf(*args, **kwargs)
 
     WHOLE.append(leaf)
+    # functools.wraps keeps the signature, which mypy does not express as F.
     return call  # type: ignore[return-value]
 
 

@@ -80,6 +80,7 @@ def _conv_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 @op(
+    # The op's parameters by name: not each shape depends on all of them.
     shapes=lambda x, table, step, w: (Spec(x.shape, x.dtype), table),  # noqa: ARG005
     cases=_conv_cases,
     weights=Taps,
@@ -120,6 +121,7 @@ def _delta_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 
 @op(
+    # The op's parameters by name: not each shape depends on all of them.
     shapes=lambda q, k, v, a, b, table, step, w: (  # noqa: ARG005
         Spec(v.shape, v.dtype),
         table,

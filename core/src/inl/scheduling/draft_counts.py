@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 PRIOR = 0.7
-"""Assumed acceptance of a request's first drafts, if the drafter tells none."""
+"""Assumed acceptance of a request's first drafts where the drafter has no estimate."""
 
 PRIOR_TRIALS = 2.0
 """Drafts that the assumed acceptance counts for."""

@@ -14,7 +14,7 @@ CANDIDATES = 32
 """Newest earlier occurrences of the last two tokens that are compared."""
 
 LONGEST = 16
-"""Longest match that is told apart from longer ones."""
+"""Matches of this length or more are treated alike."""
 
 REPLACED = 2
 """Most tokens in a row that copied text may replace before copying goes on."""

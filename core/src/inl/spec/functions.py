@@ -40,9 +40,9 @@ class Functions:
     ``torch.compile``; then only its shape is validated. ``None``: every array has
     values."""
     mark_whole: Callable[[Sequence[Callable[..., Any]]], None] | None = None
-    """Tells the framework's compiler, where it is imported, to put calls of functions
-    into its graph instead of their Python code. Called often, with the same list.
-    ``None``: there is no such compiler."""
+    """Make the framework's compiler, where it is imported, record calls of functions
+    in its graph instead of tracing their code. Called often, with the same list.
+    ``None``: the framework has no such compiler."""
     arrays: Any = None
     """Module with the names of :class:`inl.functional.arrays.ArrayModule`. ``None``:
     what ``__array_namespace__`` of an array returns."""

@@ -52,6 +52,7 @@ class Plan(NamedTuple):
     """[T] whether the token is not padding."""
 
 
+# The signature of every kernel's plan: this one does not depend on the block size.
 def plan(step: Step, *, block_size: int, most: int = TILE) -> Plan:  # noqa: ARG001
     """Group the tokens of a step to tiles, of up to ``most`` tokens.
 

@@ -118,6 +118,7 @@ def warm_up_stream(device: torch.device) -> Any:
 
     One for a device: cuBLAS keeps 32 MiB of workspace for each stream that it has used.
     """
+    # torch declares no types for the constructor.
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

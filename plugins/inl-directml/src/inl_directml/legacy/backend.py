@@ -69,6 +69,7 @@ class TorchDirectmlBackend(TorchBackend):
         consumes: Sequence[int],  # noqa: ARG002
         info: ProgramInfo | None = None,  # noqa: ARG002
     ) -> Program:
+        # Nothing is compiled: there are no inputs to consume and no program to name.
         return self.guarded(checked(function), bucket)
 
 
