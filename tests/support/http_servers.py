@@ -127,7 +127,14 @@ class HashServer:
 
     @property
     def used_blocks(self):
-        return sum(p.used_blocks for p in self.engine.core.scheduler.kv_cache.pools)
+        """Blocks of open requests; none while the model is unloaded.
+
+        An engine that is closed with a step in flight never collects that step.
+        """
+        engine = self.server.models.default.engine
+        if engine is None:
+            return 0
+        return sum(p.used_blocks for p in engine.core.scheduler.kv_cache.pools)
 
     def wait_idle(self):
         """Wait until nothing is open; fails if something stays.
