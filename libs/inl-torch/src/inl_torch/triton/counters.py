@@ -1,4 +1,4 @@
-"""Counters of finished programs, which kernels leave at 0."""
+"""Counters by which programs of a kernel wait for earlier ones."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import torch
 
 
 class Counters:
-    """Zeroed int32 counters on each device, of the kernels of one engine.
+    """A counter for each number of programs and device, of the kernels of one engine.
 
-    A kernel that raises counters resets them to 0 before it ends, so that all launches
-    of a stream share them. Counters are allocated at first use, which precedes the
-    capture of a graph, and never replaced, since graphs keep their addresses.
+    Each program of a kernel adds 1, so that a counter is a multiple of its number of
+    programs between kernels, and all launches of a stream share it. Counters are
+    allocated at first use, which precedes the capture of a graph, and never replaced,
+    since graphs keep their addresses.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[torch.device, int], torch.Tensor] = {}
 
-    def on(self, place: torch.device, size: int) -> torch.Tensor:
-        """Return the counters of a device: int32 [size]."""
-        key = place, size
+    def on(self, place: torch.device, programs: int) -> torch.Tensor:
+        """Return the counter of kernels of so many programs: int64 [1]."""
+        key = place, programs
         if key not in self._known:
-            self._known[key] = torch.zeros(size, dtype=torch.int32, device=place)
+            self._known[key] = torch.zeros(1, dtype=torch.int64, device=place)
         return self._known[key]

@@ -38,12 +38,11 @@ def load_chosen(
 def sum_split(
     x: tensor, a: tensor, chosen: tensor, token: tensor, column: tensor,
     x_stride: tensor, start: tensor, K: tl.constexpr, SPLIT: tl.constexpr,
-    STEP: tl.constexpr, IS_NEW: tl.constexpr, PDL: tl.constexpr,
+    STEP: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """``A(x)`` of the inputs from ``start``, where a token selects a column.
 
-    Reads the rows of ``x`` and of ``a`` of the chosen places only. IS_NEW: whether the
-    previous kernel may have written ``x``; if so, waits for it and lets the next start.
+    Reads the rows of ``x`` and of ``a`` of the chosen places only.
     """
     k = start + tl.arange(0, STEP)
     rows = a + column.to(tl.int64)[None, :] * K
@@ -51,8 +50,6 @@ def sum_split(
     reads = (tl.max(chosen.to(tl.int32), 1) != 0)[:, None]
     w = tl.load(rows + k[:, None], mask=present & (k < K)[:, None], other=0)
     acc = tl.zeros(chosen.shape, tl.float32)
-    if IS_NEW:
-        pdl_sync(PDL)
     x_rows = x + token[:, None] * x_stride
     part = tl.load(x_rows + k[None, :], mask=reads & (k < K)[None, :], other=0)
     for step in range(0, SPLIT, STEP):
@@ -92,7 +89,7 @@ def lora_shrink(
     if layer == 2:
         a = a2
     acc = sum_split(x, a, chosen, token, column, x_stride, tl.program_id(2) * SPLIT, K,
-                    SPLIT, STEP, False, PDL)  # fmt: skip
+                    SPLIT, STEP)  # fmt: skip
     layers = tl.num_programs(1) // tiles
     place = (tl.program_id(2) * layers + layer).to(tl.int64) * tokens + token
     tl.store(inner + place[:, None] * RANK + (column % RANK)[None, :], acc, mask=chosen)

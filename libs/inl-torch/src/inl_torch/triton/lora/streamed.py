@@ -18,29 +18,25 @@ from inl_torch.eager.linear import QKV, StackedQkv, can_stack_qkv, stack_qkv
 from inl_torch.triton.attention.rope_attend import WIDE
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
 from inl_torch.triton.counters import Counters
-from inl_torch.triton.lora.lora import COLUMNS as A_COLUMNS
 from inl_torch.triton.lora.lora import token_tile
-from inl_torch.triton.lora.streamed_kernels import adapted_inner, adapted_product
+from inl_torch.triton.lora.streamed_kernels import adapted_product
 from inl_torch.triton.matmul.activation import refuse_activation
 from inl_torch.triton.matmul.products import is_wide
 from inl_torch.triton.matmul.streamed import stream_tile
 from inl_torch.triton.tuning import Tuning
 
-SPLIT: Final = 256
-"""Elements of the input of a program that computes A(x), so few that it ends before
-most products do: each load waits long while the product reads its matrix."""
-
-LONG: Final = 8192
-"""Inputs with more elements have programs of twice as many."""
-
-STEP: Final = 256
-"""Elements of the input that it loads at a time."""
-
 COLUMNS: Final = 128
-"""Most columns of B of a tile."""
+"""Most columns of B that a program loads at once."""
+
+MANY_COLUMNS: Final = 64
+"""Columns of B of a tile where there are more: registers hold two such tiles."""
 
 DIVISOR: Final = 64
 """Divisor of the outputs of stacked layers: no tile has rows of two layers."""
+
+
+def _b_columns(columns: int) -> int:
+    return MANY_COLUMNS if columns > COLUMNS else max(power(columns), 16)
 
 
 def product(
@@ -54,32 +50,25 @@ def product(
     and ``up``; the result is then ``activation(weight(x)) * up(x)``.
     """
     x, selected = dense(x), selected.contiguous()
-    tokens, n, gated = x.shape[0], weight.shape[0], up is not None
-    k, columns, layers = x.shape[1], selected.shape[1], len(loras)
+    (tokens, k), n, columns = x.shape, weight.shape[0], selected.shape[1]
+    layers, gated = len(loras), up is not None
     first, second, third = (*loras, *[loras[0]] * (3 - layers))
-    split = SPLIT if k <= LONG else 2 * SPLIT
-    splits, tiles = -(-k // split), layers * -(-columns // A_COLUMNS)
-    shape, padded = (layers, tokens, columns), token_tile(tokens)
-    inner = torch.empty(shape, dtype=x.dtype, device=x.device)
-    parts = torch.empty((splits, *shape), dtype=torch.float32, device=x.device)
-    options = {"PDL": tuning.uses_pdl(tokens), **tuning.launch(tokens)}
-    adapted_inner[(tiles, splits)](
-        x, first.a, second.a, third.a, selected, parts, inner,
-        counters.on(x.device, tiles), x.stride(0), tokens, K=k, C=columns,
-        SPLIT=min(split, max(power(k), STEP)), SPLITS=splits, TOKENS=padded,
-        COLUMNS=A_COLUMNS, STEP=STEP, WAITS=tuning.lanes == WIDE, num_warps=4,
-        **options,
-    )  # fmt: skip
     y = torch.empty((tokens, n), dtype=x.dtype, device=x.device)
+    inner = torch.empty((layers, tokens, columns), dtype=x.dtype, device=x.device)
+    padded = token_tile(tokens)
     tile = stream_tile(n, padded, gated=gated)
-    adapted_product[(-(-n // tile.rows),)](
+    tiles = -(-columns // tile.rows)
+    programs = (tiles if gated else tiles * layers) + -(-n // tile.rows)
+    adapted_product[(programs,)](
         x, weight, weight if up is None else up, weight if bias is None else bias, y,
-        first.b, second.b, third.b, selected, inner, x.stride(0), tokens, n, k,
-        first.b.shape[0], second.b.shape[0], C=columns, LAYERS=layers, TOKENS=padded,
-        ROWS=tile.rows, COLUMNS=tile.columns,
-        B_COLUMNS=min(max(power(columns), 16), COLUMNS), STAGES=tile.stages,
-        EVEN=n % tile.rows == 0 and k % tile.columns == 0, HAS_BIAS=bias is not None,
-        GATED=gated, SILU=activation == "silu", num_warps=tile.warps, **options,
+        first.a, second.a, third.a, first.b, second.b, third.b, selected, inner,
+        counters.on(x.device, programs), x.stride(0), tokens, n, k, first.b.shape[0],
+        second.b.shape[0], C=columns, LAYERS=layers, TOKENS=padded, ROWS=tile.rows,
+        COLUMNS=tile.columns, B_COLUMNS=_b_columns(columns),
+        STAGES=tile.stages, EVEN=n % tile.rows == 0 and k % tile.columns == 0,
+        EVEN_INPUTS=k % tile.columns == 0, HAS_BIAS=bias is not None, GATED=gated,
+        SILU=activation == "silu", WAITS=tuning.lanes == WIDE,
+        PDL=tuning.uses_pdl(tokens), num_warps=tile.warps, **tuning.launch(tokens),
     )  # fmt: skip
     return y
 

@@ -1,7 +1,8 @@
-"""Triton kernels of a product of a few rows with adapters: ``A(x)``, then the product.
+"""Triton kernel of a product of a few rows with adapters.
 
-The first kernel waits for ``x`` before it lets the second start, so that the second may
-read ``x`` and its matrices at once, and waits for ``A(x)`` only at its end.
+The first programs multiply with tiles of ``A`` as the others do with tiles of the base
+matrix, which adds no launch and few bytes. The others add ``B(A(x))`` at their end, by
+when the first ones have usually finished.
 """
 
 from __future__ import annotations
@@ -11,76 +12,78 @@ import triton.language as tl
 from triton.language import tensor
 
 from inl_torch.triton.barrier import finish_stores
-from inl_torch.triton.lora.kernels import load_chosen, load_selected, sum_split
+from inl_torch.triton.lora.kernels import load_chosen, load_selected
 from inl_torch.triton.matmul.activation import activate_gate
 from inl_torch.triton.matmul.streamed import stream_sums
 from inl_torch.triton.pdl import pdl_sync
 
 
 @triton.jit
-def adapted_inner(
-    x: tensor, a0: tensor, a1: tensor, a2: tensor, selected: tensor, parts: tensor,
-    inner: tensor, counters: tensor, x_stride: tensor, tokens: tensor, K: tl.constexpr,
-    C: tl.constexpr, SPLIT: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr,
-    COLUMNS: tl.constexpr, STEP: tl.constexpr, WAITS: tl.constexpr, PDL: tl.constexpr,
+def _store_inner(
+    x: tensor, a: tensor, up_a: tensor, selected: tensor, inner: tensor, layer: tensor,
+    first: tensor, token: tensor, x_stride: tensor, tokens: tensor, k: tensor,
+    C: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Store ``selected * A(x)`` of each layer: ``inner`` [layers, tokens, C].
-
-    Grid: tiles of columns of one layer after the other, splits of K. The last program
-    of a tile to finish adds the splits in their order, and resets the counter to 0.
-    parts: [splits, layers, tokens, C], scratch memory. WAITS: see ``finish_stores``.
-    """
-    tile, split = tl.program_id(0), tl.program_id(1)
-    tiles: tl.constexpr = (C + COLUMNS - 1) // COLUMNS
-    layer, layers = tile // tiles, tl.num_programs(0) // tiles
-    token = tl.arange(0, TOKENS).to(tl.int64)
-    column = (tile % tiles) * COLUMNS + tl.arange(0, COLUMNS)
+    """Store ``selected * A(x)`` of a tile of columns, unless no token selects one."""
+    column = first + tl.arange(0, ROWS)
     chosen = load_chosen(selected, token, column, tokens, C)
-    at = (layer * tokens + token)[:, None] * C + column[None, :]
-    known = (token < tokens)[:, None] & (column < C)[None, :]
-    if tl.max(tl.max(chosen.to(tl.int32), 0), 0) == 0:
-        pdl_sync(PDL)
-        if split == 0:
-            tl.store(inner + at, tl.zeros(chosen.shape, tl.float32), mask=known)
-        return
-    a = a0
-    if layer == 1:
-        a = a1
-    if layer == 2:
-        a = a2
-    acc = sum_split(x, a, chosen, token, column, x_stride, split * SPLIT, K, SPLIT,
-                    STEP, True, PDL)  # fmt: skip
-    size = layers * tokens * C
-    tl.store(parts + split * size + at, acc, mask=chosen)
-    finish_stores(WAITS)
-    if tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLITS - 1:
-        tl.store(counters + tile, 0)
-        total = tl.zeros(chosen.shape, tl.float32)
-        for each in tl.static_range(SPLITS):
-            total += tl.load(parts + each * size + at, mask=chosen, other=0)
-        tl.store(inner + at, total, mask=known)
+    if tl.max(tl.max(chosen.to(tl.int32), 0), 0) != 0:
+        # Rows out of bounds read the last one: no mask delays the loads.
+        row = tl.minimum(column, C - 1)
+        acc, up_acc = stream_sums(
+            x, a, up_a, row, token, x_stride, tokens, C, k, ROWS, TOKENS, COLUMNS,
+            STAGES, EVEN, GATED,
+        )  # fmt: skip
+        at = (layer * tokens + token)[:, None] * C + column[None, :]
+        known = (token < tokens)[:, None] & (column < C)[None, :]
+        tl.store(inner + at, tl.where(chosen, tl.trans(acc), 0), mask=known)
+        if GATED:
+            at += tokens * C
+            tl.store(inner + at, tl.where(chosen, tl.trans(up_acc), 0), mask=known)
 
 
 @triton.jit
 def adapted_product(
-    x: tensor, weight: tensor, up: tensor, bias: tensor, y: tensor, b0: tensor,
-    b1: tensor, b2: tensor, selected: tensor, inner: tensor, x_stride: tensor,
-    tokens: tensor, n: tensor, k: tensor, n0: tensor, n1: tensor, C: tl.constexpr,
-    LAYERS: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, B_COLUMNS: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
-    SILU: tl.constexpr, PDL: tl.constexpr,
+    x: tensor, weight: tensor, up: tensor, bias: tensor, y: tensor, a0: tensor,
+    a1: tensor, a2: tensor, b0: tensor, b1: tensor, b2: tensor, selected: tensor,
+    inner: tensor, counter: tensor, x_stride: tensor, tokens: tensor, n: tensor,
+    k: tensor, n0: tensor, n1: tensor, C: tl.constexpr, LAYERS: tl.constexpr,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    B_COLUMNS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    EVEN_INPUTS: tl.constexpr, HAS_BIAS: tl.constexpr, GATED: tl.constexpr,
+    SILU: tl.constexpr, WAITS: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Store ``weight(x) + B(inner)``, or the activation of two such sums if ``GATED``.
+    """Store ``weight(x) + B(A(x))``, or the activation of two such sums if ``GATED``.
 
-    ``weight`` [n, k] stacks three layers of n0, n1 and the remaining outputs, unless
-    ``LAYERS`` is 1 or ``GATED``. The previous kernel writes ``inner`` [layers, tokens,
-    C] only, and has waited for ``x`` before this one starts.
+    Grid: tiles of columns of A, of one layer after the other or of both if ``GATED``,
+    then tiles of outputs. ``weight`` [n, k] stacks three layers of n0, n1 and the
+    remaining outputs, unless ``LAYERS`` is 1 or ``GATED``. inner: [layers, tokens, C],
+    scratch memory. counter: see :mod:`inl_torch.triton.counters`. EVEN_INPUTS: whether
+    ``COLUMNS`` divides k. WAITS: see ``finish_stores``.
     """
-    first = tl.program_id(0) * ROWS
+    tiles: tl.constexpr = (C + ROWS - 1) // ROWS
+    leading: tl.constexpr = tiles if GATED else tiles * LAYERS
+    tile, token = tl.program_id(0), tl.arange(0, TOKENS).to(tl.int64)
+    pdl_sync(PDL)
+    if tile < leading:
+        layer = tile // tiles
+        a, up_a = a0, a1
+        if not GATED:
+            if layer == 1:
+                a = a1
+            if layer == 2:
+                a = a2
+        _store_inner(
+            x, a, up_a, selected, inner, layer, tile % tiles * ROWS, token, x_stride,
+            tokens, k, C, ROWS, TOKENS, COLUMNS, STAGES, EVEN_INPUTS, GATED,
+        )  # fmt: skip
+        finish_stores(WAITS)
+        tl.atomic_add(counter, 1, sem="release")
+        return
+    first = (tile - leading) * ROWS
     row = first + tl.arange(0, ROWS)
-    token = tl.arange(0, TOKENS).to(tl.int64)
-    b, layer, local, width = b0, tl.program_id(0) * 0, row, n
+    b, layer, local, width = b0, tile * 0, row, n
     if LAYERS == 3:
         width = n0
         if first >= n0:
@@ -95,8 +98,6 @@ def adapted_product(
         x, weight, up, row, token, x_stride, tokens, n, k, ROWS, TOKENS, COLUMNS,
         STAGES, EVEN, GATED,
     )  # fmt: skip
-    if C > B_COLUMNS:
-        pdl_sync(PDL)
     for start in range(0, C, B_COLUMNS):
         if C > B_COLUMNS:
             column = start + tl.arange(0, B_COLUMNS)
@@ -109,8 +110,12 @@ def adapted_product(
         w = tl.load(b + b_at, mask=inside, other=0)
         if GATED:
             w_up = tl.load(b1 + b_at, mask=inside, other=0)
-        if C <= B_COLUMNS:
-            pdl_sync(PDL)
+        if start == 0:
+            # The programs of A have lower numbers, and so began before this one.
+            total = tl.num_programs(0)
+            while tl.atomic_add(counter, 0, sem="acquire") % total < leading:
+                pass
+            tl.atomic_add(counter, 1, sem="relaxed")
         if tl.max(present.to(tl.int32), 0) != 0:
             at = (layer * tokens + token)[None, :] * C + column[:, None]
             known = present[:, None] & (token < tokens)[None, :]
