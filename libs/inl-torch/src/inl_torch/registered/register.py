@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
 
 def register(
@@ -75,5 +76,11 @@ def is_wrapped(*values: Any) -> bool:
 
 
 def is_transformed(*values: Any) -> bool:
-    """Whether ``torch.compile`` traces, or a value is held as in :func:`is_wrapped`."""
-    return torch.compiler.is_compiling() or is_wrapped(*values)
+    """Whether ``torch.compile`` traces, or a value is held as in :func:`is_wrapped`.
+
+    Of a call that the compiler puts into its graph as a whole, it traces the content
+    with fake tensors while ``is_compiling`` is false.
+    """
+    if torch.compiler.is_compiling() or is_wrapped(*values):
+        return True
+    return any(is_fake(each) for each in values)
