@@ -18,25 +18,17 @@ from inl_torch.eager.linear import QKV, StackedQkv, can_stack_qkv, stack_qkv
 from inl_torch.triton.attention.rope_attend import WIDE
 from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
 from inl_torch.triton.counters import Counters
-from inl_torch.triton.lora.lora import token_tile
 from inl_torch.triton.lora.streamed_kernels import adapted_product
 from inl_torch.triton.matmul.activation import refuse_activation
 from inl_torch.triton.matmul.products import is_wide
 from inl_torch.triton.matmul.streamed import stream_tile
-from inl_torch.triton.tuning import Tuning
+from inl_torch.triton.tuning import Tuning, padded_rows
 
 COLUMNS: Final = 128
 """Most columns of B that a program loads at once."""
 
-MANY_COLUMNS: Final = 64
-"""Columns of B of a tile where there are more: registers hold two such tiles."""
-
 DIVISOR: Final = 64
 """Divisor of the outputs of stacked layers: no tile has rows of two layers."""
-
-
-def _b_columns(columns: int) -> int:
-    return MANY_COLUMNS if columns > COLUMNS else max(power(columns), 16)
 
 
 def product(
@@ -55,7 +47,7 @@ def product(
     first, second, third = (*loras, *[loras[0]] * (3 - layers))
     y = torch.empty((tokens, n), dtype=x.dtype, device=x.device)
     inner = torch.empty((layers, tokens, columns), dtype=x.dtype, device=x.device)
-    padded = token_tile(tokens)
+    padded = padded_rows(tokens)
     tile = stream_tile(n, padded, gated=gated)
     tiles = -(-columns // tile.rows)
     programs = (tiles if gated else tiles * layers) + -(-n // tile.rows)
@@ -64,7 +56,7 @@ def product(
         first.a, second.a, third.a, first.b, second.b, third.b, selected, inner,
         counters.on(x.device, programs), x.stride(0), tokens, n, k, first.b.shape[0],
         second.b.shape[0], C=columns, LAYERS=layers, TOKENS=padded, ROWS=tile.rows,
-        COLUMNS=tile.columns, B_COLUMNS=_b_columns(columns),
+        COLUMNS=tile.columns, B_COLUMNS=min(max(power(columns), 16), COLUMNS),
         STAGES=tile.stages, EVEN=n % tile.rows == 0 and k % tile.columns == 0,
         EVEN_INPUTS=k % tile.columns == 0, HAS_BIAS=bias is not None, GATED=gated,
         SILU=activation == "silu", WAITS=tuning.lanes == WIDE,

@@ -23,12 +23,14 @@ def _store_inner(
     x: tensor, a: tensor, up_a: tensor, selected: tensor, inner: tensor, layer: tensor,
     first: tensor, token: tensor, x_stride: tensor, tokens: tensor, k: tensor,
     C: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Store ``selected * A(x)`` of a tile of columns, unless no token selects one."""
     column = first + tl.arange(0, ROWS)
     chosen = load_chosen(selected, token, column, tokens, C)
-    if tl.max(tl.max(chosen.to(tl.int32), 0), 0) != 0:
+    is_chosen = tl.max(tl.max(chosen.to(tl.int32), 0), 0) != 0
+    pdl_sync(PDL)
+    if is_chosen:
         # Rows out of bounds read the last one: no mask delays the loads.
         row = tl.minimum(column, C - 1)
         acc, up_acc = stream_sums(
@@ -65,7 +67,6 @@ def adapted_product(
     tiles: tl.constexpr = (C + ROWS - 1) // ROWS
     leading: tl.constexpr = tiles if GATED else tiles * LAYERS
     tile, token = tl.program_id(0), tl.arange(0, TOKENS).to(tl.int64)
-    pdl_sync(PDL)
     if tile < leading:
         layer = tile // tiles
         a, up_a = a0, a1
@@ -76,11 +77,12 @@ def adapted_product(
                 a = a2
         _store_inner(
             x, a, up_a, selected, inner, layer, tile % tiles * ROWS, token, x_stride,
-            tokens, k, C, ROWS, TOKENS, COLUMNS, STAGES, EVEN_INPUTS, GATED,
+            tokens, k, C, ROWS, TOKENS, COLUMNS, STAGES, EVEN_INPUTS, GATED, PDL,
         )  # fmt: skip
         finish_stores(WAITS)
         tl.atomic_add(counter, 1, sem="release")
         return
+    pdl_sync(PDL)
     first = (tile - leading) * ROWS
     row = first + tl.arange(0, ROWS)
     b, layer, local, width = b0, tile * 0, row, n
