@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, final
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from inl.weights.checkpoint import Checkpoint
+
+THREADS: Final = 4
+"""Most threads that quantize a matrix."""
 
 
 @final
@@ -94,9 +99,10 @@ class QuantizingCheckpoint(WrappedCheckpoint):
         size = array.shape[-1]
         rows = array.data.reshape(-1, size)
         out = np.empty((len(rows), packed_bytes((size,), self._dtype)), np.uint8)
-        change = norm = 0.0
         step = max(CHUNK // size, 1)
-        for start in range(0, len(rows), step):
+
+        def quantize(start: int) -> tuple[float, float]:
+            """Quantize some rows; return the squares of their change and norm."""
             part = rows[start : start + step]
             values = dequantize(HostArray(part, array.dtype, part.shape), name)
             blocks = encode(values, KINDS[self.kind])
@@ -104,8 +110,11 @@ class QuantizingCheckpoint(WrappedCheckpoint):
                 blocks = encode(dequantize(blocks), self._dtype)
             out[start : start + step] = blocks.data
             with np.errstate(invalid="ignore", over="ignore"):
-                change += _square(dequantize(blocks) - values)
-            norm += _square(values)
+                return _square(dequantize(blocks) - values), _square(values)
+
+        with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+            squares = [(0.0, 0.0), *pool.map(quantize, range(0, len(rows), step))]
+        change, norm = (math.fsum(part) for part in zip(*squares, strict=True))
         out.flags.writeable = False
         stored = HostArray(out.reshape(*array.shape[:-1], -1), self._dtype, array.shape)
         self._measured[name] = LayerError(
