@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from typing import final
 
 import gguf
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from inl import EngineConfig, InferenceEngine
+from inl.backend.base import PackedKernels
 from inl.backend.reference import ReferenceBackend, Rendezvous, ThreadCollectives
 from inl.device import Device
 from inl.dtypes import HostArray, cast, widen
@@ -20,11 +22,15 @@ from inl.executor.model_loader import LanguageModel, open_model, start_runner
 from inl.executor.rank_runner import RankRunner
 from inl.models import mixtral
 from inl.models.llama import MODEL
+from inl.ops.linear import Linear
 from inl.optimizers import quantize_for_inference
 from inl.plugin import make_backend
 from inl.protocol.runner import Limits
+from inl.spec.kernel import Kernel
+from inl.spec.tree import leaves
 from inl.testing.oracle import prompt_logits
 from inl.testing.tiny import MemoryCheckpoint, plain_logits, tiny_llama
+from inl.weights.quant import convert
 from inl.weights.quantization import KINDS
 from lora_files import LoraFiles
 from quantized_blocks import decoded
@@ -293,3 +299,32 @@ def test_ranks_have_their_parts(folder):
     runner = RankRunner(make, 2, abort=rendezvous.abort)
     with InferenceEngine(language, config=config, runner=runner) as engine:
         assert answer(engine) == expected
+
+
+@final
+class Packing(ReferenceBackend):
+    """Offers a product with packed weights for models that are quantized."""
+
+    def offers(self, kind):
+        if kind is PackedKernels:
+            return PackedKernels(self.packed)
+        return super().offers(kind)
+
+    def packed(self):
+        def pack(group, backend, dtype):
+            return Linear(backend.tensor(convert(group["weight"], dtype)), None)
+
+        run = {kernel.op: kernel for kernel in self.kernels()}["linear"].run
+        yield Kernel("linear", "packed", run, pack=pack, layout="plain", preference=5)
+
+
+@pytest.mark.parametrize("kind", [None, "int8"])
+def test_kernels_that_save_memory_are_used_on_request(kind):
+    language, backend = language_of(*made()), Packing(Device("reference"))
+    for asked in (language, language.quantized(kind) if kind else language):
+        quantize = kind if asked is language else None
+        config = EngineConfig(backend="reference", quantize=quantize)
+        runner = start_runner(asked, backend, config, limits=LIMITS)
+        plans = leaves(runner.loaded.groups)
+        packed = [plan.kernel.name for plan in plans if plan.kernel]
+        assert set(packed) == ({"packed"} if kind else set())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from inl.backend.base import DecodedBlocks, StorageDtypes
+from inl.backend.base import DecodedBlocks, PackedKernels, StorageDtypes
 from inl.backend.ranks import collectives_of, count_ranks, over_ranks
 from inl.backend.weight_cache import WeightCache
 from inl.config import EngineConfig
@@ -212,6 +212,7 @@ def start_runner(
     stored = without_copies(
         language.checkpoint, tied=getattr(language.config, "tied", False)
     )
+    config = replace(config, quantize=language.quantize)
     selection = kernel_selection(backend, config)
     shape = adapter_shape(limits, config)
     tree = model.weights(shaped)
@@ -282,6 +283,8 @@ def kernel_selection(backend: Backend, config: EngineConfig) -> KernelSelection:
     """Return the kernels that an engine may select from, with its preferences."""
     kind = backend.device.type
     kernels = (*backend.kernels(), *registry_for(kind).kernels(kind))
+    if config.quantize and (packed := backend.offers(PackedKernels)):
+        kernels = (*kernels, *packed.kernels())
     if (collectives := collectives_of(backend)) is not None:
         kernels = tuple(over_ranks(kernels, collectives))
     return KernelSelection(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BLOCK: Final = 32
 """Elements of a block."""
+SHARE: Final = np.float32(1 / BLOCK)
 E4M3_BIAS: Final = 7
 NORMAL: Final = np.float32(2.0**-6)
 """Smallest normal number of E4M3; below it, numbers are 2**-9 apart."""
@@ -51,11 +52,12 @@ def _q4_1(blocks: Floats) -> tuple[NDArray[Any], NDArray[Any]]:
     the error: by 4 % of that of the first codes, for weights of a normal distribution.
     """
     low, high = _along(np.minimum, blocks), _along(np.maximum, blocks)
-    codes = _line_codes(blocks, (high - low) / 15, low)[1]
-    center = codes - _along(np.add, codes) / BLOCK
+    codes = _line_codes(blocks, (high - low) * np.float32(1 / 15), low)[1]
+    center = codes - _along(np.add, codes) * SHARE
     spread = _along(np.add, center * center)
-    mean = _along(np.add, blocks) / BLOCK
-    slope = _along(np.add, center * (blocks - mean)) / np.maximum(spread, 1)
+    mean = _along(np.add, blocks) * SHARE
+    slope = _along(np.add, center * (blocks - mean))
+    slope /= np.maximum(spread, 1)
     flat = spread == 0
     start = np.where(flat, low, mean - slope * (codes - center)[:, :1])
     head, codes = _line_codes(blocks, slope, start)
