@@ -34,9 +34,11 @@ from inl.weights.quant import convert
 from inl.weights.quantization import KINDS
 from lora_files import LoraFiles
 from quantized_blocks import decoded
+from waiting import until
 
 LIMITS = Limits(3, (9,), 16, 4, 256)
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
+LOGGED = "int4: 14 matrices quantized"
 ENDS = ("embed_tokens.weight", "norm.weight", "layernorm.weight", "lm_head.weight")
 
 
@@ -249,13 +251,16 @@ def answer(engine, **options):
     return engine.generate(IDS, max_tokens=8, **options).token_ids
 
 
-def test_workers_quantize_as_this_process_does(folder):
+def test_workers_quantize_as_this_process_does(folder, caplog):
     with engine_of(folder) as plain, engine_of(folder, quantize="int4") as engine:
         expected = answer(engine)
         assert answer(plain) != expected
     backend = f"worker:{sys.executable}/reference"
+    caplog.set_level(logging.INFO, "inl")
+    caplog.clear()
     with engine_of(folder, quantize="int4", backend=backend) as engine:
         assert answer(engine) == expected
+        until(lambda: [one for one in caplog.messages if LOGGED in one])
     language = quantize_for_inference(open_model(folder), "int4")
     config = EngineConfig(backend=backend, context=64, sampling="greedy")
     with InferenceEngine(language, config=config) as engine:
