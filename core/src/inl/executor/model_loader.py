@@ -247,7 +247,7 @@ def start_runner(
         form = " ".join(filter(None, forms))
         variant = {"variant": form} if form else {}
         weights = cache.load(files, dtype, load, report, **variant)
-    if (quantization := language.quantization) and rank == 0:
+    if rank == 0 and (quantization := language.quantization):
         log.info("%s: %s", language.name, quantization.describe())
     stacks = None
     if shape.adapters:
