@@ -209,6 +209,7 @@ OPTIONS = {
     "--device cpu:0": ("engine", "backend", "cpu:0"),
     "--dtype float32": ("engine", "dtype", "float32"),
     "--kv-dtype int8": ("engine", "kv_dtype", "int8"),
+    "--quantize fp8": ("engine", "quantize", "fp8"),
     "--tensor-parallel 2": ("engine", "tensor_parallel", 2),
     "--mesh tensor=2": ("engine", "mesh", "tensor=2"),
     "--max-batch 5": ("engine", "max_batch", 5),

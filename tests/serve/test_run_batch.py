@@ -14,6 +14,7 @@ import time
 import pytest
 
 from http_servers import hash_engine
+from inl.cli.main import main
 from inl.config import EngineConfig
 from inl.errors import RequestError
 from inl.serve.batch_file import finished_ids, read_requests, run_batch
@@ -178,3 +179,17 @@ def test_a_run_that_was_killed_continues(tmp_path):
 
     assert tokens(path) == tokens(whole)
     assert len(tokens(path)) == 24
+
+
+def test_the_command_quantizes(tmp_path, monkeypatch):
+    requests, found = write(tmp_path / "in.jsonl", [line_of(0)]), []
+
+    def stop(models, server, config):
+        found.append(config.quantize)
+        raise RequestError("stopped")
+
+    monkeypatch.setattr("inl.cli.run_batch.make_server", stop)
+    words = ["run-batch", str(requests), str(tmp_path / "out.jsonl")]
+    assert main([*words, "--quantize", "int4"]) == 2
+    assert main(words) == 2
+    assert found == ["int4", None]

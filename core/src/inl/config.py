@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from inl.errors import RequestError
 from inl.spec.mesh import parse_mesh
 from inl.spec.step import SAMPLERS
+from inl.weights.quantization import KINDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +69,11 @@ class EngineConfig:
     kv_dtype: str = "auto"
     """Dtype of cached keys and values. "auto" is the compute dtype; "int8", with one
     scale per token and head, takes half the memory of bfloat16."""
+    quantize: str | None = None
+    """Quantization of the matrices of the layers while a checkpoint of floats is
+    loaded: "int8" (8.5 bits a weight), "fp8" (E4M3, 8.25 bits) or "int4" (5 bits), each
+    with a scale for 32 weights. The error is measured and logged. Embeddings, head,
+    norms and routers stay as stored. ``None`` loads what the checkpoint has."""
     use_kv_cache: bool = True
     """Whether keys and values are cached. ``False`` computes the whole sequence again
     for each token."""
@@ -197,6 +203,9 @@ class EngineConfig:
         self._check("velocity", valid, "None, reset or carry")
         valid = self.speculation in (None, "ngram", "model", "eagle")
         self._check("speculation", valid, "None, ngram, model or eagle")
+        valid = self.quantize in (None, *KINDS)
+        accepted = f"None, {', '.join(KINDS)}"
+        self._check("quantize", valid, accepted)
         self._check_mesh()
         self._check_drafts()
         self._check_decode_steps()

@@ -53,6 +53,23 @@ def test_ranks_shard_the_logical_rows(rank):
     assert np.array_equal(found.data, STORED[[6, 7, 1, 2]][2 * rank : 2 * rank + 2])
 
 
+@pytest.mark.parametrize(("ranks", "is_split"), [(2, False), (4, True)])
+@pytest.mark.parametrize("kind", ["q8_0", "q4_1"])
+def test_ranks_keep_the_blocks_that_they_do_not_split(kind, ranks, is_split):
+    numbers = np.random.default_rng(3).standard_normal((5, 64)).astype(np.float32)
+    data = gguf.quantize(numbers, gguf.GGMLQuantizationType[kind.upper()])
+    files = MemoryCheckpoint({}, {"out": HostArray(data, kind, (5, 64))})
+    param = Param("out", (5, 64), axis=1)
+    planned = WeightPlan(Group("linear", weight=param), None, ranks)
+    whole, width = dequantize(files.tensor("out")), 64 // ranks
+    for rank in range(ranks):
+        found = read_shard(files, planned, param, rank, "float32")
+        assert found.dtype == ("float32" if is_split else kind)
+        assert found.shape == (5, width)
+        part = slice(rank * width, (rank + 1) * width)
+        assert np.array_equal(dequantize(found), whole[:, part])
+
+
 def test_can_pack_gets_the_logical_shape():
     seen = {}
 

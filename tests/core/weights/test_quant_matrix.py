@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inl.dtypes import wrap
 from inl.weights.quant import dequantize
-from inl.weights.quant_matrix import QuantMatrix, halves, rounded_blocks
+from inl.weights.quant_encode import encode
+from inl.weights.quant_matrix import QuantMatrix, halves
 
 RNG = np.random.default_rng(5)
 
@@ -65,7 +65,7 @@ def test_rounding_to_8_bits_is_to_the_nearest_code():
         0, 3, (5, 1)
     ).astype(np.float32)
     values[2, 32:64] = 0
-    found = dequantize(rounded_blocks(wrap(values)))
+    found = dequantize(encode(values, "q8_0"))
     most = np.abs(values.reshape(5, 3, 32)).max(2).repeat(32, 1)
     assert (np.abs(found - values) <= most / 127 * (0.5 + 0.1)).all()
     assert (np.abs(found - values) > most / 127 * 0.3).any()

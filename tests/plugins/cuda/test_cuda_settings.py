@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from inl.backend.base import PackedKernels
 from inl.errors import DeviceError
 from inl_cuda.settings import WEIGHTS, requested_weights
 
 
 @pytest.mark.parametrize(
-    ("given", "found"), [(None, "dense"), ("", "dense"), ("packed", "packed")]
+    ("given", "found"), [(None, ""), ("", ""), ("dense", "dense"), ("packed", "packed")]
 )
 def test_requested_weights(monkeypatch, given, found):
     monkeypatch.delenv(WEIGHTS, raising=False)
@@ -22,3 +23,22 @@ def test_an_unknown_value_is_refused(monkeypatch):
     monkeypatch.setenv(WEIGHTS, "tight")
     with pytest.raises(DeviceError, match=r"found 'tight', accepted: dense, packed"):
         requested_weights()
+
+
+@pytest.mark.parametrize("given", ["", "dense", "packed"])
+def test_models_quantized_while_loading_are_packed_by_default(monkeypatch, given):
+    """Without a GPU: the backend is not opened."""
+    pytest.importorskip("triton")
+    from inl_cuda.backend import CudaBackend
+    from inl_torch.gpu.backend import GpuBackend
+    from inl_torch.triton.tuning import Tuning
+
+    monkeypatch.setenv(WEIGHTS, given)
+    monkeypatch.setattr(CudaBackend, "tuning", lambda _: Tuning(processors=1))
+    monkeypatch.setattr(GpuBackend, "kernels", lambda _: ())
+    monkeypatch.setattr(GpuBackend, "offers", lambda *_: None)
+    backend = object.__new__(CudaBackend)
+    offered = backend.offers(PackedKernels)
+    kernels = list(offered.kernels()) if offered else []
+    assert {kernel.layout for kernel in kernels} == (set() if given else {"packed"})
+    assert bool(list(backend.kernels())) == (given == "packed")

@@ -266,7 +266,8 @@ def call_adapters(kernels, dtype):
             kernels["lora"](y, x, Lora(*pair), chosen, rank=16)
             kernels["qkv_lora"](y, y, y, x, QkvLora(*3 * pair), chosen, rank=16)
             if has_copy_engine():
-                call_adapted(kernels, x, pair, chosen)
+                for rows in (8, 32):
+                    call_adapted(kernels, x[:rows], pair, chosen[:rows])
 
 
 def call_adapted(kernels, x, pair, chosen):

@@ -17,6 +17,8 @@ from inl.ops.norm import Norm
 from inl.spec.op import Case, Spec
 from inl.spec.tolerance import judge
 from inl.weights.quant import dequantize
+from inl.weights.quant_encode import encode
+from quantized_blocks import decoded
 
 # isort: split
 from inl_torch.tensors import from_host
@@ -241,6 +243,26 @@ def test_blocks_of_a_file(kind, seed, on_host):
     want = x.astype(np.float64) @ exact.T.astype(np.float64)
     got = on_host(KERNELS["linear"].run(torch.from_numpy(x).to(PLACE), w))
     np.testing.assert_allclose(got, want, rtol=0, atol=4e-6 * np.abs(want).max())
+
+
+def test_blocks_of_8_bit_floats(seed, on_host):
+    """As above; the values are those of E4M3 times a power of two, in any float."""
+    rng = np.random.default_rng(seed)
+    sizes = np.exp2(rng.integers(-30, 30, (21, 1)))
+    numbers = (rng.standard_normal((21, 160)) * sizes).astype(np.float32)
+    numbers[0, :32] = 0
+    source = encode(numbers, "mxfp8")
+    w = KERNELS["linear"].pack({"weight": source, "bias": None}, Place(), "float32")
+    assert w.matrix.codes.dtype == FLOAT8
+    exact = decoded(source)
+    for dtype in (torch.float32, torch.bfloat16):
+        plain = packed_products.dequantized(w.matrix, dtype)
+        np.testing.assert_array_equal(on_host(plain.float()), exact)
+    x = rng.standard_normal((1, 160), np.float32)
+    want = x.astype(np.float64) @ exact.T
+    got = on_host(KERNELS["linear"].run(torch.from_numpy(x).to(PLACE), w))
+    room = 4e-6 * (np.abs(x) @ np.abs(exact).T)
+    assert (np.abs(got - want) <= room).all()
 
 
 def test_dequantized_weights_stay_dense(seed, on_host):

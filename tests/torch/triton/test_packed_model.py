@@ -17,6 +17,7 @@ from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.step import Bucket
 from inl.spec.tree import leaves
+from inl.weights.quant_encode import encode
 
 # isort: split
 from inl_torch import triton
@@ -47,12 +48,15 @@ class Packing(TorchBackend):
             yield from packed_products.kernels(Tuning(processors=1))
 
 
-def quantized(tiny, gguf):
-    """The model's matrices quantized to Q4_1 and Q8_0."""
+def quantized(tiny, gguf, form):
+    """The model's matrices quantized to ``form``, and the embedding to Q8_0."""
     for name, array in tiny.checkpoint._tensors.items():
         if len(array.shape) != 2:
             continue
-        kind = "q8_0" if "embed" in name else "q4_1"
+        kind = "q8_0" if "embed" in name else form
+        if kind == "mxfp8":
+            tiny.checkpoint._tensors[name] = encode(np.asarray(array.data), kind)
+            continue
         numbers = gguf.quants.quantize(
             np.asarray(array.data), gguf.GGMLQuantizationType[kind.upper()]
         )
@@ -75,10 +79,11 @@ def logits(runner, rows):
     return np.concatenate(found)
 
 
-def test_a_model_of_packed_weights(tiny_llama, seed):
+@pytest.mark.parametrize("form", ["q4_1", "mxfp8"])
+def test_a_model_of_packed_weights(form, tiny_llama, seed):
     gguf = pytest.importorskip("gguf")
     sizes = {"hidden_size": 96, "intermediate_size": 64, "num_hidden_layers": 1}
-    tiny = quantized(tiny_llama(seed, **sizes), gguf)
+    tiny = quantized(tiny_llama(seed, **sizes), gguf, form)
     found = {}
     for packs in (False, True):
         backend = Packing(packs)

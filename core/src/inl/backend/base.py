@@ -256,6 +256,17 @@ class StorageDtypes(NamedTuple):
     """Opens the same device with one dtype, the only one in its traits."""
 
 
+class PackedKernels(NamedTuple):
+    """Capability: kernels of packed weights that save memory, but may take more time.
+
+    They are offered beside :meth:`Backend.kernels` for a model that is quantized while
+    it is loaded.
+    """
+
+    kernels: Callable[[], Iterable[Kernel]]
+    """Returns the kernels."""
+
+
 class DecodedBlocks(NamedTuple):
     """Capability: multiplies blocks of 8 bits faster than its dtypes of 16 bits.
 

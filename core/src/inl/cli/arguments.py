@@ -18,6 +18,13 @@ Dtype = Annotated[str, typer.Option(help="Compute dtype.")]
 KvDtype = Annotated[
     str, typer.Option(help="Dtype of the KV cache; int8 halves its memory on CPU.")
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        help="Quantize a checkpoint of floats while it is loaded: fp8, int8 or int4. "
+        "[default: as stored]"
+    ),
+]
 TensorParallel = Annotated[
     int, typer.Option(help="Number of devices, starting at --device.")
 ]

@@ -27,6 +27,7 @@ def run(
     device: arguments.Device = "auto",
     dtype: arguments.Dtype = "auto",
     kv_dtype: arguments.KvDtype = "auto",
+    quantize: arguments.Quantize = None,
     loads: Annotated[
         str, typer.Option(help='Names of loads, such as "mixed,chats", or "all".')
     ] = "all",
@@ -60,6 +61,7 @@ def run(
         backend=device,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        quantize=quantize,
         max_batch=max_batch,
         context=context,
         warm_up=True,

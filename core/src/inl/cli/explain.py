@@ -20,6 +20,7 @@ from inl.executor.model_loader import (
     stored_for,
 )
 from inl.executor.tracing import trace
+from inl.executor.weight_quantization import decoded_note
 from inl.plugin import make_backend
 from inl.spec.dispatch import Tracer
 from inl.spec.step import SAMPLERS, Bucket
@@ -46,6 +47,7 @@ def run(
     model: arguments.Model = None,
     device: arguments.Device = "auto",
     dtype: arguments.Dtype = "auto",
+    quantize: arguments.Quantize = None,
     tokens: Annotated[int, typer.Option(help="Tokens in the step.", min=1)] = 1,
     rows: Annotated[int, typer.Option(help="Sequences in the step.", min=1)] = 1,
     sampler: Annotated[
@@ -81,8 +83,9 @@ def run(
             raise RequestError(f"{name}: found {value}, accepted: a number above 0")
     bucket = Bucket(tokens, min(rows, tokens), sampler=sampler)
     config = EngineConfig(
-        backend=device, dtype=dtype, max_batch=bucket.rows, context=context
-    )
+        backend=device, dtype=dtype, quantize=quantize, max_batch=bucket.rows,
+        context=context,
+    )  # fmt: skip
     step = _trace(model, config, bucket)
     report: dict[str, Any] = {
         "device": str(step.backend.device),
@@ -124,6 +127,8 @@ def _trace(model: str | None, config: EngineConfig, bucket: Bucket) -> TracedSte
     backend = make_backend(config.backend)  # raises before a model is downloaded
     language = open_model(resolve_model(model))
     dtype = compute_dtype(backend, config.dtype)
+    if config.quantize is not None:
+        language = language.quantized(config.quantize)
     language = stored_for(language, backend, dtype)
     backend = in_dtype(backend, dtype)
     shaped = replace(language.config, dtype=dtype)
@@ -133,7 +138,10 @@ def _trace(model: str | None, config: EngineConfig, bucket: Bucket) -> TracedSte
     limits = plan_limits(language.model, shaped, backend, config)
     tracer = trace(language.model, shaped, groups, bucket, limits, selection)
     context = limits.max_blocks_per_seq * limits.block_size
-    return TracedStep(tracer, backend, context, language.checkpoint.notes)
+    notes = language.checkpoint.notes
+    if language.quantize and (note := decoded_note(groups, language.quantize)):
+        notes = (*notes, note)
+    return TracedStep(tracer, backend, context, notes)
 
 
 def explain(tracer: Tracer) -> list[dict[str, Any]]:

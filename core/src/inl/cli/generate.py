@@ -35,6 +35,7 @@ def run(
     device: arguments.Device = "auto",
     dtype: arguments.Dtype = "auto",
     kv_dtype: arguments.KvDtype = "auto",
+    quantize: arguments.Quantize = None,
     tensor_parallel: arguments.TensorParallel = 1,
     mesh: arguments.Mesh = None,
     max_tokens: Annotated[
@@ -107,6 +108,7 @@ def run(
         backend=device,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        quantize=quantize,
         tensor_parallel=tensor_parallel,
         mesh=mesh,
         allow_hosted=allow_hosted,

@@ -61,6 +61,7 @@ def run(
         str, typer.Option(help="Dtype of the weights; auto is as stored.")
     ] = "auto",
     kv_dtype: arguments.KvDtype = "bfloat16",
+    quantize: arguments.Quantize = None,
     training: Annotated[
         bool, typer.Option("--training", help="Add gradients and Adam's state.")
     ] = False,
@@ -68,7 +69,7 @@ def run(
 ) -> None:
     """Show how a model is divided among devices; loads no weights."""
     found = _devices(devices)
-    facts, planned_context = _facts(model, dtype, kv_dtype, context)
+    facts, planned_context = _facts(model, dtype, kv_dtype, quantize, context)
     plan = get_optimal_parallelism(
         num_devices=found.number, memory_per_device_gb=found.memory_gb,
         training=training, batch=batch, context=planned_context,
@@ -102,7 +103,11 @@ def _devices(text: str) -> Devices:
 
 
 def _facts(
-    model: str | None, dtype: str, kv_dtype: str, context: int | None
+    model: str | None,
+    dtype: str,
+    kv_dtype: str,
+    quantize: str | None,
+    context: int | None,
 ) -> tuple[dict[str, Any], int]:
     """Return the planner's arguments for a model, and the context in tokens."""
     for name, value in (("dtype", dtype), ("kv-dtype", kv_dtype)):
@@ -110,7 +115,13 @@ def _facts(
             raise RequestError(
                 f"{name}: found {value!r:.80}, accepted: {', '.join(SIZES)}"
             )
+    if quantize is not None and dtype != "auto":
+        raise RequestError(
+            f"dtype: found {dtype!r} with --quantize {quantize}, accepted: auto"
+        )
     language = open_model(resolve_model(model))
+    if quantize is not None:
+        language = language.quantized(quantize)
     specs = stored_specs(language.checkpoint).values()
     params = sum(math.prod(spec.shape) for spec in specs)
     stored = sum(packed_bytes(spec.shape, spec.dtype) for spec in specs)

@@ -30,13 +30,14 @@ def run(
     model: Annotated[
         str | None, typer.Option(help="Model folder or GGUF file, if it has moved.")
     ] = None,
+    quantize: arguments.Quantize = None,
     as_json: arguments.Json = False,
 ) -> None:
     """Replay FILE and compare its tokens; exit code 1 if they differ."""
     items = read_trace(file)
     header = items[0]
     assert isinstance(header, RunHeader), "readers check the first record"
-    language = _open(header, model, file)
+    language = _open(header, model, quantize, file)
     config = EngineConfig(backend=device, dtype=dtype or header.dtype or "auto")
 
     def make(limits: Limits) -> Runner:
@@ -54,15 +55,19 @@ def run(
         raise typer.Exit(1)
 
 
-def _open(header: RunHeader, model: str | None, file: Path) -> LanguageModel:
+def _open(
+    header: RunHeader, model: str | None, quantize: str | None, file: Path
+) -> LanguageModel:
     if not (model or header.model):
         raise ProtocolError(f"trace {file}: contains no model name; pass --model")
     language = open_model(resolve_model(model or header.model))
+    if quantize is not None:
+        language = language.quantized(quantize)
     if header.digest and (digest := model_digest(language.checkpoint)) != header.digest:
         raise ModelError(
             f"{language.checkpoint.path}: digest {digest[:12]}, {file} was recorded "
             f"with {header.digest[:12]} ({header.model}); pass the recorded model with "
-            "--model"
+            "--model, and its --quantize"
         )
     return language
 

@@ -24,6 +24,7 @@ def run(
     device: arguments.Device = "auto",
     dtype: arguments.Dtype = "auto",
     kv_dtype: arguments.KvDtype = "auto",
+    quantize: arguments.Quantize = None,
     tensor_parallel: arguments.TensorParallel = 1,
     mesh: arguments.Mesh = None,
     max_batch: Annotated[
@@ -50,6 +51,7 @@ def run(
         backend=device,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        quantize=quantize,
         tensor_parallel=tensor_parallel,
         mesh=mesh,
         max_batch=max_batch,

@@ -19,6 +19,7 @@ def run(
     model: arguments.Model = None,
     device: arguments.Device = "auto",
     dtype: arguments.Dtype = "auto",
+    quantize: arguments.Quantize = None,
     max_tokens: Annotated[
         int, typer.Option(help="Maximum number of new tokens.")
     ] = 256,
@@ -27,7 +28,9 @@ def run(
     raw: arguments.Raw = False,
 ) -> None:
     """Complete PROMPT and write a trace for `inl replay`."""
-    config = EngineConfig(backend=device, dtype=dtype, max_batch=1, trace=out)
+    config = EngineConfig(
+        backend=device, dtype=dtype, quantize=quantize, max_batch=1, trace=out
+    )
     with InferenceEngine.from_pretrained(model, config) as engine:
         ids = engine.tokenizer.encode(prompt) if raw else engine.chat_ids(prompt)
         pieces = engine.stream(

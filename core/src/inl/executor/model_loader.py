@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from inl.backend.base import DecodedBlocks, StorageDtypes
+from inl.backend.base import DecodedBlocks, PackedKernels, StorageDtypes
 from inl.backend.ranks import collectives_of, count_ranks, over_ranks
 from inl.backend.weight_cache import WeightCache
 from inl.config import EngineConfig
@@ -21,6 +21,7 @@ from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.sharding import check_mesh, check_shares, with_repeated_heads
 from inl.executor.tied_weights import without_copies
 from inl.executor.tuning_results import load_tuning_results
+from inl.executor.weight_quantization import decoded_note, quantizing
 from inl.models.fields import Fields, refuse_fields
 from inl.models.registry import find_model
 from inl.plugin import registry_for
@@ -38,12 +39,16 @@ from inl.weights.checkpoint import Checkpoint, open_checkpoint
 from inl.weights.counts import check_counts
 from inl.weights.loader import load_weights, stored_specs
 from inl.weights.plan import check_tensors, plan_weights
+from inl.weights.quantization import Quantization
 from inl.weights.quantized import quantized
+from inl.weights.quantizing import QuantizingCheckpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from inl.backend.base import Backend, StateSpec
+
+log = logging.getLogger("inl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +60,33 @@ class LanguageModel:
     checkpoint: Checkpoint
     taps: tuple[int, ...] = ()
     """Layers whose inputs each step also returns, for a draft head."""
+    quantize: str | None = None
+    """Kind that matrices are quantized to while they are loaded."""
 
     @property
     def name(self) -> str:
         """File or folder name."""
         return self.checkpoint.path.name
+
+    def quantized(self, kind: str) -> LanguageModel:
+        """Return the model with the matrices of its layers quantized while loading.
+
+        kind: "fp8", "int8" or "int4", see
+        :attr:`~inl.config.EngineConfig.quantize`. Raises
+        :class:`~inl.errors.RequestError` for another kind, and for a model that is
+        quantized already.
+        """
+        if kind == self.quantize:
+            return self
+        checkpoint = quantizing(self.model, self.config, self.checkpoint, kind)
+        return replace(self, checkpoint=checkpoint, quantize=kind)
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """The errors of :meth:`quantized`; reads matrices that are not loaded yet."""
+        if isinstance(self.checkpoint, QuantizingCheckpoint):
+            return self.checkpoint.quantization()
+        return None
 
 
 def open_model(path: str | Path) -> LanguageModel:
@@ -98,7 +125,7 @@ def _warn_of(fields: Fields, checkpoint: Checkpoint) -> None:
     """Log the fields that are ignored."""
     unread = fields.unread()
     if unread:
-        logging.getLogger("inl").warning(
+        log.warning(
             "%s: config fields that are not known and ignored: %s",
             checkpoint.path,
             ", ".join(unread),
@@ -112,6 +139,8 @@ def configure(language: LanguageModel, config: EngineConfig) -> LanguageModel:
     Raises :class:`~inl.errors.RequestError` for a setting that it does not have.
     """
     language = _with_context(language, config.context or 0)
+    if config.quantize is not None:
+        language = language.quantized(config.quantize)
     if config.velocity is None:
         return language
     if "velocity" not in {field.name for field in fields(language.config)}:
@@ -183,6 +212,7 @@ def start_runner(
     stored = without_copies(
         language.checkpoint, tied=getattr(language.config, "tied", False)
     )
+    config = replace(config, quantize=language.quantize)
     selection = kernel_selection(backend, config)
     shape = adapter_shape(limits, config)
     tree = model.weights(shaped)
@@ -192,6 +222,8 @@ def start_runner(
         tree, selection.kernels, stored, ranks=ranks, expert_ranks=sizes.expert
     )
     check_shares(groups, model.state(shaped), ranks)
+    if language.quantize and rank == 0:
+        _log_notes(language, groups)
     if limits is None:
         planned = plan_limits(
             model, shaped, backend, config, ranks=ranks, sharers=sizes.data
@@ -211,8 +243,12 @@ def start_runner(
         checkpoint = language.checkpoint
         opened = checkpoint.identities()
         files = {path: opened.get(path) for path in checkpoint.files()}
-        variant = {"variant": "adapters"} if shape.adapters else {}
+        forms = ("adapters" if shape.adapters else "", language.quantize or "")
+        form = " ".join(filter(None, forms))
+        variant = {"variant": form} if form else {}
         weights = cache.load(files, dtype, load, report, **variant)
+    if rank == 0 and (quantization := language.quantization):
+        log.info("%s: %s", language.name, quantization.describe())
     stacks = None
     if shape.adapters:
         stacks = AdapterStacks(groups, backend, dtype, shape, rank)
@@ -227,6 +263,15 @@ def start_runner(
     return runner
 
 
+def _log_notes(language: LanguageModel, groups: Any) -> None:
+    """Log which matrices are not quantized, or not in memory."""
+    checkpoint = language.checkpoint
+    assert isinstance(checkpoint, QuantizingCheckpoint), "quantized() makes it"
+    decoded = decoded_note(groups, checkpoint.kind)
+    for note in filter(None, (*checkpoint.skip_notes(), decoded)):
+        log.warning("%s: %s", language.name, note)
+
+
 def adapter_shape(limits: Limits | None, config: EngineConfig) -> AdapterShape:
     """Return the room for adapters: that of ``limits``, or else of the config."""
     if limits is not None:
@@ -238,6 +283,8 @@ def kernel_selection(backend: Backend, config: EngineConfig) -> KernelSelection:
     """Return the kernels that an engine may select from, with its preferences."""
     kind = backend.device.type
     kernels = (*backend.kernels(), *registry_for(kind).kernels(kind))
+    if config.quantize and (packed := backend.offers(PackedKernels)):
+        kernels = (*kernels, *packed.kernels())
     if (collectives := collectives_of(backend)) is not None:
         kernels = tuple(over_ranks(kernels, collectives))
     return KernelSelection(

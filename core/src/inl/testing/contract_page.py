@@ -41,7 +41,7 @@ from inl.testing.source_fields import fields_of, markdown
 
 SPECIALIZED = (base.Precompiler, base.ContextLengths, base.DeviceLoops,
                base.CachedMemory, base.ForkSafety, base.Ranks,
-               base.StorageDtypes, base.DecodedBlocks)  # fmt: skip
+               base.StorageDtypes, base.DecodedBlocks, base.PackedKernels)  # fmt: skip
 
 
 def contract_page() -> str:

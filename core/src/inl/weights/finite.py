@@ -41,8 +41,8 @@ HALVES: Final = {
 """Bytes at which a block of a quantized dtype has a float16 scale or offset. With
 finite ones all its elements are finite."""
 
-MAX_E8M0: Final = 253
-"""Exponents of mxfp4 blocks from here on may overflow float32; 255 is NaN."""
+MAX_E8M0: Final = {"mxfp4": 253, "mxfp8": 246}
+"""Exponents of blocks from here on may overflow float32; 255 is NaN."""
 
 CHUNK: Final = 1 << 16
 """Elements per pass: they and a scratch buffer fit in a core's cache."""
@@ -78,8 +78,11 @@ def _may_have_non_finite(array: HostArray) -> bool:
             _any_all_ones(blocks[:, at : at + 2].copy().view("<u2"), 0x7C00)
             for at in HALVES[array.dtype]
         )
-    if array.dtype == "mxfp4":
-        return bool(array.data.reshape(-1, BLOCKS["mxfp4"][1])[:, 0].max() >= MAX_E8M0)
+    if array.dtype in MAX_E8M0:
+        blocks = array.data.reshape(-1, BLOCKS[array.dtype][1])
+        if blocks[:, 0].max() >= MAX_E8M0[array.dtype]:
+            return True
+        return array.dtype == "mxfp8" and _any_all_ones(blocks[:, 1:].copy(), 0x7F)
     if array.dtype not in EXPONENTS:
         return False
     unsigned, mask = EXPONENTS[array.dtype]

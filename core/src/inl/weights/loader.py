@@ -17,7 +17,7 @@ from inl.spec.weights import Param
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.finite import check_finite
 from inl.weights.plan import WeightPlan
-from inl.weights.quant import convert, decoder, dequantize, packed_bytes
+from inl.weights.quant import BLOCKS, convert, decoder, dequantize, packed_bytes
 from inl.weights.sources import read_pieces, stored_tensors
 
 if TYPE_CHECKING:
@@ -178,8 +178,12 @@ def _read_whole(
     shard = slice(rank * size, (rank + 1) * size)
     if param.axis == 0:
         return HostArray(whole.data[shard], whole.dtype, shape)
-    if whole.data.shape == whole.shape:
-        return HostArray(np.ascontiguousarray(whole.data[:, shard]), whole.dtype, shape)
+    elements, block = BLOCKS.get(whole.dtype, (1, 1))
+    if size % elements == 0:
+        data = whole.data.reshape(whole.shape[0], -1, block)
+        part = data[:, shard.start // elements : shard.stop // elements]
+        stored = np.ascontiguousarray(part).reshape(len(part), -1)
+        return HostArray(stored, whole.dtype, shape)
     values = dequantize(whole, param.source)
     return wrap(np.ascontiguousarray(values[:, shard]))
 

@@ -73,6 +73,7 @@ QUANTIZATIONS: Final = {
     "tq1_0": _super(2, 256, 54, "float16", zero=1),
     "tq2_0": _super(2, 256, 66, "float16", zero=1),
     "mxfp4": Quantization(4, 32, 17, scale="float8_e8m0", table=True),
+    "mxfp8": Quantization(8, 32, 33, scale="float8_e8m0", table=True),
 }
 """Quantized dtypes with a decoder in this package."""
 
@@ -101,6 +102,7 @@ _DECODERS: Final[dict[str, Callable[[Bytes, Floats], None]]] = {
     "q5_1": quant_blocks.q5_1,
     "iq4_nl": quant_blocks.iq4_nl,
     "mxfp4": quant_blocks.mxfp4,
+    "mxfp8": quant_blocks.mxfp8,
     "q2_k": quant_k.q2_k,
     "q3_k": quant_k.q3_k,
     "q4_k": quant_k.q4_k,

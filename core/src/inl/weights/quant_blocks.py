@@ -100,6 +100,12 @@ def mxfp4(blocks: Bytes, out: Floats) -> None:
     out *= np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
 
 
+def mxfp8(blocks: Bytes, out: Floats) -> None:
+    """Decode blocks of an exponent and 32 E4M3 floats (OCP Microscaling, v1.0)."""
+    out[:] = E4M3[blocks[:, 1:]]
+    out *= np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 127)
+
+
 def floats(blocks: Bytes, at: int) -> Floats:
     """Return the float16 at byte ``at`` of each block, as float32 [count, 1]."""
     bits = np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2")

@@ -12,6 +12,9 @@ from inl.weights.quant import QUANTIZATIONS
 SPLIT: Final = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 """Formats that can be split into codes and one scale per 32 of them."""
 
+FLOAT8_BLOCKS: Final = "mxfp8"
+"""Format of 8-bit floats with a power of two for 32 of them."""
+
 
 def split_blocks(array: HostArray) -> tuple[Any, Any, Any]:
     """Split a stored matrix [N, K] of :data:`SPLIT` into codes, scales and offsets.
@@ -36,6 +39,20 @@ def split_blocks(array: HostArray) -> tuple[Any, Any, Any]:
     low = np.concatenate([body[:, :, 4:] & 15, body[:, :, 4:] >> 4], -1)
     codes = (low | fifth << 4).astype(np.int8) - np.int8(kind.zero)
     return codes.reshape(rows, columns), scales, offsets
+
+
+def split_float8(array: HostArray) -> tuple[Any, Any]:
+    """Split a stored matrix [N, K] of :data:`FLOAT8_BLOCKS` into codes and scales.
+
+    Codes are the bits of E4M3, uint8 [N, K]; scales the bits of bfloat16, which stores
+    every power of two of E8M0 exactly, uint16 [N, K / 32].
+    """
+    rows, columns = array.shape
+    kind = QUANTIZATIONS[array.dtype]
+    blocks = array.data.reshape(rows, columns // kind.block, kind.bytes)
+    exponents = blocks[:, :, 0].astype(np.uint16)
+    scales = np.where(exponents == 0, np.uint16(0x40), exponents << 7)  # 0: subnormal
+    return np.ascontiguousarray(blocks[:, :, 1:]).reshape(rows, columns), scales
 
 
 def unpack_nibbles(codes: Any) -> Any:

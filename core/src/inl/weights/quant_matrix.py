@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from inl.dtypes import HostArray, wrap
+from inl.weights.quant_encode import BLOCK as BLOCK
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BLOCK: Final = 32
-"""Columns that share a scale in a block of q4_0, q4_1 and q8_0."""
 ROWS: Final = 256
 """Rows that are decoded at once."""
 RANGES: Final = {"q4_0": (-8, 7), "q4_1": (0, 15), "q8_0": (-128, 127)}
@@ -127,18 +126,6 @@ def halves(
         rounded = values.astype(np.float16)
         near = np.abs(rounded - values) <= np.maximum(2.0**-11 * size, floor)
     return rounded if bool(near.all()) else None
-
-
-def rounded_blocks(values: HostArray) -> HostArray:
-    """Round a float32 matrix [N, K] to q8_0: 8 bits, a float16 scale for 32 columns."""
-    count, size = values.shape
-    blocks = values.data.reshape(count, -1, BLOCK)
-    scale = (np.abs(blocks).max(2, keepdims=True) / 127).astype(np.float16)
-    with np.errstate(divide="ignore"):
-        factor = np.where(scale > 0, 1 / scale.astype(np.float32), 0)
-    codes = np.rint(blocks * factor).clip(-127, 127).astype(np.int8)
-    data = np.concatenate([scale.view(np.uint8), codes.view(np.uint8)], 2)
-    return HostArray(data.reshape(count, -1), "q8_0", (count, size))
 
 
 def unpack_words(

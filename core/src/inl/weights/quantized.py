@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, final
 from inl.dtypes import HostArray
 from inl.errors import CheckpointError
 from inl.weights.files import show
+from inl.weights.quant_encode import encode
 from inl.weights.quant_format import Format, Parts
 from inl.weights.quant_formats import METHODS
-from inl.weights.quant_matrix import BLOCK, rounded_blocks
+from inl.weights.quant_matrix import BLOCK
 from inl.weights.wrapped import WrappedCheckpoint
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class QuantizedCheckpoint(WrappedCheckpoint):
                 f"scales that {dtype} cannot store; accepted: those that the config "
                 "describes"
             )
-        return array if dtype == self._specs[name][0] else rounded_blocks(array)
+        return array if dtype == self._specs[name][0] else encode(array.data, "q8_0")
 
 
 def _dtype_of(spec: tuple[str, tuple[int, ...]], decoded: str) -> str:

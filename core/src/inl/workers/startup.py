@@ -164,6 +164,8 @@ def worker_options(
         if field.name not in PARENT_FIELDS
         and getattr(config, field.name) != field.default
     }
+    if language.quantize:
+        changed["quantize"] = language.quantize
     if config.adapter_slots:
         changed["max_adapters"] = config.adapter_slots
     if config.draft_limit:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import os
 import select
 import signal
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     # Ctrl-C reaches every process of the terminal; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _log_to_parent()
     if options.fd is None:
         channel = Channel(connect_to_parent(options.port))
         ended: Callable[[], object] = partial(sys.stdin.buffer.read, 1)
@@ -69,6 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EOFError:
         return 0
     return 0
+
+
+def _log_to_parent() -> None:
+    """Write messages from INFO on to standard error, which the parent logs."""
+    log = logging.getLogger("inl")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 def _wait_for_hangup(descriptor: int) -> None:

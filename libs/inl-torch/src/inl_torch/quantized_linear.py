@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inl.optimizers.quantize import LayerError, Quantization
+from inl.weights.quantization import LayerError, Quantization
 
 GROUP = 32
 """Inputs that share a scale in int4."""
@@ -102,9 +102,10 @@ def quantize(model: nn.Module, dtype: str) -> nn.Module:
         quantized = QuantizedLinear(layer, dtype)
         weight = layer.weight.detach()
         change = (quantized.weight(torch.float64) - weight).norm()
-        error = float(change / weight.double().norm().clamp_min(1e-300))
+        norm = weight.double().norm()
+        error = float(change / norm.clamp_min(1e-300))
         before = weight.numel() * weight.element_size()
-        layers.append(LayerError(name, error, before, quantized.nbytes))
+        layers.append(LayerError(name, error, before, quantized.nbytes, float(norm)))
         parent, _, attribute = name.rpartition(".")
         setattr(copy.get_submodule(parent), attribute, quantized)
     copy.quantization = Quantization(dtype, tuple(layers))  # type: ignore[assignment]

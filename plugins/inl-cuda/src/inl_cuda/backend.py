@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeVar, cast, final
 
 import torch
 
+from inl.backend.base import PackedKernels
 from inl.errors import BackendUnavailable
 from inl_cuda.settings import requested_weights
 from inl_torch.gpu.backend import GpuBackend, has_triton
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from inl.device import Device
     from inl.spec.kernel import Kernel
     from inl_torch.triton.tuning import Tuning
+
+C = TypeVar("C")
 
 
 @final
@@ -32,9 +35,17 @@ class CudaBackend(GpuBackend):
     def kernels(self) -> Iterable[Kernel]:
         yield from super().kernels()
         if has_triton() and requested_weights() == "packed":
-            from inl_torch.triton.quantized import products
+            yield from self._packed_kernels()
 
-            yield from products.kernels(self.tuning())
+    def offers(self, kind: type[C]) -> C | None:
+        if kind is PackedKernels and has_triton() and not requested_weights():
+            return cast("C", PackedKernels(self._packed_kernels))
+        return super().offers(kind)
+
+    def _packed_kernels(self) -> Iterable[Kernel]:
+        from inl_torch.triton.quantized import products
+
+        return products.kernels(self.tuning())
 
     def tuning(self) -> Tuning:
         from inl_cuda.tuning import tuning

@@ -16,7 +16,7 @@ import torch
 from inl.dtypes import HostArray, wrap
 from inl.spec.op import Spec
 from inl.weights.loader import to_dtype
-from inl.weights.quant_codes import SPLIT, split_blocks
+from inl.weights.quant_codes import FLOAT8_BLOCKS, SPLIT, split_blocks, split_float8
 from inl_torch.eager.linear import can_stack_qkv, present
 
 PACKED: Final = "packed"
@@ -126,8 +126,9 @@ def refuse_dtypes(**stored: Spec) -> str | None:
     """Return the reason why matrices cannot be packed, or ``None``."""
     matrices = {n: s for n, s in stored.items() if not n.endswith("bias")}
     for name, spec in matrices.items():
-        if spec.dtype not in SPLIT:
-            return f"{name} is stored as {spec.dtype}, not as {', '.join(SPLIT)}"
+        if spec.dtype not in (*SPLIT, FLOAT8_BLOCKS):
+            accepted = ", ".join((*SPLIT, FLOAT8_BLOCKS))
+            return f"{name} is stored as {spec.dtype}, not as {accepted}"
     return None
 
 
@@ -170,6 +171,13 @@ def pack_mlp(group: Group, backend: Any, dtype: str) -> PackedMlp:
 def _matrix(parts: Sequence[HostArray | None], backend: Any, dtype: str) -> Packed:
     """Stack matrices by rows; dense where one of them is already dequantized."""
     arrays = [present(part) for part in parts]
+    if all(part.dtype == FLOAT8_BLOCKS for part in arrays):
+        codes, scales = zip(*map(split_float8, arrays), strict=True)
+        exponents = np.concatenate(scales)
+        return Packed(
+            backend.tensor(wrap(np.concatenate(codes))).view(FLOAT8),
+            backend.tensor(HostArray(exponents, "bfloat16", exponents.shape)),
+        )
     if any(part.dtype not in SPLIT for part in arrays):
         dense = [to_dtype(part, dtype).data for part in arrays]
         data = np.concatenate(dense)
