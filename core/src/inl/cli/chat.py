@@ -53,7 +53,7 @@ def run(
     documents: arguments.Documents = None,
     chat_template_kwarg: arguments.TemplateOption = None,
 ) -> None:
-    """Chat with a model; /help lists commands, Ctrl-C stops an answer."""
+    """Chat with a model; /help lists commands. Ctrl-C stops an answer."""
     from inl.config import EngineConfig
     from inl.engine.inference_engine import InferenceEngine
     from inl.engine.options import make_requests

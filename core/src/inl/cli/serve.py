@@ -250,7 +250,10 @@ def _serve(
     engine: EngineConfig,
     tracing: Tracing | None,
 ) -> None:
+    from inl.serve.http_server import check_settings, loop_factory
+
     began = time.perf_counter()
+    check_settings(config)
     with make_server(models, config, engine, tracing) as server:
         if len(models) == 1 and config.idle_unload is None:
             # As workers do: collecting all loaded objects would pause steps.
@@ -265,8 +268,6 @@ def _serve(
         async def serve() -> None:
             server.handle_signals()
             await server.serve(started)
-
-        from inl.serve.http_server import loop_factory
 
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve())
