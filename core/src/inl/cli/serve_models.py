@@ -14,7 +14,7 @@ from inl.cli.progress import loading_bar
 from inl.device import DeviceType
 from inl.errors import RequestError
 from inl.plugin import choose_device
-from inl.weights.hub import DEFAULT_NAME, find_model, resolve_model
+from inl.weights.hub import DEFAULT_NAME, resolve_model
 
 if TYPE_CHECKING:
     from inl.config import EngineConfig
@@ -74,8 +74,6 @@ def make_server(
     from inl.workers.startup import check_place
 
     check_place(engine)
-    for _, place in models:
-        find_model(place)  # of several, each is opened when it is asked for
     max_batch = engine.max_batch or served_batch(engine.backend)
     settings = engine_config(engine, config, max_batch)
     has_bar = len(models) == 1
