@@ -145,6 +145,7 @@ class Engine {
     int to[2], from[2];
     if (pipe(to) || pipe(from)) throw Error("inl: pipe: " + reason());
     std::signal(SIGPIPE, SIG_IGN);
+    program_ = program;
     child_ = fork();
     if (child_ < 0) throw Error("inl: fork: " + reason());
     if (child_ == 0) {
@@ -170,7 +171,7 @@ class Engine {
     }
     child_ = 0;
     if (WIFSIGNALED(status)) return "was ended by signal " + std::to_string(WTERMSIG(status));
-    if (WEXITSTATUS(status) == 127) return "could not be started";
+    if (WEXITSTATUS(status) == 127) return "could not be started: " + program_;
     return "ended with status " + std::to_string(WEXITSTATUS(status));
   }
 
@@ -223,6 +224,7 @@ class Engine {
   static std::string reason() { return std::strerror(errno); }
 
   pid_t child_ = 0;
+  std::string program_;
   int to_ = -1, from_ = -1;
   uint32_t context_ = 0, last_ = 0;
   std::string device_;

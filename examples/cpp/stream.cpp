@@ -28,7 +28,7 @@ int main(int argc, char **argv) {
     inl::Done done = engine.stream(argv[2], options, [&](const inl::Piece &piece) {
       std::cout << piece.text << std::flush;
       tokens.insert(tokens.end(), piece.tokens.begin(), piece.tokens.end());
-      return tokens.size() < most;
+      return std::cout && tokens.size() < most;
     });
     std::cout << "\n" << done.finish_reason << " after " << done.prompt_tokens << ":";
     for (int32_t token : tokens) std::cout << " " << token;

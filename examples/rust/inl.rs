@@ -69,7 +69,7 @@ impl Engine {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|error| Error(format!("the process could not be started: {error}")))?;
+            .map_err(|error| Error(format!("{program} could not be started: {error}")))?;
         let to = child.stdin.take();
         let from = child.stdout.take().expect("stdout is piped");
         let device = String::new();

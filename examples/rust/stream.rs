@@ -20,13 +20,18 @@ fn run(words: &[String]) -> Result<(), inl::Error> {
     let mut tokens = Vec::new();
     let options = format!("\"max_tokens\": {}", words[3]);
     let done = engine.stream(&words[2], &options, |piece| {
-        print!("{}", piece.text);
-        let _ = std::io::stdout().flush();
         tokens.extend_from_slice(&piece.tokens);
-        tokens.len() < most
+        let mut out = std::io::stdout();
+        let shown = write!(out, "{}", piece.text).and_then(|()| out.flush());
+        shown.is_ok() && tokens.len() < most
     })?;
     let listed: String = tokens.iter().map(|token| format!(" {token}")).collect();
-    println!("\n{} after {}:{listed}", done.finish_reason, done.prompt_tokens);
+    let _ = writeln!(
+        std::io::stdout(),
+        "\n{} after {}:{listed}",
+        done.finish_reason,
+        done.prompt_tokens
+    );
     Ok(())
 }
 

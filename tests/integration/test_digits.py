@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inl import Device, Tensor, nn
-from inl.nn import place
+from inl import Tensor, nn
 
 torch = pytest.importorskip("torch")
 
@@ -53,35 +52,21 @@ def torch_network(digits):
     return first, float((found == classes[TRAINED:]).float().mean())
 
 
-@pytest.fixture(params=["reference", "cpu", "torch", "jax"])
-def device(request, monkeypatch):
-    """A device; torch and JAX stand behind the names that no plugin serves here."""
-    place.place_of.cache_clear()
-    if request.param in ("reference", "cpu"):
-        yield Device(request.param)
-        return
-    if request.param == "torch":
-        backend = pytest.importorskip("inl_cpu.torch_backend").TorchCpuBackend
-    else:
-        backend = request.getfixturevalue("jax_module").jax_backend()
-    monkeypatch.setattr(place, "make_backend", backend)
-    yield Device(f"{request.param}_here")
-    place.place_of.cache_clear()
-
-
-def test_digits(device, digits, torch_network):
+def test_digits(tensor_device, digits, torch_network):
     pixels, classes = digits
     first, accuracy = torch_network
     model = nn.Sequential(nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
     model.load_state_dict(first)
-    model.to(device)
+    model.to(tensor_device)
     optimizer = nn.Adam(model.parameters(), lr=1e-2)
     for rows in batches():
         optimizer.zero_grad()
-        loss = nn.cross_entropy(model(Tensor(pixels[rows], device)), classes[rows])
+        loss = nn.cross_entropy(
+            model(Tensor(pixels[rows], tensor_device)), classes[rows]
+        )
         loss.backward()
         optimizer.step()
-    logits = model(Tensor(pixels[TRAINED:], device)).numpy()
+    logits = model(Tensor(pixels[TRAINED:], tensor_device)).numpy()
     found = float((logits.argmax(1) == classes[TRAINED:]).mean())
     assert accuracy > 0.93
     assert abs(found - accuracy) <= 3 / len(logits)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +15,7 @@ from inl.testing.near_tie import compare
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-_spec = importlib.util.spec_from_file_location(
-    "families", Path(__file__).with_name("families.py")
-)
-families = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(families)
+families = importlib.import_module("families")
 
 ORIGINAL, LONGEST = 16, 64
 FIELDS = {

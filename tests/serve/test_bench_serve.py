@@ -11,6 +11,7 @@ import pytest
 from fake_openai import FakeServer, chunked, event, plain, stream, token, usage
 from http_servers import HashServer
 from inl.cli import bench_serve
+from inl.cli.main import main
 from inl.errors import RequestError
 from inl.serve.load_client import Sample
 from inl.serve.load_report import percentiles, report
@@ -76,6 +77,26 @@ def test_our_server_is_measured(capsys, tmp_path):
         assert 0 < part["p50"] <= part["p90"] <= part["p95"] <= part["p99"] < 60
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert plot.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("status", "says"), [(401, "--api-key"), (404, "found status 404")]
+)
+def test_a_server_that_refuses_the_list_of_models(capsys, status, says):
+    with FakeServer([], models=plain(status, {"error": "no"})) as server:
+        assert main(["bench", "serve", server.url]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.splitlines()) == 1
+
+
+def test_answers_of_one_token_have_no_time_between_tokens(capsys):
+    with FakeServer([stream(event(token()), DONE)]) as server:
+        bench_serve.run(server.url, requests=1)
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first.startswith("first token")
+    assert " p99 " in first
+    assert second.startswith("end to end")
 
 
 ANSWERS = {

@@ -101,6 +101,12 @@ def test_conversions_are_bounded_apart_from_requests_that_generate():
             client.close()
 
 
+def test_an_unknown_token_is_refused(server):
+    status, _, body = server.send("POST", "/detokenize", {"tokens": [1, 10**9]})
+    assert (status, body["error"]["param"]) == (400, "tokens")
+    assert "tokens[1]: found 1000000000" in body["error"]["message"]
+
+
 def test_a_full_server_converts_tokens():
     with HashServer(max_batch=1, max_queue=0, seconds=0.01) as server, server.busy():
         status, _, found = server.send("POST", "/tokenize", {"prompt": "a"})

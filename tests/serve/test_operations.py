@@ -226,6 +226,32 @@ OPTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("words", [(), ("--tls-key", "k.pem")])
+@pytest.mark.parametrize("text", [None, "no certificate"])
+def test_a_certificate_is_read_before_a_model(capsys, tmp_path, words, text):
+    file = tmp_path / "c.pem"
+    if text:
+        file.write_text(text)
+    found = ["--tls-cert", str(file), *words]
+    assert main(["serve", "absent.gguf", "--port", "0", *found]) == 2
+    error = capsys.readouterr().err
+    assert f"inl: RequestError: TLS certificate {file}" in error
+    assert "accepts files in the form PEM" in error
+
+
+def test_a_model_that_does_not_exist_is_refused_before_it_is_asked_for(capsys):
+    models = ["--model", "a=absent.gguf", "--model", "b=org/name"]
+    assert main(["serve", "--port", "0", *models]) == 2
+    assert "model: found 'absent.gguf', which does not exist" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_found_before_a_model(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "absent.gguf", "--port", port]) == 2
+    assert f"127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
+
+
 def configured(monkeypatch, words):
     """Return what ``inl serve`` would serve."""
     found = {}

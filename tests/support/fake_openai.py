@@ -26,11 +26,13 @@ def usage(prompt, completion):
 class FakeServer:
     """Sends the next of ``answers`` for each request; a context manager.
 
-    An answer is a list of parts: head lines or bytes, and pauses in seconds.
+    An answer is a list of parts: head lines or bytes, and pauses in seconds. models:
+    the answer to a request for the list of models.
     """
 
-    def __init__(self, answers):
+    def __init__(self, answers, models=None):
         self.answers = list(answers)
+        self.models = models or plain(200, {"data": [{"id": "fake"}]})
         self.bodies, self.times = [], []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
@@ -57,7 +59,7 @@ class FakeServer:
         length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
         body = await reader.readexactly(length)
         if head.startswith("get /v1/models"):
-            parts = plain(200, {"data": [{"id": "fake"}]})
+            parts = self.models
         else:
             self.times.append(time.monotonic())
             self.bodies.append(json.loads(body))

@@ -164,7 +164,7 @@ def test_a_pipe_is_answered_line_by_line(chat, tmp_path):
     for message in messages[1::2]:
         assert message["content"] in done.stdout
     assert "tiny-chat on reference:0" in done.stdout
-    assert "1 turns, 0 of them" in done.stdout
+    assert "1 turn, 0 of them" in done.stdout
 
 
 def test_a_seed_repeats_answers_and_retry_changes_them(chat, tmp_path):

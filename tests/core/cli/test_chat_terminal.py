@@ -124,7 +124,7 @@ def test_ctrl_c_stops_the_answer_and_continues_the_chat(start):
     chat.until(b"(stopped)")
     chat.until(b"> ")
     chat.say(b"/stats\n")
-    assert b"1 turns, 0 of them" in chat.until(b"> ")
+    assert b"1 turn, 0 of them" in chat.until(b"> ")
     chat.say(b"Again\n")
     chat.until(b"Again\r\n")
     chat.some()

@@ -69,7 +69,7 @@ def test_the_table_has_heads_a_total_and_its_assumptions(capsys, tiny_folder):
     code, out, _ = run(capsys, tiny_folder, *given)
     assert code == 0
     first, *lines = out.splitlines()
-    assert first.endswith("a step of 1 tokens in 1 rows (greedy)")
+    assert first.endswith("a step of 1 token in 1 row (greedy)")
     assert lines[0].split() == [
         "op", "calls", "MFLOP", "MB", "FLOP/byte", "us", "share", "kernel"
     ]  # fmt: skip

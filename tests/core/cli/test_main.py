@@ -49,6 +49,7 @@ def test_the_help_page_names_every_command(inl):
     for command in COMMANDS:
         assert f"\n  {command} " in done.stdout
     assert "--debug" in done.stdout
+    assert "..." not in done.stdout.replace("[ARGS]...", ""), "a summary is cut"
 
 
 def test_without_a_command_the_help_is_shown(inl):
@@ -60,10 +61,11 @@ def test_without_a_command_the_help_is_shown(inl):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("devcies",), "No such command 'devcies'"),
+        (("devcies",), "No such command 'devcies'. Did you mean 'devices'?"),
         (("devices", "--jsno"), "No such option: --jsno"),
         (("devices", "extra"), "unexpected extra argument"),
-        (("generate",), "Missing argument"),
+        (("generate",), "Missing argument 'PROMPT'"),
+        (("models", "--x"), "inl models [OPTIONS] [MODEL]"),
     ],
 )
 def test_a_usage_error_exits_with_2(inl, words, sentence):
@@ -142,6 +144,15 @@ def test_a_closed_output_pipe_is_quiet(inl, plugin, body):
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
+@pytest.mark.parametrize("body", ["print('x')", "print('x' * 10**6)"])
+def test_a_full_disk_behind_the_output_is_a_sentence(inl, plugin, body):
+    with Path("/dev/full").open("w") as full:
+        done = inl("fail", env=failing(plugin, body), stdout=full)
+    assert done.returncode == 1
+    assert done.stderr == "inl: standard output: No space left on device\n"
 
 
 def test_without_typer_there_is_an_instruction(inl, plugin):

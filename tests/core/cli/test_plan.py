@@ -65,6 +65,13 @@ def test_devices_of_this_machine(capsys, tiny_folder):
     assert "available" in out
 
 
+def test_any_number_of_devices(capsys, tiny_folder):
+    code, out, _ = run(capsys, str(tiny_folder), "--devices", "99999999x1GB")
+    assert code == 0
+    assert "99999999 copies" in out
+    assert len(out) < 2000
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

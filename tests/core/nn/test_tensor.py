@@ -8,37 +8,7 @@ import pytest
 import inl
 from inl import Device, Tensor, matmul, nn
 from inl.errors import DeviceError, RequestError
-
-REFERENCE = "reference"
-
-
-def differences(formula, operands, step=1e-6):
-    """Central differences of ``formula`` in float64, for every operand."""
-    gradients = []
-    for index, operand in enumerate(operands):
-        gradient = np.zeros_like(operand)
-        for place in np.ndindex(operand.shape):
-            values = [np.array(each) for each in operands]
-            values[index][place] += step
-            above = formula(*values)
-            values[index][place] -= 2 * step
-            gradient[place] = (above - formula(*values)) / (2 * step)
-        gradients.append(gradient)
-    return gradients
-
-
-def found_gradients(function, operands):
-    leaves = [Tensor(each, REFERENCE, requires_grad=True) for each in operands]
-    function(*leaves).backward()
-    return [leaf.grad.numpy() for leaf in leaves]
-
-
-def check(function, formula, *operands):
-    for found, exact in zip(
-        found_gradients(function, operands), differences(formula, operands), strict=True
-    ):
-        assert found.shape == exact.shape
-        assert np.allclose(found, exact, rtol=2e-4, atol=2e-5)
+from tensor_gradients import REFERENCE, check
 
 
 @pytest.fixture

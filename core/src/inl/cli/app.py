@@ -50,7 +50,17 @@ class LazyGroup(TyperGroup):
             return None
         app = typer.Typer(add_completion=False, rich_markup_mode=_markup())
         app.command(cmd_name)(_import(cmd_name))
-        return typer.main.get_command(app)
+        command = typer.main.get_command(app)
+        for parameter in command.params:
+            if parameter.param_type_name == "argument" and parameter.name:
+                # Typer's own form differs between its versions.
+                parameter.metavar = parameter.name.upper()
+        return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command of a line; the error for an unknown name names near ones."""
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment] # names only
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run one command; Ctrl-C exits with 130 in every supported typer version."""

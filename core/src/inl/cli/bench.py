@@ -48,7 +48,10 @@ def run(
         Path | None, typer.Option(help="Write a plot to this file, such as bench.png.")
     ] = None,
 ) -> None:
-    """Measure load time, first token, prefill, decode and memory; medians of runs."""
+    """Measure load time, first token, prefill, decode and memory.
+
+    Prints medians of runs.
+    """
     from inl.config import EngineConfig
 
     batches = parse_batches(batch)

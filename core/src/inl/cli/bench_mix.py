@@ -48,7 +48,7 @@ def run(
         Path | None, typer.Option(help="Write a plot to this file, such as mix.png.")
     ] = None,
 ) -> None:
-    """Measure one engine under many loads: tokens/s and first tokens; medians."""
+    """Measure one engine under many loads. Prints medians."""
     from inl.config import EngineConfig
     from inl.engine.inference_engine import InferenceEngine
 

@@ -161,10 +161,12 @@ def _show(found: dict[str, Any]) -> None:
     names = ("first_token_seconds", "inter_token_seconds", "end_to_end_seconds")
     lines = []
     for name in names:
-        values = found[name] or {}
-        cells = [f"{1000 * value:.1f}" for value in values.values()]
+        values = found[name]
+        if values is None:  # such as the time between tokens of answers of one token
+            continue
+        cells = [f"{key} {1000 * value:.1f} ms" for key, value in values.items()]
         lines.append((name.removesuffix("_seconds").replace("_", " "), *cells))
-    print_table(("ms", "mean", "p50", "p90", "p95", "p99"), lines)
+    print_table([""] * 6, lines)
     print()
     for name in ("requests", "finished", "statuses", "seconds", "requests_per_second",
                  "goodput_requests_per_second", "input_tokens_per_second",

@@ -54,7 +54,7 @@ def run(
     documents: arguments.Documents = None,
     chat_template_kwarg: arguments.TemplateOption = None,
 ) -> None:
-    """Chat with a model; /help lists commands, Ctrl-C stops an answer."""
+    """Chat with a model; /help lists commands. Ctrl-C stops an answer."""
     from inl.config import EngineConfig
     from inl.engine.inference_engine import InferenceEngine
     from inl.engine.options import make_requests
@@ -214,13 +214,15 @@ class Chat:
     def stats(self) -> list[str]:
         """Lines of ``/stats``."""
         engine, conversation = self._engine, self.conversation
+        turns = conversation.turns
         used = len(self._ids(conversation.visible())) if conversation.messages else 0
         left_out = sum(
             m["role"] == "user" for m in conversation.messages[: conversation.start]
         )
         lines = [
             f"{engine.model.name} on {engine.device}",
-            f"{conversation.turns} turns, {left_out} of them no longer in the context",
+            f"{turns} turn{'s'[: turns != 1]}, {left_out} of them no longer in the "
+            "context",
             f"{used} of {engine.context} tokens of context in use",
             f"{engine.stats.prefix_hit_tokens} tokens reused from the prefix cache",
         ]

@@ -70,7 +70,8 @@ def _save(chat: Chat, name: str) -> str:
 def _load(chat: Chat, name: str) -> str:
     path = Path(name).expanduser()
     chat.conversation.load(path)
-    return f"({chat.conversation.turns} turns read from {path})"
+    turns = chat.conversation.turns
+    return f"({turns} {'turn' if turns == 1 else 'turns'} read from {path})"
 
 
 def _retry(chat: Chat, _rest: str) -> None:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 SHOWN = 20
 """Maximum number of findings printed."""
 
+NAMED = 5
+"""Maximum number of ops without an invariant kernel that are named."""
+
 
 def run(
     device: Annotated[str, typer.Argument(help='Device, such as "cpu:0" or "npu".')],
@@ -45,7 +48,10 @@ def run(
         bool, typer.Option("--invariant", help="Check only the invariant mode.")
     ] = False,
 ) -> None:
-    """Check the backend of DEVICE against the reference ops; exit code 1 on failure."""
+    """Check the backend of DEVICE against the reference ops.
+
+    The exit code is 1 if a check fails.
+    """
     from inl.testing.card import capability_card
     from inl.testing.conformance import check_all
     from inl.testing.invariant_checks import INVARIANT
@@ -121,7 +127,10 @@ def _invariance(target: Target, results: Sequence[Result]) -> str:
 
     dtypes, missing = certified(results), missing_kernels(target)
     text = "invariant mode: " + (", ".join(dtypes) if dtypes else "not certified")
-    return text + (f"; no kernel of {', '.join(missing)}" if missing else "")
+    if not missing:
+        return text
+    named = ", ".join(missing[:NAMED]) + (", ..." if len(missing) > NAMED else "")
+    return f"{text}; ops without an invariant kernel: {len(missing)} ({named})"
 
 
 def _rows(results: Sequence[Result]) -> list[tuple[str, ...]]:

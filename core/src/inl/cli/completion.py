@@ -52,7 +52,10 @@ def run(
     words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     at: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Print the completion script of SHELL; its first line says how to install it."""
+    """Print the completion script of SHELL.
+
+    Its first line says how to install it.
+    """
     if shell not in SCRIPTS:
         raise RequestError(
             f"shell: found {shell!r:.40}, accepted: {', '.join(SCRIPTS)}"

@@ -21,7 +21,7 @@ def run(
         typer.Option("--why", help='Print which device "auto" selects, and why.'),
     ] = False,
 ) -> None:
-    """List the devices of all plugins and the reason for unavailable ones."""
+    """List devices, and why others are unavailable."""
     rows = device_rows(registry())
     if as_json:
         print(json.dumps(rows, ensure_ascii=False))

@@ -17,7 +17,10 @@ from inl.cli.table import print_table
 def run(
     as_json: arguments.Json = False,
 ) -> None:
-    """Check this machine; exit code 1 if the default model cannot run."""
+    """Check this machine and print what fixes its problems.
+
+    The exit code is 1 if the default model cannot run.
+    """
     checks = run_checks()
     failed = any(check.status == "wrong" for check in checks)
     if as_json:

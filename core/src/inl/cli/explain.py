@@ -73,7 +73,7 @@ def run(
     ] = None,
     as_json: arguments.Json = False,
 ) -> None:
-    """Show the kernels that a step of a model would use; loads no weights."""
+    """Show the kernels that a step of a model would use. Loads no weights."""
     if sampler not in SAMPLERS:
         raise RequestError(
             f"sampler: found {sampler!r:.80}, accepted: {', '.join(SAMPLERS)}"
@@ -101,8 +101,8 @@ def run(
         print(json.dumps(report))
         return
     print(
-        f"{report['device']}, a step of {tokens} tokens in {bucket.rows} rows "
-        f"({sampler})"
+        f"{report['device']}, a step of {tokens} token{'s'[: tokens > 1]} in "
+        f"{bucket.rows} row{'s'[: bucket.rows > 1]} ({sampler})"
     )
     for note in step.notes:
         print(f"weights: {note}")

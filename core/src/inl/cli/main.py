@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -29,18 +30,31 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The interpreter flushes stdout again at exit and would raise a second time.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
     except InlError as error:
         _print_error(error, debug)
         return 2
     except Exception as error:
+        if isinstance(error, OSError) and _is_full_output(error):
+            _discard_output()
+            print(f"inl: standard output: {error.strerror}", file=sys.stderr)
+            return 1
         _print_error(error, debug)
         if not debug:
             print("inl: run again with --debug for the traceback", file=sys.stderr)
         return 1
     return code
+
+
+def _is_full_output(error: OSError) -> bool:
+    """Whether a write to standard output failed: only streams have no file name."""
+    return error.errno == errno.ENOSPC and error.filename is None
+
+
+def _discard_output() -> None:
+    """Send what the interpreter flushes at exit to os.devnull: it would raise again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stop_bars() -> None:

@@ -124,7 +124,7 @@ def _prune(*, as_json: bool) -> None:
         return
     for file in removed:
         print(f"removed {path / file.name}  {show_bytes(file.size)}")
-    print(f"{len(removed)} files, {show_bytes(freed)} freed")
+    print(f"{len(removed)} file{'s'[: len(removed) != 1]}, {show_bytes(freed)} freed")
 
 
 def _hugging_face() -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ def run(
         str, typer.Option(help="eager (op by op) or traced (jax.jit).")
     ] = "eager",
 ) -> None:
-    """Create the package inl-NAME with a backend that passes its tests."""
+    """Create a package inl-NAME with a backend to start from."""
     folder = create(name, path, license, style)
     print(f"created {folder}; next:")
     print(f"  pip install -e '{folder}[test]'")

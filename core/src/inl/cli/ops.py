@@ -34,7 +34,7 @@ def run(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """List ops with their signatures and the kernels that backends provide."""
+    """List ops, their signatures and the kernels of backends."""
     specs = _specs(op)
     if body:
         if op is None or as_json:

@@ -33,7 +33,10 @@ def run(
     quantize: arguments.Quantize = None,
     as_json: arguments.Json = False,
 ) -> None:
-    """Replay FILE and compare its tokens; exit code 1 if they differ."""
+    """Replay FILE and compare its tokens.
+
+    The exit code is 1 if they differ.
+    """
     items = read_trace(file)
     header = items[0]
     assert isinstance(header, RunHeader), "readers check the first record"

@@ -31,7 +31,7 @@ def run(
         int, typer.Option(help="Requests that run at the same time.", min=1)
     ] = 32,
 ) -> None:
-    """Answer REQUESTS in ANSWERS; continues where an earlier run ended."""
+    """Answer REQUESTS in ANSWERS. Continues where an earlier run ended."""
     check_packages()
     from inl.serve.batch_file import finished_ids, read_requests, run_batch
     from inl.serve.settings import ServerConfig

@@ -18,6 +18,7 @@ from inl.cli import arguments
 from inl.cli.serve_models import count_frontends, make_server, named_models
 from inl.config import EngineConfig
 from inl.errors import MissingPackage, RequestError
+from inl.weights.hub import find_model
 from inl.weights.peft import highest_rank
 
 if TYPE_CHECKING:
@@ -252,7 +253,12 @@ def _serve(
     engine: EngineConfig,
     tracing: Tracing | None,
 ) -> None:
+    from inl.serve.http_server import check_settings, loop_factory
+
     began = time.perf_counter()
+    check_settings(config)
+    for _, place in models:
+        find_model(place)  # of several, each is opened when a request asks for it
     with make_server(models, config, engine, tracing) as server:
         if len(models) == 1 and config.idle_unload is None:
             # As workers do: collecting all loaded objects would pause steps.
@@ -267,8 +273,6 @@ def _serve(
         async def serve() -> None:
             server.handle_signals()
             await server.serve(started)
-
-        from inl.serve.http_server import loop_factory
 
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve())

@@ -62,7 +62,7 @@ def run(
     ] = None,
     as_json: arguments.Json = False,
 ) -> None:
-    """Find the fastest correct configuration of each op and use it from then on."""
+    """Find and store the fastest correct config of each op."""
     from inl.executor.tuning_file import read, tuning_file, update, write
 
     path = tuning_file()

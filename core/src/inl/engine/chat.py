@@ -9,6 +9,7 @@ from inl.errors import RequestError
 from inl.text.continuation import Continuation, with_reasoning
 from inl.text.control_tokens import MarkedMessages, encode_marked
 from inl.text.measure import check_length
+from inl.text.tokenizer import check_encodable
 
 if TYPE_CHECKING:
     from inl.executor.model_loader import LanguageModel
@@ -58,9 +59,10 @@ def chat_ids(
         messages = [{"role": "user", "content": messages}]
     if not any(message.get("content") for message in messages):
         raise RequestError(
-            f"prompt: found {messages[-1:]!r:.80}, needs at least one message with "
-            "content"
+            "prompt: found no text; needs at least one message with content"
         )
+    for message in messages:
+        check_encodable(message.get("content"))
     if add_generation_prompt and continue_final_message:
         raise RequestError(
             "continue_final_message: found with add_generation_prompt=True, which "

@@ -24,7 +24,10 @@ from inl.nn.module import Module as Module
 from inl.nn.optim import SGD as SGD
 from inl.nn.optim import Adam as Adam
 from inl.nn.tensor import Tensor as Tensor
+from inl.nn.tensor import concatenate as concatenate
 from inl.nn.tensor import matmul as matmul
+from inl.nn.tensor import stack as stack
+from inl.nn.tensor import where as where
 
 LAYERS = {
     "InlDynamics": ("inl_torch", "a torch module"),

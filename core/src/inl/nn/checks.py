@@ -31,14 +31,14 @@ def host_array(data: Any, dtype: str) -> NDArray[Any]:
         ) from error
 
 
-def check_broadcast(first: tuple[int, ...], second: tuple[int, ...]) -> None:
-    """Raise :class:`RequestError` for shapes that do not broadcast."""
+def broadcast_shape(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the common shape; raises :class:`RequestError` if there is none."""
     try:
-        np.broadcast_shapes(first, second)
+        return np.broadcast_shapes(*shapes)
     except ValueError as error:
+        listed = " and ".join(str(list(shape)) for shape in shapes)
         raise RequestError(
-            f"Tensor: found shapes {list(first)} and {list(second)}, accepted: shapes "
-            "that broadcast"
+            f"Tensor: found shapes {listed}, accepted: shapes that broadcast"
         ) from error
 
 

@@ -12,6 +12,8 @@ from inl.errors import RequestError
 GB = 10**9
 USABLE = 0.9
 """Share of a device's memory that is planned with; the rest is for programs."""
+MOST_TRIED = 64
+"""Sizes of tensor parallelism up to this one are named in the reasons."""
 STEP_TOKENS = 4096
 """Tokens of the largest step of inference, by default."""
 LOGIT_COPIES = 4
@@ -166,10 +168,11 @@ def get_optimal_parallelism(
     budget = int(memory_per_device_gb * GB * USABLE)
     plans = [
         _plan(shape, (t, p, num_devices // (t * p)), budget, load)
-        for t, p in product(range(1, num_devices + 1), repeat=2)
+        for t, p in product(
+            _divisors(shape.kv_heads, num_devices),
+            _divisors(shape.layers, num_devices),
+        )
         if num_devices % (t * p) == 0
-        and shape.kv_heads % t == 0
-        and shape.layers % p == 0
     ]
     fitting = [plan for plan in plans if plan.fits]
     if fitting:
@@ -202,6 +205,10 @@ def _shape(
     return Shape(
         params, layers, hidden, heads, kv_heads, head_dim, inner, vocab, guessed
     )
+
+
+def _divisors(number: int, limit: int) -> list[int]:
+    return [size for size in range(1, min(number, limit) + 1) if number % size == 0]
 
 
 def _runtime(device: str | None, training: bool) -> int:
@@ -283,7 +290,8 @@ def _explained(
             )
     if best.data_parallel == devices > 1:
         reasons.append("the whole model fits on one device: copies need no exchange")
-    refused = [t for t in range(2, devices + 1) if shape.kv_heads % t]
+    sizes = range(2, min(devices, MOST_TRIED) + 1)
+    refused = [t for t in sizes if devices % t == 0 and shape.kv_heads % t]
     if refused:
         listed = ", ".join(map(str, refused))
         reasons.append(

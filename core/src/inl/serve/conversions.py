@@ -141,7 +141,12 @@ class Conversions:
 
 
 def _detokenized(model: ServedModel, fields: DetokenizeRequest) -> dict[str, Any]:
-    return {"prompt": model.engine.tokenizer.decode(fields.tokens, False)}
+    tokenizer = model.engine.tokenizer
+    for at, token in enumerate(fields.tokens):
+        if tokenizer.token(token) is None:
+            text = f"tokens[{at}]: found {token}, which is no token of the model"
+            raise ApiError(400, text, param="tokens")
+    return {"prompt": tokenizer.decode(fields.tokens, False)}
 
 
 def _counted(model: ServedModel, conversation: Conversation) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,25 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def check_settings(config: ServerConfig) -> None:
+    """Raise :class:`RequestError` for an address or a certificate of no use.
+
+    Models load for minutes, so this is called before.
+    """
+    listen(config.host, config.port).close()
+    if config.certificate is None:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(config.certificate, config.private_key)
+    except OSError as error:  # of which SSLError is one
+        files = ", ".join(filter(None, (config.certificate, config.private_key)))
+        raise RequestError(
+            f"TLS certificate {files}: {error.strerror or error}; accepts files in the "
+            "form PEM: a certificate, and its key in the same file or a second one"
+        ) from error
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:

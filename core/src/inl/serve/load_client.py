@@ -55,11 +55,20 @@ class LoadClient:
 
     async def model(self) -> str:
         """Return the name of the server's first model."""
-        body = b"".join([part async for part in self._request("GET", "/v1/models")][1:])
+        status, *parts = [part async for part in self._request("GET", "/v1/models")]
+        if status in (b"401", b"403"):
+            raise RequestError(
+                f"{self._host}:{self._port}: found status {status.decode()}; needs a "
+                "key that the server accepts (--api-key)"
+            )
+        body = b"".join(parts)
         try:
             return str(json.loads(body)["data"][0]["id"])
         except (ValueError, KeyError, IndexError) as error:
-            raise RequestError(f"/v1/models: found {body[:120]!r}") from error
+            raise RequestError(
+                f"/v1/models: found status {status.decode()} with {body[:120]!r}, "
+                "accepts a list of models as of OpenAI's API"
+            ) from error
 
     async def measure(self, body: dict[str, Any]) -> Sample:
         """Send a streaming chat request and return its times."""

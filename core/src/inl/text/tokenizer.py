@@ -117,9 +117,9 @@ class Tokenizer:
                     encoding = rules.encode(text, add_special_tokens=add_special)
                 return list(encoding.ids)
         except TypeError as error:
+            check_encodable(text)
             raise RequestError(
-                f"prompt: found {_invalid_part(text)}; accepted: text that UTF-8 can "
-                "encode"
+                f"prompt: found {type(text).__name__}; accepted: text"
             ) from error
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -173,12 +173,16 @@ class Tokenizer:
         return token is not None and BYTE_TOKEN.fullmatch(token) is not None
 
 
-def _invalid_part(text: Any) -> str:
-    """Describe why a value cannot be encoded: its type, or its lone surrogate."""
-    if not isinstance(text, str):
-        return type(text).__name__
-    at = next((at for at, one in enumerate(text) if "\ud800" <= one <= "\udfff"), 0)
-    return f"{text[at : at + 1]!r} at character {at}"
+def check_encodable(text: Any) -> None:
+    """Raise :class:`RequestError` for a string with a lone surrogate."""
+    try:
+        if isinstance(text, str):
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"prompt: found {text[error.start]!r} at character {error.start}; "
+            "accepted: text that UTF-8 can encode"
+        ) from error
 
 
 def library() -> Any:

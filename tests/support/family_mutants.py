@@ -1,0 +1,384 @@
+"""Mutants of every family: our models with one feature of their config off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+from families import WINDOW
+from inl.models import groups, layer_norm, llama4, moe, post_norm, qwen3_next
+from inl.models.views import views
+from inl.ops.norm import Norm
+from inl.ops.rope import RopeScaling
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A feature that is off: in our config, in what was loaded, or in our code."""
+
+    config: Callable[[Any], Any] = lambda config: config
+    weights: Callable[[Any], Any] = lambda weights: weights
+    patch: tuple[Any, str, Any] | None = None
+
+
+def field(**changes):
+    return Mutant(lambda config: replace(config, **changes))
+
+
+def scaling(**changes):
+    return Mutant(lambda c: replace(c, rope_scaling=c.rope_scaling._replace(**changes)))
+
+
+def seen(change):
+    """Another window for each layer."""
+    return Mutant(
+        lambda c: replace(c, views=views([change(v.window) for v in c.views]))
+    )
+
+
+def in_layers(change):
+    """Other tensors in every layer."""
+    return Mutant(
+        weights=lambda w: w._replace(layers=tuple(change(each) for each in w.layers))
+    )
+
+
+def without(*names):
+    """Nothing in place of these norms of the attention block."""
+    gone = dict.fromkeys(names)
+    return in_layers(lambda w: w._replace(attention=w.attention._replace(**gone)))
+
+
+def in_group(block, group, change):
+    """Other tensors in one group of every layer."""
+
+    def changed(layer):
+        part = getattr(layer, block)
+        new = part._replace(**{group: change(getattr(part, group))})
+        return layer._replace(**{block: new})
+
+    return in_layers(changed)
+
+
+def entered_plain(_ops, _config, carry, _norm):
+    total = carry.residual + carry.delta
+    return total, total
+
+
+def left_plain(_ops, _config, delta, _norm):
+    return delta
+
+
+def rows_as_stored(dim, _rotary_dim, heads, *, start=0, interleaved=False):
+    return ((start, start + heads * dim),)
+
+
+def regrouped(**changes):
+    return Mutant(lambda c: replace(c, grouping=c.grouping._replace(**changes)))
+
+
+MIXTURE, ROUTED = moe.mixture, moe._routed
+
+
+def without_shared(ops, c, w, carry):
+    return MIXTURE(ops, c, w._replace(shared=None), carry)
+
+
+def ranked_plainly(ops, c, w, logits):
+    return ROUTED(ops, c, w._replace(bias=w.bias._replace(bias=None)), logits)
+
+
+def in_recurrent(**changes):
+    """Other tensors in every recurrent layer."""
+
+    def changed(layer):
+        part = layer.attention
+        if not isinstance(part, qwen3_next.Delta):
+            return layer
+        new = {name: change(getattr(part, name)) for name, change in changes.items()}
+        return layer._replace(attention=part._replace(**new))
+
+    return in_layers(changed)
+
+
+GATED = qwen3_next.gated_attention
+
+
+def ungated(ops, c, w, *rest):
+    weight = 0 * w.gate.weight
+    gate = w.gate._replace(weight=weight, bias=w.gate.bias * 0 + 50)
+    return GATED(ops, c, w._replace(gate=gate), *rest)
+
+
+def other_views(**changes):
+    """Other views of the layers that rotate."""
+
+    def changed(view):
+        return view._replace(**changes) if view.rotated else view
+
+    return Mutant(lambda c: replace(c, views=tuple(map(changed, c.views))))
+
+
+def in_mixtures(change):
+    def changed(layer):
+        if not isinstance(layer.mlp, llama4.Mixture):
+            return layer
+        return layer._replace(mlp=change(layer.mlp))
+
+    return in_layers(changed)
+
+
+def scaled_after(ops, c, w, carry):
+    """The mixture with factors on the outputs of experts, not on their inputs."""
+    given = ops.combine_experts
+
+    def combined(y, shares):
+        inner = y.shape[1] == 1
+        return given(y, shares * 0 + 1) if inner else given(y, chosen[-1])
+
+    chosen = []
+
+    def route(*args, **attrs):
+        ids, shares = ops.route(*args, **attrs)
+        chosen.append(shares)
+        return ids, shares
+
+    changed = SimpleNamespace(
+        **{name: getattr(ops, name) for name in (
+            "reduce_add_norm", "linear", "expert_linear", "gated_activation",
+            "zeros_like", "gated_mlp")},
+        combine_experts=combined, route=route,
+    )  # fmt: skip
+    return LLAMA4(changed, c, w, carry)
+
+
+LLAMA4 = llama4.mixture
+
+
+def entered_uncentered(ops, c, carry, w):
+    total = carry.residual + carry.delta
+    y = ops.rms_norm(total, Norm(w.weight), eps=c.norm_eps)
+    return total, y if w.bias is None else y + w.bias
+
+
+ROPE = {"theta": field(rope_theta=600.0)}
+SCALED = {"scaling": field(rope_scaling=RopeScaling())}
+WINDOWS = {
+    "window": seen(lambda window: None),
+    "window one wider": seen(lambda window: window and window + 1),
+}
+SPLIT = WINDOWS | {
+    "which layers have a window": seen(lambda window: None if window else WINDOW)
+}
+NORMS = {"eps": field(norm_eps=0.3)}
+SILU = {"activation": field(activation="gelu_tanh")}
+GELU = {"activation": field(activation="silu")}
+HEAD = {
+    "head of its own": Mutant(
+        weights=lambda w: w._replace(head=w.head._replace(weight=w.embed.weight))
+    )
+}
+BIAS = {
+    f"bias of {name}": in_group("attention", "qkv", lambda w, n=name: w._replace(
+        **{f"{n}_bias": None}))
+    for name in "qkv"
+}  # fmt: skip
+HEAD_NORMS = {
+    "norm of queries": without("q_norm"),
+    "norm of keys": without("k_norm"),
+}
+AFTER = {"norm after a block": Mutant(patch=(post_norm, "leave", left_plain))}
+BEFORE = {"norm before a block": Mutant(patch=(post_norm, "enter", entered_plain))}
+GEMMA = {
+    "scale of scores": field(attention_scale=16**-0.5),
+    "scale of embeddings": field(embed_scale=1.0),
+    "offset of norms": field(norm_offset=0.0),
+}
+FUSED = {
+    "keys before values": in_group(
+        "attention", "qkv", lambda w: w._replace(k=w.v, v=w.k)
+    ),
+    "gate before up": in_group(
+        "mlp", "mlp", lambda w: w._replace(gate=w.up, up=w.gate)
+    ),
+}
+
+TURNED = {
+    "lanes that hold still": scaling(rotary_dim=0),
+    "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
+}
+
+COHERE = {
+    "scale of logits": field(logit_scale=1.0),
+    "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
+    "mean in norms": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+}
+LATENT = {
+    "scale of scores": field(attention_scale=20**-0.5 * 2),
+    "lanes that are adjacent": Mutant(lambda c: replace(c, interleaved=False)),
+    "norm of the latent": in_group(
+        "attention", "latent_norm", lambda w: w._replace(weight=0 * w.weight + 1)
+    ),
+    "factor on experts": field(routed_scale=7.0),
+    "shared expert": Mutant(patch=(moe, "mixture", without_shared)),
+}
+
+DELTA = (
+    ROPE
+    | NORMS
+    | SILU
+    | TURNED
+    | {
+        "gate of attention": Mutant(patch=(qwen3_next, "gated_attention", ungated)),
+        "decay of the state": in_recurrent(decay=lambda w: w._replace(rate=w.rate - 9)),
+        "shift of the decay": in_recurrent(
+            decay=lambda w: w._replace(shift=0 * w.shift)
+        ),
+        "convolution": in_recurrent(taps=lambda w: w._replace(weight=0 * w.weight + 1)),
+        "norm of results": in_recurrent(
+            inner=lambda w: w._replace(weight=2 + w.weight)
+        ),
+        "strength of writes": in_recurrent(
+            strength=lambda w: w._replace(weight=0 * w.weight)
+        ),
+    }
+)
+SHARED = {"shared expert": Mutant(patch=(moe, "mixture", without_shared))}
+MUTANTS = {
+    "llama3": ROPE | SCALED | NORMS | SILU | HEAD | {
+        "scaling factor": scaling(factor=4.0),
+        "slowest kept": scaling(low=2.0),
+        "fastest slowed": scaling(high=8.0),
+        "original context": scaling(original=32),
+    },
+    "llama-linear": ROPE | SCALED | {"scaling factor": scaling(factor=2.0)},
+    "llama-yarn": ROPE | SCALED | {
+        "warmth": scaling(gain=1.0),
+        "scaling factor": scaling(factor=3.0),
+        "fastest slowed": scaling(high=2.0),
+        "slowest kept": scaling(low=4.0),
+        "original context": scaling(original=256),
+    },
+    "llama3-published": ROPE | NORMS,
+    "mistral-full": ROPE | NORMS,
+    "mistral": ROPE | WINDOWS | NORMS | SILU | HEAD,
+    "qwen2": ROPE | NORMS | SILU | BIAS,
+    "qwen2-window": SPLIT,
+    "qwen3": ROPE | NORMS | SILU | HEAD_NORMS,
+    "qwen3-window": SPLIT,
+    "gemma2": ROPE | SPLIT | NORMS | GELU | GEMMA | BEFORE | AFTER | {
+        "cap of scores": field(attention_cap=None),
+        "cap of logits": field(logit_cap=None),
+    },
+    "gemma3": ROPE | SCALED | SPLIT | NORMS | GELU | GEMMA | BEFORE | AFTER
+    | HEAD_NORMS | {"theta of windows": field(local_rope=None)},
+    "phi3": ROPE | WINDOWS | NORMS | SILU | FUSED,
+    "phi3-long": ROPE | FUSED | {
+        "divisors": scaling(divisors=(1.0, 1.0, 1.0)),
+        "long divisors": scaling(divisors=(1.0, 5.0, 9.0)),
+        "warmth": scaling(gain=1.0),
+        "lanes that hold still": scaling(rotary_dim=0, divisors=(1.0, 1.3, 2.0, 2.0)),
+        "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
+    },
+    "olmo2": ROPE | NORMS | SILU | HEAD_NORMS | AFTER,
+    "olmo3": ROPE | SPLIT | SCALED | NORMS | SILU | HEAD_NORMS | AFTER
+    | {"theta of windows": field(local_rope=None)},
+    "smollm3": ROPE | WINDOWS | NORMS | SILU | BIAS | {
+        "layers that do not rotate": Mutant(
+            lambda c: replace(c, views=tuple(v._replace(rotated=True) for v in c.views))
+        ),
+        "bias of the output": in_group(
+            "attention", "out", lambda w: w._replace(bias=None)
+        ),
+    },
+    "granite": ROPE | NORMS | SILU | {
+        "scale of scores": field(attention_scale=None),
+        "scale of embeddings": field(embed_scale=1.0),
+        "scale of blocks": field(block_scale=1.0),
+        "scale of logits": field(logit_scale=1.0),
+    },
+    "gpt-oss": ROPE | SCALED | SPLIT | NORMS | BIAS | {
+        "sinks": in_group(
+            "attention", "sinks", lambda w: w._replace(logits=w.logits - 1e4)
+        ),
+        "scaling of part of a plane": scaling(whole_planes=True),
+        "limit of the gate": field(gate_limit=7.0),
+        "gain of the gate": field(gate_gain=1.702),
+        "bias of the router": in_group(
+            "mlp", "router", lambda w: w._replace(bias=None)
+        ),
+        "experts of a token": field(experts_per_token=3),
+        **{
+            f"bias of experts, {name}": in_group(
+                "mlp", f"{name}_bias", lambda w: w._replace(weight=0 * w.weight)
+            )
+            for name in ("gate", "up", "down")
+        },
+    },
+    "llama-bias-gelu": {
+        "activation": field(activation="gelu_sigmoid"),
+        **{
+            f"bias of {name}": in_group("mlp", "mlp", lambda w, n=name: w._replace(
+                **{n: getattr(w, n)._replace(bias=None)}))
+            for name in ("gate", "up", "down")
+        },
+    },
+    "cohere": ROPE | NORMS | SILU | BIAS | COHERE,
+    "cohere2": ROPE | SPLIT | NORMS | SILU | COHERE | {
+        "layers that do not rotate": Mutant(
+            lambda c: replace(c, views=tuple(v._replace(rotated=True) for v in c.views))
+        ),
+    },
+    "llama4": ROPE | NORMS | SILU | BIAS | HEAD_NORMS | {
+        "chunk": other_views(window=None),
+        "size of chunks": other_views(window=12),
+        "rotation": other_views(rotated=False),
+        "growth of queries": field(gain=0.0),
+        "where queries grow": field(floor=8),
+        "order of lanes": Mutant(patch=(groups, "rotary_rows", rows_as_stored)),
+        "shared expert": in_mixtures(lambda w: w._replace(
+            shared=w.shared._replace(down=0 * w.shared.down))),
+        "gate before up": in_mixtures(lambda w: w._replace(gate=w.up, up=w.gate)),
+        "inputs of experts": Mutant(patch=(llama4, "mixture", scaled_after)),
+    },
+    "starcoder2": ROPE | WINDOWS | NORMS | BIAS | {
+        "activation": field(activation="relu"),
+        "approximation of the activation": field(activation="gelu_sigmoid"),
+        "bias of norms": in_group("mlp", "norm", lambda w: w._replace(bias=None)),
+        "layer norm": Mutant(patch=(layer_norm, "enter", entered_uncentered)),
+        **{
+            f"bias of {name}": in_group("mlp", "mlp", lambda w, n=name: w._replace(
+                **{n: getattr(w, n)._replace(bias=None)}))
+            for name in ("up", "down")
+        },
+    },
+    "deepseek2": ROPE | NORMS | LATENT | SILU | {"scores": field(renormalize=True)},
+    "deepseek2-groups": LATENT | {
+        "norm of queries": in_group(
+            "attention", "q_norm", lambda w: w._replace(weight=0 * w.weight + 1)
+        ),
+        "groups": regrouped(groups=1, chosen=1),
+        "best groups": regrouped(chosen=3),
+        "rank of a group": regrouped(best_of=2),
+    },
+    "deepseek3": ROPE | SCALED | LATENT | {
+        "warmth": scaling(gain=1.0),
+        "groups": regrouped(groups=1, chosen=1),
+        "rank of a group": regrouped(best_of=1),
+        "kind of scores": regrouped(kind="softmax"),
+        "shares": field(renormalize=False),
+        "bias of ranks": Mutant(patch=(moe, "_routed", ranked_plainly)),
+        "bias of the latent": in_group(
+            "attention", "latent", lambda w: w._replace(bias=None)
+        ),
+    },
+    "qwen3-next": DELTA | SHARED | {"shares": field(renormalize=False)},
+    # Computed by the code of Qwen3-Next.
+    "qwen3.5": ROPE | TURNED,
+    "qwen3.5-moe": SHARED | {"shares": field(renormalize=False)},
+    "glm": ROPE | NORMS | SILU | BIAS | FUSED | TURNED,
+    "glm4": ROPE | NORMS | SILU | BIAS | BEFORE | AFTER | FUSED | TURNED,
+}  # fmt: skip
+"""Family: feature: what it is to be without."""
