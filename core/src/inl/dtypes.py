@@ -60,6 +60,11 @@ class HostArray:
         """Number of logical elements."""
         return math.prod(self.shape)
 
+    def rows(self, indices: NDArray[Any]) -> NDArray[Any]:
+        """Return entries of the first axis of ``data``."""
+        chosen: NDArray[Any] = self.data[indices]
+        return chosen
+
 
 def wrap(array: NDArray[Any]) -> HostArray:
     """Return a NumPy array as a :class:`HostArray` of its dtype."""

@@ -15,6 +15,8 @@ from inl.errors import CheckpointError
 from inl.weights.files import listing, open_regular, unreadable
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -51,6 +53,10 @@ class Checkpoint(ABC):
 
         Raises :class:`CheckpointError` for an unknown name.
         """
+
+    def rows(self, name: str, indices: NDArray[Any]) -> NDArray[Any]:
+        """Return rows of the data of a tensor, as :meth:`tensor` would."""
+        return self.tensor(name).rows(indices)
 
     def stored_name(self, name: str) -> str:
         """Return the name of a tensor in its file, which may be another."""
