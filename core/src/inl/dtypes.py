@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -64,6 +64,13 @@ class HostArray:
         """Return entries of the first axis of ``data``."""
         chosen: NDArray[Any] = self.data[indices]
         return chosen
+
+    def pieces(self, rows: int) -> Iterator[HostArray]:  # noqa: ARG002
+        """Yield the array in pieces of up to ``rows`` entries of the first axis.
+
+        A piece is valid until the next one. Here a single one, of any size.
+        """
+        yield self
 
 
 def wrap(array: NDArray[Any]) -> HostArray:

@@ -68,6 +68,46 @@ def test_only_the_rows_are_read_of_a_quantized_tensor(
     assert reads == [rows[0].nbytes] * 2
 
 
+@pytest.mark.parametrize("rows", [1, 7, 8, 10**6])
+def test_pieces_are_the_tensor(checkpoint, rows):
+    whole = checkpoint.tensor(NAME)
+    array = UnreadArray(checkpoint, NAME)
+    pieces = [(piece.shape, piece.data.copy()) for piece in array.pieces(rows)]
+    assert np.array_equal(np.concatenate([data for _, data in pieces]), whole.data)
+    assert sum(shape[0] for shape, _ in pieces) == whole.shape[0]
+    assert {shape[1:] for shape, _ in pieces} == {whole.shape[1:]}
+
+
+def test_pieces_of_a_quantized_tensor_share_memory(
+    reads, default_checkpoint, monkeypatch
+):
+    monkeypatch.setattr(default_checkpoint, "_family", None)
+    array = UnreadArray(default_checkpoint, NAME)
+    memory = {piece.data.ctypes.data for piece in array.pieces(4096)}
+    assert len(memory) == 1
+    assert len(reads) == array.shape[0] / 4096
+    whole = default_checkpoint.tensor(NAME).data
+    numbers = [piece.data.sum(dtype=np.int64) for piece in array.pieces(4096)]
+    assert sum(numbers) == whole.sum(dtype=np.int64)
+
+
+def test_a_number_in_a_later_piece_is_named_by_its_place(
+    default_checkpoint, monkeypatch
+):
+    monkeypatch.setattr(default_checkpoint, "_family", None)
+    last = default_checkpoint.tensor(NAME).data[-1]
+
+    def check(array):
+        where = np.argwhere((array.data == last).all(axis=-1))
+        if len(where):
+            raise CheckpointError(f"row {where[0, 0]}")
+
+    array = UnreadArray(default_checkpoint, NAME, check)
+    with pytest.raises(CheckpointError, match=f"row {array.shape[0] - 1}"):
+        for _ in array.pieces(4096):
+            pass
+
+
 def test_arrays_of_one_tensor_have_one_origin(checkpoint):
     one, same = UnreadArray(checkpoint, NAME), UnreadArray(checkpoint, NAME)
     assert one.origin == same.origin

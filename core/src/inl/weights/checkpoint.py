@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,6 @@ from inl.errors import CheckpointError
 from inl.weights.files import listing, open_regular, unreadable
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
 
@@ -54,9 +52,12 @@ class Checkpoint(ABC):
         Raises :class:`CheckpointError` for an unknown name.
         """
 
-    def rows(self, name: str, indices: NDArray[Any]) -> NDArray[Any]:
-        """Return rows of the data of a tensor, as :meth:`tensor` would."""
-        return self.tensor(name).rows(indices)
+    def row_reader(self, name: str) -> Callable[[int, memoryview], None] | None:  # noqa: ARG002
+        """Return a function that reads rows of a quantized tensor from a row on.
+
+        It fills a buffer of bytes. ``None`` if the tensor can only be read whole.
+        """
+        return None
 
     def stored_name(self, name: str) -> str:
         """Return the name of a tensor in its file, which may be another."""

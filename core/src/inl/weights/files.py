@@ -8,7 +8,7 @@ import reprlib
 import stat
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -119,16 +119,6 @@ class TensorFile:
         count = max(1, math.prod(outer))
         data = self._bytes(entry).reshape(*outer, (entry.stop - entry.start) // count)
         return HostArray(data, entry.dtype, entry.shape, origin=(self, entry.start))
-
-    def some_rows(self, entry: Entry, indices: Sequence[int]) -> NDArray[np.uint8]:
-        """Read entries of the first axis of a quantized tensor, each [bytes]."""
-        import numpy as np
-
-        size = (entry.stop - entry.start) // entry.shape[0]
-        data = np.empty((len(indices), size), np.uint8)
-        for row, index in zip(data, indices, strict=True):
-            self.read_into(row.data, entry.start + index * size)
-        return data
 
     def _bytes(self, entry: Entry) -> NDArray[np.uint8]:
         import numpy as np

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
@@ -23,8 +23,6 @@ from inl.weights.gguf_rope import (
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from inl.backend.weight_cache import FileIdentity
     from inl.text.template import ChatTemplate
     from inl.text.tokenizer import Tokenizer
@@ -91,13 +89,17 @@ class GgufCheckpoint(Checkpoint):
         array = file.array(entry) if dtype in SIZES else file.rows(entry)
         return self._restored(self._family, array, name) if self._family else array
 
-    def rows(self, name: str, indices: NDArray[Any]) -> NDArray[Any]:
-        dtype, _ = self.spec(name)
+    def row_reader(self, name: str) -> Callable[[int, memoryview], None] | None:
+        dtype, shape = self.spec(name)
         if self._family or dtype in SIZES:
-            return super().rows(name, indices)
-        return self._gguf.file.some_rows(
-            self._gguf.tensors[self._stored[name]], indices.tolist()
-        )
+            return None
+        file, entry = self._gguf.file, self._gguf.tensors[self._stored[name]]
+        size = (entry.stop - entry.start) // shape[0]
+
+        def read(row: int, target: memoryview) -> None:
+            file.read_into(target, entry.start + row * size)
+
+        return read
 
     def files(self) -> Sequence[Path]:
         return (self.path,)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from inl.dtypes import HostArray
+from inl.errors import CheckpointError
+from inl.weights.quant import packed_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,6 +63,37 @@ class UnreadArray(HostArray):
 
     def rows(self, indices: NDArray[Any]) -> NDArray[Any]:
         """Read entries of the first axis only, without checking them."""
-        if self._read is not None:
+        read = self._reader()
+        if read is None:
             return super().rows(indices)
-        return self._checkpoint.rows(self._name, indices)
+        data = np.empty((len(indices), self._row_bytes()), np.uint8)
+        for row, index in zip(data, indices, strict=True):
+            read(int(index), row.data)
+        return data
+
+    def pieces(self, rows: int) -> Iterator[HostArray]:
+        """Read each piece into the same memory, if the rows can be read."""
+        read = self._reader()
+        if read is None:
+            yield self
+            return
+        memory = np.empty((min(rows, self.shape[0]), self._row_bytes()), np.uint8)
+        for start in range(0, self.shape[0], rows):
+            data = memory[: self.shape[0] - start]
+            read(start, data.reshape(-1).data)
+            piece = HostArray(data, self.dtype, (len(data), *self.shape[1:]))
+            if self._check:
+                try:
+                    self._check(piece)
+                except CheckpointError:
+                    _ = self.data  # raises with the index in the whole tensor
+                    raise
+            yield piece
+
+    def _reader(self) -> Callable[[int, memoryview], None] | None:
+        if self._read is not None:
+            return None
+        return self._checkpoint.row_reader(self._name)
+
+    def _row_bytes(self) -> int:
+        return packed_bytes(self.shape[1:], self.dtype)
