@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,18 @@ class HostArray:
     def size(self) -> int:
         """Number of logical elements."""
         return math.prod(self.shape)
+
+    def rows(self, indices: NDArray[Any]) -> NDArray[Any]:
+        """Return entries of the first axis of ``data``."""
+        chosen: NDArray[Any] = self.data[indices]
+        return chosen
+
+    def pieces(self, rows: int) -> Iterator[HostArray]:  # noqa: ARG002
+        """Yield the array in pieces of up to ``rows`` entries of the first axis.
+
+        A piece is valid until the next one. Here a single one, of any size.
+        """
+        yield self
 
 
 def wrap(array: NDArray[Any]) -> HostArray:

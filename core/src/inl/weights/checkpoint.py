@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,13 @@ class Checkpoint(ABC):
 
         Raises :class:`CheckpointError` for an unknown name.
         """
+
+    def row_reader(self, name: str) -> Callable[[int, memoryview], None] | None:  # noqa: ARG002
+        """Return a function that reads rows of a quantized tensor from a row on.
+
+        It fills a buffer of bytes. ``None`` if the tensor can only be read whole.
+        """
+        return None
 
     def stored_name(self, name: str) -> str:
         """Return the name of a tensor in its file, which may be another."""

@@ -7,7 +7,6 @@ import hmac
 import json
 import os
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -39,11 +38,12 @@ class ChangedFile(OSError):
 class RememberedDigests:
     """Digests of files, remembered in a private folder by the files' identities.
 
-    A damaged record counts as empty. Raises OSError.
+    threads: that hash new files; with 1 the calling thread does, also while the
+    interpreter ends. A damaged record counts as empty. Raises OSError.
     """
 
-    def __init__(self, folder: PrivateFolder) -> None:
-        self._folder, self._key = folder, folder.key()
+    def __init__(self, folder: PrivateFolder, *, threads: int = THREADS) -> None:
+        self._folder, self._key, self._threads = folder, folder.key(), threads
         self._known = self._read()
 
     def digest(self, path: Path, opened: FileIdentity | None = None) -> str:
@@ -59,7 +59,7 @@ class RememberedDigests:
             known = self._known.get(identity)
             if known is not None:
                 return known
-            digest = content_digest(file.fileno(), identity.size)
+            digest = content_digest(file.fileno(), identity.size, self._threads)
             if FileIdentity.of(os.fstat(file.fileno())) != identity:
                 raise ChangedFile(f"{path}: changed while it was read")
         if max(identity.mtime_ns, identity.ctime_ns) + TICK_NS < start:
@@ -86,11 +86,11 @@ class RememberedDigests:
         self._folder.write(NAME, [signature(self._key, b"digests", text), text])
 
 
-def content_digest(descriptor: int, size: int) -> str:
+def content_digest(descriptor: int, size: int, threads: int = THREADS) -> str:
     """Return the SHA-256 of the SHA-256 digests of all pieces of an open file, in hex.
 
-    Pieces are hashed in several threads. Raises :class:`ChangedFile` if the file has
-    fewer than ``size`` bytes.
+    Pieces are hashed in up to ``threads`` threads. Raises :class:`ChangedFile` if the
+    file has fewer than ``size`` bytes.
     """
     buffers = local()
 
@@ -106,17 +106,10 @@ def content_digest(descriptor: int, size: int) -> str:
             start += count
         return digest.digest()
 
-    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
-        pieces = b"".join(pool.map(piece, range(0, size, PIECE)))
+    starts = range(0, size, PIECE)
+    if threads == 1:
+        pieces = b"".join(map(piece, starts))
+    else:
+        with ThreadPoolExecutor(min(threads, os.cpu_count() or 1)) as pool:
+            pieces = b"".join(pool.map(piece, starts))
     return hashlib.sha256(pieces + size.to_bytes(8, "little")).hexdigest()
-
-
-def is_unchanged(files: Mapping[Path, FileIdentity | None]) -> bool:
-    """Return whether all files still have the identities that they were opened with."""
-    try:
-        return all(
-            was is None or FileIdentity.of(path.stat()) == was
-            for path, was in files.items()
-        )
-    except OSError:
-        return False

@@ -73,10 +73,9 @@ def _may_have_non_finite(array: HostArray) -> bool:
     if not array.size:
         return False
     if array.dtype in HALVES:
-        blocks = array.data.reshape(-1, BLOCKS[array.dtype][1])
+        halves = array.data.view("<u2").reshape(-1, BLOCKS[array.dtype][1] // 2)
         return any(
-            _any_all_ones(blocks[:, at : at + 2].copy().view("<u2"), 0x7C00)
-            for at in HALVES[array.dtype]
+            _any_all_ones(halves[:, at // 2], 0x7C00) for at in HALVES[array.dtype]
         )
     if array.dtype in MAX_E8M0:
         blocks = array.data.reshape(-1, BLOCKS[array.dtype][1])
@@ -90,8 +89,7 @@ def _may_have_non_finite(array: HostArray) -> bool:
 
 
 def _any_all_ones(bits: NDArray[Any], mask: int) -> bool:
-    """Return whether an element of ``bits`` has every bit of ``mask`` set."""
-    bits = bits.reshape(-1)
+    """Return whether an element of ``bits`` [n] has every bit of ``mask`` set."""
     scratch = np.empty(min(CHUNK, len(bits)), bits.dtype)
     for start in range(0, len(bits), CHUNK):
         piece = bits[start : start + CHUNK]

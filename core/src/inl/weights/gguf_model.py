@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final
 
@@ -88,6 +88,18 @@ class GgufCheckpoint(Checkpoint):
         file, entry = self._gguf.file, self._gguf.tensors[self._stored[name]]
         array = file.array(entry) if dtype in SIZES else file.rows(entry)
         return self._restored(self._family, array, name) if self._family else array
+
+    def row_reader(self, name: str) -> Callable[[int, memoryview], None] | None:
+        dtype, shape = self.spec(name)
+        if self._family or dtype in SIZES:
+            return None
+        file, entry = self._gguf.file, self._gguf.tensors[self._stored[name]]
+        size = (entry.stop - entry.start) // shape[0]
+
+        def read(row: int, target: memoryview) -> None:
+            file.read_into(target, entry.start + row * size)
+
+        return read
 
     def files(self) -> Sequence[Path]:
         return (self.path,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from inl.weights.finite import check_finite
 from inl.weights.plan import WeightPlan
 from inl.weights.quant import BLOCKS, convert, decoder, dequantize, packed_bytes
 from inl.weights.sources import read_pieces, stored_tensors
+from inl.weights.unread import UnreadArray
 
 if TYPE_CHECKING:
     from inl.backend.base import Backend
@@ -132,6 +134,7 @@ def read_shard(
 ) -> HostArray | None:
     """Return one rank's shard of a parameter, or ``None`` for an absent optional one.
 
+    A matrix as stored is read when it is used: none is with weights from a cache.
     Keeps the stored dtype, but a parameter combined from several tensors is in
     ``dtype`` unless all are quantized alike. Raises :class:`CheckpointError` for a
     dtype without a decoder, and for non-finite values if ``check`` or ``param.finite``
@@ -141,6 +144,11 @@ def read_shard(
         return None
     _check_dtypes(checkpoint, param)
     shape = planned.shard(param)
+    where = f"{checkpoint.path}: tensor {param.source}"
+    check_numbers = partial(check_finite, where=where)
+    if _is_stored_whole(checkpoint, param, shape):
+        checked = check_numbers if check or param.finite else None
+        return UnreadArray(checkpoint, param.source, checked)
     if (
         param.stack
         or param.fused_slice
@@ -153,8 +161,18 @@ def read_shard(
         zeros = np.zeros(array.data.shape, array.data.dtype)
         array = HostArray(zeros, array.dtype, array.shape)
     if check or param.finite:
-        check_finite(array, f"{checkpoint.path}: tensor {param.source}")
+        check_numbers(array)
     return array
+
+
+def _is_stored_whole(
+    checkpoint: Checkpoint, param: Param, shape: tuple[int, ...]
+) -> bool:
+    """Whether a parameter is a matrix exactly as the checkpoint stores it."""
+    changed = param.stack or param.fused_slice or param.row_slices or param.offset
+    if changed or param.partial or len(shape) != MATRIX_RANK:
+        return False
+    return checkpoint.spec(param.source)[1] == shape
 
 
 def _check_dtypes(checkpoint: Checkpoint, param: Param) -> None:

@@ -106,7 +106,7 @@ KINDS: Final = {
 }
 """Number of each checkpoint dtype that PACK reads, ``inl_kind`` in C."""
 
-ISAS: Final = ("scalar", "avx2", "avx512", "amx", "neon")
+ISAS: Final = ("scalar", "avx2", "avx512", "amx", "neon", "avx_vnni")
 """Instruction sets; the index is the number that the library uses."""
 
 

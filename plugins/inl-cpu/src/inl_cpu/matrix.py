@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from inl_cpu.command_emitter import CommandEmitter
 
+PIECE: Final = 4 << 20
+"""Elements that are read and packed at a time, which stay in the processor's cache."""
+
 PLAIN: Final = ("float32", "bfloat16", "float16")
 """Dtypes without quantization."""
 
@@ -107,18 +110,21 @@ class Matrix(Addressed):
         if self.from_cache and emitter.weight_cache:
             emitter.weight_cache.compare(self, source, first, flags)
             return
-        source = readable(source, self.packing)
-        emitter.emit(
-            Pack(
-                rows=source.shape[0],
-                columns=self.columns,
-                first=first,
-                kind=KINDS[source.dtype],
-                source=np.ascontiguousarray(source.data),
-                matrix=self,
-                flags=flags,
+        spread = 2 if flags & Flag.INTERLEAVE else 1
+        for piece in source.pieces(max(1, PIECE // self.columns // LANES) * LANES):
+            rows = readable(piece, self.packing)
+            emitter.emit(
+                Pack(
+                    rows=rows.shape[0],
+                    columns=self.columns,
+                    first=first,
+                    kind=KINDS[rows.dtype],
+                    source=np.ascontiguousarray(rows.data),
+                    matrix=self,
+                    flags=flags,
+                )
             )
-        )
+            first += spread * rows.shape[0]
 
 
 def allocate_weights(emitter: CommandEmitter, size: int) -> NDArray[np.uint8]:

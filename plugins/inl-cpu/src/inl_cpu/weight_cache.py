@@ -1,7 +1,7 @@
 """Cache of packed weights in files that later processes map and share.
 
-A file is named by the digest of everything that determines its contents: the bytes of
-the model's files, this code, and the processor. It is written under a temporary name
+A file is named by digests of everything that determines its contents: the bytes of the
+model's files, this code, and the processor. It is written under a temporary name
 and renamed, so that no process sees a partial file and no lock is needed. Weights are
 packed again if a file cannot be used; if a file cannot be written, the model works
 without it. Files are written by a thread of low priority, while the model already
@@ -28,7 +28,7 @@ from inl.backend.weight_cache import FileIdentity, WeightCache
 from inl.dtypes import HostArray
 from inl.errors import DeviceError
 from inl.progress import LoadStage, ProgressReporter
-from inl.weights.file_digest import ChangedFile, RememberedDigests, is_unchanged
+from inl.weights.file_digest import ChangedFile, RememberedDigests
 from inl.weights.packed_folder import SUFFIX, default_limit, make_room, packed_folder
 from inl.weights.private_folder import IS_SUPPORTED, PrivateFolder, Untrusted
 from inl.weights.quant import dequantize
@@ -86,7 +86,10 @@ class PackedWeightCache(WeightCache):
             progress.stage = LoadStage.PACKING
             return load()
         with folder:
-            name = self._name(folder, files, f"{dtype} {variant}".rstrip())
+            names = FileNames(files, f"{dtype} {variant}".rstrip(), self._emitter)
+            # Hashing a model takes as long as packing it.
+            hashed = names.may_exist(folder)
+            name = names.complete(folder) if hashed else None
             cached = None if name is None else self._open(folder, name)
             if name is not None and cached is not None:
                 try:
@@ -96,9 +99,9 @@ class PackedWeightCache(WeightCache):
             progress.stage = LoadStage.PACKING
             writer = CacheWriter()
             result = self._load_with(writer, load)
-            if name is not None and is_unchanged(files):
+            if name or not hashed:
                 self._saving = threading.Thread(
-                    target=_save, args=(writer, name, limit), name="inl-weight-cache"
+                    target=_save, args=(writer, names, limit), name="inl-weight-cache"
                 )
                 self._saving.start()
             return result
@@ -107,21 +110,6 @@ class PackedWeightCache(WeightCache):
         """Wait until the weights that were packed last are saved."""
         if self._saving is not None:
             self._saving.join()
-
-    def _name(
-        self,
-        folder: PrivateFolder,
-        files: Mapping[Path, FileIdentity | None],
-        dtype: str,
-    ) -> str | None:
-        """Name of the cache file, or ``None`` with a logged reason."""
-        try:
-            return file_name(RememberedDigests(folder), files, dtype, self._emitter)
-        except ChangedFile as reason:
-            log.warning("%s; its packed weights are not cached", reason)
-        except OSError as reason:
-            _not_cached(folder.path, reason)
-        return None
 
     def _open(self, folder: PrivateFolder, name: str) -> CacheReader | None:
         try:
@@ -151,14 +139,17 @@ def _checksums(
     return sums
 
 
-def _save(writer: CacheWriter, name: str, limit: int | None) -> None:
+def _save(writer: CacheWriter, names: FileNames, limit: int | None) -> None:
     """Save packed weights in a thread that yields the processor to all others."""
     if sys.platform == "linux":  # where a thread has a priority of its own
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
     folder = _open_folder()
-    if folder is not None:
-        with folder:
+    if folder is None:
+        return
+    with folder:
+        name = names.complete(folder, threads=1)
+        if name is not None:
             # A pool of its own: that of the backend computes answers meanwhile.
             checksums = partial(_checksums, open_single_threaded())
             writer.save(folder, name, limit, checksums)
@@ -219,7 +210,7 @@ class CacheReader(Cache):
                 y=values,
             )
         )
-        sampled = HostArray(source.data[rows], source.dtype, values.shape)
+        sampled = HostArray(source.rows(rows), source.dtype, values.shape)
         with np.errstate(over="ignore", invalid="ignore"):
             expected = dequantize(sampled).astype(np.float32)
             # Values that were not quantized are rounded to bfloat16.
@@ -312,19 +303,49 @@ def signature(matrix: Matrix) -> tuple[int, ...]:
     return (*matrix.packing, matrix.rows, matrix.columns)
 
 
-def file_name(
-    digests: RememberedDigests,
-    files: Mapping[Path, FileIdentity | None],
-    dtype: str,
-    emitter: CommandEmitter,
-) -> str:
-    """Digest of what determines packed weights: the model, this code, the processor.
+class FileNames:
+    """Names of the file of a model's weights: what determines them, as two digests.
 
-    Raises OSError, and :class:`ChangedFile` for a file that changed after it was
-    opened.
+    The first is of what is known without reading the model.
     """
-    contents = [digests.digest(LIBRARY_PATH)]
-    contents += [digests.digest(path, opened) for path, opened in files.items()]
-    facts = inl.__version__, ABI, emitter.machine.isa, dtype, requested_inputs()
-    text = repr((facts, contents)).encode()
-    return f"{hashlib.blake2b(text, digest_size=16).hexdigest()}{SUFFIX}"
+
+    def __init__(
+        self,
+        files: Mapping[Path, FileIdentity | None],
+        dtype: str,
+        emitter: CommandEmitter,
+    ) -> None:
+        self._files = {
+            path: opened or FileIdentity.of(path.stat())
+            for path, opened in files.items()
+        }
+        sizes = [opened.size for opened in self._files.values()]
+        machine = emitter.machine.isa
+        facts = inl.__version__, ABI, machine, dtype, requested_inputs(), sizes
+        self._start = _digest(facts)
+
+    def may_exist(self, folder: PrivateFolder) -> bool:
+        """Whether the folder has a file for these facts, maybe of another model."""
+        return any(name.startswith(self._start) for name in folder.names())
+
+    def complete(self, folder: PrivateFolder, **threads: int) -> str | None:
+        """The name, or ``None`` with a logged reason. Hashes files that are new.
+
+        threads: of :class:`~inl.weights.file_digest.RememberedDigests`. There is no
+        name if a file has changed since it was opened.
+        """
+        try:
+            digests = RememberedDigests(folder, **threads)
+            contents = [digests.digest(LIBRARY_PATH)]
+            contents += [digests.digest(*each) for each in self._files.items()]
+        except ChangedFile as reason:
+            log.warning("%s; its packed weights are not cached", reason)
+        except OSError as reason:
+            _not_cached(folder.path, reason)
+        else:
+            return f"{self._start}-{_digest(contents)}{SUFFIX}"
+        return None
+
+
+def _digest(facts: object) -> str:
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()

@@ -18,7 +18,7 @@ from native_harness import (
     instruction,
 )
 
-from inl_cpu.abi import KINDS, MatrixStruct
+from inl_cpu.abi import KINDS, Format, MatrixStruct
 
 X = f32(np.ones((4, 64)))
 Y = np.zeros((4, 64), np.float32)
@@ -88,6 +88,9 @@ BAD = {
     "matrix: accepted scales": [linear(matrix(scale=4)), linear(matrix(scale=-1))],
     "matrix: exponents have no offsets": [linear(matrix(scale=3, offsets=1))],
     "matrix: zero must be": [linear(matrix(zero=16)), linear(matrix(zero=-1))],
+    "matrix: zero of codes of 8 bits is 128": [
+        linear(matrix(format=Format.U8, zero=8))
+    ],
     "matrix: middle must be": [linear(matrix(middle=16))],
     "accepts one activation": [linear(matrix(), Flag.GATE_SILU | Flag.GATE_GELU)],
     "a gate takes whole pairs": [

@@ -43,6 +43,33 @@ def test_the_second_start_maps_the_packed_weights(backend, model, sources, folde
     assert len(packed(folder)) == 1
 
 
+def test_a_new_model_is_hashed_after_it_is_packed(
+    backend, model, sources, folder, monkeypatch
+):
+    order = []
+    real = file_digest.content_digest
+
+    def digest(*args):
+        order.append("hashed")
+        return real(*args)
+
+    def load():
+        order.append("packed")
+        return loading(backend, sources)()
+
+    monkeypatch.setattr(file_digest, "content_digest", digest)
+    other = model.with_name("other.gguf")
+    other.write_bytes(b"short" * 999)
+    for path in (model, other):
+        cache = PackedWeightCache(backend.emitter)
+        cache.load({path: FileIdentity.of(path.stat())}, "bfloat16", load)
+        cache.finish()
+        assert order.pop(0) == "packed"
+        assert set(order) == {"hashed"}
+        order.clear()
+    assert len(packed(folder)) == 2
+
+
 def test_weights_are_usable_while_they_are_saved(
     backend, model, sources, folder, rng, monkeypatch
 ):
@@ -135,10 +162,10 @@ def test_stale_files_of_the_same_name_are_detected(
 
 def test_the_file_name_depends_on_all_inputs(backend, model, folder, monkeypatch):
     with PrivateFolder(folder, create=True) as opened:
-        digests = file_digest.RememberedDigests(opened)
 
         def name(dtype="bfloat16", emitter=backend.emitter):
-            return weight_cache.file_name(digests, {model: None}, dtype, emitter)
+            names = weight_cache.FileNames({model: None}, dtype, emitter)
+            return names.complete(opened)
 
         first = name()
         assert first == name()
@@ -190,12 +217,13 @@ def test_a_file_that_changes_after_it_was_opened_is_not_cached(
             replace_file(model)
         return load()
 
-    found = PackedWeightCache(backend.emitter).load(opened, "bfloat16", changing)
+    cache = PackedWeightCache(backend.emitter)
+    found = cache.load(opened, "bfloat16", changing)
+    cache.finish()
     check(backend, found, sources, rng)
     assert packed(folder) == []
-    if when == "before hashing":
-        (line,) = caplog.messages
-        assert "model.gguf: changed after it was opened" in line
+    (line,) = caplog.messages
+    assert "model.gguf: changed after it was opened" in line
 
 
 @pytest.mark.parametrize("obstacle", ["a file in its place", "no room", "full disk"])
@@ -334,6 +362,19 @@ for _ in range(20):
         for file in packed_folder.packed_folder().glob("*.tiles"):
             file.unlink(missing_ok=True)
 """
+
+
+def test_a_process_that_ends_at_once_hashes_and_saves(model, folder):
+    program = (
+        PROGRAM.partition("sys.stdin")[0]
+        + """
+load = lambda: [pack_rows([each], "bfloat16", emitter)[0] for each in sources]
+weight_cache.PackedWeightCache(emitter).load({Path(sys.argv[1]): None}, "", load)
+"""
+    )
+    command = [sys.executable, "-W", "error", "-c", program, str(model)]
+    subprocess.run(command, check=True, timeout=300)
+    assert len(packed(folder)) == 1
 
 
 def test_concurrent_processes(backend, model, folder):

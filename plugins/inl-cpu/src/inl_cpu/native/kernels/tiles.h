@@ -84,16 +84,20 @@ struct IntegerSums {
         seconds = reinterpret_cast<const int32_t *>(x.extra(3));
         flags = reinterpret_cast<const int32_t *>(x.extra(4));
     }
+    /* Initial accumulators: -zero times the sum of the codes of x. */
+    static I start(int32_t sum) {
+        return Dot<C::LARGEST>::CENTERED ? zeros() : set_int(sum);
+    }
     /* Add group g of x, which is the group at column 4 * first of a run. */
     inline void add_group(const char *run, int first, int64_t g, F scale, F offset) {
         I group[R];
         for (int r = 0; r < R; r++)
-            group[r] = PLANES == 2 ? zeros() : set_int(starts[g * R + r]);
+            group[r] = PLANES == 2 ? zeros() : start(starts[g * R + r]);
         integer_group<C, R, GROUP>(codes, run, first, upper + g * GROUP * R, group);
         if (PLANES == 2 || flags[g * R] != 0) {
             const int32_t *begin = PLANES == 2 ? starts : seconds;
             for (int r = 0; r < R; r++)
-                group[r] = add(shift_left(group[r], 7), set_int(begin[g * R + r]));
+                group[r] = add(shift_left(group[r], 7), start(begin[g * R + r]));
             integer_group<C, R, GROUP>(codes, PLANES == 1 ? hidden(run) : run, first,
                                        lower + g * GROUP * R, group);
             if (PLANES == 1) scale = mul(scale, set(1.0f / 128));

@@ -28,6 +28,7 @@ const char *matrix_refusal(const inl_matrix &m) {
     const bool table = m.format == INL_N4 || m.format == INL_M4;
     const int32_t largest = table ? 255 : (1 << bits) - 1;
     if (m.zero < 0 || m.zero > largest) return "matrix: zero must be one of its codes";
+    if (largest == 255 && m.zero != 128) return "matrix: zero of codes of 8 bits is 128";
     if (m.middle < 0 || m.middle > largest)
         return "matrix: middle must be one of its codes";
     return nullptr;

@@ -75,9 +75,8 @@ bool can_amx() {
 const Operation *available(int32_t isa) {
     switch (isa) {
     case INL_SCALAR: return scalar_operations();
-    case INL_AVX2:
-        if (can_avx_vnni() && avx_vnni_operations()) return avx_vnni_operations();
-        return can_avx2() ? avx2_operations() : nullptr;
+    case INL_AVX2: return can_avx2() ? avx2_operations() : nullptr;
+    case INL_AVX_VNNI: return can_avx_vnni() ? avx_vnni_operations() : nullptr;
     case INL_AVX512: return can_avx512() ? avx512_operations() : nullptr;
     case INL_AMX: return can_amx() ? amx_operations() : nullptr;
     default: return nullptr;
@@ -107,7 +106,7 @@ const Operation *available(int32_t isa) {
 const Operation *operations_of(int32_t isa) { return available(isa); }
 
 int32_t best_isa() {
-    for (int32_t isa : {INL_AMX, INL_AVX512, INL_AVX2, INL_NEON})
+    for (int32_t isa : {INL_AMX, INL_AVX512, INL_AVX_VNNI, INL_AVX2, INL_NEON})
         if (operations_of(isa) != nullptr) return isa;
     return INL_SCALAR;
 }

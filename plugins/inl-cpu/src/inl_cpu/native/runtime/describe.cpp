@@ -70,7 +70,7 @@ Text kinds() {
 
 Text isas() {
     return object("isas", {NUMBER(INL_SCALAR), NUMBER(INL_AVX2), NUMBER(INL_AVX512),
-                           NUMBER(INL_AMX), NUMBER(INL_NEON)});
+                           NUMBER(INL_AMX), NUMBER(INL_NEON), NUMBER(INL_AVX_VNNI)});
 }
 
 } // namespace

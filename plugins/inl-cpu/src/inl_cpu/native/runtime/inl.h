@@ -123,7 +123,8 @@ enum inl_isa {
     INL_AVX2 = 1,
     INL_AVX512 = 2,
     INL_AMX = 3,
-    INL_NEON = 4
+    INL_NEON = 4,
+    INL_AVX_VNNI = 5 /* AVX2 with dot products */
 };
 
 typedef struct inl_pool inl_pool;

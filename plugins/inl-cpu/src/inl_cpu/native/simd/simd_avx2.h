@@ -10,7 +10,7 @@
 namespace inl {
 namespace {
 
-constexpr int MAX_TILE_ROWS = 2;
+constexpr int MAX_TILE_ROWS = 4;
 constexpr int ATTENTION_ROWS = 3;
 
 struct F {
@@ -136,6 +136,13 @@ struct Codes {
     F byte(I words, int shift) const { return masked(words, shift, 255); }
 };
 
+/* Keeps the compiler from computing the terms of a sum before it adds any of them, for
+ * which there are too few registers. */
+inline __m256i in_order(__m256i sum) {
+    __asm__("" : "+x"(sum));
+    return sum;
+}
+
 /* SMALL: sums of two products with codes fit in 16 bits. */
 template <bool SMALL>
 inline __m256i dot4_half(__m256i sums, __m256i w, __m256i x) {
@@ -144,15 +151,15 @@ inline __m256i dot4_half(__m256i sums, __m256i w, __m256i x) {
 #else
     const __m256i ones = _mm256_set1_epi16(1);
     if (SMALL)
-        return _mm256_add_epi32(sums,
-                                _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), ones));
+        return in_order(_mm256_add_epi32(
+            sums, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), ones)));
     /* Sums of two such products exceed 16 bits: even and odd bytes separately. */
     const __m256i byte = _mm256_set1_epi16(255);
     const __m256i even = _mm256_madd_epi16(
         _mm256_and_si256(w, byte), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
     const __m256i odd =
         _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
-    return _mm256_add_epi32(sums, _mm256_add_epi32(even, odd));
+    return in_order(_mm256_add_epi32(sums, _mm256_add_epi32(even, odd)));
 #endif
 }
 template <bool SMALL>
@@ -160,8 +167,18 @@ inline I dot4(I sums, I w, int32_t x) {
     const __m256i four = _mm256_set1_epi32(x);
     return {dot4_half<SMALL>(sums.a, w.a, four), dot4_half<SMALL>(sums.b, w.b, four)};
 }
+/* The same relative to code 128: of magnitudes of at most 128 two products fit in 16
+ * bits, and x takes the signs. */
+inline __m256i centered_dot4(__m256i sums, __m256i w, __m256i x) {
+    const __m256i code = _mm256_xor_si256(w, _mm256_set1_epi8(char(128)));
+    const __m256i products =
+        _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(x, code));
+    return in_order(
+        _mm256_add_epi32(sums, _mm256_madd_epi16(products, _mm256_set1_epi16(1))));
+}
 /* Without VNNI, products of small codes are added in 16 bits: STEPS pairs of products,
- * of at most LARGEST * 127 each, fit. */
+ * of at most LARGEST * 127 each, fit. CENTERED: codes are taken relative to 128, the
+ * zero of all formats of such large codes. */
 #if defined(INL_ISA_AVX_VNNI)
 constexpr bool HAS_DOT4 = true;
 #else
@@ -172,12 +189,16 @@ struct Dot {
     static constexpr int MOST = 32767 / (2 * 127 * LARGEST);
     static constexpr bool NARROW = !HAS_DOT4 && MOST >= 2;
     static constexpr int STEPS = !NARROW || MOST >= 8 ? 8 : MOST >= 4 ? 4 : 2;
+    static constexpr bool CENTERED = !HAS_DOT4 && LARGEST > 128;
     static I begin(I sums) { return NARROW ? zeros() : sums; }
     static I step(I part, I w, int32_t x) {
-        if (!NARROW) return dot4<LARGEST<128>(part, w, x);
         const __m256i four = _mm256_set1_epi32(x);
-        return {_mm256_add_epi16(part.a, _mm256_maddubs_epi16(w.a, four)),
-                _mm256_add_epi16(part.b, _mm256_maddubs_epi16(w.b, four))};
+        if (CENTERED)
+            return {centered_dot4(part.a, w.a, four), centered_dot4(part.b, w.b, four)};
+        if (!NARROW) return dot4<true>(part, w, x);
+        const I sums = {_mm256_add_epi16(part.a, _mm256_maddubs_epi16(w.a, four)),
+                        _mm256_add_epi16(part.b, _mm256_maddubs_epi16(w.b, four))};
+        return STEPS == 2 ? sums : I{in_order(sums.a), in_order(sums.b)};
     }
     static I end(I sums, I part) {
         if (!NARROW) return part;

@@ -183,6 +183,7 @@ inline I dot4(I sums, I w, int32_t x) {
 template <int LARGEST>
 struct Dot {
     static constexpr int STEPS = 8;
+    static constexpr bool CENTERED = false;
     static I begin(I sums) { return sums; }
     static I step(I part, I w, int32_t x) {
         return dot4<LARGEST<128>(part, w, x);
