@@ -559,7 +559,8 @@ class DeltaRule(Instruction[D], opcode=30):
     """Gated delta rule over each row's tokens and its slot, as the op ``delta_rule``.
 
     q, k [tokens, key_heads, key_width], with one stride; v, y [tokens, heads, width];
-    a, b [tokens, heads]; table [slots, heads, key_width, width]. positions [tokens],
+    a, b [tokens, heads]; table [slots, heads, key_width, width]. tiled is 0 or 1.
+    positions [tokens],
     starts [rows + 1], row_slots [rows] and used_counts are those of a step. Each row
     has the same bits in any batch and in any chunks.
     """
@@ -573,6 +574,7 @@ class DeltaRule(Instruction[D], opcode=30):
     width: Dim
     key_stride: Dim
     v_stride: Dim
+    tiled: Dim
     q: ReadF32[D]
     k: ReadF32[D]
     v: ReadF32[D]

@@ -36,7 +36,7 @@ def conv_case(rng, step, channels, taps):
     )
 
 
-def delta_case(rng, step, keys, heads, dim, width):
+def delta_case(rng, step, keys, heads, dim, width, *, tiled=False):
     tokens = step.tokens.size
     return Case(
         f"{keys}x{heads} of {dim}x{width}",
@@ -48,6 +48,7 @@ def delta_case(rng, step, keys, heads, dim, width):
             step,
             Decay(rng.standard_normal(heads), rng.standard_normal(heads)),
         ),
+        {"tiled": tiled},
     )
 
 
@@ -73,7 +74,7 @@ def delta(native, case):
     heads, width = v.shape[1:]
     dims = (
         tokens, step.slots.size, len(table), keys, heads, dim, width, keys * dim,
-        heads * width,
+        heads * width, case.attrs["tiled"],
     )  # fmt: skip
     decay = f32(w.rate), f32(w.shift)
     data = q, k, v, a, b, *decay, table, y, *spans(step)
@@ -101,9 +102,10 @@ def test_causal_conv(native, rng, channels, taps, counts):
               (1, 3, 128, 128), (1, 1, 40, 100)]
 )  # fmt: skip
 @pytest.mark.parametrize("counts", [(1, 1, 1), (1, 1, 7, 3), (2, 70)])
-def test_delta_rule(native, rng, shape, counts):
+@pytest.mark.parametrize("tiled", [False, True])
+def test_delta_rule(native, rng, shape, counts, tiled):
     lengths = 3 * rng.permutation(len(counts))
-    case = delta_case(rng, step_of(rng, lengths, counts), *shape)
+    case = delta_case(rng, step_of(rng, lengths, counts), *shape, tiled=tiled)
     judged("delta_rule", case, delta(native, case))
 
 
@@ -118,7 +120,7 @@ def part(case, table, number, step, tokens):
     """The case with some of its tokens, another step and another table."""
     args = [each[tokens] if at < number else each for at, each in enumerate(case.args)]
     args[number : number + 2] = table, step
-    return Case(case.name, tuple(args))
+    return Case(case.name, tuple(args), case.attrs)
 
 
 @BOTH
@@ -180,7 +182,7 @@ def test_extremes_are_finite(native, rng):
     args[3] = rng.choice([-3e38, -1e4, -20, 0, 20, 1e4, 3e38], args[3].shape)
     args[4] = rng.choice([-3e38, -90, 0, 90, 3e38], args[4].shape)
     args[7] = Decay(np.array([-200.0, -30, 0, 3, 80, 200]), np.zeros(6))
-    y, table = delta(native, Case("extremes", tuple(args)))
+    y, table = delta(native, Case("extremes", tuple(args), {"tiled": False}))
     assert np.isfinite(y).all()
     assert np.isfinite(table).all()
     assert np.abs(y).max() > 0
@@ -192,7 +194,7 @@ def test_decay_far_below_one_unit_is_not_lost(native, rng):
     a = np.full(case.args[3].shape, -18.0)
     decay = Decay(np.array([14.0, 16.0]), np.zeros(2))
     args = (*case.args[:3], a, *case.args[4:7], decay)
-    sharp = Case("decay", args)
+    sharp = Case("decay", args, case.attrs)
     judged("delta_rule", sharp, delta(native, sharp))
 
 

@@ -68,7 +68,7 @@ def causal_conv(
 
 def delta_rule(
     emitter: CommandEmitter, q: Any, k: Any, v: Any, a: Any, b: Any, table: Any,
-    step: Step, w: Decay,
+    step: Step, w: Decay, *, tiled: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     q, k, v = map(emitter.dense, (q, k, v))
     if stride(q) != stride(k):
@@ -95,6 +95,7 @@ def delta_rule(
             shift=w.shift,
             table=table,
             y=out,
+            tiled=int(tiled),
             eps=LENGTH_EPS,
             **_spans(step),
         )

@@ -252,7 +252,9 @@ void scale_row(const float *x, float factor, float *y, int64_t width) {
 template <bool FULL>
 void delta_row(args::DeltaRule op, const DeltaStrip &strip, const RecurrentRow &row,
                int64_t head, int64_t column, Worker &worker) {
-    const int64_t width = op.key_width(), key_head = head / (op.heads() / op.key_heads());
+    const int64_t width = op.key_width(), key_heads = op.key_heads();
+    const int64_t key_head =
+        op.tiled() ? head % key_heads : head / (op.heads() / key_heads);
     float *keys[2] = {reinterpret_cast<float *>(worker.own)};
     keys[1] = keys[0] + width;
     float *query = keys[1] + width;

@@ -650,7 +650,8 @@ struct CausalConv {
 /* Gated delta rule over each row's tokens and its slot, as the op ``delta_rule``.
  *
  * q, k [tokens, key_heads, key_width], with one stride; v, y [tokens, heads, width];
- * a, b [tokens, heads]; table [slots, heads, key_width, width]. positions [tokens],
+ * a, b [tokens, heads]; table [slots, heads, key_width, width]. tiled is 0 or 1.
+ * positions [tokens],
  * starts [rows + 1], row_slots [rows] and used_counts are those of a step. Each row
  * has the same bits in any batch and in any chunks.
  */
@@ -667,6 +668,7 @@ struct DeltaRule {
     int64_t width() const { return raw->dims[6]; }
     int64_t key_stride() const { return raw->dims[7]; }
     int64_t v_stride() const { return raw->dims[8]; }
+    int64_t tiled() const { return raw->dims[9]; }
     const float *q() const { return static_cast<const float *>(raw->data[0]); }
     const float *k() const { return static_cast<const float *>(raw->data[1]); }
     const float *v() const { return static_cast<const float *>(raw->data[2]); }
@@ -798,8 +800,8 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
     {"causal_conv", 0, 0xff, 6, 8,
      {"tokens", "rows", "slots", "channels", "taps", "x_stride"},
      {"x", "weight", "table", "y", "positions", "starts", "row_slots", "used_counts"}},
-    {"delta_rule", 0, 0x1fff, 9, 13,
-     {"tokens", "rows", "slots", "key_heads", "heads", "key_width", "width", "key_stride", "v_stride"},
+    {"delta_rule", 0, 0x1fff, 10, 13,
+     {"tokens", "rows", "slots", "key_heads", "heads", "key_width", "width", "key_stride", "v_stride", "tiled"},
      {"q", "k", "v", "a", "b", "rate", "shift", "table", "y", "positions", "starts", "row_slots", "used_counts"}},
     {"activate", 0, 0x3, 2, 2,
      {"count", "kind"},
@@ -839,7 +841,7 @@ inline bool has_valid_fields(const inl_instruction &i) {
     case INL_ROUTE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
     case INL_SIGMOID_GATE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
     case INL_CAUSAL_CONV: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && i.data[6] && i.data[7] && !(i.flags & ~0);
-    case INL_DELTA_RULE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5] | i.dims[6] | i.dims[7] | i.dims[8]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && i.data[6] && i.data[7] && i.data[8] && i.data[9] && i.data[10] && i.data[11] && i.data[12] && !(i.flags & ~0);
+    case INL_DELTA_RULE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5] | i.dims[6] | i.dims[7] | i.dims[8] | i.dims[9]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && i.data[6] && i.data[7] && i.data[8] && i.data[9] && i.data[10] && i.data[11] && i.data[12] && !(i.flags & ~0);
     case INL_ACTIVATE: return (i.dims[0] | i.dims[1]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~0);
     default: return false;
     }
