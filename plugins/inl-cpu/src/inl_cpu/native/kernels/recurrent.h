@@ -178,6 +178,9 @@ void delta_factors_body(args::DeltaRule op, int64_t chunk, Worker &worker) {
 /* Columns of a head's matrix that a chunk computes: they stay in the nearest cache. */
 constexpr int64_t DELTA_VECTORS = 2, DELTA_COLUMNS = 16 * DELTA_VECTORS;
 
+/* Rows of a matrix between two prefetches. */
+constexpr int64_t DELTA_PREFETCH = 16;
+
 struct DeltaStrip {
     float *matrix; /* first column of the strip */
     int64_t stride, rows;
@@ -210,6 +213,10 @@ inline DeltaSums delta_pass(const DeltaStrip &strip, const DeltaChange &before,
     const int64_t rows = strip.rows, stride = strip.stride;
     float *place = strip.matrix;
     for (int64_t i = 0; i < rows; i++, place += stride) {
+        /* The first pass over a matrix reads it from memory. */
+        if (!UPDATE)
+            for (int part = 0; part < DELTA_VECTORS; part++)
+                __builtin_prefetch(place + DELTA_PREFETCH * stride + 16 * part, 1);
         const F added = set(UPDATE ? last[i] : 0.0f);
         const F k = set(READ ? key[i] : 0.0f), q = set(READ ? query[i] : 0.0f);
         for (int part = 0; part < DELTA_VECTORS; part++) {
@@ -286,6 +293,18 @@ void delta_row(args::DeltaRule op, const DeltaStrip &strip, const RecurrentRow &
     delta_pass<true, false, FULL>(strip, last, nullptr, nullptr);
 }
 
+/* Whether one strip of a slot's matrix is zeros: slot 0 mostly is, and reading it is
+ * faster than writing it. */
+bool is_clear(const DeltaStrip &strip) {
+    F total = set(0.0f);
+    for (int64_t i = 0; i < strip.rows; i++)
+        for (int part = 0; part < DELTA_VECTORS; part++)
+            total = add(total, magnitude(load_first(
+                                   strip.matrix + i * strip.stride + 16 * part,
+                                   strip.lanes[part])));
+    return sum(total) == 0.0f;
+}
+
 /* Zeros in one strip of a slot's matrix. */
 void clear_strip(const DeltaStrip &strip) {
     for (int64_t i = 0; i < strip.rows; i++)
@@ -304,7 +323,7 @@ void delta_rule_body(args::DeltaRule op, int64_t chunk, Worker &worker) {
         strip.lanes[part] = left > 0 ? left : 0;
     }
     if (number < op.heads()) { /* of the first row: slot 0 and padding are zeros */
-        clear_strip(strip);
+        if (!is_clear(strip)) clear_strip(strip);
         for (int64_t token = first_padding(op); token < op.tokens(); token++)
             for (int part = 0; part < DELTA_VECTORS; part++)
                 store_first(op.y() + (token * op.heads() + head) * op.width() + column +
