@@ -7,11 +7,10 @@ import pytest
 
 from inl.executor.model_loader import LanguageModel
 from inl.models import deep
-from inl.spec.tree import leaves
 from inl.testing.tiny import MemoryCheckpoint
 from inl.weights.loader import stored_specs
 from inl.weights.plan import check_tensors, plan_weights
-from inl.weights.sources import stored_tensors
+from random_families import drawn, random_family
 
 SIZES = {
     "vocab_size": 96,
@@ -23,80 +22,6 @@ SIZES = {
     "head_dim": 8,
     "max_position_embeddings": 128,
 }
-PLAIN = {
-    "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80,
-    "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2,
-    "max_position_embeddings": 256, "rope_theta": 500.0,
-}  # fmt: skip
-LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0]}
-SPLIT = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}
-SPARSE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-MLA = {
-    "kv_lora_rank": 20, "q_lora_rank": 24, "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8, "v_head_dim": 10, "n_routed_experts": 6,
-    "n_shared_experts": 2, "moe_intermediate_size": 24, "num_experts_per_tok": 3,
-    "first_k_dense_replace": 1, "num_key_value_heads": None,
-}  # fmt: skip
-DELTA = {
-    "full_attention_interval": 2, "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 8,
-    "partial_rotary_factor": 0.5, "head_dim": 16,
-}  # fmt: skip
-FIELDS = {
-    "llama": {"attention_bias": True},
-    "mistral": {"sliding_window": 7},
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7},
-    "qwen2": SPLIT,
-    "qwen2_moe": SPARSE | {"shared_expert_intermediate_size": 24},
-    "qwen3": SPLIT | {"head_dim": 16},
-    "qwen3_moe": SPARSE | {"mlp_only_layers": [1], "norm_topk_prob": True},
-    "gemma2": {"sliding_window": 7, "head_dim": 16},
-    "gemma3": {"sliding_window": 7, "head_dim": 16, "sliding_window_pattern": 2},
-    "phi3": {
-        "partial_rotary_factor": 0.75, "rope_scaling": LONG, "sliding_window": 7,
-        "original_max_position_embeddings": 64,
-    },
-    "olmo2": {},
-    "olmo3": {"sliding_window": 7},
-    "smollm3": {"use_sliding_window": True, "sliding_window": 7},
-    "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5},
-    "glm": {"head_dim": 12},
-    "glm4": {"head_dim": 12},
-    "gpt_oss": {
-        "head_dim": 12, "sliding_window": 7, "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    },
-    "llama4": {
-        "head_dim": 12, "intermediate_size_mlp": 40, "num_local_experts": 4,
-        "num_experts_per_tok": 1, "interleave_moe_layer_step": 2,
-        "no_rope_layer_interval": 2, "attention_chunk_size": 16, "floor_scale": 5,
-    },
-    "cohere": {},
-    "cohere2": {"sliding_window": 7},
-    "starcoder2": {"sliding_window": 7, "tie_word_embeddings": False},
-    "qwen3_next": DELTA | SPARSE | {"shared_expert_intermediate_size": 24},
-    "qwen3_5": DELTA,
-    "qwen3_5_moe": DELTA | SPARSE | {"shared_expert_intermediate_size": 24},
-    "deepseek_v2": MLA,
-    "deepseek_v3": MLA | {"n_group": 3, "topk_group": 2},
-}  # fmt: skip
-
-
-def drawn(model, hf, rng):
-    """Tensors by their stored names, large enough that every term matters."""
-    tensors = {}
-    for group in leaves(model.weights(model.config(hf))):
-        for param in group.params.values():
-            for name, shape in stored_tensors(param).items():
-                values = rng.standard_normal(shape)
-                if len(shape) > 1:
-                    values = 1.4 * values / shape[-1] ** 0.5
-                elif name.endswith("bias"):
-                    values = 0.3 * values
-                elif "norm" in name:
-                    values = 1 - param.offset + 0.3 * values
-                tensors.setdefault(name, values.astype(np.float32))
-    return tensors
 
 
 @pytest.fixture
@@ -114,11 +39,7 @@ def random_model():
 def random_checkpoint():
     """(model, its name, changed fields) -> a checkpoint, the same each time."""
 
-    def make(model, name, **changes):
-        hf = {**PLAIN, **FIELDS[name], **changes}
-        return MemoryCheckpoint(hf, drawn(model, hf, np.random.default_rng(len(name))))
-
-    return make
+    return random_family
 
 
 @pytest.fixture(scope="session")

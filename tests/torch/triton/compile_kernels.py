@@ -233,7 +233,7 @@ def call_recurrent(kernels, dtype, dim):
         q, v = (torch.ones(tokens, n, dim, dtype=dtype) for n in (2, 4))
         a, decay = torch.ones(tokens, 4, dtype=dtype), Decay(*torch.ones(2, 4))
         table = torch.ones(9, 4, dim, dim)
-        kernels["delta_rule"](q, q, v, a, a, table, step, decay)
+        kernels["delta_rule"](q, q, v, a, a, table, step, decay, tiled=False)
 
 
 def call_block_sparse(dtype):

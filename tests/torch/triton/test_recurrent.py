@@ -65,7 +65,7 @@ class Layer:
         out, matrix = recurrent.delta_rule(
             q.view(count, KEYS, DIM), k.view(count, KEYS, DIM),
             v.view(count, HEADS, WIDTH), ab[:, :HEADS], ab[:, HEADS:], self.matrix,
-            step, self.decay,
+            step, self.decay, tiled=False,
         )  # fmt: skip
         assert (inputs is self.inputs, matrix is self.matrix) == (True, True)
         return mixed, out

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inl.errors import CheckpointError
 from inl.models import blocks, groups, llama, mlp, moe, qwen2_moe, qwen3_moe
-from inl.models.config import number, refuse_unless, whole
+from inl.models.config import flag, number, refuse_unless, whole
 from inl.models.fields import with_defaults
 from inl.models.rope import rope_fields, rotating_lanes, scaled_rope
 from inl.models.views import FULL
@@ -57,6 +57,9 @@ class NextConfig(moe.MoeConfig):
     value_heads: int = 1
     key_dim: int = 1
     value_dim: int = 1
+    tiled_heads: bool = False
+    """Whether value heads that share a key are ``key_heads`` apart, as in GGUF files of
+    Qwen3.5, and not adjacent."""
     taps: int = 1
     """Tokens that the convolution reads, the newest included."""
 
@@ -141,6 +144,7 @@ def recurrent_config(hf: Mapping[str, Any], sparse: moe.MoeConfig) -> NextConfig
         value_heads=values,
         key_dim=whole(hf, "linear_key_head_dim", 128),
         value_dim=whole(hf, "linear_value_head_dim", 128),
+        tiled_heads=flag(hf, "linear_heads_tiled", False),
         taps=whole(hf, "linear_conv_kernel_dim", 4, least=2),
     )
 
@@ -265,25 +269,34 @@ def _delta(
 
 
 def _delta_inputs(c: NextConfig, own: str) -> DeltaInputs:
-    """Each key head has rows of its query, its key and its values in one tensor."""
+    """Each key head has rows of its query, its key and its values in one tensor.
+
+    GGUF files have one tensor of convolution channels, and one of gates.
+    """
     h = c.hidden_size
     share = c.value_heads // c.key_heads
     inner = share * c.value_dim
     width = 2 * (c.key_dim + inner)
 
-    def rows(source: str, stride: int, *ranges: tuple[int, int]) -> Group:
+    def rows(
+        source: str, stride: int, *ranges: tuple[int, int], alone: str = ""
+    ) -> Group:
         spans: groups.Spans = ()
         for first, count in ranges:
             lanes = range(first, first + count)
             spans += groups.head_rows(lanes, stride, c.key_heads)
         total = stride * c.key_heads
         weight = groups.rows(f"{own}{source}.weight", spans, total, h)
-        return Group("linear", weight=weight._replace(axis=None))
+        weight = weight._replace(axis=None)
+        if alone:
+            alias = Param(f"{own}{alone}.weight", weight.shape)
+            weight = weight._replace(aliases=(alias,))
+        return Group("linear", weight=weight)
 
     return DeltaInputs(
         rows("in_proj_qkvz", width, (0, c.key_dim), (c.key_dim, c.key_dim),
-             (2 * c.key_dim, inner)),
-        rows("in_proj_qkvz", width, (2 * c.key_dim + inner, inner)),
+             (2 * c.key_dim, inner), alone="in_proj_qkv"),
+        rows("in_proj_qkvz", width, (2 * c.key_dim + inner, inner), alone="in_proj_z"),
         rows("in_proj_ba", 2 * share, (0, share)),
         rows("in_proj_ba", 2 * share, (share, share)),
     )  # fmt: skip
@@ -361,6 +374,7 @@ def delta_net(
         mixed[:, keys : 2 * keys].reshape(tokens, c.key_heads, c.key_dim),
         mixed[:, 2 * keys :].reshape(tokens, c.value_heads, c.value_dim),
         ops.linear(x, w.rate), ops.linear(x, w.strength), tables[matrix], step, w.decay,
+        tiled=c.tiled_heads,
     )  # fmt: skip
     gate = ops.linear(x, w.gate).reshape(tokens, c.value_heads, c.value_dim)
     out = ops.rms_norm(out, w.inner, eps=c.norm_eps)

@@ -192,6 +192,8 @@ class Ops(Protocol):
         step: Step,
         w: Decay | Group,
         /,
+        *,
+        tiled: bool,
     ) -> tuple[Array, Array]:
         """Gated delta rule (Yang et al., 2024): a matrix per head that keys write
         to.

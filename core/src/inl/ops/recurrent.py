@@ -62,7 +62,7 @@ def _row_spans(step: Step) -> Iterator[tuple[int, int, int, bool]]:
             yield int(step.slots[row]), start, stop, not step.positions[start]
 
 
-def _traffic(results: Any, *inputs: Any) -> int:
+def _traffic(results: Any, *inputs: Any, **_attrs: Any) -> int:
     """Inputs and results once, but only the rows' entries of the table."""
     table, step, w = inputs[-3:]
     entry = nbytes(table) // table.shape[0]
@@ -117,35 +117,43 @@ def _delta_cases(rng: np.random.Generator) -> Iterable[Case]:
             a, b = rng.standard_normal((2, tokens, heads))
             table = rng.standard_normal((6, heads, dim, width))
             w = Decay(rng.standard_normal(heads), rng.standard_normal(heads))
-            yield Case(f"{name}/{keys}x{heads}", (q, k, v, a, b, table, step, w))
+            args = q, k, v, a, b, table, step, w
+            yield Case(f"{name}/{keys}x{heads}", args, {"tiled": False})
+            if keys > 1:
+                yield Case(f"{name}/{keys}x{heads}/tiled", args, {"tiled": True})
 
 
 @op(
     # The op's parameters by name: not each shape depends on all of them.
-    shapes=lambda q, k, v, a, b, table, step, w: (  # noqa: ARG005
+    shapes=lambda q, k, v, a, b, table, step, w, tiled: (  # noqa: ARG005
         Spec(v.shape, v.dtype),
         table,
     ),
     cases=_delta_cases,
     weights=Decay,
     consumes=("table",),
-    flops=lambda q, _k, v, *_: 8 * elements(v) * q.shape[-1],
+    flops=lambda q, _k, v, *_, **__: 8 * elements(v) * q.shape[-1],
     traffic=_traffic,
 )
 def delta_rule(
-    q: Array, k: Array, v: Array, a: Array, b: Array, table: Array, step: Step, w: Decay
-) -> tuple[Array, Array]:
+    q: Array, k: Array, v: Array, a: Array, b: Array, table: Array, step: Step,
+    w: Decay, *, tiled: bool,
+) -> tuple[Array, Array]:  # fmt: skip
     """Gated delta rule (Yang et al., 2024): a matrix per head that keys write to.
 
     q, k: [T, key_heads, d], scaled here to the length 1; v: [T, heads, n], where
-    ``heads / key_heads`` adjacent heads share a key. a, b: [T, heads]. table: [slots,
-    heads, d, n] float32, the matrix S of each sequence. For each token, in float32:
-    ``S = exp(-exp(rate) * softplus(a + shift)) * S``, then ``S = S + outer(k,
-    sigmoid(b) * (v - k @ S))``. Returns ``q @ S / sqrt(d)``, [T, heads, n], and the
-    table.
+    ``heads / key_heads`` heads share a key: adjacent ones, or with ``tiled`` each
+    ``key_heads``-th. a, b: [T, heads]. table: [slots, heads, d, n] float32, the matrix
+    S of each sequence. For each token, in float32: ``S = exp(-exp(rate) * softplus(a +
+    shift)) * S``, then ``S = S + outer(k, sigmoid(b) * (v - k @ S))``. Returns
+    ``q @ S / sqrt(d)``, [T, heads, n], and the table.
     """
     share = v.shape[1] // q.shape[1]
-    q, k = (np.repeat(_unit(each), share, axis=1) for each in (q, k))
+    q, k = (_unit(each) for each in (q, k))
+    if tiled:
+        q, k = (np.tile(each, (1, share, 1)) for each in (q, k))
+    else:
+        q, k = (np.repeat(each, share, axis=1) for each in (q, k))
     q = q * q.shape[-1] ** -0.5
     keep = np.exp(-np.exp(w.rate) * np.logaddexp(0, a + w.shift))
     strength = 0.5 + 0.5 * np.tanh(0.5 * b)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from inl.errors import CheckpointError
 from inl.text.strings import is_strings
 from inl.weights.counts import MAX_LAYERS
@@ -23,6 +25,9 @@ GEMMA_27B_LAYERS: Final = {"gemma2": 46, "gemma3": 62}
 
 LEAST, MOST = 1e-30, 1e30
 """Range of the numbers, in which float32 can compute with them."""
+
+DRAFT_LAYERS: Final = "nextn_predict_layers"
+"""Key of the number of last layers, which only propose drafts."""
 
 YARN: Final = (
     ("rope.scaling.yarn_beta_fast", "beta_fast"),
@@ -41,13 +46,13 @@ class _Fields:
     ) -> int:
         value = self._get(key, default)
         if type(value) is not int or not 0 < value <= most:
-            self._refuse(key, value, f"an integer from 1 to {most}")
+            self.refuse(key, value, f"an integer from 1 to {most}")
         return int(value)
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
         if type(value) not in (int, float) or not LEAST <= value <= MOST:
-            self._refuse(key, value, f"a number from {LEAST:g} to {MOST:g}")
+            self.refuse(key, value, f"a number from {LEAST:g} to {MOST:g}")
         return float(value)
 
     def has(self, key: str) -> bool:
@@ -56,7 +61,7 @@ class _Fields:
     def _get(self, key: str, default: Any) -> Any:
         return self.metadata.get(f"{self.name}.{key}", default)
 
-    def _refuse(self, key: str, found: Any, accepted: str) -> None:
+    def refuse(self, key: str, found: Any, accepted: str) -> None:
         shown = "nothing" if found is None else show(found)
         raise CheckpointError(
             f"{self.where}: {self.name}.{key}: found {shown}; accepted: {accepted}"
@@ -93,7 +98,7 @@ def config(
         **ids,
     }
     if known in MOE_FAMILIES.values():
-        return fields | _experts(field, known.model_type, fields["intermediate_size"])
+        fields |= _experts(field, known.model_type, fields["intermediate_size"])
     return fields | (EXTRAS[name](field, fields) if name in EXTRAS else {})
 
 
@@ -104,7 +109,11 @@ def _sizes(field: _Fields) -> dict[str, Any]:
     rotated = field.integer("rope.dimension_count", head_dim)
     return {
         "hidden_size": hidden,
-        "intermediate_size": field.integer("feed_forward_length"),
+        "intermediate_size": field.integer(
+            "feed_forward_length",
+            # Files of Qwen3.5-MoE, which has no dense layers, state that of experts.
+            field.metadata.get(f"{field.name}.expert_feed_forward_length"),
+        ),
         "num_hidden_layers": field.integer("block_count", most=MAX_LAYERS),
         "num_attention_heads": heads,
         "num_key_value_heads": field.integer("attention.head_count_kv", heads),
@@ -188,11 +197,52 @@ def _olmo2(field: _Fields, _fields: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _delta(field: _Fields, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of models with recurrent layers, without the layers that draft."""
+    layers = fields["num_hidden_layers"]
+    if field.metadata.get(f"{field.name}.{DRAFT_LAYERS}", 0) != 0:
+        layers -= field.integer(DRAFT_LAYERS, most=layers - 1)
+    values = field.integer("ssm.time_step_rank")
+    inner = field.integer("ssm.inner_size")
+    if inner % values:
+        field.refuse("ssm.inner_size", inner, f"a multiple of {values}, the heads")
+    found: dict[str, Any] = {
+        "num_hidden_layers": layers,
+        "linear_conv_kernel_dim": field.integer("ssm.conv_kernel"),
+        "linear_num_key_heads": field.integer("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": field.integer("ssm.state_size"),
+        "linear_value_head_dim": inner // values,
+        # Only Qwen3.5 files have value heads of one key apart.
+        "linear_heads_tiled": field.name != "qwen3next",
+        "layer_types": _layer_types(field, layers),
+    }
+    shared = "expert_shared_feed_forward_length"
+    if field.has(shared):
+        found["shared_expert_intermediate_size"] = field.integer(shared)
+    return found
+
+
+def _layer_types(field: _Fields, layers: int) -> list[str]:
+    kinds = "full_attention", "linear_attention"
+    key = f"{field.name}.attention.recurrent_layers"
+    if key not in field.metadata:
+        period = field.integer("full_attention_interval", 4)
+        return [kinds[(index + 1) % period != 0] for index in range(layers)]
+    flags = np.asarray(field.metadata[key])
+    if flags.dtype != np.bool_ or flags.ndim != 1 or len(flags) < layers:
+        field.refuse("attention.recurrent_layers", flags.tolist(), "one bool a layer")
+    return [kinds[int(flag)] for flag in flags[:layers]]
+
+
 EXTRAS: Final[Mapping[str, Callable[[_Fields, Mapping[str, Any]], dict[str, Any]]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "phi3": _phi3,
     "olmo2": _olmo2,
+    "qwen3next": _delta,
+    "qwen35": _delta,
+    "qwen35moe": _delta,
 }
 """Functions for the fields that only one architecture has."""
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inl.dtypes import SIZES, HostArray, widen, wrap
 from inl.errors import CheckpointError, TokenizerNotFound
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.files import Entry, show
 from inl.weights.gguf import GgufFile
-from inl.weights.gguf_config import config
+from inl.weights.gguf_config import DRAFT_LAYERS, config
 from inl.weights.gguf_names import Family, architecture, family, hf_name
 from inl.weights.gguf_rope import (
     LONG_FACTORS,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 HEADS: Final = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 """Config field with the number of heads of each permuted projection."""
+RATES: Final = "linear_attn.A_log"
 
 
 @final
@@ -55,12 +57,12 @@ class GgufCheckpoint(Checkpoint):
             )
         self.eos_token_ids = tuple(self.config["eos_token_id"])
         self._family = known
+        used = self._used_tensors()
         self._stored = {
-            (hf_name(name, known.layer_names) if known else name): name
-            for name in self._gguf.tensors
+            (hf_name(name, known.layer_names) if known else name): name for name in used
         }
-        if len(self._stored) != len(self._gguf.tensors):
-            duplicates = set(self._gguf.tensors) - set(self._stored.values())
+        if len(self._stored) != len(used):
+            duplicates = set(used) - set(self._stored.values())
             raise CheckpointError(
                 f"{path}: tensors: found {show(sorted(duplicates))} again under "
                 "another name; accepted: each once"
@@ -74,6 +76,17 @@ class GgufCheckpoint(Checkpoint):
             if name in tensors
         }
 
+    def _used_tensors(self) -> list[str]:
+        """Return the names of all tensors but those of layers that only draft."""
+        metadata = self._gguf.metadata
+        name = metadata.get("general.architecture")
+        if not metadata.get(f"{name}.{DRAFT_LAYERS}") or self._family is None:
+            return list(self._gguf.tensors)
+        count = metadata[f"{name}.block_count"]
+        layers = range(self.config["num_hidden_layers"], count)
+        drafting = tuple(f"blk.{layer}." for layer in layers)
+        return [each for each in self._gguf.tensors if not each.startswith(drafting)]
+
     def names(self) -> list[str]:
         return list(self._stored)
 
@@ -81,7 +94,7 @@ class GgufCheckpoint(Checkpoint):
         if name not in self._stored:
             raise self.missing(name)
         entry = self._gguf.tensors[self._stored[name]]
-        return entry.dtype, entry.shape
+        return entry.dtype, _shape(name, entry.shape)
 
     def tensor(self, name: str) -> HostArray:
         dtype, _ = self.spec(name)
@@ -112,7 +125,13 @@ class GgufCheckpoint(Checkpoint):
         module = name.rpartition(".")[0].rpartition(".")[2]
         if family.permuted and module in HEADS:
             return unpermute(array, self.config[HEADS[module]], self._where(name))
-        if family.norm_offset and module.endswith("norm"):
+        if name.endswith(RATES):
+            return wrap(rates(widen(array), self._where(name)))
+        if array.shape != _shape(name, array.shape):
+            shape = _shape(name, array.shape)
+            return HostArray(array.data.reshape(shape), array.dtype, shape)
+        is_inner = name.endswith("linear_attn.norm.weight")
+        if family.norm_offset and module.endswith("norm") and not is_inner:
             offset = np.float32(family.norm_offset)
             return wrap(widen(array).astype(np.float32) - offset)
         return array
@@ -154,6 +173,25 @@ class GgufCheckpoint(Checkpoint):
 
     def _where(self, name: str) -> str:
         return f"{self.path}: tensor {self._stored[name]!r}"
+
+
+def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape in the Hugging Face layout: GGUF files leave out axes of 1."""
+    if name.endswith("conv1d.weight") and len(shape) == 2:
+        return shape[0], 1, shape[1]
+    if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
+        return 1, shape[0]
+    return shape
+
+
+def rates(decay: NDArray[Any], where: str) -> NDArray[np.float32]:
+    """Return the logarithms of rates, of which GGUF files have the negative numbers."""
+    if not (decay < 0).all():
+        raise CheckpointError(
+            f"{where}: found a largest number of {decay.max():g}; accepted: numbers "
+            "below 0"
+        )
+    return np.log(-decay.astype(np.float64)).astype(np.float32)
 
 
 def unpermute(array: HostArray, heads: int, where: str) -> HostArray:

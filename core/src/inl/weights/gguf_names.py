@@ -71,6 +71,37 @@ QWEN3_MOE_NAMES: Final = QWEN3_NAMES | {
     "ffn_down_exps": "mlp.experts.down_proj",
 }
 
+DELTA_NAMES: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+"""Recurrent layers; early files of Qwen3-Next have ``ssm_in``."""
+DELTA_VECTORS: Final = {
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+}
+"""Tensors of recurrent layers whose names have no kind in one of the two layouts."""
+
+QWEN35_NAMES: Final = QWEN3_NAMES | DELTA_NAMES
+QWEN35_MOE_NAMES: Final = (
+    QWEN3_MOE_NAMES
+    | DELTA_NAMES
+    | {
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -83,7 +114,7 @@ class Family:
     permuted: bool = False
     """Whether the rows of q and k are ordered for a rotation of adjacent pairs."""
     norm_offset: float = 0.0
-    """Offset that the stored norm weights include."""
+    """Offset that the stored norm weights include, except those of recurrent layers."""
 
 
 FAMILIES: Final = {
@@ -93,6 +124,9 @@ FAMILIES: Final = {
     "gemma2": Family("Gemma2ForCausalLM", "gemma2", GEMMA2_NAMES, norm_offset=1.0),
     "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", GEMMA3_NAMES, norm_offset=1.0),
     "phi3": Family("Phi3ForCausalLM", "phi3", PHI3_NAMES),
+    "qwen35": Family(
+        "Qwen3_5ForCausalLM", "qwen3_5_text", QWEN35_NAMES, norm_offset=1.0
+    ),
     "olmo2": Family("Olmo2ForCausalLM", "olmo2", OLMO2_NAMES),
 }
 """Dense families by ``general.architecture``; Mistral files use "llama"."""
@@ -100,6 +134,12 @@ FAMILIES: Final = {
 MOE_FAMILIES: Final = {
     "llama": Family("MixtralForCausalLM", "mixtral", MIXTRAL_NAMES, permuted=True),
     "qwen3moe": Family("Qwen3MoeForCausalLM", "qwen3_moe", QWEN3_MOE_NAMES),
+    "qwen3next": Family(
+        "Qwen3NextForCausalLM", "qwen3_next", QWEN35_MOE_NAMES, norm_offset=1.0
+    ),
+    "qwen35moe": Family(
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", QWEN35_MOE_NAMES, norm_offset=1.0
+    ),
 }
 """Mixtures of experts by ``general.architecture``; Mixtral files use "llama"."""
 
@@ -108,6 +148,9 @@ def hf_name(name: str, layer_names: Mapping[str, str] = LAYER_NAMES) -> str:
     """Convert a tensor name, for example ``blk.3.attn_q.weight`` to
     ``model.layers.3.self_attn.q_proj.weight``; an unknown name stays as it is.
     """
+    vector = re.fullmatch(rf"blk\.({NUMBER})\.(ssm_a|ssm_dt\.bias)", name)
+    if vector and layer_names.keys() >= DELTA_NAMES.keys():
+        return f"model.layers.{vector[1]}.{DELTA_VECTORS[vector[2]]}"
     stem, dot, kind = name.rpartition(".")
     if stem in GLOBAL_NAMES:
         return f"{GLOBAL_NAMES[stem]}{dot}{kind}"

@@ -529,6 +529,78 @@ class SigmoidGate(Instruction[D], opcode=28):
     y: WriteF32[D]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CausalConv(Instruction[D], opcode=29):
+    """Convolution over each row's tokens and its slot, as the op ``causal_conv``.
+
+    x, y [tokens, channels], weight [taps, channels], table [slots, taps - 1, channels].
+    positions [tokens], starts [rows + 1], row_slots [rows] and used_counts are those of
+    a step. Each row has the same bits in any batch and in any chunks.
+    """
+
+    tokens: Dim
+    rows: Dim
+    slots: Dim
+    channels: Dim
+    taps: Dim
+    x_stride: Dim
+    x: ReadF32[D]
+    weight: ReadF32[D]
+    table: UpdateF32[D]
+    y: WriteF32[D]
+    positions: ReadI32[D]
+    starts: ReadI32[D]
+    row_slots: ReadI32[D]
+    used_counts: ReadI32[D]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaRule(Instruction[D], opcode=30):
+    """Gated delta rule over each row's tokens and its slot, as the op ``delta_rule``.
+
+    q, k [tokens, key_heads, key_width], with one stride; v, y [tokens, heads, width];
+    a, b [tokens, heads]; table [slots, heads, key_width, width]. tiled is 0 or 1.
+    positions [tokens],
+    starts [rows + 1], row_slots [rows] and used_counts are those of a step. Each row
+    has the same bits in any batch and in any chunks.
+    """
+
+    tokens: Dim
+    rows: Dim
+    slots: Dim
+    key_heads: Dim
+    heads: Dim
+    key_width: Dim
+    width: Dim
+    key_stride: Dim
+    v_stride: Dim
+    tiled: Dim
+    q: ReadF32[D]
+    k: ReadF32[D]
+    v: ReadF32[D]
+    a: ReadF32[D]
+    b: ReadF32[D]
+    rate: ReadF32[D]
+    shift: ReadF32[D]
+    table: UpdateF32[D]
+    y: WriteF32[D]
+    positions: ReadI32[D]
+    starts: ReadI32[D]
+    row_slots: ReadI32[D]
+    used_counts: ReadI32[D]
+    eps: Real
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activate(Instruction[D], opcode=31):
+    """y = activation(x); in place. kind is the index of a kind of the op."""
+
+    count: Dim
+    kind: Dim
+    x: ReadF32[D]
+    y: WriteF32[D]
+
+
 Opcode = IntEnum(  # type: ignore[misc]
     "Opcode", {each.spec().name.upper(): n for n, each in INSTRUCTIONS.items()}
 )

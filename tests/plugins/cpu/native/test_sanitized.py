@@ -31,9 +31,10 @@ TESTS = (
     "decoders",
     "attention",
     "sample",
+    "recurrent",
     "refusals",
 )
-THREADED = ("threads", "rows", "sample")
+THREADED = ("threads", "rows", "sample", "recurrent")
 FRAMES = 1000
 
 

@@ -56,10 +56,15 @@ def causal_conv(x: Array, table: Array, step: Step, w: Taps) -> tuple[Array, Arr
 
 
 def delta_rule(
-    q: Array, k: Array, v: Array, a: Array, b: Array, table: Array, step: Step, w: Decay
-) -> tuple[Array, Array]:
+    q: Array, k: Array, v: Array, a: Array, b: Array, table: Array, step: Step,
+    w: Decay, *, tiled: bool,
+) -> tuple[Array, Array]:  # fmt: skip
     share = v.shape[1] // q.shape[1]
-    q, k = (jnp.repeat(_unit(upcast(each)), share, axis=1) for each in (q, k))
+    q, k = (_unit(upcast(each)) for each in (q, k))
+    if tiled:
+        q, k = (jnp.tile(each, (1, share, 1)) for each in (q, k))
+    else:
+        q, k = (jnp.repeat(each, share, axis=1) for each in (q, k))
     q = q * q.shape[-1] ** -0.5
     rates = -jnp.exp(upcast(w.rate)) * jax.nn.softplus(upcast(a) + upcast(w.shift))
     keep, strength = jnp.exp(rates), jax.nn.sigmoid(upcast(b))

@@ -57,17 +57,20 @@ def causal_conv(x: Value, table: Value, step: Step, w: Taps) -> tuple[Value, Val
 
 
 def delta_rule(
-    q: Value, k: Value, v: Value, a: Value, b: Value, table: Value, step: Step, w: Decay
-) -> tuple[Value, Value]:
+    q: Value, k: Value, v: Value, a: Value, b: Value, table: Value, step: Step,
+    w: Decay, *, tiled: bool,
+) -> tuple[Value, Value]:  # fmt: skip
     tokens, heads, width = v.shape
     keys, dim = q.shape[1:]
 
     def spread(x: Value) -> Value:
         wide = fn.upcast(x)
         length = fn.sum_of(wide * wide, keepdims=True) + LENGTH_EPS
-        unit = (wide / length.node("Sqrt")).reshape(tokens, keys, 1, dim)
-        unit = fn.broadcast_to(unit, (tokens, keys, heads // keys, dim))
-        return unit.reshape(tokens, heads, dim)
+        share = heads // keys
+        unit = wide / length.node("Sqrt")
+        one = (tokens, 1, keys, dim) if tiled else (tokens, keys, 1, dim)
+        all_ = (tokens, share, keys, dim) if tiled else (tokens, keys, share, dim)
+        return fn.broadcast_to(unit.reshape(*one), all_).reshape(tokens, heads, dim)
 
     q, k, values = spread(q) * dim**-0.5, spread(k), fn.upcast(v)
     rates = fn.exp(fn.upcast(w.rate)) * fn.softplus(fn.upcast(a) + fn.upcast(w.shift))

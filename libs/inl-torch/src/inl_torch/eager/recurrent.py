@@ -72,9 +72,15 @@ def delta_rule(
     table: torch.Tensor,
     step: Step,
     w: Decay,
+    *,
+    tiled: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     share = v.shape[1] // q.shape[1]
-    q, k = (_unit(_wide(each)).repeat_interleave(share, 1) for each in (q, k))
+    q, k = (_unit(_wide(each)) for each in (q, k))
+    if tiled:
+        q, k = (each.repeat(1, share, 1) for each in (q, k))
+    else:
+        q, k = (each.repeat_interleave(share, 1) for each in (q, k))
     q = q * q.shape[-1] ** -0.5
     rates = -_wide(w.rate).exp() * _softplus(_wide(a) + _wide(w.shift))
     keep, strength, values = rates.exp(), _wide(b).sigmoid(), _wide(v)

@@ -14,6 +14,7 @@ from inl_cpu.kernels import (
     fallback,
     lora,
     norm,
+    recurrent,
     rope,
     rows,
     sample,
@@ -23,7 +24,9 @@ from inl_cpu.kernels import (
 if TYPE_CHECKING:
     from inl_cpu.command_emitter import CommandEmitter
 
-FAMILIES = (attention, dense, experts, lora, norm, rope, rows, sample, step)
+FAMILIES = (
+    attention, dense, experts, lora, norm, recurrent, rope, rows, sample, step,
+)  # fmt: skip
 
 
 def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:

@@ -1,4 +1,4 @@
-"""Row gathers, zeros, and collectives over a single rank."""
+"""Row gathers, activations, zeros, and collectives over a single rank."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from inl.ops import catalog
+from inl.ops.activation import KINDS, check_kind
 from inl.spec.kernel import Kernel
 from inl_cpu.command_emitter import stride
-from inl_cpu.instructions import TakeRows, Zero
+from inl_cpu.instructions import Activate, TakeRows, Zero
 from inl_cpu.kernels.fallback import run_body
 
 if TYPE_CHECKING:
@@ -42,14 +43,22 @@ def zeros_like(emitter: CommandEmitter, x: Any) -> Any:
     return out
 
 
+def activate(emitter: CommandEmitter, x: Any, *, kind: str) -> Any:
+    check_kind(kind)
+    x = x if x.flags.c_contiguous else emitter.copied(x)
+    out = emitter.new(x.shape)
+    emitter.emit(Activate(count=x.size, kind=KINDS.index(kind), x=x, y=out))
+    return out
+
+
 def identity(x: Any, *, axis: str) -> Any:  # noqa: ARG001
     """A collective over one rank returns its input."""
     return x
 
 
 def kernels(emitter: CommandEmitter) -> Iterable[Kernel]:
-    """Row copies, and collectives over a single rank."""
-    for run in (take_rows, zeros_like):
+    """Row copies, activations, and collectives over a single rank."""
+    for run in (activate, take_rows, zeros_like):
         yield Kernel(run.__name__, "native", partial(run, emitter), invariant=True)
     for name in ("all_reduce", "all_gather"):
         yield Kernel(name, "native", identity, invariant=True)

@@ -15,12 +15,14 @@ def delta_steps(
     q: tensor, k: tensor, v: tensor, a: tensor, b: tensor, rate: tensor, shift: tensor,
     table: tensor, out: tensor, starts: tensor, positions: tensor, slots: tensor,
     used_counts: tensor, q_stride: tensor, k_stride: tensor, v_stride: tensor,
-    a_stride: tensor, b_stride: tensor, dim: tensor, width: tensor, share: tensor,
+    a_stride: tensor, b_stride: tensor, dim: tensor, width: tensor, keys: tensor,
     heads: tensor, scale: tensor, eps: tensor, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    TILED: tl.constexpr,
 ) -> None:  # fmt: skip
     """Compute the tokens of one row for WIDTH columns of one head's matrix.
 
-    Strides are those of tokens. The program of row 0 leaves zeros in slot 0.
+    Strides are those of tokens, ``keys`` is the number of key heads. The program
+    of row 0 leaves zeros in slot 0.
     """
     row, head = tl.program_id(0), tl.program_id(1)
     i = tl.arange(0, DIM)
@@ -40,7 +42,7 @@ def delta_steps(
             state = tl.load(place, mask=within & is_continued, other=0).to(tl.float32)
             speed = tl.exp(tl.load(rate + head).to(tl.float32))
             offset = tl.load(shift + head).to(tl.float32)
-            key_head = head // share
+            key_head = head % keys if TILED else head // (heads // keys)
             for at in range(start, end):
                 at_key = at * k_stride + key_head * dim + i
                 at_query = at * q_stride + key_head * dim + i

@@ -53,7 +53,7 @@ def causal_conv(x: torch.Tensor, table: torch.Tensor, step: Step, w: Taps) -> Pa
 
 def delta_rule(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor,
-    b: torch.Tensor, table: torch.Tensor, step: Step, w: Decay,
+    b: torch.Tensor, table: torch.Tensor, step: Step, w: Decay, *, tiled: bool,
 ) -> Pair:  # fmt: skip
     q, k, v, a, b = map(dense, (q, k, v, a, b))
     (_, heads, width), dim = v.shape, q.shape[2]
@@ -62,8 +62,8 @@ def delta_rule(
     delta_steps[(step.slots.shape[0], heads, -(-width // COLUMNS))](
         q, k, v, a, b, w.rate, w.shift, table, out, step.starts, step.positions,
         step.slots, step.used_counts, *(each.stride(0) for each in (q, k, v, a, b)),
-        dim, width, heads // q.shape[1], heads, dim**-0.5, LENGTH_EPS, DIM=power(dim),
-        WIDTH=COLUMNS, num_warps=1,
+        dim, width, q.shape[1], heads, dim**-0.5, LENGTH_EPS, DIM=power(dim),
+        WIDTH=COLUMNS, TILED=tiled, num_warps=1,
     )  # fmt: skip
     return out, table
 
@@ -75,7 +75,7 @@ def _refuse_conv(x: Any, _table: Any, _step: Any, w: Taps) -> str | None:
     return refuse_dtype(x)
 
 
-def _refuse_delta(q: Any, *_: Any) -> str | None:
+def _refuse_delta(q: Any, *_: Any, tiled: bool) -> str | None:  # noqa: ARG001
     if q.shape[-1] > WIDEST_KEY:
         return f"keys of {q.shape[-1]} elements, takes {WIDEST_KEY} at most"
     return refuse_dtype(q)

@@ -44,6 +44,33 @@ inline F rough_exponential(F x) {
     return where_below(x, lowest, set(0.0f), mul(p, scale));
 }
 
+/* log(1 + x) for 0 <= x <= 1, accurate to 3 ulp also where x is tiny: the series of the
+ * inverse hyperbolic tangent of x / (2 + x). */
+inline F log_one_plus(F x) {
+    const F s = quotient(x, add(set(2.0f), x));
+    const F z = mul(s, s);
+    F p = set(2.0f / 15.0f);
+    p = fma(p, z, set(2.0f / 13.0f));
+    p = fma(p, z, set(2.0f / 11.0f));
+    p = fma(p, z, set(2.0f / 9.0f));
+    p = fma(p, z, set(2.0f / 7.0f));
+    p = fma(p, z, set(2.0f / 5.0f));
+    p = fma(p, z, set(2.0f / 3.0f));
+    p = fma(p, z, set(2.0f));
+    return mul(s, p);
+}
+
+/* log(1 + e^x) without an overflow. */
+inline F softplus(F x) {
+    const F zero = set(0.0f);
+    return add(larger(x, zero), log_one_plus(exponential(sub(zero, magnitude(x)))));
+}
+
+inline F sigmoid(F x) {
+    const F one = set(1.0f);
+    return quotient(one, add(one, exponential(sub(set(0.0f), x))));
+}
+
 inline F hyperbolic_tangent(F x) {
     const F two = set(2.0f), one = set(1.0f);
     const F far = sub(one, quotient(two, add(exponential(mul(two, x)), one)));

@@ -1,6 +1,7 @@
 /* Elementwise operations, row copies and the memory bandwidth probe. */
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -47,6 +48,37 @@ void scale_body(args::Scale op, int64_t chunk, Worker &) {
     for (int64_t at = span.from; at < span.to; at += 16) {
         const int n = lanes_left(at, span.to);
         store_first(y + at, add(mul(load_first(x + at, n), factor), offset), n);
+    }
+}
+
+/* Half of x times the complementary error function of -x / sqrt(2). */
+inline F gelu(F x) {
+    float lanes[16];
+    store(lanes, x);
+    for (float &one : lanes) one *= 0.5f * std::erfc(-0.70710678f * one);
+    return load(lanes);
+}
+
+/* The kinds of the op ``activate``, in its order; larger() returns its second argument
+ * where one is NaN. */
+inline F activated(F x, int64_t kind) {
+    switch (kind) {
+    case 0: return silu(x);
+    case 1: return gelu_tanh(x);
+    case 2: return gelu(x);
+    case 3: return mul(x, sigmoid(mul(set(1.702f), x)));
+    case 4: return larger(set(0.0f), x);
+    case 5: return mul(x, larger(set(0.0f), x));
+    case 6: return sigmoid(x);
+    default: return hyperbolic_tangent(x);
+    }
+}
+
+void activate_body(args::Activate op, int64_t chunk, Worker &) {
+    const Span span(chunk, SPAN, op.count());
+    for (int64_t at = span.from; at < span.to; at += 16) {
+        const int n = lanes_left(at, span.to);
+        store_first(op.y() + at, activated(load_first(op.x() + at, n), op.kind()), n);
     }
 }
 

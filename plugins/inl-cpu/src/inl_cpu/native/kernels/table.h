@@ -16,6 +16,7 @@
 #include "kernels/norm_rope.h"
 #include "kernels/pack.h"
 #include "kernels/phase.h"
+#include "kernels/recurrent.h"
 #include "kernels/route.h"
 #include "kernels/rows.h"
 #include "kernels/sample.h"
@@ -77,6 +78,11 @@ struct Table {
                           scratch<route_scratch>()};
         ops[INL_SIGMOID_GATE] = {
             phase<row_chunks<args::SigmoidGate>, sigmoid_gate_body>()};
+        ops[INL_CAUSAL_CONV] = {phase<causal_conv_chunks, causal_conv_body>()};
+        ops[INL_DELTA_RULE] = {phase<delta_factors_chunks, delta_factors_body>(),
+                               phase<delta_rule_chunks, delta_rule_body>(),
+                               scratch<delta_rule_scratch>()};
+        ops[INL_ACTIVATE] = {phase<span_chunks<args::Activate>, activate_body>()};
         ops[INL_CHECKSUM] = {phase<checksum_chunks, checksum_body>()};
     }
 

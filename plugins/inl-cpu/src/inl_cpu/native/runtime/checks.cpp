@@ -135,6 +135,18 @@ const char *pack_refusal(const args::Pack &op) {
     return op.first() + target >= m.rows ? "pack: rows exceed the matrix" : nullptr;
 }
 
+const char *causal_conv_refusal(const args::CausalConv &op) {
+    return op.taps() < 2 ? "causal_conv: taps must be 2 or more" : nullptr;
+}
+
+const char *delta_rule_refusal(const args::DeltaRule &op) {
+    if (op.key_heads() < 1 || op.heads() % op.key_heads())
+        return "delta_rule: heads must be a multiple of key_heads";
+    return op.key_width() < 1 || op.width() < 1
+               ? "delta_rule: key_width and width must be positive"
+               : nullptr;
+}
+
 /* Checks of one opcode beyond those of the instruction table. */
 const char *specific_refusal(const inl_instruction &i) {
     switch (i.opcode) {
@@ -153,6 +165,11 @@ const char *specific_refusal(const inl_instruction &i) {
     case INL_COPY_BLOCKS: return cache_refusal(args::CopyBlocks(i));
     case INL_SAMPLE: return sample_refusal(args::Sample(i));
     case INL_PACK: return pack_refusal(args::Pack(i));
+    case INL_CAUSAL_CONV: return causal_conv_refusal(args::CausalConv(i));
+    case INL_DELTA_RULE: return delta_rule_refusal(args::DeltaRule(i));
+    case INL_ACTIVATE:
+        return args::Activate(i).kind() > 7 ? "activate: accepted kinds are 0 to 7"
+                                            : nullptr;
     default: return nullptr;
     }
 }

@@ -36,7 +36,10 @@ enum inl_opcode {
     INL_COMBINE_EXPERTS = 26,
     INL_ROUTE = 27,
     INL_SIGMOID_GATE = 28,
-    INL_OPCODES = 29,
+    INL_CAUSAL_CONV = 29,
+    INL_DELTA_RULE = 30,
+    INL_ACTIVATE = 31,
+    INL_OPCODES = 32,
 };
 
 enum inl_flag {
@@ -89,7 +92,10 @@ enum inl_flag {
     apply(INL_EXPERT_LINEAR) \
     apply(INL_COMBINE_EXPERTS) \
     apply(INL_ROUTE) \
-    apply(INL_SIGMOID_GATE)
+    apply(INL_SIGMOID_GATE) \
+    apply(INL_CAUSAL_CONV) \
+    apply(INL_DELTA_RULE) \
+    apply(INL_ACTIVATE)
 
 #define INL_FOR_EACH_FLAG(apply) \
     apply(INL_X_EXACT) \
@@ -615,6 +621,81 @@ struct SigmoidGate {
     float *y() const { return static_cast<float *>(raw->data[2]); }
 };
 
+/* Convolution over each row's tokens and its slot, as the op ``causal_conv``.
+ *
+ * x, y [tokens, channels], weight [taps, channels], table [slots, taps - 1, channels].
+ * positions [tokens], starts [rows + 1], row_slots [rows] and used_counts are those of
+ * a step. Each row has the same bits in any batch and in any chunks.
+ */
+struct CausalConv {
+    const inl_instruction *raw;
+    explicit CausalConv(const inl_instruction &i) : raw(&i) {}
+    int32_t flags() const { return raw->flags; }
+    int64_t tokens() const { return raw->dims[0]; }
+    int64_t rows() const { return raw->dims[1]; }
+    int64_t slots() const { return raw->dims[2]; }
+    int64_t channels() const { return raw->dims[3]; }
+    int64_t taps() const { return raw->dims[4]; }
+    int64_t x_stride() const { return raw->dims[5]; }
+    const float *x() const { return static_cast<const float *>(raw->data[0]); }
+    const float *weight() const { return static_cast<const float *>(raw->data[1]); }
+    float *table() const { return static_cast<float *>(raw->data[2]); }
+    float *y() const { return static_cast<float *>(raw->data[3]); }
+    const int32_t *positions() const { return static_cast<const int32_t *>(raw->data[4]); }
+    const int32_t *starts() const { return static_cast<const int32_t *>(raw->data[5]); }
+    const int32_t *row_slots() const { return static_cast<const int32_t *>(raw->data[6]); }
+    const int32_t *used_counts() const { return static_cast<const int32_t *>(raw->data[7]); }
+};
+
+/* Gated delta rule over each row's tokens and its slot, as the op ``delta_rule``.
+ *
+ * q, k [tokens, key_heads, key_width], with one stride; v, y [tokens, heads, width];
+ * a, b [tokens, heads]; table [slots, heads, key_width, width]. tiled is 0 or 1.
+ * positions [tokens],
+ * starts [rows + 1], row_slots [rows] and used_counts are those of a step. Each row
+ * has the same bits in any batch and in any chunks.
+ */
+struct DeltaRule {
+    const inl_instruction *raw;
+    explicit DeltaRule(const inl_instruction &i) : raw(&i) {}
+    int32_t flags() const { return raw->flags; }
+    int64_t tokens() const { return raw->dims[0]; }
+    int64_t rows() const { return raw->dims[1]; }
+    int64_t slots() const { return raw->dims[2]; }
+    int64_t key_heads() const { return raw->dims[3]; }
+    int64_t heads() const { return raw->dims[4]; }
+    int64_t key_width() const { return raw->dims[5]; }
+    int64_t width() const { return raw->dims[6]; }
+    int64_t key_stride() const { return raw->dims[7]; }
+    int64_t v_stride() const { return raw->dims[8]; }
+    int64_t tiled() const { return raw->dims[9]; }
+    const float *q() const { return static_cast<const float *>(raw->data[0]); }
+    const float *k() const { return static_cast<const float *>(raw->data[1]); }
+    const float *v() const { return static_cast<const float *>(raw->data[2]); }
+    const float *a() const { return static_cast<const float *>(raw->data[3]); }
+    const float *b() const { return static_cast<const float *>(raw->data[4]); }
+    const float *rate() const { return static_cast<const float *>(raw->data[5]); }
+    const float *shift() const { return static_cast<const float *>(raw->data[6]); }
+    float *table() const { return static_cast<float *>(raw->data[7]); }
+    float *y() const { return static_cast<float *>(raw->data[8]); }
+    const int32_t *positions() const { return static_cast<const int32_t *>(raw->data[9]); }
+    const int32_t *starts() const { return static_cast<const int32_t *>(raw->data[10]); }
+    const int32_t *row_slots() const { return static_cast<const int32_t *>(raw->data[11]); }
+    const int32_t *used_counts() const { return static_cast<const int32_t *>(raw->data[12]); }
+    float eps() const { return raw->reals[0]; }
+};
+
+/* y = activation(x); in place. kind is the index of a kind of the op. */
+struct Activate {
+    const inl_instruction *raw;
+    explicit Activate(const inl_instruction &i) : raw(&i) {}
+    int32_t flags() const { return raw->flags; }
+    int64_t count() const { return raw->dims[0]; }
+    int64_t kind() const { return raw->dims[1]; }
+    const float *x() const { return static_cast<const float *>(raw->data[0]); }
+    float *y() const { return static_cast<float *>(raw->data[1]); }
+};
+
 } // namespace args
 
 /* What the checks need to know of an instruction. */
@@ -716,6 +797,15 @@ inline constexpr InstructionSpec INSTRUCTIONS[INL_OPCODES] = {
     {"sigmoid_gate", 0, 0x7, 4, 3,
      {"rows", "width", "x_stride", "gate_stride"},
      {"x", "gate", "y"}},
+    {"causal_conv", 0, 0xff, 6, 8,
+     {"tokens", "rows", "slots", "channels", "taps", "x_stride"},
+     {"x", "weight", "table", "y", "positions", "starts", "row_slots", "used_counts"}},
+    {"delta_rule", 0, 0x1fff, 10, 13,
+     {"tokens", "rows", "slots", "key_heads", "heads", "key_width", "width", "key_stride", "v_stride", "tiled"},
+     {"q", "k", "v", "a", "b", "rate", "shift", "table", "y", "positions", "starts", "row_slots", "used_counts"}},
+    {"activate", 0, 0x3, 2, 2,
+     {"count", "kind"},
+     {"x", "y"}},
 };
 
 /* Whether dims, required operands and flags are valid, given the opcode. */
@@ -750,6 +840,9 @@ inline bool has_valid_fields(const inl_instruction &i) {
     case INL_COMBINE_EXPERTS: return (i.dims[0] | i.dims[1] | i.dims[2]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
     case INL_ROUTE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
     case INL_SIGMOID_GATE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3]) >= 0 && i.data[0] && i.data[1] && i.data[2] && !(i.flags & ~0);
+    case INL_CAUSAL_CONV: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && i.data[6] && i.data[7] && !(i.flags & ~0);
+    case INL_DELTA_RULE: return (i.dims[0] | i.dims[1] | i.dims[2] | i.dims[3] | i.dims[4] | i.dims[5] | i.dims[6] | i.dims[7] | i.dims[8] | i.dims[9]) >= 0 && i.data[0] && i.data[1] && i.data[2] && i.data[3] && i.data[4] && i.data[5] && i.data[6] && i.data[7] && i.data[8] && i.data[9] && i.data[10] && i.data[11] && i.data[12] && !(i.flags & ~0);
+    case INL_ACTIVATE: return (i.dims[0] | i.dims[1]) >= 0 && i.data[0] && i.data[1] && !(i.flags & ~0);
     default: return false;
     }
 }
