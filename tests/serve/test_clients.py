@@ -63,7 +63,7 @@ def test_a_refused_client_comes_back_after_the_time_it_was_told(
         assert may_ask.wait(300)
 
     options = {"max_batch": 1, "max_queue": 0, "frontends": frontends}
-    with HashServer(seconds=0.01, **options) as server:
+    with HashServer(**options) as server:
         with server.busy():
             with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as no:
                 ASKS[name](server.url, 0)

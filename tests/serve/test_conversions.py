@@ -102,7 +102,7 @@ def test_conversions_are_bounded_apart_from_requests_that_generate():
 
 
 def test_a_full_server_converts_tokens():
-    with HashServer(max_batch=1, max_queue=0, seconds=0.01) as server, server.busy():
+    with HashServer(max_batch=1, max_queue=0) as server, server.busy():
         status, _, found = server.send("POST", "/tokenize", {"prompt": "a"})
         assert (status, found["count"]) == (200, 1)
 
@@ -128,7 +128,7 @@ def received(client):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
 def test_a_full_server_refuses_before_it_reads_the_body(path):
-    with HashServer(max_batch=1, max_queue=0, seconds=0.01) as server, server.busy():
+    with HashServer(max_batch=1, max_queue=0) as server, server.busy():
         with begin(server, path, 1_000_000) as client:
             answer = received(client)
         assert answer.startswith(b"HTTP/1.1 503")
@@ -139,7 +139,7 @@ def test_a_full_server_refuses_before_it_reads_the_body(path):
 
 def test_a_key_over_its_bound_is_refused_before_the_body():
     settings = {"api_keys": ("one", "two"), "max_per_key": 1}
-    with HashServer(seconds=0.01, **settings) as server:
+    with HashServer(**settings) as server:
         key = {"authorization": "Bearer one"}
         with server.busy(key):
             header = "authorization: Bearer one\r\n"
