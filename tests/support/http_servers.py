@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -112,7 +112,9 @@ class HashServer:
         return self
 
     def stop(self):
-        self._loop.call_soon_threadsafe(self.server.stop)
+        # A server that was stopped before may have ended, and its loop with it.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.server.stop)
 
     def __exit__(self, *_):
         self.stop()
