@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 
@@ -45,13 +46,33 @@ def test_other_threads_run_during_a_long_conversion(tokenizer, name):
     value = "some words of text, again " * 40_000
     if name == "decode":
         value = tokenizer.encode(value) * 8
-    thread = threading.Thread(target=getattr(tokenizer, name), args=(value,))
-    turns = 0
-    thread.start()
-    while thread.is_alive():
-        time.sleep(0.001)
-        turns += 1
-    assert turns >= 5, "this thread ran between pieces of the text"
+    convert = getattr(tokenizer, name)
+    convert(value)  # what is made once is made
+    states = []
+
+    def work():
+        states.append("began")
+        convert(value)
+        states.append("ended")
+
+    interval = sys.getswitchinterval()
+    # Threads take turns only where one lets the others run.
+    sys.setswitchinterval(1000)
+    try:
+        for _ in range(20):
+            states.clear()
+            thread = threading.Thread(target=work)
+            thread.start()
+            seen = [*states]
+            while thread.is_alive() and seen != ["began"]:
+                time.sleep(0.001)
+                seen = [*states]
+            thread.join()
+            if seen == ["began"]:
+                return
+    finally:
+        sys.setswitchinterval(interval)
+    pytest.fail("this thread never ran during a conversion")
 
 
 def test_a_text_of_too_many_tokens_is_refused(server):
