@@ -59,7 +59,7 @@ def test_other_threads_run_during_a_long_conversion(tokenizer, name):
     # Threads take turns only where one lets the others run.
     sys.setswitchinterval(1000)
     try:
-        for _ in range(20):
+        for _ in range(8):
             states.clear()
             thread = threading.Thread(target=work)
             thread.start()
