@@ -68,6 +68,7 @@ def test_streams_continue_after_the_worker_was_killed(monkeypatch):
 def test_sigterm_under_load_loses_no_accepted_answer(tmp_path):
     log = tmp_path / "log"
     command = [sys.executable, "-m", "inl", "serve", "--port", "0", "--device", "cpu"]
+    command += ["--drain-seconds", "300"]
     with log.open("w") as output:
         process = subprocess.Popen([*command, "--max-batch", "2"], stderr=output)
     try:

@@ -200,7 +200,7 @@ def test_a_front_end_that_is_killed_is_replaced_and_its_requests_end(served):
 
 
 def test_stopping_finishes_the_open_streams_and_ends_all_processes():
-    with HashServer(frontends=1) as server:
+    with HashServer(frontends=1, drain_seconds=300) as server:
         options = {"include_usage": True}
         with server.paused():
             client = long_stream(server, max_tokens=100, stream_options=options)

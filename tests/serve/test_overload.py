@@ -256,7 +256,7 @@ async def is_listening(server):
 
 def test_stopping_loses_no_accepted_answer():
     answers = []
-    with HashServer(max_batch=2, max_queue=20, seconds=0.01) as server:
+    with HashServer(max_batch=2, max_queue=20, drain_seconds=300) as server:
 
         async def run():
             with server.paused():
