@@ -105,7 +105,7 @@ def test_stopping_ends_the_request(browser, busy_server):
     page.fill("#max_tokens", "900")
     page.fill("#prompt", "Hello")
     with busy_server.paused() as gate:
-        gate.hold_after(100)
+        gate.hold_after(400)
         page.press("#prompt", "Enter")
         page.wait_for_selector(".message.assistant:has-text('a')")
         page.keyboard.press("Escape")
