@@ -86,16 +86,17 @@ def test_sigterm_under_load_loses_no_accepted_answer(tmp_path):
                     model="smollm2-135m-instruct", prompt=PROMPT, seed=seed,
                     max_tokens=TOKENS, extra_body={"ignore_eos": True},
                 )  # fmt: skip
-                answers.append(done.usage.completion_tokens)
+                return done.usage.completion_tokens
             except openai.APIStatusError as error:
-                answers.append(error.status_code)
+                return error.status_code
             except openai.APIConnectionError:
-                answers.append(0)
-            return answers[-1] == TOKENS
+                return 0
 
         def keep_asking(seed):
-            while ask(seed):
-                """Until the server stops."""
+            answer = TOKENS
+            while answer == TOKENS:
+                answer = ask(seed)
+                answers.append(answer)
 
         with ThreadPoolExecutor(8) as pool:
             asked = [pool.submit(keep_asking, seed) for seed in range(8)]
