@@ -85,7 +85,7 @@ def test_a_refused_client_comes_back_after_the_time_it_was_told(
 def test_each_token_is_sent_before_the_next_step(any_hash_server):
     url = f"{any_hash_server.url}/v1"
     with (
-        openai.OpenAI(base_url=url, api_key="none") as client,
+        openai.OpenAI(base_url=url, api_key="none", timeout=300) as client,
         any_hash_server.paused() as gate,
     ):
         stream = client.completions.create(

@@ -90,12 +90,15 @@ def test_a_request_does_not_use_a_model_whose_unloading_has_to_wait():
         source.gate.release()
         # Models are loaded and unloaded one at a time: "a" waits for "b".
         until(lambda: slots.find("a")._change is not None)
+        source.gate.hold_after(5)
         asked, results = together(
             lambda: server.complete("a", max_tokens=60, ignore_eos=True)
         )
         until(lambda: slots.find("a").admission.open)
         server.is_loaded()  # answered later than what the request does at once
         other.may_open.set()
+        until(lambda: len(source.engines) == 2)
+        source.gate.release()
         for thread in (*begun, *loads, *asked):
             thread.join()
         assert results[0][0] == 200, results
