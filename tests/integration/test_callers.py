@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -108,14 +109,18 @@ def test_a_killed_process_is_named(program, script, victim):
     config = {}
     if victim == "worker":
         config["backend"] = f"worker:{sys.executable}/cpu"
-    child = start(program, script, 500, **config)
-    assert child.stdout.read(1)
-    (pid,) = children(child.pid)
-    if victim == "worker":
-        pid = children(pid)[-1]
-    os.kill(pid, signal.SIGKILL)
-    _, errors = child.communicate(timeout=120)
-    assert child.returncode == 1
+    code = 0
+    while not code:  # a busy machine may kill it only after its last token
+        child = start(program, script, 500, **config)
+        assert child.stdout.read(1)
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for pid in children(child.pid):
+                last = children(pid)[-1:] if victim == "worker" else [pid]
+                for each in last:
+                    os.kill(each, signal.SIGKILL)
+        _, errors = child.communicate(timeout=300)
+        code = child.returncode
+    assert code == 1
     last = errors.splitlines()[-1]
     if victim == "process":
         assert last == "inl: the process was ended by signal 9"

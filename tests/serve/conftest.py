@@ -10,6 +10,8 @@ import pytest
 from depth import mostly_full, mostly_long
 from http_servers import HashServer, ServerProcess
 
+SMALL = {"max_batch": 4, "max_queue": 8, "keep_alive_seconds": 3600}
+
 
 @pytest.fixture(scope="session")
 def server_url():
@@ -30,8 +32,8 @@ def any_server_url(request):
 
 @pytest.fixture(scope="session")
 def hash_server():
-    """A server whose tokens are hashes, with small bounds."""
-    with HashServer(max_batch=4, max_queue=8) as server:
+    """A server whose tokens are hashes, with small bounds and no idle comments."""
+    with HashServer(**SMALL) as server:
         yield server
 
 
@@ -41,5 +43,5 @@ def any_hash_server(request):
     if not request.param:
         yield request.getfixturevalue("hash_server")
         return
-    with HashServer(max_batch=4, max_queue=8, frontends=request.param) as server:
+    with HashServer(**SMALL, frontends=request.param) as server:
         yield server

@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -130,20 +129,17 @@ def test_a_model_that_slept_gives_the_same_tokens(server):
 
 def test_open_requests_finish_or_are_aborted_before_a_model_sleeps(server):
     for mode in ("wait", "abort"):
-        server.engine.runner.seconds = 0.01 if mode == "wait" else 0.05
-        answers = []
-        count = 40 if mode == "wait" else 900
-        body = {**BODY, "max_tokens": count, "ignore_eos": True}
-        asked = threading.Thread(
-            target=lambda body=body, answers=answers: answers.append(
-                server.send("POST", TEXT, body, KEY)
-            )
-        )
-        asked.start()
-        until(lambda: server.used_blocks)
-        assert command(server, f"/sleep?mode={mode}")[0] == 200
-        asked.join()
-        (status, _, answer), *_ = answers
+        body = {**BODY, "max_tokens": 40, "ignore_eos": True}
+        with server.paused() as gate:
+            gate.hold_after(5)
+            asked = server.begin("POST", TEXT, body, KEY)
+            assert gate.is_held.wait(300)
+            sleeping = server.begin("POST", f"/sleep?mode={mode}", None, ADMIN)
+            until(lambda: server.admission.is_asleep)
+            # This answer is later than what the other request does at once.
+            assert command(server, "/is_sleeping")[0] == 200
+        assert sleeping.result()[0] == 200
+        status, _, answer = asked.result()
         if mode == "wait":
             assert len(answer["choices"][0]["token_ids"]) == 40
         else:
@@ -153,24 +149,28 @@ def test_open_requests_finish_or_are_aborted_before_a_model_sleeps(server):
 
 
 def test_a_request_is_aborted_by_its_id(server):
-    server.engine.runner.seconds = 0.05
     body = {**BODY, "max_tokens": 900, "ignore_eos": True, "stream": True}
-    with server.connection() as first, server.connection() as second:
+    with (
+        server.connection() as first,
+        server.connection() as second,
+        server.paused() as gate,
+    ):
         for connection in (first, second):
             connection.request("POST", TEXT, json.dumps(body), KEY)
+        server.wait_submitted(2)
+        gate.hold_after(5)
         response = first.getresponse()
         event = json.loads(response.readline().removeprefix(b"data: "))
         ids = [event["id"], "cmpl-none", ""]
         assert command(server, "/abort_requests", {"request_ids": ids}) == (
             200, {"aborted": [event["id"]]}
         )  # fmt: skip
-        rest = response.read()
-        assert b'"code":"aborted"' in rest
+        gate.hold_after(5)
+        assert b'"code":"aborted"' in response.read()
         until(lambda: server.admission.open == 1)
         number = second.getresponse().headers["x-request-id"]
         answer = command(server, "/abort_requests", {"request_ids": [number]})[1]
         assert answer == {"aborted": [number]}
-    server.engine.runner.seconds = 0.0
     server.wait_idle()
 
 

@@ -63,7 +63,7 @@ def test_a_refused_client_comes_back_after_the_time_it_was_told(
         assert may_ask.wait(300)
 
     options = {"max_batch": 1, "max_queue": 0, "frontends": frontends}
-    with HashServer(seconds=0.01, **options) as server:
+    with HashServer(**options) as server:
         with server.busy():
             with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as no:
                 ASKS[name](server.url, 0)
@@ -82,26 +82,61 @@ def test_a_refused_client_comes_back_after_the_time_it_was_told(
     assert results[0].usage
 
 
-def test_arguments_of_a_call_are_streamed(any_server_url):
+def test_each_token_is_sent_before_the_next_step(any_hash_server):
+    url = f"{any_hash_server.url}/v1"
+    with (
+        openai.OpenAI(base_url=url, api_key="none", timeout=300) as client,
+        any_hash_server.paused() as gate,
+    ):
+        stream = client.completions.create(
+            model="hash", prompt=[1, 2], max_tokens=9, stream=True, seed=1,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )  # fmt: skip
+        for _ in range(9):
+            gate.hold_after(1)
+            (choice,) = next(stream).choices
+            assert len(choice.token_ids) == 1
+        assert choice.finish_reason == "length"
+        assert list(stream) == []
+
+
+def call_parts(stream):
+    """Yield the parts of a streamed call of the function ``look``."""
+    for chunk in stream:
+        (choice,) = chunk.choices
+        for call in choice.delta.tool_calls or ():
+            assert call.index == 0
+            yield call
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_arguments_of_a_call_are_streamed(any_hash_server):
+    """Some are read while the steps of the others are held."""
     # Free text: what a grammar forces is one piece.
-    city = {"type": "string", "pattern": "^[a-z ]{20,24}$"}
+    city = {"type": "string", "pattern": "^[a-z ]{80,84}$"}
     schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
     schema["additionalProperties"] = False
     tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
-    with openai.OpenAI(base_url=f"{any_server_url}/v1", api_key="none") as client:
-        chunks = list(client.chat.completions.create(
-            model="default", messages=MESSAGES, tools=[tool], tool_choice="required",
-            temperature=0, max_tokens=60, stream=True,
+    url = f"{any_hash_server.url}/v1"
+    with (
+        openai.OpenAI(base_url=url, api_key="none") as client,
+        any_hash_server.paused() as gate,
+    ):
+        gate.hold_after(3)
+        calls = call_parts(client.chat.completions.create(
+            model="hash", messages=MESSAGES, tools=[tool], tool_choice="required",
+            temperature=0, max_tokens=200, stream=True,
         ))  # fmt: skip
-    choices = [choice for chunk in chunks for choice in chunk.choices]
-    calls = [call for each in choices for call in each.delta.tool_calls or ()]
-    reasons = [each.finish_reason for each in choices if each.finish_reason]
-    assert (calls[0].function.name, calls[0].index) == ("look", 0)
-    assert calls[0].id
-    parts = [call.function.arguments or "" for call in calls]
-    assert json.loads("".join(parts)).keys() == {"city"}
-    assert sum(map(bool, parts)) > 2
-    assert reasons == ["tool_calls"]
+        first = next(calls)
+        assert first.id
+        assert first.function.name == "look"
+        text = first.function.arguments or ""
+        while len(text) <= len('{"city": "'):
+            text += next(calls).function.arguments
+        assert len(text) < 80
+        gate.release()
+        text += "".join(call.function.arguments for call in calls)
+    assert json.loads(text).keys() == {"city"}
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")

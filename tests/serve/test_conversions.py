@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 
@@ -45,13 +46,33 @@ def test_other_threads_run_during_a_long_conversion(tokenizer, name):
     value = "some words of text, again " * 40_000
     if name == "decode":
         value = tokenizer.encode(value) * 8
-    thread = threading.Thread(target=getattr(tokenizer, name), args=(value,))
-    turns = 0
-    thread.start()
-    while thread.is_alive():
-        time.sleep(0.001)
-        turns += 1
-    assert turns >= 5, "this thread ran between pieces of the text"
+    convert = getattr(tokenizer, name)
+    convert(value)  # what is made once is made
+    states = []
+
+    def work():
+        states.append("began")
+        convert(value)
+        states.append("ended")
+
+    interval = sys.getswitchinterval()
+    # Threads take turns only where one lets the others run.
+    sys.setswitchinterval(1000)
+    try:
+        for _ in range(8):
+            states.clear()
+            thread = threading.Thread(target=work)
+            thread.start()
+            seen = [*states]
+            while thread.is_alive() and seen != ["began"]:
+                time.sleep(0.001)
+                seen = [*states]
+            thread.join()
+            if seen == ["began"]:
+                return
+    finally:
+        sys.setswitchinterval(interval)
+    pytest.fail("this thread never ran during a conversion")
 
 
 def test_a_text_of_too_many_tokens_is_refused(server):
@@ -108,7 +129,7 @@ def test_an_unknown_token_is_refused(server):
 
 
 def test_a_full_server_converts_tokens():
-    with HashServer(max_batch=1, max_queue=0, seconds=0.01) as server, server.busy():
+    with HashServer(max_batch=1, max_queue=0) as server, server.busy():
         status, _, found = server.send("POST", "/tokenize", {"prompt": "a"})
         assert (status, found["count"]) == (200, 1)
 
@@ -134,7 +155,7 @@ def received(client):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
 def test_a_full_server_refuses_before_it_reads_the_body(path):
-    with HashServer(max_batch=1, max_queue=0, seconds=0.01) as server, server.busy():
+    with HashServer(max_batch=1, max_queue=0) as server, server.busy():
         with begin(server, path, 1_000_000) as client:
             answer = received(client)
         assert answer.startswith(b"HTTP/1.1 503")
@@ -145,7 +166,7 @@ def test_a_full_server_refuses_before_it_reads_the_body(path):
 
 def test_a_key_over_its_bound_is_refused_before_the_body():
     settings = {"api_keys": ("one", "two"), "max_per_key": 1}
-    with HashServer(seconds=0.01, **settings) as server:
+    with HashServer(**settings) as server:
         key = {"authorization": "Bearer one"}
         with server.busy(key):
             header = "authorization: Bearer one\r\n"

@@ -65,7 +65,7 @@ def status(url, path, key=None):
     headers = {"authorization": f"Bearer {key}"} if key else {}
     request = urllib.request.Request(f"{url}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             return response.status
     except urllib.error.HTTPError as error:
         return error.code

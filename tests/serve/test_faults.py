@@ -13,9 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 
+from held_runner import StepGate
 from http_servers import READY, HashServer
 from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
+from inl.workers.worker_runner import WorkerRunner
+from waiting import until
 
 PROMPT = "Count: one, two,"
 TOKENS = 48
@@ -36,18 +39,26 @@ class WorkerServer(HashServer):
 
 
 @pytest.mark.full
-def test_streams_continue_after_the_worker_was_killed():
+def test_streams_continue_after_the_worker_was_killed(monkeypatch):
+    gate, collect = StepGate(), WorkerRunner.collect
+
+    def collect_later(runner):
+        gate.pass_step()
+        return collect(runner)
+
+    monkeypatch.setattr(WorkerRunner, "collect", collect_later)
     with WorkerServer() as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
         options = {"model": "hash", "prompt": PROMPT, "temperature": 0}
-        # The worker must not have ended before its fifth token is read here.
-        options |= {"max_tokens": 4 * TOKENS, "extra_body": {"ignore_eos": True}}
+        options |= {"max_tokens": TOKENS, "extra_body": {"ignore_eos": True}}
         wanted = client.completions.create(**options).choices[0].text
-        parts, stream = [], client.completions.create(stream=True, **options)
-        for chunk in stream:
-            parts.append(chunk.choices[0].text)
-            if len(parts) == 5:
-                os.kill(server.engine.runner.pid, signal.SIGKILL)
+        gate.hold_after(5)
+        stream = client.completions.create(stream=True, **options)
+        parts = [next(stream).choices[0].text]
+        assert gate.is_held.wait(300)
+        os.kill(server.engine.runner.pid, signal.SIGKILL)
+        gate.release()
+        parts += [chunk.choices[0].text for chunk in stream]
         assert "".join(parts) == wanted
         assert server.engine.core.restarts == 1
         server.wait_idle()
@@ -57,6 +68,7 @@ def test_streams_continue_after_the_worker_was_killed():
 def test_sigterm_under_load_loses_no_accepted_answer(tmp_path):
     log = tmp_path / "log"
     command = [sys.executable, "-m", "inl", "serve", "--port", "0", "--device", "cpu"]
+    command += ["--drain-seconds", "300"]
     with log.open("w") as output:
         process = subprocess.Popen([*command, "--max-batch", "2"], stderr=output)
     try:
@@ -74,17 +86,22 @@ def test_sigterm_under_load_loses_no_accepted_answer(tmp_path):
                     model="smollm2-135m-instruct", prompt=PROMPT, seed=seed,
                     max_tokens=TOKENS, extra_body={"ignore_eos": True},
                 )  # fmt: skip
-                answers.append(done.usage.completion_tokens)
+                return done.usage.completion_tokens
             except openai.APIStatusError as error:
-                answers.append(error.status_code)
+                return error.status_code
             except openai.APIConnectionError:
-                answers.append(0)
+                return 0
+
+        def keep_asking(seed):
+            answer = TOKENS
+            while answer == TOKENS:
+                answer = ask(seed)
+                answers.append(answer)
 
         with ThreadPoolExecutor(8) as pool:
-            asked = [pool.submit(ask, seed) for seed in range(24)]
+            asked = [pool.submit(keep_asking, seed) for seed in range(8)]
             load = client.with_options(base_url=found[1])
-            while load.get("/load", cast_to=object)["server_load"] < 6:
-                time.sleep(0.01)
+            until(lambda: load.get("/load", cast_to=object)["server_load"] >= 6)
             process.send_signal(signal.SIGTERM)
             for each in asked:
                 each.result()

@@ -81,7 +81,6 @@ def test_a_stream_joins_to_the_answer(client, expected):
     text = "".join(each.delta.content or "" for each in deltas)
     assert text == expected["chat"].text
     assert [each.finish_reason for each in deltas if each.finish_reason] == ["length"]
-    assert len(deltas) > 6, "tokens arrive one by one"
 
 
 def test_a_repeated_prompt_reports_cached_tokens(client):

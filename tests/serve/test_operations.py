@@ -80,15 +80,19 @@ def test_the_line_of_an_aborted_request_has_its_error_and_no_reason(caplog, stre
     logging.getLogger("inl.serve.access").disabled = False
     body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": stream}
     with HashServer(admin_keys=("operator",)) as server:
-        server.engine.runner.seconds = 0.01
         admin = {"authorization": "Bearer operator"}
         with server.connection() as connection:
-            connection.request("POST", PATH, json.dumps(body))
-            until(lambda: server.admission.open == 1)
-            assert server.send("POST", "/sleep?mode=abort", None, admin)[0] == 200
+            with server.paused():
+                connection.request("POST", PATH, json.dumps(body))
+                server.wait_submitted(1)
+                sleeping = server.begin("POST", "/sleep?mode=abort", None, admin)
+                until(lambda: server.admission.is_asleep)
+                # This answer is later than what the other request does at once.
+                assert server.send("GET", "/is_sleeping", None, admin)[0] == 200
             response = connection.getresponse()
             number = response.headers["x-request-id"]
             assert b'"code":"aborted"' in response.read()
+        assert sleeping.result()[0] == 200
         until(lambda: access_lines(caplog, number))
     (line,) = access_lines(caplog, number)
     assert (line["status"], line["error"]) == (503, "aborted")
@@ -157,7 +161,7 @@ def test_keys_get_fair_shares(monkeypatch):
         with server.paused():
             for count, thread in enumerate(threads, start=1):
                 thread.start()
-                until(lambda count=count: server.admission.open == count)
+                server.wait_submitted(count)
         for thread in threads:
             thread.join()
     assert len(order) == 21

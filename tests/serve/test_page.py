@@ -51,6 +51,7 @@ def browser():
 
 def visit(browser, server, **options):
     context = browser.new_context(**options)
+    context.set_default_timeout(300_000)
     page = context.new_page()
     problems = []
     page.on("pageerror", lambda error: problems.append(str(error)))
@@ -103,10 +104,12 @@ def test_stopping_ends_the_request(browser, busy_server):
     page.fill("#key", "k")
     page.fill("#max_tokens", "900")
     page.fill("#prompt", "Hello")
-    page.press("#prompt", "Enter")
-    page.wait_for_selector(".message.assistant:has-text('a')")
-    page.keyboard.press("Escape")
-    until(page, status_has("stopped"))
+    with busy_server.paused() as gate:
+        gate.hold_after(400)
+        page.press("#prompt", "Enter")
+        page.wait_for_selector(".message.assistant:has-text('a')")
+        page.keyboard.press("Escape")
+        until(page, status_has("stopped"))
     busy_server.wait_idle()
     assert not problems
     page.context.close()

@@ -26,8 +26,8 @@ def usage(prompt, completion):
 class FakeServer:
     """Sends the next of ``answers`` for each request; a context manager.
 
-    An answer is a list of parts: head lines or bytes, and pauses in seconds. models:
-    the answer to a request for the list of models.
+    An answer is a list of parts: head lines or bytes, and functions to call between
+    them. models: the answer to a request for the list of models.
     """
 
     def __init__(self, answers, models=None):
@@ -39,12 +39,12 @@ class FakeServer:
 
     def __enter__(self):
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(300)
         return self
 
     def __exit__(self, *_):
         self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(30)
+        self._thread.join(300)
 
     async def _serve(self):
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
@@ -69,7 +69,7 @@ class FakeServer:
                 writer.write(part)
                 await writer.drain()
             else:
-                await asyncio.sleep(part)
+                await asyncio.to_thread(part)
         writer.close()
 
 

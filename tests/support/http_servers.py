@@ -11,10 +11,12 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from held_runner import HeldRunner, wait_submitted
 from inl.config import EngineConfig
 from inl.engine.inference_engine import InferenceEngine
 from inl.executor.model_loader import open_model
@@ -22,7 +24,6 @@ from inl.protocol.runner import Limits
 from inl.serve.model_slot import ModelSource
 from inl.serve.server import Server, engine_config
 from inl.serve.settings import ServerConfig
-from inl.testing.hash_runner import HashRunner
 from inl.weights.hub import resolve_model
 from waiting import until
 
@@ -32,18 +33,12 @@ READY = re.compile(r" at (http\S+),")
 """The line that ``inl serve`` logs once it accepts connections."""
 
 
-class SlowRunner(HashRunner):
-    """Takes a time for each step, and none while it is paused."""
+class SlowRunner(HeldRunner):
+    """Takes a time for each step."""
 
     seconds = 0.0
 
-    def __init__(self, limits):
-        super().__init__(limits)
-        self.may_step = threading.Event()
-        self.may_step.set()
-
     def collect(self):
-        assert self.may_step.wait(300)
         time.sleep(self.seconds)
         return super().collect()
 
@@ -117,7 +112,9 @@ class HashServer:
         return self
 
     def stop(self):
-        self._loop.call_soon_threadsafe(self.server.stop)
+        # A server that was stopped before may have ended, and its loop with it.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.server.stop)
 
     def __exit__(self, *_):
         self.stop()
@@ -146,21 +143,31 @@ class HashServer:
 
     @contextmanager
     def paused(self):
-        """No step ends meanwhile, so that requests stay open."""
-        self.engine.runner.may_step.clear()
+        """No step ends meanwhile, so that requests stay open; yields the gate."""
+        gate = self.engine.runner.gate
+        gate.hold_after(0)
         try:
-            yield
+            yield gate
         finally:
-            self.engine.runner.may_step.set()
+            gate.release()
+
+    def wait_submitted(self, count):
+        """Wait until the engine has so many calls, all of which are open.
+
+        A call is counted by the admission before the engine has it.
+        """
+        wait_submitted(self.engine, count)
 
     @contextmanager
     def busy(self, headers=None):
-        """A request is generated meanwhile, whose client leaves at the end."""
-        with self.connection() as connection:
-            body = b'{"prompt": [1], "max_tokens": 1000, "ignore_eos": true}'
-            connection.request("POST", "/v1/completions", body, headers or {})
-            until(lambda: self.admission.open)
-            yield
+        """A request is open meanwhile, whose client leaves at the end; no step ends."""
+        with self.paused():
+            with self.connection() as connection:
+                body = b'{"prompt": [1], "max_tokens": 1000, "ignore_eos": true}'
+                connection.request("POST", "/v1/completions", body, headers or {})
+                self.wait_submitted(1)
+                yield
+            until(lambda: not self.admission.open)
         self.wait_idle()
 
     @contextmanager
@@ -184,6 +191,13 @@ class HashServer:
         kind = response.headers.get_content_type()
         parsed = json.loads(text) if kind == "application/json" else text
         return response.status, response.headers, parsed
+
+    def begin(self, *request):
+        """Send a request in a thread; its future has what :meth:`send` returns."""
+        pool = ThreadPoolExecutor(1)
+        future = pool.submit(self.send, *request)
+        pool.shutdown(wait=False)
+        return future
 
 
 class ServerProcess:

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 
+from held_runner import StepGate
 from http_servers import HashServer, hash_engine
 from inl.config import EngineConfig
 from inl.serve.model_slot import ModelSource
@@ -22,14 +23,17 @@ class Source:
         self.may_open = threading.Event()
         self.may_open.set()
         self.error = None
+        self.gate = StepGate()
+        """Holds the steps of all engines."""
 
     def open(self, on_step):
         self.opening.set()
-        assert self.may_open.wait(60)
+        assert self.may_open.wait(300)
         if self.error is not None:
             raise self.error
         settings = engine_config(EngineConfig(), ServerConfig(), 2)
         engine = hash_engine(2, seconds=self.seconds, config=settings, on_step=on_step)
+        engine.runner.gate = self.gate
         self.engines.append(weakref.ref(engine))
         return engine
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 
 def until(condition, seconds=300):
@@ -19,3 +20,12 @@ def until(condition, seconds=300):
         now = time.monotonic()
         assert now < deadline
         time.sleep(max(0.01, 4 * (now - began)))
+
+
+def is_running(pid):
+    """Whether a process runs; reads ``/proc``."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

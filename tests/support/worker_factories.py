@@ -40,11 +40,10 @@ def slow(options, progress):
 
 
 def loading(options, progress):
-    """Take 0.9 s for each of ``steps`` loading steps, and report progress."""
-    steps = options.get("steps", 6)
-    for done in range(steps):
-        progress(done, steps)
-        time.sleep(0.9)
+    """Take ``seconds`` for each of six loading steps, and report progress."""
+    for done in range(6):
+        progress(done, 6)
+        time.sleep(options.get("seconds", 0.9))
     return _served(HashRunner, options)
 
 

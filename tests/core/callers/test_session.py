@@ -66,7 +66,7 @@ def opened(engines, monkeypatch, gate):
 
     def wait(record):
         if record.step >= 3:
-            gate.wait(60)
+            gate.wait(300)
 
     def open_model(_, model, config):
         seen.append((model, config))
@@ -100,7 +100,7 @@ class Caller:
     def close(self):
         os.close(self.out)
         self.answers.read()
-        self.thread.join(30)
+        self.thread.join(300)
         assert not self.thread.is_alive()
         self.answers.close()
 

@@ -14,7 +14,7 @@ import pytest
 pty = pytest.importorskip("pty")
 
 STOP, LEAVE = b"\x03", b"\x04"
-SECONDS = 120
+SECONDS = 300
 
 
 class Terminal:

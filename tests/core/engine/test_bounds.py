@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from held_runner import HeldRunner, wait_submitted
 from inl.config import EngineConfig
 from inl.engine.options import make_requests
 from inl.errors import QueueFull, RequestError
@@ -75,18 +76,23 @@ def test_a_list_is_queued_as_it_drains(hashed, asynchronous):
 
 
 def test_tasks_beyond_the_bound_are_refused_and_the_others_served(hashed):
-    engine = hashed(max_batch=2, max_queued_requests=3)
+    engine = hashed(runner=HeldRunner, max_batch=2, max_queued_requests=3)
+    gate = engine.core.runner.gate
+    gate.hold_after(0)
 
     async def main():
-        calls = [engine.agenerate([at], max_tokens=20) for at in range(30)]
-        return await asyncio.gather(*calls, return_exceptions=True)
+        first = asyncio.create_task(engine.agenerate([0], max_tokens=20))
+        assert await asyncio.to_thread(gate.is_held.wait, 300)
+        calls = [engine.agenerate([at], max_tokens=20) for at in range(1, 30)]
+        others = asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.to_thread(wait_submitted, engine, 30)
+        gate.release()
+        return [await first, *await others]
 
     found = asyncio.run(main())
     refused = [each for each in found if isinstance(each, QueueFull)]
     answers = [each for each in found if not isinstance(each, BaseException)]
-    assert len(refused) + len(answers) == 30
-    assert len(refused) >= 20
-    assert len(answers) >= 3
+    assert (len(refused), len(answers)) == (26, 4), "one runs and three wait"
 
 
 @pytest.mark.parametrize(

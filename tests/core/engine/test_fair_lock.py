@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from inl.engine.fair_lock import FairLock
 from inl.errors import RequestError
+from waiting import until
 
 
 def is_free(lock):
@@ -18,11 +20,7 @@ def is_free(lock):
 
 
 def wait_for_waiters(lock, count):
-    for _ in range(5000):
-        if lock.waiters == count:
-            return
-        time.sleep(0.001)
-    raise AssertionError(f"{lock.waiters} threads wait, not {count}")
+    until(lambda: lock.waiters == count)
 
 
 def test_the_lock_is_acquired_in_order_even_beside_a_loop():
@@ -118,7 +116,6 @@ def interrupts():
 
     before = signal.signal(signal.SIGALRM, interrupt)
     yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 
 
@@ -134,9 +131,16 @@ def test_an_interrupted_waiter_leaves_the_queue():
     holder = threading.Thread(target=lock.run, args=(hold,))
     holder.start()
     held.wait()
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+    def interrupt():
+        wait_for_waiters(lock, 1)
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
     with pytest.raises(Interrupted):
         lock.run(lambda: pytest.fail("acquired while another thread holds it"))
+    interrupter.join()
     assert lock.waiters == 0
     done.set()
     holder.join()
@@ -151,11 +155,11 @@ def test_an_interrupted_holder_passes_the_lock_on():
     def hold():
         waiter.start()
         wait_for_waiters(lock, 1)
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        time.sleep(60)
+        signal.raise_signal(signal.SIGALRM)
+        pytest.fail("the handler raises")
 
     with pytest.raises(Interrupted):
         lock.run(hold)
-    waiter.join(60)
+    waiter.join(300)
     assert passed == [1]
     assert is_free(lock)

@@ -13,6 +13,7 @@ from depth import scaled
 from inl.errors import RunnerError
 from inl.testing.hash_runner import HashRunner
 from interrupts import Injector, Strange
+from waiting import until
 
 # An exception that is raised while a generator is finalized.
 pytestmark = pytest.mark.filterwarnings(
@@ -62,7 +63,7 @@ def check_is_whole(engine):
     """Let the engine come to rest; nothing may be left of any request."""
     for thread in threading.enumerate():
         if thread.name == "inl-async":
-            thread.join(60)
+            thread.join(300)
             assert not thread.is_alive(), "the background thread goes on"
     for _ in range(20):
         if not engine.core.has_work:
@@ -187,13 +188,14 @@ def test_another_threads_requests_are_answered(hashed, report, events):
 
     other = threading.Thread(target=serve)
     other.start()
+    until(lambda: found)
     call, result = CALLS["generate"], generate(engine)
     count = count_events(engine, call, events)
     step = max(count // scaled(40, 80, 200), 1)
     for at in range(1, count, step):
         interrupt_at(engine, call, result, at=at, events=events)
     stopping.set()
-    other.join(60)
+    other.join(300)
     assert not other.is_alive()
     assert set(found) == {True}
     check_is_whole(engine)

@@ -94,7 +94,7 @@ def test_the_background_thread_serves_samples(hashed):
 
     handles.append(engine.start(PROMPT, listener=listener, n=3, max_tokens=30, seed=1))
     listener()
-    assert ended.wait(60)
+    assert ended.wait(300)
     done = samples_of(handles[0].completion())
     wanted = samples_of(engine.generate(PROMPT, n=3, max_tokens=30, seed=1))
     assert [each.token_ids for each in done] == [each.token_ids for each in wanted]

@@ -50,7 +50,7 @@ def test_a_started_request_calls_its_listener_until_it_has_finished(engine):
     woken = threading.Event()
     handle = engine.start([1, 2], listener=woken.set, max_tokens=5)
     while not handle.completed:
-        assert woken.wait(30)
+        assert woken.wait(300)
         woken.clear()
     assert (
         handle.completion().token_ids == engine.generate([1, 2], max_tokens=5).token_ids
@@ -58,14 +58,14 @@ def test_a_started_request_calls_its_listener_until_it_has_finished(engine):
 
 
 def test_a_cancelled_request_frees_its_blocks_without_another_one(held_engine):
-    runner = held_engine.runner
+    gate = held_engine.runner.gate
     for steps in range(1, 31):
-        runner.hold_after(steps)
+        gate.hold_after(steps)
         handle = held_engine.start([1, 2, 3], listener=lambda: None, max_tokens=90)
-        assert runner.is_held.wait(300)
+        assert gate.is_held.wait(300)
         assert used(held_engine)
         held_engine.cancel(handle)
-        runner.may_step.set()
+        gate.release()
         until(lambda: not used(held_engine))
         assert handle.finish_reason == "cancelled"
 

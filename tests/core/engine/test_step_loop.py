@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from held_runner import HeldRunner
+from held_runner import HeldRunner, wait_submitted
 from inl.engine import step_loop
 from inl.engine.batch import Batch
 from inl.engine.step_loop import THREAD_NAME
@@ -61,19 +61,24 @@ def test_async_calls_give_the_same_and_share_steps(hashed, drained):
         for prompt, options in zip(PROMPTS, OPTIONS, strict=True)
     ]
     steps = []
-    engine = hashed(runner=SlowRunner, on_step=steps.append)
+    engine = hashed(runner=HeldRunner, on_step=steps.append)
+    gate = engine.core.runner.gate
+    gate.hold_after(0)
 
     async def main():
         pairs = list(zip(PROMPTS, OPTIONS, strict=True))
         whole = [engine.agenerate(prompt, **options) for prompt, options in pairs]
         texts = [streamed(engine, prompt, **options) for prompt, options in pairs]
-        return await asyncio.gather(*whole), await asyncio.gather(*texts)
+        answers = asyncio.gather(asyncio.gather(*whole), asyncio.gather(*texts))
+        await asyncio.to_thread(wait_submitted, engine, 2 * len(pairs))
+        gate.release()
+        return await answers
 
     whole, texts = asyncio.run(main())
     for found, want, text in zip(whole, wanted, texts, strict=True):
         assert (found.token_ids, found.text) == (want.token_ids, want.text)
         assert (found.logprobs, text) == (want.logprobs, want.text)
-    assert max(step.rows for step in steps) >= 4
+    assert max(step.rows for step in steps) == 8, "all slots"
     assert is_drained_later(engine, drained)
 
 
@@ -106,7 +111,9 @@ def test_a_model_computes_the_same(engines):
 def test_an_abandoned_call_frees_its_blocks(hashed, drained, way):
     is_held = way in ("timeout", "cancel")
     engine = hashed(runner=HeldRunner if is_held else SlowRunner)
-    runner = engine.core.runner
+    if is_held:
+        gate = engine.core.runner.gate
+        gate.hold_after(5)
 
     async def read(count):
         stream = engine.astream([5, 6, 7], max_tokens=100)
@@ -125,8 +132,7 @@ def test_an_abandoned_call_frees_its_blocks(hashed, drained, way):
                     await engine.agenerate([[1], [2, 3]], max_tokens=100)
         elif way == "cancel":
             task = asyncio.create_task(read(1000))
-            while not runner.is_held.is_set():
-                await asyncio.sleep(0.001)
+            assert await asyncio.to_thread(gate.is_held.wait, 300)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -139,7 +145,7 @@ def test_an_abandoned_call_frees_its_blocks(hashed, drained, way):
         else:
             await read(2)
         if is_held:
-            runner.may_step.set()
+            gate.release()
         return await other
 
     found = asyncio.run(main())
@@ -223,13 +229,19 @@ def test_bad_requests_are_refused_and_nothing_is_computed(
 
 
 def test_closing_ends_open_requests(hashed):
-    engine = hashed(runner=SlowRunner)
-    engine.core.runner.seconds = 0.05
+    engine = hashed(runner=HeldRunner)
+    gate = engine.core.runner.gate
+    gate.hold_after(3)
 
     async def main():
         task = asyncio.create_task(engine.agenerate([1], max_tokens=100))
-        await asyncio.sleep(0.02)
-        await asyncio.to_thread(engine.close)
+        assert await asyncio.to_thread(gate.is_held.wait, 300)
+        closing = asyncio.create_task(asyncio.to_thread(engine.close))
+        # The step that is held has the lock, and closing is the next to have it.
+        lock = engine._dispatcher.lock
+        await asyncio.to_thread(until, lambda: lock.waiters == 1)
+        gate.release()
+        await closing
         with pytest.raises(RunnerError, match="closed before the request finished"):
             await task
 
@@ -302,26 +314,19 @@ def test_a_callback_cannot_call_the_engine_but_may_cancel(hashed, drained):
 
 def test_the_event_loop_is_not_blocked(hashed):
     """No step ends before the event loop has submitted and canceled other calls."""
-    begun, ready = threading.Event(), threading.Event()
-
-    class Blocked(HashRunner):
-        def collect(self):
-            begun.set()
-            assert ready.wait(300), "the event loop waits for a step"
-            return super().collect()
-
-    engine = hashed(runner=Blocked, depth=1)
+    engine = hashed(runner=HeldRunner, depth=1)
+    gate = engine.core.runner.gate
+    gate.hold_after(0)
 
     async def main():
         task = asyncio.create_task(engine.agenerate([1], max_tokens=4))
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(gate.is_held.wait, 300)
         calls = [asyncio.create_task(engine.agenerate([at])) for at in range(3)]
-        await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_submitted, engine, 4)
         calls[0].cancel()
-        await asyncio.sleep(0.01)
+        await asyncio.wait([calls[0]])
         assert not task.done()
-        ready.set()
+        gate.release()
         return await asyncio.gather(task, *calls, return_exceptions=True)
 
     first, canceled, *others = asyncio.run(main())
@@ -339,12 +344,12 @@ class LateThread(threading.Thread):
 
     def start(self):
         super().start()
-        assert self.worked.wait(60)
+        assert self.worked.wait(300)
 
     def run(self):
         super().run()
         self.worked.set()
-        assert self.may_end.wait(60)
+        assert self.may_end.wait(300)
 
 
 class OneStep:
@@ -383,7 +388,7 @@ def test_a_thread_that_has_finished_is_not_waited_for(monkeypatch):
         loop.submit(batch)
     for thread in threads:
         thread.may_end.set()
-        thread.join(60)
+        thread.join(300)
     assert [handle.completed for handle in handles] == [True, True]
 
 
@@ -410,7 +415,7 @@ def test_a_batch_that_is_queued_whole_is_not_fed_again():
         batch.add(handle)
         loop._open[batch] = loop._unfed[batch] = None
     loop.ensure_thread()
-    assert done.wait(60)
+    assert done.wait(300)
     assert fed == batches
 
 

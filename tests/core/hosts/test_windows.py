@@ -155,7 +155,7 @@ def test_a_file_lock_excludes_others(tmp_path, monkeypatch, system):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(300)
     assert most == [1] * 15
 
 
@@ -189,7 +189,7 @@ def test_a_worker_of_a_local_port_ends_with_its_parent():
     )
     sock = port.connected(child)
     child.stdin.close()
-    assert child.wait(120) == 1
+    assert child.wait(300) == 1
     sock.close()
     port.close()
 
@@ -211,7 +211,7 @@ def test_a_stranger_at_the_port_is_refused():
         assert stranger.recv(1) == b""
     port.close()
     child.stdin.close()
-    child.wait(120)
+    child.wait(300)
 
 
 def test_a_worker_that_ends_at_once_is_an_error(windows_workers, tmp_path):
@@ -244,7 +244,7 @@ def test_templates_render_and_are_killed_without_select(monkeypatch):
     child = template._process._child
     killed = template._process._receive(time.monotonic() + 0.2)
     assert killed == b""
-    assert child.wait(60) == -signal.SIGKILL
+    assert child.wait(300) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

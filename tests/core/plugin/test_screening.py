@@ -204,7 +204,7 @@ def test_ctrl_c_ends_the_child(load, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         load(HANG)
     monkeypatch.undo()
-    assert load.started[0]._process.wait(60) != 0
+    assert load.started[0]._process.wait(300) != 0
 
 
 def inl(site, *words, cache, plugins="zzz"):
@@ -214,7 +214,7 @@ def inl(site, *words, cache, plugins="zzz"):
         [sys.executable, "-m", "inl", *words],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         env=os.environ | variables,
     )
 
@@ -243,7 +243,7 @@ def test_the_watchdog_ends_a_child_without_a_parent(site, tmp_path):
         [sys.executable, "-m", "inl.plugin.screen_child", "zzz", "0.5"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         env=os.environ | {"PYTHONPATH": path},
     )
     assert done.returncode != 0

@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,7 +28,9 @@ from inl.scheduling.request import Request
 from inl.spec.message import MASKED, Row, admit_frame, release_frame, step_frame
 from inl.spec.step import Bucket
 from inl.testing.hash_runner import HashRunner
+from inl.workers import worker_runner
 from inl.workers.worker_runner import WorkerRunner
+from waiting import is_running, until
 
 
 @pytest.fixture
@@ -358,11 +359,19 @@ def test_a_stopped_process_is_given_up_too(serve, small):
     assert not runner.alive
 
 
-@pytest.mark.full
-def test_progress_counts_as_an_answer(serve):
-    """Loading takes 9 s, and reports its progress every 0.9 s."""
-    runner = serve("loading", steps=10, silent_seconds=8.0)
+def test_progress_counts_as_an_answer(serve, monkeypatch):
+    """The clock goes 5 s on with each report, and stands still between them."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(worker_runner, "time", clock)
+    monkeypatch.setattr(worker_runner, "POLL_SECONDS", 0.01)
+
+    def report(*_):
+        now[0] += 5.0
+
+    runner = serve("loading", seconds=0.1, silent_seconds=8.0, progress=report)
     assert runner.device == "hash:0"
+    assert now == [30.0]
 
 
 def test_loading_without_a_word_is_a_loss(serve):
@@ -483,18 +492,7 @@ def test_the_worker_ends_with_its_parent(serve, small, kind):
         [sys.executable, "-c", text], capture_output=True, check=False
     )
     pid = int(found.stdout)
-    end = time.monotonic() + 60
-    while _runs(pid):
-        assert time.monotonic() < end, "the worker outlives its parent"
-        time.sleep(0.05)
-
-
-def _runs(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+    until(lambda: not is_running(pid))
 
 
 def test_closing_twice_and_calls_after(serve):

@@ -77,7 +77,7 @@ def test_weights_are_usable_while_they_are_saved(
     release, write = threading.Event(), weight_cache_file.write
 
     def wait_and_write(*args):
-        assert release.wait(60)
+        assert release.wait(300)
         write(*args)
 
     monkeypatch.setattr(weight_cache, "write", wait_and_write)
