@@ -99,6 +99,15 @@ class Shape(NamedTuple):
         return self.dim % LANES == 0
 
 
+class Scales(NamedTuple):
+    """Scales of an int8 cache."""
+
+    keys: Any
+    """[1, keys]"""
+    values: Any
+    """[1, keys]"""
+
+
 class Block(NamedTuple):
     """Queries of one head, and the cells of a chunk."""
 
@@ -106,6 +115,7 @@ class Block(NamedTuple):
     """[queries, lanes]"""
     cells: Any
     """[keys, 2 * dim]"""
+    scales: Scales | None
     row: Any
     """Row of the first query."""
     sums: Sequence[Any]
@@ -123,22 +133,29 @@ class Bounds(NamedTuple):
     """First key."""
 
 
-def body(shape: Shape, rows: Any, *refs: Any) -> None:
-    """One tile. ``half`` keeps the half of the buffer that is computed next."""
+def body(shape: Shape, arrays: int, rows: Any, *refs: Any) -> None:
+    """One tile. ``half`` keeps the half of the buffers that is computed next.
+
+    arrays: 2 if the cache has scales, else 1.
+    """
     tile, tiles = pl.program_id(0), pl.num_programs(0)
     ranges = Ranges(*refs[: len(Ranges._fields)])
-    table, q, kv, out, buffer, arrived, half, *scratch = refs[len(Ranges._fields) :]
+    table, q, *others = refs[len(Ranges._fields) :]
+    caches, out, others = others[:arrays], others[arrays], others[arrays + 1 :]
+    buffers, (arrived, half, *scratch) = others[:arrays], others[arrays:]
+    scales, scratch = scratch[: arrays - 1], scratch[arrays - 1 :]
     sums, stage = (scratch[:-1], scratch[-1]) if shape.turned else (scratch, None)
 
     def copies(owner: Any, chunk: Any, place: Any) -> list[Any]:
         base = rows[owner] * shape.table + chunk * shape.pages
         return [
             pltpu.make_async_copy(
-                kv.at[table[base + page]],
+                cache.at[table[base + page]],
                 buffer.at[place, page],
-                arrived.at[place, page],
+                arrived.at[place, page, index],
             )
             for page in range(shape.pages)
+            for index, (cache, buffer) in enumerate(zip(caches, buffers, strict=True))
         ]
 
     def begin(owner: Any, chunk: Any, place: Any) -> None:
@@ -181,19 +198,25 @@ def body(shape: Shape, rows: Any, *refs: Any) -> None:
         for copy in copies(tile, chunk, place):
             copy.wait()
 
+        bounds = Bounds(ranges.first[tile], ranges.last[tile], chunk * shape.keys)
+        for side_by_side in scales:
+            arrange_scales(shape, buffers[1].at[place], side_by_side, masked, bounds)
+
         @over
         def _(heads: Any, part: Any) -> None:
             blocks = [
                 Block(
                     q[0, head, pl.ds(part.start + column, width)],
-                    buffer[place, :, head].reshape(shape.keys, 2 * shape.dim),
+                    buffers[0][place, :, head].reshape(shape.keys, 2 * shape.dim),
+                    Scales(*(scales[0][i, pl.ds(head, 1)] for i in range(2)))
+                    if scales
+                    else None,
                     part.start + column,
                     sums_of(head, part, column, width),
                 )
                 for head in heads
                 for column, width in columns(shape, part.size)
             ]
-            bounds = Bounds(ranges.first[tile], ranges.last[tile], chunk * shape.keys)
             if shape.turned:
                 accumulate_turned(shape, blocks, masked, bounds, stage)
             else:
@@ -220,6 +243,24 @@ def body(shape: Shape, rows: Any, *refs: Any) -> None:
                 total, values = others
                 result = values / jnp.sum(total, axis=1, keepdims=True)
             out[0, head, part] = result.astype(out.dtype)
+
+
+def arrange_scales(
+    shape: Shape, pages: Any, rows: Any, masked: bool, bounds: Bounds
+) -> None:
+    """Put the scales of a chunk's pages [pages, heads, lanes] side by side.
+
+    rows: [2, heads, keys], of keys and of values.
+    """
+    for index in range(2):
+        start = index * shape.page
+        parts = [pages[i][:, start : start + shape.page] for i in range(shape.pages)]
+        row = jnp.concatenate(parts, 1)
+        if masked:
+            key = bounds.offset + jax.lax.broadcasted_iota(jnp.int32, row.shape, 1)
+            # As for the cells of a cache without scales.
+            row = jnp.where(key <= bounds.last, row, 0)
+        rows[index] = row
 
 
 def columns(shape: Shape, rows: int) -> list[tuple[int, int]]:
@@ -261,8 +302,11 @@ def accumulate(shape: Shape, block: Block, masked: bool, bounds: Bounds) -> None
     The sums of the 128 lanes of the sum are added at the end.
     """
     highest, total, sums = block.sums
-    keys, values = parted(shape, block.cells, masked, bounds)
-    scores = scaled(shape, product(block.q, keys, 1))
+    keys, values = parted(shape, block, masked, bounds)
+    scores = product(block.q, keys, 1)
+    if block.scales is not None:
+        scores = scores * block.scales.keys
+    scores = scaled(shape, scores)
     if masked:
         queries = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
         scores = hidden(shape, scores, block.row + queries, 1, bounds)
@@ -273,6 +317,8 @@ def accumulate(shape: Shape, block: Block, masked: bool, bounds: Bounds) -> None
     rescale = jnp.exp2(before - now)
     highest[...] = now
     total[...] = total[...] * rescale + lane_sums(mass)
+    if block.scales is not None:
+        mass = mass * block.scales.values
     added = product(mass.astype(values.dtype), values, 0)
     sums[...] = sums[...] * repeated(rescale, added.shape[1]) + added
 
@@ -295,9 +341,13 @@ def accumulate_turned(
         return stage.at[index % (AHEAD + 1), :, pl.ds(0, len(blocks[index].q))]
 
     def start(index: int) -> None:
-        q, cells, row, _ = blocks[index]
-        keys = cells[:, : shape.dim] if shape.split else cells
-        scores = scaled(shape, product(keys, q, 1))
+        q, _, scales, row, _ = blocks[index]
+        # A score of a cell that is not finite is hidden.
+        keys, _ = parted(shape, blocks[index], masked=False, bounds=bounds)
+        scores = product(keys, q, 1)
+        if scales is not None:
+            scores = scores * scales.keys.T
+        scores = scaled(shape, scores)
         if masked:
             queries = jax.lax.broadcasted_iota(jnp.int32, (1, scores.shape[1]), 1)
             scores = hidden(shape, scores, row + queries, 0, bounds)
@@ -310,8 +360,12 @@ def accumulate_turned(
     for index, (highest, sums) in enumerate(before):
         if index + ahead < len(blocks):
             start(index + ahead)
-        _, values = parted(shape, blocks[index].cells, masked, bounds)
+        _, values = parted(shape, blocks[index], masked, bounds)
         values = values.T[-shape.dim :]
+        scales = blocks[index].scales
+        if scales is not None:
+            wide = values.astype(jnp.float32) * scales.values
+            values = wide.astype(values.dtype)
         ones = jnp.ones((QUERIES, shape.keys), values.dtype)
         now = jnp.maximum(highest, tops[index])
         # As above for a row that sees no key of the chunk.
@@ -323,9 +377,16 @@ def accumulate_turned(
             ref[...] = value
 
 
-def parted(shape: Shape, cells: Any, masked: bool, bounds: Bounds) -> tuple[Any, Any]:
-    """Return keys and values; where they share a register, cells for both."""
-    if masked:
+def parted(shape: Shape, block: Block, masked: bool, bounds: Bounds) -> tuple[Any, Any]:
+    """Return keys and values without their scales, in the dtype of the queries.
+
+    Where they share a register, cells for both.
+    """
+    cells = block.cells
+    if block.scales is not None:
+        cells = cells.astype(jnp.float32)
+    cells = cells.astype(block.q.dtype)
+    if masked and block.scales is None:
         key = bounds.offset + jax.lax.broadcasted_iota(jnp.int32, cells.shape, 0)
         # A cell beyond the last position may hold the NaN of an earlier request.
         cells = jnp.where(key <= bounds.last, cells, jnp.zeros_like(cells))
