@@ -49,7 +49,7 @@ class Launch(NamedTuple):
 
 
 def product(tokens: int, inputs: int, outputs: int, kind: str) -> Launch:
-    """Linear layer with packed weights; kind: "int8", "int4" or "float8_e4m3fn"."""
+    """Linear layer with packed weights; kind: dtype of the codes."""
     size = packed.padded_inputs(inputs)
     blocks = matmul.blocks_of(tokens, size, outputs)
     scale = ((size // packed.GROUP, outputs), "int16") if "int" in kind else None
@@ -249,7 +249,7 @@ LAUNCHES = {
     "135M prefill attention": attended(9, 3, 64, 2048, 1, 2048),
     "8B decode up int8": product(32, 4096, 14336, "int8"),
     "8B decode up int4": product(32, 4096, 14336, "int4"),
-    "8B decode up float8": product(32, 4096, 14336, "float8_e4m3fn"),
+    "8B decode up float8": product(32, 4096, 14336, "float8_e4m3b11fnuz"),
     "8B decode down int8": product(32, 14336, 4096, "int8"),
     "8B decode attention": attended(32, 8, 128, 64, 64, 4096),
     "8B decode attention int8": attended(32, 8, 128, 64, 64, 4096, kv_dtype="int8"),

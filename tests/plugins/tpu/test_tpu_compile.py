@@ -94,6 +94,7 @@ SHARES = [
     ("8B decode up int8", "bytes", 0.8),
     ("8B decode down int8", "bytes", 0.8),
     ("8B decode up int4", "bytes", 0.65),
+    ("8B decode up float8", "bytes", 0.95),
     ("8B decode attention", "bytes", 0.95),
     ("8B decode attention int8", "bytes", 0.7),
     ("8B decode write", "bytes", 0.4),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from inl_jax.pallas.packed import GROUP, LANES, WHOLE, Packed
+from inl_jax.pallas.packed import CODE8, CODE8_SCALE, GROUP, LANES, WHOLE, Packed
 from inl_jax.tensors import Array
 
 CHUNK = 1024
@@ -63,6 +63,8 @@ def matmul(
     x: Array, w: Packed, bias: Array | None = None, *, interpret: Any = False
 ) -> Array:
     """Multiply ``x`` [T, K] by a packed matrix [N, K] transposed; returns [T, N]."""
+    if w.codes.dtype == CODE8 and reads_float8():
+        w = w._replace(codes=jax.lax.bitcast_convert_type(w.codes, jnp.float8_e4m3fn))
     tokens, outputs = x.shape[0], w.codes.shape[1]
     inputs = w.codes.shape[0]
     size = blocks_of(tokens, inputs, outputs)
@@ -105,6 +107,11 @@ def matmul(
     return out[:tokens]
 
 
+def reads_float8() -> bool:
+    """Whether the chip converts float8 e4m3 in one instruction."""
+    return pltpu.is_tpu_device() and pltpu.get_tpu_info().generation >= 7
+
+
 def body(size: Blocks, given: tuple[bool, ...], *refs: Any) -> None:
     """One block of outputs, rows and inputs."""
     source = iter(refs)
@@ -133,6 +140,8 @@ def body(size: Blocks, given: tuple[bool, ...], *refs: Any) -> None:
     @pl.when(part == size.parts - 1)
     def _() -> None:
         y = sums[...]
+        if codes.dtype == CODE8:
+            y *= CODE8_SCALE
         if bias is not None:
             y += bias[...].astype(jnp.float32)
         out[...] = y.astype(out.dtype)
