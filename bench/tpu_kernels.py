@@ -48,14 +48,17 @@ class Launch(NamedTuple):
     """Runs of each loop in order, where loops of a depth have different ones."""
 
 
-def product(tokens: int, inputs: int, outputs: int, kind: str) -> Launch:
+def product(
+    tokens: int, inputs: int, outputs: int, kind: str, *, offsets: bool = False
+) -> Launch:
     """Linear layer with packed weights; kind: dtype of the codes."""
     size = packed.padded_inputs(inputs)
     blocks = matmul.blocks_of(tokens, size, outputs)
     scale = ((size // packed.GROUP, outputs), "int16") if "int" in kind else None
-    w = packed.Packed(((size, outputs), kind), scale)
+    w = packed.Packed(((size, outputs), kind), scale, scale if offsets else None)
     bits = 4 if kind == "int4" else 8
-    stored = size * outputs * bits // 8 + (scale is not None) * size * outputs // 16
+    halves = (scale is not None) + offsets
+    stored = size * outputs * bits // 8 + halves * size * outputs // 16
     wide = pl.cdiv(outputs, blocks.outputs)
     grid = wide * pl.cdiv(tokens, blocks.rows) * blocks.parts
     dequantized = wide * blocks.parts if blocks.parts == 1 else grid
@@ -249,6 +252,7 @@ LAUNCHES = {
     "135M prefill attention": attended(9, 3, 64, 2048, 1, 2048),
     "8B decode up int8": product(32, 4096, 14336, "int8"),
     "8B decode up int4": product(32, 4096, 14336, "int4"),
+    "8B decode up int4 offsets": product(32, 4096, 14336, "int4", offsets=True),
     "8B decode up float8": product(32, 4096, 14336, "float8_e4m3b11fnuz"),
     "8B decode down int8": product(32, 14336, 4096, "int8"),
     "8B decode attention": attended(32, 8, 128, 64, 64, 4096),
@@ -257,6 +261,7 @@ LAUNCHES = {
     "8B decode write int8": written(64, 64, 8, 128, "int8"),
     "8B prefill write": written(2048, 1, 8, 128, "bfloat16"),
     "8B prefill up int8": product(2048, 4096, 14336, "int8"),
+    "8B prefill up int4": product(2048, 4096, 14336, "int4"),
     "8B prefill down int8": product(2048, 14336, 4096, "int8"),
     "8B prefill attention": attended(32, 8, 128, 2048, 1, 2048),
     "8B prefill attention int8": attended(32, 8, 128, 2048, 1, 2048, kv_dtype="int8"),

@@ -40,8 +40,8 @@ KINDS: Final = (*SPLIT, FLOAT8)
 
 
 CODE8: Final = jnp.float8_e4m3b11fnuz
-"""Stored in place of float8 e4m3: the same bits are a value 16 times smaller, which TPUs
-before TPU7x convert in one instruction, while they emulate float8 e4m3."""
+"""Stored in place of float8 e4m3: the same bits are a value 16 times smaller, which
+TPUs before TPU7x convert in one instruction, while they emulate float8 e4m3."""
 
 CODE8_SCALE: Final = 16.0
 
@@ -50,7 +50,8 @@ class Packed(NamedTuple):
     """A matrix: ``value = scale * code + offset``."""
 
     codes: Array
-    """[K', N] int8, int4, :data:`CODE8` or the compute dtype; K' is K padded with zeros."""
+    """[K', N] int8, int4, :data:`CODE8` or the compute dtype; K' is K padded with
+    zeros."""
     scales: Array | None = None
     """[K' / 32, N] int16: the bits of float16."""
     offsets: Array | None = None
