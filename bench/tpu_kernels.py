@@ -18,6 +18,7 @@ from inl.spec.cache import kv_token_bytes
 from inl.spec.step import Step
 from inl_jax.pages import Pages, scale_lanes
 from inl_jax.pallas import (
+    attention_scores,
     attention_tile,
     block_sparse,
     experts,
@@ -100,7 +101,7 @@ def attended(
     keys = paged_attention.chunk_pages(size * share, PAGE, table) * PAGE
     wide = pl.cdiv(size * share, paged_attention.ROWS)
     together = attention_tile.heads_together(kv_heads)
-    unrolled = size * share <= attention_tile.FEW_ROWS
+    unrolled = size * share <= attention_scores.FEW_ROWS
     parts = 0 if unrolled else kv_heads // together * wide
     starts = [context - each + i for i in range(0, each, size)]
     inner = [max(i + size - (window or context) + keys - 1, 0) // keys for i in starts]

@@ -22,7 +22,7 @@ from inl.spec.step import Step
 from inl.spec.tolerance import judge, stored
 from inl.spec.tree import tree_map
 from inl_jax.pages import Pages
-from inl_jax.pallas import attention_tile, paged_attention
+from inl_jax.pallas import attention_scores, attention_tile, paged_attention
 from inl_jax.xla.attention import plan
 from tpu_simulator import races, simulated
 
@@ -104,9 +104,10 @@ def small_blocks(monkeypatch, rows=256):
     """Several chunks, parts and blocks of scores in short prompts."""
     monkeypatch.setattr(paged_attention, "PROMPT_KEYS", 32)
     monkeypatch.setattr(paged_attention, "ROWS", rows)
-    for module in (attention_tile, paged_attention):
-        monkeypatch.setattr(module, "COLUMNS", 128)
-        monkeypatch.setattr(module, "AHEAD", 2)
+    monkeypatch.setattr(paged_attention, "COLUMNS", 128)
+    monkeypatch.setattr(attention_tile, "COLUMNS", 128)
+    monkeypatch.setattr(paged_attention, "AHEAD", 2)
+    monkeypatch.setattr(attention_scores, "AHEAD", 2)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_prompts_have_large_tiles():
 @pytest.mark.parametrize("rows", [MIXED, pytest.param(PROMPT, marks=pytest.mark.full)])
 def test_a_missing_mask_is_found(monkeypatch, rows):
     """Tiles of few rows, and of many."""
-    monkeypatch.setattr(attention_tile, "hidden", lambda shape, scores, *_: scores)
+    monkeypatch.setattr(attention_scores, "hidden", lambda shape, scores, *_: scores)
     assert not run(make_case(1, 64, rows), "float32").passed
 
 

@@ -17,16 +17,8 @@ from jax.experimental.pallas import tpu as pltpu
 from inl.spec.kernel import Kernel
 from inl.spec.step import Step
 from inl_jax.pages import Pages
-from inl_jax.pallas.attention_tile import (
-    AHEAD,
-    COLUMNS,
-    FEW_ROWS,
-    LANES,
-    QUERIES,
-    Ranges,
-    Shape,
-    body,
-)
+from inl_jax.pallas.attention_scores import AHEAD, FEW_ROWS, LANES, QUERIES, Shape
+from inl_jax.pallas.attention_tile import COLUMNS, Ranges, body
 from inl_jax.pallas.write_kv import in_hbm
 from inl_jax.tensors import Array
 from inl_jax.xla.attention import Plan, plan, plan_of
