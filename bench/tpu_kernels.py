@@ -11,11 +11,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from inl.dtypes import SIZES
 from inl.ops.moe import ExpertLinear
 from inl.ops.norm import Norm
+from inl.spec.cache import kv_token_bytes
 from inl.spec.step import Step
-from inl_jax.pages import Pages
+from inl_jax.pages import Pages, scale_lanes
 from inl_jax.pallas import (
+    attention_scores,
     attention_tile,
     block_sparse,
     experts,
@@ -23,6 +26,7 @@ from inl_jax.pallas import (
     packed,
     paged_attention,
     rows,
+    write_kv,
 )
 
 PAGE = 32
@@ -45,14 +49,17 @@ class Launch(NamedTuple):
     """Runs of each loop in order, where loops of a depth have different ones."""
 
 
-def product(tokens: int, inputs: int, outputs: int, kind: str) -> Launch:
-    """Linear layer with packed weights; kind: "int8", "int4" or "float8_e4m3fn"."""
+def product(
+    tokens: int, inputs: int, outputs: int, kind: str, *, offsets: bool = False
+) -> Launch:
+    """Linear layer with packed weights; kind: dtype of the codes."""
     size = packed.padded_inputs(inputs)
     blocks = matmul.blocks_of(tokens, size, outputs)
     scale = ((size // packed.GROUP, outputs), "int16") if "int" in kind else None
-    w = packed.Packed(((size, outputs), kind), scale)
+    w = packed.Packed(((size, outputs), kind), scale, scale if offsets else None)
     bits = 4 if kind == "int4" else 8
-    stored = size * outputs * bits // 8 + (scale is not None) * size * outputs // 16
+    halves = (scale is not None) + offsets
+    stored = size * outputs * bits // 8 + halves * size * outputs // 16
     wide = pl.cdiv(outputs, blocks.outputs)
     grid = wide * pl.cdiv(tokens, blocks.rows) * blocks.parts
     dequantized = wide * blocks.parts if blocks.parts == 1 else grid
@@ -70,10 +77,10 @@ def product(tokens: int, inputs: int, outputs: int, kind: str) -> Launch:
 
 def attended(
     heads: int, kv_heads: int, dim: int, tokens: int, count: int, context: int,
-    dtype: str = "bfloat16", window: int | None = None,
+    dtype: str = "bfloat16", window: int | None = None, kv_dtype: str = "",
 ) -> Launch:  # fmt: skip
     """Attention of ``tokens`` of ``count`` rows, which end at position ``context``."""
-    table, blocks = pl.cdiv(context, PAGE), 1021
+    table = pl.cdiv(context, PAGE)
     sizes = {"tokens": tokens, "positions": tokens, "rows": tokens, "starts": count + 1}
     found = {name: ((sizes.get(name, count),), "int32") for name in Step._fields}
     found |= {
@@ -94,7 +101,7 @@ def attended(
     keys = paged_attention.chunk_pages(size * share, PAGE, table) * PAGE
     wide = pl.cdiv(size * share, paged_attention.ROWS)
     together = attention_tile.heads_together(kv_heads)
-    unrolled = size * share <= attention_tile.FEW_ROWS
+    unrolled = size * share <= attention_scores.FEW_ROWS
     parts = 0 if unrolled else kv_heads // together * wide
     starts = [context - each + i for i in range(0, each, size)]
     inner = [max(i + size - (window or context) + keys - 1, 0) // keys for i in starts]
@@ -109,17 +116,44 @@ def attended(
         chunks = count * sum(b - a for a, b in zip(low, high, strict=True))
         loops += [chunks, *inner_loops(chunks)]
     loops += inner_loops(tiles)
-    pages = Pages(((blocks, kv_heads, PAGE, 2 * dim), dtype))
+    kv_dtype = kv_dtype or dtype
+    pages = cache_of(kv_heads, dim, kv_dtype)
     pairs = sum(min(context - each + i + 1, window or context) for i in range(each))
-    read = count * min(context, (window or context) + each) * kv_heads * dim
-    itemsize = 4 if dtype == "float32" else 2
+    read = count * min(context, (window or context) + each)
+    itemsize = SIZES[dtype]
     return Launch(
         "ragged_paged_attention",
         run,
         (((tokens, heads, dim), dtype), pages, Step(**found)),
-        2 * itemsize * (read + tokens * heads * dim),
+        read * kv_token_bytes(kv_heads, dim, kv_dtype)
+        + 2 * itemsize * tokens * heads * dim,
         4 * count * pairs * heads * dim,
         loops=tuple(loops),
+    )
+
+
+def cache_of(kv_heads: int, dim: int, dtype: str) -> Pages:
+    """Shapes of a cache; the number of blocks is that of no other array."""
+    blocks = 1021
+    scales = ((blocks, kv_heads, scale_lanes(PAGE)), "float32")
+    cells = ((blocks, kv_heads, PAGE, 2 * dim), dtype)
+    return Pages(cells, scales if dtype == "int8" else None)
+
+
+def written(tokens: int, count: int, kv_heads: int, dim: int, dtype: str) -> Launch:
+    """Write of ``tokens`` of ``count`` rows to the cache."""
+    tile = write_kv.TILE_BYTES // SIZES[dtype]
+    runs = max(pl.cdiv(tokens, tile), count)
+    new = ((tokens, kv_heads, dim), "bfloat16")
+    cache = cache_of(kv_heads, dim, dtype)
+    moved = tile * kv_token_bytes(kv_heads, dim, dtype)
+    return Launch(
+        "write_kv",
+        write_kv.write_kv,
+        (new, new, cache, ((tokens,), "int32")),
+        2 * runs * moved + 4 * tokens * kv_heads * dim,
+        0,
+        (1, runs),
     )
 
 
@@ -219,12 +253,19 @@ LAUNCHES = {
     "135M prefill attention": attended(9, 3, 64, 2048, 1, 2048),
     "8B decode up int8": product(32, 4096, 14336, "int8"),
     "8B decode up int4": product(32, 4096, 14336, "int4"),
-    "8B decode up float8": product(32, 4096, 14336, "float8_e4m3fn"),
+    "8B decode up int4 offsets": product(32, 4096, 14336, "int4", offsets=True),
+    "8B decode up float8": product(32, 4096, 14336, "float8_e4m3b11fnuz"),
     "8B decode down int8": product(32, 14336, 4096, "int8"),
     "8B decode attention": attended(32, 8, 128, 64, 64, 4096),
+    "8B decode attention int8": attended(32, 8, 128, 64, 64, 4096, kv_dtype="int8"),
+    "8B decode write": written(64, 64, 8, 128, "bfloat16"),
+    "8B decode write int8": written(64, 64, 8, 128, "int8"),
+    "8B prefill write": written(2048, 1, 8, 128, "bfloat16"),
     "8B prefill up int8": product(2048, 4096, 14336, "int8"),
+    "8B prefill up int4": product(2048, 4096, 14336, "int4"),
     "8B prefill down int8": product(2048, 14336, 4096, "int8"),
     "8B prefill attention": attended(32, 8, 128, 2048, 1, 2048),
+    "8B prefill attention int8": attended(32, 8, 128, 2048, 1, 2048, kv_dtype="int8"),
     "float32 mixed attention": attended(9, 3, 64, 64, 8, 2048, "float32", 100),
     "8x7B decode experts": routed(4, 2, 8, 4096, 14336),
     "8B decode norm": normalized(32, 4096),

@@ -71,9 +71,9 @@ MODELS = {
 }
 
 
-def runner(language, mesh, **given):
+def runner(language, mesh, kv_dtype="auto", **given):
     backend = over_mesh(TpuBackend(Device("tpu:0")), mesh)
-    config = EngineConfig(dtype="float32")
+    config = EngineConfig(dtype="float32", kv_dtype=kv_dtype)
     return start_runner(language, backend, config, limits=replace(LIMITS, **given))
 
 
@@ -109,6 +109,15 @@ def traffic(model, mesh, steps):
     }
 
 
+def int8_cache(mesh):
+    """Largest differences of logits: of a mesh to one device, of int8 to float32."""
+    many, one, exact = (
+        logits(runner(dense(), place, dtype))
+        for place, dtype in ((mesh, "int8"), ("tensor=1", "int8"), ("tensor=1", "auto"))
+    )
+    return [float(np.abs(x - y).max()) for x, y in ((many, one), (one, exact))]
+
+
 def engine(mesh, speculation, steps):
     """The default model in an engine, more requests than run at once; the oracle's."""
     draft = None if speculation == "none" else speculation
@@ -140,7 +149,12 @@ def refusal(model, mesh):
     return "accepted"
 
 
-CASES = {"traffic": traffic, "engine": engine, "refusal": refusal}
+CASES = {
+    "traffic": traffic,
+    "int8_cache": int8_cache,
+    "engine": engine,
+    "refusal": refusal,
+}
 
 
 def main(*cases):

@@ -15,6 +15,7 @@ from inl.testing.packed_checks import ATTRS, SHAPES
 from inl.weights.quant import BLOCKS, dequantize
 from inl_jax import pallas, xla
 from inl_jax.pallas import linear, matmul, packed
+from inl_jax.pallas.packed import CODE8
 from op_cases import Target
 from tpu_simulator import races, simulated
 
@@ -55,6 +56,24 @@ def check(backend, name, dtype, stored_dtype, tokens=5, shapes=None, seed=1):
 @pytest.mark.parametrize("stored_dtype", FORMATS)
 def test_every_format_equals_its_float64_body(tpu_backend, stored_dtype):
     check(tpu_backend, "linear", "bfloat16", stored_dtype)
+
+
+@pytest.mark.full
+def test_a_chip_that_reads_float8(tpu_backend, monkeypatch):
+    monkeypatch.setattr(matmul, "reads_float8", lambda: True)
+    check(tpu_backend, "linear", "float32", "float8_e4m3")
+
+
+def test_every_float8_is_stored(tpu_backend):
+    """Subnormals and zeros with a sign, too; NaN is not packed."""
+    data = np.arange(256, dtype=np.uint8)
+    for bytes_, dtype in ((data, "bfloat16"), (data[data & 0x7F < 0x7F], CODE8)):
+        array = HostArray(bytes_[None], "float8_e4m3", (1, len(bytes_)))
+        (codes, *_) = packed.pack_matrix(array, tpu_backend, "bfloat16")
+        assert codes.dtype == dtype
+        scale = packed.CODE8_SCALE if dtype == CODE8 else 1
+        found = scale * np.asarray(codes[: len(bytes_), 0], np.float64)
+        assert np.array_equal(found, dequantize(array)[0], equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["qkv_linear", "gated_mlp"])

@@ -22,7 +22,7 @@ from inl.spec.step import Step
 from inl.spec.tolerance import judge, stored
 from inl.spec.tree import tree_map
 from inl_jax.pages import Pages
-from inl_jax.pallas import attention_tile, paged_attention
+from inl_jax.pallas import attention_scores, attention_tile, paged_attention
 from inl_jax.xla.attention import plan
 from tpu_simulator import races, simulated
 
@@ -41,8 +41,22 @@ def make_case(seed, dim, rows, **attrs):
     return Case("simulated", (q, cache, step), values)
 
 
-def run(case, dtype, seed=0):
+def quantized(rng, case):
+    """A case with a cache of codes times powers of two, and these codes and powers."""
+    q, cache, step = case.args
+    codes = rng.integers(-127, 128, (2, *cache.k.shape))
+    scales = 2.0 ** rng.integers(-7, -4, (2, *cache.k.shape[:3]))
+    return (
+        Case(case.name, (q, Cache(*(codes * scales[..., None])), step), case.attrs),
+        codes,
+        scales,
+    )
+
+
+def run(case, dtype, seed=0, kv_dtype=None):
     """Run a case; returns its verdict. Cells that no row wrote are NaN."""
+    if kv_dtype == "int8":
+        case, codes, scales = quantized(np.random.default_rng(seed), case)
     q, cache, step = stored(case, dtype, "f4")
     written = np.zeros(cache.k.shape[:2], bool)
     for row, length in enumerate(step.lengths):
@@ -50,7 +64,14 @@ def run(case, dtype, seed=0):
             written[step.blocks[0, row, place // PAGE], place % PAGE] = True
     cells = np.concatenate([cache.k, cache.v], -1)
     cells = np.where(written[:, :, None, None], cells, np.nan).swapaxes(1, 2)
-    pages = Pages(jnp.asarray(cells, dtype))
+    if kv_dtype is None:
+        pages = Pages(jnp.asarray(cells, dtype))
+    else:
+        scales = np.where(written[:, :, None], scales, np.nan)
+        lanes = np.full((len(cells), 2, 128), np.nan)
+        lanes[:, :, : 2 * PAGE] = np.concatenate(scales, 1).swapaxes(1, 2)
+        codes = np.concatenate(codes, -1).swapaxes(1, 2)
+        pages = Pages(jnp.asarray(codes, "int8"), jnp.asarray(lanes, "float32"))
     device_step = tree_map(jnp.asarray, step)
     found = paged_attention.attention(
         jnp.asarray(q, dtype),
@@ -62,13 +83,31 @@ def run(case, dtype, seed=0):
     return judge(op, case, dtype, np.asarray(found.astype(jnp.float32)))
 
 
+@pytest.mark.parametrize(
+    ("dim", "dtype", "rows", "attrs"),
+    [
+        (64, "bfloat16", MIXED, {}),
+        pytest.param(128, "float32", DECODE, {"window": 270}, marks=pytest.mark.full),
+        pytest.param(128, "bfloat16", PROMPT, {}, marks=pytest.mark.full),
+        pytest.param(64, "float32", PROMPT, {"window": 41}, marks=pytest.mark.long),
+    ],
+)
+def test_an_int8_cache_equals_the_body(monkeypatch, dim, dtype, rows, attrs):
+    if rows is PROMPT:
+        small_blocks(monkeypatch)
+    verdict = run(make_case(1, dim, rows, **attrs), dtype, kv_dtype="int8")
+    assert verdict.passed, str(verdict)
+    assert not races()
+
+
 def small_blocks(monkeypatch, rows=256):
     """Several chunks, parts and blocks of scores in short prompts."""
     monkeypatch.setattr(paged_attention, "PROMPT_KEYS", 32)
     monkeypatch.setattr(paged_attention, "ROWS", rows)
-    for module in (attention_tile, paged_attention):
-        monkeypatch.setattr(module, "COLUMNS", 128)
-        monkeypatch.setattr(module, "AHEAD", 2)
+    monkeypatch.setattr(paged_attention, "COLUMNS", 128)
+    monkeypatch.setattr(attention_tile, "COLUMNS", 128)
+    monkeypatch.setattr(paged_attention, "AHEAD", 2)
+    monkeypatch.setattr(attention_scores, "AHEAD", 2)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +162,7 @@ def test_prompts_have_large_tiles():
 @pytest.mark.parametrize("rows", [MIXED, pytest.param(PROMPT, marks=pytest.mark.full)])
 def test_a_missing_mask_is_found(monkeypatch, rows):
     """Tiles of few rows, and of many."""
-    monkeypatch.setattr(attention_tile, "hidden", lambda shape, scores, *_: scores)
+    monkeypatch.setattr(attention_scores, "hidden", lambda shape, scores, *_: scores)
     assert not run(make_case(1, 64, rows), "float32").passed
 
 

@@ -93,8 +93,12 @@ def test_every_kernel_compiles(topology):
 SHARES = [
     ("8B decode up int8", "bytes", 0.8),
     ("8B decode down int8", "bytes", 0.8),
-    ("8B decode up int4", "bytes", 0.65),
+    ("8B decode up int4", "bytes", 0.8),
+    ("8B decode up int4 offsets", "bytes", 0.7),
+    ("8B decode up float8", "bytes", 0.95),
     ("8B decode attention", "bytes", 0.95),
+    ("8B decode attention int8", "bytes", 0.7),
+    ("8B decode write", "bytes", 0.4),
     ("8B prefill attention", "flops", 0.35),
     ("8B prefill up int8", "flops", 0.7),
     ("8x7B decode experts", "bytes", 0.8),

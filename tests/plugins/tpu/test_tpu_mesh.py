@@ -82,9 +82,12 @@ def test_models_equal_one_device():
         "refusal llama expert=2": "no weights of the op experts",
         "refusal llama tensor=16": "needs 16 devices; JAX finds 8",
     }
-    found = run(*cases, *refusals)
+    cache = "int8_cache tensor=2,data=2"
+    found = run(*cases, *refusals, cache)
     for case, divided in cases.items():
         check_traffic(found[case], divided)
+    divided, rounded = found[cache]
+    assert 0 < divided < 1e-4 < rounded
     for case, sentence in refusals.items():
         assert sentence in found[case]
 

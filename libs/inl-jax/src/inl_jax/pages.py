@@ -13,6 +13,14 @@ from inl.spec.cache import Paged, State
 from inl.spec.limits import Limits
 from inl_jax.tensors import Array
 
+INT8 = "int8"
+"""Dtype of quantized caches."""
+
+INT8_MAX = 127
+
+LANES = 128
+"""Width of a vector register of a TPU."""
+
 MAX_SINGLE_HEADS = 256
 """Most tokens whose heads are written one by one; more are prompts, for which writing
 all heads of a token at once is faster, and which are not computed in loops."""
@@ -27,6 +35,9 @@ class Pages(NamedTuple):
 
     kv: Array
     """[blocks, kv_heads, block_size, 2 * head_dim]: keys, then values."""
+    scales: Array | None = None
+    """[blocks, kv_heads, lanes] float32, of an int8 cache: those of a block's keys,
+    then of its values, then padding. Tokens run along lanes, as scores do."""
 
     @property
     def block_size(self) -> int:
@@ -48,13 +59,23 @@ def paged_state(
     paged = [item for item in spec if isinstance(item, Paged)]
     caches: dict[int, Pages] = {}
     for group, blocks in zip(paged, limits.blocks, strict=True):
-        shape = (blocks, group.kv_heads, limits.block_size, 2 * group.head_dim)
-        caches |= {layer: Pages(cache(shape, group.dtype)) for layer in group.layers}
+        size = limits.block_size
+        shape = (blocks, group.kv_heads, size, 2 * group.head_dim)
+        for layer in group.layers:
+            scales = None
+            if group.dtype == INT8:
+                scales = cache((*shape[:2], scale_lanes(size)), "float32")
+            caches[layer] = Pages(cache(shape, group.dtype), scales)
     others = (
         item._replace(head_dim=0) if isinstance(item, Paged) else item for item in spec
     )
     state = zeroed_state(tuple(others), limits, zeros)
     return state._replace(caches=tuple(caches[layer] for layer in sorted(caches)))
+
+
+def scale_lanes(block_size: int) -> int:
+    """Return the lanes of a block's scales: whole registers."""
+    return 2 * block_size + -2 * block_size % LANES
 
 
 def write_kv(k: Array, v: Array, cache: Pages, writes: Array) -> Pages:
@@ -63,11 +84,57 @@ def write_kv(k: Array, v: Array, cache: Pages, writes: Array) -> Pages:
         # XLA makes an update of a slice of a scatter of one row, fuses it with the read
         # that follows, and then has to copy the cache. Two equal rows stay a scatter.
         k, v, writes = (jnp.concatenate([x, x]) for x in (k, v, writes))
-    block, offset = writes // cache.block_size, writes % cache.block_size
-    rows = jnp.concatenate([k, v], axis=-1)
-    if writes.shape[0] > MAX_SINGLE_HEADS:
-        return Pages(cache.kv.at[block, :, offset].set(rows))
+    size = cache.block_size
+    block, offset = writes // size, writes % size
+    rows, scales = cells_of(k, v, cache)
+    kv = scattered(cache.kv, block, offset, rows)
+    if cache.scales is None or scales is None:
+        return Pages(kv)
+    stored = scattered(cache.scales, block, offset, scales[..., 0])
+    return Pages(kv, scattered(stored, block, size + offset, scales[..., 1]))
+
+
+def cells_of(k: Array, v: Array, cache: Pages) -> tuple[Array, Array | None]:
+    """Return the cells [T, kv_heads, 2 * head_dim] of keys and values.
+
+    Those of an int8 cache are codes, with scales [T, kv_heads, 2] float32.
+    """
+    if cache.scales is None:
+        return jnp.concatenate([k, v], axis=-1).astype(cache.kv.dtype), None
+    pair = jnp.stack([k, v], axis=-2).astype(jnp.float32)
+    scales = jnp.abs(pair).max(-1) / INT8_MAX
+    codes = jnp.round(pair / jnp.where(scales > 0, scales, 1)[..., None])
+    return codes.astype(jnp.int8).reshape(*k.shape[:2], -1), scales
+
+
+def scattered(pages: Array, block: Array, offset: Array, rows: Array) -> Array:
+    """Write ``rows`` [T, kv_heads, ...] to ``pages[block, :, offset]``."""
+    if rows.shape[0] > MAX_SINGLE_HEADS:
+        return pages.at[block, :, offset].set(rows)
     # A scatter of slices across an axis makes XLA choose another layout for the cache
     # of a loop, and copy it in each step.
     heads = jnp.arange(rows.shape[1])
-    return Pages(cache.kv.at[block[:, None], heads, offset[:, None]].set(rows))
+    return pages.at[block[:, None], heads, offset[:, None]].set(rows)
+
+
+def read_kv(cache: Pages, ids: Array) -> tuple[Array, Array]:
+    """Return the keys and values of blocks ``ids`` [N, B].
+
+    Both are [N, kv_heads, B * block_size, head_dim]; those of an int8 cache float32.
+    """
+    heads, size = cache.kv.shape[1:3]
+    cells = (
+        cache.kv[ids].swapaxes(1, 2).reshape(len(ids), heads, -1, 2, head_dim(cache))
+    )
+    if cache.scales is not None:
+        # [N, B, heads, 2, size] -> [N, heads, B, size, 2]
+        scales = cache.scales[ids][..., : 2 * size]
+        scales = scales.reshape(*ids.shape, heads, 2, size)
+        scales = scales.transpose(0, 2, 1, 4, 3).reshape(*cells.shape[:-1], 1)
+        cells = cells.astype(jnp.float32) * scales
+    return cells[..., 0, :], cells[..., 1, :]
+
+
+def head_dim(cache: Pages) -> int:
+    """Return the size of a head."""
+    return int(cache.kv.shape[3]) // 2

@@ -28,6 +28,7 @@ C = TypeVar("C")
 
 TRAITS = Traits(
     dtypes=("bfloat16", "float32"),
+    kv_dtypes=("bfloat16", "float32", "int8"),
     block_size=32,
     depth=2,
     decode_steps=8,

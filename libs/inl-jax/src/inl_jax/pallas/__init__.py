@@ -9,8 +9,9 @@ from inl.spec.kernel import Kernel
 
 def kernels() -> Iterable[Kernel]:
     """List the kernels; imports Pallas."""
-    from inl_jax.pallas import experts, linear, paged_attention, rows
+    from inl_jax.pallas import experts, linear, paged_attention, rows, write_kv
 
+    yield write_kv.kernel()
     yield paged_attention.kernel()
     yield from linear.kernels()
     yield from experts.kernels()

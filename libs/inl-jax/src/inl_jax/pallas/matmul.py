@@ -7,6 +7,7 @@ unit; for many rows to a buffer, once for all rows where the inputs are one bloc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from inl_jax.pallas.packed import GROUP, LANES, WHOLE, Packed
+from inl_jax.pallas.packed import CODE8, CODE8_SCALE, GROUP, LANES, WHOLE, Packed
 from inl_jax.tensors import Array
 
 CHUNK = 1024
@@ -63,6 +64,8 @@ def matmul(
     x: Array, w: Packed, bias: Array | None = None, *, interpret: Any = False
 ) -> Array:
     """Multiply ``x`` [T, K] by a packed matrix [N, K] transposed; returns [T, N]."""
+    if w.codes.dtype == CODE8 and reads_float8():
+        w = w._replace(codes=jax.lax.bitcast_convert_type(w.codes, jnp.float8_e4m3fn))
     tokens, outputs = x.shape[0], w.codes.shape[1]
     inputs = w.codes.shape[0]
     size = blocks_of(tokens, inputs, outputs)
@@ -84,6 +87,11 @@ def matmul(
     scratch = [pltpu.VMEM((size.rows, size.outputs), jnp.float32)]
     if size.buffered:
         scratch.append(pltpu.VMEM(wide, x.dtype))
+    pairs = w.codes.dtype == jnp.int4 and x.dtype == jnp.bfloat16
+    if pairs:
+        groups = (min(CHUNK, size.inputs) // GROUP, size.outputs)
+        given_scales = [each for each in (w.scales, w.offsets) if each is not None]
+        scratch += [pltpu.VMEM(groups, jnp.int32) for _ in given_scales]
     out = pl.pallas_call(
         partial(body, size, tuple(given)),
         grid=(pl.cdiv(outputs, size.outputs), len(x) // size.rows, size.parts),
@@ -105,12 +113,18 @@ def matmul(
     return out[:tokens]
 
 
+def reads_float8() -> bool:
+    """Whether the chip converts float8 e4m3 in one instruction."""
+    return pltpu.is_tpu_device() and pltpu.get_tpu_info().generation >= 7
+
+
 def body(size: Blocks, given: tuple[bool, ...], *refs: Any) -> None:
     """One block of outputs, rows and inputs."""
     source = iter(refs)
     operands: list[Any] = [next(source) if each else None for each in given]
     x, codes, scales, offsets, bias = operands
-    out, sums, *buffer = source
+    out, sums, *scratch = source
+    buffer, pairs = scratch[: size.buffered], scratch[size.buffered :]
     row, part = pl.program_id(1), pl.program_id(2)
 
     @pl.when(part == 0)
@@ -118,7 +132,10 @@ def body(size: Blocks, given: tuple[bool, ...], *refs: Any) -> None:
         sums[...] = jnp.zeros_like(sums)
 
     def chunk(start: Any, count: int) -> None:
-        values = converted(codes, scales, offsets, start, count, x.dtype)
+        if pairs:
+            values = scaled_in_pairs(codes, scales, offsets, start, count, pairs)
+        else:
+            values = converted(codes, scales, offsets, start, count, x.dtype)
         if buffer:
             buffer[0][pl.ds(start, count), :] = values
         else:
@@ -133,6 +150,8 @@ def body(size: Blocks, given: tuple[bool, ...], *refs: Any) -> None:
     @pl.when(part == size.parts - 1)
     def _() -> None:
         y = sums[...]
+        if codes.dtype == CODE8:
+            y *= CODE8_SCALE
         if bias is not None:
             y += bias[...].astype(jnp.float32)
         out[...] = y.astype(out.dtype)
@@ -141,10 +160,11 @@ def body(size: Blocks, given: tuple[bool, ...], *refs: Any) -> None:
 def over_chunks(inputs: int, chunk: Any) -> None:
     """Call ``chunk(start, count)`` for the inputs of a block, in order."""
     whole = inputs // CHUNK
+    if whole:
 
-    @pl.loop(0, whole)
-    def _(index: Any) -> None:
-        chunk(pl.multiple_of(index * CHUNK, CHUNK), CHUNK)
+        @pl.loop(0, whole)
+        def _(index: Any) -> None:
+            chunk(pl.multiple_of(index * CHUNK, CHUNK), CHUNK)
 
     if inputs % CHUNK:
         chunk(whole * CHUNK, inputs % CHUNK)
@@ -172,6 +192,48 @@ def converted(
         offset = from_half(offsets[groups, :]) + (8 * scale if four else 0)
         values = values + offset.astype(middle)[:, None]
     return values.reshape(count, outputs).astype(dtype)
+
+
+def scaled_in_pairs(
+    codes: Any, scales: Any, offsets: Any, start: Any, count: int, pairs: Sequence[Any]
+) -> Any:
+    """:func:`converted` for 4-bit codes in bfloat16.
+
+    pairs: buffers [groups, outputs] int32 of each scale and offset twice, so that a
+    load that repeats a row fills a register of bfloat16.
+    """
+    first, size = start // GROUP, count // GROUP
+    if not isinstance(start, int):
+        first = pl.multiple_of(first, CHUNK // GROUP)
+    factors = [from_half(scales[pl.ds(first, size), :])]
+    if offsets is not None:
+        factors.append(from_half(offsets[pl.ds(first, size), :]) + 8 * factors[0])
+    for pair, factor in zip(pairs, factors, strict=True):
+        pair[pl.ds(0, size), :] = twice(factor)
+
+    def spread(pair: Any, group: int) -> Any:
+        tiles = []
+        # The rows of several tiles would be loaded into one register and moved.
+        for lane in range(0, pair.shape[1], LANES):
+            row = pair[pl.ds(group, 1), lane : lane + LANES]
+            tiles.append(jnp.broadcast_to(row, (GROUP // 2, row.shape[1])))
+        return pltpu.bitcast(jnp.concatenate(tiles, axis=1), jnp.bfloat16)
+
+    values = codes[pl.ds(start, count), :].astype(jnp.bfloat16)
+    parts = []
+    for group in range(size):
+        part = values[group * GROUP : (group + 1) * GROUP]
+        scale, *offset = (spread(pair, group) for pair in pairs)
+        parts.append(part * scale + offset[0] if offset else part * scale)
+    return jnp.concatenate(parts, axis=0)
+
+
+def twice(x: Any) -> Any:
+    """Round float32 to bfloat16, and return its bits in both halves of an int32."""
+    bits = jax.lax.bitcast_convert_type(
+        x.astype(jnp.bfloat16).astype(jnp.float32), jnp.int32
+    )
+    return bits | jax.lax.shift_right_logical(bits, 16)
 
 
 def from_half(bits: Any) -> Any:

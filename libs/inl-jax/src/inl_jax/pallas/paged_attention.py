@@ -17,16 +17,9 @@ from jax.experimental.pallas import tpu as pltpu
 from inl.spec.kernel import Kernel
 from inl.spec.step import Step
 from inl_jax.pages import Pages
-from inl_jax.pallas.attention_tile import (
-    AHEAD,
-    COLUMNS,
-    FEW_ROWS,
-    LANES,
-    QUERIES,
-    Ranges,
-    Shape,
-    body,
-)
+from inl_jax.pallas.attention_scores import AHEAD, FEW_ROWS, LANES, QUERIES, Shape
+from inl_jax.pallas.attention_tile import COLUMNS, Ranges, body
+from inl_jax.pallas.write_kv import in_hbm
 from inl_jax.tensors import Array
 from inl_jax.xla.attention import Plan, plan, plan_of
 from inl_jax.xla.kernel import inlined
@@ -82,7 +75,7 @@ def attention(
         window,
         cap,
     )
-    out = launch(shape, queries, cache.kv, table, tiles, interpret)
+    out = launch(shape, queries, cache, table, tiles, interpret)
     size = tiles.tokens.shape[1]
     rows = out[:, :, : size * shape.share]
     rows = rows[..., -dim:].reshape(len(out), kv_heads, size, shape.share, dim)
@@ -108,29 +101,33 @@ def tile_queries(q: Array, tiles: Plan, heads: int, split: bool) -> Array:
 
 
 def launch(
-    shape: Shape, q: Array, kv: Array, table: Array, tiles: Plan, interpret: Any
+    shape: Shape, q: Array, cache: Pages, table: Array, tiles: Plan, interpret: Any
 ) -> Array:
     """Run the kernel over the tiles; returns [N, kv_heads, rows, lanes]."""
     count, heads, rows, lanes = q.shape
     width = shape.dim if shape.turned else lanes
     block, result = (1, heads, rows, lanes), (1, heads, rows, width)
     ranges = chunk_ranges(shape, tiles)
-    itemsize = kv.dtype.itemsize
-    read = count * shape.table * shape.page * heads * 2 * shape.dim * itemsize
+    pages = in_hbm(cache, interpret)
+    read = count * shape.table * sum(each[0].nbytes for each in pages)
     return pl.pallas_call(
-        partial(body, shape),
+        partial(body, shape, len(pages)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2 + len(ranges),
             grid=(count,),
             in_specs=[
                 pl.BlockSpec(block, lambda i, *_: (i, 0, 0, 0)),
-                pl.BlockSpec(memory_space=pl.ANY),
+                *(pl.BlockSpec(memory_space=pltpu.HBM) for _ in pages),
             ],
             out_specs=pl.BlockSpec(result, lambda i, *_: (i, 0, 0, 0)),
             scratch_shapes=[
-                pltpu.VMEM((2, shape.pages, *kv.shape[1:]), kv.dtype),
-                pltpu.SemaphoreType.DMA((2, shape.pages)),
+                *(
+                    pltpu.VMEM((2, shape.pages, *each.shape[1:]), each.dtype)
+                    for each in pages
+                ),
+                pltpu.SemaphoreType.DMA((2, shape.pages, len(pages))),
                 pltpu.SMEM((1,), jnp.int32),
+                *(pltpu.VMEM((2, heads, shape.keys), jnp.float32) for _ in pages[1:]),
                 *(pltpu.VMEM(each, jnp.float32) for each in buffers(shape, lanes)),
             ],
         ),
@@ -145,7 +142,7 @@ def launch(
         ),
         interpret=interpret,
         name="ragged_paged_attention",
-    )(tiles.rows, *ranges, table.reshape(-1), q, kv)
+    )(tiles.rows, *ranges, table.reshape(-1), q, *pages)
 
 
 def chunk_pages(rows: int, page: int, table: int) -> int:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from inl.ops.sink_attention import Sinks
 from inl.spec.step import Step
-from inl_jax.pages import Pages, write_kv
+from inl_jax.pages import Pages, read_kv, write_kv
 from inl_jax.tensors import Array, einsum
 from inl_jax.xla.kernel import inlined, kernel
 
@@ -194,8 +194,7 @@ def attend_blocks(
     def chunk(index: Any, sums: Sums) -> Sums:
         part = jax.lax.dynamic_slice_in_dim(table, index * blocks, blocks, axis=1)
         ids = part[tiles.rows]
-        cells = cache.kv[ids].swapaxes(1, 2).reshape(len(ids), kv_heads, keys, -1)
-        k, v = cells[..., :dim], cells[..., dim:]
+        k, v = read_kv(cache, ids)
         scores = einsum("nqhgd,nhld->nhgql", queries, k) * scale
         if cap is not None:
             scores = cap * jnp.tanh(scores / cap)
