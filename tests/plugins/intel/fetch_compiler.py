@@ -1,8 +1,8 @@
 """Fetches the compilers for Intel GPUs: ``fetch_compiler.py FOLDER``.
 
 From PyPI: Triton for Intel GPUs, which has torch's Triton's name and therefore a folder
-of its own; from Debian: ocloc and Intel's graphics compiler, with the C library that they need.
-Nothing is installed. Needs ``apt-get`` and ``dpkg``.
+of its own; from Debian: ocloc and Intel's graphics compiler, with the C library that
+they need. Nothing is installed. Needs ``apt-get`` and ``dpkg``.
 """
 
 from __future__ import annotations
