@@ -74,7 +74,7 @@ test-tpu-compiler: .venv-all/.test
 		tests/plugins/tpu/test_tpu_mesh_compile.py
 
 # Compiles the Triton kernels for Intel GPUs (minutes); the compilers take 800 MB. Needs
-# apt-get.
+# apt-get of a Debian.
 test-intel-compiler: .venv-all/.test
 	test -e .intel/complete || .venv-all/bin/python tests/plugins/intel/fetch_compiler.py .intel
 	INL_TEST_DEPTH=long .venv-all/bin/python -m pytest tests/plugins/intel/test_xpu_compile.py

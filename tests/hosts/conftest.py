@@ -63,6 +63,7 @@ def emulated(library):
         "PYTHONDONTWRITEBYTECODE": "1",
         "INL_NATIVE_LIBRARY": str(native),
         "INL_THREADS": "2",
+        "INL_TEST_DEPTH": "quick",
     }
 
     def run(*arguments):

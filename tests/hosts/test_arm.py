@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 CASES = "tests/plugins/cpu/native"
-MODULES = ("attention", "linear", "lora", "pack", "rows", "sample")
+MODULES = ("attention", "experts", "linear", "lora", "pack", "rows", "sample")
 ORACLE = """
 import json, os, platform
 from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 from cross_hosts import HOSTS, PACKAGE
 
 lief = pytest.importorskip("lief", reason="reads the libraries: make test-hosts")
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 HEADER = PACKAGE / "src/inl_cpu/native/runtime/inl.h"
 FORMATS = {
     "linux-arm64": ("ELF", "AARCH64"),

@@ -1,6 +1,7 @@
 """Compile the Triton kernels of inl-intel for Intel GPUs without having one.
 
-    python tests/plugins/intel/compile_xpu.py TOOLS pvc [--table] [--plant spill]
+    python tests/plugins/intel/compile_xpu.py TOOLS pvc bmg lnl [--table]
+    python tests/plugins/intel/compile_xpu.py TOOLS dg2-g10 --plant spill
 
 TOOLS is the folder that ``fetch_compiler.py`` has filled. Triton compiles each kernel
 to SPIR-V, and ocloc the SPIR-V to the instructions of the GPU. Prints one JSON list of
@@ -19,31 +20,35 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 ROOT = Path(__file__).parents[3]
 SPILLED = re.compile(r"spilled around (\d+)")
+LARGE = "-cl-intel-256-GRF-per-thread"
+"""Option of Intel's compiler for 256 registers instead of 128."""
 
-XMX = {
+WIDE = {
     "has_subgroup_matrix_multiply_accumulate": True,
-    "has_bfloat16_conversions": True,
-    "max_work_group_size": 1024,
-}
-"""What both families have: matrix units, and conversions of bfloat16."""
-
-DEVICES = {
-    "pvc": {
-        **XMX, "sub_group_sizes": [16, 32], "has_fp64": True, "gpu_subslice_count": 128,
-        "has_subgroup_2d_block_io": True, "max_num_sub_groups": 64,
-        "has_subgroup_matrix_multiply_accumulate_tensor_float32": True,
-    },
-    "dg2-g10": {
-        **XMX, "sub_group_sizes": [8, 16, 32], "has_fp64": False,
-        "gpu_subslice_count": 32, "max_num_sub_groups": 128,
-    },
+    "has_subgroup_matrix_multiply_accumulate_tensor_float32": True,
+    "has_bfloat16_conversions": True, "has_subgroup_2d_block_io": True,
+    "has_fp64": True, "sub_group_sizes": [16, 32], "gpu_subslice_count": 128,
+    "max_work_group_size": 1024, "max_num_sub_groups": 64,
 }  # fmt: skip
-"""ocloc's name of a GPU -> its properties: Data Center GPU Max, and Arc A770."""
+"""What Triton asks about GPUs with registers of 64 bytes. Those whose properties are
+equal get the same SPIR-V."""
+
+NARROW = WIDE | {
+    "has_subgroup_matrix_multiply_accumulate_tensor_float32": False,
+    "has_subgroup_2d_block_io": False, "has_fp64": False,
+    "sub_group_sizes": [8, 16, 32], "gpu_subslice_count": 32, "max_num_sub_groups": 128,
+}  # fmt: skip
+"""Likewise, of 32 bytes."""
+
+DEVICES = {"pvc": WIDE, "bmg": WIDE, "lnl": WIDE, "dg2-g10": NARROW}
+"""ocloc's name of a GPU -> its properties: Data Center GPU Max, Arc B580 and Core Ultra
+200V (both Xe2), and Arc A770."""
 
 
 def use_triton(tools):
@@ -87,7 +92,7 @@ def guarding(errors):
     JITFunction.run = run
 
 
-def translated(name, *, dtypes, dims, plant):
+def translated(properties, *, dtypes, dims, plant):
     """Return (kernels compiled to SPIR-V with dtype and dim, failed ones)."""
     import torch
     from triton.backends.compiler import GPUTarget
@@ -96,11 +101,12 @@ def translated(name, *, dtypes, dims, plant):
     sys.path.insert(0, str(ROOT / "tests/torch/triton"))
     import compile_kernels as common
 
-    from inl_intel.backend import SHARED_BYTES
-    from inl_torch.triton.tuning import Tuning
+    from inl_intel.tuning import xpu_tuning
+    from inl_torch.triton.common import WARPS
 
-    properties = DEVICES[name]
-    target = GPUTarget("xpu", {"name": name, **properties}, 32)
+    # The tensors of the calls are in host memory.
+    WARPS["cpu"] = WARPS["xpu"]
+    target = GPUTarget("xpu", properties, 32)
     driver.set_active(common.Stub(target))
     found, kept, errors = [], [], []
     common.recording(found)
@@ -110,8 +116,7 @@ def translated(name, *, dtypes, dims, plant):
 
         planted_kernels.PLANTED[plant]()
         return [(kernel, "float32", 0) for kernel, _ in found], errors
-    processors = properties["gpu_subslice_count"]
-    tuning = Tuning(processors=processors, shared_bytes=SHARED_BYTES)
+    tuning = xpu_tuning(properties["gpu_subslice_count"])
     for dtype in dtypes:
         for dim in dims:
             common.call_all(getattr(torch, dtype), dim, tuning, packed=False)
@@ -121,21 +126,32 @@ def translated(name, *, dtypes, dims, plant):
 
 
 def assembled(tools, device, code):
-    """Return (spilled registers, error) of SPIR-V, as ocloc compiles it."""
-    libraries = [
-        tools / "debian/usr/lib" / folder
-        for folder in ("x86_64-linux-gnu", "x86_64-linux-gnu/intel-opencl")
-    ]
+    """Return (spilled registers, those with 256 for each thread, error) of SPIR-V.
+
+    Intel's driver of Triton compiles again with 256 where many are spilled.
+    """
+    spills, error = compiled_by_ocloc(tools, device, code)
+    large = 0
+    if spills:
+        large, error = compiled_by_ocloc(tools, device, code, "-options", LARGE)
+    return spills, large, error
+
+
+def compiled_by_ocloc(tools, device, code, *options):
+    """Return (spilled registers, error) of SPIR-V."""
+    usr = tools / "debian/usr"
+    libraries, (ocloc,) = usr / "lib/x86_64-linux-gnu", usr.glob("bin/ocloc*")
+    # With its own C library, which may be newer than the machine's.
+    loader = [libraries / "ld-linux-x86-64.so.2", "--library-path", libraries]
     with tempfile.TemporaryDirectory() as place:
         file = Path(place, "kernel.spv")
         file.write_bytes(code)
         done = subprocess.run(
             [
-                tools / "debian/usr/bin/ocloc", "compile", "-file", file,
-                "-spirv_input", "-device", device, "-out_dir", place,
+                *loader, ocloc, "compile", "-file", file, "-spirv_input",
+                "-device", device, "-out_dir", place, *options,
             ],
             capture_output=True, text=True, cwd=place, check=False, timeout=600,
-            env=os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries))},
         )  # fmt: skip
         made = [path for path in Path(place).glob("*.bin") if path.stat().st_size]
     told = done.stdout + done.stderr
@@ -152,18 +168,18 @@ def rows(tools, device, kernels):
         known = dict(zip(different, results, strict=True))
     for (kernel, dtype, dim), code in zip(kernels, codes, strict=True):
         told = kernel.metadata
-        spills, error = known[hashlib.sha256(code).digest()]
+        spills, large, error = known[hashlib.sha256(code).digest()]
         yield {
-            "kernel": told.name, "dtype": dtype, "dim": dim,
+            "device": device, "kernel": told.name, "dtype": dtype, "dim": dim,
             "warps": told.num_warps, "lanes": told.threads_per_warp,
-            "shared": told.shared, "spills": spills, "error": error,
+            "shared": told.shared, "spills": spills, "large": large, "error": error,
         }  # fmt: skip
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tools", type=Path)
-    parser.add_argument("device", choices=DEVICES)
+    parser.add_argument("devices", nargs="+", choices=DEVICES)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--dims", nargs="+", type=int, default=[64, 128])
     parser.add_argument("--plant", help="a kernel of planted_kernels.py instead")
@@ -171,10 +187,14 @@ def main():
     given = parser.parse_args()
     tools = given.tools.resolve()
     use_triton(tools)
-    kernels, found = translated(
-        given.device, dtypes=given.dtypes, dims=given.dims, plant=given.plant
-    )
-    found += rows(tools, given.device, kernels)
+    found = []
+    for properties, devices in groupby(given.devices, DEVICES.__getitem__):
+        kernels, errors = translated(
+            properties, dtypes=given.dtypes, dims=given.dims, plant=given.plant
+        )
+        for device in devices:
+            found += [{"device": device, **error} for error in errors]
+            found += rows(tools, device, kernels)
     if not given.table:
         print(json.dumps(found))
         return

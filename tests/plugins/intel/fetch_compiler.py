@@ -1,8 +1,8 @@
 """Fetches the compilers for Intel GPUs: ``fetch_compiler.py FOLDER``.
 
 From PyPI: Triton for Intel GPUs, which has torch's Triton's name and therefore a folder
-of its own; from Debian: ocloc and Intel's graphics compiler. Nothing is installed.
-Needs ``apt-get`` and ``dpkg``.
+of its own; from Debian: ocloc and Intel's graphics compiler, with the C library that
+they need. Nothing is installed. Needs ``apt-get`` and ``dpkg``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 
 TRITON = "triton-xpu==3.3.0b1"
-DEBIAN = (
-    "intel-opencl-icd", "libclang-cpp14", "libigc1", "libigdfcl1", "libigdgmm12",
-    "libllvm14", "libllvmspirvlib14", "libopencl-clang14",
-)  # fmt: skip
+DEBIAN = ("intel-ocloc", "libc6", "libgcc-s1", "libigc2", "libstdc++6", "zlib1g")
+SUITE = "sid"
+"""Debian's development branch, since its last stable release has no ocloc."""
 
 
 def main(place):
@@ -23,7 +22,7 @@ def main(place):
     from fetch_tools import fetch_debian
 
     place.mkdir(parents=True, exist_ok=True)
-    fetch_debian(DEBIAN, "amd64", place, place / "debian")
+    fetch_debian(DEBIAN, "amd64", place, place / "debian", suites=(SUITE,))
     subprocess.run(
         [
             sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-compile",

@@ -13,36 +13,40 @@ import pytest
 ROOT = Path(__file__).parents[3]
 TOOLS = ROOT / ".intel"
 SCRIPT = Path(__file__).with_name("compile_xpu.py")
-SHARED = {"pvc": 128 << 10, "dg2-g10": 64 << 10}
+SHARED = {"pvc": 128 << 10, "bmg": 128 << 10, "lnl": 128 << 10, "dg2-g10": 64 << 10}
 """Most local memory of a work group in bytes, by GPU, from Intel's manuals."""
 
 SECONDS = 1800
 
+COMPILED = ("pvc", "bmg", "lnl")
+"""GPUs for which all kernels are compiled."""
+
 MAY_SPILL = {
-    "attend": 410, "attend_tiles": 1240, "backward": 100, "blocks_product": 1250,
-    "columns_product": 880, "fixed_product": 400, "forward": 110, "lora_expand": 520,
-    "lora_shrink": 340, "rope_attend": 690, "search_pass": 16, "tile_product": 730,
+    "attend": 60, "attend_tiles": 90, "blocks_product": 10, "lora_expand": 120,
+    "search_pass": 20,
 }  # fmt: skip
-"""Kernels that spill on a Data Center GPU Max -> most registers, as Debian's compiler
-reports them: products and reductions, whose launch parameters are not tuned for it."""
+"""Kernels that spill -> most of the 128 registers of a thread: attention, whose warps
+keep all keys of a tile; adapters and blocks of gradients, of 32 warps already; and the
+filters of samplers, which these GPUs leave to torch."""
 
 needs_compiler = pytest.mark.skipif(
     not (TOOLS / "complete").exists(), reason=f"no {TOOLS}: make test-intel-compiler"
 )
 
 
-def compiled(device, *words):
+def compiled(*words):
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(TOOLS), device, *words],
+        [sys.executable, str(SCRIPT), str(TOOLS), *words],
         capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
 
-def faults(rows, device):
+def faults(rows):
     """Yield a sentence for each kernel that does not compile or fit."""
     for row in rows:
+        device = row["device"]
         name = f"{row['kernel']} for {device}"
         if row["error"]:
             yield f"{name} does not compile: {row['error']}"
@@ -56,9 +60,9 @@ def faults(rows, device):
 @needs_compiler
 @pytest.mark.long
 def test_every_kernel_compiles_for_intel():
-    rows = compiled("pvc", "--dtypes", "bfloat16", "--dims", "64")
-    assert len({row["kernel"] for row in rows}) >= 30
-    assert not list(faults(rows, "pvc"))
+    rows = compiled(*COMPILED, "--dtypes", "bfloat16", "--dims", "64")
+    assert len({(row["kernel"], row["device"]) for row in rows}) >= 35 * len(COMPILED)
+    assert not list(faults(rows))
 
 
 @needs_compiler
@@ -72,11 +76,11 @@ def test_every_kernel_compiles_for_intel():
     ],
 )
 def test_a_planted_kernel_is_reported(plant, fault):
-    (found,) = faults(compiled("dg2-g10", "--plant", plant), "dg2-g10")
+    (found,) = faults(compiled("dg2-g10", "--plant", plant))
     assert re.match(fault, found, re.DOTALL), found
 
 
-ROW = {"kernel": "_norm", "shared": 0, "spills": 0, "error": ""}
+ROW = {"device": "pvc", "kernel": "_norm", "shared": 0, "spills": 0, "error": ""}
 
 
 @pytest.mark.parametrize(
@@ -84,10 +88,10 @@ ROW = {"kernel": "_norm", "shared": 0, "spills": 0, "error": ""}
     [
         ({}, None),
         ({"spills": 1}, "_norm for pvc spills 1 registers"),
-        ({"spills": 410, "kernel": "attend"}, None),
+        ({"spills": 60, "kernel": "attend"}, None),
         ({"shared": 1 << 20}, "_norm for pvc takes 1048576 bytes of local memory"),
         ({"error": "why"}, "_norm for pvc does not compile: why"),
     ],
 )
 def test_faults_are_reported_by_name(change, fault):
-    assert list(faults([ROW | change], "pvc")) == ([fault] if fault else [])
+    assert list(faults([ROW | change])) == ([fault] if fault else [])

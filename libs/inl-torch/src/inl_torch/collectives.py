@@ -52,12 +52,7 @@ class ProcessCollectives(Collectives):
     """
 
     def __init__(self, rank: Rank, place: torch.device) -> None:
-        library = LIBRARIES.get(place.type)
-        if library is None or not distributed.is_backend_available(library):
-            raise BackendUnavailable(
-                f"{place}: torch {torch.__version__} has no collectives for it; "
-                f"accepted: tensor_parallel=1, or one of {', '.join(LIBRARIES)}"
-            )
+        library = require_library(place)
         self.ranks = rank.ranks
         self.invariant = rank.ranks <= PAIR
         try:
@@ -107,6 +102,28 @@ class ProcessCollectives(Collectives):
         parts = torch.empty((self.ranks, *x.shape), dtype=x.dtype, device=x.device)
         GATHER(parts.view(-1).view(torch.uint8), x.view(-1).view(torch.uint8))
         return parts
+
+
+def require_library(place: torch.device) -> str:
+    """Return the name by which torch knows the library that exchanges tensors.
+
+    Raises :class:`BackendUnavailable` where torch has none for this device, or is built
+    without it. "nccl" is RCCL in torch's ROCm build.
+    """
+    library = LIBRARIES.get(place.type)
+    if library is None:
+        raise BackendUnavailable(
+            f"{place}: torch has no collectives for {place.type}; accepted: "
+            f"tensor_parallel=1, or one of {', '.join(LIBRARIES)}"
+        )
+    if not distributed.is_backend_available(library):
+        is_rccl = library == "nccl" and torch.version.hip is not None
+        name = "RCCL" if is_rccl else library.upper()
+        raise BackendUnavailable(
+            f"{place}: torch {torch.__version__} is built without {name}, over which "
+            "ranks exchange tensors; accepted: tensor_parallel=1, or a build with it"
+        )
+    return library
 
 
 def group_name() -> Any:

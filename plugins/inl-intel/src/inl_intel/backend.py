@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from inl.device import Device
     from inl.spec.kernel import Kernel
 
-SHARED_BYTES = 64 << 10
-"""Local memory of a work group that every supported GPU has."""
-
 
 @final
 class XpuBackend(TorchBackend):
@@ -74,14 +71,11 @@ class XpuBackend(TorchBackend):
         yield from super().kernels()
         yield from rope.KERNELS
         if self.uses_triton():
+            from inl_intel.tuning import xpu_tuning
             from inl_torch import triton
-            from inl_torch.triton.tuning import Tuning
 
             properties = self.module.get_device_properties(self.place)
-            tuning = Tuning(
-                processors=properties.gpu_subslice_count, shared_bytes=SHARED_BYTES
-            )
-            yield from triton.kernels(tuning)
+            yield from triton.kernels(xpu_tuning(properties.gpu_subslice_count))
 
     def uses_triton(self) -> bool:
         """Whether Triton is installed, can compile for the device, and is wanted."""

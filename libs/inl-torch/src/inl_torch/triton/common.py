@@ -47,6 +47,17 @@ def dense(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+WARPS: Final = {"xpu": 4}
+"""Type of torch's devices -> warps that have the registers of one of NVIDIA's."""
+
+MAX_WARPS: Final = 32
+
+
+def spread(count: int, x: torch.Tensor) -> int:
+    """Return the number of warps that have the registers of ``count`` on NVIDIA's."""
+    return min(count * WARPS.get(x.device.type, 1), MAX_WARPS)
+
+
 def warps(elements: int) -> int:
     """Return the number of warps for a tile of ``elements``."""
     return min(max(elements // 512, 1), 8)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from inl.ops.inl import LIMIT, MOST_BETA, InlBlock
 from inl.spec.kernel import Kernel
 from inl_torch.eager.linear import product
-from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
+from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype, spread
 from inl_torch.triton.dynamics.kernels import block_step, controller_inner, forward
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -91,7 +91,7 @@ def advance(
         forward[(shape3d.rows, -(-shape3d.width // block))](
             x, *tensors, new_x, new_v, *strides, size=shape3d.inner,
             width=shape3d.width, SCALAR_DT=not isinstance(dt, torch.Tensor),
-            BLOCK=block, num_warps=4, **options.kernel_args(),
+            BLOCK=block, num_warps=spread(4, x), **options.kernel_args(),
         )  # fmt: skip
     return new_x, new_v
 

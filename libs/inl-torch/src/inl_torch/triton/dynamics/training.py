@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from inl_torch.triton.common import DTYPES, power
+from inl_torch.triton.common import DTYPES, power, spread
 from inl_torch.triton.dynamics.dynamics import (
     BLOCK,
     Shape3d,
@@ -74,7 +74,8 @@ def gradients(
             *(x if buffer is None else buffer for buffer in buffers), *strides,
             rows=shape3d.rows, size=shape3d.inner, width=shape3d.width,
             rows_per_program=rows_per_program, row_stride=row_stride,
-            SCALAR_DT=not isinstance(dt, torch.Tensor), BLOCK=block, num_warps=8,
+            SCALAR_DT=not isinstance(dt, torch.Tensor), BLOCK=block,
+            num_warps=spread(8, x),
             **dict(zip(NAMES, kinds, strict=True)), **options.kernel_args(),
         )  # fmt: skip
     return [

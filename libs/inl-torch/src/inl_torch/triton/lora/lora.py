@@ -10,7 +10,7 @@ import torch
 
 from inl.ops.lora import GatedLora, Lora, QkvLora
 from inl.spec.kernel import Kernel
-from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
+from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype, spread
 from inl_torch.triton.lora.kernels import lora_expand, lora_shrink
 from inl_torch.triton.matmul.activation import refuse_activation
 from inl_torch.triton.tuning import Tuning
@@ -68,7 +68,7 @@ def shrink(
         x, *matrices, *[matrices[0]] * (3 - layers), selected, inner, x.stride(0),
         tokens, K=k, C=columns, RANK=rank, SPLIT=min(SPLIT, max(power(k), step)),
         TOKENS=tile, COLUMNS=COLUMNS, STEP=step,
-        PDL=tuning.uses_pdl(tokens), num_warps=4, **tuning.launch(tokens),
+        PDL=tuning.uses_pdl(tokens), num_warps=spread(4, x), **tuning.launch(tokens),
     )  # fmt: skip
     return inner
 
@@ -104,7 +104,8 @@ def add(
         *(y.stride(0) for y in y_all), *(y.shape[1] for y in y_all), tokens, C=columns,
         RANK=rank, RANK_P=max(power(rank), 16), LAYERS=layers, SPLITS=inner.shape[0],
         GATED=bool(activation), SILU=activation == "silu", TOKENS=tile, ROWS=rows,
-        COLUMNS=min(max(power(columns), 16), most), num_warps=warps, **options,
+        COLUMNS=min(max(power(columns), 16), most), num_warps=spread(warps, x),
+        **options,
     )  # fmt: skip
     return (z,) if activation else tuple(ys)
 

@@ -19,7 +19,7 @@ from inl.ops.linear import Linear
 from inl.spec.kernel import Kernel
 from inl_torch.eager.linear import QKV, StackedQkv, can_stack_qkv, stack_qkv
 from inl_torch.eager.mlp import GATE_UP, StackedMlp, stack_mlp
-from inl_torch.triton.common import dense, refuse_dtype
+from inl_torch.triton.common import dense, refuse_dtype, spread
 from inl_torch.triton.matmul.activation import gated_activation, refuse_activation
 
 NAME = "triton_rows"
@@ -62,7 +62,8 @@ def product(
     tile = FLOAT32_TILE if x.dtype == torch.float32 else TILE
     fixed_product[(-(-n // tile), -(-tokens // tile))](
         flat, weight, weight if bias is None else bias, y, flat.stride(0), tokens, N=n,
-        K=k, HAS_BIAS=bias is not None, TILE=tile, num_warps=4, num_stages=3,
+        K=k, HAS_BIAS=bias is not None, TILE=tile,
+        num_warps=spread(4, x), num_stages=3,
     )  # fmt: skip
     return y.view(*x.shape[:-1], n)
 

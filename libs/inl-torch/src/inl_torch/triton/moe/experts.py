@@ -12,7 +12,7 @@ import torch
 
 from inl.ops.moe import ExpertLinear, Experts
 from inl.spec.kernel import Kernel
-from inl_torch.triton.common import PREFERENCE, power, refuse_dtype
+from inl_torch.triton.common import PREFERENCE, power, refuse_dtype, spread
 from inl_torch.triton.matmul.activation import refuse_activation
 from inl_torch.triton.moe.kernels import (
     combine,
@@ -111,7 +111,7 @@ def sorted_product(
         EXPERTS_P=power(experts), N=n, K=k, GATED=up is not None, SILU=silu,
         GATHERS=gathers, SCATTERS=scatters, SLOTS=slots_per_tile,
         ROWS=min(rows, max(power(n), 16)), COLUMNS=columns,
-        num_warps=8 if slots_per_tile * rows >= 8192 else 4, num_stages=3,
+        num_warps=spread(8 if slots_per_tile * rows >= 8192 else 4, x), num_stages=3,
     )  # fmt: skip
     return y
 

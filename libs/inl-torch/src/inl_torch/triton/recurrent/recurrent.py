@@ -13,7 +13,7 @@ import torch
 from inl.ops.recurrent import LENGTH_EPS, Decay, Taps
 from inl.spec.kernel import Kernel
 from inl.spec.step import Step
-from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype
+from inl_torch.triton.common import PREFERENCE, dense, power, refuse_dtype, spread
 from inl_torch.triton.recurrent.kernels import conv_state, conv_tokens, delta_steps
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -42,7 +42,8 @@ def causal_conv(x: torch.Tensor, table: torch.Tensor, step: Step, w: Taps) -> Pa
     spans = step.starts, step.positions, step.slots, step.used_counts
     conv_tokens[(-(-tokens // size), tiles)](
         x, table, w.weight.contiguous(), out, step.rows, *spans, tokens, channels,
-        x.stride(0), TAPS=taps, TOKENS=size, CHANNELS=CHANNELS, num_warps=4,
+        x.stride(0), TAPS=taps, TOKENS=size, CHANNELS=CHANNELS,
+        num_warps=spread(4, x),
     )  # fmt: skip
     conv_state[(rows, tiles)](
         x, table, *spans, channels, x.stride(0), TAPS=taps, SIZE=power(taps - 1),
@@ -63,7 +64,7 @@ def delta_rule(
         q, k, v, a, b, w.rate, w.shift, table, out, step.starts, step.positions,
         step.slots, step.used_counts, *(each.stride(0) for each in (q, k, v, a, b)),
         dim, width, q.shape[1], heads, dim**-0.5, LENGTH_EPS, DIM=power(dim),
-        WIDTH=COLUMNS, TILED=tiled, num_warps=1,
+        WIDTH=COLUMNS, TILED=tiled, num_warps=spread(1, v),
     )  # fmt: skip
     return out, table
 

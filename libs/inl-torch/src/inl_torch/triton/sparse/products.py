@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from inl.kernels.block_structure import BlockStructure
-from inl_torch.triton.common import DTYPES, dense
+from inl_torch.triton.common import DTYPES, dense, spread
 
 LEAST = 16
 """Blocks are multiples of it: the smallest tile of the matrix units."""
@@ -84,7 +84,8 @@ def multiply(
     _kernels().columns_product[(grid,)](
         x, values, *lists, y, rows, x.stride(0), columns * size, *strides, SIZE=size,
         ROWS=tile.rows, COLUMNS=tile.columns, INNER=tile.inner, GROUP=tile.group,
-        PRECISION=precision(x), num_warps=tile.warps, num_stages=tile.stages,
+        PRECISION=precision(x), num_warps=spread(tile.warps, x),
+        num_stages=tile.stages,
     )  # fmt: skip
     return y
 
@@ -110,7 +111,7 @@ def sample(
     _kernels().blocks_product[(count, (size // edge) ** 2)](
         left, right, places, y, left.shape[0], left.stride(0), right.stride(0),
         SIZE=size, ROWS=edge, COLUMNS=edge, INNER=32, PRECISION=sampled_precision(left),
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=spread(tile.warps, left), num_stages=tile.stages,
     )  # fmt: skip
     return y
 

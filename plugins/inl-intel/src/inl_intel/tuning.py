@@ -1,0 +1,36 @@
+"""Launch parameters of the Triton kernels on Intel GPUs.
+
+Nothing here was measured on a GPU: the tiles are those that spill the fewest registers
+by the compiler's report, see ``tests/plugins/intel``.
+"""
+
+from __future__ import annotations
+
+from inl_torch.triton.tuning import AttentionTile, Tuning
+
+SHARED_BYTES = 64 << 10
+"""Local memory of a work group that every supported GPU has."""
+
+KINDS = {
+    "decode": AttentionTile(1, 16, 1, 2),
+    "single": AttentionTile(1, 16, 4, 2),
+    "prompt": AttentionTile(32, 16, 8, 2),
+}
+"""Kind of attention -> tile. Every warp keeps the whole tile of keys, since the matrix
+units divide work by queries; 16 keys are the fewest that these multiply."""
+
+ATTENTION = {
+    (kind, dim, is_float32): tile
+    for kind, tile in KINDS.items()
+    for dim in (64, 128)
+    for is_float32 in (False, True)
+}
+"""(Kind of attention, head size, whether float32) -> tile."""
+
+
+def xpu_tuning(processors: int) -> Tuning:
+    """Launch parameters for a GPU of ``processors`` Xe cores.
+
+    Products of several rows are left to oneDNN, and sampling filters to torch.
+    """
+    return Tuning(processors=processors, shared_bytes=SHARED_BYTES, attention=ATTENTION)
