@@ -12,6 +12,7 @@ from importlib import import_module
 import pytest
 import torch
 from functorch.compile import aot_module_simplified, make_boxed_func
+from torch._functorch.compile_utils import fx_graph_cse
 from torch.nn import functional
 
 from inl import inl_dynamics, inl_dynamics_n_steps, inl_dynamics_step
@@ -109,6 +110,24 @@ def test_the_terms_of_a_sum_are_not_wider_than_its_operand(shared):
     ]
     assert len(sums) == sum(rows)
     assert {*sums} == {torch.bfloat16}
+
+
+def test_the_stored_terms_of_a_half_type_are_of_it():
+    # A tensor that several ops read is stored: the gradient of the difference x - mu.
+    torch.manual_seed(0)
+    operands = [
+        torch.randn(SHAPE[-1:] if at == 2 else SHAPE, dtype=torch.bfloat16)
+        for at in range(6)
+    ]
+    for each in operands:
+        each.requires_grad_()
+    _, backward = graphs_of(inl_dynamics, operands)
+    merged = fx_graph_cse(backward.graph)  # as the compiler does
+    sums = torch.ops.aten.sum.dim_IntList
+    (total,) = (node for node in merged.nodes if node.target is sums)
+    (term,) = total.all_input_nodes
+    assert term.meta["val"].dtype == torch.bfloat16
+    assert len(term.users) > 1, "float32 terms would be what is shared, and stored"
 
 
 def test_gradients_of_rows_in_half_types_are_those_of_float64():

@@ -45,16 +45,30 @@ def steps(
         coefs = [_expanded(each, x) for each in coefs]
     alpha, beta, gate = activated(coefs, most_beta)
     position, velocity = upcast(x), upcast(_expanded(v, x))
-    mu = upcast(_expanded(mu, x))
+    offset = _difference(x, mu)
     slope = (upcast(dt) if isinstance(dt, torch.Tensor) else dt) * gate
-    for _ in range(n_steps):
-        velocity = alpha * velocity - beta * (position - mu)
+    for step in range(n_steps):
+        if step:
+            offset = position - upcast(mu)
+        velocity = alpha * velocity - beta * offset
         if limit is not None:
             velocity = velocity.clamp(-limit, limit)
         position = position + slope * velocity
     if not n_steps:  # results must not alias operands
         position, velocity = position.clone(), velocity.expand(x.shape).clone()
     return position.to(x.dtype), velocity.to(v.dtype)
+
+
+def _difference(x: torch.Tensor, mu: torch.Tensor) -> torch.Tensor:
+    """Return ``x - mu`` in float32 or wider.
+
+    Of half types, both are converted for it alone, and ``mu`` is negated first: the
+    gradients of both are then one tensor of the half type, which the compiler stores
+    once. It would store the terms of ``mu``'s in float32, also where the graph rounds.
+    """
+    if mu.dtype.itemsize >= 4:
+        return upcast(x) - upcast(mu)
+    return upcast(x) + upcast((-mu).expand(x.shape))
 
 
 def _expanded(operand: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
