@@ -167,7 +167,7 @@ def test_an_error_prints_one_line_and_continues_the_chat(start):
     chat.say(b"two\n")
     chat.until(b"> ")
     chat.say(b"/stats\n")
-    assert b"1 turns" in chat.until(b"> ")
+    assert b"1 turn" in chat.until(b"> ")
     chat.say(LEAVE)
     assert chat.code() == 0
 

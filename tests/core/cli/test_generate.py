@@ -301,7 +301,7 @@ def test_a_gguf_with_wrong_sizes_in_its_header(capsys, tmp_path):
     [
         "{{ ''.__class__.__mro__ }}",
         "{% for a in range(9**9) %}{% for b in range(9**9) %}{% endfor %}{% endfor %}",
-        "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+        f"{3 * '{% for a in range(9999) %}'}{3 * '{% endfor %}'}",
         "{% include 'x' %}",
         "{{ 'a' * 10**10 }}",
     ],

@@ -227,7 +227,8 @@ def test_a_worker_gets_the_number_of_drafts_alone(tmp_path):
         speculation="model", draft_model=tmp_path, draft_backend="cpu", max_drafts=3,
         adaptive_drafts=False,
     )  # fmt: skip
-    language = SimpleNamespace(checkpoint=SimpleNamespace(path=tmp_path))
+    checkpoint = SimpleNamespace(path=tmp_path)
+    language = SimpleNamespace(checkpoint=checkpoint, quantize=None)
     options = worker_options(language, config, "cpu", None)
     sent = json.loads(json.dumps(options))["config"]
     assert sent == {"max_drafts": 3}

@@ -81,7 +81,7 @@ def _may_have_non_finite(array: HostArray) -> bool:
         blocks = array.data.reshape(-1, BLOCKS[array.dtype][1])
         if blocks[:, 0].max() >= MAX_E8M0[array.dtype]:
             return True
-        return array.dtype == "mxfp8" and _any_all_ones(blocks[:, 1:].copy(), 0x7F)
+        return array.dtype == "mxfp8" and _any_all_ones(blocks[:, 1:].flatten(), 0x7F)
     if array.dtype not in EXPONENTS:
         return False
     unsigned, mask = EXPONENTS[array.dtype]
