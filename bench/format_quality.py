@@ -6,7 +6,7 @@ outside tool dequantizes, in float32, and INL with the quantized files, on the C
 float32 and in its default dtype, which rounds inputs of products. Formats of torchao,
 bitsandbytes and compressed-tensors are written and dequantized by these packages and
 left out without them; those of GPTQ, AWQ and FP8 by their published arithmetic, see
-``tests/integration/quantized_models.py``.
+``tests/support/quantized_models.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from inl.executor.model_loader import open_model
 from inl.weights.hub import resolve_model
 from inl.weights.quant import dequantize
 
-sys.path.append(str(HERE / "tests/integration"))
+sys.path.append(str(HERE / "tests/support"))
 import quantized_models as published
 
 

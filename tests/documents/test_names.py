@@ -211,13 +211,11 @@ def test_refused_names_are_refused():
 
 
 def test_what_differs_is_refused_where_it_says_so():
-    from inl.executor.model_loader import LanguageModel
     from inl.kernels import moe_dispatch
     from inl.optimizers import quantize_for_inference
 
-    model = LanguageModel.__new__(LanguageModel)
-    with pytest.raises(RequestError, match="quantized GGUF file"):
-        quantize_for_inference(model, dtype="int8")
+    with pytest.raises(RequestError, match=r"a LanguageModel of open_model"):
+        quantize_for_inference(object(), dtype="int8")
     with pytest.raises(TypeError, match="expert_weights"):
         moe_dispatch(np.ones((2, 3)), np.ones((4, 3, 3)), capacity_factor=1.0)
     with pytest.raises(KernelError, match="found use_magic, accepted: block_size"):

@@ -6,7 +6,7 @@ INL_CONFIG_SEED draws other configs than those of every run.
 from __future__ import annotations
 
 import copy
-import importlib.util
+import importlib
 import json
 import os
 import random
@@ -26,17 +26,8 @@ from inl.weights.checkpoint import Checkpoint
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-
-def _beside(name):
-    spec = importlib.util.spec_from_file_location(
-        name, Path(__file__).with_name(f"{name}.py")
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-families, draws = _beside("families"), _beside("config_draws")
+families = importlib.import_module("families")
+draws = importlib.import_module("config_draws")
 BOUND = 1e-4
 SEED = int(os.environ.get("INL_CONFIG_SEED", "0"))
 DRAWS = scaled(2, 25)

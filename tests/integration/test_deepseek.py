@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 from pathlib import Path
 
@@ -17,17 +17,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 
-
-def _beside(name):
-    spec = importlib.util.spec_from_file_location(
-        name, Path(__file__).with_name(f"{name}.py")
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-families, quantized = _beside("families"), _beside("quantized_models")
+families = importlib.import_module("families")
+quantized = importlib.import_module("quantized_models")
 BLOCK = 16
 
 

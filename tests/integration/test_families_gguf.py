@@ -6,8 +6,7 @@ the keys and the conventions of llama.cpp's converter.
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
+import importlib
 
 import gguf
 import numpy as np
@@ -19,11 +18,7 @@ from inl.executor.model_loader import open_model
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.numpy")
-_spec = importlib.util.spec_from_file_location(
-    "families", Path(__file__).with_name("families.py")
-)
-families = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(families)
+families = importlib.import_module("families")
 
 BOUND = 1e-4
 GEMMA3 = {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,7 @@ from inl.executor.model_loader import open_model
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
-_spec = importlib.util.spec_from_file_location(
-    "families", Path(__file__).with_name("families.py")
-)
-families = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(families)
+families = importlib.import_module("families")
 
 
 def decoded(blocks, scales):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,18 +17,9 @@ torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 safe_open = pytest.importorskip("safetensors").safe_open
 
-
-def _beside(name):
-    spec = importlib.util.spec_from_file_location(
-        name, Path(__file__).with_name(f"{name}.py")
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-families, models = _beside("families"), _beside("quantized_models")
-FORMATS = models.FORMATS | _beside("torchao_models").FORMATS
+families = importlib.import_module("families")
+models = importlib.import_module("quantized_models")
+FORMATS = models.FORMATS | importlib.import_module("torchao_models").FORMATS
 saved = partial(models.saved, formats=FORMATS)
 BOUND = 1e-3
 
