@@ -260,3 +260,50 @@ def test_acceptance_is_counted_for_each_rate_of_the_drafter(engines):
     assert found.token_ids == plain.token_ids
     assert engine.speculation.accepted > 25
     assert engine.speculation.accepted > 0.8 * engine.speculation.drafted
+
+
+class Timed(SyntheticDrafter):
+    """Right about every token; counts the sequences that it was asked about."""
+
+    def __init__(self, outputs, *, each, prompt):
+        super().__init__(outputs, 1.0)
+        self.each, self.prompt, self.asked = each, prompt, 0
+
+    def seconds(self, rows, drafts):
+        return self.each * rows * drafts
+
+    def prompt_seconds(self, tokens):
+        return self.prompt * tokens
+
+    def propose(self, queries):
+        self.asked += len(queries)
+        return super().propose(queries)
+
+
+@pytest.mark.parametrize(
+    ("each", "prompt", "tokens", "is_asked"),
+    [
+        (0.0, 0.0, 60, True),
+        # One token for each second without drafts. With 3, at the assumed acceptance,
+        # 2.5 in 2 seconds and their own time.
+        (0.1, 0.0, 60, True),
+        (0.2, 0.0, 60, False),
+        # 0.2 seconds are saved for each token.
+        (0.0, 3.0, 60, True),
+        (0.0, 3.0, 30, False),
+    ],
+)
+def test_a_drafter_with_known_times_is_asked_only_if_it_pays_off(
+    engines, each, prompt, tokens, is_asked
+):
+    options = {"max_tokens": tokens, "ignore_eos": True}
+    plain = engines(max_batch=1).generate([5, 6, 7], **options)
+    drafter = Timed({(5, 6, 7): plain.token_ids}, each=each, prompt=prompt)
+    engine = engines(
+        max_batch=1, depth=1, speculation="ngram", max_drafts=3, adaptive_drafts=False,
+        drafter=drafter,
+    )  # fmt: skip
+    engine.speculation.times = StepTimes({2: 1.5, 4: 2.0}, {1: 1.0})
+    assert engine.generate([5, 6, 7], **options).token_ids == plain.token_ids
+    assert bool(drafter.asked) == is_asked
+    assert bool(engine.speculation.accepted) == is_asked

@@ -33,7 +33,9 @@ def test_the_fastest_counts_are_chosen(seed):
         last *= random.uniform(1.0, 1.8)
         seconds[size] = last
     times = StepTimes(seconds, {rows: random.uniform(0.7, 1.0)})
-    counts, padded = choose_counts(lengths, rates, sizes, times, overhead)
+    counts, padded, saved = choose_counts(
+        lengths, rates, sizes, times, lambda _: overhead
+    )
 
     none = speed([0] * rows, rates, times.plain[rows])
     best = max(
@@ -46,7 +48,7 @@ def test_the_fastest_counts_are_chosen(seed):
         default=0.0,
     )
     if not any(counts):
-        assert padded == rows
+        assert (padded, saved) == (rows, 0.0)
         assert best <= GAIN * none * (1 + 1e-9)
         return
     assert padded in sizes
@@ -55,15 +57,16 @@ def test_the_fastest_counts_are_chosen(seed):
     found = speed(counts, rates, seconds[padded] + overhead)
     assert found == pytest.approx(best)
     assert found > GAIN * none
+    assert saved == pytest.approx(1 / none - 1 / found)
 
 
 def test_costs_in_proportion_to_tokens_draft_nothing():
     times = StepTimes({2: 2.0, 4: 4.0, 8: 8.0}, {1: 1.0})
-    assert choose_counts([7], [0.99], [2, 4, 8], times) == ([0], 1)
+    assert choose_counts([7], [0.99], [2, 4, 8], times) == ([0], 1, 0.0)
 
 
 def test_without_times_every_draft_is_verified():
-    assert choose_counts([2, 0, 1], [0.1] * 3, [4, 8], None) == ([2, 0, 1], 8)
+    assert choose_counts([2, 0, 1], [0.1] * 3, [4, 8], None)[:2] == ([2, 0, 1], 8)
 
 
 def test_no_step_takes_longer_than_a_larger_one():

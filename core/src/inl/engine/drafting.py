@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from inl.engine.eagle_drafter import EagleDrafter
 from inl.engine.model_drafter import ModelDrafter
-from inl.engine.step_times import measure_step_times
+from inl.engine.step_times import measure_step_times, measure_token_seconds
 from inl.errors import RequestError, TokenizerNotFound
 from inl.executor.draft_head import DraftExecutor, open_head
 from inl.executor.local_runner import LocalRunner
@@ -130,7 +130,14 @@ def _drafter(
         prefix_cache=True,
         replay=is_replayed(draft),
     )
-    return ModelDrafter(runner, settings, vocab=language.config.vocab_size)
+    vocab = language.config.vocab_size
+    if not config.adaptive_drafts:
+        return ModelDrafter(runner, settings, vocab=vocab)
+    times = measure_step_times(runner, limits.slots - 1, width=1)
+    token_seconds = measure_token_seconds(runner)
+    return ModelDrafter(
+        runner, settings, vocab=vocab, times=times, token_seconds=token_seconds
+    )
 
 
 def _eagle_drafter(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from inl.engine.core import EngineCore
 from inl.errors import InlError
 from inl.protocol.runner import Runner
+from inl.scheduling.draft_counts import StepTimes
 from inl.scheduling.drafters import DraftQuery
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
@@ -23,11 +24,17 @@ class ModelDrafter:
     to another device or process, and is closed with the drafter. If it fails, that is
     logged, and nothing is predicted from then on.
 
-    vocab: predictions end before a token that the target model does not have.
+    vocab: predictions end before a token that the target model does not have. times:
+    of steps of the runner, by rows. token_seconds: of a token of a prompt. Without
+    these, it is asked wherever drafts are verified.
     """
 
-    def __init__(self, runner: Runner, config: SchedulerConfig, *, vocab: int) -> None:
+    def __init__(
+        self, runner: Runner, config: SchedulerConfig, *, vocab: int,
+        times: StepTimes | None = None, token_seconds: float = 0.0,
+    ) -> None:  # fmt: skip
         self._runner, self._vocab = runner, vocab
+        self._times, self._token_seconds = times, token_seconds
         self._core = EngineCore(runner, config)
         self._has_failed = False
 
@@ -45,6 +52,15 @@ class ModelDrafter:
             self._has_failed = True
             return [()] * len(queries)
         return [self._known(request) for request in requests]
+
+    def seconds(self, rows: int, drafts: int) -> float:
+        """Seconds of a step for each draft; the first one reads the accepted tokens."""
+        if self._times is None:
+            return 0.0
+        return drafts * self._times.without_drafts(rows)
+
+    def prompt_seconds(self, tokens: int) -> float:
+        return tokens * self._token_seconds
 
     def _add(self, query: DraftQuery) -> Request | None:
         """Queue a query; ``None`` if it exceeds the draft model's context."""

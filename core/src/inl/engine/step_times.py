@@ -24,6 +24,9 @@ STEP_SECONDS = 0.05
 
 MOST_RUNS = 10
 
+PROMPT = 64
+"""Tokens of a timed prompt."""
+
 GROWTH = 4
 """Ratio of the rows of steps without drafts that are measured."""
 
@@ -48,6 +51,19 @@ def measure_step_times(runner: Runner, max_rows: int, *, width: int) -> StepTime
     return StepTimes(never_falling(verifying) or plain, plain)
 
 
+def measure_token_seconds(runner: Runner) -> float:
+    """Time a token of a prompt of :data:`PROMPT` tokens on an idle runner.
+
+    The runner is reset afterwards.
+    """
+    limits = runner.limits
+    count = min(PROMPT, limits.token_budget, limits.max_tokens)
+    buckets = Buckets(limits, token_budget=limits.token_budget, max_rows=1)
+    seconds = _time(runner, buckets.choose(count, 1, "greedy"), count)
+    runner.reset()
+    return seconds / count
+
+
 def _steps(limits: Limits, max_rows: int, width: int) -> Iterator[Bucket]:
     """Yield steps without drafts and steps that verify them, by size."""
     buckets = Buckets(limits, token_budget=limits.token_budget, max_rows=max_rows)
@@ -68,10 +84,15 @@ def _steps(limits: Limits, max_rows: int, width: int) -> Iterator[Bucket]:
     yield from sorted({*plain, *verifying})
 
 
-def _time(runner: Runner, bucket: Bucket) -> float:
-    """Return the least seconds of a step whose rows share the tokens."""
+def _time(runner: Runner, bucket: Bucket, prompt: int = 0) -> float:
+    """Return the least seconds of a step of one prompt, or whose rows share its tokens.
+
+    prompt: tokens of the prompt.
+    """
     counts = [len(part) for part in np.array_split(range(bucket.tokens), bucket.rows)]
     counts = [min(count, runner.limits.max_tokens) for count in counts if count]
+    if prompt:
+        counts = [prompt]
     least, spent = float("inf"), 0.0
     for run in range(MOST_RUNS + 1):  # the first one compiles the step
         if run > RUNS and spent > STEP_SECONDS:
@@ -79,7 +100,7 @@ def _time(runner: Runner, bucket: Bucket) -> float:
         runner.reset()
         for frame in _admissions(runner.limits, len(counts)):
             runner.submit(frame)
-        frame = _step(runner.limits, bucket, counts)
+        frame = _step(runner.limits, bucket, counts, 0 if prompt else len(counts))
         began = perf_counter()
         runner.submit(frame)
         runner.collect()
@@ -98,10 +119,12 @@ def _admissions(limits: Limits, rows: int) -> Iterator[np.ndarray]:
         )  # fmt: skip
 
 
-def _step(limits: Limits, bucket: Bucket, counts: list[int]) -> np.ndarray:
+def _step(
+    limits: Limits, bucket: Bucket, counts: list[int], decode_rows: int
+) -> np.ndarray:
     ids = [token % limits.vocab for token in range(max(counts))]
     rows = [Row(slot, ids[:count]) for slot, count in enumerate(counts, start=1)]
     return step_frame(
         bucket, rows, step=0, groups=limits.groups, block_size=limits.block_size,
-        decode_rows=len(rows),
+        decode_rows=decode_rows,
     )  # fmt: skip

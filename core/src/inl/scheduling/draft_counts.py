@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 PRIOR = 0.7
 """Assumed acceptance of a request's first drafts where the drafter has no estimate."""
@@ -96,45 +97,58 @@ class Acceptance:
         return (self.accepted + self.prior * PRIOR_TRIALS) / trials
 
 
+class DraftCounts(NamedTuple):
+    """How many drafts each row verifies."""
+
+    counts: list[int]
+    tokens: int
+    """Tokens of the step, with padding."""
+    saved: float = 0.0
+    """Seconds that the step is expected to save for each row, per token of the row."""
+
+
 def choose_counts(
     lengths: Sequence[int],
     rates: Sequence[float],
     sizes: Sequence[int],
     times: StepTimes | None,
-    overhead: float = 0.0,
-) -> tuple[list[int], int]:
-    """Return how many drafts each row verifies, and the step's tokens with padding.
+    drafting: Callable[[int], float] = lambda _: 0.0,
+) -> DraftCounts:
+    """Return the counts that generate most tokens per second.
 
     lengths: drafts available per row. rates: acceptance of each row. sizes: tokens that
     a verifying step may have, ascending, the last at least the sum of rows and drafts.
-    times: without them, every draft is verified. overhead: seconds that drafting adds
-    to a step. All counts are 0 if no step with drafts is expected to be faster than one
-    without.
+    times: without them, every draft is verified. drafting: seconds that it adds to a
+    step to draft so many tokens for each row. All counts are 0 if no step with drafts
+    is expected to be faster than one without.
     """
     rows = len(lengths)
     total = rows + sum(lengths)
     if times is None:
-        return list(lengths), next(size for size in sizes if size >= total)
+        size = next(size for size in sizes if size >= total)
+        return DraftCounts(list(lengths), size)
     gains = sorted(
         (
-            (rate**place, row)
+            (rate**place, row, place)
             for row, (length, rate) in enumerate(zip(lengths, rates, strict=True))
             for place in range(1, length + 1)
         ),
         reverse=True,
     )
-    best, most, found = GAIN * rows / times.without_drafts(rows), 0, rows
+    plain = times.without_drafts(rows)
+    best, most, found = GAIN * rows / plain, 0, rows
     for size in sizes:
         count = min(size - rows, len(gains))
         if count < 1:
             continue
-        gained = sum(gain for gain, _ in gains[:count])
-        expected = (rows + gained) / (times.at(size) + overhead)
+        gained = sum(gain for gain, _, _ in gains[:count])
+        longest = max(place for _, _, place in gains[:count])
+        expected = (rows + gained) / (times.at(size) + drafting(longest))
         if expected > best:
             best, most, found = expected, count, size
         if count == len(gains):
             break
     counts = [0] * rows
-    for _, row in gains[:most]:
+    for _, row, _ in gains[:most]:
         counts[row] += 1
-    return counts, found
+    return DraftCounts(counts, found, plain / rows - 1 / best if most else 0.0)

@@ -81,6 +81,20 @@ class RatedDrafter(Drafter, Protocol):
         """
 
 
+@runtime_checkable
+class TimedDrafter(Drafter, Protocol):
+    """A slow drafter whose times are known before it is first asked."""
+
+    def seconds(self, rows: int, drafts: int) -> float:
+        """Return the seconds to predict so many tokens for each of ``rows`` sequences.
+
+        Of each it was asked a few tokens ago.
+        """
+
+    def prompt_seconds(self, tokens: int) -> float:
+        """Return the seconds to read a sequence that it was not asked about before."""
+
+
 class _Copied:
     """Finds in a sequence the text that its end repeats."""
 

@@ -15,10 +15,17 @@ from inl.scheduling.draft_counts import (
     FORGETTING,
     PRIOR,
     Acceptance,
+    DraftCounts,
     StepTimes,
     choose_counts,
 )
-from inl.scheduling.drafters import Drafter, DraftQuery, RatedDrafter, TapDrafter
+from inl.scheduling.drafters import (
+    Drafter,
+    DraftQuery,
+    RatedDrafter,
+    TapDrafter,
+    TimedDrafter,
+)
 from inl.scheduling.guide import restore
 from inl.scheduling.plan import Chunk, Drafts, StepBuilder
 
@@ -32,6 +39,10 @@ if TYPE_CHECKING:
 
 OVERHEAD_WEIGHT = 0.3
 """Weight of the newest drafting in the mean of its seconds."""
+
+HORIZON = 256
+"""Most tokens that a request is expected to generate still, when its prompt would have
+to be read by a drafter first."""
 
 
 class Speculation:
@@ -54,7 +65,9 @@ class Speculation:
         self.accepted_at = [0] * max_drafts
         """Accepted tokens by their position in the row's drafts."""
         self._overhead = 0.0
-        """Recent seconds of the drafter per step."""
+        """Recent seconds of the drafter per step, unless it knows its times."""
+        self._read: set[int] = set()
+        """Requests that a drafter which knows its times was asked about."""
         self._acceptance: dict[int, dict[float, Acceptance]] = {}
         """Of each request, by the drafter's rate of the drafts."""
 
@@ -82,14 +95,17 @@ class Speculation:
         rates = [PRIOR] * len(rows)
         if not isinstance(self.drafter, RatedDrafter):
             # Asked only if drafts are expected to pay off: some drafters are slow.
-            rooms, _ = self._choose(rows, rooms, rates, step, buckets)
+            wanted = self._choose(rows, rooms, rates, step, buckets)
+            rooms = self._worth_reading(rows, wanted)
         proposals = self._propose(rows, rooms, rates)
         lengths = [
             max(len(tokens) - _known(chunk), 0) if room else 0
             for chunk, tokens, room in zip(rows, proposals, rooms, strict=True)
         ]
         lengths = [min(pair) for pair in zip(lengths, rooms, strict=True)]
-        counts, padded = self._choose(rows, lengths, rates, step, buckets)
+        counts, padded, _ = self._choose(
+            rows, lengths, rates, step, buckets, are_drafted=True
+        )
         if not any(counts) and not step.has_uncertain_rows:
             return
         step.program = buckets.choose_verifier(
@@ -110,6 +126,21 @@ class Speculation:
         return max(
             min(self.max_drafts, left, 2 * self.max_drafts - request.uncertain), 0
         )
+
+    def _worth_reading(self, rows: Sequence[Chunk], wanted: DraftCounts) -> list[int]:
+        """Return the wanted counts, without those of prompts that cost more to read."""
+        drafter, counts = self.drafter, wanted.counts
+        if self.times is None or not isinstance(drafter, TimedDrafter):
+            return counts
+        for at, (request, _, stop, _) in enumerate(rows):
+            if not counts[at] or request.id in self._read:
+                continue
+            left = min(request.max_scheduled - stop, HORIZON)
+            if left * wanted.saved > drafter.prompt_seconds(len(request.tokens)):
+                self._read.add(request.id)
+            else:
+                counts[at] = 0
+        return counts
 
     def _propose(
         self, rows: Sequence[Chunk], rooms: Sequence[int], rates: list[float]
@@ -150,11 +181,13 @@ class Speculation:
         rates: Sequence[float],
         step: StepBuilder,
         buckets: Buckets,
-    ) -> tuple[list[int], int]:
-        """Return the drafts of each row, and the tokens of the step with padding."""
+        *,
+        are_drafted: bool = False,
+    ) -> DraftCounts:
+        """Return the drafts of each row; are_drafted: the available ones are known."""
         sizes = buckets.verifier_sizes(len(rows), self.width, step.sampler)
         if not any(available) or not sizes:
-            return [0] * len(rows), len(rows)
+            return DraftCounts([0] * len(rows), len(rows))
         spare = min(sizes[-1], step.max_tokens) - len(rows)
         lengths: list[int] = []
         for length in available:
@@ -164,15 +197,21 @@ class Speculation:
             self._stats(chunk.request, rate)
             for chunk, rate in zip(rows, rates, strict=True)
         ]
-        counts, padded = choose_counts(
-            lengths, [each.rate for each in stats], sizes, self.times, self._overhead
-        )
-        for each, length, count in zip(stats, lengths, counts, strict=True):
+        drafter = self.drafter
+
+        def drafting(count: int) -> float:
+            if isinstance(drafter, TimedDrafter):
+                return 0.0 if are_drafted else drafter.seconds(len(rows), count)
+            return self._overhead
+
+        acceptance = [each.rate for each in stats]
+        chosen = choose_counts(lengths, acceptance, sizes, self.times, drafting)
+        for each, length, count in zip(stats, lengths, chosen.counts, strict=True):
             if length and not count:
                 each.pass_by()
-        if not any(counts):
+        if not any(chosen.counts):
             self._overhead *= FORGETTING
-        return counts, padded
+        return chosen
 
     def _extend_row(
         self,
@@ -225,6 +264,7 @@ class Speculation:
     def forget(self, request: Request) -> None:
         """Drop what is stored of a request that has ended."""
         self._acceptance.pop(request.id, None)
+        self._read.discard(request.id)
         self.drafter.forget(request.id)
 
 
