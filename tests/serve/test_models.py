@@ -88,6 +88,8 @@ def test_a_request_does_not_use_a_model_whose_unloading_has_to_wait():
         loads, _ = together(lambda: server.complete("b"))
         assert other.opening.wait(300)
         source.gate.release()
+        for thread in begun:
+            thread.join()
         # Models are loaded and unloaded one at a time: "a" waits for "b".
         until(lambda: slots.find("a")._change is not None)
         source.gate.hold_after(5)
@@ -99,7 +101,7 @@ def test_a_request_does_not_use_a_model_whose_unloading_has_to_wait():
         other.may_open.set()
         until(lambda: len(source.engines) == 2)
         source.gate.release()
-        for thread in (*begun, *loads, *asked):
+        for thread in (*loads, *asked):
             thread.join()
         assert results[0][0] == 200, results
 
