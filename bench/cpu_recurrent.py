@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from random_models import Random
@@ -87,11 +88,8 @@ def numpy_bodies() -> Iterator[None]:
             if kernel.op not in OPS or kernel.name == "numpy":
                 yield kernel
 
-    NativeBackend.kernels = without  # type: ignore[method-assign]
-    try:
+    with patch.object(NativeBackend, "kernels", without):
         yield
-    finally:
-        NativeBackend.kernels = native  # type: ignore[method-assign]
 
 
 class Rows:

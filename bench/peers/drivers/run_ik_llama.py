@@ -33,7 +33,7 @@ class Model:
         )
 
     def _next(self, tokens: list[int], start: int) -> int:
-        """Compute tokens at positions from ``start``; return the likeliest next."""
+        """Compute tokens from position ``start``; return the most likely next one."""
         import numpy as np
         from ik_llama_cpp import _ctypes_api as lib
         from ik_llama_cpp._internals import make_batch_range

@@ -65,7 +65,7 @@ class HostArray:
         chosen: NDArray[Any] = self.data[indices]
         return chosen
 
-    def pieces(self, rows: int) -> Iterator[HostArray]:  # noqa: ARG002
+    def pieces(self, rows: int) -> Iterator[HostArray]:  # noqa: ARG002 - for overrides
         """Yield the array in pieces of up to ``rows`` entries of the first axis.
 
         A piece is valid until the next one. Here a single one, of any size.

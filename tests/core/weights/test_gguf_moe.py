@@ -17,6 +17,7 @@ from inl.testing.tiny import MemoryCheckpoint, local_runner
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.quant import dequantize
 from inl.weights.sources import stored_tensors
+from stacked_experts import stacked
 
 HIDDEN, INNER, EXPERTS, USED, HEADS, KV_HEADS, HEAD_DIM = 64, 32, 4, 2, 4, 2, 16
 LAYERS, VOCAB = 2, 40
@@ -62,20 +63,6 @@ def random_tensors(model, hf):
     return found
 
 
-def merged(tensors):
-    """Stack the experts of a projection under the name of the package's map."""
-    found, stacks = {}, {}
-    for name, values in tensors.items():
-        stem, dot, rest = name.partition(".experts.")
-        if dot:
-            stacks.setdefault(f"{stem}.experts.{rest.split('.', 1)[1]}", []).append(
-                values
-            )
-        else:
-            found[name] = values
-    return found | {name: np.stack(parts) for name, parts in stacks.items()}
-
-
 def interleaved(rows, heads):
     """Rows of q or k in llama.cpp's order: the two halves of a head alternate."""
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
@@ -100,7 +87,7 @@ def written(path, architecture, tensors, *, kind="F32", used=USED, single=False)
     writer.add_expert_used_count(used)
     if architecture == "qwen3moe":
         writer.add_expert_feed_forward_length(INNER)
-    for name, values in (tensors if single else merged(tensors)).items():
+    for name, values in (tensors if single else stacked(tensors)).items():
         heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
         if heads and architecture == "llama":
             values = interleaved(values, heads)

@@ -22,6 +22,7 @@ from inl.testing.tiny import MemoryCheckpoint, local_runner
 from inl.weights.checkpoint import open_checkpoint
 from inl.weights.quant import dequantize
 from random_families import random_family
+from stacked_experts import stacked
 
 KEYS, VALUES, DIM, LAYERS, VOCAB = 2, 6, 32, 4, 96
 LIMITS = Limits(slots=3, blocks=(12,), block_size=4, max_blocks_per_seq=4, vocab=VOCAB)
@@ -80,7 +81,7 @@ def reordered(name, tensor, hf):
 
 def converted(architecture, tensors, hf):
     """Tensors by the names of the package's map, as the converter writes them."""
-    found, stacks = {}, {}
+    found = {}
     for name, values in tensors.items():
         if name.endswith("in_proj_qkvz.weight"):
             stem = name.removesuffix("in_proj_qkvz.weight")
@@ -98,14 +99,8 @@ def converted(architecture, tensors, hf):
             values = values.squeeze()
         elif name.endswith("norm.weight") and "linear_attn" not in name:
             values = values + 1
-        stem, dot, rest = name.partition(".experts.")
-        if dot:
-            stacks.setdefault(f"{stem}.experts.{rest.split('.', 1)[1]}", []).append(
-                values
-            )
-        else:
-            found[name] = values
-    return found | {name: np.stack(parts) for name, parts in stacks.items()}
+        found[name] = values
+    return stacked(found)
 
 
 def written(path, architecture, hf, tensors, *, kind="F32", drafting=0, change=None):

@@ -43,7 +43,7 @@ def test_codes_are_the_nearest_of_their_scale(dtype):
     offsets = heads[:, 1:] if dtype == "q4_1" else 0
     grid = (heads[:, :1] * codes + offsets)[:, None]
     nearest = np.abs(values[..., None] - grid).min(-1)
-    # Float32 decides ties and what lies within its rounding of them.
+    # Values as near to a tie as float32 rounds may become either neighbor.
     room = 1e-5 * (np.abs(values).max(1, keepdims=True) + np.abs(grid[:, 0, -1:]))
     assert (np.abs(found - values) <= nearest + room).all()
 

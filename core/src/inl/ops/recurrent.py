@@ -125,7 +125,7 @@ def _delta_cases(rng: np.random.Generator) -> Iterable[Case]:
 
 @op(
     # The op's parameters by name: not each shape depends on all of them.
-    shapes=lambda q, k, v, a, b, table, step, w, tiled: (  # noqa: ARG005
+    shapes=lambda q, k, v, a, b, table, step, w, tiled: (  # noqa: ARG005 - as the op
         Spec(v.shape, v.dtype),
         table,
     ),

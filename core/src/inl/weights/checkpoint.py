@@ -52,7 +52,7 @@ class Checkpoint(ABC):
         Raises :class:`CheckpointError` for an unknown name.
         """
 
-    def row_reader(self, name: str) -> Callable[[int, memoryview], None] | None:  # noqa: ARG002
+    def row_reader(self, name: str) -> Callable[[int, memoryview], None] | None:  # noqa: ARG002 - for overrides
         """Return a function that reads rows of a quantized tensor from a row on.
 
         It fills a buffer of bytes. ``None`` if the tensor can only be read whole.

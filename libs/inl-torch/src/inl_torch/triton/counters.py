@@ -18,7 +18,7 @@ class Counters:
         self._known: dict[tuple[torch.device, int], torch.Tensor] = {}
 
     def on(self, place: torch.device, programs: int) -> torch.Tensor:
-        """Return the counter of kernels of so many programs: int64 [1]."""
+        """Return the counter of launches with this number of programs: int64 [1]."""
         key = place, programs
         if key not in self._known:
             self._known[key] = torch.zeros(1, dtype=torch.int64, device=place)

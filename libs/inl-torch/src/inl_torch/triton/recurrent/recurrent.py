@@ -76,7 +76,7 @@ def _refuse_conv(x: Any, _table: Any, _step: Any, w: Taps) -> str | None:
     return refuse_dtype(x)
 
 
-def _refuse_delta(q: Any, *_: Any, tiled: bool) -> str | None:  # noqa: ARG001
+def _refuse_delta(q: Any, *_: Any, tiled: bool) -> str | None:  # noqa: ARG001 - as the op
     if q.shape[-1] > WIDEST_KEY:
         return f"keys of {q.shape[-1]} elements, takes {WIDEST_KEY} at most"
     return refuse_dtype(q)
