@@ -112,6 +112,21 @@ def test_the_terms_of_a_sum_are_not_wider_than_its_operand(shared):
     assert {*sums} == {torch.bfloat16}
 
 
+def test_nor_in_several_steps():
+    torch.manual_seed(0)
+    sizes = [SHAPE, SHAPE, SHAPE[-1:], (*SHAPE[:-1], 3 * SHAPE[-1])]
+    operands = [torch.randn(size, dtype=torch.bfloat16) for size in sizes]
+    for each in operands:
+        each.requires_grad_()
+    _, backward = graphs_of(lambda *given: inl_dynamics_n_steps(*given, 3), operands)
+    sums = [
+        node.all_input_nodes[0].meta["val"].dtype
+        for node in calls(backward)
+        if node.target is torch.ops.aten.sum.dim_IntList
+    ]
+    assert {*sums} == {torch.bfloat16}
+
+
 def test_the_stored_terms_of_a_half_type_are_of_it():
     # A tensor that several ops read is stored: the gradient of the difference x - mu.
     torch.manual_seed(0)

@@ -49,7 +49,7 @@ def steps(
     slope = (upcast(dt) if isinstance(dt, torch.Tensor) else dt) * gate
     for step in range(n_steps):
         if step:
-            offset = position - upcast(mu)
+            offset = position - upcast(_expanded(mu, x))
         velocity = alpha * velocity - beta * offset
         if limit is not None:
             velocity = velocity.clamp(-limit, limit)
