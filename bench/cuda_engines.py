@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from random_models import SHAPES, Random, random_language
 
+from inl.backend.base import PackedKernels
 from inl.config import EngineConfig
 from inl.engine.core import EngineCore
 from inl.engine.inference_engine import InferenceEngine
@@ -18,6 +19,7 @@ from inl.executor.model_loader import open_model, start_runner
 from inl.models.llama import MODEL
 from inl.scheduling.plan import SchedulerConfig as SchedulerPolicy
 from inl.scheduling.request import Request
+from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.selection import KernelSelection
 from inl.spec.tree import tree_map
@@ -26,12 +28,17 @@ from inl.weights.plan import plan_weights
 from inl_cuda.backend import CudaBackend
 
 
-def load(backend: CudaBackend, name: str, layers: int = 0) -> tuple[Loaded, Random]:
-    """Make a model of random weights: one layer, of which the others are copies."""
+def load(
+    backend: CudaBackend, name: str, layers: int = 0, quantize: str = ""
+) -> tuple[Loaded, Random]:
+    """Make a model of random weights: one layer, of which the others are copies.
+
+    quantize: as of ``EngineConfig``.
+    """
     count = layers or SHAPES[name][3]
-    language = random_language(name, context=1 << 17, layers=1)
+    language = random_language(name, context=1 << 17, layers=1, quantize=quantize)
     one, checkpoint = language.config, language.checkpoint
-    kernels = tuple(backend.kernels())
+    kernels = kernels_of(backend, quantize)
     groups = plan_weights(MODEL.weights(one), kernels, checkpoint.specs)
     weights = load_weights(groups, checkpoint, backend, "bfloat16")
     (layer,) = weights.layers
@@ -40,6 +47,13 @@ def load(backend: CudaBackend, name: str, layers: int = 0) -> tuple[Loaded, Rand
     groups = groups._replace(layers=groups.layers * count)
     weights = weights._replace(layers=(layer, *more))
     return Loaded(MODEL, config, groups, weights, KernelSelection(kernels)), checkpoint
+
+
+def kernels_of(backend: CudaBackend, quantize: str) -> tuple[Kernel, ...]:
+    """Return the kernels of an engine with this option."""
+    kernels = tuple(backend.kernels())
+    packed = backend.offers(PackedKernels) if quantize else None
+    return (*kernels, *packed.kernels()) if packed else kernels
 
 
 @dataclass

@@ -19,8 +19,9 @@ from dataclasses import replace
 from inspect import getclosurevars
 
 import torch
+from cuda_engines import kernels_of
 from cuda_graph import weight_bytes
-from random_models import SHAPES, random_language
+from random_models import SHAPES, Random, random_language
 from torch.profiler import ProfilerActivity, profile
 
 from inl.device import Device
@@ -34,17 +35,22 @@ from inl.spec.step import Bucket
 from inl.spec.workload import TuningResults
 from inl.weights.loader import load_weights
 from inl.weights.plan import plan_weights
+from inl.weights.quantization import KINDS
 from inl_cuda.backend import CudaBackend
 from inl_cuda.tuning import tuning
 from inl_torch import eager, triton
+from inl_torch.triton.float8 import products as float8
+from inl_torch.triton.quantized import products as quantized
 
 BLOCK = 16
 
 
-def load(backend: CudaBackend, name: str, dtype: str, layers: int) -> Loaded:
-    language = random_language(name, layers=layers)
+def load(
+    backend: CudaBackend, name: str, dtype: str, layers: int, quantize: str
+) -> Loaded:
+    language = random_language(name, layers=layers, quantize=quantize)
     config = replace(language.config, dtype=dtype)
-    kernels = tuple(backend.kernels())
+    kernels = kernels_of(backend, quantize)
     groups = plan_weights(MODEL.weights(config), kernels, language.checkpoint.specs)
     weights = load_weights(groups, language.checkpoint, backend, dtype)
     return Loaded(MODEL, config, groups, weights, KernelSelection(kernels))
@@ -158,14 +164,16 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--early", choices=["yes", "no", "both"], default="yes")
     parser.add_argument("--tuned", action="store_true")
+    parser.add_argument("--quantize", default="", choices=KINDS)
+    parser.add_argument("--wide", action="store_true", help="int4 in groups of 128")
     given = parser.parse_args()
-    backend = CudaBackend(Device("cuda:0"))
-    loaded = load(backend, given.model, given.dtype, given.layers)
+    backend, Random.wide_groups = CudaBackend(Device("cuda:0")), given.wide
+    loaded = load(backend, given.model, given.dtype, given.layers, given.quantize)
     size = weight_bytes(loaded.weights)
     rate = copy_rate()
     floor = 1e3 * size / rate
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.model} "
-          f"in {given.dtype}, weights {size / 1e9:.2f} GB, "
+          f"in {given.quantize or given.dtype}, weights {size / 1e9:.2f} GB, "
           f"copies {rate / 1e12:.2f} TB/s, ceiling {floor:.3f} ms/step")  # fmt: skip
     found = load_tuning_results(backend) if given.tuned else TuningResults()
     ways = {"yes": [True], "no": [False], "both": [True, False]}[given.early]
@@ -173,6 +181,11 @@ def main() -> int:
         for early in ways:
             tuned = replace(tuning(backend.place), pdl=early)
             kernels = (*eager.kernels(), *triton.kernels(tuned))
+            if given.quantize:
+                kernels += (
+                    *float8.float8_kernels(tuned), *quantized.kernels(tuned),
+                    *float8.int4_kernels(tuned),
+                )  # fmt: skip
             for known in (TuningResults(), found) if found else (found,):
                 selection = KernelSelection(kernels, tuning_results=known)
                 bench = Bench(

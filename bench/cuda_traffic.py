@@ -32,6 +32,7 @@ from inl.executor.cache_sizing import plan_limits
 from inl.executor.local_runner import LocalRunner
 from inl.scheduling.plan import SchedulerConfig
 from inl.scheduling.request import Request
+from inl.weights.quantization import KINDS
 from inl_cuda.backend import CudaBackend
 
 SAMPLED = {"temperature": 0.8}
@@ -220,10 +221,11 @@ LOADS = {
 
 def start(given: argparse.Namespace) -> Traffic:
     backend = CudaBackend(Device("cuda:0"))
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.model}; "
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.model} "
+          f"{given.quantize}; "
           f"ceilings: copies {copy_rate() / 1e12:.2f} TB/s, products "
           f"{products_rate() / 1e12:.0f} TFLOP/s", flush=True)  # fmt: skip
-    loaded, _ = load(backend, given.model, given.layers)
+    loaded, _ = load(backend, given.model, given.layers, given.quantize)
     config = EngineConfig(
         max_batch=given.rows, context=given.context, cache_bytes=given.cache_bytes
     )
@@ -249,6 +251,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=40_000)
     parser.add_argument("--cache-bytes", type=int, default=None)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--quantize", default="", choices=KINDS)
     given = parser.parse_args()
     traffic = start(given)
     for name in given.loads:

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from inl.dtypes import HostArray
+from inl.dtypes import HostArray, widen
 from inl.executor.model_loader import LanguageModel
 from inl.models.llama import MODEL
 from inl.spec.op import Spec
 from inl.spec.tree import leaves
 from inl.weights.checkpoint import Checkpoint
+from inl.weights.quant_encode import encode
+from inl.weights.quantization import KINDS
 
 SHAPES = {
     "smollm2": (49152, 576, 1536, 30, 9, 3, 64, True),
@@ -32,13 +34,15 @@ class Random(Checkpoint):
     path = Path("random")
     eos_token_ids = ()
     chat_template = None
+    wide_groups = False
+    """Whether 128 codes of 4 bits share a scale, as in most files of AWQ and GPTQ."""
 
     def __init__(self, config: dict[str, Any], specs: dict[str, Spec]) -> None:
         self.config, self.specs = config, specs
         rng = np.random.default_rng(0)
         numbers = rng.standard_normal(1 << 22).astype(np.float32) * 0.03
         self._bits = (numbers.view(np.uint32) >> 16).astype(np.uint16)
-        self._made: dict[tuple[int, ...], HostArray] = {}
+        self._made: dict[tuple[str, tuple[int, ...]], HostArray] = {}
 
     def names(self) -> list[str]:
         return list(self.specs)
@@ -47,14 +51,20 @@ class Random(Checkpoint):
         return self.specs[name].dtype, self.specs[name].shape
 
     def tensor(self, name: str) -> HostArray:
-        shape = self.specs[name].shape
-        if shape not in self._made:
+        dtype, shape = self.spec(name)
+        if (dtype, shape) not in self._made:
             data = np.resize(self._bits, shape)
             if len(shape) == 1:
                 data = np.full(shape, 0x3F80, np.uint16)
             data.setflags(write=False)
-            self._made[shape] = HostArray(data, "bfloat16", shape)
-        return self._made[shape]
+            made = HostArray(data, "bfloat16", shape)
+            if dtype != "bfloat16":
+                made = encode(widen(made), dtype)
+            if dtype == "q4_1" and self.wide_groups:
+                heads = made.data.reshape(shape[0], -1, 20)[:, :, :4]
+                heads[:] = np.repeat(heads[:, ::4], 4, 1)
+            self._made[dtype, shape] = made
+        return self._made[dtype, shape]
 
     def tokenizer(self) -> Any:
         raise self.missing("tokenizer")
@@ -63,14 +73,23 @@ class Random(Checkpoint):
         self._made = {}
 
 
-def random_language(name: str, context: int = 8192, layers: int = 0) -> LanguageModel:
-    """Return a shape's model in bfloat16; layers: fewer than the shape has."""
+def random_language(
+    name: str, context: int = 8192, layers: int = 0, quantize: str = ""
+) -> LanguageModel:
+    """Return a shape's model in bfloat16; layers: fewer than the shape has.
+
+    quantize: kind of the matrices of its layers, as of ``EngineConfig.quantize``.
+    """
     hf = dict(zip(FIELDS, SHAPES[name], strict=True))
     hf["max_position_embeddings"] = context
     hf["num_hidden_layers"] = layers or hf["num_hidden_layers"]
     config = replace(MODEL.config(hf), dtype="bfloat16")
+    kinds = {2: KINDS[quantize]} if quantize else {}
     specs = {
-        param.source: Spec(param.shape, "bfloat16")
+        param.source: Spec(
+            param.shape,
+            kinds.get(len(param.shape) * (".layers." in param.source), "bfloat16"),
+        )
         for group in leaves(MODEL.weights(config))
         for param in group.params.values()
     }

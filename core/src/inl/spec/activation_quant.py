@@ -16,6 +16,9 @@ import numpy as np
 GROUP: Final = 32
 """Consecutive elements that share a scale; most weight formats use the same size."""
 
+LARGEST_FLOAT8: Final = 448.0
+"""Largest magnitude of E4M3."""
+
 
 def int8_groups(x: Any) -> Any:
     """Round ``x`` [..., K] to int8 values times one scale per group of 32.
@@ -31,7 +34,25 @@ def int8_groups(x: Any) -> Any:
     return (codes * scale).reshape(padded.shape)[..., : x.shape[-1]].astype(x.dtype)
 
 
-INT8: Final = "int8 in groups of 32"
+def float8_rows(x: Any) -> Any:
+    """Round ``x`` [..., K] to float8 (E4M3) values times one scale per row.
 
-ACTIVATION_QUANTS: Final[Mapping[str, Callable[[Any], Any]]] = {INT8: int8_groups}
+    Returns the rounded values in the dtype of ``x``.
+    """
+    x = np.asarray(x)
+    largest = np.abs(x).max(-1, keepdims=True)
+    scale = np.where(largest > 0, largest, 1) / LARGEST_FLOAT8
+    size = np.abs(x) / scale
+    # Numbers of 4 digits; subnormal ones are 2**-9 apart.
+    exponent = np.maximum(np.frexp(size)[1] - 4, -9)
+    codes = np.ldexp(np.rint(np.ldexp(size, -exponent)), exponent)
+    return (np.copysign(codes, x) * scale).astype(x.dtype)
+
+
+INT8: Final = "int8 in groups of 32"
+FLOAT8: Final = "float8 in rows"
+
+ACTIVATION_QUANTS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    INT8: int8_groups, FLOAT8: float8_rows,
+}  # fmt: skip
 """Every rounding that ``Kernel.activation_quant`` may name."""

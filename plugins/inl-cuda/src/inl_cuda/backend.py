@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
+HOPPER = 9, 0
+"""Compute capability from which the matrix units read float8 from shared memory."""
+
 
 @final
 class CudaBackend(GpuBackend):
@@ -34,7 +37,13 @@ class CudaBackend(GpuBackend):
 
     def kernels(self) -> Iterable[Kernel]:
         yield from super().kernels()
-        if has_triton() and requested_weights() == "packed":
+        if not has_triton() or requested_weights() == "dense":
+            return
+        if self._multiplies_float8():
+            from inl_torch.triton.float8 import products
+
+            yield from products.float8_kernels(self.tuning())
+        if requested_weights() == "packed":
             yield from self._packed_kernels()
 
     def offers(self, kind: type[C]) -> C | None:
@@ -45,7 +54,15 @@ class CudaBackend(GpuBackend):
     def _packed_kernels(self) -> Iterable[Kernel]:
         from inl_torch.triton.quantized import products
 
-        return products.kernels(self.tuning())
+        yield from products.kernels(self.tuning())
+        if self._multiplies_float8():
+            from inl_torch.triton.float8 import products as streamed
+
+            yield from streamed.int4_kernels(self.tuning())
+
+    def _multiplies_float8(self) -> bool:
+        """Whether Triton multiplies float8 on the matrix units of this chip."""
+        return torch.cuda.get_device_capability(self.place) >= HOPPER
 
     def tuning(self) -> Tuning:
         from inl_cuda.tuning import tuning

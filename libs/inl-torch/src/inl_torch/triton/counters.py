@@ -15,11 +15,20 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[torch.device, int], torch.Tensor] = {}
+        self._known: dict[tuple[torch.device, *tuple[int, ...]], torch.Tensor] = {}
 
     def on(self, place: torch.device, programs: int) -> torch.Tensor:
         """Return the counter of launches with this number of programs: int64 [1]."""
         key = place, programs
         if key not in self._known:
             self._known[key] = torch.zeros(1, dtype=torch.int64, device=place)
+        return self._known[key]
+
+    def each(self, place: torch.device, tiles: int, parts: int) -> torch.Tensor:
+        """Return a counter for each of ``tiles``, of launches that divide each between
+        ``parts`` programs: int32 [tiles], multiples of ``parts`` between kernels.
+        """
+        key = place, tiles, parts
+        if key not in self._known:
+            self._known[key] = torch.zeros(tiles, dtype=torch.int32, device=place)
         return self._known[key]

@@ -151,7 +151,7 @@ Group = Mapping[str, HostArray | None]
 
 def pack_linear(group: Group, backend: Any, dtype: str) -> PackedLinear:
     matrix = _matrix([group["weight"]], backend, dtype)
-    return PackedLinear(matrix, _bias([group.get("bias")], [0], backend, dtype))
+    return PackedLinear(matrix, stack_biases([group.get("bias")], [0], backend, dtype))
 
 
 def pack_qkv(group: Group, backend: Any, dtype: str) -> PackedQkv:
@@ -160,7 +160,7 @@ def pack_qkv(group: Group, backend: Any, dtype: str) -> PackedQkv:
     rows = [part.shape[0] for part in parts]
     biases = [group.get(f"{name}_bias") for name in "qkv"]
     keys = matrix.codes[rows[0] : rows[0] + rows[1]]
-    return PackedQkv(matrix, keys, _bias(biases, rows, backend, dtype))
+    return PackedQkv(matrix, keys, stack_biases(biases, rows, backend, dtype))
 
 
 def pack_mlp(group: Group, backend: Any, dtype: str) -> PackedMlp:
@@ -192,7 +192,7 @@ def _concatenate(parts: Sequence[Any], backend: Any) -> Any:
     return backend.tensor(wrap(np.concatenate(parts)))
 
 
-def _bias(
+def stack_biases(
     parts: Sequence[HostArray | None], rows: Sequence[int], backend: Any, dtype: str
 ) -> Any:
     """Concatenate biases; 0 for missing ones; ``None`` if all are missing."""

@@ -1,0 +1,262 @@
+"""Weights that rows in float8 multiply, in device memory: E4M3, or codes of 4 bits.
+
+A matrix in E4M3 has a scale for each row. Blocks of ``mxfp8`` have powers of two: their
+codes are shifted to the largest one of a row, which is exact but for elements below
+2**-15 of the row's largest, at least. Codes of 4 bits keep their scales and offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+from inl.dtypes import HostArray, wrap
+from inl.spec.op import Spec
+from inl.weights.quant_codes import FLOAT8_BLOCKS, split_blocks, split_float8
+from inl_torch.eager.linear import can_stack_qkv, present
+from inl_torch.triton.quantized.packed import stack_biases
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FLOAT8_ROWS: Final = "float8_rows"
+"""Layout of weights in E4M3."""
+
+INT4_CHUNKS: Final = "int4_chunks"
+"""Layout of weights of 4 bits."""
+
+FLOAT8: Final = torch.float8_e4m3fn
+
+GROUP: Final = 32
+"""Codes of 4 bits that share a scale in blocks of a file."""
+
+WIDE: Final = 128
+"""Likewise where the scales of four blocks are equal, as in files of AWQ and GPTQ."""
+
+MULTIPLE: Final = 16
+"""What the device's library divides rows and columns of a matrix in E4M3 by."""
+
+ROWS: Final = 1024
+"""Rows that are converted at once, which bounds the temporary memory."""
+
+
+class Float8(NamedTuple):
+    """A matrix [N, K] in E4M3: ``weight = scale * code``."""
+
+    codes: torch.Tensor
+    """[N, K]."""
+    scales: torch.Tensor
+    """[N], float32."""
+
+    @property
+    def layout(self) -> str:
+        """Name of the layout."""
+        return FLOAT8_ROWS
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+
+class Int4(NamedTuple):
+    """A matrix [N, K] of 4 bits: ``weight = scale * code + offset``, code 0 to 15."""
+
+    codes: torch.Tensor
+    """uint8 [N, K / 2]: a chunk has the codes of one group in the low halves of its
+    bytes, of the next one in the high halves."""
+    scales: torch.Tensor
+    """float16 [N, groups]."""
+    offsets: torch.Tensor
+    """float16 [N, groups]."""
+
+    @property
+    def width(self) -> int:
+        """Codes of a group, and bytes of a chunk."""
+        return self.shape[1] // self.scales.shape[1]
+
+    @property
+    def layout(self) -> str:
+        """Name of the layout."""
+        return INT4_CHUNKS
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        return self.codes.shape[0], 2 * self.codes.shape[1]
+
+
+Matrix = Float8 | Int4
+
+
+class StreamedLinear(NamedTuple):
+    """A matrix and an optional bias [N]."""
+
+    matrix: Matrix
+    bias: torch.Tensor | None = None
+
+    @property
+    def layout(self) -> str:
+        """Name of the layout."""
+        return self.matrix.layout
+
+
+class StreamedQkv(NamedTuple):
+    """Query, key and value projections stacked to one matrix."""
+
+    matrix: Matrix
+    keys: torch.Tensor
+    """View of the key rows of the codes; its shape gives their number."""
+    bias: torch.Tensor | None = None
+
+    @property
+    def layout(self) -> str:
+        """Name of the layout."""
+        return self.matrix.layout
+
+
+class StreamedMlp(NamedTuple):
+    """Gate and up projections stacked to one matrix, and the down projection."""
+
+    gate_up: Matrix
+    down: Matrix
+
+    @property
+    def layout(self) -> str:
+        """Name of the layout."""
+        return self.down.layout
+
+
+def refuse_float8(**stored: Spec) -> str | None:
+    """Return the reason why matrices cannot be packed in E4M3, or ``None``."""
+    for name, spec in _matrices(stored).items():
+        if spec.dtype != FLOAT8_BLOCKS:
+            return f"{name} is stored as {spec.dtype}, not as {FLOAT8_BLOCKS}"
+        rows, columns = spec.shape
+        if rows % MULTIPLE or columns % MULTIPLE:
+            return f"{name} is {rows} x {columns}, takes multiples of {MULTIPLE}"
+    return None
+
+
+def refuse_int4(**stored: Spec) -> str | None:
+    """Return the reason why matrices cannot be packed in 4 bits, or ``None``."""
+    for name, spec in _matrices(stored).items():
+        if spec.dtype not in ("q4_0", "q4_1"):
+            return f"{name} is stored as {spec.dtype}, not as q4_0 or q4_1"
+        if spec.shape[1] % (2 * GROUP):
+            return f"{name} has {spec.shape[1]} columns, takes multiples of {2 * GROUP}"
+    return None
+
+
+def _matrices(stored: Mapping[str, Spec]) -> dict[str, Spec]:
+    return {name: one for name, one in stored.items() if not name.endswith("bias")}
+
+
+Refuse = Callable[..., str | None]
+Group = Mapping[str, HostArray | None]
+
+
+def packers(refuse: Refuse) -> dict[str, tuple[Callable[..., Any], Refuse]]:
+    """Return, by op, functions that pack its weights and why they cannot be."""
+
+    def refuse_qkv(**stored: Spec) -> str | None:
+        return refuse(**stored) or can_stack_qkv(**stored)
+
+    return {
+        "linear": (pack_linear, refuse),
+        "qkv_linear": (pack_qkv, refuse_qkv),
+        "gated_mlp": (pack_mlp, refuse),
+    }
+
+
+def pack_linear(group: Group, backend: Any, dtype: str) -> StreamedLinear:
+    matrix = _stacked([group["weight"]], backend)
+    return StreamedLinear(
+        matrix, stack_biases([group.get("bias")], [0], backend, dtype)
+    )
+
+
+def pack_qkv(group: Group, backend: Any, dtype: str) -> StreamedQkv:
+    parts = [present(group[name]) for name in "qkv"]
+    matrix = _stacked(parts, backend)
+    rows = [part.shape[0] for part in parts]
+    biases = [group.get(f"{name}_bias") for name in "qkv"]
+    keys = matrix.codes[rows[0] : rows[0] + rows[1]]
+    return StreamedQkv(matrix, keys, stack_biases(biases, rows, backend, dtype))
+
+
+def pack_mlp(group: Group, backend: Any, dtype: str) -> StreamedMlp:  # noqa: ARG001 - as others
+    gate_up = _stacked([group["gate"], group["up"]], backend)
+    return StreamedMlp(gate_up, _stacked([group["down"]], backend))
+
+
+def _stacked(parts: Sequence[HostArray | None], backend: Any) -> Matrix:
+    """Stack matrices by rows."""
+    arrays = [present(part) for part in parts]
+    if arrays[0].dtype == FLOAT8_BLOCKS:
+        return Float8(*_joined(_float8(array, backend) for array in arrays))
+    fields = [split_blocks(array) for array in arrays]
+    width = WIDE if all(is_wide(*each[1:]) for each in fields) else GROUP
+    return Int4(*_joined(_int4(*each, width, backend) for each in fields))
+
+
+def is_wide(scales: NDArray[Any], offsets: NDArray[Any] | None) -> bool:
+    """Whether scales and offsets [N, K / 32] are those of wider groups."""
+    columns = scales.shape[1] * GROUP
+    if columns % (2 * WIDE):
+        return False
+    given = [each for each in (scales, offsets) if each is not None]
+    fours = [
+        each.view(np.uint16).reshape(len(each), -1, WIDE // GROUP) for each in given
+    ]
+    return all(bool((each == each[:, :, :1]).all()) for each in fours)
+
+
+def _joined(parts: Any) -> list[torch.Tensor]:
+    return [torch.cat(field) for field in zip(*parts, strict=True)]
+
+
+def _float8(array: HostArray, backend: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes [N, K] and scales [N] of a matrix in blocks."""
+    codes, bits = split_float8(array)
+    given = backend.tensor(wrap(codes)).view(FLOAT8)
+    powers = backend.tensor(HostArray(bits, "bfloat16", bits.shape)).float()
+    rows = powers.amax(1)
+    return shifted(given, powers, rows), rows
+
+
+def shifted(
+    codes: torch.Tensor, powers: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """Return codes [N, K] of scales ``rows`` [N] for those of ``powers`` [N, groups].
+
+    All scales are powers of two, those of rows at least as large.
+    """
+    count, groups = powers.shape
+    out = torch.empty_like(codes)
+    for start in range(0, count, ROWS):
+        part = slice(start, start + ROWS)
+        wide = codes[part].float().view(-1, groups, codes.shape[1] // groups)
+        wide *= (powers[part] / rows[part, None])[:, :, None]
+        out[part] = wide.view(out[part].shape).to(FLOAT8)
+    return out
+
+
+def _int4(
+    codes: Any, scales: Any, offsets: Any, width: int, backend: Any
+) -> tuple[torch.Tensor, ...]:
+    """Return codes in chunks, scales and offsets of a matrix of a file."""
+    if offsets is None:  # the code of zero is 8
+        offsets = scales * np.float16(-8)
+    given = backend.tensor(wrap(codes))
+    for start in range(0, len(given), ROWS):
+        part = given[start : start + ROWS]
+        blocks = part.view(len(part), -1, 16)
+        plain = torch.cat([blocks & 15, blocks >> 4], -1).view(len(part), -1, 2, width)
+        part.copy_((plain[:, :, 0] | plain[:, :, 1] << 4).view(part.shape))
+    step = width // GROUP
+    heads = (np.ascontiguousarray(each[:, ::step]) for each in (scales, offsets))
+    return given, *(backend.tensor(wrap(each)) for each in heads)

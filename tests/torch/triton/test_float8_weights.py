@@ -1,0 +1,241 @@
+"""Products in float8 against the float64 bodies, with rows rounded as declared."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from triton_place import PDL, PLACE
+
+from inl.dtypes import HostArray, wrap
+from inl.ops import catalog
+from inl.ops.linear import Linear, QkvLinear
+from inl.ops.mlp import GatedMlp
+from inl.ops.norm import Norm
+from inl.spec.activation_quant import FLOAT8, float8_rows
+from inl.spec.op import Case, Spec
+from inl.spec.tolerance import judge
+from inl.weights.quant import dequantize
+from inl.weights.quant_encode import encode
+
+# isort: split
+from inl_torch.tensors import from_host
+from inl_torch.triton.float8 import products, weights
+from inl_torch.triton.float8.weights import FLOAT8_ROWS, Float8
+from inl_torch.triton.tuning import Tuning
+
+TUNING = Tuning(pdl=PDL)
+KERNELS = {
+    (one.op, one.layout): one
+    for kernels in (products.float8_kernels, products.int4_kernels)
+    for one in kernels(TUNING)
+}
+KINDS = ("mxfp8", "q4_1", "q4_0", "q4_1, wide")
+HALVES = ("bfloat16", "float16")
+DTYPES = (*HALVES, "float32")
+SIZES = ((1, 48, 288), (2, 80, 64), (17, 32, 544), (34, 48, 96))
+"""Rows, and rows and columns of the matrix."""
+MOST = 33
+"""Most rows that the tests stream, for the interpreter is slow."""
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch):
+    for layout in products.MAX_STREAMED:
+        monkeypatch.setitem(products.MAX_STREAMED, layout, MOST)
+    monkeypatch.setattr(products, "TOKENS", 16)
+
+
+class Place:
+    def tensor(self, data):
+        return from_host(data).to(PLACE)
+
+
+def stored(rng, rows, columns, kind="mxfp8"):
+    """A matrix of blocks whose scales differ by powers of two, and its values."""
+    spread = 2.0 ** rng.integers(-3, 3, (rows, columns // 32)).repeat(32, 1)
+    values = (rng.standard_normal((rows, columns)) * spread / 8).astype(np.float32)
+    blocks = encode(values, "q4_1" if kind.startswith("q4") else kind)
+    heads = blocks.data.reshape(rows, -1, 20 if kind != "mxfp8" else 33)
+    if kind == "q4_1, wide":
+        heads[:, :, :4] = np.repeat(heads[:, ::4, :4], 4, 1)
+    if kind == "q4_0":
+        plain = np.ascontiguousarray(np.delete(heads, (2, 3), 2)).reshape(rows, -1)
+        blocks = HostArray(plain, kind, values.shape)
+    return blocks, dequantize(blocks, "a matrix").astype(np.float64)
+
+
+def exact(matrix):
+    """The weights of a matrix that was packed: shifted codes may be rounded."""
+    return products.decoded(matrix, torch.float32).double().cpu().numpy()
+
+
+def inputs(rng, rows, columns):
+    """Rows with outliers, and one of zeros."""
+    x = rng.standard_normal((rows, columns))
+    x[:, ::48] *= 16
+    x[1:2] = 0
+    return x
+
+
+def check(op, case, packed, dtype, on_torch, on_host, seed):
+    spec, kernel = catalog()[op], KERNELS[op, packed.layout]
+    *rest, _ = on_torch(spec, case, dtype, PLACE)
+    traced = SimpleNamespace(shape=rest[0].shape, dtype=dtype)
+    refused = kernel.refuse(traced, *rest[1:], case.args[-1], **case.attrs)
+    assert refused is None, refused
+    got = on_host(kernel.run(*rest, packed, **case.attrs))
+    quant = kernel.activation_quant if dtype != "float32" else ""
+    verdict = judge(spec, case, dtype, got, quant)
+    assert verdict.passed, f"{op}/{case.name} {dtype}, seed {seed}: {verdict}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear(dtype, kind, seed, on_torch, on_host):
+    rng = np.random.default_rng(seed)
+    for tokens, rows, columns in SIZES:
+        step = {"mxfp8": 32, "q4_1, wide": 256}.get(kind, 64)
+        columns = -(-columns // step) * step
+        blocks, values = stored(rng, rows, columns, kind)
+        bias = rng.integers(-8, 8, rows) / 2 if tokens % 2 else None
+        held = None if bias is None else wrap(bias.astype(np.float32))
+        w = weights.pack_linear({"weight": blocks, "bias": held}, Place(), dtype)
+        assert kind == "mxfp8" or w.matrix.width == (128 if "wide" in kind else 32)
+        if dtype == "float32":  # exact, but for codes that were shifted
+            values = exact(w.matrix)
+        args = inputs(rng, tokens, columns), Linear(values, bias)
+        case = Case(f"{tokens}x{rows}", args)
+        check("linear", case, w, dtype, on_torch, on_host, seed)
+
+
+@pytest.mark.parametrize("kind", ["mxfp8", "q4_1"])
+def test_columns_divided_between_programs(kind, seed, on_torch, on_host):
+    rng, dtype = np.random.default_rng(seed), "bfloat16"
+    width = 9 * 1024 if kind == "mxfp8" else 1536
+    blocks, values = stored(rng, 48, width, kind)
+    w = weights.pack_linear({"weight": blocks}, Place(), dtype)
+    assert products.float8_tile(48, width, 16, TUNING, gated=False).splits == 2
+    assert products.int4_tile(48, width, 32, 16, TUNING).splits > 2
+    for tokens in (1, 3, 20):  # the counters serve several launches
+        case = Case(f"{tokens}", (inputs(rng, tokens, width), Linear(values)))
+        check("linear", case, w, dtype, on_torch, on_host, seed)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [
+    ("mxfp8", "bfloat16"), ("mxfp8", "float16"), ("q4_0", "bfloat16"),
+])  # fmt: skip
+def test_queries_keys_and_values(kind, dtype, seed, on_torch, on_host):
+    rng = np.random.default_rng(seed)
+    made = [stored(rng, rows, 128, kind) for rows in (32, 16, 16)]
+    blocks, values = zip(*made, strict=True)
+    group = dict(zip("qkv", blocks, strict=True))
+    bias = wrap(rng.integers(-8, 8, 16).astype(np.float32))
+    for tokens, biases in ((1, {"k_bias": bias}), (7, {}), (34, {"k_bias": bias})):
+        w = weights.pack_qkv(group | biases, Place(), dtype)
+        logical = QkvLinear(*values, None, bias.data if biases else None, None)
+        case = Case(f"{tokens}", (inputs(rng, tokens, 128), logical))
+        check("qkv_linear", case, w, dtype, on_torch, on_host, seed)
+        residual, delta = inputs(rng, tokens, 128), rng.standard_normal((tokens, 128))
+        norm = Norm(rng.standard_normal(128))
+        case = Case(f"norm {tokens}", (residual, delta, norm, logical), {"eps": 1e-5})
+        if tokens > MOST and kind != "mxfp8":
+            continue
+        check("norm_qkv", case, w, dtype, on_torch, on_host, seed)
+
+
+@pytest.mark.parametrize(("kind", "dtype", "activation"), [
+    ("mxfp8", "bfloat16", "silu"), ("mxfp8", "float16", "gelu_tanh"),
+    ("mxfp8", "float32", "silu"), ("q4_1", "bfloat16", "gelu_tanh"),
+    ("q4_0", "float16", "silu"), ("q4_1", "float32", "silu"),
+])  # fmt: skip
+def test_feed_forward(kind, dtype, activation, seed, on_torch, on_host):
+    rng = np.random.default_rng(seed)
+    shapes = {"gate": (128, 64), "up": (128, 64), "down": (64, 128)}
+    made = {name: stored(rng, *shape, kind) for name, shape in shapes.items()}
+    w = weights.pack_mlp({name: one[0] for name, one in made.items()}, Place(), dtype)
+    logical = GatedMlp(**{name: one[1] for name, one in made.items()})
+    if dtype == "float32":
+        logical = GatedMlp(*np.split(exact(w.gate_up), 2), exact(w.down))
+    for tokens in (1, 5, 34):
+        attrs = {"activation": activation}
+        case = Case(f"{tokens}", (inputs(rng, tokens, 64), logical), attrs)
+        check("gated_mlp", case, w, dtype, on_torch, on_host, seed)
+        if dtype == "float32" or (tokens > MOST and kind != "mxfp8"):
+            continue
+        residual, delta = inputs(rng, tokens, 64), rng.standard_normal((tokens, 64))
+        args = residual, delta, Norm(rng.standard_normal(64)), logical
+        case = Case(f"norm {tokens}", args, {"eps": 1e-5, **attrs})
+        check("norm_mlp", case, w, dtype, on_torch, on_host, seed)
+
+
+def test_rows_are_rounded_as_declared(seed):
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(inputs(rng, 9, 320).astype(np.float32)).bfloat16().to(PLACE)
+    w = weights.pack_linear({"weight": stored(rng, 16, 320)[0]}, Place(), "bfloat16")
+    rows = products.Products(TUNING).quantized(x, w.matrix)
+    got = rows.codes.float().cpu().numpy() * rows.scales.cpu().numpy()[:, None]
+    want = float8_rows(x.float().cpu().numpy())
+    # A quotient by another way may fall on the other side of the middle of two codes.
+    assert np.isclose(got, want, rtol=1e-5).mean() > 0.99
+    np.testing.assert_allclose(got, want, rtol=2**-3 + 2**-10)
+
+
+def test_the_declared_rounding_is_that_of_torch(seed):
+    x = np.random.default_rng(seed).standard_normal((5, 333)).astype(np.float32)
+    x[0, :8] *= 1e4
+    scale = torch.from_numpy(x).abs().amax(1, keepdim=True).double() / 448
+    codes = (torch.from_numpy(x).double() / scale).float().to(torch.float8_e4m3fn)
+    want = (codes.double() * scale).numpy()
+    got = float8_rows(x.astype(np.float64))
+    assert np.mean(got != want) < 0.01
+    np.testing.assert_allclose(got, want, rtol=2**-3, atol=float(scale.max()) * 2**-8)
+
+
+def test_a_row_that_is_not_finite_stays_so(seed):
+    rng = np.random.default_rng(seed)
+    blocks, _ = stored(rng, 48, 96)
+    w = weights.pack_linear({"weight": blocks}, Place(), "bfloat16")
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        x = torch.from_numpy(rng.standard_normal((3, 96))).bfloat16().to(PLACE)
+        x[1, 5] = bad
+        y = KERNELS["linear", FLOAT8_ROWS].run(x, w).cpu()
+        assert not y[1].isfinite().any()
+        assert y[[0, 2]].isfinite().all()
+
+
+def test_shifted_codes_keep_their_values(seed):
+    """Only elements far below the largest of their row are rounded."""
+    rng = np.random.default_rng(seed)
+    blocks, values = stored(rng, 48, 96)
+    w = weights.pack_linear({"weight": blocks}, Place(), "bfloat16")
+    got = exact(w.matrix)
+    largest = np.abs(values).max(1, keepdims=True)
+    error = np.abs(got - values)
+    assert (error[np.abs(values) > largest * 2**-14] == 0).all()
+    assert (error <= largest * 2**-18).all()
+
+
+def test_matrices_that_are_refused():
+    def reason(**stored):
+        return weights.refuse_float8(**stored)
+
+    assert reason(weight=Spec((32, 64), "mxfp8")) is None
+    assert "q8_0" in reason(weight=Spec((32, 64), "q8_0"))
+    assert "40 x 64" in reason(weight=Spec((40, 64), "mxfp8"))
+    assert weights.refuse_int4(weight=Spec((40, 64), "q4_0")) is None
+    assert "mxfp8" in weights.refuse_int4(weight=Spec((40, 64), "mxfp8"))
+    assert "96 columns" in weights.refuse_int4(weight=Spec((40, 96), "q4_0"))
+    both = {"gate": Spec((32, 64), "mxfp8"), "up": Spec((32, 64), "q4_1")}
+    assert weights.refuse_int4(**both)
+    assert weights.refuse_float8(**both)
+    assert KERNELS["linear", FLOAT8_ROWS].activation_quant == FLOAT8
+
+
+def test_a_matrix_needs_no_copy_of_another_dtype():
+    blocks = HostArray(np.zeros((16, 33), np.uint8), "mxfp8", (16, 32))
+    w = weights.pack_linear({"weight": blocks}, Place(), "bfloat16").matrix
+    assert isinstance(w, Float8)
+    assert [one.dtype for one in w] == [torch.float8_e4m3fn, torch.float32]
