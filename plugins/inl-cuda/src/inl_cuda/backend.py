@@ -43,9 +43,11 @@ class CudaBackend(GpuBackend):
         return super().offers(kind)
 
     def _packed_kernels(self) -> Iterable[Kernel]:
+        from inl_torch.triton.moe import experts
         from inl_torch.triton.quantized import products
 
-        return products.kernels(self.tuning())
+        yield from products.kernels(self.tuning())
+        yield from experts.PACKED_KERNELS
 
     def tuning(self) -> Tuning:
         from inl_cuda.tuning import tuning
