@@ -15,7 +15,6 @@ from inl.engine.core import EngineCore
 from inl.engine.inference_engine import InferenceEngine
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.model_loader import open_model, start_runner
-from inl.models.llama import MODEL
 from inl.scheduling.plan import SchedulerConfig as SchedulerPolicy
 from inl.scheduling.request import Request
 from inl.spec.limits import Limits
@@ -30,16 +29,16 @@ def load(backend: CudaBackend, name: str, layers: int = 0) -> tuple[Loaded, Rand
     """Make a model of random weights: one layer, of which the others are copies."""
     count = layers or SHAPES[name][3]
     language = random_language(name, context=1 << 17, layers=1)
-    one, checkpoint = language.config, language.checkpoint
+    model, one, checkpoint = language.model, language.config, language.checkpoint
     kernels = tuple(backend.kernels())
-    groups = plan_weights(MODEL.weights(one), kernels, checkpoint.specs)
+    groups = plan_weights(model.weights(one), kernels, checkpoint.specs)
     weights = load_weights(groups, checkpoint, backend, "bfloat16")
     (layer,) = weights.layers
     more = [tree_map(torch.clone, layer) for _ in range(count - 1)]
     config = replace(one, layers=count, views=one.views * count)
     groups = groups._replace(layers=groups.layers * count)
     weights = weights._replace(layers=(layer, *more))
-    return Loaded(MODEL, config, groups, weights, KernelSelection(kernels)), checkpoint
+    return Loaded(model, config, groups, weights, KernelSelection(kernels)), checkpoint
 
 
 @dataclass

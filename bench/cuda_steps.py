@@ -2,10 +2,11 @@
 
     python bench/cuda_steps.py --model smollm2 --rows 1 8 32 --profile
     python bench/cuda_steps.py --model 8b --tuned
+    python bench/cuda_steps.py --model moe --layers 6 --rows 1 8 64 --quantize int4
 
 Every row decodes its previous token, which stays on the device. The ceiling is the time
 in which a copy on the device reads the weights once. ``--tuned`` also times each step
-with the results of ``inl tune``.
+with the results of ``inl tune``, ``--quantize`` with packed weights.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from cuda_graph import weight_bytes
 from random_models import SHAPES, random_language
 from torch.profiler import ProfilerActivity, profile
 
+from inl.backend.base import PackedKernels
 from inl.device import Device
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.tuning_results import load_tuning_results
-from inl.models.llama import MODEL
+from inl.spec.kernel import Kernel
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.spec.workload import TuningResults
-from inl.weights.loader import load_weights
+from inl.weights.loader import load_weights, stored_specs
 from inl.weights.plan import plan_weights
 from inl_cuda.backend import CudaBackend
 from inl_cuda.tuning import tuning
@@ -41,13 +43,24 @@ from inl_torch import eager, triton
 BLOCK = 16
 
 
-def load(backend: CudaBackend, name: str, dtype: str, layers: int) -> Loaded:
+def load(
+    backend: CudaBackend, name: str, dtype: str, layers: int, quantize: str | None
+) -> Loaded:
     language = random_language(name, layers=layers)
-    config = replace(language.config, dtype=dtype)
-    kernels = tuple(backend.kernels())
-    groups = plan_weights(MODEL.weights(config), kernels, language.checkpoint.specs)
+    if quantize:
+        language = language.quantized(quantize)
+    model, config = language.model, replace(language.config, dtype=dtype)
+    kernels = (*backend.kernels(), *packed_kernels(backend, quantize))
+    stored = stored_specs(language.checkpoint)
+    groups = plan_weights(model.weights(config), kernels, stored)
     weights = load_weights(groups, language.checkpoint, backend, dtype)
-    return Loaded(MODEL, config, groups, weights, KernelSelection(kernels))
+    return Loaded(model, config, groups, weights, KernelSelection(kernels))
+
+
+def packed_kernels(backend: CudaBackend, quantize: str | None) -> tuple[Kernel, ...]:
+    """Kernels of packed weights, if weights are quantized."""
+    offered = backend.offers(PackedKernels) if quantize else None
+    return tuple(offered.kernels()) if offered else ()
 
 
 class Bench:
@@ -158,21 +171,25 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--early", choices=["yes", "no", "both"], default="yes")
     parser.add_argument("--tuned", action="store_true")
+    parser.add_argument("--quantize", choices=["fp8", "int8", "int4"])
     given = parser.parse_args()
     backend = CudaBackend(Device("cuda:0"))
-    loaded = load(backend, given.model, given.dtype, given.layers)
+    loaded = load(backend, given.model, given.dtype, given.layers, given.quantize)
     size = weight_bytes(loaded.weights)
     rate = copy_rate()
     floor = 1e3 * size / rate
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {given.model} "
-          f"in {given.dtype}, weights {size / 1e9:.2f} GB, "
+          f"in {given.quantize or given.dtype}, weights {size / 1e9:.2f} GB, "
           f"copies {rate / 1e12:.2f} TB/s, ceiling {floor:.3f} ms/step")  # fmt: skip
     found = load_tuning_results(backend) if given.tuned else TuningResults()
     ways = {"yes": [True], "no": [False], "both": [True, False]}[given.early]
     for rows in given.rows:
         for early in ways:
             tuned = replace(tuning(backend.place), pdl=early)
-            kernels = (*eager.kernels(), *triton.kernels(tuned))
+            kernels = (
+                *eager.kernels(), *triton.kernels(tuned),
+                *packed_kernels(backend, given.quantize),
+            )  # fmt: skip
             for known in (TuningResults(), found) if found else (found,):
                 selection = KernelSelection(kernels, tuning_results=known)
                 bench = Bench(
