@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from quantized_blocks import decoded, random_blocks
 # isort: split
 from inl_torch.tensors import from_host
 from inl_torch.triton.moe import experts as ours
+from inl_torch.triton.moe.packed import pack_stack
 
 KERNELS = {kernel.op: kernel for kernel in ours.PACKED_KERNELS}
 KINDS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp8", "mxfp4")
@@ -113,6 +116,19 @@ def test_decoded_experts_stay_dense(seed, on_torch, on_host):
         group = dict(zip(Experts._fields, arrays, strict=True))
         assert KERNELS["experts"].pack(group, Place(), "float32").down.scales is None
         check("experts", case, group, "float32", on_torch, on_host, seed)
+
+
+@pytest.mark.parametrize("kind", ["q4_1", "mxfp4"])
+def test_packing_does_not_decode(kind, seed):
+    """The host never has a copy of the matrices in 16 bits."""
+    array, _ = stack(np.random.default_rng(seed), kind, 4, 256, 1024)
+    tracemalloc.start()
+    try:
+        pack_stack(array, Place(), "bfloat16")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * array.data.nbytes < 2 * array.size
 
 
 def test_a_wrong_scale_is_found(seed, on_torch, on_host):
