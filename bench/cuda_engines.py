@@ -16,7 +16,6 @@ from inl.engine.core import EngineCore
 from inl.engine.inference_engine import InferenceEngine
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.model_loader import open_model, start_runner
-from inl.models.llama import MODEL
 from inl.scheduling.plan import SchedulerConfig as SchedulerPolicy
 from inl.scheduling.request import Request
 from inl.spec.kernel import Kernel
@@ -37,16 +36,16 @@ def load(
     """
     count = layers or SHAPES[name][3]
     language = random_language(name, context=1 << 17, layers=1, quantize=quantize)
-    one, checkpoint = language.config, language.checkpoint
+    model, one, checkpoint = language.model, language.config, language.checkpoint
     kernels = kernels_of(backend, quantize)
-    groups = plan_weights(MODEL.weights(one), kernels, checkpoint.specs)
+    groups = plan_weights(model.weights(one), kernels, checkpoint.specs)
     weights = load_weights(groups, checkpoint, backend, "bfloat16")
     (layer,) = weights.layers
     more = [tree_map(torch.clone, layer) for _ in range(count - 1)]
     config = replace(one, layers=count, views=one.views * count)
     groups = groups._replace(layers=groups.layers * count)
     weights = weights._replace(layers=(layer, *more))
-    return Loaded(MODEL, config, groups, weights, KernelSelection(kernels)), checkpoint
+    return Loaded(model, config, groups, weights, KernelSelection(kernels)), checkpoint
 
 
 def kernels_of(backend: CudaBackend, quantize: str) -> tuple[Kernel, ...]:

@@ -2,10 +2,11 @@
 
     python bench/cuda_steps.py --model smollm2 --rows 1 8 32 --profile
     python bench/cuda_steps.py --model 8b --tuned
+    python bench/cuda_steps.py --model moe --layers 6 --rows 1 8 64 --quantize int4
 
 Every row decodes its previous token, which stays on the device. The ceiling is the time
 in which a copy on the device reads the weights once. ``--tuned`` also times each step
-with the results of ``inl tune``.
+with the results of ``inl tune``, ``--quantize`` with packed weights.
 """
 
 from __future__ import annotations
@@ -27,13 +28,12 @@ from torch.profiler import ProfilerActivity, profile
 from inl.device import Device
 from inl.executor.local_runner import Loaded, LocalRunner
 from inl.executor.tuning_results import load_tuning_results
-from inl.models.llama import MODEL
 from inl.spec.limits import Limits
 from inl.spec.message import Row, admit_frame, step_frame
 from inl.spec.selection import KernelSelection
 from inl.spec.step import Bucket
 from inl.spec.workload import TuningResults
-from inl.weights.loader import load_weights
+from inl.weights.loader import load_weights, stored_specs
 from inl.weights.plan import plan_weights
 from inl.weights.quantization import KINDS
 from inl_cuda.backend import CudaBackend
@@ -49,11 +49,12 @@ def load(
     backend: CudaBackend, name: str, dtype: str, layers: int, quantize: str
 ) -> Loaded:
     language = random_language(name, layers=layers, quantize=quantize)
-    config = replace(language.config, dtype=dtype)
+    model, config = language.model, replace(language.config, dtype=dtype)
     kernels = kernels_of(backend, quantize)
-    groups = plan_weights(MODEL.weights(config), kernels, language.checkpoint.specs)
+    stored = stored_specs(language.checkpoint)
+    groups = plan_weights(model.weights(config), kernels, stored)
     weights = load_weights(groups, language.checkpoint, backend, dtype)
-    return Loaded(MODEL, config, groups, weights, KernelSelection(kernels))
+    return Loaded(model, config, groups, weights, KernelSelection(kernels))
 
 
 class Bench:

@@ -10,22 +10,32 @@ import numpy as np
 
 from inl.dtypes import HostArray, widen
 from inl.executor.model_loader import LanguageModel
-from inl.models.llama import MODEL
+from inl.models import llama, qwen3_moe
 from inl.spec.op import Spec
 from inl.spec.tree import leaves
 from inl.weights.checkpoint import Checkpoint
 from inl.weights.quant_encode import encode
 from inl.weights.quantization import KINDS
+from inl.weights.sources import stored_tensors
 
 SHAPES = {
     "smollm2": (49152, 576, 1536, 30, 9, 3, 64, True),
     "8b": (128256, 4096, 14336, 32, 32, 8, 128, False),
     "tiny": (512, 64, 128, 2, 4, 2, 16, True),
+    "moe": (151936, 2048, 6144, 48, 32, 4, 128, False),
 }
 FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
     "num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings",
 )  # fmt: skip
+
+MIXTURES = {
+    "moe": {
+        "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    },
+}  # fmt: skip
+"""Further fields of shapes that are mixtures of experts, here Qwen3-30B-A3B."""
 
 
 class Random(Checkpoint):
@@ -83,14 +93,18 @@ def random_language(
     hf = dict(zip(FIELDS, SHAPES[name], strict=True))
     hf["max_position_embeddings"] = context
     hf["num_hidden_layers"] = layers or hf["num_hidden_layers"]
-    config = replace(MODEL.config(hf), dtype="bfloat16")
-    kinds = {2: KINDS[quantize]} if quantize else {}
+    model = qwen3_moe.MODEL if name in MIXTURES else llama.MODEL
+    hf |= MIXTURES.get(name, {})
+    config = replace(model.config(hf), dtype="bfloat16")
+
+    def dtype(source: str, axes: int) -> str:
+        matrix = axes == 2 and ".layers." in source and "mlp.gate." not in source
+        return KINDS[quantize] if quantize and matrix else "bfloat16"
+
     specs = {
-        param.source: Spec(
-            param.shape,
-            kinds.get(len(param.shape) * (".layers." in param.source), "bfloat16"),
-        )
-        for group in leaves(MODEL.weights(config))
+        source: Spec(shape, dtype(source, len(shape)))
+        for group in leaves(model.weights(config))
         for param in group.params.values()
+        for source, shape in stored_tensors(param).items()
     }
-    return LanguageModel(MODEL, config, Random(hf, specs))
+    return LanguageModel(model, config, Random(hf, specs))

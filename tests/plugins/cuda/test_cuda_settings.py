@@ -25,8 +25,11 @@ def test_an_unknown_value_is_refused(monkeypatch):
         requested_weights()
 
 
+@pytest.mark.parametrize("hopper", [False, True])
 @pytest.mark.parametrize("given", ["", "dense", "packed"])
-def test_models_quantized_while_loading_are_packed_by_default(monkeypatch, given):
+def test_models_quantized_while_loading_are_packed_by_default(
+    monkeypatch, given, hopper
+):
     """Without a GPU: the backend is not opened."""
     pytest.importorskip("triton")
     from inl_cuda.backend import CudaBackend
@@ -35,10 +38,14 @@ def test_models_quantized_while_loading_are_packed_by_default(monkeypatch, given
 
     monkeypatch.setenv(WEIGHTS, given)
     monkeypatch.setattr(CudaBackend, "tuning", lambda _: Tuning(processors=1))
+    monkeypatch.setattr(CudaBackend, "_multiplies_float8", lambda _: hopper)
     monkeypatch.setattr(GpuBackend, "kernels", lambda _: ())
     monkeypatch.setattr(GpuBackend, "offers", lambda *_: None)
     backend = object.__new__(CudaBackend)
     offered = backend.offers(PackedKernels)
     kernels = list(offered.kernels()) if offered else []
-    assert {kernel.layout for kernel in kernels} == (set() if given else {"packed"})
-    assert bool(list(backend.kernels())) == (given == "packed")
+    packed = {"packed", "int4_chunks"} if hopper else {"packed"}
+    assert {kernel.layout for kernel in kernels} == (set() if given else packed)
+    own = {kernel.layout for kernel in backend.kernels()}
+    rows = {"float8_rows"} if hopper and given != "dense" else set()
+    assert own == rows | (packed if given == "packed" else set())

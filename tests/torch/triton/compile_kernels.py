@@ -30,6 +30,7 @@ from triton.runtime.jit import JITFunction
 from inl.kernels.block_structure import structure_of
 from inl.ops.attention import random_step
 from inl.ops.embedding import Embedding
+from inl.ops.group_route import ExpertBias
 from inl.ops.inl import InlBlock
 from inl.ops.linear import Linear
 from inl.ops.lora import GatedLora, Lora, QkvLora
@@ -51,6 +52,8 @@ from inl_torch.triton.dynamics import training as dynamics_training
 from inl_torch.triton.matmul.invariant import product as fixed_product
 from inl_torch.triton.matmul.products import library_is_faster
 from inl_torch.triton.matmul.streamed import stream_product
+from inl_torch.triton.moe import experts as moe
+from inl_torch.triton.moe.packed import ExpertStack, PackedExperts
 from inl_torch.triton.quantized import products as packed_products
 from inl_torch.triton.quantized.packed import FLOAT8, PackedLinear, PackedMlp, packed
 from inl_torch.triton.sparse import products as sparse_products
@@ -223,6 +226,18 @@ def call_experts(kernels, dtype):
         kernels["expert_linear"](x[:, None], ids, ExpertLinear(w.gate))
 
 
+def call_routing(kernels, dtype):
+    """Routing with and without groups, and gates of shared experts."""
+    logits = torch.ones(3, 128, dtype=dtype)
+    for kind in ("softmax_topk", "topk_softmax", "sigmoid"):
+        kernels["route"](logits, k=8, kind=kind, renormalize=True)
+    sizes = {"k": 8, "groups": 8, "chosen": 4, "best_of": 2, "renormalize": True}
+    for kind in ("sigmoid", "softmax"):
+        bias = ExpertBias(torch.ones(128))
+        kernels["group_route"](logits, bias, kind=kind, **sizes)
+    kernels["sigmoid_gate"](logits, logits[:, :1])
+
+
 def call_recurrent(kernels, dtype, dim):
     """Short convolutions and the delta rule."""
     for step, _ in torch_steps(FEW):
@@ -298,6 +313,31 @@ def packed_weights():
         yield PackedLinear(matrix(HIDDEN, HIDDEN)), mlp
 
 
+def packed_stack(kind, *shape):
+    """Packed matrices of experts, of a dtype of files."""
+    *lead, columns = shape
+    codes = torch.ones(*lead, columns // (2 if "4" in kind else 1))
+    codes = codes.to({"q8_0": torch.int8, "mxfp8": FLOAT8}.get(kind, torch.uint8))
+    scales = torch.ones(*lead, columns // 32)
+    scales = scales.to({"mxfp8": torch.bfloat16, "mxfp4": torch.uint8}.get(
+        kind, torch.float16
+    ))  # fmt: skip
+    return ExpertStack(codes, scales, scales if kind == "q4_1" else None)
+
+
+def call_packed_experts(dtype):
+    """Packed experts with few slots and with many, in tiles of two sizes."""
+    kernels = {kernel.op: kernel.run for kernel in moe.PACKED_KERNELS}
+    kinds = ("q4_1", "q8_0", "mxfp8", "mxfp4")
+    for kind in kinds if dtype == torch.bfloat16 else kinds[::2]:
+        for tokens, count in ((1, 8), (100, 8), (1000, 4)):
+            x, ids = torch.ones(tokens, HIDDEN, dtype=dtype), torch.zeros(tokens, 2)
+            wide = packed_stack(kind, count, INNER, HIDDEN)
+            narrow = packed_stack(kind, count, HIDDEN, INNER)
+            w, shares = PackedExperts(wide, wide, narrow), torch.ones(tokens, 2)
+            kernels["experts"](x, ids.int(), shares, w, activation="silu")
+
+
 def named(tuning):
     """Kernels by op, those of the invariant mode by op and name."""
     found = {}
@@ -319,10 +359,13 @@ def call_all(dtype, dim, tuning, *, packed=True):
 
     width = HEADS * dim
     packings = list(packed_weights()) if packed else []
+    if packed:
+        call_packed_experts(dtype)
     call_adapters(kernels, dtype)
     call_verification(kernels)
     call_dynamics(kernels, dtype)
     call_experts(kernels, dtype)
+    call_routing(kernels, dtype)
     call_block_sparse(dtype)
     call_recurrent(kernels, dtype, dim)
     call_many(kernels, dtype, dim)

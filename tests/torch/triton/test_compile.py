@@ -37,7 +37,7 @@ WIDE = {
 BOTH_SIZES = ("cuda:80", "cuda:90")
 """Chips for which heads of 128 are compiled too."""
 
-PACKED = {"packed_row", "packed_rows", "unpack"}
+PACKED = {"packed_row", "packed_rows", "unpack", "packed_slots", "packed_tile"}
 """Kernels of packed weights, which no backend uses on AMD's chips. They may spill."""
 
 LANES = ("hip:gfx942", "hip:gfx1100")
@@ -49,7 +49,7 @@ SKIP_PACKED = ("hip:gfx90a", "hip:gfx950", "hip:gfx1201", *scaled(LANES, LANES, 
 MATRIX = {"gfx9": ["v_mfma"], "gfx1": ["v_wmma"]}
 """Start of an architecture's name -> its matrix instructions, in bfloat16."""
 
-PRODUCTS = {"attend", "attend_tiles", "rope_attend", "tile_product"}
+PRODUCTS = {"attend", "attend_tiles", "rope_attend", "tile_product", "packed_tile"}
 """Kernels that must use them."""
 
 SEARCH_BYTES = 1 << 10

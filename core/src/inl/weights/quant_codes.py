@@ -15,6 +15,9 @@ SPLIT: Final = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 FLOAT8_BLOCKS: Final = "mxfp8"
 """Format of 8-bit floats with a power of two for 32 of them."""
 
+FLOAT4_BLOCKS: Final = "mxfp4"
+"""Format of 4-bit floats with a power of two for 32 of them."""
+
 
 def split_blocks(array: HostArray) -> tuple[Any, Any, Any]:
     """Split a stored matrix [N, K] of :data:`SPLIT` into codes, scales and offsets.
@@ -53,6 +56,19 @@ def split_float8(array: HostArray) -> tuple[Any, Any]:
     exponents = blocks[:, :, 0].astype(np.uint16)
     scales = np.where(exponents == 0, np.uint16(0x40), exponents << 7)  # 0: subnormal
     return np.ascontiguousarray(blocks[:, :, 1:]).reshape(rows, columns), scales
+
+
+def split_float4(array: HostArray) -> tuple[Any, Any]:
+    """Split a stored matrix [N, K] of :data:`FLOAT4_BLOCKS` into codes and exponents.
+
+    Codes are the bits of E2M1, uint8 [N, K / 2], in the order of :func:`split_blocks`;
+    exponents are uint8 [N, K / 32]: ``e`` is the power of two of ``e - 127``.
+    """
+    rows, columns = array.shape
+    kind = QUANTIZATIONS[array.dtype]
+    blocks = array.data.reshape(rows, columns // kind.block, kind.bytes)
+    codes = np.ascontiguousarray(blocks[:, :, 1:]).reshape(rows, columns // 2)
+    return codes, np.ascontiguousarray(blocks[:, :, 0])
 
 
 def unpack_nibbles(codes: Any) -> Any:

@@ -52,9 +52,11 @@ class CudaBackend(GpuBackend):
         return super().offers(kind)
 
     def _packed_kernels(self) -> Iterable[Kernel]:
+        from inl_torch.triton.moe import experts
         from inl_torch.triton.quantized import products
 
         yield from products.kernels(self.tuning())
+        yield from experts.PACKED_KERNELS
         if self._multiplies_float8():
             from inl_torch.triton.float8 import products as streamed
 

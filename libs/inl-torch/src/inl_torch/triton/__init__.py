@@ -16,7 +16,7 @@ from inl_torch.triton.dynamics import dynamics
 from inl_torch.triton.lora import lora
 from inl_torch.triton.lora import streamed as adapted
 from inl_torch.triton.matmul import activation, fused, invariant, linear, mlp
-from inl_torch.triton.moe import experts
+from inl_torch.triton.moe import experts, routing
 from inl_torch.triton.recurrent import recurrent
 from inl_torch.triton.sampling import sample
 from inl_torch.triton.step import (
@@ -30,7 +30,7 @@ from inl_torch.triton.tuning import Tuning
 
 FAMILIES = (
     activation, admit, cache, dynamics, experts, invariant, norm, rope,
-    prune_last_layer, recurrent,
+    prune_last_layer, recurrent, routing,
 )  # fmt: skip
 """Modules whose kernels have no launch parameters that depend on the chip."""
 

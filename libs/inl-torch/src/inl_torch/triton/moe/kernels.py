@@ -85,6 +85,29 @@ def slots_weighted_sum(
 
 
 @triton.jit
+def find_tile(
+    counts: tensor, EXPERTS: tl.constexpr, EXPERTS_P: tl.constexpr, SLOTS: tl.constexpr
+) -> tuple[tensor, tensor, tensor]:
+    """Return the expert of a program's tile, and the indices and validity of its slots.
+
+    counts: slots per expert. The expert is at least EXPERTS if there are fewer tiles.
+    """
+    number = tl.arange(0, EXPERTS_P)
+    slots_of_expert = tl.load(counts + number, mask=number < EXPERTS, other=0).to(
+        tl.int32
+    )
+    tiles = (slots_of_expert + SLOTS - 1) // SLOTS
+    tile = tl.program_id(0)
+    is_before = tl.cumsum(tiles, 0) <= tile
+    expert = tl.sum(is_before.to(tl.int32), 0)
+    tile_of_expert = tile - tl.sum(tl.where(is_before, tiles, 0), 0)
+    first = tl.sum(tl.where(is_before, slots_of_expert, 0), 0)
+    expert_slots = tl.sum(tl.where(number == expert, slots_of_expert, 0), 0)
+    sorted_index = tile_of_expert * SLOTS + tl.arange(0, SLOTS)
+    return expert, (first + sorted_index).to(tl.int64), sorted_index < expert_slots
+
+
+@triton.jit
 def tile_product(
     x: tensor, order: tensor, counts: tensor, weight: tensor, up_weight: tensor,
     y: tensor, repeated: tensor, EXPERTS: tl.constexpr, EXPERTS_P: tl.constexpr,
@@ -94,25 +117,11 @@ def tile_product(
 ) -> None:  # fmt: skip
     """Product of ``SLOTS`` sorted slots of one expert with ``ROWS`` rows of its matrix.
 
-    order: sorted slot ids. counts: slots per expert. GATHERS, SCATTERS: whether the
-    rows of ``x``, and of ``y``, are indexed by slot; otherwise they are sorted.
+    order: sorted slot ids. GATHERS, SCATTERS: whether the rows of ``x``, and of ``y``,
+    are indexed by slot; otherwise they are sorted.
     """
-    number = tl.arange(0, EXPERTS_P)
-    slots_of_expert = tl.load(counts + number, mask=number < EXPERTS, other=0).to(
-        tl.int32
-    )
-    tiles = (slots_of_expert + SLOTS - 1) // SLOTS
-    ends = tl.cumsum(tiles, 0)
-    tile = tl.program_id(0)
-    is_before = ends <= tile
-    expert = tl.sum(is_before.to(tl.int32), 0)
+    expert, sorted_index, valid = find_tile(counts, EXPERTS, EXPERTS_P, SLOTS)
     if expert < EXPERTS:
-        tile_of_expert = tile - tl.sum(tl.where(is_before, tiles, 0), 0)
-        first = tl.sum(tl.where(is_before, slots_of_expert, 0), 0)
-        expert_slots = tl.sum(tl.where(number == expert, slots_of_expert, 0), 0)
-        sorted_index = tile_of_expert * SLOTS + tl.arange(0, SLOTS)
-        valid = sorted_index < expert_slots
-        sorted_index = (first + sorted_index).to(tl.int64)
         slot = tl.load(order + sorted_index, mask=valid, other=0).to(tl.int64)
         source = sorted_index
         if GATHERS:
