@@ -42,7 +42,7 @@ CASES = {
 
 
 def program(library, flags, case, shape):
-    """Instructions of every layer, what they point to, and the bytes of their caches."""
+    """Instructions of all layers, what they point to, and the bytes of their caches."""
     rows, cached, count, layers = case
     heads, kv_heads, width = shape
     tokens, blocks = rows * count, -(-(cached + count) // BLOCK)
@@ -104,7 +104,7 @@ def main():
     parser.add_argument("--contexts", type=int, nargs="*", default=[])
     parser.add_argument("--kinds", choices=CACHES, nargs="+", default=list(CACHES))
     given = parser.parse_args()
-    heads, kv_heads, width = given.shape
+    heads, _, width = given.shape
     pools = []
     for place in (LIBRARY_PATH, *given.library):
         library = ctypes.CDLL(str(place))

@@ -20,7 +20,7 @@ constexpr int64_t FEW_TOKENS = 32;    /* up to here, a chunk may be one segment 
 constexpr int64_t CHUNK_QUERIES = 24; /* queries of a chunk, with many tokens */
 /* Segments of a chunk of few tokens, if there are enough chunks for many threads:
  * keys of all but the first are prefetched while others are computed with. */
-constexpr int64_t MOST_SEGMENTS = 8, ENOUGH_CHUNKS = 64;
+constexpr int64_t MOST_SEGMENTS = 8, ENOUGH_CHUNKS = 32;
 
 /* Chunks of an instruction. */
 struct Plan {

@@ -222,9 +222,6 @@ inline F dot2(F sums, I pairs, uint32_t x) {
     return fma(high, set(float_of(x & 0xffff0000)), sums);
 }
 
-/* Tuning of products with few rows: bytes between two prefetches. */
-constexpr int64_t FEW_ROWS_PREFETCH = 64;
-
 /* Tuning of attention: accumulators that fit in the registers, and whether dot2 is one
  * instruction. */
 constexpr int ATTENTION_SUMS = 6, SCORE_SUMS = 4;

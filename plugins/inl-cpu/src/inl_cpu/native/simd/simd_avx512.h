@@ -111,9 +111,6 @@ inline F dot2(F sums, I pairs, uint32_t x) {
     return _mm512_dpbf16_ps(sums, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32(int(x)));
 }
 
-/* Tuning of products with few rows: bytes between two prefetches. */
-constexpr int64_t FEW_ROWS_PREFETCH = 512;
-
 /* Tuning of attention: accumulators that fit in the registers, those that suffice for
  * keys from memory, and whether dot2 is one instruction. */
 constexpr int ATTENTION_SUMS = 24, SCORE_SUMS = 16;

@@ -201,9 +201,6 @@ inline F dot2(F sums, I pairs, uint32_t x) {
 }
 #undef LANES
 
-/* Tuning of products with few rows: bytes between two prefetches. */
-constexpr int64_t FEW_ROWS_PREFETCH = 512;
-
 /* Tuning of attention: accumulators that fit in the registers, and whether dot2 is one
  * instruction. */
 constexpr int ATTENTION_SUMS = 2, SCORE_SUMS = 1;
