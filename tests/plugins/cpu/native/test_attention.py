@@ -279,7 +279,7 @@ def test_results_of_a_token_are_independent_of_the_batch(
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("window", [None, 700])
 def test_long_rows_have_the_same_bits_alone_and_together(native, rng, dtype, window):
-    """Chunks have several segments where there are many, and one where there are few."""
+    """Chunks have several segments where there are many, else one."""
     case = long_case(rng, cached=[1100, 300] * 4, counts=[1] * 8, heads=28, kv_heads=4,
                      width=20)  # fmt: skip
     q, _, _, cache, step = case.args
