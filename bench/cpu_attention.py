@@ -1,9 +1,12 @@
 """Time attention alone on the CPU, of several builds of the library side by side.
 
     python bench/cpu_attention.py [--library OTHER.so] [--isa avx512] [--threads 1]
+                                  [--shape 14 2 64] [--contexts 4000 16000 32000]
 
-One layer of the default model's shape (9 heads, 3 of keys, width 64, blocks of 16),
-with a cache for each of several layers, so that it comes from memory as in a step.
+One layer of the default model's shape (9 heads, 3 of keys, width 64, blocks of 16) or
+``--shape``, with a cache for each of several layers, so that it comes from memory as in
+a step. ``--contexts`` times one decoding row of each length instead, beside a plain
+read of as many bytes by the same threads.
 Rounds are interleaved; the least processor time of all threads. ``python
 build_native.py --output OTHER.so`` in a checkout of another version makes a build to
 compare with; one that does not know int8 takes float32 for it.
@@ -23,8 +26,9 @@ from inl_cpu.instructions import Opcode
 from inl_cpu.library import LIBRARY_PATH, declare_signatures
 from inl_cpu.memory import aligned
 
-HEADS, KV_HEADS, WIDTH, BLOCK = 9, 3, 64, 16
+BLOCK = 16
 ROUNDS = 7
+READ_BYTES = 1 << 28
 CACHES = {"float32": Flag.X_EXACT, "bfloat16": Flag.KV_BF16, "int8": Flag.KV_INT8}
 CASES = {
     "prefill of 512": (1, 0, 512, 6),
@@ -37,9 +41,10 @@ CASES = {
 """Rows, cached tokens, new tokens of each row, layers."""
 
 
-def program(library, flags, case):
-    """Instructions of every layer, and what they point to."""
+def program(library, flags, case, shape):
+    """Instructions of all layers, what they point to, and the bytes of their caches."""
     rows, cached, count, layers = case
+    heads, kv_heads, width = shape
     tokens, blocks = rows * count, -(-(cached + count) // BLOCK)
     positions = np.tile(np.arange(cached, cached + count, dtype=np.int32), rows)
     row = np.repeat(np.arange(rows, dtype=np.int32), count)
@@ -47,17 +52,17 @@ def program(library, flags, case):
     writes = table[row, positions // BLOCK] * BLOCK + positions % BLOCK
     starts = np.arange(rows + 1, dtype=np.int32) * count
     lengths = np.full(rows, cached + count, np.int32)
-    wide = (HEADS + 2 * KV_HEADS) * WIDTH
+    wide = (heads + 2 * kv_heads) * width
     qkv = np.random.default_rng(0).standard_normal((tokens, wide)).astype(np.float32)
-    turns = np.ones((2, tokens, WIDTH // 2), np.float32)
-    y = np.empty((tokens, HEADS * WIDTH), np.float32)
-    size = library.inl_cache_bytes(rows * blocks + 1, BLOCK, KV_HEADS, WIDTH, flags)
+    turns = np.ones((2, tokens, width // 2), np.float32)
+    y = np.empty((tokens, heads * width), np.float32)
+    size = library.inl_cache_bytes(rows * blocks + 1, BLOCK, kv_heads, width, flags)
     if size < 0:
         return None
     caches = [(aligned(size), aligned(size)) for _ in range(layers)]
-    dims = (tokens, HEADS, KV_HEADS, WIDTH, BLOCK, rows, blocks, 0, wide, wide)
+    dims = (tokens, heads, kv_heads, width, BLOCK, rows, blocks, 0, wide, wide)
     q = qkv.ctypes.data
-    before = (q, q + 4 * HEADS * WIDTH, q + 4 * (HEADS + KV_HEADS) * WIDTH)
+    before = (q, q + 4 * heads * width, q + 4 * (heads + kv_heads) * width)
     after = [a.ctypes.data for a in (y, positions, row, starts, lengths, table, writes)]
     after += [turn.ctypes.data for turn in turns]
     if rows == count == 1:
@@ -68,10 +73,26 @@ def program(library, flags, case):
         places = (*before, k.ctypes.data, v.ctypes.data, *after)
         places = (*places, *[0] * (20 - len(places)))
         packed += INSTRUCTION.pack(
-            Opcode.ATTENTION, flags, *dims, *places, WIDTH**-0.5, 0, 0, 0
+            Opcode.ATTENTION, flags, *dims, *places, width**-0.5, 0, 0, 0
         )
     held = caches, positions, row, table, writes, starts, lengths, qkv, turns, y
-    return packed, held
+    return packed, held, 2 * size * layers
+
+
+def reading(nbytes):
+    """A read of so many bytes by all threads, and what it points to."""
+    source, total = np.ones(min(nbytes, READ_BYTES), np.uint8), np.zeros(1, np.uint64)
+    dims = (source.size, *[0] * 9)
+    places = (source.ctypes.data, total.ctypes.data, *[0] * 18)
+    return INSTRUCTION.pack(Opcode.READ, 0, *dims, *places, 0, 0, 0, 0), (source, total)
+
+
+def seconds(library, pool, packed, count):
+    """Processor time of all threads."""
+    began = time.process_time()
+    refused = library.inl_run(pool, packed, count)
+    assert not refused, library.inl_refusal(pool)
+    return time.process_time() - began
 
 
 def main():
@@ -79,7 +100,11 @@ def main():
     parser.add_argument("--library", type=Path, action="append", default=[])
     parser.add_argument("--isa", choices=ISAS, default="avx512")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--shape", type=int, nargs=3, default=(9, 3, 64))
+    parser.add_argument("--contexts", type=int, nargs="*", default=[])
+    parser.add_argument("--kinds", choices=CACHES, nargs="+", default=list(CACHES))
     given = parser.parse_args()
+    heads, _, width = given.shape
     pools = []
     for place in (LIBRARY_PATH, *given.library):
         library = ctypes.CDLL(str(place))
@@ -87,23 +112,26 @@ def main():
         pool = library.inl_open(given.threads, ISAS.index(given.isa))
         if not pool:
             parser.error(f"{place} runs no {given.threads} threads of {given.isa}")
-        pools.append((place, library, pool))
-    for name, case in CASES.items():
+        pools.append((library, pool))
+    cases = {f"1 row of {n:,}": (1, n, 1, max(2, 2**17 // n)) for n in given.contexts}
+    for name, case in (cases or CASES).items():
         rows, cached, count, layers = case
-        products = 2 * HEADS * WIDTH * rows
+        products = 2 * heads * width * rows
         products *= sum(range(cached + 1, cached + count + 1))
-        for kind, flags in CACHES.items():
-            known = [program(library, flags, case) for _, library, _ in pools]
-            least = [float("inf")] * len(pools)
+        for kind in given.kinds:
+            known = [program(lib, CACHES[kind], case, given.shape) for lib, _ in pools]
+            read, held = reading(known[0][2])
+            least = [float("inf")] * (1 + len(pools))
             for _ in range(ROUNDS):
-                for index, (_, library, pool) in enumerate(pools):
-                    began = time.process_time()
-                    refused = library.inl_run(pool, known[index][0], layers)
-                    spent = (time.process_time() - began) / layers
-                    assert not refused, library.inl_refusal(pool)
-                    least[index] = min(least[index], spent)
+                spent = [seconds(*pools[0], read, 1) / held[0].size]
+                for pool, (packed, _, _) in zip(pools, known, strict=True):
+                    spent.append(seconds(*pool, packed, layers) / layers)
+                least = [min(pair) for pair in zip(least, spent, strict=True)]
+            nbytes = known[0][2] / layers
             cells = (
-                f"{1e6 * t:9.0f} us {products / t / 1e9:6.1f} GMAC/s" for t in least
+                f"{1e6 * t:9.0f} us {products / t / 1e9:6.1f} GMAC/s "
+                f"{least[0] * nbytes / t:5.2f} of read"
+                for t in least[1:]
             )
             print(f"{given.isa} {name:16s} {kind:9s}", *cells, flush=True)
 

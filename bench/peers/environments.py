@@ -148,7 +148,9 @@ def _unpack(folder: Path, python: Path, log: Path) -> None:
     run_logged(command, log, limit=INSTALL_SECONDS)
     (archive,) = (folder / "sdist").glob("*.tar.gz")
     with tarfile.open(archive) as packed:
-        packed.extractall(folder / "unpacked", filter="data")
+        # Early versions of Python 3.11 have no filters.
+        safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        packed.extractall(folder / "unpacked", **safe)
     (inner,) = (folder / "unpacked").iterdir()
     inner.rename(folder / "source")
 

@@ -277,6 +277,30 @@ def test_results_of_a_token_are_independent_of_the_batch(
 
 
 @pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("window", [None, 700])
+def test_long_rows_have_the_same_bits_alone_and_together(native, rng, dtype, window):
+    """Chunks have several segments where there are many, else one."""
+    case = long_case(rng, cached=[1100, 300] * 4, counts=[1] * 8, heads=28, kv_heads=4,
+                     width=20)  # fmt: skip
+    q, _, _, cache, step = case.args
+    q, attrs = f32(q), case.attrs | {"window": window}
+    paged = Paged(native, cache.k.shape, dtype)
+    paged.fill(cache)
+    together = attend(native, q, paged, step, attrs)
+    for row in range(8):
+        alone = step._replace(
+            positions=i32(step.positions[row : row + 1]),
+            rows=i32([0]),
+            starts=i32([0, 1]),
+            lengths=i32(step.lengths[row : row + 1]),
+            blocks=step.blocks[:, row : row + 1],
+            writes=i32(step.writes[:, row : row + 1]),
+        )
+        y = attend(native, q[row : row + 1].copy(), paged, alone, attrs)
+        assert np.array_equal(y, together[row : row + 1]), row
+
+
+@pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("attrs", [{}, {"window": 300}, {"cap": 5.0}])
 @pytest.mark.parametrize(
     ("cached", "counts", "dims", "block_size"),
@@ -285,6 +309,7 @@ def test_results_of_a_token_are_independent_of_the_batch(
         ([300], [20], (7, 1, 64), 24),
         ([300, 260], [1, 80], (4, 4, 20), 40),
         ([1100], [1], (10, 2, 128), 4),
+        ([2300, 900], [1, 1], (56, 8, 16), 16),
     ],
 )
 def test_contexts_of_several_segments(

@@ -38,10 +38,16 @@ struct HeadAttention {
     HeadAttention(const Plan &p, int64_t head, char *own)
         : p(p), a(p.a), head(head), s(p, own) {}
 
-    /* Encode the queries. */
-    void prepare(const Span &tokens) {
+    /* Encode the queries, while the first of their keys from segment ``number`` on are
+     * prefetched. */
+    void prepare(const Span &tokens, int64_t number) {
         const int64_t group_words = p.words() * ATTENTION_ROWS;
         each_queries(a, tokens, head, ATTENTION_ROWS, [&](const Queries &q) {
+            if (groups == 0) {
+                const int64_t own = Plan::segment_of(a, q.from);
+                const int64_t first = own > number ? own : number;
+                prefetch_keys(a, visible_segment(a, q, head, first), 0, TILES_AHEAD);
+            }
             s.queries[groups] = q;
             s.encoded[groups].words = s.words + groups * group_words;
             query_words(a, q, s.query, s.encoded[groups]);
@@ -55,21 +61,30 @@ struct HeadAttention {
     int64_t index(int group, int r) const { return group * ATTENTION_ROWS + r; }
     PartialSoftmax &state(int group, int r) { return s.states[index(group, r)]; }
 
-    /* Accumulate a segment for all queries that attend to it. */
-    void accumulate(int64_t number) {
+    /* Call take(group, r, mixed, top, total) for all queries that attend to a segment.
+     * more: this chunk continues with the next segment. */
+    template <class Take>
+    void attend(int64_t number, bool more, Take take) {
         for (int group = 0; group < groups; group++) {
             const Queries &q = s.queries[group];
             const Segment segment = visible_segment(a, q, head, number);
             if (segment.tiles < 1) continue;
-            const bool first = number == Plan::segment_of(a, q.from);
-            PartialSoftmax *states = &state(group, 0);
-            float *mixed = first ? states->mixed : s.mixed;
-            attend_segment(a, q, segment, s.encoded[group], s.weights, mixed);
-            for (int r = 0; r < q.count; r++, mixed += a.shape.padded())
-                states[r].accumulate(mixed, s.weights.top[r], s.weights.total[r],
-                                     a.shape.padded());
+            const char *next[SEGMENT_TILES];
+            std::memcpy(next, segment.v, sizeof next); /* of no effect */
+            if (more && groups == 1) {
+                const Segment later = visible_segment(a, q, head, number + 1);
+                if (later.tiles > 0)
+                    std::memcpy(next, later.k, size_t(later.tiles) * sizeof *next);
+            }
+            attend_segment(a, q, segment, s.encoded[group], s.weights, s.mixed,
+                           {fresh, next});
+            fresh = false;
+            for (int r = 0; r < q.count; r++)
+                take(group, r, s.mixed + r * a.shape.padded(), s.weights.top[r],
+                     s.weights.total[r]);
         }
     }
+    bool fresh = true; /* before the first segment */
 };
 
 void zero_padding(const Attention &a, const Span &tokens, int64_t head) {
@@ -79,22 +94,23 @@ void zero_padding(const Attention &a, const Span &tokens, int64_t head) {
 }
 
 /* With INL_ONE_TOKEN_ROWS only the token itself attends to its key, so the chunk that
- * reads the key also writes it. segment: the only segment of the chunk, or -1. */
+ * reads the key also writes it. segments: those of the chunk. */
 void cache_own_tokens(const Attention &a, const Span &tokens, int64_t head,
-                      int64_t segment, float *key) {
+                      const Span &segments, float *key) {
     if (a.op.k() == nullptr || !(a.op.flags() & INL_ONE_TOKEN_ROWS)) return;
-    for (int64_t token = tokens.from; token < tokens.to; token++)
-        if (segment < 0 || segment == Plan::segment_of(a, a.position(token)))
-            cache_token(a, token, head, key);
+    for (int64_t token = tokens.from; token < tokens.to; token++) {
+        const int64_t own = Plan::segment_of(a, a.position(token));
+        if (segments.from <= own && own < segments.to) cache_token(a, token, head, key);
+    }
 }
 
 /* A chunk with all segments of its tokens. */
 void attend_all_segments(const Plan &p, const Span &tokens, int64_t head,
                          Worker &worker) {
     HeadAttention work(p, head, worker.own);
-    cache_own_tokens(p.a, tokens, head, -1, work.s.query);
+    cache_own_tokens(p.a, tokens, head, Span(0, INT64_MAX, INT64_MAX), work.s.query);
     zero_padding(p.a, tokens, head);
-    work.prepare(tokens);
+    work.prepare(tokens, 0);
     int64_t from = INT64_MAX, to = 0;
     for (int group = 0; group < work.groups; group++) {
         const Queries &q = work.s.queries[group];
@@ -103,7 +119,12 @@ void attend_all_segments(const Plan &p, const Span &tokens, int64_t head,
         if (first < from) from = first;
         if (last >= to) to = last + 1;
     }
-    for (int64_t number = from; number < to; number++) work.accumulate(number);
+    for (int64_t number = from; number < to; number++)
+        work.attend(number, number + 1 < to,
+                    [&](int group, int r, const float *mixed, float top, float total) {
+                        work.state(group, r).accumulate(mixed, top, total,
+                                                        p.a.shape.padded());
+                    });
     for (int group = 0; group < work.groups; group++) {
         const Queries &q = work.s.queries[group];
         for (int r = 0; r < q.count; r++)
@@ -111,32 +132,31 @@ void attend_all_segments(const Plan &p, const Span &tokens, int64_t head,
     }
 }
 
-/* A chunk with one segment; stores results for the third phase. */
-void attend_one_segment(const Plan &p, const Span &tokens, int64_t head, int64_t number,
-                        Worker &worker) {
+/* A chunk with some segments; stores the result of each for the third phase. */
+void attend_some_segments(const Plan &p, const Span &tokens, int64_t head,
+                          const Span &segments, Worker &worker) {
     HeadAttention work(p, head, worker.own);
-    cache_own_tokens(p.a, tokens, head, number, work.s.query);
-    work.prepare(tokens);
-    work.accumulate(number);
-    for (int group = 0; group < work.groups; group++) {
-        const Queries &q = work.s.queries[group];
-        for (int r = 0; r < q.count; r++) {
-            const PartialSoftmax &state = work.state(group, r);
-            const SegmentResult result(p, worker.shared, q.token[r], q.head[r], number);
-            *result.top = state.top;
-            *result.total = state.total;
-            if (state.total != 0)
-                std::memcpy(result.mixed, state.mixed, size_t(p.a.shape.padded()) * 4);
-        }
-    }
+    cache_own_tokens(p.a, tokens, head, segments, work.s.query);
+    work.prepare(tokens, segments.from);
+    for (int64_t number = segments.from; number < segments.to; number++)
+        work.attend(number, number + 1 < segments.to,
+                    [&](int group, int r, const float *mixed, float top, float total) {
+                        const Queries &q = work.s.queries[group];
+                        const SegmentResult result(p, worker.shared, q.token[r],
+                                                   q.head[r], number);
+                        *result.top = top;
+                        *result.total = total;
+                        std::memcpy(result.mixed, mixed,
+                                    size_t(p.a.shape.padded()) * 4);
+                    });
 }
 
 int64_t attention_chunks(args::Attention op) {
     const Plan p(op);
     if (p.max_segments == 1) return p.spans * p.a.kv_heads;
-    int64_t segments = 0;
-    for (int64_t at = 0; at < p.spans; at++) segments += p.segments(at).count();
-    return segments * p.a.kv_heads;
+    int64_t chunks = 0;
+    for (int64_t at = 0; at < p.spans; at++) chunks += p.chunks(at);
+    return chunks * p.a.kv_heads;
 }
 
 void attention_body(args::Attention op, int64_t chunk, Worker &worker) {
@@ -147,8 +167,12 @@ void attention_body(args::Attention op, int64_t chunk, Worker &worker) {
     if (p.max_segments == 1)
         return attend_all_segments(p, p.tokens(p.spans - 1 - number), head, worker);
     int64_t at = p.spans - 1;
-    for (; number >= p.segments(at).count(); at--) number -= p.segments(at).count();
-    attend_one_segment(p, p.tokens(at), head, p.segments(at).from + number, worker);
+    for (; number >= p.chunks(at); at--) number -= p.chunks(at);
+    const Span all = p.segments(at);
+    Span some(number, p.chunk_segments, all.count());
+    some.from += all.from;
+    some.to += all.from;
+    attend_some_segments(p, p.tokens(at), head, some, worker);
 }
 
 /* The third phase accumulates segments; a chunk is one token and kv head. */

@@ -18,22 +18,35 @@ namespace {
 
 constexpr int64_t FEW_TOKENS = 32;    /* up to here, a chunk may be one segment */
 constexpr int64_t CHUNK_QUERIES = 24; /* queries of a chunk, with many tokens */
+/* Segments of a chunk of few tokens, if there are enough chunks for many threads:
+ * keys of all but the first are prefetched while others are computed with. */
+constexpr int64_t MOST_SEGMENTS = 8, ENOUGH_CHUNKS = 32;
 
 /* Chunks of an instruction. */
 struct Plan {
     const Attention a;
     int64_t span, spans;      /* tokens of a chunk, and number of such spans */
-    int64_t max_segments = 1; /* segments of a row, if chunks are single segments */
+    int64_t max_segments = 1; /* segments of a row, if chunks have only some of them */
+    int64_t chunk_segments = 1;
 
     explicit Plan(args::Attention op) : a(op) {
         const int64_t queries = op.tokens() >= 64 ? CHUNK_QUERIES : ATTENTION_ROWS;
         span = ceil_div(queries, a.group);
         spans = ceil_div(op.tokens(), span);
         if (op.tokens() > FEW_TOKENS) return;
+        int64_t all = 0;
         for (int64_t at = 0; at < spans; at++) {
-            const int64_t end = segments(at).to;
-            if (end > max_segments) max_segments = end;
+            const Span range = segments(at);
+            if (range.to > max_segments) max_segments = range.to;
+            all += range.count() * a.kv_heads;
         }
+        chunk_segments = all / ENOUGH_CHUNKS;
+        if (chunk_segments < 1) chunk_segments = 1;
+        if (chunk_segments > MOST_SEGMENTS) chunk_segments = MOST_SEGMENTS;
+    }
+    /* Chunks of a span and kv head. */
+    int64_t chunks(int64_t at) const {
+        return ceil_div(segments(at).count(), chunk_segments);
     }
     Span tokens(int64_t at) const { return Span(at, span, a.op.tokens()); }
     static int64_t segment_of(const Attention &a, int64_t key) {

@@ -84,7 +84,7 @@ inline I lower_bytes(F code, I upper) {
 }
 
 /* The template size R for a number of queries; the group is padded with zeros. */
-inline int padded_count(int count) { return count > 4 ? ATTENTION_ROWS : count; }
+inline int padded_count(int count) { return count > 4 ? ceil_div(count, 2) * 2 : count; }
 
 inline void query_pairs(const Attention &a, const float *query, uint32_t *words,
                         int rows) {
@@ -98,13 +98,16 @@ inline void query_pairs(const Attention &a, const float *query, uint32_t *words,
 
 inline void query_bytes(const Attention &a, const float *query, QueryWords &x, int r,
                         int rows) {
-    float magnitude = 0, nan = 0; /* nan propagates NaN to the scale */
-    for (int64_t at = 0; at < a.width; at++) {
-        magnitude = std::fabs(query[at]) > magnitude ? std::fabs(query[at]) : magnitude;
-        nan += query[at] * 0;
+    F most = set(0.0f), nan = set(0.0f); /* nan propagates NaN to the scale */
+    for (int64_t from = 0; from < a.width; from += 16) {
+        const int count = lanes_left(from, a.width);
+        const F number = between(load(query + from), 0, count, set(0.0f));
+        most = larger(magnitude(number), most);
+        nan = fma(number, set(0.0f), nan);
     }
-    const float factor = magnitude > 0 ? MAX_CODE / magnitude : 0;
-    x.scale[r] = magnitude / MAX_CODE + nan;
+    const float top = largest(most);
+    const float factor = top > 0 ? MAX_CODE / top : 0;
+    x.scale[r] = top / MAX_CODE + sum(nan);
     int32_t uppers = 0, lowers = 0;
     for (int64_t from = 0; from < a.width; from += 16) {
         const int count = lanes_left(from, a.width);

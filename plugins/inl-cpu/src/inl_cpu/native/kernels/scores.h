@@ -64,37 +64,65 @@ struct Weights {
     int8_t *lowers() const { return uppers() + ATTENTION_ROWS * SEGMENT_KEYS; }
 };
 
-/* Scores of a tile of int8 keys, each with a scale. */
-template <int R>
-inline void score_bytes(const char *tile, int64_t width, const QueryWords &x, F *sums) {
-    const uint32_t *words = x.words;
-    I upper[R], lower[R];
-    for (int r = 0; r < R; r++) upper[r] = lower[r] = zeros();
-    for (int64_t at = 0; at < width; at += 4, words += 2 * R) {
-        const I codes = load_ints(tile + 16 * at);
-        for (int r = 0; r < R; r++) {
-            upper[r] = dot4<false>(upper[r], codes, int32_t(words[r]));
-            lower[r] = dot4<false>(lower[r], codes, int32_t(words[R + r]));
-        }
+/* In decoding each key and value is read once, and tiles are too far apart for the
+ * hardware prefetcher. Keys and values have as many lines: with each line that is
+ * computed with, one of the tile that is needed next is prefetched. Forced inlining,
+ * because GCC removes calls of functions that only prefetch. */
+__attribute__((always_inline)) inline void prefetch_line(const char *line) {
+    __builtin_prefetch(line, 0, 2);
+}
+
+/* Sums of products of codes of int8. biased_sums: 128 times the sum of the other
+ * factors, which codes that are not centered add. */
+inline F byte_sums(I sums, int32_t biased_sums) {
+    return to_float(ByteDot::CENTERED ? sums : add(sums, set_int(-biased_sums)));
+}
+
+/* Scores of tiles of int8 keys, each with a scale. */
+template <int R, int L>
+inline void score_bytes(const char *const *tiles, const char *const *next,
+                        int64_t width, const QueryWords &x, F (*sums)[R]) {
+    I planes[2][L][R];
+#pragma GCC unroll 2
+    for (int first = 0; first < 2; first += BYTE_PLANES) {
+        for (int plane = first; plane < first + BYTE_PLANES; plane++)
+            for (int l = 0; l < L; l++)
+                for (int r = 0; r < R; r++) planes[plane][l][r] = zeros();
+        const uint32_t *words = x.words;
+        for (int64_t at = 0; at < width; at += 4, words += 2 * R)
+            for (int l = 0; l < L; l++) {
+                if (first == 0) prefetch_line(next[l] + 16 * at);
+                const I codes = load_ints(tiles[l] + 16 * at);
+                for (int r = 0; r < R; r++)
+                    for (int plane = first; plane < first + BYTE_PLANES; plane++)
+                        planes[plane][l][r] =
+                            ByteDot::step(planes[plane][l][r], codes,
+                                          int32_t(words[plane * R + r]));
+            }
     }
-    const int64_t padded = ceil_div(width, INL_LANES) * INL_LANES;
-    const F scales = load(reinterpret_cast<const float *>(tile + 16 * padded));
-    for (int r = 0; r < R; r++) {
-        const F high = to_float(add(upper[r], set_int(-x.upper[r])));
-        const F low = to_float(add(lower[r], set_int(-x.lower[r])));
-        sums[r] = mul(mul(fma(high, set(256.0f), low), set(x.scale[r])), scales);
+    const int64_t scales_at = 16 * ceil_div(width, INL_LANES) * INL_LANES;
+    for (int l = 0; l < L; l++) {
+        prefetch_line(next[l] + scales_at);
+        const F scales = load(reinterpret_cast<const float *>(tiles[l] + scales_at));
+        for (int r = 0; r < R; r++) {
+            const F high = byte_sums(planes[0][l][r], x.upper[r]);
+            const F low = byte_sums(planes[1][l][r], x.lower[r]);
+            sums[l][r] = mul(mul(fma(high, set(256.0f), low), set(x.scale[r])), scales);
+        }
     }
 }
 
 template <CacheKind KIND, int R, int L>
-inline void score_tiles(const char *const *tiles, int64_t width, const QueryWords &x,
-                        F (*sums)[R]) {
+inline void score_tiles(const char *const *tiles, const char *const *next,
+                        int64_t width, const QueryWords &x, F (*sums)[R]) {
+    if constexpr (KIND == BYTES) return score_bytes<R, L>(tiles, next, width, x, sums);
     const uint32_t *words = x.words;
     for (int l = 0; l < L; l++)
         for (int r = 0; r < R; r++) sums[l][r] = set(0.0f);
     if constexpr (KIND == FLOATS) {
         for (int64_t at = 0; at < width; at++, words += R)
             for (int l = 0; l < L; l++) {
+                prefetch_line(next[l] + 64 * at);
                 const F key = load(reinterpret_cast<const float *>(tiles[l] + 64 * at));
                 for (int r = 0; r < R; r++)
                     sums[l][r] = fma(key, set(float_of(words[r])), sums[l][r]);
@@ -102,6 +130,7 @@ inline void score_tiles(const char *const *tiles, int64_t width, const QueryWord
     } else if constexpr (KIND == PAIRS && HAS_PAIR_DOT) {
         for (int64_t at = 0; at < width / 2; at++, words += R)
             for (int l = 0; l < L; l++) {
+                prefetch_line(next[l] + 64 * at);
                 const I pairs = load_ints(tiles[l] + 64 * at);
                 for (int r = 0; r < R; r++)
                     sums[l][r] = dot2(sums[l][r], pairs, words[r]);
@@ -110,6 +139,7 @@ inline void score_tiles(const char *const *tiles, int64_t width, const QueryWord
         const I high = set_int(int(0xffff0000));
         for (int64_t at = 0; at < width / 2; at++, words += 2 * R)
             for (int l = 0; l < L; l++) {
+                prefetch_line(next[l] + 64 * at);
                 const I pairs = load_ints(tiles[l] + 64 * at);
                 const F even = as_float(shift_left(pairs, 16));
                 const F odd = as_float(bit_and(pairs, high));
@@ -118,8 +148,6 @@ inline void score_tiles(const char *const *tiles, int64_t width, const QueryWord
                     sums[l][r] = fma(odd, set(float_of(words[R + r])), sums[l][r]);
                 }
             }
-    } else {
-        for (int l = 0; l < L; l++) score_bytes<R>(tiles[l], width, x, sums[l]);
     }
 }
 
@@ -143,7 +171,7 @@ template <CacheKind KIND, int R, int L>
 inline void score_some(const Attention &a, const Queries &q, const Segment &segment,
                        int tile, const QueryWords &x, const Weights &w) {
     F sums[L][R];
-    score_tiles<KIND, R, L>(segment.k + tile, a.width, x, sums);
+    score_tiles<KIND, R, L>(segment.k + tile, segment.v + tile, a.width, x, sums);
     const F scale = set(a.op.scale());
     for (int l = 0; l < L; l++)
         for (int r = 0; r < R && r < q.count; r++) {
@@ -156,46 +184,34 @@ inline void score_some(const Attention &a, const Queries &q, const Segment &segm
         }
 }
 
-/* In decoding each key is read once, and tiles are too far apart for the hardware
- * prefetcher: while a tile is scored, its values and later keys are prefetched. Forced
- * inlining, because GCC removes calls of functions that only prefetch. */
+/* Prefetch the first keys of a chunk, which nothing was computed before. */
 constexpr int TILES_AHEAD = 8;
 
-__attribute__((always_inline)) inline void prefetch_tile(const char *tile,
-                                                         int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(tile + at, 0, 2);
-}
-
-__attribute__((always_inline)) inline void prefetch_ahead(const Attention &a,
-                                                          const Segment &segment,
-                                                          int tile) {
+__attribute__((always_inline)) inline void
+prefetch_keys(const Attention &a, const Segment &segment, int from, int to) {
     const int64_t bytes = a.shape.tile_bytes();
-    if (tile == 0)
-        for (int next = 1; next < TILES_AHEAD && next < segment.tiles; next++)
-            prefetch_tile(segment.k[next], bytes);
-    if (tile + TILES_AHEAD < segment.tiles)
-        prefetch_tile(segment.k[tile + TILES_AHEAD], bytes);
-    prefetch_tile(segment.v[tile], bytes);
+    for (int tile = from; tile < to && tile < segment.tiles; tile++)
+        for (int64_t at = 0; at < bytes; at += 64) prefetch_line(segment.k[tile] + at);
 }
 
-/* Scores L tiles at a time, using half of the accumulators: keys come from memory. */
+/* Scores L tiles at a time, using half of the accumulators: keys come from memory.
+ * first: these are the first keys of a chunk. */
 template <CacheKind KIND, int R>
 void score(const Attention &a, const Queries &q, const Segment &segment,
-           const QueryWords &x, const Weights &w) {
-    constexpr int L = ATTENTION_SUMS / 2 >= 4 * R   ? 4
-                      : ATTENTION_SUMS / 2 >= 2 * R ? 2
-                                                    : 1;
+           const QueryWords &x, const Weights &w, bool first) {
+    constexpr int SUMS = KIND == BYTES ? SCORE_SUMS / BYTE_PLANES : SCORE_SUMS;
+    constexpr int L = SUMS >= 8 * R ? 8 : SUMS >= 4 * R ? 4 : SUMS >= 2 * R ? 2 : 1;
     int tile = 0;
-    const bool once = a.op.tokens() <= a.rows;
     for (; tile + L <= segment.tiles; tile += L) {
-        for (int l = 0; once && l < L; l++) prefetch_ahead(a, segment, tile + l);
+        if (first) {
+            const int ahead = tile + TILES_AHEAD;
+            prefetch_keys(a, segment, ahead, ahead + L);
+        }
         score_some<KIND, R, L>(a, q, segment, tile, x, w);
     }
     if constexpr (L > 1)
-        for (; tile < segment.tiles; tile++) {
-            if (once) prefetch_ahead(a, segment, tile);
+        for (; tile < segment.tiles; tile++)
             score_some<KIND, R, 1>(a, q, segment, tile, x, w);
-        }
 }
 
 } // namespace

@@ -20,16 +20,13 @@
 namespace inl {
 namespace {
 
-/* Prefetch weights ahead of those that R rows are multiplied with, into the L2 cache.
- * With few rows memory bandwidth is the limit, and whether prefetches help or disturb
- * the hardware prefetcher depends on the processor (FEW_ROWS_PREFETCH). With many rows
- * the core reads too slowly for the hardware prefetcher, so every line is prefetched.
- */
+/* Prefetch every line of the weights ahead of those that R rows are multiplied with,
+ * into the L2 cache: decoding the weights takes the time in which the hardware
+ * prefetcher would need the next read. */
 template <int R>
 inline void prefetch(const char *p, int64_t bytes) {
-    constexpr int64_t AHEAD = R <= 4 ? 3072 : 8192,
-                      STEP = R <= 4 ? FEW_ROWS_PREFETCH : 64;
-    for (int64_t at = 0; at < bytes; at += STEP)
+    constexpr int64_t AHEAD = R <= 4 ? 6144 : 8192;
+    for (int64_t at = 0; at < bytes; at += 64)
         __builtin_prefetch(p + AHEAD + at, 0, 2);
 }
 
@@ -154,6 +151,7 @@ void coded_tile(const inl_matrix &m, const char *tile, const TileView<R> &x, F *
     int64_t g = 0;
     for_each_run<SCALE>(m, tile, [&](const char *run, const auto &scales) {
         prefetch<R>(run, bytes);
+#pragma GCC unroll 2
         for (int part = 0; part < RUN / GROUP; part++, g++)
             found.add_group(run, part * GROUP / 4, g, scales.scale_of(run, part),
                             scales.offset_of(run, part));

@@ -31,13 +31,14 @@ inline void add_value_pair(const I *values, const Weights &w, int index, F *sums
 
 /* Add the weighted values of one tile: R queries and D vectors of 16 columns. */
 template <CacheKind KIND, int R, int D>
-inline void add_value_tile(const char *tile, int64_t padded, int keys, const Weights &w,
-                           int index, F (*sums)[D]) {
+inline void add_value_tile(const char *tile, const char *next, int64_t padded, int keys,
+                           const Weights &w, int index, F (*sums)[D]) {
     if constexpr (KIND == FLOATS) {
         for (int key = 0; key < keys; key++)
             for (int d = 0; d < D; d++) {
-                const F value =
-                    load(reinterpret_cast<const float *>(tile) + key * padded + 16 * d);
+                const int64_t at = 4 * (key * padded + 16 * d);
+                prefetch_line(next + at);
+                const F value = load(reinterpret_cast<const float *>(tile + at));
                 for (int r = 0; r < R; r++)
                     sums[r][d] =
                         fma(value, set(w.scores[r * SEGMENT_KEYS + index + key]),
@@ -47,7 +48,9 @@ inline void add_value_tile(const char *tile, int64_t padded, int keys, const Wei
         for (int key = 0; key < keys; key += 2) {
             I values[D];
             for (int d = 0; d < D; d++) {
-                values[d] = load_ints(tile + (key / 2 * padded + 16 * d) * 4);
+                const int64_t at = 4 * (key / 2 * padded + 16 * d);
+                prefetch_line(next + at);
+                values[d] = load_ints(tile + at);
                 /* The partner of an odd last key may be NaN, also times 0. */
                 if (key + 1 == keys) values[d] = bit_and(values[d], set_int(0xffff));
             }
@@ -57,9 +60,10 @@ inline void add_value_tile(const char *tile, int64_t padded, int keys, const Wei
     }
 }
 
-/* Compute D vectors of 16 columns of mixed [R][padded]. */
+/* Compute D vectors of 16 columns of mixed [R][padded]. next: tiles to prefetch. */
 template <CacheKind KIND, int R, int D>
-void sum_columns(const Segment &segment, const Queries &q, int64_t padded,
+void sum_columns(const Segment &segment, const char *const *next, const Queries &q,
+            int64_t padded,
                  const Weights &w, int64_t column, float *mixed) {
     F sums[R][D];
     for (int r = 0; r < R; r++)
@@ -67,10 +71,11 @@ void sum_columns(const Segment &segment, const Queries &q, int64_t padded,
     for (int tile = 0; tile < segment.tiles; tile++) {
         const int keys = segment.visible(tile, q);
         const char *values = segment.v[tile] + column * 4;
+        const char *ahead = next[tile] + column * 4;
         if (keys == 16)
-            add_value_tile<KIND, R, D>(values, padded, 16, w, 16 * tile, sums);
+            add_value_tile<KIND, R, D>(values, ahead, padded, 16, w, 16 * tile, sums);
         else
-            add_value_tile<KIND, R, D>(values, padded, keys, w, 16 * tile, sums);
+            add_value_tile<KIND, R, D>(values, ahead, padded, keys, w, 16 * tile, sums);
     }
     for (int r = 0; r < R; r++)
         for (int d = 0; d < D; d++)
@@ -78,63 +83,79 @@ void sum_columns(const Segment &segment, const Queries &q, int64_t padded,
 }
 
 template <int R, int D>
-void sum_byte_columns(const Segment &segment, const Queries &q, int64_t padded,
+void sum_byte_columns(const Segment &segment, const char *const *next, const Queries &q,
+            int64_t padded,
                       const Weights &w, int64_t column, float *mixed) {
-    I upper[R][D], lower[R][D];
-    for (int r = 0; r < R; r++)
-        for (int d = 0; d < D; d++) upper[r][d] = lower[r][d] = zeros();
-    for (int tile = 0; tile < segment.tiles; tile++)
-        for (int key = 0; key < segment.visible(tile, q); key += 4) {
-            const char *values = segment.v[tile] + (key / 4 * padded + column) * 4;
-            const int index = 16 * tile + key;
-            for (int d = 0; d < D; d++) {
-                const I codes = load_ints(values + 64 * d);
-                for (int r = 0; r < R; r++) {
-                    int32_t high, low;
-                    std::memcpy(&high, w.uppers() + r * SEGMENT_KEYS + index, 4);
-                    std::memcpy(&low, w.lowers() + r * SEGMENT_KEYS + index, 4);
-                    upper[r][d] = dot4<false>(upper[r][d], codes, high);
-                    lower[r][d] = dot4<false>(lower[r][d], codes, low);
+    I planes[2][R][D];
+    const int8_t *const weights[] = {w.uppers(), w.lowers()};
+#pragma GCC unroll 2
+    for (int first = 0; first < 2; first += BYTE_PLANES) {
+        for (int plane = first; plane < first + BYTE_PLANES; plane++)
+            for (int r = 0; r < R; r++)
+                for (int d = 0; d < D; d++) planes[plane][r][d] = zeros();
+        for (int tile = 0; tile < segment.tiles; tile++)
+            for (int key = 0; key < segment.visible(tile, q); key += 4) {
+                const int64_t at = 4 * (key / 4 * padded + column);
+                const int index = 16 * tile + key;
+                for (int d = 0; d < D; d++) {
+                    if (first == 0) prefetch_line(next[tile] + at + 64 * d);
+                    const I codes = load_ints(segment.v[tile] + at + 64 * d);
+                    for (int r = 0; r < R; r++)
+                        for (int plane = first; plane < first + BYTE_PLANES; plane++) {
+                            int32_t word;
+                            std::memcpy(&word,
+                                        weights[plane] + r * SEGMENT_KEYS + index, 4);
+                            planes[plane][r][d] =
+                                ByteDot::step(planes[plane][r][d], codes, word);
+                        }
                 }
             }
-        }
+    }
     for (int r = 0; r < R; r++)
         for (int d = 0; d < D; d++) {
-            const F high = to_float(add(upper[r][d], set_int(-w.upper[r])));
-            const F low = to_float(add(lower[r][d], set_int(-w.lower[r])));
+            const F high = byte_sums(planes[0][r][d], w.upper[r]);
+            const F low = byte_sums(planes[1][r][d], w.lower[r]);
             store(mixed + r * padded + column + 16 * d,
                   mul(fma(high, set(256.0f), low), set(w.scale[r])));
         }
 }
 
 template <CacheKind KIND, int R, int D>
-void sum_some_columns(const Segment &segment, const Queries &q, int64_t padded,
+void sum_some_columns(const Segment &segment, const char *const *next, const Queries &q,
+            int64_t padded,
                       const Weights &w, int64_t column, float *mixed) {
     if constexpr (KIND == BYTES)
-        sum_byte_columns<R, D>(segment, q, padded, w, column, mixed);
+        sum_byte_columns<R, D>(segment, next, q, padded, w, column, mixed);
     else
-        sum_columns<KIND, R, D>(segment, q, padded, w, column, mixed);
+        sum_columns<KIND, R, D>(segment, next, q, padded, w, column, mixed);
 }
 
 /* Set mixed [R][padded] to the weighted sums of the segment's values. */
 template <CacheKind KIND, int R>
-void sum_values(const Segment &segment, const Queries &q, int64_t padded,
+void sum_values(const Segment &segment, const char *const *next, const Queries &q,
+                int64_t padded,
                 const Weights &w, float *mixed) {
-    constexpr int SUMS = KIND == BYTES ? ATTENTION_SUMS / 2 : ATTENTION_SUMS;
+    constexpr int SUMS = KIND == BYTES ? ATTENTION_SUMS / BYTE_PLANES : ATTENTION_SUMS;
     constexpr int D = SUMS >= 4 * R ? 4 : SUMS >= 2 * R ? 2 : 1;
     int64_t column = 0;
     for (; column + 16 * D <= padded; column += 16 * D)
-        sum_some_columns<KIND, R, D>(segment, q, padded, w, column, mixed);
+        sum_some_columns<KIND, R, D>(segment, next, q, padded, w, column, mixed);
     if constexpr (D > 1)
         for (; column < padded; column += 16)
-            sum_some_columns<KIND, R, 1>(segment, q, padded, w, column, mixed);
+            sum_some_columns<KIND, R, 1>(segment, next, q, padded, w, column, mixed);
 }
+
+/* Where attention is in the work of a chunk. */
+struct Progress {
+    bool first;              /* nothing has prefetched the keys of this segment */
+    const char *const *next; /* tiles of keys after this segment, for prefetching */
+};
 
 /* Attention of R queries over one segment: sets w.top, w.total and mixed. */
 template <CacheKind KIND, int R>
 void attend_segment(const Attention &a, const Queries &q, const Segment &segment,
-                    const QueryWords &x, Weights &w, float *mixed) {
-    score<KIND, R>(a, q, segment, x, w);
+                    const QueryWords &x, Weights &w, float *mixed, Progress at) {
+    score<KIND, R>(a, q, segment, x, w, at.first);
     const int count = 16 * segment.tiles;
     for (int r = 0; r < R; r++) {
         float *scores = w.scores + r * SEGMENT_KEYS;
@@ -146,30 +167,31 @@ void attend_segment(const Attention &a, const Queries &q, const Segment &segment
         if (KIND == PAIRS && HAS_PAIR_DOT)
             weights_to_bf16(scores, count, w.narrow + r * SEGMENT_KEYS);
     }
-    sum_values<KIND, R>(segment, q, a.shape.padded(), w, mixed);
+    sum_values<KIND, R>(segment, at.next, q, a.shape.padded(), w, mixed);
 }
 
 template <CacheKind KIND>
 void attend_segment(const Attention &a, const Queries &q, const Segment &segment,
-                    const QueryWords &x, Weights &w, float *mixed) {
+                    const QueryWords &x, Weights &w, float *mixed, Progress at) {
     const int rows = padded_count(q.count);
-    if constexpr (ATTENTION_ROWS > 4)
-        if (rows == ATTENTION_ROWS)
-            return attend_segment<KIND, ATTENTION_ROWS>(a, q, segment, x, w, mixed);
+    if constexpr (ATTENTION_ROWS >= 8)
+        if (rows == 8) return attend_segment<KIND, 8>(a, q, segment, x, w, mixed, at);
+    if constexpr (ATTENTION_ROWS >= 6)
+        if (rows == 6) return attend_segment<KIND, 6>(a, q, segment, x, w, mixed, at);
     if constexpr (ATTENTION_ROWS >= 4)
-        if (rows == 4) return attend_segment<KIND, 4>(a, q, segment, x, w, mixed);
+        if (rows == 4) return attend_segment<KIND, 4>(a, q, segment, x, w, mixed, at);
     if constexpr (ATTENTION_ROWS >= 3)
-        if (rows == 3) return attend_segment<KIND, 3>(a, q, segment, x, w, mixed);
-    if (rows == 2) return attend_segment<KIND, 2>(a, q, segment, x, w, mixed);
-    attend_segment<KIND, 1>(a, q, segment, x, w, mixed);
+        if (rows == 3) return attend_segment<KIND, 3>(a, q, segment, x, w, mixed, at);
+    if (rows == 2) return attend_segment<KIND, 2>(a, q, segment, x, w, mixed, at);
+    attend_segment<KIND, 1>(a, q, segment, x, w, mixed, at);
 }
 
 inline void attend_segment(const Attention &a, const Queries &q, const Segment &segment,
-                           const QueryWords &x, Weights &w, float *mixed) {
+                           const QueryWords &x, Weights &w, float *mixed, Progress at) {
     switch (a.shape.kind) {
-    case FLOATS: return attend_segment<FLOATS>(a, q, segment, x, w, mixed);
-    case PAIRS: return attend_segment<PAIRS>(a, q, segment, x, w, mixed);
-    case BYTES: return attend_segment<BYTES>(a, q, segment, x, w, mixed);
+    case FLOATS: return attend_segment<FLOATS>(a, q, segment, x, w, mixed, at);
+    case PAIRS: return attend_segment<PAIRS>(a, q, segment, x, w, mixed, at);
+    case BYTES: return attend_segment<BYTES>(a, q, segment, x, w, mixed, at);
     }
 }
 

@@ -11,7 +11,7 @@ namespace inl {
 namespace {
 
 constexpr int MAX_TILE_ROWS = 4;
-constexpr int ATTENTION_ROWS = 3;
+constexpr int ATTENTION_ROWS = 4;
 
 struct F {
     __m256 a, b;
@@ -143,29 +143,19 @@ inline __m256i in_order(__m256i sum) {
     return sum;
 }
 
-/* SMALL: sums of two products with codes fit in 16 bits. */
-template <bool SMALL>
+/* Without VNNI, for codes whose sums of two products fit in 16 bits. */
 inline __m256i dot4_half(__m256i sums, __m256i w, __m256i x) {
 #if defined(INL_ISA_AVX_VNNI)
     return _mm256_dpbusd_avx_epi32(sums, w, x);
 #else
-    const __m256i ones = _mm256_set1_epi16(1);
-    if (SMALL)
-        return in_order(_mm256_add_epi32(
-            sums, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), ones)));
-    /* Sums of two such products exceed 16 bits: even and odd bytes separately. */
-    const __m256i byte = _mm256_set1_epi16(255);
-    const __m256i even = _mm256_madd_epi16(
-        _mm256_and_si256(w, byte), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
-    const __m256i odd =
-        _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
-    return in_order(_mm256_add_epi32(sums, _mm256_add_epi32(even, odd)));
+    const __m256i products = _mm256_maddubs_epi16(w, x);
+    return in_order(
+        _mm256_add_epi32(sums, _mm256_madd_epi16(products, _mm256_set1_epi16(1))));
 #endif
 }
-template <bool SMALL>
 inline I dot4(I sums, I w, int32_t x) {
     const __m256i four = _mm256_set1_epi32(x);
-    return {dot4_half<SMALL>(sums.a, w.a, four), dot4_half<SMALL>(sums.b, w.b, four)};
+    return {dot4_half(sums.a, w.a, four), dot4_half(sums.b, w.b, four)};
 }
 /* The same relative to code 128: of magnitudes of at most 128 two products fit in 16
  * bits, and x takes the signs. */
@@ -195,7 +185,7 @@ struct Dot {
         const __m256i four = _mm256_set1_epi32(x);
         if (CENTERED)
             return {centered_dot4(part.a, w.a, four), centered_dot4(part.b, w.b, four)};
-        if (!NARROW) return dot4<true>(part, w, x);
+        if (!NARROW) return dot4(part, w, x);
         const I sums = {_mm256_add_epi16(part.a, _mm256_maddubs_epi16(w.a, four)),
                         _mm256_add_epi16(part.b, _mm256_maddubs_epi16(w.b, four))};
         return STEPS == 2 ? sums : I{in_order(sums.a), in_order(sums.b)};
@@ -207,6 +197,24 @@ struct Dot {
                           _mm256_madd_epi16(part.b, ones)});
     }
 };
+/* Products of codes of a cache of int8 and of other bytes. CENTERED: relative to 128;
+ * the codes are at most 127, and the other bytes may be -128, so here the codes take the
+ * signs. */
+inline __m256i signed_dot4(__m256i sums, __m256i w, __m256i x) {
+    const __m256i code = _mm256_xor_si256(w, _mm256_set1_epi8(char(128)));
+    const __m256i products =
+        _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(code, x));
+    return in_order(
+        _mm256_add_epi32(sums, _mm256_madd_epi16(products, _mm256_set1_epi16(1))));
+}
+struct ByteDot {
+    static constexpr bool CENTERED = !HAS_DOT4;
+    static I step(I sums, I w, int32_t x) {
+        if (HAS_DOT4) return dot4(sums, w, x);
+        const __m256i four = _mm256_set1_epi32(x);
+        return {signed_dot4(sums.a, w.a, four), signed_dot4(sums.b, w.b, four)};
+    }
+};
 inline F dot2(F sums, I pairs, uint32_t x) {
     const F low = as_float(shift_left(pairs, 16));
     const F high = as_float(bit_and(pairs, set_int(int(0xffff0000))));
@@ -214,12 +222,10 @@ inline F dot2(F sums, I pairs, uint32_t x) {
     return fma(high, set(float_of(x & 0xffff0000)), sums);
 }
 
-/* Tuning of products with few rows: bytes between two prefetches. */
-constexpr int64_t FEW_ROWS_PREFETCH = 64;
-
 /* Tuning of attention: accumulators that fit in the registers, and whether dot2 is one
  * instruction. */
-constexpr int ATTENTION_SUMS = 6;
+constexpr int ATTENTION_SUMS = 6, SCORE_SUMS = 4;
+constexpr int BYTE_PLANES = 1; /* of weights or queries, summed at once */
 constexpr bool HAS_PAIR_DOT = false;
 
 inline void store_bf16(uint16_t *p, F x) {

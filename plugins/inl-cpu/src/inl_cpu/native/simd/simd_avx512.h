@@ -10,7 +10,7 @@ namespace inl {
 namespace {
 
 constexpr int MAX_TILE_ROWS = 12;
-constexpr int ATTENTION_ROWS = 6;
+constexpr int ATTENTION_ROWS = 8;
 
 using F = __m512;
 using I = __m512i;
@@ -92,6 +92,11 @@ template <bool SMALL>
 inline I dot4(I sums, I w, int32_t x) {
     return _mm512_dpbusd_epi32(sums, w, _mm512_set1_epi32(x));
 }
+/* Products of codes of a cache of int8 and of other bytes; CENTERED: relative to 128. */
+struct ByteDot {
+    static constexpr bool CENTERED = false;
+    static I step(I sums, I w, int32_t x) { return dot4<false>(sums, w, x); }
+};
 template <int LARGEST>
 struct Dot {
     static constexpr int STEPS = 8;
@@ -106,12 +111,10 @@ inline F dot2(F sums, I pairs, uint32_t x) {
     return _mm512_dpbf16_ps(sums, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32(int(x)));
 }
 
-/* Tuning of products with few rows: bytes between two prefetches. */
-constexpr int64_t FEW_ROWS_PREFETCH = 512;
-
-/* Tuning of attention: accumulators that fit in the registers, and whether dot2 is one
- * instruction. */
-constexpr int ATTENTION_SUMS = 24;
+/* Tuning of attention: accumulators that fit in the registers, those that suffice for
+ * keys from memory, and whether dot2 is one instruction. */
+constexpr int ATTENTION_SUMS = 24, SCORE_SUMS = 16;
+constexpr int BYTE_PLANES = 2; /* of weights or queries, summed at once */
 constexpr bool HAS_PAIR_DOT = true;
 
 inline void store_bf16(uint16_t *p, F x) {

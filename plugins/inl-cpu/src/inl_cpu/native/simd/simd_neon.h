@@ -180,6 +180,11 @@ inline I dot4(I sums, I w, int32_t x) {
     }
     return sums;
 }
+/* Products of codes of a cache of int8 and of other bytes; CENTERED: relative to 128. */
+struct ByteDot {
+    static constexpr bool CENTERED = false;
+    static I step(I sums, I w, int32_t x) { return dot4<false>(sums, w, x); }
+};
 template <int LARGEST>
 struct Dot {
     static constexpr int STEPS = 8;
@@ -198,12 +203,10 @@ inline F dot2(F sums, I pairs, uint32_t x) {
 }
 #undef PARTS
 
-/* Tuning of products with few rows: bytes between two prefetches. */
-constexpr int64_t FEW_ROWS_PREFETCH = 512;
-
 /* Tuning of attention: accumulators that fit in the registers, and whether dot2 is one
  * instruction. */
-constexpr int ATTENTION_SUMS = 6;
+constexpr int ATTENTION_SUMS = 6, SCORE_SUMS = 3;
+constexpr int BYTE_PLANES = 2; /* of weights or queries, summed at once */
 constexpr bool HAS_PAIR_DOT = false;
 
 inline void store_bf16(uint16_t *p, F x) {
