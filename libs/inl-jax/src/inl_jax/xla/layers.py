@@ -24,9 +24,28 @@ def embedding(tokens: Array, w: Embedding) -> Array:
     return w.weight[tokens]
 
 
+SUBLANES = 8
+"""Rows of a TPU's registers."""
+
+
 def linear(x: Array, w: Linear) -> Array:
-    y = einsum("...k,nk->...n", x, w.weight)
+    y = product(x, w.weight)
     return (y if w.bias is None else y + w.bias).astype(x.dtype)
+
+
+def product(x: Array, weight: Array) -> Array:
+    """Multiply ``x`` [T, K] by a matrix [N, K] transposed, in float32."""
+
+    def plain(x: Array, weight: Array) -> Array:
+        return einsum("...k,nk->...n", x, weight)
+
+    def padded(x: Array, weight: Array) -> Array:
+        return plain(jnp.pad(x, ((0, SUBLANES - len(x)), (0, 0))), weight)[: len(x)]
+
+    if x.ndim != 2 or len(x) >= SUBLANES:
+        return plain(x, weight)
+    # On a TPU, XLA multiplies a single row outside of the matrix unit.
+    return jax.lax.platform_dependent(x, weight, tpu=padded, default=plain)
 
 
 def soft_cap(x: Array, *, cap: float) -> Array:
@@ -93,7 +112,10 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 def gated_activation(gate: Array, up: Array, *, activation: str) -> Array:
     wide = upcast(gate)
     active = jax.nn.silu(wide) if activation == "silu" else _gelu_tanh(wide)
-    return (active * upcast(up)).astype(gate.dtype)
+    y = (active * upcast(up)).astype(gate.dtype)
+    # On a TPU, XLA would compute it again for each block of the product with it.
+    barrier = jax.lax.optimization_barrier
+    return jax.lax.platform_dependent(y, tpu=barrier, default=lambda y: y)
 
 
 def _gelu_tanh(x: Array) -> Array:
