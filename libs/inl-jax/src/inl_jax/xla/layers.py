@@ -110,6 +110,9 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 
 
 def gated_activation(gate: Array, up: Array, *, activation: str) -> Array:
+    gate, up = jax.lax.platform_dependent(
+        gate, up, tpu=lambda *x: jax.lax.optimization_barrier(x), default=lambda *x: x
+    )
     wide = upcast(gate)
     active = jax.nn.silu(wide) if activation == "silu" else _gelu_tanh(wide)
     y = (active * upcast(up)).astype(gate.dtype)
