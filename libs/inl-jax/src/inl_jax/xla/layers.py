@@ -110,15 +110,9 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 
 
 def gated_activation(gate: Array, up: Array, *, activation: str) -> Array:
-    gate, up = jax.lax.platform_dependent(
-        gate, up, tpu=lambda *x: jax.lax.optimization_barrier(x), default=lambda *x: x
-    )
     wide = upcast(gate)
     active = jax.nn.silu(wide) if activation == "silu" else _gelu_tanh(wide)
-    y = (active * upcast(up)).astype(gate.dtype)
-    # On a TPU, XLA would compute it again for each block of the product with it.
-    barrier = jax.lax.optimization_barrier
-    return jax.lax.platform_dependent(y, tpu=barrier, default=lambda y: y)
+    return (active * upcast(up)).astype(gate.dtype)
 
 
 def _gelu_tanh(x: Array) -> Array:
