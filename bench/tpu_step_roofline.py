@@ -1,7 +1,7 @@
 """Whole steps of the 8B shape on a TPU that is not here: their share of its limits.
 
-Usage: tpu_step_roofline.py [TOPOLOGY] [--steps prefill decode], with libtpu: pip install
-'inl-tpu[compiler]'.
+Usage: tpu_step_roofline.py [TOPOLOGY] [--steps prefill decode], with libtpu:
+pip install 'inl-tpu[compiler]'.
 
 The cycles of a layer are those that XLA estimates for its instructions in a program of
 one layer more, and those of the Pallas kernels by bundles (``tpu_roofline.py``), as if
@@ -14,8 +14,10 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -120,13 +122,22 @@ def needs(step: StepShape) -> tuple[int, int]:
     return flops, nbytes
 
 
+def kernel_cycles(topology: str, name: str, folder: Path) -> dict[str, int]:
+    """Return the cycles of the Pallas kernels of a step, by their names in
+    ``LAUNCHES``.
+    """
+    launches = {label: LAUNCHES[label] for label in STEPS[name].kernels.values()}
+    return {row.name: row.cycles for row in compiled(topology, launches, folder)}
+
+
 def report(topology: str, name: str, folder: Path) -> None:
     """Print the cycles of a step and its share of the limits."""
     step, chip = STEPS[name], CHIPS[topology.partition(":")[0]]
-    launches = {label: LAUNCHES[label] for label in step.kernels.values()}
+    # libtpu writes about all programs of a process, or none.
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        rows = pool.submit(kernel_cycles, topology, name, folder).result()
     with one_chip(topology) as spec:
         few, fewer = (estimates(program(spec, step, n)) for n in (3, 2))
-    rows = {row.name: row.cycles for row in compiled(topology, launches, folder)}
     layer, others = few[0] - fewer[0], 2 * fewer[0] - few[0]
     runs = few[1] - fewer[1]
     if set(runs) != set(step.kernels):
@@ -137,9 +148,10 @@ def report(topology: str, name: str, folder: Path) -> None:
     cycles = (LAYERS - 1) * layer + others + LAYERS * sum(written.values())
     flops, nbytes = needs(step)
     seconds = cycles / chip.clock
+    shares = flops / chip.flops / seconds, nbytes / chip.bandwidth / seconds
     print(
-        f"{topology} {name}: {1e3 * seconds:.2f} ms, {flops / chip.flops / seconds:.2f} "
-        f"of FLOPs, {nbytes / chip.bandwidth / seconds:.2f} of bandwidth"
+        f"{topology} {name}: {1e3 * seconds:.2f} ms, {shares[0]:.2f} of FLOPs, "
+        f"{shares[1]:.2f} of bandwidth"
     )
 
 
