@@ -123,11 +123,18 @@ def needs(step: StepShape) -> tuple[int, int]:
 
 
 def kernel_cycles(topology: str, name: str, folder: Path) -> dict[str, int]:
-    """Return the cycles of the Pallas kernels of a step, by their names in
-    ``LAUNCHES``.
+    """Return the cycles of a step's Pallas kernels, by their names in ``LAUNCHES``.
+
+    Those of their transfers, if these take longer.
     """
+    chip = CHIPS[topology.partition(":")[0]]
     launches = {label: LAUNCHES[label] for label in STEPS[name].kernels.values()}
-    return {row.name: row.cycles for row in compiled(topology, launches, folder)}
+    return {
+        row.name: max(
+            row.cycles, int(launches[row.name].nbytes / chip.bandwidth * chip.clock)
+        )
+        for row in compiled(topology, launches, folder)
+    }
 
 
 def report(topology: str, name: str, folder: Path) -> None:

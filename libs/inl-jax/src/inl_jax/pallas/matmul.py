@@ -28,6 +28,9 @@ SUBLANES = 16
 FEW_ROWS = 64
 """Most rows for which codes are converted on their way to the matrix unit."""
 
+WIDE = 1024
+"""Outputs of a block for many rows, where they divide those of the matrix."""
+
 SUMS_BYTES = 16 << 20
 """Most bytes of the sums of all rows, kept between blocks of inputs."""
 
@@ -54,7 +57,9 @@ def blocks_of(rows: int, inputs: int, outputs: int) -> Blocks:
     parts = 1
     while inputs > parts * WHOLE or inputs % (parts * LANES):
         parts += 1
-    most, block = 512, min(rows + -rows % SUBLANES, 512)
+    # Rows are read again for each block of outputs: bench/tpu_tune.py.
+    most = 512 if few or outputs % WIDE else WIDE
+    block = min(rows + -rows % SUBLANES, 512)
     while parts > 1 and 4 * (rows + -rows % block) * most > SUMS_BYTES and most > LANES:
         most //= 2
     return Blocks(

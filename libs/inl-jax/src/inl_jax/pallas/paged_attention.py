@@ -7,7 +7,7 @@ The grid runs over tiles, each of up to ``Q`` consecutive tokens of one row.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ PROMPT_KEYS = 256
 TILE = 256
 """Most tokens of a tile."""
 
-TILES = {"most": TILE, "unit": QUERIES}
+TILES: Final[dict[str, Any]] = {"most": TILE, "unit": QUERIES}
 """Tiles of several tokens begin where a block of registers does."""
 
 MOST_BEFORE = -(1 << 20)
@@ -127,6 +127,7 @@ def launch(
     """
     count, heads, lanes = len(tiles.rows), shape.heads, q.shape[-1]
     queries = heads * shape.share
+    result: tuple[int, ...]
     if shape.turned:
         result = (1, queries, shape.tokens, shape.dim)
         if shape.split:
