@@ -142,7 +142,7 @@ def launch(
     begin = tiles.tokens[:, 0] // QUERIES * QUERIES
     ranges = chunk_ranges(shape, tiles)
     pages = in_hbm(cache, interpret)
-    read = count * shape.table * sum(each[0].nbytes for each in pages)
+    read = count * shape.table * sum(each.nbytes // len(each) for each in pages)
     pairs = count * shape.tokens * queries * shape.table * shape.page
     return pl.pallas_call(
         partial(body, shape, len(pages)),
